@@ -132,23 +132,9 @@ impl Target {
     pub(super) fn has_record(&self) -> bool {
         self.core.connection().is_some_and(|connection| {
             let next = self.next.load(Relaxed);
-            let mut tag = self.tag.load(Relaxed);
-            if tag == 0 {
-                tag = self.first_tag(connection);
-            }
+            let tag = self.tag.load(Relaxed);
             connection.end.ring().get(next).is_some_and(|word| word.load(Relaxed) == tag)
         })
-    }
-
-    /// Returns the tag of the first record, for looks before the first visit.
-    #[cold]
-    fn first_tag(&self, connection: &Connection) -> u64 {
-        let (_, tag) = Reader::new(connection.end.ring_bytes(), connection.end.key()).next();
-        // A visit may have stored a later tag.
-        match self.tag.compare_exchange(0, tag, Relaxed, Relaxed) {
-            Ok(_) => tag,
-            Err(later) => later,
-        }
     }
 
     /// Returns whether a visit has left something to do, such as completions that no poll has taken.
