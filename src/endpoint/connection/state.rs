@@ -132,8 +132,9 @@ impl State {
             }
             WorkKind::Read => {
                 let read = ReadId(id.value);
-                let length = self.landings.get(&read).map_or(0, Block::len);
-                counters.rendezvous_received_bytes.add(length as u64);
+                if let Some(block) = self.landings.get(&read) {
+                    counters.rendezvous_received_bytes.add(block.len() as u64);
+                }
                 self.protocol.handle_read_completed(read);
             }
         }

@@ -247,6 +247,11 @@ impl Core {
         self.fail();
     }
 
+    /// Takes no more records of the peer once this end is in Error.
+    pub(crate) fn stop_draining(&self) {
+        self.drains.store(false, SeqCst);
+    }
+
     /// Notes that the peer's process has ended. The next poll takes its last records, then moves to Error.
     pub(crate) fn peer_died(&self) {
         self.notify();

@@ -121,13 +121,13 @@ impl CompletionSource for Pair {
         if role.receives && receives_first {
             more |= self.target.visit(&self.sends, &mut Output::Poll(sink));
         }
-        if role.sends {
+        if role.sends && self.sends.has_news() {
             more |= self.sends.poll(sink);
         }
         if role.receives && !receives_first {
             more |= self.target.visit(&self.sends, &mut Output::Poll(sink));
             // The records may have completed READs.
-            if role.sends {
+            if role.sends && self.sends.has_news() {
                 more |= self.sends.poll(sink);
             }
         }

@@ -586,6 +586,8 @@ impl Target {
     #[cold]
     fn fail(&self, state: &mut TargetState, at: u64, fault: Fault, output: &mut Output<'_, '_>) {
         (state.message, state.pull) = (None, None);
+        // The record that failed must not be taken again, even if this end was taking the last records of the peer.
+        self.core.stop_draining();
         match fault {
             Fault::Violation => {
                 // A peer that has ended takes back the memory of its last messages, which may still be in its ring.
