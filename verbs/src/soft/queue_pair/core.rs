@@ -43,6 +43,8 @@ pub(crate) struct Core {
     state: AtomicU8,
     /// Whether the peer's last records are still taken, although the queue pair is in Error: because it is the peer that ended.
     drains: AtomicBool,
+    /// Whether the user has dropped the queue pair. No thread writes memory for it any more.
+    destroyed: AtomicBool,
     access: OnceLock<Access>,
     settings: OnceLock<PathSettings>,
     connection: OnceLock<Connection>,
@@ -121,6 +123,7 @@ impl Core {
             grant: Mutex::new(Grant { fd: Some(fd), to: None, events: Vec::new() }),
             state: AtomicU8::new(RESET),
             drains: AtomicBool::new(false),
+            destroyed: AtomicBool::new(false),
             access: OnceLock::new(),
             settings: OnceLock::new(),
             connection: OnceLock::new(),
@@ -205,7 +208,7 @@ impl Core {
     /// Returns whether this end takes no more records of the peer.
     #[inline]
     pub(crate) fn is_closed(&self) -> bool {
-        self.has_failed() && !self.drains.load(SeqCst)
+        self.has_failed() && (!self.drains.load(SeqCst) || self.destroyed.load(SeqCst))
     }
 
     /// Returns whether the peer takes no more records, because its queue pair is in Error or destroyed, or its process is dead.
@@ -492,6 +495,7 @@ impl Core {
 
     /// Moves to Error without a word to the peer. No thread takes another record of the peer.
     pub(super) fn end(&self) {
+        self.destroyed.store(true, SeqCst);
         self.state.store(ERROR, SeqCst);
         self.show_progress();
         self.end.advance(EndState::Ended);
