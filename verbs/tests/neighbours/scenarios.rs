@@ -107,7 +107,7 @@ fn stop() {
     let mut before = Usage::now();
     for round in 0..times(stops) {
         let what = ["writes", "writes", "sends", "reads", "all"][round % 5];
-        let mut bad = victim.invite(&mut process, &format!("transfer {what}")).unwrap();
+        let mut bad = victim.connect(&mut process, &format!("transfer {what}"));
         assert_eq!(process.hear().as_deref(), Some("ready"));
         // Some rounds keep the neighbour's receives and memory busy, too.
         if round % 3 == 0 {
@@ -152,7 +152,7 @@ fn calls_return(kind: &str) {
     let (mut posts, mut drops) = (Vec::new(), Vec::new());
     for round in 0..times(3) {
         let mut process = Process::start();
-        let mut bad = victim.invite(&mut process, &format!("target {kind}")).unwrap();
+        let mut bad = victim.connect(&mut process, &format!("target {kind}"));
         assert_eq!(process.hear().as_deref(), Some("ready"));
         if kind == "stopped" {
             process.stop();
@@ -237,7 +237,7 @@ fn wait_for_the_rest(victim: &mut Victim, before: &Usage, left: &Usage) {
 fn warmed_up() -> (Victim, Usage) {
     let mut victim = Victim::new("echo");
     let mut process = Process::start();
-    let mut bad = victim.invite(&mut process, "flood").unwrap();
+    let mut bad = victim.connect(&mut process, "flood");
     victim.calls_beside(20, &mut bad);
     drop((process, bad));
     victim.call(None);
@@ -247,7 +247,7 @@ fn warmed_up() -> (Victim, Usage) {
 fn flood_of_messages() {
     let (mut victim, before) = warmed_up();
     let mut process = Process::start();
-    let mut bad = victim.invite(&mut process, "flood").unwrap();
+    let mut bad = victim.connect(&mut process, "flood");
     within_bounds(&mut victim, process, before, |victim| {
         victim.call(Some(&mut bad));
         bad.received() > 100
@@ -259,7 +259,7 @@ fn flood_of_messages() {
 fn flood_of_segments() {
     let (mut victim, before) = warmed_up();
     let mut process = Process::start();
-    let mut bad = victim.invite(&mut process, "segments 2000").unwrap();
+    let mut bad = victim.connect(&mut process, "segments 2000");
     within_bounds(&mut victim, process, before, |victim| {
         for _ in 0..20 {
             victim.poll(Some(&mut bad));
@@ -291,7 +291,7 @@ fn flood_of_sockets() {
         if round % 50 == 0 {
             // An honest process can still connect.
             let mut honest = Process::start_honest();
-            let mut end = victim.invite(&mut honest, "transfer messages").unwrap();
+            let mut end = victim.connect(&mut honest, "transfer messages");
             assert_eq!(honest.hear().as_deref(), Some("ready"));
             wait_until("a message of a process that connected beside the flood", || {
                 victim.call(Some(&mut end));
@@ -334,7 +334,7 @@ fn fork_that_outlives_its_parent() {
     let count = times(5);
     for _ in 0..count {
         let mut process = Process::start();
-        let mut bad = victim.invite(&mut process, "leaves-fork").unwrap();
+        let mut bad = victim.connect(&mut process, "leaves-fork");
         assert_eq!(process.hear().as_deref(), Some("ready"));
         victim.calls_beside(20, &mut bad);
         cost.count(|| drop(bad));
@@ -351,7 +351,7 @@ fn die() {
     for round in 0..times(30) {
         let mut process = Process::start();
         let what = ["writes", "sends", "reads", "all"][round % 4];
-        let mut bad = victim.invite(&mut process, &format!("transfer {what}")).unwrap();
+        let mut bad = victim.connect(&mut process, &format!("transfer {what}"));
         bad.serve();
         nap(3000);
         process.kill();

@@ -75,6 +75,19 @@ impl Victim {
         self.invite_over(process, role, memory)
     }
 
+    /// Makes a connection to `process`, which is able to connect. On a busy machine the answer of its device may come too late; then
+    /// another process takes its place.
+    pub fn connect(&self, process: &mut Process, role: &str) -> Bad {
+        const TRIES: usize = 10;
+        for _ in 1..TRIES {
+            match self.invite(process, role) {
+                Ok(bad) => return bad,
+                Err(_) => *process = Process::start(),
+            }
+        }
+        self.invite(process, role).unwrap()
+    }
+
     /// Makes a connection that uses `memory`.
     pub fn invite_over(
         &self,
