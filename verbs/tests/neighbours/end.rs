@@ -88,7 +88,15 @@ impl End {
         let (address, regions) = parse(line);
         let settings = PathSettings::default();
         (0..RECEIVES).for_each(|index| self.post_receive(index as u64));
-        self.pair.to_rtr(&address, &settings)?;
+        // On a busy machine the answer of the peer's device may come too late.
+        let late = |result: &Result<(), VerbsError>| matches!(result, Err(VerbsError::Os { .. }));
+        let mut connected = self.pair.to_rtr(&address, &settings);
+        for _ in 0..4 {
+            if late(&connected) {
+                connected = self.pair.to_rtr(&address, &settings);
+            }
+        }
+        connected?;
         self.pair.to_rts(&settings)?;
         Ok(regions)
     }

@@ -10,7 +10,9 @@ use tonic_rdma_verbs::{
     WorkCompletion, soft,
 };
 
-use crate::end::{End, LARGE, MESSAGES, OPEN, ROOM, SINK, SOURCE, at, content, segment, sleep_for};
+use crate::end::{
+    End, GUARD, LARGE, MEMORY, MESSAGES, OPEN, ROOM, SINK, SOURCE, at, content, segment, sleep_for,
+};
 use crate::process::{next_line, report};
 use crate::{hostile, system};
 
@@ -87,6 +89,17 @@ fn run_role(role: &str) {
             } else {
                 transfer(&connection, "all");
             }
+        }
+        "peek" => {
+            // The own memory has no pattern.
+            connection.end.memory.copy_in(GUARD, &vec![0; MEMORY - GUARD]).unwrap();
+            std::thread::spawn(move || transfer(&connection, "all"));
+            let mut most = 0;
+            for _ in 0..50 {
+                most = most.max(hostile::pages_of_others());
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            report(&most.to_string());
         }
         "block" => {
             std::thread::spawn(hostile::make_everything_blocking);

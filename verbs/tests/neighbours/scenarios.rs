@@ -44,6 +44,7 @@ pub const ALL: &[(&str, fn())] = &[
     ("fork", fork),
     ("fork that outlives its parent", fork_that_outlives_its_parent),
     ("die", die),
+    ("peek", peek),
     ("block", || misbehave("block")),
     ("swap full-pipe wake-ups", || misbehave("swap full-pipe wake-ups")),
     ("swap pipe-without-reader wake-ups", || misbehave("swap pipe-without-reader wake-ups")),
@@ -343,6 +344,19 @@ fn fork_that_outlives_its_parent() {
     print(&format!("dropped beside forked children: {cost:?}"));
     assert!(cost.cpu < DROP, "dropping took {:?} of processor time", cost.cpu);
     wait_for_the_rest(&mut victim, &before, &Usage { descriptors: 4 * count, ..LEFT });
+}
+
+/// A neighbour looks for memory of this process in all that it can read.
+fn peek() {
+    let mut victim = Victim::new("echo");
+    for _ in 0..times(3) {
+        let mut process = Process::start();
+        let mut bad = victim.connect(&mut process, "peek");
+        (0..100).for_each(|_| victim.call(Some(&mut bad)));
+        let seen = process.hear();
+        print(&format!("pages seen: {seen:?}"));
+        assert_eq!(seen.as_deref(), Some("0"), "pages with memory that was not offered");
+    }
 }
 
 /// Neighbours are killed at random instants.
