@@ -106,6 +106,10 @@ pub enum NegotiationError {
     /// The peer sent a message that is not due now.
     #[error("the peer sent {0} out of turn")]
     OutOfTurn(&'static str),
+    /// The listener has no place for a new client, and this client has kept it waiting for longest, among the clients of the
+    /// address with most unfinished negotiations.
+    #[error("the listener needs the place of this unfinished negotiation for a new client")]
+    Displaced,
     /// The policy requires RDMA, and there is none to this client.
     #[error("RDMA is required (RDMA_POLICY=require), but {0}")]
     RdmaRequired(RdmaUnavailable),
@@ -190,6 +194,12 @@ pub enum RdmaUnavailable {
     /// The server's policy is TCP only.
     #[error("the server's policy is tcp-only")]
     TcpOnly,
+    /// The server prepares as many connections over RDMA as it prepares at a time, and there was no place for this one.
+    #[error("the server has {0} unfinished negotiations over RDMA, which is the limit")]
+    Crowded(usize),
+    /// The server's device did not prepare the connection in time.
+    #[error("the server's device did not prepare a connection within {0:?}")]
+    TooSlow(Duration),
     /// The client offered nothing.
     #[error("the client has no RDMA device")]
     NothingOffered,

@@ -63,6 +63,12 @@ pub(crate) fn seal(fd: &impl AsFd, writers: Writers) -> io::Result<()> {
     Ok(())
 }
 
+/// Returns whether a descriptor is a memfd of ordinary pages.
+pub(crate) fn is_memfd(fd: &impl AsFd) -> bool {
+    rustix::fs::fcntl_get_seals(fd).is_ok()
+        && rustix::fs::fstatfs(fd).is_ok_and(|system| system.f_type as u64 == TMPFS)
+}
+
 /// Checks that the first `length` bytes of a peer's descriptor can be mapped, and that only `writers` can write to them.
 /// Returns `length`. Refuses:
 /// - other kinds of files, because reading them may block or fail;

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::fmt::{self, Debug};
 
+use super::sealed::Sealed;
 use super::{Access, PostError, QueuePairState, ReceiveRequest, SendRequest, VerbsError};
 
 /// A reliable connected (RC) queue pair (`struct ibv_qp`). Dropping the last reference destroys it; outstanding
@@ -10,7 +11,7 @@ use super::{Access, PostError, QueuePairState, ReceiveRequest, SendRequest, Verb
 ///
 /// Requests on the send queue run and complete in the order of posting. Later sends and writes may overtake an RDMA
 /// READ in execution, but not in completion.
-pub trait QueuePair: Any + Send + Sync + Debug {
+pub trait QueuePair: Sealed + Any + Send + Sync + Debug {
     /// Returns the number that completions carry; unique within the device.
     fn number(&self) -> QueuePairNumber;
 

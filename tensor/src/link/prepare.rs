@@ -89,7 +89,8 @@ impl Prepared {
             queue_pair.to_init(ACCESS()).map_err(ChannelError::local)?;
             let registrations = LocalRegistrations::new(Arc::clone(&domain), Arc::clone(budget));
             let flights: InFlight<Token> = InFlight::new(queue_pair, registrations, limits);
-            let made = queue.add(|key| Port::new(flights, index, key, pool.clone()).map(Arc::new));
+            let places = capacity.send_requests + capacity.receive_requests;
+            let made = queue.add(places, |key| Port::new(flights, index, key, pool.clone()).map(Arc::new));
             let (key, port) = made.map_err(ChannelError::local)??;
             let pace = reactor.pace_of_callers().map(Mutex::new);
             Ok(PolledPort { port, queue, key, pace, _reactor: Arc::clone(&reactor) })

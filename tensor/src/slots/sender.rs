@@ -216,7 +216,6 @@ impl Sender {
     /// Sends the payload at `offset` of `local`. A buffer must be free.
     pub(crate) fn send(&mut self, local: LocalMemory, offset: u64, token: Token) -> Result<(), ChannelError> {
         let (epoch, start) = (self.next, self.buffer());
-        self.next += 1;
         let length = self.layout.payload as u64;
         let blocks = CopyRanges::One(CopyRange { local: offset, remote: 0, length });
         let token = token.ring(self.bell(), &self.pair, epoch, self.port);
@@ -224,7 +223,10 @@ impl Sender {
         let transfer = Transfer::new(local, TransferKind::Write, blocks, place, token);
         let tail = start.address + self.layout.tail as u64;
         let word = || Some(RemoteSegment { address: tail, ..start });
-        self.link.submit_noticed(transfer, length, &self.pair, epoch, self.port, word)
+        self.link.submit_noticed(transfer, length, &self.pair, epoch, self.port, word)?;
+        // A refused payload takes no buffer: the receiver waits for this epoch.
+        self.next += 1;
+        Ok(())
     }
 
     fn bell(&self) -> Weak<dyn Bell> {

@@ -222,15 +222,24 @@ impl Queue {
         }
     }
 
+    /// Makes the event that the queue is armed for, because this poll has found completions or has left work. Otherwise a caller
+    /// that has armed the queue, and relies on an event after this poll, would sleep for ever.
+    #[cold]
+    fn fire(&self, members: &Members) {
+        self.stop_asking(members);
+        self.events.signal();
+    }
+
     /// Visits the queue pairs that have news, beginning after the one that filled the last poll, so that a busy queue pair does
-    /// not starve the others.
-    fn visit_all(&self, members: &mut Members, sink: &mut Sink<'_>) {
+    /// not starve the others. Returns true if there is more to do.
+    fn visit_all(&self, members: &mut Members, sink: &mut Sink<'_>) -> bool {
         if self.overrun.load(Relaxed) && self.overrun.swap(false, SeqCst) {
             members.list.iter().for_each(|member| member.source.fail());
         }
         let armed = self.armed.load(Relaxed);
         let count = members.list.len();
         let first = if members.cursor < count { members.cursor } else { 0 };
+        let mut more = false;
         for index in (first..count).chain(0..first) {
             let member = &members.list[index];
             if !member.source.has_news(member.role) {
@@ -238,17 +247,21 @@ impl Queue {
             }
             if sink.is_full() {
                 members.cursor = index;
-                return;
+                return true;
             }
             if !armed {
                 member.source.is_polled(member.role);
             }
             if member.source.visit(member.role, members.receives_first, sink) {
                 members.cursor = index + 1;
+                more = true;
             }
         }
+        more
     }
 }
+
+impl crate::sealed::Sealed for Queue {}
 
 impl CompletionQueue for Queue {
     #[inline]
@@ -260,9 +273,9 @@ impl CompletionQueue for Queue {
         let mut sink = Sink { completions, filled: 0 };
         // Every other poll takes sends first, so that neither sends nor receives starve.
         members.receives_first = !members.receives_first;
-        self.visit_all(&mut members, &mut sink);
-        if sink.filled > 0 && self.armed.load(Relaxed) {
-            self.stop_asking(&members);
+        let more = self.visit_all(&mut members, &mut sink);
+        if (sink.filled > 0 || more) && self.armed.load(Relaxed) {
+            self.fire(&members);
         }
         sink.filled
     }
@@ -273,8 +286,6 @@ impl CompletionQueue for Queue {
         }
         let members = lock(&self.members);
         self.armed.store(true, Relaxed);
-        // SYNC: pairs with the fence of a thread that posts a request: see `SendQueue::after`.
-        fence(SeqCst);
         members.list.iter().for_each(|member| member.source.ask_for_events(member.role));
         Attention::fence::<Native, Shipping>();
         Ok(())
@@ -294,8 +305,9 @@ impl CompletionQueue for Queue {
 
     fn acknowledge_events(&self) {
         // The child has the sockets of its parent, and would take the events of the parent.
-        if !self.device.is_forked() {
-            self.events.take();
+        if !self.device.is_forked() && self.events.take() {
+            // The event that the queue was armed for has come. The next poll of each queue pair takes its requests for events back.
+            self.armed.store(false, Relaxed);
         }
     }
 }

@@ -29,7 +29,7 @@ pub fn attributes() -> DeviceAttributes {
         max_read_segments: MAX_SEGMENTS,
         max_inline: MAX_INLINE,
         max_outstanding_reads: 128,
-        max_completions: 1 << 20,
+        max_completions: 1 << 22,
         max_memory_regions: table::REGIONS,
         immediate: true,
         locks_memory: false,

@@ -57,7 +57,6 @@ fn exchange(one: &Side, two: &Side, seed: u64) {
 }
 
 #[test]
-#[ignore = "the destructors and calls of queue pairs do not look at the fork yet"]
 fn a_child_leaves_the_connections_of_its_parent_alone() {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["forking::family", "--exact", "--nocapture", "--test-threads=1"])

@@ -4,8 +4,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::mem::ManuallyDrop;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, Weak};
@@ -19,6 +18,7 @@ use super::local::LocalQueuePair;
 use super::message::{self, Answer, EndAnswer, Object, Request};
 use super::offers::{Offer, Offers};
 use super::policy::Policy;
+use super::received::Received;
 use super::service::Service;
 use super::sockets::Sockets;
 use crate::host_memory::MemoryUser;
@@ -39,7 +39,7 @@ pub(crate) struct Peer {
     level: Level,
     dead: AtomicBool,
     /// Taken when this value is dropped.
-    socket: ManuallyDrop<OwnedFd>,
+    socket: Option<Received>,
     /// Number of the last request. Locked while a request is under way.
     sequence: Mutex<u64>,
     table: Mutex<HashMap<u64, Weak<RegionTable>>>,
@@ -65,7 +65,7 @@ impl Peer {
             process,
             level,
             dead: AtomicBool::new(false),
-            socket: ManuallyDrop::new(fd),
+            socket: Some(Received::new(fd)),
             sequence: Mutex::new(0),
             table: Mutex::default(),
             event_sockets: Mutex::default(),
@@ -77,8 +77,9 @@ impl Peer {
     }
 
     /// Returns the socket. A hang-up of the socket means that the peer died.
-    pub(crate) fn socket(&self) -> &OwnedFd {
-        &self.socket
+    pub(crate) fn socket(&self) -> &Received {
+        // Only `drop` takes the socket.
+        self.socket.as_ref().unwrap_or_else(|| unreachable!())
     }
 
     pub(crate) fn process(&self) -> i32 {
@@ -189,7 +190,7 @@ impl Peer {
         fd: Option<BorrowedFd<'_>>,
     ) -> io::Result<()> {
         let request = Request { sequence: 0, number: address.number, token: address.token, object };
-        message::send_request(&*self.socket, &request, fd)
+        message::send_request(self.socket(), &request, fd)
     }
 
     /// Sends one request and waits for its answer.
@@ -198,7 +199,7 @@ impl Peer {
         address: &Address,
         object: Object,
         action: &'static str,
-    ) -> Result<(Answer, Vec<OwnedFd>), VerbsError> {
+    ) -> Result<(Answer, Vec<Received>), VerbsError> {
         let os = |error: io::Error| match error.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
                 VerbsError::Unreachable("the peer's process has ended".into())
@@ -210,10 +211,10 @@ impl Peer {
         *last += 1;
         let sequence = *last;
         let request = Request { sequence, number: address.number, token: address.token, object };
-        message::send_request(&*self.socket, &request, None).map_err(os)?;
+        message::send_request(self.socket(), &request, None).map_err(os)?;
         loop {
-            wait_readable(&self.socket, deadline).map_err(os)?;
-            let (reply, fds) = message::receive_reply(&*self.socket).map_err(os)?;
+            wait_readable(self.socket(), deadline).map_err(os)?;
+            let (reply, fds) = message::receive_reply(self.socket()).map_err(os)?;
             if reply.sequence == sequence {
                 return Ok((reply.answer, fds));
             }
@@ -235,8 +236,7 @@ impl MemoryUser for Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // SAFETY: the socket is taken once, here, and not used afterwards.
-        let socket = unsafe { ManuallyDrop::take(&mut self.socket) };
+        let Some(socket) = self.socket.take() else { return };
         let charges = self.offers.charges();
         let address = *lock(&self.offered_to);
         if let (Some(service), Some(address)) = (self.service.upgrade(), address)
@@ -277,7 +277,7 @@ fn missing() -> VerbsError {
 }
 
 /// Returns the process at the other end of the socket. Fails if `policy` does not let it in.
-pub(crate) fn check_owner(fd: &OwnedFd, policy: Policy) -> Result<Identity, VerbsError> {
+pub(crate) fn check_owner(fd: &impl AsFd, policy: Policy) -> Result<Identity, VerbsError> {
     let identity =
         Identity::of(fd).map_err(|error| VerbsError::os("asking for the peer's process", error))?;
     policy.admit(&identity)?;
@@ -285,7 +285,7 @@ pub(crate) fn check_owner(fd: &OwnedFd, policy: Policy) -> Result<Identity, Verb
     Ok(identity)
 }
 
-fn wait_readable(fd: &OwnedFd, deadline: Instant) -> io::Result<()> {
+fn wait_readable(fd: &impl AsFd, deadline: Instant) -> io::Result<()> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(left.subsec_nanos()) };

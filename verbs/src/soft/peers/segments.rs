@@ -1,7 +1,7 @@
 //! The segments of a peer that this process has mapped for reading, within bounds.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -37,7 +37,7 @@ impl Drop for Counted {
 
 impl Segments {
     /// Maps a segment that the peer offers. Returns whether it is mapped.
-    pub(crate) fn map(&self, id: u64, length: u64, fd: &OwnedFd) -> bool {
+    pub(crate) fn map(&self, id: u64, length: u64, fd: &impl AsFd) -> bool {
         let mut mapped = lock(&self.mapped);
         if mapped.contains_key(&id) {
             return true;

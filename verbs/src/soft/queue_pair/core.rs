@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Instant;
 
 use super::Pair;
-use super::connection::Connection;
+use super::connection::{Connection, Debt};
 use crate::random::random;
 use crate::soft::completion_queue::{CompletionSource, Queue, Role};
 use crate::soft::domain::Domain;
@@ -45,6 +45,7 @@ pub(crate) struct Core {
     connection: OnceLock<Connection>,
     /// The peer's memory that this process has mapped. Set when the peer takes our end.
     segments: OnceLock<Arc<Segments>>,
+    debt: Debt,
     /// The position in our ring up to which records are published. Written with the send queue locked.
     pub(crate) published: AtomicU64,
     /// Whether the device's thread guards the records of this queue pair.
@@ -116,6 +117,7 @@ impl Core {
             settings: OnceLock::new(),
             connection: OnceLock::new(),
             segments: OnceLock::new(),
+            debt: Debt::default(),
             published: AtomicU64::new(0),
             guarded: AtomicBool::new(false),
             guard: Mutex::default(),
@@ -234,6 +236,45 @@ impl Core {
         }
     }
 
+    /// Tells the peer of new records.
+    #[inline]
+    pub(super) fn announce_news(&self, connection: &Connection) {
+        connection.announce_news();
+        self.owe(connection, Debt::NEWS);
+    }
+
+    /// Tells the peer of records that were taken, and of receives that were posted.
+    #[inline]
+    pub(super) fn announce_progress(&self, connection: &Connection) {
+        connection.announce_progress();
+        self.owe(connection, Debt::PROGRESS);
+    }
+
+    /// Leaves the look with a fence to the next poll; makes it now if the poller sleeps.
+    #[inline]
+    fn owe(&self, connection: &Connection, debt: u8) {
+        if self.receive_queue.is_armed() || self.send_queue.is_armed() {
+            connection.settle(debt);
+        } else {
+            self.debt.add(debt);
+        }
+    }
+
+    /// Returns whether this end owes the peer a look.
+    #[inline]
+    pub(super) fn owes(&self) -> bool {
+        self.debt.is_any()
+    }
+
+    /// Makes the looks that this end owes.
+    #[cold]
+    pub(super) fn settle(&self) {
+        let debt = self.debt.take();
+        if let Some(connection) = self.connection() {
+            connection.settle(debt);
+        }
+    }
+
     /// Asks the service to notify the pollers of this queue pair at `when`.
     pub(crate) fn notify_at(&self, when: Instant) {
         if let Some(pair) = self.pair.get() {
@@ -259,10 +300,11 @@ impl Core {
     }
 
     /// Looks whether the peer takes our records. Returns false when there is nothing to guard any more.
-    pub(crate) fn look_after_records(&self) -> bool {
+    pub(crate) fn look_after_records(&self, awaited: bool) -> bool {
         /// Looks without a record, after which the guard ends.
         const IDLE: u32 = 256;
         let Some(connection) = self.connection() else { return false };
+        self.settle();
         let published = self.published.load(SeqCst);
         let taken = connection.end.taken_word().load(SeqCst);
         let mut guard = lock(&self.guard);
@@ -282,6 +324,8 @@ impl Core {
         }
         if stuck {
             connection.poke();
+        } else if awaited {
+            self.notify();
         }
         true
     }
@@ -336,7 +380,7 @@ impl Core {
         self.end.advance(EndState::Ready);
         if let (Some(connection), Some(pair)) = (self.connection(), self.pair.get().and_then(Weak::upgrade)) {
             connection.peer.add_user(pair);
-            connection.announce_progress();
+            self.announce_progress(connection);
         }
         // The peer may have sent records before this end was connected.
         self.notify();

@@ -93,9 +93,13 @@ impl Pair {
 impl CompletionSource for Pair {
     #[inline]
     fn has_news(&self, role: Role) -> bool {
-        (role.receives && self.target.has_news())
+        let news = (role.receives && self.target.has_news())
             || (role.sends && self.sends.has_news())
-            || (self.core.peer_is_gone() && !self.core.has_failed())
+            || (self.core.peer_is_gone() && !self.core.has_failed());
+        if !news && self.core.owes() {
+            self.core.settle();
+        }
+        news
     }
 
     fn visit(&self, role: Role, receives_first: bool, sink: &mut Sink<'_>) -> bool {
@@ -122,6 +126,9 @@ impl CompletionSource for Pair {
     fn ask_for_events(&self, role: Role) {
         if role.receives {
             self.core.want(Attention::NEWS);
+        }
+        if self.core.owes() {
+            self.core.settle();
         }
         if role.sends && self.sends.wants_progress() {
             self.core.want(Attention::PROGRESS);
@@ -191,7 +198,7 @@ impl LocalQueuePair for Pair {
     }
 
     fn look_after(&self) -> bool {
-        self.core.look_after_records()
+        self.core.look_after_records(self.sends.is_awaited())
     }
 
     fn fail(&self) {
@@ -209,6 +216,8 @@ impl Drop for Handle {
         self.0.sends.forget();
     }
 }
+
+impl crate::sealed::Sealed for Handle {}
 
 impl QueuePair for Handle {
     fn number(&self) -> QueuePairNumber {
@@ -265,6 +274,8 @@ impl QueuePair for Handle {
     fn progress(&self) {
         if self.0.target.has_news() {
             self.0.target.visit(&self.0.sends, &mut Output::Keep);
+        } else if self.0.core.owes() {
+            self.0.core.settle();
         }
     }
 }

@@ -2,7 +2,7 @@
 //! receive posted, or if the peer is not connected yet. All later requests then wait, too.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -39,6 +39,10 @@ pub(super) struct SendQueue {
     pending: AtomicUsize,
     /// Number of requests whose progress a sleeping poller waits for: those that are signalled, and those that wait.
     awaited: AtomicUsize,
+    /// The position that the peer had taken at the last poll.
+    seen: AtomicU64,
+    /// Whether a request has ended without the peer: it failed, or was a READ that is complete.
+    ended: AtomicBool,
     /// Number of requests that wait. A poll that finds 0 here does not try them.
     waiting: AtomicUsize,
 }
@@ -106,13 +110,30 @@ impl SendQueue {
             unannounced: false,
         };
         let [pending, awaited, waiting] = [const { AtomicUsize::new(0) }; 3];
-        Self { core: Arc::clone(core), state: Mutex::new(state), pending, awaited, waiting }
+        let (seen, ended) = (AtomicU64::new(0), AtomicBool::new(false));
+        Self { core: Arc::clone(core), state: Mutex::new(state), pending, awaited, seen, ended, waiting }
     }
 
-    /// Returns whether a poll may have something to do.
+    /// Returns whether a poll may have something to do. Takes no lock.
     #[inline]
     pub(super) fn has_news(&self) -> bool {
-        self.pending.load(Relaxed) != 0
+        let pending = self.pending.load(Relaxed);
+        pending != 0 && self.has_progress(pending)
+    }
+
+    #[inline]
+    fn has_progress(&self, pending: usize) -> bool {
+        // Requests without a completion are forgotten when there are many, or together with the next one that has a completion.
+        let many = pending > self.core.capacity.send_requests as usize / 2;
+        (many || self.awaited.load(Relaxed) != 0)
+            && self
+                .core
+                .connection()
+                .is_none_or(|connection| connection.end.taken_word().load(Relaxed) != self.seen.load(Relaxed))
+            || self.waiting.load(Relaxed) != 0
+            || self.ended.load(Relaxed)
+            || self.core.has_failed()
+            || self.core.peer_has_ended()
     }
 
     /// Returns whether requests wait.
@@ -120,9 +141,17 @@ impl SendQueue {
         self.waiting.load(SeqCst) != 0
     }
 
-    /// Returns whether an event is wanted when the peer makes progress.
+    /// Returns whether requests wait, or their completions do.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.awaited.load(Relaxed) != 0
+    }
+
+    /// Returns whether an event is wanted when the peer makes progress. The caller has armed the queue before.
     pub(super) fn wants_progress(&self) -> bool {
-        self.awaited.load(SeqCst) != 0
+        // SYNC: a thread that posts holds the lock while it counts its requests and looks whether the queue is armed. So either
+        // this thread sees its requests, or that thread sees that the queue is armed.
+        drop(self.lock());
+        self.awaited.load(Relaxed) != 0
     }
 
     /// Locks the state.
@@ -175,14 +204,12 @@ impl SendQueue {
         if std::mem::take(&mut queue.unannounced) {
             self.core.published.store(queue.writer.head(), Relaxed);
             if let Some(connection) = self.core.connection() {
-                connection.announce_news();
+                self.core.announce_news(connection);
             }
             self.core.guard();
-            // SYNC: `announce_news` has a fence. Either this thread sees that the queue is armed, or the thread that arms the
-            // queue sees the request in `awaited`.
-            if queue.signaled > 0 && self.core.send_queue.is_armed() {
-                self.ask_for_progress(queue);
-            }
+        }
+        if queue.signaled + queue.waiting.len() > 0 && self.core.send_queue.is_armed() {
+            self.ask_for_progress(queue);
         }
     }
 
@@ -246,6 +273,7 @@ impl SendQueue {
         let first = queue.waiting.is_empty();
         queue.waiting.push_back(Waiting::new(request, done));
         self.waiting.store(queue.waiting.len(), SeqCst);
+        self.core.guard();
         if first {
             self.core.want(Attention::STUCK);
             Attention::fence::<Native, Shipping>();
@@ -353,7 +381,7 @@ impl SendQueue {
                 });
                 return Ok(());
             }
-            connection.announce_news();
+            self.core.announce_news(connection);
         }
     }
 
@@ -457,6 +485,7 @@ impl SendQueue {
                 signaled: request.signaled,
                 progress: Progress::Read,
             });
+            self.ended.store(true, Relaxed);
             return Ok(());
         }
         if self.chunk(queue, connection, 0).is_none() {
@@ -496,6 +525,7 @@ impl SendQueue {
             progress: status.map_or(Progress::Flushed, Progress::Failed),
         });
         queue.stopped = true;
+        self.ended.store(true, Relaxed);
         // The poll that takes the failure moves the queue pair to Error. Until then the requests before it may still succeed.
         self.core.notify();
     }
@@ -579,7 +609,12 @@ impl SendQueue {
     /// Carries out waiting requests, and moves completions to `sink`. Returns true if `sink` has no room for all of them.
     pub(super) fn poll(&self, sink: &mut Sink<'_>) -> bool {
         let mut queue = self.lock();
+        self.ended.store(false, Relaxed);
         let more = self.take(&mut queue, sink);
+        self.seen.store(queue.writer.freed(), Relaxed);
+        if more {
+            self.ended.store(true, Relaxed);
+        }
         if !queue.waiting.is_empty() {
             self.run(&mut queue);
         }
@@ -695,6 +730,7 @@ impl SendQueue {
             Ok(complete) => {
                 if complete {
                     queue.finish_read();
+                    self.ended.store(true, Relaxed);
                 }
                 true
             }
@@ -704,6 +740,7 @@ impl SendQueue {
                 {
                     first.progress = Progress::Failed(status);
                     queue.reading.pop_front();
+                    self.ended.store(true, Relaxed);
                 }
                 self.core.fail();
                 status != CompletionStatus::Fatal

@@ -140,7 +140,7 @@ impl Target {
         }
         drop(state);
         if let Some(connection) = self.core.connection() {
-            connection.announce_progress();
+            self.core.announce_progress(connection);
         }
         // SYNC: checked after posting. Either the thread that moves to Error sees the receive when it flushes, or this thread
         // sees the Error.
@@ -250,7 +250,7 @@ impl Target {
             if !state.served.is_empty() {
                 self.serve(state, connection, sends);
             }
-            connection.announce_progress();
+            self.core.announce_progress(connection);
         } else if !state.served.is_empty() {
             self.serve(state, connection, sends);
         }

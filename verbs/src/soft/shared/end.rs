@@ -12,7 +12,7 @@
 //! loads each value once.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
@@ -83,7 +83,7 @@ impl End {
     }
 
     /// Maps the peer's end for reading.
-    pub(crate) fn import(fd: &OwnedFd, ring: u64) -> io::Result<Self> {
+    pub(crate) fn import(fd: &impl AsFd, ring: u64) -> io::Result<Self> {
         let length = (RING * 8) as u64 + ring;
         Ok(Self { mapping: Mapping::import(fd, length, Writers::Maker)?, ring })
     }

@@ -180,6 +180,18 @@ mod tests {
         }
     }
 
+    /// A peer that gets the descriptor of application memory can only read.
+    #[test]
+    fn peers_can_not_write_to_host_memory() {
+        let memory = crate::HostMemory::shared(8192, 4096).unwrap();
+        let fd = memory.shared_fd().unwrap();
+        assert!(rustix::io::pwrite(fd, &[1], 0).is_err());
+        assert!(Mapping::import(&fd, 8192, Writers::All).is_err());
+        let theirs = Mapping::import(&fd, 8192, Writers::Maker).unwrap();
+        memory.store_u64(8, 77).unwrap();
+        assert_eq!(theirs.words()[1].load(Relaxed), 77);
+    }
+
     #[test]
     fn only_the_maker_writes_to_its_segment() {
         let (ours, fd) = Mapping::create(4096, Writers::Maker).unwrap();

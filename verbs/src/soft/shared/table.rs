@@ -10,7 +10,7 @@
 //! waits for every section (see [`link`](super::link)) that may have seen it valid, and only then frees the memory.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU64, fence};
 
@@ -64,7 +64,7 @@ impl RegionTable {
     }
 
     /// Maps a peer's table for reading.
-    pub(crate) fn import(fd: &OwnedFd) -> io::Result<Self> {
+    pub(crate) fn import(fd: &impl AsFd) -> io::Result<Self> {
         Ok(Self { mapping: Mapping::import(fd, LENGTH, Writers::Maker)? })
     }
 
