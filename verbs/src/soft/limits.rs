@@ -11,6 +11,8 @@ pub(super) const MAX_WORK_REQUESTS: u32 = 1 << 14;
 pub(super) const MAX_MESSAGE: u64 = 1 << 31;
 /// Most segments of one request.
 pub(super) const MAX_SEGMENTS: u32 = 32;
+/// Most READs of one queue pair that the peer serves at a time. Further READs wait in the send queue.
+pub(super) const MAX_READS: usize = 128;
 /// Most inline bytes of one request.
 pub(super) const MAX_INLINE: u32 = 128 << 10;
 
@@ -28,7 +30,7 @@ pub fn attributes() -> DeviceAttributes {
         max_segments: MAX_SEGMENTS,
         max_read_segments: MAX_SEGMENTS,
         max_inline: MAX_INLINE,
-        max_outstanding_reads: 128,
+        max_outstanding_reads: MAX_READS as u32,
         max_completions: 1 << 22,
         max_memory_regions: table::REGIONS,
         immediate: true,

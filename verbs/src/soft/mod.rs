@@ -79,6 +79,8 @@ pub(crate) mod reach;
 mod region;
 mod shared;
 mod system;
+#[cfg(test)]
+mod tests;
 
 pub use context::open;
 pub use limits::{NAME, attributes};

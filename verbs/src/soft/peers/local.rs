@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use super::address::Address;
 use super::message::{Answer, Object};
 use super::segments::Segments;
 
@@ -29,6 +30,9 @@ pub(crate) trait LocalQueuePair: Any + Debug + Send + Sync {
 
     /// Returns the secret that a peer must know to ask for anything.
     fn token(&self) -> u64;
+
+    /// Returns the address of the connected queue pair of the peer; `None` if there is none, or it has ended.
+    fn peer_address(&self) -> Option<Address>;
 
     /// Sends `object` to the process `client` with `send`, if this queue pair may share the object. Returns what `send` returned.
     fn grant(

@@ -110,3 +110,61 @@ impl Offers {
         sent.filter_map(|offer| offer.charge.clone()).chain(withdrawn).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    fn charge() -> Option<Charge> {
+        Some(Arc::new(()))
+    }
+
+    #[test]
+    fn a_charge_stays_until_the_peer_has_unmapped_the_segment() {
+        let (offers, charge) = (Offers::default(), charge().unwrap());
+        let (offer, new) = offers.get(1, || Some(Arc::clone(&charge))).unwrap();
+        assert!(new && offer.is_due() && !offer.is_mapped());
+        offers.mapped(1);
+        assert!(offer.is_mapped() && !offer.is_due());
+        assert!(offers.withdraw(1) && !offer.is_mapped(), "the next message goes through the ring");
+        drop(offer);
+        assert_eq!((Arc::strong_count(&charge), offers.charges().len()), (2, 1));
+        // Confirmations of other segments, and of offers that are gone, change nothing.
+        offers.unmapped(2);
+        offers.mapped(1);
+        assert_eq!(Arc::strong_count(&charge), 2);
+        offers.unmapped(1);
+        assert_eq!((Arc::strong_count(&charge), offers.charges().len()), (1, 0));
+    }
+
+    /// A peer that says that it has unmapped a segment, before it was told to, has still a charge.
+    #[test]
+    fn a_segment_that_is_offered_stays_charged() {
+        let (offers, charge) = (Offers::default(), charge().unwrap());
+        let (offer, _) = offers.get(1, || Some(Arc::clone(&charge))).unwrap();
+        assert!(offer.is_due());
+        offers.mapped(1);
+        offers.unmapped(1);
+        assert_eq!(offers.charges().len(), 1);
+    }
+
+    #[test]
+    fn an_offer_that_was_never_sent_needs_no_answer() {
+        let (offers, charge) = (Offers::default(), charge().unwrap());
+        assert!(offers.get(1, || Some(Arc::clone(&charge))).is_some());
+        assert!(!offers.withdraw(1));
+        assert_eq!(Arc::strong_count(&charge), 1);
+    }
+
+    #[test]
+    fn a_peer_is_offered_a_limited_number_of_segments() {
+        let offers = Offers::default();
+        assert!((0..MOST as u64).all(|id| offers.get(id, charge).is_some()));
+        assert!(offers.get(MOST as u64, charge).is_none());
+        assert!(offers.get(0, charge).is_some_and(|(_, new)| !new));
+        assert!(!offers.withdraw(0));
+        assert!(offers.get(MOST as u64, charge).is_some());
+    }
+}

@@ -44,9 +44,8 @@ pub(crate) struct Peer {
     sequence: Mutex<u64>,
     table: Mutex<HashMap<u64, Weak<RegionTable>>>,
     event_sockets: Mutex<HashMap<u64, Weak<EventSocket>>>,
-    /// The segments that this process offers to the peer, and the queue pair of the peer that the last offer named.
+    /// The segments that this process offers to the peer.
     offers: Offers,
-    offered_to: Mutex<Option<Address>>,
     service: Weak<Service>,
     /// Queue pairs that move to Error when the peer dies.
     users: Mutex<HashMap<u32, Weak<dyn LocalQueuePair>>>,
@@ -70,7 +69,6 @@ impl Peer {
             table: Mutex::default(),
             event_sockets: Mutex::default(),
             offers: Offers::default(),
-            offered_to: Mutex::default(),
             service: Arc::downgrade(service),
             users: Mutex::default(),
         })
@@ -163,7 +161,6 @@ impl Peer {
         if new {
             let user: Weak<dyn MemoryUser> = Arc::downgrade(self) as Weak<dyn MemoryUser>;
             memory.add_user(user);
-            *lock(&self.offered_to) = Some(*address);
         }
         if offer.is_due() {
             let object = Object::Offer { id: memory.id(), length: memory.len() as u64 };
@@ -224,10 +221,12 @@ impl Peer {
 
 impl MemoryUser for Peer {
     fn memory_is_gone(&self, id: u64) {
-        let address = *lock(&self.offered_to);
-        if self.offers.withdraw(id)
-            && let Some(address) = address
-        {
+        if !self.offers.withdraw(id) {
+            return;
+        }
+        // Any connection to the peer will do: the one that the offer named may be gone.
+        let users: Vec<_> = lock(&self.users).values().filter_map(Weak::upgrade).collect();
+        if let Some(address) = users.iter().find_map(|user| user.peer_address()) {
             // If the socket is full, the peer keeps the segment until this process leaves.
             let _ = self.say(&address, Object::Withdraw { id }, None);
         }
@@ -238,16 +237,17 @@ impl Drop for Peer {
     fn drop(&mut self) {
         let Some(socket) = self.socket.take() else { return };
         let charges = self.offers.charges();
-        let address = *lock(&self.offered_to);
-        if let (Some(service), Some(address)) = (self.service.upgrade(), address)
+        if let Some(service) = self.service.upgrade()
             && !charges.is_empty()
             && !self.is_dead()
         {
-            let request =
-                Request { sequence: 0, number: address.number, token: address.token, object: Object::Leave };
-            if message::send_request(&socket, &request, None).is_ok() {
-                service.keep_until_unmapped(socket, charges);
+            // The request is about all segments, so it names no queue pair.
+            let request = Request { sequence: 0, number: 0, token: 0, object: Object::Leave };
+            if message::send_request(&socket, &request, None).is_err() {
+                // The socket is full. The peer finds its end, and closes its own.
+                let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Write);
             }
+            service.keep_until_unmapped(socket, charges);
         }
     }
 }
@@ -288,11 +288,12 @@ pub(crate) fn check_owner(fd: &impl AsFd, policy: Policy) -> Result<Identity, Ve
 fn wait_readable(fd: &impl AsFd, deadline: Instant) -> io::Result<()> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
+        // Checked first, because a peer may send other replies without end.
+        if left.is_zero() {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "the peer's device did not answer"));
+        }
         let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(left.subsec_nanos()) };
         match rustix::event::poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&timeout)) {
-            Ok(0) | Err(rustix::io::Errno::INTR) if left.is_zero() => {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "the peer's device did not answer"));
-            }
             Ok(0) | Err(rustix::io::Errno::INTR) => {}
             Ok(_) => return Ok(()),
             Err(error) => return Err(error.into()),

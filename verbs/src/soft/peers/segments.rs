@@ -86,3 +86,60 @@ impl Segments {
         lock(&self.mapped).get(&id).map(|mapping| Arc::downgrade(&mapping.0))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+    use crate::HostMemory;
+    use crate::soft::peers::received::Received;
+    use std::os::fd::AsFd;
+
+    /// Returns the descriptor of a page of shared memory. All segments of a test may use one.
+    fn page() -> Received {
+        let memory = HostMemory::shared(4096, 4096).unwrap();
+        Received::new(memory.shared_fd().unwrap().as_fd().try_clone_to_owned().unwrap())
+    }
+
+    #[test]
+    fn a_peer_has_a_limited_number_of_segments() {
+        let (segments, other, fd) = (Segments::default(), Segments::default(), page());
+        assert!((0..MOST as u64).all(|id| segments.map(id, 4096, &fd)));
+        assert!(!segments.map(MOST as u64, 4096, &fd), "one too many");
+        assert!(segments.map(0, 4096, &fd), "mapped already");
+        assert!(other.map(MOST as u64, 4096, &fd), "another peer");
+        segments.unmap(7);
+        assert!(segments.find(7).is_none());
+        // A refusal is not permanent.
+        assert!(segments.map(MOST as u64, 4096, &fd));
+        segments.unmap_all();
+        assert!(segments.find(8).is_none());
+        assert!((0..MOST as u64).all(|id| segments.map(id, 4096, &fd)));
+    }
+
+    #[test]
+    fn a_peer_has_a_limited_number_of_bytes() {
+        let (segments, fd) = (Segments::default(), page());
+        assert!(segments.map(1, 4096, &fd));
+        assert!(!segments.map(2, MOST_BYTES, &fd), "more than the peer may have");
+        assert!(!segments.map(2, u64::MAX, &fd), "more than any memory has");
+        segments.bytes.store(MOST_BYTES - 8191, Relaxed);
+        assert!(segments.map(2, 4096, &fd) && !segments.map(3, 4096, &fd));
+        segments.unmap(1);
+        assert!(segments.map(3, 4096, &fd));
+    }
+
+    #[test]
+    fn a_number_that_is_not_mapped_changes_no_count() {
+        let (segments, fd) = (Segments::default(), page());
+        assert!(segments.map(1, 4096, &fd));
+        for _ in 0..3 {
+            segments.unmap(2);
+        }
+        assert_eq!(segments.bytes.load(Relaxed), 4096);
+        segments.unmap(1);
+        segments.unmap(1);
+        assert_eq!(segments.bytes.load(Relaxed), 0);
+    }
+}

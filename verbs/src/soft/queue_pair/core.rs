@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst, fence};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Instant;
 
@@ -91,8 +91,8 @@ impl Core {
         capacity: &QueuePairCapacity,
     ) -> Result<Arc<Self>, VerbsError> {
         let os = |error| VerbsError::os("creating a queue pair", error);
-        let (token, nonce) = (random().map_err(os)?, random().map_err(os)?);
-        let (end, fd) = End::create(ring_bytes(capacity), nonce).map_err(os)?;
+        let (token, nonce, key) = (random().map_err(os)?, random().map_err(os)?, random().map_err(os)?);
+        let (end, fd) = End::create(ring_bytes(capacity), nonce, key).map_err(os)?;
         let send_slot = send_queue.reserve()?;
         let receive_slot = if Arc::ptr_eq(&send_queue, &receive_queue) {
             send_slot
@@ -155,6 +155,12 @@ impl Core {
     /// Returns the peer's segment `id`, if this process has mapped it.
     pub(super) fn segment(&self, id: u64) -> Option<Weak<Mapping>> {
         self.segments.get()?.find(id)
+    }
+
+    /// Returns the peer's memory that this process has mapped, once the peer has taken this end.
+    #[cfg(test)]
+    pub(crate) fn segments(&self) -> Option<&Arc<Segments>> {
+        self.segments.get()
     }
 
     /// Returns the settings given to [`to_rts`](Self::to_rts).
@@ -273,6 +279,10 @@ impl Core {
         if let Some(connection) = self.connection() {
             connection.settle(debt);
         }
+        // SYNC: after the fence of `settle`: either the guard that ends sees the records, or this thread sees that it has ended.
+        if debt & Debt::NEWS != 0 {
+            self.guard();
+        }
     }
 
     /// Asks the service to notify the pollers of this queue pair at `when`.
@@ -316,6 +326,9 @@ impl Core {
         drop(guard);
         if done {
             self.guarded.store(false, Relaxed);
+            // SYNC: pairs with the fence of `settle`: either this thread sees the record, or the thread that published
+            // the record sees that nothing guards it.
+            fence(SeqCst);
             // A record that was published before the store is guarded by the next record, or by the poll of its sender.
             return !ended && self.published.load(SeqCst) != taken && {
                 self.guarded.store(true, Relaxed);

@@ -20,6 +20,7 @@ use self::target::{Output, Target};
 use super::completion_queue::{CompletionSource, Queue, Role, Sink};
 use super::device::Device;
 use super::domain::Domain;
+use super::peers::address::Address;
 use super::peers::local::{ClientMemory, LocalQueuePair, SendAnswer};
 use super::peers::message::Object;
 use super::shared::attention::Attention;
@@ -87,6 +88,12 @@ impl Pair {
 
     pub(super) fn number(&self) -> u32 {
         self.core.number()
+    }
+
+    /// Returns the common part of the two queues.
+    #[cfg(test)]
+    pub(super) fn core(&self) -> &Arc<Core> {
+        &self.core
     }
 }
 
@@ -157,6 +164,11 @@ impl LocalQueuePair for Pair {
 
     fn token(&self) -> u64 {
         self.core.token()
+    }
+
+    fn peer_address(&self) -> Option<Address> {
+        let connection = self.core.connection()?;
+        (!self.core.peer_has_ended()).then_some(connection.address)
     }
 
     fn grant(
@@ -274,6 +286,10 @@ impl QueuePair for Handle {
     fn progress(&self) {
         if self.0.target.has_news() {
             self.0.target.visit(&self.0.sends, &mut Output::Keep);
+            // The poller may sleep, because it looked while this thread took the records.
+            if self.0.target.is_busy() {
+                self.0.core.notify();
+            }
         } else if self.0.core.owes() {
             self.0.core.settle();
         }

@@ -13,10 +13,11 @@ use super::pulls::{PlaceList, Pulls};
 use super::source::{self, Local};
 use super::waiting::Waiting;
 use crate::soft::completion_queue::Sink;
+use crate::soft::limits::MAX_READS;
 use crate::soft::shared::attention::Attention;
 use crate::soft::shared::end::{EndState, Writer};
 use crate::soft::shared::platform::{Native, Shipping};
-use crate::soft::shared::ring::{Flags, Header, Kind};
+use crate::soft::shared::ring::{Flags, Header, Kind, Place};
 use crate::sync::lock;
 use crate::{
     Access, CompletionOpcode, CompletionStatus, LocalSegment, Operation, PathSettings, Payload, PostError,
@@ -92,7 +93,7 @@ enum Wait {
 impl SendQueue {
     pub(super) fn new(core: &Arc<Core>) -> Self {
         let state = SendState {
-            writer: Writer::new(core.end.ring_bytes()),
+            writer: Writer::new(core.end.ring_bytes(), core.end.key()),
             posted: 0,
             freed: 0,
             unsignaled: 0,
@@ -178,6 +179,10 @@ impl SendQueue {
             self.post_one(&mut queue, request);
         }
         self.after(&mut queue);
+        if !queue.waiting.is_empty() {
+            // SYNC: after the store of `awaited`. The poller may sleep; it asks for an event when it arms its queue again.
+            self.core.send_queue.notify();
+        }
         result
     }
 
@@ -347,7 +352,13 @@ impl SendQueue {
                 // SAFETY:
                 // - `to` is in the ring of our own end, which only this thread writes while the send queue is locked; and
                 // - the segments were checked above, with the send queue locked.
-                unsafe { data.copy_out(*done, chunk, to) };
+                unsafe {
+                    let first = chunk.min(Place::WITH_TAG);
+                    if chunk > first {
+                        data.copy_out(*done + first, chunk - first, to.wrapping_add(first as usize));
+                    }
+                    data.copy_out(*done, first, to);
+                }
             }
             *done += chunk;
             let last = *done == total;
@@ -488,7 +499,7 @@ impl SendQueue {
             self.ended.store(true, Relaxed);
             return Ok(());
         }
-        if self.chunk(queue, connection, 0).is_none() {
+        if queue.reading.len() >= MAX_READS || self.chunk(queue, connection, 0).is_none() {
             return Err(Wait::Room);
         }
         let Some(place) = queue.writer.reserve(self.core.end.ring(), 0) else { return Err(Wait::Room) };
@@ -731,6 +742,8 @@ impl SendQueue {
                 if complete {
                     queue.finish_read();
                     self.ended.store(true, Relaxed);
+                    // The poller of sends may sleep: it did not look since, or it is another one than that of the records.
+                    self.core.send_queue.notify();
                 }
                 true
             }

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{
-    AtomicBool, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst, fence,
+    AtomicBool, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst, fence,
 };
 use std::sync::{Arc, Mutex};
 
@@ -15,7 +15,7 @@ use super::receives::{Posted, Receives};
 use super::send::SendQueue;
 use super::source::{self, Stores, WORD};
 use crate::soft::completion_queue::Sink;
-use crate::soft::limits::MAX_MESSAGE;
+use crate::soft::limits::{MAX_MESSAGE, MAX_READS};
 use crate::soft::shared::attention::Attention;
 use crate::soft::shared::end::{EndState, Failure, Reader};
 use crate::soft::shared::mapping::Mapping;
@@ -31,16 +31,15 @@ use crate::{
 const VISIT_BYTES: u64 = 1 << 20;
 /// Most records of one visit.
 const VISIT_RECORDS: usize = 256;
-/// Most READs of the peer that wait for room in our ring.
-const MAX_SERVED: usize = 256;
 
 /// The target of the peer's requests, and the receive queue.
 #[derive(Debug)]
 pub(super) struct Target {
     core: Arc<Core>,
     state: Mutex<TargetState>,
-    /// Index in the peer's ring of the next record's tag. A poll that finds 0 there does not lock `state`.
+    /// Index in the peer's ring of the next record's tag, and the tag. A poll that does not find the tag does not lock `state`.
     next: AtomicUsize,
+    tag: AtomicU64,
     /// Whether a visit has something to do even if there is no record.
     busy: AtomicBool,
 }
@@ -102,8 +101,9 @@ impl Target {
             served: VecDeque::new(),
             ready: VecDeque::new(),
         };
-        let (next, busy) = (AtomicUsize::new(0), AtomicBool::new(false));
-        Self { core: Arc::clone(core), state: Mutex::new(state), next, busy }
+        // The first visit finds out the tag of the first record.
+        let (next, tag, busy) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicBool::new(true));
+        Self { core: Arc::clone(core), state: Mutex::new(state), next, tag, busy }
     }
 
     /// Returns whether a visit may have something to do.
@@ -114,8 +114,15 @@ impl Target {
         }
         self.core.connection().is_some_and(|connection| {
             let next = self.next.load(Relaxed);
-            connection.end.ring().get(next).is_some_and(|tag| tag.load(Relaxed) != 0)
+            let tag = self.tag.load(Relaxed);
+            connection.end.ring().get(next).is_some_and(|word| word.load(Relaxed) == tag)
         })
+    }
+
+    /// Returns whether a visit has left something to do, such as completions that no poll has taken.
+    #[inline]
+    pub(super) fn is_busy(&self) -> bool {
+        self.busy.load(Relaxed)
     }
 
     /// Has the next poll visit this end, because its state has changed.
@@ -194,7 +201,11 @@ impl Target {
             None => false,
         };
         let more = if self.core.has_failed() { self.flush(state, output) } else { more };
-        let has_work = more || !state.ready.is_empty() || !state.served.is_empty() || state.message_waits();
+        let has_work = more
+            || state.reader.is_none()
+            || !state.ready.is_empty()
+            || !state.served.is_empty()
+            || state.message_waits();
         self.busy.store(has_work, Relaxed);
         more
     }
@@ -206,7 +217,10 @@ impl Target {
         sends: &SendQueue,
         output: &mut Output<'_, '_>,
     ) -> bool {
-        let mut reader = state.reader.take().unwrap_or_else(|| Reader::new(connection.end.ring_bytes()));
+        let mut reader = state
+            .reader
+            .take()
+            .unwrap_or_else(|| Reader::new(connection.end.ring_bytes(), connection.end.key()));
         let before = reader.position();
         let (mut bytes, mut records, mut more) = (0, 0, false);
         while !self.core.has_failed() {
@@ -217,7 +231,10 @@ impl Target {
             let at = reader.position();
             let result = if state.pull.is_some() {
                 self.go_on_pulling(state, connection, &mut bytes, output).map(|done| match done {
-                    Some(record) => reader.advance(&record),
+                    Some(record) => {
+                        reader.advance(&record);
+                        records += 1;
+                    }
                     None => more = true,
                 })
             } else {
@@ -244,7 +261,9 @@ impl Target {
                 reader.give_back(self.core.end.taken_word());
             }
         }
-        self.next.store(reader.next(), Relaxed);
+        let (next, tag) = reader.next();
+        self.next.store(next, Relaxed);
+        self.tag.store(tag, Relaxed);
         if reader.position() != before {
             reader.give_back(self.core.end.taken_word());
             if !state.served.is_empty() {
@@ -517,7 +536,7 @@ impl Target {
         at: u64,
     ) -> Result<(), Fault> {
         let header = &record.header;
-        if header.total > MAX_MESSAGE || state.served.len() == MAX_SERVED {
+        if header.total > MAX_MESSAGE || state.served.len() == MAX_READS {
             return Err(Fault::Violation);
         }
         if header.total > 0 {

@@ -1,11 +1,11 @@
 //! The segment of a queue pair's end. Its owner writes it. The one peer maps it only for reading.
 //!
 //! ```text
-//!  word 0  nonce · RNR timer            written before the state is Ready
+//!  word 0  nonce · RNR timer · key      written before the state is Ready
 //!       8  attention · state            Waiting → Ready → Ended
+//!      10  failure · its position       the record of the peer that this end refused
 //!      16  taken                        the position in the peer's ring up to which this end has carried out the records
 //!      17  posted                       the number of receives posted so far
-//!      18  failure · its position       the record of the peer that this end refused
 //!      64  ring                         the records for the peer
 //! ```
 //! A peer may write anything to its own segment at any time. This end uses no value of it as an index without a check, and
@@ -23,12 +23,13 @@ use crate::CompletionStatus;
 
 const NONCE: usize = 0;
 const RNR_TIMER: usize = 1;
+const KEY: usize = 2;
 const ATTENTION: usize = 8;
 const STATE: usize = 9;
 const TAKEN: usize = 16;
 const POSTED: usize = 17;
-const FAILURE: usize = 18;
-const FAILED_AT: usize = 19;
+const FAILURE: usize = 10;
+const FAILED_AT: usize = 11;
 const RING: usize = 64;
 
 /// The ring of records, with the atomics of the standard library and the shipping orderings.
@@ -72,12 +73,12 @@ impl End {
     pub(crate) const SMALLEST_RING: u64 = 16 << 10;
     pub(crate) const LARGEST_RING: u64 = 1 << 20;
 
-    /// Creates our own end, with a ring of `ring` bytes.
-    pub(crate) fn create(ring: u64, nonce: u64) -> io::Result<(Self, OwnedFd)> {
+    /// Creates our own end, with a ring of `ring` bytes. `nonce` and `key` are random.
+    pub(crate) fn create(ring: u64, nonce: u64, key: u64) -> io::Result<(Self, OwnedFd)> {
         let (mapping, fd) = Mapping::create(RING * 8 + ring as usize, Writers::Maker)?;
         let end = Self { mapping, ring };
         end.word(NONCE).store(nonce, Release);
-        end.word(ATTENTION).store(0, Relaxed);
+        end.word(KEY).store(key, Release);
         Attention::DEVICE.add::<Native>(end.attention_word());
         Ok((end, fd))
     }
@@ -113,6 +114,11 @@ impl End {
 
     pub(crate) fn nonce(&self) -> u64 {
         self.word(NONCE).load(Acquire)
+    }
+
+    /// Returns the key of the ring. A peer may show any value, and then finds its own records no more.
+    pub(crate) fn key(&self) -> u64 {
+        self.word(KEY).load(Acquire)
     }
 
     /// Returns the owner's `min_rnr_timer`.
@@ -187,11 +193,17 @@ impl End {
         Some(Failure { at: self.word(FAILED_AT).load(Relaxed), status })
     }
 
-    /// Overwrites the segment from the attention on, as a hostile owner could do.
+    /// Returns all words of the segment, which a hostile owner can write.
     #[cfg(test)]
-    pub(crate) fn scribble(&self, value: impl Fn(usize) -> u64) {
-        for (index, word) in self.mapping.words().iter().enumerate().skip(ATTENTION) {
-            word.store(value(index), Relaxed);
-        }
+    pub(crate) fn words(&self) -> &[AtomicU64] {
+        self.mapping.words()
     }
+
+    /// Index of the first word that the owner writes while the connection is in use.
+    #[cfg(test)]
+    pub(crate) const FIRST_CHANGING: usize = ATTENTION;
+
+    /// Index of the first word of the ring.
+    #[cfg(test)]
+    pub(crate) const FIRST_OF_RING: usize = RING;
 }

@@ -1,0 +1,177 @@
+//! The socket of the device: a peer gets what its queue pair may share, and descriptors that it sends are checked.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::thread;
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType};
+
+use super::*;
+use crate::soft::peers::address::{Address, DeviceId};
+use crate::soft::peers::message::{self, Answer, Object, Reply, Request};
+use crate::soft::peers::received::Received;
+use crate::{QueuePairAddress, QueuePairState};
+
+fn dial() -> OwnedFd {
+    let fd = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    let name = SocketAddrUnix::new_abstract_name(the_device().id().socket_name().as_bytes()).unwrap();
+    rustix::net::connect(&fd, &name).unwrap();
+    fd
+}
+
+/// Returns whether the socket is readable within the patience of a test.
+fn readable(fd: &OwnedFd) -> bool {
+    let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+    rustix::event::poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&patience)).unwrap() == 1
+}
+
+/// Returns the device's answer; `None` if the device hung up.
+fn ask(fd: &OwnedFd, request: &Request) -> Option<(Reply, Vec<Received>)> {
+    message::send_request(fd, request, None).ok()?;
+    assert!(readable(fd), "no answer");
+    message::receive_reply(fd).ok()
+}
+
+fn address_of(side: &Side) -> Address {
+    Address::decode(&side.pair.local_address()).unwrap()
+}
+
+/// The device gives descriptors only to a peer that knows the token, and only those of the queue pair's own objects. It gives an
+/// end, and an event socket, once.
+#[test]
+fn descriptors_go_only_to_peers_with_the_token() {
+    let (side, other) = (Side::new(), Side::new());
+    let address = address_of(&side);
+    let fd = dial();
+    let good = Request { sequence: 5, number: address.number, token: address.token, object: Object::Table };
+    let (reply, fds) = ask(&fd, &good).unwrap();
+    assert_eq!((reply, fds.len()), (Reply { sequence: 5, answer: Answer::Object }, 1));
+    let refused = |request: &Request| {
+        let (reply, fds) = ask(&fd, request).unwrap();
+        assert_eq!((reply.answer, fds.len()), (Answer::Refused, 0), "{request:?}");
+    };
+    for object in
+        [Object::Table, Object::End { requester: 1 }, Object::EventSocket(side.core.send_queue.id())]
+    {
+        refused(&Request { token: address.token ^ 1, object, ..good });
+        refused(&Request { number: address.number ^ (1 << 31), object, ..good });
+    }
+    for id in [0, u64::MAX, other.core.send_queue.id()] {
+        refused(&Request { object: Object::EventSocket(id), ..good });
+    }
+    for object in [Object::EventSocket(side.core.send_queue.id()), Object::End { requester: 1 }] {
+        let request = Request { object, ..good };
+        assert_eq!(ask(&fd, &request).unwrap().1.len(), 1);
+        refused(&request);
+    }
+    // The peer that took the end is the only one that this queue pair connects to.
+    assert!(side.pair.to_rtr(&other.pair.local_address(), &PathSettings::default()).is_err());
+    assert_eq!(side.pair.state(), QueuePairState::Init);
+}
+
+/// Garbage on a socket ends the connection of that socket only.
+#[test]
+fn garbage_on_the_socket() {
+    let side = Side::new();
+    let bystander = dial();
+    for length in [0, 1, 39, 40, 41, 5000] {
+        let fd = dial();
+        rustix::net::send(&fd, &vec![0xa5; length], SendFlags::NOSIGNAL).unwrap();
+        assert!(readable(&fd), "{length} bytes: not hung up");
+    }
+    let address = address_of(&side);
+    let good = Request { sequence: 1, number: address.number, token: address.token, object: Object::Table };
+    assert_eq!(ask(&bystander, &good).unwrap().1.len(), 1);
+}
+
+/// Returns a memfd of 8192 bytes with `seals`.
+fn memfd(seals: SealFlags) -> OwnedFd {
+    let fd = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&fd, 8192).unwrap();
+    rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
+    fd
+}
+
+/// Offers of descriptors that are no sealed memory, or shorter than said, are refused; the connection of the socket goes on.
+#[test]
+fn offers_of_wrong_descriptors_are_refused() {
+    let mut honest = Honest::connected();
+    let side = Side::new();
+    let address = address_of(&side);
+    let fd = dial();
+    let request = |object| Request { sequence: 1, number: address.number, token: address.token, object };
+    assert_eq!(ask(&fd, &request(Object::End { requester: 1 })).unwrap().1.len(), 1);
+    let segments = Arc::clone(side.core.segments().unwrap());
+    let sealed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
+    let (pipe, _writer) = rustix::pipe::pipe().unwrap();
+    let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+    let wrong: Vec<(OwnedFd, u64)> = vec![
+        (memfd(SealFlags::empty()), 8192),
+        (memfd(SealFlags::SHRINK | SealFlags::GROW), 8192),
+        (memfd(SealFlags::SHRINK | SealFlags::FUTURE_WRITE), 8192),
+        (memfd(sealed), 8193),
+        (memfd(sealed), 0),
+        (memfd(sealed), u64::MAX),
+        (pipe, 8192),
+        (event, 8192),
+        (dial(), 8192),
+        (File::open("/dev/zero").unwrap().into(), 8192),
+        (File::open(std::env::current_exe().unwrap()).unwrap().into(), 8192),
+    ];
+    for (id, (descriptor, length)) in wrong.iter().enumerate() {
+        let id = id as u64 + 1;
+        let offer = request(Object::Offer { id, length: *length });
+        message::send_request(&fd, &offer, Some(descriptor.as_fd())).unwrap();
+        // The device answers requests in order.
+        assert!(ask(&fd, &request(Object::Table)).is_some());
+        assert!(segments.find(id).is_none(), "descriptor {id}");
+        honest.exchange();
+    }
+    // An offer without a descriptor, and an offer for a queue pair of another process.
+    message::send_request(&fd, &request(Object::Offer { id: 50, length: 8192 }), None).unwrap();
+    let stranger = Request { token: address.token ^ 1, ..request(Object::Offer { id: 51, length: 8192 }) };
+    message::send_request(&fd, &stranger, Some(memfd(sealed).as_fd())).unwrap();
+    let good = request(Object::Offer { id: 52, length: 8192 });
+    message::send_request(&fd, &good, Some(memfd(sealed).as_fd())).unwrap();
+    assert!(ask(&fd, &request(Object::Table)).is_some());
+    assert_eq!([50, 51, 52].map(|id| segments.find(id).is_some()), [false, false, true]);
+    // The memory is unmapped when the peer says so.
+    message::send_request(&fd, &request(Object::Withdraw { id: 52 }), None).unwrap();
+    assert!(ask(&fd, &request(Object::Leave)).is_some());
+    assert!(segments.find(52).is_none());
+}
+
+/// A device that answers requests of other numbers without end does not keep a call from returning.
+#[test]
+fn replies_without_end() {
+    let context = soft::open().unwrap();
+    let device = DeviceId { process: std::process::id(), nonce: 0x5eed, ..the_device().id() };
+    let listener = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    let name = SocketAddrUnix::new_abstract_name(device.socket_name().as_bytes()).unwrap();
+    rustix::net::bind(&listener, &name).unwrap();
+    rustix::net::listen(&listener, 1).unwrap();
+    let flood = thread::spawn(move || {
+        let client = rustix::net::accept(&listener).unwrap();
+        let reply = Reply { sequence: u64::MAX, answer: Answer::Refused };
+        let start = Instant::now();
+        // Ends when the caller hangs up.
+        loop {
+            match message::send_reply(&client, &reply, &[]) {
+                Ok(()) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(_) => break true,
+            }
+            if start.elapsed() > PATIENCE {
+                break false;
+            }
+        }
+    });
+    let side = Side::new();
+    let address = QueuePairAddress::from(Address { device, number: 1, token: 2 });
+    let error = side.pair.to_rtr(&address, &PathSettings::default()).unwrap_err();
+    drop(side);
+    assert!(flood.join().unwrap(), "the call lasted as long as the flood: {error}");
+    drop(context);
+}

@@ -1,0 +1,160 @@
+//! A poller that sleeps is woken when something it waits for has come.
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use super::*;
+
+/// Returns whether an event of `queue` comes within `seconds`.
+fn event(queue: &Arc<dyn CompletionQueue>, seconds: i64) -> bool {
+    let descriptor = queue.event_fd();
+    let mut waiting = [PollFd::new(&descriptor, PollFlags::IN)];
+    let patience = Timespec { tv_sec: seconds, tv_nsec: 0 };
+    rustix::event::poll(&mut waiting, Some(&patience)).unwrap() == 1
+}
+
+/// Sends a message from `a` to `b`, so that the device of `b` knows that a thread polls.
+fn exchange(a: &Side, b: &Side) {
+    assert!(b.post_receive(1) && a.send(1, 10));
+    let (mut ours, mut theirs) = (0, 0);
+    wait_for("one message", || {
+        ours += a.drain().len();
+        theirs += b.drain().len();
+        ours == 1 && theirs == 1
+    });
+}
+
+/// Another thread posts a Send while the poller sleeps, and the peer has no receive yet.
+#[test]
+fn a_request_that_waits_wakes_a_poller_that_sleeps() {
+    let (a, b) = Side::connected();
+    exchange(&a, &b);
+    exchange(&b, &a);
+    a.queue.arm().unwrap();
+    assert!(a.drain().is_empty());
+    a.queue.acknowledge_events();
+    assert!(a.send(2, 10));
+    assert!(b.post_receive(2));
+    assert!(event(&a.queue, 10), "the Send waits for ever");
+    wait_for("the message", || {
+        a.drain();
+        !b.drain().is_empty()
+    });
+}
+
+/// The bytes of a READ come as records, which the poller of the other queue takes.
+#[test]
+fn a_read_wakes_the_poller_of_its_own_queue() {
+    let (a, b) = (Side::with_queues(true), Side::new());
+    a.connect(&b);
+    b.connect(&a);
+    exchange(&a, &b);
+    exchange(&b, &a);
+    let into = a.part(0, 64);
+    // Private memory, which the peer does not map.
+    let domain = Arc::clone(&b.core.domain);
+    let memory = Arc::new(HostMemory::from_vec(vec![9; 64]));
+    let key = domain.insert_region(&memory, &(0..64), all()).unwrap();
+    let remote = RemoteSegment { address: memory.address(), rkey: crate::Rkey(key) };
+    let before = b.core.end.taken_word().load(Relaxed);
+    a.sends.arm().unwrap();
+    assert!(a.drain().is_empty());
+    assert!(a.post(Operation::Read { into: &into, remote }));
+    // The peer takes the request, and sends the bytes.
+    wait_for("the request", || {
+        b.drain();
+        b.core.end.taken_word().load(Relaxed) == before + 64
+    });
+    // An event for the progress of the request may have come. The poller looks and sleeps again.
+    let mut completions = [WorkCompletion::EMPTY; 4];
+    a.sends.acknowledge_events();
+    a.sends.arm().unwrap();
+    assert_eq!(a.sends.poll(&mut completions), 0);
+    a.sends.acknowledge_events();
+    // The poller of receives takes the bytes.
+    assert_eq!(a.queue.poll(&mut completions), 0);
+    assert!(event(&a.sends, 10), "the READ is complete, and its poller sleeps");
+    assert_eq!(a.sends.poll(&mut completions), 1);
+    assert_eq!(completions[0].status, CompletionStatus::Success);
+    domain.remove_region(key);
+}
+
+/// The last look before the sleep takes the bytes of a READ, after it has looked for completions.
+#[test]
+fn the_last_look_finds_a_read() {
+    let (a, b) = Side::connected();
+    exchange(&a, &b);
+    exchange(&b, &a);
+    let domain = Arc::clone(&b.core.domain);
+    let memory = Arc::new(HostMemory::from_vec(vec![9; 64]));
+    let key = domain.insert_region(&memory, &(0..64), all()).unwrap();
+    let remote = RemoteSegment { address: memory.address(), rkey: crate::Rkey(key) };
+    for round in 0..4 {
+        let before = b.core.end.taken_word().load(Relaxed);
+        assert!(a.post(Operation::Read { into: &a.part(0, 64), remote }));
+        wait_for("the request", || {
+            b.drain();
+            b.core.end.taken_word().load(Relaxed) > before
+        });
+        a.queue.arm().unwrap();
+        let mut completions = [WorkCompletion::EMPTY; 4];
+        if a.queue.poll(&mut completions) == 0 {
+            assert!(event(&a.queue, 10), "round {round}: the READ is complete, and its poller sleeps");
+            assert_eq!(a.queue.poll(&mut completions), 1);
+        }
+        a.queue.acknowledge_events();
+        // Polls take sends and receives first in turn.
+        if round % 2 == 0 {
+            assert_eq!(a.queue.poll(&mut completions), 0);
+        }
+    }
+    domain.remove_region(key);
+}
+
+/// A thread that waits for a value in memory takes a message, while the poller sleeps.
+#[test]
+fn progress_wakes_a_poller_that_sleeps() {
+    let (a, b) = Side::connected();
+    for value in 0..3 {
+        assert!(b.post_receive(1));
+        b.drain();
+        b.queue.arm().unwrap();
+        assert!(b.drain().is_empty());
+        b.queue.acknowledge_events();
+        // The peer does not see that the poller of this end sleeps: a hostile process, or one that looked just before.
+        let attention = b.core.end.attention_word().swap(0, Relaxed);
+        assert!(a.send(value, 10));
+        b.pair.progress();
+        b.core.end.attention_word().store(attention, Relaxed);
+        assert!(event(&b.queue, 10), "the message was taken, and the poller sleeps");
+        assert_eq!(b.drain().len(), 1);
+        b.queue.acknowledge_events();
+        wait_for("the Send", || !a.drain().is_empty());
+    }
+}
+
+/// An honest peer may post more READs than its peer serves at a time.
+#[test]
+fn many_reads_at_once() {
+    let (a, b) = Side::connected();
+    exchange(&a, &b);
+    exchange(&b, &a);
+    let domain = Arc::clone(&b.core.domain);
+    let memory = Arc::new(HostMemory::from_vec((0..1 << 20).map(|at| (at / 4096) as u8).collect()));
+    let key = domain.insert_region(&memory, &(0..1 << 20), all()).unwrap();
+    let reads = 400;
+    for number in 0..reads {
+        let remote =
+            RemoteSegment { address: memory.address() + number % 256 * 4096, rkey: crate::Rkey(key) };
+        assert!(a.post(Operation::Read { into: &a.part(number as usize % 16 * 4096, 4096), remote }));
+    }
+    let mut done = 0;
+    wait_for("the READs", || {
+        b.drain();
+        for completion in a.drain() {
+            assert_eq!(completion.status, CompletionStatus::Success, "after {done}");
+            done += 1;
+        }
+        done == reads
+    });
+    domain.remove_region(key);
+}
