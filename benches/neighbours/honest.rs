@@ -35,6 +35,8 @@ pub(crate) struct Measured {
     pub(crate) micros: Vec<f64>,
     pub(crate) failed: u64,
     pub(crate) held: Held,
+    /// Calls of the neighbour that the server served, each second.
+    pub(crate) others_each_second: f64,
 }
 
 impl Measured {
@@ -56,8 +58,8 @@ impl fmt::Display for Measured {
         let (half, most) = (self.quantile(0.5), self.quantile(0.99));
         write!(
             formatter,
-            "{calls} calls, {failed} failed, p50 {half:.0} µs, p99 {most:.0} µs, {:?}",
-            self.held
+            "{calls} calls, {failed} failed, p50 {half:.0} µs, p99 {most:.0} µs, others {:.0}/s, {:?}",
+            self.others_each_second, self.held
         )
     }
 }
@@ -65,7 +67,7 @@ impl fmt::Display for Measured {
 pub(crate) fn measure(cell: Cell, options: &Options) -> Measured {
     let (server, address) = Process::start(&[SERVER, cell.transport.name(), options.runtime.name()]);
     let server_id = server.id();
-    options.runtime.run(async {
+    let (mut measured, elapsed) = options.runtime.run(async {
         let mut client = connect(cell.transport, &address).await.expect("the first connection");
         for seed in 0..WARM {
             call(&mut client, cell.bytes, seed).await.expect("a call without a neighbour");
@@ -105,8 +107,12 @@ pub(crate) fn measure(cell: Cell, options: &Options) -> Measured {
         ended.store(true, SeqCst);
         measured.held = watch.join().unwrap();
         measured.micros.sort_by(f64::total_cmp);
-        measured
-    })
+        (measured, start.elapsed())
+    });
+    let served: u64 = server.end().parse().expect("the number of calls served");
+    let others = served.saturating_sub(measured.micros.len() as u64 + measured.failed + WARM);
+    measured.others_each_second = others as f64 / elapsed.as_secs_f64();
+    measured
 }
 
 async fn connect(transport: Transport, address: &str) -> Result<TransferClient<Channel>, Failure> {
