@@ -28,12 +28,12 @@ const LARGE: usize = 4 << 20;
 
 /// Does harm until the parent process ends.
 pub(crate) fn run(arguments: &[String]) -> ! {
-    let [transport, neighbour, address] = arguments else {
-        panic!("bad TRANSPORT NEIGHBOUR ADDRESS, not {arguments:?}")
+    let [transport, runtime, neighbour, address] = arguments else {
+        panic!("bad TRANSPORT RUNTIME NEIGHBOUR ADDRESS, not {arguments:?}")
     };
     end_with_parent(|| {});
     let transport = Transport::from_name(transport);
-    Flavour::MultiThread.run(async {
+    Flavour::from_name(runtime).run(async {
         match Neighbour::from_name(neighbour) {
             Neighbour::None => panic!("no neighbour does nothing"),
             Neighbour::Flooding => calls(transport, address, CALLS, 64 << 10, None).await,

@@ -72,7 +72,7 @@ pub(crate) fn measure(cell: Cell, options: &Options) -> Measured {
         for seed in 0..WARM {
             call(&mut client, cell.bytes, seed).await.expect("a call without a neighbour");
         }
-        let mut bad = BadNeighbours::start(cell, &address);
+        let mut bad = BadNeighbours::start(cell, options.runtime.name(), &address);
         let ended = Arc::new(AtomicBool::new(false));
         let watched = Arc::clone(&ended);
         let watch = std::thread::spawn(move || {
@@ -137,13 +137,14 @@ async fn call(client: &mut TransferClient<Channel>, bytes: usize, seed: u64) -> 
 #[derive(Debug)]
 struct BadNeighbours {
     cell: Cell,
+    runtime: &'static str,
     address: String,
     processes: VecDeque<Process>,
 }
 
 impl BadNeighbours {
-    fn start(cell: Cell, address: &str) -> Self {
-        let mut neighbours = Self { cell, address: address.to_owned(), processes: VecDeque::new() };
+    fn start(cell: Cell, runtime: &'static str, address: &str) -> Self {
+        let mut neighbours = Self { cell, runtime, address: address.to_owned(), processes: VecDeque::new() };
         if cell.neighbour != Neighbour::None {
             neighbours.add();
         }
@@ -153,7 +154,7 @@ impl BadNeighbours {
     /// Starts a neighbour, and waits until it does harm.
     fn add(&mut self) {
         let (transport, neighbour) = (self.cell.transport.name(), self.cell.neighbour.name());
-        self.processes.push_back(Process::start(&[BAD, transport, neighbour, &self.address]).0);
+        self.processes.push_back(Process::start(&[BAD, transport, self.runtime, neighbour, &self.address]).0);
     }
 
     /// Stops the newest neighbour in mid-transfer, if that is its kind, and replaces those that have ended.
