@@ -55,16 +55,6 @@ pub struct End {
 impl End {
     pub fn new(domain: &dyn ProtectionDomain, queue: &Arc<dyn CompletionQueue>, more: usize) -> Self {
         let memory = Arc::new(HostMemory::shared(MEMORY, 4096).unwrap());
-        Self::over(domain, queue, more, memory)
-    }
-
-    /// Makes an end that uses `memory`.
-    pub fn over(
-        domain: &dyn ProtectionDomain,
-        queue: &Arc<dyn CompletionQueue>,
-        more: usize,
-        memory: Arc<HostMemory>,
-    ) -> Self {
         let pair = domain.create_queue_pair(queue, queue, &CAPACITY).unwrap();
         pair.to_init(ALL).unwrap();
         memory.copy_in(GUARD, &pattern(u64::MAX, MEMORY - GUARD)).unwrap();

@@ -260,8 +260,8 @@ pub fn send_from_many_segments(connection: &Connection, count: usize) {
     crate::neighbour::poll_until_end(connection);
 }
 
-/// Connects `1 000` times to each socket of `names`, sends garbage with descriptors on two of three connections, and keeps
-/// making connections anew.
+/// Holds 1 000 connections to the sockets `names`, and keeps making them anew. Two of three send garbage, and one of them sends descriptors
+/// with it.
 pub fn knock(names: &str) {
     const HELD: usize = 1000;
     crate::process::report("ready");

@@ -70,12 +70,12 @@ fn print(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
-/// A neighbour overwrites all that it shares. Its connection may end; a new process then takes its place.
+/// Makes calls beside neighbours that overwrite all that they share.
 fn scribble(what: &str) {
     misbehave(&format!("scribble {what}"));
 }
 
-/// A neighbour of the role `role` ends its own connection, if any. New ones take its place.
+/// Makes calls beside neighbours of the role `role`, one after another. They may end their own connections.
 fn misbehave(role: &str) {
     let mut victim = Victim::new("echo");
     let (mut ended, mut changed) = (0, 0);
@@ -98,8 +98,8 @@ fn misbehave(role: &str) {
     assert_eq!(changed, 0, "connections that changed memory that was not offered");
 }
 
-/// A neighbour is stopped in the middle of its transfers. Everything that it could use is dropped, and its memory is used anew.
-/// Then the neighbour goes on.
+/// Stops a neighbour in the middle of its transfers, drops everything that it could use, and uses the memory anew. Then the
+/// neighbour goes on.
 fn stop() {
     let stops = std::env::var(STOPS).map_or(100, |stops| stops.parse().unwrap());
     let mut victim = Victim::new("echo");
@@ -147,7 +147,8 @@ fn stop() {
     assert!(waited * 10 <= costs.len(), "{waited} of {} drops waited", costs.len());
 }
 
-/// The process of a neighbour is stopped, or its service thread does not answer. Posting, polling and dropping do not wait.
+/// Counts the waits of calls that post, poll and drop, while the process of the neighbour is stopped, or its service thread does not
+/// answer.
 fn calls_return(kind: &str) {
     let mut victim = Victim::new("echo");
     let (mut posts, mut drops) = (Vec::new(), Vec::new());
@@ -321,14 +322,15 @@ fn listening_sockets() -> Vec<String> {
     listening.collect()
 }
 
-/// An honest neighbour forks without exec, and its forked children use and drop what they have copies of.
+/// Makes calls to an honest neighbour that forks without exec. Its forked children use and drop their copies of its objects.
 fn fork() {
     let mut victim = Victim::new("forks");
     (0..times(100)).for_each(|_| victim.call(None));
 }
 
-/// A neighbour dies, and a child that it forked lives on, with copies of all its sockets and mappings. As with TCP, the connection may
-/// then look alive. Everything of it is dropped without a wait. It leaves the sockets to its process, which the child still holds.
+/// Drops connections of neighbours that died while a child that they had forked lives on, with copies of all their sockets and
+/// mappings. As with TCP, such a connection may look alive. Dropping it does not wait, and leaves only sockets that the child still
+/// holds.
 fn fork_that_outlives_its_parent() {
     let (mut victim, before) = warmed_up();
     let mut cost = Cost::default();
@@ -346,7 +348,7 @@ fn fork_that_outlives_its_parent() {
     wait_for_the_rest(&mut victim, &before, &Usage { descriptors: 4 * count, ..LEFT });
 }
 
-/// A neighbour looks for memory of this process in all that it can read.
+/// Makes calls beside a neighbour that looks for memory of this process in all that it can read.
 fn peek() {
     let mut victim = Victim::new("echo");
     for _ in 0..times(3) {
@@ -359,7 +361,7 @@ fn peek() {
     }
 }
 
-/// Neighbours are killed at random instants.
+/// Kills neighbours at random instants.
 fn die() {
     let (mut victim, before) = warmed_up();
     for round in 0..times(30) {

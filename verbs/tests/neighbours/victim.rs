@@ -69,12 +69,6 @@ impl Victim {
         Self { _context: context, domain, queue, honest }
     }
 
-    /// Makes a connection to `process`, which does harm in the way of `role`.
-    pub fn invite(&self, process: &mut Process, role: &str) -> Result<Bad, VerbsError> {
-        let memory = Arc::new(HostMemory::shared(crate::end::MEMORY, 4096).unwrap());
-        self.invite_over(process, role, memory)
-    }
-
     /// Makes a connection to `process`, which is able to connect. On a busy machine the answer of its device may come too late; then
     /// another process takes its place.
     pub fn connect(&self, process: &mut Process, role: &str) -> Bad {
@@ -88,19 +82,14 @@ impl Victim {
         self.invite(process, role).unwrap()
     }
 
-    /// Makes a connection that uses `memory`.
-    pub fn invite_over(
-        &self,
-        process: &mut Process,
-        role: &str,
-        memory: Arc<HostMemory>,
-    ) -> Result<Bad, VerbsError> {
+    /// Makes a connection to `process`, which does harm in the way of `role`.
+    pub fn invite(&self, process: &mut Process, role: &str) -> Result<Bad, VerbsError> {
         process.tell(role);
         let line = process.hear().ok_or_else(|| VerbsError::Unreachable("the process ended".into()))?;
         if line == "ended" {
             return Err(VerbsError::Unreachable("the role ended".into()));
         }
-        let end = End::over(&*self.domain, &self.queue, 0, memory);
+        let end = End::new(&*self.domain, &self.queue, 0);
         let targets = end.connect(&line)?;
         process.tell(&end.describe());
         Ok(Bad {
