@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 use std::fs::File;
-use std::io::IoSlice;
+use std::io::{IoSlice, Write as _};
 use std::mem::MaybeUninit;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -262,9 +262,13 @@ pub fn send_from_many_segments(connection: &Connection, count: usize) {
 
 /// Holds 1 000 connections to the sockets `names`, and keeps making them anew. Two of three send garbage, and one of them sends descriptors
 /// with it.
-pub fn knock(names: &str) {
+///
+/// If `lingering` is set, the descriptors are of TCP sockets with unsent bytes. The last close of such a socket takes a long time.
+pub fn knock(names: &str, lingering: bool) {
     const HELD: usize = 1000;
     crate::process::report("ready");
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut unread = std::collections::VecDeque::new();
     let garbage: Vec<u8> = (0..4096).map(|_| fastrand::u8(..)).collect();
     let null = std::fs::File::open("/dev/null").unwrap();
     let mut held = std::collections::VecDeque::new();
@@ -282,7 +286,11 @@ pub fn knock(names: &str) {
                 if rustix::net::connect(&socket, &address).is_err() {
                     continue;
                 }
-                let files = [null.as_fd(); 16];
+                let mut files = vec![null.as_fd(); 16];
+                let lingers = (lingering && round % 3 == 1).then(|| lingering_socket(&listener));
+                if let Some((socket, _)) = &lingers {
+                    files = vec![socket.as_fd()];
+                }
                 let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
                 let mut control = SendAncillaryBuffer::new(&mut space);
                 if round % 3 == 1 {
@@ -294,6 +302,10 @@ pub fn knock(names: &str) {
                     let _ = rustix::net::sendmsg(&socket, &[IoSlice::new(bytes)], &mut control, flags);
                 }
                 held.push_back(socket);
+                unread.extend(lingers.map(|(_, reader)| reader));
+                if unread.len() > HELD {
+                    unread.pop_front();
+                }
             }
         }
         if held.len() > HELD {
@@ -303,4 +315,14 @@ pub fn knock(names: &str) {
             std::thread::yield_now();
         }
     }
+}
+
+/// Returns a TCP socket whose last close waits until the other end, which is returned, too, is closed.
+fn lingering_socket(listener: &std::net::TcpListener) -> (std::net::TcpStream, std::net::TcpStream) {
+    let mut socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (reader, _) = listener.accept().unwrap();
+    rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::from_secs(100))).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    while socket.write(&[0; 1 << 16]).is_ok() {}
+    (socket, reader)
 }

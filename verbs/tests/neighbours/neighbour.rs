@@ -46,8 +46,8 @@ pub fn run() {
 
 fn run_role(role: &str) {
     let (role, argument) = role.split_once(' ').unwrap_or((role, ""));
-    if role == "knock" {
-        return hostile::knock(argument);
+    if let "knock" | "knock-lingering" = role {
+        return hostile::knock(argument, role != "knock");
     }
     let context = soft::open().unwrap();
     let domain = context.alloc_protection_domain().unwrap();

@@ -40,7 +40,8 @@ pub const ALL: &[(&str, fn())] = &[
     ("deaf calls", || calls_return("deaf")),
     ("flood of messages", flood_of_messages),
     ("flood of segments", flood_of_segments),
-    ("flood of sockets", flood_of_sockets),
+    ("flood of sockets", || flood_of_sockets("knock")),
+    ("flood of lingering sockets", || flood_of_sockets("knock-lingering")),
     ("fork", fork),
     ("fork that outlives its parent", fork_that_outlives_its_parent),
     ("die", die),
@@ -279,12 +280,13 @@ fn flood_of_segments() {
     wait_for_the_rest(&mut victim, &before, &LEFT);
 }
 
-fn flood_of_sockets() {
+/// Makes calls beside a neighbour that makes very many connections to the device.
+fn flood_of_sockets(role: &str) {
     let (mut victim, before) = warmed_up();
     let mut process = Process::start();
     let names = listening_sockets();
     assert!(!names.is_empty(), "the device listens on no unix socket");
-    process.tell(&format!("knock {}", names.join(" ")));
+    process.tell(&format!("{role} {}", names.join(" ")));
     assert_eq!(process.hear().as_deref(), Some("ready"));
     let mut round = 0;
     within_bounds(&mut victim, process, before, |victim| {
