@@ -120,6 +120,7 @@ fn echo(connection: &Connection, before: impl Fn(usize) -> bool) {
     let Connection { queue, end, .. } = connection;
     let mut completions = [WorkCompletion::EMPTY; 16];
     let mut messages = 0;
+    report("ready");
     loop {
         let count = sleep_for(&**queue, &mut completions, i64::from(i32::MAX));
         for completion in &completions[..count] {

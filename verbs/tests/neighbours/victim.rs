@@ -40,6 +40,21 @@ struct Honest {
     completed: VecDeque<WorkCompletion>,
 }
 
+impl Honest {
+    /// Starts an honest neighbour and connects to it. Returns `None` if one of the two could not connect in time.
+    fn connect(domain: &dyn ProtectionDomain, queue: &Arc<dyn CompletionQueue>, role: &str) -> Option<Self> {
+        let mut process = Process::start_honest();
+        process.tell(role);
+        let end = End::new(domain, queue, 0);
+        let target = end.connect(&process.hear()?).ok()?[0];
+        process.tell(&end.describe());
+        if process.hear()? != "ready" {
+            return None;
+        }
+        Some(Self { _process: process, end, target, calls: 0, completed: VecDeque::new() })
+    }
+}
+
 /// A connection to a bad neighbour.
 #[derive(Debug)]
 pub struct Bad {
@@ -60,12 +75,8 @@ impl Victim {
         let context = soft::open().unwrap();
         let domain = context.alloc_protection_domain().unwrap();
         let queue = context.create_completion_queue(1024).unwrap();
-        let mut process = Process::start_honest();
-        process.tell(role);
-        let end = End::new(&*domain, &queue, 0);
-        let target = end.connect(&process.hear().unwrap()).unwrap()[0];
-        process.tell(&end.describe());
-        let honest = Honest { _process: process, end, target, calls: 0, completed: VecDeque::new() };
+        // On a busy machine the answer of a device may come too late.
+        let honest = (0..10).find_map(|_| Honest::connect(&*domain, &queue, role)).unwrap();
         Self { _context: context, domain, queue, honest }
     }
 
