@@ -50,6 +50,26 @@ pub(super) fn peer_process(fd: &impl AsFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(process) })
 }
 
+/// Sets whether the other end of a unix socket can send descriptors. A socket that is accepted begins with the setting of its
+/// listener. Linux before 6.16 does not know the setting: descriptors always pass.
+pub(super) fn pass_descriptors(socket: &impl AsFd, pass: bool) {
+    /// `SO_PASSRIGHTS` of asm-generic, which all 64-bit machines but SPARC and PA-RISC use.
+    const SO_PASSRIGHTS: libc::c_int = 83;
+    let value = libc::c_int::from(pass);
+    // SAFETY:
+    // - the option value is readable for the length given, and
+    // - the descriptor is open as long as `socket` is borrowed.
+    let _ = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PASSRIGHTS,
+            (&raw const value).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+}
+
 /// The direction in which bytes go between this process and another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {

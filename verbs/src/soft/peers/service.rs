@@ -310,6 +310,7 @@ impl Service {
             }
             return Ok(false);
         };
+        client.take_descriptors();
         match request.object {
             Object::Nothing => {
                 let known = |other: &Weak<dyn LocalQueuePair>| {
