@@ -77,7 +77,7 @@ mod peers;
 mod queue_pair;
 pub(crate) mod reach;
 mod region;
-mod shared;
+pub(crate) mod shared;
 mod system;
 #[cfg(test)]
 mod tests;

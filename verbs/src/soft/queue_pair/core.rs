@@ -2,7 +2,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst, fence};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU8, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Instant;
 
@@ -15,10 +16,11 @@ use crate::soft::peers::address::Address;
 use crate::soft::peers::local::{ClientMemory, LocalQueuePair, SendAnswer};
 use crate::soft::peers::message::{Answer, EndAnswer, Object};
 use crate::soft::peers::segments::Segments;
+use crate::soft::shared::arming::Guarded;
 use crate::soft::shared::attention::Attention;
 use crate::soft::shared::end::{End, EndState, Failure};
 use crate::soft::shared::mapping::Mapping;
-use crate::soft::shared::platform::Native;
+use crate::soft::shared::platform::{Native, Shipping};
 use crate::sync::lock;
 use crate::{Access, PathSettings, QueuePairAddress, QueuePairCapacity, QueuePairState, VerbsError};
 
@@ -48,7 +50,7 @@ pub(crate) struct Core {
     /// The position in our ring up to which records are published. Written with the send queue locked.
     pub(crate) published: AtomicU64,
     /// Whether the device's thread guards the records of this queue pair.
-    guarded: AtomicBool,
+    guarded: Guarded<Native, Shipping>,
     /// The position that the peer had taken at the last look of the guard, and the number of looks without a change.
     guard: Mutex<Guard>,
 }
@@ -117,7 +119,7 @@ impl Core {
             connection: OnceLock::new(),
             segments: OnceLock::new(),
             published: AtomicU64::new(0),
-            guarded: AtomicBool::new(false),
+            guarded: Guarded::new(),
             guard: Mutex::default(),
         }))
     }
@@ -175,7 +177,7 @@ impl Core {
         if self.peer_is_gone() {
             return QueuePairState::Error;
         }
-        match self.state.load(SeqCst) {
+        match self.state.load(Acquire) {
             RESET => QueuePairState::Reset,
             INIT => QueuePairState::Init,
             RTR => QueuePairState::Rtr,
@@ -187,7 +189,7 @@ impl Core {
     /// Returns whether the queue pair is in Error.
     #[inline]
     pub(crate) fn has_failed(&self) -> bool {
-        self.state.load(SeqCst) == ERROR
+        self.state.load(Acquire) == ERROR
     }
 
     /// Returns whether the peer takes no more records, because its queue pair is in Error or destroyed, or its process is dead.
@@ -207,7 +209,7 @@ impl Core {
 
     /// Moves to Error. The next poll flushes the outstanding requests. This function neither waits nor locks.
     pub(crate) fn fail(&self) {
-        if self.state.swap(ERROR, SeqCst) != ERROR {
+        if self.state.swap(ERROR, AcqRel) != ERROR {
             self.end.advance(EndState::Ended);
             self.notify();
             if let Some(connection) = self.connection() {
@@ -223,7 +225,7 @@ impl Core {
 
     /// Moves to Error because this end refuses a record of the peer, and tells the peer why.
     pub(crate) fn refuse(&self, failure: Failure) {
-        if self.state.load(SeqCst) != ERROR {
+        if self.state.load(Acquire) != ERROR {
             self.end.report(failure);
         }
         self.fail();
@@ -248,14 +250,13 @@ impl Core {
     /// peer's device to carry them out.
     #[inline]
     pub(crate) fn guard(&self) {
-        if !self.guarded.load(Relaxed) {
+        if self.guarded.begin() {
             self.begin_to_guard();
         }
     }
 
     #[cold]
     fn begin_to_guard(&self) {
-        self.guarded.store(true, Relaxed);
         if let Some(pair) = self.pair.get() {
             self.domain.device().service().guard(pair.clone());
         }
@@ -266,8 +267,8 @@ impl Core {
         /// Looks without a record, after which the guard ends.
         const IDLE: u32 = 256;
         let Some(connection) = self.connection() else { return false };
-        let published = self.published.load(SeqCst);
-        let taken = connection.end.taken_word().load(SeqCst);
+        let published = self.published.load(Relaxed);
+        let taken = connection.end.taken_word().load(Relaxed);
         let mut guard = lock(&self.guard);
         let stuck = taken != published && guard.taken == taken;
         guard.idle = if taken == published && guard.taken == taken { guard.idle + 1 } else { 0 };
@@ -276,15 +277,8 @@ impl Core {
         let done = ended || guard.idle > IDLE;
         drop(guard);
         if done {
-            self.guarded.store(false, Relaxed);
-            // SYNC: pairs with the fence of `SendQueue::after`: either this thread sees the record, or the thread that published
-            // the record sees that nothing guards it.
-            fence(SeqCst);
-            // A record that was published before the store is guarded by the next record, or by the poll of its sender.
-            return !ended && self.published.load(SeqCst) != taken && {
-                self.guarded.store(true, Relaxed);
-                true
-            };
+            // A record that was published before is guarded again, by this thread or by the one that published it.
+            return !self.guarded.end(|| !ended && self.published.load(Relaxed) != taken);
         }
         if stuck {
             connection.poke();
@@ -366,7 +360,7 @@ impl Core {
     }
 
     fn change(&self, call: &'static str, from: u8, to: u8) -> Result<(), VerbsError> {
-        match self.state.compare_exchange(from, to, SeqCst, SeqCst) {
+        match self.state.compare_exchange(from, to, AcqRel, Acquire) {
             Ok(_) => Ok(()),
             Err(_) => Err(VerbsError::State { call, state: self.state() }),
         }
@@ -378,7 +372,7 @@ impl Core {
         if self.domain.device().is_forked() {
             return;
         }
-        self.state.store(ERROR, SeqCst);
+        self.state.store(ERROR, Release);
         self.end.advance(EndState::Ended);
         self.domain.device().service().remove_queue_pair(self.number);
         if let Some(connection) = self.connection() {

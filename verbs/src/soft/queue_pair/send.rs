@@ -2,7 +2,7 @@
 //! receive posted, or if the peer is not connected yet. All later requests then wait, too.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -118,12 +118,12 @@ impl SendQueue {
 
     /// Returns whether requests wait.
     pub(super) fn has_waiting(&self) -> bool {
-        self.waiting.load(SeqCst) != 0
+        self.waiting.load(Relaxed) != 0
     }
 
     /// Returns whether an event is wanted when the peer makes progress.
     pub(super) fn wants_progress(&self) -> bool {
-        self.awaited.load(SeqCst) != 0
+        self.awaited.load(Relaxed) != 0
     }
 
     /// Locks the state.
@@ -185,20 +185,14 @@ impl SendQueue {
             self.core.guard();
             // SYNC: `announce_news` has a fence. Either this thread sees that the queue is armed, or the thread that arms the
             // queue sees the request in `awaited`.
-            if queue.signaled > 0 && self.core.send_queue.is_armed() {
-                self.ask_for_progress(queue);
+            if queue.signaled > 0 {
+                let head = queue.writer.head();
+                self.core.send_queue.ask_for_progress(self.core.end.attention_word(), || {
+                    self.core
+                        .connection()
+                        .is_some_and(|connection| connection.end.taken_word().load(Relaxed) == head)
+                });
             }
-        }
-    }
-
-    /// Asks the peer for an event when it has taken the records, because the poller sleeps.
-    #[cold]
-    fn ask_for_progress(&self, queue: &SendState) {
-        self.core.want(Attention::PROGRESS);
-        Attention::fence::<Native, Shipping>();
-        let taken = self.core.connection().map(|connection| connection.end.taken_word().load(SeqCst));
-        if taken == Some(queue.writer.head()) {
-            self.core.send_queue.notify();
         }
     }
 
@@ -250,7 +244,7 @@ impl SendQueue {
     fn wait(&self, queue: &mut SendState, request: &SendRequest<'_>, done: u64) {
         let first = queue.waiting.is_empty();
         queue.waiting.push_back(Waiting::new(request, done));
-        self.waiting.store(queue.waiting.len(), SeqCst);
+        self.waiting.store(queue.waiting.len(), Relaxed);
         if first {
             self.core.want(Attention::STUCK);
             Attention::fence::<Native, Shipping>();
@@ -525,7 +519,7 @@ impl SendQueue {
                 },
             }
         }
-        self.waiting.store(queue.waiting.len(), SeqCst);
+        self.waiting.store(queue.waiting.len(), Relaxed);
         if queue.waiting.is_empty() && queue.reading.is_empty() {
             self.core.want_no_more(Attention::STUCK);
         }
@@ -572,11 +566,12 @@ impl SendQueue {
         if queue.failed {
             return CompletionStatus::WorkRequestFlushed;
         }
+        let peer_has_ended = self.core.peer_has_ended();
         let failure = self.core.connection().and_then(|connection| connection.end.failure());
         match failure {
             // The requests before the refused one have completed, so this is the refused one.
             Some(failure) => failure.status,
-            None if self.core.peer_has_ended() => CompletionStatus::RetryExceeded,
+            None if peer_has_ended => CompletionStatus::RetryExceeded,
             None => CompletionStatus::WorkRequestFlushed,
         }
     }
@@ -630,8 +625,9 @@ impl SendQueue {
         if !self.core.has_failed() && !self.core.peer_has_ended() {
             return false;
         }
-        let failure = self.core.connection().and_then(|connection| connection.end.failure());
+        // SYNC: the end of the peer is noticed before the look at the record that it refused.
         let peer_has_ended = self.core.peer_has_ended();
+        let failure = self.core.connection().and_then(|connection| connection.end.failure());
         while let Some(first) = queue.outstanding.front() {
             if sink.is_full() {
                 return true;

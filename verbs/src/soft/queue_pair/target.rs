@@ -2,9 +2,7 @@
 //! writes its own memory. The peer writes nothing here.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{
-    AtomicBool, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst, fence,
-};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use super::connection::Connection;
@@ -21,6 +19,7 @@ use crate::soft::shared::end::{EndState, Failure, Reader};
 use crate::soft::shared::mapping::Mapping;
 use crate::soft::shared::platform::{Native, Shipping};
 use crate::soft::shared::ring::{Flags, Kind, Record};
+use crate::soft::shared::states::unless_revoked;
 use crate::sync::lock;
 use crate::{
     Access, CompletionOpcode, CompletionStatus, PostError, PostErrorKind, QueuePairNumber, QueuePairState,
@@ -41,6 +40,8 @@ pub(super) struct Target {
     next: AtomicUsize,
     /// Whether a visit has something to do even if there is no record.
     busy: AtomicBool,
+    /// Whether the receives were flushed, after the queue pair failed.
+    flushed: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -100,14 +101,14 @@ impl Target {
             served: VecDeque::new(),
             ready: VecDeque::new(),
         };
-        let (next, busy) = (AtomicUsize::new(0), AtomicBool::new(false));
-        Self { core: Arc::clone(core), state: Mutex::new(state), next, busy }
+        let (next, busy, flushed) = (AtomicUsize::new(0), AtomicBool::new(false), AtomicBool::new(false));
+        Self { core: Arc::clone(core), state: Mutex::new(state), next, busy, flushed }
     }
 
     /// Returns whether a visit may have something to do.
     #[inline]
     pub(super) fn has_news(&self) -> bool {
-        if self.busy.load(Relaxed) {
+        if self.busy.load(Relaxed) || (self.core.has_failed() && !self.flushed.load(Relaxed)) {
             return true;
         }
         self.core.connection().is_some_and(|connection| {
@@ -124,7 +125,7 @@ impl Target {
 
     /// Has the next poll visit this end, because its state has changed.
     pub(super) fn look_again(&self) {
-        self.busy.store(true, SeqCst);
+        self.busy.store(true, Relaxed);
     }
 
     /// Waits until no thread is carrying out records.
@@ -379,10 +380,7 @@ impl Target {
             unsafe { copy_bytes(from, last[at..].as_mut_ptr(), length as usize) };
             at += length as usize;
         }
-        // SYNC: pairs with `End::advance`: if the copy has read what the owner of the memory stored after it ended, this thread
-        // sees that end.
-        fence(Acquire);
-        if connection.end.state() == EndState::Ended {
+        if !unless_revoked::<Native, Shipping>(|| connection.end.state() != EndState::Ended) {
             self.core.fail();
             return Ok(None);
         }
@@ -602,6 +600,7 @@ impl Target {
             let completion = self.flushed(&posted);
             output.push(state, completion);
         }
+        self.flushed.store(true, Relaxed);
         false
     }
 
