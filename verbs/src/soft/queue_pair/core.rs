@@ -367,13 +367,15 @@ impl Core {
     }
 
     /// Destroys the queue pair, because its user dropped it. Waits for no peer: the peer only reads this end, and finds its
-    /// state.
-    pub(super) fn destroy(&self) {
+    /// state. Calls `wait_for_own_threads` before the regions of the domain may go: a thread of this process may be carrying out
+    /// records, and no thread begins to once the state is Error.
+    pub(super) fn destroy(&self, wait_for_own_threads: impl FnOnce()) {
         if self.domain.device().is_forked() {
             return;
         }
         self.state.store(ERROR, Release);
         self.end.advance(EndState::Ended);
+        wait_for_own_threads();
         self.domain.device().service().remove_queue_pair(self.number);
         if let Some(connection) = self.connection() {
             connection.announce_end();

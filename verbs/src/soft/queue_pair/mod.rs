@@ -213,7 +213,7 @@ struct Handle(Arc<Pair>);
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.0.core.destroy();
+        self.0.core.destroy(|| self.0.wait_for_own_threads());
         self.0.sends.forget();
     }
 }

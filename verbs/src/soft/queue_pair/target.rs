@@ -253,14 +253,16 @@ impl Target {
             }
         }
         self.next.store(reader.next(), Relaxed);
-        if reader.position() != before {
+        let taken = reader.position() != before;
+        if taken {
             reader.give_back(self.core.end.taken_word());
-            if !state.served.is_empty() {
-                self.serve(state, connection, sends);
-            }
-            connection.announce_progress();
-        } else if !state.served.is_empty() {
+        }
+        // A queue pair in Error uses no memory any more: its regions may go (see `Core::destroy`).
+        if !state.served.is_empty() && !self.core.has_failed() {
             self.serve(state, connection, sends);
+        }
+        if taken {
+            connection.announce_progress();
         }
         state.reader = Some(reader);
         more
