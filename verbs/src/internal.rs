@@ -16,3 +16,7 @@ pub mod shared_memory {
     pub use crate::soft::shared::ring::{Flags, Header, Kind, Reader, Record, Violation, Writer};
     pub use crate::soft::shared::states::{EndState, Failure, unless_revoked};
 }
+
+/// Runs one input of the software device's fuzzer.
+#[cfg(fuzzing)]
+pub use crate::soft::tests::fuzz::run_input;

@@ -79,8 +79,8 @@ pub(crate) mod reach;
 mod region;
 pub(crate) mod shared;
 mod system;
-#[cfg(test)]
-mod tests;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod tests;
 
 pub use context::open;
 pub use limits::{NAME, attributes};

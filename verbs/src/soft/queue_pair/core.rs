@@ -158,7 +158,7 @@ impl Core {
     }
 
     /// Returns the peer's memory that this process has mapped, once the peer has taken this end.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn segments(&self) -> Option<&Arc<Segments>> {
         self.segments.get()
     }

@@ -152,16 +152,16 @@ impl End {
     }
 
     /// Returns all words of the segment, which a hostile owner can write.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn words(&self) -> &[AtomicU64] {
         self.mapping.words()
     }
 
     /// Index of the first word that the owner writes while the connection is in use.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) const FIRST_CHANGING: usize = ATTENTION;
 
     /// Index of the first word of the ring.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) const FIRST_OF_RING: usize = RING;
 }

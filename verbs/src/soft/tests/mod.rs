@@ -1,11 +1,17 @@
 //! A hostile or confused peer. This process goes on, whatever the peer writes to shared memory or sends over the socket.
 #![allow(clippy::unwrap_used, reason = "tests")]
+#![cfg_attr(fuzzing, allow(dead_code, reason = "a fuzzer has no other tests"))]
 
+#[cfg(test)]
 mod ends;
-mod fuzz;
+pub(crate) mod fuzz;
+#[cfg(test)]
 mod lifetimes;
+#[cfg(test)]
 mod pulls;
+#[cfg(test)]
 mod sockets;
+#[cfg(test)]
 mod wake_ups;
 
 use std::any::Any;
