@@ -38,23 +38,23 @@ pub enum ConnectError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The name does not resolve.
-    #[error("{authority}: {source}")]
+    #[error("{authority}: {cause}")]
     Resolve {
         /// Host and port.
         authority: String,
         /// The error of the resolver.
-        source: io::Error,
+        cause: io::Error,
     },
     /// The URI has no host to connect to.
     #[error("{0}: no host to connect to")]
     NoHost(String),
     /// TCP could not connect.
-    #[error("connecting to {peer}: {source}")]
+    #[error("connecting to {peer}: {cause}")]
     Tcp {
         /// Address tried last.
         peer: SocketAddr,
         /// The error of the system.
-        source: io::Error,
+        cause: io::Error,
     },
     /// TCP did not connect in time.
     #[error("connecting to {authority}: no answer within {timeout:?}")]
@@ -106,6 +106,10 @@ pub enum NegotiationError {
     /// The peer sent a message that is not due now.
     #[error("the peer sent {0} out of turn")]
     OutOfTurn(&'static str),
+    /// The listener has no place for a new client, and this client has kept it waiting for longest, among the clients of the
+    /// address with most unfinished negotiations.
+    #[error("the listener needs the place of this unfinished negotiation for a new client")]
+    Displaced,
     /// The policy requires RDMA, and there is none to this client.
     #[error("RDMA is required (RDMA_POLICY=require), but {0}")]
     RdmaRequired(RdmaUnavailable),
@@ -190,6 +194,12 @@ pub enum RdmaUnavailable {
     /// The server's policy is TCP only.
     #[error("the server's policy is tcp-only")]
     TcpOnly,
+    /// The server prepares as many connections over RDMA as it prepares at a time, and there was no place for this one.
+    #[error("the server has {0} unfinished negotiations over RDMA, which is the limit")]
+    Crowded(usize),
+    /// The server's device did not prepare the connection in time.
+    #[error("the server's device did not prepare a connection within {0:?}")]
+    TooSlow(Duration),
     /// The client offered nothing.
     #[error("the client has no RDMA device")]
     NothingOffered,

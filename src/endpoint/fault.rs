@@ -37,7 +37,7 @@ pub enum ConnectionFault {
     NoAnswer(std::time::Duration),
     /// The peer broke the protocol.
     #[error("the peer broke the protocol: {0}")]
-    Violation(#[from] Violation),
+    Violation(Violation),
     /// The device failed a request.
     #[error("the device ended a {opcode:?} request: {status}")]
     Device {
@@ -88,6 +88,12 @@ impl ConnectionFault {
 }
 
 /// A queue pair that takes no more requests has usually lost its peer.
+impl From<Violation> for ConnectionFault {
+    fn from(violation: Violation) -> Self {
+        Self::Violation(violation)
+    }
+}
+
 impl From<PostError> for ConnectionFault {
     fn from(error: PostError) -> Self {
         match error.kind {

@@ -44,7 +44,7 @@ pub use error::{ConnectError, NegotiationError, RdmaUnavailable};
 pub use fault::ConnectionFault;
 pub use info::{RdmaConnectInfo, Verdict};
 pub use link::work_id::{WorkId, WorkKind};
-pub use negotiate::{Dialer, Listener};
+pub use negotiate::{Dialer, Listener, Lost, Place, Places, Source, TooManyWait};
 pub use polling::{
     Observation, Pace, Participant, Polled, Queue, QueueFull, Reactor, UnannouncedArrival, Watched,
     idle_polling, may_spin,

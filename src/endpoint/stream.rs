@@ -3,12 +3,13 @@
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::task::coop::poll_proceed;
 
 use super::connection::Connection;
 use super::fault::ConnectionFault;
@@ -139,7 +140,7 @@ impl AsyncRead for EndpointStream {
 impl Inner {
     fn poll_read(&mut self, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match self {
-            Self::Rdma(half) => half.connection.poll_read(context, buffer),
+            Self::Rdma(half) => in_turn(context, |context| half.connection.poll_read(context, buffer)),
             Self::Tcp(tcp) if !tcp.received.is_empty() => {
                 let count = tcp.received.len().min(buffer.remaining());
                 buffer.put_slice(&tcp.received[..count]);
@@ -149,6 +150,17 @@ impl Inner {
             Self::Tcp(tcp) => Pin::new(&mut tcp.stream).poll_read(context, buffer),
         }
     }
+}
+
+/// Does one step of a task, unless the task has used up its turn: then other tasks of the thread run first, as with tokio's own
+/// streams. A step that has to wait takes nothing of the turn.
+fn in_turn<T>(context: &mut Context<'_>, step: impl FnOnce(&Context<'_>) -> Poll<T>) -> Poll<T> {
+    let turn = ready!(poll_proceed(context));
+    let done = step(context);
+    if done.is_ready() {
+        turn.made_progress();
+    }
+    done
 }
 
 impl AsyncWrite for EndpointStream {
@@ -162,7 +174,7 @@ impl AsyncWrite for EndpointStream {
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         match &mut self.inner {
-            Inner::Rdma(half) => half.connection.poll_write(context, slices),
+            Inner::Rdma(half) => in_turn(context, |context| half.connection.poll_write(context, slices)),
             Inner::Tcp(tcp) => Pin::new(&mut tcp.stream).poll_write_vectored(context, slices),
         }
     }

@@ -12,6 +12,7 @@
 
 mod churn;
 mod cost;
+mod crowd;
 mod death;
 mod leaks;
 mod shortage;
@@ -40,7 +41,12 @@ mod child {
         let Ok(role) = std::env::var(support::ROLE) else { return };
         match &*role {
             "shortage" => super::shortage::play(),
-            role => support::play(role),
+            "half-open" => super::crowd::play_half_open(),
+            role => match role.split_once(' ') {
+                Some(("silent", sources)) => super::crowd::play_silent(sources.parse().unwrap()),
+                Some(("stop-half-way", port)) => super::crowd::play_stop_half_way(port.parse().unwrap()),
+                _ => support::play(role),
+            },
         }
     }
 }

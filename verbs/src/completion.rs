@@ -4,6 +4,7 @@ use std::any::Any;
 use std::fmt::{self, Debug};
 use std::os::fd::BorrowedFd;
 
+use super::sealed::Sealed;
 use super::{QueuePairNumber, VerbsError};
 
 /// A completion queue (`struct ibv_cq` with its completion channel).
@@ -11,7 +12,7 @@ use super::{QueuePairNumber, VerbsError};
 /// A caller polls the queue, or arms the queue and waits. Arming is one-shot: the event descriptor becomes readable with
 /// the first completion that is added after [`arm`](Self::arm). An earlier completion makes no event. Therefore arm, then
 /// poll once more, then wait.
-pub trait CompletionQueue: Any + Send + Sync + Debug {
+pub trait CompletionQueue: Sealed + Any + Send + Sync + Debug {
     /// Takes up to `completions.len()` completions and returns their number. Never blocks.
     fn poll(&self, completions: &mut [WorkCompletion]) -> usize;
 

@@ -5,13 +5,14 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use super::sealed::Sealed;
 use super::{
     Access, CompletionQueue, DeviceMemoryRegion, DmaBuf, HostMemory, MemoryRegion, QueuePair,
     QueuePairCapacity, SharedReceiveQueue, VerbsError,
 };
 
 /// An opened RDMA device (`struct ibv_context`).
-pub trait Context: Send + Sync + Debug + 'static {
+pub trait Context: Sealed + Send + Sync + Debug + 'static {
     /// Returns the description and the limits of the device.
     fn attributes(&self) -> &DeviceAttributes;
 
@@ -44,7 +45,7 @@ pub trait Context: Send + Sync + Debug + 'static {
 }
 
 /// A protection domain (`struct ibv_pd`): memory regions and queue pairs that may be used with one another.
-pub trait ProtectionDomain: Send + Sync + Debug + 'static {
+pub trait ProtectionDomain: Sealed + Send + Sync + Debug + 'static {
     /// Registers all of `memory`.
     ///
     /// # Errors
@@ -70,6 +71,14 @@ pub trait ProtectionDomain: Send + Sync + Debug + 'static {
         range: Range<usize>,
         access: Access,
     ) -> Result<Arc<dyn MemoryRegion>, VerbsError>;
+
+    /// Returns whether the peer of a READ can write to the sink of the READ by the key of the sink, although the sink was
+    /// registered with local rights only. On iWARP it can, because the answer to a READ is a write of the peer
+    /// (RFC 5040, section 5.1). The peer learns the key from the READ. On such a device, a sink needs a registration of its own,
+    /// which must end before the memory is used for something else.
+    fn opens_sinks(&self) -> bool {
+        false
+    }
 
     /// Registers memory of another device, such as a GPU, by its dmabuf. The region is used like one of
     /// [`register_range`](Self::register_range), and does not need the descriptor any more.

@@ -6,6 +6,7 @@
 use std::fmt::Debug;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use super::sealed::Sealed;
 use super::{Access, Lkey, RemoteSegment, Rkey, VerbsError};
 
 /// A part of a dmabuf, by which one driver lends its device's memory to another driver (Linux,
@@ -69,7 +70,7 @@ impl DmaBuf<'_> {
 ///
 /// The host can't access the memory: this trait neither loads, stores nor copies. Therefore everything that the host polls
 /// (tail words, metadata, credits) must be in [`HostMemory`](super::HostMemory).
-pub trait DeviceMemoryRegion: Send + Sync + Debug + 'static {
+pub trait DeviceMemoryRegion: Sealed + Send + Sync + Debug + 'static {
     /// Returns the key that local segments carry.
     fn lkey(&self) -> Lkey;
 

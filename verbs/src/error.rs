@@ -11,12 +11,12 @@ use super::QueuePairState;
 #[non_exhaustive]
 pub enum VerbsError {
     /// The operating system refused.
-    #[error("{action}: {source}")]
+    #[error("{action}: {cause}")]
     Os {
         /// The action that failed, such as "mapping 2097152 bytes of shared memory".
         action: String,
-        /// The error of the system.
-        source: io::Error,
+        /// The error of the system. The message has its text, so it is not returned as source.
+        cause: io::Error,
     },
     /// A number is above the limit of the device.
     #[error("{what}: asked for {asked}, the device has {limit}")]
@@ -83,8 +83,8 @@ impl VerbsError {
     /// let error = VerbsError::os("mapping memory", io::Error::from(io::ErrorKind::OutOfMemory));
     /// assert!(error.to_string().contains("mapping memory"));
     /// ```
-    pub fn os(action: impl Into<String>, source: impl Into<io::Error>) -> Self {
-        Self::Os { action: action.into(), source: source.into() }
+    pub fn os(action: impl Into<String>, cause: impl Into<io::Error>) -> Self {
+        Self::Os { action: action.into(), cause: cause.into() }
     }
 }
 

@@ -14,7 +14,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use super::VerbsError;
 use super::copy::copy_bytes;
-use super::memfd::{self, Writers};
+use super::memfd;
 use super::sync::lock;
 
 /// A range of host memory that outlives every region registered over it.
@@ -48,14 +48,15 @@ pub(crate) trait MemoryUser: Send + Sync {
 }
 
 enum Backing {
-    /// A memfd, sealed against shrinking, mapped at `base`; peers may map it too.
+    /// A memfd mapped at `base`. Its length is sealed. Peers may map it, too, but only for reading.
     Shared(OwnedFd),
     /// Memory that the owner keeps alive.
     Owned(#[expect(dead_code, reason = "held for its Drop")] Box<dyn Any + Send + Sync>),
 }
 
 // SAFETY:
-// - the memory is reached only through raw copies and atomics, which are sound from any thread, and
+// - this type reaches the memory only by `copy_bytes`, which the language defines although another thread, a process or a device
+//   changes the bytes meanwhile, and by atomics; so calls of several threads may overlap; and
 // - both variants of `Backing` are `Send` and `Sync`.
 unsafe impl Send for HostMemory {}
 // SAFETY: the reasons for `Send` hold for `Sync`.
@@ -86,7 +87,8 @@ impl HostMemory {
         let base = map_aligned(&fd, length, alignment)?;
         let memory = Self::new(base, length, Backing::Shared(fd));
         if let Backing::Shared(fd) = &memory.backing {
-            memfd::seal(fd, Writers::Maker)?;
+            // Peers map application memory only for reading.
+            memfd::seal(fd)?;
         }
         Ok(memory)
     }
@@ -195,7 +197,8 @@ impl HostMemory {
     pub fn copy_in(&self, offset: usize, source: &[u8]) -> Result<(), OutOfBounds> {
         let to = self.at(offset, source.len())?;
         // SAFETY:
-        // - `at` checked that the destination lies in this memory, which is valid for writes, and
+        // - `at` checked that the destination lies in this memory, which is valid for writes;
+        // - threads, peers and devices may use the destination at the same time, as `copy_bytes` allows; and
         // - `source` can't overlap the destination: no code lends this memory out as a slice while it may be written
         //   (see `from_raw_parts`, and `LocalSegment::new`).
         unsafe { copy_bytes(source.as_ptr(), to, source.len()) };
@@ -210,7 +213,8 @@ impl HostMemory {
     pub fn copy_out(&self, offset: usize, destination: &mut [u8]) -> Result<(), OutOfBounds> {
         let from = self.at(offset, destination.len())?;
         // SAFETY:
-        // - `at` checked that the source lies in this memory, which is valid for reads, and
+        // - `at` checked that the source lies in this memory, which is valid for reads;
+        // - threads, peers and devices may write to the source at the same time, as `copy_bytes` allows; and
         // - `destination` belongs to the caller alone, so it is not a part of this memory.
         unsafe { copy_bytes(from, destination.as_mut_ptr(), destination.len()) };
         Ok(())

@@ -101,7 +101,9 @@
 //!
 //! # Safety
 //! [`LocalSegment::new`] is the one unsafe step in posting a request: the caller promises that no reference to the memory
-//! exists while the device uses it. Everything that a peer writes to shared memory is checked before it is used.
+//! exists while the device uses it. Memory that peers and devices change meanwhile is copied in assembly, because a plain read or
+//! write of such memory is undefined in Rust; the copy is checked, not the shared memory. The traits of devices are sealed: only
+//! this crate implements them, because safe code relies on the keys and ranges that they state.
 
 mod completion;
 mod context;
@@ -115,6 +117,7 @@ mod queue_pair;
 mod queue_pair_state;
 mod random;
 mod region;
+mod sealed;
 mod shared_receive_queue;
 mod sync;
 mod throttle;
@@ -138,7 +141,9 @@ pub use device_memory::{DeviceMemoryRegion, DmaBuf};
 pub use discover::{FoundDevice, FoundGid, FoundPort, devices, open};
 pub use error::{PostError, PostErrorKind, VerbsError};
 pub use host_memory::{HostMemory, OutOfBounds, WordError};
-pub use queue_pair::{PathSettings, Probe, QueuePair, QueuePairAddress, QueuePairCapacity, QueuePairNumber};
+pub use queue_pair::{
+    PathSettings, PeerWork, Probe, QueuePair, QueuePairAddress, QueuePairCapacity, QueuePairNumber,
+};
 pub use queue_pair_state::QueuePairState;
 pub use region::{Access, Lkey, LocalSegment, MemoryRegion, RemoteSegment, Rkey};
 pub use shared_receive_queue::SharedReceiveQueue;

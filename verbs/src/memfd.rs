@@ -12,25 +12,9 @@ use rustix::process::Resource;
 /// Type of the file system that memfds of ordinary pages are on (`TMPFS_MAGIC`).
 const TMPFS: u64 = 0x0102_1994;
 
-/// The processes that may write to a segment once it is created.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Writers {
-    /// Every process that maps it.
-    All,
-    /// Only its maker, by the mappings that exist when the segment is sealed. Peers can map the segment only for reading.
-    Maker,
-}
-
-impl Writers {
-    /// Returns the seals of a segment. The length of a sealed segment can't change.
-    fn seals(self) -> SealFlags {
-        let length = SealFlags::SHRINK | SealFlags::GROW;
-        match self {
-            Self::All => length,
-            Self::Maker => length | SealFlags::FUTURE_WRITE,
-        }
-    }
-}
+/// The seals of a segment: its length can't change, and only its maker can write to it, by the mappings that exist when it is
+/// sealed.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE);
 
 /// Creates a memfd of `length` zero bytes. The caller maps it and then [seals](seal) it.
 pub(crate) fn create(name: &str, length: usize) -> io::Result<OwnedFd> {
@@ -56,20 +40,27 @@ pub(crate) fn create(name: &str, length: usize) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Seals a memfd of [`create`]: its length can't change any more, no further seal can be added, and only `writers` can write.
-/// Mappings that exist stay writable.
-pub(crate) fn seal(fd: &impl AsFd, writers: Writers) -> io::Result<()> {
-    rustix::fs::fcntl_add_seals(fd, writers.seals() | SealFlags::SEAL)?;
+/// Seals a memfd of [`create`]: its length can't change any more, no process can make a writable mapping of it, and no further
+/// seal can be added. Mappings that exist stay writable.
+pub(crate) fn seal(fd: &impl AsFd) -> io::Result<()> {
+    rustix::fs::fcntl_add_seals(fd, SEALS | SealFlags::SEAL)?;
     Ok(())
 }
 
-/// Checks that the first `length` bytes of a peer's descriptor can be mapped, and that only `writers` can write to them.
+/// Returns whether a descriptor is a memfd of ordinary pages.
+pub(crate) fn is_memfd(fd: &impl AsFd) -> bool {
+    rustix::fs::fcntl_get_seals(fd).is_ok()
+        && rustix::fs::fstatfs(fd).is_ok_and(|system| system.f_type as u64 == TMPFS)
+}
+
+/// Checks that the first `length` bytes of a peer's descriptor can be mapped, and that only their maker can write to
+/// them.
 /// Returns `length`. Refuses:
 /// - other kinds of files, because reading them may block or fail;
 /// - memory of huge pages, because the peer can punch holes into it, and an access is SIGBUS when the pool of huge pages is
 ///   empty; and
 /// - memory whose length the peer can change, because an access beyond its end is SIGBUS.
-pub(crate) fn check(fd: &impl AsFd, length: u64, writers: Writers) -> io::Result<usize> {
+pub(crate) fn check(fd: &impl AsFd, length: u64) -> io::Result<usize> {
     let refuse = |reason: String| Err(io::Error::new(io::ErrorKind::InvalidData, reason));
     let Ok(seals) = rustix::fs::fcntl_get_seals(fd) else {
         return refuse("the peer's descriptor is no memfd".into());
@@ -80,7 +71,7 @@ pub(crate) fn check(fd: &impl AsFd, length: u64, writers: Writers) -> io::Result
             "the peer's segment is not of ordinary pages (type of file system {kind:#x})"
         ));
     }
-    let missing = writers.seals().difference(seals);
+    let missing = SEALS.difference(seals);
     if !missing.is_empty() {
         return refuse(format!("the peer's segment lacks the seals {missing:?}"));
     }

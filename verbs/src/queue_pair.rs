@@ -2,15 +2,21 @@
 
 use std::any::Any;
 use std::fmt::{self, Debug};
+use std::sync::Arc;
 
+use super::sealed::Sealed;
 use super::{Access, PostError, QueuePairState, ReceiveRequest, SendRequest, VerbsError};
 
 /// A reliable connected (RC) queue pair (`struct ibv_qp`). Dropping the last reference destroys it; outstanding
 /// requests then get no completion.
 ///
+/// A queue pair that takes receives from a [shared receive queue](super::SharedReceiveQueue) goes to Error when it is dropped, and
+/// is destroyed up to a second later, when the receives that it had taken have completed. Until then the device may still
+/// read or write the memory of its outstanding requests, within their registrations.
+///
 /// Requests on the send queue run and complete in the order of posting. Later sends and writes may overtake an RDMA
 /// READ in execution, but not in completion.
-pub trait QueuePair: Any + Send + Sync + Debug {
+pub trait QueuePair: Sealed + Any + Send + Sync + Debug {
     /// Returns the number that completions carry; unique within the device.
     fn number(&self) -> QueuePairNumber;
 
@@ -90,6 +96,39 @@ pub trait QueuePair: Any + Send + Sync + Debug {
     /// value in its memory, and does not poll the completion queue, calls this function while it waits. On other devices this
     /// function does nothing.
     fn progress(&self) {}
+
+    /// Returns the work that the peer asks of this queue pair, for threads that do not hold the queue pair; `None` on devices that
+    /// work without the CPU.
+    fn peer_work(&self) -> Option<Arc<dyn PeerWork>> {
+        None
+    }
+
+    /// Returns whether a WRITE of the peer without immediate data makes an event at the armed completion queue of receives, as a
+    /// completion does. The poll after that event returns no completion for the WRITE.
+    fn announces_writes(&self) -> bool {
+        false
+    }
+}
+
+/// The work that a peer asks of a queue pair, on a device whose work the CPU does ([`QueuePair::peer_work`]). Any thread may
+/// call these functions. Once the queue pair is destroyed, they do nothing.
+pub trait PeerWork: Send + Sync + Debug {
+    /// Carries out work of the peer, at most about a megabyte. Returns whether there was any. Without work, this function takes a
+    /// few loads from the cache.
+    ///
+    /// If this function returns true, a sequentially consistent fence has followed the stores to memory. Completions stay for the
+    /// next poll. They make an event if the completion queue is armed.
+    fn progress(&self) -> bool;
+
+    /// Notes that a thread calls [`progress`](Self::progress) again and again, so that WRITEs without immediate data need no events
+    /// of the completion queue ([`QueuePair::announces_writes`]). That thread must poll the completion queue from time to time,
+    /// too. This note holds until [`need_events`](Self::need_events) is called, or no thread has carried out work for some
+    /// milliseconds. Returns whether such events were asked for.
+    fn need_no_events(&self) -> bool;
+
+    /// Takes [`need_no_events`](Self::need_no_events) back. If the completion queue is armed, WRITEs that come from now on make an
+    /// event. The caller then calls [`progress`](Self::progress), because WRITEs may have come before.
+    fn need_events(&self);
 }
 
 /// Evidence that two sides share memory, for a device that works by shared memory. It consists of the nonce that this side

@@ -4,10 +4,11 @@ use std::fmt::Debug;
 use std::ops::{BitOr, Range};
 use std::sync::Arc;
 
+use super::sealed::Sealed;
 use super::{DeviceMemoryRegion, HostMemory};
 
 /// Memory that the device may use (`struct ibv_mr`). Dropping the last reference deregisters it.
-pub trait MemoryRegion: Send + Sync + Debug + 'static {
+pub trait MemoryRegion: Sealed + Send + Sync + Debug + 'static {
     /// Returns the key that local segments carry.
     fn lkey(&self) -> Lkey;
 

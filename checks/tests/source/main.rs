@@ -3,6 +3,7 @@
 
 mod api;
 mod documentation;
+mod errors;
 mod layering;
 mod model;
 mod pages;

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::units;
+use tonic_rdma_verbs::internal;
 
 /// A setting or limit, and advice about it.
 #[derive(Debug, Serialize)]
@@ -16,7 +17,7 @@ pub(crate) struct Finding {
 
 /// Returns all findings.
 pub(crate) fn findings() -> Vec<Finding> {
-    vec![memlock(), open_files(), huge_pages(), kernel_devices()]
+    vec![memlock(), open_files(), huge_pages(), kernel_devices(), soft_place(), soft_peers(), identity()]
 }
 
 /// Looks at the limit on locked memory. Devices of the kernel lock the memory that they register.
@@ -79,4 +80,40 @@ fn kernel_devices() -> Finding {
     }
     let advice = Some("give this user access (group rdma, or a udev rule), or run as one that has it".into());
     Finding { what, found: format!("there, but closed to this user: {}", closed.join(", ")), advice }
+}
+
+/// Looks where the software device finds its peers. The two ends of a connection need one place.
+fn soft_place() -> Finding {
+    let what = "the software device finds peers in";
+    match internal::soft_place() {
+        Ok(found) => Finding { what, found, advice: None },
+        Err(error) => Finding {
+            what,
+            found: "no place".into(),
+            advice: Some(format!("{error}; give RDMA_SOFT_DIR a directory that both ends can write to")),
+        },
+    }
+}
+
+/// Looks which processes the software device lets in.
+fn soft_peers() -> Finding {
+    let found = if internal::soft_admits_any_user() {
+        "all processes that can open its socket (RDMA_SOFT_PEERS=any)"
+    } else {
+        "processes of this user"
+    };
+    Finding { what: "the software device lets in", found: found.into(), advice: None }
+}
+
+/// Looks at what decides whether two processes can share memory. The outputs at both ends show where the ends differ.
+fn identity() -> Finding {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    let boot = boot.map_or("unknown".into(), |text| text.trim().to_owned());
+    let namespace = |name: &str| {
+        let link = std::fs::read_link(format!("/proc/self/ns/{name}"));
+        link.map_or(format!("{name}:unknown"), |target| target.display().to_string())
+    };
+    let namespaces = ["net", "user", "pid"].map(namespace).join(", ");
+    let user = rustix::process::geteuid().as_raw();
+    Finding { what: "this process", found: format!("uid {user}, {namespaces}, boot {boot}"), advice: None }
 }

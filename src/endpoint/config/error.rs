@@ -23,7 +23,7 @@ pub struct ConfigError {
     /// Name of the setting: the method of [`Config`](crate::Config) that sets it, such as `completion_queues`. Where a method
     /// sets several values, the name of the value follows in brackets.
     pub setting: &'static str,
-    /// Name of the variable for this setting, such as `RDMA_CQS`.
+    /// Name of the variable for this setting, such as `RDMA_CQS`. Empty if the setting has no variable.
     pub variable: &'static str,
     /// The value.
     pub value: String,
@@ -38,6 +38,8 @@ impl fmt::Display for ConfigError {
         let Self { setting, variable, value, accepted, from_environment } = self;
         if *from_environment {
             write!(f, "{variable}={value:?}: {accepted}")
+        } else if variable.is_empty() {
+            write!(f, "Config::{setting} is {value}: {accepted}")
         } else {
             write!(f, "Config::{setting} is {value}: {accepted} (variable {variable})")
         }

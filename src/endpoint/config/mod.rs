@@ -104,7 +104,7 @@ impl Config {
     /// spin saves.
     const SPIN_LIMIT: Duration = Duration::from_micros(120);
 
-    /// Checks every setting that has an environment variable, by the rule of that variable. [`from_env`](Self::from_env) calls
+    /// Checks every setting. A setting that has an environment variable follows the rule of that variable. [`from_env`](Self::from_env) calls
     /// this. Connectors, listeners and tensor devices call it, too, before they use a configuration. Setters take any value, so
     /// that calls of setters can be chained.
     ///
@@ -134,7 +134,11 @@ impl Config {
         self.max_inline.map_or(Ok(()), |bytes| rules::MAX_INLINE.check(bytes.into()))?;
         rules::QUEUE_DEPTH.check(self.queue_depth.into())?;
         self.pinned_limit.map_or(Ok(()), |bytes| rules::PINNED_LIMIT.check(bytes))?;
+        rules::CONNECT_TIMEOUT.check(self.connect_timeout)?;
         rules::HANDSHAKE_TIMEOUT.check(self.handshake_timeout)?;
+        rules::PING_INTERVAL.check(self.ping_interval)?;
+        rules::PING_TIMEOUT.check(self.ping_timeout)?;
+        rules::LINGER.check(self.linger)?;
         rules::QP_TIMEOUT.check(self.path.timeout.into())?;
         rules::QP_RETRY_COUNT.check(self.path.retry_count.into())?;
         rules::QP_SERVICE_LEVEL.check(self.path.service_level.into())?;
@@ -291,7 +295,7 @@ impl Config {
         self.plaintext_tensors
     }
 
-    /// Sets how long a TCP connection may take to be established. Default: 10 s.
+    /// Sets how long a TCP connection may take to be established, 1 ms to a day. Default: 10 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self
@@ -304,15 +308,15 @@ impl Config {
         self
     }
 
-    /// Sets the length of silence after which this end pings the peer, and the time that the peer has to answer. Default: 10 s
-    /// and 30 s.
+    /// Sets the length of silence after which this end pings the peer, and the time that the peer has to answer, each 1 ms to a
+    /// day. Default: 10 s and 30 s.
     pub fn ping(mut self, interval: Duration, timeout: Duration) -> Self {
         self.ping_interval = interval;
         self.ping_timeout = timeout;
         self
     }
 
-    /// Sets how long a closed connection may go on sending bytes that were written before. Default: 5 s.
+    /// Sets how long a closed connection may go on sending bytes that were written before, up to a day. Default: 5 s.
     pub fn linger(mut self, linger: Duration) -> Self {
         self.linger = linger;
         self

@@ -7,12 +7,12 @@ use std::time::Duration;
 use super::error::ConfigError;
 use tonic_rdma_verbs::internal;
 
-/// A setting that has a variable.
+/// A setting.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Setting {
     /// The method of `Config`.
     name: &'static str,
-    /// The environment variable.
+    /// The environment variable. Empty if there is none.
     pub(super) variable: &'static str,
 }
 
@@ -64,6 +64,10 @@ pub(super) const HANDSHAKE_TIMEOUT: Time = Time {
     unit: Duration::from_millis(1),
     unit_name: "milliseconds",
 };
+pub(super) const CONNECT_TIMEOUT: Time = up_to_a_day("connect_timeout", 1);
+pub(super) const PING_INTERVAL: Time = up_to_a_day("ping (interval)", 1);
+pub(super) const PING_TIMEOUT: Time = up_to_a_day("ping (timeout)", 1);
+pub(super) const LINGER: Time = up_to_a_day("linger", 0);
 pub(super) const QP_TIMEOUT: Number = number("path_settings (timeout)", "RDMA_QP_TIMEOUT", 0, 31);
 pub(super) const QP_RETRY_COUNT: Number = number("path_settings (retry_count)", "RDMA_QP_RETRY_COUNT", 0, 7);
 pub(super) const QP_SERVICE_LEVEL: Number = number("path_settings (service_level)", "RDMA_QP_SL", 0, 15);
@@ -89,6 +93,13 @@ const fn setting(name: &'static str, variable: &'static str) -> Setting {
 
 const fn number(name: &'static str, variable: &'static str, least: u64, most: u64) -> Number {
     Number { setting: setting(name, variable), least, most, auto: false }
+}
+
+/// Returns the rule of a time without a variable, from `least` milliseconds on.
+const fn up_to_a_day(name: &'static str, least: u64) -> Time {
+    const DAY: u64 = 24 * 3600 * 1000;
+    let number = number(name, "", least, DAY);
+    Time { number, unit: Duration::from_millis(1), unit_name: "milliseconds" }
 }
 
 impl Setting {
@@ -147,7 +158,7 @@ impl Time {
     }
 
     fn times(&self, count: u64) -> Duration {
-        // No unit is above a millisecond, and no count above a million.
+        // No unit is above a millisecond, and no count above those of a day.
         self.unit.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX))
     }
 }

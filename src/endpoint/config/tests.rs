@@ -147,3 +147,23 @@ fn durations_are_checked_below_their_unit() {
     let config = Config::default().spin_limit(Duration::from_secs(1) + Duration::from_nanos(1));
     assert_eq!(config.validate().unwrap_err().setting, "spin_limit");
 }
+
+/// These settings have no variable.
+#[test]
+fn times_have_limits() {
+    let refused = |config: Config| config.validate().unwrap_err().setting;
+    let (second, none) = (Duration::from_secs(1), Duration::ZERO);
+    // A ping without a pause would keep the connection's task busy for ever, and a time beyond the clock's range would panic.
+    for bad in [none, Duration::from_micros(999), Duration::from_secs(24 * 3600 + 1), Duration::MAX] {
+        assert_eq!(refused(Config::default().ping(bad, second)), "ping (interval)");
+        assert_eq!(refused(Config::default().ping(second, bad)), "ping (timeout)");
+        assert_eq!(refused(Config::default().connect_timeout(bad)), "connect_timeout");
+    }
+    assert_eq!(refused(Config::default().linger(Duration::MAX)), "linger");
+    for good in [Duration::from_millis(1), second, Duration::from_secs(24 * 3600)] {
+        assert_eq!(Config::default().ping(good, good).connect_timeout(good).linger(good).validate(), Ok(()));
+    }
+    assert_eq!(Config::default().linger(none).validate(), Ok(()));
+    let error = Config::default().linger(Duration::MAX).validate().unwrap_err().to_string();
+    assert!(error.ends_with("takes a number from 0 to 86400000 of milliseconds"), "{error}");
+}

@@ -41,9 +41,11 @@ impl Config {
     /// | `RDMA_QP_MTU` | 256, 512, 1024, 2048, 4096 | the port's | [`path_settings`](Self::path_settings) |
     /// | `RDMA_QP_PKEY_INDEX` | 0 to 65 535 | 0 | [`path_settings`](Self::path_settings) |
     /// | `RDMA_TRAFFIC_CLASS` | 0 to 255 | 0 | [`path_settings`](Self::path_settings) |
+    /// | `RDMA_SOFT_DIR` | the absolute path of a directory | none | read by the software device |
+    /// | `RDMA_SOFT_PEERS` | `user`, `any` | `user` | read by the software device |
     ///
-    /// The software device reads two more variables itself, because a process has one such device: `RDMA_SOFT_DIR` (the
-    /// absolute path of a directory) and `RDMA_SOFT_PEERS` (`user` or `any`). This function only checks their values.
+    /// The software device reads the last two variables itself, because a process has one such device. This function only checks
+    /// their values.
     ///
     /// ```
     /// use tonic_rdma::{Config, RdmaConnector};

@@ -18,13 +18,15 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// Adds the connection that `make` builds. `make` gets the key that the connection's work requests have to carry.
+    /// Adds the connection that `make` builds. `make` gets the key that the connection's work requests have to carry. `places` is
+    /// the number of requests that the connection may have posted at a time.
     pub(crate) fn new(
         reactor: Arc<Reactor>,
         queue: Arc<Queue>,
+        places: u32,
         make: impl FnOnce(u32) -> Result<Arc<Connection>, ConnectionFault>,
     ) -> Result<Self, ConnectionFault> {
-        let (key, connection) = queue.add(make).map_err(ConnectionFault::local)??;
+        let (key, connection) = queue.add(places, make).map_err(ConnectionFault::local)??;
         Ok(Self { connection, queue, key, _reactor: reactor })
     }
 }

@@ -25,7 +25,6 @@ impl State {
             self.link.post_read(&request, &block)?;
             self.protocol.start_read();
             counters.reads.add(1);
-            counters.rendezvous_received_bytes.add(request.length);
             counters.work_requests.add(1);
             self.landings.insert(request.id, block);
         }

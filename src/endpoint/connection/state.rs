@@ -50,6 +50,8 @@ pub(super) struct State {
     pub(super) detached: bool,
     /// The supervisor was woken for the end of the connection.
     announced: bool,
+    /// The supervisor was woken for the end of the peer's writing direction.
+    announced_fin: bool,
     /// A task waits for the answer to a ping.
     pub(super) awaits_pong: bool,
     pub(super) quota: ReadQuota,
@@ -98,6 +100,7 @@ impl State {
             interrupted: false,
             detached: false,
             announced: false,
+            announced_fin: false,
             awaits_pong: false,
             quota: ReadQuota::default(),
             shortage: Shortage::default(),
@@ -127,7 +130,13 @@ impl State {
                 self.link.sends_completed(id.value);
                 self.protocol.handle_sends_completed(id.value);
             }
-            WorkKind::Read => self.protocol.handle_read_completed(ReadId(id.value)),
+            WorkKind::Read => {
+                let read = ReadId(id.value);
+                if let Some(block) = self.landings.get(&read) {
+                    counters.rendezvous_received_bytes.add(block.len() as u64);
+                }
+                self.protocol.handle_read_completed(read);
+            }
         }
         Ok(())
     }
@@ -171,6 +180,10 @@ impl State {
             changed.notify_one();
         }
         if self.shortage.is_new() {
+            changed.notify_one();
+        }
+        if !self.announced_fin && self.protocol.is_fin_received() {
+            self.announced_fin = true;
             changed.notify_one();
         }
         if !self.announced && self.stage() == Stage::Finished {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::net::TcpStream;
-use tokio::time::sleep_until;
+use tokio::time::{sleep_until, timeout};
 
 use super::Stage;
 use super::member::Member;
@@ -47,7 +47,6 @@ impl Supervisor {
     /// Time for messages that are still in the network when the TCP connection ends, because RDMA and TCP may take different
     /// paths.
     const GRACE: Duration = Duration::from_millis(200);
-    const GRACE_STEP: Duration = Duration::from_millis(5);
     /// Longest wait of a connection without a timer.
     const DAY: Duration = Duration::from_secs(24 * 3600);
 
@@ -104,15 +103,16 @@ impl Supervisor {
 
     /// Takes the messages that the peer sent before it left, then ends the connection.
     async fn peer_left(&self, how: String) {
-        let patience = Instant::now() + Self::GRACE;
         self.member.queue.drain();
-        while !self.member.connection.peer_finished()
-            && self.member.connection.fault().is_none()
-            && Instant::now() < patience
-        {
-            tokio::time::sleep(Self::GRACE_STEP).await;
-            self.member.queue.drain();
-        }
+        let connection = &self.member.connection;
+        let over = async {
+            while !connection.peer_finished() && connection.fault().is_none() {
+                connection.changed.notified().await;
+            }
+        };
+        // After the time is over, the connection ends in any case.
+        let _ = timeout(Self::GRACE, over).await;
+        self.member.queue.drain();
         self.conclude(ConnectionFault::PeerLost(how.into()));
     }
 

@@ -16,24 +16,37 @@ use tonic_rdma_verbs::{
     PostError, QueuePairCapacity, ReceiveRequest, SendRequest, VerbsError, WorkCompletion,
 };
 
-/// Results by the device's name.
-static KNOWN: LazyLock<Mutex<HashMap<String, bool>>> = LazyLock::new(Mutex::default);
+/// Answers by the device's name. An attempt that failed gave no answer, so the next call makes another one.
+#[derive(Debug, Default)]
+struct Answers(Mutex<HashMap<String, bool>>);
+
+static KNOWN: LazyLock<Answers> = LazyLock::new(Answers::default);
 
 /// Returns whether queue pairs of one domain can take receives from a queue of another domain. The first call for a device may
-/// take some milliseconds.
+/// take some milliseconds, and up to a second if the device does not answer.
 pub(crate) fn separate_domains(context: &dyn Context) -> bool {
-    let name = &context.attributes().name;
-    let mut known = lock(&KNOWN);
-    if let Some(&separate) = known.get(name) {
-        return separate;
+    KNOWN.get_or_ask(&context.attributes().name, || attempt(context))
+}
+
+impl Answers {
+    /// Returns the answer of the device `name`. Asks by `attempt` if there is no answer yet. Returns false if the attempt fails.
+    fn get_or_ask(&self, name: &str, attempt: impl FnOnce() -> Result<bool, AttemptError>) -> bool {
+        let mut known = lock(&self.0);
+        if let Some(&separate) = known.get(name) {
+            return separate;
+        }
+        match attempt() {
+            Ok(separate) => {
+                tracing::debug!(device = %name, separate, "receive queues shared across protection domains");
+                known.insert(name.to_owned(), separate);
+                separate
+            }
+            Err(error) => {
+                tonic_rdma_verbs::internal::throttled!(warn, device = %name, %error, "can't find out whether receive queues can be shared");
+                false
+            }
+        }
     }
-    let separate = attempt(context).unwrap_or_else(|error| {
-        tracing::warn!(device = %name, %error, "can't find out whether receive queues can be shared");
-        false
-    });
-    tracing::debug!(device = %name, separate, "receive queues shared across protection domains");
-    known.insert(name.clone(), separate);
-    separate
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +59,10 @@ enum AttemptError {
     Bounds(#[from] OutOfBounds),
     #[error(transparent)]
     Post(#[from] PostError),
+    #[error("the device did not answer: {0}")]
+    NoAnswer(CompletionStatus),
+    #[error("the device did not answer within {0:?}")]
+    Silent(Duration),
 }
 
 /// Sends a message from the device to itself, into a buffer whose domain is not that of the receiving queue pair.
@@ -96,8 +113,13 @@ fn attempt(context: &dyn Context) -> Result<bool, AttemptError> {
             std::thread::yield_now();
             continue;
         }
-        if completion[0].status != CompletionStatus::Success {
-            return Ok(false);
+        match completion[0].status {
+            CompletionStatus::Success => {}
+            // The device was too busy for an answer.
+            status @ (CompletionStatus::RetryExceeded | CompletionStatus::RnrRetryExceeded) => {
+                return Err(AttemptError::NoAnswer(status));
+            }
+            _ => return Ok(false),
         }
         if completion[0].opcode == CompletionOpcode::Receive {
             let mut arrived = [0; MESSAGE.len()];
@@ -105,5 +127,20 @@ fn attempt(context: &dyn Context) -> Result<bool, AttemptError> {
             return Ok(arrived == MESSAGE);
         }
     }
-    Ok(false)
+    Err(AttemptError::Silent(PATIENCE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_attempt_is_no_answer() {
+        let answers = Answers::default();
+        let asked = |attempt: Result<bool, AttemptError>| answers.get_or_ask("a device", || attempt);
+        assert!(!asked(Err(AttemptError::Silent(Duration::ZERO))));
+        assert!(asked(Ok(true)), "the failed attempt was taken for an answer");
+        assert!(asked(Ok(false)), "the first answer counts");
+        assert!(!answers.get_or_ask("another device", || Ok(false)));
+    }
 }

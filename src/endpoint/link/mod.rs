@@ -52,8 +52,16 @@ impl Link {
     pub(crate) const SLICES: usize = MAX_SLICES;
     /// Most outstanding READs of one connection.
     pub(crate) const READS: u32 = 16;
+    /// Most messages without a completion, as long as nothing asks for one.
+    const SIGNAL_EVERY: u32 = 64;
     /// Most inline bytes, a full receive buffer.
     pub(crate) const MAX_INLINE: u32 = 64 * 1024 + 512;
+
+    /// Returns how many sends may be outstanding to a peer with `slots` receive buffers so that the sends never wait for their
+    /// completions: a message for each buffer, as many that arrived but have not completed here, and those without a completion.
+    pub(crate) fn sends_for(slots: u32) -> u32 {
+        slots.saturating_mul(2).saturating_add(Self::SIGNAL_EVERY)
+    }
 
     /// Takes over a queue pair in Init or a later state. Posts the receive buffers, unless they are shared.
     pub(crate) fn new(
@@ -64,7 +72,7 @@ impl Link {
         receives: Receives,
     ) -> Result<Self, ConnectionFault> {
         receives.post_first(&*queue_pair, connection)?;
-        let signal_every = (queue_pair.capacity().send_requests / 8).clamp(1, 64);
+        let signal_every = (queue_pair.capacity().send_requests / 8).clamp(1, Self::SIGNAL_EVERY);
         Ok(Self {
             queue_pair,
             connection,

@@ -6,6 +6,7 @@
 //! buffers are free, the senders' devices wait for a moment and try again (receiver not ready), and the next poll adds
 //! buffers.
 
+use std::fmt::Debug;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -19,11 +20,30 @@ use tonic_rdma_verbs::{
     SharedReceiveQueue, VerbsError,
 };
 
+/// A queue that takes buffers: a shared receive queue of a device, or a list in tests.
+pub(crate) trait ReceiveQueue: Debug + Send + Sync {
+    /// Returns the number of receives that may be outstanding.
+    fn capacity(&self) -> u32;
+
+    /// Posts receives.
+    fn post_receive(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError>;
+}
+
+impl ReceiveQueue for Arc<dyn SharedReceiveQueue> {
+    fn capacity(&self) -> u32 {
+        (**self).capacity()
+    }
+
+    fn post_receive(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError> {
+        (**self).post_receive(requests)
+    }
+}
+
 /// The shared receive buffers of one completion queue.
 #[derive(Debug)]
-pub(crate) struct SharedBuffers {
+pub(crate) struct SharedBuffers<Q: ReceiveQueue = Arc<dyn SharedReceiveQueue>> {
     /// Declared before the memory, so that it is dropped first.
-    queue: Arc<dyn SharedReceiveQueue>,
+    queue: Q,
     /// The domain of the buffers, if connections have to use it, too.
     common_domain: Option<Arc<dyn ProtectionDomain>>,
     slot_size: usize,
@@ -32,13 +52,22 @@ pub(crate) struct SharedBuffers {
     counts: Mutex<Counts>,
 }
 
+/// Buffers that are added at a time.
+const STEP: u32 = 64;
+
+/// Free buffers, if as many are promised: the messages that may come between two polls.
+const SLACK: u32 = 256;
+
+/// Most buffers.
+const MOST: u32 = 1 << 14;
+
 /// Buffers that were added together.
 #[derive(Debug)]
 struct Step {
     block: Block,
     segments: Vec<LocalSegment>,
     /// For each buffer, the number of the queue pair whose connection holds the buffer; 0 while the buffer is posted.
-    owners: [AtomicU32; SharedBuffers::STEP as usize],
+    owners: [AtomicU32; STEP as usize],
 }
 
 #[derive(Debug, Default)]
@@ -85,13 +114,6 @@ pub(crate) enum BufferError {
 }
 
 impl SharedBuffers {
-    /// Buffers that are added at a time.
-    const STEP: u32 = 64;
-    /// Free buffers, if as many are promised: the messages that may come between two polls.
-    const SLACK: u32 = 256;
-    /// Most buffers.
-    const MOST: u32 = 1 << 14;
-
     /// Creates buffers of the length that `config` sets. `separate_domains`: connections of other domains can use the buffers.
     pub(crate) fn new(
         context: &dyn Context,
@@ -99,7 +121,7 @@ impl SharedBuffers {
         separate_domains: bool,
     ) -> Result<Arc<Self>, VerbsError> {
         let attributes = context.attributes();
-        let limit = Self::MOST.min(attributes.max_shared_receives) / Self::STEP * Self::STEP;
+        let limit = MOST.min(attributes.max_shared_receives) / STEP * STEP;
         let domain = context.alloc_protection_domain()?;
         let queue = domain.create_shared_receive_queue(limit, 1)?;
         let common_domain = (!separate_domains).then(|| Arc::clone(&domain));
@@ -107,8 +129,15 @@ impl SharedBuffers {
         Ok(Self::with(queue, domain, common_domain, config.slot_size as usize, budget))
     }
 
+    /// Returns the queue to create queue pairs with.
+    pub(crate) fn queue(&self) -> &Arc<dyn SharedReceiveQueue> {
+        &self.queue
+    }
+}
+
+impl<Q: ReceiveQueue> SharedBuffers<Q> {
     fn with(
-        queue: Arc<dyn SharedReceiveQueue>,
+        queue: Q,
         domain: Arc<dyn ProtectionDomain>,
         common_domain: Option<Arc<dyn ProtectionDomain>>,
         slot_size: usize,
@@ -116,17 +145,12 @@ impl SharedBuffers {
     ) -> Arc<Self> {
         let settings = PoolSettings {
             access: Access::LOCAL_WRITE,
-            slab_size: 2 * Self::STEP as usize * slot_size,
+            slab_size: 2 * STEP as usize * slot_size,
             ..PoolSettings::default()
         };
-        let steps = (0..queue.capacity() / Self::STEP).map(|_| OnceLock::new()).collect();
+        let steps = (0..queue.capacity() / STEP).map(|_| OnceLock::new()).collect();
         let pool = Pool::new(domain, settings, budget);
         Arc::new(Self { queue, common_domain, slot_size, pool, steps, counts: Mutex::default() })
-    }
-
-    /// Returns the queue to create queue pairs with.
-    pub(crate) fn queue(&self) -> &Arc<dyn SharedReceiveQueue> {
-        &self.queue
     }
 
     /// Returns the domain that connections have to use, if there is one.
@@ -135,7 +159,7 @@ impl SharedBuffers {
     }
 
     /// Promises a new connection `slots` buffers.
-    pub(crate) fn promise(self: &Arc<Self>, slots: u32) -> Result<Promise, NoBuffers> {
+    pub(crate) fn promise(self: &Arc<Self>, slots: u32) -> Result<Promise<Q>, NoBuffers> {
         let mut promise = Promise { buffers: Arc::clone(self), slots: 0 };
         promise.grow(slots)?;
         Ok(promise)
@@ -171,7 +195,7 @@ impl SharedBuffers {
         for (number, step) in self.steps.iter().map_while(OnceLock::get).enumerate() {
             let of_owner = |index: &usize| step.owners[*index].load(Ordering::Relaxed) == owner.0;
             for index in (0..step.owners.len()).filter(of_owner) {
-                lost = self.post(number as u32 * Self::STEP + index as u32).err().or(lost);
+                lost = self.post(number as u32 * STEP + index as u32).err().or(lost);
             }
         }
         if let Some(reason) = lost {
@@ -186,39 +210,39 @@ impl SharedBuffers {
     }
 
     fn step(&self, slot: u32) -> Option<(&Step, usize)> {
-        let step = self.steps.get((slot / Self::STEP) as usize)?.get()?;
-        Some((step, (slot % Self::STEP) as usize))
+        let step = self.steps.get((slot / STEP) as usize)?.get()?;
+        Some((step, (slot % STEP) as usize))
     }
 
     /// Adds buffers until their number suffices for the promises and for the use.
     fn provide(&self, counts: &mut Counts) -> Result<(), NoBuffers> {
-        while counts.slots < counts.promised.min(counts.held + Self::SLACK) {
-            self.add_step(counts.slots / Self::STEP).map_err(NoBuffers::Memory)?;
-            counts.slots += Self::STEP;
+        while counts.slots < counts.promised.min(counts.held + SLACK) {
+            self.add_step(counts.slots / STEP).map_err(NoBuffers::Memory)?;
+            counts.slots += STEP;
             counts.starved = false;
-            metrics::gauge!("tonic_rdma_shared_receive_buffers").increment(Self::STEP);
+            metrics::gauge!("tonic_rdma_shared_receive_buffers").increment(STEP);
         }
         Ok(())
     }
 
     fn add_step(&self, number: u32) -> Result<(), AddError> {
-        let block = self.pool.lease(Self::STEP as usize * self.slot_size, Quota::Receive)?;
+        let block = self.pool.lease(STEP as usize * self.slot_size, Quota::Receive)?;
         let segment = |index: u32| {
             let start = index as usize * self.slot_size;
             block.segment(start..start + self.slot_size)
         };
-        let segments = (0..Self::STEP).map(segment).collect::<Result<Vec<_>, _>>()?;
+        let segments = (0..STEP).map(segment).collect::<Result<Vec<_>, _>>()?;
         let owners = std::array::from_fn(|_| AtomicU32::new(0));
         let place = self.steps.get(number as usize).ok_or(AddError::Full)?;
         let step = place.get_or_init(|| Step { block, segments, owners });
-        let first = number * Self::STEP;
+        let first = number * STEP;
         let requests: Vec<_> =
             (first..).zip(&step.segments).map(|(slot, segment)| request(slot, segment)).collect();
         Ok(self.queue.post_receive(&requests)?)
     }
 }
 
-impl Drop for SharedBuffers {
+impl<Q: ReceiveQueue> Drop for SharedBuffers<Q> {
     fn drop(&mut self) {
         metrics::gauge!("tonic_rdma_shared_receive_buffers").decrement(lock(&self.counts).slots);
     }
@@ -231,21 +255,21 @@ fn request(slot: u32, segment: &LocalSegment) -> ReceiveRequest<'_> {
 
 /// The number of buffers that a connection may hold at a time.
 #[derive(Debug)]
-pub(crate) struct Promise {
-    buffers: Arc<SharedBuffers>,
+pub(crate) struct Promise<Q: ReceiveQueue = Arc<dyn SharedReceiveQueue>> {
+    buffers: Arc<SharedBuffers<Q>>,
     slots: u32,
 }
 
-impl Promise {
+impl<Q: ReceiveQueue> Promise<Q> {
     /// Returns the buffers that the promise is for.
-    pub(crate) fn buffers(&self) -> &Arc<SharedBuffers> {
+    pub(crate) fn buffers(&self) -> &Arc<SharedBuffers<Q>> {
         &self.buffers
     }
 
     /// Promises `more` buffers.
     pub(crate) fn grow(&mut self, more: u32) -> Result<(), NoBuffers> {
         let mut counts = lock(&self.buffers.counts);
-        let limit = self.buffers.steps.len() as u32 * SharedBuffers::STEP;
+        let limit = self.buffers.steps.len() as u32 * STEP;
         if counts.promised + more > limit {
             return Err(NoBuffers::Promised(limit));
         }
@@ -267,7 +291,7 @@ impl Promise {
     }
 }
 
-impl Drop for Promise {
+impl<Q: ReceiveQueue> Drop for Promise<Q> {
     fn drop(&mut self) {
         self.shrink_to(0);
     }
@@ -285,7 +309,7 @@ mod tests {
     #[derive(Debug, Default)]
     struct Queue(Mutex<VecDeque<u32>>);
 
-    impl SharedReceiveQueue for Queue {
+    impl ReceiveQueue for Arc<Queue> {
         fn capacity(&self) -> u32 {
             1024
         }
@@ -296,11 +320,10 @@ mod tests {
         }
     }
 
-    fn buffers(budget: u64) -> (Arc<Queue>, Arc<SharedBuffers>) {
+    fn buffers(budget: u64) -> (Arc<Queue>, Arc<SharedBuffers<Arc<Queue>>>) {
         let queue = Arc::new(Queue::default());
         let domain = tonic_rdma_verbs::soft::open().unwrap().alloc_protection_domain().unwrap();
-        let shared = Arc::clone(&queue) as Arc<dyn SharedReceiveQueue>;
-        let buffers = SharedBuffers::with(shared, domain, None, SLOT, Budget::new(budget));
+        let buffers = SharedBuffers::with(Arc::clone(&queue), domain, None, SLOT, Budget::new(budget));
         (queue, buffers)
     }
 
@@ -309,7 +332,7 @@ mod tests {
     }
 
     /// Receives a message into the first posted slot.
-    fn receive(queue: &Queue, buffers: &SharedBuffers, owner: u32) -> u32 {
+    fn receive(queue: &Queue, buffers: &SharedBuffers<Arc<Queue>>, owner: u32) -> u32 {
         let slot = lock(&queue.0).pop_front().unwrap();
         buffers.hold(slot, QueuePairNumber(owner));
         slot

@@ -143,16 +143,16 @@ impl Dialer {
 
     async fn tcp(&self, host: &str, port: u16, authority: &str) -> Result<TcpStream, ConnectError> {
         let connect = async {
-            let resolve = |source| ConnectError::Resolve { authority: authority.into(), source };
+            let resolve = |cause| ConnectError::Resolve { authority: authority.into(), cause };
             let addresses = tokio::net::lookup_host((host, port)).await.map_err(resolve)?;
             let mut last = resolve(std::io::Error::other("the name has no address"));
             for peer in addresses {
                 match TcpStream::connect(peer).await {
                     Ok(tcp) => {
-                        tcp.set_nodelay(true).map_err(|source| ConnectError::Tcp { peer, source })?;
+                        tcp.set_nodelay(true).map_err(|cause| ConnectError::Tcp { peer, cause })?;
                         return Ok(tcp);
                     }
-                    Err(source) => last = ConnectError::Tcp { peer, source },
+                    Err(cause) => last = ConnectError::Tcp { peer, cause },
                 }
             }
             Err(last)
@@ -174,6 +174,6 @@ impl Dialer {
 fn plain(tcp: TcpStream, reason: impl Display) -> Result<EndpointStream, ConnectError> {
     let unspecified = || std::net::SocketAddr::from(([0, 0, 0, 0], 0));
     let addresses = tcp.peer_addr().and_then(|peer| Ok((peer, tcp.local_addr()?)));
-    let (peer, local) = addresses.map_err(|source| ConnectError::Tcp { peer: unspecified(), source })?;
+    let (peer, local) = addresses.map_err(|cause| ConnectError::Tcp { peer: unspecified(), cause })?;
     Ok(EndpointStream::tcp(tcp, bytes::Bytes::new(), RdmaConnectInfo::tcp(peer, local, reason.to_string())))
 }

@@ -8,18 +8,21 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio_stream::Stream;
 
+use super::places::{Place, Places, Source};
 use super::server;
 use crate::endpoint::config::Config;
 use crate::endpoint::error::NegotiationError;
 use crate::endpoint::journal::Journal;
 use crate::endpoint::stream::EndpointStream;
+use tonic_rdma_verbs::memory::Budget;
 
 /// A stream of connections after their negotiation. Negotiations run at the same time, so that a slow or silent peer delays no
-/// other peer. Dropping the listener closes the port.
+/// other peer. If many clients say nothing, a new client takes the place of the client that has been silent for longest, of the
+/// address with most places. Dropping the listener closes the port.
 ///
 /// ```
 /// use tokio::net::TcpListener;
@@ -42,8 +45,15 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Most negotiations at a time; further clients wait in the port's backlog.
+    /// Most negotiations at a time, and connections that wait for the stream. A new client takes the place of a silent one. If
+    /// there is none, new clients wait in the port's backlog.
     const NEGOTIATIONS: usize = 1024;
+    /// Most negotiations that hold a queue pair and receive memory at a time, before the client has proved that it has a device.
+    const PREPARATIONS: u64 = 64;
+    /// Time that a client has to answer over RDMA before another client may take its place.
+    const PROOF: Duration = Duration::from_millis(250);
+    /// Most clients that wait for a place to prepare their connection over RDMA.
+    const WAITING_FOR_PREPARATION: usize = 256;
     /// Most connections that wait until the stream is polled.
     const WAITING: usize = 1024;
 
@@ -101,9 +111,9 @@ async fn accept(listener: TcpListener, config: Config, connections: mpsc::Sender
     const PAUSE: Duration = Duration::from_millis(50);
     let config = Arc::new(config);
     let journal = Arc::<Journal>::default();
-    let room = Arc::new(Semaphore::new(Listener::NEGOTIATIONS));
+    let negotiations = Places::new(Listener::NEGOTIATIONS, Duration::ZERO, 2);
+    let preparations = Places::new(preparations(&config), Listener::PROOF, Listener::WAITING_FOR_PREPARATION);
     loop {
-        let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
         let (tcp, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
@@ -112,10 +122,14 @@ async fn accept(listener: TcpListener, config: Config, connections: mpsc::Sender
                 continue;
             }
         };
+        let source = Source::from(peer.ip());
+        let Ok(place) = negotiations.take(source).await else { continue };
         let (config, journal, connections) = (Arc::clone(&config), Arc::clone(&journal), connections.clone());
+        let preparations = Arc::clone(&preparations);
         tokio::spawn(async move {
+            let guest = Guest { source, place: &place, preparations: &preparations };
             let negotiated = tokio::select! {
-                negotiated = negotiate(tcp, &config, &journal) => negotiated,
+                negotiated = negotiate(tcp, &config, &journal, guest) => negotiated,
                 () = connections.closed() => return,
             };
             match negotiated {
@@ -125,17 +139,36 @@ async fn accept(listener: TcpListener, config: Config, connections: mpsc::Sender
                 }
                 Err(error) => journal.refused(peer, &error),
             }
-            // Held until the connection was taken, because the permits also bound the connections that wait.
-            drop(permit);
+            // Held until the connection was taken, because the places also bound the connections that wait.
+            drop(place);
         });
     }
+}
+
+/// Returns how many negotiations may hold a queue pair and receive memory at a time: so few that a quarter of the process's
+/// registered memory suffices.
+fn preparations(config: &Config) -> usize {
+    let each = u64::from(config.receive_slots) * u64::from(config.slot_size);
+    let share = config.pinned_limit.unwrap_or(Budget::DEFAULT_LIMIT) / 4;
+    (share / each.max(1)).clamp(1, Listener::PREPARATIONS) as usize
+}
+
+/// A client of a listener, and the places that it shares with other clients.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Guest<'a> {
+    pub(super) source: Source,
+    /// The place among all negotiations.
+    pub(super) place: &'a Place,
+    /// The places of negotiations that hold a queue pair and receive memory.
+    pub(super) preparations: &'a Arc<Places>,
 }
 
 async fn negotiate(
     tcp: TcpStream,
     config: &Config,
     journal: &Arc<Journal>,
+    guest: Guest<'_>,
 ) -> Result<EndpointStream, NegotiationError> {
     tcp.set_nodelay(true)?;
-    server::negotiate(tcp, config, journal).await
+    server::negotiate(tcp, config, journal, guest).await
 }

@@ -12,6 +12,7 @@ mod dial;
 mod established;
 mod identity;
 mod listen;
+mod places;
 mod prepared;
 mod proof;
 mod server;
@@ -19,3 +20,4 @@ mod sniff;
 
 pub use dial::Dialer;
 pub use listen::Listener;
+pub use places::{Lost, Place, Places, Source, TooManyWait};

@@ -106,12 +106,15 @@ impl Prepared {
     /// Connects to the peer's end. May block for as long as [`QueuePair::to_rtr`] may, which calls the peer's device.
     pub(super) fn connect(self, peer: &PeerEnd) -> Result<Established, RdmaUnavailable> {
         let reads = Link::READS.min(self.context.attributes().max_outstanding_reads).max(1);
+        let window = peer.receive_slots.max(self.config.receive_slots);
+        let send_queue = (self.queue_pair.capacity().send_requests - reads).min(Link::sends_for(window));
+        let receives = self.slots.max(self.queue.shared().map_or(0, |_| self.config.receive_slots));
         let settings = protocol::Settings {
             receive_slots: self.slots,
             slot_size: self.config.slot_size,
             peer_slots: peer.receive_slots,
             peer_slot_size: peer.slot_size,
-            send_queue: self.queue_pair.capacity().send_requests - reads,
+            send_queue,
             max_reads: reads,
             ping_interval: Some(self.config.ping_interval),
             ping_timeout: self.config.ping_timeout,
@@ -122,7 +125,7 @@ impl Prepared {
         let chooser = Chooser::new(&self.config, || DeviceTuner::of(&self.context, &self.config));
         let queue_pair = Arc::clone(&self.queue_pair);
         let registrations = SlabRegistrations::new(self.domain, Arc::clone(self.pool.budget()));
-        let member = Member::new(self.reactor, self.queue, |key| {
+        let member = Member::new(self.reactor, self.queue, send_queue + reads + receives, |key| {
             let receives = match self.memory {
                 ReceiveMemory::Own(block) => {
                     let ring = Ring::new(block, self.slots, self.config.slot_size as usize);

@@ -1,14 +1,17 @@
 //! The server's side of a negotiation.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{timeout, timeout_at};
 
 use super::blocking::blocking;
 use super::control_stream::ControlStream;
 use super::established::{Established, PeerEnd};
 use super::identity::{self, Reach};
+use super::listen::Guest;
+use super::places::{Lost, Place, TooManyWait};
 use super::prepared::Prepared;
 use super::proof::{self, confirm};
 use super::sniff::{Peer, sniff};
@@ -27,33 +30,220 @@ pub(super) async fn negotiate(
     tcp: TcpStream,
     config: &Config,
     journal: &Arc<Journal>,
+    guest: Guest<'_>,
 ) -> Result<EndpointStream, NegotiationError> {
-    let mut control = ControlStream::new(tcp, config.handshake_timeout, journal);
-    let peer = timeout(control.patience(), first_bytes(&mut control, config.stock_clients)).await;
-    let peer = match (peer, config.stock_clients) {
-        (Ok(Err(NegotiationError::Closed | NegotiationError::Io(_))), _) if control.received().is_empty() => {
-            return Err(NegotiationError::Nothing);
+    // One handshake timeout each for the client's first message, for this end's work, and for the client's answer.
+    let whole = 3 * config.handshake_timeout + Established::CONNECTING;
+    let control = ControlStream::new(tcp, config.handshake_timeout, journal);
+    timeout(whole, Negotiation { config, guest }.run(control))
+        .await
+        .unwrap_or(Err(NegotiationError::Silent(whole)))
+}
+
+/// The first message of a client.
+#[derive(Debug)]
+enum First {
+    Hello(ClientHello),
+    /// A hello of another version.
+    Version(u16),
+    Stock(Peer),
+}
+
+/// A negotiation with one client.
+#[derive(Clone, Copy, Debug)]
+struct Negotiation<'a> {
+    config: &'a Config,
+    guest: Guest<'a>,
+}
+
+impl Negotiation<'_> {
+    async fn run(self, mut control: ControlStream) -> Result<EndpointStream, NegotiationError> {
+        let stock = match self.listen(&mut control).await? {
+            First::Hello(hello) => {
+                self.guest.place.works().map_err(|Lost| NegotiationError::Displaced)?;
+                return self.answer(control, hello).await;
+            }
+            First::Version(seen) => {
+                // The rest of a hello of another version is unknown, so this connection ends. The client makes a new connection.
+                let reason = format!("the client speaks version {seen}, this end {VERSION}");
+                decline(&mut control, &reason).await?;
+                return Err(HelloError::Version { seen }.into());
+            }
+            First::Stock(peer) => peer,
+        };
+        let any = self.config.stock_clients == StockClients::Any;
+        let stock = match stock {
+            Peer::Http => "a stock client, without TLS",
+            Peer::Tls => "a stock client, with TLS",
+            Peer::Garbage if any => "a stock client",
+            Peer::Unknown if any => "a stock client that waits, or has said all",
+            Peer::Rdma | Peer::Garbage | Peer::Unknown => {
+                let shown = control.received().len().min(16);
+                return Err(NegotiationError::Garbage(control.received()[..shown].to_vec()));
+            }
+        };
+        match self.config.policy {
+            Policy::Require => Err(NegotiationError::RdmaRequired(RdmaUnavailable::StockClient(stock))),
+            Policy::Prefer | Policy::TcpOnly => control.into_tcp(&stock),
         }
-        (Ok(peer), _) => peer?,
-        (Err(_), StockClients::Any) => Peer::Unknown,
-        (Err(_), StockClients::Grpc) => return Err(NegotiationError::Silent(control.patience())),
-    };
-    let stock = match peer {
-        Peer::Rdma => return answer(control, config).await,
-        Peer::Http => "a stock client, without TLS",
-        Peer::Tls => "a stock client, with TLS",
-        Peer::Garbage if config.stock_clients == StockClients::Any => "a stock client",
-        Peer::Unknown if config.stock_clients == StockClients::Any => {
-            "a stock client that waits, or has said all"
+    }
+
+    /// Waits for the client's first message, until its time is over or a new client needs the place.
+    async fn listen(self, control: &mut ControlStream) -> Result<First, NegotiationError> {
+        let patience = control.patience();
+        self.guest.place.waits();
+        let end = tokio::select! {
+            biased;
+            first = timeout(patience, first_message(control, self.config.stock_clients)) => match first {
+                Ok(Err(NegotiationError::Closed | NegotiationError::Io(_))) if control.received().is_empty() => {
+                    return Err(NegotiationError::Nothing);
+                }
+                Ok(first) => return first,
+                Err(_) => NegotiationError::Silent(patience),
+            },
+            () = self.guest.place.lost() => NegotiationError::Displaced,
+        };
+        match (self.config.stock_clients, sniff(control.received())) {
+            // A client of another protocol may wait for the server to speak first.
+            (StockClients::Any, Peer::Unknown) => Ok(First::Stock(Peer::Unknown)),
+            _ => Err(end),
         }
-        Peer::Garbage | Peer::Unknown => {
-            let shown = control.received().len().min(16);
-            return Err(NegotiationError::Garbage(control.received()[..shown].to_vec()));
+    }
+
+    async fn answer(
+        self,
+        mut control: ControlStream,
+        hello: ClientHello,
+    ) -> Result<EndpointStream, NegotiationError> {
+        match self.accept(hello, control.patience()).await {
+            Ok(accepted) => self.conclude(control, accepted).await,
+            Err(reason) => {
+                decline(&mut control, &reason.to_string()).await?;
+                self.fall_back(control, reason)
+            }
         }
-    };
-    match config.policy {
-        Policy::Require => Err(NegotiationError::RdmaRequired(RdmaUnavailable::StockClient(stock))),
-        Policy::Prefer | Policy::TcpOnly => control.into_tcp(&stock),
+    }
+
+    /// Connects to the first offer that this end can accept, one after the other, within `patience`. The client waits no longer.
+    async fn accept(self, hello: ClientHello, patience: Duration) -> Result<Accepted, RdmaUnavailable> {
+        if self.config.policy == Policy::TcpOnly {
+            return Err(RdmaUnavailable::TcpOnly);
+        }
+        if hello.offers.is_empty() {
+            return Err(RdmaUnavailable::NothingOffered);
+        }
+        let until = Instant::now() + patience;
+        let Guest { source, preparations, .. } = self.guest;
+        let crowded = || RdmaUnavailable::Crowded(preparations.limit());
+        let place = timeout(patience / 2, preparations.take(source)).await;
+        let place = Arc::new(place.map_err(|_| crowded())?.map_err(|TooManyWait| crowded())?);
+        let mut reasons = Vec::new();
+        let accepted = timeout_at(until.into(), async {
+            for (offer, number) in hello.offers.iter().zip(0..) {
+                match accept_offer(offer, &hello.identity, self.config, &place).await {
+                    Ok(established) => return Some((established, number)),
+                    Err(reason) => reasons.push(reason),
+                }
+            }
+            None
+        });
+        match accepted.await {
+            Ok(Some((established, offer))) => Ok(Accepted { established, offer, place }),
+            Ok(None) => Err(RdmaUnavailable::NoOfferFits(reasons)),
+            Err(_) => Err(RdmaUnavailable::TooSlow(patience)),
+        }
+    }
+
+    async fn conclude(
+        self,
+        mut control: ControlStream,
+        accepted: Accepted,
+    ) -> Result<EndpointStream, NegotiationError> {
+        let Accepted { established, offer, place } = accepted;
+        let answer = Answer::Accept {
+            offer,
+            queue_pair: established.local_address(),
+            receive_slots: established.receive_slots(),
+            slot_size: established.slot_size(),
+        };
+        control.send(&Message::ServerHello(ServerHello { answer })).await?;
+        place.waits();
+        let read = tokio::select! {
+            biased;
+            read = control.receive_confirm(Established::CONNECTING) => read?,
+            () = place.lost() => {
+                drop((established, place));
+                let reason = RdmaUnavailable::Crowded(self.guest.preparations.limit());
+                return self.withdraw(control, reason).await;
+            }
+        };
+        match (proof::check(established.probe(), &read), read) {
+            (Ok(()), _) => {
+                control.send(&confirm(established.probe())).await?;
+                control.into_rdma(established)
+            }
+            // The client has given up RDMA, and goes on over TCP without an answer.
+            (Err(reason), Confirm::Failed { .. }) => self.fall_back(control, reason),
+            (Err(reason), Confirm::Connected { .. }) => {
+                control.send(&Message::Confirm(Confirm::Failed { reason: reason.to_string() })).await?;
+                self.fall_back(control, reason)
+            }
+        }
+    }
+
+    /// Takes an accepted offer back, because of `reason`, and goes on over TCP once the client has answered the offer.
+    async fn withdraw(
+        self,
+        mut control: ControlStream,
+        reason: RdmaUnavailable,
+    ) -> Result<EndpointStream, NegotiationError> {
+        self.guest.place.waits();
+        let read = tokio::select! {
+            biased;
+            read = control.receive_confirm(Established::CONNECTING) => read?,
+            () = self.guest.place.lost() => return Err(NegotiationError::Displaced),
+        };
+        if let Confirm::Connected { .. } = read {
+            control.send(&Message::Confirm(Confirm::Failed { reason: reason.to_string() })).await?;
+        }
+        self.fall_back(control, reason)
+    }
+
+    fn fall_back(
+        self,
+        control: ControlStream,
+        reason: RdmaUnavailable,
+    ) -> Result<EndpointStream, NegotiationError> {
+        match self.config.policy {
+            Policy::Require => Err(NegotiationError::RdmaRequired(reason)),
+            Policy::Prefer | Policy::TcpOnly => control.into_tcp(&reason),
+        }
+    }
+}
+
+/// An offer of the client that this end has connected to.
+#[derive(Debug)]
+struct Accepted {
+    established: Established,
+    /// The number of the offer.
+    offer: u8,
+    /// The place for the queue pair and its memory, until the client has proved that it has connected too.
+    place: Arc<Place>,
+}
+
+/// Reads until the bytes show the kind of client, and the whole hello of a client of this crate.
+async fn first_message(
+    control: &mut ControlStream,
+    clients: StockClients,
+) -> Result<First, NegotiationError> {
+    match first_bytes(control, clients).await? {
+        Peer::Rdma => match control.receive().await {
+            Ok(Message::ClientHello(hello)) => Ok(First::Hello(hello)),
+            Ok(other) => Err(NegotiationError::OutOfTurn(other.name())),
+            Err(NegotiationError::Hello(HelloError::Version { seen })) => Ok(First::Version(seen)),
+            Err(error) => Err(error),
+        },
+        peer => Ok(First::Stock(peer)),
     }
 }
 
@@ -71,50 +261,12 @@ async fn first_bytes(control: &mut ControlStream, clients: StockClients) -> Resu
     }
 }
 
-async fn answer(mut control: ControlStream, config: &Config) -> Result<EndpointStream, NegotiationError> {
-    let established = match control.receive().await {
-        Ok(Message::ClientHello(hello)) => accept(hello, config).await,
-        Ok(other) => return Err(NegotiationError::OutOfTurn(other.name())),
-        Err(NegotiationError::Hello(HelloError::Version { seen })) => {
-            // The rest of a hello of another version is unknown, so this connection ends. The client makes a new connection.
-            let reason = format!("the client speaks version {seen}, this end {VERSION}");
-            decline(&mut control, &reason).await?;
-            return Err(HelloError::Version { seen }.into());
-        }
-        Err(error) => return Err(error),
-    };
-    match established {
-        Ok((established, offer)) => conclude(control, established, offer, config).await,
-        Err(reason) => {
-            decline(&mut control, &reason.to_string()).await?;
-            fall_back(control, reason, config)
-        }
-    }
-}
-
-/// Connects to the first offer that this end can accept. Returns the connection and the number of the offer.
-async fn accept(hello: ClientHello, config: &Config) -> Result<(Established, u8), RdmaUnavailable> {
-    if config.policy == Policy::TcpOnly {
-        return Err(RdmaUnavailable::TcpOnly);
-    }
-    let mut reasons = Vec::new();
-    for (offer, index) in hello.offers.iter().zip(0..) {
-        match accept_offer(offer, &hello.identity, config).await {
-            Ok(established) => return Ok((established, index)),
-            Err(reason) => reasons.push(reason),
-        }
-    }
-    if reasons.is_empty() {
-        return Err(RdmaUnavailable::NothingOffered);
-    }
-    Err(RdmaUnavailable::NoOfferFits(reasons))
-}
-
 /// Connects to one offer.
 async fn accept_offer(
     offer: &Offer,
     client: &HostIdentity,
     config: &Config,
+    place: &Arc<Place>,
 ) -> Result<Established, RdmaUnavailable> {
     let provider = Provider::named(&offer.provider).filter(|provider| provider.is_wanted(config));
     let Some(provider) = provider else {
@@ -128,51 +280,17 @@ async fn accept_offer(
         receive_slots: offer.receive_slots,
         slot_size: offer.slot_size,
     };
-    let config = config.clone();
-    let connect = move || Prepared::new(provider.open(&config)?, &config)?.connect(&peer);
-    blocking(connect).await
-}
-
-async fn conclude(
-    mut control: ControlStream,
-    established: Established,
-    offer: u8,
-    config: &Config,
-) -> Result<EndpointStream, NegotiationError> {
-    let answer = Answer::Accept {
-        offer,
-        queue_pair: established.local_address(),
-        receive_slots: established.receive_slots(),
-        slot_size: established.slot_size(),
-    };
-    control.send(&Message::ServerHello(ServerHello { answer })).await?;
-    let read = control.receive_confirm(Established::CONNECTING).await?;
-    match (proof::check(established.probe(), &read), read) {
-        (Ok(()), _) => {
-            control.send(&confirm(established.probe())).await?;
-            control.into_rdma(established)
-        }
-        // The client has given up RDMA, and goes on over TCP without an answer.
-        (Err(reason), Confirm::Failed { .. }) => fall_back(control, reason, config),
-        (Err(reason), Confirm::Connected { .. }) => {
-            control.send(&Message::Confirm(Confirm::Failed { reason: reason.to_string() })).await?;
-            fall_back(control, reason, config)
-        }
-    }
+    let (config, place) = (config.clone(), Arc::clone(place));
+    blocking(move || {
+        let connected = Prepared::new(provider.open(&config)?, &config)?.connect(&peer);
+        // Held until here, because this work goes on if its negotiation ends.
+        drop(place);
+        connected
+    })
+    .await
 }
 
 async fn decline(control: &mut ControlStream, reason: &str) -> Result<(), NegotiationError> {
     let answer = Answer::Decline { reason: reason.into() };
     control.send(&Message::ServerHello(ServerHello { answer })).await
-}
-
-fn fall_back(
-    control: ControlStream,
-    reason: RdmaUnavailable,
-    config: &Config,
-) -> Result<EndpointStream, NegotiationError> {
-    match config.policy {
-        Policy::Require => Err(NegotiationError::RdmaRequired(reason)),
-        Policy::Prefer | Policy::TcpOnly => control.into_tcp(&reason),
-    }
 }

@@ -31,8 +31,8 @@ pub struct Queue {
     shared: Option<Arc<SharedBuffers>>,
     participants: Mutex<Participants>,
     used: AtomicUsize,
-    /// Most participants.
-    limit: usize,
+    /// Completions that the queue has room for.
+    capacity: u32,
     watched: WatchList,
     /// The poller sleeps, or is about to. Completions wake the poller. A watched word has none, unless the peer is asked for one.
     asleep: AtomicBool,
@@ -46,9 +46,18 @@ pub struct Queue {
 
 #[derive(Debug, Default)]
 struct Participants {
-    by_key: Slab<Arc<dyn Participant>>,
+    by_key: Slab<Entry>,
+    /// Sum of the participants' places.
+    places: u64,
     /// Keys by queue pair, for completions of shared receives, which carry no key. Empty without shared receives.
     by_number: HashMap<QueuePairNumber, u32>,
+}
+
+/// A participant, and the number of its requests that may complete between two polls.
+#[derive(Debug)]
+struct Entry {
+    participant: Arc<dyn Participant>,
+    places: u32,
 }
 
 /// Buffers of one poll, kept so that polling allocates nothing.
@@ -77,12 +86,9 @@ impl Polled {
 
 impl Queue {
     /// Completions that a queue is made for, where the device has as many.
-    const CAPACITY: u32 = 1 << 20;
+    const CAPACITY: u32 = 1 << 22;
     /// Completions that a queue is made for where completions take locked memory, 64 bytes each.
     const LOCKED_CAPACITY: u32 = 1 << 17;
-    /// Places for one connection. With the default settings a connection has at most 130 or so completions in the queue: those
-    /// of its receive buffers, of its READs, and of every 64th of its sends.
-    const OF_A_CONNECTION: u32 = 256;
     /// Completions taken in one poll, so that no connection keeps the others waiting for long.
     const BATCH: usize = 64;
 
@@ -92,7 +98,7 @@ impl Queue {
         shared: Option<Arc<SharedBuffers>>,
         wake_task: &Arc<Notify>,
     ) -> Result<Self, VerbsError> {
-        let (capacity, limit) = Self::size_on(context.attributes());
+        let capacity = Self::capacity_on(context.attributes());
         Ok(Self {
             completions: context.create_completion_queue(capacity)?,
             shared,
@@ -102,7 +108,7 @@ impl Queue {
             asleep: AtomicBool::new(false),
             timed_sleep: AtomicBool::new(false),
             wake_task: Arc::clone(wake_task),
-            limit,
+            capacity,
             batch: Mutex::new(Batch {
                 completions: [WorkCompletion::EMPTY; Self::BATCH],
                 wakers: Vec::with_capacity(2 * Self::BATCH),
@@ -112,11 +118,10 @@ impl Queue {
         })
     }
 
-    /// Returns how many completions a queue of the device has room for, and how many participants.
-    fn size_on(device: &DeviceAttributes) -> (u32, usize) {
+    /// Returns how many completions a queue of the device has room for.
+    fn capacity_on(device: &DeviceAttributes) -> u32 {
         let wanted = if device.locks_memory { Self::LOCKED_CAPACITY } else { Self::CAPACITY };
-        let capacity = wanted.min(device.max_completions);
-        (capacity, (capacity / Self::OF_A_CONNECTION).max(1) as usize)
+        wanted.min(device.max_completions)
     }
 
     /// Returns the device's completion queue, to create queue pairs with.
@@ -129,16 +134,19 @@ impl Queue {
         self.shared.as_ref()
     }
 
-    /// Adds the participant that `make` builds. `make` gets the key that the participant's work requests have to carry.
+    /// Adds the participant that `make` builds. `make` gets the key that the participant's work requests have to carry. `places`
+    /// is the number of requests that the participant may have posted at a time: each of them completes if the queue pair fails,
+    /// whether it was signaled or not. So a queue never overruns, which would end all its participants.
     ///
     /// # Errors
-    /// The queue has as many participants as fit.
+    /// The queue has no room for as many completions.
     pub fn add<P: Participant, E>(
         &self,
+        places: u32,
         make: impl FnOnce(u32) -> Result<Arc<P>, E>,
     ) -> Result<Result<(u32, Arc<P>), E>, QueueFull> {
         let mut participants = lock(&self.participants);
-        if participants.by_key.len() >= self.limit {
+        if participants.places + u64::from(places) > u64::from(self.capacity) {
             return Err(QueueFull);
         }
         let entry = participants.by_key.vacant_entry();
@@ -147,7 +155,8 @@ impl Queue {
             Ok(participant) => participant,
             Err(error) => return Ok(Err(error)),
         };
-        entry.insert(Arc::clone(&participant) as Arc<dyn Participant>);
+        entry.insert(Entry { participant: Arc::clone(&participant) as Arc<dyn Participant>, places });
+        participants.places += u64::from(places);
         if self.shared.is_some() {
             participants.by_number.insert(participant.queue_pair_number(), key);
         }
@@ -159,9 +168,10 @@ impl Queue {
     pub fn remove<P: Participant>(&self, key: u32, participant: &P) {
         let mut participants = lock(&self.participants);
         let found = participants.by_key.get(key as usize);
-        let ours = found.is_some_and(|entry| std::ptr::addr_eq(Arc::as_ptr(entry), participant));
+        let ours = found.is_some_and(|entry| std::ptr::addr_eq(Arc::as_ptr(&entry.participant), participant));
         let removed = ours.then(|| participants.by_key.remove(key as usize));
-        if ours {
+        if let Some(entry) = &removed {
+            participants.places -= u64::from(entry.places);
             participants.by_number.remove(&participant.queue_pair_number());
         }
         self.used.store(participants.by_key.len(), Ordering::Relaxed);
@@ -185,9 +195,15 @@ impl Queue {
         self.asleep.load(Ordering::SeqCst)
     }
 
-    /// Returns whether words are watched while the poller sleeps without a time limit.
+    /// Returns whether words are watched.
+    #[inline]
+    pub fn has_watched(&self) -> bool {
+        !self.watched.is_empty()
+    }
+
+    /// Returns whether words that may change without an event are watched while the poller sleeps without a time limit.
     pub(super) fn wants_timed_sleep(&self) -> bool {
-        !self.watched.is_empty() && self.is_asleep() && !self.timed_sleep.load(Ordering::SeqCst)
+        self.watched.has_silent() && self.is_asleep() && !self.timed_sleep.load(Ordering::SeqCst)
     }
 
     /// Notes whether the poller's sleep has a short time limit.
@@ -268,7 +284,7 @@ impl Queue {
             WorkKind::Receive | WorkKind::Send | WorkKind::Read => id.connection,
         };
         // Another participant may have this key by now: the queue pair's number shows that.
-        let found = participants.by_key.get(key as usize);
+        let found = participants.by_key.get(key as usize).map(|entry| &entry.participant);
         found.filter(|it| it.queue_pair_number() == completion.queue_pair).cloned()
     }
 
@@ -287,7 +303,7 @@ impl Queue {
     /// Ends the participants whose queue pairs the device has given up.
     pub(super) fn fail_with_device(&self) {
         let participants: Vec<_> =
-            lock(&self.participants).by_key.iter().map(|(_, it)| Arc::clone(it)).collect();
+            lock(&self.participants).by_key.iter().map(|(_, it)| Arc::clone(&it.participant)).collect();
         participants.iter().for_each(|participant| participant.fail_with_device());
     }
 
@@ -332,7 +348,7 @@ impl Queue {
     }
 }
 
-/// The completion queue has as many participants as fit.
+/// The completion queue has no room for the completions of another participant.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the completion queue serves as many connections as it can; RDMA_CQS adds queues")]
 pub struct QueueFull;

@@ -19,33 +19,46 @@ impl Participant for Silent {
     fn fail_with_device(&self) {}
 }
 
-/// Checks the book's figures, which come from the limits of the kernel's drivers.
 #[test]
-fn the_length_of_a_queue_limits_the_number_of_its_connections() {
-    let device = |max_completions, locks_memory| {
+fn the_length_of_a_queue_follows_the_device() {
+    let capacity = |max_completions, locks_memory| {
         let mut device = DeviceAttributes::new("ibverbs", "a device");
         device.max_completions = max_completions;
         device.locks_memory = locks_memory;
-        device
+        Queue::capacity_on(&device)
     };
     // `max_cqe` of rdma_rxe, and of an mlx5 card.
-    assert_eq!(Queue::size_on(&device(32_767, true)), (32_767, 127));
-    assert_eq!(Queue::size_on(&device(4_194_303, true)), (131_072, 512));
-    // A device with too few completions for one connection still serves one.
-    assert_eq!(Queue::size_on(&device(16, true)), (16, 1));
-    assert_eq!(Queue::size_on(soft::open().unwrap().attributes()), (1 << 20, 4096));
+    assert_eq!(capacity(32_767, true), 32_767);
+    assert_eq!(capacity(4_194_303, true), 131_072);
+    assert_eq!(capacity(4_194_303, false), 4_194_303);
 }
 
+/// A participant's requests may all complete at once, if its queue pair fails. The queue of all participants has room for that.
 #[test]
 fn a_full_queue_takes_no_participant_until_one_leaves() {
     let queue = Queue::new(&*soft::open().unwrap(), None, &Arc::default()).unwrap();
-    let add = |number| queue.add(|_| Ok::<_, VerbsError>(Arc::new(Silent(QueuePairNumber(number)))));
-    let (key, first) = add(0).unwrap().unwrap();
-    for number in 1..queue.limit as u32 {
-        add(number).unwrap().unwrap();
+    // Most sends, READs and receives of a connection, by the rules of the configuration.
+    let places = 4096 + 16 + 1024;
+    let add = |number, places| {
+        queue.add(places, |_| Ok::<_, VerbsError>(Arc::new(Silent(QueuePairNumber(number)))))
+    };
+    let (key, first) = add(0, places).unwrap().unwrap();
+    let fit = queue.capacity / places;
+    for number in 1..fit {
+        add(number, places).unwrap().unwrap();
     }
-    assert!(add(u32::MAX).is_err(), "more than {} participants", queue.limit);
+    assert!(
+        add(fit, places).is_err(),
+        "{fit} participants with {places} places each are in {}",
+        queue.capacity
+    );
+    // A participant that could not be made takes no place.
+    let left = queue.capacity - fit * places;
+    let failed = queue.add(left, |_| Err::<Arc<Silent>, _>("not made"));
+    assert!(failed.unwrap().is_err());
+    add(fit, left).unwrap().unwrap();
+    assert!(add(fit + 1, 1).is_err());
     queue.remove(key, &*first);
-    add(u32::MAX).unwrap().unwrap();
-    assert!(add(0).is_err());
+    assert!(add(fit + 1, places + 1).is_err());
+    add(fit + 1, places).unwrap().unwrap();
 }

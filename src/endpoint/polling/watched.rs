@@ -17,8 +17,12 @@ pub trait Watched: Send + Sync + Debug + 'static {
     /// value has arrived.
     fn unannounced(&self) -> Option<UnannouncedArrival>;
 
-    /// Asks the peer for a completion with the next change, because the poller is about to sleep.
+    /// Asks for a completion or an event with the next change, because the poller is about to sleep.
     fn ask_for_completion(&self);
+
+    /// Returns whether a change makes an event of the armed completion queue, so that a poller that sleeps needs no time limit
+    /// ([`QueuePair::announces_writes`](tonic_rdma_verbs::QueuePair::announces_writes)).
+    fn is_announced(&self) -> bool;
 }
 
 /// A record of a value that arrived, made before a completion has announced the value.
@@ -42,19 +46,41 @@ impl UnannouncedArrival {
 /// The watched words of one queue.
 #[derive(Debug, Default)]
 pub(super) struct WatchList {
-    words: Mutex<Vec<Weak<dyn Watched>>>,
+    words: Mutex<Vec<Entry>>,
     /// Number of words, to be read without the lock.
     count: AtomicUsize,
+    /// Number of words that may change without an event.
+    silent: AtomicUsize,
+}
+
+/// A word of the list.
+#[derive(Debug)]
+struct Entry {
+    word: Weak<dyn Watched>,
+    is_announced: bool,
 }
 
 impl WatchList {
     /// Adds a word.
     pub(super) fn add(&self, word: Weak<dyn Watched>) {
+        let is_announced = word.upgrade().is_some_and(|word| word.is_announced());
         let mut words = lock(&self.words);
-        words.push(word);
+        words.push(Entry { word, is_announced });
+        self.count(&words);
+    }
+
+    /// Notes the numbers of words. The list is locked.
+    fn count(&self, words: &[Entry]) {
+        let silent = words.iter().filter(|entry| !entry.is_announced).count();
+        self.silent.store(silent, Ordering::SeqCst);
         // SYNC: SeqCst before the caller looks whether the poller sleeps: Dekker with `Queue::arm`, then
         // `Queue::ask_for_completions`.
         self.count.store(words.len(), Ordering::SeqCst);
+    }
+
+    /// Returns whether a word may change without an event.
+    pub(super) fn has_silent(&self) -> bool {
+        self.silent.load(Ordering::SeqCst) != 0
     }
 
     /// Returns whether there is no word in the list.
@@ -70,7 +96,7 @@ impl WatchList {
         }
         let mut words = lock(&self.words);
         let (before, mut gone) = (words.len(), 0);
-        words.retain(|word| match word.upgrade() {
+        words.retain(|entry| match entry.word.upgrade() {
             Some(word) => {
                 let arrived = word.check(wakers);
                 checked.push(word);
@@ -81,7 +107,7 @@ impl WatchList {
                 false
             }
         });
-        self.count.store(words.len(), Ordering::SeqCst);
+        self.count(&words);
         before - words.len() - gone
     }
 
@@ -102,6 +128,6 @@ impl WatchList {
     /// Returns the words that still exist. The caller uses and drops them without the lock, because a returned reference may be
     /// the last of its word.
     fn all(&self) -> Vec<Arc<dyn Watched>> {
-        lock(&self.words).iter().filter_map(Weak::upgrade).collect()
+        lock(&self.words).iter().filter_map(|entry| entry.word.upgrade()).collect()
     }
 }

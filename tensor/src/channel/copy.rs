@@ -214,7 +214,9 @@ impl Target<'_> {
         let token = token.ring(Arc::downgrade(link) as Weak<dyn Bell>, pair, *notices, number);
         let word = || link.peer_count(pair.peer_number());
         // The token reports a refusal.
-        let _ = link.submit_noticed(transfer(token), length, pair, *notices, number, word);
+        if link.submit_noticed(transfer(token), length, pair, *notices, number, word).is_err() {
+            *notices -= 1;
+        }
         memcpy
     }
 

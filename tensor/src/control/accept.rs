@@ -6,6 +6,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::time::timeout;
 use tokio_stream::Stream;
 use tonic::Status;
 
@@ -21,7 +22,7 @@ use crate::error::ChannelError;
 use crate::link::{Link, LinkId};
 use crate::lock::lock;
 use crate::wire::tensor_frame::MAX_NAME;
-use tonic_rdma::internal::Provider;
+use tonic_rdma::internal::{Place, Provider};
 
 /// The stream of answers to an `Open`: one answer, and then nothing until the link ends. tonic drops the stream when the peer's
 /// connection ends, and that ends the link.
@@ -65,7 +66,15 @@ pub(crate) async fn open(
     let peer = peer_end(name.into(), &request.queue_pairs, request.words, &request)
         .map_err(|error| Status::invalid_argument(error.to_string()))?;
     let id = new_id().map_err(internal)?;
-    let prepared = shared.prepare(provider, count as u32).map_err(internal)?;
+    let limit = shared.settings.answer_timeout;
+    let unconfirmed = timeout(limit / 2, shared.unconfirmed.take(caller.source())).await;
+    let Ok(Ok(unconfirmed)) = unconfirmed else {
+        let most = shared.unconfirmed.limit();
+        return Err(Status::resource_exhausted(format!(
+            "{most} links wait for the confirmation of their peers, which is the limit; try again later"
+        )));
+    };
+    let prepared = Shared::prepare(shared, provider, count as u32).await.map_err(internal)?;
     let reply = OpenReply {
         link: id.to_vec().into(),
         queue_pairs: queue_pairs(&prepared),
@@ -79,13 +88,39 @@ pub(crate) async fn open(
     let link = connected.map_err(internal)?;
     let link =
         link.map_err(|error| Status::failed_precondition(format!("the two ends do not fit: {error}")))?;
-    let (unconfirmed, confirmed) = oneshot::channel();
+    let (confirm, confirmed) = oneshot::channel();
     let weak = Arc::downgrade(&link);
-    let accepted = Accepted { link: weak.clone(), opener: caller, unconfirmed: Some(unconfirmed) };
+    let accepted = Accepted { link: weak.clone(), opener: caller, unconfirmed: Some(confirm) };
     lock(&shared.accepted).insert(id, accepted);
     let ended = Box::pin(link.ended());
-    tokio::spawn(keep(link, Arc::downgrade(shared), confirmed, shared.settings.answer_timeout, place));
+    let confirmation = Confirmation { confirmed, limit, place: unconfirmed };
+    tokio::spawn(keep(link, Arc::downgrade(shared), confirmation, place));
     Ok(Answers { link: weak, first: Some(reply), ended })
+}
+
+/// The confirmation of a link, which is still to come.
+struct Confirmation {
+    confirmed: oneshot::Receiver<()>,
+    /// The longest time until it comes.
+    limit: Duration,
+    place: Place,
+}
+
+impl Confirmation {
+    /// Waits for the confirmation, until its time is over or another peer gets the place.
+    async fn wait(self) -> Result<(), ChannelError> {
+        let Self { confirmed, limit, place } = self;
+        place.waits();
+        tokio::select! {
+            result = timeout(limit, confirmed) => match result {
+                Ok(_) => Ok(()),
+                Err(_) => Err(ChannelError::TimedOut { what: "the peer's confirmation", limit }),
+            },
+            () = place.lost() => {
+                Err(ChannelError::local("the peer did not confirm the link, and another peer got its place"))
+            }
+        }
+    }
 }
 
 /// Keeps a link until it ends, and ends a link that its peer does not confirm in time. A separate task does this, because a
@@ -93,16 +128,15 @@ pub(crate) async fn open(
 async fn keep(
     link: Arc<Link>,
     shared: Weak<Shared>,
-    confirmed: oneshot::Receiver<()>,
-    limit: Duration,
+    confirmation: Confirmation,
     place: OwnedSemaphorePermit,
 ) {
     tokio::select! {
         () = link.ended() => {}
-        result = tokio::time::timeout(limit, confirmed) => match result {
-            Ok(_) => link.ended().await,
-            Err(_) => {
-                link.fail(ChannelError::TimedOut { what: "the peer's confirmation", limit });
+        confirmed = confirmation.wait() => match confirmed {
+            Ok(()) => link.ended().await,
+            Err(error) => {
+                link.fail(error);
             }
         }
     }

@@ -5,6 +5,7 @@ use tonic::Status;
 
 use crate::device::settings::Settings;
 use crate::error::ALLOW_PLAINTEXT;
+use tonic_rdma::internal::Source;
 use tonic_rdma::{RdmaConnectInfo, RdmaRequestExt as _};
 
 /// The caller of the service. A link belongs to the connection that it was opened over. Everything that the other end proved
@@ -36,6 +37,11 @@ impl Caller {
     /// Returns the name of the caller for log lines and errors.
     pub(crate) fn name(&self) -> String {
         self.info.as_ref().map_or_else(|| "a peer".to_owned(), |info| info.peer_addr().to_string())
+    }
+
+    /// Returns the address that the call came from.
+    pub(crate) fn source(&self) -> Source {
+        self.info.as_ref().map_or(Source::Unknown, |info| info.peer_addr().ip().into())
     }
 
     /// Returns whether both calls came over one connection. For two calls by other listeners this is unknown, and the result

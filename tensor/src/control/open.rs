@@ -44,7 +44,7 @@ impl Opening {
     async fn run(self) -> Result<OpenedLink, ChannelError> {
         let (mut client, provider) = self.connect().await?;
         let settings = &self.shared.settings;
-        let prepared = self.shared.prepare(provider, settings.queue_pairs_per_peer)?;
+        let prepared = Shared::prepare(&self.shared, provider, settings.queue_pairs_per_peer).await?;
         let request = request(&prepared, provider, &self.shared);
         let answers = client.open(request).await.map_err(|status| self.refused(&status))?;
         let mut answers = answers.into_inner();

@@ -31,6 +31,7 @@ use crate::exchange::Offers;
 use crate::lock::lock;
 use crate::memory::landing::Landing;
 use tonic_rdma::RdmaIncoming;
+use tonic_rdma::internal::Places;
 use tonic_rdma_verbs::memory::{Budget, MemRegion};
 
 /// This process as a device with memory: the paper's `RdmaDev` (table 1). A device listens for peers that want to reach its
@@ -111,6 +112,7 @@ impl RdmaDevice {
             runtime: tokio::runtime::Handle::current(),
             accepted: Mutex::default(),
             places: Arc::new(Semaphore::new(places)),
+            unconfirmed: Places::new(Settings::UNCONFIRMED, Settings::LEAST_WAIT, Settings::WAITING),
             opened: tokio::sync::Mutex::default(),
             offered: Mutex::default(),
             server: Mutex::default(),

@@ -48,6 +48,12 @@ impl Default for Settings {
 impl Settings {
     /// The most queue pairs that a link may have.
     pub(crate) const MAX_QUEUE_PAIRS: u32 = 64;
+    /// The most links of peers that have not confirmed them.
+    pub(crate) const UNCONFIRMED: usize = 64;
+    /// The time that a peer has to confirm its link before another peer may take its place.
+    pub(crate) const LEAST_WAIT: Duration = Duration::from_millis(250);
+    /// The most calls that wait for such a place.
+    pub(crate) const WAITING: usize = 256;
     /// The most completion queues that a device may have.
     pub(crate) const MAX_COMPLETION_QUEUES: u32 = 64;
 

@@ -18,7 +18,7 @@ use crate::link::prepare::Prepared;
 use crate::link::{Link, LinkId};
 use crate::lock::lock;
 use crate::memory::landing::Landing;
-use tonic_rdma::internal::Provider;
+use tonic_rdma::internal::{Places, Provider};
 use tonic_rdma_verbs::memory::Budget;
 
 /// The shared state of a device.
@@ -31,6 +31,9 @@ pub(crate) struct Shared {
     pub(crate) accepted: Mutex<HashMap<LinkId, Accepted>>,
     /// The number of links that peers may still open.
     pub(crate) places: Arc<Semaphore>,
+    /// The places of links that peers opened and have not confirmed. Each link has queue pairs and memory, and its peer has proved
+    /// nothing.
+    pub(crate) unconfirmed: Arc<Places>,
     /// The links that were opened here, by endpoint.
     pub(crate) opened: tokio::sync::Mutex<HashMap<Arc<str>, Arc<OnceCell<Channel>>>>,
     pub(crate) offered: Mutex<HashMap<Arc<str>, Weak<dyn Offered>>>,
@@ -49,9 +52,17 @@ pub(crate) struct Accepted {
 }
 
 impl Shared {
-    /// Creates the queue pairs of a new link, on the device that `provider` opens.
-    pub(crate) fn prepare(&self, provider: Provider, queue_pairs: u32) -> Result<Prepared, ChannelError> {
-        Prepared::new(provider, queue_pairs, &self.settings, &self.budget, &self.landing)
+    /// Creates the queue pairs of a new link, on the device that `provider` opens. A thread that may block does this, because
+    /// some calls of devices take milliseconds.
+    pub(crate) async fn prepare(
+        shared: &Arc<Self>,
+        provider: Provider,
+        queue_pairs: u32,
+    ) -> Result<Prepared, ChannelError> {
+        let shared = Arc::clone(shared);
+        let prepare =
+            move || Prepared::new(provider, queue_pairs, &shared.settings, &shared.budget, &shared.landing);
+        tokio::task::spawn_blocking(prepare).await.map_err(ChannelError::local)?
     }
 
     /// Offers something to peers under `name`.

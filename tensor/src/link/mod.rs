@@ -41,7 +41,7 @@ use crate::lock::lock;
 use crate::memory::landing::Landing;
 use crate::wire::tensor_frame::Frame;
 use tonic_rdma::internal::{Observation, Queue, may_spin};
-use tonic_rdma_verbs::internal::{Grant, KeptRegistrations, Notice, Transfer, TransferKind};
+use tonic_rdma_verbs::internal::{Grant, Notice, Transfer, TransferKind};
 use tonic_rdma_verbs::memory::{Lease, SharedRegion};
 use tonic_rdma_verbs::{Access, ProtectionDomain, RemoteSegment};
 
@@ -68,6 +68,8 @@ pub(crate) struct Link {
     provider: &'static str,
     device: Arc<str>,
     notification: Notification,
+    /// Whether every write of the peer makes an event of the armed queue, so that no end needs bells.
+    announces_writes: bool,
     ports: Vec<PolledPort>,
     domain: Arc<dyn ProtectionDomain>,
     words: Words,
@@ -80,8 +82,6 @@ pub(crate) struct Link {
     landing: Arc<Landing>,
     /// Rights of the peer that last until the link ends, because the peer may still use the memory.
     kept: Mutex<Vec<Grant>>,
-    /// `Some` on the software device.
-    kept_registrations: Option<Mutex<KeptRegistrations>>,
     rendezvous: Arc<dyn RendezvousFrames>,
 }
 
@@ -120,17 +120,11 @@ impl Link {
         range: Range<usize>,
         access: Access,
     ) -> Result<Grant, ChannelError> {
-        if let Some(kept_registrations) = &self.kept_registrations {
-            lock(kept_registrations).region(memory);
-        }
         Grant::of_part(&*self.domain, memory, range, access).map_err(ChannelError::memory)
     }
 
     /// Gives the peer the right to read the memory of `lease`.
     pub(crate) fn grant_lease(&self, lease: &Lease) -> Result<Grant, ChannelError> {
-        if let Some(kept_registrations) = &self.kept_registrations {
-            lock(kept_registrations).lease(lease);
-        }
         Grant::of_lease(&*self.domain, lease).map_err(ChannelError::memory)
     }
 
@@ -152,6 +146,32 @@ impl Link {
     pub(crate) fn poll_all(&self) {
         for polled in &self.ports {
             polled.queue.poll();
+        }
+    }
+
+    /// Carries out what the peer has asked of the queue pair of a port, for a thread that looks at words and does not poll. On most
+    /// devices there is nothing to do.
+    #[inline]
+    pub(crate) fn progress(&self, port: u32) {
+        self.ports[port as usize % self.ports.len()].progress();
+    }
+
+    /// Carries out what the peer has asked of all queue pairs.
+    pub(crate) fn progress_all(&self) {
+        self.ports.iter().for_each(PolledPort::progress);
+    }
+
+    /// Returns whether every write of the peer makes an event of the armed queue.
+    pub(crate) fn announces_writes(&self) -> bool {
+        self.announces_writes
+    }
+
+    /// Asks for events with the writes of the peer through a port, or through all ports.
+    pub(crate) fn need_events(&self, port: Option<u32>) {
+        for (index, polled) in self.ports.iter().enumerate() {
+            if port.is_none_or(|port| port as usize % self.ports.len() == index) {
+                polled.need_events();
+            }
         }
     }
 
@@ -368,7 +388,7 @@ impl Link {
 
     /// Writes to the peer that this end sleeps until `epoch`.
     pub(crate) fn say_asleep(&self, pair: &WordPair, epoch: u64, port: u32) -> Result<(), ChannelError> {
-        if self.notification != Notification::Word {
+        if self.notification != Notification::Word || self.announces_writes {
             return Ok(());
         }
         let Some(place) = self.peer_words.sleeper(pair.peer_number()) else {
@@ -439,7 +459,8 @@ impl PortOwner for Link {
 
 impl Bell for Link {
     fn ring_sleeper(&self, pair: &WordPair, epoch: u64, port: u32) -> Result<(), ChannelError> {
-        if self.notification != Notification::Word {
+        // Both ends have the same kind of device, so the peer's device announces writes, too.
+        if self.notification != Notification::Word || self.announces_writes {
             return Ok(());
         }
         // SYNC: this end brings the epoch and then reads the sleeper. The peer writes the sleeper and then looks for the epoch

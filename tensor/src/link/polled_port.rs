@@ -2,20 +2,62 @@
 
 use std::sync::{Arc, Mutex};
 
+use std::sync::atomic::{Ordering, fence};
+
 use crate::link::port::Port;
 use tonic_rdma::internal::{Pace, Queue, Reactor};
+use tonic_rdma_verbs::PeerWork;
 
 /// A port in its queue. The port leaves the queue when this is dropped.
 #[derive(Debug)]
 pub(crate) struct PolledPort {
     pub(crate) port: Arc<Port>,
     pub(crate) queue: Arc<Queue>,
+    /// The work that the peer asks of the queue pair. `None` on devices that work without the CPU.
+    pub(crate) work: Option<Arc<dyn PeerWork>>,
     /// The number of the port in the queue.
     pub(crate) key: u32,
     /// The time for which a future looks at a word itself before its thread sleeps. Only one future at a time does so.
     pub(crate) pace: Option<Mutex<Pace>>,
     /// The queue is polled as long as this is held.
     pub(crate) _reactor: Arc<Reactor>,
+}
+
+impl PolledPort {
+    /// Carries out what the peer has asked of the queue pair, for a thread that looks at words of its memory.
+    #[inline]
+    pub(crate) fn progress(&self) {
+        if let Some(work) = &self.work
+            && work.progress()
+        {
+            self.progressed(&**work);
+        }
+    }
+
+    fn progressed(&self, work: &dyn PeerWork) {
+        // SYNC: Dekker's algorithm with `Wait`: this thread has stored words, and `PeerWork::progress` has executed a fence. The
+        // task that waits has added its word to the list, then looks at the word.
+        if self.queue.has_watched() {
+            self.queue.wake_watched();
+        } else if work.need_no_events() {
+            // SYNC: a task that begins to wait asks for events after it has added its word to the list. Either this thread sees the
+            // word, or that task asks later.
+            fence(Ordering::SeqCst);
+            if self.queue.has_watched() {
+                self.need_events();
+            }
+        }
+    }
+
+    /// Asks for events with the peer's writes, because a task waits for a word and the poller sleeps.
+    pub(crate) fn need_events(&self) {
+        if let Some(work) = &self.work {
+            work.need_events();
+            if work.progress() {
+                self.queue.wake_watched();
+            }
+        }
+    }
 }
 
 impl Drop for PolledPort {

@@ -15,9 +15,7 @@ use crate::link::words::{PeerWords, Words};
 use crate::link::{Link, LinkId, RendezvousFrames};
 use crate::memory::landing::Landing;
 use tonic_rdma::internal::{Provider, Reactor};
-use tonic_rdma_verbs::internal::{
-    InFlight, KeptRegistrations, LocalRegistrations, RemotePlace, TransferLimits,
-};
+use tonic_rdma_verbs::internal::{InFlight, LocalRegistrations, RemotePlace, TransferLimits};
 use tonic_rdma_verbs::memory::{Budget, MemRegion, Pool, PoolSettings};
 use tonic_rdma_verbs::{Access, Context, ProtectionDomain, QueuePairAddress, QueuePairCapacity};
 
@@ -87,12 +85,14 @@ impl Prepared {
             let queue_pair =
                 domain.create_queue_pair(completions, completions, &capacity).map_err(ChannelError::local)?;
             queue_pair.to_init(ACCESS()).map_err(ChannelError::local)?;
+            let work = queue_pair.peer_work();
             let registrations = LocalRegistrations::new(Arc::clone(&domain), Arc::clone(budget));
             let flights: InFlight<Token> = InFlight::new(queue_pair, registrations, limits);
-            let made = queue.add(|key| Port::new(flights, index, key, pool.clone()).map(Arc::new));
+            let places = capacity.send_requests + capacity.receive_requests;
+            let made = queue.add(places, |key| Port::new(flights, index, key, pool.clone()).map(Arc::new));
             let (key, port) = made.map_err(ChannelError::local)??;
             let pace = reactor.pace_of_callers().map(Mutex::new);
-            Ok(PolledPort { port, queue, key, pace, _reactor: Arc::clone(&reactor) })
+            Ok(PolledPort { port, queue, work, key, pace, _reactor: Arc::clone(&reactor) })
         };
         let ports = (0..queue_pairs).map(port).collect::<Result<Vec<_>, ChannelError>>()?;
         let (settings, landing) = (settings.clone(), Arc::clone(landing));
@@ -156,14 +156,15 @@ impl Prepared {
             connected.transpose().map_err(ChannelError::local)?;
         }
         let attributes = self.context.attributes();
-        let kept_registrations =
-            (!attributes.locks_memory).then(|| Mutex::new(KeptRegistrations::new(Arc::clone(&self.domain))));
+        let announces = |polled: &PolledPort| polled.port.with_queue_pair(|it| it.announces_writes());
+        let announces_writes = self.ports.iter().all(|polled| announces(polled).unwrap_or(false));
         let link = Arc::new(Link {
             id,
             peer: Arc::clone(&peer.name),
             provider: attributes.provider,
             device: attributes.name.as_str().into(),
             notification,
+            announces_writes,
             ports: self.ports,
             domain: self.domain,
             words: self.words,
@@ -174,7 +175,6 @@ impl Prepared {
             ended: watch::Sender::new(false),
             landing: self.landing,
             kept: Mutex::default(),
-            kept_registrations,
             rendezvous,
         });
         link.rendezvous.begin(&link);

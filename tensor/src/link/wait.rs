@@ -1,12 +1,13 @@
 //! Waiting for a word that the peer writes.
 //!
-//! The write of such a word makes no completion, so the poller of the queue looks at the word with every poll. Before the
-//! poller sleeps, it asks the peer for a bell: a message, whose completion wakes the poller. A wait that begins while the
-//! poller sleeps asks for the bell itself.
+//! The write of such a word makes no completion, so the poller of the queue looks at the word with every poll. On a device that
+//! announces writes, each write makes an event, which wakes a poller that sleeps. On other devices the poller asks the peer for
+//! a bell before it sleeps: a message, whose completion wakes the poller. A wait that begins while the poller sleeps asks for
+//! the event or the bell itself.
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Waker};
 
@@ -15,7 +16,7 @@ use crate::link::Link;
 use crate::link::notification::Notification;
 use crate::link::word_pair::WordPair;
 use crate::lock::lock;
-use tonic_rdma::internal::{UnannouncedArrival, Watched};
+use tonic_rdma::internal::{Queue, UnannouncedArrival, Watched};
 use tonic_rdma_verbs::memory::SharedRegion;
 
 /// A future that is ready once a word has its value, or once the link has ended.
@@ -32,7 +33,8 @@ pub(crate) struct Wait {
 struct Word {
     link: Arc<Link>,
     pair: Arc<WordPair>,
-    port: u32,
+    /// The port through which the peer writes the word; `None` if it may be any port.
+    port: Option<u32>,
     memory: SharedRegion,
     offset: usize,
     /// Whether the word must equal the target, as a tail must. A count may be greater.
@@ -45,11 +47,12 @@ struct Word {
 }
 
 impl Wait {
-    /// Makes a wait until the word at `offset` of `memory` is at least `target`, or equals `target` if `exactly`.
+    /// Makes a wait until the word at `offset` of `memory` is at least `target`, or equals `target` if `exactly`. The peer writes
+    /// the word through `port`, or through any port.
     pub(crate) fn until(
         link: &Arc<Link>,
         pair: &Arc<WordPair>,
-        port: u32,
+        port: Option<u32>,
         (memory, offset): (&SharedRegion, usize),
         target: u64,
         exactly: bool,
@@ -75,23 +78,25 @@ impl Future for Wait {
         let Self { word, watching, spins } = &mut *self;
         if word.has_come() {
             if *watching {
-                word.link.slept_for(word.port);
+                word.link.slept_for(word.port.unwrap_or(0));
             }
             return Poll::Ready(word.result());
         }
-        if *spins && !*watching && word.link.spin(word.port, || word.has_come()) {
+        if *spins && !*watching && word.spin() {
             return Poll::Ready(word.result());
         }
-        let queue = word.link.queue(word.port);
         let registered = lock(&word.waker).replace(context.waker().clone()).is_some();
         // A poll of the queue that found the word has taken the waker, and does not look at the word any more.
         if !*watching || !registered {
             *watching = true;
-            queue.watch(Arc::downgrade(word) as Weak<dyn Watched>);
+            for queue in word.queues() {
+                queue.watch(Arc::downgrade(word) as Weak<dyn Watched>);
+            }
         }
-        // SYNC: the word is watched before this look. A poller marks itself asleep before it asks for the bells of watched
-        // words.
-        if queue.is_asleep() {
+        // SYNC: the word is watched before these looks. A poller marks itself asleep before it asks for the bells of watched words.
+        // A thread that carries out a write of the peer stores the word before it looks for watched words.
+        fence(Ordering::SeqCst);
+        if word.queues().any(|queue| queue.is_asleep()) {
             word.ask_for_completion();
         }
         if word.has_come() { Poll::Ready(word.result()) } else { Poll::Pending }
@@ -99,6 +104,31 @@ impl Future for Wait {
 }
 
 impl Word {
+    /// Returns the queues whose polls may bring the word.
+    fn queues(&self) -> impl Iterator<Item = &Arc<Queue>> {
+        let ports = match self.port {
+            Some(port) => port..port + 1,
+            // The poll that carries out a write is that of the queue pair's own queue. Other devices write the word themselves.
+            None if self.link.announces_writes() => 0..self.link.ports().count() as u32,
+            None => 0..1,
+        };
+        let distinct = ports.clone().filter(move |port| {
+            let queue = self.link.queue(*port);
+            !(ports.start..*port).any(|earlier| Arc::ptr_eq(self.link.queue(earlier), queue))
+        });
+        distinct.map(|port| self.link.queue(port))
+    }
+
+    fn spin(&self) -> bool {
+        match self.port {
+            Some(port) => self.link.spin(port, || self.has_come()),
+            None => self.link.spin(0, || {
+                self.link.progress_all();
+                self.has_come()
+            }),
+        }
+    }
+
     fn is_reached(&self) -> bool {
         let value = self.memory.load_u64(self.offset).unwrap_or(0);
         if self.exactly { value == self.target } else { value >= self.target }
@@ -125,7 +155,7 @@ impl Watched for Word {
 
     fn unannounced(&self) -> Option<UnannouncedArrival> {
         let asked = self.asked.load(Ordering::Relaxed);
-        let by_bell = self.link.notification() == Notification::Word;
+        let by_bell = self.link.notification() == Notification::Word && !self.is_announced();
         (by_bell && self.is_reached()).then(|| UnannouncedArrival {
             announcements: Arc::clone(self.pair.bells()),
             before: self.bells,
@@ -134,10 +164,16 @@ impl Watched for Word {
     }
 
     fn ask_for_completion(&self) {
-        // If the request fails, the link fails too, and the wait finds that. A request that can't be made is replaced by the
-        // poller's time-out.
-        if !self.asked.swap(true, Ordering::Relaxed) {
-            let _ = self.link.say_asleep(&self.pair, self.target, self.port);
+        if self.link.announces_writes() {
+            self.link.need_events(self.port);
+        } else if !self.asked.swap(true, Ordering::Relaxed) {
+            // If the request fails, the link fails too, and the wait finds that. A request that can't be made is replaced by the
+            // poller's time-out.
+            let _ = self.link.say_asleep(&self.pair, self.target, self.port.unwrap_or(0));
         }
+    }
+
+    fn is_announced(&self) -> bool {
+        self.link.announces_writes()
     }
 }

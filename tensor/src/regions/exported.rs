@@ -170,7 +170,7 @@ impl Export {
             .filter_map(|it| {
                 let link = it.link.upgrade().filter(|link| link.fault().is_none())?;
                 let count = link.count(it.pair.number());
-                Some(Wait::until(&link, &it.pair, 0, count, it.taken + 1, false))
+                Some(Wait::until(&link, &it.pair, None, count, it.taken + 1, false))
             })
             .collect();
         drop(attached);
@@ -197,12 +197,17 @@ impl Export {
         true
     }
 
-    /// Takes completions that may bring notices. Returns false if notices come without completions. Works outside the lock,
-    /// because a link may end.
+    /// Carries out what the peers have asked, and takes completions that may bring notices. Returns false if no peer is attached.
+    /// Works outside the lock, because a link may end.
     fn poll(&self) -> bool {
         let links: Vec<_> = lock(&self.attached).values().filter_map(|it| it.link.upgrade()).collect();
-        let by_completion = |link: &&Arc<Link>| link.notification() != Notification::Word;
-        links.iter().filter(by_completion).map(|link| link.poll_all()).count() > 0
+        for link in &links {
+            match link.notification() {
+                Notification::Word => link.progress_all(),
+                Notification::Immediate | Notification::Message => link.poll_all(),
+            }
+        }
+        !links.is_empty()
     }
 
     /// Returns the names of the attached peers.

@@ -32,6 +32,8 @@ pub(crate) struct Receiver {
 impl Receiver {
     /// The number of looks that find nothing, after which the receiver asks the devices.
     const LOOK_EVERY: u32 = 1 << 12;
+    /// The number of looks that find nothing, after which the queue is polled. A release that waits for room goes on with a poll.
+    const POLL_EVERY: u32 = 1 << 8;
 
     pub(crate) fn new(
         name: Arc<str>,
@@ -71,7 +73,8 @@ impl Receiver {
         missed.map(|()| false)
     }
 
-    /// Looks for a reason why nothing has come: takes completions, and checks that the sender lives.
+    /// Looks for a reason why nothing has come: carries out what the sender has asked, takes completions, and checks that the
+    /// sender lives.
     #[inline(never)]
     fn missed(&mut self) -> Result<(), ChannelError> {
         self.misses = self.misses.wrapping_add(1);
@@ -82,9 +85,13 @@ impl Receiver {
         self.look_up()?;
         let Some(attached) = &self.attached else { return Ok(()) };
         attached.link.check()?;
-        if attached.link.notification() != Notification::Word {
+        if attached.link.notification() != Notification::Word || self.misses.is_multiple_of(Self::POLL_EVERY)
+        {
             attached.link.poll(attached.port);
-        } else if self.misses.is_multiple_of(Self::LOOK_EVERY) {
+        } else {
+            attached.link.progress(attached.port);
+        }
+        if self.misses.is_multiple_of(Self::LOOK_EVERY) {
             attached.link.look()?;
         }
         Ok(())
@@ -105,7 +112,8 @@ impl Receiver {
             let next = self.slot.next.load(Ordering::Relaxed);
             let tail = self.slot.layout.start(next) + self.slot.layout.tail;
             let word = (&self.slot.memory, tail);
-            let mut come = Wait::until(&attached.link, &attached.pair, attached.port, word, next, true);
+            let AttachedSender { link, pair, port } = &attached;
+            let mut come = Wait::until(link, pair, Some(*port), word, next, true);
             // `poll` reports an error of the link, after the tensors that came before it.
             poll_fn(|context| match Pin::new(&mut come).poll(context) {
                 Poll::Ready(_) => Poll::Ready(()),

@@ -135,11 +135,14 @@ impl Sender {
         self.next.saturating_sub(1).saturating_sub(self.released()).min(all)
     }
 
-    /// Looks for the reason why a release has not come: takes completions, and checks that the receiver lives.
+    /// Looks for the reason why a release has not come: carries out what the receiver has asked, takes completions, and checks
+    /// that the receiver lives.
     fn missed(&mut self) -> Result<(), ChannelError> {
         self.misses = self.misses.wrapping_add(1);
         if self.link.notification() != Notification::Word || self.misses.is_multiple_of(Self::POLL_EVERY) {
             self.link.poll(self.port);
+        } else {
+            self.link.progress(self.port);
         }
         if self.misses.is_multiple_of(Self::LOOK_EVERY) {
             self.link.look()?;
@@ -163,7 +166,7 @@ impl Sender {
             return Ok(());
         }
         let word = self.link.count(self.pair.number());
-        Wait::until(&self.link, &self.pair, self.port, word, epoch, false).await
+        Wait::until(&self.link, &self.pair, Some(self.port), word, epoch, false).await
     }
 
     /// Returns whether a payload is sent inline, without a transfer.
@@ -216,7 +219,6 @@ impl Sender {
     /// Sends the payload at `offset` of `local`. A buffer must be free.
     pub(crate) fn send(&mut self, local: LocalMemory, offset: u64, token: Token) -> Result<(), ChannelError> {
         let (epoch, start) = (self.next, self.buffer());
-        self.next += 1;
         let length = self.layout.payload as u64;
         let blocks = CopyRanges::One(CopyRange { local: offset, remote: 0, length });
         let token = token.ring(self.bell(), &self.pair, epoch, self.port);
@@ -224,7 +226,10 @@ impl Sender {
         let transfer = Transfer::new(local, TransferKind::Write, blocks, place, token);
         let tail = start.address + self.layout.tail as u64;
         let word = || Some(RemoteSegment { address: tail, ..start });
-        self.link.submit_noticed(transfer, length, &self.pair, epoch, self.port, word)
+        self.link.submit_noticed(transfer, length, &self.pair, epoch, self.port, word)?;
+        // A refused payload takes no buffer: the receiver waits for this epoch.
+        self.next += 1;
+        Ok(())
     }
 
     fn bell(&self) -> Weak<dyn Bell> {

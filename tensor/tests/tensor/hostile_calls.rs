@@ -147,6 +147,26 @@ async fn a_link_without_a_confirmation_ends() {
     served.check().await;
 }
 
+/// Each unconfirmed link holds queue pairs and memory, and its peer has proved nothing.
+#[tokio::test]
+async fn unconfirmed_links_are_few_and_keep_no_peer_out() {
+    const UNCONFIRMED: usize = 64;
+    let settings = RdmaDevice::builder().answer_timeout(Duration::from_secs(60));
+    let served = Served::new(pair_with(settings).await).await;
+    let mut unconfirmed = Vec::new();
+    for _ in 0..UNCONFIRMED + 20 {
+        unconfirmed.push(RawPeer::new(&served.endpoint).await.open().await.unwrap());
+        let links = describe(&served.endpoint).await.links.len();
+        assert!(links <= UNCONFIRMED + 1, "{links} links, and one of them is confirmed");
+    }
+    // The link that was not confirmed for longest has ended, and the latest one has not.
+    let late = unconfirmed[0].confirm(vec![0]).await.unwrap_err();
+    assert_eq!(late.code(), Code::NotFound, "{late}");
+    let mut honest = RawPeer::new(&served.endpoint).await.link().await;
+    honest.attach("region").await;
+    served.check().await;
+}
+
 #[tokio::test]
 async fn a_confirmation_without_the_evidence_ends_the_link() {
     let served = Served::new(pair().await).await;

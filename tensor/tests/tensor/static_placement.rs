@@ -1,7 +1,7 @@
 //! Tensors of a known shape, which the sender writes into the receiver's slot.
 
 use tonic_rdma::memory::Pool;
-use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, Tensor, TensorMut, TensorSpec};
+use tonic_rdma_tensor::{BlockCopy, Dtype, RdmaDevice, Rights, Shape, Tensor, TensorMut, TensorSpec};
 
 use crate::{notifications, pair, pair_with, pattern};
 
@@ -109,6 +109,73 @@ async fn tensors_of_a_pool_and_of_the_heap_arrive() {
         assert_eq!(arrived.as_slice::<f32>().unwrap(), tensor.as_slice::<f32>().unwrap());
     }
     let _: Tensor = Tensor::copy_from(bytes(3), &[1, 2, 3]).unwrap();
+}
+
+/// On the software device the receiver's processor carries out the writes of its peer. The first look after a write does so: it
+/// does not wait for a poll or for the device's thread.
+#[tokio::test]
+async fn the_first_look_after_a_write_finds_its_tensor() {
+    let (server, client, channel) = pair().await;
+    if channel.device().0 != "soft" {
+        return;
+    }
+    let spec = bytes(64);
+    let mut receiver = server.static_receiver("slot", &spec, 1).unwrap();
+    let mut sender = channel.static_sender("slot", &spec).await.unwrap();
+    let region = server.export("region", server.allocate(4096).unwrap(), Rights::WRITE).unwrap();
+    let remote = channel.region("region").await.unwrap();
+    let mut local = client.allocate(64).unwrap();
+    for round in 0..200 {
+        assert!(sender.is_ready().unwrap());
+        sender.start_bytes(&pattern(round, 64)).unwrap();
+        assert_eq!(sender.pending().unwrap(), 1);
+        let arrived = receiver.try_recv().unwrap().expect("the tensor is not there");
+        assert_eq!(arrived.to_tensor().unwrap().bytes().unwrap(), pattern(round, 64));
+        drop(arrived);
+        assert_eq!(sender.pending().unwrap(), 0, "the release is not there");
+        let blocks = [BlockCopy { local: 0, remote: 8 * round, length: 8 }];
+        let mut writing = channel.write(&remote).notify(true).blocks_from(local, &blocks);
+        assert!(region.try_notice(), "the notice is not there");
+        assert!(!region.try_notice());
+        local = writing.try_take().expect("the write is not complete").unwrap();
+    }
+}
+
+/// A thread that only looks at one slot carries out the writes for the others, too. It wakes the tasks that wait for them,
+/// although no write makes an event then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thread_that_looks_wakes_the_tasks_that_wait() {
+    let (server, _client, channel) = pair().await;
+    let spec = bytes(64);
+    let mut looked_at = server.static_receiver("looked at", &spec, 1).unwrap();
+    let mut waited_for = server.static_receiver("waited for", &spec, 1).unwrap();
+    let mut first = channel.static_sender("looked at", &spec).await.unwrap();
+    let mut second = channel.static_sender("waited for", &spec).await.unwrap();
+    let looking = std::thread::spawn(move || {
+        let mut taken = 0;
+        while taken < 500 {
+            match looked_at.try_recv().unwrap() {
+                Some(_) => taken += 1,
+                None => std::thread::yield_now(),
+            }
+        }
+    });
+    let waiting = tokio::spawn(async move {
+        for round in 0..500 {
+            let arrived = waited_for.recv().await.unwrap();
+            assert_eq!(arrived.to_tensor().unwrap().bytes().unwrap(), pattern(round, 64));
+        }
+    });
+    let sending = async {
+        for round in 0..500 {
+            second.send_bytes(&pattern(round, 64)).await.unwrap();
+            first.send_bytes(&pattern(round, 64)).await.unwrap();
+        }
+        second.flush().await.unwrap();
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(60), sending).await.expect("a task was not woken");
+    waiting.await.unwrap();
+    looking.join().unwrap();
 }
 
 /// Both ends send more than a send queue holds, and neither runtime gets to poll.

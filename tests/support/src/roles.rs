@@ -20,6 +20,7 @@ pub fn play(role: &str) {
         ["echo-on", address] => Runtime::Idle.run_for_ever(echo(address)),
         ["dial", address] => Runtime::Idle.run_for_ever(dial(address)),
         ["load", address] => Runtime::Idle.run_for_ever(load(address)),
+        ["burst", address, connections] => Runtime::Idle.run_for_ever(burst(address, number(connections))),
         ["write-and-exit", address, length, piece] => {
             Runtime::Idle.run_for_ever(write(address, number(length), number(piece), After::Exit));
         }
@@ -77,6 +78,21 @@ async fn load(address: &str) {
     announce("loading");
     let bytes = vec![3; 1 << 20];
     while stream.write_all(&bytes).await.is_ok() {}
+}
+
+/// Makes connections, announces them, and sends messages of several packets over each of them without end.
+async fn burst(address: &str, connections: usize) {
+    let mut streams = Vec::new();
+    for _ in 0..connections {
+        streams.push(connect(address).await);
+    }
+    announce("sending");
+    let send = |mut stream: EndpointStream| async move {
+        let bytes = vec![3; 12_000];
+        while stream.write_all(&bytes).await.is_ok() && stream.flush().await.is_ok() {}
+    };
+    let tasks: tokio::task::JoinSet<()> = streams.into_iter().map(send).collect();
+    tasks.join_all().await;
 }
 
 /// The action of a writer after its last flush.

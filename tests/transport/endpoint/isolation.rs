@@ -1,6 +1,7 @@
 //! Two processes that can't share memory, or have no memory left, use TCP and get the reason.
 
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use support::Child;
 
@@ -8,15 +9,19 @@ fn succeeds(command: &[&str]) -> bool {
     Command::new(command[0]).args(&command[1..]).output().is_ok_and(|output| output.status.success())
 }
 
-/// A pair of network namespaces with a link between them, removed on drop.
-struct Namespaces;
+/// A pair of network namespaces with a link between them, removed on drop. One test at a time has it.
+struct Namespaces {
+    _turn: MutexGuard<'static, ()>,
+}
 
 impl Namespaces {
     const NAMES: [&str; 2] = ["tonic-rdma-a", "tonic-rdma-b"];
 
     fn new() -> Option<Self> {
+        static TURN: Mutex<()> = Mutex::new(());
         let [a, b] = Self::NAMES;
-        drop(Self);
+        let namespaces = Self { _turn: TURN.lock().unwrap_or_else(PoisonError::into_inner) };
+        namespaces.remove();
         let steps: [&[&str]; 9] = [
             &["ip", "netns", "add", a],
             &["ip", "netns", "add", b],
@@ -31,16 +36,19 @@ impl Namespaces {
             &["ip", "-n", a, "link", "set", "lo", "up"],
             &["ip", "-n", b, "link", "set", "lo", "up"],
         ];
-        let namespaces = Self;
         steps.iter().all(|step| succeeds(step)).then_some(namespaces)
+    }
+
+    fn remove(&self) {
+        for name in Self::NAMES {
+            succeeds(&["ip", "netns", "del", name]);
+        }
     }
 }
 
 impl Drop for Namespaces {
     fn drop(&mut self) {
-        for name in Self::NAMES {
-            succeeds(&["ip", "netns", "del", name]);
-        }
+        self.remove();
     }
 }
 
@@ -60,8 +68,28 @@ fn two_network_namespaces_end_on_tcp() {
     assert!(client.word.starts_with("rdma:"), "{}", client.word);
 }
 
+/// With one directory at both ends, the namespaces do not matter.
 #[test]
-fn two_users_end_on_tcp() {
+fn two_network_namespaces_with_one_directory_use_rdma() {
+    let Some(_namespaces) = Namespaces::new() else {
+        println!("skipped: network namespaces need root and iproute2");
+        return;
+    };
+    let [a, b] = Namespaces::NAMES;
+    let directory = tempfile::tempdir().unwrap();
+    let variable = format!("RDMA_SOFT_DIR={}", directory.path().display());
+    let server = Child::start(&["ip", "netns", "exec", a, "env", &variable], "echo-on 10.211.7.1:0");
+    let dial = format!("dial 10.211.7.1:{}", server.word);
+    let client = Child::start(&["ip", "netns", "exec", b, "env", &variable], &dial);
+    assert!(client.word.starts_with("rdma:"), "{}", client.word);
+    // The reason names the end that has no directory.
+    let client = Child::start(&["ip", "netns", "exec", b], &dial);
+    assert!(client.word.starts_with("tcp:"), "{}", client.word);
+    assert!(client.word.contains("the peer has no RDMA_SOFT_DIR"), "{}", client.word);
+}
+
+#[test]
+fn two_users_use_rdma_only_if_both_let_in_others() {
     let as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
     if !succeeds(&[&as_nobody[..], &["true"]].concat()) {
         println!("skipped: becoming another user needs root and setpriv");
@@ -77,6 +105,11 @@ fn two_users_end_on_tcp() {
     let client = Child::start(&as_nobody, &format!("dial 127.0.0.1:{}", server.word));
     assert!(client.word.starts_with("tcp:"), "{}", client.word);
     assert!(client.word.contains("another user"), "{}", client.word);
+    // Both ends must let in other users.
+    let any = ["env", "RDMA_SOFT_PEERS=any"];
+    let server = Child::start(&any, "echo");
+    let client = Child::start(&[&as_nobody[..], &any].concat(), &format!("dial 127.0.0.1:{}", server.word));
+    assert!(client.word.starts_with("rdma:"), "{}", client.word);
 }
 
 #[test]

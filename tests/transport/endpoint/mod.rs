@@ -1,6 +1,8 @@
 //! The byte stream, its negotiation and its polling, and tonic over it.
 
+mod addresses;
 mod blocking;
+mod fairness;
 mod hang;
 mod isolation;
 pub(crate) mod logs;

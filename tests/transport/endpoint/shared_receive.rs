@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinSet;
+use tokio_stream::StreamExt as _;
 use tonic_rdma::EndpointStream;
 use tonic_rdma::SharedReceive;
 
-use support::{Content, Runtime, config, pair};
+use support::{Child, Content, Runtime, config, listen, pair, within};
 
 const CONNECTIONS: usize = 50;
 const MESSAGES: usize = 40;
@@ -89,5 +90,51 @@ fn receive_memory_does_not_grow_with_connections() {
         let grown = pinned().saturating_sub(before);
         println!("idle again: {grown} bytes more");
         assert!(grown < 32 << 20, "{grown} bytes more pinned");
+    });
+}
+
+/// Clients are killed in the middle of messages, `RDMA_TEST_KILLS` of them. The buffers of these messages come back: a client
+/// that was there from the first to the last can still send, and so can new ones.
+#[test]
+fn kills_in_a_burst_lose_no_buffers() {
+    /// Connections of each client that is killed.
+    const KILLED: usize = 8;
+    let kills = std::env::var("RDMA_TEST_KILLS").map_or(3, |kills| kills.parse::<usize>().unwrap());
+    Runtime::Idle.run(async {
+        let config = config().shared_receive(SharedReceive::Always);
+        let mut honest = pair(config.clone()).await;
+        let mut listener = listen(config.clone()).await;
+        let address = listener.local_addr();
+        for kill in 0..kills {
+            let start = move || Child::start(&[], &format!("burst {address} {KILLED}"));
+            let child = tokio::task::spawn_blocking(start);
+            let mut readers = JoinSet::new();
+            let (started, mut starts) = tokio::sync::mpsc::channel(KILLED);
+            for _ in 0..KILLED {
+                let mut stream = within(listener.next()).await.unwrap();
+                let started = started.clone();
+                readers.spawn(async move {
+                    let (mut buffer, mut total) = (vec![0; 1 << 16], 0);
+                    while let Ok(count) = stream.read(&mut buffer).await {
+                        assert_ne!(count, 0, "a kill is no orderly end");
+                        assert!(buffer[..count].iter().all(|byte| *byte == 3));
+                        total += count;
+                        if total >= 100_000 {
+                            let _ = started.try_send(());
+                        }
+                    }
+                });
+            }
+            let mut child = child.await.unwrap();
+            within(starts.recv()).await.unwrap();
+            child.process.kill().unwrap();
+            within(readers.join_all()).await;
+            burst(kill as u64, &mut honest.0, &mut honest.1).await;
+        }
+        let mut connections = vec![honest];
+        for _ in 0..KILLED {
+            connections.push(pair(config.clone()).await);
+        }
+        within(burst_over_all(connections)).await;
     });
 }

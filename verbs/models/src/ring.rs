@@ -13,6 +13,8 @@ use crate::{Loom, LoomWord, explore, words};
 const LINES: usize = 4;
 /// Words of a line.
 const LINE: usize = 8;
+/// The key of the ring. Real keys are random.
+const RING_KEY: u64 = 1000;
 
 /// What the writer and the reader share.
 struct Shared {
@@ -42,8 +44,8 @@ fn pair<O: Orders>() -> (Sender<O>, Receiver<O>) {
         lines: (0..LINES).map(|_| UnsafeCell::new(())).collect(),
     });
     let size = (LINES * LINE * 8) as u64;
-    let sender = Sender { shared: Arc::clone(&shared), writer: Writer::new(size), sent: 0 };
-    (sender, Receiver { shared, reader: Reader::new(size), received: 0 })
+    let sender = Sender { shared: Arc::clone(&shared), writer: Writer::new(size, RING_KEY), sent: 0 };
+    (sender, Receiver { shared, reader: Reader::new(size, RING_KEY), received: 0 })
 }
 
 impl<O: Orders> Sender<O> {
@@ -115,11 +117,11 @@ pub fn content_is_never_torn<O: Orders + 'static>() -> u64 {
     })
 }
 
-/// The ring is full, and its old tags are not 0. The writer uses a place again only after the reader has given it back.
+/// The ring is full. The writer uses a place again only after the reader has given it back.
 pub fn places_are_used_again<O: Orders + 'static>() -> u64 {
     explore(|| {
         let (mut sender, mut receiver) = pair::<O>();
-        for _ in 0..3 {
+        for _ in 0..LINES {
             assert!(sender.send(1), "model: no room");
         }
         assert!(!sender.send(1), "model: a full ring has room");

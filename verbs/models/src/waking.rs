@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
+use loom::sync::Mutex;
 use loom::thread;
 use tonic_rdma_verbs::internal::shared_memory::{
     Arming, Attention, Flags, Guarded, Header, Kind, Orders, Reader, Word, Writer,
@@ -12,6 +13,8 @@ use crate::{Loom, LoomWord, explore, words};
 
 /// Bytes of the ring of a model.
 const RING: u64 = 256;
+/// The key of the ring. Real keys are random.
+const KEY: u64 = 1000;
 
 /// A sleeping owner gets an event for a record of the peer.
 pub fn no_news_is_lost<O: Orders + 'static>() -> u64 {
@@ -22,7 +25,7 @@ pub fn no_news_is_lost<O: Orders + 'static>() -> u64 {
         let peer = {
             let (ring, attention, event) = (Arc::clone(&ring), Arc::clone(&attention), Arc::clone(&event));
             thread::spawn(move || {
-                let mut writer = Writer::<Loom, O>::new(RING);
+                let mut writer = Writer::<Loom, O>::new(RING, KEY);
                 let Some(place) = writer.reserve(&ring, 0) else { panic!("model: no room") };
                 let header = Header {
                     kind: Kind::Send,
@@ -34,7 +37,7 @@ pub fn no_news_is_lost<O: Orders + 'static>() -> u64 {
                     total: 0,
                 };
                 writer.publish(&ring, &place, &header);
-                // As `Connection::announce_news`.
+                // As `Connection::settle`.
                 if Attention::of_peer::<Loom, O>(&attention).wants(Attention::NEWS) {
                     event.store(1, Relaxed);
                 }
@@ -43,7 +46,7 @@ pub fn no_news_is_lost<O: Orders + 'static>() -> u64 {
         // As `Queue::arm`, and the last look.
         Attention::NEWS.add::<Loom>(&attention);
         Attention::fence::<Loom, O>();
-        let sleeps = Reader::<Loom, O>::new(RING).peek(&ring) == Ok(None);
+        let sleeps = Reader::<Loom, O>::new(RING, KEY).peek(&ring) == Ok(None);
         assert!(peer.join().is_ok());
         assert!(!sleeps || event.load(Relaxed) == 1, "model: the owner sleeps, and a record has come");
     })
@@ -54,8 +57,8 @@ pub fn no_news_is_lost<O: Orders + 'static>() -> u64 {
 struct Requests<O> {
     arming: Arming<Loom, O>,
     attention: LoomWord,
-    /// The number of requests whose progress a poller waits for.
-    awaited: LoomWord,
+    /// The lock of the send queue. It guards `awaited`, the number of requests whose progress a poller waits for.
+    queue: Mutex<u64>,
     /// The number of records in the ring, and of those that the peer has taken.
     head: LoomWord,
     taken: LoomWord,
@@ -69,7 +72,7 @@ impl<O: Orders> Requests<O> {
             return false;
         }
         self.taken.store(1, Release);
-        // As `Connection::announce_progress`.
+        // As `Connection::settle`.
         if Attention::of_peer::<Loom, O>(&self.attention).wants(Attention::PROGRESS) {
             self.event.store(1, Relaxed);
         }
@@ -83,22 +86,24 @@ pub fn no_progress_is_lost<O: Orders + 'static>() -> u64 {
         let shared = Arc::new(Requests::<O> {
             arming: Arming::new(),
             attention: LoomWord::new(0),
-            awaited: LoomWord::new(0),
+            queue: Mutex::new(0),
             head: LoomWord::new(0),
             taken: LoomWord::new(0),
             event: LoomWord::new(0),
         });
-        let peer_attention = LoomWord::new(0);
         let poster = {
             let shared = Arc::clone(&shared);
             thread::spawn(move || {
-                // As `SendQueue::post` and `SendQueue::after`.
+                // As `SendQueue::post`, `after` and `after_post`, with the queue locked.
+                let Ok(mut awaited) = shared.queue.lock() else { panic!("model: a lock") };
                 shared.head.store(1, Release);
-                shared.awaited.store(1, Relaxed);
-                let _ = Attention::of_peer::<Loom, O>(&peer_attention);
-                let is_done = || shared.taken.load(Relaxed) == 1;
-                if shared.arming.ask_for_progress(&shared.attention, is_done) {
-                    shared.event.store(1, Relaxed);
+                *awaited = 1;
+                if shared.arming.is_armed() {
+                    Attention::PROGRESS.add::<Loom>(&shared.attention);
+                    Attention::fence::<Loom, O>();
+                    if shared.taken.load(Relaxed) == 1 {
+                        shared.event.store(1, Relaxed);
+                    }
                 }
             })
         };
@@ -108,11 +113,12 @@ pub fn no_progress_is_lost<O: Orders + 'static>() -> u64 {
         };
         // As `Queue::arm` and `SendQueue::wants_progress`, and the last look.
         shared.arming.arm();
-        if shared.awaited.load(Relaxed) != 0 {
+        let awaits = shared.queue.lock().is_ok_and(|awaited| *awaited != 0);
+        if awaits {
             Attention::PROGRESS.add::<Loom>(&shared.attention);
         }
         Attention::fence::<Loom, O>();
-        let sleeps = shared.awaited.load(Relaxed) == 0 || shared.taken.load(Relaxed) == 0;
+        let sleeps = !awaits || shared.taken.load(Relaxed) == 0;
         assert!(poster.join().is_ok());
         if !peer.join().unwrap_or(false) {
             assert!(shared.carry_out(), "model: the record is lost");
@@ -136,13 +142,14 @@ pub fn no_work_is_lost<O: Orders + 'static>() -> u64 {
             })
         };
         arming.arm();
+        Attention::fence::<Loom, O>();
         let sleeps = work.load(Relaxed) == 0;
         let woken = other.join().unwrap_or(false);
         assert!(!sleeps || woken, "model: the poller sleeps, and there is work");
     })
 }
 
-/// A guard ends while a record is published. The record has a guard. As `SendQueue::after` and `Core::look_after_records`.
+/// A guard ends while a record is published. The record has a guard. As `Core::settle` and `Core::look_after_records`.
 pub fn no_record_is_unguarded<O: Orders + 'static>() -> u64 {
     explore(|| {
         let guarded = Arc::new(Guarded::<Loom, O>::new());

@@ -54,9 +54,9 @@ macro_rules! fail {
 }
 
 fail! {
-    publish_relaxed: PUBLISH = Relaxed, ring::content_is_never_torn, "model: the header is torn";
+    publish_relaxed: PUBLISH = Relaxed, ring::content_is_never_torn, "model: ";
     publish_relaxed_at_the_end: PUBLISH = Relaxed, ring::records_skip_the_end, "model: ";
-    observe_relaxed: OBSERVE = Relaxed, ring::content_is_never_torn, "model: the header is torn";
+    observe_relaxed: OBSERVE = Relaxed, ring::content_is_never_torn, "model: ";
     give_back_relaxed: GIVE_BACK = Relaxed, ring::places_are_used_again, "Causality violation";
     reclaim_relaxed: RECLAIM = Relaxed, ring::places_are_used_again, "Causality violation";
     news_fence_none: NEWS_FENCE = Relaxed, waking::no_news_is_lost, "model: the owner sleeps";
@@ -66,9 +66,8 @@ fail! {
     attention_fence_none: ATTENTION_FENCE = Relaxed, waking::no_news_is_lost, "model: the owner sleeps";
     attention_fence_acq_rel: ATTENTION_FENCE = AcqRel, waking::no_news_is_lost, "model: the owner sleeps";
     attention_fence_acq_rel_and_progress: ATTENTION_FENCE = AcqRel, waking::no_progress_is_lost, "model: the poller sleeps";
-    arm_fence_none: ARM_FENCE = Relaxed, waking::no_work_is_lost, "model: the poller sleeps";
-    arm_fence_acq_rel: ARM_FENCE = AcqRel, waking::no_work_is_lost, "model: the poller sleeps";
-    arm_fence_acq_rel_and_progress: ARM_FENCE = AcqRel, waking::no_progress_is_lost, "model: the poller sleeps";
+    attention_fence_none_and_work: ATTENTION_FENCE = Relaxed, waking::no_work_is_lost, "model: the poller sleeps";
+    attention_fence_acq_rel_and_work: ATTENTION_FENCE = AcqRel, waking::no_work_is_lost, "model: the poller sleeps";
     notify_fence_none: NOTIFY_FENCE = Relaxed, waking::no_work_is_lost, "model: the poller sleeps";
     notify_fence_acq_rel: NOTIFY_FENCE = AcqRel, waking::no_work_is_lost, "model: the poller sleeps";
     guard_fence_none: GUARD_FENCE = Relaxed, waking::no_record_is_unguarded, "model: the record has no guard";

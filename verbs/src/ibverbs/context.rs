@@ -43,6 +43,8 @@ pub fn open(options: &OpenOptions) -> Result<Arc<dyn Context>, VerbsError> {
     Ok(device)
 }
 
+impl crate::sealed::Sealed for Device {}
+
 impl Context for Device {
     fn attributes(&self) -> &DeviceAttributes {
         &self.attributes

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::device::list::Transport;
 use super::domain::Domain;
 use super::domain::device_memory::DeviceRegion;
 use super::domain::memory_region::Region;
@@ -13,6 +14,8 @@ use crate::{
     QueuePair, QueuePairCapacity, SharedReceiveQueue, VerbsError,
 };
 
+impl crate::sealed::Sealed for Domain {}
+
 impl ProtectionDomain for Domain {
     fn register_range(
         &self,
@@ -21,6 +24,10 @@ impl ProtectionDomain for Domain {
         access: Access,
     ) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
         Ok(Arc::new(Region::register(self.strong()?, memory, range, access)?))
+    }
+
+    fn opens_sinks(&self) -> bool {
+        self.device().transport == Transport::Iwarp
     }
 
     fn register_dmabuf(

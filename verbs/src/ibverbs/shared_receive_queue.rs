@@ -118,6 +118,8 @@ impl SharedQueue {
     }
 }
 
+impl crate::sealed::Sealed for SharedQueue {}
+
 impl SharedReceiveQueue for SharedQueue {
     fn capacity(&self) -> u32 {
         self.capacity

@@ -42,11 +42,11 @@ pub enum PoolError {
         hint: &'static str,
     },
     /// The system could not map the slab, or the device could not register it.
-    #[error("a slab of {bytes} bytes could not be registered: {source}")]
+    #[error("a slab of {bytes} bytes could not be registered: {cause}")]
     Verbs {
         /// Length of the slab in bytes.
         bytes: u64,
         /// The error of the device or of the system.
-        source: VerbsError,
+        cause: VerbsError,
     },
 }

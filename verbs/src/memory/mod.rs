@@ -59,6 +59,6 @@ pub(crate) mod machinery {
     };
     pub use super::pool::find_sendable;
     pub use super::region::{Grant, RemotePlace};
-    pub use super::registrations::{KeptRegistrations, LocalRegistrations, SlabRegistrations};
+    pub use super::registrations::{LocalRegistrations, SlabRegistrations};
     pub use super::sites::unsent::sent_slices;
 }

@@ -8,7 +8,7 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use super::device::Device;
@@ -207,13 +207,10 @@ impl Queue {
         }
     }
 
-    /// Asks the peer for an event when it makes progress, if the poller sleeps. Wakes the poller if `is_done` finds all progress
-    /// made. The caller has stored its request, and executed a fence.
+    /// Returns whether the next completion makes an event.
     #[inline]
-    pub(super) fn ask_for_progress(&self, attention: &AtomicU64, is_done: impl FnOnce() -> bool) {
-        if self.armed.ask_for_progress(attention, is_done) {
-            self.events.signal();
-        }
+    pub(super) fn is_armed(&self) -> bool {
+        self.armed.is_armed()
     }
 
     /// Takes back the requests for events.
@@ -223,15 +220,24 @@ impl Queue {
         }
     }
 
+    /// Makes the event that the queue is armed for, because this poll has found completions or has left work. Otherwise a caller
+    /// that has armed the queue, and relies on an event after this poll, would sleep for ever.
+    #[cold]
+    fn fire(&self, members: &Members) {
+        self.stop_asking(members);
+        self.events.signal();
+    }
+
     /// Visits the queue pairs that have news, beginning after the one that filled the last poll, so that a busy queue pair does
-    /// not starve the others.
-    fn visit_all(&self, members: &mut Members, sink: &mut Sink<'_>) {
+    /// not starve the others. Returns true if there is more to do.
+    fn visit_all(&self, members: &mut Members, sink: &mut Sink<'_>) -> bool {
         if self.overrun.load(Relaxed) && self.overrun.swap(false, Relaxed) {
             members.list.iter().for_each(|member| member.source.fail());
         }
         let armed = self.armed.is_armed();
         let count = members.list.len();
         let first = if members.cursor < count { members.cursor } else { 0 };
+        let mut more = false;
         for index in (first..count).chain(0..first) {
             let member = &members.list[index];
             if !member.source.has_news(member.role) {
@@ -239,33 +245,43 @@ impl Queue {
             }
             if sink.is_full() {
                 members.cursor = index;
-                return;
+                return true;
             }
             if !armed {
                 member.source.is_polled(member.role);
             }
             if member.source.visit(member.role, members.receives_first, sink) {
                 members.cursor = index + 1;
+                more = true;
             }
         }
+        more
     }
 }
+
+impl crate::sealed::Sealed for Queue {}
 
 impl CompletionQueue for Queue {
     #[inline]
     fn poll(&self, completions: &mut [WorkCompletion]) -> usize {
+        if self.device.is_forked() {
+            return 0;
+        }
         let mut members = lock(&self.members);
         let mut sink = Sink { completions, filled: 0 };
         // Every other poll takes sends first, so that neither sends nor receives starve.
         members.receives_first = !members.receives_first;
-        self.visit_all(&mut members, &mut sink);
-        if sink.filled > 0 && self.armed.is_armed() {
-            self.stop_asking(&members);
+        let more = self.visit_all(&mut members, &mut sink);
+        if (sink.filled > 0 || more) && self.armed.is_armed() {
+            self.fire(&members);
         }
         sink.filled
     }
 
     fn arm(&self) -> Result<(), VerbsError> {
+        if self.device.is_forked() {
+            return Ok(());
+        }
         let members = lock(&self.members);
         self.armed.arm();
         members.list.iter().for_each(|member| member.source.ask_for_events(member.role));
@@ -274,6 +290,9 @@ impl CompletionQueue for Queue {
     }
 
     fn disarm(&self) {
+        if self.device.is_forked() {
+            return;
+        }
         let members = lock(&self.members);
         self.stop_asking(&members);
     }
@@ -283,6 +302,10 @@ impl CompletionQueue for Queue {
     }
 
     fn acknowledge_events(&self) {
-        self.events.take();
+        // The child has the sockets of its parent, and would take the events of the parent.
+        if !self.device.is_forked() && self.events.take() {
+            // The event that the queue was armed for has come. The next poll of each queue pair takes its requests for events back.
+            self.armed.disarm();
+        }
     }
 }

@@ -43,6 +43,8 @@ pub(super) fn current() -> Option<Arc<Device>> {
 }
 
 /// All callers of [`open`] in a process get one device, so a comparison of addresses finds their contexts equal.
+impl crate::sealed::Sealed for Device {}
+
 impl Context for Device {
     fn attributes(&self) -> &DeviceAttributes {
         self.limits()

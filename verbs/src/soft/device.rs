@@ -153,7 +153,7 @@ impl Device {
                 return Err(VerbsError::Limit { what: "memory regions", asked, limit });
             }
         };
-        let key = random / REGIONS * REGIONS + index;
+        let key = key_of(random, index);
         self.table.insert(key, entry);
         Ok(key)
     }
@@ -215,5 +215,27 @@ impl Drop for Device {
         {
             let _ = thread.join();
         }
+    }
+}
+
+/// Returns the key of the region at `index` of the table. A key is never 0, because 0 stands for memory without a registration.
+fn key_of(random: u32, index: u32) -> u32 {
+    (random / REGIONS).max(1) * REGIONS + index
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_key_is_zero_and_each_names_its_index() {
+        for random in [0, 1, REGIONS - 1, REGIONS, u32::MAX] {
+            for index in [0, 1, REGIONS - 1] {
+                let key = key_of(random, index);
+                assert_ne!(key, 0);
+                assert_eq!(key % REGIONS, index);
+            }
+        }
+        assert_eq!(key_of(u32::MAX, REGIONS - 1), u32::MAX);
     }
 }

@@ -24,6 +24,8 @@ impl DomainHandle {
     }
 }
 
+impl crate::sealed::Sealed for DomainHandle {}
+
 impl ProtectionDomain for DomainHandle {
     fn register_range(
         &self,

@@ -1,16 +1,16 @@
 //! The socket by which this process wakes the poller of a peer's completion queue.
 
-use std::os::fd::OwnedFd;
-
 use rustix::net::SendFlags;
+
+use super::peers::received::Received;
 
 /// The sending end of a socket that wakes the poller of a peer's completion queue.
 #[derive(Debug)]
-pub(crate) struct EventSocket(OwnedFd);
+pub(crate) struct EventSocket(Received);
 
 impl EventSocket {
     /// Takes over a descriptor that a peer sent. Whatever it is, [`signal`](Self::signal) can't block.
-    pub(crate) fn new(descriptor: OwnedFd) -> Self {
+    pub(crate) fn new(descriptor: Received) -> Self {
         Self(descriptor)
     }
 

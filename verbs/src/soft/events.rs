@@ -17,8 +17,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec};
-use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
+use super::peers::message;
+use super::peers::received::Received;
 use crate::sync::lock;
 
 /// The events of a completion queue.
@@ -26,7 +28,7 @@ use crate::sync::lock;
 pub(super) struct Events {
     epoll: OwnedFd,
     own: OwnedFd,
-    sockets: Mutex<HashMap<u64, OwnedFd>>,
+    sockets: Mutex<HashMap<u64, Received>>,
     next: AtomicU64,
 }
 
@@ -68,17 +70,17 @@ impl Events {
         }
         let number = self.next.fetch_add(1, Relaxed);
         epoll::add(&self.epoll, &ours, EventData::new_u64(number), EventFlags::IN)?;
-        sockets.insert(number, ours);
+        sockets.insert(number, Received::new(ours));
         Ok(theirs)
     }
 
-    /// Takes the events that have come.
-    pub(super) fn take(&self) {
+    /// Takes the events that have come. Returns whether there was one.
+    pub(super) fn take(&self) -> bool {
         let mut events = Vec::with_capacity(BATCH);
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let spare = rustix::buffer::spare_capacity(&mut events);
         if epoll::wait(&self.epoll, spare, Some(&now)).is_err() {
-            return;
+            return false;
         }
         let mut sockets = lock(&self.sockets);
         for number in events.iter().map(|event| event.data.u64()) {
@@ -91,18 +93,45 @@ impl Events {
                 let _ = epoll::delete(&self.epoll, &socket);
             }
         }
+        !events.is_empty()
     }
 }
 
 /// Reads the messages of a socket. Returns false if the peer has closed the socket.
-fn drain(socket: &OwnedFd) -> bool {
+fn drain(socket: &Received) -> bool {
     for _ in 0..MESSAGES {
         let mut byte = [0u8; 8];
-        match rustix::net::recv(socket, &mut byte[..], RecvFlags::DONTWAIT) {
-            Ok((0, _)) => return false,
-            Ok(_) => {}
-            Err(error) => return matches!(error, rustix::io::Errno::AGAIN | rustix::io::Errno::INTR),
+        match message::receive(socket, &mut byte) {
+            Ok((1.., fds)) if fds.is_empty() => {}
+            // The end, or a descriptor that no device sends.
+            Ok(_) => return false,
+            Err(error) => {
+                return matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted);
+            }
         }
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::super::peers::received::tests::{ends_soon, lingering, send};
+    use super::*;
+
+    /// A descriptor that a peer sends instead of an event can block its last close. A thread that polls must not close it.
+    #[test]
+    fn a_descriptor_that_lingers_does_not_stop_a_poller() {
+        let events = Events::new().unwrap();
+        let peer = events.add_socket().unwrap();
+        let (socket, other_end) = lingering();
+        send(&peer, &socket);
+        drop(socket);
+        let left = ends_soon(move || {
+            events.take();
+            lock(&events.sockets).len()
+        });
+        assert_eq!(left, 0, "this peer has no socket any more");
+        drop(other_end);
+    }
 }

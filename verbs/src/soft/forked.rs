@@ -4,12 +4,14 @@
 //! shared memory. If the child used an object, or ran its destructor, it would end the connections of its parent. Each device
 //! therefore remembers the process that made it, and a child's calls fail, and its destructors do nothing.
 //!
-//! The child may open a device of its own.
+//! The child may open a device of its own. It keeps no end of a socket of its parent, so that peers notice the end of the parent also
+//! while the child lives.
 
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// Number of forks between the first process of the family that had a device and this process.
 static FORKS: AtomicU32 = AtomicU32::new(0);
@@ -25,7 +27,7 @@ pub(crate) struct Origin {
 impl Origin {
     /// Returns this process. From now on, forks are noticed.
     pub(crate) fn here() -> io::Result<Self> {
-        // SAFETY: `count` only adds to an atomic, which a child may do between fork and exec.
+        // SAFETY: `count` uses only atomics and system calls, which a child may do between fork and exec.
         let result = *REGISTERED.get_or_init(|| unsafe { libc::pthread_atfork(None, None, Some(count)) });
         match result {
             0 => Ok(Self { forks: FORKS.load(Relaxed) }),
@@ -41,9 +43,49 @@ impl Origin {
     }
 }
 
-/// Runs in each child.
+/// Notes a descriptor whose other end must notice when this process ends. A forked child gets another file in its place, because a
+/// copy in the child would keep the other end open.
+pub(crate) fn keep_from_children(descriptor: &OwnedFd) {
+    if let Some((word, bit)) = place(descriptor.as_raw_fd()) {
+        word.fetch_or(bit, Relaxed);
+    }
+}
+
+/// Undoes [`keep_from_children`], before the descriptor is closed.
+pub(crate) fn leave_to_children(descriptor: &OwnedFd) {
+    if let Some((word, bit)) = place(descriptor.as_raw_fd()) {
+        word.fetch_and(!bit, Relaxed);
+    }
+}
+
+/// The descriptors below 65536 that children do not keep, one bit for each.
+static KEPT: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
+
+fn place(descriptor: RawFd) -> Option<(&'static AtomicU64, u64)> {
+    let number = usize::try_from(descriptor).ok()?;
+    Some((KEPT.get(number / 64)?, 1 << (number % 64)))
+}
+
+/// Runs in each child. Only atomics and system calls are allowed here, because another thread may have held any lock.
 extern "C" fn count() {
     FORKS.fetch_add(1, Relaxed);
+    // SAFETY: makes a descriptor, and nothing else.
+    let other = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    if other < 0 {
+        return;
+    }
+    for (word, first) in KEPT.iter().zip((0..).step_by(64)) {
+        let mut bits = word.load(Relaxed);
+        while bits != 0 {
+            let number = first + bits.trailing_zeros() as RawFd;
+            bits &= bits - 1;
+            // SAFETY: the number belongs to an object of this module's users. The object keeps the number, which now means the
+            // eventfd, and no call of the object reaches it in a child.
+            unsafe { libc::dup3(other, number, libc::O_CLOEXEC) };
+        }
+    }
+    // SAFETY: the descriptor was made above, and nothing else knows it.
+    unsafe { libc::close(other) };
 }
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ pub fn attributes() -> DeviceAttributes {
         max_read_segments: MAX_SEGMENTS,
         max_inline: MAX_INLINE,
         max_outstanding_reads: MAX_READS as u32,
-        max_completions: 1 << 20,
+        max_completions: 1 << 22,
         max_memory_regions: table::REGIONS,
         immediate: true,
         locks_memory: false,

@@ -60,9 +60,14 @@
 //! - A completed operation is complete at both ends, because no wire can lose it.
 //! - Receive completions wait in the queue pair's link until they are polled, so they cannot overrun a completion
 //!   queue. Send completions can.
-//! - Both processes must belong to one user, and share a network namespace and a pid namespace. A peer of this user could
-//!   also attach a debugger to this process, and the checks do not prevent that. They protect against faults, and against a
-//!   crash that the data of a hostile peer could cause.
+//! - Both processes run on one host. They find one another in their network namespace, or through a directory that both name
+//!   (`RDMA_SOFT_DIR`). A device lets in processes of its user, or all that can open its socket (`RDMA_SOFT_PEERS`).
+//!
+//! # Trust
+//! A peer of this user, user namespace and pid namespace could also attach a debugger to this process. Against such a peer the device
+//! protects from faults. Every other peer is a stranger, which maps no application memory (`peers/level`). Descriptors of peers are
+//! mapped only if they can't end an access with SIGBUS (`memfd`), and no thread waits for their close (`peers/received`).
+//! A forked child can't use or harm the connections of its parent (`forked`).
 
 mod completion_queue;
 mod context;

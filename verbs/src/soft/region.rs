@@ -31,6 +31,8 @@ impl Region {
     }
 }
 
+impl crate::sealed::Sealed for Region {}
+
 impl MemoryRegion for Region {
     fn lkey(&self) -> Lkey {
         Lkey(self.key)

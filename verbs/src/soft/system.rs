@@ -1,11 +1,11 @@
 //! System calls that have no safe wrapper.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 /// Returns the process number and the user at the other end of a unix socket. The process number is 0 if the process has no
 /// number in our pid namespace.
-pub(super) fn peer_credentials(fd: &OwnedFd) -> io::Result<(i32, u32)> {
+pub(super) fn peer_credentials(fd: &impl AsFd) -> io::Result<(i32, u32)> {
     let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY:
@@ -13,7 +13,7 @@ pub(super) fn peer_credentials(fd: &OwnedFd) -> io::Result<(i32, u32)> {
     // - the descriptor is open as long as `fd` is borrowed.
     let result = unsafe {
         libc::getsockopt(
-            fd.as_raw_fd(),
+            fd.as_fd().as_raw_fd(),
             libc::SOL_SOCKET,
             libc::SO_PEERCRED,
             (&raw mut credentials).cast(),
@@ -25,7 +25,7 @@ pub(super) fn peer_credentials(fd: &OwnedFd) -> io::Result<(i32, u32)> {
 
 /// Returns a descriptor of the process at the other end of a unix socket, which becomes readable when the process ends. Fails on
 /// Linux before 6.5.
-pub(super) fn peer_process(fd: &OwnedFd) -> io::Result<OwnedFd> {
+pub(super) fn peer_process(fd: &impl AsFd) -> io::Result<OwnedFd> {
     let mut process: libc::c_int = -1;
     let mut length = size_of::<libc::c_int>() as libc::socklen_t;
     // SAFETY:
@@ -33,7 +33,7 @@ pub(super) fn peer_process(fd: &OwnedFd) -> io::Result<OwnedFd> {
     // - the descriptor is open as long as `fd` is borrowed.
     let result = unsafe {
         libc::getsockopt(
-            fd.as_raw_fd(),
+            fd.as_fd().as_raw_fd(),
             libc::SOL_SOCKET,
             libc::SO_PEERPIDFD,
             (&raw mut process).cast(),

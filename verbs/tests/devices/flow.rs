@@ -18,7 +18,7 @@ fn with_retries(rnr_retry: u8, min_rnr_timer: u8) -> Options {
 }
 
 /// Returns whether the event descriptor becomes readable within `milliseconds`.
-fn event_comes(queue: &dyn CompletionQueue, milliseconds: i64) -> bool {
+pub fn event_comes(queue: &dyn CompletionQueue, milliseconds: i64) -> bool {
     let fd = queue.event_fd();
     let timeout = Timespec { tv_sec: milliseconds / 1000, tv_nsec: milliseconds % 1000 * 1_000_000 };
     rustix::event::poll(&mut [PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)], Some(&timeout)).unwrap()
@@ -291,6 +291,22 @@ pub fn events_come_when_armed(fabric: &dyn Fabric) {
     assert!(!event_comes(&*b.queue, 0), "acknowledged");
     a.expect(2, CompletionOpcode::Send);
     b.expect(2, CompletionOpcode::Receive);
+}
+
+/// A poll that finds an earlier completion does not cancel the event that the queue is armed for.
+pub fn an_armed_queue_stays_armed(fabric: &dyn Fabric) {
+    let (a, b) = default_pair(fabric);
+    for wr_id in 1..=2 {
+        b.post_receive(wr_id, 0, 8);
+    }
+    a.send(1, 0, 8);
+    a.expect(1, CompletionOpcode::Send);
+    b.queue.arm().unwrap();
+    b.expect(1, CompletionOpcode::Receive);
+    a.send(2, 0, 8);
+    assert!(event_comes(&*b.queue, 5000), "the event of an armed queue was lost");
+    b.expect(2, CompletionOpcode::Receive);
+    a.expect(2, CompletionOpcode::Send);
 }
 
 /// Hundreds of queue pairs share one completion queue, and few of them have completions at a time.

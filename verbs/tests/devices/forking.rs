@@ -57,7 +57,6 @@ fn exchange(one: &Side, two: &Side, seed: u64) {
 }
 
 #[test]
-#[ignore = "the destructors and calls of queue pairs do not look at the fork yet"]
 fn a_child_leaves_the_connections_of_its_parent_alone() {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["forking::family", "--exact", "--nocapture", "--test-threads=1"])
@@ -66,6 +65,11 @@ fn a_child_leaves_the_connections_of_its_parent_alone() {
         .unwrap();
     let printed = |bytes| String::from_utf8_lossy(bytes).into_owned();
     assert!(output.status.success(), "{}{}", printed(&output.stdout), printed(&output.stderr));
+}
+
+#[test]
+fn a_child_does_not_hide_the_death_of_its_parent() {
+    crate::processes::killed_while_its_child_lives(&Soft);
 }
 
 /// Runs in a process of its own. Without [`FAMILY`] this test does nothing.

@@ -298,3 +298,40 @@ fn a_port_goes_down() {
     let error = Device.open().unwrap_err();
     assert!(error.to_string().contains("no active port"), "{error}");
 }
+
+/// When the network interface gets another address, new queue pairs of the open device use that address. Run this alone, as
+/// root, with the interface in `RDMA_TEST_NETDEV`, on a throw-away machine.
+#[test]
+fn a_changed_address_is_used_by_new_queue_pairs() {
+    let Ok(interface) = std::env::var("RDMA_TEST_NETDEV") else { return };
+    if !has_device() || is_iwarp() {
+        return;
+    }
+    let ip = |words: &str| {
+        let words = words.split(' ').chain(["dev", &interface]);
+        assert!(Command::new("ip").args(words).status().unwrap().success());
+    };
+    let context = Device.open().unwrap();
+    let pair = || {
+        let side = || Side::in_context(Arc::clone(&context), &Options::default());
+        let (a, b) = (side(), side());
+        a.connect(&b);
+        a.write(1, a.segment(0, 1000), b.remote(0));
+        a.expect(1, tonic_rdma_verbs::CompletionOpcode::Write);
+        a.pair.local_address()
+    };
+    let before = pair();
+    ip("address add 10.78.0.9/24");
+    ip("address delete 10.77.0.1/24");
+    // The kernel changes the table of addresses a moment later.
+    let listed =
+        || ibverbs::list().unwrap().into_iter().find(|listed| Some(&listed.name) == device().as_ref());
+    let new = "::ffff:10.78.0.9".parse::<std::net::Ipv6Addr>().unwrap();
+    wait_until("the new address in the table", || {
+        let gid = listed().unwrap().ports.as_ref().unwrap()[0].best_gid().copied();
+        gid.is_some_and(|gid| gid.address == new)
+    });
+    let after = pair();
+    let holds = |address: &QueuePairAddress| address.as_bytes().windows(4).any(|it| it == [10, 78, 0, 9]);
+    assert!(!holds(&before) && holds(&after));
+}

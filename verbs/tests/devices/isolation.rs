@@ -42,15 +42,17 @@ fn queue_pair() -> Arc<dyn QueuePair> {
 #[derive(Clone, Copy, Debug)]
 enum Role {
     User,
+    UserThatLetsUsIn,
     Network,
 }
 
 impl Role {
-    const ALL: [Self; 2] = [Self::User, Self::Network];
+    const ALL: [Self; 3] = [Self::User, Self::UserThatLetsUsIn, Self::Network];
 
     fn name(self) -> &'static str {
         match self {
             Self::User => "becoming another user",
+            Self::UserThatLetsUsIn => "becoming another user that lets this one in",
             Self::Network => "a new network namespace",
         }
     }
@@ -60,7 +62,7 @@ impl Role {
         // SAFETY: both calls change only this process, before it does anything else.
         let changed = unsafe {
             match self {
-                Self::User => libc::setresuid(OTHER_USER, OTHER_USER, OTHER_USER),
+                Self::User | Self::UserThatLetsUsIn => libc::setresuid(OTHER_USER, OTHER_USER, OTHER_USER),
                 Self::Network => libc::unshare(libc::CLONE_NEWNET),
             }
         };
@@ -77,6 +79,7 @@ fn reason_for(role: Role) -> Option<String> {
         .args(["isolation::outsider", "--exact", "--nocapture"])
         .env(ROLE, role.name())
         .env(ADDRESS, address)
+        .env("RDMA_SOFT_PEERS", if let Role::UserThatLetsUsIn = role { "any" } else { "user" })
         .stdin(Stdio::null())
         .output()
         .unwrap();
@@ -122,6 +125,14 @@ fn another_user_gets_the_reason() {
             reason.contains(&format!("belongs to user {ours}, this one to user {OTHER_USER}")),
             "{reason}"
         );
+    }
+}
+
+/// Its own policy admits this process, but the policy of this process does not admit it.
+#[test]
+fn a_process_that_is_not_let_in_gets_the_reason() {
+    if let Some(reason) = reason_for(Role::UserThatLetsUsIn) {
+        assert!(reason.contains("RDMA_SOFT_PEERS=any at both ends"), "{reason}");
     }
 }
 

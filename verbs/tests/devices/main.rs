@@ -1,11 +1,12 @@
 //! Tests of devices. The conformance suite runs the cases that every provider of [`tonic_rdma_verbs`] must pass, on each
-//! provider. `forking`, `isolation` and `ibverbs` test one provider each.
+//! provider. `containers`, `forking`, `isolation` and `ibverbs` test one provider each.
 //!
 //! To add a provider, implement [`fabric::Fabric`] and add one line of `suite!` below. Cases that need another process start
 //! this binary again (`processes`).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 #![allow(unreachable_pub, reason = "a test crate exports nothing")]
 
+mod containers;
 mod device_memory;
 mod errors;
 mod fabric;
@@ -17,9 +18,11 @@ mod in_order;
 mod isolation;
 mod lifecycle;
 mod operations;
+mod peer_work;
 mod processes;
 mod ranges;
 mod shared_receive;
+mod sinks;
 
 use std::io::Write;
 use std::sync::Arc;
@@ -67,6 +70,7 @@ macro_rules! suite {
             suite!(@cases $fabric; ranges:
                 range_to_the_byte, beyond_a_range, local_segment_beyond_a_range, ranges_have_rights_of_their_own,
                 ranges_not_to_be_read, ranges_go_one_by_one, invalid_ranges_are_refused);
+            suite!(@cases $fabric; sinks: a_sink_is_closed_after_its_read);
             suite!(@cases $fabric; device_memory: other_descriptors_are_refused, device_memory);
             suite!(@cases $fabric; in_order:
                 writes_placed_in_order, reads_placed_in_order, writes_placed_one_after_another);
@@ -75,11 +79,15 @@ macro_rules! suite {
                 write_with_immediate_waits_for_a_receive, peer_not_connected_yet, send_queue_full,
                 unsignalled_requests_hold_places, receive_queue_full, too_many_segments_or_bytes,
                 completion_queue_overrun, arming_loses_no_wake_up, events_come_when_armed,
+                an_armed_queue_stays_armed,
                 many_queue_pairs_on_one_queue, separate_queues, no_queue_pair_starves);
+            suite!(@cases $fabric; peer_work:
+                writes_make_events, threads_that_look_need_no_events, a_long_write_leaves_an_event_for_the_rest,
+                work_of_a_destroyed_queue_pair);
             suite!(@cases $fabric; shared_receive:
                 shared_receives, shared_receive_queue_full, shared_receive_comes_late,
                 shared_receive_of_an_immediate, shared_receives_outlive_a_queue_pair, shared_receive_too_short,
-                shared_receive_of_another_domain, shared_receive_queue_of_another_device);
+                shared_receives_of_destroyed_queue_pairs_complete, shared_receive_of_another_domain, shared_receive_queue_of_another_device);
             suite!(@cases $fabric; lifecycle:
                 state_machine, error_before_connecting, nonsense_addresses_are_refused, limits,
                 deregistration_during_traffic, destruction_during_traffic, destroyed_with_completions_unpolled);

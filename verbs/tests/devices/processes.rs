@@ -175,6 +175,9 @@ pub fn run_role(fabric: &dyn Fabric, role: &str) {
     // The answer proves that there is a connection to break.
     side.read(0, side.segment(0, 0), target);
     side.expect(0, CompletionOpcode::Read);
+    if role == "forks" {
+        fork_a_sleeper();
+    }
     write_message("ready");
     let large = RemoteSegment { address: target.address + LARGE_AT as u64, ..target };
     for wr_id in 0u64.. {
@@ -203,6 +206,26 @@ pub fn run_role(fabric: &dyn Fabric, role: &str) {
         }
         assert_eq!(side.wait().status, CompletionStatus::Success);
     }
+}
+
+/// Forks a child without exec, which outlives this process.
+fn fork_a_sleeper() {
+    // SAFETY: the child makes only system calls, and ends here.
+    unsafe {
+        if libc::fork() == 0 {
+            // The output of the test must not wait for the child.
+            (0..3).for_each(|standard| drop(libc::close(standard)));
+            libc::sleep(60);
+            libc::_exit(0);
+        }
+    }
+}
+
+/// A process that has died has left a child, which was forked without exec and lives.
+pub fn killed_while_its_child_lives(fabric: &dyn Fabric) {
+    let mut pair = Pair::start(fabric, "forks");
+    pair.kill();
+    wait_until("the Error state", || pair.has_ended());
 }
 
 pub fn processes_exchange_messages(fabric: &dyn Fabric) {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use tonic_rdma_verbs::{
-    CompletionOpcode, CompletionStatus, Operation, Payload, PostErrorKind, QueuePair, QueuePairState,
-    ReceiveRequest, SendRequest, SharedReceiveQueue, VerbsError, WorkCompletion,
+    CompletionOpcode, CompletionStatus, Operation, Payload, PostErrorKind, QueuePair, QueuePairNumber,
+    QueuePairState, ReceiveRequest, SendRequest, SharedReceiveQueue, VerbsError, WorkCompletion,
 };
 
 use crate::fabric::{ALL, Fabric, Options, Side, connect_pairs, pattern, wait, wait_until};
@@ -25,7 +25,12 @@ impl Shared {
     /// Makes `connections` connections and a queue for `capacity` receives. Returns `None` if the device has no shared receive
     /// queues.
     fn new(fabric: &dyn Fabric, connections: usize, capacity: u32) -> Option<Self> {
-        let options = Options::default();
+        Self::with_memory(fabric, connections, capacity, Options::default().memory)
+    }
+
+    /// Like [`new`](Self::new), with `memory` bytes for each side.
+    fn with_memory(fabric: &dyn Fabric, connections: usize, capacity: u32, memory: usize) -> Option<Self> {
+        let options = Options { memory, ..Options::default() };
         let (receiver, sender) = (Side::new(fabric, &options), Side::new(fabric, &options));
         if receiver.context.attributes().max_shared_receive_queues == 0 {
             let error = receiver.domain.create_shared_receive_queue(capacity, 1).unwrap_err();
@@ -158,12 +163,15 @@ pub fn shared_receives_outlive_a_queue_pair(fabric: &dyn Fabric) {
     (0..8).for_each(|buffer| shared.post(buffer));
     shared.send(0, b"of one that goes");
     let gone = shared.pairs.remove(0);
-    let number = gone.number();
     gone.to_error();
     drop(gone);
     let completion = shared.receiver.wait();
     assert_eq!((completion.wr_id, completion.status), (0, CompletionStatus::Success));
-    assert_eq!(completion.queue_pair, number, "although the queue pair is destroyed");
+    assert_eq!(
+        completion.queue_pair,
+        QueuePairNumber(0),
+        "no queue pair that exists, because the number may be used again"
+    );
     shared.post(0);
     shared.pairs[0].to_error();
     for round in 0..16u64 {
@@ -171,6 +179,69 @@ pub fn shared_receives_outlive_a_queue_pair(fabric: &dyn Fabric) {
         shared.send(2, &message);
         let buffer = shared.expect(1, &message);
         shared.post(buffer);
+    }
+}
+
+/// Queue pairs are destroyed while messages arrive. Each receive that they had taken completes, so its buffer can be posted
+/// again.
+pub fn shared_receives_of_destroyed_queue_pairs_complete(fabric: &dyn Fabric) {
+    const LONG: usize = 4 << 20;
+    const BUFFERS: u64 = 4;
+    let Some(mut shared) = Shared::with_memory(fabric, 1, BUFFERS as u32, LONG * BUFFERS as usize) else {
+        return;
+    };
+    let post = |shared: &Shared, buffer: u64| {
+        let into = [shared.receiver.segment(buffer as usize * LONG, LONG)];
+        shared.queue.post_receive(&[ReceiveRequest { wr_id: buffer, into: &into }]).unwrap();
+    };
+    let give_back = |shared: &Shared| {
+        let mut completions = [WorkCompletion::EMPTY; 8];
+        let count = shared.receiver.queue.poll(&mut completions);
+        for completion in &completions[..count] {
+            assert_ne!(completion.queue_pair, shared.pairs[0].number(), "{completion:?}");
+            post(shared, completion.wr_id);
+        }
+    };
+    (0..BUFFERS).for_each(|buffer| post(&shared, buffer));
+    let message = vec![1; LONG];
+    for round in 0..10 {
+        shared.receiver.fill(0, &vec![0; LONG * BUFFERS as usize]);
+        let domain = Arc::clone(&shared.receiver.domain);
+        shared.connect(&*domain);
+        let receiver = shared.pairs.pop().unwrap();
+        let begun = |buffer| shared.receiver.content(buffer as usize * LONG, 1) == [1];
+        std::thread::scope(|scope| {
+            // Some devices send within the call.
+            scope.spawn(|| shared.start(1, &message));
+            wait_until("the first bytes", || {
+                give_back(&shared);
+                (0..BUFFERS).any(begun)
+            });
+            if round % 2 == 0 {
+                receiver.to_error();
+            }
+            drop(receiver);
+        });
+        shared.senders.pop();
+        give_back(&shared);
+    }
+    // Without a receive, a message would wait for ever.
+    for _ in 0..BUFFERS {
+        shared.start(0, b"one of the others");
+        let mut arrived = false;
+        wait_until("a message over another connection", || {
+            let mut completion = [WorkCompletion::EMPTY; 1];
+            if shared.receiver.queue.poll(&mut completion) == 1 {
+                if completion[0].queue_pair == shared.pairs[0].number() {
+                    assert_eq!(completion[0].status, CompletionStatus::Success);
+                    arrived = true;
+                } else {
+                    post(&shared, completion[0].wr_id);
+                }
+            }
+            arrived
+        });
+        assert_eq!(wait(&*shared.sender.queue).wr_id, 0);
     }
 }
 

@@ -198,6 +198,6 @@ fn shared_receive(device: &Device, ticket: Ticket, completion: &sys::ibv_wc) -> 
         },
         byte_len,
         immediate: completion.imm_data().map(u32::from_be),
-        queue_pair: QueuePairNumber(completion.qp_num),
+        queue_pair: QueuePairNumber(device.number_for_user(completion.qp_num)),
     })
 }

@@ -21,7 +21,7 @@ use super::posting::core::Core;
 use super::sleeper::{Sleeper, Waker};
 use super::ticket::Slot;
 use crate::sync::lock;
-use crate::{CompletionQueue, Context as _, VerbsError, WorkCompletion};
+use crate::{CompletionQueue, Context as _, QueuePairNumber, VerbsError, WorkCompletion};
 
 /// Completions taken from the device at a time.
 const BATCH: usize = 32;
@@ -36,6 +36,8 @@ pub(crate) struct Queue {
     sleeper: Option<Sleeper>,
     channel: Channel,
     queue: NonNull<sys::ibv_cq>,
+    /// Completions that the device's queue holds.
+    entries: usize,
     state: Mutex<QueueState>,
 }
 
@@ -86,7 +88,9 @@ impl Queue {
         let completions = Box::new([sys::ibv_wc::default(); BATCH]);
         let state =
             Mutex::new(QueueState { completions, members: Members::default(), ready: VecDeque::new() });
-        Ok(Arc::new(Self { device, sleeper, channel, queue, state }))
+        // SAFETY: the queue was just created.
+        let entries = usize::try_from(unsafe { queue.as_ref() }.cqe).unwrap_or(0);
+        Ok(Arc::new(Self { device, sleeper, channel, queue, entries, state }))
     }
 
     /// Returns the queue behind the trait object, if it is one of `device`.
@@ -115,9 +119,32 @@ impl Queue {
         lock(&self.state).members.enter(core, role)
     }
 
-    /// Takes a queue pair out, and drops its completions. The queue does not use the queue pair any more when this returns.
-    pub(crate) fn leave(&self, slot: Slot) {
-        lock(&self.state).members.leave(slot);
+    /// Takes the queue pair with this number out, and drops its completions, except those of shared receives, which then name
+    /// no queue pair. The queue does not use the queue pair any more when this returns.
+    pub(crate) fn leave(&self, slot: Slot, number: u32) {
+        let state = &mut *lock(&self.state);
+        state.members.leave(slot);
+        for completion in &mut state.ready {
+            if completion.queue_pair.0 == number {
+                completion.queue_pair = QueuePairNumber(0);
+            }
+        }
+    }
+
+    /// Takes all completions from the device that are there now, for later polls.
+    pub(crate) fn fetch_all(&self) {
+        let state = &mut *lock(&self.state);
+        // Bounds the loop, because the device may add completions meanwhile.
+        for _ in 0..=self.entries / BATCH {
+            let count = self.take(&mut state.completions[..]);
+            for completion in &state.completions[..count] {
+                let report = |completion| state.ready.push_back(completion);
+                state.members.translate(&self.device, completion, report);
+            }
+            if count < BATCH {
+                break;
+            }
+        }
     }
 
     /// Takes completions from the device. Returns their number, which is less than the length of the array if the
@@ -146,6 +173,8 @@ impl FetchCompletions for Queue {
         }
     }
 }
+
+impl crate::sealed::Sealed for Queue {}
 
 impl CompletionQueue for Queue {
     fn poll(&self, completions: &mut [WorkCompletion]) -> usize {

@@ -57,6 +57,13 @@ fn apply(device: &Device, event: &sys::ibv_async_event) {
                 pair.fail(&|| format!("{name}: {what}"));
             }
         }
+        sys::IBV_EVENT_QP_LAST_WQE_REACHED => {
+            // SAFETY: this event carries a queue pair, which is not destroyed before it is acknowledged.
+            let number = unsafe { (*event.element.qp).qp_num };
+            if let Some(pair) = lock(&device.pairs).get(&number) {
+                pair.last_receive_reached();
+            }
+        }
         sys::IBV_EVENT_CQ_ERR => {
             // SAFETY: this event carries a completion queue, which is not destroyed before it is acknowledged.
             let queue = unsafe { event.element.cq };
@@ -65,7 +72,7 @@ fn apply(device: &Device, event: &sys::ibv_async_event) {
         sys::IBV_EVENT_PORT_ERR => {
             // SAFETY: this event carries the number of a port.
             let port: c_int = unsafe { event.element.port_num };
-            if port == i32::from(device.port.number) {
+            if port == i32::from(device.port) {
                 fail(device, |_| true, &format!("{name}: port {port} went down"));
             }
         }

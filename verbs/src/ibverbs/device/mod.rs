@@ -6,6 +6,7 @@ pub(crate) mod gid;
 mod inline;
 mod key_guard;
 pub(crate) mod list;
+pub(crate) mod local_path;
 pub(crate) mod options;
 pub(crate) mod port;
 pub(crate) mod raw_context;
@@ -15,22 +16,22 @@ use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, Weak};
 
 use ibverbs_sys as sys;
 
 use self::event_target::EventTarget;
-use self::gid::{Gid, GidKind};
 use self::inline::probe_inline;
 use self::key_guard::KeyGuard;
 use self::list::{DeviceList, Transport, transport};
-use self::options::{OpenOptions, choose_gid, choose_mtu, choose_port, one_of};
-use self::port::Port;
+use self::local_path::LocalPath;
+use self::options::{OpenOptions, choose_port, one_of};
 use self::raw_context::RawContext;
 use self::shared_receives::SharedQueues;
 use super::iwarp::manager::{OWN_REQUESTS, Service};
 use super::library::{Library, set_nonblocking};
+use crate::sync::lock;
 use crate::{DeviceAttributes, VerbsError};
 
 /// An opened device, with the port and the address that its queue pairs use.
@@ -45,16 +46,18 @@ pub(crate) struct Device {
     pub(crate) transport: Transport,
     /// The connection manager, on iWARP alone.
     pub(crate) manager: Option<Service>,
-    pub(crate) port: Port,
-    pub(crate) gid: Option<Gid>,
-    /// Path MTU that peers are offered, as a code.
-    pub(crate) mtu: sys::ibv_mtu,
+    /// The number of the port in use, which never changes.
+    pub(crate) port: u8,
+    /// The path as it was read last.
+    path: Mutex<Arc<LocalPath>>,
     /// RDMA READs of a peer that a queue pair can serve at a time.
     pub(crate) max_served_reads: u8,
     /// Largest retry count that the device does not take for endless.
     pub(crate) max_retries: u8,
     /// Queue pairs by number, for asynchronous events.
     pub(crate) pairs: Mutex<HashMap<u32, Arc<dyn EventTarget>>>,
+    /// How many of `pairs` their users have dropped.
+    ending: AtomicUsize,
     /// The shared receive queues, for completions of their receives.
     pub(crate) shared_receives: Mutex<SharedQueues>,
     /// The folder in which the kernel shows the device, and the inode of that folder.
@@ -111,20 +114,14 @@ impl Device {
         }
         let raw = devices.open(found)?;
         let port = choose_port(&name, raw.ports()?, options.port)?;
-        let gid = choose_gid(&name, &port, options.gid_index)?;
-        if gid.is_none() && port.ethernet && transport != Transport::Iwarp {
-            return Err(VerbsError::Unusable(format!(
-                "port {} of {name} has no GID: give its network interface an address",
-                port.number
-            )));
-        }
-        let mtu = choose_mtu(&port, options.mtu)?;
+        let (number, max_message_size) = (port.number, port.max_message_size);
+        let path = LocalPath::choose(&name, port, options, transport != Transport::Iwarp)?;
         let limits = raw.query()?;
         let key_guard = KeyGuard::new(&raw, limits.vendor_id)?;
         let iwarp = transport == Transport::Iwarp;
         let manager = if iwarp { Some(Service::start(&name)?) } else { None };
         let attributes = DeviceAttributes {
-            max_message_size: port.max_message_size.into(),
+            max_message_size: max_message_size.into(),
             max_work_requests: count(limits.max_qp_wr).saturating_sub(if iwarp { OWN_REQUESTS } else { 0 }),
             max_segments: count(limits.max_sge),
             // Soft-RoCE and other devices do not report this number.
@@ -154,12 +151,12 @@ impl Device {
             options: options.clone(),
             transport,
             manager,
-            port,
-            gid,
-            mtu,
+            port: number,
+            path: Mutex::new(Arc::new(path)),
             max_served_reads: limits.max_qp_rd_atom.clamp(0, u8::MAX.into()) as u8,
             max_retries: if limits.vendor_id == SOFT_ROCE { 6 } else { 7 },
             pairs: Mutex::default(),
+            ending: AtomicUsize::new(0),
             shared_receives: Mutex::default(),
             shown: (shown.clone(), inode(&shown)),
             removed: AtomicBool::new(false),
@@ -172,6 +169,26 @@ impl Device {
 
     pub(crate) fn context(&self) -> *mut sys::ibv_context {
         self.raw.context.as_ptr()
+    }
+
+    /// Counts a queue pair of the table that its user has dropped. The queue pair stays in the table until
+    /// [`remove_ended`](Self::remove_ended).
+    pub(crate) fn count_ending(&self) {
+        self.ending.fetch_add(1, SeqCst);
+    }
+
+    /// Removes a queue pair from the table, after [`count_ending`](Self::count_ending).
+    pub(crate) fn remove_ended(&self, number: u32) {
+        lock(&self.pairs).remove(&number);
+        self.ending.fetch_sub(1, SeqCst);
+    }
+
+    /// Returns the number by which a completion of a shared receive names its queue pair: 0 if the user has dropped the queue
+    /// pair. (The device may use the number again as soon as the queue pair is destroyed.)
+    pub(crate) fn number_for_user(&self, number: u32) -> u32 {
+        let any_ending = self.ending.load(SeqCst) > 0;
+        let ending = any_ending && lock(&self.pairs).get(&number).is_some_and(|pair| pair.is_ending());
+        if ending { 0 } else { number }
     }
 
     pub(crate) fn is_removed(&self) -> bool {
@@ -189,13 +206,33 @@ impl Device {
         at_first.is_some() && inode(folder) != *at_first
     }
 
-    /// Returns the format of its queue pairs' packets.
-    pub(crate) fn packets(&self) -> GidKind {
-        match self.gid.map(|gid| gid.kind) {
-            _ if !self.port.ethernet => GidKind::InfiniBand,
-            Some(GidKind::RoceV1) => GidKind::RoceV1,
-            _ => GidKind::RoceV2,
+    /// Returns the path as it was read last.
+    pub(crate) fn path(&self) -> Arc<LocalPath> {
+        Arc::clone(&lock(&self.path))
+    }
+
+    /// Reads the port and its addresses again, and returns the path for a new queue pair. Addresses may have changed since the
+    /// device was opened. If they can't be read, because the device is gone, this is the path as it was read last.
+    pub(crate) fn read_path(&self) -> Result<Arc<LocalPath>, VerbsError> {
+        // On iWARP, TCP chooses the path.
+        if self.transport == Transport::Iwarp {
+            return Ok(self.path());
         }
+        let name = &self.attributes.name;
+        let port = match self.raw.port(self.port) {
+            Ok(port) => port,
+            Err(error) => {
+                tracing::debug!(device = %name, %error, "the addresses of the port can't be read again");
+                return Ok(self.path());
+            }
+        };
+        let new = LocalPath::choose(name, port, &self.options, true)?;
+        let mut path = lock(&self.path);
+        if **path != new {
+            tracing::info!(device = %name, gid = ?new.gid.map(|gid| gid.to_string()), "the port has changed; new connections use it as it is now");
+            *path = Arc::new(new);
+        }
+        Ok(Arc::clone(&path))
     }
 
     pub(crate) fn strong(&self) -> Result<Arc<Self>, VerbsError> {

@@ -44,10 +44,15 @@ impl RawContext {
     /// Returns all ports, with their addresses.
     pub(crate) fn ports(&self) -> Result<Vec<Port>, VerbsError> {
         let gids = self.gids()?;
-        (1..=self.query()?.phys_port_cnt).map(|number| self.port(number, &gids)).collect()
+        (1..=self.query()?.phys_port_cnt).map(|number| self.port_with(number, &gids)).collect()
     }
 
-    fn port(&self, number: u8, gids: &[(u32, Gid)]) -> Result<Port, VerbsError> {
+    /// Returns one port, with its addresses.
+    pub(crate) fn port(&self, number: u8) -> Result<Port, VerbsError> {
+        self.port_with(number, &self.gids()?)
+    }
+
+    fn port_with(&self, number: u8, gids: &[(u32, Gid)]) -> Result<Port, VerbsError> {
         let mut attributes = sys::ibv_port_attr::default();
         // SAFETY:
         // - the context is open, and

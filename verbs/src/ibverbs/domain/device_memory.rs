@@ -73,6 +73,8 @@ fn refused(memory: &DmaBuf<'_>) -> VerbsError {
     }
 }
 
+impl crate::sealed::Sealed for DeviceRegion {}
+
 impl DeviceMemoryRegion for DeviceRegion {
     fn lkey(&self) -> Lkey {
         self.lkey

@@ -74,6 +74,8 @@ pub(crate) fn flags(access: Access, transport: Transport) -> u32 {
     flags
 }
 
+impl crate::sealed::Sealed for Region {}
+
 impl MemoryRegion for Region {
     fn lkey(&self) -> Lkey {
         self.lkey

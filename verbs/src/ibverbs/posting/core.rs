@@ -44,6 +44,14 @@ impl Deref for Core {
 }
 
 impl EventTarget for Core {
+    fn last_receive_reached(&self) {
+        self.raw.last_receive_reached();
+    }
+
+    fn is_ending(&self) -> bool {
+        self.raw.is_ending()
+    }
+
     fn completes_on(&self, queue: *mut sys::ibv_cq) -> bool {
         self.raw.completes_on(queue)
     }

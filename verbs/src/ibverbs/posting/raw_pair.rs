@@ -33,6 +33,10 @@ pub(crate) struct RawPair {
     pub(crate) flushes_here: bool,
     /// Whether the device has flushed in Error all that it will ever flush.
     flushed: AtomicBool,
+    /// Whether the user of the queue pair has dropped it.
+    ending: AtomicBool,
+    /// Whether the device has reported that the queue pair takes no more receives from a shared receive queue.
+    last_receive: AtomicBool,
     /// Wakers of the completion queues, for requests that this module flushes.
     pub(crate) wakers: OnceLock<[Option<Arc<Waker>>; 2]>,
     pub(crate) sends: Outstanding,
@@ -61,6 +65,8 @@ impl RawPair {
             order: flushes_here.then(Mutex::default),
             flushes_here,
             flushed: AtomicBool::new(false),
+            ending: AtomicBool::new(false),
+            last_receive: AtomicBool::new(false),
             wakers: OnceLock::new(),
             sends: Outstanding::new(capacity.send_requests),
             receives: Outstanding::new(capacity.receive_requests),
@@ -136,6 +142,26 @@ impl RawPair {
     /// empty.
     pub(crate) fn is_flushed(&self) -> bool {
         self.flushed.load(SeqCst)
+    }
+
+    /// Notes that the user of the queue pair has dropped it.
+    pub(crate) fn set_ending(&self) {
+        self.ending.store(true, SeqCst);
+    }
+
+    /// Returns whether the user of the queue pair has dropped it.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.ending.load(SeqCst)
+    }
+
+    /// Notes that the queue pair takes no more receives from a shared receive queue, and that all that it took have completed.
+    pub(crate) fn last_receive_reached(&self) {
+        self.last_receive.store(true, SeqCst);
+    }
+
+    /// Returns whether [`last_receive_reached`](Self::last_receive_reached) was called.
+    pub(crate) fn has_reached_last_receive(&self) -> bool {
+        self.last_receive.load(SeqCst)
     }
 
     /// Wakes the threads that sleep for completions that do not come from the device.

@@ -1,10 +1,11 @@
 //! Queue pairs: creating, connecting and destroying them. Posting is in [`posting`](super::posting).
 
 pub(crate) mod address;
+mod ending;
 pub(crate) mod path;
 
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use ibverbs_sys as sys;
 
@@ -13,6 +14,7 @@ use self::path::{Change, QueuePairAttributes};
 use super::completion_queue::Queue;
 use super::completion_queue::members::Role;
 use super::device::Device;
+use super::device::local_path::LocalPath;
 use super::domain::Domain;
 use super::iwarp::listener::Listener;
 use super::iwarp::manager::{FetchCompletions, OWN_REQUESTS};
@@ -39,13 +41,15 @@ pub(crate) struct Pair {
     first_packet: u32,
     /// Names the queue pair on iWARP.
     token: u64,
+    /// The port and address of this end, from `to_init` on.
+    path: OnceLock<Arc<LocalPath>>,
     /// Locked while the state changes, so that the device and `core` change in one order. The number is set by
     /// `to_rtr`: the READs that the peer serves at a time.
     peer_reads: Mutex<u8>,
     receives: Mutex<Receives>,
     send_queue: (Arc<Queue>, Slot),
     receive_queue: (Arc<Queue>, Slot),
-    _shared: Option<Arc<SharedQueue>>,
+    shared: Option<Arc<SharedQueue>>,
     domain: Arc<Domain>,
 }
 
@@ -80,18 +84,24 @@ impl Pair {
             core,
             first_packet,
             token,
+            path: OnceLock::new(),
             peer_reads: Mutex::new(0),
             receives: Mutex::new(Receives::new(&capacity, slots.1)),
             capacity,
             send_queue: (send_queue, slots.0),
             receive_queue: (receive_queue, slots.1),
-            _shared: shared,
+            shared,
             domain,
         })
     }
 
     fn device(&self) -> &Arc<Device> {
         self.domain.device()
+    }
+
+    /// Returns the port and address of this end.
+    fn path(&self) -> Arc<LocalPath> {
+        self.path.get().cloned().unwrap_or_else(|| self.device().path())
     }
 
     fn expect(&self, call: &'static str, expected: QueuePairState) -> Result<(), VerbsError> {
@@ -199,11 +209,13 @@ fn enter(core: &Arc<Core>, sends: &Arc<Queue>, receives: &Arc<Queue>) -> Result<
     match receives.enter(core, Role { sends: false, receives: true }) {
         Ok(other) => Ok((slot, other)),
         Err(error) => {
-            sends.leave(slot);
+            sends.leave(slot, core.number);
             Err(error)
         }
     }
 }
+
+impl crate::sealed::Sealed for Pair {}
 
 impl QueuePair for Pair {
     fn number(&self) -> QueuePairNumber {
@@ -228,14 +240,15 @@ impl QueuePair for Pair {
             let (reads, socket, token) = (device.max_served_reads, manager.socket(), self.token);
             return Address::Iwarp(Listener { reads, socket, token }).into();
         }
+        let local = self.path();
         Address::InfiniBand(Path {
-            packets: device.packets(),
-            mtu: device.mtu,
+            packets: local.packets(),
+            mtu: local.mtu,
             reads: device.max_served_reads,
             number: self.core.number,
             first_packet: self.first_packet,
-            lid: device.port.lid,
-            gid: device.gid.map_or([0; 16], |gid| gid.address.octets()),
+            lid: local.port.lid,
+            gid: local.gid.map_or([0; 16], |gid| gid.address.octets()),
         })
         .into()
     }
@@ -243,6 +256,8 @@ impl QueuePair for Pair {
     fn to_init(&self, access: Access) -> Result<(), VerbsError> {
         let _changing = lock(&self.peer_reads);
         self.expect("to_init", QueuePairState::Reset)?;
+        let path = self.device().read_path()?;
+        self.path.get_or_init(|| path);
         self.modify("taking the queue pair to Init", path::to_init(self.device(), access))?;
         if let Some(manager) = &self.device().manager {
             post_hello_receive(&self.core, self.receive_queue.1)
@@ -259,8 +274,9 @@ impl QueuePair for Pair {
         let device = self.device();
         match (Address::decode(peer)?, &device.manager) {
             (Address::InfiniBand(peer), None) => {
-                path::check_settings(settings, &device.port)?;
-                self.modify("taking the queue pair to Rtr", path::to_rtr(device, &peer, settings)?)?;
+                let local = self.path();
+                path::check_settings(settings, &local.port)?;
+                self.modify("taking the queue pair to Rtr", path::to_rtr(device, &local, &peer, settings)?)?;
                 *peer_reads = peer.reads;
             }
             // TCP has timeouts, retries and an MTU of its own, so the settings do not apply.
@@ -288,7 +304,7 @@ impl QueuePair for Pair {
         // On iWARP the kernel moves the queue pair to Rts when there is a connection. Requests that are posted
         // earlier wait.
         if self.device().manager.is_none() {
-            path::check_settings(settings, &self.device().port)?;
+            path::check_settings(settings, &self.path().port)?;
             let change = path::to_rts(self.device(), self.first_packet, *peer_reads, settings);
             self.modify("taking the queue pair to Rts", change)?;
         }
@@ -324,15 +340,24 @@ impl QueuePair for Pair {
 impl Drop for Pair {
     fn drop(&mut self) {
         let device = self.domain.device();
-        lock(&device.pairs).remove(&self.core.number);
-        self.send_queue.0.leave(self.send_queue.1);
-        self.receive_queue.0.leave(self.receive_queue.1);
         let detached = Arc::new(DetachedPair {
             core: Arc::clone(&self.core),
             token: self.token,
-            _queues: [Arc::clone(&self.send_queue.0), Arc::clone(&self.receive_queue.0)],
+            queues: [Arc::clone(&self.send_queue.0), Arc::clone(&self.receive_queue.0)],
+            shared: self.shared.clone(),
             domain: Arc::clone(&self.domain),
         });
+        if self.shared.is_some() {
+            self.core.set_ending();
+            device.count_ending();
+        } else {
+            lock(&device.pairs).remove(&self.core.number);
+        }
+        self.send_queue.0.leave(self.send_queue.1, self.core.number);
+        self.receive_queue.0.leave(self.receive_queue.1, self.core.number);
+        if self.shared.is_some() {
+            return ending::destroy_after_receives(detached);
+        }
         if device.manager.as_ref().is_some_and(|manager| manager.is_connecting(self.token)) {
             let patient = Arc::clone(&detached);
             let thread = std::thread::Builder::new().name("tonic-rdma-end".into());
@@ -345,19 +370,33 @@ impl Drop for Pair {
 }
 
 /// A queue pair whose user dropped it, with the objects that it was made of.
+#[derive(Debug)]
 struct DetachedPair {
     core: Arc<Core>,
     token: u64,
-    _queues: [Arc<Queue>; 2],
+    /// The completion queues of its sends and of its receives.
+    queues: [Arc<Queue>; 2],
+    shared: Option<Arc<SharedQueue>>,
     domain: Arc<Domain>,
 }
 
 impl DetachedPair {
+    fn device(&self) -> &Arc<Device> {
+        self.domain.device()
+    }
+
+    fn receive_queue(&self) -> &Queue {
+        &self.queues[1]
+    }
+
     /// Destroys the queue pair; called once. Waits first until a connecting call of the kernel has ended.
     fn destroy(&self) {
         let device = self.domain.device();
         if let Some(manager) = &device.manager {
             manager.remove(self.token);
+        }
+        if self.shared.is_some() {
+            device.remove_ended(self.core.number);
         }
         // SAFETY: the queue pair is in no table any more, its users held the lock of a table, and this is called once.
         let result = unsafe { (device.library().destroy_qp)(self.core.as_ptr()) };

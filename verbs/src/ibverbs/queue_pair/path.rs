@@ -8,6 +8,7 @@ use ibverbs_sys as sys;
 use super::address::Path;
 use crate::ibverbs::device::Device;
 use crate::ibverbs::device::gid::{Gid, GidKind};
+use crate::ibverbs::device::local_path::LocalPath;
 use crate::ibverbs::device::options::exact_mtu;
 use crate::ibverbs::device::port::{Port, mtu_bytes};
 use crate::ibverbs::domain::memory_region::flags;
@@ -46,7 +47,7 @@ pub(crate) fn to_init(device: &Device, access: Access) -> Change {
         attributes: sys::ibv_qp_attr {
             qp_state: sys::ibv_qp_state::IBV_QPS_INIT,
             pkey_index: 0,
-            port_num: device.port.number,
+            port_num: device.port,
             qp_access_flags: flags(access, device.transport),
             ..Default::default()
         },
@@ -56,22 +57,26 @@ pub(crate) fn to_init(device: &Device, access: Access) -> Change {
 
 /// Returns the change from Init to Rtr: the peer's address, and what is accepted from the peer. Fails if the peer's
 /// port is of another kind.
-pub(crate) fn to_rtr(device: &Device, peer: &Path, settings: &PathSettings) -> Result<Change, VerbsError> {
+pub(crate) fn to_rtr(
+    device: &Device,
+    local: &LocalPath,
+    peer: &Path,
+    settings: &PathSettings,
+) -> Result<Change, VerbsError> {
     use sys::ibv_qp_attr_mask as mask;
-    let port = &device.port;
-    check_packets(device.packets(), device.gid.as_ref(), peer)?;
-    let ours = settings.mtu.map(exact_mtu).transpose()?.unwrap_or(device.mtu);
+    check_packets(local.packets(), local.gid.as_ref(), peer)?;
+    let ours = settings.mtu.map(exact_mtu).transpose()?.unwrap_or(local.mtu);
     Ok(Change {
         attributes: sys::ibv_qp_attr {
             qp_state: sys::ibv_qp_state::IBV_QPS_RTR,
-            path_mtu: ours.min(device.mtu).min(peer.mtu),
+            path_mtu: ours.min(local.mtu).min(peer.mtu),
             dest_qp_num: peer.number,
             rq_psn: peer.first_packet,
             // The peer chooses how many are outstanding. It knows this limit from our address.
             max_dest_rd_atomic: device.max_served_reads,
             min_rnr_timer: settings.min_rnr_timer,
             pkey_index: settings.pkey_index,
-            ah_attr: route(port, device.gid.as_ref(), peer, settings),
+            ah_attr: route(&local.port, local.gid.as_ref(), peer, settings),
             ..Default::default()
         },
         mask: mask::IBV_QP_STATE

@@ -72,7 +72,7 @@ struct SignaledRequests {
 const BATCH: usize = 16;
 
 impl<T> InFlight<T> {
-    /// Takes over a connected queue pair.
+    /// Takes over a connected queue pair, which has receives of its own: one with shared receives would outlive its drop.
     ///
     /// # Panics
     /// Panics if there is another reference to the queue pair. There must be none, because [`abandon`](Self::abandon) relies on

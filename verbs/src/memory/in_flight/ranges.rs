@@ -67,6 +67,17 @@ impl CopyRanges {
         found
     }
 
+    /// Returns the local bytes from the first range to the last; an empty range if there are none.
+    pub(super) fn local_bytes(&self) -> std::ops::Range<u64> {
+        let ranges = match self {
+            Self::One(range) => std::slice::from_ref(range),
+            Self::Many(ranges) => ranges,
+        };
+        let ranges = ranges.iter().filter(|range| range.length > 0);
+        let start = ranges.clone().map(|range| range.local).min().unwrap_or(0);
+        start..ranges.map(|range| range.local + range.length).max().unwrap_or(start)
+    }
+
     /// Returns whether `cursor` is at the end.
     pub fn is_over(&self, cursor: &Cursor) -> bool {
         let mut rest = *cursor;
@@ -100,5 +111,10 @@ mod tests {
         assert_eq!(all(&many, 4), [(0, 50, 4), (4, 54, 2), (6, 70, 2), (20, 72, 1)]);
         assert_eq!(all(&CopyRanges::Many(Vec::new()), 4), []);
         assert_eq!(all(&CopyRanges::One(range(1, 1, 0)), 4), []);
+        assert_eq!(one.local_bytes(), 5..15);
+        assert_eq!(many.local_bytes(), 0..21);
+        let out_of_order = CopyRanges::Many(vec![range(30, 0, 0), range(20, 0, 2), range(7, 9, 1)]);
+        assert_eq!(out_of_order.local_bytes(), 7..22);
+        assert!(CopyRanges::Many(Vec::new()).local_bytes().is_empty());
     }
 }

@@ -220,12 +220,30 @@ impl<T> Transfer<T> {
     pub fn register(&mut self, known: &mut LocalRegistrations) -> Result<(), PostErrorKind> {
         if self.registered.is_none() {
             self.registered = match &self.local {
-                LocalMemory::Region(region) => Some(known.region(region).map_err(|error| refused(&error))?),
+                LocalMemory::Region(region) => self.register_region(region, known)?,
                 LocalMemory::Lease(lease) => Some(known.lease(lease).map_err(|error| refused(&error))?),
                 LocalMemory::Block(_) | LocalMemory::Bytes(_) => None,
             };
         }
         Ok(())
+    }
+
+    fn register_region(
+        &self,
+        region: &MemRegion,
+        known: &mut LocalRegistrations,
+    ) -> Result<Option<Arc<dyn MemoryRegion>>, PostErrorKind> {
+        let registered = match self.kind {
+            TransferKind::Read => {
+                let bytes = self.ranges.local_bytes();
+                if bytes.is_empty() {
+                    return Ok(None);
+                }
+                known.sink(region, bytes.start as usize..bytes.end as usize)
+            }
+            TransferKind::Write | TransferKind::Send => known.region(region),
+        };
+        Ok(Some(registered.map_err(|error| refused(&error))?))
     }
 
     /// Returns the part for the next request, or `None` at the end. A transfer of no bytes has one empty part, so that the
@@ -353,6 +371,8 @@ impl<T> Transfer<T> {
 
     /// Ends the transfer. The device does not access its memory any more.
     pub fn finish(self) -> FinishedTransfer<T> {
+        // Before the memory comes back: a peer may write to a sink as long as its registration exists.
+        drop(self.registered);
         FinishedTransfer { token: self.token, local: self.local, status: self.status }
     }
 }

@@ -28,7 +28,7 @@ impl Slab {
     ) -> Result<Self, PoolError> {
         let bytes = reservation.bytes();
         Self::register(domain, access, settings, reservation)
-            .map_err(|source| PoolError::Verbs { bytes, source })
+            .map_err(|cause| PoolError::Verbs { bytes, cause })
     }
 
     fn register(

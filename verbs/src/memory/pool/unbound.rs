@@ -28,6 +28,8 @@ pub fn find_sendable(bytes: &[u8]) -> Option<Lease> {
 #[derive(Debug)]
 pub(crate) struct Unbound;
 
+impl crate::sealed::Sealed for Unbound {}
+
 impl ProtectionDomain for Unbound {
     fn register_range(
         &self,
@@ -52,6 +54,8 @@ impl ProtectionDomain for Unbound {
 /// Memory that is registered with no device. A device refuses its keys.
 #[derive(Debug)]
 struct Unregistered(Arc<HostMemory>, Range<usize>);
+
+impl crate::sealed::Sealed for Unregistered {}
 
 impl MemoryRegion for Unregistered {
     fn lkey(&self) -> Lkey {

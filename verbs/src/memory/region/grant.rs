@@ -75,7 +75,11 @@ impl Grant {
         }
         let memory = Arc::clone(region.mapped().memory());
         let address = memory.address() + start as u64;
-        let registered = domain.register_range(memory, start..end, access | Access::LOCAL_WRITE)?;
+        // Devices give peers the right to write only together with the local right. The local right alone may let peers write, too
+        // (see `ProtectionDomain::opens_sinks`).
+        let writes = access.contains(Access::REMOTE_WRITE);
+        let access = if writes { access | Access::LOCAL_WRITE } else { access };
+        let registered = domain.register_range(memory, start..end, access)?;
         Ok(Self::new(registered, address, part.len(), GrantedMemory::Shared(shared.clone())))
     }
 

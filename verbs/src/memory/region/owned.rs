@@ -62,7 +62,7 @@ impl MemRegion {
         let alignment = if bytes >= Self::HUGE_PAGE { Self::HUGE_PAGE } else { page };
         let memory = HostMemory::shared(bytes, alignment).map_err(|error| PoolError::Verbs {
             bytes: bytes as u64,
-            source: VerbsError::os(format!("mapping {bytes} bytes of shared memory"), error),
+            cause: VerbsError::os(format!("mapping {bytes} bytes of shared memory"), error),
         })?;
         if bytes >= Self::HUGE_PAGE {
             advise_huge_pages(&memory);

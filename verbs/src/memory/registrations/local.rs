@@ -12,7 +12,8 @@ use super::slabs::SlabRegistrations;
 use crate::{Access, LocalSegment, MemoryRegion, ProtectionDomain, VerbsError};
 
 /// The regions and buffers that requests of one protection domain use. Each of them is registered once, without rights for
-/// peers.
+/// peers. Where a device [opens sinks](ProtectionDomain::opens_sinks) to peers, a region is registered for reading alone, and
+/// each READ gets a registration of its own.
 #[derive(Debug)]
 pub struct LocalRegistrations {
     domain: Arc<dyn ProtectionDomain>,
@@ -40,7 +41,22 @@ impl LocalRegistrations {
         self.frozen.region(lease)
     }
 
-    /// Returns the registration of the mapping of `region`, for reading and writing.
+    /// Returns a registration for a READ into the bytes `range` of `region`. Drop the registration before the region is used
+    /// for something else.
+    pub(crate) fn sink(
+        &mut self,
+        region: &MemRegion,
+        range: Range<usize>,
+    ) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
+        if !self.domain.opens_sinks() {
+            return self.region(region);
+        }
+        let start = region.range().start;
+        let memory = Arc::clone(region.mapped().memory());
+        self.domain.register_range(memory, start + range.start..start + range.end, Access::LOCAL_WRITE)
+    }
+
+    /// Returns the registration of the mapping of `region`, for reading, and for writing if the device keeps sinks closed.
     pub(crate) fn region(&mut self, region: &MemRegion) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
         let key = Arc::as_ptr(region.mapped()).addr();
         if let Some(entry) = self.regions.get(&key) {
@@ -48,7 +64,8 @@ impl LocalRegistrations {
         }
         self.prune();
         let memory = Arc::clone(region.mapped().memory());
-        let registered = self.domain.register(memory, Access::LOCAL_WRITE)?;
+        let access = if self.domain.opens_sinks() { Access::LOCAL_READ } else { Access::LOCAL_WRITE };
+        let registered = self.domain.register(memory, access)?;
         let entry =
             MappingRegistration { mapped: Arc::downgrade(region.mapped()), region: Arc::clone(&registered) };
         self.regions.insert(key, entry);

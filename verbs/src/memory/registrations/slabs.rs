@@ -75,7 +75,7 @@ fn register(
     let bytes = slab.len() as u64;
     let registered = budget.reserve(bytes).and_then(|reservation| {
         let region = domain.register(Arc::clone(slab.memory()), Access::LOCAL_READ);
-        Ok((region.map_err(|source| PoolError::Verbs { bytes, source })?, reservation))
+        Ok((region.map_err(|cause| PoolError::Verbs { bytes, cause })?, reservation))
     });
     registered.inspect_err(|reason| {
         crate::throttled!(warn, bytes, %reason, "memory to send from can't be registered: its content is copied");

@@ -6,6 +6,7 @@ mod buffers;
 mod limits;
 mod model;
 mod sending;
+mod sinks;
 mod threads;
 
 use std::collections::BTreeMap;
@@ -24,8 +25,10 @@ use crate::{
 pub(super) struct Domain {
     next: AtomicU32,
     live: Arc<Mutex<BTreeMap<u32, Range<usize>>>>,
+    /// The rights of the region that was registered last.
     last_access: AtomicU8,
     refuse: bool,
+    opens_sinks: bool,
 }
 
 impl Domain {
@@ -45,6 +48,8 @@ impl Domain {
     }
 }
 
+impl crate::sealed::Sealed for Domain {}
+
 impl ProtectionDomain for Domain {
     fn register_range(
         &self,
@@ -60,6 +65,10 @@ impl ProtectionDomain for Domain {
         let start = memory.address() as usize;
         self.live.lock().unwrap().insert(key, start + range.start..start + range.end);
         Ok(Arc::new(Region { key, access, memory, range, live: Arc::clone(&self.live) }))
+    }
+
+    fn opens_sinks(&self) -> bool {
+        self.opens_sinks
     }
 
     fn create_queue_pair(
@@ -81,6 +90,8 @@ struct Region {
     range: Range<usize>,
     live: Arc<Mutex<BTreeMap<u32, Range<usize>>>>,
 }
+
+impl crate::sealed::Sealed for Region {}
 
 impl MemoryRegion for Region {
     fn lkey(&self) -> Lkey {

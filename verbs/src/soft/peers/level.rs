@@ -7,7 +7,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -38,7 +38,7 @@ pub(crate) struct Identity {
 
 impl Identity {
     /// Asks the kernel for the process at the other end of `socket`, as it was when it connected or began to listen.
-    pub(crate) fn of(socket: &OwnedFd) -> io::Result<Self> {
+    pub(crate) fn of(socket: &impl AsFd) -> io::Result<Self> {
         let (process, user) = system::peer_credentials(socket)?;
         let same_user = user == rustix::process::geteuid().as_raw() && !stands_for_unknown(user);
         let level = if same_user && process > 0 && shares_namespaces(process) && !has_ended(socket) {
@@ -79,7 +79,7 @@ fn shares_namespaces(process: i32) -> bool {
 
 /// Returns whether the process at the other end has ended, so that another process may have its number. False if the kernel
 /// can't say (Linux before 6.5).
-fn has_ended(socket: &OwnedFd) -> bool {
+fn has_ended(socket: &impl AsFd) -> bool {
     system::peer_process(socket).is_ok_and(|process| {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         rustix::event::poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&now)) != Ok(0)
@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn this_process_is_of_this_user() {
         let (one, _two) = UnixStream::pair().unwrap();
-        let identity = Identity::of(&one.into()).unwrap();
+        let identity = Identity::of(&one).unwrap();
         assert_eq!(identity.process, std::process::id() as i32);
         assert_eq!(identity.user, rustix::process::geteuid().as_raw());
         assert!(identity.same_user);
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn users_without_a_number_are_not_this_user() {
         let (one, _two) = UnixStream::pair().unwrap();
-        let socket = one.into();
+        let socket: std::os::fd::OwnedFd = one.into();
         let result = in_child(|| {
             unshare(libc::CLONE_NEWUSER)?;
             let identity = Identity::of(&socket).ok()?;
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn this_user_in_another_container_is_a_stranger() {
         let (one, _two) = UnixStream::pair().unwrap();
-        let socket = one.into();
+        let socket: std::os::fd::OwnedFd = one.into();
         let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         // In a user namespace of its own, and in this pid namespace.
         let result = in_child(|| {

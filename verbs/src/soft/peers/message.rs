@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -10,10 +10,13 @@ use rustix::net::{
 };
 
 use super::address::{VERSION, u32_at, u64_at};
+use super::received::Received;
 use crate::Access;
 
-/// Most descriptors of one message.
+/// Descriptors of one message of ours.
 const DESCRIPTORS: usize = 1;
+/// Most descriptors that the kernel carries with one message (`SCM_MAX_FD`).
+const MOST_DESCRIPTORS: usize = 253;
 
 /// A request for the descriptors of an object. `number` and `token` are those of a queue pair, and the object must belong to
 /// that queue pair.
@@ -204,33 +207,41 @@ fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<(
 }
 
 /// Receives a request and its descriptor. Returns `None` at the end of the connection, and an error for other data.
-pub(crate) fn receive_request(socket: impl AsFd) -> io::Result<Option<(Request, Option<OwnedFd>)>> {
+pub(crate) fn receive_request(socket: impl AsFd) -> io::Result<Option<(Request, Option<Received>)>> {
     let mut bytes = [0u8; REQUEST + 1];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    let (length, mut fds) = receive(socket, &mut bytes)?;
+    let invalid = |reason| Err(io::Error::new(io::ErrorKind::InvalidData, reason));
+    if length == 0 {
+        return Ok(None);
+    }
+    let Some(request) = Request::decode(&bytes[..length]) else { return invalid("not a request") };
+    let takes_one = matches!(request.object, Object::Offer { .. });
+    if fds.len() > usize::from(takes_one) {
+        return invalid("a descriptor that no device sends");
+    }
+    Ok(Some((request, fds.pop())))
+}
+
+/// Receives a message: the number of bytes, and the descriptors. Takes all descriptors, because the kernel would close the rest in
+/// this thread (see [`Received`]).
+pub(crate) fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<Received>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let message = rustix::net::recvmsg(
         socket,
-        &mut [IoSliceMut::new(&mut bytes)],
+        &mut [IoSliceMut::new(bytes)],
         &mut control,
         RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC,
     )?;
-    let fd = descriptors(&mut control).pop();
-    match message.bytes {
-        0 => Ok(None),
-        length => match Request::decode(&bytes[..length]) {
-            Some(request) => Ok(Some((request, fd))),
-            None => Err(io::Error::new(io::ErrorKind::InvalidData, "not a request")),
-        },
-    }
-}
-
-/// Takes the descriptors of a message.
-fn descriptors(control: &mut RecvAncillaryBuffer<'_>) -> Vec<OwnedFd> {
     let rights = control.drain().filter_map(|part| match part {
         RecvAncillaryMessage::ScmRights(rights) => Some(rights),
         _ => None,
     });
-    rights.flatten().collect()
+    let fds = rights.flatten().map(Received::new).collect();
+    if message.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(io::Error::other("no room for the peer's descriptors; raise the limit on open files"));
+    }
+    Ok((message.bytes, fds))
 }
 
 /// Sends a reply with its descriptors. Fails instead of waiting.
@@ -239,24 +250,13 @@ pub(crate) fn send_reply(socket: impl AsFd, reply: &Reply, fds: &[BorrowedFd<'_>
 }
 
 /// Receives a reply and its descriptors.
-pub(crate) fn receive_reply(socket: impl AsFd) -> io::Result<(Reply, Vec<OwnedFd>)> {
+pub(crate) fn receive_reply(socket: impl AsFd) -> io::Result<(Reply, Vec<Received>)> {
     let mut bytes = [0u8; REPLY];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let message = rustix::net::recvmsg(
-        socket,
-        &mut [IoSliceMut::new(&mut bytes)],
-        &mut control,
-        RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC,
-    )?;
-    let fds = descriptors(&mut control);
-    if message.bytes == 0 {
+    let (length, fds) = receive(socket, &mut bytes)?;
+    if length == 0 {
         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the peer's device has gone"));
     }
-    if message.flags.contains(ReturnFlags::CTRUNC) {
-        return Err(io::Error::other("no room for the peer's descriptors; raise the limit on open files"));
-    }
-    match Reply::decode(&bytes[..message.bytes]) {
+    match Reply::decode(&bytes[..length]) {
         Some(reply) => Ok((reply, fds)),
         None => {
             Err(io::Error::new(io::ErrorKind::InvalidData, "the peer's device sent no reply that we know"))

@@ -4,8 +4,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::mem::ManuallyDrop;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, Weak};
@@ -19,6 +18,7 @@ use super::local::LocalQueuePair;
 use super::message::{self, Answer, EndAnswer, Object, Request};
 use super::offers::{Offer, Offers};
 use super::policy::Policy;
+use super::received::Received;
 use super::service::Service;
 use super::sockets::Sockets;
 use crate::host_memory::MemoryUser;
@@ -37,9 +37,11 @@ pub(crate) struct Peer {
     /// The peer's process number, as the kernel states it.
     process: i32,
     level: Level,
+    /// Whether the peer runs as our user.
+    same_user: bool,
     dead: AtomicBool,
     /// Taken when this value is dropped.
-    socket: ManuallyDrop<OwnedFd>,
+    socket: Option<Received>,
     /// Number of the last request. Locked while a request is under way.
     sequence: Mutex<u64>,
     table: Mutex<HashMap<u64, Weak<RegionTable>>>,
@@ -59,12 +61,13 @@ impl Peer {
         service: &Arc<Service>,
     ) -> Result<Self, VerbsError> {
         let fd = sockets.connect(device)?;
-        let Identity { process, level, .. } = check_owner(&fd, policy)?;
+        let Identity { process, level, same_user, .. } = check_owner(&fd, policy)?;
         Ok(Self {
             process,
             level,
+            same_user,
             dead: AtomicBool::new(false),
-            socket: ManuallyDrop::new(fd),
+            socket: Some(Received::new(fd)),
             sequence: Mutex::new(0),
             table: Mutex::default(),
             event_sockets: Mutex::default(),
@@ -75,8 +78,9 @@ impl Peer {
     }
 
     /// Returns the socket. A hang-up of the socket means that the peer died.
-    pub(crate) fn socket(&self) -> &OwnedFd {
-        &self.socket
+    pub(crate) fn socket(&self) -> &Received {
+        // Only `drop` takes the socket.
+        self.socket.as_ref().unwrap_or_else(|| unreachable!())
     }
 
     pub(crate) fn process(&self) -> i32 {
@@ -186,7 +190,7 @@ impl Peer {
         fd: Option<BorrowedFd<'_>>,
     ) -> io::Result<()> {
         let request = Request { sequence: 0, number: address.number, token: address.token, object };
-        message::send_request(&*self.socket, &request, fd)
+        message::send_request(self.socket(), &request, fd)
     }
 
     /// Sends one request and waits for its answer.
@@ -195,10 +199,16 @@ impl Peer {
         address: &Address,
         object: Object,
         action: &'static str,
-    ) -> Result<(Answer, Vec<OwnedFd>), VerbsError> {
+    ) -> Result<(Answer, Vec<Received>), VerbsError> {
         let os = |error: io::Error| match error.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
-                VerbsError::Unreachable("the peer's process has ended".into())
+                VerbsError::Unreachable(if self.same_user {
+                    "the peer's process has ended".into()
+                } else {
+                    "the peer's process runs as another user, and does not let this one in, or has ended: set \
+                     RDMA_SOFT_PEERS=any at both ends"
+                        .into()
+                })
             }
             _ => VerbsError::os(action, error),
         };
@@ -207,10 +217,10 @@ impl Peer {
         *last += 1;
         let sequence = *last;
         let request = Request { sequence, number: address.number, token: address.token, object };
-        message::send_request(&*self.socket, &request, None).map_err(os)?;
+        message::send_request(self.socket(), &request, None).map_err(os)?;
         loop {
-            wait_readable(&self.socket, deadline).map_err(os)?;
-            let (reply, fds) = message::receive_reply(&*self.socket).map_err(os)?;
+            wait_readable(self.socket(), deadline).map_err(os)?;
+            let (reply, fds) = message::receive_reply(self.socket()).map_err(os)?;
             if reply.sequence == sequence {
                 return Ok((reply.answer, fds));
             }
@@ -234,8 +244,7 @@ impl MemoryUser for Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // SAFETY: the socket is taken once, here, and not used afterwards.
-        let socket = unsafe { ManuallyDrop::take(&mut self.socket) };
+        let Some(socket) = self.socket.take() else { return };
         let charges = self.offers.charges();
         if let Some(service) = self.service.upgrade()
             && !charges.is_empty()
@@ -277,7 +286,7 @@ fn missing() -> VerbsError {
 }
 
 /// Returns the process at the other end of the socket. Fails if `policy` does not let it in.
-pub(crate) fn check_owner(fd: &OwnedFd, policy: Policy) -> Result<Identity, VerbsError> {
+pub(crate) fn check_owner(fd: &impl AsFd, policy: Policy) -> Result<Identity, VerbsError> {
     let identity =
         Identity::of(fd).map_err(|error| VerbsError::os("asking for the peer's process", error))?;
     policy.admit(&identity)?;
@@ -285,7 +294,7 @@ pub(crate) fn check_owner(fd: &OwnedFd, policy: Policy) -> Result<Identity, Verb
     Ok(identity)
 }
 
-fn wait_readable(fd: &OwnedFd, deadline: Instant) -> io::Result<()> {
+fn wait_readable(fd: &impl AsFd, deadline: Instant) -> io::Result<()> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         // Checked first, because a peer may send other replies without end.

@@ -1,11 +1,11 @@
 //! The segments of a peer that this process has mapped for reading, within bounds.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 
-use crate::soft::shared::mapping::{Mapping, Writers};
+use crate::soft::shared::mapping::Mapping;
 use crate::sync::lock;
 
 /// Most segments of one peer that this process maps.
@@ -37,7 +37,7 @@ impl Drop for Counted {
 
 impl Segments {
     /// Maps a segment that the peer offers. Returns whether it is mapped.
-    pub(crate) fn map(&self, id: u64, length: u64, fd: &OwnedFd) -> bool {
+    pub(crate) fn map(&self, id: u64, length: u64, fd: &impl AsFd) -> bool {
         let mut mapped = lock(&self.mapped);
         if mapped.contains_key(&id) {
             return true;
@@ -52,7 +52,7 @@ impl Segments {
             );
             return false;
         }
-        match Mapping::import(fd, length, Writers::Maker) {
+        match Mapping::import(fd, length) {
             Ok(mapping) => {
                 MAPPED.fetch_add(1, Relaxed);
                 self.bytes.store(bytes, Relaxed);
@@ -93,12 +93,13 @@ mod tests {
 
     use super::*;
     use crate::HostMemory;
+    use crate::soft::peers::received::Received;
     use std::os::fd::AsFd;
 
     /// Returns the descriptor of a page of shared memory. All segments of a test may use one.
-    fn page() -> OwnedFd {
+    fn page() -> Received {
         let memory = HostMemory::shared(4096, 4096).unwrap();
-        memory.shared_fd().unwrap().as_fd().try_clone_to_owned().unwrap()
+        Received::new(memory.shared_fd().unwrap().as_fd().try_clone_to_owned().unwrap())
     }
 
     #[test]

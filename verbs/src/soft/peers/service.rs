@@ -15,11 +15,12 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec};
 use rustix::net::SocketFlags;
 
-use super::level::Level;
-use super::local::{ClientMemory, LocalQueuePair};
+use super::clients::{Client, Clients};
+use super::local::LocalQueuePair;
 use super::message::{self, Answer, Object, Reply, Request};
 use super::peer::{self, Peer};
 use super::policy::Policy;
+use super::received::Received;
 use super::sockets::Listener;
 use crate::host_memory::Charge;
 use crate::sync::lock;
@@ -27,8 +28,8 @@ use crate::sync::lock;
 const LISTENER: u64 = 0;
 const WAKE: u64 = 1;
 const FIRST_TOKEN: u64 = 2;
-/// Processes that may be connected at once.
-const MAX_PEERS: usize = 4096;
+/// Requests of one client that are answered before the other clients have their turn.
+const REQUESTS_OF_A_TURN: usize = 8;
 
 /// State that the thread and the device share.
 #[derive(Debug)]
@@ -47,7 +48,7 @@ pub(crate) struct Service {
     /// Queue pairs whose records this thread looks after.
     guarded: Mutex<Vec<Weak<dyn LocalQueuePair>>>,
     /// Charges of memory that a peer may have mapped, by the token of the socket to that peer.
-    kept: Mutex<HashMap<u64, (OwnedFd, Vec<Charge>)>>,
+    kept: Mutex<HashMap<u64, (Received, Vec<Charge>)>>,
 }
 
 impl Service {
@@ -110,7 +111,7 @@ impl Service {
 
     /// Keeps the charges until the peer at the other end of `socket` says that it has unmapped the memory of this process, or is
     /// gone.
-    pub(crate) fn keep_until_unmapped(&self, socket: OwnedFd, charges: Vec<Charge>) {
+    pub(crate) fn keep_until_unmapped(&self, socket: Received, charges: Vec<Charge>) {
         let token = self.next_token.fetch_add(1, SeqCst);
         let flags = EventFlags::IN | EventFlags::RDHUP;
         // The socket is watched without its earlier token, which belongs to a peer that is gone.
@@ -162,7 +163,7 @@ impl Service {
     pub(crate) fn run(&self) {
         /// Time between two looks at the guarded queue pairs.
         const LOOK: Duration = Duration::from_millis(4);
-        let mut clients: HashMap<u64, Client> = HashMap::new();
+        let mut clients = Clients::default();
         let mut events = Vec::with_capacity(64);
         let mut asked = Vec::new();
         let mut looked = Instant::now();
@@ -205,18 +206,15 @@ impl Service {
         }
     }
 
-    fn handle(
-        &self,
-        token: u64,
-        clients: &mut HashMap<u64, Client>,
-        asked: &mut Vec<Weak<dyn LocalQueuePair>>,
-    ) {
+    fn handle(&self, token: u64, clients: &mut Clients, asked: &mut Vec<Weak<dyn LocalQueuePair>>) {
         if lock(&self.kept).remove(&token).is_some() {
             return;
         }
-        if let Some(client) = clients.get(&token) {
-            if !self.serve(client, asked) {
-                clients.remove(&token);
+        if let Some(client) = clients.get(token) {
+            match self.serve(client, asked) {
+                Served::Proven => clients.prove(token),
+                Served::Unproven => {}
+                Served::Ended => clients.remove(token),
             }
             return;
         }
@@ -231,10 +229,10 @@ impl Service {
         }
     }
 
-    fn accept(&self, clients: &mut HashMap<u64, Client>) {
+    fn accept(&self, clients: &mut Clients) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let client = match rustix::net::accept_with(&self.listener.socket, flags) {
-            Ok(client) => client,
+            Ok(client) => Received::new(client),
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {
                 return;
             }
@@ -253,46 +251,52 @@ impl Service {
                 return;
             }
         };
-        if clients.len() >= MAX_PEERS {
-            crate::throttled!(warn, limit = MAX_PEERS, "the soft device has too many peers");
+        if let Err(error) = clients.make_room(&identity) {
+            crate::throttled!(warn, %error, process = identity.process, "the soft device has too many peers");
             return;
         }
         let token = self.next_token.fetch_add(1, SeqCst);
         if epoll::add(&self.epoll, &client, EventData::new_u64(token), EventFlags::IN).is_ok() {
-            let is_shared = identity.level == Level::User;
-            let memory = ClientMemory { is_shared, segments: Arc::default() };
-            clients.insert(token, Client { socket: client, memory });
+            clients.insert(token, client, identity);
         }
     }
 
-    /// Answers the requests that have come. Returns false if the connection has ended or failed.
-    fn serve(&self, client: &Client, asked: &mut Vec<Weak<dyn LocalQueuePair>>) -> bool {
-        loop {
+    /// Answers requests that have come, a limited number of them. The epoll descriptor then reports the client again, after the
+    /// other clients, because it reports descriptors in turn as long as they are readable.
+    fn serve(&self, client: &Client, asked: &mut Vec<Weak<dyn LocalQueuePair>>) -> Served {
+        let mut served = Served::Unproven;
+        for _ in 0..REQUESTS_OF_A_TURN {
             let (request, fd) = match message::receive_request(&client.socket) {
                 Ok(Some(request)) => request,
-                Ok(None) => return false,
-                Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
+                Ok(None) => return Served::Ended,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return served,
+                Err(_) => return Served::Ended,
             };
-            if self.answer(client, &request, fd, asked).is_err() {
-                return false;
+            match self.answer(client, &request, fd, asked) {
+                Ok(true) => served = Served::Proven,
+                Ok(false) => {}
+                Err(_) => return Served::Ended,
             }
         }
+        served
     }
 
+    /// Answers a request. Returns whether it names a queue pair and its token.
     fn answer(
         &self,
         client: &Client,
         request: &Request,
-        fd: Option<OwnedFd>,
+        fd: Option<Received>,
         asked: &mut Vec<Weak<dyn LocalQueuePair>>,
-    ) -> io::Result<()> {
+    ) -> io::Result<bool> {
         let reply = |answer, fds: &[BorrowedFd<'_>]| {
             message::send_reply(&client.socket, &Reply { sequence: request.sequence, answer }, fds)
         };
         let segments = &client.memory.segments;
         if request.object == Object::Leave {
             segments.unmap_all();
-            return reply(Answer::Object, &[]);
+            reply(Answer::Object, &[])?;
+            return Ok(false);
         }
         let found = lock(&self.queue_pairs).get(&request.number).cloned();
         let queue_pair = found.as_ref().and_then(Weak::upgrade);
@@ -301,7 +305,10 @@ impl Service {
             segments.unmap(id);
         }
         let Some(queue_pair) = queue_pair else {
-            return if request.object.has_reply() { reply(Answer::Refused, &[]) } else { Ok(()) };
+            if request.object.has_reply() {
+                reply(Answer::Refused, &[])?;
+            }
+            return Ok(false);
         };
         match request.object {
             Object::Nothing => {
@@ -325,10 +332,10 @@ impl Service {
             Object::End { .. } | Object::Table | Object::EventSocket(_) | Object::Leave => {
                 let granted =
                     queue_pair.grant(request.object, &client.memory, &mut |answer, fds| reply(answer, fds));
-                return granted.unwrap_or_else(|| reply(Answer::Refused, &[]));
+                granted.unwrap_or_else(|| reply(Answer::Refused, &[]))?;
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Wakes the pollers of the queue pairs whose deadlines have passed. Returns the time until the next deadline.
@@ -349,11 +356,15 @@ impl Service {
     }
 }
 
-/// A process that is connected to this device.
-#[derive(Debug)]
-struct Client {
-    socket: OwnedFd,
-    memory: ClientMemory,
+/// The result of a client's turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Served {
+    /// A request named a queue pair and its token.
+    Proven,
+    /// No request did.
+    Unproven,
+    /// The connection has ended or failed.
+    Ended,
 }
 
 #[derive(Debug)]
@@ -380,5 +391,72 @@ impl Ord for Deadline {
     /// Orders the earliest deadline as the greatest, because the heap returns the greatest first.
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         other.when.cmp(&self.when)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use std::os::fd::AsFd;
+
+    use rustix::net::{AddressFamily, SocketType};
+
+    use super::*;
+    use crate::soft::forked::Origin;
+    use crate::soft::peers::address::DeviceId;
+    use crate::soft::peers::level::Identity;
+    use crate::soft::peers::message::Object;
+    use crate::soft::peers::received::tests::{ends_soon, lingering};
+    use crate::soft::peers::sockets::Sockets;
+
+    /// One turn of a client that has asked very often takes a bounded time.
+    #[test]
+    fn a_flood_of_requests_is_answered_in_turns() {
+        let device = DeviceId { process: 1, nonce: crate::random::random().unwrap(), directory: 0 };
+        let listener = Sockets::Namespace.listen(device, Policy::User, Origin::here().unwrap()).unwrap();
+        let service = Service::new(listener, Policy::User).unwrap();
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        for sequence in 0..100 {
+            let request = Request { sequence, number: 1, token: 2, object: Object::Table };
+            message::send_request(&theirs, &request, None).unwrap();
+        }
+        let identity = Identity::of(&ours).unwrap();
+        let mut clients = Clients::default();
+        clients.insert(5, Received::new(ours), identity);
+        let mut answered = 0;
+        for turn in 1..=100_usize.div_ceil(REQUESTS_OF_A_TURN) {
+            assert_eq!(service.serve(clients.get(5).unwrap(), &mut Vec::new()), Served::Unproven);
+            while message::receive_reply(&theirs).is_ok() {
+                answered += 1;
+            }
+            assert_eq!(answered, 100.min(turn * REQUESTS_OF_A_TURN));
+        }
+        drop(theirs);
+        assert_eq!(service.serve(clients.get(5).unwrap(), &mut Vec::new()), Served::Ended);
+    }
+
+    /// A descriptor that a client sends with a request can block its last close. The thread must not be the one that closes it.
+    #[test]
+    fn a_descriptor_that_lingers_does_not_stop_the_thread() {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let (socket, other_end) = lingering();
+        let request = Request { sequence: 1, number: 1, token: 2, object: Object::Table };
+        message::send_request(&theirs, &request, Some(socket.as_fd())).unwrap();
+        drop(socket);
+        let served = ends_soon(move || {
+            let device = DeviceId { process: 1, nonce: crate::random::random().unwrap(), directory: 0 };
+            let listener = Sockets::Namespace.listen(device, Policy::User, Origin::here().unwrap()).unwrap();
+            let service = Service::new(listener, Policy::User).unwrap();
+            let identity = Identity::of(&ours).unwrap();
+            let mut clients = Clients::default();
+            clients.insert(5, Received::new(ours), identity);
+            service.serve(clients.get(5).unwrap(), &mut Vec::new())
+        });
+        assert_eq!(served, Served::Ended);
+        drop(other_end);
     }
 }

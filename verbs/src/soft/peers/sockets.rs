@@ -16,10 +16,11 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::address::DeviceId;
 use super::policy::Policy;
+use super::received::Received;
 use crate::VerbsError;
 use crate::soft::forked::Origin;
 
@@ -53,7 +54,8 @@ pub(crate) enum Sockets {
 /// A socket that listens, and its file, if it has one.
 #[derive(Debug)]
 pub(crate) struct Listener {
-    pub(crate) socket: OwnedFd,
+    /// Connections that were not accepted may have messages with descriptors.
+    pub(crate) socket: Received,
     file: Option<PathBuf>,
     origin: Origin,
 }
@@ -193,9 +195,13 @@ impl fmt::Display for Sockets {
 }
 
 impl Listener {
-    /// Removes the file, so that no process can connect any more. In a forked child, it does nothing: the file is the parent's.
+    /// Ends listening, and removes the file. In a forked child, it does nothing: the socket and the file are the parent's.
     pub(crate) fn remove(&self) {
-        if let (Some(file), false) = (&self.file, self.origin.is_forked()) {
+        if self.origin.is_forked() {
+            return;
+        }
+        let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
+        if let Some(file) = &self.file {
             // Another process may have removed the file.
             let _ = fs::remove_file(file);
         }
@@ -228,7 +234,7 @@ fn listen_in_namespace(device: DeviceId, origin: Origin) -> io::Result<Listener>
     let socket = new_socket()?;
     rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(device.socket_name().as_bytes())?)?;
     rustix::net::listen(&socket, BACKLOG)?;
-    Ok(Listener { socket, file: None, origin })
+    Ok(Listener { socket: Received::new(socket), file: None, origin })
 }
 
 fn listen_at(file: &Path, policy: Policy, origin: Origin) -> io::Result<Listener> {
@@ -237,7 +243,7 @@ fn listen_at(file: &Path, policy: Policy, origin: Origin) -> io::Result<Listener
     rustix::fs::fchmod(&socket, Mode::from_raw_mode(policy.file_mode()))?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(file)?)?;
     // From here on, an error drops the listener, which removes the file.
-    let listener = Listener { socket, file: Some(file.to_owned()), origin };
+    let listener = Listener { socket: Received::new(socket), file: Some(file.to_owned()), origin };
     if policy == Policy::Any {
         open_to_all(file, policy)?;
     }

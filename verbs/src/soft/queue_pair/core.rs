@@ -3,12 +3,12 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicU8, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Instant;
 
 use super::Pair;
-use super::connection::Connection;
+use super::connection::{Connection, Debt};
 use crate::random::random;
 use crate::soft::completion_queue::{CompletionSource, Queue, Role};
 use crate::soft::domain::Domain;
@@ -42,11 +42,18 @@ pub(crate) struct Core {
     pub(crate) end: End,
     grant: Mutex<Grant>,
     state: AtomicU8,
+    /// Whether the peer's last records are still taken, although the queue pair is in Error: because it is the peer that ended.
+    drains: AtomicBool,
     access: OnceLock<Access>,
     settings: OnceLock<PathSettings>,
     connection: OnceLock<Connection>,
     /// The peer's memory that this process has mapped. Set when the peer takes our end.
     segments: OnceLock<Arc<Segments>>,
+    debt: Debt,
+    /// The position up to which this end has carried out the peer's records, and the number of receives posted. The end shows
+    /// them later: see [`progressed`](Self::progressed).
+    taken: AtomicU64,
+    posted: AtomicU64,
     /// The position in our ring up to which records are published. Written with the send queue locked.
     pub(crate) published: AtomicU64,
     /// Whether the device's thread guards the records of this queue pair.
@@ -75,6 +82,8 @@ const INIT: u8 = 1;
 const RTR: u8 = 2;
 const RTS: u8 = 3;
 const ERROR: u8 = 4;
+/// In Error, and the user has dropped the queue pair.
+const DESTROYED: u8 = 5;
 
 /// Returns the bytes of the ring of a queue pair with this capacity: four inline messages and more.
 fn ring_bytes(capacity: &QueuePairCapacity) -> u64 {
@@ -92,8 +101,8 @@ impl Core {
         capacity: &QueuePairCapacity,
     ) -> Result<Arc<Self>, VerbsError> {
         let os = |error| VerbsError::os("creating a queue pair", error);
-        let (token, nonce) = (random().map_err(os)?, random().map_err(os)?);
-        let (end, fd) = End::create(ring_bytes(capacity), nonce).map_err(os)?;
+        let (token, nonce, key) = (random().map_err(os)?, random().map_err(os)?, random().map_err(os)?);
+        let (end, fd) = End::create(ring_bytes(capacity), nonce, key).map_err(os)?;
         let send_slot = send_queue.reserve()?;
         let receive_slot = if Arc::ptr_eq(&send_queue, &receive_queue) {
             send_slot
@@ -114,10 +123,14 @@ impl Core {
             end,
             grant: Mutex::new(Grant { fd: Some(fd), to: None, events: Vec::new() }),
             state: AtomicU8::new(RESET),
+            drains: AtomicBool::new(false),
             access: OnceLock::new(),
             settings: OnceLock::new(),
             connection: OnceLock::new(),
             segments: OnceLock::new(),
+            debt: Debt::default(),
+            taken: AtomicU64::new(0),
+            posted: AtomicU64::new(0),
             published: AtomicU64::new(0),
             guarded: Guarded::new(),
             guard: Mutex::default(),
@@ -189,7 +202,16 @@ impl Core {
     /// Returns whether the queue pair is in Error.
     #[inline]
     pub(crate) fn has_failed(&self) -> bool {
-        self.state.load(Acquire) == ERROR
+        self.state.load(Acquire) >= ERROR
+    }
+
+    /// Returns whether this end takes no more records of the peer.
+    #[inline]
+    pub(crate) fn is_closed(&self) -> bool {
+        match self.state.load(Acquire) {
+            ERROR => !self.drains.load(Relaxed),
+            state => state == DESTROYED,
+        }
     }
 
     /// Returns whether the peer takes no more records, because its queue pair is in Error or destroyed, or its process is dead.
@@ -209,13 +231,31 @@ impl Core {
 
     /// Moves to Error. The next poll flushes the outstanding requests. This function neither waits nor locks.
     pub(crate) fn fail(&self) {
-        if self.state.swap(ERROR, AcqRel) != ERROR {
+        if self.domain.device().is_forked() {
+            return;
+        }
+        if self.state.fetch_max(ERROR, AcqRel) < ERROR {
+            self.show_progress();
             self.end.advance(EndState::Ended);
             self.notify();
             if let Some(connection) = self.connection() {
                 connection.announce_end();
             }
         }
+    }
+
+    /// Moves to Error because requests can't be carried out. If the reason is the end of the peer, the last records of the peer
+    /// are still taken.
+    pub(crate) fn fail_requests(&self) {
+        if self.peer_has_ended() && !self.has_failed() {
+            self.drains.store(true, Relaxed);
+        }
+        self.fail();
+    }
+
+    /// Notes that a record of the peer can't be taken. No later record is taken, even if the peer has ended.
+    pub(crate) fn stop_draining(&self) {
+        self.drains.store(false, Relaxed);
     }
 
     /// Notes that the peer's process has ended. The next poll takes its last records, then moves to Error.
@@ -225,7 +265,8 @@ impl Core {
 
     /// Moves to Error because this end refuses a record of the peer, and tells the peer why.
     pub(crate) fn refuse(&self, failure: Failure) {
-        if self.state.load(Acquire) != ERROR {
+        self.show_progress();
+        if !self.has_failed() {
             self.end.report(failure);
         }
         self.fail();
@@ -236,6 +277,86 @@ impl Core {
         self.send_queue.notify();
         if !Arc::ptr_eq(&self.send_queue, &self.receive_queue) {
             self.receive_queue.notify();
+        }
+    }
+
+    /// Tells the peer of new records; `debt` is their kind.
+    #[inline]
+    pub(super) fn announce_news(&self, connection: &Connection, debt: u8) {
+        connection.announce_news(debt);
+        self.owe(connection, debt);
+    }
+
+    /// Notes that this end has carried out the peer's records up to the position `taken`.
+    #[inline]
+    pub(super) fn took(&self, connection: &Connection, taken: u64) {
+        // SYNC: pairs with `show_progress`, which another thread may run: it shows the position after this thread's copies.
+        self.taken.store(taken, Release);
+        let shown = self.end.taken_word().load(Relaxed);
+        self.progressed(connection, taken.saturating_sub(shown) >= connection.end.ring_bytes() / 8);
+    }
+
+    /// Notes that `posted` receives were posted so far, of which messages have taken `used`.
+    #[inline]
+    pub(super) fn posted(&self, posted: u64, used: u64) {
+        self.posted.store(posted, Release);
+        match self.connection() {
+            Some(connection) => {
+                // The receives that the peer knows of, and has not used as far as this end knows.
+                let known = self.end.posted_word().load(Relaxed).saturating_sub(used);
+                self.progressed(connection, known < u64::from(self.capacity.receive_requests / 2));
+            }
+            None => self.show_progress(),
+        }
+    }
+
+    /// Tells the peer of this end's progress: now, if the peer waits for it or it is `much`, and otherwise with the next poll that
+    /// finds nothing else to do. So an answer to the peer's message does not wait for the cache line with the progress.
+    #[inline]
+    fn progressed(&self, connection: &Connection, much: bool) {
+        if much || connection.awaits_progress() || self.receive_queue.is_armed() || self.send_queue.is_armed()
+        {
+            self.show_progress();
+            connection.announce_progress();
+        }
+        self.owe(connection, Debt::PROGRESS);
+    }
+
+    /// Shows the peer this end's progress. Several threads may do this at a time.
+    fn show_progress(&self) {
+        self.end.taken_word().fetch_max(self.taken.load(Acquire), Release);
+        self.end.posted_word().fetch_max(self.posted.load(Acquire), Release);
+    }
+
+    /// Leaves the look with a fence to the next poll; makes it now if the poller sleeps.
+    #[inline]
+    fn owe(&self, connection: &Connection, debt: u8) {
+        if self.receive_queue.is_armed() || self.send_queue.is_armed() {
+            connection.settle(debt);
+        } else {
+            self.debt.add(debt);
+        }
+    }
+
+    /// Returns whether this end owes the peer a look.
+    #[inline]
+    pub(super) fn owes(&self) -> bool {
+        self.debt.is_any()
+    }
+
+    /// Makes the looks that this end owes.
+    #[cold]
+    pub(super) fn settle(&self) {
+        let debt = self.debt.take();
+        if debt & Debt::PROGRESS != 0 {
+            self.show_progress();
+        }
+        if let Some(connection) = self.connection() {
+            connection.settle(debt);
+        }
+        // SYNC: after the fence of `settle`: either the guard that ends sees the records, or this thread sees that it has ended.
+        if debt & (Debt::NEWS | Debt::WRITES) != 0 {
+            self.guard();
         }
     }
 
@@ -263,10 +384,11 @@ impl Core {
     }
 
     /// Looks whether the peer takes our records. Returns false when there is nothing to guard any more.
-    pub(crate) fn look_after_records(&self) -> bool {
+    pub(crate) fn look_after_records(&self, unseen_progress: bool) -> bool {
         /// Looks without a record, after which the guard ends.
         const IDLE: u32 = 256;
         let Some(connection) = self.connection() else { return false };
+        self.settle();
         let published = self.published.load(Relaxed);
         let taken = connection.end.taken_word().load(Relaxed);
         let mut guard = lock(&self.guard);
@@ -282,6 +404,8 @@ impl Core {
         }
         if stuck {
             connection.poke();
+        } else if unseen_progress {
+            self.notify();
         }
         true
     }
@@ -336,10 +460,8 @@ impl Core {
         self.end.advance(EndState::Ready);
         if let (Some(connection), Some(pair)) = (self.connection(), self.pair.get().and_then(Weak::upgrade)) {
             connection.peer.add_user(pair);
-            connection.announce_progress();
+            connection.settle(Debt::PROGRESS);
         }
-        // The peer may have sent records before this end was connected.
-        self.notify();
         Ok(())
     }
 
@@ -366,16 +488,16 @@ impl Core {
         }
     }
 
-    /// Destroys the queue pair, because its user dropped it. Waits for no peer: the peer only reads this end, and finds its
-    /// state. Calls `wait_for_own_threads` before the regions of the domain may go: a thread of this process may be carrying out
-    /// records, and no thread begins to once the state is Error.
-    pub(super) fn destroy(&self, wait_for_own_threads: impl FnOnce()) {
-        if self.domain.device().is_forked() {
-            return;
-        }
-        self.state.store(ERROR, Release);
+    /// Moves to Error without a word to the peer. No thread takes another record of the peer.
+    pub(super) fn end(&self) {
+        self.state.store(DESTROYED, Release);
+        self.show_progress();
         self.end.advance(EndState::Ended);
-        wait_for_own_threads();
+    }
+
+    /// Destroys the queue pair, because its user dropped it, after [`end`](Self::end). Waits for no peer: the peer only reads this
+    /// end, and finds its state.
+    pub(super) fn destroy(&self) {
         self.domain.device().service().remove_queue_pair(self.number);
         if let Some(connection) = self.connection() {
             connection.announce_end();
@@ -393,12 +515,14 @@ impl Core {
         attention.add::<Native>(self.end.attention_word());
     }
 
-    /// Shows that this end does not want `attention` any more.
+    /// Shows that this end does not want `attention` any more. Returns whether this end wanted a part of it.
     #[inline]
-    pub(crate) fn want_no_more(&self, attention: Attention) {
-        if Attention::of_own::<Native>(self.end.attention_word()).wants(attention) {
+    pub(crate) fn want_no_more(&self, attention: Attention) -> bool {
+        let wanted = Attention::of_own::<Native>(self.end.attention_word()).wants(attention);
+        if wanted {
             attention.remove::<Native>(self.end.attention_word());
         }
+        wanted
     }
 
     /// Answers a peer's request for `object` with `send`, if this queue pair may share the object. Returns what `send`

@@ -13,6 +13,7 @@ mod waiting;
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst, fence};
 
 use self::core::Core;
 use self::send::SendQueue;
@@ -26,9 +27,12 @@ use super::peers::message::Object;
 use super::shared::attention::Attention;
 use super::shared::platform::{Native, Shipping};
 use crate::{
-    Access, PathSettings, PostError, Probe, QueuePair, QueuePairAddress, QueuePairCapacity, QueuePairNumber,
-    QueuePairState, ReceiveRequest, SendRequest, VerbsError,
+    Access, PathSettings, PeerWork, PostError, Probe, QueuePair, QueuePairAddress, QueuePairCapacity,
+    QueuePairNumber, QueuePairState, ReceiveRequest, SendRequest, VerbsError,
 };
+
+/// All news in the ring make an event of the completion queue of receives.
+const ALL_NEWS: Attention = Attention::NEWS.with(Attention::WRITES);
 
 /// A queue pair.
 #[derive(Debug)]
@@ -36,6 +40,8 @@ pub(super) struct Pair {
     core: Arc<Core>,
     sends: SendQueue,
     target: Target,
+    /// Whether threads look for work of the peer again and again, so that WRITEs need no events.
+    looked_after: AtomicBool,
 }
 
 /// Creates a queue pair in Reset.
@@ -47,7 +53,8 @@ pub(super) fn create(
 ) -> Result<Arc<dyn QueuePair>, VerbsError> {
     check_capacity(domain.device(), capacity)?;
     let core = Core::create(domain, send_queue, receive_queue, capacity)?;
-    let pair = Arc::new(Pair { sends: SendQueue::new(&core), target: Target::new(&core), core });
+    let (sends, target) = (SendQueue::new(&core), Target::new(&core));
+    let pair = Arc::new(Pair { core, sends, target, looked_after: AtomicBool::new(false) });
     pair.core.enter(&pair);
     Ok(Arc::new(Handle(pair)))
 }
@@ -100,9 +107,13 @@ impl Pair {
 impl CompletionSource for Pair {
     #[inline]
     fn has_news(&self, role: Role) -> bool {
-        (role.receives && self.target.has_news())
+        let news = (role.receives && self.target.has_news())
             || (role.sends && self.sends.has_news())
-            || (self.core.peer_is_gone() && !self.core.has_failed())
+            || (self.core.peer_is_gone() && !self.core.has_failed());
+        if !news && self.core.owes() {
+            self.core.settle();
+        }
+        news
     }
 
     fn visit(&self, role: Role, receives_first: bool, sink: &mut Sink<'_>) -> bool {
@@ -115,16 +126,24 @@ impl CompletionSource for Pair {
         }
         if role.receives && !receives_first {
             more |= self.target.visit(&self.sends, &mut Output::Poll(sink));
+            // The records may have completed READs.
+            if role.sends {
+                more |= self.sends.poll(sink);
+            }
         }
         if !role.receives && self.core.peer_is_gone() {
-            self.core.fail();
+            self.core.fail_requests();
         }
         more
     }
 
     fn ask_for_events(&self, role: Role) {
         if role.receives {
-            self.core.want(Attention::NEWS);
+            let looked_after = self.looked_after.load(Relaxed);
+            self.core.want(if looked_after { Attention::NEWS } else { ALL_NEWS });
+        }
+        if self.core.owes() {
+            self.core.settle();
         }
         if role.sends && self.sends.wants_progress() {
             self.core.want(Attention::PROGRESS);
@@ -134,7 +153,7 @@ impl CompletionSource for Pair {
     #[inline]
     fn is_polled(&self, role: Role) {
         if role.receives {
-            self.core.want_no_more(Attention::NEWS.with(Attention::DEVICE));
+            self.core.want_no_more(ALL_NEWS.with(Attention::DEVICE));
         }
         if role.sends {
             self.core.want_no_more(Attention::PROGRESS);
@@ -187,23 +206,70 @@ impl LocalQueuePair for Pair {
     }
 
     fn carry_out(&self) -> bool {
-        // From now on the peer asks the device at once, until a thread polls.
-        self.core.want(Attention::DEVICE);
+        // From now on the peer asks the device at once, until a thread polls. A thread that sleeps in the completion queue learns of
+        // all news itself.
+        self.looked_after.store(false, Relaxed);
+        let sleeps = self.core.receive_queue.is_armed();
+        self.core.want(if sleeps { ALL_NEWS } else { Attention::DEVICE });
         Attention::fence::<Native, Shipping>();
         let more = self.target.visit(&self.sends, &mut Output::Keep);
         if self.sends.has_waiting() {
             self.sends.run_waiting();
         }
+        self.core.settle();
         self.core.notify();
         more
     }
 
     fn look_after(&self) -> bool {
-        self.core.look_after_records()
+        if self.sends.has_waiting() {
+            self.sends.run_waiting();
+        }
+        self.core.look_after_records(self.sends.has_unseen_progress())
     }
 
     fn fail(&self) {
         self.core.peer_died();
+    }
+}
+
+impl PeerWork for Pair {
+    #[inline]
+    fn progress(&self) -> bool {
+        if !self.target.has_record() {
+            if self.core.owes() {
+                self.core.settle();
+            }
+            return false;
+        }
+        self.target.visit(&self.sends, &mut Output::Keep);
+        // SYNC: the caller looks for threads that wait for the stored words.
+        fence(SeqCst);
+        if self.target.is_busy() {
+            // Completions, or more work.
+            self.core.notify();
+        }
+        true
+    }
+
+    #[inline]
+    fn need_no_events(&self) -> bool {
+        if !self.looked_after.load(Relaxed) {
+            self.looked_after.store(true, Relaxed);
+        }
+        let unneeded = Attention::WRITES.with(Attention::DEVICE);
+        self.core.want_no_more(unneeded)
+    }
+
+    fn need_events(&self) {
+        if self.looked_after.swap(false, Relaxed) {
+            // A queue that is armed later asks itself.
+            fence(SeqCst);
+            if self.core.receive_queue.is_armed() {
+                self.core.want(ALL_NEWS);
+                Attention::fence::<Native, Shipping>();
+            }
+        }
     }
 }
 
@@ -213,10 +279,18 @@ struct Handle(Arc<Pair>);
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.0.core.destroy(|| self.0.wait_for_own_threads());
+        if self.0.core.domain.device().is_forked() {
+            return;
+        }
+        // After this wait no thread uses memory for this queue pair, so `Domain::remove_region` need not find it.
+        self.0.core.end();
+        self.0.wait_for_own_threads();
+        self.0.core.destroy();
         self.0.sends.forget();
     }
 }
+
+impl crate::sealed::Sealed for Handle {}
 
 impl QueuePair for Handle {
     fn number(&self) -> QueuePairNumber {
@@ -240,7 +314,11 @@ impl QueuePair for Handle {
     }
 
     fn to_rtr(&self, peer: &QueuePairAddress, settings: &PathSettings) -> Result<(), VerbsError> {
-        self.0.core.to_rtr(peer, settings)
+        self.0.core.to_rtr(peer, settings)?;
+        self.0.target.connect();
+        // The peer may have sent records before this end was connected.
+        self.0.core.notify();
+        Ok(())
     }
 
     fn to_rts(&self, settings: &PathSettings) -> Result<(), VerbsError> {
@@ -269,14 +347,15 @@ impl QueuePair for Handle {
         true
     }
 
-    #[inline]
+    fn announces_writes(&self) -> bool {
+        true
+    }
+
     fn progress(&self) {
-        if self.0.target.has_news() {
-            self.0.target.visit(&self.0.sends, &mut Output::Keep);
-            // The poller may sleep, because it looked while this thread took the records.
-            if self.0.target.is_busy() {
-                self.0.core.notify();
-            }
-        }
+        PeerWork::progress(&*self.0);
+    }
+
+    fn peer_work(&self) -> Option<Arc<dyn PeerWork>> {
+        Some(Arc::clone(&self.0) as Arc<dyn PeerWork>)
     }
 }

@@ -9,9 +9,9 @@ pub(super) struct Receives {
     /// The segments of all slots, `width` for each.
     segments: Box<[Option<LocalSegment>]>,
     width: usize,
-    /// Numbers of the next receive to post, and of the next to take. They wrap.
-    next: u32,
-    taken: u32,
+    /// Numbers of the next receive to post, and of the next to take.
+    next: u64,
+    taken: u64,
 }
 
 /// A posted receive.
@@ -40,13 +40,19 @@ impl Receives {
     /// Returns the number of receives that were posted and not taken.
     #[inline]
     pub(super) fn outstanding(&self) -> u32 {
-        self.next.wrapping_sub(self.taken)
+        (self.next - self.taken) as u32
     }
 
-    /// Returns the number of receives posted so far. The number wraps.
+    /// Returns the number of receives posted so far.
     #[inline]
-    pub(super) fn posted(&self) -> u32 {
+    pub(super) fn posted(&self) -> u64 {
         self.next
+    }
+
+    /// Returns the number of receives that messages have taken so far.
+    #[inline]
+    pub(super) fn used(&self) -> u64 {
+        self.taken
     }
 
     /// Adds a receive. The caller has checked that there is room, and that the segments are not too many.
@@ -58,7 +64,7 @@ impl Receives {
         for (place, segment) in self.segments[slot * self.width..].iter_mut().zip(into) {
             *place = Some(*segment);
         }
-        self.next = self.next.wrapping_add(1);
+        self.next += 1;
     }
 
     /// Returns the oldest receive that was not taken.
@@ -78,6 +84,6 @@ impl Receives {
     /// Takes the oldest receive.
     #[inline]
     pub(super) fn pop(&mut self) {
-        self.taken = self.taken.wrapping_add(1);
+        self.taken += 1;
     }
 }

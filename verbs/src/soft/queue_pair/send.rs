@@ -2,11 +2,11 @@
 //! receive posted, or if the peer is not connected yet. All later requests then wait, too.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use super::connection::Connection;
+use super::connection::{Connection, Debt};
 use super::core::Core;
 use super::outstanding::{Outstanding, Progress, Reading};
 use super::pulls::{PlaceList, Pulls};
@@ -17,7 +17,7 @@ use crate::soft::limits::MAX_READS;
 use crate::soft::shared::attention::Attention;
 use crate::soft::shared::end::{EndState, Writer};
 use crate::soft::shared::platform::{Native, Shipping};
-use crate::soft::shared::ring::{Flags, Header, Kind};
+use crate::soft::shared::ring::{Flags, Header, Kind, Place};
 use crate::sync::lock;
 use crate::{
     Access, CompletionOpcode, CompletionStatus, LocalSegment, Operation, PathSettings, Payload, PostError,
@@ -40,6 +40,10 @@ pub(super) struct SendQueue {
     pending: AtomicUsize,
     /// Number of requests whose progress a sleeping poller waits for: those that are signalled, and those that wait.
     awaited: AtomicUsize,
+    /// The position that the peer had taken at the last poll.
+    seen: AtomicU64,
+    /// Whether a request has ended without the peer: it failed, or was a READ that is complete.
+    ended: AtomicBool,
     /// Number of requests that wait. A poll that finds 0 here does not try them.
     waiting: AtomicUsize,
 }
@@ -55,6 +59,8 @@ pub(super) struct SendState {
     unsignaled: u64,
     waiting: VecDeque<Waiting>,
     outstanding: VecDeque<Outstanding>,
+    /// Number of outstanding READs that are done.
+    reads_done: usize,
     /// READs whose bytes come through the peer's ring.
     reading: VecDeque<Reading>,
     /// The end of the record of the last WRITE.
@@ -73,6 +79,8 @@ pub(super) struct SendState {
     patience: Option<(Wait, Option<Instant>)>,
     /// Whether records were published that the peer was not told of.
     unannounced: bool,
+    /// Whether one of them belongs to another request than a WRITE without immediate data.
+    unannounced_news: bool,
 }
 
 /// The reason why a request waits.
@@ -89,13 +97,14 @@ enum Wait {
 impl SendQueue {
     pub(super) fn new(core: &Arc<Core>) -> Self {
         let state = SendState {
-            writer: Writer::new(core.end.ring_bytes()),
+            writer: Writer::new(core.end.ring_bytes(), core.end.key()),
             posted: 0,
             freed: 0,
             unsignaled: 0,
             signaled: 0,
             waiting: VecDeque::new(),
             outstanding: VecDeque::new(),
+            reads_done: 0,
             reading: VecDeque::new(),
             last_write: 0,
             pulls: Pulls::default(),
@@ -105,15 +114,33 @@ impl SendQueue {
             failed: false,
             patience: None,
             unannounced: false,
+            unannounced_news: false,
         };
         let [pending, awaited, waiting] = [const { AtomicUsize::new(0) }; 3];
-        Self { core: Arc::clone(core), state: Mutex::new(state), pending, awaited, waiting }
+        let (seen, ended) = (AtomicU64::new(0), AtomicBool::new(false));
+        Self { core: Arc::clone(core), state: Mutex::new(state), pending, awaited, seen, ended, waiting }
     }
 
-    /// Returns whether a poll may have something to do.
+    /// Returns whether a poll may have something to do. Takes no lock.
     #[inline]
     pub(super) fn has_news(&self) -> bool {
-        self.pending.load(Relaxed) != 0
+        let pending = self.pending.load(Relaxed);
+        pending != 0 && self.has_progress(pending)
+    }
+
+    #[inline]
+    fn has_progress(&self, pending: usize) -> bool {
+        // Requests without a completion are forgotten when there are many, or together with the next one that has a completion.
+        let many = pending > self.core.capacity.send_requests as usize / 2;
+        (many || self.awaited.load(Relaxed) != 0)
+            && self
+                .core
+                .connection()
+                .is_none_or(|connection| connection.end.taken_word().load(Relaxed) != self.seen.load(Relaxed))
+            || self.waiting.load(Relaxed) != 0
+            || self.ended.load(Relaxed)
+            || self.core.has_failed()
+            || self.core.peer_has_ended()
     }
 
     /// Returns whether requests wait.
@@ -121,8 +148,19 @@ impl SendQueue {
         self.waiting.load(Relaxed) != 0
     }
 
-    /// Returns whether an event is wanted when the peer makes progress.
+    /// Returns whether the peer has made progress that a poller waits for and has not seen.
+    pub(super) fn has_unseen_progress(&self) -> bool {
+        self.awaited.load(Relaxed) != 0
+            && self.core.connection().is_some_and(|connection| {
+                connection.end.taken_word().load(Relaxed) != self.seen.load(Relaxed)
+            })
+    }
+
+    /// Returns whether an event is wanted when the peer makes progress. The caller has armed the queue before.
     pub(super) fn wants_progress(&self) -> bool {
+        // SYNC: a thread that posts holds the lock while it counts its requests and looks whether the queue is armed. So either
+        // this thread sees its requests, or that thread sees that the queue is armed.
+        drop(self.lock());
         self.awaited.load(Relaxed) != 0
     }
 
@@ -150,6 +188,7 @@ impl SendQueue {
             self.post_one(&mut queue, request);
         }
         self.after(&mut queue);
+        self.after_post(&queue);
         if !queue.waiting.is_empty() {
             // SYNC: after the store of `awaited`. The poller may sleep; it asks for an event when it arms its queue again.
             self.core.send_queue.notify();
@@ -162,6 +201,7 @@ impl SendQueue {
         let mut queue = self.lock();
         self.run(&mut queue);
         self.after(&mut queue);
+        self.after_post(&queue);
     }
 
     /// Gives the places of the completion queue back, because the queue pair is destroyed.
@@ -180,19 +220,28 @@ impl SendQueue {
         if std::mem::take(&mut queue.unannounced) {
             self.core.published.store(queue.writer.head(), Relaxed);
             if let Some(connection) = self.core.connection() {
-                connection.announce_news();
+                let news = std::mem::take(&mut queue.unannounced_news);
+                self.core.announce_news(connection, if news { Debt::NEWS } else { Debt::WRITES });
             }
             self.core.guard();
-            // SYNC: `announce_news` has a fence. Either this thread sees that the queue is armed, or the thread that arms the
-            // queue sees the request in `awaited`.
-            if queue.signaled > 0 {
-                let head = queue.writer.head();
-                self.core.send_queue.ask_for_progress(self.core.end.attention_word(), || {
-                    self.core
-                        .connection()
-                        .is_some_and(|connection| connection.end.taken_word().load(Relaxed) == head)
-                });
-            }
+        }
+    }
+
+    /// Asks for an event when the peer makes progress, if requests were added while the poller sleeps.
+    #[inline]
+    fn after_post(&self, queue: &SendState) {
+        if queue.signaled + queue.waiting.len() > 0 && self.core.send_queue.is_armed() {
+            self.ask_for_progress();
+        }
+    }
+
+    /// Asks the peer for an event when it makes progress, because the poller sleeps.
+    #[cold]
+    fn ask_for_progress(&self) {
+        self.core.want(Attention::PROGRESS);
+        Attention::fence::<Native, Shipping>();
+        if self.has_unseen_progress() {
+            self.core.send_queue.notify();
         }
     }
 
@@ -245,6 +294,7 @@ impl SendQueue {
         let first = queue.waiting.is_empty();
         queue.waiting.push_back(Waiting::new(request, done));
         self.waiting.store(queue.waiting.len(), Relaxed);
+        self.core.guard();
         if first {
             self.core.want(Attention::STUCK);
             Attention::fence::<Native, Shipping>();
@@ -318,7 +368,13 @@ impl SendQueue {
                 // SAFETY:
                 // - `to` is in the ring of our own end, which only this thread writes while the send queue is locked; and
                 // - the segments were checked above, with the send queue locked.
-                unsafe { data.copy_out(*done, chunk, to) };
+                unsafe {
+                    let first = chunk.min(Place::WITH_TAG);
+                    if chunk > first {
+                        data.copy_out(*done + first, chunk - first, to.wrapping_add(first as usize));
+                    }
+                    data.copy_out(*done, first, to);
+                }
             }
             *done += chunk;
             let last = *done == total;
@@ -336,6 +392,7 @@ impl SendQueue {
             };
             queue.writer.publish(self.core.end.ring(), &place, &header);
             queue.unannounced = true;
+            queue.unannounced_news |= takes_receive;
             if first && takes_receive {
                 queue.receives_taken = queue.receives_taken.wrapping_add(1);
             }
@@ -352,7 +409,7 @@ impl SendQueue {
                 });
                 return Ok(());
             }
-            connection.announce_news();
+            self.core.announce_news(connection, if takes_receive { Debt::NEWS } else { Debt::WRITES });
         }
     }
 
@@ -391,6 +448,7 @@ impl SendQueue {
         queue.writer.publish(self.core.end.ring(), &place, &header);
         queue.unannounced = true;
         if target.kind == Kind::Send || target.immediate.is_some() {
+            queue.unannounced_news = true;
             queue.receives_taken = queue.receives_taken.wrapping_add(1);
         }
         let end = queue.writer.head();
@@ -456,6 +514,8 @@ impl SendQueue {
                 signaled: request.signaled,
                 progress: Progress::Read,
             });
+            queue.reads_done += 1;
+            self.ended.store(true, Relaxed);
             return Ok(());
         }
         if queue.reading.len() >= MAX_READS || self.chunk(queue, connection, 0).is_none() {
@@ -472,7 +532,7 @@ impl SendQueue {
             total: source::total(into),
         };
         queue.writer.publish(self.core.end.ring(), &place, &header);
-        queue.unannounced = true;
+        (queue.unannounced, queue.unannounced_news) = (true, true);
         queue.signaled += usize::from(request.signaled);
         queue.outstanding.push_back(Outstanding {
             wr_id: request.wr_id,
@@ -495,6 +555,7 @@ impl SendQueue {
             progress: status.map_or(Progress::Flushed, Progress::Failed),
         });
         queue.stopped = true;
+        self.ended.store(true, Relaxed);
         // The poll that takes the failure moves the queue pair to Error. Until then the requests before it may still succeed.
         self.core.notify();
     }
@@ -579,7 +640,12 @@ impl SendQueue {
     /// Carries out waiting requests, and moves completions to `sink`. Returns true if `sink` has no room for all of them.
     pub(super) fn poll(&self, sink: &mut Sink<'_>) -> bool {
         let mut queue = self.lock();
+        self.ended.store(false, Relaxed);
         let more = self.take(&mut queue, sink);
+        self.seen.store(queue.writer.freed(), Relaxed);
+        if more {
+            self.ended.store(true, Relaxed);
+        }
         if !queue.waiting.is_empty() {
             self.run(&mut queue);
         }
@@ -598,6 +664,9 @@ impl SendQueue {
             self.violation();
         }
         let taken = queue.writer.freed();
+        if !self.complete_reads(queue, sink) {
+            return true;
+        }
         while let Some(first) = queue.outstanding.front() {
             let status = match first.progress {
                 Progress::InRing { end } | Progress::Pulled { end } if end <= taken => {
@@ -611,12 +680,39 @@ impl SendQueue {
             if sink.is_full() {
                 return true;
             }
-            self.complete(queue, status, sink);
+            self.complete_first(queue, status, sink);
         }
         if peer_has_ended || self.core.has_failed() {
             return self.flush(queue, sink);
         }
         false
+    }
+
+    /// Completes the READs that are done although requests without a completion before them are not, as far as the peer has shown.
+    /// Returns false if `sink` has no room.
+    fn complete_reads(&self, queue: &mut SendState, sink: &mut Sink<'_>) -> bool {
+        while queue.reads_done > 0 {
+            let ended = self.core.has_failed() || self.core.peer_has_ended();
+            let silent = |it: &Outstanding| {
+                !it.signaled && matches!(it.progress, Progress::InRing { .. } | Progress::Pulled { .. })
+            };
+            let found = queue.outstanding.iter().position(|it| it.progress == Progress::Read);
+            let Some(index) = found else {
+                queue.reads_done = 0;
+                break;
+            };
+            if !ended && !queue.outstanding.range(..index).all(silent) {
+                break;
+            }
+            if sink.is_full() {
+                return false;
+            }
+            if let Some(done) = queue.outstanding.remove(index) {
+                queue.reads_done -= 1;
+                self.complete(queue, done, CompletionStatus::Success, sink);
+            }
+        }
+        true
     }
 
     /// Completes the requests that can't be carried out any more.
@@ -646,17 +742,33 @@ impl SendQueue {
                 }
                 _ => self.status_of_end(queue),
             };
-            self.complete(queue, status, sink);
+            self.complete_first(queue, status, sink);
         }
-        self.core.fail();
+        self.core.fail_requests();
         self.run(queue);
         !queue.outstanding.is_empty()
     }
 
     /// Takes the first outstanding request, and adds its completion.
     #[inline]
-    fn complete(&self, queue: &mut SendState, status: CompletionStatus, sink: &mut Sink<'_>) {
-        let Some(done) = queue.outstanding.pop_front() else { return };
+    fn complete_first(&self, queue: &mut SendState, status: CompletionStatus, sink: &mut Sink<'_>) {
+        if let Some(done) = queue.outstanding.pop_front() {
+            if done.progress == Progress::Read {
+                queue.reads_done -= 1;
+            }
+            self.complete(queue, done, status, sink);
+        }
+    }
+
+    /// Adds the completion of a request.
+    #[inline]
+    fn complete(
+        &self,
+        queue: &mut SendState,
+        done: Outstanding,
+        status: CompletionStatus,
+        sink: &mut Sink<'_>,
+    ) {
         queue.unsignaled += 1;
         if matches!(done.progress, Progress::Reading { .. }) {
             queue.reading.pop_front();
@@ -667,7 +779,7 @@ impl SendQueue {
         }
         if status != CompletionStatus::Success {
             queue.failed = true;
-            self.core.fail();
+            self.core.fail_requests();
         } else if !done.signaled {
             return;
         }
@@ -696,6 +808,7 @@ impl SendQueue {
             Ok(complete) => {
                 if complete {
                     queue.finish_read();
+                    self.ended.store(true, Relaxed);
                     // The poller of sends may sleep: it did not look since, or it is another one than that of the records.
                     self.core.send_queue.notify();
                 }
@@ -707,6 +820,7 @@ impl SendQueue {
                 {
                     first.progress = Progress::Failed(status);
                     queue.reading.pop_front();
+                    self.ended.store(true, Relaxed);
                 }
                 self.core.fail();
                 status != CompletionStatus::Fatal
@@ -743,7 +857,7 @@ impl SendQueue {
             total: left,
         };
         queue.writer.publish(self.core.end.ring(), &place, &header);
-        queue.unannounced = true;
+        (queue.unannounced, queue.unannounced_news) = (true, true);
         Some(chunk)
     }
 
@@ -776,6 +890,7 @@ impl SendState {
         let first = self.outstanding.iter_mut().find(|it| matches!(it.progress, Progress::Reading { .. }));
         if let Some(first) = first {
             first.progress = Progress::Read;
+            self.reads_done += 1;
         }
     }
 }

@@ -2,7 +2,7 @@
 //! writes its own memory. The peer writes nothing here.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use super::connection::Connection;
@@ -36,8 +36,9 @@ const VISIT_RECORDS: usize = 256;
 pub(super) struct Target {
     core: Arc<Core>,
     state: Mutex<TargetState>,
-    /// Index in the peer's ring of the next record's tag. A poll that finds 0 there does not lock `state`.
+    /// Index in the peer's ring of the next record's tag, and the tag. A poll that does not find the tag does not lock `state`.
     next: AtomicUsize,
+    tag: AtomicU64,
     /// Whether a visit has something to do even if there is no record.
     busy: AtomicBool,
     /// Whether the receives were flushed, after the queue pair failed.
@@ -101,19 +102,42 @@ impl Target {
             served: VecDeque::new(),
             ready: VecDeque::new(),
         };
-        let (next, busy, flushed) = (AtomicUsize::new(0), AtomicBool::new(false), AtomicBool::new(false));
-        Self { core: Arc::clone(core), state: Mutex::new(state), next, busy, flushed }
+        let (next, tag) = (AtomicUsize::new(usize::MAX), AtomicU64::new(0));
+        let (busy, flushed) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { core: Arc::clone(core), state: Mutex::new(state), next, tag, busy, flushed }
+    }
+
+    /// Begins to look for records, because this end is connected.
+    pub(super) fn connect(&self) {
+        let mut state = lock(&self.state);
+        if let (None, Some(connection)) = (&state.reader, self.core.connection()) {
+            let reader = Reader::new(connection.end.ring_bytes(), connection.end.key());
+            self.look_for_record_of(&reader);
+            state.reader = Some(reader);
+        }
+    }
+
+    fn look_for_record_of(&self, reader: &Reader) {
+        let (next, tag) = reader.next();
+        self.tag.store(tag, Relaxed);
+        self.next.store(next, Relaxed);
     }
 
     /// Returns whether a visit may have something to do.
     #[inline]
     pub(super) fn has_news(&self) -> bool {
-        if self.busy.load(Relaxed) || (self.core.has_failed() && !self.flushed.load(Relaxed)) {
-            return true;
-        }
+        self.busy.load(Relaxed)
+            || self.has_record()
+            || (self.core.has_failed() && !self.flushed.load(Relaxed))
+    }
+
+    /// Returns whether the peer has published a record that was not taken.
+    #[inline]
+    pub(super) fn has_record(&self) -> bool {
         self.core.connection().is_some_and(|connection| {
             let next = self.next.load(Relaxed);
-            connection.end.ring().get(next).is_some_and(|tag| tag.load(Relaxed) != 0)
+            let tag = self.tag.load(Relaxed);
+            connection.end.ring().get(next).is_some_and(|word| word.load(Relaxed) == tag)
         })
     }
 
@@ -140,13 +164,11 @@ impl Target {
         let result = requests.iter().enumerate().try_for_each(|(index, request)| {
             self.post_one(&mut state, request).map_err(|kind| PostError { index, kind })
         });
-        if state.receives.posted() != before {
-            self.core.end.set_posted(state.receives.posted());
+        let posted = state.receives.posted();
+        if posted != before {
+            self.core.posted(posted, state.receives.used());
         }
         drop(state);
-        if let Some(connection) = self.core.connection() {
-            connection.announce_progress();
-        }
         // SYNC: checked after posting. Either the thread that moves to Error sees the receive when it flushes, or this thread
         // sees the Error.
         if self.core.has_failed() {
@@ -198,7 +220,8 @@ impl Target {
             }
             None => false,
         };
-        let more = if self.core.has_failed() { self.flush(state, output) } else { more };
+        let drained = self.core.is_closed() || self.core.has_failed() && !more;
+        let more = if drained { self.flush(state, output) } else { more };
         let has_work = more || !state.ready.is_empty() || !state.served.is_empty() || state.message_waits();
         self.busy.store(has_work, Relaxed);
         more
@@ -211,10 +234,9 @@ impl Target {
         sends: &SendQueue,
         output: &mut Output<'_, '_>,
     ) -> bool {
-        let mut reader = state.reader.take().unwrap_or_else(|| Reader::new(connection.end.ring_bytes()));
-        let before = reader.position();
+        let Some(mut reader) = state.reader.take() else { return false };
         let (mut bytes, mut records, mut more) = (0, 0, false);
-        while !self.core.has_failed() {
+        while !self.core.is_closed() {
             if bytes >= VISIT_BYTES || records >= VISIT_RECORDS || output.is_full(state, &self.core) {
                 more = true;
                 break;
@@ -245,24 +267,17 @@ impl Target {
             };
             if let Err(fault) = result {
                 // The records before this one were carried out.
-                reader.give_back(self.core.end.taken_word());
+                self.core.took(connection, reader.position());
                 self.fail(state, at, fault, output);
-            } else if bytes >= VISIT_BYTES / 16 {
+            } else {
                 // The peer may write the next records meanwhile.
-                reader.give_back(self.core.end.taken_word());
+                self.core.took(connection, reader.position());
             }
         }
-        self.next.store(reader.next(), Relaxed);
-        let taken = reader.position() != before;
-        if taken {
-            reader.give_back(self.core.end.taken_word());
-        }
-        // A queue pair in Error uses no memory any more: its regions may go (see `Core::destroy`).
+        self.look_for_record_of(&reader);
+        // A queue pair in Error uses no memory any more: its regions may go (see `Core::end`).
         if !state.served.is_empty() && !self.core.has_failed() {
             self.serve(state, connection, sends);
-        }
-        if taken {
-            connection.announce_progress();
         }
         state.reader = Some(reader);
         more
@@ -383,6 +398,7 @@ impl Target {
             at += length as usize;
         }
         if !unless_revoked::<Native, Shipping>(|| connection.end.state() != EndState::Ended) {
+            self.core.stop_draining();
             self.core.fail();
             return Ok(None);
         }
@@ -573,9 +589,13 @@ impl Target {
     #[cold]
     fn fail(&self, state: &mut TargetState, at: u64, fault: Fault, output: &mut Output<'_, '_>) {
         (state.message, state.pull) = (None, None);
+        self.core.stop_draining();
         match fault {
             Fault::Violation => {
-                super::warn_of_violation(&self.core);
+                // A peer that has ended takes back the memory of its last messages, which may still be in its ring.
+                if !self.core.peer_has_ended() {
+                    super::warn_of_violation(&self.core);
+                }
                 self.core.fail();
             }
             Fault::Refused(status, own) => {

@@ -6,7 +6,6 @@ use std::fmt::Debug;
 use std::marker::PhantomData;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::attention::Attention;
 use super::platform::{Orders, Platform, Word, fence_of};
 
 /// Whether the poller of a completion queue wants an event, because it sleeps or is about to sleep.
@@ -22,11 +21,10 @@ impl<P: Platform, O: Orders> Arming<P, O> {
         Self { armed: P::Word::new(0), orders: PhantomData }
     }
 
-    /// Notes that the poller wants an event. Afterwards the poller looks for work once more.
+    /// Notes that the poller wants an event. Afterwards the poller executes a fence ([`Attention::fence`](super::attention::Attention::fence)), and looks for work once
+    /// more.
     pub fn arm(&self) {
         self.armed.store(1, Relaxed);
-        // SYNC: pairs with the fence of `wants_event`, and with the fences of `announce_news` for `is_armed`.
-        fence_of::<P>(O::ARM_FENCE);
     }
 
     /// Notes that the poller does not want an event any more. Only pollers call this function, one at a time. Returns whether the
@@ -39,7 +37,8 @@ impl<P: Platform, O: Orders> Arming<P, O> {
         was_armed
     }
 
-    /// Returns whether the poller wants an event. A thread that has stored work executes a fence first.
+    /// Returns whether the poller wants an event. A thread that has stored work executes a fence first, or holds a lock that the
+    /// poller takes after [`arm`](Self::arm).
     #[inline]
     pub fn is_armed(&self) -> bool {
         self.armed.load(Relaxed) != 0
@@ -48,21 +47,9 @@ impl<P: Platform, O: Orders> Arming<P, O> {
     /// Returns whether the poller wants an event for the work that this thread has stored before.
     #[inline]
     pub fn wants_event(&self) -> bool {
-        // SYNC: pairs with the fence of `arm`.
+        // SYNC: pairs with the fence after `arm`.
         fence_of::<P>(O::NOTIFY_FENCE);
         self.is_armed()
-    }
-
-    /// Asks the peer for an event when it makes progress, if the poller sleeps. Returns whether the poller needs an event now,
-    /// because `is_done` finds all progress made. The caller has stored its request, and executed a fence.
-    #[inline]
-    pub fn ask_for_progress(&self, attention: &P::Word, is_done: impl FnOnce() -> bool) -> bool {
-        if !self.is_armed() {
-            return false;
-        }
-        Attention::PROGRESS.add::<P>(attention);
-        Attention::fence::<P, O>();
-        is_done()
     }
 }
 

@@ -15,7 +15,7 @@ impl Attention {
     pub const POLLED: Self = Self(0);
     /// The owner's device looks at the end when the peer asks for it, because no thread polls the end.
     pub const DEVICE: Self = Self(1);
-    /// News in the ring makes an event of the completion queue of receives.
+    /// News in the ring makes an event of the completion queue of receives. WRITEs without immediate data are no such news.
     pub const NEWS: Self = Self(2);
     /// Progress of the owner's requests makes an event of the completion queue of sends.
     pub const PROGRESS: Self = Self(4);
@@ -23,8 +23,11 @@ impl Attention {
     /// The owner has requests that wait for progress of the peer.
     pub const STUCK: Self = Self(8);
 
+    /// A WRITE without immediate data makes an event of the completion queue of receives.
+    pub const WRITES: Self = Self(16);
+
     /// All bits.
-    const ALL: u64 = 15;
+    const ALL: u64 = 31;
 
     /// Returns both.
     pub const fn with(self, other: Self) -> Self {

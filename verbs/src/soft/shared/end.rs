@@ -1,34 +1,35 @@
 //! The segment of a queue pair's end. Its owner writes it. The one peer maps it only for reading.
 //!
 //! ```text
-//!  word 0  nonce · RNR timer            written before the state is Ready
+//!  word 0  nonce · RNR timer · key      written before the state is Ready
 //!       8  attention · state            Waiting → Ready → Ended
+//!      10  failure · its position       the record of the peer that this end refused
 //!      16  taken                        the position in the peer's ring up to which this end has carried out the records
 //!      17  posted                       the number of receives posted so far
-//!      18  failure · its position       the record of the peer that this end refused
 //!      64  ring                         the records for the peer
 //! ```
 //! A peer may write anything to its own segment at any time. This end uses no value of it as an index without a check, and
 //! loads each value once.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::attention::Attention;
-use super::mapping::{Mapping, Writers};
+use super::mapping::Mapping;
 use super::platform::{Native, Shipping};
 pub(crate) use super::states::{EndState, Failure};
 
 const NONCE: usize = 0;
 const RNR_TIMER: usize = 1;
+const KEY: usize = 2;
 const ATTENTION: usize = 8;
 const STATE: usize = 9;
 const TAKEN: usize = 16;
 const POSTED: usize = 17;
-const FAILURE: usize = 18;
-const FAILED_AT: usize = 19;
+const FAILURE: usize = 10;
+const FAILED_AT: usize = 11;
 const RING: usize = 64;
 
 /// The ring of records, with the atomics of the standard library and the shipping orderings.
@@ -53,20 +54,20 @@ impl End {
     pub(crate) const SMALLEST_RING: u64 = 16 << 10;
     pub(crate) const LARGEST_RING: u64 = 1 << 20;
 
-    /// Creates our own end, with a ring of `ring` bytes.
-    pub(crate) fn create(ring: u64, nonce: u64) -> io::Result<(Self, OwnedFd)> {
-        let (mapping, fd) = Mapping::create(RING * 8 + ring as usize, Writers::Maker)?;
+    /// Creates our own end, with a ring of `ring` bytes. `nonce` and `key` are random.
+    pub(crate) fn create(ring: u64, nonce: u64, key: u64) -> io::Result<(Self, OwnedFd)> {
+        let (mapping, fd) = Mapping::create(RING * 8 + ring as usize)?;
         let end = Self { mapping, ring };
         end.word(NONCE).store(nonce, Release);
-        end.word(ATTENTION).store(0, Relaxed);
+        end.word(KEY).store(key, Release);
         Attention::DEVICE.add::<Native>(end.attention_word());
         Ok((end, fd))
     }
 
     /// Maps the peer's end for reading.
-    pub(crate) fn import(fd: &OwnedFd, ring: u64) -> io::Result<Self> {
+    pub(crate) fn import(fd: &impl AsFd, ring: u64) -> io::Result<Self> {
         let length = (RING * 8) as u64 + ring;
-        Ok(Self { mapping: Mapping::import(fd, length, Writers::Maker)?, ring })
+        Ok(Self { mapping: Mapping::import(fd, length)?, ring })
     }
 
     fn word(&self, index: usize) -> &AtomicU64 {
@@ -94,6 +95,11 @@ impl End {
 
     pub(crate) fn nonce(&self) -> u64 {
         self.word(NONCE).load(Acquire)
+    }
+
+    /// Returns the key of the ring. A peer may show any value, and then finds its own records no more.
+    pub(crate) fn key(&self) -> u64 {
+        self.word(KEY).load(Acquire)
     }
 
     /// Returns the owner's `min_rnr_timer`.
@@ -134,10 +140,10 @@ impl End {
         self.word(POSTED).load(Relaxed) as u32
     }
 
-    /// Publishes the number of receives posted so far. Called by the owner.
+    /// Returns the word with the number of receives that the owner has posted so far.
     #[inline]
-    pub(crate) fn set_posted(&self, posted: u32) {
-        self.word(POSTED).store(posted.into(), Relaxed);
+    pub(crate) fn posted_word(&self) -> &AtomicU64 {
+        self.word(POSTED)
     }
 
     /// Reports that the owner refused a record of the peer. Called by the owner, once, before the state is Ended.

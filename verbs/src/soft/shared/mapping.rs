@@ -9,7 +9,6 @@ use std::sync::atomic::AtomicU64;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::memfd;
-pub(crate) use crate::memfd::Writers;
 
 /// A mapping of a memfd. The length is private to this process, so content of the memory can't lead beyond the mapping.
 #[derive(Debug)]
@@ -27,25 +26,20 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Creates a zeroed segment of `length` bytes, maps it for reading and writing, and seals it. Peers can write to the
-    /// segment only if `writers` says so.
-    pub(crate) fn create(length: usize, writers: Writers) -> io::Result<(Self, OwnedFd)> {
+    /// Creates a zeroed segment of `length` bytes, maps it for reading and writing, and seals it. Peers can map the segment only
+    /// for reading.
+    pub(crate) fn create(length: usize) -> io::Result<(Self, OwnedFd)> {
         let fd = memfd::create("tonic-rdma-soft", length)?;
         let mapping = Self::map(&fd, length, ProtFlags::READ | ProtFlags::WRITE)?;
-        memfd::seal(&fd, writers)?;
+        memfd::seal(&fd)?;
         Ok((mapping, fd))
     }
 
-    /// Maps the first `length` bytes of a peer's segment: only for reading, if `writers` is [`Writers::Maker`]. Refuses a
-    /// descriptor whose memory could end our next access with SIGBUS, and a segment that other processes than `writers` can
-    /// write to.
-    pub(crate) fn import(fd: &impl AsFd, length: u64, writers: Writers) -> io::Result<Self> {
-        let length = memfd::check(fd, length, writers)?;
-        let protection = match writers {
-            Writers::All => ProtFlags::READ | ProtFlags::WRITE,
-            Writers::Maker => ProtFlags::READ,
-        };
-        Self::map(fd, length, protection)
+    /// Maps the first `length` bytes of a peer's segment for reading. Refuses a descriptor whose memory could end our next access
+    /// with SIGBUS, and a segment that other processes than its maker can write to.
+    pub(crate) fn import(fd: &impl AsFd, length: u64) -> io::Result<Self> {
+        let length = memfd::check(fd, length)?;
+        Self::map(fd, length, ProtFlags::READ)
     }
 
     fn map(fd: &impl AsFd, length: usize, protection: ProtFlags) -> io::Result<Self> {
@@ -103,10 +97,10 @@ mod tests {
 
     #[test]
     fn both_mappings_are_one_memory() {
-        let (ours, fd) = Mapping::create(8192, Writers::All).unwrap();
-        let theirs = Mapping::import(&fd, 8192, Writers::All).unwrap();
-        theirs.words()[1023].store(7, Relaxed);
-        assert_eq!(ours.words()[1023].load(Relaxed), 7);
+        let (ours, fd) = Mapping::create(8192).unwrap();
+        let theirs = Mapping::import(&fd, 8192).unwrap();
+        ours.words()[1023].store(7, Relaxed);
+        assert_eq!(theirs.words()[1023].load(Relaxed), 7);
         assert!(ours.range(8192, 0).is_some() && ours.range(8191, 1).is_some());
         assert!(
             ours.range(8192, 1).is_none()
@@ -124,24 +118,23 @@ mod tests {
         fd
     }
 
-    fn refusal(fd: &impl AsFd, length: u64, writers: Writers) -> String {
-        Mapping::import(fd, length, writers).unwrap_err().to_string()
+    fn refusal(fd: &impl AsFd, length: u64) -> String {
+        Mapping::import(fd, length).unwrap_err().to_string()
     }
 
     #[test]
-    fn segments_that_could_vanish_are_refused() {
-        let (none, length) = (MemfdFlags::empty(), SealFlags::SHRINK | SealFlags::GROW);
-        for seals in [SealFlags::empty(), SealFlags::SHRINK, SealFlags::GROW] {
+    fn segments_that_could_vanish_or_that_others_write_are_refused() {
+        let none = MemfdFlags::empty();
+        let (shrink, grow, write) = (SealFlags::SHRINK, SealFlags::GROW, SealFlags::FUTURE_WRITE);
+        for seals in [SealFlags::empty(), shrink | grow, shrink | write, grow | write] {
             let fd = segment(none, seals);
-            assert!(refusal(&fd, 4096, Writers::All).contains("lacks the seals"), "{seals:?}");
+            assert!(refusal(&fd, 4096).contains("lacks the seals"), "{seals:?}");
         }
-        let sealed = segment(none, length);
-        assert!(Mapping::import(&sealed, 4096, Writers::All).is_ok());
-        assert!(refusal(&sealed, 4097, Writers::All).contains("has 4096 of 4097 bytes"));
-        assert!(Mapping::import(&sealed, 0, Writers::All).is_err());
-        assert!(Mapping::import(&sealed, u64::MAX, Writers::All).is_err());
-        let refused = refusal(&sealed, 4096, Writers::Maker);
-        assert!(refused.contains("FUTURE_WRITE"), "other processes can write: {refused}");
+        let sealed = segment(none, shrink | grow | write);
+        assert!(Mapping::import(&sealed, 4096).is_ok());
+        assert!(refusal(&sealed, 4097).contains("has 4096 of 4097 bytes"));
+        assert!(Mapping::import(&sealed, 0).is_err());
+        assert!(Mapping::import(&sealed, u64::MAX).is_err());
     }
 
     /// The length of memory of huge pages can be sealed, but its pages can still be taken away.
@@ -158,11 +151,9 @@ mod tests {
         };
         let length = 2 << 20;
         rustix::fs::ftruncate(&fd, length).unwrap();
-        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW).unwrap();
-        let refused = refusal(&fd, length, Writers::All);
-        assert!(refused.contains("not of ordinary pages"), "{refused}");
-        rustix::fs::fcntl_add_seals(&fd, SealFlags::FUTURE_WRITE).unwrap();
-        let refused = refusal(&fd, length, Writers::Maker);
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
+        rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
+        let refused = refusal(&fd, length);
         assert!(refused.contains("not of ordinary pages"), "{refused}");
     }
 
@@ -174,18 +165,26 @@ mod tests {
         let file = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
         let device = std::fs::File::open("/dev/zero").unwrap();
         for fd in [pipe, event, socket.into(), file.into(), device.into()] {
-            for writers in [Writers::All, Writers::Maker] {
-                assert_eq!(refusal(&fd, 64, writers), "the peer's descriptor is no memfd");
-            }
+            assert_eq!(refusal(&fd, 64), "the peer's descriptor is no memfd");
         }
+    }
+
+    /// A peer that gets the descriptor of application memory can only read.
+    #[test]
+    fn peers_can_not_write_to_host_memory() {
+        let memory = crate::HostMemory::shared(8192, 4096).unwrap();
+        let fd = memory.shared_fd().unwrap();
+        assert!(rustix::io::pwrite(fd, &[1], 0).is_err());
+        let theirs = Mapping::import(&fd, 8192).unwrap();
+        memory.store_u64(8, 77).unwrap();
+        assert_eq!(theirs.words()[1].load(Relaxed), 77);
     }
 
     #[test]
     fn only_the_maker_writes_to_its_segment() {
-        let (ours, fd) = Mapping::create(4096, Writers::Maker).unwrap();
-        assert!(Mapping::import(&fd, 4096, Writers::All).is_err());
+        let (ours, fd) = Mapping::create(4096).unwrap();
         assert!(rustix::io::pwrite(&fd, &[1], 0).is_err());
-        let theirs = Mapping::import(&fd, 4096, Writers::Maker).unwrap();
+        let theirs = Mapping::import(&fd, 4096).unwrap();
         ours.words()[3].store(5, Relaxed);
         assert_eq!(theirs.words()[3].load(Relaxed), 5);
         // The kernel refuses to make the peer's mapping writable.

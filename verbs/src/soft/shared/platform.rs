@@ -46,7 +46,7 @@ pub trait Orders {
     const RECLAIM: Ordering = Acquire;
     /// Order of the fence between the store of news and the load of the peer's attention. `Relaxed` means no fence.
     const NEWS_FENCE: Ordering = SeqCst;
-    /// Order of the fence between the store of this end's attention and the look for news. `Relaxed` means no fence.
+    /// Order of the fence between the store of this end's attention, or of the flag that arms a queue, and the look for news. `Relaxed` means no fence.
     const ATTENTION_FENCE: Ordering = SeqCst;
     /// Order of the fence between the loads of memory that the peer may revoke, and the load that shows whether the memory was
     /// revoked. `Relaxed` means no fence.
@@ -63,8 +63,6 @@ pub trait Orders {
     const SHOW: Ordering = Release;
     /// Order of the load of a state or a failure, before the loads that belong to it.
     const LOOK: Ordering = Acquire;
-    /// Order of the fence between the store that arms a completion queue and the last look for work.
-    const ARM_FENCE: Ordering = SeqCst;
     /// Order of the fence between the store of work and the look whether the queue is armed.
     const NOTIFY_FENCE: Ordering = SeqCst;
     /// Order of the fence between the store that ends a guard and the last look for records.

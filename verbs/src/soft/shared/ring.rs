@@ -2,16 +2,18 @@
 //!
 //! ```text
 //!  a record, at a multiple of 64 bytes:
-//!  word 0   tag: sequence << 32 │ kind << 24 │ flags << 16 │ lines          written last
-//!       1   bytes of payload in this record │ immediate << 32
+//!  word 0   tag: key + position / 64                                        written last
+//!       1   lines │ flags << 16 │ kind << 24 │ bytes of payload in this record << 32
 //!       2   address in the target's memory
-//!       3   key
+//!       3   key of the target's memory │ immediate << 32
 //!       4   bytes of the whole message
 //!       5…  payload
 //! ```
-//! The writer clears the tag of the next record before it publishes a record. The reader looks at one tag, so a small message
-//! takes one look and one or two cache lines. The reader gives places back by a position, in memory of its own; the writer never
-//! trusts this position beyond its own records.
+//! The reader knows the tag that it waits for: the key of the ring is a random number that only the two ends know, and no position
+//! comes twice. So it looks at one word, and a small message takes one or two cache lines, and no others. Old content of the ring
+//! is a payload of other parties, or an earlier tag. It equals the awaited tag with a probability of 2^-64.
+//!
+//! The reader gives places back by a position, in memory of its own; the writer never trusts this position beyond its own records.
 
 use std::marker::PhantomData;
 use std::sync::atomic::Ordering::Relaxed;
@@ -135,9 +137,14 @@ pub struct Place {
 
 impl Place {
     /// Returns the index in the ring of the first word of the payload.
+    #[inline]
     pub fn payload(&self) -> usize {
         self.start + HEADER
     }
+
+    /// Bytes of the payload that are in the cache line of the tag. The writer writes them last, so that the reader, which looks at
+    /// this line all the time, does not take the line away in between.
+    pub const WITH_TAG: u64 = LINE_BYTES - HEADER_BYTES;
 }
 
 /// The reader's memory holds an impossible record.
@@ -151,7 +158,7 @@ pub struct Writer<P, O> {
     head: u64,
     /// Bytes that the reader has given back so far.
     freed: u64,
-    sequence: u32,
+    key: u64,
     size: u64,
     marker: PhantomData<fn() -> (P, O)>,
 }
@@ -160,7 +167,7 @@ pub struct Writer<P, O> {
 #[derive(Debug)]
 pub struct Reader<P, O> {
     position: u64,
-    sequence: u32,
+    key: u64,
     size: u64,
     marker: PhantomData<fn() -> (P, O)>,
 }
@@ -170,15 +177,16 @@ fn lines_of(length: u64) -> u64 {
     (HEADER_BYTES + length).div_ceil(LINE_BYTES)
 }
 
-/// Returns the sequence number after `sequence`. No sequence number is 0.
-fn after(sequence: u32) -> u32 {
-    sequence.checked_add(1).unwrap_or(1)
+/// Returns the tag of the record at `position`.
+#[inline]
+fn tag(key: u64, position: u64) -> u64 {
+    key.wrapping_add(position / LINE_BYTES)
 }
 
 impl<P: Platform, O: Orders> Writer<P, O> {
-    /// Makes the writer of an empty ring of `size` bytes, a power of two.
-    pub fn new(size: u64) -> Self {
-        Self { head: 0, freed: 0, sequence: 1, size, marker: PhantomData }
+    /// Makes the writer of an empty ring of `size` bytes, a power of two. `key` is random.
+    pub fn new(size: u64, key: u64) -> Self {
+        Self { head: 0, freed: 0, key, size, marker: PhantomData }
     }
 
     /// Returns the number of bytes written so far. A record ends at this position.
@@ -211,8 +219,7 @@ impl<P: Platform, O: Orders> Writer<P, O> {
     /// Returns the most bytes of payload that a record can have now; `None` if no record fits.
     #[inline]
     pub fn room(&self) -> Option<u64> {
-        // One line stays free for the tag that ends the records.
-        let free = (self.size - (self.head - self.freed)).checked_sub(LINE_BYTES)?;
+        let free = self.size - (self.head - self.freed);
         let to_end = self.size - self.head % self.size;
         let best = if free <= to_end { free } else { to_end.max(free - to_end) };
         best.checked_sub(HEADER_BYTES)
@@ -222,7 +229,7 @@ impl<P: Platform, O: Orders> Writer<P, O> {
     #[inline]
     pub fn reserve(&mut self, ring: &[P::Word], length: u64) -> Option<Place> {
         let lines = lines_of(length);
-        let free = (self.size - (self.head - self.freed)).checked_sub(LINE_BYTES)?;
+        let free = self.size - (self.head - self.freed);
         let at = self.head % self.size;
         let to_end = self.size - at;
         if lines * LINE_BYTES > to_end {
@@ -250,28 +257,24 @@ impl<P: Platform, O: Orders> Writer<P, O> {
     #[inline]
     pub fn publish(&mut self, ring: &[P::Word], place: &Place, header: &Header) {
         let words = &ring[place.start..place.start + HEADER];
-        words[1].store(u64::from(header.length) | u64::from(header.immediate) << 32, Relaxed);
-        words[2].store(header.address, Relaxed);
-        words[3].store(u64::from(header.key), Relaxed);
-        words[4].store(header.total, Relaxed);
-        self.head += u64::from(place.lines) * LINE_BYTES;
-        // SYNC: the next tag is cleared before this record is published, so that the reader, which looks at the next tag after
-        // this record, never takes old content for a tag.
-        ring[(self.head % self.size / 8) as usize].store(0, Relaxed);
-        let tag = u64::from(self.sequence) << 32
-            | header.kind.bits() << 24
+        let shape = u64::from(place.lines)
             | u64::from(header.flags.0) << 16
-            | u64::from(place.lines);
+            | header.kind.bits() << 24
+            | u64::from(header.length) << 32;
+        words[4].store(header.total, Relaxed);
+        words[3].store(u64::from(header.key) | u64::from(header.immediate) << 32, Relaxed);
+        words[2].store(header.address, Relaxed);
+        words[1].store(shape, Relaxed);
         // SYNC: pairs with `Reader::peek`: a reader that sees the tag sees the record.
-        words[0].store(tag, O::PUBLISH);
-        self.sequence = after(self.sequence);
+        words[0].store(tag(self.key, self.head), O::PUBLISH);
+        self.head += u64::from(place.lines) * LINE_BYTES;
     }
 }
 
 impl<P: Platform, O: Orders> Reader<P, O> {
-    /// Makes the reader of an empty ring of `size` bytes, a power of two.
-    pub fn new(size: u64) -> Self {
-        Self { position: 0, sequence: 1, size, marker: PhantomData }
+    /// Makes the reader of an empty ring of `size` bytes, a power of two. `key` is the writer's.
+    pub fn new(size: u64, key: u64) -> Self {
+        Self { position: 0, key, size, marker: PhantomData }
     }
 
     /// Returns the position up to which records were taken.
@@ -280,10 +283,10 @@ impl<P: Platform, O: Orders> Reader<P, O> {
         self.position
     }
 
-    /// Returns the index of the word that is not 0 when the next record is there.
+    /// Returns the index of the word that has the next record's tag, and the tag.
     #[inline]
-    pub fn next(&self) -> usize {
-        (self.position % self.size / 8) as usize
+    pub fn next(&self) -> (usize, u64) {
+        ((self.position % self.size / 8) as usize, tag(self.key, self.position))
     }
 
     /// Returns the next record, if it has come.
@@ -293,19 +296,14 @@ impl<P: Platform, O: Orders> Reader<P, O> {
     #[inline]
     pub fn peek(&mut self, ring: &[P::Word]) -> Result<Option<Record>, Violation> {
         loop {
-            let start = self.next();
+            let (start, tag) = self.next();
             // SYNC: pairs with `Writer::publish`.
-            let tag = ring[start].load(O::OBSERVE);
-            if tag == 0 {
+            if ring[start].load(O::OBSERVE) != tag {
                 return Ok(None);
             }
-            let record = self.decode(ring, start, tag)?;
+            let record = Self::decode(ring, start)?;
             if record.header.kind != Kind::Skip {
                 return Ok(Some(record));
-            }
-            // A skip goes on to the end of the ring, and does not begin at its beginning. So a peer can't keep this loop going.
-            if start == 0 || start + record.lines as usize * LINE != ring.len() {
-                return Err(Violation);
             }
             self.advance(&record);
         }
@@ -313,29 +311,28 @@ impl<P: Platform, O: Orders> Reader<P, O> {
 
     /// Decodes the record at word `start`. All values may be arbitrary.
     #[inline]
-    fn decode(&self, ring: &[P::Word], start: usize, tag: u64) -> Result<Record, Violation> {
-        let (lines, flags) = (tag as u16, (tag >> 16) as u8);
-        let kind = Kind::from_bits(tag >> 24 & 0xff).ok_or(Violation)?;
+    fn decode(ring: &[P::Word], start: usize) -> Result<Record, Violation> {
+        let words = &ring[start..start + HEADER];
+        let [shape, address, keys, total] = [1, 2, 3, 4].map(|index| words[index].load(Relaxed));
+        let (lines, flags, length) = (shape as u16, (shape >> 16) as u8, (shape >> 32) as u32);
+        let kind = Kind::from_bits(shape >> 24 & 0xff).ok_or(Violation)?;
         let end = start + lines as usize * LINE;
-        if tag >> 32 != u64::from(self.sequence) || lines == 0 || end > ring.len() || flags & !Flags::ALL != 0
-        {
+        if end > ring.len() || flags & !Flags::ALL != 0 || lines_of(length.into()) > u64::from(lines) {
             return Err(Violation);
         }
-        let words = &ring[start..start + HEADER];
-        let (lengths, address) = (words[1].load(Relaxed), words[2].load(Relaxed));
-        let (key, total) = (words[3].load(Relaxed), words[4].load(Relaxed));
+        // A skip goes on to the end of the ring, and does not begin at its beginning. So a peer can't keep a reader busy.
+        if kind == Kind::Skip && (start == 0 || end != ring.len()) {
+            return Err(Violation);
+        }
         let header = Header {
             kind,
             flags: Flags(flags),
-            length: lengths as u32,
-            immediate: (lengths >> 32) as u32,
+            length,
+            immediate: (keys >> 32) as u32,
             address,
-            key: key as u32,
+            key: keys as u32,
             total,
         };
-        if lines_of(header.length.into()) > u64::from(lines) {
-            return Err(Violation);
-        }
         Ok(Record { header, payload: start + HEADER, lines: lines.into() })
     }
 
@@ -343,7 +340,6 @@ impl<P: Platform, O: Orders> Reader<P, O> {
     #[inline]
     pub fn advance(&mut self, record: &Record) {
         self.position += u64::from(record.lines) * LINE_BYTES;
-        self.sequence = after(self.sequence);
     }
 
     /// Gives the places of all taken records back, by a store to `taken`, a word of the reader's own memory.

@@ -3,12 +3,12 @@
 //! the other bits are random.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
 
 pub(crate) use super::entry::Entry;
 use super::entry::{self, ENTRY};
-use super::mapping::{Mapping, Writers};
+use super::mapping::Mapping;
 use super::platform::{Native, Shipping};
 
 /// Regions of one device.
@@ -26,13 +26,13 @@ pub(crate) struct RegionTable {
 impl RegionTable {
     /// Creates our own table.
     pub(crate) fn create() -> io::Result<(Self, OwnedFd)> {
-        let (mapping, fd) = Mapping::create(LENGTH as usize, Writers::Maker)?;
+        let (mapping, fd) = Mapping::create(LENGTH as usize)?;
         Ok((Self { mapping }, fd))
     }
 
     /// Maps a peer's table for reading.
-    pub(crate) fn import(fd: &OwnedFd) -> io::Result<Self> {
-        Ok(Self { mapping: Mapping::import(fd, LENGTH, Writers::Maker)? })
+    pub(crate) fn import(fd: &impl AsFd) -> io::Result<Self> {
+        Ok(Self { mapping: Mapping::import(fd, LENGTH)? })
     }
 
     fn entry(&self, key: u32) -> &[AtomicU64] {

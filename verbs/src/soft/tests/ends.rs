@@ -102,14 +102,16 @@ fn impossible_positions() {
 fn a_skip_ends_at_the_end_of_the_ring() {
     let (hostile, victim) = Hostile::connected();
     for line in 0..3 {
-        hostile.set(End::FIRST_OF_RING + 8 * line, (line as u64 + 1) << 32 | 5 << 24 | 1);
+        hostile.set(End::FIRST_OF_RING + 8 * line + 1, 5 << 24 | 1);
+        hostile.set(End::FIRST_OF_RING + 8 * line, hostile.end().key().wrapping_add(line as u64));
     }
     victim.drain();
     assert_eq!(victim.pair.state(), QueuePairState::Error);
     // One skip of the whole ring, and another: no writer needs that.
     let (hostile, victim) = Hostile::connected();
     let lines = hostile.end().ring_bytes() / 64;
-    hostile.set(End::FIRST_OF_RING, 1 << 32 | 5 << 24 | lines);
+    hostile.set(End::FIRST_OF_RING + 1, 5 << 24 | lines);
+    hostile.set(End::FIRST_OF_RING, hostile.end().key());
     victim.drain();
     assert_eq!(victim.pair.state(), QueuePairState::Error);
 }
@@ -206,5 +208,38 @@ fn impossible_sequences_of_records() {
         assert_eq!(victim.pair.state(), QueuePairState::Error, "case {number}: {completions:?}");
         assert!(completions.iter().all(|it| it.status != CompletionStatus::Success), "case {number}");
         honest.exchange();
+    }
+}
+
+/// The peer has ended, so its last records are still taken. A record that can't be taken ends that, too.
+#[test]
+fn bad_records_of_a_peer_that_has_ended() {
+    /// Word of the end that has its state.
+    const STATE: usize = 9;
+    for (pull, polls) in [(false, 0), (false, 1), (true, 0), (true, 1)] {
+        let (done, result) = std::sync::mpsc::channel();
+        // A thread of its own, because the poll would not return.
+        std::thread::spawn(move || {
+            let (mut hostile, victim) = Hostile::connected();
+            let flags = Flags::FIRST.with(Flags::LAST).with(Flags::PULL);
+            let target = victim.remote(0);
+            let bad = match pull {
+                true => {
+                    Header { flags, address: target.address, key: target.rkey.0, ..header(Kind::Write, 0) }
+                }
+                false => Header { flags: Flags::LAST, ..header(Kind::Write, 0) },
+            };
+            // Polls take sends and receives first in turn.
+            (0..polls).for_each(|_| assert_eq!(victim.queue.poll(&mut [WorkCompletion::EMPTY; 4]), 0));
+            assert!(hostile.put(&victim, &bad, &[]));
+            hostile.set(STATE, 2);
+            victim.send(1, 10);
+            for _ in 0..4 {
+                victim.drain();
+            }
+            done.send(victim.pair.state()).unwrap();
+        });
+        let state = result.recv_timeout(PATIENCE).expect("the poll returns");
+        assert_eq!(state, QueuePairState::Error, "pull {pull}, polls {polls}");
     }
 }

@@ -1,5 +1,5 @@
 //! A hostile or confused peer. This process goes on, whatever the peer writes to shared memory or sends over the socket.
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 #![cfg_attr(fuzzing, allow(dead_code, reason = "a fuzzer has no other tests"))]
 
 #[cfg(test)]
@@ -165,7 +165,7 @@ impl Hostile {
     /// Makes a hostile process that is connected to an honest side.
     fn connected() -> (Self, Side) {
         let (side, victim) = Side::connected();
-        let writer = Writer::new(side.core.end.ring_bytes());
+        let writer = Writer::new(side.core.end.ring_bytes(), side.core.end.key());
         (Self { side, writer }, victim)
     }
 

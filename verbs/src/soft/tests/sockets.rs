@@ -11,6 +11,7 @@ use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType};
 use super::*;
 use crate::soft::peers::address::{Address, DeviceId};
 use crate::soft::peers::message::{self, Answer, Object, Reply, Request};
+use crate::soft::peers::received::Received;
 use crate::{QueuePairAddress, QueuePairState};
 
 fn dial() -> OwnedFd {
@@ -27,7 +28,7 @@ fn readable(fd: &OwnedFd) -> bool {
 }
 
 /// Returns the device's answer; `None` if the device hung up.
-fn ask(fd: &OwnedFd, request: &Request) -> Option<(Reply, Vec<OwnedFd>)> {
+fn ask(fd: &OwnedFd, request: &Request) -> Option<(Reply, Vec<Received>)> {
     message::send_request(fd, request, None).ok()?;
     assert!(readable(fd), "no answer");
     message::receive_reply(fd).ok()

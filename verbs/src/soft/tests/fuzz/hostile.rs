@@ -10,6 +10,7 @@ use super::bytes::Bytes;
 use super::victim::{Connected, GRANTED, Victim};
 use crate::soft::peers::address::Address;
 use crate::soft::peers::message::{self, Object, Request};
+use crate::soft::peers::received::Received;
 
 /// Most sockets and descriptors that the hostile process holds in one input.
 const SOCKETS: usize = 4;
@@ -21,13 +22,13 @@ pub(super) struct Attacker {
     address: Address,
     sockets: Vec<OwnedFd>,
     /// Sockets that wake the victim's pollers.
-    events: Vec<OwnedFd>,
+    events: Vec<Received>,
 }
 
 impl Attacker {
     pub(super) fn new(connected: &Connected) -> Self {
         let core = Arc::clone(&connected.hostile.core);
-        let writer = Writer::new(core.end.ring_bytes());
+        let writer = Writer::new(core.end.ring_bytes(), core.end.key());
         let address = Address::decode(&connected.side.pair.local_address()).unwrap();
         Self { core, writer, address, sockets: Vec::new(), events: Vec::new() }
     }

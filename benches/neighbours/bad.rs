@@ -1,0 +1,129 @@
+//! The processes of bad neighbours.
+
+use std::fs::OpenOptions;
+use std::io::ErrorKind;
+use std::net::TcpStream;
+use std::os::unix::fs::FileExt as _;
+use std::time::Duration;
+
+use tonic::transport::{Channel, Endpoint};
+use tonic_rdma::RdmaConnector;
+use tonic_rdma_proto::transfer::PutRequest;
+use tonic_rdma_proto::transfer::transfer_client::TransferClient;
+
+use super::cell::{Neighbour, Transport};
+use super::process::end_with_parent;
+use super::runtimes::Flavour;
+use super::server::{payload, print_line};
+
+/// Connections that a half-open neighbour holds.
+const HALF_OPEN: usize = 1000;
+/// Calls that a flooding neighbour has in flight.
+const CALLS: usize = 64;
+/// Bytes of a large call.
+const LARGE: usize = 4 << 20;
+
+/// Does harm until the parent process ends.
+pub(crate) fn run(arguments: &[String]) -> ! {
+    let [transport, neighbour, address] = arguments else {
+        panic!("bad TRANSPORT NEIGHBOUR ADDRESS, not {arguments:?}")
+    };
+    end_with_parent();
+    let transport = Transport::from_name(transport);
+    Flavour::MultiThread.run(async {
+        match Neighbour::from_name(neighbour) {
+            Neighbour::None => panic!("no neighbour does nothing"),
+            Neighbour::Flooding => calls(transport, address, CALLS, 64 << 10).await,
+            Neighbour::Stopped => calls(transport, address, 4, LARGE).await,
+            Neighbour::HalfOpen => hold_connections(address),
+            Neighbour::Scribbling => {
+                std::thread::spawn(overwrite_shared_memory);
+                calls(transport, address, 4, 256 << 10).await;
+            }
+        }
+    });
+    unreachable!("a neighbour goes on for ever")
+}
+
+/// Keeps `count` calls in flight, of 64 bytes and of `bytes` bytes. Connects again when the connection has ended.
+async fn calls(transport: Transport, address: &str, count: usize, bytes: usize) {
+    let mut announce = true;
+    loop {
+        if let Ok(channel) = connect(transport, address).await {
+            let calls: Vec<_> = (0..count)
+                .map(|index| {
+                    let mut client = TransferClient::new(channel.clone());
+                    let bytes = if index % 2 == 0 { bytes } else { 64 };
+                    tokio::spawn(async move {
+                        for seed in 0.. {
+                            let payload = payload(bytes, seed).into();
+                            let request = PutRequest { seed, payload, ..Default::default() };
+                            if client.put(request).await.is_err() {
+                                return;
+                            }
+                        }
+                    })
+                })
+                .collect();
+            if std::mem::take(&mut announce) {
+                print_line("ready");
+            }
+            for call in calls {
+                let _ = call.await;
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+async fn connect(transport: Transport, address: &str) -> Result<Channel, tonic::transport::Error> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))?;
+    match transport {
+        Transport::Tcp => endpoint.connect().await,
+        Transport::Rdma => endpoint.connect_with_connector(RdmaConnector::new()).await,
+    }
+}
+
+/// Holds connections on which nothing is sent. Replaces those that the server closed.
+fn hold_connections(address: &str) {
+    let mut held: Vec<TcpStream> = Vec::new();
+    let mut announced = false;
+    loop {
+        let open = |stream: &TcpStream| matches!(stream.peek(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock);
+        held.retain(open);
+        while held.len() < HALF_OPEN {
+            let Ok(stream) = TcpStream::connect(address) else { break };
+            stream.set_nonblocking(true).unwrap();
+            held.push(stream);
+        }
+        if !std::mem::replace(&mut announced, true) {
+            print_line("ready");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Overwrites all memory of this process that other processes share, again and again. The kernel writes it, and refuses to write to
+/// mappings that are only for reading.
+fn overwrite_shared_memory() {
+    let memory = OpenOptions::new().read(true).write(true).open("/proc/self/mem").unwrap();
+    for round in 0_u64.. {
+        std::thread::sleep(Duration::from_millis(fastrand::u64(..20)));
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+        for line in maps.lines().filter(|line| line.contains("/memfd:")) {
+            let Some((range, _)) = line.split_once(' ') else { continue };
+            let Some((start, end)) = range.split_once('-') else { continue };
+            let number = |hex| u64::from_str_radix(hex, 16).unwrap_or_default();
+            let (start, end) = (number(start), number(end));
+            // What the device keeps is in small mappings, and at the starts of large ones.
+            let length = (end - start).min(64 << 10) as usize;
+            let word = match round % 4 {
+                0 => 0,
+                1 => u64::MAX,
+                2 => round,
+                _ => fastrand::u64(..),
+            };
+            let _ = memory.write_at(&payload(length, word), start);
+        }
+    }
+}

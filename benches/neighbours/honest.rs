@@ -1,0 +1,171 @@
+//! The honest client: calls the server in a loop, while a thread keeps the bad neighbour going and looks at the server.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+use tonic::transport::{Channel, Endpoint};
+use tonic_rdma::{Config, Policy, RdmaConnector};
+use tonic_rdma_proto::transfer::PutRequest;
+use tonic_rdma_proto::transfer::transfer_client::TransferClient;
+
+use super::cell::{Cell, Neighbour, Transport};
+use super::options::Options;
+use super::process::{BAD, Held, Process, SERVER};
+use super::server::payload;
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Calls before the neighbour comes.
+const WARM: u64 = 50;
+/// Time after which a call has failed.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Time between two looks at the server, and at the neighbour.
+const LOOK: Duration = Duration::from_millis(100);
+/// Number of stopped clients that are there at once.
+const STOPPED: usize = 2;
+
+/// The result of one measurement.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Measured {
+    /// Microseconds of each call, sorted.
+    pub(crate) micros: Vec<f64>,
+    pub(crate) failed: u64,
+    pub(crate) held: Held,
+}
+
+impl Measured {
+    fn fail(&mut self, cell: Cell, error: &Failure) {
+        eprintln!("{cell:?}: {error}");
+        self.failed += 1;
+    }
+
+    /// Returns the latency that `share` of the calls do not exceed, in microseconds.
+    pub(crate) fn quantile(&self, share: f64) -> f64 {
+        let last = self.micros.len().saturating_sub(1);
+        self.micros.get((last as f64 * share) as usize).copied().unwrap_or(f64::NAN)
+    }
+}
+
+impl fmt::Display for Measured {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (calls, failed) = (self.micros.len(), self.failed);
+        let (half, most) = (self.quantile(0.5), self.quantile(0.99));
+        write!(
+            formatter,
+            "{calls} calls, {failed} failed, p50 {half:.0} µs, p99 {most:.0} µs, {:?}",
+            self.held
+        )
+    }
+}
+
+pub(crate) fn measure(cell: Cell, options: &Options) -> Measured {
+    let (server, address) = Process::start(&[SERVER, cell.transport.name(), options.runtime.name()]);
+    let server_id = server.id();
+    options.runtime.run(async {
+        let mut client = connect(cell.transport, &address).await.expect("the first connection");
+        for seed in 0..WARM {
+            call(&mut client, cell.bytes, seed).await.expect("a call without a neighbour");
+        }
+        let mut bad = BadNeighbours::start(cell, &address);
+        let ended = Arc::new(AtomicBool::new(false));
+        let watched = Arc::clone(&ended);
+        let watch = std::thread::spawn(move || {
+            let mut held = Held::by(server_id);
+            while !watched.load(SeqCst) {
+                std::thread::sleep(LOOK);
+                held = held.max(Held::by(server_id));
+                bad.keep_going();
+            }
+            held
+        });
+        let mut measured = Measured::default();
+        let (start, mut connected_again) = (Instant::now(), false);
+        let mut seed = WARM;
+        while start.elapsed() < options.duration {
+            let begin = Instant::now();
+            match call(&mut client, cell.bytes, seed).await {
+                Ok(()) => measured.micros.push(begin.elapsed().as_secs_f64() * 1e6),
+                Err(error) => measured.fail(cell, &error),
+            }
+            seed += 1;
+            // Half-way, an honest client connects beside the neighbour.
+            if !connected_again && start.elapsed() > options.duration / 2 {
+                connected_again = true;
+                let again =
+                    async { call(&mut connect(cell.transport, &address).await?, cell.bytes, seed).await };
+                if let Err(error) = again.await {
+                    measured.fail(cell, &error);
+                }
+            }
+        }
+        ended.store(true, SeqCst);
+        measured.held = watch.join().unwrap();
+        measured.micros.sort_by(f64::total_cmp);
+        measured
+    })
+}
+
+async fn connect(transport: Transport, address: &str) -> Result<TransferClient<Channel>, Failure> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))?;
+    let channel = match transport {
+        Transport::Tcp => endpoint.connect().await?,
+        Transport::Rdma => {
+            let config = Config::default().policy(Policy::Require);
+            endpoint.connect_with_connector(RdmaConnector::with_config(config)).await?
+        }
+    };
+    Ok(TransferClient::new(channel))
+}
+
+async fn call(client: &mut TransferClient<Channel>, bytes: usize, seed: u64) -> Result<(), Failure> {
+    let request = PutRequest { seed, payload: payload(bytes, seed).into(), ..Default::default() };
+    let reply = tokio::time::timeout(PATIENCE, client.put(request)).await??;
+    if reply.into_inner().bytes == bytes as u64 { Ok(()) } else { Err("another number of bytes".into()) }
+}
+
+/// The bad neighbours of a cell, which are processes.
+#[derive(Debug)]
+struct BadNeighbours {
+    cell: Cell,
+    address: String,
+    processes: VecDeque<Process>,
+}
+
+impl BadNeighbours {
+    fn start(cell: Cell, address: &str) -> Self {
+        let mut neighbours = Self { cell, address: address.to_owned(), processes: VecDeque::new() };
+        if cell.neighbour != Neighbour::None {
+            neighbours.add();
+        }
+        neighbours
+    }
+
+    /// Starts a neighbour, and waits until it does harm.
+    fn add(&mut self) {
+        let (transport, neighbour) = (self.cell.transport.name(), self.cell.neighbour.name());
+        self.processes.push_back(Process::start(&[BAD, transport, neighbour, &self.address]).0);
+    }
+
+    /// Stops the newest neighbour in mid-transfer, if that is its kind, and replaces those that have ended.
+    fn keep_going(&mut self) {
+        if self.cell.neighbour == Neighbour::Stopped {
+            if let Some(newest) = self.processes.back() {
+                newest.stop();
+            }
+            // The oldest is killed while it is stopped.
+            while self.processes.len() > STOPPED {
+                self.processes.pop_front();
+            }
+            self.add();
+        }
+        let before = self.processes.len();
+        self.processes.retain_mut(|process| !process.has_ended());
+        for _ in self.processes.len()..before {
+            self.add();
+        }
+    }
+}

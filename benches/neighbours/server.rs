@@ -1,0 +1,77 @@
+//! The server process: a service that takes payloads, and checks them.
+
+use std::io::Write as _;
+
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+use tonic::{Request, Response, Status, Streaming};
+use tonic_rdma::RdmaIncoming;
+use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
+use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest};
+
+use super::cell::Transport;
+use super::process::end_with_parent;
+use super::runtimes::Flavour;
+
+/// Bytes of the longest message.
+const LIMIT: usize = 64 << 20;
+
+/// Serves until the parent process ends.
+pub(crate) fn run(arguments: &[String]) {
+    let [transport, runtime] = arguments else { panic!("server TRANSPORT RUNTIME, not {arguments:?}") };
+    end_with_parent();
+    let transport = Transport::from_name(transport);
+    Flavour::from_name(runtime).run(async {
+        let service = TransferServer::new(Takes).max_decoding_message_size(LIMIT);
+        let router = Server::builder().add_service(service);
+        match transport {
+            Transport::Tcp => {
+                let incoming =
+                    TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap().with_nodelay(Some(true));
+                print_line(&incoming.local_addr().unwrap().to_string());
+                router.serve_with_incoming(incoming).await.unwrap();
+            }
+            Transport::Rdma => {
+                let incoming = RdmaIncoming::bind("127.0.0.1:0").await.unwrap();
+                print_line(&incoming.local_addr().to_string());
+                router.serve_with_incoming(incoming).await.unwrap();
+            }
+        }
+    });
+}
+
+pub(crate) fn print_line(line: &str) {
+    let mut out = std::io::stdout();
+    let _ = writeln!(out, "{line}");
+    let _ = out.flush();
+}
+
+/// Returns a payload with `seed` in each word.
+pub(crate) fn payload(bytes: usize, seed: u64) -> Vec<u8> {
+    seed.to_le_bytes().into_iter().cycle().take(bytes).collect()
+}
+
+/// Takes payloads of [`payload`], and checks each byte.
+struct Takes;
+
+#[tonic::async_trait]
+impl Transfer for Takes {
+    async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutReply>, Status> {
+        let PutRequest { seed, payload, .. } = request.into_inner();
+        let word = seed.to_le_bytes();
+        if payload.chunks(word.len()).any(|found| found != &word[..found.len()]) {
+            return Err(Status::data_loss("another payload than was sent"));
+        }
+        Ok(Response::new(PutReply { bytes: payload.len() as u64, ..Default::default() }))
+    }
+
+    type EchoStream = Streaming<PutRequest>;
+
+    async fn echo(&self, request: Request<Self::EchoStream>) -> Result<Response<Self::EchoStream>, Status> {
+        Ok(Response::new(request.into_inner()))
+    }
+
+    async fn usage(&self, _: Request<UsageRequest>) -> Result<Response<UsageReply>, Status> {
+        Err(Status::unimplemented("not measured"))
+    }
+}

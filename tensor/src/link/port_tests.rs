@@ -1,0 +1,79 @@
+//! A port that takes no more transfers refuses, and the next transfer goes on as if nothing had been refused.
+
+use std::time::Duration;
+
+use super::Port;
+use crate::channel::memcpy::Memcpy;
+use crate::error::ChannelError;
+use crate::regions::remote::RemoteRegion;
+use crate::{BlockCopy, Channel, Dtype, ExportedRegion, RdmaDevice, Rights, Shape, TensorSpec};
+
+const BYTES: usize = 100_000;
+
+struct Pair {
+    server: RdmaDevice,
+    client: RdmaDevice,
+    exported: ExportedRegion,
+    channel: Channel,
+    remote: RemoteRegion,
+}
+
+impl Pair {
+    async fn new() -> Self {
+        let server = RdmaDevice::builder().bind("127.0.0.1:0").await.unwrap();
+        let client = RdmaDevice::builder().bind("127.0.0.1:0").await.unwrap();
+        let exported = server.export("region", server.allocate(4096).unwrap(), Rights::WRITE).unwrap();
+        let channel = client.channel(&server.endpoint(), 0).await.unwrap();
+        let remote = channel.region("region").await.unwrap();
+        Self { server, client, exported, channel, remote }
+    }
+
+    fn write(&self, notify: bool) -> Memcpy {
+        let region = self.client.allocate(4096).unwrap();
+        self.channel.write(&self.remote).notify(notify).from(region, ..)
+    }
+
+    /// Begins as many writes as the port takes. Nothing polls the queue until the next await.
+    fn fill(&self) -> Vec<Memcpy> {
+        (0..Port::WAITING).map(|_| self.write(false)).collect()
+    }
+}
+
+async fn end(writes: Vec<Memcpy>) {
+    for write in writes {
+        write.await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_refused_tensor_takes_no_buffer_of_the_slot() {
+    let pair = Pair::new().await;
+    let spec = TensorSpec::new(Dtype::U8, Shape::new(&[BYTES as u64]).unwrap()).unwrap();
+    let mut slot = pair.server.static_receiver("slot", &spec, 4).unwrap();
+    let mut sender = pair.channel.static_sender("slot", &spec).await.unwrap();
+    let mut region = pair.client.allocate(BYTES).unwrap();
+    region.fill(7);
+    let writes = pair.fill();
+    let refused = sender.start_region(region).try_take().unwrap().unwrap_err();
+    assert!(matches!(refused.error(), ChannelError::Busy(_)), "{refused}");
+    assert_eq!(sender.pending().unwrap(), 0);
+    end(writes).await;
+    let region = sender.send_region(refused.into_region()).await.unwrap();
+    let arrived = tokio::time::timeout(Duration::from_secs(10), slot.recv()).await;
+    let arrived = arrived.expect("the receiver waits for the refused tensor").unwrap().to_tensor().unwrap();
+    assert!(arrived.bytes().unwrap() == &region[..]);
+}
+
+#[tokio::test]
+async fn a_refused_write_gives_no_notice() {
+    let pair = Pair::new().await;
+    let writes = pair.fill();
+    let refused = pair.write(true).try_take().unwrap().unwrap_err();
+    assert!(matches!(refused.error(), ChannelError::Busy(_)), "{refused}");
+    end(writes).await;
+    let blocks = [BlockCopy { local: 0, remote: 0, length: 4096 }];
+    let written = pair.channel.write(&pair.remote).notify(true).blocks_from(refused.into_region(), &blocks);
+    written.await.unwrap();
+    pair.exported.notice().await.unwrap();
+    assert!(!pair.exported.try_notice(), "the refused write was counted");
+}

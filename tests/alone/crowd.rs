@@ -1,0 +1,203 @@
+//! A listener under connections that say nothing, and under negotiations that stop in the middle: other clients get through at
+//! once, RDMA peers get RDMA, and the listener's descriptors, tasks and memory stay within their bounds.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::runtime::Handle;
+use tokio_stream::StreamExt as _;
+use tonic_rdma::internal::wire::hello::{Decoded, Message};
+use tonic_rdma::{Config, Dialer, EagerThreshold, EndpointStream, Listener, Verdict};
+
+use support::{Child, Runtime, announce, descriptors_and_mappings, listen};
+
+/// More connections than a listener negotiates with at a time.
+const SILENT: usize = 1500;
+/// Most negotiations of a listener at a time.
+const NEGOTIATIONS: usize = 1024;
+/// Descriptors and tasks of the test itself.
+const SLACK: usize = 40;
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// Returns settings that wait for the peer's part of the negotiation for longer than the test takes.
+fn patient() -> Config {
+    Config::default().handshake_timeout(Duration::from_secs(600)).eager_threshold(EagerThreshold::Bytes(4096))
+}
+
+/// Runs in a child, because each connection has both of its descriptors in one process.
+fn in_a_child(role: &str) {
+    let child = Child::start(&["sh", "-c", r#"ulimit -n 8192; exec "$0" "$@""#], role);
+    assert_eq!(child.word, "served");
+    child.ends();
+}
+
+#[test]
+fn silent_connections_of_one_address_keep_no_client_out() {
+    in_a_child("silent 1");
+}
+
+#[test]
+fn silent_connections_of_many_addresses_keep_no_client_out() {
+    in_a_child("silent 250");
+}
+
+async fn connect_from(source: [u8; 4], to: SocketAddr) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind((source, 0).into()).unwrap();
+    socket.connect(to).await.unwrap()
+}
+
+/// Plays the role `silent`: `sources` addresses hold silent connections.
+pub(crate) fn play_silent(sources: usize) {
+    Runtime::Idle.run(async move {
+        let mut listener = listen(patient()).await;
+        let address = listener.local_addr();
+        serves(&mut listener).await;
+        let (descriptors, _) = descriptors_and_mappings();
+        let tasks = Handle::current().metrics().num_alive_tasks();
+        // The only connection of its address.
+        let alone = connect_from([127, 0, 1, 1], address).await;
+        let mut silent = Vec::new();
+        for number in 0..SILENT {
+            silent.push(connect_from([127, 0, 0, 1 + (number % sources) as u8], address).await);
+        }
+        for _ in 0..3 {
+            serves(&mut listener).await;
+        }
+        let here = descriptors_and_mappings().0 - descriptors - SILENT;
+        assert!(here <= NEGOTIATIONS + SLACK, "the listener holds {here} connections");
+        let tasks = Handle::current().metrics().num_alive_tasks() - tasks;
+        assert!(tasks <= NEGOTIATIONS + SLACK, "the listener has {tasks} tasks");
+        let closed = silent.iter().filter(|tcp| tcp.try_read(&mut [0]).is_ok_and(|count| count == 0)).count();
+        assert!(closed >= SILENT - NEGOTIATIONS, "{closed} were closed");
+        if sources == 1 {
+            let end = alone.try_read(&mut [0]);
+            assert!(end.is_err(), "the only connection of an address made room for the address with most");
+        }
+    });
+    announce("served");
+}
+
+/// Checks that a stock client and an RDMA peer get through.
+async fn serves(listener: &mut Listener) {
+    let mut stock = TcpStream::connect(listener.local_addr()).await.unwrap();
+    stock.write_all(PREFACE).await.unwrap();
+    let mut stream = accept(listener, stock.local_addr().unwrap()).await;
+    assert_eq!(stream.info().verdict(), Verdict::Tcp);
+    stream.read_exact(&mut [0; PREFACE.len()]).await.unwrap();
+    let dialer = Dialer::new(patient());
+    let mut client = dialer.dial("127.0.0.1", listener.local_addr().port()).await.unwrap();
+    assert_eq!(client.info().verdict(), Verdict::Rdma, "{}", client.info().reason());
+    let mut server = accept(listener, client.info().local_addr()).await;
+    assert_eq!(server.info().verdict(), Verdict::Rdma, "{}", server.info().reason());
+    client.write_all(b"bytes").await.unwrap();
+    client.flush().await.unwrap();
+    server.read_exact(&mut [0; 5]).await.unwrap();
+}
+
+/// Returns the connection of the client at `peer`. Fails long before a silent connection's time is over.
+async fn accept(listener: &mut Listener, peer: SocketAddr) -> EndpointStream {
+    let accepted = async {
+        loop {
+            let stream = listener.next().await.unwrap();
+            if stream.info().peer_addr() == peer {
+                return stream;
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), accepted).await.expect("the listener is shut")
+}
+
+/// The clients' negotiations stop after the server's answer, when the server has a queue pair and memory for each of them. The
+/// server's limit on memory has room for few connections beside the stated bound of unfinished negotiations.
+#[test]
+fn negotiations_that_stop_after_the_offer_leave_memory_for_others() {
+    in_a_child("half-open");
+}
+
+/// Most negotiations of a listener that hold RDMA resources.
+const PREPARED: u64 = 64;
+const HALF_OPEN: usize = 300;
+const RING: u64 = 96 * (17 << 10);
+
+/// Plays the role `half-open`: the server, whose limit on memory counts. The clients are in another process.
+pub(crate) fn play_half_open() {
+    // The limit leaves a quarter to unfinished negotiations.
+    let config = patient().pinned_limit(4 * PREPARED * RING);
+    Runtime::Idle.run(async move {
+        let mut listener = listen(config).await;
+        let (_, mappings) = descriptors_and_mappings();
+        let port = listener.local_addr().port();
+        let slow = HalfWay::new(port).await;
+        let clients =
+            tokio::task::spawn_blocking(move || Child::start(&[], &format!("stop-half-way {port}")));
+        let clients = clients.await.unwrap();
+        for _ in 0..3 {
+            serves(&mut listener).await;
+        }
+        // A queue pair and its receive memory take a handful of mappings.
+        let each = (descriptors_and_mappings().1 - mappings) / PREPARED as usize;
+        assert!(each <= 8, "{each} mappings for each of the {PREPARED} that may be unfinished");
+        // A client that lost its place because it was slow uses TCP.
+        let peer = slow.to.local_addr().unwrap();
+        let client = slow.goes_on().await;
+        let server = accept(&mut listener, peer).await;
+        assert_eq!((client.info().verdict(), server.info().verdict()), (Verdict::Tcp, Verdict::Tcp));
+        assert!(server.info().reason().contains("unfinished negotiations"), "{}", server.info().reason());
+        drop(clients);
+    });
+    announce("served");
+}
+
+/// Plays the role `stop-half-way`: negotiations with the listener on `port` stop after its answer.
+pub(crate) fn play_stop_half_way(port: u16) {
+    Runtime::Idle.run_for_ever(async move {
+        let mut held = Vec::new();
+        for _ in 0..HALF_OPEN {
+            held.push(HalfWay::new(port).await);
+        }
+        announce("stopped");
+        std::future::pending::<()>().await;
+    });
+}
+
+/// A client that dials through a relay, which has passed only the hello on. The listener has answered.
+struct HalfWay {
+    from: TcpStream,
+    to: TcpStream,
+    answer: Vec<u8>,
+    client: tokio::task::JoinHandle<EndpointStream>,
+}
+
+impl HalfWay {
+    async fn new(port: u16) -> Self {
+        let relay = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let here = relay.local_addr().unwrap().port();
+        let dial = async move { Dialer::new(patient()).dial("127.0.0.1", here).await.unwrap() };
+        let client = tokio::spawn(dial);
+        let (mut from, _) = relay.accept().await.unwrap();
+        let mut to = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+        to.write_all(&message(&mut from).await).await.unwrap();
+        let answer = message(&mut to).await;
+        Self { from, to, answer, client }
+    }
+
+    /// Passes everything on from here on. Returns the client's connection.
+    async fn goes_on(self) -> EndpointStream {
+        let Self { mut from, mut to, answer, client } = self;
+        from.write_all(&answer).await.unwrap();
+        tokio::spawn(async move { tokio::io::copy_bidirectional(&mut from, &mut to).await });
+        client.await.unwrap()
+    }
+}
+
+/// Reads one message of the negotiation.
+async fn message(tcp: &mut TcpStream) -> Vec<u8> {
+    let mut received = Vec::new();
+    while !matches!(Message::decode(&received), Ok(Decoded::Message { .. })) {
+        assert_ne!(tcp.read_buf(&mut received).await.unwrap(), 0, "closed after {received:?}");
+    }
+    received
+}

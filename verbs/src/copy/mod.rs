@@ -1,0 +1,164 @@
+//! Copies of memory that another thread, another process or a device may change meanwhile.
+//!
+//! In Rust, a plain read or write (also that of [`std::ptr::copy_nonoverlapping`] or of a `memcpy`) of memory that changes at the
+//! same time is undefined: the compiler may assume that a value stays the same between two reads. These copies are therefore
+//! made in assembly. The compiler knows of such a block only that it reads and writes memory. To the memory model, the block is
+//! a sequence of relaxed atomic loads and stores. The bytes that arrive may be old, new or mixed. Each of them is a byte that
+//! was there at some time.
+//!
+//! The caller checks the copied bytes, not the shared memory.
+
+#[cfg(any(test, miri, not(target_arch = "x86_64")))]
+mod volatile;
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+mod x86_64;
+
+#[cfg(any(miri, not(target_arch = "x86_64")))]
+use volatile as machine;
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+use x86_64 as machine;
+
+/// Copies `length` bytes. Other threads, processes and devices may read and write both ranges meanwhile.
+///
+/// (Processors other than x86_64 copy by volatile accesses. The compiler neither repeats nor invents such an access, but the
+/// language defines a race only if no thread of this process takes part in it.)
+///
+/// # Safety
+/// - `from` must be valid for reads of `length` bytes, and `to` for writes. Accesses of others at the same time do no harm.
+/// - The ranges must not overlap.
+/// - No `&mut` reference to the source may exist, and no reference to the destination other than the caller's.
+#[inline]
+pub(crate) unsafe fn copy_bytes(from: *const u8, to: *mut u8, length: usize) {
+    // SAFETY: the contract is the same.
+    unsafe { machine::copy_bytes(from, to, length) };
+}
+
+/// Copies `length` bytes past the caches: the processor neither reads the destination first, nor takes it back from
+/// another core. When this function returns, the bytes are ordered before all later stores. (Measured on an EPYC with
+/// 32 MiB of third-level cache, `memcpy` against this function: 64 MiB 4.5 ms and 3.6, 1 GiB 88 ms and 57. The bench
+/// `soft_device` has 64 MiB by `Write` beside `bandwidth_of_memcpy`.)
+///
+/// # Safety
+/// Those of [`copy_bytes`].
+pub(crate) unsafe fn copy_past_caches(from: *const u8, to: *mut u8, length: usize) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        /// Bytes of a cache line.
+        const LINE: usize = 64;
+        let head = to.align_offset(LINE).min(length);
+        let lines = (length - head) / LINE;
+        let tail = head + lines * LINE;
+        // SAFETY:
+        // - `head`, `lines` and `tail` are parts of the range that the caller promises, and
+        // - the lines of the destination begin at a multiple of 64.
+        unsafe {
+            copy_bytes(from, to, head);
+            x86_64::copy_lines_past_caches(from.add(head), to.add(head), lines);
+            copy_bytes(from.add(tail), to.add(tail), length - tail);
+        }
+    }
+    #[cfg(any(miri, not(target_arch = "x86_64")))]
+    // SAFETY: the caller promises the conditions of `copy_bytes`.
+    unsafe {
+        copy_bytes(from, to, length)
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Copy = unsafe fn(*const u8, *mut u8, usize);
+
+    fn content(length: u32) -> Vec<u8> {
+        (0..length).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8 | 1).collect()
+    }
+
+    /// Checks copies of all lengths from `least` on, around each border, from and to places of different alignment.
+    pub(super) fn at_every_alignment(least: usize, copy: Copy) {
+        let source = content(6000);
+        let mut target = vec![0; 6000];
+        let around = |border: usize| border - 2..border + 3;
+        let lengths = (0..300).chain(around(512)).chain(around(768)).chain(around(1024)).chain(around(4096));
+        let lengths: Vec<_> = lengths.chain([2000, 3333, 5000]).filter(|length| *length >= least).collect();
+        for from in [0, 1, 7, 8, 15, 16, 31, 33, 63, 64] {
+            for to in [0, 1, 7, 8, 16, 32, 47, 63, 64, 65] {
+                for &length in &lengths {
+                    // SAFETY: both ranges lie in their vectors, which are different ones.
+                    unsafe { copy(source.as_ptr().add(from), target.as_mut_ptr().add(to), length) };
+                    assert_eq!(target[to..to + length], source[from..from + length], "{from} {to} {length}");
+                    let mut outside = target[..to].iter().chain(&target[to + length..]);
+                    assert!(outside.all(|byte| *byte == 0), "{from} {to} {length}");
+                    target[to..to + length].fill(0);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_length_and_alignment() {
+        at_every_alignment(0, copy_bytes);
+    }
+
+    #[test]
+    fn past_the_caches_at_every_alignment() {
+        at_every_alignment(0, copy_past_caches);
+    }
+
+    #[test]
+    fn every_distance_and_length_around_the_change_of_means() {
+        const BORDER: usize = 4096;
+        let source = content(16384);
+        for distance in [0, 1, 15, 16, 63, 64, 4095] {
+            for length in [0, 1, BORDER - 1, BORDER, BORDER + 1, 3 * BORDER + 5] {
+                let mut target = vec![0; 16384 + 2 * 4096];
+                let aligned = target.as_ptr().align_offset(4096);
+                let start = (aligned + source.as_ptr() as usize % 4096 + distance) % 4096;
+                // SAFETY: both ranges lie in their vectors, which are different ones.
+                unsafe { copy_bytes(source.as_ptr(), target.as_mut_ptr().add(start), length) };
+                assert_eq!(target[start..start + length], source[..length]);
+                assert!(target[start + length..].iter().all(|byte| *byte == 0));
+            }
+        }
+    }
+
+    /// A copy of memory that another thread changes: each byte is old or new.
+    #[test]
+    fn bytes_of_a_racing_copy_are_old_or_new() {
+        use std::sync::atomic::{AtomicBool, Ordering};
+        struct Place(*mut u8);
+        // SAFETY: the threads of this test reach the memory by racing-safe copies only.
+        unsafe impl Sync for Place {}
+        impl Place {
+            fn start(&self) -> *mut u8 {
+                self.0
+            }
+        }
+        const LENGTH: usize = 10_000;
+        let mut memory = vec![1_u8; LENGTH];
+        let place = Place(memory.as_mut_ptr());
+        let ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let contents = [[1_u8; LENGTH], [2; LENGTH]];
+                let mut round = 0;
+                while !ended.load(Ordering::Relaxed) {
+                    let length = [LENGTH, 60, 200, 3000][round % 4];
+                    // SAFETY: the memory has this length, and lives until the threads have ended.
+                    unsafe { copy_bytes(contents[round / 4 % 2].as_ptr(), place.start(), length) };
+                    round += 1;
+                }
+            });
+            let mut seen = vec![0; LENGTH];
+            for round in 0..2000 {
+                let length = [LENGTH, 60, 200, 3000][round % 4];
+                let copy: Copy = if round % 3 == 0 { copy_past_caches } else { copy_bytes };
+                seen[..length].fill(0);
+                // SAFETY: the memory has this length, and lives until the threads have ended.
+                unsafe { copy(place.start(), seen.as_mut_ptr(), length) };
+                assert!(seen[..length].iter().all(|byte| [1, 2].contains(byte)));
+            }
+            ended.store(true, Ordering::Relaxed);
+        });
+    }
+}

@@ -1,0 +1,137 @@
+//! The work of peers on a device whose work the CPU does ([`QueuePair::peer_work`]), and the events of their WRITEs
+//! ([`QueuePair::announces_writes`]).
+
+use std::sync::Arc;
+
+use tonic_rdma_verbs::{CompletionOpcode, PeerWork, WorkCompletion};
+
+use crate::fabric::{Fabric, Options, Side, connected, default_pair, pattern, wait_until};
+use crate::flow::event_comes;
+
+/// Returns the work of the side's peer. `None` on a device that works without the CPU.
+fn work(fabric: &dyn Fabric, side: &Side) -> Option<Arc<dyn PeerWork>> {
+    let work = side.pair.peer_work();
+    assert_eq!(work.is_some(), side.pair.announces_writes());
+    assert_eq!(work.is_some(), fabric.name() == "soft", "the software device works by the CPU");
+    work
+}
+
+/// Writes 8 bytes to the other side, and returns them.
+fn write(from: &Side, to: &Side, seed: u64) -> Vec<u8> {
+    let bytes = pattern(seed, 8);
+    from.fill(0, &bytes);
+    from.write(seed, from.segment(0, 8), to.remote(64));
+    bytes
+}
+
+fn poll_nothing(side: &Side) {
+    assert_eq!(side.queue.poll(&mut [WorkCompletion::EMPTY; 4]), 0);
+}
+
+/// Each WRITE wakes a thread that sleeps in the completion queue of receives. A poll then carries out the WRITE.
+pub fn writes_make_events(fabric: &dyn Fabric) {
+    let (a, b) = default_pair(fabric);
+    if work(fabric, &b).is_none() {
+        return;
+    }
+    poll_nothing(&b);
+    for round in 1..4 {
+        b.queue.arm().unwrap();
+        poll_nothing(&b);
+        let bytes = write(&a, &b, round);
+        assert!(event_comes(&*b.queue, 5000), "a WRITE made no event");
+        b.queue.acknowledge_events();
+        poll_nothing(&b);
+        assert_eq!(b.content(64, 8), bytes);
+        a.expect(round, CompletionOpcode::Write);
+    }
+}
+
+/// A thread that looks for work carries out WRITEs, and switches their events off. Messages still make events.
+pub fn threads_that_look_need_no_events(fabric: &dyn Fabric) {
+    let (a, b) = default_pair(fabric);
+    let Some(work) = work(fabric, &b) else { return };
+    b.queue.arm().unwrap();
+    assert!(!work.progress(), "there is no work yet");
+    assert!(work.need_no_events(), "WRITEs made events");
+    assert!(!work.need_no_events());
+    let bytes = write(&a, &b, 1);
+    assert!(work.progress());
+    assert_eq!(b.content(64, 8), bytes);
+    a.expect(1, CompletionOpcode::Write);
+    assert!(!work.progress());
+    assert!(!event_comes(&*b.queue, 0), "a WRITE made an event that no thread needs");
+    // Queues that are armed again do not ask for these events, either.
+    b.queue.disarm();
+    b.queue.arm().unwrap();
+    let bytes = write(&a, &b, 2);
+    assert!(work.progress());
+    assert_eq!(b.content(64, 8), bytes);
+    a.expect(2, CompletionOpcode::Write);
+    assert!(!event_comes(&*b.queue, 0));
+    // A message makes an event, even if a thread that looks for work finds the message first.
+    b.post_receive(3, 0, 8);
+    a.send(3, 0, 8);
+    work.progress();
+    assert!(event_comes(&*b.queue, 5000), "a message made no event");
+    b.queue.acknowledge_events();
+    b.expect(3, CompletionOpcode::Receive);
+    a.expect(3, CompletionOpcode::Send);
+    b.queue.arm().unwrap();
+    work.need_events();
+    poll_nothing(&b);
+    write(&a, &b, 4);
+    assert!(event_comes(&*b.queue, 5000), "a WRITE made no event");
+    poll_nothing(&b);
+    a.expect(4, CompletionOpcode::Write);
+}
+
+/// A poll carries out a part of a long WRITE only. A thread that arms the queue, polls and then sleeps is woken for the rest.
+pub fn a_long_write_leaves_an_event_for_the_rest(fabric: &dyn Fabric) {
+    const LENGTH: usize = 4 << 20;
+    let (a, b) = connected(fabric, &Options { memory: LENGTH, ..Options::default() });
+    if work(fabric, &b).is_none() {
+        return;
+    }
+    let mut completion = [WorkCompletion::EMPTY; 1];
+    let mut carried_out_in_parts = false;
+    // The first WRITEs come through the ring, which takes many polls of both ends, until b has mapped the memory.
+    for round in 0..50 {
+        let bytes = pattern(round, LENGTH);
+        a.fill(0, &bytes);
+        a.write(round, a.segment(0, LENGTH), b.remote(0));
+        let (mut polls, mut without_event) = (0, 0);
+        wait_until("the WRITE", || {
+            b.queue.arm().unwrap();
+            poll_nothing(&b);
+            polls += 1;
+            let done = a.queue.poll(&mut completion) == 1;
+            without_event += u32::from(!done && !event_comes(&*b.queue, 0));
+            b.queue.acknowledge_events();
+            done
+        });
+        if polls < 20 {
+            assert_eq!(without_event, 0, "round {round}: polls left work and made no event");
+            carried_out_in_parts |= polls > 2;
+        }
+        assert!(b.content(0, LENGTH) == bytes, "round {round}");
+    }
+    assert!(carried_out_in_parts);
+}
+
+/// The work of a queue pair may outlive the queue pair. It then touches no memory.
+pub fn work_of_a_destroyed_queue_pair(fabric: &dyn Fabric) {
+    let (a, b) = default_pair(fabric);
+    let Some(work) = work(fabric, &b) else { return };
+    let region = Arc::clone(&b.region);
+    let Side { pair, .. } = b;
+    drop(pair);
+    a.fill(0, &[7; 8]);
+    a.write(1, a.segment(0, 8), crate::fabric::remote(&region, 64));
+    for _ in 0..10 {
+        work.progress();
+        work.need_events();
+        work.need_no_events();
+    }
+    assert_eq!(crate::fabric::content(&region, 64, 8), [0; 8]);
+}

@@ -1,0 +1,78 @@
+//! What this process holds, and what a call costs its thread.
+
+use std::iter::Sum;
+use std::ops::Add;
+use std::time::Duration;
+
+use crate::system::thread_cost;
+
+/// Memory, descriptors and mappings of this process.
+#[derive(Clone, Copy, Debug)]
+pub struct Usage {
+    pub resident_kib: usize,
+    pub descriptors: usize,
+    pub mappings: usize,
+}
+
+impl Usage {
+    pub fn now() -> Self {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        Self {
+            resident_kib: resident.trim().trim_end_matches(" kB").parse().unwrap(),
+            descriptors: std::fs::read_dir("/proc/self/fd").unwrap().count(),
+            mappings: std::fs::read_to_string("/proc/self/maps").unwrap().lines().count(),
+        }
+    }
+
+    /// Returns the greater of each number.
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            resident_kib: self.resident_kib.max(other.resident_kib),
+            descriptors: self.descriptors.max(other.descriptors),
+            mappings: self.mappings.max(other.mappings),
+        }
+    }
+
+    /// Returns whether each number is at most that of `before` plus that of `more`.
+    pub fn is_within(&self, before: &Self, more: &Self) -> bool {
+        self.resident_kib <= before.resident_kib + more.resident_kib
+            && self.descriptors <= before.descriptors + more.descriptors
+            && self.mappings <= before.mappings + more.mappings
+    }
+}
+
+/// What calls cost their thread. Neither number grows because the machine is busy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Processor time.
+    pub cpu: Duration,
+    /// Number of times that the thread gave up its processor to wait.
+    pub waits: u64,
+}
+
+impl Cost {
+    /// Runs `call`, and adds what it costs.
+    pub fn count<T>(&mut self, call: impl FnOnce() -> T) -> T {
+        let before = thread_cost();
+        let result = call();
+        let after = thread_cost();
+        self.cpu += after.0 - before.0;
+        self.waits += after.1 - before.1;
+        result
+    }
+}
+
+impl Add for Cost {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self { cpu: self.cpu + other.cpu, waits: self.waits + other.waits }
+    }
+}
+
+impl Sum for Cost {
+    fn sum<I: Iterator<Item = Self>>(costs: I) -> Self {
+        costs.fold(Self::default(), Add::add)
+    }
+}

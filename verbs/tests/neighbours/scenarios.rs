@@ -1,0 +1,365 @@
+//! The scenarios: each runs in a process of its own, beside an honest neighbour.
+
+use std::io::Write as _;
+use std::time::{Duration, Instant};
+
+use tonic_rdma_verbs::{CompletionStatus, WorkCompletion};
+
+use crate::end::{LARGE, fresh_region, segment, wait_until};
+use crate::meter::{Cost, Usage};
+use crate::neighbour::{TARGETS, nap};
+use crate::process::Process;
+use crate::victim::{Victim, fill, wrong_bytes};
+
+/// The environment variable by which a run is made longer: a factor.
+const LONGER: &str = "TONIC_RDMA_NEIGHBOURS_LONGER";
+/// The environment variable with the number of stops.
+const STOPS: &str = "TONIC_RDMA_NEIGHBOURS_STOPS";
+
+/// Processor time that dropping a connection may take, beside a peer that stopped. A wait for the peer takes a second.
+const DROP: Duration = Duration::from_millis(200);
+/// What a process may hold for one neighbour that floods it.
+const BOUND: Usage = Usage { resident_kib: 96 << 10, descriptors: 256, mappings: 1200 };
+/// What may be left when the neighbour is gone.
+const LEFT: Usage = Usage { resident_kib: 24 << 10, descriptors: 4, mappings: 16 };
+
+/// The names of the scenarios, and their functions.
+pub const ALL: &[(&str, fn())] = &[
+    ("alone", || {
+        let mut victim = Victim::new("echo");
+        (0..times(300)).for_each(|_| victim.call(None));
+    }),
+    ("idle", || misbehave("target")),
+    ("transfer", || misbehave("transfer all")),
+    ("scribble zeros", || scribble("zeros")),
+    ("scribble ones", || scribble("ones")),
+    ("scribble counters", || scribble("counters")),
+    ("scribble random", || scribble("random")),
+    ("stop", stop),
+    ("stopped calls", || calls_return("stopped")),
+    ("deaf calls", || calls_return("deaf")),
+    ("flood of messages", flood_of_messages),
+    ("flood of segments", flood_of_segments),
+    ("flood of sockets", flood_of_sockets),
+    ("fork", fork),
+    ("fork that outlives its parent", fork_that_outlives_its_parent),
+    ("die", die),
+    ("block", || misbehave("block")),
+    ("swap full-pipe wake-ups", || misbehave("swap full-pipe wake-ups")),
+    ("swap pipe-without-reader wake-ups", || misbehave("swap pipe-without-reader wake-ups")),
+    ("swap truncated small", || misbehave("swap truncated small")),
+    ("swap truncated large", || misbehave("swap truncated large")),
+    ("swap huge-pages small", || misbehave("swap huge-pages small")),
+    ("swap huge-pages large", || misbehave("swap huge-pages large")),
+    ("swap device small", || misbehave("swap device small")),
+    ("swap device large", || misbehave("swap device large")),
+];
+
+/// Runs the scenario `name`.
+pub fn run(name: &str) {
+    let (_, scenario) = ALL.iter().find(|(known, _)| *known == name).unwrap();
+    scenario();
+}
+
+fn times(count: usize) -> usize {
+    count * std::env::var(LONGER).map_or(1, |factor| factor.parse().unwrap())
+}
+
+fn print(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+/// A neighbour overwrites all that it shares. Its connection may end; a new process then takes its place.
+fn scribble(what: &str) {
+    misbehave(&format!("scribble {what}"));
+}
+
+/// A neighbour of the role `role` ends its own connection, if any. New ones take its place.
+fn misbehave(role: &str) {
+    let mut victim = Victim::new("echo");
+    let (mut ended, mut changed) = (0, 0);
+    for _ in 0..times(6) {
+        let mut process = Process::start();
+        match victim.invite(&mut process, role) {
+            Ok(mut bad) => {
+                victim.calls_beside(40, &mut bad);
+                ended += usize::from(bad.has_ended());
+                // The neighbour goes on after its connection has ended.
+                (0..10).for_each(|_| victim.call(None));
+                changed += usize::from(!victim.guards_are_whole(&bad));
+            }
+            Err(_) => ended += 1,
+        }
+        process.kill();
+    }
+    print(&format!("{role}: {ended} connections ended, {changed} changed memory that was not offered"));
+    (0..20).for_each(|_| victim.call(None));
+    assert_eq!(changed, 0, "connections that changed memory that was not offered");
+}
+
+/// A neighbour is stopped in the middle of its transfers. Everything that it could use is dropped, and its memory is used anew.
+/// Then the neighbour goes on.
+fn stop() {
+    let stops = std::env::var(STOPS).map_or(100, |stops| stops.parse().unwrap());
+    let mut victim = Victim::new("echo");
+    let mut process = Process::start();
+    let (mut costs, mut wrong, mut waited) = (Vec::new(), 0, 0);
+    let mut before = Usage::now();
+    for round in 0..times(stops) {
+        let what = ["writes", "writes", "sends", "reads", "all"][round % 5];
+        let mut bad = victim.invite(&mut process, &format!("transfer {what}")).unwrap();
+        assert_eq!(process.hear().as_deref(), Some("ready"));
+        // Some rounds keep the neighbour's receives and memory busy, too.
+        if round % 3 == 0 {
+            bad.serve();
+        }
+        nap(2000);
+        victim.poll(Some(&mut bad));
+        nap(500);
+        process.stop();
+        victim.call(Some(&mut bad));
+        let mut cost = Cost::default();
+        let memory = cost.count(|| bad.into_memory());
+        let seed = round as u64;
+        fill(&memory, seed);
+        victim.call(None);
+        process.resume();
+        assert_eq!(process.hear().as_deref(), Some("ended"), "the neighbour's connection has ended");
+        victim.call(None);
+        wrong += usize::from(wrong_bytes(&memory, seed) > 0);
+        waited += usize::from(cost.waits > 0);
+        costs.push(cost);
+        if round == 5 {
+            before = Usage::now();
+        }
+    }
+    let after = Usage::now();
+    let longest = costs.iter().map(|cost| cost.cpu).max().unwrap_or_default();
+    print(&format!(
+        "stop: {} stops, {wrong} with wrong bytes, {waited} drops that waited, longest drop {longest:?} of processor time",
+        costs.len()
+    ));
+    assert_eq!(wrong, 0, "stops after which memory was changed that had been taken back");
+    assert!(longest < DROP, "dropping took {longest:?} of processor time: it waited for the peer");
+    assert!(after.is_within(&before, &LEFT), "{after:?} is above {before:?} and {LEFT:?}");
+    // A drop may have to wait for the kernel now and then.
+    assert!(waited * 10 <= costs.len(), "{waited} of {} drops waited", costs.len());
+}
+
+/// The process of a neighbour is stopped, or its service thread does not answer. Posting, polling and dropping do not wait.
+fn calls_return(kind: &str) {
+    let mut victim = Victim::new("echo");
+    let (mut posts, mut drops) = (Vec::new(), Vec::new());
+    for round in 0..times(3) {
+        let mut process = Process::start();
+        let mut bad = victim.invite(&mut process, &format!("target {kind}")).unwrap();
+        assert_eq!(process.hear().as_deref(), Some("ready"));
+        if kind == "stopped" {
+            process.stop();
+        }
+        // Each request uses a memory of the peer, and one of this process, for the first time.
+        let sources: Vec<_> = (0..TARGETS).map(|_| fresh_region(&*victim.domain)).collect();
+        let mut cost = Cost::default();
+        let mut completions = [WorkCompletion::EMPTY; 16];
+        let mut polled = Vec::new();
+        for (source, target) in sources.iter().zip(&bad.targets[1..]) {
+            cost.count(|| {
+                bad.end.write(1, segment(source, 0, LARGE), *target).unwrap();
+                bad.end.read(2, segment(source, 0, LARGE), *target).unwrap();
+                bad.end.send_inline(3, &[3; 64]).unwrap();
+                for _ in 0..100 {
+                    let count = victim.queue.poll(&mut completions);
+                    polled.extend_from_slice(&completions[..count]);
+                }
+            });
+        }
+        posts.push(cost);
+        victim.call(None);
+        if kind == "deaf" && round == 0 {
+            let ours = bad.end.pair.number();
+            wait_until("requests to a neighbour that polls", || {
+                let count = victim.queue.poll(&mut completions);
+                polled.extend_from_slice(&completions[..count]);
+                polled.iter().filter(|done| done.queue_pair == ours && done.wr_id <= 3).count() >= 3 * TARGETS
+            });
+            let failed = polled.iter().filter(|done| done.status != CompletionStatus::Success).count();
+            assert_eq!(failed, 0, "requests to a neighbour that polls failed");
+        }
+        bad.serve();
+        let mut cost = Cost::default();
+        cost.count(|| drop((bad, sources)));
+        drops.push(cost);
+        victim.call(None);
+    }
+    print(&format!("{kind}: posts and polls {posts:?}, drops {drops:?}"));
+    // The kernel may make a thread wait for reasons of its own, but not in each of several rounds.
+    let fewest = |costs: &[Cost]| costs.iter().map(|cost| cost.waits).min().unwrap_or_default();
+    assert_eq!(fewest(&posts), 0, "posts and polls waited for a peer that is {kind}");
+    assert_eq!(fewest(&drops), 0, "drops waited for a peer that is {kind}");
+    let longest = drops.iter().map(|cost| cost.cpu).max().unwrap_or_default();
+    assert!(longest < DROP, "dropping took {longest:?} of processor time");
+}
+
+/// Makes calls beside a neighbour that floods this process, until `call` returns that the flood was long enough, and asserts that it holds no more than the bound, and nothing when
+/// the neighbour is gone.
+fn within_bounds(
+    victim: &mut Victim,
+    mut process: Process,
+    before: Usage,
+    mut call: impl FnMut(&mut Victim) -> bool,
+) {
+    let mut most = before;
+    let begin = Instant::now();
+    let shortest = Duration::from_secs(times(2) as u64);
+    let mut enough = false;
+    for round in 0.. {
+        enough |= call(victim);
+        if round % 5 == 0 {
+            most = most.max(Usage::now());
+        }
+        if round > 100 && begin.elapsed() > shortest && (enough || begin.elapsed() > 5 * shortest) {
+            break;
+        }
+    }
+    process.kill();
+    print(&format!("before {before:?}, most {most:?}"));
+    assert!(most.is_within(&before, &BOUND), "{most:?} is above {before:?} and {BOUND:?}");
+}
+
+fn wait_for_the_rest(victim: &mut Victim, before: &Usage, left: &Usage) {
+    wait_until("what the neighbour left", || {
+        victim.call(None);
+        Usage::now().is_within(before, left)
+    });
+    print(&format!("after {:?}", Usage::now()));
+}
+
+fn warmed_up() -> (Victim, Usage) {
+    let mut victim = Victim::new("echo");
+    let mut process = Process::start();
+    let mut bad = victim.invite(&mut process, "flood").unwrap();
+    victim.calls_beside(20, &mut bad);
+    drop((process, bad));
+    victim.call(None);
+    (victim, Usage::now())
+}
+
+fn flood_of_messages() {
+    let (mut victim, before) = warmed_up();
+    let mut process = Process::start();
+    let mut bad = victim.invite(&mut process, "flood").unwrap();
+    within_bounds(&mut victim, process, before, |victim| {
+        victim.call(Some(&mut bad));
+        bad.received() > 100
+    });
+    drop(bad);
+    wait_for_the_rest(&mut victim, &before, &LEFT);
+}
+
+fn flood_of_segments() {
+    let (mut victim, before) = warmed_up();
+    let mut process = Process::start();
+    let mut bad = victim.invite(&mut process, "segments 2000").unwrap();
+    within_bounds(&mut victim, process, before, |victim| {
+        for _ in 0..20 {
+            victim.poll(Some(&mut bad));
+            bad.serve();
+        }
+        victim.call(Some(&mut bad));
+        bad.read_by_name() >= 1900 || bad.has_ended()
+    });
+    print(&format!(
+        "{} messages from memories of their own, {} of them read",
+        bad.received(),
+        bad.read_by_name()
+    ));
+    drop(bad);
+    wait_for_the_rest(&mut victim, &before, &LEFT);
+}
+
+fn flood_of_sockets() {
+    let (mut victim, before) = warmed_up();
+    let mut process = Process::start();
+    let names = listening_sockets();
+    assert!(!names.is_empty(), "the device listens on no unix socket");
+    process.tell(&format!("knock {}", names.join(" ")));
+    assert_eq!(process.hear().as_deref(), Some("ready"));
+    let mut round = 0;
+    within_bounds(&mut victim, process, before, |victim| {
+        victim.call(None);
+        round += 1;
+        if round % 50 == 0 {
+            // An honest process can still connect.
+            let mut honest = Process::start_honest();
+            let mut end = victim.invite(&mut honest, "transfer messages").unwrap();
+            assert_eq!(honest.hear().as_deref(), Some("ready"));
+            wait_until("a message of a process that connected beside the flood", || {
+                victim.call(Some(&mut end));
+                end.received() > 0
+            });
+            assert!(!end.has_ended());
+        }
+        true
+    });
+    wait_for_the_rest(&mut victim, &before, &LEFT);
+}
+
+/// Returns the names of the unix sockets on which this process listens; abstract ones begin with `@`.
+fn listening_sockets() -> Vec<String> {
+    let links = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let links: Vec<String> = links
+        .filter_map(|entry| std::fs::read_link(entry.path()).ok())
+        .map(|target| target.to_string_lossy().into_owned())
+        .collect();
+    let table = std::fs::read_to_string("/proc/self/net/unix").unwrap();
+    let listening = table.lines().filter_map(|line| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let is_ours = |inode: &str| links.contains(&format!("socket:[{inode}]"));
+        (words.len() == 8 && words[3] == "00010000" && is_ours(words[6])).then(|| words[7].to_owned())
+    });
+    listening.collect()
+}
+
+/// An honest neighbour forks without exec, and its forked children use and drop what they have copies of.
+fn fork() {
+    let mut victim = Victim::new("forks");
+    (0..times(100)).for_each(|_| victim.call(None));
+}
+
+/// A neighbour dies, and a child that it forked lives on, with copies of all its sockets and mappings. As with TCP, the connection may
+/// then look alive. Everything of it is dropped without a wait. It leaves the sockets to its process, which the child still holds.
+fn fork_that_outlives_its_parent() {
+    let (mut victim, before) = warmed_up();
+    let mut cost = Cost::default();
+    let count = times(5);
+    for _ in 0..count {
+        let mut process = Process::start();
+        let mut bad = victim.invite(&mut process, "leaves-fork").unwrap();
+        assert_eq!(process.hear().as_deref(), Some("ready"));
+        victim.calls_beside(20, &mut bad);
+        cost.count(|| drop(bad));
+        victim.call(None);
+    }
+    print(&format!("dropped beside forked children: {cost:?}"));
+    assert!(cost.cpu < DROP, "dropping took {:?} of processor time", cost.cpu);
+    wait_for_the_rest(&mut victim, &before, &Usage { descriptors: 4 * count, ..LEFT });
+}
+
+/// Neighbours are killed at random instants.
+fn die() {
+    let (mut victim, before) = warmed_up();
+    for round in 0..times(30) {
+        let mut process = Process::start();
+        let what = ["writes", "sends", "reads", "all"][round % 4];
+        let mut bad = victim.invite(&mut process, &format!("transfer {what}")).unwrap();
+        bad.serve();
+        nap(3000);
+        process.kill();
+        wait_until("the end of a connection whose peer was killed", || {
+            victim.call(Some(&mut bad));
+            bad.has_ended()
+        });
+        assert!(victim.guards_are_whole(&bad));
+    }
+    wait_for_the_rest(&mut victim, &before, &LEFT);
+}
