@@ -2,8 +2,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, fence};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Instant;
 
@@ -16,10 +16,11 @@ use crate::soft::peers::address::Address;
 use crate::soft::peers::local::{ClientMemory, LocalQueuePair, SendAnswer};
 use crate::soft::peers::message::{Answer, EndAnswer, Object};
 use crate::soft::peers::segments::Segments;
+use crate::soft::shared::arming::Guarded;
 use crate::soft::shared::attention::Attention;
 use crate::soft::shared::end::{End, EndState, Failure};
 use crate::soft::shared::mapping::Mapping;
-use crate::soft::shared::platform::Native;
+use crate::soft::shared::platform::{Native, Shipping};
 use crate::sync::lock;
 use crate::{Access, PathSettings, QueuePairAddress, QueuePairCapacity, QueuePairState, VerbsError};
 
@@ -43,8 +44,6 @@ pub(crate) struct Core {
     state: AtomicU8,
     /// Whether the peer's last records are still taken, although the queue pair is in Error: because it is the peer that ended.
     drains: AtomicBool,
-    /// Whether the user has dropped the queue pair. No thread writes memory for it any more.
-    destroyed: AtomicBool,
     access: OnceLock<Access>,
     settings: OnceLock<PathSettings>,
     connection: OnceLock<Connection>,
@@ -58,7 +57,7 @@ pub(crate) struct Core {
     /// The position in our ring up to which records are published. Written with the send queue locked.
     pub(crate) published: AtomicU64,
     /// Whether the device's thread guards the records of this queue pair.
-    guarded: AtomicBool,
+    guarded: Guarded<Native, Shipping>,
     /// The position that the peer had taken at the last look of the guard, and the number of looks without a change.
     guard: Mutex<Guard>,
 }
@@ -83,6 +82,8 @@ const INIT: u8 = 1;
 const RTR: u8 = 2;
 const RTS: u8 = 3;
 const ERROR: u8 = 4;
+/// In Error, and the user has dropped the queue pair.
+const DESTROYED: u8 = 5;
 
 /// Returns the bytes of the ring of a queue pair with this capacity: four inline messages and more.
 fn ring_bytes(capacity: &QueuePairCapacity) -> u64 {
@@ -123,7 +124,6 @@ impl Core {
             grant: Mutex::new(Grant { fd: Some(fd), to: None, events: Vec::new() }),
             state: AtomicU8::new(RESET),
             drains: AtomicBool::new(false),
-            destroyed: AtomicBool::new(false),
             access: OnceLock::new(),
             settings: OnceLock::new(),
             connection: OnceLock::new(),
@@ -132,7 +132,7 @@ impl Core {
             taken: AtomicU64::new(0),
             posted: AtomicU64::new(0),
             published: AtomicU64::new(0),
-            guarded: AtomicBool::new(false),
+            guarded: Guarded::new(),
             guard: Mutex::default(),
         }))
     }
@@ -171,7 +171,7 @@ impl Core {
     }
 
     /// Returns the peer's memory that this process has mapped, once the peer has taken this end.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn segments(&self) -> Option<&Arc<Segments>> {
         self.segments.get()
     }
@@ -190,7 +190,7 @@ impl Core {
         if self.peer_is_gone() {
             return QueuePairState::Error;
         }
-        match self.state.load(SeqCst) {
+        match self.state.load(Acquire) {
             RESET => QueuePairState::Reset,
             INIT => QueuePairState::Init,
             RTR => QueuePairState::Rtr,
@@ -202,13 +202,16 @@ impl Core {
     /// Returns whether the queue pair is in Error.
     #[inline]
     pub(crate) fn has_failed(&self) -> bool {
-        self.state.load(SeqCst) == ERROR
+        self.state.load(Acquire) >= ERROR
     }
 
     /// Returns whether this end takes no more records of the peer.
     #[inline]
     pub(crate) fn is_closed(&self) -> bool {
-        self.has_failed() && (!self.drains.load(SeqCst) || self.destroyed.load(SeqCst))
+        match self.state.load(Acquire) {
+            ERROR => !self.drains.load(Relaxed),
+            state => state == DESTROYED,
+        }
     }
 
     /// Returns whether the peer takes no more records, because its queue pair is in Error or destroyed, or its process is dead.
@@ -231,7 +234,7 @@ impl Core {
         if self.domain.device().is_forked() {
             return;
         }
-        if self.state.swap(ERROR, SeqCst) != ERROR {
+        if self.state.fetch_max(ERROR, AcqRel) < ERROR {
             self.show_progress();
             self.end.advance(EndState::Ended);
             self.notify();
@@ -245,14 +248,14 @@ impl Core {
     /// are still taken.
     pub(crate) fn fail_requests(&self) {
         if self.peer_has_ended() && !self.has_failed() {
-            self.drains.store(true, SeqCst);
+            self.drains.store(true, Relaxed);
         }
         self.fail();
     }
 
-    /// Takes no more records of the peer once this end is in Error.
+    /// Notes that a record of the peer can't be taken. No later record is taken, even if the peer has ended.
     pub(crate) fn stop_draining(&self) {
-        self.drains.store(false, SeqCst);
+        self.drains.store(false, Relaxed);
     }
 
     /// Notes that the peer's process has ended. The next poll takes its last records, then moves to Error.
@@ -263,7 +266,7 @@ impl Core {
     /// Moves to Error because this end refuses a record of the peer, and tells the peer why.
     pub(crate) fn refuse(&self, failure: Failure) {
         self.show_progress();
-        if self.state.load(SeqCst) != ERROR {
+        if !self.has_failed() {
             self.end.report(failure);
         }
         self.fail();
@@ -368,14 +371,13 @@ impl Core {
     /// peer's device to carry them out.
     #[inline]
     pub(crate) fn guard(&self) {
-        if !self.guarded.load(Relaxed) {
+        if self.guarded.begin() {
             self.begin_to_guard();
         }
     }
 
     #[cold]
     fn begin_to_guard(&self) {
-        self.guarded.store(true, Relaxed);
         if let Some(pair) = self.pair.get() {
             self.domain.device().service().guard(pair.clone());
         }
@@ -387,8 +389,8 @@ impl Core {
         const IDLE: u32 = 256;
         let Some(connection) = self.connection() else { return false };
         self.settle();
-        let published = self.published.load(SeqCst);
-        let taken = connection.end.taken_word().load(SeqCst);
+        let published = self.published.load(Relaxed);
+        let taken = connection.end.taken_word().load(Relaxed);
         let mut guard = lock(&self.guard);
         let stuck = taken != published && guard.taken == taken;
         guard.idle = if taken == published && guard.taken == taken { guard.idle + 1 } else { 0 };
@@ -397,15 +399,8 @@ impl Core {
         let done = ended || guard.idle > IDLE;
         drop(guard);
         if done {
-            self.guarded.store(false, Relaxed);
-            // SYNC: pairs with the fence of `settle`: either this thread sees the record, or the thread that published
-            // the record sees that nothing guards it.
-            fence(SeqCst);
-            // A record that was published before the store is guarded by the next record, or by the poll of its sender.
-            return !ended && self.published.load(SeqCst) != taken && {
-                self.guarded.store(true, Relaxed);
-                true
-            };
+            // A record that was published before is guarded again, by this thread or by the one that published it.
+            return !self.guarded.end(|| !ended && self.published.load(Relaxed) != taken);
         }
         if stuck {
             connection.poke();
@@ -487,7 +482,7 @@ impl Core {
     }
 
     fn change(&self, call: &'static str, from: u8, to: u8) -> Result<(), VerbsError> {
-        match self.state.compare_exchange(from, to, SeqCst, SeqCst) {
+        match self.state.compare_exchange(from, to, AcqRel, Acquire) {
             Ok(_) => Ok(()),
             Err(_) => Err(VerbsError::State { call, state: self.state() }),
         }
@@ -495,8 +490,7 @@ impl Core {
 
     /// Moves to Error without a word to the peer. No thread takes another record of the peer.
     pub(super) fn end(&self) {
-        self.destroyed.store(true, SeqCst);
-        self.state.store(ERROR, SeqCst);
+        self.state.store(DESTROYED, Release);
         self.show_progress();
         self.end.advance(EndState::Ended);
     }

@@ -98,7 +98,7 @@ impl Pair {
     }
 
     /// Returns the common part of the two queues.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(super) fn core(&self) -> &Arc<Core> {
         &self.core
     }

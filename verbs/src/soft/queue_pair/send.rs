@@ -2,7 +2,7 @@
 //! receive posted, or if the peer is not connected yet. All later requests then wait, too.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -145,7 +145,7 @@ impl SendQueue {
 
     /// Returns whether requests wait.
     pub(super) fn has_waiting(&self) -> bool {
-        self.waiting.load(SeqCst) != 0
+        self.waiting.load(Relaxed) != 0
     }
 
     /// Returns whether the peer has made progress that a poller waits for and has not seen.
@@ -293,7 +293,7 @@ impl SendQueue {
     fn wait(&self, queue: &mut SendState, request: &SendRequest<'_>, done: u64) {
         let first = queue.waiting.is_empty();
         queue.waiting.push_back(Waiting::new(request, done));
-        self.waiting.store(queue.waiting.len(), SeqCst);
+        self.waiting.store(queue.waiting.len(), Relaxed);
         self.core.guard();
         if first {
             self.core.want(Attention::STUCK);
@@ -580,7 +580,7 @@ impl SendQueue {
                 },
             }
         }
-        self.waiting.store(queue.waiting.len(), SeqCst);
+        self.waiting.store(queue.waiting.len(), Relaxed);
         if queue.waiting.is_empty() && queue.reading.is_empty() {
             self.core.want_no_more(Attention::STUCK);
         }
@@ -627,11 +627,12 @@ impl SendQueue {
         if queue.failed {
             return CompletionStatus::WorkRequestFlushed;
         }
+        let peer_has_ended = self.core.peer_has_ended();
         let failure = self.core.connection().and_then(|connection| connection.end.failure());
         match failure {
             // The requests before the refused one have completed, so this is the refused one.
             Some(failure) => failure.status,
-            None if self.core.peer_has_ended() => CompletionStatus::RetryExceeded,
+            None if peer_has_ended => CompletionStatus::RetryExceeded,
             None => CompletionStatus::WorkRequestFlushed,
         }
     }
@@ -720,8 +721,9 @@ impl SendQueue {
         if !self.core.has_failed() && !self.core.peer_has_ended() {
             return false;
         }
-        let failure = self.core.connection().and_then(|connection| connection.end.failure());
+        // SYNC: the end of the peer is noticed before the look at the record that it refused.
         let peer_has_ended = self.core.peer_has_ended();
+        let failure = self.core.connection().and_then(|connection| connection.end.failure());
         while let Some(first) = queue.outstanding.front() {
             if sink.is_full() {
                 return true;

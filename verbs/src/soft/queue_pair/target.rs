@@ -2,9 +2,7 @@
 //! writes its own memory. The peer writes nothing here.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{
-    AtomicBool, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst, fence,
-};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use super::connection::Connection;
@@ -21,6 +19,7 @@ use crate::soft::shared::end::{EndState, Failure, Reader};
 use crate::soft::shared::mapping::Mapping;
 use crate::soft::shared::platform::{Native, Shipping};
 use crate::soft::shared::ring::{Flags, Kind, Record};
+use crate::soft::shared::states::unless_revoked;
 use crate::sync::lock;
 use crate::{
     Access, CompletionOpcode, CompletionStatus, PostError, PostErrorKind, QueuePairNumber, QueuePairState,
@@ -42,6 +41,8 @@ pub(super) struct Target {
     tag: AtomicU64,
     /// Whether a visit has something to do even if there is no record.
     busy: AtomicBool,
+    /// Whether the receives were flushed, after the queue pair failed.
+    flushed: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -101,8 +102,9 @@ impl Target {
             served: VecDeque::new(),
             ready: VecDeque::new(),
         };
-        let (next, tag, busy) = (AtomicUsize::new(usize::MAX), AtomicU64::new(0), AtomicBool::new(false));
-        Self { core: Arc::clone(core), state: Mutex::new(state), next, tag, busy }
+        let (next, tag) = (AtomicUsize::new(usize::MAX), AtomicU64::new(0));
+        let (busy, flushed) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { core: Arc::clone(core), state: Mutex::new(state), next, tag, busy, flushed }
     }
 
     /// Begins to look for records, because this end is connected.
@@ -124,7 +126,9 @@ impl Target {
     /// Returns whether a visit may have something to do.
     #[inline]
     pub(super) fn has_news(&self) -> bool {
-        self.busy.load(Relaxed) || self.has_record()
+        self.busy.load(Relaxed)
+            || self.has_record()
+            || (self.core.has_failed() && !self.flushed.load(Relaxed))
     }
 
     /// Returns whether the peer has published a record that was not taken.
@@ -145,7 +149,7 @@ impl Target {
 
     /// Has the next poll visit this end, because its state has changed.
     pub(super) fn look_again(&self) {
-        self.busy.store(true, SeqCst);
+        self.busy.store(true, Relaxed);
     }
 
     /// Waits until no thread is carrying out records.
@@ -271,6 +275,7 @@ impl Target {
             }
         }
         self.look_for_record_of(&reader);
+        // A queue pair in Error uses no memory any more: its regions may go (see `Core::end`).
         if !state.served.is_empty() && !self.core.has_failed() {
             self.serve(state, connection, sends);
         }
@@ -392,10 +397,8 @@ impl Target {
             unsafe { copy_bytes(from, last[at..].as_mut_ptr(), length as usize) };
             at += length as usize;
         }
-        // SYNC: pairs with `End::advance`: if the copy has read what the owner of the memory stored after it ended, this thread
-        // sees that end.
-        fence(Acquire);
-        if connection.end.state() == EndState::Ended {
+        if !unless_revoked::<Native, Shipping>(|| connection.end.state() != EndState::Ended) {
+            self.core.stop_draining();
             self.core.fail();
             return Ok(None);
         }
@@ -620,6 +623,7 @@ impl Target {
             let completion = self.flushed(&posted);
             output.push(state, completion);
         }
+        self.flushed.store(true, Relaxed);
         false
     }
 
