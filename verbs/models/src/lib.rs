@@ -54,6 +54,10 @@ impl Word for LoomWord {
     fn raise(&self, value: u64, order: Ordering) {
         self.0.fetch_max(value, order);
     }
+
+    fn take(&self, order: Ordering) -> u64 {
+        self.0.swap(0, order)
+    }
 }
 
 /// Runs all executions of `model`. Returns their number.

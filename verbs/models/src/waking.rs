@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use loom::sync::Mutex;
 use loom::thread;
 use tonic_rdma_verbs::internal::shared_memory::{
-    Arming, Attention, Flags, Guarded, Header, Kind, Orders, Reader, Word, Writer,
+    Arming, Attention, Debt, Flags, Guarded, Header, Kind, Orders, Reader, Word, Writer,
 };
 
 use crate::{Loom, LoomWord, explore, words};
@@ -147,6 +147,132 @@ pub fn no_work_is_lost<O: Orders + 'static>() -> u64 {
         let woken = other.join().unwrap_or(false);
         assert!(!sleeps || woken, "model: the poller sleeps, and there is work");
     })
+}
+
+/// The debt of an end, and what it shares with the peer.
+#[derive(Debug)]
+struct Owing<O> {
+    arming: Arming<Loom, O>,
+    debt: Debt<Loom, O>,
+    /// The lock of the send queue, or of the target.
+    queue: Mutex<()>,
+    /// The peer's attention.
+    attention: LoomWord,
+    /// The progress that this end has made, and that it shows.
+    made: LoomWord,
+    shown: LoomWord,
+    /// The peer's event.
+    event: LoomWord,
+}
+
+impl<O: Orders> Owing<O> {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            arming: Arming::new(),
+            debt: Debt::new(),
+            queue: Mutex::new(()),
+            attention: LoomWord::new(0),
+            made: LoomWord::new(0),
+            shown: LoomWord::new(0),
+            event: LoomWord::new(0),
+        })
+    }
+
+    /// Stores news for the peer, and looks at its attention without a fence. As `SendQueue::post` and `Target::post`, with
+    /// `Core::announce_news`, `Core::progressed` and `Core::owe`.
+    fn store_news(&self, kind: u8) {
+        let Ok(_queue) = self.queue.lock() else { panic!("model: a lock") };
+        self.made.store(1, Release);
+        let armed = self.arming.is_armed();
+        let attention = Attention::of_own::<Loom>(&self.attention);
+        if kind == Debt::<Loom, O>::NEWS {
+            self.shown.store(1, Release);
+        } else if armed || attention.wants(Attention::NEWS) {
+            self.show();
+        }
+        if attention.wants(Attention::NEWS) {
+            self.event.store(1, Relaxed);
+        }
+        if self.arming.is_armed() {
+            self.look(kind);
+        } else {
+            self.debt.add(kind);
+        }
+    }
+
+    fn show(&self) {
+        self.shown.raise(self.made.load(Acquire), Release);
+    }
+
+    /// As `Core::look`.
+    fn look(&self, debt: u8) {
+        if debt & Debt::<Loom, O>::PROGRESS != 0 {
+            self.show();
+        }
+        if Attention::of_peer::<Loom, O>(&self.attention).wants(Attention::NEWS) {
+            self.event.store(1, Relaxed);
+        }
+    }
+
+    /// As `Core::owes` and `Core::settle`.
+    fn settle(&self) {
+        if self.debt.is_any() {
+            self.look(self.debt.take());
+        }
+    }
+
+    /// As `Queue::arm` and `Pair::ask_for_events`.
+    fn arm(&self) {
+        self.arming.arm();
+        drop(self.queue.lock());
+        self.settle();
+        Attention::fence::<Loom, O>();
+    }
+
+    /// Falls asleep, as the peer. Returns false if the peer finds news instead.
+    fn sleep(&self) -> bool {
+        Attention::NEWS.add::<Loom>(&self.attention);
+        Attention::fence::<Loom, O>();
+        self.shown.load(Acquire) == 0
+    }
+}
+
+/// One thread stores news while another thread of its process polls (`polls`), then arms the queue and sleeps, and the peer falls
+/// asleep. The peer is woken.
+fn no_debt_is_lost<O: Orders + 'static>(polls: bool, kind: u8) -> u64 {
+    explore(move || {
+        let owing = Owing::<O>::new();
+        let (poster, peer) = (Arc::clone(&owing), Arc::clone(&owing));
+        let poster = thread::spawn(move || poster.store_news(kind));
+        let peer = thread::spawn(move || peer.sleep());
+        if polls {
+            owing.settle();
+        } else {
+            owing.arm();
+        }
+        assert!(poster.join().is_ok());
+        if polls {
+            // The next poll.
+            owing.settle();
+        }
+        let sleeps = peer.join().unwrap_or(false);
+        assert!(!sleeps || owing.event.load(Relaxed) == 1, "model: the peer sleeps, and there is news");
+    })
+}
+
+/// The debt of a thread that stores news is settled by the polls of another thread.
+pub fn polls_settle_debts<O: Orders + 'static>() -> u64 {
+    no_debt_is_lost::<O>(true, Debt::<Loom, O>::NEWS)
+}
+
+/// Progress that is shown later is shown by the polls of another thread.
+pub fn polls_show_progress<O: Orders + 'static>() -> u64 {
+    no_debt_is_lost::<O>(true, Debt::<Loom, O>::PROGRESS)
+}
+
+/// The debt of a thread that stores news is settled by a thread that arms the queue.
+pub fn arming_settles_debts<O: Orders + 'static>() -> u64 {
+    no_debt_is_lost::<O>(false, Debt::<Loom, O>::PROGRESS)
 }
 
 /// A guard ends while a record is published. The record has a guard. As `Core::settle` and `Core::look_after_records`.

@@ -26,6 +26,9 @@ pass! {
     no_progress_is_lost: waking::no_progress_is_lost::<Shipping>;
     no_work_is_lost: waking::no_work_is_lost::<Shipping>;
     no_record_is_unguarded: waking::no_record_is_unguarded::<Shipping>;
+    polls_settle_debts: waking::polls_settle_debts::<Shipping>;
+    polls_show_progress: waking::polls_show_progress::<Shipping>;
+    arming_settles_debts: waking::arming_settles_debts::<Shipping>;
     copies_by_key_are_discarded: revocation::copies_by_key_are_discarded::<Shipping>;
     copies_of_an_ended_peer_are_discarded: revocation::copies_of_an_ended_peer_are_discarded::<Shipping>;
     entries_come_before_their_keys: revocation::entries_come_before_their_keys::<Shipping>;
@@ -72,6 +75,11 @@ fail! {
     notify_fence_acq_rel: NOTIFY_FENCE = AcqRel, waking::no_work_is_lost, "model: the poller sleeps";
     guard_fence_none: GUARD_FENCE = Relaxed, waking::no_record_is_unguarded, "model: the record has no guard";
     guard_fence_acq_rel: GUARD_FENCE = AcqRel, waking::no_record_is_unguarded, "model: the record has no guard";
+    owe_relaxed: OWE = Relaxed, waking::polls_settle_debts, "model: the peer sleeps";
+    owe_relaxed_and_progress: OWE = Relaxed, waking::polls_show_progress, "model: the peer sleeps";
+    settle_relaxed: SETTLE = Relaxed, waking::polls_show_progress, "model: the peer sleeps";
+    news_fence_acq_rel_and_debts: NEWS_FENCE = AcqRel, waking::polls_settle_debts, "model: the peer sleeps";
+    attention_fence_acq_rel_and_debts: ATTENTION_FENCE = AcqRel, waking::polls_settle_debts, "model: the peer sleeps";
     check_fence_none: CHECK_FENCE = Relaxed, revocation::copies_by_key_are_discarded, "model: a copy of revoked memory";
     check_fence_release: CHECK_FENCE = Release, revocation::copies_by_key_are_discarded, "model: a copy of revoked memory";
     check_fence_none_and_end: CHECK_FENCE = Relaxed, revocation::copies_of_an_ended_peer_are_discarded, "model: a copy of revoked memory";

@@ -128,7 +128,7 @@ impl Core {
             settings: OnceLock::new(),
             connection: OnceLock::new(),
             segments: OnceLock::new(),
-            debt: Debt::default(),
+            debt: Debt::new(),
             taken: AtomicU64::new(0),
             posted: AtomicU64::new(0),
             published: AtomicU64::new(0),
@@ -332,10 +332,19 @@ impl Core {
     #[inline]
     fn owe(&self, connection: &Connection, debt: u8) {
         if self.receive_queue.is_armed() || self.send_queue.is_armed() {
-            connection.settle(debt);
+            self.look(connection, debt);
         } else {
             self.debt.add(debt);
         }
+    }
+
+    /// Shows this end's progress, and looks at the peer's attention with the fence.
+    fn look(&self, connection: &Connection, debt: u8) {
+        if debt & Debt::PROGRESS != 0 {
+            // The queue may have been armed after the caller had decided to show the progress later.
+            self.show_progress();
+        }
+        connection.settle(debt);
     }
 
     /// Returns whether this end owes the peer a look.
@@ -348,11 +357,8 @@ impl Core {
     #[cold]
     pub(super) fn settle(&self) {
         let debt = self.debt.take();
-        if debt & Debt::PROGRESS != 0 {
-            self.show_progress();
-        }
         if let Some(connection) = self.connection() {
-            connection.settle(debt);
+            self.look(connection, debt);
         }
         // SYNC: after the fence of `settle`: either the guard that ends sees the records, or this thread sees that it has ended.
         if debt & (Debt::NEWS | Debt::WRITES) != 0 {

@@ -142,6 +142,10 @@ impl CompletionSource for Pair {
             let looked_after = self.looked_after.load(Relaxed);
             self.core.want(if looked_after { Attention::NEWS } else { ALL_NEWS });
         }
+        // SYNC: a thread that stores news or posts requests holds one of the two locks while it looks whether the queue is armed, and
+        // while it notes its debt and counts its requests. So either this thread sees them, or that thread sees that the queue is
+        // armed.
+        self.wait_for_own_threads();
         if self.core.owes() {
             self.core.settle();
         }

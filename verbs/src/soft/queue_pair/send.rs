@@ -156,11 +156,9 @@ impl SendQueue {
             })
     }
 
-    /// Returns whether an event is wanted when the peer makes progress. The caller has armed the queue before.
+    /// Returns whether an event is wanted when the peer makes progress. The caller has armed the queue, then has locked the queue
+    /// once.
     pub(super) fn wants_progress(&self) -> bool {
-        // SYNC: a thread that posts holds the lock while it counts its requests and looks whether the queue is armed. So either
-        // this thread sees its requests, or that thread sees that the queue is armed.
-        drop(self.lock());
         self.awaited.load(Relaxed) != 0
     }
 

@@ -32,6 +32,9 @@ pub trait Word {
 
     /// Stores `value`, unless the word has a greater value.
     fn raise(&self, value: u64, order: Ordering);
+
+    /// Stores 0. Returns the value before.
+    fn take(&self, order: Ordering) -> u64;
 }
 
 /// The orderings of the structures. The provided values are those of the shipping code.
@@ -46,7 +49,8 @@ pub trait Orders {
     const RECLAIM: Ordering = Acquire;
     /// Order of the fence between the store of news and the load of the peer's attention. `Relaxed` means no fence.
     const NEWS_FENCE: Ordering = SeqCst;
-    /// Order of the fence between the store of this end's attention, or of the flag that arms a queue, and the look for news. `Relaxed` means no fence.
+    /// Order of the fence between the store of this end's attention, or of the flag that arms a queue, and the look for news.
+    /// `Relaxed` means no fence.
     const ATTENTION_FENCE: Ordering = SeqCst;
     /// Order of the fence between the loads of memory that the peer may revoke, and the load that shows whether the memory was
     /// revoked. `Relaxed` means no fence.
@@ -65,6 +69,10 @@ pub trait Orders {
     const LOOK: Ordering = Acquire;
     /// Order of the fence between the store of work and the look whether the queue is armed.
     const NOTIFY_FENCE: Ordering = SeqCst;
+    /// Order of the store that notes a debt, after the store of the news that the debt is for.
+    const OWE: Ordering = Release;
+    /// Order of the operation that takes a debt, before the loads and the fence that follow.
+    const SETTLE: Ordering = Acquire;
     /// Order of the fence between the store that ends a guard and the last look for records.
     const GUARD_FENCE: Ordering = SeqCst;
 }
@@ -111,6 +119,11 @@ impl Word for AtomicU64 {
     #[inline]
     fn raise(&self, value: u64, order: Ordering) {
         self.fetch_max(value, order);
+    }
+
+    #[inline]
+    fn take(&self, order: Ordering) -> u64 {
+        self.swap(0, order)
     }
 }
 
