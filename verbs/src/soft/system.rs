@@ -69,39 +69,3 @@ pub(super) fn pass_descriptors(socket: &impl AsFd, pass: bool) {
         )
     };
 }
-
-/// The direction in which bytes go between this process and another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Direction {
-    /// From this process to the peer.
-    ToPeer,
-    /// From the peer to this process.
-    FromPeer,
-}
-
-/// Copies `length` bytes between `local` and `remote` in `process`. Returns the number of bytes copied.
-///
-/// # Safety
-/// - `local` must be valid for `length` bytes, for writing if the bytes come from the peer.
-pub(super) unsafe fn process_copy(
-    process: i32,
-    local: *mut u8,
-    remote: u64,
-    length: usize,
-    direction: Direction,
-) -> io::Result<usize> {
-    let here = libc::iovec { iov_base: local.cast(), iov_len: length };
-    let there = libc::iovec { iov_base: remote as *mut libc::c_void, iov_len: length };
-    // SAFETY:
-    // - `local` is valid by this function's contract, and
-    // - only the kernel uses the address `remote`, in the other process.
-    let done = unsafe {
-        match direction {
-            Direction::ToPeer => libc::process_vm_writev(process, &raw const here, 1, &raw const there, 1, 0),
-            Direction::FromPeer => {
-                libc::process_vm_readv(process, &raw const here, 1, &raw const there, 1, 0)
-            }
-        }
-    };
-    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(done as usize) }
-}

@@ -7,11 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Instant;
 
-use super::Pair;
 use super::connection::{Connection, Debt};
 use crate::random::random;
 use crate::soft::completion_queue::{CompletionSource, Queue, Role};
-use crate::soft::domain::Domain;
+use crate::soft::domain::{Domain, MemoryUser};
 use crate::soft::peers::address::Address;
 use crate::soft::peers::local::{ClientMemory, LocalQueuePair, SendAnswer};
 use crate::soft::peers::message::{Answer, EndAnswer, Object};
@@ -28,7 +27,7 @@ use crate::{Access, PathSettings, QueuePairAddress, QueuePairCapacity, QueuePair
 #[derive(Debug)]
 pub(crate) struct Core {
     /// Set when the queue pair is complete.
-    pair: OnceLock<Weak<Pair>>,
+    pair: OnceLock<Weak<dyn LocalQueuePair>>,
     pub(crate) domain: Arc<Domain>,
     number: u32,
     token: u64,
@@ -138,8 +137,12 @@ impl Core {
     }
 
     /// Takes the reserved slots of the completion queues. Polls visit `pair` from now on, and peers can find the queue pair.
-    pub(super) fn enter(&self, pair: &Arc<Pair>) {
-        self.pair.get_or_init(|| Arc::downgrade(pair));
+    pub(super) fn enter<Pair>(&self, pair: &Arc<Pair>)
+    where
+        Pair: LocalQueuePair + CompletionSource + MemoryUser,
+    {
+        let local = Arc::clone(pair) as Arc<dyn LocalQueuePair>;
+        self.pair.get_or_init(|| Arc::downgrade(&local));
         let source: Arc<dyn CompletionSource> = Arc::clone(pair) as Arc<dyn CompletionSource>;
         let same = Arc::ptr_eq(&self.send_queue, &self.receive_queue);
         let role = Role { sends: true, receives: same };
@@ -148,8 +151,9 @@ impl Core {
             let role = Role { sends: false, receives: true };
             self.receive_queue.occupy(self.receive_slot, source, role);
         }
-        self.domain.add_queue_pair(pair);
-        self.domain.device().service().add_queue_pair(Arc::clone(pair) as Arc<dyn LocalQueuePair>);
+        let user = Arc::clone(pair) as Arc<dyn MemoryUser>;
+        self.domain.add_queue_pair(self.number, Arc::downgrade(&user));
+        self.domain.device().service().add_queue_pair(local);
     }
 
     pub(crate) fn number(&self) -> u32 {
@@ -270,6 +274,15 @@ impl Core {
             self.end.report(failure);
         }
         self.fail();
+    }
+
+    /// Logs that the peer broke the rules of the shared memory.
+    pub(super) fn warn_of_violation(&self) {
+        crate::throttled!(
+            warn,
+            queue_pair = self.number,
+            "the connection ends: the peer wrote invalid values into the shared memory"
+        );
     }
 
     /// Wakes the pollers of our own completion queues, if they sleep.
