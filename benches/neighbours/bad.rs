@@ -20,33 +20,37 @@ use super::server::{payload, print_line};
 const HALF_OPEN: usize = 1000;
 /// Calls that a flooding neighbour has in flight.
 const CALLS: usize = 64;
+/// Calls that a paced neighbour has in flight, and the time between two of them: 800 calls a second.
+const PACED: usize = 8;
+const PAUSE: Duration = Duration::from_millis(10);
 /// Bytes of a large call.
 const LARGE: usize = 4 << 20;
 
 /// Does harm until the parent process ends.
 pub(crate) fn run(arguments: &[String]) -> ! {
-    let [transport, neighbour, address] = arguments else {
-        panic!("bad TRANSPORT NEIGHBOUR ADDRESS, not {arguments:?}")
+    let [transport, runtime, neighbour, address] = arguments else {
+        panic!("bad TRANSPORT RUNTIME NEIGHBOUR ADDRESS, not {arguments:?}")
     };
-    end_with_parent();
+    end_with_parent(|| {});
     let transport = Transport::from_name(transport);
-    Flavour::MultiThread.run(async {
+    Flavour::from_name(runtime).run(async {
         match Neighbour::from_name(neighbour) {
             Neighbour::None => panic!("no neighbour does nothing"),
-            Neighbour::Flooding => calls(transport, address, CALLS, 64 << 10).await,
-            Neighbour::Stopped => calls(transport, address, 4, LARGE).await,
+            Neighbour::Flooding => calls(transport, address, CALLS, 64 << 10, None).await,
+            Neighbour::Paced => calls(transport, address, PACED, 64 << 10, Some(PAUSE)).await,
+            Neighbour::Stopped => calls(transport, address, 4, LARGE, None).await,
             Neighbour::HalfOpen => hold_connections(address),
             Neighbour::Scribbling => {
                 std::thread::spawn(overwrite_shared_memory);
-                calls(transport, address, 4, 256 << 10).await;
+                calls(transport, address, 4, 256 << 10, None).await;
             }
         }
     });
     unreachable!("a neighbour goes on for ever")
 }
 
-/// Keeps `count` calls in flight, of 64 bytes and of `bytes` bytes. Connects again when the connection has ended.
-async fn calls(transport: Transport, address: &str, count: usize, bytes: usize) {
+/// Keeps `count` calls in flight, of 64 bytes and of `bytes` bytes; with a `pause`, each of them begins that long after the last. Connects again when the connection has ended.
+async fn calls(transport: Transport, address: &str, count: usize, bytes: usize, pause: Option<Duration>) {
     let mut announce = true;
     loop {
         if let Ok(channel) = connect(transport, address).await {
@@ -55,7 +59,11 @@ async fn calls(transport: Transport, address: &str, count: usize, bytes: usize) 
                     let mut client = TransferClient::new(channel.clone());
                     let bytes = if index % 2 == 0 { bytes } else { 64 };
                     tokio::spawn(async move {
+                        let mut ticks = tokio::time::interval(pause.unwrap_or(Duration::MAX / 4));
                         for seed in 0.. {
+                            if pause.is_some() {
+                                ticks.tick().await;
+                            }
                             let payload = payload(bytes, seed).into();
                             let request = PutRequest { seed, payload, ..Default::default() };
                             if client.put(request).await.is_err() {

@@ -12,6 +12,8 @@ pub(crate) enum Transport {
 pub(crate) enum Neighbour {
     /// No neighbour.
     None,
+    /// A client that makes a fixed number of calls a second.
+    Paced,
     /// A client with as many calls in flight as it can.
     Flooding,
     /// Clients that are stopped in the middle of large calls, and are killed after a while.
@@ -39,12 +41,13 @@ impl Transport {
 }
 
 impl Neighbour {
-    pub(crate) const ALL: [Self; 5] =
-        [Self::None, Self::Flooding, Self::Stopped, Self::HalfOpen, Self::Scribbling];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::None, Self::Paced, Self::Flooding, Self::Stopped, Self::HalfOpen, Self::Scribbling];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::None => "none",
+            Self::Paced => "paced",
             Self::Flooding => "flooding",
             Self::Stopped => "stopped",
             Self::HalfOpen => "half-open",

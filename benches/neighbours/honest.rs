@@ -35,6 +35,8 @@ pub(crate) struct Measured {
     pub(crate) micros: Vec<f64>,
     pub(crate) failed: u64,
     pub(crate) held: Held,
+    /// Calls of the neighbour that the server served, each second.
+    pub(crate) others_each_second: f64,
 }
 
 impl Measured {
@@ -56,8 +58,8 @@ impl fmt::Display for Measured {
         let (half, most) = (self.quantile(0.5), self.quantile(0.99));
         write!(
             formatter,
-            "{calls} calls, {failed} failed, p50 {half:.0} µs, p99 {most:.0} µs, {:?}",
-            self.held
+            "{calls} calls, {failed} failed, p50 {half:.0} µs, p99 {most:.0} µs, others {:.0}/s, {:?}",
+            self.others_each_second, self.held
         )
     }
 }
@@ -65,12 +67,12 @@ impl fmt::Display for Measured {
 pub(crate) fn measure(cell: Cell, options: &Options) -> Measured {
     let (server, address) = Process::start(&[SERVER, cell.transport.name(), options.runtime.name()]);
     let server_id = server.id();
-    options.runtime.run(async {
+    let (mut measured, elapsed) = options.runtime.run(async {
         let mut client = connect(cell.transport, &address).await.expect("the first connection");
         for seed in 0..WARM {
             call(&mut client, cell.bytes, seed).await.expect("a call without a neighbour");
         }
-        let mut bad = BadNeighbours::start(cell, &address);
+        let mut bad = BadNeighbours::start(cell, options.runtime.name(), &address);
         let ended = Arc::new(AtomicBool::new(false));
         let watched = Arc::clone(&ended);
         let watch = std::thread::spawn(move || {
@@ -105,8 +107,12 @@ pub(crate) fn measure(cell: Cell, options: &Options) -> Measured {
         ended.store(true, SeqCst);
         measured.held = watch.join().unwrap();
         measured.micros.sort_by(f64::total_cmp);
-        measured
-    })
+        (measured, start.elapsed())
+    });
+    let served: u64 = server.end().parse().expect("the number of calls served");
+    let others = served.saturating_sub(measured.micros.len() as u64 + measured.failed + WARM);
+    measured.others_each_second = others as f64 / elapsed.as_secs_f64();
+    measured
 }
 
 async fn connect(transport: Transport, address: &str) -> Result<TransferClient<Channel>, Failure> {
@@ -131,13 +137,14 @@ async fn call(client: &mut TransferClient<Channel>, bytes: usize, seed: u64) -> 
 #[derive(Debug)]
 struct BadNeighbours {
     cell: Cell,
+    runtime: &'static str,
     address: String,
     processes: VecDeque<Process>,
 }
 
 impl BadNeighbours {
-    fn start(cell: Cell, address: &str) -> Self {
-        let mut neighbours = Self { cell, address: address.to_owned(), processes: VecDeque::new() };
+    fn start(cell: Cell, runtime: &'static str, address: &str) -> Self {
+        let mut neighbours = Self { cell, runtime, address: address.to_owned(), processes: VecDeque::new() };
         if cell.neighbour != Neighbour::None {
             neighbours.add();
         }
@@ -147,7 +154,7 @@ impl BadNeighbours {
     /// Starts a neighbour, and waits until it does harm.
     fn add(&mut self) {
         let (transport, neighbour) = (self.cell.transport.name(), self.cell.neighbour.name());
-        self.processes.push_back(Process::start(&[BAD, transport, neighbour, &self.address]).0);
+        self.processes.push_back(Process::start(&[BAD, transport, self.runtime, neighbour, &self.address]).0);
     }
 
     /// Stops the newest neighbour in mid-transfer, if that is its kind, and replaces those that have ended.

@@ -49,6 +49,9 @@ fn main() -> ExitCode {
         }
     }
     println!("{}", results.table());
+    if let Some(path) = &options.table {
+        std::fs::write(path, results.table()).unwrap();
+    }
     if let Some(path) = &options.json {
         std::fs::write(path, results.json(&arguments)).unwrap();
     }

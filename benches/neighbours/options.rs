@@ -15,6 +15,7 @@ pub(crate) struct Options {
     pub(crate) rounds: usize,
     pub(crate) duration: Duration,
     pub(crate) json: Option<PathBuf>,
+    pub(crate) table: Option<PathBuf>,
 }
 
 impl Options {
@@ -27,6 +28,7 @@ impl Options {
             rounds: 3,
             duration: Duration::from_secs(3),
             json: None,
+            table: None,
         }
     }
 
@@ -48,8 +50,9 @@ impl Options {
                 "--rounds" => options.rounds = value.parse().unwrap(),
                 "--seconds" => options.duration = Duration::from_secs_f64(value.parse().unwrap()),
                 "--json" => options.json = Some(value.into()),
+                "--table" => options.table = Some(value.into()),
                 other => panic!(
-                    "no option {other:?}: --neighbours, --transports, --sizes, --runtime, --rounds, --seconds, --json"
+                    "no option {other:?}: --neighbours, --transports, --sizes, --runtime, --rounds, --seconds, --json, --table"
                 ),
             }
         }

@@ -1,7 +1,7 @@
 //! The processes of a cell: this binary, started again.
 
 use std::io::{BufRead as _, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -12,7 +12,10 @@ pub(crate) const BAD: &str = "bad";
 
 /// A process that is killed when this value is dropped.
 #[derive(Debug)]
-pub(crate) struct Process(Child);
+pub(crate) struct Process {
+    child: Child,
+    output: BufReader<ChildStdout>,
+}
 
 impl Process {
     /// Starts a process. Returns the process, and the first line that it prints.
@@ -23,30 +26,42 @@ impl Process {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        (Self(child), line.trim().to_owned())
+        let mut process = Self { output: BufReader::new(child.stdout.take().unwrap()), child };
+        let line = process.read_line();
+        (process, line)
     }
 
     pub(crate) fn id(&self) -> u32 {
-        self.0.id()
+        self.child.id()
     }
 
     pub(crate) fn has_ended(&mut self) -> bool {
-        self.0.try_wait().unwrap().is_some()
+        self.child.try_wait().unwrap().is_some()
+    }
+
+    /// Closes the standard input of the process, which then ends. Returns the last line that it prints.
+    pub(crate) fn end(mut self) -> String {
+        drop(self.child.stdin.take());
+        self.read_line()
+    }
+
+    fn read_line(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        line.trim().to_owned()
     }
 
     /// Stops the process until it is killed.
     pub(crate) fn stop(&self) {
-        let process = Pid::from_child(&self.0);
+        let process = Pid::from_child(&self.child);
         kill_process(process, Signal::STOP).unwrap();
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -83,11 +98,12 @@ impl Held {
     }
 }
 
-/// Ends this process when the process that started it has ended. A thread waits for the end of the standard input.
+/// Ends this process when the process that started it closes the standard input, or ends. First calls `last`.
 #[expect(clippy::disallowed_methods, reason = "a process of a bench")]
-pub(crate) fn end_with_parent() {
+pub(crate) fn end_with_parent(last: impl FnOnce() + Send + 'static) {
     std::thread::spawn(|| {
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        last();
         std::process::exit(0);
     });
 }

@@ -19,6 +19,7 @@ struct Summary {
     p50: f64,
     p99: f64,
     held: Held,
+    others: f64,
 }
 
 impl Results {
@@ -36,8 +37,9 @@ impl Results {
         Some(Summary {
             calls: rounds.iter().map(|round| round.micros.len()).sum(),
             failed: rounds.iter().map(|round| round.failed).sum(),
-            p50: median(rounds, 0.5),
-            p99: median(rounds, 0.99),
+            p50: median(rounds, |round| round.quantile(0.5)),
+            p99: median(rounds, |round| round.quantile(0.99)),
+            others: median(rounds, |round| round.others_each_second),
             held: rounds.iter().map(|round| round.held).fold(Held::default(), Held::max),
         })
     }
@@ -51,19 +53,19 @@ impl Results {
     /// Returns a table in Markdown.
     pub(crate) fn table(&self) -> String {
         let mut table = String::from(
-            "| bytes | neighbour | transport | calls | failed | p50 | p99 | p99 × TCP | server's memory | descriptors | mappings |\n\
-             |---|---|---|---|---|---|---|---|---|---|---|\n",
+            "| bytes | neighbour | transport | calls | failed | p50 | p99 | p99 × TCP | neighbour's calls/s | server's memory | descriptors | mappings |\n\
+             |---|---|---|---|---|---|---|---|---|---|---|---|\n",
         );
         for &cell in self.0.keys() {
             let Some(summary) = self.summary(cell) else { continue };
-            let Summary { calls, failed, p50, p99, held } = summary;
+            let Summary { calls, failed, p50, p99, held, others } = summary;
             let ratio = self.over_tcp(cell).map_or_else(String::new, |ratio| format!("{ratio:.2}"));
             let (bytes, neighbour, transport) = (cell.bytes, cell.neighbour.name(), cell.transport.name());
             let Held { resident_kib, descriptors, mappings } = held;
             let memory = resident_kib / 1024;
             let _ = writeln!(
                 table,
-                "| {bytes} | {neighbour} | {transport} | {calls} | {failed} | {p50:.0} µs | {p99:.0} µs | {ratio} | {memory} MiB | {descriptors} | {mappings} |"
+                "| {bytes} | {neighbour} | {transport} | {calls} | {failed} | {p50:.0} µs | {p99:.0} µs | {ratio} | {others:.0} | {memory} MiB | {descriptors} | {mappings} |"
             );
         }
         table
@@ -79,19 +81,19 @@ impl Results {
 }
 
 fn line((cell, summary): (Cell, Summary)) -> String {
-    let Summary { calls, failed, p50, p99, held } = summary;
+    let Summary { calls, failed, p50, p99, held, others } = summary;
     let Held { resident_kib, descriptors, mappings } = held;
     format!(
-        "  {{\"bytes\": {}, \"neighbour\": \"{}\", \"transport\": \"{}\", \"calls\": {calls}, \"failed\": {failed}, \"p50_micros\": {p50:.1}, \"p99_micros\": {p99:.1}, \"server_resident_kib\": {resident_kib}, \"server_descriptors\": {descriptors}, \"server_mappings\": {mappings}}}",
+        "  {{\"bytes\": {}, \"neighbour\": \"{}\", \"transport\": \"{}\", \"calls\": {calls}, \"failed\": {failed}, \"p50_micros\": {p50:.1}, \"p99_micros\": {p99:.1}, \"neighbour_calls_each_second\": {others:.0}, \"server_resident_kib\": {resident_kib}, \"server_descriptors\": {descriptors}, \"server_mappings\": {mappings}}}",
         cell.bytes,
         cell.neighbour.name(),
         cell.transport.name(),
     )
 }
 
-/// Returns the median over the rounds of the quantile `share`.
-fn median(rounds: &[Measured], share: f64) -> f64 {
-    let mut quantiles: Vec<f64> = rounds.iter().map(|round| round.quantile(share)).collect();
-    quantiles.sort_by(f64::total_cmp);
-    quantiles[quantiles.len() / 2]
+/// Returns the median over the rounds.
+fn median(rounds: &[Measured], figure: impl Fn(&Measured) -> f64) -> f64 {
+    let mut figures: Vec<f64> = rounds.iter().map(figure).collect();
+    figures.sort_by(f64::total_cmp);
+    figures[figures.len() / 2]
 }

@@ -1,6 +1,8 @@
 //! The server process: a service that takes payloads, and checks them.
 
 use std::io::Write as _;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
 
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
@@ -13,13 +15,16 @@ use super::cell::Transport;
 use super::process::end_with_parent;
 use super::runtimes::Flavour;
 
+/// Number of calls served.
+static SERVED: AtomicU64 = AtomicU64::new(0);
+
 /// Bytes of the longest message.
 const LIMIT: usize = 64 << 20;
 
 /// Serves until the parent process ends.
 pub(crate) fn run(arguments: &[String]) {
     let [transport, runtime] = arguments else { panic!("server TRANSPORT RUNTIME, not {arguments:?}") };
-    end_with_parent();
+    end_with_parent(|| print_line(&SERVED.load(SeqCst).to_string()));
     let transport = Transport::from_name(transport);
     Flavour::from_name(runtime).run(async {
         let service = TransferServer::new(Takes).max_decoding_message_size(LIMIT);
@@ -62,6 +67,7 @@ impl Transfer for Takes {
         if payload.chunks(word.len()).any(|found| found != &word[..found.len()]) {
             return Err(Status::data_loss("another payload than was sent"));
         }
+        SERVED.fetch_add(1, SeqCst);
         Ok(Response::new(PutReply { bytes: payload.len() as u64, ..Default::default() }))
     }
 

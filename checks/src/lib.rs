@@ -24,12 +24,14 @@ pub fn read(file: &Path) -> String {
     fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
 }
 
-/// Returns the files below `folder` whose extension is `ending`, or none if there is no such folder. Leaves out folders named `target`.
+/// Returns the files below `folder` whose extension is `ending`, or none if there is no such folder. Leaves out Cargo's
+/// folders `target`, which lie next to a manifest.
 pub fn files_of(folder: &Path, ending: &str) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let mut files = Vec::new();
     for path in entries.flatten().map(|entry| entry.path()) {
-        if path.is_dir() && !path.ends_with("target") {
+        let is_built = path.ends_with("target") && folder.join("Cargo.toml").exists();
+        if path.is_dir() && !is_built {
             files.extend(files_of(&path, ending));
         } else if path.extension().is_some_and(|found| found == ending) {
             files.push(path);

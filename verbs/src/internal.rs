@@ -6,3 +6,18 @@ pub use crate::memory::machinery::*;
 pub use crate::soft::reach::{soft_admits_any_user, soft_place, soft_takes_directory, soft_uses_directory};
 pub use crate::throttle::Throttle;
 pub use crate::throttled;
+
+/// The code of the software device's shared memory, generic over the atomics. The models in `verbs/models` run it.
+pub mod shared_memory {
+    pub use crate::soft::shared::arming::{Arming, Guarded};
+    pub use crate::soft::shared::attention::Attention;
+    pub use crate::soft::shared::debt::Debt;
+    pub use crate::soft::shared::entry::{ENTRY, Entry, holds, remove};
+    pub use crate::soft::shared::platform::{Orders, Platform, Shipping, Word};
+    pub use crate::soft::shared::ring::{Flags, Header, Kind, Reader, Record, Violation, Writer};
+    pub use crate::soft::shared::states::{EndState, Failure, unless_revoked};
+}
+
+/// Runs one input of the software device's fuzzer.
+#[cfg(fuzzing)]
+pub use crate::soft::tests::fuzz::run_input;

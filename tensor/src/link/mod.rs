@@ -166,13 +166,21 @@ impl Link {
         self.announces_writes
     }
 
-    /// Asks for events with the writes of the peer through a port, or through all ports.
+    /// Notes that a future begins to wait for a write of the peer through `port`, or through any port.
+    pub(crate) fn begin_wait(&self, port: Option<u32>) {
+        self.polled_ports(port).for_each(PolledPort::begin_wait);
+    }
+
+    /// Asks for events with the writes of the peer through `port`, or through any port.
     pub(crate) fn need_events(&self, port: Option<u32>) {
-        for (index, polled) in self.ports.iter().enumerate() {
-            if port.is_none_or(|port| port as usize % self.ports.len() == index) {
-                polled.need_events();
-            }
-        }
+        self.polled_ports(port).for_each(PolledPort::need_events);
+    }
+
+    /// Returns this port, or all ports.
+    fn polled_ports(&self, port: Option<u32>) -> impl Iterator<Item = &PolledPort> {
+        let count = self.ports.len();
+        let chosen = move |index| port.is_none_or(|port| port as usize % count == index);
+        self.ports.iter().enumerate().filter(move |(index, _)| chosen(*index)).map(|(_, polled)| polled)
     }
 
     /// Calls `has_come` again and again for as long as that pays, and takes the completions of the port's queue meanwhile.

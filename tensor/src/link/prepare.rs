@@ -1,6 +1,6 @@
 //! The making of a link: first the queue pairs here, then their connection to those of the peer.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use tokio::sync::watch;
@@ -92,7 +92,8 @@ impl Prepared {
             let made = queue.add(places, |key| Port::new(flights, index, key, pool.clone()).map(Arc::new));
             let (key, port) = made.map_err(ChannelError::local)??;
             let pace = reactor.pace_of_callers().map(Mutex::new);
-            Ok(PolledPort { port, queue, work, key, pace, _reactor: Arc::clone(&reactor) })
+            let looks = AtomicU32::new(0);
+            Ok(PolledPort { port, queue, work, looks, key, pace, _reactor: Arc::clone(&reactor) })
         };
         let ports = (0..queue_pairs).map(port).collect::<Result<Vec<_>, ChannelError>>()?;
         let (settings, landing) = (settings.clone(), Arc::clone(landing));

@@ -57,6 +57,7 @@ impl Wait {
         target: u64,
         exactly: bool,
     ) -> Self {
+        link.begin_wait(port);
         let (link, pair, memory) = (Arc::clone(link), Arc::clone(pair), memory.clone());
         let (waker, asked, bells) =
             (Mutex::new(None), AtomicBool::new(false), pair.bells().load(Ordering::Relaxed));

@@ -8,11 +8,12 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst, fence};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use super::device::Device;
 use super::events::Events;
+use super::shared::arming::Arming;
 use super::shared::attention::Attention;
 use super::shared::platform::{Native, Shipping};
 use crate::sync::lock;
@@ -33,7 +34,7 @@ pub(super) struct Queue {
     signaled: AtomicUsize,
     overrun: AtomicBool,
     /// Whether the next completion makes an event.
-    armed: AtomicBool,
+    armed: Arming<Native, Shipping>,
     events: Events,
 }
 
@@ -124,7 +125,7 @@ impl Queue {
             members: Mutex::default(),
             signaled: AtomicUsize::new(0),
             overrun: AtomicBool::new(false),
-            armed: AtomicBool::new(false),
+            armed: Arming::new(),
             events,
         })
     }
@@ -185,7 +186,7 @@ impl Queue {
     pub(super) fn expect_completion(&self) -> bool {
         let fits = self.signaled.fetch_add(1, Relaxed) < self.capacity;
         if !fits {
-            self.overrun.store(true, SeqCst);
+            self.overrun.store(true, Relaxed);
             self.notify();
         }
         fits
@@ -201,10 +202,7 @@ impl Queue {
     /// Wakes the poller if it sleeps, because a thread of this process has changed something. That thread has stored the change
     /// before.
     pub(super) fn notify(&self) {
-        // SYNC: Dekker's algorithm with `arm`: this thread stores the change, then looks whether the queue is armed; the poller
-        // arms the queue, then looks for changes.
-        fence(SeqCst);
-        if self.armed.load(Relaxed) {
+        if self.armed.wants_event() {
             self.events.signal();
         }
     }
@@ -212,12 +210,12 @@ impl Queue {
     /// Returns whether the next completion makes an event.
     #[inline]
     pub(super) fn is_armed(&self) -> bool {
-        self.armed.load(Relaxed)
+        self.armed.is_armed()
     }
 
     /// Takes back the requests for events.
     fn stop_asking(&self, members: &Members) {
-        if self.armed.swap(false, Relaxed) {
+        if self.armed.disarm() {
             members.list.iter().for_each(|member| member.source.is_polled(member.role));
         }
     }
@@ -233,10 +231,10 @@ impl Queue {
     /// Visits the queue pairs that have news, beginning after the one that filled the last poll, so that a busy queue pair does
     /// not starve the others. Returns true if there is more to do.
     fn visit_all(&self, members: &mut Members, sink: &mut Sink<'_>) -> bool {
-        if self.overrun.load(Relaxed) && self.overrun.swap(false, SeqCst) {
+        if self.overrun.load(Relaxed) && self.overrun.swap(false, Relaxed) {
             members.list.iter().for_each(|member| member.source.fail());
         }
-        let armed = self.armed.load(Relaxed);
+        let armed = self.armed.is_armed();
         let count = members.list.len();
         let first = if members.cursor < count { members.cursor } else { 0 };
         let mut more = false;
@@ -274,7 +272,7 @@ impl CompletionQueue for Queue {
         // Every other poll takes sends first, so that neither sends nor receives starve.
         members.receives_first = !members.receives_first;
         let more = self.visit_all(&mut members, &mut sink);
-        if (sink.filled > 0 || more) && self.armed.load(Relaxed) {
+        if (sink.filled > 0 || more) && self.armed.is_armed() {
             self.fire(&members);
         }
         sink.filled
@@ -285,7 +283,7 @@ impl CompletionQueue for Queue {
             return Ok(());
         }
         let members = lock(&self.members);
-        self.armed.store(true, Relaxed);
+        self.armed.arm();
         members.list.iter().for_each(|member| member.source.ask_for_events(member.role));
         Attention::fence::<Native, Shipping>();
         Ok(())
@@ -307,7 +305,7 @@ impl CompletionQueue for Queue {
         // The child has the sockets of its parent, and would take the events of the parent.
         if !self.device.is_forked() && self.events.take() {
             // The event that the queue was armed for has come. The next poll of each queue pair takes its requests for events back.
-            self.armed.store(false, Relaxed);
+            self.armed.disarm();
         }
     }
 }

@@ -37,7 +37,7 @@ pub fn open() -> Result<Arc<dyn Context>, VerbsError> {
 }
 
 /// Returns the device that is open now.
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 pub(super) fn current() -> Option<Arc<Device>> {
     lock(&CURRENT).upgrade()
 }

@@ -1,21 +1,28 @@
 //! Protection domains and the regions registered in them.
 
 use std::collections::HashMap;
+use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 
 use super::device::Device;
-use super::queue_pair::Pair;
 use super::shared::table::Entry;
 use crate::sync::lock;
 use crate::{Access, HostMemory, Lkey, VerbsError};
+
+/// A user of registered memory: a queue pair.
+pub(super) trait MemoryUser: Debug + Send + Sync {
+    /// Waits until no thread of this process uses memory for this user that was found registered before this call. Threads only copy
+    /// between memory, and never wait for a peer, while they use it.
+    fn wait_for_own_threads(&self);
+}
 
 /// A protection domain.
 #[derive(Debug)]
 pub(super) struct Domain {
     device: Arc<Device>,
     id: u64,
-    queue_pairs: Mutex<HashMap<u32, Weak<Pair>>>,
+    queue_pairs: Mutex<HashMap<u32, Weak<dyn MemoryUser>>>,
 }
 
 impl Domain {
@@ -31,8 +38,8 @@ impl Domain {
         self.id
     }
 
-    pub(super) fn add_queue_pair(&self, pair: &Arc<Pair>) {
-        lock(&self.queue_pairs).insert(pair.number(), Arc::downgrade(pair));
+    pub(super) fn add_queue_pair(&self, number: u32, pair: Weak<dyn MemoryUser>) {
+        lock(&self.queue_pairs).insert(number, pair);
     }
 
     pub(super) fn remove_queue_pair(&self, number: u32) {

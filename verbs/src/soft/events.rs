@@ -21,6 +21,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::peers::message;
 use super::peers::received::Received;
+use super::system;
 use crate::sync::lock;
 
 /// The events of a completion queue.
@@ -64,6 +65,7 @@ impl Events {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (ours, theirs) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        system::pass_descriptors(&ours, false);
         let mut sockets = lock(&self.sockets);
         if sockets.len() >= MAX_SOCKETS {
             return Err(io::Error::other(format!("{MAX_SOCKETS} processes use this completion queue")));
@@ -125,6 +127,8 @@ mod tests {
         let events = Events::new().unwrap();
         let peer = events.add_socket().unwrap();
         let (socket, other_end) = lingering();
+        // As on Linux before 6.16.
+        lock(&events.sockets).values().for_each(|socket| system::pass_descriptors(socket, true));
         send(&peer, &socket);
         drop(socket);
         let left = ends_soon(move || {

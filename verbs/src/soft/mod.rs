@@ -120,10 +120,10 @@ mod peers;
 mod queue_pair;
 pub(crate) mod reach;
 mod region;
-mod shared;
+pub(crate) mod shared;
 mod system;
-#[cfg(test)]
-mod tests;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod tests;
 
 pub use context::open;
 pub use limits::{NAME, attributes};

@@ -50,38 +50,22 @@ pub(super) fn peer_process(fd: &impl AsFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(process) })
 }
 
-/// The direction in which bytes go between this process and another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Direction {
-    /// From this process to the peer.
-    ToPeer,
-    /// From the peer to this process.
-    FromPeer,
-}
-
-/// Copies `length` bytes between `local` and `remote` in `process`. Returns the number of bytes copied.
-///
-/// # Safety
-/// - `local` must be valid for `length` bytes, for writing if the bytes come from the peer.
-pub(super) unsafe fn process_copy(
-    process: i32,
-    local: *mut u8,
-    remote: u64,
-    length: usize,
-    direction: Direction,
-) -> io::Result<usize> {
-    let here = libc::iovec { iov_base: local.cast(), iov_len: length };
-    let there = libc::iovec { iov_base: remote as *mut libc::c_void, iov_len: length };
+/// Sets whether the other end of a unix socket can send descriptors. A socket that is accepted begins with the setting of its
+/// listener. Linux before 6.16 does not know the setting: descriptors always pass.
+pub(super) fn pass_descriptors(socket: &impl AsFd, pass: bool) {
+    /// `SO_PASSRIGHTS` of asm-generic, which all 64-bit machines but SPARC and PA-RISC use.
+    const SO_PASSRIGHTS: libc::c_int = 83;
+    let value = libc::c_int::from(pass);
     // SAFETY:
-    // - `local` is valid by this function's contract, and
-    // - only the kernel uses the address `remote`, in the other process.
-    let done = unsafe {
-        match direction {
-            Direction::ToPeer => libc::process_vm_writev(process, &raw const here, 1, &raw const there, 1, 0),
-            Direction::FromPeer => {
-                libc::process_vm_readv(process, &raw const here, 1, &raw const there, 1, 0)
-            }
-        }
+    // - the option value is readable for the length given, and
+    // - the descriptor is open as long as `socket` is borrowed.
+    let _ = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PASSRIGHTS,
+            (&raw const value).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
     };
-    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(done as usize) }
 }

@@ -83,7 +83,8 @@ macro_rules! suite {
                 many_queue_pairs_on_one_queue, separate_queues, no_queue_pair_starves);
             suite!(@cases $fabric; peer_work:
                 writes_make_events, threads_that_look_need_no_events, a_long_write_leaves_an_event_for_the_rest,
-                work_of_a_destroyed_queue_pair);
+                work_of_a_destroyed_queue_pair,
+                work_of_an_ended_peer_and_a_destroyed_queue_pair);
             suite!(@cases $fabric; shared_receive:
                 shared_receives, shared_receive_queue_full, shared_receive_comes_late,
                 shared_receive_of_an_immediate, shared_receives_outlive_a_queue_pair, shared_receive_too_short,

@@ -1,11 +1,14 @@
 //! The work of peers on a device whose work the CPU does ([`QueuePair::peer_work`]), and the events of their WRITEs
 //! ([`QueuePair::announces_writes`]).
 
+use std::io::IoSlice;
 use std::sync::Arc;
 
-use tonic_rdma_verbs::{CompletionOpcode, PeerWork, WorkCompletion};
+use tonic_rdma_verbs::{
+    CompletionOpcode, CompletionStatus, Operation, Payload, PeerWork, SendRequest, WorkCompletion,
+};
 
-use crate::fabric::{Fabric, Options, Side, connected, default_pair, pattern, wait_until};
+use crate::fabric::{Fabric, Options, Side, connect_pairs, connected, default_pair, pattern, wait_until};
 use crate::flow::event_comes;
 
 /// Returns the work of the side's peer. `None` on a device that works without the CPU.
@@ -117,6 +120,39 @@ pub fn a_long_write_leaves_an_event_for_the_rest(fabric: &dyn Fabric) {
         assert!(b.content(0, LENGTH) == bytes, "round {round}");
     }
     assert!(carried_out_in_parts);
+}
+
+/// The last records of a peer that has ended are still taken, but not for a queue pair that is destroyed.
+pub fn work_of_an_ended_peer_and_a_destroyed_queue_pair(fabric: &dyn Fabric) {
+    let (a, b) = default_pair(fabric);
+    if work(fabric, &b).is_none() {
+        return;
+    }
+    let options = Options::default();
+    let receives = b.context.create_completion_queue(16).unwrap();
+    let from = a.another_pair(&options);
+    let to = b.domain.create_queue_pair(&b.queue, &receives, &options.capacity).unwrap();
+    to.to_init(options.access).unwrap();
+    connect_pairs(&from, &to, &options.settings);
+    let bytes = [7; 8];
+    let data = [IoSlice::new(&bytes)];
+    let write = |wr_id, remote| {
+        let operation = Operation::Write { data: Payload::Inline(&data), remote, immediate: None };
+        SendRequest { wr_id, operation, signaled: true }
+    };
+    // The WRITE wakes no thread that would carry it out.
+    let work = to.peer_work().unwrap();
+    receives.arm().unwrap();
+    work.need_no_events();
+    from.post_send(&[write(1, b.remote(64))]).unwrap();
+    drop(from);
+    // The poll of the requests fails the queue pair. The records wait for a poll of the receives.
+    to.post_send(&[write(2, a.remote(64))]).unwrap();
+    assert_ne!(b.wait().status, CompletionStatus::Success);
+    assert_eq!(b.content(64, 8), [0; 8], "the WRITE was carried out before the test");
+    drop(to);
+    work.progress();
+    assert_eq!(b.content(64, 8), [0; 8], "a destroyed queue pair wrote to memory");
 }
 
 /// The work of a queue pair may outlive the queue pair. It then touches no memory.

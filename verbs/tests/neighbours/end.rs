@@ -55,16 +55,6 @@ pub struct End {
 impl End {
     pub fn new(domain: &dyn ProtectionDomain, queue: &Arc<dyn CompletionQueue>, more: usize) -> Self {
         let memory = Arc::new(HostMemory::shared(MEMORY, 4096).unwrap());
-        Self::over(domain, queue, more, memory)
-    }
-
-    /// Makes an end that uses `memory`.
-    pub fn over(
-        domain: &dyn ProtectionDomain,
-        queue: &Arc<dyn CompletionQueue>,
-        more: usize,
-        memory: Arc<HostMemory>,
-    ) -> Self {
         let pair = domain.create_queue_pair(queue, queue, &CAPACITY).unwrap();
         pair.to_init(ALL).unwrap();
         memory.copy_in(GUARD, &pattern(u64::MAX, MEMORY - GUARD)).unwrap();
@@ -88,7 +78,15 @@ impl End {
         let (address, regions) = parse(line);
         let settings = PathSettings::default();
         (0..RECEIVES).for_each(|index| self.post_receive(index as u64));
-        self.pair.to_rtr(&address, &settings)?;
+        // On a busy machine the answer of the peer's device may come too late.
+        let late = |result: &Result<(), VerbsError>| matches!(result, Err(VerbsError::Os { .. }));
+        let mut connected = self.pair.to_rtr(&address, &settings);
+        for _ in 0..4 {
+            if late(&connected) {
+                connected = self.pair.to_rtr(&address, &settings);
+            }
+        }
+        connected?;
         self.pair.to_rts(&settings)?;
         Ok(regions)
     }

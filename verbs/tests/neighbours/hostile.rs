@@ -1,10 +1,13 @@
 //! The ways to do harm. They know nothing of the layout of shared memory, nor of the messages between devices: they find mappings
 //! and descriptors as the kernel lists them.
 
-use std::io::IoSlice;
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{IoSlice, Write as _};
 use std::mem::MaybeUninit;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use rustix::net::{
@@ -13,7 +16,7 @@ use rustix::net::{
 };
 use tonic_rdma_verbs::{CompletionStatus, HostMemory, WorkCompletion};
 
-use crate::end::{ALL, MEMORY, ROOM, segment};
+use crate::end::{ALL, MEMORY, ROOM, pattern, segment};
 use crate::neighbour::Connection;
 use crate::system;
 
@@ -74,6 +77,39 @@ pub fn scribble(what: Scribble) {
 
 fn number(hex: &str) -> usize {
     usize::from_str_radix(hex, 16).unwrap_or_default()
+}
+
+/// Looks through all memory that this process shares or has descriptors of. Returns the number of pages that begin with a pattern of
+/// the process under test: the part of a memory that it did not offer, or the content of its calls to the honest neighbour.
+pub fn pages_of_others() -> usize {
+    let mut pages = HashSet::new();
+    let memory = File::open("/proc/self/mem").unwrap();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    for line in maps.lines().filter(|line| line.contains("/memfd:")) {
+        let range = line.split(' ').next().unwrap_or_default();
+        let Some((start, end)) = range.split_once('-') else { continue };
+        let found = patterns_in(&memory, number(start) as u64, number(end) as u64);
+        pages.extend(found.map(|page| (0, page)));
+    }
+    for descriptor in descriptors("/memfd:") {
+        let Ok(file) = File::open(format!("/proc/self/fd/{descriptor}")) else { continue };
+        let length = file.metadata().map_or(0, |metadata| metadata.len());
+        pages.extend(patterns_in(&file, 0, length).map(|page| (descriptor, page)));
+    }
+    pages.len()
+}
+
+/// Returns the pages of a file that begin with a pattern of any seed. The pattern of a seed differs from that of seed 0 by one value.
+fn patterns_in(file: &File, start: u64, end: u64) -> impl Iterator<Item = u64> + '_ {
+    (start..end).step_by(4096).filter(|&page| {
+        let mut bytes = [0; 64];
+        let known = pattern(0, bytes.len());
+        if file.read_at(&mut bytes, page).is_err() {
+            return false;
+        }
+        let first = bytes[0] ^ known[0];
+        bytes.iter().zip(&known).all(|(found, known)| found ^ known == first)
+    })
 }
 
 /// Returns the open descriptors of this process that stand for `kind`, such as `/memfd:`.
@@ -224,11 +260,15 @@ pub fn send_from_many_segments(connection: &Connection, count: usize) {
     crate::neighbour::poll_until_end(connection);
 }
 
-/// Connects `1 000` times to each socket of `names`, sends garbage with descriptors on two of three connections, and keeps
-/// making connections anew.
-pub fn knock(names: &str) {
+/// Holds 1 000 connections to the sockets `names`, and keeps making them anew. Two of three send garbage, and one of them sends descriptors
+/// with it.
+///
+/// If `lingering` is set, the descriptors are of TCP sockets with unsent bytes. The last close of such a socket takes a long time.
+pub fn knock(names: &str, lingering: bool) {
     const HELD: usize = 1000;
     crate::process::report("ready");
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut unread = std::collections::VecDeque::new();
     let garbage: Vec<u8> = (0..4096).map(|_| fastrand::u8(..)).collect();
     let null = std::fs::File::open("/dev/null").unwrap();
     let mut held = std::collections::VecDeque::new();
@@ -246,7 +286,11 @@ pub fn knock(names: &str) {
                 if rustix::net::connect(&socket, &address).is_err() {
                     continue;
                 }
-                let files = [null.as_fd(); 16];
+                let mut files = vec![null.as_fd(); 16];
+                let lingers = (lingering && round % 3 == 1).then(|| lingering_socket(&listener));
+                if let Some((socket, _)) = &lingers {
+                    files = vec![socket.as_fd()];
+                }
                 let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
                 let mut control = SendAncillaryBuffer::new(&mut space);
                 if round % 3 == 1 {
@@ -258,6 +302,10 @@ pub fn knock(names: &str) {
                     let _ = rustix::net::sendmsg(&socket, &[IoSlice::new(bytes)], &mut control, flags);
                 }
                 held.push_back(socket);
+                unread.extend(lingers.map(|(_, reader)| reader));
+                if unread.len() > HELD {
+                    unread.pop_front();
+                }
             }
         }
         if held.len() > HELD {
@@ -267,4 +315,14 @@ pub fn knock(names: &str) {
             std::thread::yield_now();
         }
     }
+}
+
+/// Returns a TCP socket whose last close waits until the other end, which is returned, too, is closed.
+fn lingering_socket(listener: &std::net::TcpListener) -> (std::net::TcpStream, std::net::TcpStream) {
+    let mut socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (reader, _) = listener.accept().unwrap();
+    rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::from_secs(100))).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    while socket.write(&[0; 1 << 16]).is_ok() {}
+    (socket, reader)
 }

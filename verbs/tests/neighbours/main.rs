@@ -50,6 +50,7 @@ scenarios! { User:
     a_flood_of_messages_stays_within_bounds: "flood of messages";
     a_flood_of_segments_stays_within_bounds: "flood of segments";
     a_flood_of_sockets_stays_within_bounds: "flood of sockets";
+    a_flood_of_sockets_that_linger_stays_within_bounds: "flood of lingering sockets";
     a_fork_that_runs_destructors_ends_nothing: "fork";
     a_fork_that_outlives_its_parent_delays_nobody: "fork that outlives its parent";
     peers_that_die_leave_nothing: "die";
@@ -81,7 +82,9 @@ mod strangers {
         a_flood_of_messages_stays_within_bounds: "flood of messages";
         a_flood_of_segments_stays_within_bounds: "flood of segments";
         a_flood_of_sockets_stays_within_bounds: "flood of sockets";
+    a_flood_of_sockets_that_linger_stays_within_bounds: "flood of lingering sockets";
         peers_that_die_leave_nothing: "die";
+        a_peer_sees_no_memory_that_was_not_offered: "peek";
         a_peer_that_makes_descriptors_blocking_harms_only_itself: "block";
         a_full_pipe_in_place_of_a_wake_up_harms_only_its_sender: "swap full-pipe wake-ups";
         truncated_shared_structures_harm_only_their_sender: "swap truncated small";

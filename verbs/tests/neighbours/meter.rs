@@ -1,7 +1,5 @@
 //! What this process holds, and what a call costs its thread.
 
-use std::iter::Sum;
-use std::ops::Add;
 use std::time::Duration;
 
 use crate::system::thread_cost;
@@ -60,19 +58,5 @@ impl Cost {
         self.cpu += after.0 - before.0;
         self.waits += after.1 - before.1;
         result
-    }
-}
-
-impl Add for Cost {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        Self { cpu: self.cpu + other.cpu, waits: self.waits + other.waits }
-    }
-}
-
-impl Sum for Cost {
-    fn sum<I: Iterator<Item = Self>>(costs: I) -> Self {
-        costs.fold(Self::default(), Add::add)
     }
 }

@@ -10,7 +10,9 @@ use tonic_rdma_verbs::{
     WorkCompletion, soft,
 };
 
-use crate::end::{End, LARGE, MESSAGES, OPEN, ROOM, SINK, SOURCE, at, content, segment, sleep_for};
+use crate::end::{
+    End, GUARD, LARGE, MEMORY, MESSAGES, OPEN, ROOM, SINK, SOURCE, at, content, segment, sleep_for,
+};
 use crate::process::{next_line, report};
 use crate::{hostile, system};
 
@@ -44,8 +46,8 @@ pub fn run() {
 
 fn run_role(role: &str) {
     let (role, argument) = role.split_once(' ').unwrap_or((role, ""));
-    if role == "knock" {
-        return hostile::knock(argument);
+    if let "knock" | "knock-lingering" = role {
+        return hostile::knock(argument, role != "knock");
     }
     let context = soft::open().unwrap();
     let domain = context.alloc_protection_domain().unwrap();
@@ -88,6 +90,17 @@ fn run_role(role: &str) {
                 transfer(&connection, "all");
             }
         }
+        "peek" => {
+            // The own memory has no pattern.
+            connection.end.memory.copy_in(GUARD, &vec![0; MEMORY - GUARD]).unwrap();
+            std::thread::spawn(move || transfer(&connection, "all"));
+            let mut most = 0;
+            for _ in 0..50 {
+                most = most.max(hostile::pages_of_others());
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            report(&most.to_string());
+        }
         "block" => {
             std::thread::spawn(hostile::make_everything_blocking);
             transfer(&connection, "all");
@@ -107,13 +120,9 @@ fn echo(connection: &Connection, before: impl Fn(usize) -> bool) {
     let Connection { queue, end, .. } = connection;
     let mut completions = [WorkCompletion::EMPTY; 16];
     let mut messages = 0;
+    report("ready");
     loop {
-        let count = sleep_for(&**queue, &mut completions, 5);
-        if count == 0 {
-            let n = queue.poll(&mut completions);
-            eprintln!("CHILD slept; poll finds {:?}", &completions[..n]);
-            return;
-        }
+        let count = sleep_for(&**queue, &mut completions, i64::from(i32::MAX));
         for completion in &completions[..count] {
             if completion.status != CompletionStatus::Success {
                 return;

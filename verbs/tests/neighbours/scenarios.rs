@@ -40,10 +40,12 @@ pub const ALL: &[(&str, fn())] = &[
     ("deaf calls", || calls_return("deaf")),
     ("flood of messages", flood_of_messages),
     ("flood of segments", flood_of_segments),
-    ("flood of sockets", flood_of_sockets),
+    ("flood of sockets", || flood_of_sockets("knock")),
+    ("flood of lingering sockets", || flood_of_sockets("knock-lingering")),
     ("fork", fork),
     ("fork that outlives its parent", fork_that_outlives_its_parent),
     ("die", die),
+    ("peek", peek),
     ("block", || misbehave("block")),
     ("swap full-pipe wake-ups", || misbehave("swap full-pipe wake-ups")),
     ("swap pipe-without-reader wake-ups", || misbehave("swap pipe-without-reader wake-ups")),
@@ -69,12 +71,12 @@ fn print(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
-/// A neighbour overwrites all that it shares. Its connection may end; a new process then takes its place.
+/// Makes calls beside neighbours that overwrite all that they share.
 fn scribble(what: &str) {
     misbehave(&format!("scribble {what}"));
 }
 
-/// A neighbour of the role `role` ends its own connection, if any. New ones take its place.
+/// Makes calls beside neighbours of the role `role`, one after another. They may end their own connections.
 fn misbehave(role: &str) {
     let mut victim = Victim::new("echo");
     let (mut ended, mut changed) = (0, 0);
@@ -97,8 +99,8 @@ fn misbehave(role: &str) {
     assert_eq!(changed, 0, "connections that changed memory that was not offered");
 }
 
-/// A neighbour is stopped in the middle of its transfers. Everything that it could use is dropped, and its memory is used anew.
-/// Then the neighbour goes on.
+/// Stops a neighbour in the middle of its transfers, drops everything that it could use, and uses the memory anew. Then the
+/// neighbour goes on.
 fn stop() {
     let stops = std::env::var(STOPS).map_or(100, |stops| stops.parse().unwrap());
     let mut victim = Victim::new("echo");
@@ -107,7 +109,7 @@ fn stop() {
     let mut before = Usage::now();
     for round in 0..times(stops) {
         let what = ["writes", "writes", "sends", "reads", "all"][round % 5];
-        let mut bad = victim.invite(&mut process, &format!("transfer {what}")).unwrap();
+        let mut bad = victim.connect(&mut process, &format!("transfer {what}"));
         assert_eq!(process.hear().as_deref(), Some("ready"));
         // Some rounds keep the neighbour's receives and memory busy, too.
         if round % 3 == 0 {
@@ -146,13 +148,14 @@ fn stop() {
     assert!(waited * 10 <= costs.len(), "{waited} of {} drops waited", costs.len());
 }
 
-/// The process of a neighbour is stopped, or its service thread does not answer. Posting, polling and dropping do not wait.
+/// Counts the waits of calls that post, poll and drop, while the process of the neighbour is stopped, or its service thread does not
+/// answer.
 fn calls_return(kind: &str) {
     let mut victim = Victim::new("echo");
     let (mut posts, mut drops) = (Vec::new(), Vec::new());
     for round in 0..times(3) {
         let mut process = Process::start();
-        let mut bad = victim.invite(&mut process, &format!("target {kind}")).unwrap();
+        let mut bad = victim.connect(&mut process, &format!("target {kind}"));
         assert_eq!(process.hear().as_deref(), Some("ready"));
         if kind == "stopped" {
             process.stop();
@@ -237,7 +240,7 @@ fn wait_for_the_rest(victim: &mut Victim, before: &Usage, left: &Usage) {
 fn warmed_up() -> (Victim, Usage) {
     let mut victim = Victim::new("echo");
     let mut process = Process::start();
-    let mut bad = victim.invite(&mut process, "flood").unwrap();
+    let mut bad = victim.connect(&mut process, "flood");
     victim.calls_beside(20, &mut bad);
     drop((process, bad));
     victim.call(None);
@@ -247,7 +250,7 @@ fn warmed_up() -> (Victim, Usage) {
 fn flood_of_messages() {
     let (mut victim, before) = warmed_up();
     let mut process = Process::start();
-    let mut bad = victim.invite(&mut process, "flood").unwrap();
+    let mut bad = victim.connect(&mut process, "flood");
     within_bounds(&mut victim, process, before, |victim| {
         victim.call(Some(&mut bad));
         bad.received() > 100
@@ -259,7 +262,7 @@ fn flood_of_messages() {
 fn flood_of_segments() {
     let (mut victim, before) = warmed_up();
     let mut process = Process::start();
-    let mut bad = victim.invite(&mut process, "segments 2000").unwrap();
+    let mut bad = victim.connect(&mut process, "segments 2000");
     within_bounds(&mut victim, process, before, |victim| {
         for _ in 0..20 {
             victim.poll(Some(&mut bad));
@@ -277,12 +280,13 @@ fn flood_of_segments() {
     wait_for_the_rest(&mut victim, &before, &LEFT);
 }
 
-fn flood_of_sockets() {
+/// Makes calls beside a neighbour that makes very many connections to the device.
+fn flood_of_sockets(role: &str) {
     let (mut victim, before) = warmed_up();
     let mut process = Process::start();
     let names = listening_sockets();
     assert!(!names.is_empty(), "the device listens on no unix socket");
-    process.tell(&format!("knock {}", names.join(" ")));
+    process.tell(&format!("{role} {}", names.join(" ")));
     assert_eq!(process.hear().as_deref(), Some("ready"));
     let mut round = 0;
     within_bounds(&mut victim, process, before, |victim| {
@@ -291,7 +295,7 @@ fn flood_of_sockets() {
         if round % 50 == 0 {
             // An honest process can still connect.
             let mut honest = Process::start_honest();
-            let mut end = victim.invite(&mut honest, "transfer messages").unwrap();
+            let mut end = victim.connect(&mut honest, "transfer messages");
             assert_eq!(honest.hear().as_deref(), Some("ready"));
             wait_until("a message of a process that connected beside the flood", || {
                 victim.call(Some(&mut end));
@@ -320,21 +324,22 @@ fn listening_sockets() -> Vec<String> {
     listening.collect()
 }
 
-/// An honest neighbour forks without exec, and its forked children use and drop what they have copies of.
+/// Makes calls to an honest neighbour that forks without exec. Its forked children use and drop their copies of its objects.
 fn fork() {
     let mut victim = Victim::new("forks");
     (0..times(100)).for_each(|_| victim.call(None));
 }
 
-/// A neighbour dies, and a child that it forked lives on, with copies of all its sockets and mappings. As with TCP, the connection may
-/// then look alive. Everything of it is dropped without a wait. It leaves the sockets to its process, which the child still holds.
+/// Drops connections of neighbours that died while a child that they had forked lives on, with copies of all their sockets and
+/// mappings. As with TCP, such a connection may look alive. Dropping it does not wait, and leaves only sockets that the child still
+/// holds.
 fn fork_that_outlives_its_parent() {
     let (mut victim, before) = warmed_up();
     let mut cost = Cost::default();
     let count = times(5);
     for _ in 0..count {
         let mut process = Process::start();
-        let mut bad = victim.invite(&mut process, "leaves-fork").unwrap();
+        let mut bad = victim.connect(&mut process, "leaves-fork");
         assert_eq!(process.hear().as_deref(), Some("ready"));
         victim.calls_beside(20, &mut bad);
         cost.count(|| drop(bad));
@@ -345,13 +350,26 @@ fn fork_that_outlives_its_parent() {
     wait_for_the_rest(&mut victim, &before, &Usage { descriptors: 4 * count, ..LEFT });
 }
 
-/// Neighbours are killed at random instants.
+/// Makes calls beside a neighbour that looks for memory of this process in all that it can read.
+fn peek() {
+    let mut victim = Victim::new("echo");
+    for _ in 0..times(3) {
+        let mut process = Process::start();
+        let mut bad = victim.connect(&mut process, "peek");
+        (0..100).for_each(|_| victim.call(Some(&mut bad)));
+        let seen = process.hear();
+        print(&format!("pages seen: {seen:?}"));
+        assert_eq!(seen.as_deref(), Some("0"), "pages with memory that was not offered");
+    }
+}
+
+/// Kills neighbours at random instants.
 fn die() {
     let (mut victim, before) = warmed_up();
     for round in 0..times(30) {
         let mut process = Process::start();
         let what = ["writes", "sends", "reads", "all"][round % 4];
-        let mut bad = victim.invite(&mut process, &format!("transfer {what}")).unwrap();
+        let mut bad = victim.connect(&mut process, &format!("transfer {what}"));
         bad.serve();
         nap(3000);
         process.kill();

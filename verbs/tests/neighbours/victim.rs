@@ -40,6 +40,21 @@ struct Honest {
     completed: VecDeque<WorkCompletion>,
 }
 
+impl Honest {
+    /// Starts an honest neighbour and connects to it. Returns `None` if one of the two could not connect in time.
+    fn connect(domain: &dyn ProtectionDomain, queue: &Arc<dyn CompletionQueue>, role: &str) -> Option<Self> {
+        let mut process = Process::start_honest();
+        process.tell(role);
+        let end = End::new(domain, queue, 0);
+        let target = end.connect(&process.hear()?).ok()?[0];
+        process.tell(&end.describe());
+        if process.hear()? != "ready" {
+            return None;
+        }
+        Some(Self { _process: process, end, target, calls: 0, completed: VecDeque::new() })
+    }
+}
+
 /// A connection to a bad neighbour.
 #[derive(Debug)]
 pub struct Bad {
@@ -60,34 +75,32 @@ impl Victim {
         let context = soft::open().unwrap();
         let domain = context.alloc_protection_domain().unwrap();
         let queue = context.create_completion_queue(1024).unwrap();
-        let mut process = Process::start_honest();
-        process.tell(role);
-        let end = End::new(&*domain, &queue, 0);
-        let target = end.connect(&process.hear().unwrap()).unwrap()[0];
-        process.tell(&end.describe());
-        let honest = Honest { _process: process, end, target, calls: 0, completed: VecDeque::new() };
+        // On a busy machine the answer of a device may come too late.
+        let honest = (0..10).find_map(|_| Honest::connect(&*domain, &queue, role)).unwrap();
         Self { _context: context, domain, queue, honest }
+    }
+
+    /// Makes a connection to `process`, which is able to connect. On a busy machine the answer of its device may come too late; then
+    /// another process takes its place.
+    pub fn connect(&self, process: &mut Process, role: &str) -> Bad {
+        const TRIES: usize = 10;
+        for _ in 1..TRIES {
+            match self.invite(process, role) {
+                Ok(bad) => return bad,
+                Err(_) => *process = Process::start(),
+            }
+        }
+        self.invite(process, role).unwrap()
     }
 
     /// Makes a connection to `process`, which does harm in the way of `role`.
     pub fn invite(&self, process: &mut Process, role: &str) -> Result<Bad, VerbsError> {
-        let memory = Arc::new(HostMemory::shared(crate::end::MEMORY, 4096).unwrap());
-        self.invite_over(process, role, memory)
-    }
-
-    /// Makes a connection that uses `memory`.
-    pub fn invite_over(
-        &self,
-        process: &mut Process,
-        role: &str,
-        memory: Arc<HostMemory>,
-    ) -> Result<Bad, VerbsError> {
         process.tell(role);
         let line = process.hear().ok_or_else(|| VerbsError::Unreachable("the process ended".into()))?;
         if line == "ended" {
             return Err(VerbsError::Unreachable("the role ended".into()));
         }
-        let end = End::over(&*self.domain, &self.queue, 0, memory);
+        let end = End::new(&*self.domain, &self.queue, 0);
         let targets = end.connect(&line)?;
         process.tell(&end.describe());
         Ok(Bad {

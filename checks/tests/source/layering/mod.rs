@@ -11,6 +11,7 @@ use rules::SourceFile;
 /// The workspace's crates, with the folders of their sources, and their floors. A crate imports crates of lower floors only.
 const PACKAGES: &[(&str, &str, u8)] = &[
     ("tonic_rdma_verbs", "verbs/src", 0),
+    ("tonic_rdma_models", "verbs/models/src", 4),
     ("tonic_rdma", "src", 1),
     ("tonic_rdma_tensor", "tensor/src", 2),
     ("tonic_rdma_proto", "proto/generated/src", 3),

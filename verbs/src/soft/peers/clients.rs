@@ -12,6 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use super::level::{Identity, Level};
 use super::local::ClientMemory;
 use super::received::Received;
+use crate::soft::system;
 
 /// The bounds. The defaults are far above what devices need: a device makes one connection to each other device.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +43,16 @@ pub(crate) struct Client {
     pub(crate) memory: ClientMemory,
     identity: Identity,
     proven: bool,
+}
+
+impl Client {
+    /// Lets the client, which has just named a queue pair and its token, send descriptors of memory. Before, and for strangers, the
+    /// kernel refuses them.
+    pub(crate) fn take_descriptors(&self) {
+        if self.memory.is_shared && !self.proven {
+            system::pass_descriptors(&self.socket, true);
+        }
+    }
 }
 
 /// The origin of a connection: the user and the process number.

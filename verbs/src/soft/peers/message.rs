@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -222,9 +222,15 @@ pub(crate) fn receive_request(socket: impl AsFd) -> io::Result<Option<(Request, 
     Ok(Some((request, fds.pop())))
 }
 
+/// Receives a message: the number of bytes, and the descriptors.
+pub(crate) fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<Received>)> {
+    let (length, fds) = receive_owned(socket, bytes)?;
+    Ok((length, fds.into_iter().map(Received::new).collect()))
+}
+
 /// Receives a message: the number of bytes, and the descriptors. Takes all descriptors, because the kernel would close the rest in
 /// this thread (see [`Received`]).
-pub(crate) fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<Received>)> {
+pub(crate) fn receive_owned(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let message = rustix::net::recvmsg(
@@ -237,8 +243,9 @@ pub(crate) fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize,
         RecvAncillaryMessage::ScmRights(rights) => Some(rights),
         _ => None,
     });
-    let fds = rights.flatten().map(Received::new).collect();
+    let fds: Vec<OwnedFd> = rights.flatten().collect();
     if message.flags.contains(ReturnFlags::CTRUNC) {
+        fds.into_iter().map(Received::new).for_each(drop);
         return Err(io::Error::other("no room for the peer's descriptors; raise the limit on open files"));
     }
     Ok((message.bytes, fds))

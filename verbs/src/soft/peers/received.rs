@@ -8,8 +8,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 
-use rustix::net::Shutdown;
+use rustix::net::{AddressFamily, Shutdown, SocketType, sockopt};
 
+use super::message;
 use crate::memfd;
 use crate::soft::forked::{self, Origin};
 
@@ -50,14 +51,50 @@ impl Drop for Received {
         }
         // Descriptors that wait before this one must not delay the news that this end has gone.
         let _ = rustix::net::shutdown(&descriptor, Shutdown::Both);
-        match closer().map(|closer| closer.try_send(descriptor)) {
-            Some(Ok(())) => {}
-            Some(Err(TrySendError::Full(descriptor) | TrySendError::Disconnected(descriptor))) => {
-                crate::throttled!(warn, "too many descriptors of peers wait to be closed");
-                drop(descriptor);
-            }
-            None => {}
+        if is_message_socket(&descriptor) {
+            // After the shutdown, no message comes any more. A socket without messages has nothing to wait for.
+            empty(&descriptor);
+            return;
         }
+        close_elsewhere(descriptor);
+    }
+}
+
+/// Returns whether a descriptor is a connected unix socket of messages, as those that devices use.
+fn is_message_socket(descriptor: &OwnedFd) -> bool {
+    sockopt::socket_domain(descriptor) == Ok(AddressFamily::UNIX)
+        && sockopt::socket_type(descriptor) == Ok(SocketType::SEQPACKET)
+        && sockopt::socket_acceptconn(descriptor) == Ok(false)
+}
+
+/// Takes all messages of a socket, and leaves their descriptors to the thread.
+fn empty(socket: &OwnedFd) {
+    /// Empty messages in a row that stand for the end. The kernel holds fewer messages.
+    const END: usize = 1024;
+    let (mut bytes, mut empty) = ([0; 1], 0);
+    while empty < END {
+        match message::receive_owned(socket, &mut bytes) {
+            // An empty message, or the end: the kernel tells them apart in no other way.
+            Ok((0, fds)) if fds.is_empty() => empty += 1,
+            Ok((_, fds)) => {
+                empty = 0;
+                fds.into_iter().filter(|fd| !memfd::is_memfd(fd)).for_each(close_elsewhere);
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(_) => return,
+        }
+    }
+}
+
+/// Closes a descriptor in another thread.
+fn close_elsewhere(descriptor: OwnedFd) {
+    match closer().map(|closer| closer.try_send(descriptor)) {
+        Some(Ok(())) => {}
+        Some(Err(TrySendError::Full(descriptor) | TrySendError::Disconnected(descriptor))) => {
+            crate::throttled!(warn, "too many descriptors of peers wait to be closed");
+            drop(descriptor);
+        }
+        None => {}
     }
 }
 

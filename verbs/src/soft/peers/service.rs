@@ -92,7 +92,7 @@ impl Service {
         lock(&self.queue_pairs).remove(&number);
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn queue_pair(&self, number: u32) -> Option<Arc<dyn LocalQueuePair>> {
         lock(&self.queue_pairs).get(&number).and_then(Weak::upgrade)
     }
@@ -310,6 +310,7 @@ impl Service {
             }
             return Ok(false);
         };
+        client.take_descriptors();
         match request.object {
             Object::Nothing => {
                 let known = |other: &Weak<dyn LocalQueuePair>| {

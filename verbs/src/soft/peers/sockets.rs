@@ -23,6 +23,7 @@ use super::policy::Policy;
 use super::received::Received;
 use crate::VerbsError;
 use crate::soft::forked::Origin;
+use crate::soft::system;
 
 /// The variable that names the directory.
 const VARIABLE: &str = "RDMA_SOFT_DIR";
@@ -230,15 +231,22 @@ fn new_socket() -> Result<OwnedFd, Errno> {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
-fn listen_in_namespace(device: DeviceId, origin: Origin) -> io::Result<Listener> {
+/// Makes a socket whose clients can't send descriptors at first. See [`Client`](super::clients::Client).
+fn new_listener() -> Result<OwnedFd, Errno> {
     let socket = new_socket()?;
+    system::pass_descriptors(&socket, false);
+    Ok(socket)
+}
+
+fn listen_in_namespace(device: DeviceId, origin: Origin) -> io::Result<Listener> {
+    let socket = new_listener()?;
     rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(device.socket_name().as_bytes())?)?;
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(Listener { socket: Received::new(socket), file: None, origin })
 }
 
 fn listen_at(file: &Path, policy: Policy, origin: Origin) -> io::Result<Listener> {
-    let socket = new_socket()?;
+    let socket = new_listener()?;
     // The file gets the socket's mode, less the bits of the process's umask.
     rustix::fs::fchmod(&socket, Mode::from_raw_mode(policy.file_mode()))?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(file)?)?;

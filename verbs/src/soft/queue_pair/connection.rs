@@ -1,7 +1,6 @@
 //! The peer's side of a connected queue pair.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use crate::soft::device::Device;
 use crate::soft::event_socket::EventSocket;
@@ -28,43 +27,8 @@ pub(crate) struct Connection {
     receive_event: Arc<EventSocket>,
 }
 
-/// The looks at the peer's attention that this end owes.
-///
-/// After a store of news a fence must come before the look at the peer's attention. The fence waits until the peer's core has
-/// given the cache line away, some 100 ns. So a thread that stores news looks at once, without the fence, which finds a peer that
-/// has been asleep for a while. It owes one look with the fence, for a peer that is just falling asleep. The next poll that
-/// finds nothing else to do settles this debt, and so does the thread that arms the queue.
-#[derive(Debug, Default)]
-pub(super) struct Debt(AtomicU8);
-
-impl Debt {
-    /// This end has published records, not only of WRITEs without immediate data.
-    pub(super) const NEWS: u8 = 1;
-    /// This end has published records of WRITEs without immediate data.
-    pub(super) const WRITES: u8 = 4;
-    /// This end has taken records or posted receives.
-    pub(super) const PROGRESS: u8 = 2;
-
-    /// Adds to the debt.
-    #[inline]
-    pub(super) fn add(&self, debt: u8) {
-        let old = self.0.load(Relaxed);
-        if old & debt != debt {
-            self.0.fetch_or(debt, Relaxed);
-        }
-    }
-
-    /// Returns the debt.
-    #[inline]
-    pub(super) fn is_any(&self) -> bool {
-        self.0.load(Relaxed) != 0
-    }
-
-    /// Takes the debt, which the caller settles.
-    pub(super) fn take(&self) -> u8 {
-        self.0.swap(0, Relaxed)
-    }
-}
+/// The looks at the peer's attention that an end owes.
+pub(super) type Debt = crate::soft::shared::debt::Debt<Native, Shipping>;
 
 impl Connection {
     /// Connects the queue pair with the token `own_token` to the queue pair at `address`: maps the peer's end and table, and

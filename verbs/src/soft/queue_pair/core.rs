@@ -2,24 +2,24 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, fence};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Instant;
 
-use super::Pair;
 use super::connection::{Connection, Debt};
 use crate::random::random;
 use crate::soft::completion_queue::{CompletionSource, Queue, Role};
-use crate::soft::domain::Domain;
+use crate::soft::domain::{Domain, MemoryUser};
 use crate::soft::peers::address::Address;
 use crate::soft::peers::local::{ClientMemory, LocalQueuePair, SendAnswer};
 use crate::soft::peers::message::{Answer, EndAnswer, Object};
 use crate::soft::peers::segments::Segments;
+use crate::soft::shared::arming::Guarded;
 use crate::soft::shared::attention::Attention;
 use crate::soft::shared::end::{End, EndState, Failure};
 use crate::soft::shared::mapping::Mapping;
-use crate::soft::shared::platform::Native;
+use crate::soft::shared::platform::{Native, Shipping};
 use crate::sync::lock;
 use crate::{Access, PathSettings, QueuePairAddress, QueuePairCapacity, QueuePairState, VerbsError};
 
@@ -27,7 +27,7 @@ use crate::{Access, PathSettings, QueuePairAddress, QueuePairCapacity, QueuePair
 #[derive(Debug)]
 pub(crate) struct Core {
     /// Set when the queue pair is complete.
-    pair: OnceLock<Weak<Pair>>,
+    pair: OnceLock<Weak<dyn LocalQueuePair>>,
     pub(crate) domain: Arc<Domain>,
     number: u32,
     token: u64,
@@ -56,7 +56,7 @@ pub(crate) struct Core {
     /// The position in our ring up to which records are published. Written with the send queue locked.
     pub(crate) published: AtomicU64,
     /// Whether the device's thread guards the records of this queue pair.
-    guarded: AtomicBool,
+    guarded: Guarded<Native, Shipping>,
     /// The position that the peer had taken at the last look of the guard, and the number of looks without a change.
     guard: Mutex<Guard>,
 }
@@ -81,6 +81,8 @@ const INIT: u8 = 1;
 const RTR: u8 = 2;
 const RTS: u8 = 3;
 const ERROR: u8 = 4;
+/// In Error, and the user has dropped the queue pair.
+const DESTROYED: u8 = 5;
 
 /// Returns the bytes of the ring of a queue pair with this capacity: four inline messages and more.
 fn ring_bytes(capacity: &QueuePairCapacity) -> u64 {
@@ -125,18 +127,22 @@ impl Core {
             settings: OnceLock::new(),
             connection: OnceLock::new(),
             segments: OnceLock::new(),
-            debt: Debt::default(),
+            debt: Debt::new(),
             taken: AtomicU64::new(0),
             posted: AtomicU64::new(0),
             published: AtomicU64::new(0),
-            guarded: AtomicBool::new(false),
+            guarded: Guarded::new(),
             guard: Mutex::default(),
         }))
     }
 
     /// Takes the reserved slots of the completion queues. Polls visit `pair` from now on, and peers can find the queue pair.
-    pub(super) fn enter(&self, pair: &Arc<Pair>) {
-        self.pair.get_or_init(|| Arc::downgrade(pair));
+    pub(super) fn enter<Pair>(&self, pair: &Arc<Pair>)
+    where
+        Pair: LocalQueuePair + CompletionSource + MemoryUser,
+    {
+        let local = Arc::clone(pair) as Arc<dyn LocalQueuePair>;
+        self.pair.get_or_init(|| Arc::downgrade(&local));
         let source: Arc<dyn CompletionSource> = Arc::clone(pair) as Arc<dyn CompletionSource>;
         let same = Arc::ptr_eq(&self.send_queue, &self.receive_queue);
         let role = Role { sends: true, receives: same };
@@ -145,8 +151,9 @@ impl Core {
             let role = Role { sends: false, receives: true };
             self.receive_queue.occupy(self.receive_slot, source, role);
         }
-        self.domain.add_queue_pair(pair);
-        self.domain.device().service().add_queue_pair(Arc::clone(pair) as Arc<dyn LocalQueuePair>);
+        let user = Arc::clone(pair) as Arc<dyn MemoryUser>;
+        self.domain.add_queue_pair(self.number, Arc::downgrade(&user));
+        self.domain.device().service().add_queue_pair(local);
     }
 
     pub(crate) fn number(&self) -> u32 {
@@ -168,7 +175,7 @@ impl Core {
     }
 
     /// Returns the peer's memory that this process has mapped, once the peer has taken this end.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn segments(&self) -> Option<&Arc<Segments>> {
         self.segments.get()
     }
@@ -187,7 +194,7 @@ impl Core {
         if self.peer_is_gone() {
             return QueuePairState::Error;
         }
-        match self.state.load(SeqCst) {
+        match self.state.load(Acquire) {
             RESET => QueuePairState::Reset,
             INIT => QueuePairState::Init,
             RTR => QueuePairState::Rtr,
@@ -199,13 +206,16 @@ impl Core {
     /// Returns whether the queue pair is in Error.
     #[inline]
     pub(crate) fn has_failed(&self) -> bool {
-        self.state.load(SeqCst) == ERROR
+        self.state.load(Acquire) >= ERROR
     }
 
     /// Returns whether this end takes no more records of the peer.
     #[inline]
     pub(crate) fn is_closed(&self) -> bool {
-        self.has_failed() && !self.drains.load(SeqCst)
+        match self.state.load(Acquire) {
+            ERROR => !self.drains.load(Relaxed),
+            state => state == DESTROYED,
+        }
     }
 
     /// Returns whether the peer takes no more records, because its queue pair is in Error or destroyed, or its process is dead.
@@ -228,7 +238,7 @@ impl Core {
         if self.domain.device().is_forked() {
             return;
         }
-        if self.state.swap(ERROR, SeqCst) != ERROR {
+        if self.state.fetch_max(ERROR, AcqRel) < ERROR {
             self.show_progress();
             self.end.advance(EndState::Ended);
             self.notify();
@@ -242,14 +252,14 @@ impl Core {
     /// are still taken.
     pub(crate) fn fail_requests(&self) {
         if self.peer_has_ended() && !self.has_failed() {
-            self.drains.store(true, SeqCst);
+            self.drains.store(true, Relaxed);
         }
         self.fail();
     }
 
-    /// Takes no more records of the peer once this end is in Error.
+    /// Notes that a record of the peer can't be taken. No later record is taken, even if the peer has ended.
     pub(crate) fn stop_draining(&self) {
-        self.drains.store(false, SeqCst);
+        self.drains.store(false, Relaxed);
     }
 
     /// Notes that the peer's process has ended. The next poll takes its last records, then moves to Error.
@@ -260,10 +270,19 @@ impl Core {
     /// Moves to Error because this end refuses a record of the peer, and tells the peer why.
     pub(crate) fn refuse(&self, failure: Failure) {
         self.show_progress();
-        if self.state.load(SeqCst) != ERROR {
+        if !self.has_failed() {
             self.end.report(failure);
         }
         self.fail();
+    }
+
+    /// Logs that the peer broke the rules of the shared memory.
+    pub(super) fn warn_of_violation(&self) {
+        crate::throttled!(
+            warn,
+            queue_pair = self.number,
+            "the connection ends: the peer wrote invalid values into the shared memory"
+        );
     }
 
     /// Wakes the pollers of our own completion queues, if they sleep.
@@ -338,10 +357,19 @@ impl Core {
     #[inline]
     fn owe(&self, connection: &Connection, debt: u8) {
         if self.receive_queue.is_armed() || self.send_queue.is_armed() {
-            connection.settle(debt);
+            self.look(connection, debt);
         } else {
             self.debt.add(debt);
         }
+    }
+
+    /// Shows this end's progress, and looks at the peer's attention with the fence.
+    fn look(&self, connection: &Connection, debt: u8) {
+        if debt & Debt::PROGRESS != 0 {
+            // The queue may have been armed after the caller had decided to show the progress later.
+            self.show_progress();
+        }
+        connection.settle(debt);
     }
 
     /// Returns whether this end owes the peer a look.
@@ -354,11 +382,8 @@ impl Core {
     #[cold]
     pub(super) fn settle(&self) {
         let debt = self.debt.take();
-        if debt & Debt::PROGRESS != 0 {
-            self.show_progress();
-        }
         if let Some(connection) = self.connection() {
-            connection.settle(debt);
+            self.look(connection, debt);
         }
         // SYNC: after the fence of `settle`: either the guard that ends sees the records, or this thread sees that it has ended.
         if debt & (Debt::NEWS | Debt::WRITES) != 0 {
@@ -377,14 +402,13 @@ impl Core {
     /// peer's device to carry them out.
     #[inline]
     pub(crate) fn guard(&self) {
-        if !self.guarded.load(Relaxed) {
+        if self.guarded.begin() {
             self.begin_to_guard();
         }
     }
 
     #[cold]
     fn begin_to_guard(&self) {
-        self.guarded.store(true, Relaxed);
         if let Some(pair) = self.pair.get() {
             self.domain.device().service().guard(pair.clone());
         }
@@ -396,8 +420,8 @@ impl Core {
         const IDLE: u32 = 256;
         let Some(connection) = self.connection() else { return false };
         self.settle();
-        let published = self.published.load(SeqCst);
-        let taken = connection.end.taken_word().load(SeqCst);
+        let published = self.published.load(Relaxed);
+        let taken = connection.end.taken_word().load(Relaxed);
         let mut guard = lock(&self.guard);
         let stuck = taken != published && guard.taken == taken;
         guard.idle = if taken == published && guard.taken == taken { guard.idle + 1 } else { 0 };
@@ -406,15 +430,8 @@ impl Core {
         let done = ended || guard.idle > IDLE;
         drop(guard);
         if done {
-            self.guarded.store(false, Relaxed);
-            // SYNC: pairs with the fence of `settle`: either this thread sees the record, or the thread that published
-            // the record sees that nothing guards it.
-            fence(SeqCst);
-            // A record that was published before the store is guarded by the next record, or by the poll of its sender.
-            return !ended && self.published.load(SeqCst) != taken && {
-                self.guarded.store(true, Relaxed);
-                true
-            };
+            // A record that was published before is guarded again, by this thread or by the one that published it.
+            return !self.guarded.end(|| !ended && self.published.load(Relaxed) != taken);
         }
         if stuck {
             connection.poke();
@@ -496,7 +513,7 @@ impl Core {
     }
 
     fn change(&self, call: &'static str, from: u8, to: u8) -> Result<(), VerbsError> {
-        match self.state.compare_exchange(from, to, SeqCst, SeqCst) {
+        match self.state.compare_exchange(from, to, AcqRel, Acquire) {
             Ok(_) => Ok(()),
             Err(_) => Err(VerbsError::State { call, state: self.state() }),
         }
@@ -504,7 +521,7 @@ impl Core {
 
     /// Moves to Error without a word to the peer. No thread takes another record of the peer.
     pub(super) fn end(&self) {
-        self.state.store(ERROR, SeqCst);
+        self.state.store(DESTROYED, Release);
         self.show_progress();
         self.end.advance(EndState::Ended);
     }

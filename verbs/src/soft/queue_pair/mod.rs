@@ -20,7 +20,7 @@ use self::send::SendQueue;
 use self::target::{Output, Target};
 use super::completion_queue::{CompletionSource, Queue, Role, Sink};
 use super::device::Device;
-use super::domain::Domain;
+use super::domain::{Domain, MemoryUser};
 use super::peers::address::Address;
 use super::peers::local::{ClientMemory, LocalQueuePair, SendAnswer};
 use super::peers::message::Object;
@@ -59,15 +59,6 @@ pub(super) fn create(
     Ok(Arc::new(Handle(pair)))
 }
 
-/// Logs that the peer broke the rules of the shared memory.
-fn warn_of_violation(core: &Core) {
-    crate::throttled!(
-        warn,
-        queue_pair = core.number(),
-        "the connection ends: the peer wrote invalid values into the shared memory"
-    );
-}
-
 fn check_capacity(device: &Device, capacity: &QueuePairCapacity) -> Result<(), VerbsError> {
     let limits = device.limits();
     let checks = [
@@ -85,22 +76,18 @@ fn check_capacity(device: &Device, capacity: &QueuePairCapacity) -> Result<(), V
     }
 }
 
+#[cfg(any(test, fuzzing))]
 impl Pair {
-    /// Waits until no thread of this process uses memory that was found registered before this call. Threads only copy between
-    /// memory, and never wait for a peer, while they hold the locks.
-    pub(super) fn wait_for_own_threads(&self) {
-        self.target.wait_for_visit();
-        drop(self.sends.lock());
-    }
-
-    pub(super) fn number(&self) -> u32 {
-        self.core.number()
-    }
-
     /// Returns the common part of the two queues.
-    #[cfg(test)]
     pub(super) fn core(&self) -> &Arc<Core> {
         &self.core
+    }
+}
+
+impl MemoryUser for Pair {
+    fn wait_for_own_threads(&self) {
+        self.target.wait_for_visit();
+        drop(self.sends.lock());
     }
 }
 
@@ -142,6 +129,10 @@ impl CompletionSource for Pair {
             let looked_after = self.looked_after.load(Relaxed);
             self.core.want(if looked_after { Attention::NEWS } else { ALL_NEWS });
         }
+        // SYNC: a thread that stores news or posts requests holds one of the two locks while it looks whether the queue is armed, and
+        // while it notes its debt and counts its requests. So either this thread sees them, or that thread sees that the queue is
+        // armed.
+        self.wait_for_own_threads();
         if self.core.owes() {
             self.core.settle();
         }

@@ -3,7 +3,6 @@
 //! The owner of the memory can take it back at any time, without waiting: it makes the key invalid, or ends its queue pair. The
 //! process that copies checks this after the copy, and discards the bytes then.
 
-use std::sync::atomic::{Ordering::Acquire, fence};
 use std::sync::{Arc, Weak};
 
 use super::connection::Connection;
@@ -13,6 +12,8 @@ use crate::soft::limits::MAX_SEGMENTS;
 use crate::soft::peers::offers::Offer;
 use crate::soft::shared::end::EndState;
 use crate::soft::shared::mapping::Mapping;
+use crate::soft::shared::platform::{Native, Shipping};
+use crate::soft::shared::states::unless_revoked;
 use crate::{Access, LocalSegment, RemoteSegment};
 
 /// Copies of at least this length go past the caches.
@@ -162,10 +163,10 @@ impl Pulls {
             source::scatter(into, 0, from, before, stores);
             crate::copy_bytes(from.wrapping_add(before as usize), last.as_mut_ptr(), last.len());
         }
-        // SYNC: pairs with the fence after the owner makes the key invalid, or ends the queue pair: if the copy has read what the
-        // owner stored afterwards, this thread sees the end.
-        fence(Acquire);
-        if !table.holds(remote.rkey.0) || connection.end.state() == EndState::Ended {
+        let valid = unless_revoked::<Native, Shipping>(|| {
+            table.holds(remote.rkey.0) && connection.end.state() != EndState::Ended
+        });
+        if !valid {
             return false;
         }
         let stores = Stores { ends_a_word: true, past_caches: false };

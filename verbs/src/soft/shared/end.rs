@@ -14,12 +14,12 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::attention::Attention;
 use super::mapping::Mapping;
 use super::platform::{Native, Shipping};
-use crate::CompletionStatus;
+pub(crate) use super::states::{EndState, Failure};
 
 const NONCE: usize = 0;
 const RNR_TIMER: usize = 1;
@@ -36,25 +36,6 @@ const RING: usize = 64;
 pub(crate) type Writer = super::ring::Writer<Native, Shipping>;
 /// The reader of such a ring.
 pub(crate) type Reader = super::ring::Reader<Native, Shipping>;
-
-/// The state that an end shows to its peer. An end goes through the states in this order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum EndState {
-    /// The owner is not connected yet. The peer tries again later.
-    Waiting,
-    /// The owner takes records.
-    Ready,
-    /// The owner is in Error, or gone. Its memory may not be read any more, except for this segment.
-    Ended,
-}
-
-/// The record that an end refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Failure {
-    /// The position in the ring up to which the records before the refused one reach.
-    pub(crate) at: u64,
-    pub(crate) status: CompletionStatus,
-}
 
 /// A segment of an end: our own, or the peer's.
 #[derive(Debug)]
@@ -138,18 +119,12 @@ impl End {
 
     #[inline]
     pub(crate) fn state(&self) -> EndState {
-        match self.word(STATE).load(SeqCst) {
-            0 => EndState::Waiting,
-            1 => EndState::Ready,
-            _ => EndState::Ended,
-        }
+        EndState::of::<Native, Shipping>(self.word(STATE))
     }
 
-    /// Moves the state forward, never back. Called by the owner.
+    /// Moves the state forward, never back. Called by the owner, which may use memory again afterwards that the peer was reading.
     pub(crate) fn advance(&self, state: EndState) {
-        // SYNC: SeqCst, before the owner uses memory again that the peer may be reading (see `Pull::is_valid`), and before the
-        // owner looks at the peer's attention.
-        self.word(STATE).fetch_max(state as u64, SeqCst);
+        state.show::<Native, Shipping>(self.word(STATE));
     }
 
     /// Returns the word with the position up to which the owner has carried out the peer's records.
@@ -158,10 +133,11 @@ impl End {
         self.word(TAKEN)
     }
 
-    /// Returns the number of receives that the owner has posted so far. The number wraps.
+    /// Returns the number of receives that the owner has posted so far. The number wraps. No other value belongs to it: the receives
+    /// are private to the owner.
     #[inline]
     pub(crate) fn posted(&self) -> u32 {
-        self.word(POSTED).load(Acquire) as u32
+        self.word(POSTED).load(Relaxed) as u32
     }
 
     /// Returns the word with the number of receives that the owner has posted so far.
@@ -172,38 +148,26 @@ impl End {
 
     /// Reports that the owner refused a record of the peer. Called by the owner, once, before the state is Ended.
     pub(crate) fn report(&self, failure: Failure) {
-        let code = match failure.status {
-            CompletionStatus::RemoteInvalidRequest => 1,
-            CompletionStatus::RemoteAccess => 2,
-            _ => 3,
-        };
-        self.word(FAILED_AT).store(failure.at, Relaxed);
-        self.word(FAILURE).store(code, Release);
+        failure.show::<Native, Shipping>([self.word(FAILURE), self.word(FAILED_AT)]);
     }
 
     /// Returns the record that the owner refused.
     #[inline]
     pub(crate) fn failure(&self) -> Option<Failure> {
-        let status = match self.word(FAILURE).load(Acquire) {
-            0 => return None,
-            1 => CompletionStatus::RemoteInvalidRequest,
-            2 => CompletionStatus::RemoteAccess,
-            _ => CompletionStatus::RemoteOperation,
-        };
-        Some(Failure { at: self.word(FAILED_AT).load(Relaxed), status })
+        Failure::of::<Native, Shipping>([self.word(FAILURE), self.word(FAILED_AT)])
     }
 
     /// Returns all words of the segment, which a hostile owner can write.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn words(&self) -> &[AtomicU64] {
         self.mapping.words()
     }
 
     /// Index of the first word that the owner writes while the connection is in use.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) const FIRST_CHANGING: usize = ATTENTION;
 
     /// Index of the first word of the ring.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) const FIRST_OF_RING: usize = RING;
 }

@@ -1,9 +1,13 @@
 //! The structures in memory that processes share. Each segment has one writer, its maker; its one peer maps the segment only for
 //! reading. This process checks every value that a peer can write.
 
-pub(super) mod attention;
+pub(crate) mod arming;
+pub(crate) mod attention;
+pub(crate) mod debt;
 pub(super) mod end;
+pub(crate) mod entry;
 pub(super) mod mapping;
-pub(super) mod platform;
-pub(super) mod ring;
+pub(crate) mod platform;
+pub(crate) mod ring;
+pub(crate) mod states;
 pub(super) mod table;

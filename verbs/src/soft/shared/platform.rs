@@ -3,13 +3,14 @@
 //! Shipping code uses the atomics of the standard library ([`Native`]). The models in `verbs/models` run the same code on the
 //! atomics of loom, with the shipping orderings and with weaker ones, which must fail.
 
+use std::fmt::Debug;
 use std::sync::atomic::Ordering::{self, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU64, fence};
 
 /// A kind of atomics.
 pub trait Platform {
     /// A 64-bit atomic.
-    type Word: Word;
+    type Word: Word + Debug;
 
     /// Orders the accesses of this thread.
     fn fence(order: Ordering);
@@ -17,6 +18,9 @@ pub trait Platform {
 
 /// A 64-bit atomic.
 pub trait Word {
+    /// Makes a word.
+    fn new(value: u64) -> Self;
+
     /// Loads the value.
     fn load(&self, order: Ordering) -> u64;
 
@@ -25,6 +29,12 @@ pub trait Word {
 
     /// Sets the bits `set` and clears the bits `clear`.
     fn change(&self, set: u64, clear: u64);
+
+    /// Stores `value`, unless the word has a greater value.
+    fn raise(&self, value: u64, order: Ordering);
+
+    /// Stores 0. Returns the value before.
+    fn take(&self, order: Ordering) -> u64;
 }
 
 /// The orderings of the structures. The provided values are those of the shipping code.
@@ -39,13 +49,32 @@ pub trait Orders {
     const RECLAIM: Ordering = Acquire;
     /// Order of the fence between the store of news and the load of the peer's attention. `Relaxed` means no fence.
     const NEWS_FENCE: Ordering = SeqCst;
-    /// Order of the fence between the store of this end's attention and the look for news. `Relaxed` means no fence.
+    /// Order of the fence between the store of this end's attention, or of the flag that arms a queue, and the look for news.
+    /// `Relaxed` means no fence.
     const ATTENTION_FENCE: Ordering = SeqCst;
     /// Order of the fence between the loads of memory that the peer may revoke, and the load that shows whether the memory was
     /// revoked. `Relaxed` means no fence.
     const CHECK_FENCE: Ordering = Acquire;
-    /// Order of the fence between the store that revokes memory and later stores to this memory. `Relaxed` means no fence.
+    /// Order of the fence between the store that revokes memory and later stores to this memory. `Relaxed` means no fence. In the
+    /// language's model `Release` is enough. `SeqCst` also orders streaming stores, and stores of the kernel, which that model does
+    /// not have.
     const REVOKE_FENCE: Ordering = SeqCst;
+    /// Order of the store of a key, after the store of the key's entry.
+    const INSERT: Ordering = Release;
+    /// Order of the fence between the load of a key and the loads of its entry. `Relaxed` means no fence.
+    const FIND_FENCE: Ordering = Acquire;
+    /// Order of the store that shows a state or a failure, after the stores that belong to it.
+    const SHOW: Ordering = Release;
+    /// Order of the load of a state or a failure, before the loads that belong to it.
+    const LOOK: Ordering = Acquire;
+    /// Order of the fence between the store of work and the look whether the queue is armed.
+    const NOTIFY_FENCE: Ordering = SeqCst;
+    /// Order of the store that notes a debt, after the store of the news that the debt is for.
+    const OWE: Ordering = Release;
+    /// Order of the operation that takes a debt, before the loads and the fence that follow.
+    const SETTLE: Ordering = Acquire;
+    /// Order of the fence between the store that ends a guard and the last look for records.
+    const GUARD_FENCE: Ordering = SeqCst;
 }
 
 /// The shipping orderings.
@@ -56,7 +85,7 @@ impl Orders for Shipping {}
 
 /// The atomics of the standard library.
 #[derive(Clone, Copy, Debug)]
-pub enum Native {}
+pub(crate) enum Native {}
 
 impl Platform for Native {
     type Word = AtomicU64;
@@ -68,6 +97,10 @@ impl Platform for Native {
 }
 
 impl Word for AtomicU64 {
+    fn new(value: u64) -> Self {
+        Self::new(value)
+    }
+
     #[inline]
     fn load(&self, order: Ordering) -> u64 {
         Self::load(self, order)
@@ -81,6 +114,16 @@ impl Word for AtomicU64 {
     #[inline]
     fn change(&self, set: u64, clear: u64) {
         let _ = self.fetch_update(Relaxed, Relaxed, |value| Some(value & !clear | set));
+    }
+
+    #[inline]
+    fn raise(&self, value: u64, order: Ordering) {
+        self.fetch_max(value, order);
+    }
+
+    #[inline]
+    fn take(&self, order: Ordering) -> u64 {
+        self.swap(0, order)
     }
 }
 

@@ -25,7 +25,7 @@ const LINE: usize = 8;
 /// Bytes of a cache line.
 const LINE_BYTES: u64 = 64;
 /// Words of a record before its payload.
-pub const HEADER: usize = 5;
+pub(crate) const HEADER: usize = 5;
 /// Bytes of a record before its payload.
 const HEADER_BYTES: u64 = HEADER as u64 * 8;
 

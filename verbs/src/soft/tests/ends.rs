@@ -210,3 +210,36 @@ fn impossible_sequences_of_records() {
         honest.exchange();
     }
 }
+
+/// The peer has ended, so its last records are still taken. A record that can't be taken ends that, too.
+#[test]
+fn bad_records_of_a_peer_that_has_ended() {
+    /// Word of the end that has its state.
+    const STATE: usize = 9;
+    for (pull, polls) in [(false, 0), (false, 1), (true, 0), (true, 1)] {
+        let (done, result) = std::sync::mpsc::channel();
+        // A thread of its own, because the poll would not return.
+        std::thread::spawn(move || {
+            let (mut hostile, victim) = Hostile::connected();
+            let flags = Flags::FIRST.with(Flags::LAST).with(Flags::PULL);
+            let target = victim.remote(0);
+            let bad = match pull {
+                true => {
+                    Header { flags, address: target.address, key: target.rkey.0, ..header(Kind::Write, 0) }
+                }
+                false => Header { flags: Flags::LAST, ..header(Kind::Write, 0) },
+            };
+            // Polls take sends and receives first in turn.
+            (0..polls).for_each(|_| assert_eq!(victim.queue.poll(&mut [WorkCompletion::EMPTY; 4]), 0));
+            assert!(hostile.put(&victim, &bad, &[]));
+            hostile.set(STATE, 2);
+            victim.send(1, 10);
+            for _ in 0..4 {
+                victim.drain();
+            }
+            done.send(victim.pair.state()).unwrap();
+        });
+        let state = result.recv_timeout(PATIENCE).expect("the poll returns");
+        assert_eq!(state, QueuePairState::Error, "pull {pull}, polls {polls}");
+    }
+}

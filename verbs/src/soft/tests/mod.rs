@@ -1,9 +1,17 @@
 //! A hostile or confused peer. This process goes on, whatever the peer writes to shared memory or sends over the socket.
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+#![cfg_attr(fuzzing, allow(dead_code, reason = "a fuzzer has no other tests"))]
 
+#[cfg(test)]
 mod ends;
+pub(crate) mod fuzz;
+#[cfg(test)]
+mod lifetimes;
+#[cfg(test)]
 mod pulls;
+#[cfg(test)]
 mod sockets;
+#[cfg(test)]
 mod wake_ups;
 
 use std::any::Any;
@@ -20,8 +28,8 @@ use super::shared::end::{End, Writer};
 use super::shared::ring::{Flags, Header, Kind};
 use crate::{
     Access, CompletionQueue, CompletionStatus, Context, HostMemory, LocalSegment, MemoryRegion, Operation,
-    PathSettings, Payload, QueuePair, QueuePairCapacity, ReceiveRequest, RemoteSegment, SendRequest,
-    WorkCompletion, soft,
+    PathSettings, Payload, ProtectionDomain, QueuePair, QueuePairCapacity, ReceiveRequest, RemoteSegment,
+    SendRequest, WorkCompletion, soft,
 };
 
 /// Receives that a queue pair of these tests can have.
@@ -39,6 +47,7 @@ struct Side {
     /// The completion queue of receives, and of sends if they have none of their own.
     queue: Arc<dyn CompletionQueue>,
     sends: Arc<dyn CompletionQueue>,
+    domain: Arc<dyn ProtectionDomain>,
     pair: Arc<dyn QueuePair>,
     region: Arc<dyn MemoryRegion>,
     core: Arc<Core>,
@@ -77,7 +86,7 @@ impl Side {
         let region = domain.register(memory, all()).unwrap();
         let local: Arc<dyn Any + Send + Sync> = the_device().service().queue_pair(pair.number().0).unwrap();
         let core = Arc::clone(local.downcast::<Pair>().unwrap().core());
-        Self { _context: context, queue, sends, pair, region, core }
+        Self { _context: context, queue, sends, domain, pair, region, core }
     }
 
     fn connect(&self, peer: &Self) {
@@ -95,6 +104,13 @@ impl Side {
 
     fn memory(&self) -> &HostMemory {
         self.region.memory()
+    }
+
+    /// Registers more memory, which is full of the byte `value`.
+    fn large(&self, length: usize, value: u8) -> Arc<dyn MemoryRegion> {
+        let memory = Arc::new(HostMemory::shared(length, 4096).unwrap());
+        memory.copy_in(0, &vec![value; length]).unwrap();
+        self.domain.register(memory, all()).unwrap()
     }
 
     /// Returns a part of the registered memory.

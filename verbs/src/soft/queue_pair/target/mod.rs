@@ -1,30 +1,27 @@
 //! The target of the peer's requests: this end takes the records of the peer's ring, checks them against its own records, and
 //! writes its own memory. The peer writes nothing here.
 
+mod messages;
+mod pulling;
+mod serve;
+
 use std::collections::VecDeque;
-use std::sync::atomic::{
-    AtomicBool, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst, fence,
-};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use super::connection::Connection;
 use super::core::Core;
-use super::message::{Destination, Message, Pull};
+use super::message::{Message, Pull};
 use super::pulls::Pulls;
 use super::receives::{Posted, Receives};
 use super::send::SendQueue;
-use super::source::{self, Stores, WORD};
 use crate::soft::completion_queue::Sink;
-use crate::soft::limits::{MAX_MESSAGE, MAX_READS};
-use crate::soft::shared::attention::Attention;
-use crate::soft::shared::end::{EndState, Failure, Reader};
-use crate::soft::shared::mapping::Mapping;
-use crate::soft::shared::platform::{Native, Shipping};
+use crate::soft::shared::end::{Failure, Reader};
 use crate::soft::shared::ring::{Flags, Kind, Record};
 use crate::sync::lock;
 use crate::{
     Access, CompletionOpcode, CompletionStatus, PostError, PostErrorKind, QueuePairNumber, QueuePairState,
-    ReceiveRequest, WorkCompletion, copy_bytes,
+    ReceiveRequest, WorkCompletion,
 };
 
 /// Most bytes that one visit moves, so that one connection does not delay the others for long.
@@ -42,6 +39,8 @@ pub(super) struct Target {
     tag: AtomicU64,
     /// Whether a visit has something to do even if there is no record.
     busy: AtomicBool,
+    /// Whether the receives were flushed, after the queue pair failed.
+    flushed: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -101,8 +100,9 @@ impl Target {
             served: VecDeque::new(),
             ready: VecDeque::new(),
         };
-        let (next, tag, busy) = (AtomicUsize::new(usize::MAX), AtomicU64::new(0), AtomicBool::new(false));
-        Self { core: Arc::clone(core), state: Mutex::new(state), next, tag, busy }
+        let (next, tag) = (AtomicUsize::new(usize::MAX), AtomicU64::new(0));
+        let (busy, flushed) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { core: Arc::clone(core), state: Mutex::new(state), next, tag, busy, flushed }
     }
 
     /// Begins to look for records, because this end is connected.
@@ -124,7 +124,9 @@ impl Target {
     /// Returns whether a visit may have something to do.
     #[inline]
     pub(super) fn has_news(&self) -> bool {
-        self.busy.load(Relaxed) || self.has_record()
+        self.busy.load(Relaxed)
+            || self.has_record()
+            || (self.core.has_failed() && !self.flushed.load(Relaxed))
     }
 
     /// Returns whether the peer has published a record that was not taken.
@@ -145,7 +147,7 @@ impl Target {
 
     /// Has the next poll visit this end, because its state has changed.
     pub(super) fn look_again(&self) {
-        self.busy.store(true, SeqCst);
+        self.busy.store(true, Relaxed);
     }
 
     /// Waits until no thread is carrying out records.
@@ -276,6 +278,7 @@ impl Target {
         if awaited {
             self.core.took(connection, reader.position(), true);
         }
+        // A queue pair in Error uses no memory any more: its regions may go (see `Core::end`).
         if !state.served.is_empty() && !self.core.has_failed() {
             self.serve(state, connection, sends);
         }
@@ -325,266 +328,12 @@ impl Target {
         }
     }
 
-    /// Checks a message before its first byte is stored.
-    #[inline]
-    fn begin(&self, state: &TargetState, record: &Record) -> Result<Message, Fault> {
-        let header = &record.header;
-        if state.message.is_some() || header.total > MAX_MESSAGE {
-            return Err(Fault::Violation);
-        }
-        let immediate = header.flags.contains(Flags::IMMEDIATE).then_some(header.immediate);
-        let destination = match header.kind {
-            Kind::Send => Destination::Receive,
-            _ => Destination::Memory { address: header.address, key: header.key },
-        };
-        if destination == Destination::Receive || immediate.is_some() {
-            let posted = state.receives.first().ok_or(Fault::Violation)?;
-            if destination == Destination::Receive && header.total > posted.room {
-                return Err(Fault::Refused(
-                    CompletionStatus::RemoteInvalidRequest,
-                    Some(CompletionStatus::LocalLength),
-                ));
-            }
-        }
-        if destination != Destination::Receive && header.total > 0 {
-            self.check(header.key, header.address, header.total, Access::REMOTE_WRITE)?;
-        }
-        Ok(Message { destination, immediate, total: header.total, done: 0 })
-    }
-
     /// Checks that the peer may use a range of our memory.
     #[inline]
     fn check(&self, key: u32, address: u64, length: u64, access: Access) -> Result<(), Fault> {
         let good = self.core.access().contains(access)
             && self.core.domain.find_local(crate::Lkey(key), address, length, access);
         if good { Ok(()) } else { Err(Fault::Refused(CompletionStatus::RemoteAccess, None)) }
-    }
-
-    /// Takes bytes of a message from the peer's memory, within the limit of a visit. Returns the record when the message is
-    /// complete.
-    fn go_on_pulling(
-        &self,
-        state: &mut TargetState,
-        connection: &Connection,
-        bytes: &mut u64,
-        output: &mut Output<'_, '_>,
-    ) -> Result<Option<Record>, Fault> {
-        let (Some(mut pull), Some(mut message)) = (state.pull.take(), state.message.take()) else {
-            return Err(Fault::Violation);
-        };
-        // The last word is stored after the check that the memory was valid.
-        let body = message.total.saturating_sub(WORD);
-        while message.done < body && *bytes < VISIT_BYTES {
-            let wanted = (body - message.done).min(VISIT_BYTES);
-            let (mapping, offset, length) = self.next_piece(state, &mut pull, wanted)?;
-            let from = mapping.range(offset, length).ok_or(Fault::Violation)?.as_ptr().cast_const();
-            let stores = Stores { ends_a_word: false, past_caches: message.goes_past_caches() };
-            // SAFETY: the mapping has these bytes, and lives until the end of the block.
-            unsafe { self.put(state, &mut message, from, length, stores)? };
-            *bytes += length;
-        }
-        if message.done < body {
-            (state.pull, state.message) = (Some(pull), Some(message));
-            return Ok(None);
-        }
-        let mut word = [0; WORD as usize];
-        let last = &mut word[..(message.total - message.done) as usize];
-        let mut at = 0;
-        while at < last.len() {
-            let (mapping, offset, length) = self.next_piece(state, &mut pull, (last.len() - at) as u64)?;
-            let from = mapping.range(offset, length).ok_or(Fault::Violation)?.as_ptr().cast_const();
-            // SAFETY: the mapping has these bytes; the part of the word is ours.
-            unsafe { copy_bytes(from, last[at..].as_mut_ptr(), length as usize) };
-            at += length as usize;
-        }
-        // SYNC: pairs with `End::advance`: if the copy has read what the owner of the memory stored after it ended, this thread
-        // sees that end.
-        fence(Acquire);
-        if connection.end.state() == EndState::Ended {
-            self.core.fail();
-            return Ok(None);
-        }
-        let stores = Stores { ends_a_word: true, past_caches: false };
-        // SAFETY: `word` is ours.
-        unsafe { self.put(state, &mut message, word.as_ptr(), at as u64, stores)? };
-        state.message = Some(message);
-        self.finish(state, output)?;
-        Ok(Some(pull.record))
-    }
-
-    /// Returns the next piece of the peer's memory, at most `wanted` bytes, and goes on behind it.
-    fn next_piece(
-        &self,
-        state: &mut TargetState,
-        pull: &mut Pull,
-        wanted: u64,
-    ) -> Result<(Arc<Mapping>, u64, u64), Fault> {
-        let (id, offset, length) = pull.next(wanted).ok_or(Fault::Violation)?;
-        let mapping = state.pulls.segment(&self.core, id).ok_or(Fault::Violation)?;
-        Ok((mapping, offset, length))
-    }
-
-    /// Stores the bytes of a record.
-    #[inline]
-    fn store(
-        &self,
-        state: &mut TargetState,
-        record: &Record,
-        from: *const u8,
-        length: u64,
-    ) -> Result<(), Fault> {
-        let Some(message) = &state.message else { return Err(Fault::Violation) };
-        let last = record.header.flags.contains(Flags::LAST);
-        let is_send = message.destination == Destination::Receive;
-        if length > message.total - message.done
-            || last != (message.done + length == message.total)
-            || is_send != (record.header.kind == Kind::Send)
-        {
-            return Err(Fault::Violation);
-        }
-        if length == 0 {
-            return Ok(());
-        }
-        let Some(mut message) = state.message.take() else { return Err(Fault::Violation) };
-        let stores = Stores { ends_a_word: last, past_caches: message.goes_past_caches() };
-        // SAFETY: the payload lies in the peer's end, which stays mapped as long as the connection.
-        let put = unsafe { self.put(state, &mut message, from, length, stores) };
-        state.message = Some(message);
-        put
-    }
-
-    /// Stores the next `length` bytes of a message at its destination. They are not more than the rest of the message.
-    ///
-    /// # Safety
-    /// - `from` must be valid for reading `length` bytes.
-    #[inline]
-    unsafe fn put(
-        &self,
-        state: &TargetState,
-        message: &mut Message,
-        from: *const u8,
-        length: u64,
-        stores: Stores,
-    ) -> Result<(), Fault> {
-        match message.destination {
-            Destination::Memory { address, key } => {
-                let to = address.wrapping_add(message.done);
-                // Checked for each record, because the region may be gone since the first.
-                self.check(key, to, length, Access::REMOTE_WRITE)?;
-                // SAFETY:
-                // - `from` is valid, as the caller promises; and
-                // - the destination is registered for writing, as just checked with the target locked, so that it stays
-                //   registered (see `Domain::remove_region`). The two do not overlap, because no process registers memory
-                //   that it has mapped of a peer.
-                unsafe { source::place(from, to as *mut u8, length, stores) };
-            }
-            Destination::Receive => {
-                let mut offset = message.done;
-                let (mut from, mut left) = (from, length);
-                for segment in state.receives.segments() {
-                    if left == 0 {
-                        break;
-                    }
-                    if offset >= segment.length() {
-                        offset -= segment.length();
-                        continue;
-                    }
-                    let count = (segment.length() - offset).min(left);
-                    let to = segment.address() + offset;
-                    if !self.core.domain.find_local(segment.lkey(), to, count, Access::LOCAL_WRITE) {
-                        return Err(Fault::Refused(
-                            CompletionStatus::RemoteOperation,
-                            Some(CompletionStatus::LocalProtection),
-                        ));
-                    }
-                    let stores = Stores { ends_a_word: false, ..stores };
-                    // SAFETY: as above; the destination is a part of a posted receive.
-                    unsafe { source::place(from, to as *mut u8, count, stores) };
-                    from = from.wrapping_add(count as usize);
-                    left -= count;
-                    offset = 0;
-                }
-            }
-        }
-        message.done += length;
-        Ok(())
-    }
-
-    /// Ends the message, and completes the receive that it takes.
-    #[inline]
-    fn finish(&self, state: &mut TargetState, output: &mut Output<'_, '_>) -> Result<(), Fault> {
-        let message = state.message.take().ok_or(Fault::Violation)?;
-        let opcode = match message.destination {
-            Destination::Receive => CompletionOpcode::Receive,
-            Destination::Memory { .. } if message.immediate.is_none() => return Ok(()),
-            Destination::Memory { .. } => CompletionOpcode::ReceiveWriteWithImmediate,
-        };
-        let posted = state.receives.first().ok_or(Fault::Violation)?;
-        state.receives.pop();
-        let completion = WorkCompletion {
-            wr_id: posted.wr_id,
-            status: CompletionStatus::Success,
-            opcode,
-            byte_len: message.total,
-            immediate: message.immediate,
-            queue_pair: QueuePairNumber(self.core.number()),
-        };
-        output.push(state, completion);
-        Ok(())
-    }
-
-    /// Takes a READ of the peer.
-    fn begin_read(
-        &self,
-        state: &mut TargetState,
-        connection: &Connection,
-        record: &Record,
-        at: u64,
-    ) -> Result<(), Fault> {
-        let header = &record.header;
-        if header.total > MAX_MESSAGE || state.served.len() == MAX_READS {
-            return Err(Fault::Violation);
-        }
-        if header.total > 0 {
-            self.check(header.key, header.address, header.total, Access::REMOTE_READ)?;
-            Pulls::offer_for_reads(&self.core, connection, header.key, header.address, header.total);
-        }
-        state.served.push_back(Served { at, address: header.address, key: header.key, left: header.total });
-        Ok(())
-    }
-
-    /// Puts the bytes of the peer's READs into our ring, as far as there is room.
-    fn serve(&self, state: &mut TargetState, connection: &Connection, sends: &SendQueue) {
-        let mut queue = sends.lock();
-        let mut bytes = 0;
-        while let Some(first) = state.served.front_mut() {
-            if first.left > 0
-                && self.check(first.key, first.address, first.left, Access::REMOTE_READ).is_err()
-            {
-                // The region was deregistered meanwhile.
-                let failure = Failure { at: first.at, status: CompletionStatus::RemoteAccess };
-                state.served.clear();
-                drop(queue);
-                return self.core.refuse(failure);
-            }
-            if bytes >= VISIT_BYTES {
-                break;
-            }
-            // SAFETY: the range is registered, as just checked with the target locked.
-            let put = unsafe { sends.serve(&mut queue, connection, first.address as *const u8, first.left) };
-            let Some(count) = put else {
-                self.core.want(Attention::STUCK);
-                Attention::fence::<Native, Shipping>();
-                break;
-            };
-            first.address += count;
-            first.left -= count;
-            bytes += count;
-            if first.left == 0 {
-                state.served.pop_front();
-            }
-        }
-        sends.served(&mut queue);
     }
 
     /// Ends the connection because of the record at position `at`.
@@ -597,7 +346,7 @@ impl Target {
             Fault::Violation => {
                 // A peer that has ended takes back the memory of its last messages, which may still be in its ring.
                 if !self.core.peer_has_ended() {
-                    super::warn_of_violation(&self.core);
+                    self.core.warn_of_violation();
                 }
                 self.core.fail();
             }
@@ -625,6 +374,7 @@ impl Target {
             let completion = self.flushed(&posted);
             output.push(state, completion);
         }
+        self.flushed.store(true, Relaxed);
         false
     }
 

@@ -1,0 +1,286 @@
+//! The start of requests: records in the ring, and copies from the peer's memory.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::super::connection::{Connection, Debt};
+use super::super::outstanding::{Outstanding, Progress, Reading};
+use super::super::pulls::PlaceList;
+use super::super::source::{self, Local};
+use super::{SendQueue, SendState, Wait};
+use crate::soft::limits::MAX_READS;
+use crate::soft::shared::end::EndState;
+use crate::soft::shared::ring::{Flags, Header, Kind, Place};
+use crate::{
+    Access, CompletionOpcode, CompletionStatus, LocalSegment, Operation, RemoteSegment, SendRequest,
+};
+
+/// Bytes from which the peer takes a message from registered memory where it lies, instead of from the ring.
+const PULL: u64 = 8 << 10;
+
+/// Most bytes of payload in one record. A long message has many records, so that the peer takes the first ones while this end
+/// writes the next.
+const CHUNK: u64 = 32 << 10;
+
+/// The target of a message.
+#[derive(Clone, Copy, Debug)]
+struct Target {
+    kind: Kind,
+    remote: Option<RemoteSegment>,
+    immediate: Option<u32>,
+}
+
+impl Operation<'_> {
+    pub(super) fn opcode(&self) -> CompletionOpcode {
+        match self {
+            Self::Send { .. } => CompletionOpcode::Send,
+            Self::Write { .. } => CompletionOpcode::Write,
+            Self::Read { .. } => CompletionOpcode::Read,
+        }
+    }
+}
+
+impl SendQueue {
+    /// Carries out a request from byte `done` on, or returns the reason why the request has to wait.
+    #[inline]
+    pub(super) fn attempt(
+        &self,
+        queue: &mut SendState,
+        request: &SendRequest<'_>,
+        done: &mut u64,
+    ) -> Result<(), Wait> {
+        let Some(connection) = self.core.connection() else {
+            self.end_with(queue, request, Some(CompletionStatus::Fatal));
+            return Ok(());
+        };
+        match connection.end.state() {
+            EndState::Ready if !connection.peer.is_dead() => {}
+            EndState::Waiting if !connection.peer.is_dead() => return Err(Wait::Connection),
+            _ => {
+                self.end_with(queue, request, None);
+                return Ok(());
+            }
+        }
+        match request.operation {
+            Operation::Send { data, immediate } => {
+                let target = Target { kind: Kind::Send, remote: None, immediate };
+                self.attempt_message(queue, connection, request, (data.into(), target), done)
+            }
+            Operation::Write { data, remote, immediate } => {
+                let target = Target { kind: Kind::Write, remote: Some(remote), immediate };
+                self.attempt_message(queue, connection, request, (data.into(), target), done)
+            }
+            Operation::Read { into, remote } => self.attempt_read(queue, connection, request, into, remote),
+        }
+    }
+
+    #[inline]
+    fn attempt_message(
+        &self,
+        queue: &mut SendState,
+        connection: &Connection,
+        request: &SendRequest<'_>,
+        (data, target): (Local<'_>, Target),
+        done: &mut u64,
+    ) -> Result<(), Wait> {
+        if data.check(&self.core.domain).is_err() {
+            self.end_with(queue, request, Some(CompletionStatus::LocalProtection));
+            return Ok(());
+        }
+        let takes_receive = target.kind == Kind::Send || target.immediate.is_some();
+        if *done == 0 && takes_receive && !queue.has_receive(connection) {
+            return Err(Wait::Receive);
+        }
+        let total = data.length();
+        if let (0, Local::Segments(segments), PULL..) = (*done, data, total)
+            && let Some(places) = queue.pulls.places(&self.core, connection, segments)
+        {
+            return self.offer_to_pull(queue, connection, request, (&places, target, total));
+        }
+        loop {
+            let first = *done == 0;
+            let Some(chunk) = self.chunk(queue, connection, total - *done) else { return Err(Wait::Room) };
+            let Some(place) = queue.writer.reserve(self.core.end.ring(), chunk) else {
+                return Err(Wait::Room);
+            };
+            if let Some(to) = self.core.end.payload(place.payload(), chunk) {
+                // SAFETY:
+                // - `to` is in the ring of our own end, which only this thread writes while the send queue is locked; and
+                // - the segments were checked above, with the send queue locked.
+                unsafe {
+                    let first = chunk.min(Place::WITH_TAG);
+                    if chunk > first {
+                        data.copy_out(*done + first, chunk - first, to.wrapping_add(first as usize));
+                    }
+                    data.copy_out(*done, first, to);
+                }
+            }
+            *done += chunk;
+            let last = *done == total;
+            let header = Header {
+                kind: target.kind,
+                flags: Flags::default()
+                    .with_if(Flags::FIRST, first)
+                    .with_if(Flags::LAST, last)
+                    .with_if(Flags::AWAITED, last && request.signaled)
+                    .with_if(Flags::IMMEDIATE, target.immediate.is_some()),
+                length: chunk as u32,
+                immediate: target.immediate.unwrap_or(0),
+                address: target.remote.map_or(0, |remote| remote.address),
+                key: target.remote.map_or(0, |remote| remote.rkey.0),
+                total,
+            };
+            queue.writer.publish(self.core.end.ring(), &place, &header);
+            queue.unannounced = true;
+            queue.unannounced_news |= takes_receive;
+            if first && takes_receive {
+                queue.receives_taken = queue.receives_taken.wrapping_add(1);
+            }
+            if last {
+                if target.kind == Kind::Write {
+                    queue.last_write = queue.writer.head();
+                }
+                queue.signaled += usize::from(request.signaled);
+                queue.outstanding.push_back(Outstanding {
+                    wr_id: request.wr_id,
+                    opcode: request.operation.opcode(),
+                    signaled: request.signaled,
+                    progress: Progress::InRing { end: queue.writer.head() },
+                });
+                return Ok(());
+            }
+            self.core.announce_news(connection, if takes_receive { Debt::NEWS } else { Debt::WRITES });
+        }
+    }
+
+    /// Publishes a record with the places in our memory from which the peer takes the bytes of a message.
+    fn offer_to_pull(
+        &self,
+        queue: &mut SendState,
+        connection: &Connection,
+        request: &SendRequest<'_>,
+        (places, target, total): (&PlaceList, Target, u64),
+    ) -> Result<(), Wait> {
+        let bytes = places.as_bytes();
+        let length = bytes.len() as u64;
+        if queue.writer.room().is_none_or(|room| room < length)
+            && queue.writer.reclaim(connection.end.taken_word()).is_err()
+        {
+            self.violation();
+        }
+        let Some(place) = queue.writer.reserve(self.core.end.ring(), length) else { return Err(Wait::Room) };
+        if let Some(to) = self.core.end.payload(place.payload(), length) {
+            // SAFETY: `to` is in the ring of our own end, which only this thread writes while the send queue is locked.
+            unsafe { crate::copy_bytes(bytes.as_ptr(), to, bytes.len()) };
+        }
+        let header = Header {
+            kind: target.kind,
+            flags: Flags::FIRST
+                .with(Flags::LAST)
+                .with(Flags::AWAITED)
+                .with(Flags::PULL)
+                .with_if(Flags::IMMEDIATE, target.immediate.is_some()),
+            length: length as u32,
+            immediate: target.immediate.unwrap_or(0),
+            address: target.remote.map_or(0, |remote| remote.address),
+            key: target.remote.map_or(0, |remote| remote.rkey.0),
+            total,
+        };
+        queue.writer.publish(self.core.end.ring(), &place, &header);
+        queue.unannounced = true;
+        if target.kind == Kind::Send || target.immediate.is_some() {
+            queue.unannounced_news = true;
+            queue.receives_taken = queue.receives_taken.wrapping_add(1);
+        }
+        let end = queue.writer.head();
+        if target.kind == Kind::Write {
+            queue.last_write = end;
+        }
+        queue.signaled += usize::from(request.signaled);
+        queue.outstanding.push_back(Outstanding {
+            wr_id: request.wr_id,
+            opcode: request.operation.opcode(),
+            signaled: request.signaled,
+            progress: Progress::Pulled { end },
+        });
+        Ok(())
+    }
+
+    /// Returns the bytes of the next record of a message with `left` bytes left; `None` if there is no room. The last record of a
+    /// message has at least a word, or the whole message, so that the target can store the last word at once.
+    #[inline]
+    pub(super) fn chunk(&self, queue: &mut SendState, connection: &Connection, left: u64) -> Option<u64> {
+        const LEAST: u64 = 4096;
+        let wanted = left.min(CHUNK);
+        let mut room = queue.writer.room().unwrap_or(0);
+        if room < wanted || queue.writer.room().is_none() {
+            if queue.writer.reclaim(connection.end.taken_word()).is_err() {
+                self.core.fail();
+                return None;
+            }
+            room = queue.writer.room()?;
+        }
+        if room < wanted.min(LEAST) {
+            return None;
+        }
+        let chunk = wanted.min(room);
+        let rest = left - chunk;
+        Some(if rest > 0 && rest < source::WORD { chunk - source::WORD } else { chunk })
+    }
+
+    fn attempt_read(
+        &self,
+        queue: &mut SendState,
+        connection: &Connection,
+        request: &SendRequest<'_>,
+        into: &[LocalSegment],
+        remote: RemoteSegment,
+    ) -> Result<(), Wait> {
+        if source::check(into, &self.core.domain, Access::LOCAL_WRITE).is_err() {
+            self.end_with(queue, request, Some(CompletionStatus::LocalProtection));
+            return Ok(());
+        }
+        if queue.last_write > queue.writer.freed()
+            && queue.writer.reclaim(connection.end.taken_word()).is_err()
+        {
+            self.violation();
+        }
+        // A READ sees the WRITEs before it.
+        if queue.last_write <= queue.writer.freed() && queue.pulls.read(&self.core, connection, into, remote)
+        {
+            queue.signaled += usize::from(request.signaled);
+            queue.outstanding.push_back(Outstanding {
+                wr_id: request.wr_id,
+                opcode: CompletionOpcode::Read,
+                signaled: request.signaled,
+                progress: Progress::Read,
+            });
+            queue.reads_done += 1;
+            self.ended.store(true, Relaxed);
+            return Ok(());
+        }
+        if queue.reading.len() >= MAX_READS || self.chunk(queue, connection, 0).is_none() {
+            return Err(Wait::Room);
+        }
+        let Some(place) = queue.writer.reserve(self.core.end.ring(), 0) else { return Err(Wait::Room) };
+        let header = Header {
+            kind: Kind::Read,
+            flags: Flags::FIRST.with(Flags::LAST),
+            length: 0,
+            immediate: 0,
+            address: remote.address,
+            key: remote.rkey.0,
+            total: source::total(into),
+        };
+        queue.writer.publish(self.core.end.ring(), &place, &header);
+        (queue.unannounced, queue.unannounced_news) = (true, true);
+        queue.signaled += usize::from(request.signaled);
+        queue.outstanding.push_back(Outstanding {
+            wr_id: request.wr_id,
+            opcode: CompletionOpcode::Read,
+            signaled: request.signaled,
+            progress: Progress::Reading { end: queue.writer.head() },
+        });
+        queue.reading.push_back(Reading::new(into));
+        Ok(())
+    }
+}

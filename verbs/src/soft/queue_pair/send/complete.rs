@@ -1,0 +1,182 @@
+//! The completions of requests.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::super::outstanding::{Outstanding, Progress};
+use super::{SendQueue, SendState};
+use crate::soft::completion_queue::Sink;
+use crate::{CompletionStatus, QueuePairNumber, WorkCompletion};
+
+impl SendQueue {
+    /// Carries out waiting requests, and moves completions to `sink`. Returns true if `sink` has no room for all of them.
+    pub(crate) fn poll(&self, sink: &mut Sink<'_>) -> bool {
+        let mut queue = self.lock();
+        self.ended.store(false, Relaxed);
+        let more = self.take(&mut queue, sink);
+        self.seen.store(queue.writer.freed(), Relaxed);
+        if more {
+            self.ended.store(true, Relaxed);
+        }
+        if !queue.waiting.is_empty() {
+            self.run(&mut queue);
+        }
+        self.after(&mut queue);
+        more
+    }
+
+    #[inline]
+    fn take(&self, queue: &mut SendState, sink: &mut Sink<'_>) -> bool {
+        let Some(connection) = self.core.connection() else {
+            return self.flush(queue, sink);
+        };
+        // SYNC: the ends are noticed before the last look at the peer's progress.
+        let peer_has_ended = self.core.peer_has_ended();
+        if queue.writer.reclaim(connection.end.taken_word()).is_err() {
+            self.violation();
+        }
+        let taken = queue.writer.freed();
+        if !self.complete_reads(queue, sink) {
+            return true;
+        }
+        while let Some(first) = queue.outstanding.front() {
+            let status = match first.progress {
+                Progress::InRing { end } | Progress::Pulled { end } if end <= taken => {
+                    CompletionStatus::Success
+                }
+                Progress::Read => CompletionStatus::Success,
+                Progress::Failed(status) => status,
+                Progress::Flushed => self.status_of_end(queue),
+                Progress::InRing { .. } | Progress::Pulled { .. } | Progress::Reading { .. } => break,
+            };
+            if sink.is_full() {
+                return true;
+            }
+            self.complete_first(queue, status, sink);
+        }
+        if peer_has_ended || self.core.has_failed() {
+            return self.flush(queue, sink);
+        }
+        false
+    }
+
+    /// Completes the READs that are done although requests without a completion before them are not, as far as the peer has shown.
+    /// Returns false if `sink` has no room.
+    fn complete_reads(&self, queue: &mut SendState, sink: &mut Sink<'_>) -> bool {
+        while queue.reads_done > 0 {
+            let ended = self.core.has_failed() || self.core.peer_has_ended();
+            let silent = |it: &Outstanding| {
+                !it.signaled && matches!(it.progress, Progress::InRing { .. } | Progress::Pulled { .. })
+            };
+            let found = queue.outstanding.iter().position(|it| it.progress == Progress::Read);
+            let Some(index) = found else {
+                queue.reads_done = 0;
+                break;
+            };
+            if !ended && !queue.outstanding.range(..index).all(silent) {
+                break;
+            }
+            if sink.is_full() {
+                return false;
+            }
+            if let Some(done) = queue.outstanding.remove(index) {
+                queue.reads_done -= 1;
+                self.complete(queue, done, CompletionStatus::Success, sink);
+            }
+        }
+        true
+    }
+
+    /// Completes the requests that can't be carried out any more.
+    #[cold]
+    fn flush(&self, queue: &mut SendState, sink: &mut Sink<'_>) -> bool {
+        if !self.core.has_failed() && !self.core.peer_has_ended() {
+            return false;
+        }
+        // SYNC: the end of the peer is noticed before the look at the record that it refused.
+        let peer_has_ended = self.core.peer_has_ended();
+        let failure = self.core.connection().and_then(|connection| connection.end.failure());
+        while let Some(first) = queue.outstanding.front() {
+            if sink.is_full() {
+                return true;
+            }
+            let status = match (first.progress, failure) {
+                (Progress::Failed(status), _) => status,
+                (Progress::Read, _) => CompletionStatus::Success,
+                (_, Some(_)) if queue.failed => CompletionStatus::WorkRequestFlushed,
+                (
+                    Progress::InRing { end } | Progress::Pulled { end } | Progress::Reading { end },
+                    Some(failure),
+                ) if end > failure.at => failure.status,
+                // The peer takes the records of an end that fails, so this message will arrive.
+                (Progress::InRing { .. }, None) if !peer_has_ended && !queue.failed => {
+                    CompletionStatus::Success
+                }
+                _ => self.status_of_end(queue),
+            };
+            self.complete_first(queue, status, sink);
+        }
+        self.core.fail_requests();
+        self.run(queue);
+        !queue.outstanding.is_empty()
+    }
+
+    /// Takes the first outstanding request, and adds its completion.
+    #[inline]
+    fn complete_first(&self, queue: &mut SendState, status: CompletionStatus, sink: &mut Sink<'_>) {
+        if let Some(done) = queue.outstanding.pop_front() {
+            if done.progress == Progress::Read {
+                queue.reads_done -= 1;
+            }
+            self.complete(queue, done, status, sink);
+        }
+    }
+
+    /// Adds the completion of a request.
+    #[inline]
+    fn complete(
+        &self,
+        queue: &mut SendState,
+        done: Outstanding,
+        status: CompletionStatus,
+        sink: &mut Sink<'_>,
+    ) {
+        queue.unsignaled += 1;
+        if matches!(done.progress, Progress::Reading { .. }) {
+            queue.reading.pop_front();
+        }
+        if done.signaled {
+            queue.signaled -= 1;
+            self.core.send_queue.forget_completions(1);
+        }
+        if status != CompletionStatus::Success {
+            queue.failed = true;
+            self.core.fail_requests();
+        } else if !done.signaled {
+            return;
+        }
+        queue.freed += std::mem::take(&mut queue.unsignaled);
+        sink.push(WorkCompletion {
+            wr_id: done.wr_id,
+            status,
+            opcode: done.opcode,
+            byte_len: 0,
+            immediate: None,
+            queue_pair: QueuePairNumber(self.core.number()),
+        });
+    }
+
+    /// Returns the status of a request that could not be carried out before the queue pair ended.
+    fn status_of_end(&self, queue: &SendState) -> CompletionStatus {
+        if queue.failed {
+            return CompletionStatus::WorkRequestFlushed;
+        }
+        let peer_has_ended = self.core.peer_has_ended();
+        let failure = self.core.connection().and_then(|connection| connection.end.failure());
+        match failure {
+            // The requests before the refused one have completed, so this is the refused one.
+            Some(failure) => failure.status,
+            None if peer_has_ended => CompletionStatus::RetryExceeded,
+            None => CompletionStatus::WorkRequestFlushed,
+        }
+    }
+}

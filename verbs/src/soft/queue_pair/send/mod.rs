@@ -1,0 +1,370 @@
+//! The send queue. `post_send` puts requests into the ring at once. A request waits if the ring is full, if the peer has no
+//! receive posted, or if the peer is not connected yet. All later requests then wait, too.
+
+mod attempt;
+mod complete;
+mod patience;
+mod read;
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
+
+use super::connection::{Connection, Debt};
+use super::core::Core;
+use super::outstanding::{Outstanding, Progress, Reading};
+use super::pulls::Pulls;
+use super::source;
+use super::waiting::Waiting;
+use crate::soft::shared::attention::Attention;
+use crate::soft::shared::end::Writer;
+use crate::soft::shared::platform::{Native, Shipping};
+use crate::sync::lock;
+use crate::{CompletionStatus, Operation, Payload, PostError, PostErrorKind, QueuePairState, SendRequest};
+
+/// The send queue of a queue pair.
+#[derive(Debug)]
+pub(super) struct SendQueue {
+    core: Arc<Core>,
+    state: Mutex<SendState>,
+    /// Number of requests that have no completion yet. A poll that finds 0 here does not lock `state`.
+    pending: AtomicUsize,
+    /// Number of requests whose progress a sleeping poller waits for: those that are signalled, and those that wait.
+    awaited: AtomicUsize,
+    /// The position that the peer had taken at the last poll.
+    seen: AtomicU64,
+    /// Whether a request has ended without the peer: it failed, or was a READ that is complete.
+    ended: AtomicBool,
+    /// Number of requests that wait. A poll that finds 0 here does not try them.
+    waiting: AtomicUsize,
+}
+
+/// The requests of a send queue, and their progress.
+#[derive(Debug)]
+pub(super) struct SendState {
+    writer: Writer,
+    /// Requests posted, and places of the queue that polled completions have freed.
+    posted: u64,
+    freed: u64,
+    /// Number of requests done since the last completion.
+    unsignaled: u64,
+    waiting: VecDeque<Waiting>,
+    outstanding: VecDeque<Outstanding>,
+    /// Number of outstanding READs that are done.
+    reads_done: usize,
+    /// READs whose bytes come through the peer's ring.
+    reading: VecDeque<Reading>,
+    /// The end of the record of the last WRITE.
+    last_write: u64,
+    pulls: Pulls,
+    /// The peer's receives that our messages have taken, and those that it had posted at the last look.
+    receives_taken: u32,
+    receives_posted: u32,
+    /// Number of signalled requests that were started and have no completion yet.
+    signaled: usize,
+    /// Whether a request could not begin, so that no later request may begin.
+    stopped: bool,
+    /// Whether a poll has taken a failure.
+    failed: bool,
+    /// Reason why the first waiting request waits, and the deadline.
+    patience: Option<(Wait, Option<Instant>)>,
+    /// Whether records were published that the peer was not told of.
+    unannounced: bool,
+    /// Whether one of them belongs to another request than a WRITE without immediate data.
+    unannounced_news: bool,
+}
+
+/// The reason why a request waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wait {
+    /// The ring is full.
+    Room,
+    /// The peer has no receive posted.
+    Receive,
+    /// The peer has not connected to us yet.
+    Connection,
+}
+
+impl SendQueue {
+    pub(super) fn new(core: &Arc<Core>) -> Self {
+        let state = SendState {
+            writer: Writer::new(core.end.ring_bytes(), core.end.key()),
+            posted: 0,
+            freed: 0,
+            unsignaled: 0,
+            signaled: 0,
+            waiting: VecDeque::new(),
+            outstanding: VecDeque::new(),
+            reads_done: 0,
+            reading: VecDeque::new(),
+            last_write: 0,
+            pulls: Pulls::default(),
+            receives_taken: 0,
+            receives_posted: 0,
+            stopped: false,
+            failed: false,
+            patience: None,
+            unannounced: false,
+            unannounced_news: false,
+        };
+        let [pending, awaited, waiting] = [const { AtomicUsize::new(0) }; 3];
+        let (seen, ended) = (AtomicU64::new(0), AtomicBool::new(false));
+        Self { core: Arc::clone(core), state: Mutex::new(state), pending, awaited, seen, ended, waiting }
+    }
+
+    /// Returns whether a poll may have something to do. Takes no lock.
+    #[inline]
+    pub(super) fn has_news(&self) -> bool {
+        let pending = self.pending.load(Relaxed);
+        pending != 0 && self.has_progress(pending)
+    }
+
+    #[inline]
+    fn has_progress(&self, pending: usize) -> bool {
+        // Requests without a completion are forgotten when there are many, or together with the next one that has a completion.
+        let many = pending > self.core.capacity.send_requests as usize / 2;
+        (many || self.awaited.load(Relaxed) != 0)
+            && self
+                .core
+                .connection()
+                .is_none_or(|connection| connection.end.taken_word().load(Relaxed) != self.seen.load(Relaxed))
+            || self.waiting.load(Relaxed) != 0
+            || self.ended.load(Relaxed)
+            || self.core.has_failed()
+            || self.core.peer_has_ended()
+    }
+
+    /// Returns whether requests wait.
+    pub(super) fn has_waiting(&self) -> bool {
+        self.waiting.load(Relaxed) != 0
+    }
+
+    /// Returns whether the peer has made progress that a poller waits for and has not seen.
+    pub(super) fn has_unseen_progress(&self) -> bool {
+        self.awaited.load(Relaxed) != 0
+            && self.core.connection().is_some_and(|connection| {
+                connection.end.taken_word().load(Relaxed) != self.seen.load(Relaxed)
+            })
+    }
+
+    /// Returns whether an event is wanted when the peer makes progress. The caller has armed the queue, then has locked the queue
+    /// once.
+    pub(super) fn wants_progress(&self) -> bool {
+        self.awaited.load(Relaxed) != 0
+    }
+
+    /// Locks the state.
+    pub(super) fn lock(&self) -> MutexGuard<'_, SendState> {
+        lock(&self.state)
+    }
+
+    /// Posts requests in order, and carries them out as far as possible.
+    pub(super) fn post(&self, requests: &[SendRequest<'_>]) -> Result<(), PostError> {
+        let mut queue = self.lock();
+        self.core.show_receives();
+        if !queue.waiting.is_empty() {
+            self.run(&mut queue);
+        }
+        let mut result = Ok(());
+        for (index, request) in requests.iter().enumerate() {
+            if let Err(kind) = self.check_post(&queue, request) {
+                result = Err(PostError { index, kind });
+                break;
+            }
+            queue.posted += 1;
+            if request.signaled && !self.core.send_queue.expect_completion() {
+                self.core.fail();
+            }
+            self.post_one(&mut queue, request);
+        }
+        self.after(&mut queue);
+        self.after_post(&queue);
+        if !queue.waiting.is_empty() {
+            // SYNC: after the store of `awaited`. The poller may sleep; it asks for an event when it arms its queue again.
+            self.core.send_queue.notify();
+        }
+        result
+    }
+
+    /// Carries out the waiting requests, as far as possible now.
+    pub(super) fn run_waiting(&self) {
+        let mut queue = self.lock();
+        self.run(&mut queue);
+        self.after(&mut queue);
+        self.after_post(&queue);
+    }
+
+    /// Gives the places of the completion queue back, because the queue pair is destroyed.
+    pub(super) fn forget(&self) {
+        let queue = self.lock();
+        let waiting = queue.waiting.iter().filter(|waiting| waiting.is_signaled()).count();
+        let started = queue.outstanding.iter().filter(|outstanding| outstanding.signaled).count();
+        self.core.send_queue.forget_completions(waiting + started);
+    }
+
+    /// Tells the peer of new records, and pollers of requests without a completion.
+    #[inline]
+    fn after(&self, queue: &mut SendState) {
+        self.pending.store(queue.waiting.len() + queue.outstanding.len(), Relaxed);
+        self.awaited.store(queue.waiting.len() + queue.signaled, Relaxed);
+        if std::mem::take(&mut queue.unannounced) {
+            self.core.published.store(queue.writer.head(), Relaxed);
+            if let Some(connection) = self.core.connection() {
+                let news = std::mem::take(&mut queue.unannounced_news);
+                self.core.announce_news(connection, if news { Debt::NEWS } else { Debt::WRITES });
+            }
+            self.core.guard();
+        }
+    }
+
+    /// Asks for an event when the peer makes progress, if requests were added while the poller sleeps.
+    #[inline]
+    fn after_post(&self, queue: &SendState) {
+        if queue.signaled + queue.waiting.len() > 0 && self.core.send_queue.is_armed() {
+            self.ask_for_progress();
+        }
+    }
+
+    /// Asks the peer for an event when it makes progress, because the poller sleeps.
+    #[cold]
+    fn ask_for_progress(&self) {
+        self.core.want(Attention::PROGRESS);
+        Attention::fence::<Native, Shipping>();
+        if self.has_unseen_progress() {
+            self.core.send_queue.notify();
+        }
+    }
+
+    #[inline]
+    fn check_post(&self, queue: &SendState, request: &SendRequest<'_>) -> Result<(), PostErrorKind> {
+        if self.core.domain.device().is_forked() {
+            return Err(PostErrorKind::State(QueuePairState::Error));
+        }
+        match self.core.state() {
+            QueuePairState::Rts | QueuePairState::Error => {}
+            state => return Err(PostErrorKind::State(state)),
+        }
+        let (segments, inline) = match request.operation {
+            Operation::Send { data, .. } | Operation::Write { data, .. } => match data {
+                Payload::Registered(segments) => (segments, None),
+                Payload::Inline(_) => (&[][..], Some(data.length())),
+            },
+            Operation::Read { into, .. } => (into, None),
+        };
+        if segments.len() > self.core.capacity.send_segments as usize {
+            return Err(PostErrorKind::TooManySegments);
+        }
+        if inline.is_some_and(|length| length > self.core.capacity.inline.into()) {
+            return Err(PostErrorKind::InlineTooLong);
+        }
+        if source::total(segments) > self.core.domain.device().limits().max_message_size {
+            return Err(PostErrorKind::MessageTooLong);
+        }
+        if queue.posted - queue.freed >= self.core.capacity.send_requests.into() {
+            return Err(PostErrorKind::QueueFull);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn post_one(&self, queue: &mut SendState, request: &SendRequest<'_>) {
+        let mut done = 0;
+        if queue.waiting.is_empty() && !queue.stopped && !self.core.has_failed() {
+            match self.attempt(queue, request, &mut done) {
+                Ok(()) => return,
+                Err(wait) => queue.patience = Some((wait, self.patience(wait))),
+            }
+        }
+        self.wait(queue, request, done);
+    }
+
+    /// Keeps a request until it can go on.
+    #[cold]
+    fn wait(&self, queue: &mut SendState, request: &SendRequest<'_>, done: u64) {
+        let first = queue.waiting.is_empty();
+        queue.waiting.push_back(Waiting::new(request, done));
+        self.waiting.store(queue.waiting.len(), Relaxed);
+        self.core.guard();
+        if first {
+            self.core.want(Attention::STUCK);
+            Attention::fence::<Native, Shipping>();
+            self.run(queue);
+            if let Some((_, Some(deadline))) = queue.patience {
+                self.core.notify_at(deadline);
+            }
+        } else if self.core.has_failed() {
+            self.core.notify();
+        }
+    }
+
+    /// Ends a request with a failure, after the requests before it. Without a status, the end of the queue pair is the reason.
+    #[cold]
+    fn end_with(&self, queue: &mut SendState, request: &SendRequest<'_>, status: Option<CompletionStatus>) {
+        queue.signaled += usize::from(request.signaled);
+        queue.outstanding.push_back(Outstanding {
+            wr_id: request.wr_id,
+            opcode: request.operation.opcode(),
+            signaled: request.signaled,
+            progress: status.map_or(Progress::Flushed, Progress::Failed),
+        });
+        queue.stopped = true;
+        self.ended.store(true, Relaxed);
+        // The poll that takes the failure moves the queue pair to Error. Until then the requests before it may still succeed.
+        self.core.notify();
+    }
+
+    /// Runs the waiting requests in order, until a request has to wait longer.
+    fn run(&self, queue: &mut SendState) {
+        while let Some(mut first) = queue.waiting.pop_front() {
+            if queue.stopped || self.core.has_failed() || self.core.peer_has_ended() {
+                first.with_request(|request, _| self.end_with(queue, request, None));
+                continue;
+            }
+            match first.with_request(|request, done| self.attempt(queue, request, done)) {
+                Ok(()) => queue.patience = None,
+                Err(wait) => match self.expired(queue, wait) {
+                    Some(status) => {
+                        first.with_request(|request, _| self.end_with(queue, request, Some(status)));
+                    }
+                    None => {
+                        queue.waiting.push_front(first);
+                        break;
+                    }
+                },
+            }
+        }
+        self.waiting.store(queue.waiting.len(), Relaxed);
+        if queue.waiting.is_empty() && queue.reading.is_empty() {
+            self.core.want_no_more(Attention::STUCK);
+        }
+    }
+
+    #[cold]
+    fn violation(&self) {
+        self.core.warn_of_violation();
+        self.core.fail();
+    }
+}
+
+impl SendState {
+    /// Returns whether the peer has a receive for the next message.
+    #[inline]
+    fn has_receive(&mut self, connection: &Connection) -> bool {
+        let left = |state: &Self| state.receives_posted.wrapping_sub(state.receives_taken);
+        if left(self) == 0 {
+            self.receives_posted = connection.end.posted();
+        }
+        left(self) != 0
+    }
+
+    /// Notes that the oldest READ that was not complete is complete.
+    fn finish_read(&mut self) {
+        self.reading.pop_front();
+        let first = self.outstanding.iter_mut().find(|it| matches!(it.progress, Progress::Reading { .. }));
+        if let Some(first) = first {
+            first.progress = Progress::Read;
+            self.reads_done += 1;
+        }
+    }
+}
