@@ -84,7 +84,7 @@ impl<O: Orders> Requests<O> {
 pub fn no_progress_is_lost<O: Orders + 'static>() -> u64 {
     explore(|| {
         let shared = Arc::new(Requests::<O> {
-            arming: Arming::new(),
+            arming: Arming::default(),
             attention: LoomWord::new(0),
             queue: Mutex::new(0),
             head: LoomWord::new(0),
@@ -132,7 +132,7 @@ pub fn no_progress_is_lost<O: Orders + 'static>() -> u64 {
 /// `QueuePair::progress`, which leaves completions.
 pub fn no_work_is_lost<O: Orders + 'static>() -> u64 {
     explore(|| {
-        let arming = Arc::new(Arming::<Loom, O>::new());
+        let arming = Arc::new(Arming::<Loom, O>::default());
         let work = Arc::new(LoomWord::new(0));
         let other = {
             let (arming, work) = (Arc::clone(&arming), Arc::clone(&work));
@@ -168,8 +168,8 @@ struct Owing<O> {
 impl<O: Orders> Owing<O> {
     fn new() -> Arc<Self> {
         Arc::new(Self {
-            arming: Arming::new(),
-            debt: Debt::new(),
+            arming: Arming::default(),
+            debt: Debt::default(),
             queue: Mutex::new(()),
             attention: LoomWord::new(0),
             made: LoomWord::new(0),
@@ -278,7 +278,7 @@ pub fn arming_settles_debts<O: Orders + 'static>() -> u64 {
 /// A guard ends while a record is published. The record has a guard. As `Core::settle` and `Core::look_after_records`.
 pub fn no_record_is_unguarded<O: Orders + 'static>() -> u64 {
     explore(|| {
-        let guarded = Arc::new(Guarded::<Loom, O>::new());
+        let guarded = Arc::new(Guarded::<Loom, O>::default());
         assert!(guarded.begin() && !guarded.begin(), "model: a guard begins twice");
         let published = Arc::new(LoomWord::new(0));
         let poster = {

@@ -125,7 +125,7 @@ impl Queue {
             members: Mutex::default(),
             signaled: AtomicUsize::new(0),
             overrun: AtomicBool::new(false),
-            armed: Arming::new(),
+            armed: Arming::default(),
             events,
         })
     }

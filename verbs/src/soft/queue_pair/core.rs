@@ -127,11 +127,11 @@ impl Core {
             settings: OnceLock::new(),
             connection: OnceLock::new(),
             segments: OnceLock::new(),
-            debt: Debt::new(),
+            debt: Debt::default(),
             taken: AtomicU64::new(0),
             posted: AtomicU64::new(0),
             published: AtomicU64::new(0),
-            guarded: Guarded::new(),
+            guarded: Guarded::default(),
             guard: Mutex::default(),
         }))
     }

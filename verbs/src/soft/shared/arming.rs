@@ -15,12 +15,14 @@ pub struct Arming<P: Platform, O> {
     orders: PhantomData<fn() -> O>,
 }
 
-impl<P: Platform, O: Orders> Arming<P, O> {
+impl<P: Platform, O: Orders> Default for Arming<P, O> {
     /// Makes a queue that is not armed.
-    pub fn new() -> Self {
+    fn default() -> Self {
         Self { armed: P::Word::new(0), orders: PhantomData }
     }
+}
 
+impl<P: Platform, O: Orders> Arming<P, O> {
     /// Notes that the poller wants an event. Afterwards the poller executes a fence ([`Attention::fence`](super::attention::Attention::fence)), and looks for work once
     /// more.
     pub fn arm(&self) {
@@ -60,12 +62,14 @@ pub struct Guarded<P: Platform, O> {
     orders: PhantomData<fn() -> O>,
 }
 
-impl<P: Platform, O: Orders> Guarded<P, O> {
+impl<P: Platform, O: Orders> Default for Guarded<P, O> {
     /// Makes a queue pair without a guard.
-    pub fn new() -> Self {
+    fn default() -> Self {
         Self { guarded: P::Word::new(0), orders: PhantomData }
     }
+}
 
+impl<P: Platform, O: Orders> Guarded<P, O> {
     /// Returns whether the guard has to begin, because a record was published, and the caller has executed a fence since.
     #[inline]
     pub fn begin(&self) -> bool {

@@ -31,12 +31,14 @@ impl<P: Platform, O> Debt<P, O> {
     pub const WRITES: u8 = 4;
 }
 
-impl<P: Platform, O: Orders> Debt<P, O> {
+impl<P: Platform, O: Orders> Default for Debt<P, O> {
     /// Makes an end that owes nothing.
-    pub fn new() -> Self {
+    fn default() -> Self {
         Self { words: [(); 3].map(|()| P::Word::new(0)), orders: PhantomData }
     }
+}
 
+impl<P: Platform, O: Orders> Debt<P, O> {
     /// Adds to the debt, for the news that this thread has stored before.
     #[inline]
     pub fn add(&self, debt: u8) {

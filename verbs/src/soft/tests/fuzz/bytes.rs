@@ -39,7 +39,7 @@ impl Bytes<'_> {
             4 => u64::MAX - u64::from(self.byte()),
             5 => {
                 let [sequence, kind, flags, lines] = [(); 4].map(|()| u64::from(self.byte()));
-                sequence << 32 | kind % 8 << 24 | flags % 32 << 16 | lines
+                (sequence << 32) | ((kind % 8) << 24) | ((flags % 32) << 16) | lines
             }
             6 => u64::from(self.short()),
             _ => u64::from_le_bytes([(); 8].map(|()| self.byte())),
