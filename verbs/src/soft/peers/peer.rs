@@ -217,9 +217,15 @@ impl Peer {
         *last += 1;
         let sequence = *last;
         let request = Request { sequence, number: address.number, token: address.token, object };
-        message::send_request(self.socket(), &request, None).map_err(os)?;
+        // Requests to carry out records may have filled the socket.
+        while let Err(error) = message::send_request(self.socket(), &request, None) {
+            if error.kind() != io::ErrorKind::WouldBlock {
+                return Err(os(error));
+            }
+            wait_for(self.socket(), PollFlags::OUT, deadline).map_err(os)?;
+        }
         loop {
-            wait_readable(self.socket(), deadline).map_err(os)?;
+            wait_for(self.socket(), PollFlags::IN, deadline).map_err(os)?;
             let (reply, fds) = message::receive_reply(self.socket()).map_err(os)?;
             if reply.sequence == sequence {
                 return Ok((reply.answer, fds));
@@ -294,7 +300,8 @@ pub(crate) fn check_owner(fd: &impl AsFd, policy: Policy) -> Result<Identity, Ve
     Ok(identity)
 }
 
-fn wait_readable(fd: &impl AsFd, deadline: Instant) -> io::Result<()> {
+/// Waits until the socket is ready for `what`.
+fn wait_for(fd: &impl AsFd, what: PollFlags, deadline: Instant) -> io::Result<()> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         // Checked first, because a peer may send other replies without end.
@@ -302,7 +309,7 @@ fn wait_readable(fd: &impl AsFd, deadline: Instant) -> io::Result<()> {
             return Err(io::Error::new(io::ErrorKind::TimedOut, "the peer's device did not answer"));
         }
         let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(left.subsec_nanos()) };
-        match rustix::event::poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&timeout)) {
+        match rustix::event::poll(&mut [PollFd::new(fd, what)], Some(&timeout)) {
             Ok(0) | Err(rustix::io::Errno::INTR) => {}
             Ok(_) => return Ok(()),
             Err(error) => return Err(error.into()),
