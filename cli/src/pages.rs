@@ -13,7 +13,7 @@ use crate::args::Cli;
 use crate::compare::modes::mode::Mode;
 
 /// Programs that are not of this repository, and that pages may tell their readers to start.
-const PROGRAMS: [&str; 1] = ["apt"];
+const PROGRAMS: [&str; 2] = ["apt", "docker"];
 /// Options of other programs, which pages mention.
 const OPTIONS_OF_OTHERS: [&str; 2] = ["--network", "--ulimit"];
 
