@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use super::device::Device;
-use super::events::Events;
+use super::events::{EventEnd, Events};
 use super::shared::arming::Arming;
 use super::shared::attention::Attention;
 use super::shared::platform::{Native, Shipping};
@@ -35,7 +35,7 @@ pub(super) struct Queue {
     overrun: AtomicBool,
     /// Whether the next completion makes an event.
     armed: Arming<Native, Shipping>,
-    events: Events,
+    events: Arc<Events>,
 }
 
 /// A queue pair, as its completion queues use it.
@@ -126,7 +126,7 @@ impl Queue {
             signaled: AtomicUsize::new(0),
             overrun: AtomicBool::new(false),
             armed: Arming::default(),
-            events,
+            events: Arc::new(events),
         })
     }
 
@@ -146,8 +146,8 @@ impl Queue {
         self.id
     }
 
-    /// Makes a socket for a peer that wakes the poller of this queue. Returns the peer's end.
-    pub(super) fn add_event_socket(&self) -> io::Result<OwnedFd> {
+    /// Makes a socket for a peer that wakes the poller of this queue. Returns the peer's end, and what keeps our own end.
+    pub(super) fn add_event_socket(&self) -> io::Result<(OwnedFd, EventEnd)> {
         self.events.add_socket()
     }
 

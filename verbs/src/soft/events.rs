@@ -12,8 +12,8 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, Weak};
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec};
@@ -31,6 +31,22 @@ pub(super) struct Events {
     own: OwnedFd,
     sockets: Mutex<HashMap<u64, Received>>,
     next: AtomicU64,
+}
+
+/// Our end of a peer's socket. Dropping it removes the socket. The peer's process keeps it: when that process is gone, so are its
+/// sockets, even if no thread takes the events of the queue.
+#[derive(Debug)]
+pub(crate) struct EventEnd {
+    events: Weak<Events>,
+    number: u64,
+}
+
+impl Drop for EventEnd {
+    fn drop(&mut self) {
+        if let Some(events) = self.events.upgrade() {
+            events.remove_socket(self.number);
+        }
+    }
 }
 
 /// The number of the eventfd in the epoll descriptor. Sockets have greater numbers.
@@ -60,8 +76,8 @@ impl Events {
         let _ = rustix::io::write(&self.own, &1u64.to_ne_bytes());
     }
 
-    /// Makes a socket for a peer. Returns the peer's end.
-    pub(super) fn add_socket(&self) -> io::Result<OwnedFd> {
+    /// Makes a socket for a peer. Returns the peer's end, and what keeps our own end.
+    pub(super) fn add_socket(self: &Arc<Self>) -> io::Result<(OwnedFd, EventEnd)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (ours, theirs) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -73,7 +89,14 @@ impl Events {
         let number = self.next.fetch_add(1, Relaxed);
         epoll::add(&self.epoll, &ours, EventData::new_u64(number), EventFlags::IN)?;
         sockets.insert(number, Received::new(ours));
-        Ok(theirs)
+        Ok((theirs, EventEnd { events: Arc::downgrade(self), number }))
+    }
+
+    fn remove_socket(&self, number: u64) {
+        if let Some(socket) = lock(&self.sockets).remove(&number) {
+            // Closing is not enough: a forked child may hold the socket, too.
+            let _ = epoll::delete(&self.epoll, &socket);
+        }
     }
 
     /// Takes the events that have come. Returns whether there was one.
@@ -124,8 +147,8 @@ mod tests {
     /// A descriptor that a peer sends instead of an event can block its last close. A thread that polls must not close it.
     #[test]
     fn a_descriptor_that_lingers_does_not_stop_a_poller() {
-        let events = Events::new().unwrap();
-        let peer = events.add_socket().unwrap();
+        let events = Arc::new(Events::new().unwrap());
+        let (peer, _end) = events.add_socket().unwrap();
         let (socket, other_end) = lingering();
         // As on Linux before 6.16.
         lock(&events.sockets).values().for_each(|socket| system::pass_descriptors(socket, true));

@@ -103,7 +103,7 @@ impl Clients {
     /// Adds a connection. The caller has made room.
     pub(crate) fn insert(&mut self, token: u64, socket: Received, identity: Identity) {
         let is_shared = identity.level == Level::User;
-        let memory = ClientMemory { is_shared, segments: Arc::default() };
+        let memory = ClientMemory { is_shared, segments: Arc::default(), event_ends: Arc::default() };
         self.clients.insert(token, Client { socket, memory, identity, proven: false });
     }
 

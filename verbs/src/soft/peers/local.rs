@@ -4,11 +4,12 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use super::address::Address;
 use super::message::{Answer, Object};
 use super::segments::Segments;
+use crate::soft::events::EventEnd;
 
 /// A function that sends an answer and its descriptors to a peer.
 pub(crate) type SendAnswer<'a> = dyn FnMut(Answer, &[BorrowedFd<'_>]) -> io::Result<()> + 'a;
@@ -20,6 +21,8 @@ pub(crate) struct ClientMemory {
     pub(crate) is_shared: bool,
     /// The segments of the client that this process has mapped.
     pub(crate) segments: Arc<Segments>,
+    /// Our ends of the sockets by which the client wakes pollers of this process.
+    pub(crate) event_ends: Arc<Mutex<Vec<EventEnd>>>,
 }
 
 /// A queue pair of this process. The service answers requests for its objects, and rings it at deadlines. The death of its

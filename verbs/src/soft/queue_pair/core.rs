@@ -585,10 +585,11 @@ impl Core {
                 if grant.events.contains(&id) {
                     return None;
                 }
-                let socket = match queue.add_event_socket() {
-                    Ok(socket) => socket,
+                let (socket, end) = match queue.add_event_socket() {
+                    Ok(added) => added,
                     Err(error) => return Some(Err(error)),
                 };
+                lock(&client.event_ends).push(end);
                 grant.events.push(id);
                 Some(send(Answer::Object, &[socket.as_fd()]))
             }
