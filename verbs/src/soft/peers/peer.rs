@@ -151,10 +151,11 @@ impl Peer {
         })
     }
 
-    /// Asks the peer's device to carry out the records for the queue pair at `address`. Does not wait.
-    pub(crate) fn poke(&self, address: &Address) {
-        // If the socket is full, the guard of the queue pair asks again.
-        let _ = self.say(address, Object::Nothing, None);
+    /// Asks the peer's device to carry out the records for the queue pair at `address`. Does not wait. Returns false if the socket is
+    /// full.
+    pub(crate) fn poke(&self, address: &Address) -> bool {
+        let said = self.say(address, Object::Nothing, None);
+        !said.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 
     /// Returns the offer of `memory`, and sends the offer if it is due; `None` if the memory can't be offered now. Does not wait.

@@ -1,6 +1,7 @@
 //! The peer's side of a connected queue pair.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crate::soft::device::Device;
 use crate::soft::event_socket::EventSocket;
@@ -17,6 +18,7 @@ use crate::{Access, VerbsError};
 pub(crate) struct Connection {
     pub(crate) peer: Arc<Peer>,
     pub(crate) address: Address,
+    unpoked: AtomicBool,
     /// The peer's end.
     pub(crate) end: End,
     /// The peer's table of regions; `None` if the peer or this end does not trust the other with its memory.
@@ -45,6 +47,7 @@ impl Connection {
             access: answer.access,
             peer,
             address,
+            unpoked: AtomicBool::new(false),
             end,
         })
     }
@@ -70,7 +73,7 @@ impl Connection {
         if attention.wants(wanted) {
             self.receive_event.signal();
         } else if attention.wants(Attention::DEVICE) {
-            self.peer.poke(&self.address);
+            self.poke();
         }
     }
 
@@ -126,6 +129,20 @@ impl Connection {
 
     /// Asks the peer's device to look at its queue pair, because no thread of the peer seems to poll it.
     pub(crate) fn poke(&self) {
-        self.peer.poke(&self.address);
+        if !self.peer.poke(&self.address) {
+            self.unpoked.store(true, Relaxed);
+        }
+    }
+
+    /// Returns whether the peer's device could not be asked, because the socket was full. Other queue pairs of both processes may
+    /// have filled the socket.
+    #[inline]
+    pub(super) fn is_unpoked(&self) -> bool {
+        self.unpoked.load(Relaxed)
+    }
+
+    /// Notes that the peer's device is asked again now, if it is still needed. Returns whether it could not be asked before.
+    pub(super) fn take_unpoked(&self) -> bool {
+        self.unpoked.swap(false, Relaxed)
     }
 }

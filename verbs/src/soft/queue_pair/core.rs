@@ -375,14 +375,17 @@ impl Core {
     /// Returns whether this end owes the peer a look.
     #[inline]
     pub(super) fn owes(&self) -> bool {
-        self.debt.is_any()
+        self.debt.is_any() || self.connection().is_some_and(Connection::is_unpoked)
     }
 
     /// Makes the looks that this end owes.
     #[cold]
     pub(super) fn settle(&self) {
-        let debt = self.debt.take();
+        let mut debt = self.debt.take();
         if let Some(connection) = self.connection() {
+            if connection.take_unpoked() {
+                debt |= Debt::NEWS | Debt::PROGRESS;
+            }
             self.look(connection, debt);
         }
         // SYNC: after the fence of `settle`: either the guard that ends sees the records, or this thread sees that it has ended.
