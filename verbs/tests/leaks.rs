@@ -102,7 +102,8 @@ fn connections_leak_nothing() {
     let first = connected(&domain, &queue);
     let with_one = Counts::now();
     let many: Vec<_> = (0..512).map(|_| connected(&domain, &queue)).collect();
-    assert_eq!(Counts { mappings: with_one.mappings + 4 * 512, ..with_one }, Counts::now());
+    // The device's thread may still close what it received.
+    Counts { mappings: with_one.mappings + 4 * 512, ..with_one }.expect();
     drop((first, many, domain));
     before.expect();
     assert_eq!(queue.poll(&mut [WorkCompletion::EMPTY; 8]), 0);
