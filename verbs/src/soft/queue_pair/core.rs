@@ -84,13 +84,6 @@ const ERROR: u8 = 4;
 /// In Error, and the user has dropped the queue pair.
 const DESTROYED: u8 = 5;
 
-/// Returns the bytes of the ring of a queue pair with this capacity: four inline messages and more.
-fn ring_bytes(capacity: &QueuePairCapacity) -> u64 {
-    const SMALL: u64 = 256 << 10;
-    const LARGE: u64 = 512 << 10;
-    (4 * u64::from(capacity.inline)).next_power_of_two().clamp(SMALL, LARGE)
-}
-
 impl Core {
     /// Creates a queue pair in Reset. Reserves its slots in the completion queues, but does not occupy them.
     pub(super) fn create(
@@ -101,7 +94,7 @@ impl Core {
     ) -> Result<Arc<Self>, VerbsError> {
         let os = |error| VerbsError::os("creating a queue pair", error);
         let (token, nonce, key) = (random().map_err(os)?, random().map_err(os)?, random().map_err(os)?);
-        let (end, fd) = End::create(ring_bytes(capacity), nonce, key).map_err(os)?;
+        let (end, fd) = End::create(End::ring_for(capacity.inline), nonce, key).map_err(os)?;
         let send_slot = send_queue.reserve()?;
         let receive_slot = if Arc::ptr_eq(&send_queue, &receive_queue) {
             send_slot

@@ -54,6 +54,13 @@ impl End {
     pub(crate) const SMALLEST_RING: u64 = 16 << 10;
     pub(crate) const LARGEST_RING: u64 = 1 << 20;
 
+    /// Returns the bytes of the ring of a queue pair that sends messages of up to `inline` bytes: four such messages, and more.
+    pub(crate) fn ring_for(inline: u32) -> u64 {
+        const SMALL: u64 = 256 << 10;
+        const LARGE: u64 = 512 << 10;
+        (4 * u64::from(inline)).next_power_of_two().clamp(SMALL, LARGE)
+    }
+
     /// Creates our own end, with a ring of `ring` bytes. `nonce` and `key` are random.
     pub(crate) fn create(ring: u64, nonce: u64, key: u64) -> io::Result<(Self, OwnedFd)> {
         let (mapping, fd) = Mapping::create(RING * 8 + ring as usize)?;
