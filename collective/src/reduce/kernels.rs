@@ -4,9 +4,19 @@ use multiversion::multiversion;
 
 use super::number::{Arithmetic, Divide};
 
-/// A reduction of two elements.
-pub(super) trait Pair<T> {
+/// A reduction of two elements, and its loops.
+pub(super) trait Pair<T: Arithmetic>: Sized {
     fn apply(left: T, right: T) -> T;
+
+    /// Replaces each element of `into` by its reduction with the element of `with` at the same index.
+    fn reduce(into: &mut [T], with: &[T]) {
+        reduce::<T, Self>(into, with);
+    }
+
+    /// Puts the reductions of the elements of `left` and `right` at the same index into `into`.
+    fn reduce_into(into: &mut [T], left: &[T], right: &[T]) {
+        reduce_into::<T, Self>(into, left, right);
+    }
 }
 
 pub(super) struct Sum;
@@ -34,23 +44,21 @@ impl<T: Arithmetic> Pair<T> for Max {
     }
 }
 
-/// Replaces each element of `into` by its reduction with the element of `with` at the same index.
 #[multiversion(
     targets("x86_64+avx2+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"),
     dispatcher = "direct"
 )]
-pub(super) fn reduce<T: Arithmetic, P: Pair<T>>(into: &mut [T], with: &[T]) {
+fn reduce<T: Arithmetic, P: Pair<T>>(into: &mut [T], with: &[T]) {
     for (into, &with) in into.iter_mut().zip(with) {
         *into = P::apply(*into, with);
     }
 }
 
-/// Puts the reductions of the elements of `left` and `right` at the same index into `into`.
 #[multiversion(
     targets("x86_64+avx2+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"),
     dispatcher = "direct"
 )]
-pub(super) fn reduce_into<T: Arithmetic, P: Pair<T>>(into: &mut [T], left: &[T], right: &[T]) {
+fn reduce_into<T: Arithmetic, P: Pair<T>>(into: &mut [T], left: &[T], right: &[T]) {
     for ((into, &left), &right) in into.iter_mut().zip(left).zip(right) {
         *into = P::apply(left, right);
     }

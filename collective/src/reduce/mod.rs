@@ -5,12 +5,14 @@
 //!
 //! ```text
 //!   mod      Reduction, Number, Kernel: a reduction of bytes, chosen at run time
+//!   sum_f16  the loops of one sum, by conversions of the processor
 //!   kernels  the loops over elements, compiled for several sets of vector instructions
 //!   number   the arithmetic of two elements
 //! ```
 
 mod kernels;
 mod number;
+mod sum_f16;
 #[cfg(test)]
 mod tests;
 
@@ -22,6 +24,7 @@ use tonic_rdma_tensor::{Dtype, Element};
 
 use self::kernels::{Max, Min, Pair, Sum};
 use self::number::{Arithmetic, Divide};
+use self::sum_f16::SumF16;
 use crate::error::CollectiveError;
 
 /// How the elements of all ranks become one.
@@ -95,10 +98,10 @@ impl Kernel {
     /// [`Argument`](CollectiveError::Argument) if elements of this type have no such reduction.
     pub fn of(dtype: Dtype, reduction: Reduction) -> Result<Self, CollectiveError> {
         let kernel = match dtype {
-            Dtype::F32 => Self::of_float::<f32>(reduction),
-            Dtype::F64 => Self::of_float::<f64>(reduction),
-            Dtype::F16 => Self::of_float::<f16>(reduction),
-            Dtype::Bf16 => Self::of_float::<bf16>(reduction),
+            Dtype::F32 => Self::of_float::<f32, Sum>(reduction),
+            Dtype::F64 => Self::of_float::<f64, Sum>(reduction),
+            Dtype::F16 => Self::of_float::<f16, SumF16>(reduction),
+            Dtype::Bf16 => Self::of_float::<bf16, Sum>(reduction),
             Dtype::I8 => Self::of_integer::<i8>(reduction),
             Dtype::I16 => Self::of_integer::<i16>(reduction),
             Dtype::I32 => Self::of_integer::<i32>(reduction),
@@ -156,10 +159,10 @@ impl Kernel {
         self.divide.is_some()
     }
 
-    fn of_float<T: Divide>(reduction: Reduction) -> Option<Self> {
+    fn of_float<T: Divide, S: Pair<T>>(reduction: Reduction) -> Option<Self> {
         let kernel = match reduction {
-            Reduction::Mean => Self { divide: Some(divide_bytes::<T>), ..Self::of_pair::<T, Sum>(reduction) },
-            Reduction::Sum => Self::of_pair::<T, Sum>(reduction),
+            Reduction::Mean => Self { divide: Some(divide_bytes::<T>), ..Self::of_pair::<T, S>(reduction) },
+            Reduction::Sum => Self::of_pair::<T, S>(reduction),
             Reduction::Min => Self::of_pair::<T, Min>(reduction),
             Reduction::Max => Self::of_pair::<T, Max>(reduction),
         };
@@ -193,7 +196,7 @@ fn reduce_bytes<T: Arithmetic, P: Pair<T>>(into: &mut [u8], with: &[u8]) {
     let length = whole::<T>(into.len().min(with.len()));
     let (into, with) = (&mut into[..length], &with[..length]);
     if let (Ok(into), Ok(with)) = (try_cast_slice_mut::<u8, T>(into), try_cast_slice::<u8, T>(with)) {
-        return kernels::reduce::<T, P>(into, with);
+        return P::reduce(into, with);
     }
     let (mut one, mut two) = ([T::zeroed(); BLOCK], [T::zeroed(); BLOCK]);
     let bytes = size_of::<T>() * BLOCK;
@@ -201,7 +204,7 @@ fn reduce_bytes<T: Arithmetic, P: Pair<T>>(into: &mut [u8], with: &[u8]) {
         let elements = into.len() / size_of::<T>();
         cast_slice_mut(&mut one[..elements]).copy_from_slice(into);
         cast_slice_mut(&mut two[..elements]).copy_from_slice(with);
-        kernels::reduce::<T, P>(&mut one[..elements], &two[..elements]);
+        P::reduce(&mut one[..elements], &two[..elements]);
         into.copy_from_slice(cast_slice(&one[..elements]));
     }
 }
@@ -212,7 +215,7 @@ fn reduce_bytes_into<T: Arithmetic, P: Pair<T>>(into: &mut [u8], left: &[u8], ri
     if let (Ok(into), Ok(left), Ok(right)) =
         (try_cast_slice_mut::<u8, T>(into), try_cast_slice::<u8, T>(left), try_cast_slice::<u8, T>(right))
     {
-        return kernels::reduce_into::<T, P>(into, left, right);
+        return P::reduce_into(into, left, right);
     }
     into.copy_from_slice(left);
     reduce_bytes::<T, P>(into, right);

@@ -301,6 +301,21 @@ fn every_16_bit_float_is_reduced_as_by_plain_arithmetic() {
     }
 }
 
+/// [`SumF16`] uses the processor's conversions if there are some; [`Sum`] is what other processors use.
+#[test]
+fn both_sums_of_f16_are_equal() {
+    let all: Vec<u16> = (0..=u16::MAX).collect();
+    let all: &[f16] = cast_slice(&all);
+    for other in [f16::SPECIAL, &random(12, 10)].concat() {
+        let others = vec![other; all.len()];
+        let (mut one, mut two) = (all.to_vec(), all.to_vec());
+        <Sum as Pair<f16>>::reduce(&mut one, &others);
+        <SumF16 as Pair<f16>>::reduce(&mut two, &others);
+        same(&one, &two, "sum by integer arithmetic");
+        same(&one, &expected(Reduction::Sum, all, &others), "sum by integer arithmetic");
+    }
+}
+
 #[test]
 fn a_type_without_the_reduction_is_named() {
     let with_mean = [Dtype::F16, Dtype::Bf16, Dtype::F32, Dtype::F64];
