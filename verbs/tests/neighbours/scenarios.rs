@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::time::{Duration, Instant};
 
-use tonic_rdma_verbs::{CompletionStatus, NoView, QueuePair as _, WorkCompletion};
+use tonic_rdma_verbs::{CompletionStatus, NoView, WorkCompletion};
 
 use crate::end::{LARGE, fresh_region, segment, wait_until};
 use crate::meter::{Cost, Usage};
