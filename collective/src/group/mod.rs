@@ -196,4 +196,6 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 #[cfg(test)]
+mod processes;
+#[cfg(test)]
 mod tests;

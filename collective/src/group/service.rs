@@ -103,6 +103,7 @@ impl Group for Service {
             step: place.map(|place| place.step).unwrap_or_default(),
             steps: place.map(|place| place.steps).unwrap_or_default(),
             waits_for,
+            ready: self.state.is_ready(),
         }))
     }
 

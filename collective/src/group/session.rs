@@ -88,6 +88,8 @@ async fn connect(launch: Launch, settings: Settings) -> Result<Connected, Collec
             tokio::spawn(watch(Arc::clone(&state), rank, other.clone(), group, settings.answer));
         }
     }
+    state.set_ready();
+    all_ready(&peers, group, settings.answer, until).await;
     Ok(Connected { state, group, device, peers, members, epoch })
 }
 
@@ -237,14 +239,14 @@ async fn join(
 ) -> Result<JoinReply, CollectiveError> {
     let address = launch.address();
     let rank_0 = Peer::new(settings, address).map_err(setup)?;
-    let mut last = "no answer".to_owned();
     let mut pause = Duration::from_millis(10);
+    let (mut missing, mut trouble) = (None, None);
     while Instant::now() < until {
         let left = until.saturating_duration_since(Instant::now());
         match rank_0.join(request.clone(), left.min(Duration::from_secs(10))).await {
             Ok(reply) if reply.missing.is_empty() => return Ok(reply),
             Ok(reply) => {
-                last = describe_missing(&reply.missing, launch.size());
+                missing = Some(describe_missing(&reply.missing, launch.size()));
                 continue;
             }
             Err(status) => {
@@ -253,14 +255,18 @@ async fn join(
                     let (rank, reason) = (launch.rank(), status.message());
                     return Err(setup(format!("rank 0 at {address} refused rank {rank}: {reason}")));
                 }
-                last = format!("rank 0 has not come, or can't be reached: {}", describe(&status));
+                trouble = Some(describe(&status));
             }
         }
         tokio::time::sleep(pause.min(until.saturating_duration_since(Instant::now()))).await;
         pause = (pause * 2).min(Duration::from_millis(250));
     }
+    // What rank 0 said once says more than the reason why the last call did not end in time.
+    let reason = missing.unwrap_or_else(|| {
+        format!("rank 0 has not come, or can't be reached: {}", trouble.as_deref().unwrap_or("no answer"))
+    });
     let limit = settings.meeting;
-    Err(setup(format!("the ranks did not meet at {address} within {limit:?}: {last}")))
+    Err(setup(format!("the ranks did not meet at {address} within {limit:?}: {reason}")))
 }
 
 /// Opens channels to all other ranks.
@@ -293,6 +299,25 @@ async fn mesh(
         }
     }
     Ok(peers)
+}
+
+/// Waits until all other ranks have their channels too. Otherwise a program that ends early would end while another rank still
+/// opens its channel. A rank whose channel has closed needs no channel any more.
+async fn all_ready(peers: &[Option<Other>], group: GroupId, answer: Duration, until: Instant) {
+    let mut waiting = JoinSet::new();
+    for other in peers.iter().flatten().cloned() {
+        waiting.spawn(async move {
+            let mut pause = Duration::from_millis(1);
+            while other.channel.is_open() && Instant::now() < until {
+                if other.peer.status(&group, answer).await.is_ok_and(|status| status.ready) {
+                    return;
+                }
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(Duration::from_millis(50));
+            }
+        });
+    }
+    waiting.join_all().await;
 }
 
 /// Opens a channel. A rank that is asked by many others at once says that it is busy, and is asked again.

@@ -1,6 +1,7 @@
 //! What a rank knows of its group, shared by the service, the watch and the communicator.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::Notify;
@@ -21,6 +22,7 @@ pub(crate) type GroupId = [u8; 16];
 pub(crate) struct State {
     pub(crate) me: usize,
     pub(crate) size: usize,
+    ready: AtomicBool,
     inner: Mutex<Inner>,
     /// Tells of changes of the meeting.
     pub(crate) changed: Notify,
@@ -77,7 +79,17 @@ impl Epoch {
 
 impl State {
     pub(crate) fn new(me: usize, size: usize) -> Self {
-        Self { me, size, inner: Mutex::default(), changed: Notify::new() }
+        Self { me, size, ready: AtomicBool::new(false), inner: Mutex::default(), changed: Notify::new() }
+    }
+
+    /// Says that this rank has channels to all others.
+    pub(crate) fn set_ready(&self) {
+        self.ready.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether this rank has channels to all others.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Relaxed)
     }
 
     /// Gives the meeting to `then`, if this rank holds one, and tells the waiters of the change.
