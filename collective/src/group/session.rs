@@ -1,5 +1,6 @@
 //! The session: what all generations of a group have in common. The ranks here are those of the meeting.
 
+use std::io::Read as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -179,14 +180,8 @@ async fn meet(
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
     let member = Member { address: local.to_string(), host: host(), cores };
     if launch.rank() == 0 {
-        // The other ranks reach rank 0 under the address that they called.
-        let address = if local.ip().is_unspecified() || launch.size() > 1 {
-            launch.address().to_owned()
-        } else {
-            local.to_string()
-        };
-        let meeting = Meeting::new(launch.job(), launch.size(), &[], Member { address, ..member });
-        let group = fresh_id();
+        let meeting = Meeting::new(launch.job(), launch.size(), &[], member);
+        let group = fresh_id()?;
         state.open_meeting(meeting, group);
         let members = wait_for_all(launch, settings, state, until).await?;
         return Ok((group, members));
@@ -196,15 +191,19 @@ async fn meet(
         job: launch.job().to_owned(),
         rank: launch.rank() as u32,
         size: launch.size() as u32,
-        process: fresh_id().to_vec().into(),
+        process: fresh_id()?.to_vec().into(),
         member: Some(member),
     };
-    let reply = join(launch, settings, request, until).await?;
+    let mut reply = join(launch, settings, request, until).await?;
     let group = GroupId::try_from(&reply.group[..]);
     let group = group.map_err(|_| setup(format!("rank 0 at {} named no group", launch.address())))?;
     if reply.members.len() != launch.size() {
         let (found, size) = (reply.members.len(), launch.size());
         return Err(setup(format!("rank 0 at {} named {found} ranks, not {size}", launch.address())));
+    }
+    // Rank 0 is reached as it was reached now, whatever its own host calls it.
+    if let Some(rank_0) = reply.members.first_mut() {
+        rank_0.address = launch.address().to_owned();
     }
     Ok((group, reply.members))
 }
@@ -352,6 +351,10 @@ fn host() -> String {
     read("/proc/sys/kernel/random/boot_id").unwrap_or_else(|_| format!("unknown {:016x}", fastrand::u64(..)))
 }
 
-fn fresh_id() -> GroupId {
-    fastrand::u128(..).to_le_bytes()
+/// Returns a name that can't be guessed.
+fn fresh_id() -> Result<GroupId, CollectiveError> {
+    let mut id = GroupId::default();
+    let read = std::fs::File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut id));
+    read.map_err(|error| setup(format!("the system gives no random numbers (/dev/urandom): {error}")))?;
+    Ok(id)
 }

@@ -10,7 +10,7 @@ use tonic_rdma_tensor::ChannelError;
 use crate::error::CollectiveError;
 use crate::group::agreement::{Move, Proposal, Standing};
 use crate::group::failure::Failure;
-use crate::group::lock;
+use crate::group::lock::lock;
 use crate::group::meeting::Meeting;
 use crate::group::position::Position;
 
@@ -36,6 +36,8 @@ struct Inner {
     standing: Standing,
     epoch: Option<Arc<Epoch>>,
     lost: BTreeMap<usize, ChannelError>,
+    /// The reason why this rank has left the group.
+    left: Option<Arc<str>>,
     /// A report about a generation that this rank is not yet in: generation, rank and message.
     early: Option<(u64, usize, Arc<str>)>,
 }
@@ -136,6 +138,16 @@ impl State {
     /// Suspects a rank during an agreement.
     pub(crate) fn suspect(&self, rank: usize, reason: &str) {
         lock(&self.inner).standing.suspect(rank, reason);
+    }
+
+    /// Leaves the group for ever, because the others go on without this rank.
+    pub(crate) fn leave(&self, reason: &Arc<str>) {
+        lock(&self.inner).left.get_or_insert_with(|| Arc::clone(reason));
+    }
+
+    /// Returns the reason why this rank has left.
+    pub(crate) fn left(&self) -> Option<Arc<str>> {
+        lock(&self.inner).left.clone()
     }
 
     /// Takes a report of another rank.

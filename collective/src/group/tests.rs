@@ -179,6 +179,7 @@ fn bad_numbers_and_addresses_are_refused() {
     for (launch, expected) in [
         (Launch::new(2, 2, "127.0.0.1:1"), "rank 2 of 2"),
         (Launch::new(0, 0, "127.0.0.1:1"), "a group of 0 ranks"),
+        (Launch::new(0, 2, "127.0.0.1:0"), "has port 0"),
         (Launch::new(0, 2, "nonsense"), "\"nonsense\" is no host:port"),
         (Launch::new(0, 2, "127.0.0.1:1").with_job("x".repeat(300)), "the job's name has 300 bytes"),
     ] {
@@ -333,4 +334,6 @@ fn a_rank_that_does_not_take_part_is_left_out_and_is_told_so() {
     let error = block_on(late.survivors()).unwrap_err();
     let CollectiveError::Excluded { rank: 1, reason } = error else { panic!("{error}") };
     assert!(reason.contains("later group"), "{reason}");
+    let again = block_on(late.survivors()).unwrap_err();
+    assert!(matches!(again, CollectiveError::Excluded { rank: 1, .. }), "{again}");
 }
