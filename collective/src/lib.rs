@@ -8,6 +8,9 @@ pub(crate) mod lane;
 pub(crate) mod plan;
 mod reduce;
 
+#[doc(hidden)]
+pub mod internal;
+
 pub use crate::error::{CollectiveError, Place};
 pub use crate::group::Launch;
 pub use crate::plan::Algorithm;
