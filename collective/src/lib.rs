@@ -4,9 +4,11 @@
 pub(crate) mod engine;
 mod error;
 pub(crate) mod lane;
+mod memory;
 pub(crate) mod plan;
 mod reduce;
 
 pub use crate::error::{CollectiveError, Place};
+pub use crate::memory::Buffer;
 pub use crate::plan::Algorithm;
 pub use crate::reduce::{Number, Reduction};

@@ -27,7 +27,8 @@ impl<T: Number> Buffer<T> {
     pub(crate) fn zeroed(pool: &MemoryPool, length: usize) -> Result<Self, CollectiveError> {
         let bytes = length.checked_mul(size_of::<T>()).ok_or_else(|| {
             CollectiveError::Argument(
-                format!("a buffer of {length} elements of {} bytes is larger than memory", size_of::<T>()).into(),
+                format!("a buffer of {length} elements of {} bytes is larger than memory", size_of::<T>())
+                    .into(),
             )
         })?;
         let mut memory = pool.take(bytes)?;

@@ -144,5 +144,7 @@ fn range(reference: Reference, available: u64) -> Result<(usize, usize), LaneFau
 #[cold]
 fn out_of_range(reference: Reference, available: u64) -> LaneFault {
     let Reference { number, offset, length } = reference;
-    violation(format!("it refers to {length} bytes at offset {offset} of its memory {number} of {available} bytes"))
+    violation(format!(
+        "it refers to {length} bytes at offset {offset} of its memory {number} of {available} bytes"
+    ))
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::error::CollectiveError;
-use crate::lane::remote::message::{MOST_INLINE, REFERENCE};
+use crate::lane::remote::message::{Layout, MOST_INLINE, REFERENCE};
 
 /// How messages reach a rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,6 +51,11 @@ impl Default for LaneSettings {
 }
 
 impl LaneSettings {
+    /// Returns the arrangement of slots.
+    pub(super) fn layout(&self) -> Layout {
+        Layout { slots: self.slots, inline: self.inline }
+    }
+
     /// Returns an error that names the first setting that is out of range.
     pub(super) fn check(&self) -> Result<(), CollectiveError> {
         let wrong = |what: String| Err(CollectiveError::Setup(format!("settings of lanes: {what}").into()));
@@ -59,7 +64,9 @@ impl LaneSettings {
             return wrong(format!("{slots} slots; the number is a power of two from 2 to 1024"));
         }
         if !(REFERENCE..=MOST_INLINE).contains(&(inline as usize)) {
-            return wrong(format!("inline messages of {inline} bytes; the limit is from {REFERENCE} to {MOST_INLINE}"));
+            return wrong(format!(
+                "inline messages of {inline} bytes; the limit is from {REFERENCE} to {MOST_INLINE}"
+            ));
         }
         if piece == 0 || piece % 64 != 0 {
             return wrong(format!("pieces of {piece} bytes; the number is a multiple of 64"));

@@ -85,7 +85,9 @@ impl Sources {
         let source = match result {
             Ok(Ok(source)) => source,
             Ok(Err(ChannelError::Refused { message, .. })) => {
-                return Err(violation(format!("it refers to its memory {attaching}, and refuses: {message}")));
+                return Err(violation(format!(
+                    "it refers to its memory {attaching}, and refuses: {message}"
+                )));
             }
             Ok(Err(error)) => return Err(LaneFault::Lost(error)),
             Err(_) => {
