@@ -8,6 +8,9 @@ mod memory;
 pub(crate) mod plan;
 mod reduce;
 
+#[doc(hidden)]
+pub mod internal;
+
 pub use crate::error::{CollectiveError, Place};
 pub use crate::memory::Buffer;
 pub use crate::plan::Algorithm;
