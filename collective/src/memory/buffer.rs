@@ -4,9 +4,10 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
+use bytemuck::Pod;
+
 use crate::error::CollectiveError;
 use crate::memory::pool::{Memory, MemoryPool};
-use crate::reduce::Number;
 
 /// Elements in memory that the device has registered. Other ranks read the elements from there, so an operation on a buffer
 /// needs no copy of the elements at this rank.
@@ -19,7 +20,7 @@ pub struct Buffer<T> {
     elements: PhantomData<T>,
 }
 
-impl<T: Number> Buffer<T> {
+impl<T: Pod> Buffer<T> {
     /// Makes a buffer of `length` elements, all zero.
     ///
     /// # Errors
@@ -61,7 +62,7 @@ impl<T: Number> Buffer<T> {
     }
 }
 
-impl<T: Number> Deref for Buffer<T> {
+impl<T: Pod> Deref for Buffer<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
@@ -71,14 +72,14 @@ impl<T: Number> Deref for Buffer<T> {
     }
 }
 
-impl<T: Number> DerefMut for Buffer<T> {
+impl<T: Pod> DerefMut for Buffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         let bytes = self.memory.get_mut(..self.length * size_of::<T>()).unwrap_or_default();
         bytemuck::try_cast_slice_mut(bytes).unwrap_or_default()
     }
 }
 
-impl<T: Number + fmt::Debug> fmt::Debug for Buffer<T> {
+impl<T: Pod + fmt::Debug> fmt::Debug for Buffer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.iter()).finish()
     }

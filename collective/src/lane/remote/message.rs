@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn an_operation_far_in_the_life_of_a_group_is_restored() {
-        for operation in [0, 1, (1 << 40) - 1, 1 << 40, 5 << 40 | 9] {
+        for operation in [0_u64, 1, (1 << 40) - 1, 1 << 40, 5 << 40 | 9] {
             for before in [operation, operation.saturating_sub(3), operation + 1000] {
                 assert_eq!(nearest(operation & ((1 << 40) - 1), before), operation, "{operation} {before}");
             }

@@ -65,7 +65,8 @@ impl RemoteLanes {
         peers.filter(|(_, peer)| peer.as_ref().is_some_and(|peer| peer.is_view())).map(|(rank, _)| rank)
     }
 
-    /// Runs `work` over the lanes to a rank. A fault ends these lanes.
+    /// Runs `work` over the lanes to a rank. A violation ends these lanes. After the loss of the peer, messages that had arrived are
+    /// still received.
     #[inline]
     fn with<T>(
         &mut self,
@@ -75,7 +76,7 @@ impl RemoteLanes {
         let Some(Some(peer)) = self.peers.get_mut(rank) else { return Err(no_lane(rank)) };
         match peer.check().and_then(|()| work(peer, &mut self.common)) {
             Ok(result) => Ok(result),
-            Err(fault) => Err(LaneError { rank, cause: peer.failed(fault) }),
+            Err(fault) => Err(LaneError { rank, cause: peer.note(fault) }),
         }
     }
 

@@ -99,10 +99,14 @@ impl Peer {
         }
     }
 
-    /// Notes the first fault.
+    /// Notes a fault.
     #[cold]
-    pub(super) fn failed(&mut self, fault: LaneFault) -> LaneFault {
-        self.fault.get_or_insert(fault).clone()
+    pub(super) fn note(&mut self, fault: LaneFault) -> LaneFault {
+        match &fault {
+            LaneFault::Lost(error) => self.close(error.clone()),
+            LaneFault::Violation(_) => self.fault = Some(fault.clone()),
+        }
+        fault
     }
 
     /// Notes that the channel has closed.
@@ -250,7 +254,21 @@ impl Peer {
         match &mut self.wire {
             Wire::View(_) => Ok(()),
             Wire::Write(_) if self.closed.is_some() => Ok(()),
-            Wire::Write(wire) => wire.progress(self.layout.slots),
+            Wire::Write(wire) => {
+                let result = wire.progress(self.layout.slots);
+                self.unless_lost(result)
+            }
+        }
+    }
+
+    /// Notes the loss of the peer, which other calls report when nothing more can be received.
+    fn unless_lost(&mut self, result: Result<(), LaneFault>) -> Result<(), LaneFault> {
+        match result {
+            Err(LaneFault::Lost(error)) => {
+                self.close(error);
+                Ok(())
+            }
+            result => result,
         }
     }
 
@@ -341,7 +359,9 @@ impl Peer {
                 Err(fault) => {
                     // A peer that died has withdrawn its memory, and breaks no rule by that.
                     self.look_at_channel();
-                    self.check_open()?;
+                    let fault = self.check_open().err().unwrap_or(fault);
+                    // Bytes of this message may be missing, so nothing more is received.
+                    self.fault = Some(fault.clone());
                     return Err(fault);
                 }
             }
@@ -362,7 +382,10 @@ impl Peer {
             Wire::View(wire) => wire.report(self.next),
             // A peer that is gone needs no report, and what it sent is still received.
             Wire::Write(_) if self.closed.is_some() => Ok(()),
-            Wire::Write(wire) => wire.report(self.next, urgent, self.layout.slots),
+            Wire::Write(wire) => {
+                let result = wire.report(self.next, urgent, self.layout.slots);
+                self.unless_lost(result)
+            }
         }
     }
 

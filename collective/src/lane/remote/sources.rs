@@ -32,14 +32,6 @@ pub(super) enum Source {
 }
 
 impl Source {
-    /// Returns the length in bytes.
-    pub(super) fn len(&self) -> u64 {
-        match self {
-            Self::View(view, _) => view.len() as u64,
-            Self::Remote(region) => region.len(),
-        }
-    }
-
     /// Returns false if it is known that the peer has withdrawn the region.
     pub(super) fn is_current(&self) -> bool {
         match self {

@@ -146,8 +146,21 @@ impl WriteWire {
     fn write(&self, at: usize, parts: &[IoSlice<'_>], notify: bool) -> Result<bool, LaneFault> {
         match self.channel.write(&self.remote).at(at as u64).notify(notify).bytes(parts) {
             Ok(()) => Ok(true),
-            Err(ChannelError::Busy(_)) => Ok(false),
+            Err(ChannelError::Busy(_)) => {
+                self.channel.poll();
+                Ok(false)
+            }
             Err(error) => Err(LaneFault::Lost(error)),
+        }
+    }
+}
+
+impl Drop for WriteWire {
+    /// Tells the peer of all taken messages, so that the peer does not take this end for lost before it knows.
+    fn drop(&mut self) {
+        if self.reported != self.taken {
+            // The peer may be gone.
+            let _ = self.write_count();
         }
     }
 }
