@@ -121,6 +121,10 @@ async fn threads_exchange_many_messages() {
                         it.lanes.progress().unwrap();
                         std::thread::yield_now();
                     }
+                    // The other rank may not know yet that all its messages were taken.
+                    for _ in 0..100 {
+                        it.lanes.progress().unwrap();
+                    }
                     it
                 })
             })
