@@ -12,4 +12,4 @@ mod buffer;
 mod pool;
 
 pub use buffer::Buffer;
-pub(crate) use pool::{Memory, MemoryPool, MemoryStatistics, name_of};
+pub(crate) use pool::{Memory, MemoryPool, name_of};

@@ -10,6 +10,8 @@
 //! This module decides nothing about operations, and waits for nothing after the set-up ([`open`](RemoteLanes::open)). It checks
 //! every number of a peer. A peer that breaks a rule fails its own lanes.
 
+mod duo;
+mod fault;
 mod message;
 mod open;
 mod peer;
@@ -23,10 +25,9 @@ mod view;
 mod watch;
 mod write;
 
-use std::sync::Arc;
-
 use tonic_rdma_tensor::ExportedRegion;
 
+use crate::lane::remote::fault::violation;
 use crate::lane::remote::message::Reference;
 use crate::lane::remote::peer::{Common, Peer};
 use crate::lane::remote::pull::Sink;
@@ -34,6 +35,7 @@ use crate::lane::remote::watch::Watch;
 use crate::lane::{LaneError, LaneFault, Lanes, Tag};
 use crate::memory::Memory;
 
+pub use crate::lane::remote::duo::Duo;
 pub(crate) use crate::lane::remote::settings::{LaneCounters, LaneKind, LaneSettings};
 
 /// The lanes between this rank and all other ranks. [`open`](Self::open) makes them.
@@ -160,12 +162,6 @@ impl Lanes for RemoteLanes {
         }
         Ok(())
     }
-}
-
-/// Makes the fault of a broken rule.
-#[cold]
-fn violation(what: impl Into<Arc<str>>) -> LaneFault {
-    LaneFault::Violation(what.into())
 }
 
 #[cold]

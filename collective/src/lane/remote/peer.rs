@@ -2,6 +2,7 @@
 
 use tonic_rdma_tensor::{Channel, ChannelError};
 
+use crate::lane::remote::fault::violation;
 use crate::lane::remote::message::{
     self, Content, HEADER, LINE, Layout, Line, Reference, SHORT, inline_line, reference_line,
 };
@@ -10,7 +11,6 @@ use crate::lane::remote::scratch::Scratch;
 use crate::lane::remote::settings::LaneCounters;
 use crate::lane::remote::sources::{Source, Sources};
 use crate::lane::remote::view::ViewWire;
-use crate::lane::remote::violation;
 use crate::lane::remote::write::WriteWire;
 use crate::lane::{LaneFault, Tag};
 

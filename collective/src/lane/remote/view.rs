@@ -9,8 +9,8 @@
 use tonic_rdma_tensor::{RegionView, SharedRegion};
 
 use crate::lane::LaneFault;
+use crate::lane::remote::fault::violation;
 use crate::lane::remote::message::{LINE, Layout, Line, Look, look};
-use crate::lane::remote::violation;
 
 /// The memory of both ends.
 pub(super) struct ViewWire {

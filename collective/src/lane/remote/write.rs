@@ -14,9 +14,9 @@ use std::io::IoSlice;
 use tonic_rdma_tensor::{Channel, ChannelError, ExportedRegion, RemoteRegion};
 
 use crate::lane::LaneFault;
+use crate::lane::remote::fault::violation;
 use crate::lane::remote::message::{LINE, Layout, Line, Look, look};
 use crate::lane::remote::view::wrong_word;
-use crate::lane::remote::violation;
 
 /// The rings of both ends.
 pub(super) struct WriteWire {
