@@ -3,6 +3,7 @@
 
 pub(crate) mod engine;
 mod error;
+pub(crate) mod group;
 pub(crate) mod lane;
 mod memory;
 pub(crate) mod plan;
@@ -12,6 +13,7 @@ mod reduce;
 pub mod internal;
 
 pub use crate::error::{CollectiveError, Place};
+pub use crate::group::Launch;
 pub use crate::memory::Buffer;
 pub use crate::plan::Algorithm;
 pub use crate::reduce::{Number, Reduction};

@@ -48,6 +48,50 @@ async fn messages_of_all_lengths_arrive_in_order_between_all_pairs() {
     }
 }
 
+/// Devices without immediate data, such as siw, learn of writes by messages.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writes_need_no_order_of_placement_and_no_immediate_data() {
+    for notification in [Notification::Word, Notification::Immediate, Notification::Message] {
+        let mut ranks = noticed_group(2, Some(notification), &settings(LaneKind::Write)).await;
+        let (sender, receiver) = pair(&mut ranks);
+        assert_eq!(sender.lanes.viewed().count(), 0);
+        let mut memory = sender.pool.take(100_000).unwrap();
+        memory[..100_000].copy_from_slice(&content(7, 100_000));
+        for number in 0..30 {
+            let payload = content(number, 20 + number as usize);
+            until("room", || {
+                receiver.lanes.progress().unwrap();
+                sender.lanes.send(1, tag(2 * number), &payload).unwrap().then_some(())
+            });
+            until("room", || {
+                receiver.lanes.progress().unwrap();
+                sender.lanes.send_reference(1, tag(2 * number + 1), &memory, number as usize, 90_000).unwrap()
+            });
+            let found = receive(&mut receiver.lanes, 0, true).unwrap();
+            assert_eq!(found, (tag(2 * number), payload), "{notification:?}");
+            let (found, bytes) = receive(&mut receiver.lanes, 0, number % 2 == 0).unwrap();
+            assert!(found == tag(2 * number + 1) && bytes == memory[number as usize..][..90_000]);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ranks_write_unless_both_have_views() {
+    let (devices, channels) = mesh(2).await;
+    let pools: Vec<_> = devices.iter().map(|device| MemoryPool::new(device, 0)).collect();
+    let (auto, write) = (settings(LaneKind::Auto), settings(LaneKind::Write));
+    let (first, second) = tokio::join!(
+        RemoteLanes::open(channels[0].clone(), 0, &pools[0], 0, &auto),
+        RemoteLanes::open(channels[1].clone(), 1, &pools[1], 0, &write),
+    );
+    let (mut first, mut second) = (first.unwrap(), second.unwrap());
+    assert_eq!((first.viewed().count(), second.viewed().count()), (0, 0));
+    assert!(first.send(1, tag(1), b"hello").unwrap());
+    assert_eq!(receive(&mut second, 0, true).unwrap(), (tag(1), b"hello".to_vec()));
+    assert!(second.send(0, tag(2), b"answer").unwrap());
+    assert_eq!(receive(&mut first, 1, false).unwrap(), (tag(2), b"answer".to_vec()));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_ring_takes_no_message_until_one_is_taken() {
     for kind in KINDS {

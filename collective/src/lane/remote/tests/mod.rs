@@ -6,7 +6,7 @@ mod references;
 
 use std::time::{Duration, Instant};
 
-use tonic_rdma_tensor::{Channel, RdmaDevice};
+use tonic_rdma_tensor::{Channel, Notification, RdmaDevice};
 
 use crate::lane::remote::{LaneKind, LaneSettings, RemoteLanes};
 use crate::lane::{LaneError, Lanes, Tag};
@@ -30,7 +30,16 @@ fn settings(kind: LaneKind) -> LaneSettings {
 
 /// Makes a group of ranks, each with a device of its own.
 async fn group(ranks: usize, settings: &LaneSettings) -> Vec<Rank> {
-    let (devices, mut channels) = mesh(ranks).await;
+    noticed_group(ranks, None, settings).await
+}
+
+/// Makes a group whose devices learn of arrivals in this way.
+async fn noticed_group(
+    ranks: usize,
+    notification: Option<Notification>,
+    settings: &LaneSettings,
+) -> Vec<Rank> {
+    let (devices, mut channels) = noticed_mesh(ranks, notification).await;
     let pools: Vec<_> = devices.iter().map(|device| MemoryPool::new(device, MemoryPool::KEPT)).collect();
     let lanes = open_all(&mut channels, &pools, 0, settings).await;
     let parts = devices.into_iter().zip(pools).zip(lanes);
@@ -39,9 +48,21 @@ async fn group(ranks: usize, settings: &LaneSettings) -> Vec<Rank> {
 
 /// Makes devices, and a channel from each to each other one.
 async fn mesh(ranks: usize) -> (Vec<RdmaDevice>, Vec<Vec<Option<Channel>>>) {
+    noticed_mesh(ranks, None).await
+}
+
+async fn noticed_mesh(
+    ranks: usize,
+    notification: Option<Notification>,
+) -> (Vec<RdmaDevice>, Vec<Vec<Option<Channel>>>) {
     let mut devices = Vec::new();
     for _ in 0..ranks {
-        devices.push(RdmaDevice::builder().bind("127.0.0.1:0").await.unwrap());
+        let builder = RdmaDevice::builder();
+        let builder = match notification {
+            Some(notification) => builder.notification(notification),
+            None => builder,
+        };
+        devices.push(builder.bind("127.0.0.1:0").await.unwrap());
     }
     let mut channels = Vec::new();
     for (rank, device) in devices.iter().enumerate() {
