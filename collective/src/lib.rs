@@ -7,6 +7,9 @@ pub(crate) mod lane;
 pub(crate) mod plan;
 mod reduce;
 
+#[doc(hidden)]
+pub mod internal;
+
 pub use crate::error::{CollectiveError, Place};
 pub use crate::plan::Algorithm;
 pub use crate::reduce::{Number, Reduction};
