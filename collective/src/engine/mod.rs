@@ -31,7 +31,6 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-pub(crate) use self::bodies::Body;
 pub(crate) use self::call::{Call, Kind};
 pub(crate) use self::position::Position;
 pub(crate) use self::under::{Holding, Lent, OperationId};
