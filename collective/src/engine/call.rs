@@ -37,8 +37,12 @@ pub(crate) struct Call {
 pub(crate) enum Kind {
     Group(Collective),
     /// Elements from one rank to another. The sender calls `send`, and the receiver calls `recv`.
-    Send { to: usize },
-    Receive { from: usize },
+    Send {
+        to: usize,
+    },
+    Receive {
+        from: usize,
+    },
 }
 
 const DTYPES: [Dtype; 12] = [

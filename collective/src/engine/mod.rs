@@ -38,7 +38,7 @@ pub(crate) use self::under::{Holding, Lent, OperationId};
 use self::pairs::Numbers;
 use self::programs::Programs;
 use self::short::Short;
-use self::under::{Busy, Context, Course, Fault, Planned, Under};
+use self::under::{Busy, Context, Course, Fault, Planned, Under, check};
 use crate::error::{CollectiveError, Place};
 use crate::lane::{Lanes, Tag};
 use crate::plan::{Algorithm, Collective};
@@ -273,7 +273,11 @@ impl<L: Lanes> Engine<L> {
 
     /// Carries out one round of looks at all lanes. With `lent`, the operation of these slices can move on too. With `now`,
     /// deadlines are checked. Returns whether something moved.
-    pub(crate) fn progress(&mut self, now: Option<Instant>, mut lent: Option<(OperationId, Lent<'_>)>) -> bool {
+    pub(crate) fn progress(
+        &mut self,
+        now: Option<Instant>,
+        mut lent: Option<(OperationId, Lent<'_>)>,
+    ) -> bool {
         if self.under.is_empty() {
             return false;
         }
@@ -320,8 +324,29 @@ impl<L: Lanes> Engine<L> {
         moved
     }
 
+    /// Looks for messages of another call, also on lanes on which no message is due: then the ranks wait for each other, because
+    /// they carry out different plans.
+    fn find_mismatch(&mut self) -> Option<(usize, Fault)> {
+        for from in (0..self.ranks).filter(|from| *from != self.rank) {
+            // A lane that has failed is found elsewhere.
+            let Ok(Some((tag, _))) = self.lanes.peek(from) else { continue };
+            let of_group = |under: &Under<_>| matches!(under.call.kind, Kind::Group(_));
+            let mut candidates = self.under.iter().enumerate().filter(|(_, under)| of_group(under));
+            if let Some((at, under)) = candidates.find(|(_, under)| under.number == tag.operation)
+                && under.packed != tag.call
+            {
+                let due = Tag { operation: under.number, step: 0, call: under.packed };
+                return check(from, &due, &tag, 0, 0, 0, 0).err().map(|fault| (at, fault));
+            }
+        }
+        None
+    }
+
     /// Fails the operations whose deadline has passed, and says where this rank is.
     fn check_time(&mut self, now: Instant) {
+        if let Some((at, fault)) = self.find_mismatch() {
+            return self.fail_at(at, fault);
+        }
         let mut late = None;
         for (at, under) in self.under.iter_mut().enumerate() {
             let started = *under.started.get_or_insert(now);
@@ -330,7 +355,7 @@ impl<L: Lanes> Engine<L> {
             }
         }
         // An operation may wait for an earlier one.
-        let Some(first) = self.under.iter().find(|under| !matches!(under.waits_for(self.rank, self.ranks), None))
+        let Some(first) = self.under.iter().find(|under| under.waits_for(self.rank, self.ranks).is_some())
         else {
             if let Some(at) = late {
                 self.fail_at(at, Fault::Error(self.own_fault(at)));
@@ -428,7 +453,10 @@ impl<L: Lanes> Engine<L> {
     }
 
     /// Takes the result of an operation that has ended, and its memory.
-    pub(crate) fn take(&mut self, id: OperationId) -> Option<(Result<(), CollectiveError>, Holding<L::Memory>)> {
+    pub(crate) fn take(
+        &mut self,
+        id: OperationId,
+    ) -> Option<(Result<(), CollectiveError>, Holding<L::Memory>)> {
         let at = self.finished.iter().position(|finished| finished.id == id)?;
         let finished = self.finished.swap_remove(at);
         Some((finished.result, finished.holding))

@@ -60,13 +60,32 @@ pub(super) struct Part {
 
 #[derive(Debug)]
 pub(super) enum Work {
-    Send { to: usize, from: Place, length: usize, inline: bool },
-    Receive { from: usize, length: usize, parts: Vec<Part>, outs: Vec<Copy> },
-    Local { parts: Vec<Part>, outs: Vec<Copy> },
+    Send {
+        to: usize,
+        from: Place,
+        length: usize,
+        inline: bool,
+    },
+    Receive {
+        from: usize,
+        length: usize,
+        parts: Vec<Part>,
+        outs: Vec<Copy>,
+    },
+    Local {
+        parts: Vec<Part>,
+        outs: Vec<Copy>,
+    },
     /// Copies elements that a send needs in Staging.
-    Stage { copies: Vec<Copy> },
+    Stage {
+        copies: Vec<Copy>,
+    },
     /// Finishes the elements at their places. Copies come first.
-    Finish { copies: Vec<Copy>, places: Vec<(Place, usize)>, outs: Vec<Copy> },
+    Finish {
+        copies: Vec<Copy>,
+        places: Vec<(Place, usize)>,
+        outs: Vec<Copy>,
+    },
 }
 
 /// The steps between this rank and one other, in order.
@@ -291,7 +310,12 @@ impl<'a> Compiler<'a> {
     }
 
     /// Returns the parts of a step that writes `into`, and the copies to Out after it.
-    fn write(&mut self, into: &Span, reduce: Option<&Span>, with: Option<&Span>) -> Step<(Vec<Part>, Vec<Copy>)> {
+    fn write(
+        &mut self,
+        into: &Span,
+        reduce: Option<&Span>,
+        with: Option<&Span>,
+    ) -> Step<(Vec<Part>, Vec<Copy>)> {
         let count = into.range.len();
         let mut sources = Vec::new();
         for span in [reduce, with] {
@@ -369,8 +393,9 @@ impl<'a> Compiler<'a> {
     /// Returns the copies of elements that this step wrote to Staging for the last time, and that the result needs.
     fn outs_after(&mut self, range: &Range<usize>) -> Step<Vec<Copy>> {
         let writes_again = |action: &Action| {
-            let (Action::Receive { into: span, .. } | Action::Local { into: span, .. } | Action::Finish { span }) =
-                action
+            let (Action::Receive { into: span, .. }
+            | Action::Local { into: span, .. }
+            | Action::Finish { span }) = action
             else {
                 return false;
             };

@@ -90,7 +90,12 @@ impl<L: Lanes> Engine<L> {
     }
 
     /// Checks that the memory has the elements that the request says.
-    fn check(&self, request: &Request, holding: &Holding<L::Memory>, size: usize) -> Result<(), CollectiveError> {
+    fn check(
+        &self,
+        request: &Request,
+        holding: &Holding<L::Memory>,
+        size: usize,
+    ) -> Result<(), CollectiveError> {
         let call = &request.call;
         let inside = |(start, end): (usize, usize)| start <= end && end <= call.elements;
         if !inside(request.out) || !request.input.is_none_or(inside) {

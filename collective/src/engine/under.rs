@@ -355,8 +355,7 @@ impl<M> Planned<M> {
         !self.locals.is_empty()
             || self.is_done()
             || self.program.peers.iter().zip(&self.peers).any(|(peer, cursor)| {
-                let ready =
-                    |step: Option<&u32>| step.is_some_and(|&step| self.waits[step as usize] == 0);
+                let ready = |step: Option<&u32>| step.is_some_and(|&step| self.waits[step as usize] == 0);
                 ready(peer.sends.get(cursor.sends))
                     || ready(peer.receives.get(cursor.receives))
                         && !matches!(context.lanes.peek(peer.rank), Ok(None))
@@ -396,7 +395,11 @@ impl<M: DerefMut<Target = [u8]>> Run<'_, M> {
         Ok(moved)
     }
 
-    fn sends<L: Lanes<Memory = M>>(&mut self, at: usize, context: &mut Context<'_, L>) -> Result<bool, Fault> {
+    fn sends<L: Lanes<Memory = M>>(
+        &mut self,
+        at: usize,
+        context: &mut Context<'_, L>,
+    ) -> Result<bool, Fault> {
         let mut moved = false;
         let program = Arc::clone(&self.planned.program);
         let peer = &program.peers[at];
