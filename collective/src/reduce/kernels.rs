@@ -1,4 +1,6 @@
-//! The loops over elements. Each is compiled several times, and the processor's features choose the version at run time.
+//! The loops over elements. Each is compiled three times, and the processor's features choose the version at run time: SSE2 (every
+//! x86-64), AVX2, or AVX-512. The crate `multiversion` takes AVX-512 only from processors that have its later parts too, because
+//! the earlier ones lower their frequency for it. On other architectures there is one version.
 
 use multiversion::multiversion;
 

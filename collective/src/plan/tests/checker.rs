@@ -78,14 +78,16 @@ fn mixed(one: u64, other: u64) -> u64 {
 }
 
 /// How the plans of one operation are carried out.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Lanes {
-    /// The largest number of elements of a message that is always copied.
-    pub(super) inline: usize,
+    /// For each rank, the largest number of elements of its messages that are always copied.
+    pub(super) inline: Vec<usize>,
     /// The percentage of longer messages that are copied too.
     pub(super) copied_percent: u64,
     /// The number of messages for which a lane has room.
     pub(super) depth: usize,
+    /// A rank that does something only when no other rank can.
+    pub(super) slow: Option<usize>,
 }
 
 /// Carries out all plans in the order that `seed` gives. Returns the results of all ranks, after it has checked them.
@@ -134,6 +136,13 @@ fn check(arguments: &Arguments, results: &Vec<Vec<Value>>) {
                 assert_eq!(*value, results[0][element], "ranks {rank} and 0 differ");
             }
         }
+    }
+}
+
+impl Lanes {
+    /// Returns lanes that copy nothing.
+    pub(super) fn references(ranks: usize) -> Self {
+        Self { inline: vec![0; ranks], copied_percent: 0, depth: 8, slow: None }
     }
 }
 
@@ -201,25 +210,29 @@ impl<'a> Group<'a> {
         if self.candidates.is_empty() {
             return false;
         }
-        let start = self.random.usize(..self.candidates.len());
-        for probe in 0..self.candidates.len() {
-            let at = (start + probe) % self.candidates.len();
-            let (rank, step) = self.candidates[at];
-            if self.ranks[rank].states[step] == State::Runs {
-                self.candidates.swap_remove(at);
-                self.end(rank, step);
-                return true;
+        let count = self.candidates.len();
+        let start = self.random.usize(..count);
+        let places = (start..start + count).map(|place| place % count);
+        let is_slow = |place: &usize| Some(self.candidates[*place].0) == self.settings.slow;
+        let in_turn = places.clone().filter(|place| !is_slow(place)).chain(places.filter(is_slow));
+        let can = |(rank, step): (usize, usize)| {
+            self.ranks[rank].states[step] == State::Runs || self.may_begin(rank, step)
+        };
+        let Some(place) = in_turn.into_iter().find(|place| can(self.candidates[*place])) else {
+            return false;
+        };
+        let (rank, step) = self.candidates[place];
+        if self.ranks[rank].states[step] == State::Runs {
+            self.candidates.swap_remove(place);
+            self.end(rank, step);
+        } else {
+            // A Send ends when its message is taken; all others wait for an event of their own.
+            if matches!(self.ranks[rank].plan.steps[step].action, Action::Send { .. }) {
+                self.candidates.swap_remove(place);
             }
-            if self.may_begin(rank, step) {
-                // A Send ends with the message; all others wait for an event of their own.
-                if matches!(self.ranks[rank].plan.steps[step].action, Action::Send { .. }) {
-                    self.candidates.swap_remove(at);
-                }
-                self.begin(rank, step);
-                return true;
-            }
+            self.begin(rank, step);
         }
-        false
+        true
     }
 
     fn may_begin(&self, rank: usize, step: usize) -> bool {
@@ -247,7 +260,7 @@ impl<'a> Group<'a> {
         match &this.plan.steps[step].action {
             Action::Send { to, from } => {
                 this.sends[*to].pop_front();
-                let is_copied = from.range.len() <= self.settings.inline
+                let is_copied = from.range.len() <= self.settings.inline[rank]
                     || self.random.u64(0..100) < self.settings.copied_percent;
                 let copy = is_copied.then(|| this.values(self.arguments, from));
                 let to = *to;

@@ -11,7 +11,6 @@ const COLLECTIVES: [Collective; 5] = [
     Collective::Broadcast { root: 0 },
     Collective::Barrier,
 ];
-const REFERENCES: Lanes = Lanes { inline: 0, copied_percent: 0, depth: 8 };
 
 /// Returns the number of elements that a plan sends.
 fn sent(plan: &Plan) -> usize {
@@ -38,15 +37,15 @@ fn parts_cover_the_whole_in_order() {
 
 #[test]
 fn all_numbers_of_ranks() {
-    for ranks in (1..=34).chain([63, 64, 65, 100, 127, 128]) {
+    for ranks in (1..=17).chain([31, 32, 33, 128]) {
         for (collective, algorithm) in COLLECTIVES.iter().flat_map(|c| ALGORITHMS.map(|a| (*c, a))) {
-            for (elements, in_place) in [(ranks + 3, true), (ranks / 2, false)] {
+            for (elements, in_place) in [(ranks + 3, true), (ranks + 3, false), (ranks / 2, ranks % 2 == 0)] {
                 let collective = match collective {
                     Collective::Broadcast { .. } => Collective::Broadcast { root: ranks - 1 },
                     other => other,
                 };
                 let arguments = Arguments { in_place, ..arguments(collective, algorithm, ranks, elements) };
-                carry_out(&arguments, &plans(&arguments), REFERENCES, ranks as u64);
+                carry_out(&arguments, &plans(&arguments), Lanes::references(ranks), ranks as u64);
             }
         }
     }
@@ -115,7 +114,7 @@ fn one_shot_reduces_in_the_order_of_the_ranks() {
     {
         let arguments =
             Arguments { in_place, inline, ..arguments(Collective::AllReduce, Algorithm::OneShot, ranks, 40) };
-        let lanes = Lanes { inline, ..REFERENCES };
+        let lanes = Lanes { inline: vec![inline; ranks], ..Lanes::references(ranks) };
         for result in carry_out(&arguments, &plans(&arguments), lanes, 1) {
             for (element, value) in result.iter().enumerate() {
                 assert_eq!(value.bits(), in_order_of_ranks(ranks, element), "element {element}");

@@ -4,7 +4,7 @@
 //! `TONIC_RDMA_SCHEDULES` sets the number of schedules; `TONIC_RDMA_SEED` runs a single one.
 
 use super::checker::{Lanes, carry_out};
-use super::{ALGORITHMS, Arguments, Collective, plans};
+use super::{ALGORITHMS, Arguments, Collective, Plan};
 
 const SCHEDULES: u64 = 6_000;
 
@@ -24,11 +24,22 @@ fn any_schedule() {
 fn run(seed: u64) {
     let mut random = fastrand::Rng::with_seed(seed);
     let arguments = any_arguments(&mut random);
-    let plans = plans(&arguments);
+    // The ranks may differ in what their lanes copy.
+    let copies = random.bool();
+    let mut inline = || if copies { [0, 5, 100_000][random.usize(..3)] } else { 0 };
+    let inline: Vec<usize> = (0..arguments.ranks).map(|_| inline()).collect();
+    let plan = |(rank, inline): (usize, &usize)| {
+        Plan::new(&Arguments { inline: *inline, ..arguments.clone() }, rank)
+    };
+    let plans: Vec<Plan> = inline.iter().enumerate().map(plan).collect();
     let lanes = |random: &mut fastrand::Rng| Lanes {
-        inline: arguments.inline + [0, 0, 3, 1000][random.usize(..4)],
-        copied_percent: [0, 0, 50, 100][random.usize(..4)],
+        inline: inline
+            .iter()
+            .map(|inline| inline + if copies { [0, 3, 1000][random.usize(..3)] } else { 0 })
+            .collect(),
+        copied_percent: if copies { [0, 50, 100][random.usize(..3)] } else { 0 },
         depth: 1 + random.usize(..8),
+        slow: random.bool().then(|| random.usize(..arguments.ranks)),
     };
     let first = carry_out(&arguments, &plans, lanes(&mut random), random.u64(..));
     let second = carry_out(&arguments, &plans, lanes(&mut random), random.u64(..));
@@ -62,6 +73,6 @@ fn any_arguments(random: &mut fastrand::Rng) -> Arguments {
         elements,
         piece: elements.div_ceil(1 + random.usize(..12)) + random.usize(..2),
         in_place: random.bool(),
-        inline: [0, 5, 100_000][random.usize(..3)],
+        inline: 0,
     }
 }
