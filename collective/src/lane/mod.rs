@@ -8,7 +8,7 @@ pub(crate) mod remote;
 /// All lanes of one rank. The engine runs over this trait: over RDMA, and over a simulation in its tests.
 pub(crate) trait Lanes {
     /// Memory of this rank that peers may pull from.
-    type Memory;
+    type Memory: std::ops::DerefMut<Target = [u8]>;
 
     /// Returns the largest length of an inline message, in bytes.
     fn inline(&self) -> usize;
