@@ -6,7 +6,9 @@ mod error;
 pub(crate) mod lane;
 pub(crate) mod plan;
 mod reduce;
+mod tuner;
 
 pub use crate::error::{CollectiveError, Place};
 pub use crate::plan::Algorithm;
 pub use crate::reduce::{Number, Reduction};
+pub use crate::tuner::{PlanRange, PlanTable, PlanTableError};

@@ -1,0 +1,31 @@
+//! The tuner: chooses the algorithm and the length of a piece for each size, and says why. It does no I/O and reads no clock.
+//!
+//! ```text
+//!   Tuner ── Trial: "all-reduce 64 KiB by ring, in pieces of 256 KiB, 20 times" ──► the caller measures
+//!     ▲                                                                                    │
+//!     └────────────────────────────── the time of one operation ──────────────────────────-┘
+//!     │
+//!     └─► PlanTable: ranges of sizes, each with an algorithm, a piece and a reason
+//! ```
+//!
+//! Trials go in three phases, until the time is used up:
+//!
+//! 1. a coarse grid of sizes, the smallest first. Sizes for which no time is left are extrapolated from the two largest measured ones;
+//! 2. the sizes between two neighbours that have different best algorithms;
+//! 3. repetitions where two algorithms are about equal, or where a time does not fit those of the sizes around it.
+//!
+//! One rank decides on the trials, and tells the others ([`Trial::pack`]): the times that ranks measure differ. Its table becomes
+//! that of all ranks ([`PlanTable::encode`]).
+
+mod decide;
+mod table;
+#[cfg(test)]
+mod tests;
+mod text;
+mod times;
+mod trials;
+mod units;
+
+pub use self::table::{PlanRange, PlanTable};
+pub use self::text::PlanTableError;
+pub(crate) use self::trials::{Trial, Tuner, tune};
