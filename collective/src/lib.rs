@@ -3,12 +3,19 @@
 
 pub(crate) mod engine;
 mod error;
+pub(crate) mod group;
 pub(crate) mod lane;
+mod memory;
 pub(crate) mod plan;
 mod reduce;
 mod tuner;
 
+#[doc(hidden)]
+pub mod internal;
+
 pub use crate::error::{CollectiveError, Place};
+pub use crate::group::Launch;
+pub use crate::memory::Buffer;
 pub use crate::plan::Algorithm;
 pub use crate::reduce::{Number, Reduction};
 pub use crate::tuner::{PlanRange, PlanTable, PlanTableError};

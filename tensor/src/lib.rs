@@ -38,6 +38,7 @@
 //! | dynamic slot: [`RdmaDevice::dynamic_receiver`], [`Channel::dynamic_sender`] | nothing | a WRITE of 168 bytes, and a READ by the receiver | a word in memory |
 //! | rendezvous: [`RdmaDevice::put`], [`Channel::request`] | nothing | a message and a WRITE; one more message in the first step, and when the shape changes | a message |
 //! | region: [`RdmaDevice::export`], [`Channel::region`], [`Channel::write`], [`Channel::read`] | the offsets | one operation, also for thousands of blocks ([`RegionWrite::blocks_from`]) | a notice, or not at all |
+//! | published region: [`RdmaDevice::publish`], [`Channel::view`] | the offsets | stores to its own memory | a look at the sender's memory, on the software device |
 //!
 //! # Static slots
 //!
@@ -146,6 +147,34 @@
 //! # }
 //! ```
 //!
+//! [`RdmaDevice::publish`] offers a region for reading only, and its owner keeps it as a `&mut [u8]`. Where the software device
+//! maps memory of the peer (both processes belong to one user), [`Channel::view`] maps the peer's region into this process. A look
+//! then costs one load. A view is read like shared memory: the owner stores the bytes of a message, then a word with Release
+//! ordering; the reader polls the word, then copies the bytes. On other devices there is no view, and [`RegionWrite::bytes`] sends
+//! small messages inline.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # use tonic_rdma_tensor::{RdmaDevice, Rights};
+//! # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+//! # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+//! # let channel = worker.channel(&server.endpoint(), 0).await?;
+//! let board = server.export("board", server.allocate(4096)?, Rights::READ)?;
+//! let remote = channel.region("board").await?;
+//! if let Some(view) = channel.view(&remote).await? {
+//!     board.memory().copy_in(8, b"message")?;
+//!     board.memory().store_u64(0, 1)?; // message 1 is there
+//!
+//!     let mut message = [0; 7];
+//!     while view.load_u64(0)? < 1 {}
+//!     view.copy_out(8, &mut message)?;
+//!     assert_eq!(&message, b"message");
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # Tensors
 //!
 //! [`TensorMut`] and [`Tensor`] are the tensors. They come from and go to arrays of ndarray, files of the safetensors format
@@ -221,8 +250,10 @@ pub use exchange::{Offer, Request, Requested};
 pub use link::notification::Notification;
 pub use reduce::{reduce_max, reduce_max_f32, reduce_max_f64};
 pub use regions::exported::ExportedRegion;
+pub use regions::published::PublishedRegion;
 pub use regions::remote::RemoteRegion;
 pub use regions::rights::Rights;
+pub use regions::view::RegionView;
 pub use rendezvous::Held;
 pub use slots::dynamic_receiver::DynamicReceiver;
 pub use slots::dynamic_sender::DynamicSender;
@@ -235,3 +266,4 @@ pub use types::{
 };
 
 pub use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};
+pub use tonic_rdma_verbs::{OutOfBounds, WordError};
