@@ -8,11 +8,12 @@
 //!     └─► PlanTable: ranges of sizes, each with an algorithm, a piece and a reason
 //! ```
 //!
-//! Trials go in three phases, until the time is used up:
+//! Trials go in four phases, until the time is used up:
 //!
-//! 1. a coarse grid of sizes, the smallest first. Sizes for which no time is left are extrapolated from the two largest measured ones;
-//! 2. the sizes between two neighbours that have different best algorithms;
-//! 3. repetitions where two algorithms are about equal, or where a time does not fit those of the sizes around it.
+//! 1. a coarse grid of sizes, the smallest first. Sizes for which no time is left are judged by the largest measured ones;
+//! 2. times that do not fit those of the sizes around them, again;
+//! 3. the sizes between two neighbours that have different best algorithms;
+//! 4. sizes at which two algorithms are about equal, again.
 //!
 //! One rank decides on the trials, and tells the others ([`Trial::pack`]): the times that ranks measure differ. Its table becomes
 //! that of all ranks ([`PlanTable::encode`]).

@@ -14,6 +14,9 @@ const RING_FROM: usize = 4 << 10;
 /// A time that is more than this factor above the one that the sizes around it suggest is measured again.
 const DOUBTFUL: f64 = 1.3;
 
+/// The number of sizes by which larger ones are judged.
+const LINE: usize = 4;
+
 /// An algorithm with a length of its pieces, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Candidate {
@@ -149,14 +152,33 @@ impl Times {
         if Some(size) != self.largest() {
             return None;
         }
-        let even = nanos / size as f64;
-        let smaller = self.sizes().into_iter().rev().filter(|other| *other <= size / 2);
-        let smaller = smaller.into_iter().find_map(|size| self.measured(index, size));
-        let slope = smaller.map_or(even, |(other, time)| (nanos - time) / (size - other) as f64);
-        // The messages of a long algorithm cost the same at all sizes, so the slope may be far below the time of an average byte. Two
-        // noisy times may make it too small or too large.
-        let slope = slope.clamp(0.1 * even, 1.5 * even);
-        of(nanos + slope * (bytes - size) as f64, Source::Beyond(size))
+        let (fixed, slope) = self.line(index);
+        of(fixed + slope * bytes as f64, Source::Beyond(size))
+    }
+
+    /// Returns the line through the times of the largest measured sizes: the time that each operation takes, in nanoseconds, and the
+    /// time of a byte.
+    ///
+    /// It is the line with the smallest squares of relative errors, so that a time that is too long counts for less than one that is
+    /// right.
+    fn line(&self, index: usize) -> (f64, f64) {
+        let largest = self.sizes().into_iter().rev().filter_map(|size| self.measured(index, size)).take(LINE);
+        let largest: Vec<(usize, f64)> = largest.collect();
+        // The errors are fixed / time + slope · bytes / time − 1.
+        let (mut ones, mut mixed, mut squares, mut one, mut bytes) = (0.0, 0.0, 0.0, 0.0, 0.0);
+        for (size, nanos) in &largest {
+            let (x, y) = (1.0 / nanos, *size as f64 / nanos);
+            (ones, mixed, squares) = (ones + x * x, mixed + x * y, squares + y * y);
+            (one, bytes) = (one + x, bytes + y);
+        }
+        let determinant = ones * squares - mixed * mixed;
+        let fixed = (squares * one - mixed * bytes) / determinant;
+        let slope = (ones * bytes - mixed * one) / determinant;
+        match fixed.is_finite() && fixed >= 0.0 && slope >= 0.0 {
+            true => (fixed, slope),
+            // A line through zero.
+            false => (0.0, bytes / squares),
+        }
     }
 
     fn measured(&self, index: usize, bytes: usize) -> Option<(usize, f64)> {

@@ -14,7 +14,7 @@ const GRID: [usize; 13] =
 /// The part of the time that the grid may use.
 const GRID_SHARE: f64 = 0.7;
 /// The time that a trial of several operations should take.
-const TRIAL: Duration = Duration::from_millis(1);
+const TRIAL: Duration = Duration::from_micros(600);
 /// The largest number of operations of a trial.
 const MOST_REPETITIONS: u32 = 40;
 /// The number of operations of a trial whose time can't be foreseen.
@@ -97,6 +97,8 @@ pub(crate) struct Tuner {
 enum Phase {
     /// The index of the next size of the grid.
     Grid(usize),
+    /// Times that do not fit those of the sizes around them.
+    Doubts,
     Between,
     /// The number of rounds so far.
     Close(u32),
@@ -181,7 +183,7 @@ impl Tuner {
     fn refill(&mut self) {
         match self.phase {
             Phase::Grid(next) => {
-                self.phase = Phase::Between;
+                self.phase = Phase::Doubts;
                 let Some(bytes) = GRID.get(next).copied().filter(|bytes| *bytes <= self.largest) else {
                     return;
                 };
@@ -195,13 +197,17 @@ impl Tuner {
                     self.phase = Phase::Grid(next + 1);
                 }
             }
+            Phase::Doubts => {
+                self.queue.extend(self.again(|_| false));
+                self.phase = Phase::Between;
+            }
             Phase::Between => {
                 self.queue.extend(self.between());
                 self.phase = Phase::Close(1);
             }
             Phase::Close(MOST_SAMPLES) => self.phase = Phase::Over,
             Phase::Close(rounds) => {
-                self.queue.extend(self.close());
+                self.queue.extend(self.again(|ratio| ratio < CLOSE));
                 self.phase = Phase::Close(rounds + 1);
             }
             Phase::Over => {}
@@ -241,20 +247,20 @@ impl Tuner {
         trials
     }
 
-    /// Returns trials of the candidates that are close to the best at a size or have a doubtful time there, and were measured less often
-    /// than they may.
-    fn close(&self) -> Vec<(usize, usize)> {
+    /// Returns trials that are made again, unless they were made often enough: those of doubtful times, and those of candidates that are
+    /// rivals at a size. `is_rival` gets the ratio of a candidate's time to the best.
+    fn again(&self, is_rival: impl Fn(f64) -> bool) -> Vec<(usize, usize)> {
         let mut trials = Vec::new();
         for bytes in self.times.sizes() {
             let Some((_, best)) = self.times.best(bytes) else { continue };
-            let is_close = |index: &usize| {
-                self.times.estimate(*index, bytes).is_some_and(|time| time.nanos < CLOSE * best.nanos)
-            };
+            let ratio = |index: usize| Some(self.times.estimate(index, bytes)?.nanos / best.nanos);
             let measured = self.times.distinct(bytes).into_iter();
             let measured: Vec<usize> = measured.filter(|index| self.times.count(*index, bytes) > 0).collect();
-            let has_rivals = measured.iter().filter(|index| is_close(index)).count() > 1;
+            let rivals: Vec<usize> =
+                measured.iter().copied().filter(|index| ratio(*index).is_some_and(&is_rival)).collect();
             let again = measured.into_iter().filter(|index| {
-                let is_open = (has_rivals && is_close(index)) || self.times.is_doubtful(*index, bytes);
+                let is_open =
+                    (rivals.len() > 1 && rivals.contains(index)) || self.times.is_doubtful(*index, bytes);
                 is_open && self.times.count(*index, bytes) < MOST_SAMPLES
             });
             trials.extend(again.map(|index| (index, bytes)));
