@@ -6,6 +6,7 @@ mod error;
 mod fusion;
 pub(crate) mod group;
 pub(crate) mod lane;
+mod memory;
 pub(crate) mod plan;
 mod reduce;
 
@@ -14,5 +15,6 @@ pub mod internal;
 
 pub use crate::error::{CollectiveError, Place};
 pub use crate::group::Launch;
+pub use crate::memory::Buffer;
 pub use crate::plan::Algorithm;
 pub use crate::reduce::{Number, Reduction};
