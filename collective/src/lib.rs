@@ -3,6 +3,7 @@
 
 pub(crate) mod engine;
 mod error;
+mod fusion;
 pub(crate) mod group;
 pub(crate) mod lane;
 mod memory;
