@@ -13,6 +13,7 @@ use crate::model::{Kind, Package, PublicItem, Target, public_items};
 /// The published crates: name, folder of the sources, and the types that macros define.
 pub(crate) const PUBLISHED: &[(&str, &str, &[&str])] = &[
     ("tonic_rdma", "src", &["CounterSnapshot"]),
+    ("tonic_rdma_collective", "collective/src", &[]),
     ("tonic_rdma_tensor", "tensor/src", &[]),
     ("tonic_rdma_verbs", "verbs/src", &[]),
 ];

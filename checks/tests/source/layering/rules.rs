@@ -10,6 +10,21 @@ use crate::model::{Import, Package, Target, code, imports, rings as rings_of, ti
 /// one another.
 const FLOORS: &[(&str, &[(&str, u8)])] = &[
     ("tonic_rdma", &[("wire", 0), ("protocol", 1), ("endpoint", 2), ("transport", 3)]),
+    (
+        "tonic_rdma_collective",
+        &[
+            ("error", 0),
+            ("plan", 1),
+            ("reduce", 1),
+            ("memory", 1),
+            ("group", 1),
+            ("lane", 2),
+            ("tuner", 2),
+            ("engine", 3),
+            ("communicator", 4),
+            ("fusion", 5),
+        ],
+    ),
     // All other modules of this crate are on the ground floor. They define types, and may import from one another.
     (
         "tonic_rdma_verbs",
@@ -33,6 +48,10 @@ const PURE: &[(&str, &str)] = &[
     ("tonic_rdma", "protocol"),
     ("tonic_rdma_tensor", "wire"),
     ("tonic_rdma_tensor", "rendezvous"),
+    ("tonic_rdma_collective", "plan"),
+    ("tonic_rdma_collective", "reduce"),
+    ("tonic_rdma_collective", "engine"),
+    ("tonic_rdma_collective", "tuner"),
 ];
 
 /// Paths, and parts of paths, that pure modules must not use. `Instant` is not among them: callers pass the time.

@@ -8,11 +8,12 @@ use tonic_rdma_checks::pages::{self, BOOK, Page};
 use tonic_rdma_checks::{read, root};
 
 /// Folders of the repository. A piece of inline code that begins with one of these is the path of a file.
-const FOLDERS: [&str; 12] = [
+const FOLDERS: [&str; 13] = [
     ".ci/",
     "benches/",
     "checks/",
     "cli/",
+    "collective/",
     "docs/",
     "examples/",
     "interop/",
