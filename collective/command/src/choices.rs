@@ -4,64 +4,84 @@ use serde::{Deserialize, Serialize};
 
 use crate::values::ValueError;
 
-/// Declares an enum whose values have names, in the order of the declaration.
-macro_rules! names {
-    ($(#[$doc:meta])* $type:ident, $kind:literal { $($(#[$value_doc:meta])* $value:ident = $name:literal),+ $(,)? }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-        pub(crate) enum $type {
-            $($(#[$value_doc])* #[serde(rename = $name)] $value),+
-        }
+/// Values that have names on the command line, in tables and in JSON.
+pub(crate) trait Named: Copy + PartialEq + 'static {
+    /// What the values are, for messages.
+    const KIND: &'static str;
+    /// All values and their names.
+    const ALL: &'static [(Self, &'static str)];
 
-        impl $type {
-            /// All values.
-            pub(crate) const ALL: &[Self] = &[$(Self::$value),+];
+    /// Returns the name.
+    fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(value, _)| *value == self).map_or("", |(_, name)| name)
+    }
 
-            /// Returns the name on the command line and in JSON.
-            pub(crate) const fn name(self) -> &'static str {
-                match self {
-                    $(Self::$value => $name),+
-                }
+    /// Returns the value with this name.
+    fn parse(text: &str) -> Result<Self, ValueError> {
+        Self::ALL.iter().find(|(_, name)| *name == text).map(|(value, _)| *value).ok_or_else(|| {
+            ValueError::Unknown {
+                kind: Self::KIND,
+                given: text.to_owned(),
+                accepted: Self::ALL.iter().map(|(_, name)| *name).collect::<Vec<_>>().join(", "),
             }
-
-            /// Returns the value with this name.
-            pub(crate) fn parse(text: &str) -> Result<Self, ValueError> {
-                Self::ALL.iter().copied().find(|value| value.name() == text).ok_or_else(|| ValueError::Unknown {
-                    kind: $kind,
-                    given: text.to_owned(),
-                    accepted: Self::ALL.iter().map(|value| value.name()).collect::<Vec<_>>().join(", "),
-                })
-            }
-        }
-    };
-}
-
-names! {
-    /// An algorithm, or the tuner's choice.
-    Algorithm, "algorithm" {
-        Auto = "auto",
-        OneShot = "one-shot",
-        HalvingDoubling = "halving-doubling",
-        Ring = "ring",
+        })
     }
 }
 
-names! {
-    /// A type of elements.
-    Type, "type" {
-        F32 = "f32",
-        F64 = "f64",
-        F16 = "f16",
-        Bf16 = "bf16",
-        I8 = "i8",
-        I16 = "i16",
-        I32 = "i32",
-        I64 = "i64",
-        U8 = "u8",
-        U16 = "u16",
-        U32 = "u32",
-        U64 = "u64",
-    }
+/// An algorithm, or the tuner's choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Algorithm {
+    Auto,
+    OneShot,
+    HalvingDoubling,
+    Ring,
+}
+
+impl Named for Algorithm {
+    const KIND: &'static str = "algorithm";
+    const ALL: &'static [(Self, &'static str)] = &[
+        (Self::Auto, "auto"),
+        (Self::OneShot, "one-shot"),
+        (Self::HalvingDoubling, "halving-doubling"),
+        (Self::Ring, "ring"),
+    ];
+}
+
+/// A type of elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Type {
+    F32,
+    F64,
+    F16,
+    Bf16,
+    I8,
+    I16,
+    I32,
+    I64,
+    U8,
+    U16,
+    U32,
+    U64,
+}
+
+impl Named for Type {
+    const KIND: &'static str = "type";
+    const ALL: &'static [(Self, &'static str)] = &[
+        (Self::F32, "f32"),
+        (Self::F64, "f64"),
+        (Self::F16, "f16"),
+        (Self::Bf16, "bf16"),
+        (Self::I8, "i8"),
+        (Self::I16, "i16"),
+        (Self::I32, "i32"),
+        (Self::I64, "i64"),
+        (Self::U8, "u8"),
+        (Self::U16, "u16"),
+        (Self::U32, "u32"),
+        (Self::U64, "u64"),
+    ];
 }
 
 impl Type {
@@ -99,38 +119,60 @@ impl Type {
     }
 }
 
-names! {
-    /// How the elements of all ranks become one.
-    Reduction, "reduction" {
-        Sum = "sum",
-        Mean = "mean",
-        Min = "min",
-        Max = "max",
-    }
+/// How the elements of all ranks become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Reduction {
+    Sum,
+    Mean,
+    Min,
+    Max,
 }
 
-names! {
-    /// The memory of an operation.
-    Operand, "operand" {
-        /// Registered memory, in place.
-        Registered = "registered",
-        /// Registered memory, with a result elsewhere.
-        RegisteredOutOfPlace = "registered-out-of-place",
-        /// Any memory, in place. The library copies it to registered memory and back.
-        Slice = "slice",
-    }
+impl Named for Reduction {
+    const KIND: &'static str = "reduction";
+    const ALL: &'static [(Self, &'static str)] =
+        &[(Self::Sum, "sum"), (Self::Mean, "mean"), (Self::Min, "min"), (Self::Max, "max")];
+}
+
+/// The memory of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Operand {
+    /// Registered memory, in place.
+    Registered,
+    /// Registered memory, with a result elsewhere.
+    RegisteredOutOfPlace,
+    /// Any memory, in place. The library copies it to registered memory and back.
+    Slice,
+}
+
+impl Named for Operand {
+    const KIND: &'static str = "operand";
+    const ALL: &'static [(Self, &'static str)] = &[
+        (Self::Registered, "registered"),
+        (Self::RegisteredOutOfPlace, "registered-out-of-place"),
+        (Self::Slice, "slice"),
+    ];
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn names_are_those_of_json() {
-        for algorithm in Algorithm::ALL {
-            assert_eq!(Algorithm::parse(algorithm.name()), Ok(*algorithm));
-            assert_eq!(serde_json::to_value(algorithm).unwrap(), algorithm.name());
+    fn names_are_those_of_json<T: Named + Serialize + std::fmt::Debug>() {
+        for (value, name) in T::ALL {
+            assert_eq!((T::parse(name).as_ref(), value.name()), (Ok(value), *name));
+            assert_eq!(serde_json::to_value(value).unwrap(), *name);
         }
+    }
+
+    #[test]
+    fn names_are_those_of_json_and_unknown_ones_are_refused_with_a_list() {
+        names_are_those_of_json::<Algorithm>();
+        names_are_those_of_json::<Type>();
+        names_are_those_of_json::<Reduction>();
+        names_are_those_of_json::<Operand>();
         let error = Type::parse("f23").unwrap_err().to_string();
         assert!(error.contains("\"f23\"") && error.contains("f32, f64, f16, bf16"), "{error}");
     }

@@ -9,6 +9,7 @@ use std::io::{self, IsTerminal, Write};
 use std::net::TcpListener;
 use std::time::Duration;
 
+use crate::choices::Named;
 use crate::cores;
 use crate::failure::Failure;
 use crate::launch::processes::{Event, Processes};
@@ -124,18 +125,8 @@ fn choose_cores(pin: Pin, ranks: usize, allowed: &[usize]) -> Result<Option<Vec<
 
 /// Makes the place of each rank, with an address for each communicator.
 fn places(ranks: usize, communicators: usize, cores: Option<&[usize]>) -> Result<Vec<Place>, Failure> {
-    let no_port = |error: io::Error| Failure::because("can't find a free port on 127.0.0.1", &error);
-    // All ports are taken together, so that they differ.
-    let taken: Vec<TcpListener> = (0..communicators)
-        .map(|_| TcpListener::bind(("127.0.0.1", 0)))
-        .collect::<Result<_, _>>()
-        .map_err(no_port)?;
-    let addresses: Vec<String> = taken
-        .iter()
-        .map(|listener| listener.local_addr().map(|address| address.to_string()))
-        .collect::<Result<_, _>>()
-        .map_err(no_port)?;
     let parent = rustix::process::getpid().as_raw_nonzero().get();
+    let addresses = free_addresses(communicators, parent.unsigned_abs() as u16)?;
     let place = |rank: usize| Place {
         rank,
         size: ranks,
@@ -144,6 +135,23 @@ fn places(ranks: usize, communicators: usize, cores: Option<&[usize]>) -> Result
         parent,
     };
     Ok((0..ranks).map(place).collect())
+}
+
+/// Returns addresses of this machine whose ports are free. Linux gives ports from 32768 on to outgoing connections, so these lie
+/// below. `seed` spreads commands that start at the same time.
+fn free_addresses(count: usize, seed: u16) -> Result<Vec<String>, Failure> {
+    const FIRST: u16 = 10_000;
+    const PORTS: u16 = 10_000;
+    let ports = (0..PORTS).map(|index| FIRST + seed.wrapping_mul(61).wrapping_add(index) % PORTS);
+    let free = ports.filter(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok());
+    let addresses: Vec<String> = free.take(count).map(|port| format!("127.0.0.1:{port}")).collect();
+    match addresses.len() == count {
+        true => Ok(addresses),
+        false => Err(Failure::run(format!(
+            "{count} free ports from {FIRST} to {} on 127.0.0.1 are not there",
+            FIRST + PORTS - 1
+        ))),
+    }
 }
 
 /// Shows a finished cell on a terminal, because the table comes at the end.

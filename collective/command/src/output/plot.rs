@@ -5,6 +5,7 @@ use std::error::Error;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
+use crate::choices::Named;
 use crate::report::Row;
 use crate::values;
 

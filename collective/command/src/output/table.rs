@@ -4,6 +4,7 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
 
 use super::Results;
+use crate::choices::Named;
 use crate::report::{Compared, Counted, Row, Verdict};
 use crate::values::{digits, micros, size};
 
