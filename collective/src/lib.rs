@@ -5,6 +5,7 @@ pub(crate) mod engine;
 mod error;
 pub(crate) mod group;
 pub(crate) mod lane;
+mod memory;
 pub(crate) mod plan;
 mod reduce;
 
@@ -13,5 +14,6 @@ pub mod internal;
 
 pub use crate::error::{CollectiveError, Place};
 pub use crate::group::Launch;
+pub use crate::memory::Buffer;
 pub use crate::plan::Algorithm;
 pub use crate::reduce::{Number, Reduction};

@@ -15,6 +15,7 @@ mod agreement;
 mod client;
 mod failure;
 mod launch;
+mod lock;
 mod meeting;
 mod place;
 mod position;
@@ -26,7 +27,7 @@ mod settings;
 mod state;
 mod survivors;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -189,11 +190,7 @@ impl Group {
     }
 }
 
-/// Locks a mutex. A panic of another thread does not make its content unusable here, because no critical section of this
-/// module panics halfway through a change.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
+#[cfg(test)]
+mod processes;
 #[cfg(test)]
 mod tests;

@@ -9,6 +9,8 @@ struct World {
     random: fastrand::Rng,
     ranks: Vec<Rank>,
     dead: BTreeSet<usize>,
+    /// Whether ranks suspect living ones, and so leave.
+    errs: bool,
     /// The members of each generation that a living or dead rank was in.
     seen: BTreeMap<u64, Vec<usize>>,
 }
