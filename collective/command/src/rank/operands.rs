@@ -15,7 +15,6 @@ const LEAST: u64 = 2;
 const MOST: u64 = 16;
 
 /// Operands of one size for one communicator.
-#[derive(Debug)]
 pub(crate) enum Operands<T> {
     Registered(Vec<Option<Buffer<T>>>),
     OutOfPlace(Vec<Option<(Buffer<T>, Buffer<T>)>>),
