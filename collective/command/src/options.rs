@@ -61,7 +61,8 @@ pub(crate) struct Options {
     /// Iterations before the measured ones: one number, or one for each size [default: 10, above 1MiB 3]
     #[arg(long = "warm-up", value_name = "LIST", value_parser = warm_ups)]
     pub(crate) warm_ups: Option<List<u64>>,
-    /// Keep each rank on a core of its own; auto: if there are enough cores
+    /// Keep each local rank on a core of its own; auto: if there are enough cores. A launcher pins its ranks itself: then yes
+    /// says that it did
     #[arg(long, value_name = "auto|yes|no", value_enum, default_value_t = Pin::Auto)]
     pub(crate) pin: Pin,
     /// Compare the tuner's choice with each algorithm at 24 sizes, and check that it is near the best

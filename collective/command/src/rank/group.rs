@@ -17,6 +17,12 @@ pub(crate) struct Moved {
 }
 
 impl Moved {
+    /// Adds what was moved.
+    pub(crate) fn add(&mut self, more: Self) {
+        self.bytes += more.bytes;
+        self.copied += more.copied;
+    }
+
     /// Returns what was moved since `earlier`.
     pub(crate) fn since(self, earlier: Self) -> Self {
         Self {

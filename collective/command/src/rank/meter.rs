@@ -55,7 +55,8 @@ struct Side<'a, T> {
     /// The latencies of this rank in µs.
     latencies: Vec<f64>,
     wrong: u64,
-    before: Moved,
+    /// What the operations of this rank moved. Barriers are not included.
+    moved: Moved,
     takes_part: bool,
 }
 
@@ -88,7 +89,7 @@ impl Meter<'_> {
                 operands: Operands::new(group, cell.operand, cell.elements())?,
                 latencies: Vec::new(),
                 wrong: 0,
-                before: Moved::default(),
+                moved: Moved::default(),
                 takes_part: true,
             });
         }
@@ -115,7 +116,7 @@ impl Meter<'_> {
         };
         for side in &mut sides {
             side.latencies.clear();
-            side.before = side.group.moved();
+            side.moved = Moved::default();
         }
         for _ in 0..iterations {
             clock.turn(&mut sides, cell, &pattern, sink)?;
@@ -126,8 +127,7 @@ impl Meter<'_> {
     /// Collects the figures of all ranks.
     fn figures<T>(&mut self, mut side: Side<'_, T>, first: &Group) -> Result<Figures, Failure> {
         self.wrong += side.wrong;
-        let moved = side.group.moved().since(side.before);
-        let mut sums = [side.wrong as f64, moved.bytes as f64, moved.copied as f64];
+        let mut sums = [side.wrong as f64, side.moved.bytes as f64, side.moved.copied as f64];
         first.sum(&mut sums)?;
         first.maximum(&mut side.latencies)?;
         let [errors, bytes, copied] = sums.map(|sum| sum as u64);
@@ -162,10 +162,12 @@ impl Turns {
             }
             side.operands.fill(pattern, side.group.rank(), iteration)?;
             side.group.barrier()?;
+            let before = side.group.moved();
             if self.own_cores {
                 clock::wait_for_start();
             }
             let took = side.operands.reduce(side.group, cell.reduction, iteration)?;
+            side.moved.add(side.group.moved().since(before));
             side.latencies.push(took.as_nanos() as f64 / 1000.0);
             side.wrong += side.operands.wrong(pattern, iteration)?;
         }
