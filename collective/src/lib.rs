@@ -1,6 +1,7 @@
 //! Allreduce and its family over RDMA, for processes that speak gRPC.
 #![forbid(unsafe_code)]
 
+mod communicator;
 pub(crate) mod engine;
 mod error;
 pub(crate) mod group;
@@ -12,6 +13,9 @@ mod reduce;
 #[doc(hidden)]
 pub mod internal;
 
+pub use crate::communicator::{
+    Communicator, CommunicatorBuilder, Failed, Operand, Operation, PlanChoice, Statistics,
+};
 pub use crate::error::{CollectiveError, Place};
 pub use crate::group::Launch;
 pub use crate::memory::Buffer;
