@@ -38,13 +38,15 @@ struct Machine {
     work: Vec<Vec<Sum>>,
     scratch: Vec<Vec<Sum>>,
     round: Vec<Message>,
+    /// The largest number of elements of a message that is sent as a copy, so that its step is done at once.
+    inline: usize,
 }
 
 impl History {
     pub(super) fn of(arguments: &Arguments) -> Self {
         assert!(arguments.in_place);
         let plans = super::super::plans(arguments);
-        let mut machine = Machine::new(plans, arguments.elements);
+        let mut machine = Machine::new(plans, arguments);
         let mut history = Self { states: vec![machine.work.clone()], rounds: Vec::new() };
         while !machine.done.iter().flatten().all(|done| *done) {
             machine.run();
@@ -62,16 +64,17 @@ impl History {
 }
 
 impl Machine {
-    fn new(plans: Vec<Plan>, elements: usize) -> Self {
+    fn new(plans: Vec<Plan>, arguments: &Arguments) -> Self {
         let steps: Vec<Vec<bool>> = plans.iter().map(|plan| vec![false; plan.steps.len()]).collect();
         Self {
             sent: steps.clone(),
             done: steps,
             lanes: BTreeMap::new(),
-            work: (0..plans.len()).map(|rank| vec![1 << rank; elements]).collect(),
+            work: (0..plans.len()).map(|rank| vec![1 << rank; arguments.elements]).collect(),
             scratch: plans.iter().map(|plan| vec![0; plan.scratch]).collect(),
             plans,
             round: Vec::new(),
+            inline: arguments.inline,
         }
     }
 
@@ -80,8 +83,9 @@ impl Machine {
         for (rank, step) in sends {
             let Action::Send { to, from } = self.plans[rank].steps[step].action.clone() else { continue };
             let sums = self.memory(rank, from.area)[from.range].to_vec();
-            self.lanes.entry((rank, to)).or_default().push_back((step, sums));
+            self.done[rank][step] = sums.len() <= self.inline;
             self.sent[rank][step] = true;
+            self.lanes.entry((rank, to)).or_default().push_back((step, sums));
         }
         let mut moved = true;
         while moved {

@@ -14,10 +14,10 @@ pub(super) struct Names {
     pub(super) copies: &'static str,
 }
 
-const MARGIN: usize = 130;
-const CELL: usize = 36;
+const MARGIN: usize = 118;
+const CELL: usize = 40;
 const HEIGHT: usize = 26;
-const GAP: usize = 34;
+const GAP: usize = 24;
 /// From one state to the next.
 const ROW: usize = 84;
 const TOP: usize = 44;
@@ -114,7 +114,7 @@ fn cell(svg: &mut String, (x, y): (usize, usize), sum: Sum, fresh: bool, ranks: 
              stroke-width=\"{stroke}\"/>"
         ),
     );
-    text(svg, x + CELL / 2, y + 17, "middle", " font-size=\"11\"", &label);
+    text(svg, x + CELL / 2, y + 17, "middle", " font-size=\"10\"", &label);
 }
 
 fn arrow(svg: &mut String, history: &History, round: usize, message: &Message) {
@@ -134,14 +134,16 @@ fn arrow(svg: &mut String, history: &History, round: usize, message: &Message) {
 }
 
 fn foot(svg: &mut String, history: &History, height: usize) {
-    let ranks = history.states[0].len();
     let elements = history.states[0][0].len();
     let sent = history.elements_sent(0);
-    let note = "A box is an element, with the ranks whose values are in its sum. Bold boxes were received in this round.";
-    text(svg, 12, height - 34, "start", " font-size=\"12\" fill=\"#57606a\"", note);
+    let note = format!(
+        "A box is one of the {elements} parts of the elements, with the ranks whose values are in its sum. Bold boxes have just \
+         arrived."
+    );
+    text(svg, 12, height - 34, "start", " font-size=\"12\" fill=\"#57606a\"", &note);
     let rounds = history.rounds.len();
     let note = format!(
-        "{rounds} round{}. For {elements} elements, each of the {ranks} ranks sends {sent}.",
+        "{rounds} round{}. Each rank sends {sent} parts; all elements together are {elements} parts.",
         if rounds == 1 { "" } else { "s" }
     );
     text(svg, 12, height - 14, "start", " font-size=\"12\" fill=\"#57606a\"", &note);
