@@ -1,8 +1,10 @@
 //! Allreduce and its family over RDMA, for processes that speak gRPC.
 #![forbid(unsafe_code)]
 
+mod communicator;
 pub(crate) mod engine;
 mod error;
+mod fusion;
 pub(crate) mod group;
 pub(crate) mod lane;
 mod memory;
@@ -13,6 +15,9 @@ mod tuner;
 #[doc(hidden)]
 pub mod internal;
 
+pub use crate::communicator::{
+    Communicator, CommunicatorBuilder, Failed, Operand, Operation, PlanChoice, Statistics,
+};
 pub use crate::error::{CollectiveError, Place};
 pub use crate::group::Launch;
 pub use crate::memory::Buffer;

@@ -18,7 +18,6 @@ mod bodies;
 mod call;
 mod homes;
 mod pairs;
-mod position;
 mod program;
 mod programs;
 mod short;
@@ -32,7 +31,6 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 pub(crate) use self::call::{Call, Kind};
-pub(crate) use self::position::Position;
 pub(crate) use self::under::{Holding, Lent, OperationId};
 
 use self::pairs::Numbers;
@@ -72,7 +70,10 @@ pub(crate) struct Engine<L: Lanes> {
     busy: Busy,
     sum: Vec<u8>,
     last_short: Option<(Call, u64, Kernel)>,
-    position: Arc<Position>,
+    position: (Place, Option<usize>),
+    late: Option<Late>,
+    /// Whether the caller looks for the cause of a deadline, and then calls `expire`.
+    asks: bool,
     statistics: Statistics,
 }
 
@@ -82,6 +83,14 @@ struct Finished<M> {
     id: OperationId,
     result: Result<(), CollectiveError>,
     holding: Holding<M>,
+}
+
+/// An operation whose deadline has passed, and the rank that it waits for.
+#[derive(Debug)]
+struct Late {
+    id: OperationId,
+    rank: usize,
+    told: bool,
 }
 
 /// What an engine has done.
@@ -123,7 +132,9 @@ impl<L: Lanes> Engine<L> {
             told: false,
             busy: Busy { sends: vec![false; ranks], receives: vec![false; ranks] },
             last_short: None,
-            position: Arc::new(Position::new()),
+            position: (Place { operation: 0, step: 0, steps: 0 }, None),
+            late: None,
+            asks: false,
             statistics: Statistics::default(),
         }
     }
@@ -222,7 +233,7 @@ impl<L: Lanes> Engine<L> {
             call: request.call,
             packed,
             kernel,
-            holding: Holding::Borrowed { in_place: request.input.is_none() },
+            holding: Holding::Borrowed,
             course,
             limit: request.limit,
             started: None,
@@ -363,10 +374,17 @@ impl<L: Lanes> Engine<L> {
             return;
         };
         let (place, waits_for) = (first.place(), first.waits_for(self.rank, self.ranks));
-        self.position.set(place, waits_for);
+        self.position = (place, waits_for);
         if let Some(at) = late {
             let under = &self.under[at];
-            let error = match under.waits_for(self.rank, self.ranks).or(waits_for) {
+            let waits_for = under.waits_for(self.rank, self.ranks).or(waits_for);
+            if self.asks
+                && let Some(rank) = waits_for
+            {
+                self.late.get_or_insert(Late { id: under.id, rank, told: false });
+                return;
+            }
+            let error = match waits_for {
                 Some(rank) => CollectiveError::Deadline { rank, place: under.place(), limit: under.limit },
                 None => self.own_fault(at),
             };
@@ -478,7 +496,7 @@ impl<L: Lanes> Engine<L> {
         let Some(at) = self.under.iter().position(|under| under.id == id) else { return };
         let under = &mut self.under[at];
         under.detached = true;
-        if matches!(under.holding, Holding::Borrowed { .. }) {
+        if matches!(under.holding, Holding::Borrowed) {
             let what = format!(
                 "{} (operation {}) was dropped before its end, and its elements lie in slices; drive such operations to \
                  their end, or use a Buffer",
@@ -495,8 +513,31 @@ impl<L: Lanes> Engine<L> {
         self.under.is_empty()
     }
 
-    pub(crate) fn position(&self) -> &Arc<Position> {
-        &self.position
+    /// Returns the place, and the rank that this rank waits for, as of the last time that deadlines were checked.
+    pub(crate) fn position(&self) -> (Place, Option<usize>) {
+        self.position
+    }
+
+    /// Leaves operations whose deadline has passed under way until [`expire`](Self::expire).
+    pub(crate) fn ask_before_expiry(&mut self) {
+        self.asks = true;
+    }
+
+    /// Takes the operation whose deadline has passed. Each one comes once.
+    pub(crate) fn take_late(&mut self) -> Option<(OperationId, usize)> {
+        let late = self.late.as_mut().filter(|late| !late.told)?;
+        late.told = true;
+        Some((late.id, late.rank))
+    }
+
+    /// Fails an operation whose deadline has passed, because of `culprit`.
+    pub(crate) fn expire(&mut self, id: OperationId, culprit: usize) {
+        self.late = None;
+        if let Some(at) = self.under.iter().position(|under| under.id == id) {
+            let under = &self.under[at];
+            let (place, limit) = (under.place(), under.limit);
+            self.fail_at(at, Fault::Error(CollectiveError::Deadline { rank: culprit, place, limit }));
+        }
     }
 
     pub(crate) fn statistics(&self) -> Statistics {

@@ -24,7 +24,7 @@ pub(crate) enum Holding<M> {
     /// Registered memory, which the engine has until the end. Without `input`, the operation is in place.
     Owned { input: Option<M>, out: Option<M> },
     /// Slices, which the caller lends to each call of [`progress`](super::Engine::progress).
-    Borrowed { in_place: bool },
+    Borrowed,
 }
 
 /// Slices that the caller lends to a call.
@@ -218,7 +218,7 @@ impl<M: DerefMut<Target = [u8]>> Under<M> {
         lent: Option<Lent<'_>>,
     ) -> Result<bool, Fault> {
         let tag = Tag { operation: self.number, step: 0, call: self.packed };
-        let borrowed = matches!(self.holding, Holding::Borrowed { .. });
+        let borrowed = matches!(self.holding, Holding::Borrowed);
         let absent = borrowed && lent.is_none();
         let (input, out) = bodies(&mut self.holding, lent);
         match &mut self.course {
@@ -323,10 +323,10 @@ fn bodies<'a, M>(holding: &'a mut Holding<M>, lent: Option<Lent<'a>>) -> (Body<'
             input.as_mut().map_or(Body::Empty, Body::Registered),
             out.as_mut().map_or(Body::Empty, Body::Registered),
         ),
-        (Holding::Borrowed { .. }, Some(lent)) => {
+        (Holding::Borrowed, Some(lent)) => {
             (lent.input.map_or(Body::Empty, Body::ReadOnly), Body::Slice(lent.out))
         }
-        (Holding::Borrowed { .. }, None) => (Body::Empty, Body::Empty),
+        (Holding::Borrowed, None) => (Body::Empty, Body::Empty),
     }
 }
 

@@ -51,6 +51,16 @@ impl<T: Pod> Buffer<T> {
         self.length == 0
     }
 
+    /// Takes the buffer apart: its memory and the number of elements.
+    pub(crate) fn into_parts(self) -> (Memory, usize) {
+        (self.memory, self.length)
+    }
+
+    /// Puts a buffer together again. `memory` has at least `length` elements.
+    pub(crate) fn from_parts(memory: Memory, length: usize) -> Self {
+        Self { memory, length, elements: PhantomData }
+    }
+
     /// Returns the memory. The elements begin at its first byte.
     pub(crate) fn memory(&self) -> &Memory {
         &self.memory

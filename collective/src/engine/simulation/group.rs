@@ -146,7 +146,7 @@ impl Rank {
         }
         let (holding, slices) = match task.hands {
             Hands::OwnedInPlace | Hands::OwnedOutOfPlace => (self.own(own, out), None),
-            _ => (Holding::Borrowed { in_place: own.is_none() }, Some((own, out))),
+            _ => (Holding::Borrowed, Some((own, out))),
         };
         match self.engine.start(&request, holding) {
             Ok(id) => self.running.push(Running { task: index, id, slices }),
@@ -229,7 +229,7 @@ impl Rank {
                 self.back.extend(input.into_iter().chain([out]));
                 bytes
             }
-            (Holding::Borrowed { .. }, Some((input, out))) => {
+            (Holding::Borrowed, Some((input, out))) => {
                 assert_eq!(input, own, "the input has changed");
                 out
             }

@@ -82,7 +82,7 @@ impl Group {
             actions += 1;
             if actions > 3_000_000 {
                 let open: Vec<_> =
-                    self.ranks.iter().map(|rank| (rank.running(), rank.engine.position().read())).collect();
+                    self.ranks.iter().map(|rank| (rank.running(), rank.engine.position())).collect();
                 panic!("no end after {actions} actions: {open:?}");
             }
         }

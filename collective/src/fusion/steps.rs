@@ -1,24 +1,23 @@
 //! The steps of a fusion, over any [`Group`]: gradients come in, buckets start, means come back.
 
-use std::collections::HashMap;
 use std::future::poll_fn;
 use std::ops::Range;
-use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Poll, Waker};
 use std::time::Instant;
 
 use prost::Message;
 
-use super::error::{FusionError, Names};
+use super::error::FusionError;
+use super::first::{First, Problem};
 use super::flight::Timed;
 use super::group::Group;
-use super::layout::{Entry, Given, Layout, List};
+use super::layout::{Given, Layout, List};
 use super::overlap::{Overlap, covered};
 use super::size::BucketSize;
 use crate::error::CollectiveError;
 use crate::reduce::Number;
 
-pub(super) struct Core<T: Number, G: Group<T>> {
+pub(super) struct Steps<T: Number, G: Group<T>> {
     group: G,
     /// The size that this rank's caller pins. Rank 0's decides.
     pin: Option<u64>,
@@ -32,15 +31,6 @@ pub(super) struct Core<T: Number, G: Group<T>> {
     committed: bool,
     total: Overlap,
     latest: Overlap,
-}
-
-/// The gradients of the first step, in the order in which they were given.
-struct First<T> {
-    by_name: HashMap<Arc<str>, usize>,
-    gradients: Vec<(Arc<str>, Vec<T>)>,
-    /// Indices of `gradients`.
-    order: Vec<usize>,
-    given: Vec<bool>,
 }
 
 /// Buckets of one size.
@@ -60,11 +50,7 @@ enum Bucket<T: Number, G: Group<T>> {
     Lost,
 }
 
-/// A gradient that was found in this step.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Index(usize);
-
-impl<T: Number, G: Group<T>> Core<T, G> {
+impl<T: Number, G: Group<T>> Steps<T, G> {
     pub(super) fn new(group: G, pin: Option<u64>) -> Self {
         Self {
             group,
@@ -114,7 +100,7 @@ impl<T: Number, G: Group<T>> Core<T, G> {
     }
 
     /// Returns the memory for a gradient, to be filled before [`ready`](Self::ready).
-    pub(super) fn slot(&mut self, name: &str, length: usize) -> Result<(Index, &mut [T]), FusionError> {
+    pub(super) fn slot(&mut self, name: &str, length: usize) -> Result<(usize, &mut [T]), FusionError> {
         match &mut self.laid {
             None => self.first.slot(name, length),
             Some(laid) => laid.slot(name, length),
@@ -122,12 +108,12 @@ impl<T: Number, G: Group<T>> Core<T, G> {
     }
 
     /// Takes a gradient as given, and starts the buckets that are full and next.
-    pub(super) fn ready(&mut self, index: Index) -> Result<(), FusionError> {
+    pub(super) fn ready(&mut self, index: usize) -> Result<(), FusionError> {
         let Some(laid) = &mut self.laid else {
             self.first.ready(index);
             return Ok(());
         };
-        for bucket in laid.given.give(&laid.layout, index.0) {
+        for bucket in laid.given.give(&laid.layout, index) {
             self.committed = true;
             laid.start(bucket, &self.group)?;
         }
@@ -165,7 +151,9 @@ impl<T: Number, G: Group<T>> Core<T, G> {
             let settled = <[u8; 8]>::try_from(&choice[..])
                 .is_ok_and(|index| self.size.settle(u64::from_le_bytes(index), self.group.rank()));
             if !settled {
-                return Err(FusionError::Ranks("rank 0's choice of a bucket size is none of the sizes".into()));
+                return Err(FusionError::Ranks(
+                    "rank 0's choice of a bucket size is none of the sizes".into(),
+                ));
             }
         }
         self.latest = step;
@@ -214,7 +202,7 @@ impl<T: Number, G: Group<T>> Core<T, G> {
             let Some(values) = first.values(&entry.name) else { continue };
             let (index, slot) = laid.slot(&entry.name, values.len())?;
             slot.copy_from_slice(values);
-            for bucket in laid.given.give(&laid.layout, index.0) {
+            for bucket in laid.given.give(&laid.layout, index) {
                 laid.start(bucket, &self.group)?;
             }
         }
@@ -233,7 +221,7 @@ impl<T: Number, G: Group<T>> Laid<T, G> {
         Ok(Self { bytes, layout, buckets, given, times: Vec::new() })
     }
 
-    fn slot(&mut self, name: &str, length: usize) -> Result<(Index, &mut [T]), FusionError> {
+    fn slot(&mut self, name: &str, length: usize) -> Result<(usize, &mut [T]), FusionError> {
         let index = self.layout.find(name, length)?;
         self.given.check(&self.layout, index)?;
         let gradient = &self.layout.gradients()[index];
@@ -241,7 +229,7 @@ impl<T: Number, G: Group<T>> Laid<T, G> {
             Bucket::Here(memory) => memory.get_mut(gradient.range.clone()),
             Bucket::UnderWay(_) | Bucket::Lost => None,
         };
-        memory.map(|memory| (Index(index), memory)).ok_or(FusionError::Unfinished)
+        memory.map(|memory| (index, memory)).ok_or(FusionError::Unfinished)
     }
 
     fn start(&mut self, bucket: usize, group: &G) -> Result<(), CollectiveError> {
@@ -259,11 +247,7 @@ impl<T: Number, G: Group<T>> Laid<T, G> {
     }
 
     /// Looks whether the operation of a bucket has ended.
-    fn look(
-        &mut self,
-        bucket: usize,
-        task: Option<&std::task::Waker>,
-    ) -> Poll<Result<(), CollectiveError>> {
+    fn look(&mut self, bucket: usize, task: Option<&Waker>) -> Poll<Result<(), CollectiveError>> {
         let Bucket::UnderWay(flight) = &mut self.buckets[bucket] else { return Poll::Ready(Ok(())) };
         let Poll::Ready((result, times)) = flight.poll(task) else { return Poll::Pending };
         self.times.push(times);
@@ -302,123 +286,6 @@ impl<T: Number, G: Group<T>> Laid<T, G> {
         match &self.buckets[gradient.bucket] {
             Bucket::Here(memory) => memory.get(range),
             Bucket::UnderWay(_) | Bucket::Lost => None,
-        }
-    }
-}
-
-impl<T> Default for First<T> {
-    fn default() -> Self {
-        Self { by_name: HashMap::new(), gradients: Vec::new(), order: Vec::new(), given: Vec::new() }
-    }
-}
-
-impl<T: Number> First<T> {
-    fn slot(&mut self, name: &str, length: usize) -> Result<(Index, &mut [T]), FusionError> {
-        let index = match self.by_name.get(name) {
-            Some(&index) if self.given[index] => return Err(FusionError::Twice { name: name.into() }),
-            Some(&index) => index,
-            None => {
-                let name: Arc<str> = name.into();
-                self.by_name.insert(Arc::clone(&name), self.gradients.len());
-                self.gradients.push((name, bytemuck::zeroed_vec(length)));
-                self.given.push(false);
-                self.gradients.len() - 1
-            }
-        };
-        let values = &mut self.gradients[index].1;
-        if values.len() != length {
-            return Err(FusionError::Length { name: name.into(), given: length, expected: values.len() });
-        }
-        Ok((Index(index), values))
-    }
-
-    fn ready(&mut self, index: Index) {
-        if !std::mem::replace(&mut self.given[index.0], true) {
-            self.order.push(index.0);
-        }
-    }
-
-    fn complete(&self) -> Result<(), FusionError> {
-        let missing: Arc<[Arc<str>]> = std::iter::zip(&self.gradients, &self.given)
-            .filter(|(_, given)| !**given)
-            .map(|((name, _), _)| Arc::clone(name))
-            .collect();
-        if missing.is_empty() { Ok(()) } else { Err(FusionError::Missing(Names(missing))) }
-    }
-
-    fn values(&self, name: &str) -> Option<&[T]> {
-        self.by_name.get(name).map(|&index| &self.gradients[index].1[..])
-    }
-
-    fn list(&self, bucket_bytes: Option<u64>) -> List {
-        let gradients = self.order.iter().map(|&index| &self.gradients[index]);
-        let entries = gradients
-            .map(|(name, values)| Entry { name: name.to_string(), elements: values.len() as u64 })
-            .collect();
-        List { bucket_bytes, entries }
-    }
-
-    /// Returns the first difference between these gradients and rank 0's.
-    fn compare(&self, list: &List) -> Option<Problem> {
-        for (at, entry) in list.entries.iter().enumerate() {
-            match self.values(&entry.name) {
-                None => return Some(Problem::Missing(at)),
-                Some(values) if values.len() as u64 != entry.elements => return Some(Problem::Length(at)),
-                Some(_) => {}
-            }
-        }
-        let theirs: std::collections::HashSet<&str> =
-            list.entries.iter().map(|entry| entry.name.as_str()).collect();
-        let extra = self.gradients.iter().find(|(name, _)| !theirs.contains(&**name));
-        extra.map(|(name, _)| Problem::Extra(Some(Arc::clone(name))))
-    }
-}
-
-/// A difference between the gradients of a rank and rank 0's list.
-#[derive(Debug)]
-enum Problem {
-    /// Indices of the list.
-    Missing(usize),
-    Length(usize),
-    /// The name, which only the rank itself knows.
-    Extra(Option<Arc<str>>),
-    Unreadable,
-}
-
-impl Problem {
-    /// Returns a number that is not 0.
-    fn code(&self) -> u64 {
-        match self {
-            Self::Missing(at) => (*at as u64) << 2 | 1,
-            Self::Length(at) => (*at as u64) << 2 | 2,
-            Self::Extra(_) => 3,
-            Self::Unreadable => 4,
-        }
-    }
-
-    fn from_code(code: u64) -> Self {
-        match code & 3 {
-            1 => Self::Missing((code >> 2) as usize),
-            2 => Self::Length((code >> 2) as usize),
-            3 => Self::Extra(None),
-            _ => Self::Unreadable,
-        }
-    }
-
-    fn describe(&self, rank: usize, list: &List) -> String {
-        let name = |at: usize| list.entries.get(at).map_or("of an unknown name", |entry| &*entry.name);
-        match self {
-            Self::Missing(at) => {
-                format!("rank {rank} did not give gradient `{}`, which rank 0 gave", name(*at))
-            }
-            Self::Length(at) => {
-                format!("rank {rank} gave gradient `{}` with another length than rank 0", name(*at))
-            }
-            Self::Extra(Some(own)) => {
-                format!("rank {rank}, this rank, gave gradient `{own}`, which rank 0 did not give")
-            }
-            Self::Extra(None) => format!("rank {rank} gave a gradient that rank 0 did not give"),
-            Self::Unreadable => format!("rank {rank} could not read rank 0's list of gradients"),
         }
     }
 }
