@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::net::TcpListener;
 use std::time::Duration;
 
-use tonic_rdma_collective::{CollectiveError, CommunicatorBuilder, Launch, Reduction};
+use tonic_rdma_collective::{CollectiveError, CommunicatorBuilder, Fusion, Launch, Reduction};
 
 use super::running::{self, Outcome, ROUNDS, default_runtime};
 
@@ -50,7 +50,6 @@ fn starts_operations_as_in_the_book() {
     on_each_rank(|_| under_way());
 }
 
-#[cfg(any())]
 #[test]
 fn fuses_as_in_the_book() {
     on_each_rank(|_| fused());
@@ -144,18 +143,19 @@ async fn under_way() -> Outcome {
     Ok(())
 }
 
-#[cfg(any())]
+#[allow(clippy::print_stdout, reason = "the book prints it")]
+#[rustfmt::skip]
 async fn fused() -> Outcome {
     let communicator = Communicator::builder().from_env()?.connect().await?;
     let (gradient_of_layer_2, length_of_layer_1) = ([0.5; 10], 1000);
     let mut fusion = Fusion::<f32>::builder(&communicator).build()?;
     for _ in 0..ROUNDS / 10 {
         let mut step = fusion.step()?;
-        step.put("layer2", &gradient_of_layer_2)?; // copied into its bucket
-        let mut layer1 = step.slot("layer1", length_of_layer_1)?; // fill it: computed in its bucket
+        step.put("layer2", &gradient_of_layer_2)?;                                    // copied into its bucket
+        let mut layer1 = step.slot("layer1", length_of_layer_1)?;                     // fill it: computed in its bucket
         layer1.fill(0.25);
         layer1.ready()?;
-        let means = step.finish().await?; // waits for what is still under way
+        let means = step.finish().await?;                                             // waits for what is still under way
         println!("{:?} {}", means.get("layer1"), means.overlap());
         assert_eq!(means.get("layer1"), Some(&[0.25; 1000][..]));
         assert_eq!(means.get("layer2"), Some(&[0.5; 10][..]));
