@@ -16,7 +16,6 @@ mod shared;
 use std::fmt;
 use std::sync::Arc;
 
-use self::operand::sealed::Operand as _;
 use self::plans::Plans;
 use self::shared::{Shared, Which};
 use crate::engine::{Call, Engine, Kind, Request};
@@ -272,7 +271,8 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        self.shared.stop();
+        // The thread lets go of what it shares with the handles.
+        self.shared.ring();
     }
 }
 

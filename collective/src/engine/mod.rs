@@ -450,12 +450,6 @@ impl<L: Lanes> Engine<L> {
         }
     }
 
-    /// Ends all operations because the connection to `rank` has ended.
-    pub(crate) fn lost(&mut self, rank: usize, reason: tonic_rdma_tensor::ChannelError) {
-        let place = self.under.front().map_or_else(|| self.idle_place(), Under::place);
-        self.fail(CollectiveError::RankLost { rank, place, reason });
-    }
-
     fn idle_place(&self) -> Place {
         Place { operation: self.numbers.group, step: 0, steps: 0 }
     }
@@ -466,6 +460,7 @@ impl<L: Lanes> Engine<L> {
     }
 
     /// Returns whether an operation has ended, so that `take` gives its result.
+    #[cfg(test)]
     pub(crate) fn is_finished(&self, id: OperationId) -> bool {
         self.finished.iter().any(|finished| finished.id == id)
     }
@@ -546,10 +541,6 @@ impl<L: Lanes> Engine<L> {
 
     pub(crate) fn lanes(&self) -> &L {
         &self.lanes
-    }
-
-    pub(crate) fn lanes_mut(&mut self) -> &mut L {
-        &mut self.lanes
     }
 
     /// Takes the memory that peers may still pull from after a failure.
