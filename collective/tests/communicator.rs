@@ -204,6 +204,7 @@ fn buffers_are_not_copied_and_slices_are_copied_once() {
 
 #[test]
 fn calls_that_differ_are_named_on_all_ranks() {
+    let all = std::sync::Barrier::new(3);
     let errors = group(3, PlanChoice::Default, |communicator, _| {
         let count = if communicator.rank() == 1 { 20 } else { 10 };
         let mut elements = vec![1.0_f32; count];
@@ -214,6 +215,7 @@ fn calls_that_differ_are_named_on_all_ranks() {
             (Ok(_), Err(failed)) => failed.into(),
             (Ok(_), Ok(())) => panic!("rank {} got a result", communicator.rank()),
         };
+        all.wait();
         error.to_string()
     });
     assert!(errors.iter().any(|error| error.contains("20 elements")), "{errors:?}");
@@ -257,6 +259,7 @@ fn a_rank_that_makes_no_call_is_named_at_the_deadline() {
 
 #[test]
 fn a_dropped_operation_on_a_slice_ends_the_group() {
+    let both = std::sync::Barrier::new(2);
     group(2, PlanChoice::Default, |communicator, _| {
         let mut elements = vec![1.0_f32; 100_000];
         if communicator.rank() == 0 {
@@ -267,5 +270,7 @@ fn a_dropped_operation_on_a_slice_ends_the_group() {
             let failed = communicator.all_reduce(&mut elements[..], Reduction::Sum).wait().unwrap_err();
             assert!(failed.to_string().contains("dropped"), "{failed}");
         }
+        // A report needs the process that makes it.
+        both.wait();
     });
 }

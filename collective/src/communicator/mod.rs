@@ -86,14 +86,18 @@ impl Communicator {
     async fn over(group: Group, settings: CommunicatorBuilder) -> Result<Self, CollectiveError> {
         let pool = MemoryPool::new(group.device(), MemoryPool::KEPT);
         let (rank, size) = (group.rank(), group.size());
-        let channels = || (0..size).map(|peer| group.channel(peer).cloned()).collect();
+        let channels: Vec<_> = (0..size).map(|peer| group.channel(peer).cloned()).collect();
         let lanes = LaneSettings::default();
         let pairs = LaneSettings { names: format!("{}/pairs", lanes.names), ..lanes.clone() };
-        let generation = group.generation();
-        let (first, second) = tokio::try_join!(
-            RemoteLanes::open(channels(), rank, &pool, generation, &lanes),
-            RemoteLanes::open(channels(), rank, &pool, generation, &pairs),
-        )?;
+        let (generation, memory) = (group.generation(), pool.clone());
+        // The lanes go on using the runtime on which they were opened, so it is not the caller's.
+        let opened = group.run(async move {
+            tokio::try_join!(
+                RemoteLanes::open(channels.clone(), rank, &memory, generation, &lanes),
+                RemoteLanes::open(channels, rank, &memory, generation, &pairs),
+            )
+        });
+        let (first, second) = opened.await?;
         let engines = [first, second].map(|lanes| {
             let pool = pool.clone();
             Engine::new(rank, size, lanes, Box::new(move |bytes| pool.take(bytes)))
