@@ -2,7 +2,7 @@
 //!
 //! A round trip is a message and its answer, so two one-way times. The best and the middle of many runs are printed, because other
 //! work on the machine makes single runs long. The numbers are those of threads that spin on cores of their own: with fewer than
-//! two cores they mean nothing.
+//! two cores they mean nothing. The memory of references does not change, so it may lie in the reader's cache.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

@@ -4,11 +4,13 @@
 mod communicator;
 pub(crate) mod engine;
 mod error;
+mod fusion;
 pub(crate) mod group;
 pub(crate) mod lane;
 mod memory;
 pub(crate) mod plan;
 mod reduce;
+mod tuner;
 
 #[doc(hidden)]
 pub mod internal;
@@ -21,3 +23,4 @@ pub use crate::group::Launch;
 pub use crate::memory::Buffer;
 pub use crate::plan::Algorithm;
 pub use crate::reduce::{Number, Reduction};
+pub use crate::tuner::{PlanRange, PlanTable, PlanTableError};

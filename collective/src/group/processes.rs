@@ -1,5 +1,7 @@
 //! Tests of groups whose ranks are processes: this test's own program, started again.
 
+#![allow(clippy::print_stdout, reason = "the figures and the skipped test are for people")]
+
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};

@@ -331,6 +331,9 @@ fn a_rank_that_does_not_take_part_is_left_out_and_is_told_so() {
     let late = groups[1].clone();
     let others = BTreeMap::from([(0, groups[0].clone()), (2, groups[2].clone())]);
     assert_eq!(block_on_all(&others), [[0, 2], [0, 2]]);
+    // Nothing failed, so that only a report tells this rank of the agreement.
+    let heard = block_on(late.failure().wait()).to_string();
+    assert!(heard.ends_with("this rank has asked for the group of the survivors"), "{heard}");
     let error = block_on(late.survivors()).unwrap_err();
     let CollectiveError::Excluded { rank: 1, reason } = error else { panic!("{error}") };
     assert!(reason.contains("later group"), "{reason}");

@@ -146,7 +146,7 @@ impl Meeting {
             Some(view) if hello.has_view() => {
                 Wire::View(ViewWire::new(self.board.clone(), ours, view, theirs))
             }
-            _ => Wire::Write(self.rings(peer, &channel).await?),
+            _ => Wire::Write(Box::new(self.rings(peer, &channel).await?)),
         };
         let Self { settings, pool, .. } = self;
         let views = settings.kind == LaneKind::Auto;

@@ -40,7 +40,7 @@ pub(super) struct Peer {
 /// The way on which messages travel.
 pub(super) enum Wire {
     View(ViewWire),
-    Write(WriteWire),
+    Write(Box<WriteWire>),
 }
 
 struct Shown {
