@@ -16,7 +16,7 @@ use layer::{Kind, Layer, Shape};
 pub(crate) use optimiser::Optimiser;
 
 /// The networks of this example.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Architecture {
     /// Two convolutions and two linear layers, 147 146 parameters: much computation for each gradient
