@@ -221,8 +221,10 @@ pub use exchange::{Offer, Request, Requested};
 pub use link::notification::Notification;
 pub use reduce::{reduce_max, reduce_max_f32, reduce_max_f64};
 pub use regions::exported::ExportedRegion;
+pub use regions::published::PublishedRegion;
 pub use regions::remote::RemoteRegion;
 pub use regions::rights::Rights;
+pub use regions::view::RegionView;
 pub use rendezvous::Held;
 pub use slots::dynamic_receiver::DynamicReceiver;
 pub use slots::dynamic_sender::DynamicSender;
@@ -235,3 +237,4 @@ pub use types::{
 };
 
 pub use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};
+pub use tonic_rdma_verbs::{OutOfBounds, WordError};

@@ -116,6 +116,7 @@ mod queue_pair;
 mod queue_pair_state;
 mod random;
 mod region;
+mod remote_view;
 mod sealed;
 mod shared_receive_queue;
 mod sync;
@@ -145,6 +146,7 @@ pub use queue_pair::{
 };
 pub use queue_pair_state::QueuePairState;
 pub use region::{Access, Lkey, LocalSegment, MemoryRegion, RemoteSegment, Rkey};
+pub use remote_view::{NoView, RemoteView};
 pub use shared_receive_queue::SharedReceiveQueue;
 pub use work::{Operation, Payload, ReceiveRequest, SendRequest};
 

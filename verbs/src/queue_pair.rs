@@ -5,7 +5,10 @@ use std::fmt::{self, Debug};
 use std::sync::Arc;
 
 use super::sealed::Sealed;
-use super::{Access, PostError, QueuePairState, ReceiveRequest, SendRequest, VerbsError};
+use super::{
+    Access, NoView, PostError, QueuePairState, ReceiveRequest, RemoteSegment, RemoteView, SendRequest,
+    VerbsError,
+};
 
 /// A reliable connected (RC) queue pair (`struct ibv_qp`). Dropping the last reference destroys it; outstanding
 /// requests then get no completion.
@@ -107,6 +110,16 @@ pub trait QueuePair: Sealed + Any + Send + Sync + Debug {
     /// completion does. The poll after that event returns no completion for the WRITE.
     fn announces_writes(&self) -> bool {
         false
+    }
+
+    /// Returns a view of `length` bytes of the peer's memory at `remote`, if this process has mapped them. This function waits for
+    /// no peer.
+    ///
+    /// # Errors
+    /// The reason why there is no view. After [`NotYet`](NoView::NotYet) a READ of the memory makes the peer offer it.
+    fn view(&self, remote: RemoteSegment, length: u64) -> Result<RemoteView, NoView> {
+        let _ = (remote, length);
+        Err(NoView::Never)
     }
 }
 

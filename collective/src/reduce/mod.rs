@@ -1,20 +1,242 @@
-//! Reductions of elements.
+//! Reductions of elements: which there are, and the loops that carry them out.
+//!
+//! A reduction takes two elements at a time. It gives the same bits for (a, b) and for (b, a), so all ranks get the same bits if
+//! they reduce in the same tree. This module does not decide on the tree: the plan does.
+//!
+//! ```text
+//!   mod      Reduction, Number, Kernel: a reduction of bytes, chosen at run time
+//!   sum_f16  the loops of one sum, by conversions of the processor
+//!   kernels  the loops over elements, compiled for several sets of vector instructions
+//!   number   the arithmetic of two elements
+//! ```
 
+mod kernels;
+mod number;
+mod sum_f16;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+use bytemuck::{cast_slice, cast_slice_mut, try_cast_slice, try_cast_slice_mut};
+use half::{bf16, f16};
 use tonic_rdma_tensor::{Dtype, Element};
 
+use self::kernels::{Max, Min, Pair, Sum};
+use self::number::{Arithmetic, Divide};
+use self::sum_f16::SumF16;
+use crate::error::CollectiveError;
+
 /// How the elements of all ranks become one.
+///
+/// Floating-point sums of more than two ranks depend on the order in which the ranks are added. This order is part of the plan, so
+/// one plan always gives the same bits. A NaN in a result is always the same quiet NaN. Sums and means of `f16` and `bf16` are
+/// computed in `f32` and rounded to 16 bits after each addition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reduction {
     /// The sum. Integers wrap around.
     Sum,
-    /// The sum, divided by the number of ranks. Only for floating-point types.
+    /// The sum, divided by the number of ranks. Only for floating-point types. The division comes last, so a sum that is too large
+    /// for the type gives infinity (an `f16` holds up to 65504).
     Mean,
-    /// The smallest. A NaN of any rank gives NaN, and −0 is smaller than +0.
+    /// The smallest. A NaN of any rank gives NaN, and −0 is smaller than +0 (`minimum` of IEEE 754-2019, § 9.6).
     Min,
-    /// The largest. A NaN of any rank gives NaN, and +0 is larger than −0.
+    /// The largest. A NaN of any rank gives NaN, and +0 is larger than −0 (`maximum` of IEEE 754-2019, § 9.6).
     Max,
 }
 
-/// A type of elements that collective operations reduce.
+impl Reduction {
+    /// Returns all reductions.
+    ///
+    /// ```
+    /// use tonic_rdma_collective::Reduction;
+    ///
+    /// assert!(Reduction::all().any(|reduction| reduction.to_string() == "sum"));
+    /// ```
+    pub fn all() -> impl Iterator<Item = Self> {
+        [Self::Sum, Self::Mean, Self::Min, Self::Max].into_iter()
+    }
+}
+
+impl fmt::Display for Reduction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Sum => "sum",
+            Self::Mean => "mean",
+            Self::Min => "min",
+            Self::Max => "max",
+        })
+    }
+}
+
+/// A type of elements that collective operations reduce: `f32`, `f64`, `f16`, `bf16`, and the integers of 8 to 64 bits.
 pub trait Number: Element + Copy + bytemuck::Pod {}
+
+macro_rules! numbers {
+    ($($number:ty),*) => { $(impl Number for $number {})* };
+}
+
+numbers!(f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
+
+/// A reduction of elements of one type, on their bytes.
+///
+/// Bytes may lie at any address. At one that does not suit the type they are copied in blocks, which is slower.
+#[derive(Clone, Copy)]
+pub struct Kernel {
+    reduction: Reduction,
+    reduce: fn(&mut [u8], &[u8]),
+    reduce_into: fn(&mut [u8], &[u8], &[u8]),
+    /// Only for a mean.
+    divide: Option<fn(&mut [u8], usize)>,
+}
+
+impl Kernel {
+    /// Returns the kernel of a reduction of elements of type `dtype`.
+    ///
+    /// # Errors
+    /// [`Argument`](CollectiveError::Argument) if elements of this type have no such reduction.
+    pub fn of(dtype: Dtype, reduction: Reduction) -> Result<Self, CollectiveError> {
+        let kernel = match dtype {
+            Dtype::F32 => Self::of_float::<f32, Sum>(reduction),
+            Dtype::F64 => Self::of_float::<f64, Sum>(reduction),
+            Dtype::F16 => Self::of_float::<f16, SumF16>(reduction),
+            Dtype::Bf16 => Self::of_float::<bf16, Sum>(reduction),
+            Dtype::I8 => Self::of_integer::<i8>(reduction),
+            Dtype::I16 => Self::of_integer::<i16>(reduction),
+            Dtype::I32 => Self::of_integer::<i32>(reduction),
+            Dtype::I64 => Self::of_integer::<i64>(reduction),
+            Dtype::U8 => Self::of_integer::<u8>(reduction),
+            Dtype::U16 => Self::of_integer::<u16>(reduction),
+            Dtype::U32 => Self::of_integer::<u32>(reduction),
+            Dtype::U64 => Self::of_integer::<u64>(reduction),
+            _ => None,
+        };
+        kernel.ok_or_else(|| {
+            CollectiveError::Argument(
+                match reduction {
+                    Reduction::Mean => format!(
+                        "elements of type {dtype} have no mean; use float32, float64, float16 or bfloat16, or the sum"
+                    ),
+                    _ => format!(
+                        "elements of type {dtype} have no reduction {reduction}; use a floating-point type of 16 to 64 \
+                         bits or an integer type"
+                    ),
+                }
+                .into(),
+            )
+        })
+    }
+
+    /// Replaces each element of `into` by its reduction with the element of `with` at the same index.
+    ///
+    /// Both have the same length, a whole number of elements. Otherwise the elements that only one of them has, and the bytes
+    /// behind the last whole element, stay as they are.
+    pub fn reduce(&self, into: &mut [u8], with: &[u8]) {
+        debug_assert_eq!(into.len(), with.len());
+        (self.reduce)(into, with);
+    }
+
+    /// Puts the reductions of the elements of `left` and `right` at the same index into `into`. Lengths as for
+    /// [`reduce`](Self::reduce).
+    pub fn reduce_into(&self, into: &mut [u8], left: &[u8], right: &[u8]) {
+        debug_assert!(into.len() == left.len() && into.len() == right.len());
+        (self.reduce_into)(into, left, right);
+    }
+
+    /// Divides each element by the number of ranks, rounded to the nearest value (ties to even), if this is a mean. Other
+    /// reductions, and means of one rank, leave the elements as they are.
+    pub fn finish(&self, into: &mut [u8], ranks: usize) {
+        if let Some(divide) = self.divide
+            && ranks > 1
+        {
+            divide(into, ranks);
+        }
+    }
+
+    /// Returns whether [`finish`](Self::finish) has something to do.
+    pub fn finishes(&self) -> bool {
+        self.divide.is_some()
+    }
+
+    fn of_float<T: Divide, S: Pair<T>>(reduction: Reduction) -> Option<Self> {
+        let kernel = match reduction {
+            Reduction::Mean => Self { divide: Some(divide_bytes::<T>), ..Self::of_pair::<T, S>(reduction) },
+            Reduction::Sum => Self::of_pair::<T, S>(reduction),
+            Reduction::Min => Self::of_pair::<T, Min>(reduction),
+            Reduction::Max => Self::of_pair::<T, Max>(reduction),
+        };
+        Some(kernel)
+    }
+
+    fn of_integer<T: Arithmetic>(reduction: Reduction) -> Option<Self> {
+        match reduction {
+            Reduction::Mean => None,
+            Reduction::Sum => Some(Self::of_pair::<T, Sum>(reduction)),
+            Reduction::Min => Some(Self::of_pair::<T, Min>(reduction)),
+            Reduction::Max => Some(Self::of_pair::<T, Max>(reduction)),
+        }
+    }
+
+    fn of_pair<T: Arithmetic, P: Pair<T>>(reduction: Reduction) -> Self {
+        Self { reduction, reduce: reduce_bytes::<T, P>, reduce_into: reduce_bytes_into::<T, P>, divide: None }
+    }
+}
+
+impl fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Kernel").field("reduction", &self.reduction).finish_non_exhaustive()
+    }
+}
+
+/// Elements of one block on the stack, for bytes at an address that does not suit the type.
+const BLOCK: usize = 256;
+
+fn reduce_bytes<T: Arithmetic, P: Pair<T>>(into: &mut [u8], with: &[u8]) {
+    let length = whole::<T>(into.len().min(with.len()));
+    let (into, with) = (&mut into[..length], &with[..length]);
+    if let (Ok(into), Ok(with)) = (try_cast_slice_mut::<u8, T>(into), try_cast_slice::<u8, T>(with)) {
+        return P::reduce(into, with);
+    }
+    let (mut one, mut two) = ([T::zeroed(); BLOCK], [T::zeroed(); BLOCK]);
+    let bytes = size_of::<T>() * BLOCK;
+    for (into, with) in into.chunks_mut(bytes).zip(with.chunks(bytes)) {
+        let elements = into.len() / size_of::<T>();
+        cast_slice_mut(&mut one[..elements]).copy_from_slice(into);
+        cast_slice_mut(&mut two[..elements]).copy_from_slice(with);
+        P::reduce(&mut one[..elements], &two[..elements]);
+        into.copy_from_slice(cast_slice(&one[..elements]));
+    }
+}
+
+fn reduce_bytes_into<T: Arithmetic, P: Pair<T>>(into: &mut [u8], left: &[u8], right: &[u8]) {
+    let length = whole::<T>(into.len().min(left.len()).min(right.len()));
+    let (into, left, right) = (&mut into[..length], &left[..length], &right[..length]);
+    if let (Ok(into), Ok(left), Ok(right)) =
+        (try_cast_slice_mut::<u8, T>(into), try_cast_slice::<u8, T>(left), try_cast_slice::<u8, T>(right))
+    {
+        return P::reduce_into(into, left, right);
+    }
+    into.copy_from_slice(left);
+    reduce_bytes::<T, P>(into, right);
+}
+
+fn divide_bytes<T: Divide>(into: &mut [u8], ranks: usize) {
+    let length = whole::<T>(into.len());
+    let into = &mut into[..length];
+    if let Ok(into) = try_cast_slice_mut::<u8, T>(into) {
+        return kernels::divide(into, ranks);
+    }
+    let mut block = [T::zeroed(); BLOCK];
+    for into in into.chunks_mut(size_of::<T>() * BLOCK) {
+        let elements = into.len() / size_of::<T>();
+        cast_slice_mut(&mut block[..elements]).copy_from_slice(into);
+        kernels::divide(&mut block[..elements], ranks);
+        into.copy_from_slice(cast_slice(&block[..elements]));
+    }
+}
+
+/// Returns the number of bytes of the whole elements in `bytes` bytes.
+fn whole<T>(bytes: usize) -> usize {
+    bytes - bytes % size_of::<T>()
+}

@@ -42,6 +42,13 @@ const TARGETS: &[Target] = &[
         descriptors: false,
     },
     Target {
+        protos: &["group.proto"],
+        include: "collective/proto",
+        folder: "collective/src/group/proto",
+        codec: Codec::Tonic,
+        descriptors: false,
+    },
+    Target {
         protos: &["greeter.proto", "parameters.proto", "placement.proto", "tensors.proto", "transfer.proto"],
         include: "proto",
         folder: "proto/generated/src",

@@ -1,5 +1,6 @@
 //! Copies between a region here and a region of the peer: writes and reads, of one range or of many blocks.
 
+use std::io::IoSlice;
 use std::ops::{Bound, RangeBounds};
 use std::sync::{Arc, Weak};
 
@@ -156,6 +157,62 @@ impl<'a> RegionWrite<'a> {
     pub fn blocks_from(self, region: MemRegion, blocks: &[BlockCopy]) -> Memcpy {
         self.target.start(region, blocks, TransferKind::Write, self.notify)
     }
+
+    /// Writes `parts`, one after the other, inline: the device copies the bytes before this function returns, so they need no
+    /// region. Use it for small messages. All parts together have at most [`Channel::max_inline`](crate::Channel::max_inline) bytes.
+    /// Nothing reports the end of the write. Later operations of this channel on the peer's memory happen after it.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use std::io::IoSlice;
+    /// # use tonic_rdma_tensor::{RdmaDevice, Rights};
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let mailbox = server.export("mailbox", server.allocate(4096)?, Rights::WRITE)?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// let remote = channel.region("mailbox").await?;
+    /// let parts = [IoSlice::new(b"step "), IoSlice::new(b"17")];
+    /// channel.write(&remote).at(64).notify(true).bytes(&parts)?;
+    ///
+    /// mailbox.notice().await?; // at the peer: the bytes are there
+    /// let mut text = [0; 7];
+    /// mailbox.memory().copy_out(64, &mut text)?;
+    /// assert_eq!(&text, b"step 17");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Nothing was written, and no notice goes to the peer:
+    /// - [`Busy`](ChannelError::Busy) if the queue is full, or other operations wait for it. Try again after a
+    ///   [poll](crate::Channel::poll).
+    /// - [`Local`](ChannelError::Local), with the limit, if there are more bytes than the device takes inline.
+    /// - [`NotPermitted`](ChannelError::NotPermitted) without the right to write, [`OutOfRange`](ChannelError::OutOfRange) if the
+    ///   bytes do not lie within the peer's region, and other errors if the remote region belongs to another link, or the link has
+    ///   failed.
+    pub fn bytes(self, parts: &[IoSlice<'_>]) -> Result<(), ChannelError> {
+        let Target { link, port, remote, offset } = self.target;
+        link.check()?;
+        self.target.check_right(TransferKind::Write)?;
+        let length = parts.iter().map(|part| part.len()).fold(0, usize::saturating_add);
+        let limit = link.port(port).inline();
+        if length > limit {
+            let name = remote.name();
+            return Err(ChannelError::local(format!(
+                "{length} bytes for the region {name:?}, but a write takes at most {limit} bytes inline: use a region"
+            )));
+        }
+        let place = remote.at(offset, length as u64)?;
+        if !self.notify {
+            return link.port(port).write_now(parts, place, None);
+        }
+        // The lock is held until the notice is in the queue, so that counts are written in order.
+        let mut notices = lock(&remote.shared.notices);
+        link.write_noticed(parts, place, &remote.shared.pair, *notices + 1, port)?;
+        *notices += 1;
+        Ok(())
+    }
 }
 
 impl<'a> RegionRead<'a> {
@@ -228,6 +285,18 @@ impl Target<'_> {
         blocks: &[BlockCopy],
         kind: TransferKind,
     ) -> Result<CopyRanges, ChannelError> {
+        self.check_right(kind)?;
+        match blocks {
+            [block] => Ok(CopyRanges::One(self.check_block(region, block)?)),
+            blocks => {
+                let blocks = blocks.iter().map(|block| self.check_block(region, block));
+                Ok(CopyRanges::Many(blocks.collect::<Result<_, _>>()?))
+            }
+        }
+    }
+
+    /// Fails if the region is one of another link, or the peer does not allow the operation.
+    fn check_right(&self, kind: TransferKind) -> Result<(), ChannelError> {
         let remote = self.remote;
         if !Arc::ptr_eq(&remote.shared.link, self.link) {
             return Err(ChannelError::local(format!("{:?} is a region of another link", remote.name())));
@@ -239,13 +308,7 @@ impl Target<'_> {
         if !allowed {
             return Err(ChannelError::NotPermitted { what, name: Arc::clone(&remote.shared.name) });
         }
-        match blocks {
-            [block] => Ok(CopyRanges::One(self.check_block(region, block)?)),
-            blocks => {
-                let blocks = blocks.iter().map(|block| self.check_block(region, block));
-                Ok(CopyRanges::Many(blocks.collect::<Result<_, _>>()?))
-            }
-        }
+        Ok(())
     }
 
     fn check_block(

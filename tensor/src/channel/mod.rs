@@ -3,6 +3,7 @@
 mod attach;
 pub(crate) mod copy;
 pub(crate) mod memcpy;
+mod view;
 
 use std::fmt;
 use std::sync::Arc;
@@ -49,6 +50,11 @@ impl Channel {
     /// Returns how each end learns of arrivals.
     pub fn notification(&self) -> Notification {
         self.link.notification()
+    }
+
+    /// Returns the number of bytes that [`RegionWrite::bytes`] takes at most.
+    pub fn max_inline(&self) -> usize {
+        self.link.port(self.port).inline()
     }
 
     /// Returns whether the link to the peer still stands, as far as this end knows.

@@ -4,6 +4,7 @@ use crate::device::RdmaDevice;
 use crate::error::ChannelError;
 use crate::name::check_name;
 use crate::regions::exported::ExportedRegion;
+use crate::regions::published::PublishedRegion;
 use crate::regions::rights::Rights;
 use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};
 
@@ -62,5 +63,33 @@ impl RdmaDevice {
         let exported = ExportedRegion::new(check_name(name)?, memory, rights);
         self.shared.offer(check_name(name)?, exported.offered())?;
         Ok(exported)
+    }
+    /// Offers `region` to all peers of this device under `name`, for reading only. The owner keeps the region as a slice: peers never
+    /// write it. A peer attaches by [`Channel::region`](crate::Channel::region), and reads by [`Channel::read`](crate::Channel::read)
+    /// or by a [view](crate::Channel::view).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma_tensor::RdmaDevice;
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// let mut gradients = server.publish("gradients", server.allocate(4096)?)?;
+    /// gradients.fill(7); // it is a `&mut [u8]`
+    ///
+    /// let remote = channel.region("gradients").await?;
+    /// let region = channel.read(&remote).into(worker.allocate(4096)?, ..).await?;
+    /// assert!(region.iter().all(|&byte| byte == 7));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The errors of [`export`](Self::export).
+    pub fn publish(&self, name: &str, region: MemRegion) -> Result<PublishedRegion, ChannelError> {
+        let published = PublishedRegion::new(check_name(name)?, region);
+        self.shared.offer(check_name(name)?, published.offered())?;
+        Ok(published)
     }
 }

@@ -41,7 +41,7 @@ use crate::lock::lock;
 use crate::memory::landing::Landing;
 use crate::wire::tensor_frame::Frame;
 use tonic_rdma::internal::{Observation, Queue, may_spin};
-use tonic_rdma_verbs::internal::{Grant, Notice, Transfer, TransferKind};
+use tonic_rdma_verbs::internal::{Grant, Notice, RegionLoan, Transfer, TransferKind};
 use tonic_rdma_verbs::memory::{Lease, SharedRegion};
 use tonic_rdma_verbs::{Access, ProtectionDomain, RemoteSegment};
 
@@ -121,6 +121,11 @@ impl Link {
         access: Access,
     ) -> Result<Grant, ChannelError> {
         Grant::of_part(&*self.domain, memory, range, access).map_err(ChannelError::memory)
+    }
+
+    /// Gives the peer the right to read a lent region.
+    pub(crate) fn grant_loan(&self, loan: &RegionLoan) -> Result<Grant, ChannelError> {
+        Grant::of_loan(&*self.domain, loan).map_err(ChannelError::memory)
     }
 
     /// Gives the peer the right to read the memory of `lease`.
@@ -390,6 +395,38 @@ impl Link {
             Notification::Message => {
                 port.submit(transfer, length, TransferKind::Write)?;
                 port.send_frame(&Frame::Placed { slot, epoch })
+            }
+        }
+    }
+
+    /// Writes `parts` to a place of the peer, inline, and brings `epoch` to `pair` of the peer behind them. The caller's memory is
+    /// free when this returns.
+    ///
+    /// # Errors
+    /// There is no room, so nothing was written; or the link has failed.
+    pub(crate) fn write_noticed(
+        &self,
+        parts: &[IoSlice<'_>],
+        remote: RemoteSegment,
+        pair: &WordPair,
+        epoch: u64,
+        port: u32,
+    ) -> Result<(), ChannelError> {
+        let (slot, its_port) = (pair.peer_number(), self.port(port));
+        match self.notification {
+            Notification::Word => {
+                let Some(word) = self.peer_words.count(slot) else {
+                    return Err(self.fail(self.violation("it has no such words")));
+                };
+                its_port.write_now(parts, remote, None)?;
+                // The bytes are on their way, so the count waits for room if it has to.
+                its_port.write_small(&[IoSlice::new(&epoch.to_ne_bytes())], word, None)?;
+                self.ring_sleeper(pair, epoch, port)
+            }
+            Notification::Immediate => its_port.write_now(parts, remote, Some(slot)),
+            Notification::Message => {
+                its_port.write_now(parts, remote, None)?;
+                its_port.send_frame(&Frame::Placed { slot, epoch })
             }
         }
     }

@@ -212,6 +212,48 @@ impl Port {
         }
     }
 
+    /// Writes `slices`, one after the other, to a place of the peer, if that needs no wait. The caller's memory is free when this
+    /// returns, and no token reports the end of the write.
+    ///
+    /// # Errors
+    /// [`Busy`](ChannelError::Busy) if the queue has no room, other operations wait for it, or the peer has no receive for the
+    /// immediate data. Nothing was written.
+    pub(crate) fn write_now(
+        &self,
+        slices: &[IoSlice<'_>],
+        remote: RemoteSegment,
+        immediate: Option<u32>,
+    ) -> Result<(), ChannelError> {
+        let data = Payload::Inline(slices);
+        let length = data.length();
+        let operation = Operation::Write { data, remote, immediate };
+        self.make_room();
+        let mut guard = lock(&self.state);
+        let state = &mut *guard;
+        let Some(flights) = &mut state.flights else {
+            drop(guard);
+            return Err(self.fault());
+        };
+        let requests = flights.queue_pair().capacity().send_requests as usize;
+        if immediate.is_some() && !state.credits.may_send() {
+            return Err(ChannelError::Busy(requests));
+        }
+        let posted = flights.post_now(|number| self.id(number), operation);
+        self.crowded.store(flights.is_crowded(), Ordering::Relaxed);
+        if immediate.is_some() && matches!(posted, Ok(true)) {
+            state.credits.sent();
+        }
+        drop(guard);
+        match posted {
+            Ok(true) => {
+                self.written.fetch_add(length, Ordering::Relaxed);
+                Ok(())
+            }
+            Ok(false) => Err(ChannelError::Busy(requests)),
+            Err(error) => Err(self.fail(ChannelError::local(error))),
+        }
+    }
+
     /// Sends a frame, or keeps the frame until the peer has a receive for it.
     pub(crate) fn send_frame(&self, frame: &Frame<'_>) -> Result<(), ChannelError> {
         let mut buffer = [0; MAX_FRAME];

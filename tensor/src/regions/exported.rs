@@ -23,7 +23,7 @@ use crate::link::word_pair::{Arrivals, PairOwner, WordPair};
 use crate::link::{Link, LinkId};
 use crate::lock::lock;
 use crate::regions::rights::Rights;
-use tonic_rdma_verbs::internal::{Grant, RemotePlace};
+use tonic_rdma_verbs::internal::{Grant, RegionLoan, RemotePlace};
 use tonic_rdma_verbs::memory::MemRegion;
 use tonic_rdma_verbs::memory::SharedRegion;
 
@@ -39,7 +39,7 @@ pub struct ExportedRegion {
 pub(crate) struct Export {
     name: Arc<str>,
     /// `None` once the region is withdrawn.
-    memory: Mutex<Option<SharedRegion>>,
+    memory: Mutex<Option<ExportedMemory>>,
     length: u64,
     rights: Rights,
     /// The peers that attached, and their rights. An entry is removed when its link ends.
@@ -51,6 +51,15 @@ pub(crate) struct Export {
     left: AtomicU64,
     /// Notified when a peer attaches or is lost.
     changed: Notify,
+}
+
+/// The memory of an exported region.
+#[derive(Clone, Debug)]
+pub(crate) enum ExportedMemory {
+    /// Memory that peers may write, or that several parts of this process use.
+    Shared(SharedRegion),
+    /// Memory that peers only read.
+    Lent(RegionLoan),
 }
 
 struct AttachedPeer {
@@ -65,17 +74,8 @@ struct AttachedPeer {
 impl ExportedRegion {
     /// Makes a region to be offered under `name`.
     pub(crate) fn new(name: Arc<str>, memory: SharedRegion, rights: Rights) -> Self {
-        let export = Arc::new(Export {
-            name,
-            length: memory.len() as u64,
-            memory: Mutex::new(Some(memory.clone())),
-            rights,
-            attached: Mutex::default(),
-            lost: Mutex::default(),
-            notices: AtomicU64::new(0),
-            left: AtomicU64::new(0),
-            changed: Notify::new(),
-        });
+        let length = memory.len() as u64;
+        let export = Export::new(name, ExportedMemory::Shared(memory.clone()), length, rights);
         Self { export, memory }
     }
 
@@ -138,17 +138,7 @@ impl ExportedRegion {
 
 impl Drop for ExportedRegion {
     fn drop(&mut self) {
-        let (memory, attached) = {
-            let mut attached = lock(&self.export.attached);
-            // `attach` looks at the memory under this lock, so from here on no peer can attach.
-            (lock(&self.export.memory).take(), std::mem::take(&mut *attached))
-        };
-        drop(memory);
-        for it in attached.into_values() {
-            if let Some(link) = it.link.upgrade() {
-                link.remove_pair(&it.pair);
-            }
-        }
+        self.export.withdraw();
     }
 }
 
@@ -159,6 +149,41 @@ impl AttachedPeer {
 }
 
 impl Export {
+    /// Makes the export of a region of `length` bytes.
+    pub(crate) fn new(name: Arc<str>, memory: ExportedMemory, length: u64, rights: Rights) -> Arc<Self> {
+        Arc::new(Self {
+            name,
+            length,
+            memory: Mutex::new(Some(memory)),
+            rights,
+            attached: Mutex::default(),
+            lost: Mutex::default(),
+            notices: AtomicU64::new(0),
+            left: AtomicU64::new(0),
+            changed: Notify::new(),
+        })
+    }
+
+    /// Returns the name of the region.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Gives up the memory, and takes the rights of all peers away.
+    pub(crate) fn withdraw(&self) {
+        let (memory, attached) = {
+            let mut attached = lock(&self.attached);
+            // `attach` looks at the memory under this lock, so from here on no peer can attach.
+            (lock(&self.memory).take(), std::mem::take(&mut *attached))
+        };
+        drop(memory);
+        for it in attached.into_values() {
+            if let Some(link) = it.link.upgrade() {
+                link.remove_pair(&it.pair);
+            }
+        }
+    }
+
     /// Returns a wait for the next notice of each peer.
     ///
     /// # Errors
@@ -229,7 +254,10 @@ impl Export {
         let Some(memory) = lock(&self.memory).clone() else {
             return Err(ChannelError::local(format!("the region {:?} was withdrawn", self.name)));
         };
-        let grant = link.grant(&memory, 0..memory.len(), self.rights.access())?;
+        let grant = match &memory {
+            ExportedMemory::Shared(memory) => link.grant(memory, 0..memory.len(), self.rights.access())?,
+            ExportedMemory::Lent(loan) => link.grant_loan(loan)?,
+        };
         let owner: Weak<dyn PairOwner> = Arc::downgrade(&(Arc::clone(self) as Arc<dyn PairOwner>));
         let pair = link.add_pair(|number| WordPair::new(number, peer_pair, Arrivals::Count, owner))?;
         let (number, place) = (pair.number(), grant.place());

@@ -8,11 +8,13 @@
 //!
 //! The caller checks the copied bytes, not the shared memory.
 
+mod pieces;
 #[cfg(any(test, miri, not(target_arch = "x86_64")))]
 mod volatile;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod x86_64;
 
+pub(crate) use pieces::for_each_piece;
 #[cfg(any(miri, not(target_arch = "x86_64")))]
 use volatile as machine;
 #[cfg(all(target_arch = "x86_64", not(miri)))]

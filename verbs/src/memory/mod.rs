@@ -58,7 +58,7 @@ pub(crate) mod machinery {
         TransferLimits,
     };
     pub use super::pool::find_sendable;
-    pub use super::region::{Grant, RemotePlace};
+    pub use super::region::{Grant, LentRegion, RegionLoan, RemotePlace};
     pub use super::registrations::{LocalRegistrations, SlabRegistrations};
     pub use super::sites::unsent::sent_slices;
 }

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::super::pieces::Lease;
+use super::lent::RegionLoan;
 use super::shared::SharedRegion;
 use crate::{Access, MemoryRegion, ProtectionDomain, RemoteSegment, VerbsError};
 
@@ -22,6 +23,7 @@ pub struct Grant {
 #[derive(Debug)]
 enum GrantedMemory {
     Shared(#[expect(dead_code, reason = "held for its drop")] SharedRegion),
+    Lent(#[expect(dead_code, reason = "held for its drop")] RegionLoan),
     Frozen(#[expect(dead_code, reason = "held for its drop")] Lease),
 }
 
@@ -81,6 +83,18 @@ impl Grant {
         let access = if writes { access | Access::LOCAL_WRITE } else { access };
         let registered = domain.register_range(memory, start..end, access)?;
         Ok(Self::new(registered, address, part.len(), GrantedMemory::Shared(shared.clone())))
+    }
+
+    /// Grants the peer of `domain` the right to read all of a lent region.
+    ///
+    /// # Errors
+    /// The device can't register the memory.
+    pub fn of_loan(domain: &dyn ProtectionDomain, loan: &RegionLoan) -> Result<Self, VerbsError> {
+        let region = loan.region();
+        let memory = Arc::clone(region.mapped().memory());
+        let address = memory.address() + region.range().start as u64;
+        let registered = domain.register_range(memory, region.range(), Access::REMOTE_READ)?;
+        Ok(Self::new(registered, address, region.len(), GrantedMemory::Lent(loan.clone())))
     }
 
     /// Grants the peer of `domain` the right to read the bytes of `lease`.

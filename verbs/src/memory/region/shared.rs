@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::owned::MemRegion;
+use crate::copy::for_each_piece;
 use crate::{OutOfBounds, WordError};
 
 /// A region that peers may read or write if they have a grant. Clones share one memory.
@@ -67,25 +68,13 @@ impl SharedRegion {
     ///
     /// # Errors
     /// The range is not within the region. `then` was not called.
-    pub fn for_each_piece(
-        &self,
-        range: Range<usize>,
-        mut then: impl FnMut(&[u8]),
-    ) -> Result<(), OutOfBounds> {
-        /// Bytes of a piece, which fit the first-level cache together with the data of `then`.
-        const PIECE: usize = 8 << 10;
-        #[repr(align(64))]
-        struct Piece([u8; PIECE]);
+    pub fn for_each_piece(&self, range: Range<usize>, then: impl FnMut(&[u8])) -> Result<(), OutOfBounds> {
         let length = range.end.saturating_sub(range.start);
         self.at(range.start, length)?;
-        let mut piece = Piece([0; PIECE]);
-        let mut done = 0;
-        while done < length {
-            let count = PIECE.min(length - done);
-            self.copy_out(range.start + done, &mut piece.0[..count])?;
-            then(&piece.0[..count]);
-            done += count;
-        }
+        let start = self.region.as_ptr().wrapping_add(range.start);
+        // SAFETY: the range lies in the region, which keeps the mapping alive. Peers and threads may write there at the same time,
+        // as `for_each_piece` allows. No `&mut` reference exists, because a shared region lends out no bytes.
+        unsafe { for_each_piece(start, length, then) };
         Ok(())
     }
 

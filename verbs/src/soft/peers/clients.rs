@@ -39,7 +39,8 @@ impl Default for Bounds {
 /// A connection.
 #[derive(Debug)]
 pub(crate) struct Client {
-    pub(crate) socket: Received,
+    /// An answer that waits may refer to the socket, too.
+    pub(crate) socket: Arc<Received>,
     pub(crate) memory: ClientMemory,
     identity: Identity,
     proven: bool,
@@ -104,7 +105,7 @@ impl Clients {
     pub(crate) fn insert(&mut self, token: u64, socket: Received, identity: Identity) {
         let is_shared = identity.level == Level::User;
         let memory = ClientMemory { is_shared, segments: Arc::default(), event_ends: Arc::default() };
-        self.clients.insert(token, Client { socket, memory, identity, proven: false });
+        self.clients.insert(token, Client { socket: Arc::new(socket), memory, identity, proven: false });
     }
 
     /// Makes sure that fewer than `bound` of the connections that `counts` selects are left.

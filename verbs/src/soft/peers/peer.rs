@@ -183,6 +183,20 @@ impl Peer {
         }
     }
 
+    /// Tells the peer that its segment `id` is not mapped any more. Does not wait. If the socket is full, the peer keeps the charge
+    /// until it leaves.
+    pub(crate) fn say_unmapped(&self, id: u64) {
+        self.say_by_any(Object::Unmapped { id });
+    }
+
+    /// Sends a request without a reply by any connection to the peer, because the first one may be gone.
+    fn say_by_any(&self, object: Object) {
+        let users: Vec<_> = lock(&self.users).values().filter_map(Weak::upgrade).collect();
+        if let Some(address) = users.iter().find_map(|user| user.peer_address()) {
+            let _ = self.say(&address, object, None);
+        }
+    }
+
     /// Sends a request without a reply. Does not wait.
     pub(crate) fn say(
         &self,
@@ -240,12 +254,8 @@ impl MemoryUser for Peer {
         if !self.offers.withdraw(id) {
             return;
         }
-        // Any connection to the peer will do: the one that the offer named may be gone.
-        let users: Vec<_> = lock(&self.users).values().filter_map(Weak::upgrade).collect();
-        if let Some(address) = users.iter().find_map(|user| user.peer_address()) {
-            // If the socket is full, the peer keeps the segment until this process leaves.
-            let _ = self.say(&address, Object::Withdraw { id }, None);
-        }
+        // If the socket is full, the peer keeps the segment until this process leaves.
+        self.say_by_any(Object::Withdraw { id });
     }
 }
 

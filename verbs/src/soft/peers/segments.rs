@@ -1,10 +1,16 @@
 //! The segments of a peer that this process has mapped for reading, within bounds.
+//!
+//! A view of a segment keeps it mapped when the peer takes it back. The peer learns that the segment is unmapped when the last view is
+//! gone, so that the peer's charges last as long as the mapping.
 
 use std::collections::HashMap;
+use std::ops::Deref;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 
+use super::message::{self, Answer, Reply};
+use super::received::Received;
 use crate::soft::shared::mapping::Mapping;
 use crate::sync::lock;
 
@@ -21,32 +27,81 @@ static MAPPED: AtomicUsize = AtomicUsize::new(0);
 /// The segments of a peer.
 #[derive(Debug, Default)]
 pub(crate) struct Segments {
-    mapped: Mutex<HashMap<u64, Counted>>,
+    known: Mutex<Known>,
+    usage: Arc<Usage>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    /// The segments that the peer offers.
+    offered: HashMap<u64, Arc<Segment>>,
+    /// The number of views of each segment that has any.
+    viewed: HashMap<u64, usize>,
+    /// The answer that the peer gets when no view is left.
+    leave: Option<LeaveAnswer>,
+}
+
+/// The number of mapped segments of a peer, and their bytes.
+#[derive(Debug, Default)]
+struct Usage {
+    segments: AtomicUsize,
     bytes: AtomicU64,
 }
 
-/// A mapping that counts against the limit of all peers.
+/// A mapped segment. It counts against the limits until it is unmapped.
 #[derive(Debug)]
-struct Counted(Arc<Mapping>);
+pub(crate) struct Segment {
+    mapping: Mapping,
+    usage: Arc<Usage>,
+}
 
-impl Drop for Counted {
+/// The answer to a peer that leaves: none of its segments is mapped any more.
+#[derive(Debug)]
+pub(crate) struct LeaveAnswer {
+    pub(crate) socket: Weak<Received>,
+    pub(crate) sequence: u64,
+}
+
+impl LeaveAnswer {
+    fn send(self) {
+        let Some(socket) = self.socket.upgrade() else { return };
+        let reply = Reply { sequence: self.sequence, answer: Answer::Object };
+        if message::send_reply(&*socket, &reply, &[]).is_err() {
+            // The peer takes the end of the connection for the answer.
+            let _ = rustix::net::shutdown(&*socket, rustix::net::Shutdown::Both);
+        }
+    }
+}
+
+impl Deref for Segment {
+    type Target = Mapping;
+
+    fn deref(&self) -> &Mapping {
+        &self.mapping
+    }
+}
+
+impl Drop for Segment {
     fn drop(&mut self) {
         MAPPED.fetch_sub(1, Relaxed);
+        self.usage.segments.fetch_sub(1, Relaxed);
+        self.usage.bytes.fetch_sub(self.mapping.length(), Relaxed);
     }
 }
 
 impl Segments {
     /// Maps a segment that the peer offers. Returns whether it is mapped.
     pub(crate) fn map(&self, id: u64, length: u64, fd: &impl AsFd) -> bool {
-        let mut mapped = lock(&self.mapped);
-        if mapped.contains_key(&id) {
+        let mut known = lock(&self.known);
+        if known.offered.contains_key(&id) {
             return true;
         }
-        let bytes = self.bytes.load(Relaxed).saturating_add(length);
-        if mapped.len() >= MOST || bytes > MOST_BYTES || MAPPED.load(Relaxed) >= MOST_OF_ALL {
+        let Usage { segments, bytes } = &*self.usage;
+        let (count, bytes) = (segments.load(Relaxed), bytes.load(Relaxed).saturating_add(length));
+        if count >= MOST || bytes > MOST_BYTES || MAPPED.load(Relaxed) >= MOST_OF_ALL {
             crate::throttled!(
                 warn,
-                segments = mapped.len(),
+                segments = count,
                 bytes,
                 "a peer offers more memory than this process maps: its data goes through the ring"
             );
@@ -55,8 +110,9 @@ impl Segments {
         match Mapping::import(fd, length) {
             Ok(mapping) => {
                 MAPPED.fetch_add(1, Relaxed);
-                self.bytes.store(bytes, Relaxed);
-                mapped.insert(id, Counted(Arc::new(mapping)));
+                self.usage.segments.fetch_add(1, Relaxed);
+                self.usage.bytes.fetch_add(mapping.length(), Relaxed);
+                known.offered.insert(id, Arc::new(Segment { mapping, usage: Arc::clone(&self.usage) }));
                 true
             }
             Err(error) => {
@@ -66,24 +122,57 @@ impl Segments {
         }
     }
 
-    /// Unmaps segment `id`, as soon as no thread copies from it.
-    pub(crate) fn unmap(&self, id: u64) {
-        let mut mapped = lock(&self.mapped);
-        if let Some(gone) = mapped.remove(&id) {
-            self.bytes.fetch_sub(gone.0.length(), Relaxed);
+    /// Forgets segment `id`, which is unmapped as soon as no thread copies from it. Returns false if views keep it mapped:
+    /// [`end_view`](Self::end_view) then says when the last of them is gone.
+    pub(crate) fn unmap(&self, id: u64) -> bool {
+        let mut known = lock(&self.known);
+        known.offered.remove(&id);
+        !known.viewed.contains_key(&id)
+    }
+
+    /// Forgets all segments. Sends the peer `answer` when no view keeps one of them mapped.
+    pub(crate) fn unmap_all(&self, answer: LeaveAnswer) {
+        let mut known = lock(&self.known);
+        known.offered.clear();
+        if known.viewed.is_empty() {
+            drop(known);
+            answer.send();
+        } else {
+            known.leave = Some(answer);
         }
     }
 
-    /// Unmaps all segments.
-    pub(crate) fn unmap_all(&self) {
-        let mut mapped = lock(&self.mapped);
-        mapped.clear();
-        self.bytes.store(0, Relaxed);
+    /// Returns segment `id`, if it is mapped.
+    pub(crate) fn find(&self, id: u64) -> Option<Weak<Segment>> {
+        lock(&self.known).offered.get(&id).map(Arc::downgrade)
     }
 
-    /// Returns segment `id`, if it is mapped.
-    pub(crate) fn find(&self, id: u64) -> Option<Weak<Mapping>> {
-        lock(&self.mapped).get(&id).map(|mapping| Arc::downgrade(&mapping.0))
+    /// Returns segment `id` for a view, if it is mapped. The caller ends the view by [`end_view`](Self::end_view).
+    pub(crate) fn begin_view(&self, id: u64) -> Option<Arc<Segment>> {
+        let mut known = lock(&self.known);
+        let segment = Arc::clone(known.offered.get(&id)?);
+        *known.viewed.entry(id).or_default() += 1;
+        Some(segment)
+    }
+
+    /// Ends a view of segment `id`. Returns whether the peer is to be told that the segment is unmapped now.
+    pub(crate) fn end_view(&self, id: u64, segment: Arc<Segment>) -> bool {
+        // This may unmap the segment. It comes first, because the peer may be told afterwards.
+        drop(segment);
+        let mut known = lock(&self.known);
+        let Some(count) = known.viewed.get_mut(&id) else { return false };
+        *count -= 1;
+        if *count > 0 {
+            return false;
+        }
+        known.viewed.remove(&id);
+        let unmapped = !known.offered.contains_key(&id);
+        let answer = if known.viewed.is_empty() { known.leave.take() } else { None };
+        drop(known);
+        if let Some(answer) = answer {
+            answer.send();
+        }
+        unmapped
     }
 }
 
@@ -102,6 +191,50 @@ mod tests {
         Received::new(memory.shared_fd().unwrap().as_fd().try_clone_to_owned().unwrap())
     }
 
+    /// Returns an answer to a peer whose connection is gone.
+    fn unheard() -> LeaveAnswer {
+        LeaveAnswer { socket: Weak::new(), sequence: 0 }
+    }
+
+    #[test]
+    fn a_view_keeps_its_segment_mapped_and_counted() {
+        let (segments, fd) = (Segments::default(), page());
+        assert!(segments.begin_view(1).is_none(), "not mapped");
+        assert!(segments.map(1, 4096, &fd) && segments.map(2, 4096, &fd));
+        let (first, second) = (segments.begin_view(1).unwrap(), segments.begin_view(1).unwrap());
+        assert!(segments.unmap(2), "no view of this one");
+        assert!(!segments.unmap(1) && segments.find(1).is_none());
+        assert_eq!(segments.usage.bytes.load(Relaxed), 4096);
+        assert!(!segments.end_view(1, first), "there is another view");
+        assert!(segments.end_view(1, second));
+        assert_eq!(segments.usage.bytes.load(Relaxed), 0);
+        // A view that ends while the peer offers the segment needs no word.
+        assert!(segments.map(3, 4096, &fd));
+        let view = segments.begin_view(3).unwrap();
+        assert!(!segments.end_view(3, view) && segments.unmap(3));
+    }
+
+    /// A peer that leaves hears that its memory is unmapped when the last view is gone.
+    #[test]
+    fn a_peer_that_leaves_is_answered_after_the_last_view() {
+        let flags = rustix::net::SocketFlags::CLOEXEC | rustix::net::SocketFlags::NONBLOCK;
+        let (family, kind) = (rustix::net::AddressFamily::UNIX, rustix::net::SocketType::SEQPACKET);
+        let (ours, theirs) = rustix::net::socketpair(family, kind, flags, None).unwrap();
+        let ours = Arc::new(Received::new(ours));
+        let answer = |sequence| LeaveAnswer { socket: Arc::downgrade(&ours), sequence };
+        let (segments, fd) = (Segments::default(), page());
+        assert!(segments.map(1, 4096, &fd) && segments.map(2, 4096, &fd));
+        let (first, second) = (segments.begin_view(1).unwrap(), segments.begin_view(2).unwrap());
+        segments.unmap_all(answer(7));
+        assert!(message::receive_reply(&theirs).is_err(), "views are left");
+        segments.end_view(1, first);
+        assert!(message::receive_reply(&theirs).is_err(), "a view is left");
+        segments.end_view(2, second);
+        assert_eq!(message::receive_reply(&theirs).unwrap().0, Reply { sequence: 7, answer: Answer::Object });
+        segments.unmap_all(answer(8));
+        assert_eq!(message::receive_reply(&theirs).unwrap().0.sequence, 8);
+    }
+
     #[test]
     fn a_peer_has_a_limited_number_of_segments() {
         let (segments, other, fd) = (Segments::default(), Segments::default(), page());
@@ -113,7 +246,7 @@ mod tests {
         assert!(segments.find(7).is_none());
         // A refusal is not permanent.
         assert!(segments.map(MOST as u64, 4096, &fd));
-        segments.unmap_all();
+        segments.unmap_all(unheard());
         assert!(segments.find(8).is_none());
         assert!((0..MOST as u64).all(|id| segments.map(id, 4096, &fd)));
     }
@@ -124,7 +257,7 @@ mod tests {
         assert!(segments.map(1, 4096, &fd));
         assert!(!segments.map(2, MOST_BYTES, &fd), "more than the peer may have");
         assert!(!segments.map(2, u64::MAX, &fd), "more than any memory has");
-        segments.bytes.store(MOST_BYTES - 8191, Relaxed);
+        segments.usage.bytes.store(MOST_BYTES - 8191, Relaxed);
         assert!(segments.map(2, 4096, &fd) && !segments.map(3, 4096, &fd));
         segments.unmap(1);
         assert!(segments.map(3, 4096, &fd));
@@ -137,9 +270,9 @@ mod tests {
         for _ in 0..3 {
             segments.unmap(2);
         }
-        assert_eq!(segments.bytes.load(Relaxed), 4096);
+        assert_eq!(segments.usage.bytes.load(Relaxed), 4096);
         segments.unmap(1);
         segments.unmap(1);
-        assert_eq!(segments.bytes.load(Relaxed), 0);
+        assert_eq!(segments.usage.bytes.load(Relaxed), 0);
     }
 }

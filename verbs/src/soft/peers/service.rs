@@ -21,6 +21,7 @@ use super::message::{self, Answer, Object, Reply, Request};
 use super::peer::{self, Peer};
 use super::policy::Policy;
 use super::received::Received;
+use super::segments::LeaveAnswer;
 use super::sockets::Listener;
 use crate::host_memory::Charge;
 use crate::sync::lock;
@@ -294,16 +295,17 @@ impl Service {
         };
         let segments = &client.memory.segments;
         if request.object == Object::Leave {
-            segments.unmap_all();
-            reply(Answer::Object, &[])?;
+            let (socket, sequence) = (Arc::downgrade(&client.socket), request.sequence);
+            segments.unmap_all(LeaveAnswer { socket, sequence });
             return Ok(false);
         }
         let found = lock(&self.queue_pairs).get(&request.number).cloned();
         let queue_pair = found.as_ref().and_then(Weak::upgrade);
         let queue_pair = queue_pair.filter(|queue_pair| queue_pair.token() == request.token);
-        if let Object::Withdraw { id } = request.object {
-            segments.unmap(id);
-        }
+        let unmapped = match request.object {
+            Object::Withdraw { id } => segments.unmap(id),
+            _ => false,
+        };
         let Some(queue_pair) = queue_pair else {
             if request.object.has_reply() {
                 reply(Answer::Refused, &[])?;
@@ -328,7 +330,9 @@ impl Service {
                     queue_pair.confirm(Object::Mapped { id });
                 }
             }
-            Object::Withdraw { id } => queue_pair.confirm(Object::Unmapped { id }),
+            Object::Withdraw { id } if unmapped => queue_pair.confirm(Object::Unmapped { id }),
+            // The last view says it.
+            Object::Withdraw { .. } => {}
             Object::Mapped { .. } | Object::Unmapped { .. } => queue_pair.take_news(request.object),
             Object::End { .. } | Object::Table | Object::EventSocket(_) | Object::Leave => {
                 let granted =

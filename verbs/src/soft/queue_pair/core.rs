@@ -14,11 +14,10 @@ use crate::soft::domain::{Domain, MemoryUser};
 use crate::soft::peers::address::Address;
 use crate::soft::peers::local::{ClientMemory, LocalQueuePair, SendAnswer};
 use crate::soft::peers::message::{Answer, EndAnswer, Object};
-use crate::soft::peers::segments::Segments;
+use crate::soft::peers::segments::{Segment, Segments};
 use crate::soft::shared::arming::Guarded;
 use crate::soft::shared::attention::Attention;
 use crate::soft::shared::end::{End, EndState, Failure};
-use crate::soft::shared::mapping::Mapping;
 use crate::soft::shared::platform::{Native, Shipping};
 use crate::sync::lock;
 use crate::{Access, PathSettings, QueuePairAddress, QueuePairCapacity, QueuePairState, VerbsError};
@@ -163,12 +162,11 @@ impl Core {
     }
 
     /// Returns the peer's segment `id`, if this process has mapped it.
-    pub(super) fn segment(&self, id: u64) -> Option<Weak<Mapping>> {
+    pub(super) fn segment(&self, id: u64) -> Option<Weak<Segment>> {
         self.segments.get()?.find(id)
     }
 
     /// Returns the peer's memory that this process has mapped, once the peer has taken this end.
-    #[cfg(any(test, fuzzing))]
     pub(crate) fn segments(&self) -> Option<&Arc<Segments>> {
         self.segments.get()
     }

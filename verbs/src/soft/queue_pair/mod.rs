@@ -9,6 +9,7 @@ mod receives;
 mod send;
 mod source;
 mod target;
+mod view;
 mod waiting;
 
 use std::io;
@@ -27,8 +28,8 @@ use super::peers::message::Object;
 use super::shared::attention::Attention;
 use super::shared::platform::{Native, Shipping};
 use crate::{
-    Access, PathSettings, PeerWork, PostError, Probe, QueuePair, QueuePairAddress, QueuePairCapacity,
-    QueuePairNumber, QueuePairState, ReceiveRequest, SendRequest, VerbsError,
+    Access, NoView, PathSettings, PeerWork, PostError, Probe, QueuePair, QueuePairAddress, QueuePairCapacity,
+    QueuePairNumber, QueuePairState, ReceiveRequest, RemoteSegment, RemoteView, SendRequest, VerbsError,
 };
 
 /// All news in the ring make an event of the completion queue of receives.
@@ -340,6 +341,10 @@ impl QueuePair for Handle {
 
     fn announces_writes(&self) -> bool {
         true
+    }
+
+    fn view(&self, remote: RemoteSegment, length: u64) -> Result<RemoteView, NoView> {
+        self.0.core.view(remote, length)
     }
 
     fn progress(&self) {

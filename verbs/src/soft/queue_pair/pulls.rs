@@ -10,11 +10,12 @@ use super::core::Core;
 use super::source::{self, Stores, WORD};
 use crate::soft::limits::MAX_SEGMENTS;
 use crate::soft::peers::offers::Offer;
+use crate::soft::peers::segments::Segment;
 use crate::soft::shared::end::EndState;
-use crate::soft::shared::mapping::Mapping;
 use crate::soft::shared::platform::{Native, Shipping};
 use crate::soft::shared::states::unless_revoked;
-use crate::{Access, LocalSegment, RemoteSegment};
+use crate::soft::shared::table::{Entry, RegionTable};
+use crate::{Access, LocalSegment, NoView, RemoteSegment};
 
 /// Copies of at least this length go past the caches.
 const PAST_CACHES: u64 = 32 << 20;
@@ -25,7 +26,7 @@ pub(super) struct Pulls {
     /// Our segments, as they were offered to the peer.
     offers: Vec<Arc<Offer>>,
     /// The peer's segments.
-    mapped: Vec<(u64, Weak<Mapping>)>,
+    mapped: Vec<(u64, Weak<Segment>)>,
 }
 
 /// Entries of each list, beyond which the list is emptied and begins again.
@@ -116,7 +117,7 @@ impl Pulls {
     }
 
     /// Returns the peer's segment `id`, if this process has mapped it.
-    pub(super) fn segment(&mut self, core: &Core, id: u64) -> Option<Arc<Mapping>> {
+    pub(super) fn segment(&mut self, core: &Core, id: u64) -> Option<Arc<Segment>> {
         let known = self.mapped.iter().find(|(known, _)| *known == id);
         if let Some(mapping) = known.and_then(|(_, mapping)| mapping.upgrade()) {
             return Some(mapping);
@@ -140,15 +141,10 @@ impl Pulls {
         remote: RemoteSegment,
     ) -> bool {
         let total = source::total(into);
-        let Some(table) = &connection.table else { return false };
-        if total == 0 || !connection.access.contains(Access::REMOTE_READ) {
+        if total == 0 {
             return false;
         }
-        let Some(entry) = table.find(remote.rkey.0) else { return false };
-        if entry.domain != connection.domain || !entry.access.contains(Access::REMOTE_READ) {
-            return false;
-        }
-        let Some(offset) = entry.offset(remote.address, total) else { return false };
+        let Ok(Found { table, entry, offset }) = find_remote(connection, remote, total) else { return false };
         let Some(mapping) = self.segment(core, entry.segment) else { return false };
         let Some(from) = mapping.range(offset, total) else { return false };
         let from = from.as_ptr().cast_const();
@@ -174,4 +170,31 @@ impl Pulls {
         unsafe { source::scatter(into, before, last.as_ptr(), last.len() as u64, stores) };
         true
     }
+}
+
+/// Memory of the peer, as the peer's table has it.
+pub(super) struct Found<'a> {
+    pub(super) table: &'a Arc<RegionTable>,
+    pub(super) entry: Entry,
+    /// Offset in the segment.
+    pub(super) offset: u64,
+}
+
+/// Finds `length` bytes of the peer's memory at `remote`, if this end may read them. The peer may revoke the entry at any time.
+#[inline]
+pub(super) fn find_remote(
+    connection: &Connection,
+    remote: RemoteSegment,
+    length: u64,
+) -> Result<Found<'_>, NoView> {
+    let table = connection.table.as_ref().ok_or(NoView::Never)?;
+    if !connection.access.contains(Access::REMOTE_READ) {
+        return Err(NoView::Never);
+    }
+    let entry = table.find(remote.rkey.0).ok_or(NoView::Revoked)?;
+    if entry.domain != connection.domain || !entry.access.contains(Access::REMOTE_READ) {
+        return Err(NoView::Revoked);
+    }
+    let offset = entry.offset(remote.address, length).ok_or(NoView::Revoked)?;
+    Ok(Found { table, entry, offset })
 }

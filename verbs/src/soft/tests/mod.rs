@@ -12,6 +12,8 @@ mod pulls;
 #[cfg(test)]
 mod sockets;
 #[cfg(test)]
+mod views;
+#[cfg(test)]
 mod wake_ups;
 
 use std::any::Any;

@@ -7,8 +7,8 @@ use super::super::message::Pull;
 use super::super::source::{Stores, WORD};
 use super::{Fault, Output, Target, TargetState, VISIT_BYTES};
 use crate::copy_bytes;
+use crate::soft::peers::segments::Segment;
 use crate::soft::shared::end::EndState;
-use crate::soft::shared::mapping::Mapping;
 use crate::soft::shared::platform::{Native, Shipping};
 use crate::soft::shared::ring::Record;
 use crate::soft::shared::states::unless_revoked;
@@ -70,7 +70,7 @@ impl Target {
         state: &mut TargetState,
         pull: &mut Pull,
         wanted: u64,
-    ) -> Result<(Arc<Mapping>, u64, u64), Fault> {
+    ) -> Result<(Arc<Segment>, u64, u64), Fault> {
         let (id, offset, length) = pull.next(wanted).ok_or(Fault::Violation)?;
         let mapping = state.pulls.segment(&self.core, id).ok_or(Fault::Violation)?;
         Ok((mapping, offset, length))

@@ -1,0 +1,150 @@
+//! How a process learns its rank, the number of ranks, and where they meet.
+
+mod launchers;
+mod port;
+mod variables;
+
+use std::ffi::OsString;
+
+use crate::error::CollectiveError;
+use crate::group::launch::variables::Variables;
+
+/// The rank of this process, the number of ranks, and the address at which they meet.
+///
+/// ```
+/// use tonic_rdma_collective::Launch;
+///
+/// // Each of four processes makes its own, with its own rank.
+/// let launch = Launch::new(2, 4, "10.0.0.1:29000");
+/// assert_eq!((launch.rank(), launch.size(), launch.address()), (2, 4, "10.0.0.1:29000"));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launch {
+    rank: usize,
+    size: usize,
+    address: String,
+    job: String,
+}
+
+impl Launch {
+    /// The largest number of ranks.
+    pub const MAX_SIZE: usize = 4096;
+
+    /// Makes the launch of rank `rank` of `size`. Rank 0 listens on `address`, `host:port`, and all other ranks call there, so
+    /// they must reach rank 0 under this name.
+    ///
+    /// ```
+    /// use tonic_rdma_collective::Launch;
+    ///
+    /// let launch = Launch::new(0, 1, "127.0.0.1:0");
+    /// assert_eq!(launch.size(), 1);
+    /// ```
+    pub fn new(rank: usize, size: usize, address: impl Into<String>) -> Self {
+        Self { rank, size, address: address.into(), job: String::new() }
+    }
+
+    /// Sets the name of the job, which is equal on all ranks. Rank 0 refuses processes of another job. Default: empty.
+    pub fn with_job(mut self, job: impl Into<String>) -> Self {
+        self.job = job.into();
+        self
+    }
+
+    /// Reads the environment that a launcher made. In this order, the first that is there counts:
+    ///
+    /// | launcher | variables | rank 0 listens on |
+    /// |---|---|---|
+    /// | torchrun | `RANK`, `WORLD_SIZE` | loopback if `LOCAL_WORLD_SIZE` is all ranks, else `MASTER_ADDR`; the port is computed from `MASTER_PORT`, `TORCHELASTIC_RUN_ID` and `TORCHELASTIC_RESTART_COUNT` |
+    /// | Open MPI | `OMPI_COMM_WORLD_RANK`, `OMPI_COMM_WORLD_SIZE` | loopback if `OMPI_COMM_WORLD_LOCAL_SIZE` is all ranks, else mpirun's host of `OMPI_MCA_orte_hnp_uri`; the port is computed from `PMIX_NAMESPACE` or `OMPI_MCA_ess_base_jobid` |
+    /// | Slurm | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS` | loopback on one node, else the first host of `SLURM_STEP_NODELIST` or `SLURM_JOB_NODELIST`, else `SLURM_LAUNCH_NODE_IPADDR`; the port is computed from `SLURM_JOB_ID` and `SLURM_STEP_ID` |
+    ///
+    /// `RDMA_COLLECTIVE_RANK`, `RDMA_COLLECTIVE_SIZE` and `RDMA_COLLECTIVE_ADDRESS` each override what the launcher says, and do
+    /// without a launcher if all three are set.
+    ///
+    /// A computed port lies between 20000 and 31999, below the ports that Linux gives to outgoing connections. It is never
+    /// `MASTER_PORT`, because torchrun's agent listens there.
+    ///
+    /// ```
+    /// use tonic_rdma_collective::Launch;
+    ///
+    /// match Launch::from_env() {
+    ///     Ok(launch) => println!("rank {} of {}", launch.rank(), launch.size()),
+    ///     Err(error) => println!("{error}"), // no launcher started this process
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Setup`](CollectiveError::Setup): a variable is missing or has a bad value. The message names it.
+    pub fn from_env() -> Result<Self, CollectiveError> {
+        Self::from_variables(|name| std::env::var_os(name))
+    }
+
+    /// Reads the variables of [`from_env`](Self::from_env) from any source.
+    ///
+    /// ```
+    /// use tonic_rdma_collective::Launch;
+    ///
+    /// let launch = Launch::from_variables(|name| match name {
+    ///     "OMPI_COMM_WORLD_RANK" => Some("1".into()),
+    ///     "OMPI_COMM_WORLD_SIZE" | "OMPI_COMM_WORLD_LOCAL_SIZE" => Some("4".into()),
+    ///     "PMIX_NAMESPACE" => Some("1364852737".into()),
+    ///     _ => None,
+    /// })?;
+    /// assert_eq!((launch.rank(), launch.size()), (1, 4));
+    /// assert!(launch.address().starts_with("127.0.0.1:"));
+    /// # Ok::<(), tonic_rdma_collective::CollectiveError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Setup`](CollectiveError::Setup): a variable is missing or has a bad value. The message names it.
+    pub fn from_variables(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, CollectiveError> {
+        launchers::read(&Variables::new(&lookup))
+    }
+
+    /// Returns the rank of this process, from 0.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Returns the number of ranks.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Returns the address of rank 0.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Returns the name of the job.
+    pub fn job(&self) -> &str {
+        &self.job
+    }
+
+    /// Returns an error if the numbers do not fit.
+    pub(crate) fn check(&self) -> Result<(), CollectiveError> {
+        let (rank, size) = (self.rank, self.size);
+        let most = Self::MAX_SIZE;
+        if !(1..=most).contains(&size) {
+            return Err(setup(format!("a group of {size} ranks; it takes from 1 to {most}")));
+        }
+        if rank >= size {
+            return Err(setup(format!("rank {rank} of {size}: ranks are from 0 to {}", size - 1)));
+        }
+        if self.job.len() > Self::MAX_JOB {
+            let (length, most) = (self.job.len(), Self::MAX_JOB);
+            return Err(setup(format!("the job's name has {length} bytes; it takes at most {most}")));
+        }
+        Ok(())
+    }
+
+    /// The longest name of a job in bytes.
+    pub(crate) const MAX_JOB: usize = 256;
+}
+
+/// Makes the error of a bad setting.
+pub(crate) fn setup(message: String) -> CollectiveError {
+    CollectiveError::Setup(message.into())
+}
+
+#[cfg(test)]
+mod tests;

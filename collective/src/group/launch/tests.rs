@@ -1,0 +1,163 @@
+use super::Launch;
+use crate::error::CollectiveError;
+
+fn of(variables: &[(&str, &str)]) -> Result<Launch, CollectiveError> {
+    Launch::from_variables(|name| {
+        variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into())
+    })
+}
+
+fn port(launch: &Launch) -> u16 {
+    launch.address().rsplit_once(':').unwrap().1.parse().unwrap()
+}
+
+const TORCHRUN: &[(&str, &str)] = &[
+    ("RANK", "5"),
+    ("WORLD_SIZE", "8"),
+    ("LOCAL_RANK", "1"),
+    ("LOCAL_WORLD_SIZE", "4"),
+    ("MASTER_ADDR", "node1.example"),
+    ("MASTER_PORT", "29500"),
+    ("TORCHELASTIC_RUN_ID", "train"),
+    ("TORCHELASTIC_RESTART_COUNT", "0"),
+    ("TORCHELASTIC_USE_AGENT_STORE", "True"),
+];
+
+/// What `mpirun -n 2` of Open MPI 4.1.4 sets.
+const OPEN_MPI: &[(&str, &str)] = &[
+    ("OMPI_COMM_WORLD_RANK", "1"),
+    ("OMPI_COMM_WORLD_SIZE", "2"),
+    ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+    ("OMPI_MCA_ess_base_jobid", "1364852737"),
+    ("PMIX_NAMESPACE", "1364852737"),
+    ("OMPI_MCA_orte_hnp_uri", "1364852736.0;tcp://192.0.2.2,10.0.0.1:55597;tcp6://[fd00::2]:46003"),
+];
+
+const SLURM: &[(&str, &str)] = &[
+    ("SLURM_PROCID", "3"),
+    ("SLURM_NTASKS", "16"),
+    ("SLURM_JOB_ID", "4711"),
+    ("SLURM_STEP_ID", "0"),
+    ("SLURM_JOB_NUM_NODES", "4"),
+    ("SLURM_JOB_NODELIST", "rack[01-04,7]n[1-2],login"),
+    ("SLURM_LAUNCH_NODE_IPADDR", "10.0.0.9"),
+];
+
+fn with<'a>(base: &[(&'a str, &'a str)], changed: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
+    changed.iter().chain(base).copied().collect()
+}
+
+fn without<'a>(base: &[(&'a str, &'a str)], name: &str) -> Vec<(&'a str, &'a str)> {
+    base.iter().copied().filter(|(known, _)| *known != name).collect()
+}
+
+#[test]
+fn torchrun_tells_rank_size_and_host() {
+    let launch = of(TORCHRUN).unwrap();
+    assert_eq!((launch.rank(), launch.size()), (5, 8));
+    assert!(launch.address().starts_with("node1.example:"), "{launch:?}");
+    let other_rank = of(&with(TORCHRUN, &[("RANK", "0"), ("LOCAL_RANK", "0")])).unwrap();
+    assert_eq!((launch.address(), launch.job()), (other_rank.address(), other_rank.job()));
+    let restarted = of(&with(TORCHRUN, &[("TORCHELASTIC_RESTART_COUNT", "1")])).unwrap();
+    assert_ne!(launch.address(), restarted.address());
+    let one_host = of(&with(TORCHRUN, &[("LOCAL_WORLD_SIZE", "8")])).unwrap();
+    assert!(one_host.address().starts_with("127.0.0.1:"), "{one_host:?}");
+}
+
+#[test]
+fn the_port_is_never_that_of_torchruns_agent() {
+    for master in 20_000..32_000 {
+        let master = master.to_string();
+        let launch = of(&with(TORCHRUN, &[("MASTER_PORT", &master)])).unwrap();
+        assert_ne!(port(&launch).to_string(), master);
+    }
+}
+
+#[test]
+fn open_mpi_tells_rank_size_and_host() {
+    let launch = of(OPEN_MPI).unwrap();
+    assert_eq!((launch.rank(), launch.size()), (1, 2));
+    assert!(launch.address().starts_with("127.0.0.1:"), "{launch:?}");
+    let hosts = of(&with(OPEN_MPI, &[("OMPI_COMM_WORLD_LOCAL_SIZE", "1")])).unwrap();
+    assert!(hosts.address().starts_with("192.0.2.2:"), "{hosts:?}");
+    let other_job = of(&with(OPEN_MPI, &[("PMIX_NAMESPACE", "1364852738")])).unwrap();
+    assert_ne!(launch.address(), other_job.address());
+}
+
+#[test]
+fn slurm_tells_rank_size_and_the_first_host() {
+    let launch = of(SLURM).unwrap();
+    assert_eq!((launch.rank(), launch.size()), (3, 16));
+    assert!(launch.address().starts_with("rack01n1:"), "{launch:?}");
+    let one_node = of(&with(SLURM, &[("SLURM_JOB_NUM_NODES", "1")])).unwrap();
+    assert!(one_node.address().starts_with("127.0.0.1:"), "{one_node:?}");
+    let no_list = of(&without(SLURM, "SLURM_JOB_NODELIST")).unwrap();
+    assert!(no_list.address().starts_with("10.0.0.9:"), "{no_list:?}");
+    let other_step = of(&with(SLURM, &[("SLURM_STEP_ID", "1")])).unwrap();
+    assert_ne!(launch.address(), other_step.address());
+}
+
+#[test]
+fn torchrun_and_open_mpi_within_slurm_count_more_than_slurm() {
+    assert_eq!(of(&with(SLURM, OPEN_MPI)).unwrap(), of(OPEN_MPI).unwrap());
+    assert_eq!(of(&with(OPEN_MPI, TORCHRUN)).unwrap(), of(TORCHRUN).unwrap());
+}
+
+#[test]
+fn the_own_variables_override_any_launcher() {
+    let own = [
+        ("RDMA_COLLECTIVE_RANK", "2"),
+        ("RDMA_COLLECTIVE_SIZE", "3"),
+        ("RDMA_COLLECTIVE_ADDRESS", "host:1234"),
+    ];
+    assert_eq!(of(&own).unwrap(), Launch::new(2, 3, "host:1234"));
+    assert_eq!(of(&with(TORCHRUN, &own)).unwrap(), Launch::new(2, 3, "host:1234"));
+    let address = of(&with(OPEN_MPI, &own[2..])).unwrap();
+    assert_eq!((address.rank(), address.size(), address.address()), (1, 2, "host:1234"));
+    let alone = of(&[("RDMA_COLLECTIVE_RANK", "0"), ("RDMA_COLLECTIVE_SIZE", "1")]).unwrap();
+    assert_eq!(alone.size(), 1);
+}
+
+#[test]
+fn errors_name_the_variable_and_its_value() {
+    let message = |variables: &[(&str, &str)]| of(variables).unwrap_err().to_string();
+    assert_eq!(
+        message(&[]),
+        "no launcher started this process: start it with torchrun, mpirun or srun, or set RDMA_COLLECTIVE_RANK, \
+         RDMA_COLLECTIVE_SIZE and RDMA_COLLECTIVE_ADDRESS"
+    );
+    assert_eq!(
+        message(&[("RDMA_COLLECTIVE_RANK", "1")]),
+        "no launcher started this process, and RDMA_COLLECTIVE_SIZE and RDMA_COLLECTIVE_ADDRESS are not set"
+    );
+    assert_eq!(message(&with(TORCHRUN, &[("RANK", "-1")])), "RANK=\"-1\": takes a number");
+    assert_eq!(message(&with(TORCHRUN, &[("RANK", "8")])), "rank 8 of 8: ranks are from 0 to 7");
+    assert_eq!(
+        message(&with(TORCHRUN, &[("MASTER_PORT", "70000")])),
+        "MASTER_PORT=\"70000\": takes a number from 1 to 65535"
+    );
+    assert_eq!(
+        message(&without(TORCHRUN, "MASTER_ADDR")),
+        "torchrun does not tell where rank 0 runs: MASTER_ADDR is not set. Set RDMA_COLLECTIVE_ADDRESS to host:port of rank 0"
+    );
+    assert_eq!(
+        message(&without(OPEN_MPI, "OMPI_COMM_WORLD_SIZE")),
+        "the launcher did not set OMPI_COMM_WORLD_SIZE"
+    );
+    let uri = [("OMPI_COMM_WORLD_LOCAL_SIZE", "1"), ("OMPI_MCA_orte_hnp_uri", "file:x")];
+    assert_eq!(
+        message(&with(OPEN_MPI, &uri)),
+        "OMPI_MCA_orte_hnp_uri=\"file:x\": takes NUMBER;tcp://HOST:PORT"
+    );
+    assert_eq!(message(&[("SLURM_PROCID", "0")]), "SLURM_PROCID is set, and SLURM_NTASKS is not");
+    for address in ["host", ":80", "host:0", "host:x"] {
+        assert_eq!(
+            message(&[("RDMA_COLLECTIVE_ADDRESS", address)]),
+            format!("RDMA_COLLECTIVE_ADDRESS={address:?}: takes host:port")
+        );
+    }
+    assert_eq!(
+        message(&with(SLURM, &[("SLURM_NTASKS", "5000")])),
+        "a group of 5000 ranks; it takes from 1 to 4096"
+    );
+}

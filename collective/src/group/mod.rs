@@ -1,0 +1,199 @@
+//! The group: which ranks there are, how they meet, how they notice that one is lost, and how the survivors agree.
+//!
+//! ```text
+//!  Launch      rank, size and address, from the environment or from code
+//!     │ Group::join
+//!  Session     a runtime with one thread; one server for the tensor device and this module's service; the meeting at rank 0;
+//!     │        a channel to every other rank, and a task that waits for the end of each channel
+//!     ▼
+//!  Group ── generation 1: all ranks ── a rank is lost ── survivors() ── next_generation() ── generation 2 …
+//! ```
+//!
+//! This module moves no elements. Nothing here waits on the caller's runtime.
+
+mod agreement;
+mod client;
+mod failure;
+mod launch;
+mod meeting;
+mod place;
+mod position;
+mod proto;
+mod runtime;
+mod service;
+mod session;
+mod settings;
+mod state;
+mod survivors;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tonic_rdma_tensor::{Channel, RdmaDevice};
+
+use crate::error::CollectiveError;
+use crate::group::service::shortened;
+use crate::group::session::Session;
+use crate::group::state::Epoch;
+
+pub(crate) use failure::Failure;
+pub use launch::Launch;
+pub(crate) use position::Position;
+pub(crate) use settings::Settings;
+pub(crate) use survivors::Survivors;
+
+/// The longest time that a report takes.
+const REPORT: Duration = Duration::from_secs(1);
+
+/// One generation of a group, as one rank sees it. When the last clone of all generations is dropped, the channels and the server
+/// of this rank end, and so do the channels of the other ranks to it.
+#[derive(Clone, Debug)]
+pub(crate) struct Group {
+    session: Arc<Session>,
+    epoch: Arc<Epoch>,
+}
+
+impl Group {
+    /// Meets the other ranks, and opens channels to all of them. Works on any runtime, and needs none.
+    ///
+    /// # Errors
+    /// The ranks do not meet in time, or a rank can't be reached by RDMA. The message names address and ranks.
+    pub(crate) async fn join(launch: Launch, settings: Settings) -> Result<Self, CollectiveError> {
+        let (session, epoch) = Session::begin(launch, settings).await?;
+        Ok(Self { session: Arc::new(session), epoch })
+    }
+
+    /// Returns this rank's number, from 0.
+    pub(crate) fn rank(&self) -> usize {
+        self.epoch.rank
+    }
+
+    /// Returns the number of ranks.
+    pub(crate) fn size(&self) -> usize {
+        self.epoch.members.len()
+    }
+
+    /// Returns the generation: 1 at first, and larger after each agreement. It is equal on all ranks of the group.
+    pub(crate) fn generation(&self) -> u64 {
+        self.epoch.generation
+    }
+
+    /// Returns the channel to a rank; `None` for this rank.
+    pub(crate) fn channel(&self, rank: usize) -> Option<&Channel> {
+        let original = *self.epoch.members.get(rank)?;
+        Some(&self.session.peers.get(original)?.as_ref()?.channel)
+    }
+
+    /// Returns the rank that another rank had at first, which names it for ever.
+    pub(crate) fn original(&self, rank: usize) -> Option<usize> {
+        self.epoch.members.get(rank).copied()
+    }
+
+    /// Returns the device that all channels belong to.
+    pub(crate) fn device(&self) -> &RdmaDevice {
+        &self.session.device
+    }
+
+    /// Returns the group's own runtime, for tasks that need one.
+    pub(crate) fn runtime(&self) -> &Handle {
+        self.session.runtime.handle()
+    }
+
+    /// Returns the ranks on the host of this rank, with this rank.
+    pub(crate) fn ranks_of_this_host(&self) -> Vec<usize> {
+        let host = |original: usize| self.session.members.get(original).map(|member| member.host.as_str());
+        let own = host(self.session.state.me);
+        let ranks = self.epoch.members.iter().enumerate();
+        ranks.filter(|(_, original)| host(**original) == own).map(|(rank, _)| rank).collect()
+    }
+
+    /// Returns the number of cores that the process of a rank may use.
+    pub(crate) fn cores(&self, rank: usize) -> usize {
+        let member = self.original(rank).and_then(|original| self.session.members.get(original));
+        member.map_or(1, |member| member.cores.max(1) as usize)
+    }
+
+    /// Returns the first failure of this generation.
+    pub(crate) fn failure(&self) -> &Failure {
+        &self.epoch.failure
+    }
+
+    /// Returns the place where the engine says which step it is at.
+    pub(crate) fn position(&self) -> &Position {
+        &self.epoch.position
+    }
+
+    /// Sets the failure of this rank, if it is the first, and tells all other ranks of it, which then fail too. Returns at once.
+    pub(crate) fn report(&self, error: CollectiveError) {
+        let message: Arc<str> = shortened(&error.to_string()).into();
+        if !self.epoch.failure.set(error) {
+            return;
+        }
+        let (group, generation, me) = (self.session.group, self.epoch.generation, self.session.state.me);
+        for original in self.epoch.members.iter().copied().filter(|original| *original != me) {
+            let Some(Some(other)) = self.session.peers.get(original) else { continue };
+            let (peer, message) = (other.peer.clone(), Arc::clone(&message));
+            self.runtime().spawn(async move {
+                // A rank that can't be told notices the end of the group by itself.
+                let _ = peer.report(&group, generation, me, &message, REPORT).await;
+            });
+        }
+    }
+
+    /// Returns the rank that the others wait for. Begins at the rank that this rank waits for, asks it which rank it waits for,
+    /// and so on. The first rank that does not answer in time, or waits for no other, is the culprit.
+    pub(crate) async fn find_culprit(&self, first_suspect: usize) -> usize {
+        let this = self.clone();
+        let found = self.session.runtime.run(async move { Ok(this.follow(first_suspect).await) }).await;
+        found.unwrap_or(first_suspect)
+    }
+
+    async fn follow(&self, first_suspect: usize) -> usize {
+        let mut suspect = first_suspect;
+        let mut asked = vec![false; self.size()];
+        loop {
+            let Some(original) = self.original(suspect) else { return first_suspect };
+            let Some(Some(other)) = self.session.peers.get(original) else { return first_suspect };
+            match asked.get_mut(suspect) {
+                // The ranks wait for one another in a ring, which tells nothing.
+                Some(true) | None => return first_suspect,
+                Some(asked) => *asked = true,
+            }
+            let Ok(status) = other.peer.status(&self.session.group, self.session.answer).await else {
+                return suspect;
+            };
+            let next = status.waits_for.filter(|_| status.generation == self.epoch.generation);
+            match next.and_then(|original| self.epoch.index(original as usize)) {
+                Some(next) if next == self.rank() => return suspect,
+                Some(next) => suspect = next,
+                None => return suspect,
+            }
+        }
+    }
+
+    /// Agrees with the other living ranks on who goes on. To be called on every survivor, after a failure. Calling it again
+    /// gives the same answer.
+    ///
+    /// # Errors
+    /// - [`Excluded`](CollectiveError::Excluded): the others go on without this rank.
+    /// - [`Setup`](CollectiveError::Setup): there was no agreement in time.
+    pub(crate) async fn survivors(&self) -> Result<Survivors, CollectiveError> {
+        let this = self.clone();
+        self.session.runtime.run(async move { survivors::agree(&this.session, &this.epoch).await }).await
+    }
+
+    /// Returns the group of the survivors. Their ranks are new, in the old order, and the channels are the same.
+    pub(crate) fn next_generation(&self, survivors: Survivors) -> Self {
+        Self { session: Arc::clone(&self.session), epoch: survivors.epoch }
+    }
+}
+
+/// Locks a mutex. A panic of another thread does not make its content unusable here, because no critical section of this
+/// module panics halfway through a change.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,199 @@
+//! What a rank knows of its group, shared by the service, the watch and the communicator.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::Notify;
+use tonic_rdma_tensor::ChannelError;
+
+use crate::error::CollectiveError;
+use crate::group::agreement::{Move, Proposal, Standing};
+use crate::group::failure::Failure;
+use crate::group::lock;
+use crate::group::meeting::Meeting;
+use crate::group::position::Position;
+
+/// The name of a group: random bytes.
+pub(crate) type GroupId = [u8; 16];
+
+/// The state. Ranks are those of the meeting.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) me: usize,
+    pub(crate) size: usize,
+    inner: Mutex<Inner>,
+    /// Tells of changes of the meeting.
+    pub(crate) changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// Only at rank 0.
+    meeting: Option<Meeting>,
+    group: Option<GroupId>,
+    standing: Standing,
+    epoch: Option<Arc<Epoch>>,
+    lost: BTreeMap<usize, ChannelError>,
+    /// A report about a generation that this rank is not yet in: generation, rank and message.
+    early: Option<(u64, usize, Arc<str>)>,
+}
+
+/// One generation of the group.
+#[derive(Debug)]
+pub(crate) struct Epoch {
+    pub(crate) generation: u64,
+    /// The members, by their ranks of the meeting. The index is the rank in this generation.
+    pub(crate) members: Vec<usize>,
+    /// This rank's index.
+    pub(crate) rank: usize,
+    pub(crate) failure: Failure,
+    pub(crate) position: Position,
+}
+
+impl Epoch {
+    fn new(generation: u64, members: Vec<usize>, me: usize) -> Self {
+        let rank = members.iter().position(|rank| *rank == me).unwrap_or_default();
+        Self { generation, members, rank, failure: Failure::default(), position: Position::default() }
+    }
+
+    /// Returns the rank in this generation of a rank of the meeting.
+    pub(crate) fn index(&self, rank: usize) -> Option<usize> {
+        self.members.binary_search(&rank).ok()
+    }
+
+    fn lose(&self, rank: usize, reason: &ChannelError) {
+        if let Some(rank) = self.index(rank) {
+            let place = self.position.place();
+            self.failure.set(CollectiveError::RankLost { rank, place, reason: reason.clone() });
+        }
+    }
+
+    fn report(&self, rank: usize, message: &Arc<str>) {
+        if let Some(rank) = self.index(rank) {
+            self.failure.set(CollectiveError::Reported { rank, message: Arc::clone(message) });
+        }
+    }
+}
+
+impl State {
+    pub(crate) fn new(me: usize, size: usize) -> Self {
+        Self { me, size, inner: Mutex::default(), changed: Notify::new() }
+    }
+
+    /// Gives the meeting to `then`, if this rank holds one, and tells the waiters of the change.
+    pub(crate) fn with_meeting<T>(&self, then: impl FnOnce(&mut Meeting) -> T) -> Option<T> {
+        let result = lock(&self.inner).meeting.as_mut().map(then);
+        self.changed.notify_waiters();
+        result
+    }
+
+    /// Gives the meeting to `then`, if this rank holds one.
+    pub(crate) fn look_at_meeting<T>(&self, then: impl FnOnce(&Meeting) -> T) -> Option<T> {
+        lock(&self.inner).meeting.as_ref().map(then)
+    }
+
+    /// Opens the meeting, which only rank 0 does.
+    pub(crate) fn open_meeting(&self, meeting: Meeting, group: GroupId) {
+        let mut inner = lock(&self.inner);
+        inner.meeting = Some(meeting);
+        inner.group = Some(group);
+    }
+
+    /// Returns the name of the group, if it has one yet.
+    pub(crate) fn group(&self) -> Option<GroupId> {
+        lock(&self.inner).group
+    }
+
+    /// Begins the first generation: all ranks of the meeting.
+    pub(crate) fn begin(&self, group: GroupId) -> Arc<Epoch> {
+        let mut inner = lock(&self.inner);
+        inner.group = Some(group);
+        inner.adopt(1, (0..self.size).collect(), self.me)
+    }
+
+    /// Notes that a rank is lost.
+    pub(crate) fn lose(&self, rank: usize, reason: ChannelError) {
+        let mut inner = lock(&self.inner);
+        inner.standing.suspect(rank, reason.to_string());
+        if let Some(epoch) = &inner.epoch {
+            epoch.lose(rank, &reason);
+        }
+        inner.lost.entry(rank).or_insert(reason);
+    }
+
+    /// Suspects a rank during an agreement.
+    pub(crate) fn suspect(&self, rank: usize, reason: &str) {
+        lock(&self.inner).standing.suspect(rank, reason);
+    }
+
+    /// Takes a report of another rank.
+    pub(crate) fn report(&self, generation: u64, rank: usize, message: &str) {
+        let message: Arc<str> = message.into();
+        let mut inner = lock(&self.inner);
+        match &inner.epoch {
+            Some(epoch) if epoch.generation == generation => epoch.report(rank, &message),
+            _ if generation > inner.standing.generation => inner.early = Some((generation, rank, message)),
+            _ => {}
+        }
+    }
+
+    /// Returns what this rank knows, and where it is.
+    pub(crate) fn standing(&self) -> (Standing, Option<Arc<Epoch>>) {
+        let inner = lock(&self.inner);
+        (inner.standing.clone(), inner.epoch.clone())
+    }
+
+    /// Says whether this rank waits for an agreement. If it is past `generation` already, returns the later group.
+    pub(crate) fn agree(&self, generation: u64, agreeing: bool) -> Option<Arc<Epoch>> {
+        let mut inner = lock(&self.inner);
+        if inner.standing.generation > generation {
+            return inner.epoch.clone();
+        }
+        inner.standing.agreeing = agreeing;
+        None
+    }
+
+    /// Returns what this rank does next in an agreement.
+    pub(crate) fn next(&self, answers: &BTreeMap<usize, Standing>) -> Move {
+        lock(&self.inner).standing.next(self.me, answers)
+    }
+
+    /// Promises this rank's part in a group.
+    ///
+    /// # Errors
+    /// The reason why not.
+    pub(crate) fn promise(&self, proposal: &Proposal) -> Result<(), String> {
+        if proposal.members.iter().any(|rank| *rank >= self.size) {
+            let (members, size) = (&proposal.members, self.size);
+            return Err(format!("{members:?} names a rank that is not one of {size}"));
+        }
+        lock(&self.inner).standing.promise(self.me, proposal)
+    }
+
+    /// Begins to be in a group that was agreed upon. A coordinator gives its `promised` generation, and gets `None` if it has
+    /// promised a later one since.
+    pub(crate) fn adopt(&self, generation: u64, members: Vec<usize>) -> Option<Arc<Epoch>> {
+        let mut inner = lock(&self.inner);
+        if generation <= inner.standing.generation || generation < inner.standing.promised {
+            return None;
+        }
+        Some(inner.adopt(generation, members, self.me))
+    }
+}
+
+impl Inner {
+    fn adopt(&mut self, generation: u64, members: Vec<usize>, me: usize) -> Arc<Epoch> {
+        let epoch = Arc::new(Epoch::new(generation, members.clone(), me));
+        self.standing.adopt(generation, members);
+        for (rank, reason) in &self.lost {
+            epoch.lose(*rank, reason);
+        }
+        if let Some((of, rank, message)) = self.early.take_if(|(of, ..)| *of <= generation)
+            && of == generation
+        {
+            epoch.report(rank, &message);
+        }
+        self.epoch = Some(Arc::clone(&epoch));
+        epoch
+    }
+}

@@ -1,0 +1,1 @@
+//! Groups of several ranks in one process.

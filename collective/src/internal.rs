@@ -1,0 +1,5 @@
+//! The kernels of reductions, for benches.
+//!
+//! Nothing here is a promise: any release may change or remove it.
+
+pub use crate::reduce::Kernel;

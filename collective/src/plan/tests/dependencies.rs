@@ -1,0 +1,100 @@
+//! Dependencies, against a slow way to find them.
+
+use super::{ALGORITHMS, Arguments, Collective, Plan};
+use crate::plan::dependencies::{Dependencies, reads, writes};
+use crate::plan::{Action, Area, Span, Step};
+
+/// Returns whether the two steps must not run together.
+fn conflict(arguments: &Arguments, one: &Action, other: &Action) -> bool {
+    let hits = |written: &Action, used: &Action| {
+        let mut used = reads(used).into_iter().flatten().chain(writes(used));
+        writes(written).is_some_and(|written| used.any(|span| arguments.overlap(written, span)))
+    };
+    hits(one, other) || hits(other, one)
+}
+
+/// Checks that each step waits for the steps that it must wait for, perhaps by way of others, and for no other step.
+fn check(arguments: &Arguments, steps: &[Step]) {
+    let mut reached: Vec<Vec<bool>> = Vec::new();
+    for (index, step) in steps.iter().enumerate() {
+        let mut before = vec![false; index];
+        for earlier in &step.after {
+            let earlier = *earlier as usize;
+            assert!(earlier < index, "step {index} waits for step {earlier}");
+            assert!(
+                conflict(arguments, &steps[earlier].action, &step.action),
+                "step {index} need not wait for step {earlier}"
+            );
+            before[earlier] = true;
+            for (known, is_before) in before.iter_mut().zip(&reached[earlier]) {
+                *known |= is_before;
+            }
+        }
+        for (earlier, is_before) in before.iter().enumerate() {
+            assert!(
+                *is_before || !conflict(arguments, &steps[earlier].action, &step.action),
+                "step {index} must wait for step {earlier}: {steps:#?}"
+            );
+        }
+        assert!(step.after.is_sorted_by(|one, other| one < other), "step {index}: {:?}", step.after);
+        reached.push(before);
+    }
+}
+
+fn any_span(random: &mut fastrand::Rng, length: usize) -> Span {
+    let start = random.usize(..20);
+    let area = [Area::Input, Area::Work, Area::Scratch][random.usize(..3)];
+    Span { area, range: start..start + length }
+}
+
+fn any_action(random: &mut fastrand::Rng) -> Action {
+    let length = random.usize(..8);
+    let mut span = || any_span(random, length);
+    let (one, into, other) = (span(), span(), span());
+    let reduce = random.bool().then_some(other);
+    match random.usize(..4) {
+        0 => Action::Send { to: 0, from: one },
+        1 => Action::Receive { from: 0, into, reduce },
+        2 => Action::Local { with: one, into, reduce },
+        _ => Action::Finish { span: into },
+    }
+}
+
+#[test]
+fn steps_wait_for_those_with_which_they_share_elements() {
+    for seed in 0..500 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let arguments = Arguments {
+            in_place: random.bool(),
+            ..super::arguments(Collective::AllReduce, ALGORITHMS[0], 2, 0)
+        };
+        let mut dependencies = Dependencies::new(arguments.in_place);
+        let mut steps: Vec<Step> = Vec::new();
+        for index in 0..random.u32(1..30) {
+            let action = any_action(&mut random);
+            let after = dependencies.add(index, &action, &[], &steps);
+            steps.push(Step { action, after });
+        }
+        check(&arguments, &steps);
+    }
+}
+
+#[test]
+fn plans_wait_for_no_step_in_vain() {
+    for algorithm in ALGORITHMS {
+        for collective in [
+            Collective::AllReduce,
+            Collective::ReduceScatter,
+            Collective::AllGather,
+            Collective::Broadcast { root: 1 },
+        ] {
+            for (ranks, in_place) in [(2, true), (3, false), (4, true), (5, true), (6, false), (7, true)] {
+                let arguments =
+                    Arguments { piece: 7, in_place, ..super::arguments(collective, algorithm, ranks, 50) };
+                for rank in 0..ranks {
+                    check(&arguments, &Plan::new(&arguments, rank).steps);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! Tests of plans: all ranks' plans are carried out together, in random interleavings.
+
+mod checker;
+mod dependencies;
+mod plans;
+mod schedules;
+
+use super::{Algorithm, Arguments, Collective, Plan};
+
+const ALGORITHMS: [Algorithm; 3] = [Algorithm::OneShot, Algorithm::HalvingDoubling, Algorithm::Ring];
+
+/// Returns the plans of all ranks.
+fn plans(arguments: &Arguments) -> Vec<Plan> {
+    (0..arguments.ranks).map(|rank| Plan::new(arguments, rank)).collect()
+}
+
+/// Returns arguments for an operation out of place, in one piece.
+fn arguments(collective: Collective, algorithm: Algorithm, ranks: usize, elements: usize) -> Arguments {
+    Arguments { collective, algorithm, ranks, elements, piece: elements, in_place: false, inline: 0 }
+}

@@ -1,0 +1,87 @@
+//! The loops over elements. Each is compiled three times, and the processor's features choose the version at run time: SSE2 (every
+//! x86-64), AVX2, or AVX-512. The crate `multiversion` takes AVX-512 only from processors that have its later parts too, because
+//! the earlier ones lower their frequency for it. On other architectures there is one version.
+
+use multiversion::multiversion;
+
+use super::number::{Arithmetic, Divide};
+
+/// A reduction of two elements, and its loops.
+pub(super) trait Pair<T: Arithmetic>: Sized {
+    fn apply(left: T, right: T) -> T;
+
+    /// Replaces each element of `into` by its reduction with the element of `with` at the same index.
+    fn reduce(into: &mut [T], with: &[T]) {
+        reduce::<T, Self>(into, with);
+    }
+
+    /// Puts the reductions of the elements of `left` and `right` at the same index into `into`.
+    fn reduce_into(into: &mut [T], left: &[T], right: &[T]) {
+        reduce_into::<T, Self>(into, left, right);
+    }
+}
+
+pub(super) struct Sum;
+pub(super) struct Min;
+pub(super) struct Max;
+
+impl<T: Arithmetic> Pair<T> for Sum {
+    #[inline(always)]
+    fn apply(left: T, right: T) -> T {
+        left.sum(right)
+    }
+}
+
+impl<T: Arithmetic> Pair<T> for Min {
+    #[inline(always)]
+    fn apply(left: T, right: T) -> T {
+        left.smaller(right)
+    }
+}
+
+impl<T: Arithmetic> Pair<T> for Max {
+    #[inline(always)]
+    fn apply(left: T, right: T) -> T {
+        left.larger(right)
+    }
+}
+
+#[multiversion(
+    targets("x86_64+avx2+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"),
+    dispatcher = "direct"
+)]
+fn reduce<T: Arithmetic, P: Pair<T>>(into: &mut [T], with: &[T]) {
+    for (into, &with) in into.iter_mut().zip(with) {
+        *into = P::apply(*into, with);
+    }
+}
+
+#[multiversion(
+    targets("x86_64+avx2+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"),
+    dispatcher = "direct"
+)]
+fn reduce_into<T: Arithmetic, P: Pair<T>>(into: &mut [T], left: &[T], right: &[T]) {
+    for ((into, &left), &right) in into.iter_mut().zip(left).zip(right) {
+        *into = P::apply(left, right);
+    }
+}
+
+/// Divides each element by the number of ranks.
+#[multiversion(
+    targets("x86_64+avx2+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"),
+    dispatcher = "direct"
+)]
+pub(super) fn divide<T: Divide>(into: &mut [T], ranks: usize) {
+    if ranks.is_power_of_two() {
+        // The same bits as by a division, and faster.
+        let reciprocal = T::reciprocal(ranks);
+        for element in into {
+            *element = element.scale(reciprocal);
+        }
+    } else {
+        let divisor = T::divisor(ranks);
+        for element in into {
+            *element = element.divide(divisor);
+        }
+    }
+}
