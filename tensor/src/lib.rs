@@ -38,6 +38,7 @@
 //! | dynamic slot: [`RdmaDevice::dynamic_receiver`], [`Channel::dynamic_sender`] | nothing | a WRITE of 168 bytes, and a READ by the receiver | a word in memory |
 //! | rendezvous: [`RdmaDevice::put`], [`Channel::request`] | nothing | a message and a WRITE; one more message in the first step, and when the shape changes | a message |
 //! | region: [`RdmaDevice::export`], [`Channel::region`], [`Channel::write`], [`Channel::read`] | the offsets | one operation, also for thousands of blocks ([`RegionWrite::blocks_from`]) | a notice, or not at all |
+//! | published region: [`RdmaDevice::publish`], [`Channel::view`] | the offsets | stores to its own memory | a look at the sender's memory, on the software device |
 //!
 //! # Static slots
 //!
@@ -142,6 +143,34 @@
 //! let mut first = [0; 1];
 //! cache.memory().copy_out(8192, &mut first)?;
 //! assert_eq!(first, [9]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`RdmaDevice::publish`] offers a region for reading only, and its owner keeps it as a `&mut [u8]`. Where the software device
+//! maps memory of the peer (both processes belong to one user), [`Channel::view`] maps the peer's region into this process. A look
+//! then costs one load. A view is read like shared memory: the owner stores the bytes of a message, then a word with Release
+//! ordering; the reader polls the word, then copies the bytes. On other devices there is no view, and [`RegionWrite::bytes`] sends
+//! small messages inline.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # use tonic_rdma_tensor::{RdmaDevice, Rights};
+//! # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+//! # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+//! # let channel = worker.channel(&server.endpoint(), 0).await?;
+//! let board = server.export("board", server.allocate(4096)?, Rights::READ)?;
+//! let remote = channel.region("board").await?;
+//! if let Some(view) = channel.view(&remote).await? {
+//!     board.memory().copy_in(8, b"message")?;
+//!     board.memory().store_u64(0, 1)?; // message 1 is there
+//!
+//!     let mut message = [0; 7];
+//!     while view.load_u64(0)? < 1 {}
+//!     view.copy_out(8, &mut message)?;
+//!     assert_eq!(&message, b"message");
+//! }
 //! # Ok(())
 //! # }
 //! ```

@@ -1,1 +1,608 @@
-//! The engine: carries out plans over lanes.
+//! The engine: carries out plans over lanes. It does no I/O of its own, starts no thread, and reads no clock: the time is an
+//! argument.
+//!
+//! ```text
+//!   start(call, memory) ──▶ waiting ──▶ under way ──▶ finished ──▶ take(id)
+//!                           (more than 64 are)  │ progress(): one round of looks at all lanes
+//!                                               ▼
+//!                                       the first failure ends all operations, and all later ones
+//! ```
+//!
+//! Operations overlap. Lanes keep the order of operations: a lane carries the messages of an operation before those of the next,
+//! so an operation uses a lane when all earlier ones are through with it.
+//!
+//! [`short`] is the path of an all-reduce of few elements while no other operation is under way. All others run [`program`]s,
+//! which are compiled [plans](crate::plan) and are kept for the next call with the same arguments.
+
+mod bodies;
+mod call;
+mod homes;
+mod pairs;
+mod program;
+mod programs;
+mod short;
+#[cfg(test)]
+mod simulation;
+mod under;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+pub(crate) use self::call::{Call, Kind};
+pub(crate) use self::under::{Holding, Lent, OperationId};
+
+use self::pairs::Numbers;
+use self::programs::Programs;
+use self::short::Short;
+use self::under::{Busy, Context, Course, Fault, Planned, Under, check};
+use crate::error::{CollectiveError, Place};
+use crate::lane::{Lanes, Tag};
+use crate::plan::{Algorithm, Collective};
+use crate::reduce::Kernel;
+
+/// The largest number of operations that use the lanes at once. Later ones wait.
+const MOST_UNDER_WAY: usize = 64;
+/// The largest number of operations that have not finished.
+const MOST_WAITING: usize = 65_536;
+
+/// Gives registered memory of at least so many bytes.
+pub(crate) type Supply<M> = Box<dyn FnMut(usize) -> Result<M, CollectiveError> + Send>;
+
+/// The operations of one rank.
+pub(crate) struct Engine<L: Lanes> {
+    rank: usize,
+    ranks: usize,
+    lanes: L,
+    supply: Supply<L::Memory>,
+    programs: Programs,
+    /// In the order of their start.
+    under: VecDeque<Under<L::Memory>>,
+    finished: Vec<Finished<L::Memory>>,
+    /// Memory that peers may still pull from after a failure.
+    kept: Vec<L::Memory>,
+    numbers: Numbers,
+    ids: u64,
+    failure: Option<Arc<CollectiveError>>,
+    /// Whether an operation has returned the failure itself, and not that an earlier one failed.
+    told: bool,
+    busy: Busy,
+    sum: Vec<u8>,
+    last_short: Option<(Call, u64, Kernel)>,
+    position: (Place, Option<usize>),
+    late: Option<Late>,
+    /// Whether the caller looks for the cause of a deadline, and then calls `expire`.
+    asks: bool,
+    statistics: Statistics,
+}
+
+/// An operation that has ended.
+#[derive(Debug)]
+struct Finished<M> {
+    id: OperationId,
+    result: Result<(), CollectiveError>,
+    holding: Holding<M>,
+}
+
+/// An operation whose deadline has passed, and the rank that it waits for.
+#[derive(Debug)]
+struct Late {
+    id: OperationId,
+    rank: usize,
+    told: bool,
+}
+
+/// What an engine has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Statistics {
+    pub(crate) operations: u64,
+    /// Operations that took the short path from start to end.
+    pub(crate) short: u64,
+    /// Bytes copied within this rank: to staging memory, and from there. Reductions and inline messages do not count.
+    pub(crate) copied: u64,
+}
+
+/// Arguments of an operation, apart from its memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    pub(crate) call: Call,
+    /// The elements that Input has, if it is not the same memory as Out; in elements of the whole.
+    pub(crate) input: Option<(usize, usize)>,
+    /// The elements that Out has.
+    pub(crate) out: (usize, usize),
+    pub(crate) limit: Duration,
+}
+
+impl<L: Lanes> Engine<L> {
+    pub(crate) fn new(rank: usize, ranks: usize, lanes: L, supply: Supply<L::Memory>) -> Self {
+        Self {
+            rank,
+            ranks,
+            sum: Vec::with_capacity(lanes.inline()),
+            lanes,
+            supply,
+            programs: Programs::default(),
+            under: VecDeque::new(),
+            finished: Vec::new(),
+            kept: Vec::new(),
+            numbers: Numbers::new(ranks),
+            ids: 0,
+            failure: None,
+            told: false,
+            busy: Busy { sends: vec![false; ranks], receives: vec![false; ranks] },
+            last_short: None,
+            position: (Place { operation: 0, step: 0, steps: 0 }, None),
+            late: None,
+            asks: false,
+            statistics: Statistics::default(),
+        }
+    }
+
+    /// Carries out an all-reduce on the short path, if the path is open to it and the other ranks answer within `looks` looks.
+    ///
+    /// `own` are the elements of this rank; without it, they are in `out`. Returns `None` if the path is not open: then nothing
+    /// has happened.
+    #[inline]
+    pub(crate) fn short(
+        &mut self,
+        request: &Request,
+        own: Option<&[u8]>,
+        out: &mut [u8],
+        looks: u32,
+    ) -> Option<ShortResult> {
+        if !self.under.is_empty() || self.failure.is_some() {
+            return None;
+        }
+        let (packed, kernel) = match self.last_short {
+            Some((call, packed, kernel)) if call == request.call => (packed, kernel),
+            _ => {
+                let packed = request.call.pack();
+                let kernel = self.short_kernel(&request.call)?;
+                self.last_short = Some((request.call, packed, kernel));
+                (packed, kernel)
+            }
+        };
+        let number = self.numbers.group;
+        let tag = Tag { operation: number, step: 0, call: packed };
+        let mut short = Short::new(self.rank, self.ranks);
+        let mut left = looks;
+        let fault = loop {
+            match short.look(&mut self.lanes, &mut self.sum, &kernel, tag, own, out) {
+                Ok(_) if short.is_done(self.ranks) => {
+                    self.numbers.group += 1;
+                    self.statistics.operations += 1;
+                    self.statistics.short += 1;
+                    return Some(ShortResult::Done);
+                }
+                Ok(true) => {}
+                Ok(false) if left == 0 => break None,
+                Ok(false) => left -= 1,
+                Err(fault) => break Some(fault),
+            }
+            if let Err(error) = self.lanes.progress() {
+                break Some(error.into());
+            }
+            std::hint::spin_loop();
+        };
+        self.numbers.group += 1;
+        let id = self.push(request, number, packed, Some(kernel), Course::Short(short));
+        if let Some(fault) = fault {
+            self.fail_at(self.under.len() - 1, fault);
+        }
+        Some(ShortResult::UnderWay(id))
+    }
+
+    fn short_kernel(&self, call: &Call) -> Option<Kernel> {
+        let size = call.dtype.size()?;
+        let fits = call.kind == Kind::Group(Collective::AllReduce)
+            && call.algorithm == Algorithm::OneShot
+            && self.ranks > 1
+            && call.elements > 0
+            && call.elements <= call.piece
+            && call.elements <= self.lanes.inline() / size;
+        if !fits {
+            return None;
+        }
+        Kernel::of(call.dtype, call.reduction?).ok()
+    }
+
+    /// Gives an operation of the short path its memory. Operations of slices have theirs lent.
+    pub(crate) fn adopt(&mut self, id: OperationId, holding: Holding<L::Memory>) {
+        if let Some(under) = self.under.iter_mut().find(|under| under.id == id) {
+            under.holding = holding;
+        } else if let Some(finished) = self.finished.iter_mut().find(|finished| finished.id == id) {
+            finished.holding = holding;
+        }
+    }
+
+    fn push(
+        &mut self,
+        request: &Request,
+        number: u64,
+        packed: u64,
+        kernel: Option<Kernel>,
+        course: Course<L::Memory>,
+    ) -> OperationId {
+        let id = OperationId(self.ids);
+        self.ids += 1;
+        self.statistics.operations += 1;
+        self.under.push_back(Under {
+            id,
+            number,
+            call: request.call,
+            packed,
+            kernel,
+            holding: Holding::Borrowed,
+            course,
+            limit: request.limit,
+            started: None,
+            waker: None,
+            detached: false,
+        });
+        id
+    }
+
+    /// Starts an operation. `progress` carries it out.
+    ///
+    /// # Errors
+    /// The arguments do not fit, or the group has failed. The memory comes back.
+    pub(crate) fn start(
+        &mut self,
+        request: &Request,
+        holding: Holding<L::Memory>,
+    ) -> Result<OperationId, (CollectiveError, Holding<L::Memory>)> {
+        if let Some(error) = self.refusal() {
+            return Err((error, holding));
+        }
+        let (program, kernel) = match self.prepare(request, &holding) {
+            Ok(prepared) => prepared,
+            Err(error) => return Err((error, holding)),
+        };
+        let number = self.numbers.next(request.call.kind);
+        let packed = request.call.pack();
+        let id = self.push(request, number, packed, kernel, Course::Planned(Planned::new(program)));
+        if let Some(under) = self.under.back_mut() {
+            under.holding = holding;
+        }
+        Ok(id)
+    }
+
+    fn refusal(&mut self) -> Option<CollectiveError> {
+        if let Some(failure) = &self.failure {
+            if !std::mem::replace(&mut self.told, true) {
+                return Some(CollectiveError::clone(failure));
+            }
+            return Some(CollectiveError::Revoked(Arc::clone(failure)));
+        }
+        (self.under.len() >= MOST_WAITING).then(|| {
+            CollectiveError::Argument(
+                format!("{MOST_WAITING} operations wait already; await some before starting more").into(),
+            )
+        })
+    }
+
+    /// Carries out one round of looks at all lanes. With `lent`, the operation of these slices can move on too. With `now`,
+    /// deadlines are checked. Returns whether something moved.
+    pub(crate) fn progress(
+        &mut self,
+        now: Option<Instant>,
+        mut lent: Option<(OperationId, Lent<'_>)>,
+    ) -> bool {
+        if self.under.is_empty() {
+            return false;
+        }
+        if let Err(error) = self.lanes.progress() {
+            self.fail_at(0, error.into());
+            return true;
+        }
+        self.busy.clear();
+        let mut moved = false;
+        let mut at = 0;
+        while at < self.under.len().min(MOST_UNDER_WAY) {
+            let under = &mut self.under[at];
+            if let Err(error) = begin(under, &mut self.supply) {
+                self.fail_at(at, Fault::Error(error));
+                return true;
+            }
+            let mine = lent.as_ref().is_some_and(|(id, _)| *id == under.id);
+            let mut slices = if mine { lent.take().map(|(_, lent)| lent) } else { None };
+            let has_memory = mine || matches!(under.holding, Holding::Owned { .. });
+            let mut context = Context {
+                lanes: &mut self.lanes,
+                busy: &mut self.busy,
+                ranks: self.ranks,
+                sum: &mut self.sum,
+            };
+            match under.advance(&mut context, slices.as_mut().map(Lent::again)) {
+                Ok(advanced) => moved |= advanced,
+                Err(fault) => {
+                    self.fail_at(at, fault);
+                    return true;
+                }
+            }
+            if under.is_done(self.ranks) && (has_memory || !under.ends_with_memory()) {
+                under.end(slices);
+                self.finish(at, Ok(()));
+                moved = true;
+                continue;
+            }
+            at += 1;
+        }
+        if let Some(now) = now {
+            self.check_time(now);
+        }
+        moved
+    }
+
+    /// Looks for messages of another call, also on lanes on which no message is due: then the ranks wait for each other, because
+    /// they carry out different plans.
+    fn find_mismatch(&mut self) -> Option<(usize, Fault)> {
+        for from in (0..self.ranks).filter(|from| *from != self.rank) {
+            // A lane that has failed is found elsewhere.
+            let Ok(Some((tag, _))) = self.lanes.peek(from) else { continue };
+            let of_group = |under: &Under<_>| matches!(under.call.kind, Kind::Group(_));
+            let mut candidates = self.under.iter().enumerate().filter(|(_, under)| of_group(under));
+            if let Some((at, under)) = candidates.find(|(_, under)| under.number == tag.operation)
+                && under.packed != tag.call
+            {
+                let due = Tag { operation: under.number, step: 0, call: under.packed };
+                return check(from, &due, &tag, 0, 0, 0, 0).err().map(|fault| (at, fault));
+            }
+        }
+        None
+    }
+
+    /// Fails the operations whose deadline has passed, and says where this rank is.
+    fn check_time(&mut self, now: Instant) {
+        if let Some((at, fault)) = self.find_mismatch() {
+            return self.fail_at(at, fault);
+        }
+        let mut late = None;
+        for (at, under) in self.under.iter_mut().enumerate() {
+            let started = *under.started.get_or_insert(now);
+            if late.is_none() && now.saturating_duration_since(started) >= under.limit {
+                late = Some(at);
+            }
+        }
+        // An operation may wait for an earlier one.
+        let Some(first) = self.under.iter().find(|under| under.waits_for(self.rank, self.ranks).is_some())
+        else {
+            if let Some(at) = late {
+                self.fail_at(at, Fault::Error(self.own_fault(at)));
+            }
+            return;
+        };
+        let (place, waits_for) = (first.place(), first.waits_for(self.rank, self.ranks));
+        self.position = (place, waits_for);
+        if let Some(at) = late {
+            let under = &self.under[at];
+            let waits_for = under.waits_for(self.rank, self.ranks).or(waits_for);
+            if self.asks
+                && let Some(rank) = waits_for
+            {
+                self.late.get_or_insert(Late { id: under.id, rank, told: false });
+                return;
+            }
+            let error = match waits_for {
+                Some(rank) => CollectiveError::Deadline { rank, place: under.place(), limit: under.limit },
+                None => self.own_fault(at),
+            };
+            self.fail_at(at, Fault::Error(error));
+        }
+    }
+
+    /// The operation waits for no rank, so its own future was not polled.
+    fn own_fault(&self, at: usize) -> CollectiveError {
+        let under = &self.under[at];
+        CollectiveError::Deadline { rank: self.rank, place: under.place(), limit: under.limit }
+    }
+
+    fn finish(&mut self, at: usize, result: Result<(), CollectiveError>) {
+        let Some(under) = self.under.remove(at) else { return };
+        if let Course::Planned(planned) = &under.course {
+            self.statistics.copied += planned.program.copied as u64;
+        }
+        if let Some(waker) = under.waker {
+            waker.wake();
+        }
+        if !under.detached {
+            self.finished.push(Finished { id: under.id, result, holding: under.holding });
+        }
+    }
+
+    /// Ends all operations, because the one at `at` failed.
+    fn fail_at(&mut self, at: usize, fault: Fault) {
+        let place = self.under.get(at).map(Under::place);
+        let error = fault.into_error(place.unwrap_or_else(|| self.idle_place()));
+        self.fail_all(at, error);
+    }
+
+    fn fail_all(&mut self, first: usize, error: CollectiveError) {
+        let shared = Arc::new(error.clone());
+        if self.failure.is_none() {
+            self.failure = Some(Arc::clone(&shared));
+        }
+        for (at, mut under) in std::mem::take(&mut self.under).into_iter().enumerate() {
+            let result =
+                if at == first { error.clone() } else { CollectiveError::Revoked(Arc::clone(&shared)) };
+            self.told = true;
+            if let Course::Planned(planned) = &mut under.course {
+                if planned.has_outstanding() {
+                    self.kept.extend(planned.staging.take());
+                    self.kept.extend(planned.scratch.take());
+                    keep(&mut under.holding, &mut self.supply, &mut self.kept);
+                }
+            }
+            if let Some(waker) = under.waker {
+                waker.wake();
+            }
+            if !under.detached {
+                self.finished.push(Finished { id: under.id, result: Err(result), holding: under.holding });
+            }
+        }
+    }
+
+    /// Ends all operations because of an event outside the lanes. Only the first failure counts.
+    pub(crate) fn fail(&mut self, error: CollectiveError) {
+        if self.failure.is_none() {
+            self.fail_all(0, error);
+        }
+    }
+
+    /// Ends all operations because the connection to `rank` has ended.
+    pub(crate) fn lost(&mut self, rank: usize, reason: tonic_rdma_tensor::ChannelError) {
+        let place = self.under.front().map_or_else(|| self.idle_place(), Under::place);
+        self.fail(CollectiveError::RankLost { rank, place, reason });
+    }
+
+    fn idle_place(&self) -> Place {
+        Place { operation: self.numbers.group, step: 0, steps: 0 }
+    }
+
+    /// Returns the first failure.
+    pub(crate) fn failure(&self) -> Option<&Arc<CollectiveError>> {
+        self.failure.as_ref()
+    }
+
+    /// Returns whether an operation has ended, so that `take` gives its result.
+    pub(crate) fn is_finished(&self, id: OperationId) -> bool {
+        self.finished.iter().any(|finished| finished.id == id)
+    }
+
+    /// Takes the result of an operation that has ended, and its memory.
+    pub(crate) fn take(
+        &mut self,
+        id: OperationId,
+    ) -> Option<(Result<(), CollectiveError>, Holding<L::Memory>)> {
+        let at = self.finished.iter().position(|finished| finished.id == id)?;
+        let finished = self.finished.swap_remove(at);
+        Some((finished.result, finished.holding))
+    }
+
+    /// Wakes `waker` when the operation has ended, or when it needs its slices.
+    pub(crate) fn wake(&mut self, id: OperationId, waker: &Waker) {
+        if let Some(under) = self.under.iter_mut().find(|under| under.id == id) {
+            match &mut under.waker {
+                Some(old) => old.clone_from(waker),
+                none => *none = Some(waker.clone()),
+            }
+        }
+    }
+
+    /// Lets an operation go on without anybody who takes its result. One whose memory is lent can't go on: it ends the group.
+    pub(crate) fn forget(&mut self, id: OperationId) {
+        self.finished.retain(|finished| finished.id != id);
+        let Some(at) = self.under.iter().position(|under| under.id == id) else { return };
+        let under = &mut self.under[at];
+        under.detached = true;
+        if matches!(under.holding, Holding::Borrowed) {
+            let what = format!(
+                "{} (operation {}) was dropped before its end, and its elements lie in slices; drive such operations to \
+                 their end, or use a Buffer",
+                under.call, under.number
+            );
+            self.fail_all(at, CollectiveError::Argument(what.into()));
+            // No caller has got this error.
+            self.told = false;
+        }
+    }
+
+    /// Returns whether no operation is under way.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.under.is_empty()
+    }
+
+    /// Returns the place, and the rank that this rank waits for, as of the last time that deadlines were checked.
+    pub(crate) fn position(&self) -> (Place, Option<usize>) {
+        self.position
+    }
+
+    /// Leaves operations whose deadline has passed under way until [`expire`](Self::expire).
+    pub(crate) fn ask_before_expiry(&mut self) {
+        self.asks = true;
+    }
+
+    /// Takes the operation whose deadline has passed. Each one comes once.
+    pub(crate) fn take_late(&mut self) -> Option<(OperationId, usize)> {
+        let late = self.late.as_mut().filter(|late| !late.told)?;
+        late.told = true;
+        Some((late.id, late.rank))
+    }
+
+    /// Fails an operation whose deadline has passed, because of `culprit`.
+    pub(crate) fn expire(&mut self, id: OperationId, culprit: usize) {
+        self.late = None;
+        if let Some(at) = self.under.iter().position(|under| under.id == id) {
+            let under = &self.under[at];
+            let (place, limit) = (under.place(), under.limit);
+            self.fail_at(at, Fault::Error(CollectiveError::Deadline { rank: culprit, place, limit }));
+        }
+    }
+
+    pub(crate) fn statistics(&self) -> Statistics {
+        self.statistics
+    }
+
+    pub(crate) fn lanes(&self) -> &L {
+        &self.lanes
+    }
+
+    pub(crate) fn lanes_mut(&mut self) -> &mut L {
+        &mut self.lanes
+    }
+
+    /// Takes the memory that peers may still pull from after a failure.
+    pub(crate) fn take_kept(&mut self) -> Vec<L::Memory> {
+        std::mem::take(&mut self.kept)
+    }
+}
+
+/// The result of the short path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ShortResult {
+    Done,
+    /// The operation goes on, or has failed.
+    UnderWay(OperationId),
+}
+
+impl Lent<'_> {
+    fn again(&mut self) -> Lent<'_> {
+        Lent { input: self.input, out: self.out }
+    }
+}
+
+/// Gives an operation its staging and scratch memory.
+fn begin<M>(under: &mut Under<M>, supply: &mut Supply<M>) -> Result<(), CollectiveError> {
+    let Course::Planned(planned) = &mut under.course else { return Ok(()) };
+    if planned.begun {
+        return Ok(());
+    }
+    if planned.program.staging > 0 {
+        planned.staging = Some(supply(planned.program.staging)?);
+    }
+    if planned.program.scratch > 0 {
+        planned.scratch = Some(supply(planned.program.scratch)?);
+    }
+    planned.begun = true;
+    Ok(())
+}
+
+/// Exchanges the memory of a failed operation for copies, because a peer may still pull from it, and the caller may change what
+/// comes back. Where there is no memory for a copy, nothing comes back.
+fn keep<M: std::ops::DerefMut<Target = [u8]>>(
+    holding: &mut Holding<M>,
+    supply: &mut Supply<M>,
+    kept: &mut Vec<M>,
+) {
+    let Holding::Owned { input, out } = holding else { return };
+    for memory in [input, out] {
+        let Some(old) = memory.take() else { continue };
+        if let Ok(mut new) = supply(old.len()) {
+            let length = old.len().min(new.len());
+            new[..length].copy_from_slice(&old[..length]);
+            *memory = Some(new);
+        }
+        kept.push(old);
+    }
+}

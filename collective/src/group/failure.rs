@@ -7,7 +7,7 @@ use std::task::Waker;
 use tokio::sync::Notify;
 
 use crate::error::CollectiveError;
-use crate::group::lock;
+use crate::group::lock::lock;
 
 /// The first failure of one generation of a group. Threads that carry out operations look at it, and each look is one load.
 #[derive(Debug, Default)]

@@ -15,6 +15,7 @@ mod agreement;
 mod client;
 mod failure;
 mod launch;
+mod lock;
 mod meeting;
 mod place;
 mod position;
@@ -26,7 +27,7 @@ mod settings;
 mod state;
 mod survivors;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -126,10 +127,15 @@ impl Group {
 
     /// Sets the failure of this rank, if it is the first, and tells all other ranks of it, which then fail too. Returns at once.
     pub(crate) fn report(&self, error: CollectiveError) {
-        let message: Arc<str> = shortened(&error.to_string()).into();
-        if !self.epoch.failure.set(error) {
-            return;
+        let message = error.to_string();
+        if self.epoch.failure.set(error) {
+            self.tell(&message);
         }
+    }
+
+    /// Tells all other ranks that this one has failed.
+    fn tell(&self, message: &str) {
+        let message: Arc<str> = shortened(message).into();
         let (group, generation, me) = (self.session.group, self.epoch.generation, self.session.state.me);
         for original in self.epoch.members.iter().copied().filter(|original| *original != me) {
             let Some(Some(other)) = self.session.peers.get(original) else { continue };
@@ -172,13 +178,17 @@ impl Group {
         }
     }
 
-    /// Agrees with the other living ranks on who goes on. To be called on every survivor, after a failure. Calling it again
-    /// gives the same answer.
+    /// Agrees with the other living ranks on who goes on. To be called on every survivor. This generation has failed from then
+    /// on, on all ranks. Calling it again gives the same answer.
     ///
     /// # Errors
     /// - [`Excluded`](CollectiveError::Excluded): the others go on without this rank.
     /// - [`Setup`](CollectiveError::Setup): there was no agreement in time.
     pub(crate) async fn survivors(&self) -> Result<Survivors, CollectiveError> {
+        let asked = || CollectiveError::Setup("this rank has asked for the group of the survivors".into());
+        self.epoch.failure.set(asked());
+        // Ranks that have noticed no failure come to the agreement too.
+        self.tell(&self.epoch.failure.reason().cloned().unwrap_or_else(asked).to_string());
         let this = self.clone();
         self.session.runtime.run(async move { survivors::agree(&this.session, &this.epoch).await }).await
     }
@@ -189,11 +199,7 @@ impl Group {
     }
 }
 
-/// Locks a mutex. A panic of another thread does not make its content unusable here, because no critical section of this
-/// module panics halfway through a change.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
+#[cfg(test)]
+mod processes;
 #[cfg(test)]
 mod tests;

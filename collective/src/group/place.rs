@@ -21,8 +21,14 @@ pub(super) fn of_rank_0(address: &str, resolved: &[SocketAddr]) -> Vec<SocketAdd
 
 /// Returns the address on which another rank listens, with port 0: that of this host on the way to rank 0.
 pub(super) fn of_other_rank(address: &str, resolved: &[SocketAddr]) -> io::Result<SocketAddr> {
-    let first = resolved.first().ok_or_else(|| io::Error::other("the name has no address"))?;
-    let local = local_towards(*first)?;
+    let mut local = Err(io::Error::other("the name has no address"));
+    for remote in resolved {
+        local = local_towards(*remote);
+        if local.is_ok() {
+            break;
+        }
+    }
+    let local = local?;
     let ip = if local.is_loopback() && !is_loopback(address) {
         local_towards(OUTSIDE).unwrap_or(local)
     } else {

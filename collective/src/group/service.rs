@@ -35,8 +35,11 @@ impl Service {
         Self { state }
     }
 
-    /// Refuses callers of another group.
+    /// Refuses callers of another group, and all callers once this rank has left its group.
     fn check(&self, group: &[u8]) -> Result<(), Status> {
+        if let Some(reason) = self.state.left() {
+            return Err(Status::aborted(format!("this rank has left the group, because {reason}")));
+        }
         match self.state.group() {
             Some(ours) if ours[..] == *group => Ok(()),
             Some(_) => Err(Status::permission_denied("the caller belongs to another group")),
@@ -103,6 +106,7 @@ impl Group for Service {
             step: place.map(|place| place.step).unwrap_or_default(),
             steps: place.map(|place| place.steps).unwrap_or_default(),
             waits_for,
+            ready: self.state.is_ready(),
         }))
     }
 

@@ -1,5 +1,6 @@
 //! The session: what all generations of a group have in common. The ranks here are those of the meeting.
 
+use std::io::Read as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -88,6 +89,8 @@ async fn connect(launch: Launch, settings: Settings) -> Result<Connected, Collec
             tokio::spawn(watch(Arc::clone(&state), rank, other.clone(), group, settings.answer));
         }
     }
+    state.set_ready();
+    all_ready(&peers, group, settings.answer, until).await;
     Ok(Connected { state, group, device, peers, members, epoch })
 }
 
@@ -177,14 +180,8 @@ async fn meet(
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
     let member = Member { address: local.to_string(), host: host(), cores };
     if launch.rank() == 0 {
-        // The other ranks reach rank 0 under the address that they called.
-        let address = if local.ip().is_unspecified() || launch.size() > 1 {
-            launch.address().to_owned()
-        } else {
-            local.to_string()
-        };
-        let meeting = Meeting::new(launch.job(), launch.size(), &[], Member { address, ..member });
-        let group = fresh_id();
+        let meeting = Meeting::new(launch.job(), launch.size(), &[], member);
+        let group = fresh_id()?;
         state.open_meeting(meeting, group);
         let members = wait_for_all(launch, settings, state, until).await?;
         return Ok((group, members));
@@ -194,15 +191,19 @@ async fn meet(
         job: launch.job().to_owned(),
         rank: launch.rank() as u32,
         size: launch.size() as u32,
-        process: fresh_id().to_vec().into(),
+        process: fresh_id()?.to_vec().into(),
         member: Some(member),
     };
-    let reply = join(launch, settings, request, until).await?;
+    let mut reply = join(launch, settings, request, until).await?;
     let group = GroupId::try_from(&reply.group[..]);
     let group = group.map_err(|_| setup(format!("rank 0 at {} named no group", launch.address())))?;
     if reply.members.len() != launch.size() {
         let (found, size) = (reply.members.len(), launch.size());
         return Err(setup(format!("rank 0 at {} named {found} ranks, not {size}", launch.address())));
+    }
+    // Rank 0 is reached as it was reached now, whatever its own host calls it.
+    if let Some(rank_0) = reply.members.first_mut() {
+        rank_0.address = launch.address().to_owned();
     }
     Ok((group, reply.members))
 }
@@ -237,14 +238,14 @@ async fn join(
 ) -> Result<JoinReply, CollectiveError> {
     let address = launch.address();
     let rank_0 = Peer::new(settings, address).map_err(setup)?;
-    let mut last = "no answer".to_owned();
     let mut pause = Duration::from_millis(10);
+    let (mut missing, mut trouble) = (None, None);
     while Instant::now() < until {
         let left = until.saturating_duration_since(Instant::now());
         match rank_0.join(request.clone(), left.min(Duration::from_secs(10))).await {
             Ok(reply) if reply.missing.is_empty() => return Ok(reply),
             Ok(reply) => {
-                last = describe_missing(&reply.missing, launch.size());
+                missing = Some(describe_missing(&reply.missing, launch.size()));
                 continue;
             }
             Err(status) => {
@@ -253,14 +254,18 @@ async fn join(
                     let (rank, reason) = (launch.rank(), status.message());
                     return Err(setup(format!("rank 0 at {address} refused rank {rank}: {reason}")));
                 }
-                last = format!("rank 0 has not come, or can't be reached: {}", describe(&status));
+                trouble = Some(describe(&status));
             }
         }
         tokio::time::sleep(pause.min(until.saturating_duration_since(Instant::now()))).await;
         pause = (pause * 2).min(Duration::from_millis(250));
     }
+    // What rank 0 said once says more than the reason why the last call did not end in time.
+    let reason = missing.unwrap_or_else(|| {
+        format!("rank 0 has not come, or can't be reached: {}", trouble.as_deref().unwrap_or("no answer"))
+    });
     let limit = settings.meeting;
-    Err(setup(format!("the ranks did not meet at {address} within {limit:?}: {last}")))
+    Err(setup(format!("the ranks did not meet at {address} within {limit:?}: {reason}")))
 }
 
 /// Opens channels to all other ranks.
@@ -295,6 +300,25 @@ async fn mesh(
     Ok(peers)
 }
 
+/// Waits until all other ranks have their channels too. Otherwise a program that ends early would end while another rank still
+/// opens its channel. A rank whose channel has closed needs no channel any more.
+async fn all_ready(peers: &[Option<Other>], group: GroupId, answer: Duration, until: Instant) {
+    let mut waiting = JoinSet::new();
+    for other in peers.iter().flatten().cloned() {
+        waiting.spawn(async move {
+            let mut pause = Duration::from_millis(1);
+            while other.channel.is_open() && Instant::now() < until {
+                if other.peer.status(&group, answer).await.is_ok_and(|status| status.ready) {
+                    return;
+                }
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(Duration::from_millis(50));
+            }
+        });
+    }
+    waiting.join_all().await;
+}
+
 /// Opens a channel. A rank that is asked by many others at once says that it is busy, and is asked again.
 async fn open(device: &RdmaDevice, address: &str, until: Instant) -> Result<Channel, ChannelError> {
     loop {
@@ -327,6 +351,10 @@ fn host() -> String {
     read("/proc/sys/kernel/random/boot_id").unwrap_or_else(|_| format!("unknown {:016x}", fastrand::u64(..)))
 }
 
-fn fresh_id() -> GroupId {
-    fastrand::u128(..).to_le_bytes()
+/// Returns a name that can't be guessed.
+fn fresh_id() -> Result<GroupId, CollectiveError> {
+    let mut id = GroupId::default();
+    let read = std::fs::File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut id));
+    read.map_err(|error| setup(format!("the system gives no random numbers (/dev/urandom): {error}")))?;
+    Ok(id)
 }

@@ -1,6 +1,7 @@
 //! What a rank knows of its group, shared by the service, the watch and the communicator.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::Notify;
@@ -9,7 +10,7 @@ use tonic_rdma_tensor::ChannelError;
 use crate::error::CollectiveError;
 use crate::group::agreement::{Move, Proposal, Standing};
 use crate::group::failure::Failure;
-use crate::group::lock;
+use crate::group::lock::lock;
 use crate::group::meeting::Meeting;
 use crate::group::position::Position;
 
@@ -21,6 +22,7 @@ pub(crate) type GroupId = [u8; 16];
 pub(crate) struct State {
     pub(crate) me: usize,
     pub(crate) size: usize,
+    ready: AtomicBool,
     inner: Mutex<Inner>,
     /// Tells of changes of the meeting.
     pub(crate) changed: Notify,
@@ -34,6 +36,8 @@ struct Inner {
     standing: Standing,
     epoch: Option<Arc<Epoch>>,
     lost: BTreeMap<usize, ChannelError>,
+    /// The reason why this rank has left the group.
+    left: Option<Arc<str>>,
     /// A report about a generation that this rank is not yet in: generation, rank and message.
     early: Option<(u64, usize, Arc<str>)>,
 }
@@ -77,7 +81,17 @@ impl Epoch {
 
 impl State {
     pub(crate) fn new(me: usize, size: usize) -> Self {
-        Self { me, size, inner: Mutex::default(), changed: Notify::new() }
+        Self { me, size, ready: AtomicBool::new(false), inner: Mutex::default(), changed: Notify::new() }
+    }
+
+    /// Says that this rank has channels to all others.
+    pub(crate) fn set_ready(&self) {
+        self.ready.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether this rank has channels to all others.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Relaxed)
     }
 
     /// Gives the meeting to `then`, if this rank holds one, and tells the waiters of the change.
@@ -124,6 +138,16 @@ impl State {
     /// Suspects a rank during an agreement.
     pub(crate) fn suspect(&self, rank: usize, reason: &str) {
         lock(&self.inner).standing.suspect(rank, reason);
+    }
+
+    /// Leaves the group for ever, because the others go on without this rank.
+    pub(crate) fn leave(&self, reason: &Arc<str>) {
+        lock(&self.inner).left.get_or_insert_with(|| Arc::clone(reason));
+    }
+
+    /// Returns the reason why this rank has left.
+    pub(crate) fn left(&self) -> Option<Arc<str>> {
+        lock(&self.inner).left.clone()
     }
 
     /// Takes a report of another rank.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 use tokio::time::Instant;
+use tonic::Code;
 
 use crate::error::CollectiveError;
 use crate::group::agreement::{Move, Proposal, Standing};
@@ -44,6 +45,9 @@ impl Survivors {
 /// Agrees with the other living ranks.
 pub(super) async fn agree(session: &Arc<Session>, epoch: &Arc<Epoch>) -> Result<Survivors, CollectiveError> {
     let state = &session.state;
+    if let Some(reason) = state.left() {
+        return Err(CollectiveError::Excluded { rank: epoch.rank, reason });
+    }
     if let Some(later) = state.agree(epoch.generation, true) {
         return Ok(Survivors::new(later, epoch));
     }
@@ -60,7 +64,10 @@ pub(super) async fn agree(session: &Arc<Session>, epoch: &Arc<Epoch>) -> Result<
                 }
             }
             Move::Leave(reason) => {
-                return Err(CollectiveError::Excluded { rank: epoch.rank, reason: reason.into() });
+                let reason: Arc<str> = reason.into();
+                // The others must not wait for this rank.
+                state.leave(&reason);
+                return Err(CollectiveError::Excluded { rank: epoch.rank, reason });
             }
             Move::Propose(proposal) => {
                 if propose(session, &proposal).await
@@ -94,6 +101,7 @@ async fn ask_all(session: &Arc<Session>, silent: &mut BTreeMap<usize, Instant>) 
                 silent.remove(&rank);
                 answers.insert(rank, standing_of(reply, state.size));
             }
+            Err(status) if status.code() == Code::Aborted => state.suspect(rank, status.message()),
             Err(_) => {
                 let since = *silent.entry(rank).or_insert(begun);
                 let limit = session.answer * SILENCE;

@@ -1,1 +1,342 @@
-//! Groups of several ranks in one process.
+//! Groups of several ranks in one process. Each rank has its own runtime, device and server, as a process has.
+
+use std::collections::BTreeMap;
+use std::net::TcpListener;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::{Group, Launch, Settings};
+use crate::error::{CollectiveError, Place};
+
+/// Generous: only a hang takes so long.
+const HANG: Duration = Duration::from_secs(60);
+
+pub(super) fn free_address() -> String {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
+fn settings() -> Settings {
+    // Machines of tests are slow and shared, so that a thread may wait for its turn longer than a user's would.
+    Settings { answer: Duration::from_secs(1), ..Settings::default() }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Runs a future without any runtime.
+pub(super) fn block_on<T>(future: impl Future<Output = T>) -> T {
+    struct Unpark(thread::Thread);
+    impl std::task::Wake for Unpark {
+        fn wake(self: std::sync::Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = std::sync::Arc::new(Unpark(thread::current())).into();
+    let mut context = std::task::Context::from_waker(&waker);
+    let mut future = std::pin::pin!(future);
+    let begun = Instant::now();
+    loop {
+        match future.as_mut().poll(&mut context) {
+            std::task::Poll::Ready(value) => return value,
+            std::task::Poll::Pending => thread::park_timeout(Duration::from_secs(1)),
+        }
+        assert!(begun.elapsed() < HANG, "a hang");
+    }
+}
+
+fn join_all(size: usize) -> Vec<Group> {
+    let address = free_address();
+    let join = |rank| {
+        let launch = Launch::new(rank, size, address.clone()).with_job("test");
+        thread::spawn(move || block_on(Group::join(launch, settings())))
+    };
+    // Rank 0 comes last, so that the others have to try again.
+    let threads: Vec<_> = (0..size).rev().map(join).collect();
+    let mut groups: Vec<Group> = threads.into_iter().map(|thread| thread.join().unwrap().unwrap()).collect();
+    groups.reverse();
+    groups
+}
+
+fn shrink_all(groups: BTreeMap<usize, Group>) -> BTreeMap<usize, Result<Group, CollectiveError>> {
+    let threads: Vec<_> = groups
+        .into_iter()
+        .map(|(original, group)| {
+            let shrink = move || {
+                let survivors = block_on(group.survivors())?;
+                Ok(group.next_generation(survivors))
+            };
+            (original, thread::spawn(shrink))
+        })
+        .collect();
+    threads.into_iter().map(|(original, thread)| (original, thread.join().unwrap())).collect()
+}
+
+#[test]
+fn ranks_meet_without_a_runtime_and_have_channels_to_one_another() {
+    for size in [1, 2, 5] {
+        for (rank, group) in join_all(size).iter().enumerate() {
+            assert_eq!((group.rank(), group.size(), group.generation()), (rank, size, 1));
+            assert_eq!(group.ranks_of_this_host(), (0..size).collect::<Vec<_>>());
+            assert!(group.cores(rank) >= 1);
+            assert!(group.failure().reason().is_none());
+            for other in 0..size {
+                assert_eq!(
+                    group.channel(other).map(|channel| channel.is_open()),
+                    (other != rank).then_some(true)
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_meet_on_a_current_thread_runtime() {
+    let address = free_address();
+    let other = Launch::new(1, 2, address.clone());
+    let other = thread::spawn(move || runtime().block_on(Group::join(other, settings())).unwrap());
+    let group = runtime().block_on(Group::join(Launch::new(0, 2, address), settings())).unwrap();
+    // A runtime that has ended changes nothing.
+    assert!(group.channel(1).unwrap().is_open() && other.join().unwrap().channel(0).unwrap().is_open());
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_on_both_sides() {
+    let address = free_address();
+    let settings = Settings { meeting: Duration::from_secs(4), ..settings() };
+    let threads: Vec<_> = [0, 2]
+        .map(|rank| (Launch::new(rank, 4, address.clone()), settings.clone()))
+        .map(|(launch, settings)| thread::spawn(move || block_on(Group::join(launch, settings))))
+        .into_iter()
+        .collect();
+    for thread in threads {
+        let message = thread.join().unwrap().unwrap_err().to_string();
+        let expected =
+            format!("the ranks did not meet at {address} within 4s: ranks 1 and 3 of 4 have not come");
+        assert_eq!(message, expected);
+    }
+}
+
+#[test]
+fn a_missing_rank_0_is_named_with_its_address() {
+    let address = free_address();
+    let settings = Settings { meeting: Duration::from_secs(1), ..settings() };
+    let message =
+        block_on(Group::join(Launch::new(1, 2, address.clone()), settings)).unwrap_err().to_string();
+    let expected =
+        format!("the ranks did not meet at {address} within 1s: rank 0 has not come, or can't be reached: ");
+    assert!(message.starts_with(&expected), "{message}");
+    assert!(message.contains("refused"), "{message}");
+}
+
+#[test]
+fn a_rank_of_another_size_is_refused_on_both_sides() {
+    let address = free_address();
+    let settings = Settings { meeting: Duration::from_secs(3), ..settings() };
+    let (launch, short) = (Launch::new(0, 2, address.clone()), settings.clone());
+    let rank_0 = thread::spawn(move || block_on(Group::join(launch, short)));
+    let refused =
+        block_on(Group::join(Launch::new(1, 3, address.clone()), settings)).unwrap_err().to_string();
+    let reason = "rank 1 came with a size of 3, and rank 0 has 2: all ranks need the same";
+    assert_eq!(refused, format!("rank 0 at {address} refused rank 1: {reason}"));
+    let message = rank_0.join().unwrap().unwrap_err().to_string();
+    assert!(message.ends_with(&format!("rank 1 of 2 has not come; refused: {reason}")), "{message}");
+}
+
+#[test]
+fn one_rank_twice_is_refused_and_the_group_forms() {
+    let address = free_address();
+    let join = |rank, delay| {
+        let launch = Launch::new(rank, 3, address.clone());
+        thread::spawn(move || {
+            thread::sleep(Duration::from_millis(delay));
+            block_on(Group::join(launch, settings()))
+        })
+    };
+    let (rank_0, first, second) = (join(0, 0), join(1, 0), join(1, 500));
+    thread::sleep(Duration::from_secs(1));
+    let last = join(2, 0);
+    assert!([rank_0, last].into_iter().all(|thread| thread.join().unwrap().is_ok()));
+    let joined = [first, second].map(|thread| thread.join().unwrap());
+    let errors: Vec<String> =
+        joined.iter().filter_map(|joined| joined.as_ref().err().map(ToString::to_string)).collect();
+    assert_eq!(errors.len(), 1, "{errors:?}");
+    assert!(errors[0].contains("refused rank 1: rank 1 has come already"), "{errors:?}");
+}
+
+#[test]
+fn a_busy_port_is_named() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let message =
+        block_on(Group::join(Launch::new(0, 2, address.clone()), settings())).unwrap_err().to_string();
+    assert!(message.starts_with(&format!("rank 0 of 2 can't listen on {address}: ")), "{message}");
+    assert!(message.contains("RDMA_COLLECTIVE_ADDRESS"), "{message}");
+}
+
+#[test]
+fn bad_numbers_and_addresses_are_refused() {
+    for (launch, expected) in [
+        (Launch::new(2, 2, "127.0.0.1:1"), "rank 2 of 2"),
+        (Launch::new(0, 0, "127.0.0.1:1"), "a group of 0 ranks"),
+        (Launch::new(0, 2, "127.0.0.1:0"), "has port 0"),
+        (Launch::new(0, 2, "nonsense"), "\"nonsense\" is no host:port"),
+        (Launch::new(0, 2, "127.0.0.1:1").with_job("x".repeat(300)), "the job's name has 300 bytes"),
+    ] {
+        let message = block_on(Group::join(launch, settings())).unwrap_err().to_string();
+        assert!(message.contains(expected), "{message}");
+    }
+}
+
+#[test]
+fn a_lost_rank_is_named_with_the_place_of_this_rank() {
+    let mut groups = join_all(3);
+    let place = Place { operation: 7, step: 2, steps: 9 };
+    groups.iter().for_each(|group| group.position().set(place, Some(2)));
+    drop(groups.pop());
+    for group in &groups {
+        let failure = block_on(group.failure().wait()).clone();
+        let CollectiveError::RankLost { rank, place: at, .. } = failure else { panic!("{failure}") };
+        assert_eq!((rank, at), (2, place));
+    }
+}
+
+#[test]
+fn a_report_ends_the_operations_of_all_ranks() {
+    let groups = join_all(3);
+    groups[1].report(CollectiveError::Argument("the lengths differ".into()));
+    for group in [&groups[0], &groups[2]] {
+        let failure = block_on(group.failure().wait()).to_string();
+        assert_eq!(failure, "rank 1 ended the operations of this group: the lengths differ");
+    }
+    assert_eq!(groups[1].failure().reason().unwrap().to_string(), "the lengths differ");
+}
+
+#[test]
+fn the_culprit_is_the_end_of_the_chain() {
+    let groups = join_all(4);
+    let at = Place { operation: 1, step: 0, steps: 4 };
+    groups[0].position().set(at, Some(1));
+    groups[1].position().set(at, Some(3));
+    groups[3].position().set(at, None);
+    assert_eq!(block_on(groups[0].find_culprit(1)), 3);
+    // A ring tells nothing, so the first suspect stays.
+    groups[3].position().set(at, Some(1));
+    assert_eq!(block_on(groups[0].find_culprit(1)), 1);
+    assert_eq!(block_on(groups[0].find_culprit(9)), 9);
+}
+
+#[test]
+fn survivors_agree_whatever_dies_and_when() {
+    for seed in 0..8 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let size = random.usize(3..=6);
+        let mut living: BTreeMap<usize, Group> = join_all(size).into_iter().enumerate().collect();
+        let deaths = random.usize(1..size);
+        let mut order: Vec<usize> = (0..size).collect();
+        random.shuffle(&mut order);
+        let (dying, staying) = order.split_at(deaths);
+        // The first dies before the agreement, and the others during it.
+        drop(living.remove(&dying[0]));
+        let killers: Vec<_> = dying[1..]
+            .iter()
+            .filter_map(|rank| living.remove(rank))
+            .map(|group| {
+                let delay = Duration::from_micros(random.u64(0..30_000));
+                thread::spawn(move || {
+                    let agreeing = group.clone();
+                    let end = async move {
+                        tokio::select! {
+                            _ = agreeing.survivors() => {}
+                            () = tokio::time::sleep(delay) => {}
+                        }
+                    };
+                    runtime().block_on(end);
+                    drop(group);
+                })
+            })
+            .collect();
+        let mut expected = staying.to_vec();
+        expected.sort_unstable();
+        let begun = Instant::now();
+        // A rank may have been in an agreement before it died. The group then fails, and its ranks agree again.
+        loop {
+            assert!(begun.elapsed() < HANG, "seed {seed}: no agreement");
+            living = shrink_all(living)
+                .into_iter()
+                .map(|(original, group)| {
+                    let group = group.unwrap_or_else(|error| panic!("seed {seed}: rank {original}: {error}"));
+                    (original, group)
+                })
+                .collect();
+            let members = |group: &Group| -> Vec<usize> {
+                (0..group.size()).filter_map(|rank| group.original(rank)).collect()
+            };
+            let of_generation: BTreeMap<u64, Vec<usize>> =
+                living.values().map(|group| (group.generation(), members(group))).collect();
+            for group in living.values() {
+                assert_eq!(of_generation[&group.generation()], members(group), "seed {seed}");
+            }
+            if of_generation.len() == 1 && of_generation.values().all(|members| *members == expected) {
+                break;
+            }
+            // As a user would notice: the next operation fails.
+            for group in living.values().filter(|group| members(group) != expected) {
+                block_on(group.failure().wait());
+            }
+        }
+        killers.into_iter().for_each(|killer| killer.join().unwrap());
+        for group in living.values() {
+            assert!(group.failure().reason().is_none(), "seed {seed}");
+            assert!(
+                (0..group.size()).filter_map(|rank| group.channel(rank)).all(|channel| channel.is_open())
+            );
+        }
+    }
+}
+
+#[test]
+fn the_ranks_of_survivors_are_new_and_in_the_old_order() {
+    let mut groups = join_all(4);
+    drop(groups.remove(1));
+    let groups: BTreeMap<usize, Group> = [0, 2, 3].into_iter().zip(groups).collect();
+    let survivors = block_on_all(&groups);
+    assert!(survivors.iter().all(|ranks| ranks == &[0, 2, 3]));
+    for (index, group) in shrink_all(groups).into_values().enumerate() {
+        let group = group.unwrap();
+        assert_eq!((group.rank(), group.size(), group.original(index)), (index, 3, Some([0, 2, 3][index])));
+    }
+}
+
+fn block_on_all(groups: &BTreeMap<usize, Group>) -> Vec<Vec<usize>> {
+    let threads: Vec<_> = groups
+        .values()
+        .cloned()
+        .map(|group| thread::spawn(move || block_on(group.survivors()).unwrap().ranks().to_vec()))
+        .collect();
+    threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+}
+
+#[test]
+fn a_rank_that_does_not_take_part_is_left_out_and_is_told_so() {
+    let address = free_address();
+    let threads: Vec<_> = (0..3)
+        .map(|rank| Launch::new(rank, 3, address.clone()))
+        .map(|launch| {
+            let settings = Settings { patience: Duration::from_secs(1), ..settings() };
+            thread::spawn(move || block_on(Group::join(launch, settings)).unwrap())
+        })
+        .collect();
+    let groups: Vec<Group> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+    let late = groups[1].clone();
+    let others = BTreeMap::from([(0, groups[0].clone()), (2, groups[2].clone())]);
+    assert_eq!(block_on_all(&others), [[0, 2], [0, 2]]);
+    // Nothing failed, so that only a report tells this rank of the agreement.
+    let heard = block_on(late.failure().wait()).to_string();
+    assert!(heard.ends_with("this rank has asked for the group of the survivors"), "{heard}");
+    let error = block_on(late.survivors()).unwrap_err();
+    let CollectiveError::Excluded { rank: 1, reason } = error else { panic!("{error}") };
+    assert!(reason.contains("later group"), "{reason}");
+    let again = block_on(late.survivors()).unwrap_err();
+    assert!(matches!(again, CollectiveError::Excluded { rank: 1, .. }), "{again}");
+}

@@ -3,10 +3,12 @@
 //! A message is *inline* (its elements travel with it) or a *reference* (the elements stay in registered memory of the sender,
 //! and the receiver pulls them from there). A reference needs that memory unchanged until the receiver has taken the message.
 
+pub(crate) mod remote;
+
 /// All lanes of one rank. The engine runs over this trait: over RDMA, and over a simulation in its tests.
 pub(crate) trait Lanes {
     /// Memory of this rank that peers may pull from.
-    type Memory;
+    type Memory: std::ops::DerefMut<Target = [u8]>;
 
     /// Returns the largest length of an inline message, in bytes.
     fn inline(&self) -> usize;

@@ -1,5 +1,6 @@
 //! What a plan is made of: arguments, steps, and where elements lie.
 
+use std::fmt;
 use std::ops::Range;
 
 /// An algorithm of an operation.
@@ -12,6 +13,38 @@ pub enum Algorithm {
     HalvingDoubling,
     /// The ring of Baidu's allreduce: scatter-reduce, then all-gather. Each rank sends 2(N−1)/N·K bytes.
     Ring,
+}
+
+impl Algorithm {
+    /// All algorithms.
+    pub const ALL: [Self; 3] = [Self::OneShot, Self::HalvingDoubling, Self::Ring];
+
+    /// Returns the algorithm with this name, in capital or small letters; `None` if there is none.
+    ///
+    /// ```
+    /// use tonic_rdma_collective::Algorithm;
+    ///
+    /// assert_eq!(Algorithm::from_name("ring"), Some(Algorithm::Ring));
+    /// assert_eq!(Algorithm::from_name("star"), None);
+    /// ```
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|algorithm| algorithm.name().eq_ignore_ascii_case(name))
+    }
+
+    /// Returns the name: `one-shot`, `halving-doubling` or `ring`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::OneShot => "one-shot",
+            Self::HalvingDoubling => "halving-doubling",
+            Self::Ring => "ring",
+        }
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
 }
 
 /// What an operation does.

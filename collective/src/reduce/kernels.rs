@@ -1,6 +1,5 @@
-//! The loops over elements. Each is compiled three times, and the processor's features choose the version at run time: SSE2 (every
-//! x86-64), AVX2, or AVX-512. The crate `multiversion` takes AVX-512 only from processors that have its later parts too, because
-//! the earlier ones lower their frequency for it. On other architectures there is one version.
+//! The loops over elements. Each is compiled twice, and the processor's features choose the version at run time: AVX2, or SSE2,
+//! which every x86-64 has. AVX-512 needs Rust 1.89. On other architectures there is one version.
 
 use multiversion::multiversion;
 
@@ -46,20 +45,14 @@ impl<T: Arithmetic> Pair<T> for Max {
     }
 }
 
-#[multiversion(
-    targets("x86_64+avx2+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"),
-    dispatcher = "direct"
-)]
+#[multiversion(targets("x86_64+avx2"), dispatcher = "direct")]
 fn reduce<T: Arithmetic, P: Pair<T>>(into: &mut [T], with: &[T]) {
     for (into, &with) in into.iter_mut().zip(with) {
         *into = P::apply(*into, with);
     }
 }
 
-#[multiversion(
-    targets("x86_64+avx2+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"),
-    dispatcher = "direct"
-)]
+#[multiversion(targets("x86_64+avx2"), dispatcher = "direct")]
 fn reduce_into<T: Arithmetic, P: Pair<T>>(into: &mut [T], left: &[T], right: &[T]) {
     for ((into, &left), &right) in into.iter_mut().zip(left).zip(right) {
         *into = P::apply(left, right);
@@ -67,10 +60,7 @@ fn reduce_into<T: Arithmetic, P: Pair<T>>(into: &mut [T], left: &[T], right: &[T
 }
 
 /// Divides each element by the number of ranks.
-#[multiversion(
-    targets("x86_64+avx2+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"),
-    dispatcher = "direct"
-)]
+#[multiversion(targets("x86_64+avx2"), dispatcher = "direct")]
 pub(super) fn divide<T: Divide>(into: &mut [T], ranks: usize) {
     if ranks.is_power_of_two() {
         // The same bits as by a division, and faster.

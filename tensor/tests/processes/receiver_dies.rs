@@ -1,5 +1,6 @@
 //! A process is killed while its device is written, read or asked for tensors.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tonic_rdma_tensor::{BlockCopy, Channel, RdmaDevice, Requested};
@@ -83,6 +84,46 @@ fn during_a_memcpy() {
             }
         });
     }
+}
+
+/// A view keeps the bytes of a process that was killed.
+#[test]
+fn during_looks_at_a_view() {
+    alone(Runtime::Idle, async {
+        die(Runtime::Idle, "looks at a view", async |_, _, channel, doomed| {
+            let remote = channel.region("region").await.unwrap();
+            let Some(view) = channel.view(&remote).await.unwrap() else {
+                kill(doomed);
+                return;
+            };
+            assert_eq!((view.len(), view.is_current()), (LARGE, true));
+            let stop = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                let looks = scope.spawn(|| {
+                    let mut looks = 0_u64;
+                    while !stop.load(Ordering::Relaxed) {
+                        assert_eq!(view.load_u64(LARGE - 8), Ok(0));
+                        view.for_each_piece(0..100_000, |piece| assert!(piece.iter().all(|byte| *byte == 0)))
+                            .unwrap();
+                        looks += 1;
+                    }
+                    looks
+                });
+                std::thread::sleep(Duration::from_millis(5));
+                kill(doomed);
+                std::thread::sleep(Duration::from_millis(5));
+                stop.store(true, Ordering::Relaxed);
+                println!("{} looks", looks.join().unwrap());
+            });
+            let deadline = Instant::now() + crate::SOON;
+            while view.is_current() {
+                assert!(Instant::now() < deadline, "the end of the peer was not noticed");
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            assert_eq!(view.load_u64(0), Ok(0));
+        })
+        .await;
+    });
 }
 
 #[test]

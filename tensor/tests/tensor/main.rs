@@ -12,6 +12,7 @@ mod dlpack;
 mod dynamic_placement;
 mod hostile_calls;
 mod hostile_queue_pair;
+mod inline_writes;
 mod large;
 mod memcpy;
 mod raw_peer;
@@ -21,6 +22,7 @@ mod soak;
 mod static_placement;
 mod tls;
 mod tls_links;
+mod views;
 mod waits;
 
 use std::time::{Duration, Instant};

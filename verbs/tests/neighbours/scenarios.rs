@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::time::{Duration, Instant};
 
-use tonic_rdma_verbs::{CompletionStatus, WorkCompletion};
+use tonic_rdma_verbs::{CompletionStatus, NoView, WorkCompletion};
 
 use crate::end::{LARGE, fresh_region, segment, wait_until};
 use crate::meter::{Cost, Usage};
@@ -357,6 +357,8 @@ fn peek() {
     for _ in 0..times(3) {
         let mut process = Process::start();
         let mut bad = victim.connect(&mut process, "peek");
+        let view = bad.end.pair.view(bad.targets[0], 8);
+        assert_eq!(view.unwrap_err(), NoView::Never, "a view of another user's memory");
         (0..100).for_each(|_| victim.call(Some(&mut bad)));
         let seen = process.hear();
         print(&format!("pages seen: {seen:?}"));

@@ -4,12 +4,16 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use tonic_rdma::Config;
+use tonic_rdma_collective::Launch;
 
 use tonic_rdma_checks::pages;
 use tonic_rdma_checks::{files_of, read, root};
 
 /// The lines of a page about a variable ("- Default: ", "- Takes: " and so on), by their first word.
 type Section = BTreeMap<String, String>;
+
+/// The beginning of the variables that [`Launch`] reads.
+const LAUNCH: &str = "RDMA_COLLECTIVE_";
 
 #[test]
 fn the_pages_have_every_variable_of_the_code_and_no_other() {
@@ -29,7 +33,7 @@ fn the_pages_have_every_variable_of_the_code_and_no_other() {
 #[test]
 fn defaults_values_and_examples_are_those_of_the_code() {
     let of = |name: &str, value: &str| Config::from_variables(|asked| (asked == name).then(|| value.into()));
-    for (name, section) in sections() {
+    for (name, section) in sections().into_iter().filter(|(name, _)| !name.starts_with(LAUNCH)) {
         let line =
             |word: &str| section.get(word).unwrap_or_else(|| panic!("{name} has no line \"- {word}: \""));
         // Some defaults are words and no value, such as "the first active port".
@@ -51,9 +55,36 @@ fn defaults_values_and_examples_are_those_of_the_code() {
 }
 
 #[test]
+fn values_and_examples_of_the_launch_are_those_of_the_code() {
+    let sections: Vec<_> = sections().into_iter().filter(|(name, _)| name.starts_with(LAUNCH)).collect();
+    let set: BTreeMap<String, String> = sections
+        .iter()
+        .map(|(name, section)| {
+            let example = section["Example"].trim_matches('`').strip_prefix(&format!("{name}="));
+            (
+                name.clone(),
+                example.unwrap_or_else(|| panic!("{name}: the example sets another variable")).to_owned(),
+            )
+        })
+        .collect();
+    let of = |set: &BTreeMap<String, String>| Launch::from_variables(|asked| set.get(asked).map(Into::into));
+    assert!(of(&set).is_ok(), "the examples together: {:?}", of(&set));
+    assert_eq!(sections.len(), 3);
+    for (name, section) in sections {
+        let mut bad = set.clone();
+        bad.insert(name.clone(), String::new());
+        let refused = of(&bad).unwrap_err().to_string();
+        assert_eq!(refused, format!("{name}=\"\": takes {}", section["Takes"]));
+        for line in ["Default", "Trade-off", "Warning"] {
+            assert!(!section[line].is_empty(), "{name}: {line}");
+        }
+    }
+}
+
+#[test]
 fn pages_name_only_known_variables() {
     let known = asked_for();
-    let folders = ["tests", "checks/tests", "cli/tests", "tensor/tests", "verbs/tests"];
+    let folders = ["tests", "checks/tests", "cli/tests", "collective/src", "tensor/tests", "verbs/tests"];
     let tests = folders.iter().flat_map(|folder| files_of(&root().join(folder), "rs"));
     let tests: String = tests.map(|path| read(&path)).collect();
     for page in pages::all() {
@@ -78,6 +109,12 @@ fn asked_for() -> BTreeSet<String> {
         None
     });
     assert_eq!(config, Ok(Config::default()));
+    let _no_launcher = Launch::from_variables(|name| {
+        if name.starts_with(LAUNCH) {
+            asked.borrow_mut().insert(name.to_owned());
+        }
+        None
+    });
     let mut asked = asked.into_inner();
     // Variables outside of the configuration.
     for (_, source) in pages::sources() {

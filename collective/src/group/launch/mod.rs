@@ -130,6 +130,12 @@ impl Launch {
         if rank >= size {
             return Err(setup(format!("rank {rank} of {size}: ranks are from 0 to {}", size - 1)));
         }
+        if size > 1 && self.address.ends_with(":0") {
+            return Err(setup(format!(
+                "rank 0's address {:?} has port 0, under which {size} ranks do not meet",
+                self.address
+            )));
+        }
         if self.job.len() > Self::MAX_JOB {
             let (length, most) = (self.job.len(), Self::MAX_JOB);
             return Err(setup(format!("the job's name has {length} bytes; it takes at most {most}")));

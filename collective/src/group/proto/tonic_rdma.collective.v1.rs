@@ -73,6 +73,9 @@ pub struct StatusReply {
     /// The rank that the server waits for, if it waits for one.
     #[prost(uint32, optional, tag = "9")]
     pub waits_for: ::core::option::Option<u32>,
+    /// Whether the server has channels to all other ranks.
+    #[prost(bool, tag = "10")]
+    pub ready: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Suspect {

@@ -100,13 +100,13 @@ pub(super) fn carry_out(arguments: &Arguments, plans: &[Plan], lanes: Lanes, see
         assert!(left.is_empty(), "rank {number} waits forever: {left:?} of {:#?}", rank.plan);
     }
     assert!(group.lanes.iter().all(VecDeque::is_empty), "a message is left");
-    let results = (0..arguments.ranks).map(|rank| group.result(rank)).collect();
+    let results: Vec<_> = (0..arguments.ranks).map(|rank| group.result(rank)).collect();
     check(arguments, &results);
     results
 }
 
 /// Checks that each rank has what the operation says, and that all have the same.
-fn check(arguments: &Arguments, results: &Vec<Vec<Value>>) {
+fn check(arguments: &Arguments, results: &[Vec<Value>]) {
     for (rank, result) in results.iter().enumerate() {
         let range = match arguments.collective {
             Collective::Barrier => 0..0,

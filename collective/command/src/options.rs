@@ -1,0 +1,355 @@
+//! The options of the command.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+
+use crate::choices::{Algorithm, Named, Operand, Reduction, Type};
+use crate::failure::Failure;
+use crate::values::{List, ValueError, parse_list, parse_number, parse_seconds, parse_set, parse_size};
+
+/// The largest number of local ranks.
+pub(crate) const MAX_RANKS: u64 = 64;
+const MAX_ITERATIONS: u64 = 10_000_000;
+
+const SIZES: &str = "8,64,1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB";
+const QUICK_SIZES: &str = "8,1KiB,64KiB,1MiB";
+
+const HELP: &str = "\
+Starts the ranks as local processes. Without --ranks, and started by mpirun, torchrun or srun, this process is one rank.
+Before each iteration the ranks write new content into the next of several buffers; each element of each result is checked.
+Both are outside the timed part. The latency of an iteration is that of the slowest rank. The bus bandwidth is 2(N-1)/N times
+the size over the latency. With several algorithms the iterations take turns.
+The exit status is 0 only if every check held; bad input makes it 2.
+
+Examples:
+  tonic-rdma-allreduce --ranks 2,4 --quick                 in a few seconds
+  tonic-rdma-allreduce --ranks 4 --sizes 1KiB,1MiB --algorithm auto,one-shot,ring,halving-doubling
+  tonic-rdma-allreduce --ranks 2,3,4,8 --tuner-check       the tuner's choice beside each algorithm
+  tonic-rdma-allreduce --ranks 3 --algorithm ring --counters
+  mpirun -n 4 tonic-rdma-allreduce --json rows.json";
+
+/// Measures and checks allreduce over RDMA: latency and bus bandwidth by ranks, size, type and algorithm
+#[derive(Clone, Debug, Parser)]
+#[command(name = "tonic-rdma-allreduce", version, after_help = HELP)]
+pub(crate) struct Options {
+    /// Numbers of local ranks, from 1 to 64 [default: 2]
+    #[arg(long, value_name = "LIST", value_parser = ranks)]
+    pub(crate) ranks: Option<List<usize>>,
+    /// Sizes of the operand: 64, 4KiB, 1MiB [default: 8 to 64MiB]
+    #[arg(long, value_name = "LIST", value_parser = sizes)]
+    pub(crate) sizes: Option<List<u64>>,
+    /// Types: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64
+    #[arg(long, value_name = "LIST", value_parser = types, default_value = "f32")]
+    pub(crate) types: List<Type>,
+    /// Algorithms: auto (the tuner's choice), one-shot, ring, halving-doubling
+    #[arg(long, value_name = "LIST", value_parser = algorithms, default_value = "auto")]
+    pub(crate) algorithm: List<Algorithm>,
+    /// Reduction: sum, mean (of floating-point types), min, max
+    #[arg(long, value_name = "NAME", value_parser = Reduction::parse, default_value = "sum")]
+    pub(crate) reduction: Reduction,
+    /// Memory: registered (in place), registered-out-of-place, slice (any memory, in place, copied)
+    #[arg(long, value_name = "LIST", value_parser = operands, default_value = "registered")]
+    pub(crate) operand: List<Operand>,
+    /// Seconds for each cell [default: 0.5]
+    #[arg(long, value_name = "SECS", value_parser = parse_seconds)]
+    pub(crate) duration: Option<Duration>,
+    /// Iterations of each cell instead of a duration: one number, or one for each size
+    #[arg(long, value_name = "LIST", value_parser = iterations, conflicts_with = "duration")]
+    pub(crate) iterations: Option<List<u64>>,
+    /// Iterations before the measured ones: one number, or one for each size [default: 10, above 1MiB 3]
+    #[arg(long = "warm-up", value_name = "LIST", value_parser = warm_ups)]
+    pub(crate) warm_ups: Option<List<u64>>,
+    /// Keep each local rank on a core of its own; auto: if there are enough cores. A launcher pins its ranks itself: then yes
+    /// says that it did
+    #[arg(long, value_name = "auto|yes|no", value_enum, default_value_t = Pin::Auto)]
+    pub(crate) pin: Pin,
+    /// Compare the tuner's choice with each algorithm at 24 sizes, and check that it is near the best
+    #[arg(long, conflicts_with_all = ["sizes", "algorithm", "counters"])]
+    pub(crate) tuner_check: bool,
+    /// Show the bytes that each rank moved beside 2(N-1)/N times the size, and the bytes copied; check the ring's
+    #[arg(long)]
+    pub(crate) counters: bool,
+    /// Measure four sizes for 0.1 s each
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Write the rows as JSON to this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Write a plot of latency and bus bandwidth to this file, as SVG
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plot: Option<PathBuf>,
+    /// The place of a rank that this command started
+    #[arg(long, hide = true)]
+    pub(crate) child: Option<String>,
+}
+
+/// Whether each rank stays on a core of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Pin {
+    Auto,
+    Yes,
+    No,
+}
+
+/// The iterations of a cell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Length {
+    Iterations(u64),
+    Duration(Duration),
+}
+
+/// A cell of the measurement: everything but the number of ranks and the algorithm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cell {
+    pub(crate) bytes: u64,
+    pub(crate) kind: Type,
+    pub(crate) operand: Operand,
+    pub(crate) reduction: Reduction,
+    pub(crate) length: Length,
+    pub(crate) warm_ups: u64,
+}
+
+impl Cell {
+    /// Returns the number of elements.
+    pub(crate) const fn elements(&self) -> usize {
+        (self.bytes / self.kind.bytes()) as usize
+    }
+}
+
+impl Options {
+    /// Returns the numbers of local ranks.
+    pub(crate) fn local_ranks(&self) -> Vec<usize> {
+        self.ranks.as_ref().map_or_else(|| vec![2], |list| list.0.clone())
+    }
+
+    /// Returns the algorithms to measure side by side.
+    pub(crate) fn algorithms(&self) -> Vec<Algorithm> {
+        if self.tuner_check {
+            Algorithm::ALL.iter().map(|(algorithm, _)| *algorithm).collect()
+        } else {
+            self.algorithm.0.clone()
+        }
+    }
+
+    /// Returns the cells to measure with `ranks` ranks.
+    ///
+    /// # Errors
+    ///
+    /// Options that contradict one another, by the name of the option.
+    pub(crate) fn cells(&self, ranks: usize) -> Result<Vec<Cell>, Failure> {
+        let sizes = match &self.sizes {
+            // From 8 bytes to 64 MiB.
+            _ if self.tuner_check => (0..24).map(|power| 8 << power).collect(),
+            Some(list) => list.0.clone(),
+            None => default_sizes(self.quick)?,
+        };
+        let mut cells = Vec::new();
+        for kind in &self.types.0 {
+            self.check_range(*kind, ranks)?;
+            for operand in &self.operand.0 {
+                for (index, bytes) in sizes.iter().enumerate() {
+                    if !bytes.is_multiple_of(kind.bytes()) {
+                        return Err(Failure::usage(format!(
+                            "--sizes: {bytes} bytes are no whole number of elements of {} (--types)",
+                            kind.name()
+                        )));
+                    }
+                    let length = match &self.iterations {
+                        Some(list) => Length::Iterations(each("--iterations", list, index, sizes.len())?),
+                        None => Length::Duration(self.duration.unwrap_or(self.usual_duration())),
+                    };
+                    let warm_ups = match &self.warm_ups {
+                        Some(list) => each("--warm-up", list, index, sizes.len())?,
+                        None if *bytes <= 1 << 20 => 10,
+                        None => 3,
+                    };
+                    let (bytes, kind, operand) = (*bytes, *kind, *operand);
+                    cells.push(Cell { bytes, kind, operand, reduction: self.reduction, length, warm_ups });
+                }
+            }
+        }
+        Ok(cells)
+    }
+
+    fn usual_duration(&self) -> Duration {
+        Duration::from_millis(if self.quick { 100 } else { 500 })
+    }
+
+    /// Refuses types whose results could not be checked exactly.
+    fn check_range(&self, kind: Type, ranks: usize) -> Result<(), Failure> {
+        if self.reduction == Reduction::Mean && !kind.is_float() {
+            return Err(Failure::usage(format!(
+                "--reduction mean is for floating-point types, not {}",
+                kind.name()
+            )));
+        }
+        if values(kind, self.reduction, ranks) < 2 {
+            return Err(Failure::usage(format!(
+                "--types {}: this type can't hold the {} of {ranks} ranks exactly (--ranks, --reduction)",
+                kind.name(),
+                self.reduction.name()
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// Returns how many different values the content of a rank may have, so that each result is exact.
+pub(crate) fn values(kind: Type, reduction: Reduction, ranks: usize) -> u64 {
+    let ranks = ranks.max(1) as u64;
+    let most = match reduction {
+        Reduction::Sum => kind.exact() / ranks,
+        // The values are multiples of the number of ranks.
+        Reduction::Mean => kind.exact() / (ranks * ranks),
+        Reduction::Min | Reduction::Max => kind.exact(),
+    };
+    most.min(1024)
+}
+
+fn default_sizes(quick: bool) -> Result<Vec<u64>, Failure> {
+    let text = if quick { QUICK_SIZES } else { SIZES };
+    sizes(text).map(|list| list.0).map_err(|error| Failure::run(error.to_string()))
+}
+
+/// Returns the value for the size at `index`.
+fn each(option: &str, list: &List<u64>, index: usize, sizes: usize) -> Result<u64, Failure> {
+    match list.0.as_slice() {
+        [one] => Ok(*one),
+        several if several.len() == sizes => Ok(several[index]),
+        several => {
+            let given = several.len();
+            Err(Failure::usage(format!(
+                "{option} takes one number, or one for each of the {sizes} sizes; it has {given}"
+            )))
+        }
+    }
+}
+
+fn ranks(text: &str) -> Result<List<usize>, ValueError> {
+    parse_set(text, |item| parse_number(item, 1, MAX_RANKS).map(|number| number as usize))
+}
+
+fn sizes(text: &str) -> Result<List<u64>, ValueError> {
+    parse_set(text, parse_size)
+}
+
+fn types(text: &str) -> Result<List<Type>, ValueError> {
+    parse_set(text, Type::parse)
+}
+
+fn algorithms(text: &str) -> Result<List<Algorithm>, ValueError> {
+    parse_set(text, Algorithm::parse)
+}
+
+fn operands(text: &str) -> Result<List<Operand>, ValueError> {
+    parse_set(text, Operand::parse)
+}
+
+fn iterations(text: &str) -> Result<List<u64>, ValueError> {
+    parse_list(text, |item| parse_number(item, 1, MAX_ITERATIONS))
+}
+
+fn warm_ups(text: &str) -> Result<List<u64>, ValueError> {
+    parse_list(text, |item| parse_number(item, 0, MAX_ITERATIONS))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn of(arguments: &[&str]) -> Result<Options, clap::Error> {
+        Options::try_parse_from([&["tonic-rdma-allreduce"], arguments].concat())
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Options::command().debug_assert();
+    }
+
+    #[test]
+    fn errors_name_the_option_and_what_it_accepts() {
+        for (option, value, accepted) in [
+            ("--ranks", "0", "1 to 64"),
+            ("--ranks", "65", "1 to 64"),
+            ("--ranks", "2,2", "twice"),
+            ("--sizes", "4KB", "KiB"),
+            ("--sizes", "1,", "empty"),
+            ("--types", "f8", "bf16"),
+            ("--algorithm", "tree", "halving-doubling"),
+            ("--reduction", "product", "sum, mean, min, max"),
+            ("--operand", "stack", "registered-out-of-place"),
+            ("--duration", "0", "0.001"),
+            ("--iterations", "0", "from 1"),
+            ("--warm-up", "-1", "from 0"),
+            ("--pin", "maybe", "auto"),
+        ] {
+            let error = of(&[&format!("{option}={value}")]).unwrap_err().to_string();
+            assert!(error.contains(option) && error.contains(accepted), "{option} {value}: {error}");
+        }
+        for options in [
+            &["--iterations", "1", "--duration", "1"][..],
+            &["--tuner-check", "--sizes", "8"],
+            &["--tuner-check", "--algorithm", "ring"],
+        ] {
+            let error = of(options).unwrap_err().to_string();
+            assert!(error.contains(options[0]) && error.contains("cannot be used with"), "{error}");
+        }
+    }
+
+    #[test]
+    fn contradictions_name_their_options() {
+        for (arguments, words) in [
+            (&["--sizes", "4", "--types", "f64"][..], &["--sizes", "4 bytes", "f64"][..]),
+            (&["--sizes", "8,16", "--iterations", "1,2,3"], &["--iterations", "2 sizes", "3"]),
+            (&["--sizes", "8", "--warm-up", "1,2"], &["--warm-up", "1 sizes"]),
+            (&["--types", "i32", "--reduction", "mean"], &["--reduction", "i32"]),
+            (&["--types", "bf16", "--reduction", "mean"], &["--types bf16", "16 ranks"]),
+        ] {
+            let failure = of(arguments).unwrap().cells(16).unwrap_err();
+            assert!(matches!(failure, Failure::Usage(_)));
+            let text = failure.to_string();
+            assert!(words.iter().all(|word| text.contains(word)), "{text}");
+        }
+    }
+
+    #[test]
+    fn cells_are_all_combinations() {
+        let options = of(&[
+            "--sizes",
+            "8,1KiB",
+            "--types",
+            "f32,i64",
+            "--operand",
+            "registered,slice",
+            "--iterations",
+            "5,6",
+            "--warm-up",
+            "3",
+        ])
+        .unwrap();
+        let cells = options.cells(4).unwrap();
+        assert_eq!(cells.len(), 8);
+        assert_eq!((cells[1].bytes, cells[1].length, cells[1].warm_ups), (1024, Length::Iterations(6), 3));
+        assert_eq!((cells[7].kind, cells[7].operand, cells[7].elements()), (Type::I64, Operand::Slice, 128));
+        let check = of(&["--tuner-check"]).unwrap();
+        let cells = check.cells(2).unwrap();
+        assert_eq!((cells.len(), cells[0].bytes, cells[23].bytes), (24, 8, 64 << 20));
+        assert_eq!((check.algorithms().len(), check.algorithms()[0]), (4, Algorithm::Auto));
+    }
+
+    #[test]
+    fn sums_of_the_content_are_exact() {
+        for (kind, _) in Type::ALL {
+            for ranks in [1, 2, 8] {
+                for (reduction, factor) in [(Reduction::Sum, 1), (Reduction::Mean, ranks)] {
+                    let most = (values(*kind, reduction, ranks) - 1) * (factor * ranks) as u64;
+                    assert!(most <= kind.exact(), "{kind:?} {reduction:?} {ranks}");
+                }
+            }
+        }
+    }
+}

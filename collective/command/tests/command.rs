@@ -1,0 +1,172 @@
+//! Runs the command: its results, its exit status, and what becomes of its ranks.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// A bound that only a hang reaches.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tonic-rdma-allreduce"));
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // The tests may run where a launcher has set variables.
+    for variable in ["OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "RDMA_COLLECTIVE_RANK", "RANK", "RUST_LOG"] {
+        command.env_remove(variable);
+    }
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    let mut child = command(arguments).spawn().unwrap();
+    let end = Instant::now() + 2 * PATIENCE;
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > end {
+            child.kill().unwrap();
+            panic!("{arguments:?} did not end");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.wait_with_output().unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Waits until the command has this many ranks that measure, and returns their processes.
+fn ranks(parent: &Child, count: usize) -> Vec<u32> {
+    let (parent, end) = (parent.id(), Instant::now() + PATIENCE);
+    loop {
+        let children =
+            std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap_or_default();
+        let children: Vec<u32> = children.split_whitespace().map(|pid| pid.parse().unwrap()).collect();
+        if children.len() == count {
+            return children;
+        }
+        assert!(Instant::now() < end, "the ranks did not start");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn kill(pid: u32) {
+    assert!(Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap().success());
+}
+
+#[test]
+fn rows_of_every_cell_are_written_and_right() {
+    let directory = std::env::temp_dir().join(format!("tonic-rdma-allreduce-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let (json, plot) = (directory.join("rows.json"), directory.join("plot.svg"));
+    let output = run(&[
+        "--ranks",
+        "1,2,3",
+        "--sizes",
+        "0,8,40KiB",
+        "--types",
+        "f32,i64",
+        "--operand",
+        "registered,slice",
+        "--iterations",
+        "4",
+        "--warm-up",
+        "1",
+        "--pin",
+        "no",
+        "--json",
+        json.to_str().unwrap(),
+        "--plot",
+        plot.to_str().unwrap(),
+    ]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let content: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    let svg = std::fs::read_to_string(&plot).unwrap();
+    std::fs::remove_dir_all(&directory).unwrap();
+    let rows = content["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 3 * 3 * 2 * 2);
+    for row in rows {
+        assert_eq!(
+            (&row["errors"], &row["iterations"], &row["algorithm"]),
+            (&0.into(), &4.into(), &"auto".into())
+        );
+        assert!(row["p50_us"].as_f64().unwrap() > 0.0 && row["p99_us"].as_f64() >= row["p50_us"].as_f64());
+    }
+    assert_eq!(content["plans"].as_array().unwrap().len(), 3);
+    assert!(svg.contains("<svg") && svg.contains("3 ranks, i64, slice"));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("bus GB/s"));
+}
+
+#[test]
+fn the_ring_moves_the_least_and_copies_nothing() {
+    let output = run(&[
+        "--ranks",
+        "2,3",
+        "--sizes",
+        "4004,192KiB",
+        "--algorithm",
+        "ring",
+        "--operand",
+        "registered,registered-out-of-place",
+        "--iterations",
+        "3",
+        "--counters",
+        "--pin",
+        "no",
+    ]);
+    assert!(output.status.success(), "{}", stderr(&output));
+}
+
+#[test]
+fn bad_input_ends_with_status_2_and_names_the_option() {
+    for (arguments, option) in [
+        (&["--ranks", "none"][..], "--ranks"),
+        (&["--sizes", "10", "--types", "f64"], "--sizes"),
+        (&["--ranks", "64", "--types", "i8"], "--types"),
+        (&["--unknown"], "--unknown"),
+    ] {
+        let output = run(arguments);
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(text.starts_with("tonic-rdma-allreduce: ") && text.contains(option), "{text}");
+        assert_eq!(text.trim_end().lines().count(), 1, "{text}");
+        assert!(output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn a_killed_rank_ends_the_run_with_an_error_that_names_it() {
+    let parent =
+        command(&["--ranks", "3", "--sizes", "8", "--duration", "600", "--pin", "no"]).spawn().unwrap();
+    let processes = ranks(&parent, 3);
+    std::thread::sleep(Duration::from_millis(500));
+    kill(processes[1]);
+    let begin = Instant::now();
+    let output = parent.wait_with_output().unwrap();
+    assert!(begin.elapsed() < PATIENCE);
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("rank 1") && text.contains("signal: 9"), "{text}");
+    assert!(processes.iter().all(|pid| !Path::new(&format!("/proc/{pid}")).exists()));
+}
+
+#[test]
+fn ranks_end_with_the_command() {
+    let mut parent =
+        command(&["--ranks", "2", "--sizes", "8", "--duration", "600", "--pin", "no"]).spawn().unwrap();
+    let processes = ranks(&parent, 2);
+    kill(parent.id());
+    parent.wait().unwrap();
+    let end = Instant::now() + PATIENCE;
+    // An ended process may stay as a zombie until the init process takes it.
+    let runs = |pid: &u32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        !status.is_empty() && !status.contains(") Z ")
+    };
+    while processes.iter().any(runs) {
+        assert!(Instant::now() < end, "a rank has outlived the command");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

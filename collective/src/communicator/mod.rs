@@ -1,0 +1,281 @@
+//! The communicator: a group of ranks, and its operations.
+//!
+//! ```text
+//!   Communicator ── all_reduce(x) ──▶ Operation ── await, wait() or start() ──▶ engine
+//!        │                                                                     ▲
+//!        └─ a progress thread, which sleeps while a caller polls or nothing is under way
+//! ```
+
+mod builder;
+mod operand;
+mod operation;
+mod pause;
+mod plans;
+mod shared;
+
+use std::fmt;
+use std::sync::Arc;
+
+use self::operand::sealed::Operand as _;
+use self::plans::Plans;
+use self::shared::{Shared, Which};
+use crate::engine::{Call, Engine, Kind, Request};
+use crate::error::CollectiveError;
+use crate::group::Group;
+use crate::lane::remote::{LaneSettings, RemoteLanes};
+use crate::memory::{Buffer, MemoryPool};
+use crate::plan::{Algorithm, Collective, part};
+use crate::reduce::{Kernel, Number, Reduction};
+use tonic_rdma_tensor::Element;
+
+pub use self::builder::CommunicatorBuilder;
+pub use self::operand::Operand;
+pub use self::operation::{Failed, Operation};
+pub use self::plans::PlanChoice;
+
+/// A group of ranks that carry out operations together.
+///
+/// All ranks start the same operations in the same order.
+///
+/// ```
+/// # #[tokio::main(flavor = "multi_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use tonic_rdma_collective::{Communicator, Launch, Reduction};
+///
+/// // Each process makes its own; `from_env()` takes the launch from mpirun, torchrun or Slurm.
+/// let communicator = Communicator::builder().launch(Launch::new(0, 1, "127.0.0.1:0")).connect().await?;
+/// let mut gradients = communicator.allocate::<f32>(1000)?;
+/// gradients.fill(1.0);
+/// let gradients = communicator.all_reduce(gradients, Reduction::Mean).await?;
+/// assert_eq!(gradients[999], 1.0);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Communicator {
+    shared: Arc<Shared>,
+    settings: CommunicatorBuilder,
+}
+
+/// What a communicator has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Statistics {
+    /// Operations started.
+    pub operations: u64,
+    /// Operations of few elements that ended within one call.
+    pub short: u64,
+    /// Messages sent.
+    pub messages: u64,
+    /// Bytes that went with messages.
+    pub inline_bytes: u64,
+    /// Bytes that other ranks were asked to pull.
+    pub offered_bytes: u64,
+    /// Bytes that this rank pulled.
+    pub pulled_bytes: u64,
+    /// Bytes of elements that this rank copied: none for buffers, each byte about once for slices. Elements that travel with
+    /// messages are not in this count.
+    pub copied_bytes: u64,
+}
+
+impl Communicator {
+    /// Returns a builder with the default settings.
+    pub fn builder() -> CommunicatorBuilder {
+        CommunicatorBuilder::default()
+    }
+
+    async fn over(group: Group, settings: CommunicatorBuilder) -> Result<Self, CollectiveError> {
+        let pool = MemoryPool::new(group.device(), MemoryPool::KEPT);
+        let (rank, size) = (group.rank(), group.size());
+        let channels = || (0..size).map(|peer| group.channel(peer).cloned()).collect();
+        let lanes = LaneSettings::default();
+        let pairs = LaneSettings { names: format!("{}/pairs", lanes.names), ..lanes.clone() };
+        let generation = group.generation();
+        let (first, second) = tokio::try_join!(
+            RemoteLanes::open(channels(), rank, &pool, generation, &lanes),
+            RemoteLanes::open(channels(), rank, &pool, generation, &pairs),
+        )?;
+        let engines = [first, second].map(|lanes| {
+            let pool = pool.clone();
+            Engine::new(rank, size, lanes, Box::new(move |bytes| pool.take(bytes)))
+        });
+        let plans = Plans::new(&settings.plans, size);
+        let shared = Shared::new(group, pool, plans, settings.limit, engines)?;
+        Ok(Self { shared, settings })
+    }
+
+    /// Returns the number of this rank, from 0.
+    pub fn rank(&self) -> usize {
+        self.shared.group.rank()
+    }
+
+    /// Returns the number of ranks.
+    pub fn size(&self) -> usize {
+        self.shared.group.size()
+    }
+
+    /// Returns the plans of the operations: algorithms by length.
+    pub fn plans(&self) -> impl fmt::Display + '_ {
+        &self.shared.plans
+    }
+
+    /// Returns the part of a reduce-scatter or all-gather of `elements` elements that belongs to `rank`.
+    pub fn part(&self, elements: usize, rank: usize) -> std::ops::Range<usize> {
+        part(elements, self.size(), rank)
+    }
+
+    /// Returns registered memory of `length` elements, all zero.
+    ///
+    /// # Errors
+    /// There is no memory, or its pinned part has reached `RDMA_PINNED_LIMIT`.
+    pub fn allocate<T: Number>(&self, length: usize) -> Result<Buffer<T>, CollectiveError> {
+        Buffer::zeroed(&self.shared.pool, length)
+    }
+
+    /// Returns what this communicator has done.
+    pub fn statistics(&self) -> Statistics {
+        let mut sum = Statistics::default();
+        for which in [Which::Group, Which::Pairs] {
+            let engine = self.shared.engine(which);
+            let (own, lanes) = (engine.statistics(), engine.lanes().counters());
+            sum.operations += own.operations;
+            sum.short += own.short;
+            sum.copied_bytes += own.copied;
+            sum.messages += lanes.sent;
+            sum.inline_bytes += lanes.inline_bytes;
+            sum.offered_bytes += lanes.offered_bytes;
+            sum.pulled_bytes += lanes.pulled_bytes;
+        }
+        sum
+    }
+
+    /// Reduces the elements of all ranks, index by index. All ranks get the result.
+    #[inline]
+    pub fn all_reduce<X: Operand>(&self, operand: X, reduction: Reduction) -> Operation<X> {
+        let lengths = operand.lengths();
+        let wrong = lengths.input.is_some_and(|input| input != lengths.out);
+        let window = (0, lengths.out);
+        self.operation(Collective::AllReduce, operand, lengths.out, Some(reduction), window, window, wrong)
+    }
+
+    /// Reduces the elements of all ranks, index by index. Each rank gets its own [`part`](Self::part) of the result: in place
+    /// where the part lies in the whole, and otherwise in an output that has the length of the part.
+    pub fn reduce_scatter<X: Operand>(&self, operand: X, reduction: Reduction) -> Operation<X> {
+        let lengths = operand.lengths();
+        let elements = lengths.input.unwrap_or(lengths.out);
+        let part = self.part(elements, self.rank());
+        let wrong = lengths.input.is_some() && lengths.out != part.len();
+        let out = if lengths.input.is_some() { (part.start, part.end) } else { (0, elements) };
+        let input = (0, elements);
+        self.operation(Collective::ReduceScatter, operand, elements, Some(reduction), input, out, wrong)
+    }
+
+    /// Gathers the parts of all ranks; all ranks get the whole. In place, the [`part`](Self::part) of a rank lies where it lies
+    /// in the whole; otherwise the input is the part.
+    pub fn all_gather<X: Operand>(&self, operand: X) -> Operation<X> {
+        let lengths = operand.lengths();
+        let part = self.part(lengths.out, self.rank());
+        let wrong = lengths.input.is_some_and(|input| input != part.len());
+        let input = (part.start, part.end);
+        self.operation(Collective::AllGather, operand, lengths.out, None, input, (0, lengths.out), wrong)
+    }
+
+    /// Gives all ranks the elements of rank `root`.
+    pub fn broadcast<X: Operand>(&self, operand: X, root: usize) -> Operation<X> {
+        let lengths = operand.lengths();
+        let wrong = lengths.input.is_some_and(|input| input != lengths.out);
+        let window = (0, lengths.out);
+        self.operation(Collective::Broadcast { root }, operand, lengths.out, None, window, window, wrong)
+    }
+
+    /// Waits until all ranks have come to this call.
+    pub fn barrier(&self) -> Operation<()> {
+        self.operation(Collective::Barrier, (), 0, None, (0, 0), (0, 0), false)
+    }
+
+    /// Sends elements to rank `to`, which calls [`recv`](Self::recv) with as many. Of a pair, the first is sent. Messages from
+    /// one rank to another arrive in order; their order against other operations is free.
+    pub fn send<X: Operand>(&self, to: usize, operand: X) -> Operation<X> {
+        self.pair(Kind::Send { to }, operand)
+    }
+
+    /// Receives the next elements of rank `from`, which calls [`send`](Self::send) with as many. Of a pair, the second receives.
+    pub fn recv<X: Operand>(&self, from: usize, operand: X) -> Operation<X> {
+        self.pair(Kind::Receive { from }, operand)
+    }
+
+    fn pair<X: Operand>(&self, kind: Kind, operand: X) -> Operation<X> {
+        let lengths = operand.lengths();
+        let wrong = lengths.input.is_some_and(|input| input != lengths.out);
+        let call = Call {
+            kind,
+            dtype: <X::Element as Element>::DTYPE,
+            reduction: None,
+            algorithm: Algorithm::OneShot,
+            elements: lengths.out,
+            piece: usize::MAX,
+        };
+        let window = (0, lengths.out);
+        let request =
+            Request { call, input: lengths.input.map(|_| window), out: window, limit: self.shared.limit };
+        Operation::new(&self.shared, Which::Pairs, request, operand).refused(wrong.then(|| unfit(&call)))
+    }
+
+    #[inline]
+    #[expect(clippy::too_many_arguments, reason = "each is one fact about the call")]
+    fn operation<X: Operand>(
+        &self,
+        collective: Collective,
+        operand: X,
+        elements: usize,
+        reduction: Option<Reduction>,
+        input: (usize, usize),
+        out: (usize, usize),
+        wrong: bool,
+    ) -> Operation<X> {
+        let size = size_of::<X::Element>();
+        let (algorithm, piece) = self.shared.plans.choose(elements * size);
+        let call = Call {
+            kind: Kind::Group(collective),
+            dtype: <X::Element as Element>::DTYPE,
+            reduction,
+            algorithm,
+            elements,
+            piece: (piece / size).max(1),
+        };
+        let input = operand.lengths().input.map(|_| input);
+        let request = Request { call, input, out, limit: self.shared.limit };
+        let error = if wrong {
+            Some(unfit(&call))
+        } else if reduction == Some(Reduction::Mean) {
+            Kernel::of(call.dtype, Reduction::Mean).err()
+        } else {
+            None
+        };
+        Operation::new(&self.shared, Which::Group, request, operand).refused(error)
+    }
+
+    /// Makes a group of the ranks that are left after a failure. All of them call this. Their ranks are new, in the old order.
+    ///
+    /// # Errors
+    /// - [`Excluded`](CollectiveError::Excluded): the others go on without this rank.
+    /// - [`Setup`](CollectiveError::Setup): there was no agreement in time.
+    pub async fn shrink(&self) -> Result<Self, CollectiveError> {
+        let group = &self.shared.group;
+        let reason = group.failure().reason().cloned();
+        let reason = reason.unwrap_or_else(|| CollectiveError::Setup("the group shrinks".into()));
+        self.shared.revoke(&reason);
+        let survivors = group.survivors().await?;
+        Self::over(group.next_generation(survivors), self.settings.clone()).await
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        self.shared.stop();
+    }
+}
+
+fn unfit(call: &Call) -> CollectiveError {
+    CollectiveError::Argument(format!("{call}: the lengths of input and output do not fit").into())
+}

@@ -1,0 +1,290 @@
+//! An operation as its caller sees it.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use super::operand::sealed::Operand as _;
+use super::operand::{Lengths, Operand, Parts};
+use super::pause::Pause;
+use super::shared::{Polling, Shared, Which};
+use crate::engine::{Holding, OperationId, Request, ShortResult};
+use crate::error::CollectiveError;
+use crate::memory::Memory;
+
+/// The looks at the lanes of a poll, before it leaves the work to the progress thread; some 20 µs.
+const LOOKS: u32 = 400;
+
+/// An operation. It starts with the first poll, with [`start`](Self::start), or with [`wait`](Self::wait); its place in the order
+/// of operations is that of its start.
+///
+/// Dropping an operation that has started does not end it. One on buffers goes on. One on slices can't, because its elements go
+/// back to their owner, so dropping it ends the group: all ranks get an error that says so.
+#[must_use = "an operation starts when it is awaited, or with `start` or `wait`"]
+pub struct Operation<X: Operand> {
+    shared: Arc<Shared>,
+    which: Which,
+    request: Request,
+    lengths: Lengths,
+    operand: Option<X>,
+    state: State,
+}
+
+enum State {
+    New,
+    /// The arguments do not fit.
+    Refused(CollectiveError),
+    UnderWay(OperationId),
+    Done,
+}
+
+/// An operation failed. The elements come back, with any content.
+pub struct Failed<X> {
+    error: CollectiveError,
+    operand: Option<X>,
+}
+
+impl<X> Failed<X> {
+    /// Returns the error.
+    pub fn error(&self) -> &CollectiveError {
+        &self.error
+    }
+
+    /// Returns the error and the elements. An input out of place is as it was. The elements are missing if other ranks may still
+    /// read their memory, and there was no memory for a copy.
+    pub fn into_parts(self) -> (CollectiveError, Option<X>) {
+        (self.error, self.operand)
+    }
+}
+
+impl<X> fmt::Debug for Failed<X> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Failed").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl<X> fmt::Display for Failed<X> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.error, f)
+    }
+}
+
+impl<X> std::error::Error for Failed<X> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
+
+impl<X> From<Failed<X>> for CollectiveError {
+    fn from(failed: Failed<X>) -> Self {
+        failed.error
+    }
+}
+
+type Outcome<X> = Result<X, Failed<X>>;
+
+impl<X: Operand> Operation<X> {
+    pub(super) fn new(shared: &Arc<Shared>, which: Which, request: Request, operand: X) -> Self {
+        let lengths = operand.lengths();
+        let shared = Arc::clone(shared);
+        Self { shared, which, request, lengths, operand: Some(operand), state: State::New }
+    }
+
+    pub(super) fn refused(mut self, error: Option<CollectiveError>) -> Self {
+        if let Some(error) = error {
+            self.state = State::Refused(error);
+        }
+        self
+    }
+
+    /// Sets the deadline of this operation. It counts from the start; the default is that of the communicator.
+    pub fn deadline(mut self, limit: Duration) -> Self {
+        self.request.limit = limit;
+        self
+    }
+
+    /// Starts the operation, which then goes on while the caller does something else. An operation on slices goes on only while
+    /// it is awaited.
+    pub fn start(mut self) -> Self {
+        self.begin(0);
+        if matches!(self.state, State::UnderWay(_)) {
+            self.shared.progress(self.which, None, None);
+            self.shared.wake_thread();
+        }
+        self
+    }
+
+    /// Waits for the end on this thread, and polls meanwhile. Not for a thread of an async runtime.
+    ///
+    /// # Errors
+    /// See [`CollectiveError`].
+    #[inline]
+    pub fn wait(mut self) -> Result<X, Failed<X>> {
+        let looks = if self.shared.crowded { 0 } else { 4 * LOOKS };
+        if let Some(outcome) = self.begin(looks) {
+            return outcome;
+        }
+        let shared = Arc::clone(&self.shared);
+        let polling = Polling::new(&shared);
+        let mut pause = Pause::new(shared.crowded);
+        let mut now = None;
+        loop {
+            if let Some(outcome) = self.look(now, &mut pause) {
+                drop(polling);
+                return outcome;
+            }
+            now = pause.pause();
+        }
+    }
+
+    /// Starts the operation, if it has not started. Returns the outcome if it has ended already.
+    #[inline]
+    fn begin(&mut self, looks: u32) -> Option<Outcome<X>> {
+        match std::mem::replace(&mut self.state, State::Done) {
+            State::New => {}
+            State::Refused(error) => {
+                if looks == 0 {
+                    self.state = State::Refused(error);
+                    return None;
+                }
+                return Some(Err(Failed { error, operand: self.operand.take() }));
+            }
+            other => {
+                self.state = other;
+                return None;
+            }
+        }
+        let mut engine = self.shared.engine(self.which);
+        if self.which == Which::Group
+            && let Some(operand) = &mut self.operand
+        {
+            let lent = operand.lend();
+            match engine.short(&self.request, lent.input, lent.out, looks) {
+                Some(ShortResult::Done) => return self.operand.take().map(Ok),
+                Some(ShortResult::UnderWay(id)) => {
+                    let operand = self.operand.take()?;
+                    match operand.into_parts() {
+                        Ok(parts) => engine.adopt(id, owned(parts)),
+                        Err(borrowed) => self.operand = Some(borrowed),
+                    }
+                    self.state = State::UnderWay(id);
+                    return None;
+                }
+                None => {}
+            }
+        }
+        let holding = match self.operand.take()?.into_parts() {
+            Ok(parts) => owned(parts),
+            Err(borrowed) => {
+                self.operand = Some(borrowed);
+                Holding::Borrowed
+            }
+        };
+        match engine.start(&self.request, holding) {
+            Ok(id) => self.state = State::UnderWay(id),
+            Err((error, holding)) => {
+                drop(engine);
+                self.give_back(holding);
+                self.state = State::Refused(error);
+            }
+        }
+        None
+    }
+
+    /// Looks at the lanes once.
+    fn look(&mut self, now: Option<Instant>, pause: &mut Pause) -> Option<Outcome<X>> {
+        let id = match &self.state {
+            State::UnderWay(id) => *id,
+            State::Refused(error) => {
+                let error = error.clone();
+                self.state = State::Done;
+                return Some(Err(Failed { error, operand: self.operand.take() }));
+            }
+            State::New | State::Done => {
+                let error =
+                    CollectiveError::Argument("this operation has returned its result already".into());
+                return Some(Err(Failed { error, operand: None }));
+            }
+        };
+        let lent = self.operand.as_mut().map(|operand| (id, operand.lend()));
+        if self.shared.progress(self.which, now, lent) {
+            pause.moved();
+        }
+        let (result, holding) = self.shared.engine(self.which).take(id)?;
+        self.state = State::Done;
+        self.give_back(holding);
+        Some(match (result, self.operand.take()) {
+            (Ok(()), Some(operand)) => Ok(operand),
+            (Ok(()), None) => {
+                let error = CollectiveError::Argument("the memory of the operation is gone".into());
+                Err(Failed { error, operand: None })
+            }
+            (Err(error), operand) => Err(Failed { error, operand }),
+        })
+    }
+
+    fn give_back(&mut self, holding: Holding<Memory>) {
+        if let Holding::Owned { input, out } = holding {
+            self.operand = X::from_parts(Parts { input, out }, self.lengths);
+        }
+    }
+}
+
+fn owned(parts: Parts) -> Holding<Memory> {
+    Holding::Owned { input: parts.input, out: parts.out }
+}
+
+impl<X: Operand + Unpin> Future for Operation<X> {
+    type Output = Result<X, Failed<X>>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        let looks = if this.shared.crowded { 1 } else { LOOKS };
+        let fresh = matches!(this.state, State::New);
+        if let Some(outcome) = this.begin(looks) {
+            return Poll::Ready(outcome);
+        }
+        let mut pause = Pause::new(false);
+        // A later poll comes because something has happened.
+        for _ in 0..if fresh { looks } else { 4 } {
+            if let Some(outcome) = this.look(None, &mut pause) {
+                return Poll::Ready(outcome);
+            }
+            std::hint::spin_loop();
+        }
+        if let State::UnderWay(id) = this.state {
+            this.shared.engine(this.which).wake(id, context.waker());
+        }
+        // It may have ended before the waker was there.
+        if let Some(outcome) = this.look(None, &mut pause) {
+            return Poll::Ready(outcome);
+        }
+        this.shared.wake_thread();
+        Poll::Pending
+    }
+}
+
+impl<X: Operand> Drop for Operation<X> {
+    fn drop(&mut self) {
+        let State::UnderWay(id) = self.state else { return };
+        let failure = {
+            let mut engine = self.shared.engine(self.which);
+            let before = engine.failure().is_some();
+            engine.forget(id);
+            engine.failure().filter(|_| !before).map(Arc::clone)
+        };
+        if let Some(failure) = failure {
+            self.shared.tell(&failure);
+        }
+        self.shared.wake_thread();
+    }
+}
+
+impl<X: Operand> fmt::Debug for Operation<X> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Operation").field("request", &self.request).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,142 @@
+//! A call of a collective operation, and its packed form, which every message carries.
+//!
+//! ```text
+//!  bits 0..3     the operation
+//!       3..8     the type of the elements
+//!       8..11    the reduction, 0 for none
+//!      11..14    the algorithm
+//!      14..24    the root of a broadcast, modulo 1024
+//!      24..64    the number of elements, at most 2^40 - 1
+//! ```
+//!
+//! Ranks whose packed calls differ have called different operations.
+
+use std::fmt;
+
+use tonic_rdma_tensor::Dtype;
+
+use crate::plan::{Algorithm, Collective};
+use crate::reduce::Reduction;
+
+/// A call: an operation and its arguments, without the memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Call {
+    pub(crate) kind: Kind,
+    pub(crate) dtype: Dtype,
+    /// `None` for operations that do not reduce.
+    pub(crate) reduction: Option<Reduction>,
+    pub(crate) algorithm: Algorithm,
+    /// The number of elements of the whole; see [`Arguments`](crate::plan::Arguments).
+    pub(crate) elements: usize,
+    /// The largest number of elements of one step.
+    pub(crate) piece: usize,
+}
+
+/// The operation of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Kind {
+    Group(Collective),
+    /// Elements from one rank to another. The sender calls `send`, and the receiver calls `recv`.
+    Send {
+        to: usize,
+    },
+    Receive {
+        from: usize,
+    },
+}
+
+const DTYPES: [Dtype; 12] = [
+    Dtype::F16,
+    Dtype::Bf16,
+    Dtype::F32,
+    Dtype::F64,
+    Dtype::I8,
+    Dtype::I16,
+    Dtype::I32,
+    Dtype::I64,
+    Dtype::U8,
+    Dtype::U16,
+    Dtype::U32,
+    Dtype::U64,
+];
+const KINDS: [&str; 6] = ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier", "send"];
+const REDUCTIONS: [Reduction; 4] = [Reduction::Sum, Reduction::Mean, Reduction::Min, Reduction::Max];
+const ALGORITHMS: [Algorithm; 3] = [Algorithm::OneShot, Algorithm::HalvingDoubling, Algorithm::Ring];
+const MOST_ELEMENTS: u64 = (1 << 40) - 1;
+const ROOTS: usize = 1 << 10;
+
+impl Call {
+    /// Returns the packed form.
+    pub(crate) fn pack(&self) -> u64 {
+        let (kind, root) = match self.kind {
+            Kind::Group(Collective::AllReduce) => (0, 0),
+            Kind::Group(Collective::ReduceScatter) => (1, 0),
+            Kind::Group(Collective::AllGather) => (2, 0),
+            Kind::Group(Collective::Broadcast { root }) => (3, root % ROOTS),
+            Kind::Group(Collective::Barrier) => (4, 0),
+            Kind::Send { .. } | Kind::Receive { .. } => (5, 0),
+        };
+        let dtype = DTYPES.iter().position(|dtype| *dtype == self.dtype).unwrap_or(31) as u64;
+        let reduction = match self.reduction {
+            None => 0,
+            Some(Reduction::Sum) => 1,
+            Some(Reduction::Mean) => 2,
+            Some(Reduction::Min) => 3,
+            Some(Reduction::Max) => 4,
+        };
+        let algorithm = match self.algorithm {
+            Algorithm::OneShot => 0,
+            Algorithm::HalvingDoubling => 1,
+            Algorithm::Ring => 2,
+        };
+        kind | dtype << 3
+            | reduction << 8
+            | algorithm << 11
+            | (root as u64) << 14
+            | (self.elements as u64).min(MOST_ELEMENTS) << 24
+    }
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&Packed(self.pack()), f)
+    }
+}
+
+/// A packed call, which can be shown. It may come from a peer, so every value has a text.
+pub(crate) struct Packed(pub(crate) u64);
+
+impl fmt::Display for Packed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bits = |from: u32, count: u32| (self.0 >> from & ((1 << count) - 1)) as usize;
+        let kind = bits(0, 3);
+        match KINDS.get(kind) {
+            Some(name) => f.write_str(name)?,
+            None => write!(f, "unknown operation {kind}")?,
+        }
+        if kind == 4 {
+            return Ok(());
+        }
+        write!(f, " of {} elements", bits(24, 40))?;
+        match DTYPES.get(bits(3, 5)) {
+            Some(dtype) => write!(f, " of type {dtype:?}")?,
+            None => write!(f, " of unknown type {}", bits(3, 5))?,
+        }
+        if let Some(reduction) = bits(8, 3).checked_sub(1) {
+            match REDUCTIONS.get(reduction) {
+                Some(reduction) => write!(f, " with {reduction:?}")?,
+                None => write!(f, " with unknown reduction {reduction}")?,
+            }
+        }
+        if kind == 3 {
+            write!(f, " from rank {}", bits(14, 10))?;
+        }
+        if kind < 4 {
+            match ALGORITHMS.get(bits(11, 3)) {
+                Some(algorithm) => write!(f, " by {algorithm:?}")?,
+                None => write!(f, " by unknown algorithm {}", bits(11, 3))?,
+            }
+        }
+        Ok(())
+    }
+}

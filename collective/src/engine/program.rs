@@ -1,0 +1,507 @@
+//! Programs: plans whose elements have places in the memory of an operation.
+//!
+//! Four memories belong to an operation:
+//! ```text
+//!   Input     the caller's elements, only read; none for an operation in place
+//!   Out       the caller's memory for the result
+//!   Staging   registered memory of the engine, because peers can pull neither from a slice nor outside a window
+//!   Scratch   registered memory for what the plan calls scratch
+//! ```
+//! Plans are those of an operation in place, so that all ranks have the same messages. The compiler follows each element through
+//! the plan: it knows in which memories an element is valid, and chooses where a step writes:
+//!
+//! - A message that peers pull lies in registered memory. A part that does not is copied to Staging before its first send. Such
+//!   copies are steps of their own, so that no other send of the same elements comes before the copy.
+//! - A step writes to Staging if Out is no registered memory and a later step sends the elements by reference. The last write of
+//!   an element also copies it to Out, while it is in the cache.
+//! - All other steps write to Out.
+
+use std::ops::Range;
+
+use super::homes::{HomeMap, Homes, INPUT, OUT, STAGING};
+use crate::plan::{Action, Area, Plan, Span};
+
+/// One of the memories of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Home {
+    Input,
+    Out,
+    Staging,
+    Scratch,
+}
+
+/// A place in one of the memories, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) home: Home,
+    pub(super) at: usize,
+}
+
+/// Bytes that move from one place to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Copy {
+    pub(super) from: Place,
+    pub(super) to: Place,
+    pub(super) length: usize,
+}
+
+/// A part of a message, or of a local step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    /// The offset of the part in the message, in bytes.
+    pub(super) offset: usize,
+    pub(super) length: usize,
+    pub(super) into: Place,
+    /// The elements to reduce with.
+    pub(super) reduce: Option<Place>,
+    /// The elements that a local step takes in place of received ones.
+    pub(super) with: Option<Place>,
+}
+
+#[derive(Debug)]
+pub(super) enum Work {
+    Send {
+        to: usize,
+        from: Place,
+        length: usize,
+        inline: bool,
+    },
+    Receive {
+        from: usize,
+        length: usize,
+        parts: Vec<Part>,
+        outs: Vec<Copy>,
+    },
+    Local {
+        parts: Vec<Part>,
+        outs: Vec<Copy>,
+    },
+    /// Copies elements that a send needs in Staging.
+    Stage {
+        copies: Vec<Copy>,
+    },
+    /// Finishes the elements at their places. Copies come first.
+    Finish {
+        copies: Vec<Copy>,
+        places: Vec<(Place, usize)>,
+        outs: Vec<Copy>,
+    },
+}
+
+/// The steps between this rank and one other, in order.
+#[derive(Debug)]
+pub(super) struct PeerSteps {
+    pub(super) rank: usize,
+    pub(super) sends: Vec<u32>,
+    pub(super) receives: Vec<u32>,
+}
+
+/// A compiled plan.
+#[derive(Debug)]
+pub(crate) struct Program {
+    pub(super) steps: Vec<Work>,
+    /// How many steps each step waits for.
+    pub(super) waits: Vec<u32>,
+    /// The steps that wait for each step.
+    pub(super) then: Vec<Vec<u32>>,
+    pub(super) peers: Vec<PeerSteps>,
+    /// Copies after the last step: elements that no step has written to Out.
+    pub(super) outs: Vec<Copy>,
+    /// The bytes of Staging and Scratch.
+    pub(super) staging: usize,
+    pub(super) scratch: usize,
+    /// The bytes that a run of the program copies. Reductions are not copies.
+    pub(super) copied: usize,
+}
+
+/// The memory of an operation, as far as a program depends on it. Ranges are in elements of the whole.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Shape {
+    /// Bytes of an element.
+    pub(super) size: usize,
+    pub(super) elements: usize,
+    /// The elements that Input has; `None` in place.
+    pub(super) input: Option<Range<usize>>,
+    pub(super) out: Range<usize>,
+    /// The elements that the result consists of.
+    pub(super) result: Range<usize>,
+    /// Whether peers can pull from Input and Out.
+    pub(super) registered: bool,
+    /// The largest length of an inline message, in bytes.
+    pub(super) inline: usize,
+}
+
+/// A plan that can't be carried out in the memory of the operation. This is a fault of this library.
+#[derive(Debug)]
+pub(crate) struct Unfit {
+    pub(super) step: usize,
+    pub(super) what: &'static str,
+}
+
+/// Compiles `plan` for memory of this shape.
+///
+/// # Errors
+/// The plan reads elements that have no value, or its spans do not fit.
+pub(super) fn compile(plan: &Plan, shape: &Shape) -> Result<Program, Unfit> {
+    let mut compiler = Compiler::new(plan, shape);
+    let count = plan.steps.len();
+    let mut steps = Vec::with_capacity(count);
+    for index in 0..count {
+        compiler.index = index;
+        steps.push(compiler.step().map_err(|what| Unfit { step: index, what })?);
+    }
+    let outs = compiler.last_outs().map_err(|what| Unfit { step: count, what })?;
+    let mut then = vec![Vec::new(); count + compiler.stagings.len()];
+    let mut waits = vec![0; count + compiler.stagings.len()];
+    for (index, step) in plan.steps.iter().enumerate() {
+        let staging = compiler.stagings.iter().position(|staging| staging.step == index);
+        for &before in &step.after {
+            let Some(list) = then.get_mut(before as usize).filter(|_| (before as usize) < index) else {
+                return Err(Unfit { step: index, what: "waits for a step that is not earlier" });
+            };
+            list.push(index as u32);
+            waits[index] += 1;
+            if let Some(staging) = staging {
+                list.push((count + staging) as u32);
+                waits[count + staging] += 1;
+            }
+        }
+    }
+    for (index, staging) in compiler.after_staging {
+        then[count + staging].push(index as u32);
+        waits[index] += 1;
+    }
+    steps.extend(compiler.stagings.into_iter().map(|staging| Work::Stage { copies: staging.copies }));
+    Ok(Program {
+        peers: peers(plan),
+        outs,
+        staging: if compiler.stages { shape.elements * shape.size } else { 0 },
+        scratch: plan.scratch * shape.size,
+        copied: compiler.copied,
+        steps,
+        waits,
+        then,
+    })
+}
+
+fn peers(plan: &Plan) -> Vec<PeerSteps> {
+    let mut peers: Vec<PeerSteps> = Vec::new();
+    for (index, step) in plan.steps.iter().enumerate() {
+        let (rank, sends) = match step.action {
+            Action::Send { to, .. } => (to, true),
+            Action::Receive { from, .. } => (from, false),
+            Action::Local { .. } | Action::Finish { .. } => continue,
+        };
+        let at = match peers.iter().position(|peer| peer.rank == rank) {
+            Some(at) => at,
+            None => {
+                peers.push(PeerSteps { rank, sends: Vec::new(), receives: Vec::new() });
+                peers.len() - 1
+            }
+        };
+        if sends {
+            peers[at].sends.push(index as u32);
+        } else {
+            peers[at].receives.push(index as u32);
+        }
+    }
+    peers
+}
+
+struct Compiler<'a> {
+    plan: &'a Plan,
+    shape: &'a Shape,
+    homes: HomeMap,
+    index: usize,
+    stages: bool,
+    copied: usize,
+    stagings: Vec<Staged>,
+    /// Steps, and the copies to Staging that come before them.
+    after_staging: Vec<(usize, usize)>,
+}
+
+/// Copies to Staging for a send.
+struct Staged {
+    step: usize,
+    range: Range<usize>,
+    copies: Vec<Copy>,
+}
+
+type Step<T> = Result<T, &'static str>;
+
+impl<'a> Compiler<'a> {
+    fn new(plan: &'a Plan, shape: &'a Shape) -> Self {
+        let mut homes = HomeMap::new(shape.elements);
+        match &shape.input {
+            Some(input) => homes.change(input, |_| INPUT),
+            None => homes.change(&shape.out, |_| OUT),
+        }
+        Self {
+            plan,
+            shape,
+            homes,
+            index: 0,
+            stages: false,
+            copied: 0,
+            stagings: Vec::new(),
+            after_staging: Vec::new(),
+        }
+    }
+
+    fn step(&mut self) -> Step<Work> {
+        match &self.plan.steps[self.index].action {
+            Action::Send { to, from } => self.send(*to, from),
+            Action::Receive { from, into, reduce } => {
+                self.fits(into)?;
+                let (parts, outs) = self.write(into, reduce.as_ref(), None)?;
+                Ok(Work::Receive { from: *from, length: into.range.len() * self.shape.size, parts, outs })
+            }
+            Action::Local { with, into, reduce } => {
+                self.fits(into)?;
+                let (parts, outs) = self.write(into, reduce.as_ref(), Some(with))?;
+                self.copied +=
+                    parts.iter().filter(|part| part.reduce.is_none()).map(|part| part.length).sum::<usize>();
+                Ok(Work::Local { parts, outs })
+            }
+            Action::Finish { span } => self.finish(span),
+        }
+    }
+
+    fn send(&mut self, to: usize, span: &Span) -> Step<Work> {
+        self.fits(span)?;
+        let length = span.range.len() * self.shape.size;
+        let inline = length <= self.shape.inline;
+        let mut copies = Vec::new();
+        let from = if span.area == Area::Scratch {
+            self.scratch(span.range.start)
+        } else if span.range.is_empty() {
+            Place { home: Home::Out, at: 0 }
+        } else {
+            let usable = if inline || self.shape.registered { !0 } else { STAGING };
+            let common = self.homes.common(&span.range) & usable;
+            if common == 0 {
+                for (part, homes) in self.homes.parts(&span.range) {
+                    if homes & STAGING == 0 {
+                        copies.push(self.copy(&part, homes, STAGING)?);
+                    }
+                }
+                self.homes.change(&span.range, |homes| homes | STAGING);
+                let range = span.range.clone();
+                self.stagings.push(Staged { step: self.index, range, copies });
+                self.place(span.range.start, STAGING)
+            } else {
+                self.place(span.range.start, common)
+            }
+        };
+        if from.home == Home::Staging {
+            self.comes_after_staging(&span.range);
+        }
+        Ok(Work::Send { to, from, length, inline })
+    }
+
+    /// Notes that this step reads elements of Staging, which copies for earlier sends may have written.
+    fn comes_after_staging(&mut self, range: &Range<usize>) {
+        for (at, staging) in self.stagings.iter().enumerate() {
+            let entry = (self.index, at);
+            if !intersection(&staging.range, range).is_empty() && !self.after_staging.contains(&entry) {
+                self.after_staging.push(entry);
+            }
+        }
+    }
+
+    /// Returns the parts of a step that writes `into`, and the copies to Out after it.
+    fn write(
+        &mut self,
+        into: &Span,
+        reduce: Option<&Span>,
+        with: Option<&Span>,
+    ) -> Step<(Vec<Part>, Vec<Copy>)> {
+        let count = into.range.len();
+        let mut sources = Vec::new();
+        for span in [reduce, with] {
+            sources.push(match span {
+                Some(span) if span.range.len() != count => return Err("has spans of different lengths"),
+                Some(span) => {
+                    self.fits(span)?;
+                    Some(self.read(span)?)
+                }
+                None => None,
+            });
+        }
+        let home = if into.area == Area::Scratch { 0 } else { self.target(&into.range) };
+        let target = match home {
+            0 => self.scratch(into.range.start),
+            home => self.place(into.range.start, home),
+        };
+        let mut cuts: Vec<usize> = sources
+            .iter()
+            .flatten()
+            .flat_map(|parts| parts.iter().map(|(start, _)| *start))
+            .chain([0, count])
+            .collect();
+        cuts.sort_unstable();
+        cuts.dedup();
+        let size = self.shape.size;
+        let place = |source: &Option<Vec<(usize, Place)>>, at: usize| {
+            source.as_ref().and_then(|parts| {
+                let (start, place) = parts.iter().rev().find(|(start, _)| *start <= at)?;
+                Some(Place { home: place.home, at: place.at + (at - start) * size })
+            })
+        };
+        let parts = cuts
+            .windows(2)
+            .map(|cut| Part {
+                offset: cut[0] * size,
+                length: (cut[1] - cut[0]) * size,
+                into: Place { home: target.home, at: target.at + cut[0] * size },
+                reduce: place(&sources[0], cut[0]),
+                with: place(&sources[1], cut[0]),
+            })
+            .collect();
+        let mut outs = Vec::new();
+        if home != 0 {
+            self.homes.change(&into.range, |_| home);
+            outs = self.outs_after(&into.range)?;
+        }
+        Ok((parts, outs))
+    }
+
+    fn finish(&mut self, span: &Span) -> Step<Work> {
+        self.fits(span)?;
+        if span.area == Area::Scratch {
+            let places = vec![(self.scratch(span.range.start), span.range.len() * self.shape.size)];
+            return Ok(Work::Finish { copies: Vec::new(), places, outs: Vec::new() });
+        }
+        let target = self.target(&span.range);
+        let (mut copies, mut places) = (Vec::new(), Vec::new());
+        for (part, homes) in self.homes.parts(&span.range) {
+            let home = if homes & target != 0 {
+                target
+            } else if homes & STAGING != 0 {
+                STAGING
+            } else {
+                copies.push(self.copy(&part, homes, target)?);
+                target
+            };
+            self.homes.change(&part, |_| home);
+            places.push((self.place(part.start, home), part.len() * self.shape.size));
+        }
+        let outs = self.outs_after(&span.range)?;
+        Ok(Work::Finish { copies, places, outs })
+    }
+
+    /// Returns the copies of elements that this step wrote to Staging for the last time, and that the result needs.
+    fn outs_after(&mut self, range: &Range<usize>) -> Step<Vec<Copy>> {
+        let writes_again = |action: &Action| {
+            let (Action::Receive { into: span, .. }
+            | Action::Local { into: span, .. }
+            | Action::Finish { span }) = action
+            else {
+                return false;
+            };
+            overlaps(span, range)
+        };
+        if self.plan.steps[self.index + 1..].iter().any(|step| writes_again(&step.action)) {
+            return Ok(Vec::new());
+        }
+        self.outs(range)
+    }
+
+    fn last_outs(&mut self) -> Step<Vec<Copy>> {
+        self.outs(&(0..self.shape.elements))
+    }
+
+    fn outs(&mut self, range: &Range<usize>) -> Step<Vec<Copy>> {
+        let wanted = intersection(&intersection(range, &self.shape.result), &self.shape.out);
+        let mut copies = Vec::new();
+        for (part, homes) in self.homes.parts(&wanted) {
+            if homes & OUT == 0 {
+                copies.push(self.copy(&part, homes, OUT)?);
+                self.homes.change(&part, |homes| homes | OUT);
+            }
+        }
+        Ok(copies)
+    }
+
+    /// Returns the home that a step which writes `range` writes to.
+    fn target(&self, range: &Range<usize>) -> Homes {
+        let inside = self.shape.out.start <= range.start && range.end <= self.shape.out.end;
+        let pulled = |action: &Action| match action {
+            Action::Send { from, .. } => {
+                from.range.len() * self.shape.size > self.shape.inline && overlaps(from, range)
+            }
+            _ => false,
+        };
+        let free = self.shape.registered
+            || !self.plan.steps[self.index + 1..].iter().any(|step| pulled(&step.action));
+        if inside && free { OUT } else { STAGING }
+    }
+
+    /// Returns the places of a span's elements: the first element of each part, counted from the span's start, and its place.
+    fn read(&mut self, span: &Span) -> Step<Vec<(usize, Place)>> {
+        if span.area == Area::Scratch {
+            return Ok(vec![(0, self.scratch(span.range.start))]);
+        }
+        let mut places = Vec::new();
+        for (part, homes) in self.homes.parts(&span.range) {
+            if homes == 0 {
+                return Err("reads elements that have no value");
+            }
+            let place = self.place(part.start, homes);
+            if place.home == Home::Staging {
+                self.comes_after_staging(&part);
+            }
+            places.push((part.start - span.range.start, place));
+        }
+        Ok(places)
+    }
+
+    fn copy(&mut self, part: &Range<usize>, homes: Homes, to: Homes) -> Step<Copy> {
+        if homes == 0 {
+            return Err("reads elements that have no value");
+        }
+        let length = part.len() * self.shape.size;
+        self.copied += length;
+        let from = self.place(part.start, homes);
+        if from.home == Home::Staging {
+            self.comes_after_staging(part);
+        }
+        Ok(Copy { from, to: self.place(part.start, to), length })
+    }
+
+    /// Returns the place of an element that is valid in `homes`.
+    fn place(&mut self, element: usize, homes: Homes) -> Place {
+        let size = self.shape.size;
+        if homes & OUT != 0 {
+            Place { home: Home::Out, at: element.saturating_sub(self.shape.out.start) * size }
+        } else if homes & STAGING != 0 {
+            self.stages = true;
+            Place { home: Home::Staging, at: element * size }
+        } else {
+            let start = self.shape.input.as_ref().map_or(0, |input| input.start);
+            Place { home: Home::Input, at: element.saturating_sub(start) * size }
+        }
+    }
+
+    fn scratch(&self, element: usize) -> Place {
+        Place { home: Home::Scratch, at: element * self.shape.size }
+    }
+
+    fn fits(&self, span: &Span) -> Step<()> {
+        let end = if span.area == Area::Scratch { self.plan.scratch } else { self.shape.elements };
+        if span.range.start <= span.range.end && span.range.end <= end {
+            Ok(())
+        } else {
+            Err("has a span outside its area")
+        }
+    }
+}
+
+fn overlaps(span: &Span, range: &Range<usize>) -> bool {
+    span.area != Area::Scratch && span.range.start < range.end && range.start < span.range.end
+}
+
+fn intersection(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
+    let start = a.start.max(b.start);
+    start..a.end.min(b.end).max(start)
+}

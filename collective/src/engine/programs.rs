@@ -1,0 +1,140 @@
+//! Programs of the latest calls.
+
+use std::sync::Arc;
+
+use super::program::{self, Program, Shape};
+use super::{Engine, Holding, Kind, Request};
+use crate::error::CollectiveError;
+use crate::lane::Lanes;
+use crate::plan::{Action, Area, Arguments, Collective, Plan, Span, Step, part};
+use crate::reduce::Kernel;
+
+/// How many programs an engine keeps.
+const KEPT: usize = 32;
+
+#[derive(Debug, Default)]
+pub(super) struct Programs {
+    /// The latest one first.
+    latest: Vec<(Key, Arc<Program>)>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Key {
+    kind: Kind,
+    /// `None` for messages between two ranks.
+    arguments: Option<Arguments>,
+    shape: Shape,
+}
+
+impl<L: Lanes> Engine<L> {
+    /// Returns the program and the kernel of an operation.
+    pub(super) fn prepare(
+        &mut self,
+        request: &Request,
+        holding: &Holding<L::Memory>,
+    ) -> Result<(Arc<Program>, Option<Kernel>), CollectiveError> {
+        let call = &request.call;
+        let kernel = call.reduction.map(|reduction| Kernel::of(call.dtype, reduction)).transpose()?;
+        let Some(size) = call.dtype.size() else {
+            return Err(argument(format!("elements of type {:?} have no size", call.dtype)));
+        };
+        self.check(request, holding, size)?;
+        let inline = self.lanes.inline();
+        let (arguments, result) = match call.kind {
+            Kind::Group(collective) => {
+                let arguments = Arguments {
+                    collective,
+                    algorithm: call.algorithm,
+                    ranks: self.ranks,
+                    elements: call.elements,
+                    piece: call.piece,
+                    // The compiler gives an operation out of place its places, so that all ranks have the same messages.
+                    in_place: true,
+                    inline: inline / size,
+                };
+                let result = match collective {
+                    Collective::ReduceScatter => part(call.elements, self.ranks, self.rank),
+                    Collective::Barrier => 0..0,
+                    _ => 0..call.elements,
+                };
+                (Some(arguments), result)
+            }
+            Kind::Send { .. } => (None, 0..0),
+            Kind::Receive { .. } => (None, 0..call.elements),
+        };
+        let shape = Shape {
+            size,
+            elements: call.elements,
+            input: request.input.map(|(start, end)| start..end),
+            out: request.out.0..request.out.1,
+            result,
+            registered: matches!(holding, Holding::Owned { .. }),
+            inline,
+        };
+        let key = Key { kind: call.kind, arguments, shape };
+        let latest = &mut self.programs.latest;
+        if let Some(at) = latest.iter().position(|(other, _)| *other == key) {
+            latest[..=at].rotate_right(1);
+            return Ok((Arc::clone(&latest[0].1), kernel));
+        }
+        let plan = match &key.arguments {
+            Some(arguments) => Plan::new(arguments, self.rank),
+            None => pair(call.kind, call.elements),
+        };
+        let program = program::compile(&plan, &key.shape).map_err(|unfit| {
+            argument(format!("internal error: step {} of the plan of {call} {}", unfit.step, unfit.what))
+        })?;
+        latest.truncate(KEPT - 1);
+        latest.insert(0, (key, Arc::new(program)));
+        Ok((Arc::clone(&latest[0].1), kernel))
+    }
+
+    /// Checks that the memory has the elements that the request says.
+    fn check(
+        &self,
+        request: &Request,
+        holding: &Holding<L::Memory>,
+        size: usize,
+    ) -> Result<(), CollectiveError> {
+        let call = &request.call;
+        let inside = |(start, end): (usize, usize)| start <= end && end <= call.elements;
+        if !inside(request.out) || !request.input.is_none_or(inside) {
+            return Err(argument(format!("the memory of {call} does not fit")));
+        }
+        let rank = match call.kind {
+            Kind::Group(Collective::Broadcast { root: rank })
+            | Kind::Send { to: rank }
+            | Kind::Receive { from: rank } => rank,
+            Kind::Group(_) => 0,
+        };
+        if rank >= self.ranks {
+            return Err(argument(format!("there is no rank {rank} among {} ranks", self.ranks)));
+        }
+        if matches!(call.kind, Kind::Send { .. } | Kind::Receive { .. }) && rank == self.rank {
+            return Err(argument(format!("rank {rank} can't exchange messages with itself")));
+        }
+        let Holding::Owned { input, out } = holding else { return Ok(()) };
+        let long = |memory: &Option<L::Memory>, (start, end): (usize, usize)| {
+            memory.as_deref().map_or(0, <[u8]>::len) / size >= end - start
+        };
+        if !long(out, request.out) || !request.input.is_none_or(|range| long(input, range)) {
+            return Err(argument(format!("the memory of {call} is too short")));
+        }
+        Ok(())
+    }
+}
+
+/// Returns the plan of a message from one rank to another.
+fn pair(kind: Kind, elements: usize) -> Plan {
+    let span = Span { area: Area::Work, range: 0..elements };
+    let action = match kind {
+        Kind::Send { to } => Action::Send { to, from: span },
+        Kind::Receive { from } => Action::Receive { from, into: span, reduce: None },
+        Kind::Group(_) => return Plan { steps: Vec::new(), scratch: 0 },
+    };
+    Plan { steps: vec![Step { action, after: Vec::new() }], scratch: 0 }
+}
+
+fn argument(what: String) -> CollectiveError {
+    CollectiveError::Argument(what.into())
+}

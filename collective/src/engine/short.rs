@@ -1,0 +1,160 @@
+//! The short path: an all-reduce of few elements, in which each rank sends one inline message to every other rank.
+//!
+//! It does what the plan of [`OneShot`](crate::plan::Algorithm::OneShot) does, with the same messages and the same order of
+//! reductions: ((x0 + x1) + x2) + … So the ranks need not agree on whether they take this path. It keeps no plan, allocates
+//! nothing, and needs no staging, because inline messages are copies.
+
+use std::ops::DerefMut;
+
+use super::bodies::Body;
+use super::under::{Busy, Context, Fault, check};
+use crate::lane::{Lanes, Tag};
+use crate::reduce::Kernel;
+
+/// How far a short operation is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Short {
+    rank: usize,
+    ranks: usize,
+    /// How many other ranks have been sent to, in the order of the distance.
+    sent: usize,
+    /// The rank whose elements are reduced next.
+    next: usize,
+}
+
+impl Short {
+    pub(super) fn new(rank: usize, ranks: usize) -> Self {
+        Self { rank, ranks, sent: 0, next: 0 }
+    }
+
+    pub(super) fn is_done(&self, ranks: usize) -> bool {
+        self.next == ranks && self.sent + 1 >= ranks
+    }
+
+    /// Sends and receives as far as the lanes allow. The elements are in `input`, or in `out` if there is no input.
+    pub(super) fn advance<L: Lanes>(
+        &mut self,
+        context: &mut Context<'_, L>,
+        kernel: Option<&Kernel>,
+        tag: Tag,
+        input: &Body<'_, L::Memory>,
+        mut out: Body<'_, L::Memory>,
+        length: usize,
+    ) -> Result<bool, Fault>
+    where
+        L::Memory: DerefMut<Target = [u8]>,
+    {
+        let own = match input {
+            Body::Empty => None,
+            input => input.bytes().get(..length),
+        };
+        let Some(out) = out.bytes_mut().get_mut(..length) else { return Ok(false) };
+        let moved = match kernel {
+            Some(kernel) => self.look(context.lanes, context.sum, kernel, tag, own, out)?,
+            None => false,
+        };
+        self.mark(context.busy, context.ranks);
+        Ok(moved)
+    }
+
+    /// Sends and receives once as far as the lanes allow. `own` are the elements of this rank; without it, they are in `out`.
+    #[inline]
+    pub(super) fn look<L: Lanes>(
+        &mut self,
+        lanes: &mut L,
+        sum: &mut Vec<u8>,
+        kernel: &Kernel,
+        tag: Tag,
+        own: Option<&[u8]>,
+        out: &mut [u8],
+    ) -> Result<bool, Fault> {
+        let mut moved = false;
+        while self.sent + 1 < self.ranks {
+            let to = (self.rank + 1 + self.sent) % self.ranks;
+            if !lanes.send(to, tag, own.unwrap_or(out))? {
+                return Ok(moved);
+            }
+            self.sent += 1;
+            moved = true;
+        }
+        while self.next < self.ranks {
+            let from = self.next;
+            if from != self.rank {
+                let Some((arrived, length)) = lanes.peek(from)? else { return Ok(moved) };
+                check(from, &tag, &arrived, out.len(), length, self.step(), self.steps())?;
+                if self.ranks == 2 {
+                    let done = lanes.receive(from, &mut |offset, piece| match own {
+                        Some(own) => kernel.reduce_into(
+                            &mut out[offset..offset + piece.len()],
+                            &own[offset..offset + piece.len()],
+                            piece,
+                        ),
+                        None => kernel.reduce(&mut out[offset..offset + piece.len()], piece),
+                    })?;
+                    if !done {
+                        return Ok(moved);
+                    }
+                } else if !receive(lanes, sum, kernel, from, from == 0, out.len())? {
+                    return Ok(moved);
+                }
+            } else if self.ranks > 2 {
+                let own = own.unwrap_or(out);
+                if from == 0 {
+                    sum.clear();
+                    sum.extend_from_slice(own);
+                } else {
+                    kernel.reduce(sum, own);
+                }
+            }
+            self.next += 1;
+            moved = true;
+        }
+        if self.ranks > 2 {
+            out.copy_from_slice(sum);
+        }
+        kernel.finish(out, self.ranks);
+        Ok(true)
+    }
+
+    pub(super) fn mark(&self, busy: &mut Busy, ranks: usize) {
+        for other in (0..ranks).filter(|other| *other != self.rank) {
+            busy.receives[other] |= other >= self.next;
+        }
+        for distance in self.sent + 1..ranks {
+            busy.sends[(self.rank + distance) % ranks] = true;
+        }
+    }
+
+    pub(super) fn step(&self) -> u32 {
+        (self.sent + self.next) as u32
+    }
+
+    pub(super) fn steps(&self) -> u32 {
+        (2 * self.ranks - 1) as u32
+    }
+
+    pub(super) fn waits_for(&self, rank: usize, ranks: usize) -> Option<usize> {
+        if self.sent + 1 < ranks {
+            return Some((rank + 1 + self.sent) % ranks);
+        }
+        (self.next..ranks).find(|other| *other != rank)
+    }
+}
+
+/// Receives elements of a group of more than two ranks into `sum`. The first ones are copied.
+fn receive<L: Lanes>(
+    lanes: &mut L,
+    sum: &mut Vec<u8>,
+    kernel: &Kernel,
+    from: usize,
+    first: bool,
+    length: usize,
+) -> Result<bool, Fault> {
+    if first {
+        sum.resize(length, 0);
+        return Ok(lanes.receive_into(from, sum)?);
+    }
+    Ok(lanes.receive(from, &mut |offset, piece| {
+        kernel.reduce(&mut sum[offset..offset + piece.len()], piece);
+    })?)
+}

@@ -1,0 +1,413 @@
+//! Engines over simulated lanes, in virtual time: random delays, few slots, slow ranks, ranks that die or stop, and calls that do not
+//! fit.
+//!
+//! `TONIC_RDMA_SCHEDULES` sets the number of schedules of each test. `TONIC_RDMA_SEED` runs the one schedule of a seed.
+
+mod group;
+mod world;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use tonic_rdma_tensor::Dtype;
+
+use self::group::{Hands, Rank, Task, whole_numbers};
+use self::world::World;
+use super::{Call, Kind};
+use crate::error::CollectiveError;
+use crate::plan::{Algorithm, Collective, part};
+use crate::reduce::{Kernel, Reduction};
+
+const SCHEDULES: u64 = 100;
+
+/// Runs `schedule` with each seed, and says which seed failed.
+fn schedules(schedule: impl Fn(u64)) {
+    let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
+    if let Some(seed) = number("TONIC_RDMA_SEED") {
+        return schedule(seed);
+    }
+    for seed in 0..number("TONIC_RDMA_SCHEDULES").unwrap_or(SCHEDULES) {
+        let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| schedule(seed)));
+        assert!(run.is_ok(), "failed with TONIC_RDMA_SEED={seed}");
+    }
+}
+
+struct Group {
+    world: Rc<RefCell<World>>,
+    ranks: Vec<Rank>,
+    /// How seldom each rank acts.
+    slowness: Vec<u8>,
+    gone: Option<usize>,
+}
+
+impl Group {
+    /// Makes a group whose ranks carry out `calls`, with elements that are small whole numbers.
+    fn new(ranks: usize, calls: &[Call], random: &mut fastrand::Rng) -> Self {
+        let world = Rc::new(RefCell::new(World::new(ranks, random.fork())));
+        let numbers = Arc::new(AtomicU64::new(0));
+        let inline = *random.choice(&[0, 16, 64, 256]).unwrap();
+        let slowness = (0..ranks).map(|_| *random.choice(&[0, 0, 0, 20]).unwrap()).collect();
+        let ranks = (0..ranks)
+            .map(|rank| {
+                let tasks = calls.iter().map(|call| task(*call, ranks, rank, random)).collect();
+                Rank::new(rank, ranks, &world, &numbers, inline, tasks)
+            })
+            .collect();
+        Self { world, ranks, slowness, gone: None }
+    }
+
+    /// Lets a random rank act. Returns whether all ranks are done.
+    fn act(&mut self) -> bool {
+        let rank = {
+            let mut world = self.world.borrow_mut();
+            world.now += world.random.u64(0..5);
+            let rank = world.random.usize(0..self.ranks.len());
+            let slow = self.slowness[rank];
+            if self.gone == Some(rank) || slow > 0 && world.random.u8(0..slow) > 0 {
+                return false;
+            }
+            rank
+        };
+        self.ranks[rank].act();
+        self.ranks.iter().all(|rank| self.gone == Some(rank.rank) || rank.is_done())
+    }
+
+    /// Lets ranks act until all are done.
+    fn finish(&mut self) {
+        let mut actions = 0_u64;
+        while !self.act() {
+            actions += 1;
+            if actions > 3_000_000 {
+                let open: Vec<_> =
+                    self.ranks.iter().map(|rank| (rank.running(), rank.engine.position())).collect();
+                panic!("no end after {actions} actions: {open:?}");
+            }
+        }
+    }
+
+    /// Checks all results of operations that have ended well.
+    fn check(&self) {
+        for at in 0..self.ranks[0].tasks.len() {
+            let Some(expected) = expected(&self.ranks, at) else { continue };
+            for (rank, expected) in self.ranks.iter().zip(expected) {
+                if let Some(outcome) = &rank.outcomes[at]
+                    && outcome.result.is_ok()
+                {
+                    let task = &rank.tasks[at];
+                    assert_eq!(
+                        outcome.out, expected,
+                        "rank {}: {} as operation {at}, {:?}",
+                        rank.rank, task.call, task.hands
+                    );
+                }
+            }
+        }
+    }
+}
+
+fn task(call: Call, ranks: usize, rank: usize, random: &mut fastrand::Rng) -> Task {
+    let count = match call.kind {
+        Kind::Group(Collective::AllGather) => part(call.elements, ranks, rank).len(),
+        _ => call.elements,
+    };
+    let hands =
+        [Hands::OwnedInPlace, Hands::OwnedOutOfPlace, Hands::BorrowedInPlace, Hands::BorrowedOutOfPlace];
+    Task {
+        call,
+        hands: *random.choice(&hands).unwrap(),
+        elements: whole_numbers(call.dtype, count, random),
+        short: random.bool(),
+    }
+}
+
+/// Returns the right results of all ranks.
+fn expected(ranks: &[Rank], at: usize) -> Option<Vec<Vec<u8>>> {
+    let call = ranks[0].tasks[at].call;
+    let size = call.dtype.size().unwrap();
+    let inputs = || ranks.iter().map(|rank| &rank.tasks[at].elements);
+    let Kind::Group(collective) = call.kind else { return None };
+    let reduced = || {
+        let kernel = Kernel::of(call.dtype, call.reduction.unwrap()).unwrap();
+        let mut sum = ranks[0].tasks[at].elements.clone();
+        inputs().skip(1).for_each(|elements| kernel.reduce(&mut sum, elements));
+        kernel.finish(&mut sum, ranks.len());
+        sum
+    };
+    Some(match collective {
+        Collective::AllReduce => vec![reduced(); ranks.len()],
+        Collective::ReduceScatter => {
+            let sum = reduced();
+            (0..ranks.len())
+                .map(|rank| {
+                    let part = part(call.elements, ranks.len(), rank);
+                    sum[part.start * size..part.end * size].to_vec()
+                })
+                .collect()
+        }
+        Collective::AllGather => vec![inputs().flatten().copied().collect(); ranks.len()],
+        Collective::Broadcast { root } => vec![ranks[root].tasks[at].elements.clone(); ranks.len()],
+        Collective::Barrier => vec![Vec::new(); ranks.len()],
+    })
+}
+
+const ALGORITHMS: [Algorithm; 3] = [Algorithm::OneShot, Algorithm::HalvingDoubling, Algorithm::Ring];
+
+fn call(ranks: usize, random: &mut fastrand::Rng) -> Call {
+    let dtypes = [Dtype::F32, Dtype::F64, Dtype::F16, Dtype::I32, Dtype::U8];
+    let dtype = *random.choice(&dtypes).unwrap();
+    let kind = match random.u8(0..8) {
+        0 => Collective::ReduceScatter,
+        1 => Collective::AllGather,
+        2 => Collective::Broadcast { root: random.usize(0..ranks) },
+        3 => Collective::Barrier,
+        _ => Collective::AllReduce,
+    };
+    let reductions = match dtype {
+        Dtype::I32 | Dtype::U8 => &[Reduction::Sum, Reduction::Min, Reduction::Max][..],
+        _ => &[Reduction::Sum, Reduction::Mean, Reduction::Min, Reduction::Max],
+    };
+    let reduces = matches!(kind, Collective::ReduceScatter | Collective::AllReduce);
+    let elements = match random.u8(0..4) {
+        _ if kind == Collective::Barrier => 0,
+        0 => random.usize(0..4),
+        1 => random.usize(0..40),
+        _ => random.usize(0..400),
+    };
+    Call {
+        kind: Kind::Group(kind),
+        dtype,
+        reduction: reduces.then(|| *random.choice(reductions).unwrap()),
+        algorithm: *random.choice(&ALGORITHMS).unwrap(),
+        elements,
+        piece: *random.choice(&[7, 32, 100, 1000]).unwrap(),
+    }
+}
+
+fn group_size(random: &mut fastrand::Rng) -> usize {
+    if random.u8(0..20) == 0 { random.usize(9..20) } else { random.usize(1..9) }
+}
+
+#[test]
+fn results_are_right_whatever_the_timing() {
+    schedules(|seed| {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let ranks = group_size(&mut random);
+        let calls: Vec<Call> = (0..random.usize(1..12)).map(|_| call(ranks, &mut random)).collect();
+        let mut group = Group::new(ranks, &calls, &mut random);
+        group.finish();
+        for rank in &group.ranks {
+            for outcome in &rank.outcomes {
+                outcome.as_ref().unwrap().result.as_ref().unwrap();
+            }
+        }
+        group.check();
+    });
+}
+
+#[test]
+fn many_operations_under_way_keep_apart() {
+    schedules(|seed| {
+        if seed % 20 != 0 {
+            return;
+        }
+        let mut random = fastrand::Rng::with_seed(seed);
+        let ranks = random.usize(2..6);
+        let calls: Vec<Call> = (0..100).map(|_| call(ranks, &mut random)).collect();
+        let mut group = Group::new(ranks, &calls, &mut random);
+        group.finish();
+        group.check();
+        assert!(group.ranks.iter().all(|rank| rank.engine.is_idle()));
+    });
+}
+
+/// Kills a rank after a random number of actions. All survivors learn which rank it was, and no result is wrong.
+#[test]
+fn the_death_of_a_rank_is_named_by_all_survivors() {
+    schedules(|seed| {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let ranks = group_size(&mut random).max(2);
+        let calls: Vec<Call> = (0..random.usize(1..6)).map(|_| call(ranks, &mut random)).collect();
+        let mut group = Group::new(ranks, &calls, &mut random);
+        let victim = random.usize(0..ranks);
+        let mut done = false;
+        for _ in 0..random.usize(0..400 * ranks) {
+            done = group.act();
+            if done {
+                break;
+            }
+        }
+        if !done {
+            group.gone = Some(victim);
+            group.world.borrow_mut().kill(victim);
+            group.finish();
+        }
+        group.check();
+        check_names(&group, victim);
+    });
+}
+
+/// Kills each rank of each group at each step of each algorithm.
+#[test]
+fn a_death_at_any_step_of_any_algorithm_is_named() {
+    let mut deaths = 0;
+    for algorithm in ALGORITHMS {
+        for ranks in [2, 3, 4, 5, 8] {
+            for step in 0.. {
+                let mut random = fastrand::Rng::with_seed(step ^ ranks as u64);
+                let one = Call {
+                    kind: Kind::Group(Collective::AllReduce),
+                    dtype: Dtype::F32,
+                    reduction: Some(Reduction::Sum),
+                    algorithm,
+                    elements: 300,
+                    piece: 60,
+                };
+                let mut group = Group::new(ranks, &[one], &mut random);
+                group.slowness.fill(0);
+                let victim = random.usize(0..ranks);
+                group.ranks[victim].tasks[0].short = false;
+                let mut done = false;
+                let reached = |rank: &Rank| {
+                    let under = rank.engine.under.front();
+                    under.is_some_and(|under| u64::from(under.place().step) >= step)
+                        || rank.engine.under.is_empty() && rank.engine.numbers.group > 0
+                };
+                while !done && !reached(&group.ranks[victim]) {
+                    done = group.act();
+                }
+                if done || group.ranks[victim].engine.under.is_empty() {
+                    break;
+                }
+                group.gone = Some(victim);
+                group.world.borrow_mut().kill(victim);
+                group.finish();
+                group.check();
+                check_names(&group, victim);
+                deaths += 1;
+            }
+        }
+    }
+    assert!(deaths > 100, "only {deaths} deaths");
+}
+
+fn check_names(group: &Group, victim: usize) {
+    for rank in group.ranks.iter().filter(|rank| rank.rank != victim) {
+        for outcome in rank.outcomes.iter().flatten() {
+            let Err(error) = &outcome.result else { continue };
+            let first = match error {
+                CollectiveError::Revoked(first) => first,
+                error => error,
+            };
+            assert!(
+                matches!(first, CollectiveError::RankLost { rank, .. } if *rank == victim),
+                "rank {}: {error}, and rank {victim} was killed",
+                rank.rank
+            );
+        }
+    }
+}
+
+/// Stops a rank. All others end with a deadline, and the ranks that they wait for lead to the stopped one.
+#[test]
+fn a_rank_that_stops_runs_into_the_deadline() {
+    schedules(|seed| {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let ranks = random.usize(2..7);
+        let mut one = call(ranks, &mut random);
+        one.kind = Kind::Group(Collective::AllReduce);
+        one.reduction = Some(Reduction::Max);
+        one.elements += ranks;
+        let mut group = Group::new(ranks, &vec![one; 3], &mut random);
+        for rank in &mut group.ranks {
+            rank.limit = Duration::from_millis(300);
+        }
+        let victim = random.usize(0..ranks);
+        for _ in 0..random.usize(0..50 * ranks) {
+            if group.act() {
+                return;
+            }
+        }
+        group.gone = Some(victim);
+        group.finish();
+        group.check();
+        for rank in group.ranks.iter().filter(|rank| rank.rank != victim) {
+            for outcome in rank.outcomes.iter().flatten() {
+                let Err(error) = &outcome.result else { continue };
+                let first = match error {
+                    CollectiveError::Revoked(first) => first,
+                    error => error,
+                };
+                let CollectiveError::Deadline { rank: waited, .. } = first else {
+                    panic!("rank {}: {error}", rank.rank);
+                };
+                if ranks == 2 {
+                    assert_eq!(*waited, victim, "{error}");
+                }
+            }
+        }
+    });
+}
+
+/// One rank calls something else. Some rank says so, with both calls; where each rank waits for another one, the deadline ends the
+/// operations.
+#[test]
+fn calls_that_differ_are_named() {
+    let (runs, deadlines) = (Cell::new(0), Cell::new(0));
+    schedules(|seed| {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let ranks = random.usize(2..7);
+        let mut calls: Vec<Call> = (0..4).map(|_| call(ranks, &mut random)).collect();
+        let last = Call {
+            kind: Kind::Group(Collective::AllReduce),
+            dtype: Dtype::F32,
+            reduction: Some(Reduction::Sum),
+            algorithm: Algorithm::OneShot,
+            elements: 5,
+            piece: 1000,
+        };
+        calls.push(last);
+        let mut group = Group::new(ranks, &calls, &mut random);
+        let (wrong, at) = (random.usize(0..ranks), random.usize(0..4));
+        let other = call(ranks, &mut random);
+        if other.pack() == calls[at].pack() {
+            return;
+        }
+        group.ranks[wrong].tasks[at] = task(other, ranks, wrong, &mut random);
+        group.ranks.iter_mut().for_each(|rank| rank.limit = Duration::from_millis(200));
+        let mut reported = false;
+        for actions in 0.. {
+            if group.act() {
+                break;
+            }
+            let failed = group
+                .ranks
+                .iter()
+                .find_map(|rank| rank.engine.failure().map(|failure| (rank.rank, Arc::clone(failure))));
+            if let Some((reporter, failure)) = failed
+                && !reported
+                && group.world.borrow_mut().random.u8(0..10) == 0
+            {
+                reported = true;
+                deadlines
+                    .set(deadlines.get() + u64::from(matches!(*failure, CollectiveError::Deadline { .. })));
+                runs.set(runs.get() + 1);
+                for rank in group.ranks.iter_mut() {
+                    let message = failure.to_string().into();
+                    rank.engine.fail(CollectiveError::Reported { rank: reporter, message });
+                }
+            }
+            assert!(actions < 3_000_000, "no end");
+        }
+        let failures = || group.ranks.iter().filter_map(|rank| rank.engine.failure());
+        let named = failures().find(|failure| matches!(***failure, CollectiveError::Mismatch { .. }));
+        let late = failures().any(|failure| matches!(**failure, CollectiveError::Deadline { .. }));
+        assert!(named.is_some() || late, "{} passed for {}", other, calls[at]);
+        if let Some(error) = named {
+            assert!(error.to_string().contains(" called "), "{error}");
+        }
+    });
+    assert!(deadlines.get() * 10 <= runs.get(), "{} of {} were deadlines", deadlines.get(), runs.get());
+}

@@ -1,0 +1,537 @@
+//! One operation under way.
+
+use std::collections::VecDeque;
+use std::ops::DerefMut;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use super::bodies::{Bodies, Body};
+use super::call::{Call, Packed};
+use super::program::{Home, Program, Work};
+use super::short::Short;
+use crate::error::{CollectiveError, Place};
+use crate::lane::{LaneError, LaneFault, Lanes, Tag};
+use crate::reduce::Kernel;
+
+/// An operation of an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct OperationId(pub(super) u64);
+
+/// The caller's memory while an operation is under way.
+#[derive(Debug)]
+pub(crate) enum Holding<M> {
+    /// Registered memory, which the engine has until the end. Without `input`, the operation is in place.
+    Owned { input: Option<M>, out: Option<M> },
+    /// Slices, which the caller lends to each call of [`progress`](super::Engine::progress).
+    Borrowed,
+}
+
+/// Slices that the caller lends to a call.
+#[derive(Debug)]
+pub(crate) struct Lent<'a> {
+    pub(crate) input: Option<&'a [u8]>,
+    pub(crate) out: &'a mut [u8],
+}
+
+/// Why an operation can't go on.
+#[derive(Debug)]
+pub(super) enum Fault {
+    Lane(LaneError),
+    Error(CollectiveError),
+}
+
+impl From<LaneError> for Fault {
+    fn from(error: LaneError) -> Self {
+        Self::Lane(error)
+    }
+}
+
+impl Fault {
+    pub(super) fn into_error(self, place: Place) -> CollectiveError {
+        match self {
+            Self::Error(error) => error,
+            Self::Lane(LaneError { rank, cause: LaneFault::Lost(reason) }) => {
+                CollectiveError::RankLost { rank, place, reason }
+            }
+            Self::Lane(LaneError { rank, cause: LaneFault::Violation(what) }) => {
+                CollectiveError::Violation { rank, place, what }
+            }
+        }
+    }
+}
+
+/// The lanes that an earlier operation still needs, in one round of looks. Lanes keep the order of operations.
+#[derive(Debug, Default)]
+pub(super) struct Busy {
+    pub(super) sends: Vec<bool>,
+    pub(super) receives: Vec<bool>,
+}
+
+impl Busy {
+    pub(super) fn clear(&mut self) {
+        self.sends.fill(false);
+        self.receives.fill(false);
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Under<M> {
+    pub(super) id: OperationId,
+    /// The number of the operation in the tags of its messages.
+    pub(super) number: u64,
+    pub(super) call: Call,
+    pub(super) packed: u64,
+    pub(super) kernel: Option<Kernel>,
+    pub(super) holding: Holding<M>,
+    pub(super) course: Course<M>,
+    pub(super) limit: Duration,
+    /// When the clock was first read for this operation. The deadline counts from here.
+    pub(super) started: Option<Instant>,
+    pub(super) waker: Option<Waker>,
+    /// Whether the result is of no interest.
+    pub(super) detached: bool,
+}
+
+/// How an operation is carried out.
+#[derive(Debug)]
+pub(super) enum Course<M> {
+    Planned(Planned<M>),
+    Short(Short),
+}
+
+/// What an operation knows of its program while it runs.
+#[derive(Debug)]
+pub(super) struct Planned<M> {
+    pub(super) program: Arc<Program>,
+    pub(super) staging: Option<M>,
+    pub(super) scratch: Option<M>,
+    /// Whether Staging and Scratch are there.
+    pub(super) begun: bool,
+    /// How many steps each step still waits for.
+    waits: Vec<u32>,
+    /// Local steps that may run.
+    locals: VecDeque<u32>,
+    done: usize,
+    peers: Vec<Cursor>,
+}
+
+/// How far the steps between this rank and one other are.
+#[derive(Debug, Default)]
+struct Cursor {
+    sends: usize,
+    receives: usize,
+    /// References that the peer has not taken: the numbers of the messages, and the steps.
+    outstanding: VecDeque<(u64, u32)>,
+}
+
+/// What an operation needs from its engine to move on.
+pub(super) struct Context<'a, L: Lanes> {
+    pub(super) lanes: &'a mut L,
+    pub(super) busy: &'a mut Busy,
+    pub(super) ranks: usize,
+    /// Where a short operation reduces.
+    pub(super) sum: &'a mut Vec<u8>,
+}
+
+impl<M> Planned<M> {
+    pub(super) fn new(program: Arc<Program>) -> Self {
+        let locals = (0..program.steps.len() as u32)
+            .filter(|&step| {
+                program.waits[step as usize] == 0
+                    && matches!(
+                        program.steps[step as usize],
+                        Work::Local { .. } | Work::Stage { .. } | Work::Finish { .. }
+                    )
+            })
+            .collect();
+        Self {
+            waits: program.waits.clone(),
+            locals,
+            peers: program.peers.iter().map(|_| Cursor::default()).collect(),
+            program,
+            staging: None,
+            scratch: None,
+            begun: false,
+            done: 0,
+        }
+    }
+
+    fn complete(&mut self, step: u32) {
+        self.done += 1;
+        for &next in &self.program.then[step as usize] {
+            let waits = &mut self.waits[next as usize];
+            *waits -= 1;
+            if *waits == 0
+                && !matches!(self.program.steps[next as usize], Work::Send { .. } | Work::Receive { .. })
+            {
+                self.locals.push_back(next);
+            }
+        }
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        self.done == self.program.steps.len()
+    }
+
+    pub(super) fn has_outstanding(&self) -> bool {
+        self.peers.iter().any(|peer| !peer.outstanding.is_empty())
+    }
+
+    fn waits_for(&self) -> Option<usize> {
+        let steps = self.program.peers.iter().zip(&self.peers);
+        let receives = steps.clone().find(|(peer, cursor)| {
+            peer.receives.get(cursor.receives).is_some_and(|&step| self.waits[step as usize] == 0)
+        });
+        let outstanding = || steps.clone().find(|(_, cursor)| !cursor.outstanding.is_empty());
+        let sends = || {
+            steps.clone().find(|(peer, cursor)| {
+                peer.sends.get(cursor.sends).is_some_and(|&step| self.waits[step as usize] == 0)
+            })
+        };
+        receives.or_else(outstanding).or_else(sends).map(|(peer, _)| peer.rank)
+    }
+
+    /// Returns the lowest step that is not done, for messages about the operation.
+    fn first_open(&self) -> u32 {
+        let open = self.program.peers.iter().zip(&self.peers).flat_map(|(peer, cursor)| {
+            let send = cursor.outstanding.front().map(|(_, step)| *step);
+            [send, peer.sends.get(cursor.sends).copied(), peer.receives.get(cursor.receives).copied()]
+        });
+        open.flatten().min().unwrap_or(self.done as u32)
+    }
+
+    /// Marks the lanes that this operation still needs.
+    fn mark(&self, busy: &mut Busy) {
+        for (peer, cursor) in self.program.peers.iter().zip(&self.peers) {
+            busy.sends[peer.rank] |= cursor.sends < peer.sends.len();
+            busy.receives[peer.rank] |= cursor.receives < peer.receives.len();
+        }
+    }
+}
+
+impl<M: DerefMut<Target = [u8]>> Under<M> {
+    /// Moves on as far as the lanes allow. Returns whether it moved.
+    pub(super) fn advance<L: Lanes<Memory = M>>(
+        &mut self,
+        context: &mut Context<'_, L>,
+        lent: Option<Lent<'_>>,
+    ) -> Result<bool, Fault> {
+        let tag = Tag { operation: self.number, step: 0, call: self.packed };
+        let borrowed = matches!(self.holding, Holding::Borrowed);
+        let absent = borrowed && lent.is_none();
+        let (input, out) = bodies(&mut self.holding, lent);
+        match &mut self.course {
+            Course::Planned(planned) => {
+                let mut moved = planned.taken(context.lanes)?;
+                if absent || !planned.begun {
+                    planned.mark(context.busy);
+                    if absent && planned.could_move(context) {
+                        self.waker.take().inspect(Waker::wake_by_ref);
+                    }
+                    return Ok(moved);
+                }
+                let registered = |memory| match memory {
+                    Some(memory) => Body::Registered(memory),
+                    None => Body::Empty,
+                };
+                let (staging, scratch) = (planned.staging.take(), planned.scratch.take());
+                let (mut staging, mut scratch) = (staging, scratch);
+                let mut run = Run {
+                    planned,
+                    bodies: Bodies {
+                        input,
+                        out,
+                        staging: registered(staging.as_mut()),
+                        scratch: registered(scratch.as_mut()),
+                    },
+                    kernel: self.kernel.as_ref(),
+                    tag,
+                };
+                let result = run.steps(context);
+                planned.staging = staging;
+                planned.scratch = scratch;
+                moved |= result?;
+                Ok(moved)
+            }
+            Course::Short(short) => {
+                if absent {
+                    short.mark(context.busy, context.ranks);
+                    if !short.is_done(context.ranks) {
+                        self.waker.take().inspect(Waker::wake_by_ref);
+                    }
+                    return Ok(false);
+                }
+                let kernel = self.kernel.as_ref();
+                let length = self.call.elements * self.call.dtype.size().unwrap_or_default();
+                short.advance(context, kernel, tag, &input, out, length)
+            }
+        }
+    }
+
+    /// Copies the elements that no step has written to Out. Called once, after the last step.
+    pub(super) fn end(&mut self, lent: Option<Lent<'_>>) {
+        let (input, out) = bodies(&mut self.holding, lent);
+        if let Course::Planned(planned) = &mut self.course {
+            let staging = match &mut planned.staging {
+                Some(memory) => Body::Registered(memory),
+                None => Body::Empty,
+            };
+            let mut bodies = Bodies { input, out, staging, scratch: Body::Empty };
+            for copy in &planned.program.outs {
+                bodies.copy(copy);
+            }
+        }
+    }
+
+    /// Returns whether the end needs the caller's memory.
+    pub(super) fn ends_with_memory(&self) -> bool {
+        matches!(&self.course, Course::Planned(planned) if !planned.program.outs.is_empty())
+    }
+
+    pub(super) fn is_done(&self, ranks: usize) -> bool {
+        match &self.course {
+            Course::Planned(planned) => planned.is_done(),
+            Course::Short(short) => short.is_done(ranks),
+        }
+    }
+
+    pub(super) fn place(&self) -> Place {
+        match &self.course {
+            Course::Planned(planned) => Place {
+                operation: self.number,
+                step: planned.first_open(),
+                steps: planned.program.steps.len() as u32,
+            },
+            Course::Short(short) => {
+                Place { operation: self.number, step: short.step(), steps: short.steps() }
+            }
+        }
+    }
+
+    pub(super) fn waits_for(&self, rank: usize, ranks: usize) -> Option<usize> {
+        match &self.course {
+            Course::Planned(planned) => planned.waits_for(),
+            Course::Short(short) => short.waits_for(rank, ranks),
+        }
+    }
+}
+
+fn bodies<'a, M>(holding: &'a mut Holding<M>, lent: Option<Lent<'a>>) -> (Body<'a, M>, Body<'a, M>) {
+    match (holding, lent) {
+        (Holding::Owned { input, out }, _) => (
+            input.as_mut().map_or(Body::Empty, Body::Registered),
+            out.as_mut().map_or(Body::Empty, Body::Registered),
+        ),
+        (Holding::Borrowed, Some(lent)) => {
+            (lent.input.map_or(Body::Empty, Body::ReadOnly), Body::Slice(lent.out))
+        }
+        (Holding::Borrowed, None) => (Body::Empty, Body::Empty),
+    }
+}
+
+impl<M> Planned<M> {
+    /// Takes note of references that peers have taken.
+    fn taken<L: Lanes>(&mut self, lanes: &mut L) -> Result<bool, Fault> {
+        let mut moved = false;
+        for at in 0..self.peers.len() {
+            if self.peers[at].outstanding.is_empty() {
+                continue;
+            }
+            let taken = lanes.taken(self.program.peers[at].rank)?;
+            while let Some(&(number, step)) = self.peers[at].outstanding.front()
+                && number < taken
+            {
+                self.peers[at].outstanding.pop_front();
+                self.complete(step);
+                moved = true;
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Returns whether this operation, whose memory is not here, may have something to do.
+    fn could_move<L: Lanes>(&self, context: &mut Context<'_, L>) -> bool {
+        !self.locals.is_empty()
+            || self.is_done()
+            || self.program.peers.iter().zip(&self.peers).any(|(peer, cursor)| {
+                let ready = |step: Option<&u32>| step.is_some_and(|&step| self.waits[step as usize] == 0);
+                ready(peer.sends.get(cursor.sends))
+                    || ready(peer.receives.get(cursor.receives))
+                        && !matches!(context.lanes.peek(peer.rank), Ok(None))
+            })
+    }
+}
+
+struct Run<'a, M> {
+    planned: &'a mut Planned<M>,
+    bodies: Bodies<'a, M>,
+    kernel: Option<&'a Kernel>,
+    tag: Tag,
+}
+
+impl<M: DerefMut<Target = [u8]>> Run<'_, M> {
+    fn steps<L: Lanes<Memory = M>>(&mut self, context: &mut Context<'_, L>) -> Result<bool, Fault> {
+        let mut moved = false;
+        loop {
+            let mut again = false;
+            for at in 0..self.planned.peers.len() {
+                again |= self.sends(at, context)?;
+            }
+            if let Some(step) = self.planned.locals.pop_front() {
+                self.local(step, context.ranks);
+                moved = true;
+                continue;
+            }
+            for at in 0..self.planned.peers.len() {
+                again |= self.receives(at, context)?;
+            }
+            moved |= again;
+            if !again {
+                break;
+            }
+        }
+        self.planned.mark(context.busy);
+        Ok(moved)
+    }
+
+    fn sends<L: Lanes<Memory = M>>(
+        &mut self,
+        at: usize,
+        context: &mut Context<'_, L>,
+    ) -> Result<bool, Fault> {
+        let mut moved = false;
+        let program = Arc::clone(&self.planned.program);
+        let peer = &program.peers[at];
+        if context.busy.sends[peer.rank] {
+            return Ok(false);
+        }
+        while let Some(&step) = peer.sends.get(self.planned.peers[at].sends)
+            && self.planned.waits[step as usize] == 0
+            && let Work::Send { to, from, length, inline } = &program.steps[step as usize]
+        {
+            let tag = Tag { step, ..self.tag };
+            if *inline {
+                if !context.lanes.send(*to, tag, self.bodies.bytes(*from, *length))? {
+                    break;
+                }
+                self.planned.complete(step);
+            } else {
+                let Some(memory) = self.bodies.registered(from.home) else {
+                    return Err(broken(&self.tag, step, "a message lies in memory that is not registered"));
+                };
+                let Some(number) = context.lanes.send_reference(*to, tag, memory, from.at, *length)? else {
+                    break;
+                };
+                self.planned.peers[at].outstanding.push_back((number, step));
+            }
+            self.planned.peers[at].sends += 1;
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    fn receives<L: Lanes<Memory = M>>(
+        &mut self,
+        at: usize,
+        context: &mut Context<'_, L>,
+    ) -> Result<bool, Fault> {
+        let mut moved = false;
+        let program = Arc::clone(&self.planned.program);
+        let peer = &program.peers[at];
+        if context.busy.receives[peer.rank] {
+            return Ok(false);
+        }
+        while let Some(&step) = peer.receives.get(self.planned.peers[at].receives)
+            && self.planned.waits[step as usize] == 0
+            && let Work::Receive { from, length, parts, outs } = &program.steps[step as usize]
+        {
+            let Some((tag, arrived)) = context.lanes.peek(*from)? else { break };
+            check(*from, &self.tag, &tag, *length, arrived, step, program.steps.len() as u32)?;
+            let done = match parts[..] {
+                [part] if part.reduce.is_none() && part.into.home != Home::Input => {
+                    context.lanes.receive_into(*from, self.bodies.bytes_mut(part.into, part.length))?
+                }
+                _ => {
+                    let (bodies, kernel) = (&mut self.bodies, self.kernel);
+                    context.lanes.receive(*from, &mut |offset, piece| {
+                        bodies.take(kernel, parts, offset, piece);
+                    })?
+                }
+            };
+            if !done {
+                break;
+            }
+            for copy in outs {
+                self.bodies.copy(copy);
+            }
+            self.planned.peers[at].receives += 1;
+            self.planned.complete(step);
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    fn local(&mut self, step: u32, ranks: usize) {
+        let program = Arc::clone(&self.planned.program);
+        let outs = match &program.steps[step as usize] {
+            Work::Local { parts, outs } => {
+                for part in parts {
+                    self.bodies.local(self.kernel, part);
+                }
+                outs
+            }
+            Work::Stage { copies } => copies,
+            Work::Finish { copies, places, outs } => {
+                for copy in copies {
+                    self.bodies.copy(copy);
+                }
+                if let Some(kernel) = self.kernel {
+                    for &(place, length) in places {
+                        kernel.finish(self.bodies.bytes_mut(place, length), ranks);
+                    }
+                }
+                outs
+            }
+            Work::Send { .. } | Work::Receive { .. } => return,
+        };
+        for copy in outs {
+            self.bodies.copy(copy);
+        }
+        self.planned.complete(step);
+    }
+}
+
+/// Checks a message of rank `from` against the one that is due.
+pub(super) fn check(
+    from: usize,
+    due: &Tag,
+    tag: &Tag,
+    length: usize,
+    arrived: usize,
+    step: u32,
+    steps: u32,
+) -> Result<(), Fault> {
+    if tag.operation == due.operation && tag.call == due.call && arrived == length {
+        return Ok(());
+    }
+    let mismatch = |theirs: String| {
+        let ours = Packed(due.call).to_string().into();
+        let operation = due.operation;
+        Fault::Error(CollectiveError::Mismatch { rank: from, operation, theirs: theirs.into(), ours })
+    };
+    Err(if tag.operation != due.operation {
+        mismatch(format!("{} as operation {}", Packed(tag.call), tag.operation))
+    } else if tag.call != due.call {
+        mismatch(Packed(tag.call).to_string())
+    } else {
+        let what = format!("its message has {arrived} bytes, and one of {length} bytes was due").into();
+        let place = Place { operation: due.operation, step, steps };
+        Fault::Error(CollectiveError::Violation { rank: from, place, what })
+    })
+}
+
+fn broken(tag: &Tag, step: u32, what: &str) -> Fault {
+    let what = format!("internal error: operation {}, step {step}: {what}", tag.operation);
+    Fault::Error(CollectiveError::Argument(what.into()))
+}

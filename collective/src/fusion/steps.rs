@@ -1,0 +1,291 @@
+//! The steps of a fusion, over any [`Group`]: gradients come in, buckets start, means come back.
+
+use std::future::poll_fn;
+use std::ops::Range;
+use std::task::{Poll, Waker};
+use std::time::Instant;
+
+use prost::Message;
+
+use super::error::FusionError;
+use super::first::{First, Problem};
+use super::flight::Timed;
+use super::group::Group;
+use super::layout::{Given, Layout, List};
+use super::overlap::{Overlap, covered};
+use super::size::BucketSize;
+use crate::error::CollectiveError;
+use crate::reduce::Number;
+
+pub(super) struct Steps<T: Number, G: Group<T>> {
+    group: G,
+    /// The size that this rank's caller pins. Rank 0's decides.
+    pin: Option<u64>,
+    size: BucketSize,
+    /// Rank 0's list, once the first step has agreed on it.
+    list: Option<List>,
+    first: First<T>,
+    laid: Option<Laid<T, G>>,
+    begun: Instant,
+    /// Whether this step has started an operation.
+    committed: bool,
+    total: Overlap,
+    latest: Overlap,
+}
+
+/// Buckets of one size.
+struct Laid<T: Number, G: Group<T>> {
+    bytes: usize,
+    layout: Layout,
+    buckets: Vec<Bucket<T, G>>,
+    given: Given,
+    /// Begin and end of each bucket's operation in this step, in the order of the ends of which this rank knows.
+    times: Vec<(Instant, Instant)>,
+}
+
+enum Bucket<T: Number, G: Group<T>> {
+    Here(G::Memory),
+    UnderWay(Timed<G::Flight>),
+    /// The operation failed.
+    Lost,
+}
+
+impl<T: Number, G: Group<T>> Steps<T, G> {
+    pub(super) fn new(group: G, pin: Option<u64>) -> Self {
+        Self {
+            group,
+            pin,
+            size: BucketSize::open(),
+            list: None,
+            first: First::default(),
+            laid: None,
+            begun: Instant::now(),
+            committed: false,
+            total: Overlap::default(),
+            latest: Overlap::default(),
+        }
+    }
+
+    pub(super) fn size(&self) -> &BucketSize {
+        &self.size
+    }
+
+    pub(super) fn total(&self) -> Overlap {
+        self.total
+    }
+
+    pub(super) fn latest(&self) -> Overlap {
+        self.latest
+    }
+
+    /// Begins a step. A step that started no operation is forgotten.
+    pub(super) fn begin(&mut self) -> Result<(), FusionError> {
+        if self.committed {
+            return Err(FusionError::Unfinished);
+        }
+        self.first = First::default();
+        if let Some(list) = &self.list {
+            let bytes = self.size.bytes();
+            match &mut self.laid {
+                Some(laid) if laid.bytes == bytes => laid.given = Given::new(&laid.layout),
+                laid => {
+                    // The old buckets go first, so that not both need memory.
+                    *laid = None;
+                    *laid = Some(Laid::new(list, bytes, &self.group)?);
+                }
+            }
+        }
+        self.begun = Instant::now();
+        Ok(())
+    }
+
+    /// Returns the memory for a gradient, to be filled before [`ready`](Self::ready).
+    pub(super) fn slot(&mut self, name: &str, length: usize) -> Result<(usize, &mut [T]), FusionError> {
+        match &mut self.laid {
+            None => self.first.slot(name, length),
+            Some(laid) => laid.slot(name, length),
+        }
+    }
+
+    /// Takes a gradient as given, and starts the buckets that are full and next.
+    pub(super) fn ready(&mut self, index: usize) -> Result<(), FusionError> {
+        let Some(laid) = &mut self.laid else {
+            self.first.ready(index);
+            return Ok(());
+        };
+        for bucket in laid.given.give(&laid.layout, index) {
+            self.committed = true;
+            laid.start(bucket, &self.group)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the names of the gradients that this step still lacks.
+    pub(super) fn check(&self) -> Result<(), FusionError> {
+        match &self.laid {
+            None => self.first.complete(),
+            Some(laid) => laid.given.complete(&laid.layout),
+        }
+    }
+
+    /// Waits for all buckets.
+    pub(super) async fn finish(&mut self) -> Result<(), FusionError> {
+        let asked = Instant::now();
+        self.check()?;
+        let measured = self.laid.is_some();
+        if !measured {
+            self.committed = true;
+            self.agree().await?;
+        }
+        let Some(laid) = &mut self.laid else { return Err(FusionError::Unfinished) };
+        laid.land().await?;
+        let ended = Instant::now();
+        let mut step = laid.overlap();
+        step.step = ended.saturating_duration_since(self.begun);
+        step.waited = ended.saturating_duration_since(asked);
+        if !measured {
+            // All of the first step's communication is in `finish`, the agreement included.
+            step.communication = step.waited;
+        } else if let Some(index) = self.size.record(step.step) {
+            let choice = self.group.share(index.to_le_bytes().to_vec()).await?;
+            let settled = <[u8; 8]>::try_from(&choice[..])
+                .is_ok_and(|index| self.size.settle(u64::from_le_bytes(index), self.group.rank()));
+            if !settled {
+                return Err(FusionError::Ranks(
+                    "rank 0's choice of a bucket size is none of the sizes".into(),
+                ));
+            }
+        }
+        self.latest = step;
+        self.total += step;
+        self.committed = false;
+        Ok(())
+    }
+
+    pub(super) fn mean(&self, name: &str) -> Option<&[T]> {
+        let laid = self.laid.as_ref()?;
+        laid.mean(laid.layout.index(name)?)
+    }
+
+    /// Returns all means with their names, in the order of the buckets.
+    pub(super) fn means(&self) -> impl Iterator<Item = (&str, &[T])> {
+        self.laid.iter().flat_map(|laid| {
+            let gradients = laid.layout.gradients().iter().enumerate();
+            gradients.filter_map(|(index, gradient)| Some((&*gradient.name, laid.mean(index)?)))
+        })
+    }
+
+    /// Agrees with the other ranks on the gradients and their order, and starts the first step's buckets.
+    async fn agree(&mut self) -> Result<(), FusionError> {
+        let bytes = match self.group.rank() {
+            0 => self.first.list(self.pin).encode_to_vec(),
+            _ => Vec::new(),
+        };
+        let list = List::decode(&self.group.share(bytes).await?[..]);
+        let problem = match &list {
+            Ok(list) => self.first.compare(list),
+            Err(_) => Some(Problem::Unreadable),
+        };
+        let problems = self.group.gather(problem.as_ref().map_or(0, Problem::code)).await?;
+        let list = list.unwrap_or_default();
+        if let Some((rank, code)) = problems.into_iter().enumerate().find(|&(_, code)| code != 0) {
+            // Every rank knows, so all may begin anew.
+            self.committed = false;
+            let problem = if rank == self.group.rank() { problem } else { None };
+            let problem = problem.unwrap_or_else(|| Problem::from_code(code));
+            return Err(FusionError::Ranks(problem.describe(rank, &list).into()));
+        }
+        self.size = BucketSize::new(&list, size_of::<T>());
+        let mut laid = Laid::new(&list, self.size.bytes(), &self.group)?;
+        let first = std::mem::take(&mut self.first);
+        for entry in &list.entries {
+            let Some(values) = first.values(&entry.name) else { continue };
+            let (index, slot) = laid.slot(&entry.name, values.len())?;
+            slot.copy_from_slice(values);
+            for bucket in laid.given.give(&laid.layout, index) {
+                laid.start(bucket, &self.group)?;
+            }
+        }
+        self.list = Some(list);
+        self.laid = Some(laid);
+        Ok(())
+    }
+}
+
+impl<T: Number, G: Group<T>> Laid<T, G> {
+    fn new(list: &List, bytes: usize, group: &G) -> Result<Self, CollectiveError> {
+        let layout = Layout::new(list, bytes / size_of::<T>());
+        let buckets = layout.buckets().iter().map(|&elements| Ok(Bucket::Here(group.allocate(elements)?)));
+        let buckets = buckets.collect::<Result<_, CollectiveError>>()?;
+        let given = Given::new(&layout);
+        Ok(Self { bytes, layout, buckets, given, times: Vec::new() })
+    }
+
+    fn slot(&mut self, name: &str, length: usize) -> Result<(usize, &mut [T]), FusionError> {
+        let index = self.layout.find(name, length)?;
+        self.given.check(&self.layout, index)?;
+        let gradient = &self.layout.gradients()[index];
+        let memory = match &mut self.buckets[gradient.bucket] {
+            Bucket::Here(memory) => memory.get_mut(gradient.range.clone()),
+            Bucket::UnderWay(_) | Bucket::Lost => None,
+        };
+        memory.map(|memory| (index, memory)).ok_or(FusionError::Unfinished)
+    }
+
+    fn start(&mut self, bucket: usize, group: &G) -> Result<(), CollectiveError> {
+        let started = Instant::now();
+        let state = std::mem::replace(&mut self.buckets[bucket], Bucket::Lost);
+        self.buckets[bucket] = match state {
+            Bucket::Here(memory) => Bucket::UnderWay(Timed::new(group.mean(memory), started)),
+            other => other,
+        };
+        // The first look leaves a waker with the operation, so that the time of its end is known.
+        match self.look(bucket, None) {
+            Poll::Ready(result) => result,
+            Poll::Pending => Ok(()),
+        }
+    }
+
+    /// Looks whether the operation of a bucket has ended.
+    fn look(&mut self, bucket: usize, task: Option<&Waker>) -> Poll<Result<(), CollectiveError>> {
+        let Bucket::UnderWay(flight) = &mut self.buckets[bucket] else { return Poll::Ready(Ok(())) };
+        let Poll::Ready((result, times)) = flight.poll(task) else { return Poll::Pending };
+        self.times.push(times);
+        let (state, result) = match result {
+            Ok(memory) => (Bucket::Here(memory), Ok(())),
+            Err(error) => (Bucket::Lost, Err(error)),
+        };
+        self.buckets[bucket] = state;
+        Poll::Ready(result)
+    }
+
+    /// Waits for all buckets, one after the other. They end in this order, more or less.
+    async fn land(&mut self) -> Result<(), CollectiveError> {
+        for bucket in 0..self.buckets.len() {
+            poll_fn(|context| self.look(bucket, Some(context.waker()))).await?;
+        }
+        Ok(())
+    }
+
+    /// Returns what is known of the step without its own times, and forgets the times of the buckets.
+    fn overlap(&mut self) -> Overlap {
+        let mut times = std::mem::take(&mut self.times);
+        times.sort_unstable();
+        let elements: usize = self.layout.buckets().iter().sum();
+        Overlap {
+            buckets: self.buckets.len() as u64,
+            bytes: (elements * size_of::<T>()) as u64,
+            communication: covered(times),
+            ..Overlap::default()
+        }
+    }
+
+    fn mean(&self, index: usize) -> Option<&[T]> {
+        let gradient = &self.layout.gradients()[index];
+        let range: Range<usize> = gradient.range.clone();
+        match &self.buckets[gradient.bucket] {
+            Bucket::Here(memory) => memory.get(range),
+            Bucket::UnderWay(_) | Bucket::Lost => None,
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Tests of fusion over a simulated group: the ranks are threads of this process.
+
+mod failures;
+mod layout;
+mod simulation;
+mod sizes;
+mod steps;
+mod times;

@@ -1,0 +1,170 @@
+//! Lanes over channels of tensors.
+//!
+//! ```text
+//!   RemoteLanes ── Peer ×(N−1) ─┬─ Wire ─┬─ ViewWire    messages lie in the sender's memory, and the receiver looks at them there
+//!                               │        └─ WriteWire   messages are written into the receiver's memory
+//!                               ├─ Sources              regions of the peer, by number
+//!                               └─ Pull                 the bytes of a reference: by a view, or by READs
+//! ```
+//!
+//! This module decides nothing about operations, and waits for nothing after the set-up ([`open`](RemoteLanes::open)). It checks
+//! every number of a peer. A peer that breaks a rule fails its own lanes.
+
+mod duo;
+mod fault;
+mod message;
+mod open;
+mod peer;
+mod pull;
+mod scratch;
+mod settings;
+mod sources;
+#[cfg(test)]
+mod tests;
+mod view;
+mod watch;
+mod write;
+
+use tonic_rdma_tensor::ExportedRegion;
+
+use crate::lane::remote::fault::violation;
+use crate::lane::remote::message::Reference;
+use crate::lane::remote::peer::{Common, Peer};
+use crate::lane::remote::pull::Sink;
+use crate::lane::remote::watch::Watch;
+use crate::lane::{LaneError, LaneFault, Lanes, Tag};
+use crate::memory::Memory;
+
+pub use crate::lane::remote::duo::Duo;
+pub(crate) use crate::lane::remote::settings::{LaneCounters, LaneKind, LaneSettings};
+
+/// The lanes between this rank and all other ranks. [`open`](Self::open) makes them.
+pub(crate) struct RemoteLanes {
+    /// One for each rank, none for this rank.
+    peers: Vec<Option<Box<Peer>>>,
+    inline: usize,
+    /// Whether there are lanes that need `progress`.
+    writes: bool,
+    common: Common,
+    watch: Watch,
+    rounds: u32,
+    /// The memory in which messages to peers with views lie.
+    _board: ExportedRegion,
+}
+
+impl RemoteLanes {
+    /// Calls of `progress` after which all channels are looked at.
+    const LOOK: u32 = 4096;
+
+    /// Returns what these lanes have moved.
+    pub(crate) fn counters(&self) -> LaneCounters {
+        self.common.counters
+    }
+
+    /// Returns the ranks whose messages travel by views.
+    pub(crate) fn viewed(&self) -> impl Iterator<Item = usize> {
+        let peers = self.peers.iter().enumerate();
+        peers.filter(|(_, peer)| peer.as_ref().is_some_and(|peer| peer.is_view())).map(|(rank, _)| rank)
+    }
+
+    /// Runs `work` over the lanes to a rank. A violation ends these lanes. After the loss of the peer, messages that had arrived are
+    /// still received.
+    #[inline]
+    fn with<T>(
+        &mut self,
+        rank: usize,
+        work: impl FnOnce(&mut Peer, &mut Common) -> Result<T, LaneFault>,
+    ) -> Result<T, LaneError> {
+        let Some(Some(peer)) = self.peers.get_mut(rank) else { return Err(no_lane(rank)) };
+        match peer.check().and_then(|()| work(peer, &mut self.common)) {
+            Ok(result) => Ok(result),
+            Err(fault) => Err(LaneError { rank, cause: peer.note(fault) }),
+        }
+    }
+
+    #[cold]
+    fn look_at_channels(&mut self) {
+        for (rank, error) in self.watch.take() {
+            if let Some(Some(peer)) = self.peers.get_mut(rank) {
+                peer.close(error);
+            }
+        }
+        for peer in self.peers.iter_mut().flatten() {
+            peer.look_at_channel();
+        }
+    }
+}
+
+impl Lanes for RemoteLanes {
+    type Memory = Memory;
+
+    fn inline(&self) -> usize {
+        self.inline
+    }
+
+    #[inline]
+    fn send(&mut self, to: usize, tag: Tag, payload: &[u8]) -> Result<bool, LaneError> {
+        self.with(to, |peer, common| peer.send(tag, payload, &mut common.counters))
+    }
+
+    fn send_reference(
+        &mut self,
+        to: usize,
+        tag: Tag,
+        memory: &Memory,
+        offset: usize,
+        length: usize,
+    ) -> Result<Option<u64>, LaneError> {
+        let reference = Reference { number: memory.number(), offset: offset as u64, length: length as u64 };
+        self.with(to, |peer, common| {
+            if offset.checked_add(length).is_none_or(|end| end > memory.len()) {
+                return Err(violation(format!(
+                    "this rank refers to {length} bytes at offset {offset} of memory of {}",
+                    memory.len()
+                )));
+            }
+            peer.send_reference(tag, reference, &mut common.counters)
+        })
+    }
+
+    #[inline]
+    fn taken(&mut self, to: usize) -> Result<u64, LaneError> {
+        self.with(to, |peer, _| peer.taken())
+    }
+
+    #[inline]
+    fn peek(&mut self, from: usize) -> Result<Option<(Tag, usize)>, LaneError> {
+        self.with(from, |peer, _| peer.peek())
+    }
+
+    #[inline]
+    fn receive(&mut self, from: usize, then: &mut dyn FnMut(usize, &[u8])) -> Result<bool, LaneError> {
+        self.with(from, |peer, common| peer.receive(Sink::Pieces(then), common))
+    }
+
+    #[inline]
+    fn receive_into(&mut self, from: usize, into: &mut [u8]) -> Result<bool, LaneError> {
+        self.with(from, |peer, common| peer.receive(Sink::Memory(into), common))
+    }
+
+    #[inline]
+    fn progress(&mut self) -> Result<(), LaneError> {
+        self.rounds = self.rounds.wrapping_add(1);
+        if self.watch.has_changed() || self.rounds % Self::LOOK == 0 {
+            self.look_at_channels();
+        }
+        if self.writes {
+            for rank in 0..self.peers.len() {
+                if self.peers[rank].is_some() {
+                    self.with(rank, |peer, _| peer.progress())?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cold]
+fn no_lane(rank: usize) -> LaneError {
+    LaneError { rank, cause: violation(format!("this rank has no lane to rank {rank}")) }
+}

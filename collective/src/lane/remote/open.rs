@@ -1,0 +1,301 @@
+//! The set-up of lanes.
+//!
+//! ```text
+//!   each rank                                            words of the hello, at `Layout::HELLO` of each section
+//!     offers its board, with a section for each peer       0  magic number and version
+//!     attaches the board of each peer                      1  slots and inline limit
+//!     tries to get a view of it                            2  rank
+//!     says so in its own section for this peer             3  number of its pool of memory
+//!     reads what the peer says                             4  0: nothing yet, 1: it has a view, 2: it has none
+//!   both have a view:  messages go by views
+//!   otherwise:         each rank offers a ring to the peer, and attaches the peer's ring
+//! ```
+
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tonic_rdma_tensor::{Channel, ChannelError, RegionView, RemoteRegion, Rights, SharedRegion};
+
+use crate::error::CollectiveError;
+use crate::lane::remote::RemoteLanes;
+use crate::lane::remote::message::{HEADER, Layout, REFERENCE};
+use crate::lane::remote::peer::{Common, Peer, Wire};
+use crate::lane::remote::pull::Pull;
+use crate::lane::remote::scratch::Scratch;
+use crate::lane::remote::settings::{LaneCounters, LaneKind, LaneSettings};
+use crate::lane::remote::sources::Sources;
+use crate::lane::remote::view::ViewWire;
+use crate::lane::remote::watch::Watch;
+use crate::lane::remote::write::WriteWire;
+use crate::memory::MemoryPool;
+
+/// "lanes", and the version of the format of messages.
+const MAGIC: u64 = 0x6c61_6e65_7300_0001;
+/// The words of a hello.
+const WORDS: usize = 5;
+/// The first and the longest time between two attempts.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(50);
+
+/// What one end says in its hello.
+#[derive(Clone, Copy)]
+struct Hello {
+    words: [u64; WORDS],
+}
+
+/// What one end needs to meet a peer.
+#[derive(Clone)]
+struct Meeting {
+    pool: MemoryPool,
+    board: SharedRegion,
+    names: String,
+    settings: LaneSettings,
+    rank: usize,
+    ranks: usize,
+}
+
+impl RemoteLanes {
+    /// Opens lanes to all other ranks, over one channel to each. All ranks call this with the same generation, settings and number
+    /// of channels. A group whose members change opens new lanes with a new generation. `pool` is the memory of the references
+    /// that this rank sends.
+    ///
+    /// # Errors
+    /// A setting is out of range, a channel is missing or has closed, or a rank has other settings, or does not take part within
+    /// [`LaneSettings::limit`].
+    pub(crate) async fn open(
+        channels: Vec<Option<Channel>>,
+        rank: usize,
+        pool: &MemoryPool,
+        generation: u64,
+        settings: &LaneSettings,
+    ) -> Result<Self, CollectiveError> {
+        settings.check()?;
+        let ranks = channels.len();
+        if rank >= ranks {
+            return Err(CollectiveError::Setup(format!("rank {rank} of {ranks} ranks").into()));
+        }
+        let names = format!("{}/{generation}", settings.names);
+        let layout = settings.layout();
+        let board = pool.device().allocate(layout.bytes() * ranks)?.share();
+        for peer in 0..ranks {
+            let hello = Hello::new(layout, rank, pool.number());
+            hello.store(&board, peer * layout.bytes()).map_err(broken)?;
+        }
+        let exported = pool.device().export_shared(&board_name(&names, rank), board.clone(), Rights::READ)?;
+        let meeting = Meeting { pool: pool.clone(), board, names, settings: settings.clone(), rank, ranks };
+
+        let mut tasks = JoinSet::new();
+        let mut watched = Vec::new();
+        for (peer, channel) in channels.into_iter().enumerate().filter(|(peer, _)| *peer != rank) {
+            let Some(channel) = channel else {
+                return Err(CollectiveError::Setup(
+                    format!("rank {rank} has no channel to rank {peer}").into(),
+                ));
+            };
+            watched.push((peer, channel.clone()));
+            let meeting = meeting.clone();
+            tasks.spawn(async move { (peer, meeting.meet_in_time(peer, channel).await) });
+        }
+        let mut peers: Vec<Option<Box<Peer>>> = (0..ranks).map(|_| None).collect();
+        while let Some(met) = tasks.join_next().await {
+            let (rank, peer) = met.map_err(broken)?;
+            let peer = peer.map_err(|error| {
+                CollectiveError::Setup(format!("no lanes to rank {rank}: {error}").into())
+            })?;
+            peers[rank] = Some(Box::new(peer));
+        }
+        let inline = peers.iter().flatten().map(|peer| peer.inline()).min();
+        Ok(Self {
+            inline: inline.unwrap_or(settings.inline as usize),
+            writes: peers.iter().flatten().any(|peer| !peer.is_view()),
+            peers,
+            common: Common { counters: LaneCounters::default(), scratch: Scratch::new() },
+            watch: Watch::over(watched),
+            rounds: 0,
+            _board: exported,
+        })
+    }
+}
+
+impl Meeting {
+    async fn meet_in_time(&self, peer: usize, channel: Channel) -> Result<Peer, CollectiveError> {
+        let limit = self.settings.limit;
+        let late = ChannelError::TimedOut { what: "the set-up of lanes by both ranks", limit };
+        timeout(limit, self.meet(peer, channel)).await.unwrap_or_else(|_| Err(late.into()))
+    }
+
+    async fn meet(&self, peer: usize, channel: Channel) -> Result<Peer, CollectiveError> {
+        let layout = self.settings.layout();
+        let (ours, theirs) = (peer * layout.bytes(), self.rank * layout.bytes());
+        let remote = attach(&channel, &board_name(&self.names, peer)).await?;
+        if remote.len() != (layout.bytes() * self.ranks) as u64 {
+            return Err(other_settings());
+        }
+        let view = match self.settings.kind {
+            LaneKind::Auto => channel.view(&remote).await?,
+            LaneKind::Write => None,
+        };
+        let answer = if view.is_some() { Hello::VIEW } else { Hello::NO_VIEW };
+        // The last word comes last, and by itself.
+        self.board.store_u64(ours + Hello::at(WORDS - 1), answer.to_le()).map_err(broken)?;
+        let hello = self.hear(&channel, &remote, view.as_ref(), theirs).await?;
+        hello.check(layout, peer)?;
+
+        let wire = match view {
+            Some(view) if hello.has_view() => {
+                Wire::View(ViewWire::new(self.board.clone(), ours, view, theirs))
+            }
+            _ => Wire::Write(Box::new(self.rings(peer, &channel).await?)),
+        };
+        let Self { settings, pool, .. } = self;
+        let views = settings.kind == LaneKind::Auto;
+        let sources = Sources::new(channel.clone(), hello.pool(), views, settings.attached, settings.limit);
+        let pull = Pull::new(pool.device().clone(), settings.piece, settings.reads);
+        Ok(Peer::new(wire, layout, channel, sources, pull))
+    }
+
+    /// Waits until the peer has said all in its hello.
+    async fn hear(
+        &self,
+        channel: &Channel,
+        remote: &RemoteRegion,
+        view: Option<&RegionView>,
+        theirs: usize,
+    ) -> Result<Hello, CollectiveError> {
+        let mut pause = FIRST_PAUSE;
+        let mut landing = Some(self.pool.device().allocate(WORDS * 8)?);
+        let mut bytes = [0; WORDS * 8];
+        loop {
+            match (view, landing.take()) {
+                (Some(view), kept) => {
+                    view.copy_out(theirs + Layout::HELLO, &mut bytes).map_err(broken)?;
+                    landing = kept;
+                }
+                (None, Some(region)) => {
+                    let read = channel.read(remote).at((theirs + Layout::HELLO) as u64);
+                    let region = read.into(region, ..bytes.len()).await.map_err(ChannelError::from)?;
+                    if let Some(read) = region.get(..WORDS * 8) {
+                        bytes.copy_from_slice(read);
+                    }
+                    landing = Some(region);
+                }
+                (None, None) => return Err(broken("the memory for a hello is gone")),
+            }
+            let hello = Hello::read(&bytes);
+            if hello.words[WORDS - 1] != 0 {
+                return Ok(hello);
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Offers a ring to the peer, and attaches the peer's ring.
+    async fn rings(&self, peer: usize, channel: &Channel) -> Result<WriteWire, CollectiveError> {
+        let layout = self.settings.layout();
+        let (most, least) = (channel.max_inline(), HEADER + REFERENCE);
+        if most < least {
+            let (provider, device) = channel.device();
+            return Err(CollectiveError::Setup(
+                format!("the device {provider} {device} takes {most} bytes inline, and lanes need {least}")
+                    .into(),
+            ));
+        }
+        let ring = self.pool.device().allocate(layout.bytes())?;
+        let ring =
+            self.pool.device().export(&ring_name(&self.names, self.rank, peer), ring, Rights::WRITE)?;
+        let remote = attach(channel, &ring_name(&self.names, peer, self.rank)).await?;
+        if remote.len() != layout.bytes() as u64 {
+            return Err(other_settings());
+        }
+        Ok(WriteWire::new(channel.clone(), ring, remote))
+    }
+}
+
+impl Hello {
+    const VIEW: u64 = 1;
+    const NO_VIEW: u64 = 2;
+
+    fn new(layout: Layout, rank: usize, pool: u64) -> Self {
+        let sizes = u64::from(layout.slots) << 32 | u64::from(layout.inline);
+        Self { words: [MAGIC, sizes, rank as u64, pool, 0] }
+    }
+
+    /// Returns the offset of a word in a section.
+    fn at(word: usize) -> usize {
+        Layout::HELLO + 8 * word
+    }
+
+    fn store(self, board: &SharedRegion, section: usize) -> Result<(), tonic_rdma_tensor::WordError> {
+        let mut words = self.words.into_iter().enumerate();
+        words.try_for_each(|(at, word)| board.store_u64(section + Self::at(at), word.to_le()))
+    }
+
+    fn read(bytes: &[u8; WORDS * 8]) -> Self {
+        let mut words = [0; WORDS];
+        for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+            *word = bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+        }
+        Self { words }
+    }
+
+    fn check(&self, layout: Layout, peer: usize) -> Result<(), CollectiveError> {
+        let expected = Self::new(layout, peer, 0);
+        if self.words[0] != MAGIC {
+            return Err(CollectiveError::Setup(
+                format!("its lanes have the format {:#x}, and those of this rank {MAGIC:#x}", self.words[0])
+                    .into(),
+            ));
+        }
+        if self.words[1] != expected.words[1] {
+            return Err(other_settings());
+        }
+        if self.words[2] != expected.words[2] {
+            let found = self.words[2];
+            return Err(CollectiveError::Setup(format!("it says that it is rank {found}").into()));
+        }
+        Ok(())
+    }
+
+    fn pool(&self) -> u64 {
+        self.words[3]
+    }
+
+    fn has_view(&self) -> bool {
+        self.words[4] == Self::VIEW
+    }
+}
+
+/// Attaches a region that the peer may not have offered yet.
+async fn attach(channel: &Channel, name: &str) -> Result<RemoteRegion, ChannelError> {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        match channel.region(name).await {
+            Err(ChannelError::Refused { code: tonic::Code::NotFound, .. }) if channel.is_open() => {
+                sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Returns the name of the board of a rank.
+fn board_name(names: &str, rank: usize) -> String {
+    format!("{names}/{rank}/board")
+}
+
+/// Returns the name of the ring of a rank for messages of `sender`.
+fn ring_name(names: &str, rank: usize, sender: usize) -> String {
+    format!("{names}/{rank}/ring/{sender}")
+}
+
+fn other_settings() -> CollectiveError {
+    CollectiveError::Setup("it has other settings of lanes, or another number of ranks".into())
+}
+
+/// Makes the error of something that this rank has checked before.
+fn broken(error: impl std::fmt::Display) -> CollectiveError {
+    CollectiveError::Setup(format!("set-up of lanes: {error}").into())
+}

@@ -1,0 +1,401 @@
+//! Both lanes between this rank and one peer.
+
+use tonic_rdma_tensor::{Channel, ChannelError};
+
+use crate::lane::remote::fault::violation;
+use crate::lane::remote::message::{
+    self, Content, HEADER, LINE, Layout, Line, Reference, SHORT, inline_line, reference_line,
+};
+use crate::lane::remote::pull::{Pull, Sink};
+use crate::lane::remote::scratch::Scratch;
+use crate::lane::remote::settings::LaneCounters;
+use crate::lane::remote::sources::{Source, Sources};
+use crate::lane::remote::view::ViewWire;
+use crate::lane::remote::write::WriteWire;
+use crate::lane::{LaneFault, Tag};
+
+/// The lanes between this rank and one peer: messages in both directions.
+pub(super) struct Peer {
+    wire: Wire,
+    layout: Layout,
+    /// The number of messages sent.
+    sent: u64,
+    /// The number of these that the peer has taken, as far as this end has looked.
+    done: u64,
+    /// The number of messages of the peer that were taken.
+    next: u64,
+    /// The operation of the last message of the peer.
+    operation: u64,
+    /// The next message of the peer, if it has arrived.
+    shown: Option<Shown>,
+    channel: Channel,
+    sources: Sources,
+    pull: Pull,
+    /// The error of the channel, once the channel has closed. What had arrived before is still received.
+    closed: Option<ChannelError>,
+    /// The first fault of these lanes.
+    fault: Option<LaneFault>,
+}
+
+/// The way on which messages travel.
+pub(super) enum Wire {
+    View(ViewWire),
+    Write(Box<WriteWire>),
+}
+
+struct Shown {
+    tag: Tag,
+    content: Content,
+    length: usize,
+    line: AlignedLine,
+}
+
+#[repr(align(64))]
+struct AlignedLine(Line);
+
+/// What the lanes to all peers have in common.
+pub(super) struct Common {
+    pub(super) counters: LaneCounters,
+    pub(super) scratch: Scratch,
+}
+
+impl Peer {
+    pub(super) fn new(wire: Wire, layout: Layout, channel: Channel, sources: Sources, pull: Pull) -> Self {
+        Self {
+            wire,
+            layout,
+            sent: 0,
+            done: 0,
+            next: 0,
+            operation: 0,
+            shown: None,
+            channel,
+            sources,
+            pull,
+            closed: None,
+            fault: None,
+        }
+    }
+
+    pub(super) fn is_view(&self) -> bool {
+        matches!(self.wire, Wire::View(_))
+    }
+
+    /// Returns the largest inline message of the way to this peer.
+    pub(super) fn inline(&self) -> usize {
+        let inline = self.layout.inline as usize;
+        match &self.wire {
+            Wire::View(_) => inline,
+            Wire::Write(_) => inline.min(self.channel.max_inline().saturating_sub(HEADER)),
+        }
+    }
+
+    /// Returns the fault of these lanes, if there is one.
+    #[inline]
+    pub(super) fn check(&self) -> Result<(), LaneFault> {
+        match &self.fault {
+            None => Ok(()),
+            Some(fault) => Err(fault.clone()),
+        }
+    }
+
+    /// Notes a fault.
+    #[cold]
+    pub(super) fn note(&mut self, fault: LaneFault) -> LaneFault {
+        match &fault {
+            LaneFault::Lost(error) => self.close(error.clone()),
+            LaneFault::Violation(_) => self.fault = Some(fault.clone()),
+        }
+        fault
+    }
+
+    /// Notes that the channel has closed.
+    pub(super) fn close(&mut self, error: ChannelError) {
+        self.closed.get_or_insert(error);
+    }
+
+    /// Looks whether the channel has closed.
+    pub(super) fn look_at_channel(&mut self) {
+        if self.closed.is_none() && !self.channel.is_open() {
+            self.closed = Some(ChannelError::PeerLost {
+                peer: self.channel.endpoint().into(),
+                reason: "the channel has closed".into(),
+            });
+        }
+    }
+
+    /// Sends an inline message. Returns false if there is no room.
+    #[inline]
+    pub(super) fn send(
+        &mut self,
+        tag: Tag,
+        payload: &[u8],
+        counters: &mut LaneCounters,
+    ) -> Result<bool, LaneFault> {
+        if !self.has_room()? {
+            return Ok(false);
+        }
+        if payload.len() > self.layout.inline as usize {
+            return Err(violation(format!(
+                "this rank sends {} bytes inline, and the limit is {}",
+                payload.len(),
+                self.layout.inline
+            )));
+        }
+        let (line, word) = inline_line(self.sent, tag, payload);
+        let rest = payload.get(SHORT..).unwrap_or_default();
+        if !self.put(&line, word, rest, HEADER + payload.len())? {
+            return Ok(false);
+        }
+        counters.sent += 1;
+        counters.inline_bytes += payload.len() as u64;
+        counters.copied_bytes += payload.len() as u64;
+        Ok(true)
+    }
+
+    /// Sends a reference. Returns its number, or `None` if there is no room.
+    #[inline]
+    pub(super) fn send_reference(
+        &mut self,
+        tag: Tag,
+        reference: Reference,
+        counters: &mut LaneCounters,
+    ) -> Result<Option<u64>, LaneFault> {
+        if !self.has_room()? {
+            return Ok(None);
+        }
+        let number = self.sent;
+        let (line, word) = reference_line(number, tag, reference);
+        if !self.put(&line, word, &[], HEADER + message::REFERENCE)? {
+            return Ok(None);
+        }
+        counters.sent += 1;
+        counters.offered_bytes += reference.length;
+        Ok(Some(number))
+    }
+
+    /// Returns how many messages the peer has taken.
+    #[inline]
+    pub(super) fn taken(&mut self) -> Result<u64, LaneFault> {
+        if self.done < self.sent {
+            self.look_at_taken()?;
+            if self.done < self.sent {
+                self.check_open()?;
+            }
+        }
+        Ok(self.done)
+    }
+
+    /// Returns the next message of the peer, if it has arrived.
+    #[inline]
+    pub(super) fn peek(&mut self) -> Result<Option<(Tag, usize)>, LaneFault> {
+        if let Some(shown) = &self.shown {
+            return Ok(Some((shown.tag, shown.length)));
+        }
+        let (slot, slots) = (self.layout.slot(self.next), self.layout.slots);
+        let found = match &mut self.wire {
+            Wire::View(wire) => wire.look(slot, self.next, slots)?,
+            Wire::Write(wire) => wire.look(slot, self.next, slots)?,
+        };
+        let Some((word, line)) = found else {
+            self.check_open()?;
+            return Ok(None);
+        };
+        let inline = self.layout.inline;
+        let (tag, content) = message::decode(word, &line, self.operation, inline).map_err(|length| {
+            violation(format!("an inline message of {length} bytes; the limit is {inline}"))
+        })?;
+        let length = match content {
+            Content::Inline { length } => length,
+            Content::Reference(Reference { length, .. }) => usize::try_from(length)
+                .map_err(|_| violation(format!("a reference to {length} bytes, more than memory has")))?,
+        };
+        self.operation = tag.operation;
+        self.shown = Some(Shown { tag, content, length, line: AlignedLine(line) });
+        Ok(Some((tag, length)))
+    }
+
+    /// Gives what is there of the next message to `sink`, and returns whether the message was taken.
+    #[inline]
+    pub(super) fn receive(&mut self, mut sink: Sink<'_>, common: &mut Common) -> Result<bool, LaneFault> {
+        if self.shown.is_none() && self.peek()?.is_none() {
+            return Ok(false);
+        }
+        let Some(shown) = &self.shown else { return Ok(false) };
+        let length = shown.length;
+        if let Sink::Memory(into) = &sink
+            && into.len() != length
+        {
+            let room = into.len();
+            return Err(violation(format!("a message of {length} bytes for memory of {room}")));
+        }
+        match shown.content {
+            Content::Inline { .. } => {
+                if length <= SHORT {
+                    let payload = &shown.line.0[HEADER..HEADER + length];
+                    match &mut sink {
+                        Sink::Memory(into) => into.copy_from_slice(payload),
+                        Sink::Pieces(then) if length > 0 => then(0, payload),
+                        Sink::Pieces(_) => {}
+                    }
+                } else {
+                    self.copy_payload(length, &mut sink, &mut common.scratch)?;
+                }
+                common.counters.inline_received += length as u64;
+                self.take(false, &mut common.counters)?;
+                Ok(true)
+            }
+            Content::Reference(reference) => self.pull(reference, sink, common),
+        }
+    }
+
+    /// Carries out work that is due.
+    pub(super) fn progress(&mut self) -> Result<(), LaneFault> {
+        match &mut self.wire {
+            Wire::View(_) => Ok(()),
+            Wire::Write(_) if self.closed.is_some() => Ok(()),
+            Wire::Write(wire) => {
+                let result = wire.progress(self.layout.slots);
+                self.unless_lost(result)
+            }
+        }
+    }
+
+    /// Notes the loss of the peer, which other calls report when nothing more can be received.
+    fn unless_lost(&mut self, result: Result<(), LaneFault>) -> Result<(), LaneFault> {
+        match result {
+            Err(LaneFault::Lost(error)) => {
+                self.close(error);
+                Ok(())
+            }
+            result => result,
+        }
+    }
+
+    #[inline]
+    fn has_room(&mut self) -> Result<bool, LaneFault> {
+        self.check_open()?;
+        let slots = u64::from(self.layout.slots);
+        if self.sent - self.done < slots {
+            return Ok(true);
+        }
+        self.look_at_taken()?;
+        Ok(self.sent - self.done < slots)
+    }
+
+    #[inline]
+    fn put(&mut self, line: &Line, word: u64, rest: &[u8], length: usize) -> Result<bool, LaneFault> {
+        let slot = self.layout.slot(self.sent);
+        let put = match &mut self.wire {
+            Wire::View(wire) => {
+                wire.put(slot, line, word, rest)?;
+                true
+            }
+            Wire::Write(wire) => wire.put(slot, line, rest, length)?,
+        };
+        self.sent += u64::from(put);
+        Ok(put)
+    }
+
+    fn look_at_taken(&mut self) -> Result<(), LaneFault> {
+        let said = match &mut self.wire {
+            Wire::View(wire) => Some(wire.taken()?),
+            Wire::Write(wire) => wire.taken(self.layout.slots)?,
+        };
+        let Some(said) = said else { return Ok(()) };
+        if !(self.done..=self.sent).contains(&said) {
+            let (done, sent) = (self.done, self.sent);
+            return Err(violation(format!(
+                "it says that it took {said} messages; it took {done} before, and {sent} were sent"
+            )));
+        }
+        self.done = said;
+        Ok(())
+    }
+
+    /// Copies an inline payload that is longer than the first line.
+    fn copy_payload(
+        &self,
+        length: usize,
+        sink: &mut Sink<'_>,
+        scratch: &mut Scratch,
+    ) -> Result<(), LaneFault> {
+        let start = self.layout.slot(self.next) + HEADER;
+        let copy = |at: usize, piece: &mut [u8]| match &self.wire {
+            Wire::View(wire) => wire.copy_out(start + at, piece),
+            Wire::Write(wire) => wire.copy_out(start + at, piece),
+        };
+        match sink {
+            Sink::Memory(into) => copy(0, into),
+            Sink::Pieces(then) => scratch.pieces(length, copy, then),
+        }
+    }
+
+    /// Gives the next bytes of a reference, and returns whether the message was taken.
+    fn pull(
+        &mut self,
+        reference: Reference,
+        mut sink: Sink<'_>,
+        common: &mut Common,
+    ) -> Result<bool, LaneFault> {
+        if reference.length > 0 {
+            let found = self.sources.find(reference.number);
+            let ended = match found {
+                Ok(None) => {
+                    self.check_open()?;
+                    return Ok(false);
+                }
+                Ok(Some(Source::View(view, _))) => {
+                    self.pull.from_view(view, reference, &mut sink, &mut common.scratch)
+                }
+                Ok(Some(Source::Remote(remote))) => {
+                    self.pull.from_remote(&self.channel, remote, reference, &mut sink, &mut common.counters)
+                }
+                Err(fault) => Err(fault),
+            };
+            match ended {
+                Ok(true) => {}
+                Ok(false) => return Ok(false),
+                Err(fault) => {
+                    // A peer that died has withdrawn its memory, and breaks no rule by that.
+                    self.look_at_channel();
+                    let fault = self.check_open().err().unwrap_or(fault);
+                    // Bytes of this message may be missing, so nothing more is received.
+                    self.fault = Some(fault.clone());
+                    return Err(fault);
+                }
+            }
+        }
+        self.pull.reset();
+        common.counters.pulled_bytes += reference.length;
+        self.take(true, &mut common.counters)?;
+        Ok(true)
+    }
+
+    /// Notes that the message was taken, and tells the peer.
+    #[inline]
+    fn take(&mut self, urgent: bool, counters: &mut LaneCounters) -> Result<(), LaneFault> {
+        self.shown = None;
+        self.next += 1;
+        counters.taken += 1;
+        match &mut self.wire {
+            Wire::View(wire) => wire.report(self.next),
+            // A peer that is gone needs no report, and what it sent is still received.
+            Wire::Write(_) if self.closed.is_some() => Ok(()),
+            Wire::Write(wire) => {
+                let result = wire.report(self.next, urgent, self.layout.slots);
+                self.unless_lost(result)
+            }
+        }
+    }
+
+    #[inline]
+    fn check_open(&self) -> Result<(), LaneFault> {
+        match &self.closed {
+            None => Ok(()),
+            Some(error) => Err(LaneFault::Lost(error.clone())),
+        }
+    }
+}
+
+const _: () = assert!(HEADER + message::REFERENCE <= LINE);

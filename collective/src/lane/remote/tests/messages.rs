@@ -1,0 +1,250 @@
+//! Inline messages: order, content, full rings, many ranks, generations.
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn devices_of_one_process_see_one_another_by_views() {
+    let ranks = group(3, &settings(LaneKind::Auto)).await;
+    for (rank, it) in ranks.iter().enumerate() {
+        let others: Vec<_> = (0..3).filter(|peer| *peer != rank).collect();
+        assert_eq!(it.lanes.viewed().collect::<Vec<_>>(), others);
+        assert_eq!(it.lanes.inline(), 4096);
+    }
+    let ranks = group(2, &settings(LaneKind::Write)).await;
+    assert_eq!(ranks[0].lanes.viewed().count(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_of_all_lengths_arrive_in_order_between_all_pairs() {
+    for kind in KINDS {
+        let mut ranks = group(3, &settings(kind)).await;
+        let inline = ranks[0].lanes.inline();
+        let lengths = [0, 1, 8, 39, 40, 41, 64, 104, 1000, inline - 1, inline];
+        let mut number = 0;
+        // Five laps around the slots.
+        for _ in 0..2 {
+            for length in lengths.into_iter().filter(|length| *length <= inline) {
+                number += 1;
+                for from in 0..3 {
+                    for to in (0..3).filter(|to| *to != from) {
+                        let payload = content(number * 9 + from as u64 * 3 + to as u64, length);
+                        let sent = ranks[from].lanes.send(to, tag(number), &payload).unwrap();
+                        assert!(sent, "there is room");
+                    }
+                }
+                for to in 0..3 {
+                    for from in (0..3).filter(|from| *from != to) {
+                        let by_pieces = number % 2 == 0;
+                        let (found, bytes) = receive(&mut ranks[to].lanes, from, by_pieces).unwrap();
+                        assert_eq!(found, tag(number), "{kind:?}");
+                        assert!(
+                            bytes == content(number * 9 + from as u64 * 3 + to as u64, length),
+                            "{kind:?}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Devices without immediate data, such as siw, learn of writes by messages.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writes_need_no_order_of_placement_and_no_immediate_data() {
+    for notification in [Notification::Word, Notification::Immediate, Notification::Message] {
+        let mut ranks = noticed_group(2, Some(notification), &settings(LaneKind::Write)).await;
+        let (sender, receiver) = pair(&mut ranks);
+        assert_eq!(sender.lanes.viewed().count(), 0);
+        let mut memory = sender.pool.take(100_000).unwrap();
+        memory[..100_000].copy_from_slice(&content(7, 100_000));
+        for number in 0..30 {
+            let payload = content(number, 20 + number as usize);
+            until("room", || {
+                receiver.lanes.progress().unwrap();
+                sender.lanes.send(1, tag(2 * number), &payload).unwrap().then_some(())
+            });
+            until("room", || {
+                receiver.lanes.progress().unwrap();
+                sender.lanes.send_reference(1, tag(2 * number + 1), &memory, number as usize, 90_000).unwrap()
+            });
+            let found = receive(&mut receiver.lanes, 0, true).unwrap();
+            assert_eq!(found, (tag(2 * number), payload), "{notification:?}");
+            let (found, bytes) = receive(&mut receiver.lanes, 0, number % 2 == 0).unwrap();
+            assert!(found == tag(2 * number + 1) && bytes == memory[number as usize..][..90_000]);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ranks_write_unless_both_have_views() {
+    let (devices, channels) = mesh(2).await;
+    let pools: Vec<_> = devices.iter().map(|device| MemoryPool::new(device, 0)).collect();
+    let (auto, write) = (settings(LaneKind::Auto), settings(LaneKind::Write));
+    let (first, second) = tokio::join!(
+        RemoteLanes::open(channels[0].clone(), 0, &pools[0], 0, &auto),
+        RemoteLanes::open(channels[1].clone(), 1, &pools[1], 0, &write),
+    );
+    let (mut first, mut second) = (first.unwrap(), second.unwrap());
+    assert_eq!((first.viewed().count(), second.viewed().count()), (0, 0));
+    assert!(first.send(1, tag(1), b"hello").unwrap());
+    assert_eq!(receive(&mut second, 0, true).unwrap(), (tag(1), b"hello".to_vec()));
+    assert!(second.send(0, tag(2), b"answer").unwrap());
+    assert_eq!(receive(&mut first, 1, false).unwrap(), (tag(2), b"answer".to_vec()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_ring_takes_no_message_until_one_is_taken() {
+    for kind in KINDS {
+        let mut ranks = group(2, &settings(kind)).await;
+        let (sender, receiver) = pair(&mut ranks);
+        let (mut sent, mut taken) = (0_u64, 0_u64);
+        for round in 0..20 {
+            while sent - taken < 4 {
+                let payload = sent.to_le_bytes();
+                until("room", || {
+                    // A receiver by writes reports in its own time.
+                    receiver.lanes.progress().unwrap();
+                    sender.lanes.send(1, tag(sent), &payload).unwrap().then_some(())
+                });
+                sent += 1;
+            }
+            assert!(!sender.lanes.send(1, tag(sent), &[]).unwrap(), "{kind:?}: four slots are in use");
+            for _ in 0..1 + round % 4 {
+                let (found, bytes) = receive(&mut receiver.lanes, 0, true).unwrap();
+                assert_eq!((found, bytes), (tag(taken), taken.to_le_bytes().to_vec()));
+                taken += 1;
+            }
+        }
+        while taken < sent {
+            receive(&mut receiver.lanes, 0, false).unwrap();
+            taken += 1;
+        }
+        until("the last report", || {
+            receiver.lanes.progress().unwrap();
+            (sender.lanes.taken(1).unwrap() == sent).then_some(())
+        });
+        assert!(receiver.lanes.peek(0).unwrap().is_none());
+        let (sender, receiver) = (sender.lanes.counters(), receiver.lanes.counters());
+        assert_eq!((sender.sent, sender.inline_bytes, receiver.taken), (sent, sent * 8, sent));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn threads_exchange_many_messages() {
+    const MESSAGES: u64 = 20_000;
+    for kind in KINDS {
+        let mut ranks = group(2, &settings(kind)).await;
+        let messages = if kind == LaneKind::Auto { MESSAGES } else { MESSAGES / 10 };
+        let threads: Vec<_> = ranks
+            .drain(..)
+            .enumerate()
+            .map(|(rank, mut it)| {
+                std::thread::spawn(move || {
+                    let peer = 1 - rank;
+                    let (mut sent, mut taken) = (0, 0);
+                    let start = Instant::now();
+                    while sent < messages || taken < messages {
+                        assert!(start.elapsed() < HANG, "rank {rank} sent {sent} and took {taken}");
+                        it.lanes.progress().unwrap();
+                        let payload = content(sent ^ (rank as u64) << 32, (sent % 100) as usize);
+                        if sent < messages && it.lanes.send(peer, tag(sent), &payload).unwrap() {
+                            sent += 1;
+                        }
+                        if let Some((found, length)) = it.lanes.peek(peer).unwrap() {
+                            assert_eq!((found, length), (tag(taken), (taken % 100) as usize));
+                            let mut bytes = vec![0; length];
+                            assert!(it.lanes.receive_into(peer, &mut bytes).unwrap());
+                            assert!(bytes == content(taken ^ (peer as u64) << 32, length));
+                            taken += 1;
+                        } else {
+                            std::thread::yield_now();
+                        }
+                    }
+                    while it.lanes.taken(peer).unwrap() < messages {
+                        assert!(start.elapsed() < HANG);
+                        it.lanes.progress().unwrap();
+                        std::thread::yield_now();
+                    }
+                    // The other rank may not know yet that all its messages were taken.
+                    for _ in 0..100 {
+                        it.lanes.progress().unwrap();
+                    }
+                    it
+                })
+            })
+            .collect();
+        // No rank goes before all are done.
+        let join = || threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>();
+        drop(tokio::task::spawn_blocking(join).await.unwrap());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_sets_and_two_generations_share_the_channels() {
+    for kind in KINDS {
+        let (devices, mut channels) = mesh(3).await;
+        let pools: Vec<_> = devices.iter().map(|device| MemoryPool::new(device, 0)).collect();
+        let collective = settings(kind);
+        let messages = LaneSettings { names: "messages".into(), ..collective.clone() };
+        let mut first = open_all(&mut channels, &pools, 0, &collective).await;
+        let mut second = open_all(&mut channels, &pools, 0, &messages).await;
+        assert!(first[0].send(1, tag(1), b"first").unwrap());
+        assert!(second[0].send(1, tag(2), b"second").unwrap());
+        assert_eq!(receive(&mut second[1], 0, true).unwrap(), (tag(2), b"second".to_vec()));
+
+        // Ranks 0 and 2 go on without rank 1. The old message stays where it is.
+        let mut survivors: Vec<Vec<_>> =
+            [0, 2].map(|rank| [0, 2].map(|peer| channels[rank][peer as usize].clone()).to_vec()).to_vec();
+        let pools = [pools[0].clone(), pools[2].clone()];
+        let mut after = open_all(&mut survivors, &pools, 1, &collective).await;
+        assert!(after[0].peek(1).unwrap().is_none());
+        assert!(after[1].send(0, tag(3), b"after").unwrap());
+        assert_eq!(receive(&mut after[0], 1, true).unwrap(), (tag(3), b"after".to_vec()));
+        assert_eq!(receive(&mut first[1], 0, true).unwrap(), (tag(1), b"first".to_vec()));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_set_up_that_cannot_succeed_says_why() {
+    let (devices, channels) = mesh(2).await;
+    let pool = MemoryPool::new(&devices[0], 0);
+    let short = LaneSettings { limit: Duration::from_millis(300), ..settings(LaneKind::Auto) };
+
+    let error = RemoteLanes::open(channels[0].clone(), 0, &pool, 0, &short).await.err().unwrap();
+    assert!(
+        error.to_string().contains("no lanes to rank 1") && error.to_string().contains("300ms"),
+        "{error}"
+    );
+    let error = RemoteLanes::open(vec![None, None], 0, &pool, 1, &short).await.err().unwrap();
+    assert!(error.to_string().contains("no channel to rank 1"), "{error}");
+    let error = RemoteLanes::open(vec![None], 1, &pool, 1, &short).await.err().unwrap();
+    assert!(error.to_string().contains("rank 1 of 1"), "{error}");
+    let bad = LaneSettings { slots: 3, ..short.clone() };
+    let error = RemoteLanes::open(vec![None], 0, &pool, 1, &bad).await.err().unwrap();
+    assert!(error.to_string().contains("3 slots"), "{error}");
+    assert!(RemoteLanes::open(vec![None], 0, &pool, 1, &short).await.is_ok(), "a group of one");
+
+    // The other rank has another number of slots.
+    let other = MemoryPool::new(&devices[1], 0);
+    let more = LaneSettings { slots: 8, ..short.clone() };
+    let (first, second) = tokio::join!(
+        RemoteLanes::open(channels[0].clone(), 0, &pool, 2, &short),
+        RemoteLanes::open(channels[1].clone(), 1, &other, 2, &more),
+    );
+    let errors = [first.err(), second.err()].map(|error| error.map_or_else(String::new, |it| it.to_string()));
+    assert!(errors.iter().any(|error| error.contains("other settings")), "{errors:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_with_bad_arguments_fail() {
+    let mut ranks = group(2, &settings(LaneKind::Auto)).await;
+    let memory = ranks[0].pool.take(100).unwrap();
+    let long = vec![0; 5000];
+    for rank in [0, 2, usize::MAX] {
+        assert!(ranks[0].lanes.send(rank, tag(0), &[]).is_err());
+        assert!(ranks[0].lanes.peek(rank).is_err());
+        assert!(ranks[0].lanes.taken(rank).is_err());
+    }
+    assert!(ranks[0].lanes.send_reference(1, tag(0), &memory, memory.len(), 1).is_err());
+    assert!(ranks[1].lanes.send(0, tag(0), &long).is_err());
+}

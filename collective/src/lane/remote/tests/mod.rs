@@ -1,0 +1,159 @@
+//! Tests of lanes over channels of real devices of this process.
+
+mod faults;
+mod messages;
+mod references;
+
+use std::time::{Duration, Instant};
+
+use tonic_rdma_tensor::{Channel, Notification, RdmaDevice};
+
+use crate::lane::remote::{LaneKind, LaneSettings, RemoteLanes};
+use crate::lane::{LaneError, Lanes, Tag};
+use crate::memory::MemoryPool;
+
+/// A bound that only a hang exceeds.
+const HANG: Duration = Duration::from_secs(60);
+
+const KINDS: [LaneKind; 2] = [LaneKind::Auto, LaneKind::Write];
+
+/// One rank of a group in this process.
+struct Rank {
+    lanes: RemoteLanes,
+    pool: MemoryPool,
+    device: RdmaDevice,
+}
+
+fn settings(kind: LaneKind) -> LaneSettings {
+    LaneSettings { kind, inline: 4096, slots: 4, piece: 64 << 10, ..LaneSettings::default() }
+}
+
+/// Makes a group of ranks, each with a device of its own.
+async fn group(ranks: usize, settings: &LaneSettings) -> Vec<Rank> {
+    noticed_group(ranks, None, settings).await
+}
+
+/// Makes a group whose devices learn of arrivals in this way.
+async fn noticed_group(
+    ranks: usize,
+    notification: Option<Notification>,
+    settings: &LaneSettings,
+) -> Vec<Rank> {
+    let (devices, mut channels) = noticed_mesh(ranks, notification).await;
+    let pools: Vec<_> = devices.iter().map(|device| MemoryPool::new(device, MemoryPool::KEPT)).collect();
+    let lanes = open_all(&mut channels, &pools, 0, settings).await;
+    let parts = devices.into_iter().zip(pools).zip(lanes);
+    parts.map(|((device, pool), lanes)| Rank { lanes, pool, device }).collect()
+}
+
+/// Makes devices, and a channel from each to each other one.
+async fn mesh(ranks: usize) -> (Vec<RdmaDevice>, Vec<Vec<Option<Channel>>>) {
+    noticed_mesh(ranks, None).await
+}
+
+async fn noticed_mesh(
+    ranks: usize,
+    notification: Option<Notification>,
+) -> (Vec<RdmaDevice>, Vec<Vec<Option<Channel>>>) {
+    let mut devices = Vec::new();
+    for _ in 0..ranks {
+        let builder = RdmaDevice::builder();
+        let builder = match notification {
+            Some(notification) => builder.notification(notification),
+            None => builder,
+        };
+        devices.push(builder.bind("127.0.0.1:0").await.unwrap());
+    }
+    let mut channels = Vec::new();
+    for (rank, device) in devices.iter().enumerate() {
+        let mut row = Vec::new();
+        for (peer, other) in devices.iter().enumerate() {
+            let channel = if peer == rank { None } else { device.channel(&other.endpoint(), 0).await.ok() };
+            row.push(channel);
+        }
+        channels.push(row);
+    }
+    (devices, channels)
+}
+
+async fn open_all(
+    channels: &mut [Vec<Option<Channel>>],
+    pools: &[MemoryPool],
+    generation: u64,
+    settings: &LaneSettings,
+) -> Vec<RemoteLanes> {
+    let mut tasks = Vec::new();
+    for (rank, (channels, pool)) in channels.iter().zip(pools).enumerate() {
+        let (channels, pool, settings) = (channels.clone(), pool.clone(), settings.clone());
+        tasks.push(tokio::spawn(async move {
+            RemoteLanes::open(channels, rank, &pool, generation, &settings).await
+        }));
+    }
+    let mut lanes = Vec::new();
+    for task in tasks {
+        lanes.push(task.await.unwrap().unwrap());
+    }
+    lanes
+}
+
+fn tag(operation: u64) -> Tag {
+    Tag { operation, step: (operation * 7) as u32 & 0xffff, call: operation ^ 0x1234_5678_9abc_def0 }
+}
+
+/// Bytes that differ from message to message.
+fn content(seed: u64, length: usize) -> Vec<u8> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    (0..length).map(|_| random.u8(..)).collect()
+}
+
+/// Receives the next message of rank `from` whole, by pieces or into memory. Panics on a hang.
+fn receive(lanes: &mut RemoteLanes, from: usize, by_pieces: bool) -> Result<(Tag, Vec<u8>), LaneError> {
+    let start = Instant::now();
+    let mut shown = None;
+    let mut bytes = Vec::new();
+    loop {
+        assert!(start.elapsed() < HANG, "no message came");
+        lanes.progress()?;
+        if shown.is_none() {
+            shown = lanes.peek(from)?;
+            bytes.resize(shown.map_or(0, |(_, length)| length), 0);
+        }
+        let Some((tag, length)) = shown else {
+            std::thread::yield_now();
+            continue;
+        };
+        let mut next = None;
+        let ended = if by_pieces {
+            lanes.receive(from, &mut |at, piece| {
+                assert!(next.is_none_or(|next| next == at), "pieces are consecutive");
+                assert!(piece.len() % 64 == 0 || at + piece.len() == length, "only the last piece is short");
+                next = Some(at + piece.len());
+                bytes[at..at + piece.len()].copy_from_slice(piece);
+            })?
+        } else {
+            lanes.receive_into(from, &mut bytes)?
+        };
+        if ended {
+            return Ok((tag, bytes));
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// Calls `attempt` until it returns something. Panics on a hang.
+fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(result) = attempt() {
+            return result;
+        }
+        assert!(start.elapsed() < HANG, "{what} did not happen");
+        std::thread::yield_now();
+    }
+}
+
+/// Returns the lanes of ranks 0 and 1, borrowed.
+fn pair(ranks: &mut [Rank]) -> (&mut Rank, &mut Rank) {
+    let (first, second) = ranks.split_at_mut(1);
+    (&mut first[0], &mut second[0])
+}

@@ -1,0 +1,32 @@
+//! The tuner: chooses the algorithm and the length of a piece for each size, and says why. It does no I/O and reads no clock.
+//!
+//! ```text
+//!   Tuner ── Trial: "all-reduce 64 KiB by ring, in pieces of 256 KiB, 20 times" ──► the caller measures
+//!     ▲                                                                                    │
+//!     └────────────────────────────── the time of one operation ──────────────────────────-┘
+//!     │
+//!     └─► PlanTable: ranges of sizes, each with an algorithm, a piece and a reason
+//! ```
+//!
+//! Trials go in four phases, until the time is used up:
+//!
+//! 1. a coarse grid of sizes, the smallest first. Sizes for which no time is left are judged by the largest measured ones;
+//! 2. times that do not fit those of the sizes around them, again;
+//! 3. the sizes between two neighbours that have different best algorithms;
+//! 4. sizes at which two algorithms are about equal, again.
+//!
+//! One rank decides on the trials, and tells the others ([`Trial::pack`]): the times that ranks measure differ. Its table becomes
+//! that of all ranks ([`PlanTable::encode`]).
+
+mod decide;
+mod table;
+#[cfg(test)]
+mod tests;
+mod text;
+mod times;
+mod trials;
+mod units;
+
+pub use self::table::{PlanRange, PlanTable};
+pub use self::text::PlanTableError;
+pub(crate) use self::trials::{Trial, Tuner, tune};

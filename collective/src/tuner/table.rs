@@ -1,0 +1,171 @@
+//! The table of algorithms by size.
+
+use std::fmt;
+
+use super::units::Bytes;
+use crate::plan::{Algorithm, Collective};
+
+/// The length of a piece if nothing else is said, in bytes.
+pub(super) const PIECE: usize = 256 << 10;
+/// From this number of ranks on, a small broadcast goes along a tree.
+const TREE_FROM: usize = 5;
+
+/// Which algorithm an operation of a given length uses, and why.
+///
+/// Its text form names an algorithm, if need be the length of its pieces, and the sizes from the end of the range before up to, and
+/// without, an end. [`FromStr`](std::str::FromStr) parses that form, and [`pinned`](Self::pinned) writes it.
+///
+/// ```
+/// use tonic_rdma_collective::{Algorithm, PlanTable};
+///
+/// let table: PlanTable = "one-shot:..16KiB,halving-doubling:..1MiB,ring/128KiB:..".parse()?;
+/// assert_eq!(table.choose(4096).0, Algorithm::OneShot);
+/// assert_eq!(table.choose(16 << 10).0, Algorithm::HalvingDoubling);
+/// assert_eq!(table.choose(64 << 20), (Algorithm::Ring, 128 << 10));
+/// # Ok::<(), tonic_rdma_collective::PlanTableError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlanTable {
+    /// At least one; each ends above the one before, and the last has no end.
+    ranges: Vec<PlanRange>,
+}
+
+/// The sizes of one row of a [`PlanTable`], and what is chosen for them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PlanRange {
+    /// The smallest length of this range, in bytes.
+    pub start: usize,
+    /// The smallest length above this range, in bytes; `None` if the range has no end.
+    pub end: Option<usize>,
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// The largest length of a message, in bytes.
+    pub piece: usize,
+    /// The reason for this choice, such as `it took 31.0 µs at 256 KiB, ring 44.0 µs`.
+    pub reason: String,
+}
+
+/// A range without its start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Row {
+    pub(super) end: Option<usize>,
+    pub(super) algorithm: Algorithm,
+    pub(super) piece: usize,
+    pub(super) reason: String,
+}
+
+impl PlanTable {
+    /// Returns a table for this number of ranks without any measurement.
+    ///
+    /// ```
+    /// use tonic_rdma_collective::{Algorithm, PlanTable};
+    ///
+    /// let table = PlanTable::unmeasured(4);
+    /// assert_eq!(table.choose(8).0, Algorithm::OneShot);
+    /// assert_eq!(table.choose(64 << 20).0, Algorithm::Ring);
+    /// ```
+    pub fn unmeasured(ranks: usize) -> Self {
+        // A one-shot moves N − 1 times the elements.
+        let small = ((32 << 10) / ranks.saturating_sub(1).max(1)).next_power_of_two().max(1 << 10);
+        let row =
+            |end, algorithm| Row { end, algorithm, piece: PIECE, reason: "nothing was measured".into() };
+        Self::from_rows(vec![
+            row(Some(small), Algorithm::OneShot),
+            row(Some(1 << 20), Algorithm::HalvingDoubling),
+            row(None, Algorithm::Ring),
+        ])
+    }
+
+    /// Makes a table of rows, of which each ends above the one before, and only the last has no end.
+    pub(super) fn from_rows(rows: Vec<Row>) -> Self {
+        let mut start = 0;
+        let with_start = |Row { end, algorithm, piece, reason }| {
+            let range = PlanRange { start, end, algorithm, piece, reason };
+            start = end.unwrap_or(usize::MAX);
+            range
+        };
+        Self { ranges: rows.into_iter().map(with_start).collect() }
+    }
+
+    /// Returns the algorithm of an all-reduce of this length, and the largest length of its messages, both lengths in bytes.
+    pub fn choose(&self, bytes: usize) -> (Algorithm, usize) {
+        let range = self.ranges.iter().find(|range| range.end.is_none_or(|end| bytes < end));
+        range.map_or((Algorithm::Ring, PIECE), |range| (range.algorithm, range.piece))
+    }
+
+    /// Returns the algorithm of an operation whose whole has this length, and the largest length of its messages, in bytes.
+    ///
+    /// Reduce-scatter and all-gather are the halves of an all-reduce, so they use what it uses. A broadcast goes to all ranks directly
+    /// if it is small and the ranks are few, along a tree if an all-reduce goes by halving and doubling, and otherwise along
+    /// a chain. A barrier has one algorithm.
+    pub(crate) fn choose_for(
+        &self,
+        collective: Collective,
+        ranks: usize,
+        bytes: usize,
+    ) -> (Algorithm, usize) {
+        let (algorithm, piece) = self.choose(bytes);
+        match (collective, algorithm) {
+            (Collective::Broadcast { .. }, Algorithm::OneShot) if ranks >= TREE_FROM => {
+                (Algorithm::HalvingDoubling, piece)
+            }
+            _ => (algorithm, piece),
+        }
+    }
+
+    /// Returns the ranges, the smallest sizes first.
+    pub fn ranges(&self) -> &[PlanRange] {
+        &self.ranges
+    }
+
+    /// Returns the text form, which pins these choices for later runs: `one-shot:..16KiB,ring/128KiB:..`.
+    ///
+    /// ```
+    /// let text = "one-shot:..16KiB,ring/128KiB:..";
+    /// let table: tonic_rdma_collective::PlanTable = text.parse()?;
+    /// assert_eq!(table.pinned(), text);
+    /// # Ok::<(), tonic_rdma_collective::PlanTableError>(())
+    /// ```
+    pub fn pinned(&self) -> String {
+        let ranges = self.ranges.iter().map(|range| {
+            let piece = match range.piece {
+                PIECE => String::new(),
+                piece => format!("/{}", Bytes(piece).compact()),
+            };
+            let end = range.end.map(|end| Bytes(end).compact()).unwrap_or_default();
+            format!("{}{piece}:..{end}", range.algorithm)
+        });
+        ranges.collect::<Vec<_>>().join(",")
+    }
+}
+
+/// One line for each range: the sizes, the algorithm, and the reason.
+impl fmt::Display for PlanTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, range) in self.ranges.iter().enumerate() {
+            if index > 0 {
+                writeln!(f)?;
+            }
+            write!(f, "{range}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for PlanRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.start, self.end) {
+            (0, None) => f.write_str("all sizes")?,
+            (0, Some(end)) => write!(f, "below {}", Bytes(end))?,
+            (start, Some(end)) => write!(f, "{} to {}", Bytes(start), Bytes(end))?,
+            (start, None) => write!(f, "from {} on", Bytes(start))?,
+        }
+        write!(f, ": {}", self.algorithm)?;
+        // Shorter operations go in one piece.
+        if self.end.is_none_or(|end| end > self.piece) {
+            write!(f, " in pieces of {}", Bytes(self.piece))?;
+        }
+        write!(f, ", because {}", self.reason)
+    }
+}

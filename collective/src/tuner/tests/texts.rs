@@ -1,0 +1,154 @@
+//! Text forms of tables and trials.
+
+use proptest::prelude::*;
+
+use crate::plan::Algorithm;
+use crate::tuner::{PlanTable, PlanTableError, Trial};
+
+#[test]
+fn tables_are_parsed() {
+    let table: PlanTable = " one-shot:..16KiB , Halving-Doubling:.. 1 MiB,ring/64KiB:..".parse().unwrap();
+    for (bytes, choice) in [
+        (0, (Algorithm::OneShot, 256 << 10)),
+        ((16 << 10) - 1, (Algorithm::OneShot, 256 << 10)),
+        (16 << 10, (Algorithm::HalvingDoubling, 256 << 10)),
+        (1 << 20, (Algorithm::Ring, 64 << 10)),
+        (usize::MAX, (Algorithm::Ring, 64 << 10)),
+    ] {
+        assert_eq!(table.choose(bytes), choice, "{bytes}");
+    }
+    assert_eq!(table.pinned(), "one-shot:..16KiB,halving-doubling:..1MiB,ring/64KiB:..");
+    assert_eq!(
+        table.to_string(),
+        "below 16 KiB: one-shot, because it is pinned\n\
+         16 KiB to 1 MiB: halving-doubling in pieces of 256 KiB, because it is pinned\n\
+         from 1 MiB on: ring in pieces of 64 KiB, because it is pinned"
+    );
+}
+
+#[test]
+fn one_algorithm_may_stand_alone() {
+    for (text, pinned) in [("ring", "ring:.."), ("ring/4KiB", "ring/4KiB:.."), ("one-shot:..", "one-shot:..")]
+    {
+        assert_eq!(text.parse::<PlanTable>().unwrap().pinned(), pinned);
+    }
+}
+
+#[test]
+fn errors_name_the_part_at_fault() {
+    for (text, error) in [
+        ("", "the text has no part; the form is ALGORITHM[/PIECE]:..END,ALGORITHM[/PIECE]:.."),
+        (
+            "one-shot,ring:..",
+            r#"the part "one-shot" is not of the form ALGORITHM[/PIECE]:..[END], such as ring/256KiB:..1MiB"#,
+        ),
+        (
+            "one-shot:16KiB,ring:..",
+            r#"the part "one-shot:16KiB" is not of the form ALGORITHM[/PIECE]:..[END], such as ring/256KiB:..1MiB"#,
+        ),
+        (
+            "one-shot:..16KiB,",
+            r#"the part "" is not of the form ALGORITHM[/PIECE]:..[END], such as ring/256KiB:..1MiB"#,
+        ),
+        (
+            "star",
+            r#"in the part "star": there is no algorithm "star"; there are one-shot, halving-doubling and ring"#,
+        ),
+        (
+            "ring/0:..",
+            r#"in the part "ring/0:..": "0" is no size above 0; write a number of bytes, such as 64, 16KiB or 1MiB"#,
+        ),
+        (
+            "one-shot:..16k,ring:..",
+            r#"in the part "one-shot:..16k": "16k" is no size above 0; write a number of bytes, such as 64, 16KiB or 1MiB"#,
+        ),
+        (
+            "one-shot:..99999999999GiB,ring:..",
+            r#"in the part "one-shot:..99999999999GiB": "99999999999GiB" is no size above 0; write a number of bytes, such as 64, 16KiB or 1MiB"#,
+        ),
+        (
+            "one-shot:..2MiB,ring:..2MiB,ring:..",
+            r#"the part "ring:..2MiB" must end above the part before it, which ends at 2MiB"#,
+        ),
+        (
+            "one-shot:..,ring:..",
+            r#"the part "one-shot:.." has no end, so there are no sizes for the parts after it"#,
+        ),
+        (
+            "one-shot:..1KiB,ring:..2KiB",
+            r#"the last part, "ring:..2KiB", has an end; larger sizes need a plan too, so leave out the end"#,
+        ),
+    ] {
+        assert_eq!(text.parse::<PlanTable>().unwrap_err().to_string(), error);
+    }
+    assert_eq!("ring:..,".repeat(65).parse::<PlanTable>(), Err(PlanTableError::TooMany(66)));
+}
+
+#[test]
+fn all_ranks_get_the_reasons_too() {
+    let (table, _) = super::models()[30].tune(0.05, 3);
+    assert_eq!(PlanTable::decode(&table.encode()), Ok(table));
+}
+
+#[test]
+fn a_damaged_table_is_refused() {
+    for bytes in [&b""[..], b"ring:..", b"ring:..\na\nb", b"star:..\nbecause", b"\xff\xfe", &[b'a'; 1 << 17]]
+    {
+        let outcome = PlanTable::decode(bytes);
+        assert!(outcome.is_err(), "{outcome:?}");
+    }
+}
+
+fn any_text() -> impl Strategy<Value = String> {
+    let part = (0..3_usize, 1..1_usize << 40, 1..1_usize << 30);
+    prop::collection::vec(part, 1..20).prop_map(|mut parts| {
+        parts.sort_by_key(|(_, end, _)| *end);
+        parts.dedup_by_key(|(_, end, _)| *end);
+        let count = parts.len();
+        let texts = parts.into_iter().enumerate().map(|(index, (algorithm, end, piece))| {
+            let end = if index + 1 == count { String::new() } else { end.to_string() };
+            format!("{}/{piece}:..{end}", Algorithm::ALL[algorithm])
+        });
+        texts.collect::<Vec<_>>().join(",")
+    })
+}
+
+proptest! {
+    #[test]
+    fn a_table_that_is_written_is_read_back(text in any_text()) {
+        let table: PlanTable = text.parse().unwrap();
+        prop_assert_eq!(table.pinned().parse::<PlanTable>().unwrap(), table.clone());
+        prop_assert_eq!(PlanTable::decode(&table.encode()).unwrap(), table);
+    }
+
+    #[test]
+    fn no_text_makes_the_parser_panic(text in "([a-z-]{0,9}/?[0-9KMGiB]{0,6}:?[.]{0,3}[0-9KMGiB]{0,25},?){0,4}|\\PC*") {
+        let _ = text.parse::<PlanTable>();
+    }
+
+    #[test]
+    fn no_bytes_make_the_decoder_panic(bytes in any::<Vec<u8>>()) {
+        let _ = PlanTable::decode(&bytes);
+    }
+
+    #[test]
+    fn a_trial_that_is_packed_is_unpacked(algorithm in 0..3_usize, piece in 1..1_usize << 26, bytes in 1..1_usize << 26, repetitions in 1..40_u32) {
+        let trial = Trial { algorithm: Algorithm::ALL[algorithm], piece, bytes, repetitions };
+        prop_assert_eq!(Trial::unpack(Trial::pack(Some(trial))), Ok(Some(trial)));
+    }
+
+    #[test]
+    fn a_peer_cannot_ask_for_a_trial_without_bounds(words in any::<[u64; 4]>()) {
+        if let Ok(Some(trial)) = Trial::unpack(words) {
+            prop_assert!(trial.bytes <= super::LARGEST && trial.repetitions <= 40 && trial.piece > 0);
+        }
+    }
+}
+
+#[test]
+fn the_end_of_the_trials_is_packed_too() {
+    assert_eq!(Trial::unpack(Trial::pack(None)), Ok(None));
+    assert_eq!(Trial::unpack([4, 1, 1, 1]), Err("no such algorithm"));
+    assert!(Trial::unpack([1, 1, 1 << 40, 1]).is_err());
+    assert!(Trial::unpack([1, 1, 1, 1 << 20]).is_err());
+}
