@@ -38,6 +38,8 @@ enum State {
     /// The arguments do not fit.
     Refused(CollectiveError),
     UnderWay(OperationId),
+    /// It ended in `start`, and the operand has the result.
+    Ended,
     Done,
 }
 
@@ -109,7 +111,11 @@ impl<X: Operand> Operation<X> {
     /// Starts the operation, which then goes on while the caller does something else. An operation on slices goes on only while
     /// it is awaited.
     pub fn start(mut self) -> Self {
-        self.begin(0);
+        match self.begin(0) {
+            Some(Ok(operand)) => (self.operand, self.state) = (Some(operand), State::Ended),
+            Some(Err(failed)) => (self.operand, self.state) = (failed.operand, State::Refused(failed.error)),
+            None => {}
+        }
         if matches!(self.state, State::UnderWay(_)) {
             self.shared.progress(self.which, None, None);
             self.shared.wake_thread();
@@ -203,7 +209,11 @@ impl<X: Operand> Operation<X> {
                 self.state = State::Done;
                 return Some(Err(Failed { error, operand: self.operand.take() }));
             }
-            State::New | State::Done => {
+            State::Ended if self.operand.is_some() => {
+                self.state = State::Done;
+                return self.operand.take().map(Ok);
+            }
+            State::New | State::Ended | State::Done => {
                 let error =
                     CollectiveError::Argument("this operation has returned its result already".into());
                 return Some(Err(Failed { error, operand: None }));
