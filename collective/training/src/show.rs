@@ -134,8 +134,8 @@ fn overlap(overlap: &Overlap) -> String {
     let mut table = table(&["step", "median", "quartiles"]);
     for (name, spread) in [
         ("without communication", overlap.without_communication_ms),
-        ("without overlap: all gradients put after the computation", overlap.without_overlap_ms),
-        ("with overlap: each gradient put when it is computed", overlap.with_overlap_ms),
+        ("without overlap: all gradients given away after the computation", overlap.without_overlap_ms),
+        ("with overlap: each gradient given away when it is computed", overlap.with_overlap_ms),
         ("communication alone", overlap.communication_ms),
     ] {
         let Spread { median, quartiles: [lower, upper] } = spread;

@@ -79,12 +79,11 @@ impl<'a> Trainer<'a> {
             group.broadcast(&mut weights)?;
             set(parameter, &weights)?;
         }
-        let lengths: Vec<usize> = network.parameters().map(|parameter| parameter.elem_count()).collect();
         Ok(Self {
             job,
             group,
             optimiser: Optimiser::new(&network, job.rate, job.momentum)?,
-            gradients: group.gradients(&lengths)?,
+            gradients: group.gradients(network.parameters().count())?,
             network,
             losses: Vec::new(),
             steps: Vec::new(),
@@ -132,16 +131,16 @@ impl<'a> Trainer<'a> {
         // The mean over the ranks divides by their number. So the gradients are those of the mean loss of the batch, also if the
         // ranks have different numbers of samples.
         let factor = ranks as f64 / batch.len() as f64;
-        let gradients = &mut self.gradients;
+        let mut step = self.gradients.begin()?;
         let loss = self
             .network
-            .gradients(&pictures, &classes, factor, |index, gradient| gradients.put(index, gradient))?;
+            .gradients(&pictures, &classes, factor, |index, gradient| step.put(index, gradient))?;
         self.losses.push(loss);
         let computed = Instant::now();
-        gradients.finish()?;
+        let means = step.finish()?;
         self.waits.push(computed.elapsed().as_secs_f64());
-        for index in 0..gradients.len() {
-            self.optimiser.step(&self.network, index, gradients.mean(index)?)?;
+        for index in 0..means.len() {
+            self.optimiser.step(&self.network, index, means.mean(index)?)?;
         }
         Ok(())
     }

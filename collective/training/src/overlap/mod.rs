@@ -5,10 +5,11 @@
 mod compute;
 mod resnet50;
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use crate::failure::Failure;
-use crate::group::{Gradients, Group};
+use crate::group::{Gradients, Group, Means, Step};
 use crate::job::{Compute, Overlap, OverlapJob, Spread};
 use crate::processes::cores;
 use compute::{Matrices, Processor, Schedule};
@@ -19,6 +20,9 @@ const WARM_UP: usize = 2;
 /// Measurements of the communication alone, from which the duration of a step follows.
 const ALONE: usize = 7;
 
+/// The largest number of steps before the measured ones. The communicator chooses the size of its buckets in the first steps.
+const MOST_STEPS: usize = 100;
+
 /// The duration of a step, if none is given, as a multiple of that of the communication. The backward pass, which is two thirds of
 /// a step, then takes as long as the communication.
 const STEP: f64 = 1.5;
@@ -26,14 +30,15 @@ const STEP: f64 = 1.5;
 /// For how long the speed of the core is measured.
 const MEASURE: Duration = Duration::from_millis(300);
 
-/// A kind of step.
+/// A kind of step. In each kind, a gradient is copied to its place as soon as it is computed, so the kinds differ by their
+/// communication alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// The gradients stay with their rank.
     WithoutCommunication,
-    /// The gradients are put after the whole computation.
+    /// All gradients are given away after the whole computation.
     WithoutOverlap,
-    /// Each gradient is put as soon as it is computed.
+    /// Each gradient is given away as soon as it is computed.
     WithOverlap,
 }
 
@@ -60,6 +65,8 @@ pub(crate) fn measure(job: &OverlapJob, group: &Group) -> Result<Overlap, Failur
     let communication = bench.communication()?;
     let step_ms = job.step_ms.unwrap_or(STEP * communication.median);
     let processor = bench.processor(job.compute, step_ms)?;
+    bench.settle(&processor)?;
+    bench.overlapped.forget_report();
     let mut milliseconds: [Vec<f64>; 3] = Default::default();
     for step in 0..WARM_UP + job.steps {
         let mut turn = [0.0; 3];
@@ -117,26 +124,31 @@ impl<'a> Bench<'a> {
             tensors: lengths.iter().enumerate().map(fill).collect(),
             schedule: Schedule::new(&layers),
             layers: layers.into_iter().map(|layer| layer.tensors.len()).collect(),
-            apart: group.gradients(&lengths)?,
-            overlapped: group.gradients(&lengths)?,
+            apart: group.gradients(lengths.len())?,
+            overlapped: group.gradients(lengths.len())?,
         })
     }
 
-    /// Measures the communication without any computation, and checks each element of the result.
+    /// Measures the communication without any computation, and checks each element of the first result.
     fn communication(&mut self) -> Result<Spread, Failure> {
-        let mut milliseconds = Vec::new();
-        for number in 0..WARM_UP + ALONE {
+        let (mut milliseconds, mut steps) = (Vec::new(), 0);
+        while milliseconds.len() < ALONE {
             self.group.barrier()?;
+            let settled = self.apart.is_settled();
+            let mut step = self.apart.begin()?;
+            fill(&mut step, &self.tensors, 0..self.tensors.len())?;
             let began = Instant::now();
-            put(&mut self.apart, &self.tensors, 0..self.tensors.len())?;
-            self.apart.finish()?;
+            ready(&mut step, &self.tensors, 0..self.tensors.len())?;
+            let means = step.finish()?;
             let mut duration = [began.elapsed().as_secs_f64() * 1e3];
             self.group.maximum(&mut duration)?;
-            if number >= WARM_UP {
+            if settled && steps >= WARM_UP {
                 milliseconds.extend(duration);
-            } else {
-                check(&self.apart, self.group.size(), |_| true)?;
             }
+            if steps == 0 {
+                check(&means, self.group.size(), |_| true)?;
+            }
+            steps = counted(steps)?;
         }
         Ok(Spread::of(milliseconds))
     }
@@ -151,10 +163,20 @@ impl<'a> Bench<'a> {
                 self.group.barrier()?;
                 let mut unit = [matrices.measure(MEASURE)?.as_secs_f64() * 1e3];
                 self.group.maximum(&mut unit)?;
-                let units = unit.map(|unit| step_ms / unit).iter().sum();
-                Ok(Processor::Core { units, matrices })
+                let [unit] = unit;
+                Ok(Processor::Core { units: step_ms / unit, matrices })
             }
         }
+    }
+
+    /// Carries out steps with overlap until the communicator has chosen the size of their buckets.
+    fn settle(&mut self, processor: &Processor) -> Result<(), Failure> {
+        let mut steps = 0;
+        while !self.overlapped.is_settled() {
+            self.step(Kind::WithOverlap, processor)?;
+            steps = counted(steps)?;
+        }
+        Ok(())
     }
 
     /// Carries out one step, and returns its duration on this rank.
@@ -162,49 +184,59 @@ impl<'a> Bench<'a> {
         self.group.barrier()?;
         let began = Instant::now();
         let mut computing = processor.begin();
+        let gradients = if kind == Kind::WithOverlap { &mut self.overlapped } else { &mut self.apart };
+        let mut step = gradients.begin()?;
         computing.until(self.schedule.forward)?;
         let mut first = 0;
         for (tensors, until) in self.layers.iter().zip(&self.schedule.layers) {
             computing.until(*until)?;
+            let tensors = first..first + tensors;
+            first = tensors.end;
+            fill(&mut step, &self.tensors, tensors.clone())?;
             if kind == Kind::WithOverlap {
-                put(&mut self.overlapped, &self.tensors, first..first + tensors)?;
+                ready(&mut step, &self.tensors, tensors)?;
             }
-            first += tensors;
         }
-        let gradients = match kind {
+        match kind {
+            // The step is dropped, and nothing of it was given away.
             Kind::WithoutCommunication => return Ok(began.elapsed()),
-            Kind::WithoutOverlap => {
-                put(&mut self.apart, &self.tensors, 0..self.tensors.len())?;
-                &mut self.apart
-            }
-            Kind::WithOverlap => &mut self.overlapped,
-        };
-        gradients.finish()?;
+            Kind::WithoutOverlap => ready(&mut step, &self.tensors, 0..first)?,
+            Kind::WithOverlap => {}
+        }
+        let means = step.finish()?;
         let duration = began.elapsed();
         // The first step checked all elements. These look for a step that did not reduce at all.
-        check(gradients, self.group.size(), |index| index.is_multiple_of(4096))?;
+        check(&means, self.group.size(), |index| index.is_multiple_of(4096))?;
         Ok(duration)
     }
 }
 
-/// Puts some tensors.
-fn put(
-    gradients: &mut Gradients,
-    tensors: &[Vec<f32>],
-    which: std::ops::Range<usize>,
-) -> Result<(), Failure> {
-    for index in which {
-        if let Some(tensor) = tensors.get(index) {
-            gradients.put(index, tensor)?;
+/// Counts a step that precedes the measured ones.
+fn counted(steps: usize) -> Result<usize, Failure> {
+    match steps + 1 {
+        MOST_STEPS => {
+            Err(Failure::run(format!("the size of the buckets is not chosen after {MOST_STEPS} steps")))
         }
+        steps => Ok(steps),
     }
-    Ok(())
+}
+
+/// Copies some gradients to their places.
+fn fill(step: &mut Step<'_>, tensors: &[Vec<f32>], which: Range<usize>) -> Result<(), Failure> {
+    let tensors = which.clone().zip(tensors.get(which).unwrap_or(&[]));
+    tensors.into_iter().try_for_each(|(index, tensor)| step.fill(index, tensor))
+}
+
+/// Gives some gradients away to be reduced.
+fn ready(step: &mut Step<'_>, tensors: &[Vec<f32>], which: Range<usize>) -> Result<(), Failure> {
+    let tensors = which.clone().zip(tensors.get(which).unwrap_or(&[]));
+    tensors.into_iter().try_for_each(|(index, tensor)| step.ready(index, tensor.len()))
 }
 
 /// Checks the elements of the result whose index `which` selects.
-fn check(gradients: &Gradients, ranks: usize, which: impl Fn(usize) -> bool) -> Result<(), Failure> {
-    for tensor in 0..gradients.len() {
-        let found = gradients.mean(tensor)?.iter().enumerate();
+fn check(means: &Means<'_>, ranks: usize, which: impl Fn(usize) -> bool) -> Result<(), Failure> {
+    for tensor in 0..means.len() {
+        let found = means.mean(tensor)?.iter().enumerate();
         for (index, value) in found.filter(|(index, _)| which(*index)) {
             let expected = mean(ranks, tensor, index);
             if value.to_bits() != expected.to_bits() {
