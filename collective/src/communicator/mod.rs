@@ -144,6 +144,17 @@ impl Communicator {
 
     /// Returns registered memory of `length` elements, all zero.
     ///
+    /// ```
+    /// # use tonic_rdma_collective::{CollectiveError, Communicator, Launch};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), CollectiveError> {
+    /// # let communicator = Communicator::builder().launch(Launch::new(0, 1, "127.0.0.1:0")).connect().await?;
+    /// let mut buffer = communicator.allocate::<f64>(3)?;
+    /// buffer.copy_from_slice(&[1.0, 2.0, 3.0]); // it is a &mut [f64]
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// There is no memory, or its pinned part has reached `RDMA_PINNED_LIMIT`.
     pub fn allocate<T: Number>(&self, length: usize) -> Result<Buffer<T>, CollectiveError> {
@@ -168,6 +179,30 @@ impl Communicator {
     }
 
     /// Reduces the elements of all ranks, index by index. All ranks get the result.
+    ///
+    /// ```
+    /// # use tonic_rdma_collective::{CollectiveError, Communicator, Launch, Reduction};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), CollectiveError> {
+    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    /// # let address = &*format!("127.0.0.1:{port}");
+    /// # let rank = async |rank| {
+    /// # let communicator = Communicator::builder().launch(Launch::new(rank, 2, address)).connect().await?;
+    /// let mut gradients = communicator.allocate::<f32>(1000)?;
+    /// gradients.fill(0.5);
+    /// let gradients = communicator.all_reduce(gradients, Reduction::Mean).await?; // in place, without a copy
+    /// let sums = communicator.allocate(1000)?;
+    /// let (gradients, sums) = communicator.all_reduce((gradients, sums), Reduction::Sum).await?; // out of place
+    /// let mut loss = [0.25];
+    /// communicator.all_reduce(&mut loss[..], Reduction::Max).await?; // any slice
+    /// assert_eq!((gradients[0], sums[0], loss), (0.5, 0.5 * communicator.size() as f32, [0.25]));
+    /// # communicator.barrier().await?;
+    /// # Ok::<_, CollectiveError>(())
+    /// # };
+    /// # tokio::try_join!(rank(0), rank(1))?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[inline]
     pub fn all_reduce<X: Operand>(&self, operand: X, reduction: Reduction) -> Operation<X> {
         let lengths = operand.lengths();
@@ -178,6 +213,27 @@ impl Communicator {
 
     /// Reduces the elements of all ranks, index by index. Each rank gets its own [`part`](Self::part) of the result: in place
     /// where the part lies in the whole, and otherwise in an output that has the length of the part.
+    ///
+    /// ```
+    /// # use tonic_rdma_collective::{CollectiveError, Communicator, Launch, Reduction};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), CollectiveError> {
+    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    /// # let address = &*format!("127.0.0.1:{port}");
+    /// # let rank = async |rank| {
+    /// # let communicator = Communicator::builder().launch(Launch::new(rank, 2, address)).connect().await?;
+    /// let mut elements = communicator.allocate::<u32>(5)?;
+    /// elements.fill(1);
+    /// let part = communicator.part(5, communicator.rank());
+    /// let elements = communicator.reduce_scatter(elements, Reduction::Sum).await?;
+    /// assert!(elements[part].iter().all(|sum| *sum == 2)); // the other elements may be anything
+    /// # communicator.barrier().await?;
+    /// # Ok::<_, CollectiveError>(())
+    /// # };
+    /// # tokio::try_join!(rank(0), rank(1))?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn reduce_scatter<X: Operand>(&self, operand: X, reduction: Reduction) -> Operation<X> {
         let lengths = operand.lengths();
         let elements = lengths.input.unwrap_or(lengths.out);
@@ -190,6 +246,27 @@ impl Communicator {
 
     /// Gathers the parts of all ranks; all ranks get the whole. In place, the [`part`](Self::part) of a rank lies where it lies
     /// in the whole; otherwise the input is the part.
+    ///
+    /// ```
+    /// # use tonic_rdma_collective::{CollectiveError, Communicator, Launch};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), CollectiveError> {
+    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    /// # let address = &*format!("127.0.0.1:{port}");
+    /// # let rank = async |rank| {
+    /// # let communicator = Communicator::builder().launch(Launch::new(rank, 2, address)).connect().await?;
+    /// let mut own = communicator.allocate::<u64>(1)?;
+    /// own[0] = communicator.rank() as u64;
+    /// let all = communicator.allocate(communicator.size())?;
+    /// let (_, all) = communicator.all_gather((own, all)).await?;
+    /// assert_eq!(all[..], [0, 1]);
+    /// # communicator.barrier().await?;
+    /// # Ok::<_, CollectiveError>(())
+    /// # };
+    /// # tokio::try_join!(rank(0), rank(1))?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn all_gather<X: Operand>(&self, operand: X) -> Operation<X> {
         let lengths = operand.lengths();
         let part = self.part(lengths.out, self.rank());
@@ -199,6 +276,28 @@ impl Communicator {
     }
 
     /// Gives all ranks the elements of rank `root`.
+    ///
+    /// ```
+    /// # use tonic_rdma_collective::{CollectiveError, Communicator, Launch};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), CollectiveError> {
+    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    /// # let address = &*format!("127.0.0.1:{port}");
+    /// # let rank = async |rank| {
+    /// # let communicator = Communicator::builder().launch(Launch::new(rank, 2, address)).connect().await?;
+    /// let mut weights = communicator.allocate::<f32>(1000)?;
+    /// if communicator.rank() == 0 {
+    ///     weights.fill(0.5);
+    /// }
+    /// let weights = communicator.broadcast(weights, 0).await?;
+    /// assert_eq!(weights[999], 0.5);
+    /// # communicator.barrier().await?;
+    /// # Ok::<_, CollectiveError>(())
+    /// # };
+    /// # tokio::try_join!(rank(0), rank(1))?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn broadcast<X: Operand>(&self, operand: X, root: usize) -> Operation<X> {
         let lengths = operand.lengths();
         let wrong = lengths.input.is_some_and(|input| input != lengths.out);
@@ -207,17 +306,79 @@ impl Communicator {
     }
 
     /// Waits until all ranks have come to this call.
+    ///
+    /// ```
+    /// # use tonic_rdma_collective::{CollectiveError, Communicator, Launch};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), CollectiveError> {
+    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    /// # let address = &*format!("127.0.0.1:{port}");
+    /// # let rank = async |rank| {
+    /// # let communicator = Communicator::builder().launch(Launch::new(rank, 2, address)).connect().await?;
+    /// communicator.barrier().await?; // now no rank is before this line
+    /// # communicator.barrier().await?;
+    /// # Ok::<_, CollectiveError>(())
+    /// # };
+    /// # tokio::try_join!(rank(0), rank(1))?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn barrier(&self) -> Operation<()> {
         self.operation(Collective::Barrier, (), 0, None, (0, 0), (0, 0), false)
     }
 
     /// Sends elements to rank `to`, which calls [`recv`](Self::recv) with as many. Of a pair, the first is sent. Messages from
     /// one rank to another arrive in order; their order against other operations is free.
+    ///
+    /// ```
+    /// # use tonic_rdma_collective::{CollectiveError, Communicator, Launch};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), CollectiveError> {
+    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    /// # let address = &*format!("127.0.0.1:{port}");
+    /// # let rank = async |rank| {
+    /// # let communicator = Communicator::builder().launch(Launch::new(rank, 2, address)).connect().await?;
+    /// let mut word = communicator.allocate::<u32>(1)?;
+    /// if communicator.rank() == 0 {
+    ///     word[0] = 7;
+    ///     communicator.send(1, word).await?;
+    /// } else {
+    ///     assert_eq!(communicator.recv(0, word).await?[0], 7);
+    /// }
+    /// # communicator.barrier().await?;
+    /// # Ok::<_, CollectiveError>(())
+    /// # };
+    /// # tokio::try_join!(rank(0), rank(1))?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn send<X: Operand>(&self, to: usize, operand: X) -> Operation<X> {
         self.pair(Kind::Send { to }, operand)
     }
 
     /// Receives the next elements of rank `from`, which calls [`send`](Self::send) with as many. Of a pair, the second receives.
+    ///
+    /// ```
+    /// # use tonic_rdma_collective::{CollectiveError, Communicator, Launch};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), CollectiveError> {
+    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    /// # let address = &*format!("127.0.0.1:{port}");
+    /// # let rank = async |rank| {
+    /// # let communicator = Communicator::builder().launch(Launch::new(rank, 2, address)).connect().await?;
+    /// let mut words = [communicator.rank() as u32; 2];
+    /// match communicator.rank() {
+    ///     0 => communicator.send(1, &mut words[..]).await?,
+    ///     _ => communicator.recv(0, &mut words[..]).await?,
+    /// };
+    /// assert_eq!(words, [0; 2]);
+    /// # communicator.barrier().await?;
+    /// # Ok::<_, CollectiveError>(())
+    /// # };
+    /// # tokio::try_join!(rank(0), rank(1))?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn recv<X: Operand>(&self, from: usize, operand: X) -> Operation<X> {
         self.pair(Kind::Receive { from }, operand)
     }
@@ -274,6 +435,31 @@ impl Communicator {
     }
 
     /// Makes a group of the ranks that are left after a failure. All of them call this. Their ranks are new, in the old order.
+    ///
+    /// ```
+    /// # use tonic_rdma_collective::{CollectiveError, Communicator, Launch, Reduction};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), CollectiveError> {
+    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    /// # let address = &*format!("127.0.0.1:{port}");
+    /// # let rank = async |rank| {
+    /// # let communicator = Communicator::builder().launch(Launch::new(rank, 2, address)).connect().await?;
+    /// # communicator.barrier().await?;
+    /// # if rank == 0 {
+    /// #     return Ok(());
+    /// # }
+    /// // Rank 0 of 2 has ended.
+    /// let words = communicator.allocate::<u32>(1)?;
+    /// assert!(communicator.all_reduce(words, Reduction::Sum).await.is_err());
+    /// let communicator = communicator.shrink().await?;
+    /// assert_eq!((communicator.rank(), communicator.size()), (0, 1));
+    /// # communicator.barrier().await?;
+    /// # Ok::<_, CollectiveError>(())
+    /// # };
+    /// # tokio::try_join!(rank(0), rank(1))?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// - [`Excluded`](CollectiveError::Excluded): the others go on without this rank.
