@@ -29,6 +29,7 @@ impl Communicator {
 }
 
 impl Builder {
+    #[allow(clippy::wrong_self_convention, reason = "the library's method has this name")]
     fn from_env(self) -> Result<CommunicatorBuilder, CollectiveError> {
         let launch = LAUNCH.with_borrow(|launch| launch.clone().unwrap());
         Ok(tonic_rdma_collective::Communicator::builder().launch(launch))
