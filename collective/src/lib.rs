@@ -154,7 +154,7 @@
 //!
 //! Each element is reduced in one order, which depends on the plan alone. So results are equal to the bit: on all ranks always, and
 //! from run to run under the same plan, whatever the timing. The plan says which [`Algorithm`] an operation of a length uses;
-//! [`plans`](Communicator::plans) prints it, and the builder can pin it.
+//! [`plans`](Communicator::plans) prints it, and [`PlanChoice`] says how it is chosen and how it is pinned.
 //!
 //! # Failures
 //!
