@@ -56,9 +56,10 @@ impl CommunicatorBuilder {
         self
     }
 
-    /// Sets how connections are made, and which RDMA device they use.
+    /// Sets how connections are made, and which RDMA device they use. The default is what the `RDMA_*` variables say
+    /// ([`Config::from_env`]).
     pub fn config(mut self, config: Config) -> Self {
-        self.settings.config = config;
+        self.settings.config = Some(config);
         self
     }
 
