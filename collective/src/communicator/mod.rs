@@ -362,23 +362,6 @@ impl Communicator {
     }
 
     /// Waits until all ranks have come to this call.
-    ///
-    /// ```
-    /// # use tonic_rdma_collective::{CollectiveError, Communicator, Launch};
-    /// # #[tokio::main]
-    /// # async fn main() -> Result<(), CollectiveError> {
-    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    /// # let address = &*format!("127.0.0.1:{port}");
-    /// # let rank = async |rank| {
-    /// # let communicator = Communicator::builder().launch(Launch::new(rank, 2, address)).connect().await?;
-    /// communicator.barrier().await?; // now no rank is before this line
-    /// # communicator.barrier().await?;
-    /// # Ok::<_, CollectiveError>(())
-    /// # };
-    /// # tokio::try_join!(rank(0), rank(1))?;
-    /// # Ok(())
-    /// # }
-    /// ```
     pub fn barrier(&self) -> Operation<()> {
         self.operation(Collective::Barrier, (), 0, None, (0, 0), (0, 0), false)
     }
@@ -413,28 +396,6 @@ impl Communicator {
     }
 
     /// Receives the next elements of rank `from`, which calls [`send`](Self::send) with as many. Of a pair, the second receives.
-    ///
-    /// ```
-    /// # use tonic_rdma_collective::{CollectiveError, Communicator, Launch};
-    /// # #[tokio::main]
-    /// # async fn main() -> Result<(), CollectiveError> {
-    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    /// # let address = &*format!("127.0.0.1:{port}");
-    /// # let rank = async |rank| {
-    /// # let communicator = Communicator::builder().launch(Launch::new(rank, 2, address)).connect().await?;
-    /// let mut words = [communicator.rank() as u32; 2];
-    /// match communicator.rank() {
-    ///     0 => communicator.send(1, &mut words[..]).await?,
-    ///     _ => communicator.recv(0, &mut words[..]).await?,
-    /// };
-    /// assert_eq!(words, [0; 2]);
-    /// # communicator.barrier().await?;
-    /// # Ok::<_, CollectiveError>(())
-    /// # };
-    /// # tokio::try_join!(rank(0), rank(1))?;
-    /// # Ok(())
-    /// # }
-    /// ```
     pub fn recv<X: Operand>(&self, from: usize, operand: X) -> Operation<X> {
         self.pair(Kind::Receive { from }, operand)
     }

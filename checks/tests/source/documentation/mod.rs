@@ -40,17 +40,7 @@ const FIRST_CALLS: &[(&str, &[&str])] = &[
     ("DeviceBuilder", &["bind", "without_listener", "client_tls", "server_tls", "plaintext_tensors"]),
     (
         "Communicator",
-        &[
-            "allocate",
-            "all_reduce",
-            "reduce_scatter",
-            "all_gather",
-            "broadcast",
-            "barrier",
-            "send",
-            "recv",
-            "shrink",
-        ],
+        &["allocate", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "send", "shrink"],
     ),
     ("Operation", &["start", "wait"]),
     ("RegionWrite", &["at", "from", "notify", "blocks_from"]),
