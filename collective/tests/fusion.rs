@@ -6,8 +6,17 @@ use std::time::Duration;
 
 use tonic_rdma_collective::{CollectiveError, Communicator, Fusion, FusionError, Launch};
 
-/// Connects `size` ranks, runs `each` on a thread for every rank, and returns the results in the order of the ranks.
+/// Connects `size` ranks, runs `each` on a thread for every rank, and returns the results in the order of the ranks. All ranks
+/// stay until the last one is done.
 fn ranks<R: Send>(size: usize, each: impl Fn(&Communicator) -> R + Sync) -> Vec<R> {
+    ranks_that_may_leave(size, |communicator| {
+        let result = each(&communicator);
+        communicator.barrier().wait().unwrap();
+        result
+    })
+}
+
+fn ranks_that_may_leave<R: Send>(size: usize, each: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     std::thread::scope(|scope| {
         let each = &each;
@@ -15,17 +24,10 @@ fn ranks<R: Send>(size: usize, each: impl Fn(&Communicator) -> R + Sync) -> Vec<
             .map(|rank| {
                 scope.spawn(move || {
                     let launch = Launch::new(rank, size, format!("127.0.0.1:{port}"));
-                    let runtime = tokio::runtime::Builder::new_multi_thread()
-                        .worker_threads(1)
-                        .enable_all()
-                        .build()
-                        .unwrap();
+                    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+                    let runtime = runtime.worker_threads(1).enable_all().build().unwrap();
                     let builder = Communicator::builder().launch(launch).deadline(Duration::from_secs(60));
-                    let communicator = runtime.block_on(builder.connect()).unwrap();
-                    let result = each(&communicator);
-                    // All ranks stay until the last one is done.
-                    communicator.barrier().wait().unwrap();
-                    result
+                    each(runtime.block_on(builder.connect()).unwrap())
                 })
             })
             .collect();
@@ -132,6 +134,30 @@ fn ranks_with_other_gradients_all_learn_of_it() {
     for error in errors {
         assert!(error.starts_with("rank 2 gave gradient `weight` with another length"), "{error}");
     }
+}
+
+#[test]
+fn a_rank_that_leaves_ends_the_step_of_the_others() {
+    let ends = ranks_that_may_leave(3, |communicator| {
+        let rank = communicator.rank();
+        let mut fusion = Fusion::builder(&communicator).bucket_bytes(1).build().unwrap();
+        check(&mut fusion, rank, 3, 0);
+        if rank == 1 {
+            return None;
+        }
+        let mut step = fusion.step().unwrap();
+        // A bucket may already fail to start.
+        let put = GRADIENTS.iter().try_for_each(|&(name, length)| step.put(name, &vec![1.0; length]));
+        let error = put.err().unwrap_or_else(|| step.finish().wait().unwrap_err());
+        assert!(matches!(fusion.step(), Err(FusionError::Unfinished)));
+        Some(error)
+    });
+    let [Some(one), None, Some(two)] = &ends[..] else { panic!("{ends:?}") };
+    for error in [one, two] {
+        // The first rank that leaves is rank 1; the other survivor may leave before this rank hears of that.
+        assert!(matches!(error, FusionError::Collective(_)), "{error}");
+    }
+    assert!([one, two].iter().any(|error| error.to_string().contains("rank 1")), "{one}; {two}");
 }
 
 #[test]

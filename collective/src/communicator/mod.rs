@@ -16,7 +16,6 @@ mod shared;
 use std::fmt;
 use std::sync::Arc;
 
-use self::operand::sealed::Operand as _;
 use self::plans::Plans;
 use self::shared::{Shared, Which};
 use crate::engine::{Call, Engine, Kind, Request};
@@ -85,6 +84,15 @@ pub struct Statistics {
 
 impl Communicator {
     /// Returns a builder with the default settings.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tonic_rdma_collective::{Communicator, Launch};
+    ///
+    /// let builder = Communicator::builder()
+    ///     .launch(Launch::new(0, 4, "10.0.0.1:29000"))
+    ///     .deadline(Duration::from_secs(5));
+    /// ```
     pub fn builder() -> CommunicatorBuilder {
         CommunicatorBuilder::default()
     }
@@ -92,14 +100,18 @@ impl Communicator {
     async fn over(group: Group, settings: CommunicatorBuilder) -> Result<Self, CollectiveError> {
         let pool = MemoryPool::new(group.device(), MemoryPool::KEPT);
         let (rank, size) = (group.rank(), group.size());
-        let channels = || (0..size).map(|peer| group.channel(peer).cloned()).collect();
+        let channels: Vec<_> = (0..size).map(|peer| group.channel(peer).cloned()).collect();
         let lanes = LaneSettings::default();
         let pairs = LaneSettings { names: format!("{}/pairs", lanes.names), ..lanes.clone() };
-        let generation = group.generation();
-        let (first, second) = tokio::try_join!(
-            RemoteLanes::open(channels(), rank, &pool, generation, &lanes),
-            RemoteLanes::open(channels(), rank, &pool, generation, &pairs),
-        )?;
+        let (generation, memory) = (group.generation(), pool.clone());
+        // The lanes go on using the runtime on which they were opened, so it is not the caller's.
+        let opened = group.run(async move {
+            tokio::try_join!(
+                RemoteLanes::open(channels.clone(), rank, &memory, generation, &lanes),
+                RemoteLanes::open(channels, rank, &memory, generation, &pairs),
+            )
+        });
+        let (first, second) = opened.await?;
         let engines = [first, second].map(|lanes| {
             let pool = pool.clone();
             Engine::new(rank, size, lanes, Box::new(move |bytes| pool.take(bytes)))
@@ -278,7 +290,8 @@ impl Communicator {
 
 impl Drop for Stop {
     fn drop(&mut self) {
-        self.0.stop();
+        // The thread lets go of what it shares with the handles.
+        self.0.ring();
     }
 }
 

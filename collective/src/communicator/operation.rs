@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use super::operand::sealed::Operand as _;
 use super::operand::{Lengths, Operand, Parts};
 use super::pause::Pause;
 use super::shared::{Polling, Shared, Which};
@@ -31,6 +30,8 @@ pub struct Operation<X: Operand> {
     lengths: Lengths,
     operand: Option<X>,
     state: State,
+    /// The outcome of an operation that has ended in `start`.
+    outcome: Option<Outcome<X>>,
 }
 
 enum State {
@@ -38,8 +39,6 @@ enum State {
     /// The arguments do not fit.
     Refused(CollectiveError),
     UnderWay(OperationId),
-    /// It ended in `start`, and the operand has the result.
-    Ended,
     Done,
 }
 
@@ -92,7 +91,7 @@ impl<X: Operand> Operation<X> {
     pub(super) fn new(shared: &Arc<Shared>, which: Which, request: Request, operand: X) -> Self {
         let lengths = operand.lengths();
         let shared = Arc::clone(shared);
-        Self { shared, which, request, lengths, operand: Some(operand), state: State::New }
+        Self { shared, which, request, lengths, operand: Some(operand), state: State::New, outcome: None }
     }
 
     pub(super) fn refused(mut self, error: Option<CollectiveError>) -> Self {
@@ -111,11 +110,7 @@ impl<X: Operand> Operation<X> {
     /// Starts the operation, which then goes on while the caller does something else. An operation on slices goes on only while
     /// it is awaited.
     pub fn start(mut self) -> Self {
-        match self.begin(0) {
-            Some(Ok(operand)) => (self.operand, self.state) = (Some(operand), State::Ended),
-            Some(Err(failed)) => (self.operand, self.state) = (failed.operand, State::Refused(failed.error)),
-            None => {}
-        }
+        self.outcome = self.begin(0);
         if matches!(self.state, State::UnderWay(_)) {
             self.shared.progress(self.which, None, None);
             self.shared.wake_thread();
@@ -152,15 +147,11 @@ impl<X: Operand> Operation<X> {
         match std::mem::replace(&mut self.state, State::Done) {
             State::New => {}
             State::Refused(error) => {
-                if looks == 0 {
-                    self.state = State::Refused(error);
-                    return None;
-                }
                 return Some(Err(Failed { error, operand: self.operand.take() }));
             }
             other => {
                 self.state = other;
-                return None;
+                return self.outcome.take();
             }
         }
         let mut engine = self.shared.engine(self.which);
@@ -209,11 +200,7 @@ impl<X: Operand> Operation<X> {
                 self.state = State::Done;
                 return Some(Err(Failed { error, operand: self.operand.take() }));
             }
-            State::Ended if self.operand.is_some() => {
-                self.state = State::Done;
-                return self.operand.take().map(Ok);
-            }
-            State::New | State::Ended | State::Done => {
+            State::New | State::Done => {
                 let error =
                     CollectiveError::Argument("this operation has returned its result already".into());
                 return Some(Err(Failed { error, operand: None }));

@@ -41,9 +41,8 @@ pub(crate) struct Shared {
     /// Threads that poll in `wait`.
     pollers: AtomicUsize,
     sleeping: AtomicBool,
-    stop: AtomicBool,
     bell: Mutex<bool>,
-    ring: Condvar,
+    rung: Condvar,
 }
 
 impl Shared {
@@ -70,9 +69,8 @@ impl Shared {
             failed: Mutex::new(None),
             pollers: AtomicUsize::new(0),
             sleeping: AtomicBool::new(false),
-            stop: AtomicBool::new(false),
             bell: Mutex::new(false),
-            ring: Condvar::new(),
+            rung: Condvar::new(),
         });
         let weak = Arc::downgrade(&shared);
         std::thread::Builder::new()
@@ -174,16 +172,14 @@ impl Shared {
         // SYNC POINT: the thread sets `sleeping`, and then looks whether there is work. A caller starts work, and then looks here.
         std::sync::atomic::fence(Ordering::SeqCst);
         if self.sleeping.load(Ordering::SeqCst) {
-            *self.bell.lock().unwrap_or_else(PoisonError::into_inner) = true;
-            self.ring.notify_one();
+            self.ring();
         }
     }
 
-    /// Ends the progress thread.
-    pub(crate) fn stop(&self) {
-        self.stop.store(true, Ordering::SeqCst);
+    /// Wakes the progress thread if it sleeps, whether or not there is work.
+    pub(crate) fn ring(&self) {
         *self.bell.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.ring.notify_one();
+        self.rung.notify_one();
     }
 
     fn has_work(&self) -> bool {
@@ -195,11 +191,11 @@ impl Shared {
     fn sleep(&self) {
         self.sleeping.store(true, Ordering::SeqCst);
         std::sync::atomic::fence(Ordering::SeqCst);
-        if !self.has_work() && !self.stop.load(Ordering::SeqCst) {
+        if !self.has_work() {
             let mut bell = self.bell.lock().unwrap_or_else(PoisonError::into_inner);
             if !*bell {
                 // The time is a bound for a caller that polls and then never comes back.
-                let waited = self.ring.wait_timeout(bell, Duration::from_millis(100));
+                let waited = self.rung.wait_timeout(bell, Duration::from_millis(100));
                 bell = waited.unwrap_or_else(PoisonError::into_inner).0;
             }
             *bell = false;
@@ -250,13 +246,12 @@ struct Alarm(Weak<Shared>);
 impl Wake for Alarm {
     fn wake(self: Arc<Self>) {
         if let Some(shared) = self.0.upgrade() {
-            *shared.bell.lock().unwrap_or_else(PoisonError::into_inner) = true;
-            shared.ring.notify_one();
+            shared.ring();
         }
     }
 }
 
-/// The progress thread. It ends with its communicator.
+/// The progress thread. It ends when the communicator and all its operations are dropped.
 fn carry_on(shared: &Weak<Shared>) {
     let mut pause = match shared.upgrade() {
         Some(shared) => Pause::new(shared.crowded),
@@ -264,9 +259,6 @@ fn carry_on(shared: &Weak<Shared>) {
     };
     let mut now = None;
     while let Some(shared) = shared.upgrade() {
-        if shared.stop.load(Ordering::SeqCst) {
-            return;
-        }
         if let Some(reason) = shared.group.failure().reason() {
             shared.hear(reason, None);
         }

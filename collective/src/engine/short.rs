@@ -116,6 +116,13 @@ impl Short {
         Ok(true)
     }
 
+    /// Returns whether this operation, whose memory is not here, may have something to do.
+    pub(super) fn could_move<L: Lanes>(&self, lanes: &mut L) -> bool {
+        self.sent + 1 < self.ranks
+            || self.next == self.rank
+            || self.next < self.ranks && !matches!(lanes.peek(self.next), Ok(None))
+    }
+
     pub(super) fn mark(&self, busy: &mut Busy, ranks: usize) {
         for other in (0..ranks).filter(|other| *other != self.rank) {
             busy.receives[other] |= other >= self.next;

@@ -257,7 +257,7 @@ impl<M: DerefMut<Target = [u8]>> Under<M> {
             Course::Short(short) => {
                 if absent {
                     short.mark(context.busy, context.ranks);
-                    if !short.is_done(context.ranks) {
+                    if short.could_move(context.lanes) {
                         self.waker.take().inspect(Waker::wake_by_ref);
                     }
                     return Ok(false);

@@ -101,6 +101,17 @@ impl Group {
         self.session.runtime.handle()
     }
 
+    /// Carries out `future` on the group's own runtime, and waits for its result on any other one.
+    ///
+    /// # Errors
+    /// The future's, or the task has ended.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        future: impl Future<Output = Result<T, CollectiveError>> + Send + 'static,
+    ) -> Result<T, CollectiveError> {
+        self.session.runtime.run(future).await
+    }
+
     /// Returns the ranks on the host of this rank, with this rank.
     pub(crate) fn ranks_of_this_host(&self) -> Vec<usize> {
         let host = |original: usize| self.session.members.get(original).map(|member| member.host.as_str());

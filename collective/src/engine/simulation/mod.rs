@@ -21,7 +21,7 @@ use crate::error::CollectiveError;
 use crate::plan::{Algorithm, Collective, part};
 use crate::reduce::{Kernel, Reduction};
 
-const SCHEDULES: u64 = 100;
+const SCHEDULES: u64 = 40;
 
 /// Runs `schedule` with each seed, and says which seed failed.
 fn schedules(schedule: impl Fn(u64)) {
@@ -113,8 +113,7 @@ fn task(call: Call, ranks: usize, rank: usize, random: &mut fastrand::Rng) -> Ta
         Kind::Group(Collective::AllGather) => part(call.elements, ranks, rank).len(),
         _ => call.elements,
     };
-    let hands =
-        [Hands::OwnedInPlace, Hands::OwnedOutOfPlace, Hands::BorrowedInPlace, Hands::BorrowedOutOfPlace];
+    let hands = [Hands::Buffer, Hands::BufferPair, Hands::Slice, Hands::SlicePair];
     Task {
         call,
         hands: *random.choice(&hands).unwrap(),
@@ -174,7 +173,7 @@ fn call(ranks: usize, random: &mut fastrand::Rng) -> Call {
         _ if kind == Collective::Barrier => 0,
         0 => random.usize(0..4),
         1 => random.usize(0..40),
-        _ => random.usize(0..400),
+        _ => random.usize(0..250),
     };
     Call {
         kind: Kind::Group(kind),
@@ -320,7 +319,7 @@ fn a_rank_that_stops_runs_into_the_deadline() {
         one.kind = Kind::Group(Collective::AllReduce);
         one.reduction = Some(Reduction::Max);
         one.elements += ranks;
-        let mut group = Group::new(ranks, &vec![one; 3], &mut random);
+        let mut group = Group::new(ranks, &[one; 3], &mut random);
         for rank in &mut group.ranks {
             rank.limit = Duration::from_millis(300);
         }

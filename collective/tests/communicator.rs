@@ -1,0 +1,277 @@
+//! Communicators of ranks in one process, over real lanes.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
+
+use std::net::TcpListener;
+use std::time::Duration;
+
+use tonic_rdma_collective::{
+    Algorithm, CollectiveError, Communicator, Launch, Number, PlanChoice, Reduction,
+};
+
+/// Long enough for a busy machine; only a hang takes so long.
+const LIMIT: Duration = Duration::from_secs(120);
+
+fn free_address() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().to_string()
+}
+
+/// Runs `rank` on a thread of its own for each rank, and returns the results in order.
+fn group<T: Send>(
+    ranks: usize,
+    plans: PlanChoice,
+    run: impl Fn(Communicator, &tokio::runtime::Runtime) -> T + Sync,
+) -> Vec<T> {
+    let address = free_address();
+    let (address, plans, run) = (&address, &plans, &run);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..ranks)
+            .map(|rank| {
+                scope.spawn(move || {
+                    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+                    let builder = Communicator::builder()
+                        .launch(Launch::new(rank, ranks, address.as_str()))
+                        .deadline(LIMIT)
+                        .plans(plans.clone());
+                    let communicator = runtime.block_on(builder.connect()).unwrap();
+                    run(communicator, &runtime)
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn fixed(algorithm: Algorithm, piece_bytes: usize) -> PlanChoice {
+    PlanChoice::Fixed { algorithm, piece_bytes }
+}
+
+/// Returns the value of element `index` of a rank: a small whole number, so that sums are exact.
+fn value(rank: usize, index: usize) -> i8 {
+    ((index * 7 + rank * 3) % 11) as i8
+}
+
+fn elements<T: Number + From<i8>>(rank: usize, count: usize) -> Vec<T> {
+    (0..count).map(|index| T::from(value(rank, index))).collect()
+}
+
+fn sums<T: Number + From<i8>>(ranks: usize, count: usize) -> Vec<T> {
+    (0..count).map(|index| T::from((0..ranks).map(|rank| value(rank, index)).sum::<i8>())).collect()
+}
+
+fn all_forms<T: Number + From<i8> + PartialEq + std::fmt::Debug>(communicator: &Communicator, count: usize) {
+    let (rank, ranks) = (communicator.rank(), communicator.size());
+    let own = elements::<T>(rank, count);
+    let sum = sums::<T>(ranks, count);
+
+    let mut buffer = communicator.allocate::<T>(count).unwrap();
+    buffer.copy_from_slice(&own);
+    let buffer = communicator.all_reduce(buffer, Reduction::Sum).wait().unwrap();
+    assert_eq!(buffer[..], sum[..], "{count} elements in place");
+
+    let (mut input, output) = (communicator.allocate::<T>(count).unwrap(), buffer);
+    input.copy_from_slice(&own);
+    let (input, output) = communicator.all_reduce((input, output), Reduction::Sum).wait().unwrap();
+    assert_eq!((&input[..], &output[..]), (&own[..], &sum[..]), "{count} elements out of place");
+
+    let mut slice = own.clone();
+    communicator.all_reduce(&mut slice[..], Reduction::Sum).wait().unwrap();
+    assert_eq!(slice, sum, "{count} elements of a slice");
+
+    let mut output = own.clone();
+    communicator.all_reduce((&own[..], &mut output[..]), Reduction::Max).wait().unwrap();
+    let largest = |index| (0..ranks).map(|rank| value(rank, index)).max().unwrap();
+    assert!(output.iter().enumerate().all(|(index, found)| *found == T::from(largest(index))));
+
+    let part = communicator.part(count, rank);
+    let mut output = own[..part.len()].to_vec();
+    communicator.reduce_scatter((&own[..], &mut output[..]), Reduction::Sum).wait().unwrap();
+    assert_eq!(output, sum[part.clone()], "{count} elements scattered");
+    let mut buffer = communicator.allocate::<T>(count).unwrap();
+    buffer.copy_from_slice(&own);
+    let buffer = communicator.reduce_scatter(buffer, Reduction::Sum).wait().unwrap();
+    assert_eq!(buffer[part.clone()], sum[part.clone()]);
+
+    let mut whole = vec![T::from(0); count];
+    communicator.all_gather((&sum[part.clone()], &mut whole[..])).wait().unwrap();
+    assert_eq!(whole, sum, "{count} elements gathered");
+    let mut whole = communicator.allocate::<T>(count).unwrap();
+    whole[part.clone()].copy_from_slice(&sum[part]);
+    assert_eq!(communicator.all_gather(whole).wait().unwrap()[..], sum[..]);
+
+    let root = ranks - 1;
+    let mut slice = own.clone();
+    communicator.broadcast(&mut slice[..], root).wait().unwrap();
+    assert_eq!(slice, elements::<T>(root, count), "{count} elements broadcast");
+    communicator.barrier().wait().unwrap();
+}
+
+#[test]
+fn all_operations_give_the_right_results() {
+    let plans = [
+        PlanChoice::Default,
+        fixed(Algorithm::OneShot, 64 << 10),
+        fixed(Algorithm::HalvingDoubling, 40_000),
+        fixed(Algorithm::Ring, 20_000),
+    ];
+    for ranks in 1..=5 {
+        for plans in &plans {
+            group(ranks, plans.clone(), |communicator, _| {
+                for count in [0, 1, 2, 1000, 70_001] {
+                    all_forms::<f32>(&communicator, count);
+                    all_forms::<i64>(&communicator, count);
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn all_types_are_reduced() {
+    group(3, PlanChoice::Default, |communicator, _| {
+        for count in [5, 9000] {
+            all_forms::<f64>(&communicator, count);
+            all_forms::<half::f16>(&communicator, count);
+            all_forms::<half::bf16>(&communicator, count);
+            all_forms::<i8>(&communicator, count);
+            all_forms::<i16>(&communicator, count);
+            all_forms::<i32>(&communicator, count);
+        }
+        let mut bytes = vec![200_u8, 3];
+        communicator.all_reduce(&mut bytes[..], Reduction::Min).wait().unwrap();
+        assert_eq!(bytes, [200, 3]);
+        let error = communicator.all_reduce(&mut bytes[..], Reduction::Mean).wait().unwrap_err();
+        assert!(error.to_string().contains("mean"), "{error}");
+        let mut mean = vec![communicator.rank() as f32; 10];
+        communicator.all_reduce(&mut mean[..], Reduction::Mean).wait().unwrap();
+        assert_eq!(mean, [1.0; 10]);
+    });
+}
+
+#[test]
+fn operations_under_way_are_awaited_in_any_order() {
+    group(3, PlanChoice::Default, |communicator, runtime| {
+        runtime.block_on(async {
+            let mut under_way = Vec::new();
+            for count in [10, 50_000, 3, 0, 200_000, 1000] {
+                let mut buffer = communicator.allocate::<f64>(count).unwrap();
+                buffer.copy_from_slice(&elements::<f64>(communicator.rank(), count));
+                under_way.push(communicator.all_reduce(buffer, Reduction::Sum).start());
+            }
+            for operation in under_way.into_iter().rev() {
+                let buffer = operation.await.unwrap();
+                assert_eq!(buffer[..], sums::<f64>(3, buffer.len())[..]);
+            }
+            let mut slice = elements::<f32>(communicator.rank(), 100_000);
+            communicator.all_reduce(&mut slice[..], Reduction::Sum).await.unwrap();
+            assert_eq!(slice, sums::<f32>(3, 100_000));
+        });
+    });
+}
+
+#[test]
+fn messages_between_two_ranks_arrive_in_order() {
+    group(3, PlanChoice::Default, |communicator, _| {
+        let (rank, next, last) =
+            (communicator.rank(), (communicator.rank() + 1) % 3, (communicator.rank() + 2) % 3);
+        for count in [1, 40_000] {
+            let mut buffer = communicator.allocate::<i32>(count).unwrap();
+            buffer.fill(rank as i32);
+            let sent = communicator.send(next, buffer).start();
+            let received =
+                communicator.recv(last, communicator.allocate::<i32>(count).unwrap()).wait().unwrap();
+            assert!(received.iter().all(|element| *element == last as i32));
+            sent.wait().unwrap();
+        }
+        let error = communicator.send(rank, communicator.allocate::<i32>(1).unwrap()).wait().unwrap_err();
+        assert!(error.to_string().contains("itself"), "{error}");
+    });
+}
+
+#[test]
+fn buffers_are_not_copied_and_slices_are_copied_once() {
+    let count = 300_000;
+    let bytes = (count * size_of::<f32>()) as u64;
+    group(3, fixed(Algorithm::Ring, 64 << 10), |communicator, _| {
+        let buffer = communicator.allocate::<f32>(count).unwrap();
+        communicator.all_reduce(buffer, Reduction::Sum).wait().unwrap();
+        assert_eq!(communicator.statistics().copied_bytes, 0);
+        let mut slice = vec![1.0_f32; count];
+        communicator.all_reduce(&mut slice[..], Reduction::Sum).wait().unwrap();
+        let copied = communicator.statistics().copied_bytes;
+        assert!(copied <= bytes + bytes / 100, "{copied} of {bytes} bytes");
+    });
+}
+
+#[test]
+fn calls_that_differ_are_named_on_all_ranks() {
+    let all = std::sync::Barrier::new(3);
+    let errors = group(3, PlanChoice::Default, |communicator, _| {
+        let count = if communicator.rank() == 1 { 20 } else { 10 };
+        let mut elements = vec![1.0_f32; count];
+        let first = communicator.all_reduce(&mut elements[..], Reduction::Sum).wait();
+        let second = communicator.barrier().wait();
+        let error: CollectiveError = match (first, second) {
+            (Err(failed), _) => failed.into(),
+            (Ok(_), Err(failed)) => failed.into(),
+            (Ok(_), Ok(())) => panic!("rank {} got a result", communicator.rank()),
+        };
+        all.wait();
+        error.to_string()
+    });
+    assert!(errors.iter().any(|error| error.contains("20 elements")), "{errors:?}");
+}
+
+#[test]
+fn survivors_go_on_after_a_rank_has_left() {
+    let sums = group(4, PlanChoice::Default, |communicator, runtime| {
+        communicator.barrier().wait().unwrap();
+        if communicator.rank() == 2 {
+            return 0.0;
+        }
+        let mut elements = vec![1.0_f32; 50_000];
+        let failed = communicator.all_reduce(&mut elements[..], Reduction::Sum).wait().unwrap_err();
+        assert!(failed.to_string().contains("rank 2"), "{failed}");
+        let smaller = runtime.block_on(communicator.shrink()).unwrap();
+        assert_eq!(smaller.size(), 3);
+        let mut elements = vec![1.0_f32; 50_000];
+        smaller.all_reduce(&mut elements[..], Reduction::Sum).wait().unwrap();
+        elements[49_999]
+    });
+    assert_eq!(sums, [3.0, 3.0, 0.0, 3.0]);
+}
+
+#[test]
+fn a_rank_that_makes_no_call_is_named_at_the_deadline() {
+    let (tell, told) = std::sync::mpsc::channel::<()>();
+    let told = std::sync::Mutex::new(told);
+    group(2, PlanChoice::Default, |communicator, _| {
+        if communicator.rank() == 1 {
+            // It lives until the other rank has got its error.
+            let _ = told.lock().unwrap().recv_timeout(LIMIT);
+            return;
+        }
+        let limit = Duration::from_millis(300);
+        let failed = communicator.barrier().deadline(limit).wait().unwrap_err();
+        assert!(matches!(failed.error(), CollectiveError::Deadline { rank: 1, .. }), "{failed}");
+        tell.send(()).unwrap();
+    });
+}
+
+#[test]
+fn a_dropped_operation_on_a_slice_ends_the_group() {
+    let both = std::sync::Barrier::new(2);
+    group(2, PlanChoice::Default, |communicator, _| {
+        let mut elements = vec![1.0_f32; 100_000];
+        if communicator.rank() == 0 {
+            drop(communicator.all_reduce(&mut elements[..], Reduction::Sum).start());
+            let error = communicator.barrier().wait().unwrap_err();
+            assert!(error.to_string().contains("dropped"), "{error}");
+        } else {
+            let failed = communicator.all_reduce(&mut elements[..], Reduction::Sum).wait().unwrap_err();
+            assert!(failed.to_string().contains("dropped"), "{failed}");
+        }
+        // A report needs the process that makes it.
+        both.wait();
+    });
+}
