@@ -180,7 +180,7 @@ async fn meet(
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
     let member = Member { address: local.to_string(), host: host(), cores };
     if launch.rank() == 0 {
-        let meeting = Meeting::new(launch.job(), launch.size(), &[], member);
+        let meeting = Meeting::new(launch.job(), launch.size(), member);
         let group = fresh_id()?;
         state.open_meeting(meeting, group);
         let members = wait_for_all(launch, settings, state, until).await?;
