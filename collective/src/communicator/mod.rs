@@ -129,7 +129,8 @@ impl Communicator {
         let pool = MemoryPool::new(group.device(), MemoryPool::KEPT);
         let (rank, size) = (group.rank(), group.size());
         let channels: Vec<_> = (0..size).map(|peer| group.channel(peer).cloned()).collect();
-        let lanes = LaneSettings::default();
+        let lanes =
+            LaneSettings { names: format!("{}/lanes", group.region_names()), ..LaneSettings::default() };
         let pairs = LaneSettings { names: format!("{}/pairs", lanes.names), ..lanes.clone() };
         let (generation, memory) = (group.generation(), pool.clone());
         // The lanes go on using the runtime on which they were opened, so it is not the caller's.
