@@ -366,8 +366,8 @@ impl Communicator {
         self.operation(Collective::Barrier, (), 0, None, (0, 0), (0, 0), false)
     }
 
-    /// Sends elements to rank `to`, which calls [`recv`](Self::recv) with as many. Of a pair, the first is sent. Messages from
-    /// one rank to another arrive in order; their order against other operations is free.
+    /// Sends elements to rank `to`, which calls [`recv`](Self::recv) with as many. Of a pair, the first is sent; a shared
+    /// slice, `&[T]`, can be sent too. Messages from one rank to another arrive in order; their order against other operations is free.
     ///
     /// ```
     /// # use tonic_rdma_collective::{CollectiveError, Communicator, Launch};
