@@ -126,6 +126,19 @@ fn all_operations_give_the_right_results() {
     }
 }
 
+fn unsigned<T: Number + From<u8> + PartialEq + std::fmt::Debug>(communicator: &Communicator, count: usize) {
+    let (rank, ranks) = (communicator.rank(), communicator.size());
+    let own = |rank: usize, index: usize| ((index * 5 + rank * 3) % 70) as u8;
+    let mut elements: Vec<T> = (0..count).map(|index| own(rank, index).into()).collect();
+    communicator.all_reduce(&mut elements[..], Reduction::Sum).wait().unwrap();
+    let sum = |index: usize| T::from((0..ranks).map(|rank| own(rank, index)).sum::<u8>());
+    assert!(elements.iter().enumerate().all(|(index, found)| *found == sum(index)), "{count} elements");
+    let mut elements: Vec<T> = (0..count).map(|index| own(rank, index).into()).collect();
+    communicator.all_reduce(&mut elements[..], Reduction::Max).wait().unwrap();
+    let largest = |index: usize| T::from((0..ranks).map(|rank| own(rank, index)).max().unwrap());
+    assert!(elements.iter().enumerate().all(|(index, found)| *found == largest(index)), "{count} elements");
+}
+
 #[test]
 fn all_types_are_reduced() {
     group(3, PlanChoice::Default, |communicator, _| {
@@ -136,6 +149,10 @@ fn all_types_are_reduced() {
             all_forms::<i8>(&communicator, count);
             all_forms::<i16>(&communicator, count);
             all_forms::<i32>(&communicator, count);
+            unsigned::<u8>(&communicator, count);
+            unsigned::<u16>(&communicator, count);
+            unsigned::<u32>(&communicator, count);
+            unsigned::<u64>(&communicator, count);
         }
         let mut bytes = vec![200_u8, 3];
         communicator.all_reduce(&mut bytes[..], Reduction::Min).wait().unwrap();
@@ -183,6 +200,19 @@ fn messages_between_two_ranks_arrive_in_order() {
             assert!(received.iter().all(|element| *element == last as i32));
             sent.wait().unwrap();
         }
+        let elements: Vec<u16> = (0..40_000).map(|index| index + rank as u16).collect();
+        for count in [0, 5, 40_000] {
+            let sender = communicator.clone();
+            let sent = &elements[..count];
+            let mut received = vec![0_u16; count];
+            std::thread::scope(|scope| {
+                scope.spawn(move || sender.send(next, sent).wait().unwrap());
+                communicator.recv(last, &mut received[..]).wait().unwrap();
+            });
+            assert!((0..).zip(&received).all(|(index, element)| *element == index + last as u16), "{count}");
+        }
+        let error = communicator.all_reduce(&elements[..], Reduction::Sum).wait().unwrap_err();
+        assert!(error.to_string().contains("do not fit"), "{error}");
         let error = communicator.send(rank, communicator.allocate::<i32>(1).unwrap()).wait().unwrap_err();
         assert!(error.to_string().contains("itself"), "{error}");
     });
