@@ -8,6 +8,7 @@ use super::Communicator;
 use super::plans::PlanChoice;
 use crate::error::CollectiveError;
 use crate::group::{Group, Launch, Settings};
+use crate::memory::MemoryPool;
 
 /// Settings of a communicator.
 #[derive(Clone)]
@@ -93,7 +94,8 @@ impl CommunicatorBuilder {
             ));
         };
         let group = Group::join(launch, self.settings.clone()).await?;
-        Communicator::over(group, self).await
+        let pool = MemoryPool::new(group.device(), MemoryPool::KEPT);
+        Communicator::over(group, pool, self).await
     }
 }
 

@@ -97,8 +97,11 @@ impl Communicator {
         CommunicatorBuilder::default()
     }
 
-    async fn over(group: Group, settings: CommunicatorBuilder) -> Result<Self, CollectiveError> {
-        let pool = MemoryPool::new(group.device(), MemoryPool::KEPT);
+    async fn over(
+        group: Group,
+        pool: MemoryPool,
+        settings: CommunicatorBuilder,
+    ) -> Result<Self, CollectiveError> {
         let (rank, size) = (group.rank(), group.size());
         let channels: Vec<_> = (0..size).map(|peer| group.channel(peer).cloned()).collect();
         let lanes = LaneSettings::default();
@@ -274,6 +277,7 @@ impl Communicator {
     }
 
     /// Makes a group of the ranks that are left after a failure. All of them call this. Their ranks are new, in the old order.
+    /// Buffers of this group may be used in the new one.
     ///
     /// # Errors
     /// - [`Excluded`](CollectiveError::Excluded): the others go on without this rank.
@@ -284,7 +288,8 @@ impl Communicator {
         let reason = reason.unwrap_or_else(|| CollectiveError::Setup("the group shrinks".into()));
         self.shared.revoke(&reason);
         let survivors = group.survivors().await?;
-        Self::over(group.next_generation(survivors), self.settings.clone()).await
+        // The group of the survivors has the same pool, so that buffers of this group go on being used without a copy.
+        Self::over(group.next_generation(survivors), self.shared.pool.clone(), self.settings.clone()).await
     }
 }
 

@@ -13,6 +13,9 @@ pub(crate) trait Lanes {
     /// Returns the largest length of an inline message, in bytes.
     fn inline(&self) -> usize;
 
+    /// Returns whether peers can pull from `memory` over these lanes.
+    fn offers(&self, memory: &Self::Memory) -> bool;
+
     /// Sends `payload` to rank `to`, inline. Returns false if there is no room now. The payload is free when this returns.
     ///
     /// # Errors

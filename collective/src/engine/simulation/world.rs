@@ -140,6 +140,10 @@ impl World {
 impl Lanes for SimulatedLanes {
     type Memory = SimulatedMemory;
 
+    fn offers(&self, _: &SimulatedMemory) -> bool {
+        true
+    }
+
     fn inline(&self) -> usize {
         self.inline
     }
