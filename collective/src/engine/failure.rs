@@ -141,7 +141,7 @@ impl<L: Lanes> Engine<L> {
         }
     }
 
-    fn idle_place(&self) -> Place {
+    pub(super) fn idle_place(&self) -> Place {
         Place { operation: self.numbers.group, step: 0, steps: 0 }
     }
 }
