@@ -247,6 +247,7 @@ impl<M: DerefMut<Target = [u8]>> Under<M> {
                     },
                     kernel: self.kernel.as_ref(),
                     tag,
+                    given: false,
                 };
                 let result = run.steps(context);
                 planned.staging = staging;
@@ -368,6 +369,8 @@ struct Run<'a, M> {
     bodies: Bodies<'a, M>,
     kernel: Option<&'a Kernel>,
     tag: Tag,
+    /// Whether a part of a message has come.
+    given: bool,
 }
 
 impl<M: DerefMut<Target = [u8]>> Run<'_, M> {
@@ -392,7 +395,7 @@ impl<M: DerefMut<Target = [u8]>> Run<'_, M> {
             }
         }
         self.planned.mark(context.busy);
-        Ok(moved)
+        Ok(moved | self.given)
     }
 
     fn sends<L: Lanes<Memory = M>>(
@@ -460,6 +463,7 @@ impl<M: DerefMut<Target = [u8]>> Run<'_, M> {
                 }
             };
             if !done {
+                self.given |= context.lanes.has_given();
                 break;
             }
             for copy in outs {

@@ -64,6 +64,9 @@ pub(crate) trait Lanes {
     /// The lane from this rank has failed.
     fn receive_into(&mut self, from: usize, into: &mut [u8]) -> Result<bool, LaneError>;
 
+    /// Returns whether a receive has given bytes since the last call, also of a message that is not whole yet.
+    fn has_given(&mut self) -> bool;
+
     /// Carries out work of the lanes that is due, such as completions. Called once for each round of looks.
     ///
     /// # Errors

@@ -104,6 +104,10 @@ impl Lanes for RemoteLanes {
         self.inline
     }
 
+    fn has_given(&mut self) -> bool {
+        std::mem::take(&mut self.common.given)
+    }
+
     fn offers(&self, memory: &Memory) -> bool {
         memory.pool() == self.pool
     }

@@ -112,7 +112,7 @@ impl RemoteLanes {
             pool: number,
             writes: peers.iter().flatten().any(|peer| !peer.is_view()),
             peers,
-            common: Common { counters: LaneCounters::default(), scratch: Scratch::new() },
+            common: Common { counters: LaneCounters::default(), scratch: Scratch::new(), given: false },
             watch: Watch::over(watched),
             rounds: 0,
             _board: exported,
