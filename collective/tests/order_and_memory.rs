@@ -192,3 +192,27 @@ fn pieces_have_any_length() {
         }
     }
 }
+
+#[test]
+fn a_rank_that_does_not_poll_its_operation_on_a_slice_names_itself() {
+    let all = Barrier::new(2);
+    groups(2, &[ring(4 << 10)], |communicators, _| {
+        let communicator = &communicators[0];
+        let mut elements = vec![1.0_f32; 10_000];
+        let operation = communicator.all_reduce(&mut elements[..], Reduction::Sum);
+        let error: CollectiveError = if communicator.rank() == 0 {
+            let operation = operation.deadline(Duration::from_secs(1)).start();
+            // The caller does something else for longer than the deadline, or until the group has failed.
+            all.wait();
+            operation.wait().unwrap_err().into()
+        } else {
+            let error = operation.wait().unwrap_err().into();
+            all.wait();
+            error
+        };
+        match communicator.rank() {
+            0 => assert!(matches!(error, CollectiveError::Deadline { rank: 0, .. }), "{error}"),
+            _ => assert!(matches!(error, CollectiveError::Reported { rank: 0, .. }), "{error}"),
+        }
+    });
+}

@@ -235,6 +235,7 @@ impl<L: Lanes> Engine<L> {
             limit: request.limit,
             started: None,
             waker: None,
+            neglected: false,
             detached: false,
         });
         id

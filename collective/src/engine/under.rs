@@ -89,6 +89,8 @@ pub(super) struct Under<M> {
     /// When the clock was first read for this operation. The deadline counts from here.
     pub(super) started: Option<Instant>,
     pub(super) waker: Option<Waker>,
+    /// Whether the operation has work that only its own future can do, because its elements lie in slices.
+    pub(super) neglected: bool,
     /// Whether the result is of no interest.
     pub(super) detached: bool,
 }
@@ -221,11 +223,13 @@ impl<M: DerefMut<Target = [u8]>> Under<M> {
         let borrowed = matches!(self.holding, Holding::Borrowed);
         let absent = borrowed && lent.is_none();
         let (input, out) = bodies(&mut self.holding, lent);
+        self.neglected = false;
         match &mut self.course {
             Course::Planned(planned) => {
                 let mut moved = planned.taken(context.lanes)?;
                 if absent || !planned.begun {
                     planned.mark(context.busy);
+                    self.neglected = absent && planned.has_work(context.lanes);
                     if absent && planned.could_move(context) {
                         self.waker.take().inspect(Waker::wake_by_ref);
                     }
@@ -349,6 +353,15 @@ impl<M> Planned<M> {
             }
         }
         Ok(moved)
+    }
+
+    /// Returns whether a local step, or a message that has arrived, waits for the memory of this operation.
+    fn has_work<L: Lanes>(&self, lanes: &mut L) -> bool {
+        !self.locals.is_empty()
+            || self.program.peers.iter().zip(&self.peers).any(|(peer, cursor)| {
+                peer.receives.get(cursor.receives).is_some_and(|&step| self.waits[step as usize] == 0)
+                    && matches!(lanes.peek(peer.rank), Ok(Some(_)))
+            })
     }
 
     /// Returns whether this operation, whose memory is not here, may have something to do.
