@@ -103,7 +103,8 @@ impl Communicator {
     /// Makes a communicator of a group that has just met.
     async fn first(group: Group, settings: CommunicatorBuilder) -> Result<Self, CollectiveError> {
         let choice = settings.plans.clone().unwrap_or_default();
-        let communicator = Self::over(group, settings).await?;
+        let pool = MemoryPool::new(group.device(), MemoryPool::KEPT);
+        let communicator = Self::over(group, pool, settings).await?;
         if communicator.size() == 1 {
             communicator.shared.plans.set(choice.table_of_survivors(1));
             return Ok(communicator);
@@ -125,8 +126,11 @@ impl Communicator {
         Ok(communicator)
     }
 
-    async fn over(group: Group, settings: CommunicatorBuilder) -> Result<Self, CollectiveError> {
-        let pool = MemoryPool::new(group.device(), MemoryPool::KEPT);
+    async fn over(
+        group: Group,
+        pool: MemoryPool,
+        settings: CommunicatorBuilder,
+    ) -> Result<Self, CollectiveError> {
         let (rank, size) = (group.rank(), group.size());
         let channels: Vec<_> = (0..size).map(|peer| group.channel(peer).cloned()).collect();
         let lanes =
@@ -484,6 +488,7 @@ impl Communicator {
     }
 
     /// Makes a group of the ranks that are left after a failure. All of them call this. Their ranks are new, in the old order.
+    /// Buffers of this group may be used in the new one.
     ///
     /// The group goes on at once, so it measures nothing: it has the plans that the program fixed or pinned, and otherwise those of
     /// [`PlanChoice::Default`]. A fresh group with that choice has the same plans, and so gets the same bits.
@@ -522,7 +527,9 @@ impl Communicator {
         let reason = reason.unwrap_or_else(|| CollectiveError::Setup("the group shrinks".into()));
         self.shared.revoke(&reason);
         let survivors = group.survivors().await?;
-        let smaller = Self::over(group.next_generation(survivors), self.settings.clone()).await?;
+        // The group of the survivors has the same pool, so that buffers of this group go on being used without a copy.
+        let (group, pool) = (group.next_generation(survivors), self.shared.pool.clone());
+        let smaller = Self::over(group, pool, self.settings.clone()).await?;
         let choice = self.settings.plans.clone().unwrap_or_default();
         smaller.shared.plans.set(choice.table_of_survivors(smaller.size()));
         Ok(smaller)

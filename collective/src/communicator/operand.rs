@@ -14,6 +14,8 @@ use crate::reduce::Number;
 /// | `(&[T], &mut [T])` | the second slice | one |
 /// | `&[T]` | none: only [`send`](crate::Communicator::send) takes it | one |
 ///
+/// A buffer of another communicator is copied as a slice is.
+///
 /// An operation on buffers goes on also while nothing awaits it. An operation on slices needs its future to be polled, or
 /// [`wait`](crate::Operation::wait): drive it to its end, because other ranks wait for it.
 pub trait Operand: sealed::Operand {}

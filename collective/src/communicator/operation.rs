@@ -154,7 +154,7 @@ impl<X: Operand> Operation<X> {
             return outcome;
         }
         let shared = Arc::clone(&self.shared);
-        let polling = Polling::new(&shared);
+        let polling = Polling::new(&shared, self.which);
         let mut pause = Pause::new(shared.crowded);
         let mut now = None;
         loop {

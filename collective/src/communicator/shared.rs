@@ -38,8 +38,8 @@ pub(crate) struct Shared {
     pairs: Mutex<RemoteEngine>,
     /// When this rank saw that the group has failed.
     failed: Mutex<Option<Instant>>,
-    /// Threads that poll in `wait`.
-    pollers: AtomicUsize,
+    /// Threads that poll an engine in `wait`, by engine.
+    pollers: [AtomicUsize; 2],
     sleeping: AtomicBool,
     bell: Mutex<bool>,
     rung: Condvar,
@@ -67,7 +67,7 @@ impl Shared {
             engine: Mutex::new(engine),
             pairs: Mutex::new(pairs),
             failed: Mutex::new(None),
-            pollers: AtomicUsize::new(0),
+            pollers: Default::default(),
             sleeping: AtomicBool::new(false),
             bell: Mutex::new(false),
             rung: Condvar::new(),
@@ -100,8 +100,12 @@ impl Shared {
         now: Option<Instant>,
         lent: Option<(OperationId, Lent<'_>)>,
     ) -> bool {
-        let moved = self.engine(which).progress(now, lent);
-        if now.is_some() || moved || self.group.failure().happened() {
+        let (moved, failed) = {
+            let mut engine = self.engine(which);
+            (engine.progress(now, lent), engine.failure().is_some())
+        };
+        // An operation may have failed in its start.
+        if now.is_some() || moved || failed || self.group.failure().happened() {
             self.attend(which, now);
         }
         moved
@@ -113,7 +117,7 @@ impl Shared {
             let mut engine = self.engine(which);
             (engine.failure().map(Arc::clone), engine.take_late(), engine.position())
         };
-        if now.is_some() && which == Which::Group {
+        if which == Which::Group {
             self.group.position().set(position.0, position.1);
         }
         if let Some((id, suspect)) = late {
@@ -184,9 +188,13 @@ impl Shared {
         self.rung.notify_one();
     }
 
+    /// Returns whether an engine has operations under way that no thread polls. A thread polls one engine only.
     fn has_work(&self) -> bool {
-        self.pollers.load(Ordering::SeqCst) == 0
-            && [Which::Group, Which::Pairs].into_iter().any(|which| !self.engine(which).is_idle())
+        [Which::Group, Which::Pairs].into_iter().any(|which| self.needs_thread(which))
+    }
+
+    fn needs_thread(&self, which: Which) -> bool {
+        self.pollers[which as usize].load(Ordering::SeqCst) == 0 && !self.engine(which).is_idle()
     }
 
     /// Sleeps until there is work for the progress thread.
@@ -223,21 +231,24 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-/// Says that a caller polls, so that the progress thread does not.
-pub(crate) struct Polling<'a>(&'a Shared);
+/// Says that a caller polls an engine, so that the progress thread does not.
+pub(crate) struct Polling<'a> {
+    shared: &'a Shared,
+    which: Which,
+}
 
 impl<'a> Polling<'a> {
-    pub(crate) fn new(shared: &'a Shared) -> Self {
-        shared.pollers.fetch_add(1, Ordering::SeqCst);
-        Self(shared)
+    pub(crate) fn new(shared: &'a Shared, which: Which) -> Self {
+        shared.pollers[which as usize].fetch_add(1, Ordering::SeqCst);
+        Self { shared, which }
     }
 }
 
 impl Drop for Polling<'_> {
     fn drop(&mut self) {
-        self.0.pollers.fetch_sub(1, Ordering::SeqCst);
-        if self.0.has_work() {
-            self.0.wake_thread();
+        self.shared.pollers[self.which as usize].fetch_sub(1, Ordering::SeqCst);
+        if self.shared.has_work() {
+            self.shared.wake_thread();
         }
     }
 }
@@ -269,9 +280,10 @@ fn carry_on(shared: &Weak<Shared>) {
             pause.moved();
             continue;
         }
-        let group = shared.progress(Which::Group, now, None);
-        if group | shared.progress(Which::Pairs, now, None) {
-            pause.moved();
+        for which in [Which::Group, Which::Pairs] {
+            if shared.needs_thread(which) && shared.progress(which, now, None) {
+                pause.moved();
+            }
         }
         now = pause.pause();
     }

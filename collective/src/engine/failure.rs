@@ -55,11 +55,14 @@ impl<L: Lanes> Engine<L> {
             }
             return;
         };
+        // The first operation that waits holds up the others. This rank is at fault if the operation waits for its own future.
+        let neglected = first.neglected;
         let (place, waits_for) = (first.place(), first.waits_for(self.rank, self.ranks));
+        let waits_for = waits_for.filter(|_| !neglected);
         self.position = (place, waits_for);
         if let Some(at) = late {
             let under = &self.under[at];
-            let waits_for = under.waits_for(self.rank, self.ranks).or(waits_for);
+            let waits_for = under.waits_for(self.rank, self.ranks).filter(|_| !neglected).or(waits_for);
             if self.asks
                 && let Some(rank) = waits_for
             {
@@ -141,7 +144,7 @@ impl<L: Lanes> Engine<L> {
         }
     }
 
-    fn idle_place(&self) -> Place {
+    pub(super) fn idle_place(&self) -> Place {
         Place { operation: self.numbers.group, step: 0, steps: 0 }
     }
 }

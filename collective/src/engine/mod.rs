@@ -44,7 +44,7 @@ use crate::lane::{Lanes, Tag};
 use crate::plan::{Algorithm, Collective};
 use crate::reduce::Kernel;
 
-/// The largest number of operations that use the lanes at once. Later ones wait.
+/// The largest number of operations of the group that use the lanes at once. Later ones wait.
 const MOST_UNDER_WAY: usize = 64;
 /// The largest number of operations that have not finished.
 const MOST_WAITING: usize = 65_536;
@@ -235,6 +235,7 @@ impl<L: Lanes> Engine<L> {
             limit: request.limit,
             started: None,
             waker: None,
+            neglected: false,
             detached: false,
         });
         id
@@ -296,8 +297,22 @@ impl<L: Lanes> Engine<L> {
         self.busy.clear();
         let mut moved = false;
         let mut at = 0;
-        while at < self.under.len().min(MOST_UNDER_WAY) {
+        let mut of_group = 0;
+        while at < self.under.len() && of_group < MOST_UNDER_WAY {
             let under = &mut self.under[at];
+            match under.call.kind {
+                // Messages between two ranks wait for earlier ones on the same lane only.
+                Kind::Send { to } if self.busy.sends[to] => {
+                    at += 1;
+                    continue;
+                }
+                Kind::Receive { from } if self.busy.receives[from] => {
+                    at += 1;
+                    continue;
+                }
+                Kind::Send { .. } | Kind::Receive { .. } => {}
+                Kind::Group(_) => of_group += 1,
+            }
             if let Err(error) = begin(under, &mut self.supply) {
                 self.fail_at(at, Fault::Error(error));
                 return true;
@@ -334,6 +349,9 @@ impl<L: Lanes> Engine<L> {
 
     fn finish(&mut self, at: usize, result: Result<(), CollectiveError>) {
         let Some(under) = self.under.remove(at) else { return };
+        if self.under.is_empty() {
+            self.position = (self.idle_place(), None);
+        }
         if let Course::Planned(planned) = &under.course {
             self.statistics.copied += planned.program.copied as u64;
         }

@@ -68,7 +68,13 @@ impl<L: Lanes> Engine<L> {
             input: request.input.map(|(start, end)| start..end),
             out: request.out.0..request.out.1,
             result,
-            registered: matches!(holding, Holding::Owned { .. }),
+            registered: match holding {
+                // Memory of another communicator is not on offer here, so its elements are copied as those of slices are.
+                Holding::Owned { input, out } => {
+                    input.iter().chain(out).all(|memory| self.lanes.offers(memory))
+                }
+                Holding::Borrowed => false,
+            },
             inline,
         };
         let key = Key { kind: call.kind, arguments, shape };

@@ -89,6 +89,8 @@ pub(super) struct Under<M> {
     /// When the clock was first read for this operation. The deadline counts from here.
     pub(super) started: Option<Instant>,
     pub(super) waker: Option<Waker>,
+    /// Whether the operation has work that only its own future can do, because its elements lie in slices.
+    pub(super) neglected: bool,
     /// Whether the result is of no interest.
     pub(super) detached: bool,
 }
@@ -221,11 +223,13 @@ impl<M: DerefMut<Target = [u8]>> Under<M> {
         let borrowed = matches!(self.holding, Holding::Borrowed);
         let absent = borrowed && lent.is_none();
         let (input, out) = bodies(&mut self.holding, lent);
+        self.neglected = false;
         match &mut self.course {
             Course::Planned(planned) => {
                 let mut moved = planned.taken(context.lanes)?;
                 if absent || !planned.begun {
                     planned.mark(context.busy);
+                    self.neglected = absent && planned.has_work(context.lanes);
                     if absent && planned.could_move(context) {
                         self.waker.take().inspect(Waker::wake_by_ref);
                     }
@@ -247,6 +251,7 @@ impl<M: DerefMut<Target = [u8]>> Under<M> {
                     },
                     kernel: self.kernel.as_ref(),
                     tag,
+                    given: false,
                 };
                 let result = run.steps(context);
                 planned.staging = staging;
@@ -350,6 +355,15 @@ impl<M> Planned<M> {
         Ok(moved)
     }
 
+    /// Returns whether a local step, or a message that has arrived, waits for the memory of this operation.
+    fn has_work<L: Lanes>(&self, lanes: &mut L) -> bool {
+        !self.locals.is_empty()
+            || self.program.peers.iter().zip(&self.peers).any(|(peer, cursor)| {
+                peer.receives.get(cursor.receives).is_some_and(|&step| self.waits[step as usize] == 0)
+                    && matches!(lanes.peek(peer.rank), Ok(Some(_)))
+            })
+    }
+
     /// Returns whether this operation, whose memory is not here, may have something to do.
     fn could_move<L: Lanes>(&self, context: &mut Context<'_, L>) -> bool {
         !self.locals.is_empty()
@@ -368,6 +382,8 @@ struct Run<'a, M> {
     bodies: Bodies<'a, M>,
     kernel: Option<&'a Kernel>,
     tag: Tag,
+    /// Whether a part of a message has come.
+    given: bool,
 }
 
 impl<M: DerefMut<Target = [u8]>> Run<'_, M> {
@@ -392,7 +408,7 @@ impl<M: DerefMut<Target = [u8]>> Run<'_, M> {
             }
         }
         self.planned.mark(context.busy);
-        Ok(moved)
+        Ok(moved | self.given)
     }
 
     fn sends<L: Lanes<Memory = M>>(
@@ -460,6 +476,7 @@ impl<M: DerefMut<Target = [u8]>> Run<'_, M> {
                 }
             };
             if !done {
+                self.given |= context.lanes.has_given();
                 break;
             }
             for copy in outs {

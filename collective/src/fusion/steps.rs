@@ -156,6 +156,9 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
         }
         let Some(laid) = &mut self.laid else { return Err(FusionError::Unfinished) };
         laid.land().await?;
+        if laid.has_lost() {
+            return Err(FusionError::Unfinished);
+        }
         let ended = Instant::now();
         let mut step = laid.overlap();
         step.step = ended.saturating_duration_since(self.begun);
@@ -278,6 +281,11 @@ impl<T: Number, G: Group<T>> Laid<T, G> {
             poll_fn(|context| self.look(bucket, Some(context.waker()))).await?;
         }
         Ok(())
+    }
+
+    /// Returns whether the operation of a bucket has failed.
+    fn has_lost(&self) -> bool {
+        self.buckets.iter().any(|bucket| matches!(bucket, Bucket::Lost))
     }
 
     /// Returns what is known of the step without its own times, and forgets the times of the buckets.

@@ -30,6 +30,9 @@ use crate::group::unlisted::Unlisted;
 /// The number of channels that are opened at once.
 const OPENING: usize = 16;
 
+/// The number of links that a device accepts at least. A large group needs one for each rank.
+const MAX_LINKS: usize = 1024;
+
 /// The session of one rank.
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -80,7 +83,8 @@ impl Session {
 async fn connect(launch: Launch, settings: Settings) -> Result<Connected, CollectiveError> {
     let until = Instant::now() + settings.meeting;
     let state = Arc::new(State::new(launch.rank(), launch.size()));
-    let device = settings.device().without_listener()?;
+    // Each other rank opens a link.
+    let device = settings.device().max_links(MAX_LINKS.max(2 * launch.size())).without_listener()?;
     let local = listen(&launch, &settings, &device, &state, until).await?;
     let (group, members) = meet(&launch, &settings, &state, local, until).await?;
     let epoch = state.begin(group);

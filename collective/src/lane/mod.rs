@@ -13,6 +13,9 @@ pub(crate) trait Lanes {
     /// Returns the largest length of an inline message, in bytes.
     fn inline(&self) -> usize;
 
+    /// Returns whether peers can pull from `memory` over these lanes.
+    fn offers(&self, memory: &Self::Memory) -> bool;
+
     /// Sends `payload` to rank `to`, inline. Returns false if there is no room now. The payload is free when this returns.
     ///
     /// # Errors
@@ -60,6 +63,9 @@ pub(crate) trait Lanes {
     /// # Errors
     /// The lane from this rank has failed.
     fn receive_into(&mut self, from: usize, into: &mut [u8]) -> Result<bool, LaneError>;
+
+    /// Returns whether a receive has given bytes since the last call, also of a message that is not whole yet.
+    fn has_given(&mut self) -> bool;
 
     /// Carries out work of the lanes that is due, such as completions. Called once for each round of looks.
     ///

@@ -136,6 +136,11 @@ impl Memory {
         self.number
     }
 
+    /// Returns the number of the pool that the memory belongs to.
+    pub(crate) fn pool(&self) -> u64 {
+        self.pool.number
+    }
+
     /// Returns whether the memory was used before. New memory holds zeros.
     pub(crate) fn is_used(&self) -> bool {
         self.used

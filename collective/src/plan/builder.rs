@@ -33,7 +33,10 @@ impl Builder {
             in_place: arguments.in_place,
             inline: arguments.inline,
             collective: arguments.collective,
-            piece: arguments.piece.max(arguments.elements.div_ceil(MOST_PIECES)).max(1),
+            piece: arguments
+                .piece
+                .max(arguments.elements.div_ceil(MOST_PIECES))
+                .clamp(1, arguments.elements.max(1)),
             scratch: 0,
             steps: Vec::new(),
             dependencies: Dependencies::new(arguments.in_place),

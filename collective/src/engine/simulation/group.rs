@@ -73,7 +73,7 @@ impl Rank {
         inline: usize,
         tasks: Vec<Task>,
     ) -> Self {
-        let lanes = SimulatedLanes { rank, world: Rc::clone(world), inline };
+        let lanes = SimulatedLanes { rank, world: Rc::clone(world), inline, given: false };
         let supplied = Arc::clone(numbers);
         let supply = move |bytes: usize| {
             let number = supplied.fetch_add(1, Ordering::Relaxed);
@@ -201,7 +201,10 @@ impl Rank {
             let (input, out) = running.slices.as_mut()?;
             Some((running.id, Lent { input: input.as_deref(), out }))
         });
-        self.engine.progress(now, lent);
+        let before = self.world.borrow().given(self.rank);
+        let moved = self.engine.progress(now, lent);
+        let same = before == self.world.borrow().given(self.rank);
+        assert!(moved || same, "a part of a message was received, and the caller would nap");
     }
 
     /// Takes the result of an operation that has ended, in any order.

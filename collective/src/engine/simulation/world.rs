@@ -71,6 +71,8 @@ pub(super) struct SimulatedLanes {
     pub(super) rank: usize,
     pub(super) world: Rc<RefCell<World>>,
     pub(super) inline: usize,
+    /// Whether a receive has given bytes since the last call of `has_given`.
+    pub(super) given: bool,
 }
 
 impl World {
@@ -84,6 +86,11 @@ impl World {
             delay: *random.choice(&[1, 10, 200]).unwrap(),
             random,
         }
+    }
+
+    /// Returns how many bytes were given of the first message of each lane to `rank`.
+    pub(super) fn given(&self, rank: usize) -> Vec<usize> {
+        self.lanes.iter().map(|lanes| lanes[rank].given).collect()
     }
 
     /// Ends a rank. All others learn of it within a random time.
@@ -139,6 +146,14 @@ impl World {
 
 impl Lanes for SimulatedLanes {
     type Memory = SimulatedMemory;
+
+    fn has_given(&mut self) -> bool {
+        std::mem::take(&mut self.given)
+    }
+
+    fn offers(&self, _: &SimulatedMemory) -> bool {
+        true
+    }
 
     fn inline(&self) -> usize {
         self.inline
@@ -215,6 +230,7 @@ impl Lanes for SimulatedLanes {
             );
             then(given, now);
             lane.given += count;
+            self.given = true;
             if count < left {
                 return Ok(false);
             }

@@ -199,3 +199,18 @@ fn the_error_of_an_operation_is_the_error_of_the_step() {
     assert!(matches!(steps.begin(), Err(FusionError::Unfinished)));
     assert_eq!(steps.mean("b"), None);
 }
+
+#[test]
+fn a_bucket_that_could_not_start_fails_the_step_at_its_end_too() {
+    let (rank, mut steps) = laid();
+    steps.begin().unwrap();
+    rank.fail(rank.started() + 1);
+    put(&mut steps, "a", &[1.0; 2]);
+    let (index, slot) = steps.slot("b", 3).unwrap();
+    slot.fill(1.0);
+    steps.ready(index).unwrap_err();
+    // The caller goes on all the same.
+    let error = block_on(steps.finish()).unwrap_err();
+    assert!(matches!(error, FusionError::Unfinished), "{error}");
+    assert!(matches!(steps.begin(), Err(FusionError::Unfinished)));
+}

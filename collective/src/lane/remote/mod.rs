@@ -43,6 +43,8 @@ pub(crate) struct RemoteLanes {
     /// One for each rank, none for this rank.
     peers: Vec<Option<Box<Peer>>>,
     inline: usize,
+    /// The number of the pool of the memory that peers can pull from.
+    pool: u64,
     /// Whether there are lanes that need `progress`.
     writes: bool,
     common: Common,
@@ -112,6 +114,14 @@ impl Lanes for RemoteLanes {
 
     fn inline(&self) -> usize {
         self.inline
+    }
+
+    fn has_given(&mut self) -> bool {
+        std::mem::take(&mut self.common.given)
+    }
+
+    fn offers(&self, memory: &Memory) -> bool {
+        memory.pool() == self.pool
     }
 
     #[inline]

@@ -77,9 +77,10 @@ impl RemoteLanes {
         }
         let names = format!("{}/{generation}", settings.names);
         let layout = settings.layout();
+        let number = pool.number();
         let board = pool.device().allocate(layout.bytes() * ranks)?.share();
         for peer in 0..ranks {
-            let hello = Hello::new(layout, rank, pool.number());
+            let hello = Hello::new(layout, rank, number);
             hello.store(&board, peer * layout.bytes()).map_err(broken)?;
         }
         let exported = pool.device().export_shared(&board_name(&names, rank), board.clone(), Rights::READ)?;
@@ -108,9 +109,10 @@ impl RemoteLanes {
         let inline = peers.iter().flatten().map(|peer| peer.inline()).min();
         Ok(Self {
             inline: inline.unwrap_or(settings.inline as usize),
+            pool: number,
             writes: peers.iter().flatten().any(|peer| !peer.is_view()),
             peers,
-            common: Common { counters: LaneCounters::default(), scratch: Scratch::new() },
+            common: Common { counters: LaneCounters::default(), scratch: Scratch::new(), given: false },
             watch: Watch::over(watched),
             rounds: 0,
             _board: exported,

@@ -57,6 +57,8 @@ struct AlignedLine(Line);
 pub(super) struct Common {
     pub(super) counters: LaneCounters,
     pub(super) scratch: Scratch,
+    /// Whether a pull has given bytes since the engine asked.
+    pub(super) given: bool,
 }
 
 impl Peer {
@@ -358,6 +360,7 @@ impl Peer {
         common: &mut Common,
     ) -> Result<bool, LaneFault> {
         if reference.length > 0 {
+            let before = self.pull.given();
             let found = self.sources.find(reference.number);
             let ended = match found {
                 Ok(None) => {
@@ -372,6 +375,7 @@ impl Peer {
                 }
                 Err(fault) => Err(fault),
             };
+            common.given |= self.pull.given() != before;
             match ended {
                 Ok(true) => {}
                 Ok(false) => return Ok(false),

@@ -38,6 +38,11 @@ impl Pull {
         Self { device, piece, ahead, asked: 0, given: 0, reads: VecDeque::new(), idle: Vec::new() }
     }
 
+    /// Returns how many bytes of the message were given.
+    pub(super) fn given(&self) -> usize {
+        self.given
+    }
+
     /// Begins anew, for the next message.
     pub(super) fn reset(&mut self) {
         (self.asked, self.given) = (0, 0);

@@ -1,0 +1,218 @@
+//! Operations in unusual orders, and memory of other communicators.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
+
+use std::net::TcpListener;
+use std::sync::Barrier;
+use std::time::Duration;
+
+use tonic_rdma_collective::{Algorithm, CollectiveError, Communicator, Launch, PlanChoice, Reduction};
+
+/// Long enough for a busy machine; only a hang takes so long.
+const LIMIT: Duration = Duration::from_secs(30);
+
+fn free_address() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().to_string()
+}
+
+/// Runs `rank` on a thread of its own for each rank, with a communicator for each of the plans.
+fn groups(
+    ranks: usize,
+    plans: &[PlanChoice],
+    run: impl Fn(Vec<Communicator>, &tokio::runtime::Runtime) + Sync,
+) {
+    let addresses: Vec<String> = plans.iter().map(|_| free_address()).collect();
+    let (addresses, run) = (&addresses, &run);
+    std::thread::scope(|scope| {
+        for rank in 0..ranks {
+            scope.spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+                let communicators = std::iter::zip(addresses, plans).map(|(address, plans)| {
+                    let builder = Communicator::builder()
+                        .launch(Launch::new(rank, ranks, address.as_str()))
+                        .deadline(LIMIT)
+                        .plans(plans.clone());
+                    runtime.block_on(builder.connect()).unwrap()
+                });
+                run(communicators.collect(), &runtime);
+            });
+        }
+    });
+}
+
+fn group(ranks: usize, run: impl Fn(Communicator, &tokio::runtime::Runtime) + Sync) {
+    groups(ranks, &[PlanChoice::Default], |mut communicators, runtime| run(communicators.remove(0), runtime));
+}
+
+fn ring(piece_bytes: usize) -> PlanChoice {
+    PlanChoice::Fixed { algorithm: Algorithm::Ring, piece_bytes }
+}
+
+#[test]
+fn a_buffer_of_another_communicator_gives_the_right_result() {
+    let count = 100_000;
+    groups(2, &[ring(64 << 10), ring(64 << 10)], |communicators, _| {
+        let [first, second] = &communicators[..] else { panic!("two communicators") };
+        // Memory of the second communicator that has the same number, and other content.
+        let mut own = second.allocate::<f32>(count).unwrap();
+        own.fill(100.0);
+        let own = second.all_reduce(own, Reduction::Sum).wait().unwrap();
+        assert_eq!(own[count - 1], 200.0);
+
+        let mut buffer = first.allocate::<f32>(count).unwrap();
+        buffer.fill(1.0);
+        let buffer = second.all_reduce(buffer, Reduction::Sum).wait().unwrap();
+        assert!(buffer.iter().all(|element| *element == 2.0), "{} and {}", buffer[0], buffer[count - 1]);
+        let (buffer, own) = second.all_reduce((buffer, own), Reduction::Sum).wait().unwrap();
+        assert!(own.iter().all(|element| *element == 4.0), "{} and {}", own[0], own[count - 1]);
+        // The first communicator still takes its own buffer without a copy.
+        let buffer = first.all_reduce(buffer, Reduction::Sum).wait().unwrap();
+        assert_eq!((buffer[0], first.statistics().copied_bytes), (4.0, 0));
+    });
+}
+
+#[test]
+fn buffers_go_on_into_the_group_of_the_survivors_without_a_copy() {
+    let count = 50_000;
+    let all = Barrier::new(3);
+    group(3, |communicator, runtime| {
+        let mut buffer = communicator.allocate::<f32>(count).unwrap();
+        buffer.fill(1.0);
+        let mut buffer = communicator.all_reduce(buffer, Reduction::Sum).wait().unwrap();
+        all.wait();
+        if communicator.rank() == 2 {
+            return;
+        }
+        communicator.barrier().wait().unwrap_err();
+        let smaller = runtime.block_on(communicator.shrink()).unwrap();
+        buffer.fill(1.0);
+        let buffer = smaller.all_reduce(buffer, Reduction::Sum).wait().unwrap();
+        assert!(buffer.iter().all(|element| *element == 2.0));
+        assert_eq!(smaller.statistics().copied_bytes, 0);
+        smaller.barrier().wait().unwrap();
+    });
+}
+
+#[test]
+fn messages_of_two_ranks_go_on_while_a_thread_waits_for_the_group() {
+    group(2, |communicator, _| {
+        let buffer = communicator.allocate::<f32>(100_000).unwrap();
+        if communicator.rank() == 0 {
+            let received = communicator.recv(1, buffer).start();
+            communicator.barrier().wait().unwrap();
+            received.wait().unwrap();
+        } else {
+            // The other rank waits in the barrier by now, most of the time.
+            std::thread::sleep(Duration::from_millis(50));
+            communicator.send(0, buffer).wait().unwrap();
+            communicator.barrier().wait().unwrap();
+        }
+    });
+}
+
+#[test]
+fn many_receives_under_way_do_not_hold_up_a_send() {
+    group(2, |communicator, _| {
+        if communicator.rank() == 0 {
+            let receives: Vec<_> = (0..200)
+                .map(|_| communicator.recv(1, communicator.allocate::<i32>(1).unwrap()).start())
+                .collect();
+            let go = communicator.allocate::<i32>(1).unwrap();
+            communicator.send(1, go).wait().unwrap();
+            for (at, received) in receives.into_iter().enumerate() {
+                assert_eq!(received.wait().unwrap()[0], at as i32);
+            }
+        } else {
+            let mut number = communicator.recv(0, communicator.allocate::<i32>(1).unwrap()).wait().unwrap();
+            for at in 0..200 {
+                number[0] = at;
+                number = communicator.send(0, number).wait().unwrap();
+            }
+        }
+    });
+}
+
+#[test]
+fn a_call_that_differs_and_is_found_at_once_ends_the_operations_of_all_ranks() {
+    let all = Barrier::new(3);
+    group(3, |communicator, _| {
+        if communicator.rank() == 1 {
+            // The messages of a short broadcast leave at once.
+            communicator.broadcast(communicator.allocate::<i32>(4).unwrap(), 1).wait().unwrap();
+        }
+        all.wait();
+        let error: CollectiveError = if communicator.rank() == 0 {
+            communicator.all_reduce(&mut [1.0_f32; 4][..], Reduction::Sum).wait().unwrap_err().into()
+        } else {
+            communicator.recv(0, communicator.allocate::<i32>(4).unwrap()).wait().unwrap_err().into()
+        };
+        // A report needs the process that makes it.
+        all.wait();
+        match communicator.rank() {
+            0 => assert!(matches!(error, CollectiveError::Mismatch { rank: 1, .. }), "{error}"),
+            _ => assert!(matches!(error, CollectiveError::Reported { rank: 0, .. }), "{error}"),
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_waited_earlier_and_makes_no_call_now_is_named() {
+    let all = Barrier::new(3);
+    groups(3, &[ring(64 << 10)], |communicators, _| {
+        let communicator = &communicators[0];
+        let rank = communicator.rank();
+        if rank == 1 {
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        // Rank 2 waits for rank 1 here, and for no rank later.
+        let mut elements = [1.0_f32; 3000];
+        communicator.broadcast(&mut elements[..], 1).wait().unwrap();
+        // In the ring, rank 1 waits for rank 0, and rank 0 for rank 2.
+        let error: Option<CollectiveError> = (rank < 2).then(|| {
+            let limit = if rank == 0 { Duration::from_secs(1) } else { LIMIT };
+            let operation = communicator.all_reduce(&mut elements[..], Reduction::Sum).deadline(limit);
+            operation.wait().unwrap_err().into()
+        });
+        all.wait();
+        if let (0, Some(error)) = (rank, error) {
+            assert!(matches!(error, CollectiveError::Deadline { rank: 2, .. }), "{error}");
+        }
+    });
+}
+
+#[test]
+fn pieces_have_any_length() {
+    for piece_bytes in [0, usize::MAX] {
+        for algorithm in [Algorithm::OneShot, Algorithm::HalvingDoubling, Algorithm::Ring] {
+            groups(3, &[PlanChoice::Fixed { algorithm, piece_bytes }], |communicators, _| {
+                let mut elements = [1_i8; 100];
+                communicators[0].all_reduce(&mut elements[..], Reduction::Sum).wait().unwrap();
+                assert_eq!(elements, [3; 100]);
+            });
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_poll_its_operation_on_a_slice_names_itself() {
+    let all = Barrier::new(2);
+    groups(2, &[ring(4 << 10)], |communicators, _| {
+        let communicator = &communicators[0];
+        let mut elements = vec![1.0_f32; 10_000];
+        let operation = communicator.all_reduce(&mut elements[..], Reduction::Sum);
+        let error: CollectiveError = if communicator.rank() == 0 {
+            let operation = operation.deadline(Duration::from_secs(1)).start();
+            // The caller does something else for longer than the deadline, or until the group has failed.
+            all.wait();
+            operation.wait().unwrap_err().into()
+        } else {
+            let error = operation.wait().unwrap_err().into();
+            all.wait();
+            error
+        };
+        match communicator.rank() {
+            0 => assert!(matches!(error, CollectiveError::Deadline { rank: 0, .. }), "{error}"),
+            _ => assert!(matches!(error, CollectiveError::Reported { rank: 0, .. }), "{error}"),
+        }
+    });
+}
