@@ -409,6 +409,12 @@ impl<L: Lanes> Engine<L> {
         }
     }
 
+    /// Counts operations from 0 again. All ranks do this after the same operation, when none is under way.
+    pub(crate) fn restart_numbers(&mut self) {
+        debug_assert!(self.under.is_empty(), "operations are under way");
+        self.numbers = Numbers::new(self.ranks);
+    }
+
     /// Returns whether no operation is under way.
     pub(crate) fn is_idle(&self) -> bool {
         self.under.is_empty()
@@ -425,6 +431,11 @@ impl<L: Lanes> Engine<L> {
 
     pub(crate) fn lanes(&self) -> &L {
         &self.lanes
+    }
+
+    /// Returns the lanes, to change them.
+    pub(crate) fn lanes_mut(&mut self) -> &mut L {
+        &mut self.lanes
     }
 
     /// Takes the memory that peers may still pull from after a failure.
