@@ -182,7 +182,7 @@ mod tests {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             let communicator = runtime.block_on(async {
                 let group = Group::join(Launch::new(rank, 3, address.as_str()), Settings::default()).await?;
-                let pool = crate::memory::MemoryPool::new(group.device(), 1 << 20);
+                let pool = crate::memory::MemoryPool::new(group.device(), crate::memory::MemoryPool::KEPT);
                 Communicator::over(group, pool, Communicator::builder()).await
             });
             let communicator = communicator.unwrap();
