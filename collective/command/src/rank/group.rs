@@ -1,16 +1,19 @@
 //! The communicator of one algorithm.
 
 use tokio::runtime::Runtime;
-use tonic_rdma_collective::{Buffer, CollectiveError, Communicator, Launch};
+use tonic_rdma_collective::{Buffer, CollectiveError, Communicator, Launch, PlanChoice};
 
 use super::content::Value;
 use crate::choices::{Algorithm, Reduction};
 use crate::failure::Failure;
 
+/// The largest message of a step of a fixed algorithm, in bytes.
+const PIECE: usize = 256 << 10;
+
 /// What operations moved, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Moved {
-    /// Received from other ranks.
+    /// Sent with messages, or pulled from other ranks.
     pub(crate) bytes: u64,
     /// Copied within this rank.
     pub(crate) copied: u64,
@@ -45,7 +48,7 @@ impl Group {
         let rank = launch.rank();
         let mut builder = Communicator::builder().launch(launch);
         if let Some(fixed) = library_algorithm(algorithm) {
-            builder = builder.algorithm(fixed);
+            builder = builder.plans(PlanChoice::Fixed { algorithm: fixed, piece_bytes: PIECE });
         }
         let communicator = runtime
             .block_on(builder.connect())
@@ -107,7 +110,7 @@ impl Group {
     /// Returns what the operations of this rank have moved.
     pub(crate) fn moved(&self) -> Moved {
         let statistics = self.communicator.statistics();
-        Moved { bytes: statistics.bytes_received, copied: statistics.bytes_copied }
+        Moved { bytes: statistics.inline_bytes + statistics.pulled_bytes, copied: statistics.copied_bytes }
     }
 
     /// Makes the failure of an operation.
