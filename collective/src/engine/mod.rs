@@ -252,13 +252,13 @@ impl<L: Lanes> Engine<L> {
         request: &Request,
         holding: Holding<L::Memory>,
     ) -> Result<OperationId, (CollectiveError, Holding<L::Memory>)> {
-        if let Some(error) = self.refusal() {
-            return Err((error, holding));
-        }
         let (program, kernel) = match self.prepare(request, &holding) {
             Ok(prepared) => prepared,
             Err(error) => return Err((error, holding)),
         };
+        if let Some(error) = self.refusal() {
+            return Err((error, holding));
+        }
         let number = self.numbers.next(request.call.kind);
         let packed = request.call.pack();
         let id = self.push(request, number, packed, kernel, Course::Planned(Planned::new(program)));

@@ -254,7 +254,7 @@ impl Rank {
         let mut world = self.world.borrow_mut();
         let mut show = |memory: &Option<SimulatedMemory>| {
             if let Some(memory) = memory {
-                world.mirrors.insert(memory.number, memory.bytes.clone());
+                world.mirrors.entry(memory.number).or_default().clone_from(&memory.bytes);
             }
         };
         for under in &self.engine.under {

@@ -21,7 +21,7 @@ use crate::error::CollectiveError;
 use crate::plan::{Algorithm, Collective, part};
 use crate::reduce::{Kernel, Reduction};
 
-const SCHEDULES: u64 = 100;
+const SCHEDULES: u64 = 40;
 
 /// Runs `schedule` with each seed, and says which seed failed.
 fn schedules(schedule: impl Fn(u64)) {
@@ -174,7 +174,7 @@ fn call(ranks: usize, random: &mut fastrand::Rng) -> Call {
         _ if kind == Collective::Barrier => 0,
         0 => random.usize(0..4),
         1 => random.usize(0..40),
-        _ => random.usize(0..400),
+        _ => random.usize(0..250),
     };
     Call {
         kind: Kind::Group(kind),
