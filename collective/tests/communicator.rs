@@ -1,4 +1,5 @@
 //! Communicators of ranks in one process, over real lanes.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 use std::net::TcpListener;
 use std::time::Duration;

@@ -79,6 +79,15 @@ pub struct Statistics {
 
 impl Communicator {
     /// Returns a builder with the default settings.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tonic_rdma_collective::{Communicator, Launch};
+    ///
+    /// let builder = Communicator::builder()
+    ///     .launch(Launch::new(0, 4, "10.0.0.1:29000"))
+    ///     .deadline(Duration::from_secs(5));
+    /// ```
     pub fn builder() -> CommunicatorBuilder {
         CommunicatorBuilder::default()
     }

@@ -17,10 +17,10 @@ use crate::plan::{Collective, part};
 /// How an operation gets its elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hands {
-    OwnedInPlace,
-    OwnedOutOfPlace,
-    BorrowedInPlace,
-    BorrowedOutOfPlace,
+    Buffer,
+    BufferPair,
+    Slice,
+    SlicePair,
 }
 
 /// One operation of one rank.
@@ -132,7 +132,7 @@ impl Rank {
                 }
                 ShortResult::UnderWay(id) => {
                     let slices = match task.hands {
-                        Hands::OwnedInPlace | Hands::OwnedOutOfPlace => {
+                        Hands::Buffer | Hands::BufferPair => {
                             let holding = self.own(own, out);
                             self.engine.adopt(id, holding);
                             None
@@ -145,7 +145,7 @@ impl Rank {
             return;
         }
         let (holding, slices) = match task.hands {
-            Hands::OwnedInPlace | Hands::OwnedOutOfPlace => (self.own(own, out), None),
+            Hands::Buffer | Hands::BufferPair => (self.own(own, out), None),
             _ => (Holding::Borrowed, Some((own, out))),
         };
         match self.engine.start(&request, holding) {
@@ -170,7 +170,7 @@ impl Rank {
         };
         let input = if collective == Collective::AllGather { own } else { whole };
         let result = if collective == Collective::ReduceScatter { own } else { whole };
-        let out_of_place = matches!(task.hands, Hands::OwnedOutOfPlace | Hands::BorrowedOutOfPlace);
+        let out_of_place = matches!(task.hands, Hands::BufferPair | Hands::SlicePair);
         let request = |input, out| Request { call, input, out, limit: self.limit };
         if out_of_place {
             let out = vec![0x5A; (result.1 - result.0) * size];

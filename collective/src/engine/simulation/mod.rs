@@ -113,8 +113,7 @@ fn task(call: Call, ranks: usize, rank: usize, random: &mut fastrand::Rng) -> Ta
         Kind::Group(Collective::AllGather) => part(call.elements, ranks, rank).len(),
         _ => call.elements,
     };
-    let hands =
-        [Hands::OwnedInPlace, Hands::OwnedOutOfPlace, Hands::BorrowedInPlace, Hands::BorrowedOutOfPlace];
+    let hands = [Hands::Buffer, Hands::BufferPair, Hands::Slice, Hands::SlicePair];
     Task {
         call,
         hands: *random.choice(&hands).unwrap(),
@@ -320,7 +319,7 @@ fn a_rank_that_stops_runs_into_the_deadline() {
         one.kind = Kind::Group(Collective::AllReduce);
         one.reduction = Some(Reduction::Max);
         one.elements += ranks;
-        let mut group = Group::new(ranks, &vec![one; 3], &mut random);
+        let mut group = Group::new(ranks, &[one; 3], &mut random);
         for rank in &mut group.ranks {
             rank.limit = Duration::from_millis(300);
         }
