@@ -63,7 +63,9 @@ def cells(sizes, ranks, cores, quick):
         iterations = 1000 if size <= 4 * KIB else 300 if size <= 256 * KIB else max(8, 128 * MIB // size)
         iterations = min(iterations, 100) if shared else iterations
         iterations = max(5, iterations // 4) if quick else iterations
-        found.append((size, iterations, max(2, iterations // 8)))
+        # Each buffer is used once before. There are as many as in mpi.c.
+        buffers = max(2, min(16, 64 * MIB // size))
+        found.append((size, iterations, max(buffers, iterations // 8)))
     return found
 
 

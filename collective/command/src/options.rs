@@ -63,7 +63,8 @@ pub(crate) struct Options {
     /// Iterations of each cell instead of a duration: one number, or one for each size
     #[arg(long, value_name = "LIST", value_parser = iterations, conflicts_with = "duration")]
     pub(crate) iterations: Option<List<u64>>,
-    /// Iterations before the measured ones: one number, or one for each size [default: 10, above 1MiB 3]
+    /// Iterations before the measured ones: one number, or one for each size [default: each buffer once, at
+    /// least 10, above 1MiB 3]
     #[arg(long = "warm-up", value_name = "LIST", value_parser = warm_ups)]
     pub(crate) warm_ups: Option<List<u64>>,
     /// Keep each local rank on a core of its own; auto: if there are enough cores. A launcher pins its ranks itself: then yes
@@ -173,8 +174,8 @@ impl Options {
                     };
                     let warm_ups = match &self.warm_ups {
                         Some(list) => each("--warm-up", list, index, sizes.len())?,
-                        None if *bytes <= 1 << 20 => 10,
-                        None => 3,
+                        // The first use of a buffer makes it known to the other ranks, which takes long.
+                        None => buffers(*bytes).max(if *bytes <= 1 << 20 { 10 } else { 3 }),
                     };
                     let (bytes, kind, operand) = (*bytes, *kind, *operand);
                     cells.push(Cell { bytes, kind, operand, reduction: self.reduction, length, warm_ups });
@@ -205,6 +206,11 @@ impl Options {
         }
         Ok(())
     }
+}
+
+/// Returns how many operands of a size take turns: 64 MiB together, at least 2, at most 16.
+pub(crate) fn buffers(bytes: u64) -> u64 {
+    ((64 << 20) / bytes.max(1)).clamp(2, 16)
 }
 
 /// Returns how many different values the content of a rank may have, so that each result is exact.

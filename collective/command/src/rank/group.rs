@@ -115,7 +115,7 @@ impl Group {
 
     /// Makes the failure of an operation.
     pub(crate) fn failure(&self, error: CollectiveError) -> Failure {
-        Failure::because(&format!("rank {} of {}", self.rank(), self.size()), &error)
+        Failure::because("an operation failed", &error)
     }
 }
 

@@ -17,7 +17,9 @@ const LEAST: u64 = 5;
 const MOST: u64 = 100_000;
 /// Iterations from which the number of iterations is computed.
 const TRIALS: u32 = 3;
-/// An algorithm that takes this many times the time of the fastest at first is left out, if that is asked for.
+/// An algorithm whose least time in the warm-up is this many times that of the fastest is left out, if that is asked for and the
+/// operands are larger than this. Smaller ones take little time anyway.
+const LARGE: u64 = 4 << 20;
 const FAR_BEHIND: f64 = 4.0;
 /// How often rank 0 says that it works.
 const BEAT: Duration = Duration::from_secs(1);
@@ -94,15 +96,11 @@ impl Meter<'_> {
             });
         }
         let mut clock = Turns { next: 0, beat: Instant::now(), own_cores: self.own_cores };
-        if self.leave_out {
-            // The first iteration touches the memory.
-            clock.turn(&mut sides, cell, &pattern, sink)?;
-            sides.iter_mut().for_each(|side| side.latencies.clear());
-            clock.turn(&mut sides, cell, &pattern, sink)?;
-            leave_out(first, &mut sides)?;
-        }
         for _ in 0..cell.warm_ups {
             clock.turn(&mut sides, cell, &pattern, sink)?;
+        }
+        if self.leave_out && cell.bytes > LARGE {
+            leave_out(first, &mut sides)?;
         }
         let iterations = match cell.length {
             Length::Iterations(iterations) => iterations,
@@ -181,13 +179,18 @@ impl Turns {
 
 /// Leaves out the fixed algorithms that are far behind. All ranks decide by the same times, so they decide alike.
 fn leave_out<T>(first: &Group, sides: &mut [Side<'_, T>]) -> Result<(), Failure> {
-    let mut times: Vec<f64> = sides.iter().map(|side| side.latencies.iter().sum()).collect();
+    let mut times: Vec<f64> = sides.iter().map(|side| least(&side.latencies)).collect();
     first.maximum(&mut times)?;
     let best = times.iter().copied().fold(f64::MAX, f64::min);
     for (side, time) in sides.iter_mut().zip(times) {
         side.takes_part = side.group.is_auto() || time <= FAR_BEHIND * best;
     }
     Ok(())
+}
+
+/// Returns the least latency. The first uses of a buffer, and other work of the machine, make single latencies long.
+fn least(latencies: &[f64]) -> f64 {
+    latencies.iter().copied().fold(f64::MAX, f64::min)
 }
 
 /// Returns how many iterations fit into the duration, which is the same number on all ranks.

@@ -8,11 +8,7 @@ use super::content::{Pattern, Value};
 use super::group::{Group, library_reduction};
 use crate::choices::{Operand, Reduction};
 use crate::failure::Failure;
-
-/// About this many bytes of operands take turns, within the bounds below.
-const BYTES: u64 = 64 << 20;
-const LEAST: u64 = 2;
-const MOST: u64 = 16;
+use crate::options;
 
 /// Operands of one size for one communicator.
 pub(crate) enum Operands<T> {
@@ -25,7 +21,7 @@ impl<T: Value> Operands<T> {
     /// Allocates operands of `elements` elements.
     pub(crate) fn new(group: &Group, kind: Operand, elements: usize) -> Result<Self, Failure> {
         let bytes = elements as u64 * T::TYPE.bytes();
-        let count = (BYTES / bytes.max(1)).clamp(LEAST, MOST);
+        let count = options::buffers(bytes);
         let buffer = || group.allocate::<T>(elements);
         Ok(match kind {
             Operand::Registered => {
