@@ -15,8 +15,9 @@ use crate::group::launch::setup;
 use crate::group::session::Session;
 use crate::group::state::Epoch;
 
-/// A rank that answers no call for so many times the limit of an answer is taken for lost.
-const SILENCE: u32 = 3;
+/// A rank that answers no call for so many times the limit of an answer is taken for lost. A rank of a busy machine may have to
+/// wait for its turn.
+const SILENCE: u32 = 6;
 
 /// The pause between two rounds of questions: it begins small, because most agreements are over in two rounds.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);

@@ -14,7 +14,7 @@ use super::said::Said;
 use super::trial::{Batch, COMBINATIONS, Loss, Trial, plans};
 use crate::failure::Failure;
 use crate::launch::Place;
-use crate::rank::now;
+use crate::rank::{config, now};
 use crate::report::Report;
 
 /// The deadline of an operation where a rank is killed: only a hang takes so long.
@@ -40,7 +40,7 @@ fn work(place: &Place, batch: Batch) -> Result<(), Failure> {
         .map_err(|error| Failure::because("can't start the runtime", &error))?;
     let address = place.addresses.first().cloned().unwrap_or_default();
     let limit = if batch.loss == Loss::Kill { HANG } else { STOPPED };
-    let builder = Communicator::builder().plans(plans()).deadline(limit);
+    let builder = Communicator::builder().config(config()?).plans(plans()).deadline(limit);
     let builder = builder.launch(Launch::new(place.rank, place.size, address));
     let mut communicator = runtime
         .block_on(builder.connect())

@@ -175,14 +175,15 @@ impl Summary {
         } else {
             self.failed += 1;
         }
-        let reasons: Vec<&str> = heard.fault.iter().chain(&heard.failures).map(String::as_str).collect();
-        self.note(trial, &format!("{text}; {}", reasons.join("; ")));
+        // The first reason is the cause of the others.
+        let reason = heard.failures.iter().chain(&heard.fault).next();
+        self.note(trial, &format!("{text}; {}", reason.map_or("no reason is known", String::as_str)));
     }
 
     /// Returns what is wrong, if something is.
     pub(super) fn fault(&self) -> Option<String> {
         let bad = self.wrong_results + self.named_wrongly + self.hangs + self.failed + self.not_excluded;
-        (bad > 0).then(|| format!("{bad} faults in {} trials: {}", self.trials, self.faults.join(" | ")))
+        (bad > 0).then(|| format!("{bad} faults in {} trials", self.trials))
     }
 
     /// Says on a terminal how far the trials are.

@@ -10,6 +10,7 @@ mod sink;
 use tonic_rdma_collective::Launch;
 
 pub(crate) use self::clock::now;
+pub(crate) use self::group::config;
 
 use self::group::Group;
 use self::meter::{Figures, Meter};
