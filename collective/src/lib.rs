@@ -19,6 +19,9 @@ pub use crate::communicator::{
     Communicator, CommunicatorBuilder, Failed, Operand, Operation, PlanChoice, Statistics,
 };
 pub use crate::error::{CollectiveError, Place};
+pub use crate::fusion::{
+    BucketSize, Finish, Fusion, FusionBuilder, FusionError, Means, Names, Overlap, Slot, Step,
+};
 pub use crate::group::Launch;
 pub use crate::memory::Buffer;
 pub use crate::plan::Algorithm;

@@ -34,7 +34,7 @@ pub use self::plans::PlanChoice;
 
 /// A group of ranks that carry out operations together.
 ///
-/// All ranks start the same operations in the same order.
+/// All ranks start the same operations in the same order. Clones are the same group; the last one that goes ends it.
 ///
 /// ```
 /// # #[tokio::main(flavor = "multi_thread")]
@@ -50,11 +50,16 @@ pub use self::plans::PlanChoice;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Communicator {
     shared: Arc<Shared>,
     settings: CommunicatorBuilder,
+    _stop: Arc<Stop>,
 }
+
+/// Ends the work of a group when the last clone of the communicator goes.
+#[derive(Debug)]
+struct Stop(Arc<Shared>);
 
 /// What a communicator has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -113,7 +118,8 @@ impl Communicator {
         });
         let plans = Plans::new(&settings.plans, size);
         let shared = Shared::new(group, pool, plans, settings.limit, engines)?;
-        Ok(Self { shared, settings })
+        let stop = Arc::new(Stop(Arc::clone(&shared)));
+        Ok(Self { shared, settings, _stop: stop })
     }
 
     /// Returns the number of this rank, from 0.
@@ -289,10 +295,10 @@ impl Communicator {
     }
 }
 
-impl Drop for Communicator {
+impl Drop for Stop {
     fn drop(&mut self) {
         // The thread lets go of what it shares with the handles.
-        self.shared.ring();
+        self.0.ring();
     }
 }
 

@@ -48,6 +48,14 @@ impl<T: Number> First<T> {
         }
     }
 
+    pub(super) fn elements(&self, index: usize) -> Option<&[T]> {
+        self.gradients.get(index).map(|(_, values)| &values[..])
+    }
+
+    pub(super) fn elements_mut(&mut self, index: usize) -> Option<&mut [T]> {
+        self.gradients.get_mut(index).map(|(_, values)| &mut values[..])
+    }
+
     pub(super) fn complete(&self) -> Result<(), FusionError> {
         let missing: Arc<[Arc<str>]> = std::iter::zip(&self.gradients, &self.given)
             .filter(|(_, given)| !**given)

@@ -26,13 +26,6 @@ pub(super) struct Entry {
     pub(super) elements: u64,
 }
 
-impl List {
-    /// Returns the sum of the lengths, in elements.
-    pub(super) fn elements(&self) -> u64 {
-        self.entries.iter().fold(0, |sum, entry| sum.saturating_add(entry.elements))
-    }
-}
-
 /// The place of a gradient.
 #[derive(Debug, Clone)]
 pub(super) struct Gradient {

@@ -1,7 +1,6 @@
 //! The steps of a fusion, over any [`Group`]: gradients come in, buckets start, means come back.
 
 use std::future::poll_fn;
-use std::ops::Range;
 use std::task::{Poll, Waker};
 use std::time::Instant;
 
@@ -107,6 +106,24 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
         }
     }
 
+    /// Returns the elements of a gradient that [`slot`](Self::slot) found in this step.
+    pub(super) fn elements(&self, index: usize) -> &[T] {
+        let elements = match &self.laid {
+            None => self.first.elements(index),
+            Some(laid) => laid.elements(index),
+        };
+        elements.unwrap_or_default()
+    }
+
+    /// Returns the elements of a gradient that [`slot`](Self::slot) found in this step.
+    pub(super) fn elements_mut(&mut self, index: usize) -> &mut [T] {
+        let elements = match &mut self.laid {
+            None => self.first.elements_mut(index),
+            Some(laid) => laid.elements_mut(index),
+        };
+        elements.unwrap_or_default()
+    }
+
     /// Takes a gradient as given, and starts the buckets that are full and next.
     pub(super) fn ready(&mut self, index: usize) -> Result<(), FusionError> {
         let Some(laid) = &mut self.laid else {
@@ -164,14 +181,14 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
 
     pub(super) fn mean(&self, name: &str) -> Option<&[T]> {
         let laid = self.laid.as_ref()?;
-        laid.mean(laid.layout.index(name)?)
+        laid.elements(laid.layout.index(name)?)
     }
 
     /// Returns all means with their names, in the order of the buckets.
     pub(super) fn means(&self) -> impl Iterator<Item = (&str, &[T])> {
         self.laid.iter().flat_map(|laid| {
             let gradients = laid.layout.gradients().iter().enumerate();
-            gradients.filter_map(|(index, gradient)| Some((&*gradient.name, laid.mean(index)?)))
+            gradients.filter_map(|(index, gradient)| Some((&*gradient.name, laid.elements(index)?)))
         })
     }
 
@@ -224,12 +241,8 @@ impl<T: Number, G: Group<T>> Laid<T, G> {
     fn slot(&mut self, name: &str, length: usize) -> Result<(usize, &mut [T]), FusionError> {
         let index = self.layout.find(name, length)?;
         self.given.check(&self.layout, index)?;
-        let gradient = &self.layout.gradients()[index];
-        let memory = match &mut self.buckets[gradient.bucket] {
-            Bucket::Here(memory) => memory.get_mut(gradient.range.clone()),
-            Bucket::UnderWay(_) | Bucket::Lost => None,
-        };
-        memory.map(|memory| (index, memory)).ok_or(FusionError::Unfinished)
+        let elements = self.elements_mut(index).ok_or(FusionError::Unfinished)?;
+        Ok((index, elements))
     }
 
     fn start(&mut self, bucket: usize, group: &G) -> Result<(), CollectiveError> {
@@ -280,11 +293,19 @@ impl<T: Number, G: Group<T>> Laid<T, G> {
         }
     }
 
-    fn mean(&self, index: usize) -> Option<&[T]> {
-        let gradient = &self.layout.gradients()[index];
-        let range: Range<usize> = gradient.range.clone();
+    /// Returns the elements of a gradient, unless an operation has its bucket.
+    fn elements(&self, index: usize) -> Option<&[T]> {
+        let gradient = self.layout.gradients().get(index)?;
         match &self.buckets[gradient.bucket] {
-            Bucket::Here(memory) => memory.get(range),
+            Bucket::Here(memory) => memory.get(gradient.range.clone()),
+            Bucket::UnderWay(_) | Bucket::Lost => None,
+        }
+    }
+
+    fn elements_mut(&mut self, index: usize) -> Option<&mut [T]> {
+        let gradient = self.layout.gradients().get(index)?;
+        match &mut self.buckets[gradient.bucket] {
+            Bucket::Here(memory) => memory.get_mut(gradient.range.clone()),
             Bucket::UnderWay(_) | Bucket::Lost => None,
         }
     }

@@ -71,7 +71,7 @@ impl fmt::Display for Reduction {
 }
 
 /// A type of elements that collective operations reduce: `f32`, `f64`, `f16`, `bf16`, and the integers of 8 to 64 bits.
-pub trait Number: Element + Copy + bytemuck::Pod {}
+pub trait Number: Element + Copy + Unpin + bytemuck::Pod {}
 
 macro_rules! numbers {
     ($($number:ty),*) => { $(impl Number for $number {})* };

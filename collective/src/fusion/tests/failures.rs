@@ -103,7 +103,7 @@ fn ranks_with_other_gradients_in_the_first_step_all_learn_of_it_and_begin_anew()
     type Change = fn(&mut Vec<(&'static str, usize)>);
     let cases: [(Change, &str, &str); 3] = [
         (
-            |gradients| drop(gradients.remove(1)),
+            |gradients| gradients.retain(|gradient| gradient.0 != "b"),
             "rank 1 did not give gradient `b`",
             "rank 1 did not give gradient `b`",
         ),

@@ -39,7 +39,10 @@ fn parts_cover_the_whole_in_order() {
 fn all_numbers_of_ranks() {
     for ranks in (1..=17).chain([31, 32, 33, 128]) {
         for (collective, algorithm) in COLLECTIVES.iter().flat_map(|c| ALGORITHMS.map(|a| (*c, a))) {
-            for (elements, in_place) in [(ranks + 3, true), (ranks + 3, false), (ranks / 2, ranks % 2 == 0)] {
+            // All-reduces of many ranks have so many messages that few elements are enough.
+            let is_large = ranks > 40 && collective == Collective::AllReduce;
+            let whole = if is_large { 3 } else { ranks + 3 };
+            for (elements, in_place) in [(whole, true), (whole, false), (whole / 2, ranks % 2 == 0)] {
                 let collective = match collective {
                     Collective::Broadcast { .. } => Collective::Broadcast { root: ranks - 1 },
                     other => other,
