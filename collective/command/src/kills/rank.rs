@@ -21,6 +21,8 @@ use crate::report::Report;
 const HANG: Duration = Duration::from_secs(20);
 /// The deadline of an operation where a rank is stopped.
 pub(super) const STOPPED: Duration = Duration::from_secs(1);
+/// How long the last survivors stay after the last rank was stopped.
+const LINGER: Duration = Duration::from_secs(3);
 /// Operations after the one in which a rank is lost. The survivors notice long before.
 const AFTER: u64 = 1_000;
 
@@ -66,7 +68,12 @@ fn work(place: &Place, batch: Batch) -> Result<(), Failure> {
         hashes = results(&communicator, Some(number), trial.combination())?;
     }
     let end = communicator.barrier().wait();
-    end.map(drop).map_err(|error| Failure::because("the last barrier", &error))
+    end.map(drop).map_err(|error| Failure::because("the last barrier", &error))?;
+    if batch.loss == Loss::Stop && batch.trials > 0 {
+        // A rank that goes on now has to find the group without it, and not its end.
+        std::thread::sleep(LINGER);
+    }
+    Ok(())
 }
 
 fn shrink(runtime: &Runtime, communicator: &Communicator) -> Result<Communicator, CollectiveError> {

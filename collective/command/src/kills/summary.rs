@@ -213,9 +213,11 @@ impl Summary {
             let middle = if values.is_empty() { 0.0 } else { median(values) };
             format!("median {middle:.1} ms, worst {worst:.1} ms")
         };
-        let (what, limit) = match self.loss {
-            Loss::Kill => ("killed", 100.0),
-            Loss::Stop => ("stopped", STOPPED.as_secs_f64() * 1e3 + 250.0),
+        let stopped = STOPPED.as_secs_f64() * 1e3;
+        // A stopped rank is noticed at the deadline, and the next group comes at most a second later.
+        let (what, notice, working) = match self.loss {
+            Loss::Kill => ("killed", 100.0, 1000.0),
+            Loss::Stop => ("stopped", stopped + 250.0, stopped + 1250.0),
         };
         let mut text = format!(
             "ranks {what}: {}, in groups of 2 to {}, before {} of {} steps\n",
@@ -231,11 +233,11 @@ impl Summary {
         if self.loss == Loss::Stop {
             text += &format!("  not told that they are excluded: {}\n", self.not_excluded);
         }
-        let known = within(&self.notice_ms, limit);
-        text += &format!("  known by all survivors: {}; {known} within {limit} ms\n", line(&self.notice_ms));
-        let working = within(&self.continue_ms, 1000.0);
+        let known = within(&self.notice_ms, notice);
+        text += &format!("  known by all survivors: {}; {known} within {notice} ms\n", line(&self.notice_ms));
+        let count = within(&self.continue_ms, working);
         text += &format!(
-            "  first result of all survivors: {}; {working} within 1000 ms\n",
+            "  first result of all survivors: {}; {count} within {working} ms\n",
             line(&self.continue_ms)
         );
         for fault in &self.faults {
