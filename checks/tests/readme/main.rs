@@ -8,6 +8,7 @@
 
 mod addresses;
 mod balance;
+mod collectives;
 mod configured;
 mod gather;
 mod greeter;

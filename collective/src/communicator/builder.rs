@@ -15,17 +15,13 @@ pub struct CommunicatorBuilder {
     launch: Option<Launch>,
     pub(super) settings: Settings,
     pub(super) limit: Duration,
-    pub(super) plans: PlanChoice,
+    /// `None` if the program sets none.
+    pub(super) plans: Option<PlanChoice>,
 }
 
 impl Default for CommunicatorBuilder {
     fn default() -> Self {
-        Self {
-            launch: None,
-            settings: Settings::default(),
-            limit: Duration::from_secs(30),
-            plans: PlanChoice::Default,
-        }
+        Self { launch: None, settings: Settings::default(), limit: Duration::from_secs(30), plans: None }
     }
 }
 
@@ -50,15 +46,24 @@ impl CommunicatorBuilder {
         self
     }
 
-    /// Sets the plans of all operations. All ranks set the same.
+    /// Sets how the group chooses the plans of all operations. All ranks set the same. The default is that of the variable
+    /// `RDMA_COLLECTIVE_PLANS`, or [`PlanChoice::Measured`] without it.
+    ///
+    /// ```
+    /// use tonic_rdma_collective::{Communicator, PlanChoice};
+    ///
+    /// // No measurement at the start.
+    /// let builder = Communicator::builder().plans(PlanChoice::Default);
+    /// ```
     pub fn plans(mut self, plans: PlanChoice) -> Self {
-        self.plans = plans;
+        self.plans = Some(plans);
         self
     }
 
-    /// Sets how connections are made, and which RDMA device they use.
+    /// Sets how connections are made, and which RDMA device they use. The default is what the `RDMA_*` variables say
+    /// ([`Config::from_env`]).
     pub fn config(mut self, config: Config) -> Self {
-        self.settings.config = config;
+        self.settings.config = Some(config);
         self
     }
 
@@ -82,18 +87,23 @@ impl CommunicatorBuilder {
         self
     }
 
-    /// Meets the other ranks.
+    /// Meets the other ranks, and agrees with them on the plans of operations, which may have to be measured first.
     ///
     /// # Errors
-    /// There is no launch, the ranks do not meet in time, or there is no RDMA to a rank.
-    pub async fn connect(self) -> Result<Communicator, CollectiveError> {
+    /// - There is no launch, the ranks do not meet in time, or there is no RDMA to a rank.
+    /// - The variable `RDMA_COLLECTIVE_PLANS` has a value that can't be read, or the ranks have different [`PlanChoice`]s.
+    /// - A rank is lost, or does not answer, while the plans are measured. The error names the rank.
+    pub async fn connect(mut self) -> Result<Communicator, CollectiveError> {
+        if self.plans.is_none() {
+            self.plans = Some(PlanChoice::from_env()?);
+        }
         let Some(launch) = self.launch.clone() else {
             return Err(CollectiveError::Setup(
                 "neither rank nor address are set; call from_env, or launch".into(),
             ));
         };
         let group = Group::join(launch, self.settings.clone()).await?;
-        Communicator::over(group, self).await
+        Communicator::first(group, self).await
     }
 }
 

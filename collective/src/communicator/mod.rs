@@ -7,13 +7,13 @@
 //! ```
 
 mod builder;
+mod measure;
 mod operand;
 mod operation;
 mod pause;
 mod plans;
 mod shared;
 
-use std::fmt;
 use std::sync::Arc;
 
 use self::plans::Plans;
@@ -25,6 +25,7 @@ use crate::lane::remote::{LaneSettings, RemoteLanes};
 use crate::memory::{Buffer, MemoryPool};
 use crate::plan::{Algorithm, Collective, part};
 use crate::reduce::{Kernel, Number, Reduction};
+use crate::tuner::PlanTable;
 use tonic_rdma_tensor::Element;
 
 pub use self::builder::CommunicatorBuilder;
@@ -54,6 +55,8 @@ pub use self::plans::PlanChoice;
 pub struct Communicator {
     shared: Arc<Shared>,
     settings: CommunicatorBuilder,
+    /// What the choice of plans did.
+    before: Statistics,
     _stop: Arc<Stop>,
 }
 
@@ -97,6 +100,31 @@ impl Communicator {
         CommunicatorBuilder::default()
     }
 
+    /// Makes a communicator of a group that has just met.
+    async fn first(group: Group, settings: CommunicatorBuilder) -> Result<Self, CollectiveError> {
+        let choice = settings.plans.clone().unwrap_or_default();
+        let communicator = Self::over(group, settings).await?;
+        if communicator.size() == 1 {
+            communicator.shared.plans.set(choice.table_of_survivors(1));
+            return Ok(communicator);
+        }
+        // The operations by which the ranks agree need a thread that may wait for peers, and a runtime's thread may not.
+        let (tell, told) = tokio::sync::oneshot::channel();
+        let agreeing = move || {
+            let agreed = measure::agree(&communicator, &choice);
+            let _the_caller_may_have_gone = tell.send(agreed.map(|()| communicator));
+        };
+        std::thread::Builder::new().name("rdma-collective-plans".into()).spawn(agreeing).map_err(
+            |error| CollectiveError::Setup(format!("no thread for the choice of plans: {error}").into()),
+        )?;
+        let mut communicator = told.await.map_err(|_| {
+            CollectiveError::Setup("the thread that chooses the plans has ended without a result".into())
+        })??;
+        communicator.shared.engine(Which::Group).restart_numbers();
+        communicator.before = communicator.totals();
+        Ok(communicator)
+    }
+
     async fn over(group: Group, settings: CommunicatorBuilder) -> Result<Self, CollectiveError> {
         let pool = MemoryPool::new(group.device(), MemoryPool::KEPT);
         let (rank, size) = (group.rank(), group.size());
@@ -116,10 +144,10 @@ impl Communicator {
             let pool = pool.clone();
             Engine::new(rank, size, lanes, Box::new(move |bytes| pool.take(bytes)))
         });
-        let plans = Plans::new(&settings.plans, size);
+        let plans = Plans::new(size);
         let shared = Shared::new(group, pool, plans, settings.limit, engines)?;
         let stop = Arc::new(Stop(Arc::clone(&shared)));
-        Ok(Self { shared, settings, _stop: stop })
+        Ok(Self { shared, settings, before: Statistics::default(), _stop: stop })
     }
 
     /// Returns the number of this rank, from 0.
@@ -132,9 +160,24 @@ impl Communicator {
         self.shared.group.size()
     }
 
-    /// Returns the plans of the operations: algorithms by length.
-    pub fn plans(&self) -> impl fmt::Display + '_ {
-        &self.shared.plans
+    /// Returns the plans of the operations: the algorithm for each length, and the reason. They are equal on all ranks.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "multi_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tonic_rdma_collective::{Communicator, Launch, PlanChoice};
+    ///
+    /// let launch = Launch::new(0, 1, "127.0.0.1:0");
+    /// let communicator = Communicator::builder().launch(launch).connect().await?;
+    /// println!("{}", communicator.plans());
+    /// // Later runs with this choice use the same algorithms, and so get the same bits.
+    /// let same = PlanChoice::Pinned(communicator.plans().pinned().parse()?);
+    /// # let _ = same;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn plans(&self) -> &PlanTable {
+        self.shared.plans.table()
     }
 
     /// Returns the part of a reduce-scatter or all-gather of `elements` elements that belongs to `rank`.
@@ -144,14 +187,38 @@ impl Communicator {
 
     /// Returns registered memory of `length` elements, all zero.
     ///
+    /// ```
+    /// # use tonic_rdma_collective::{CollectiveError, Communicator, Launch};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), CollectiveError> {
+    /// # let communicator = Communicator::builder().launch(Launch::new(0, 1, "127.0.0.1:0")).connect().await?;
+    /// let mut buffer = communicator.allocate::<f64>(3)?;
+    /// buffer.copy_from_slice(&[1.0, 2.0, 3.0]); // it is a &mut [f64]
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// There is no memory, or its pinned part has reached `RDMA_PINNED_LIMIT`.
     pub fn allocate<T: Number>(&self, length: usize) -> Result<Buffer<T>, CollectiveError> {
         Buffer::zeroed(&self.shared.pool, length)
     }
 
-    /// Returns what this communicator has done.
+    /// Returns what this communicator has done since it was made. What the measurements of its plans did is not in it.
     pub fn statistics(&self) -> Statistics {
+        let (all, before) = (self.totals(), &self.before);
+        Statistics {
+            operations: all.operations - before.operations,
+            short: all.short - before.short,
+            messages: all.messages - before.messages,
+            inline_bytes: all.inline_bytes - before.inline_bytes,
+            offered_bytes: all.offered_bytes - before.offered_bytes,
+            pulled_bytes: all.pulled_bytes - before.pulled_bytes,
+            copied_bytes: all.copied_bytes - before.copied_bytes,
+        }
+    }
+
+    fn totals(&self) -> Statistics {
         let mut sum = Statistics::default();
         for which in [Which::Group, Which::Pairs] {
             let engine = self.shared.engine(which);
@@ -168,6 +235,30 @@ impl Communicator {
     }
 
     /// Reduces the elements of all ranks, index by index. All ranks get the result.
+    ///
+    /// ```
+    /// # use tonic_rdma_collective::{CollectiveError, Communicator, Launch, Reduction};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), CollectiveError> {
+    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    /// # let address = &*format!("127.0.0.1:{port}");
+    /// # let rank = async |rank| {
+    /// # let communicator = Communicator::builder().launch(Launch::new(rank, 2, address)).connect().await?;
+    /// let mut gradients = communicator.allocate::<f32>(1000)?;
+    /// gradients.fill(0.5);
+    /// let gradients = communicator.all_reduce(gradients, Reduction::Mean).await?; // in place, without a copy
+    /// let sums = communicator.allocate(1000)?;
+    /// let (gradients, sums) = communicator.all_reduce((gradients, sums), Reduction::Sum).await?; // out of place
+    /// let mut loss = [0.25];
+    /// communicator.all_reduce(&mut loss[..], Reduction::Max).await?; // any slice
+    /// assert_eq!((gradients[0], sums[0], loss), (0.5, 0.5 * communicator.size() as f32, [0.25]));
+    /// # communicator.barrier().await?;
+    /// # Ok::<_, CollectiveError>(())
+    /// # };
+    /// # tokio::try_join!(rank(0), rank(1))?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[inline]
     pub fn all_reduce<X: Operand>(&self, operand: X, reduction: Reduction) -> Operation<X> {
         let lengths = operand.lengths();
@@ -178,6 +269,27 @@ impl Communicator {
 
     /// Reduces the elements of all ranks, index by index. Each rank gets its own [`part`](Self::part) of the result: in place
     /// where the part lies in the whole, and otherwise in an output that has the length of the part.
+    ///
+    /// ```
+    /// # use tonic_rdma_collective::{CollectiveError, Communicator, Launch, Reduction};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), CollectiveError> {
+    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    /// # let address = &*format!("127.0.0.1:{port}");
+    /// # let rank = async |rank| {
+    /// # let communicator = Communicator::builder().launch(Launch::new(rank, 2, address)).connect().await?;
+    /// let mut elements = communicator.allocate::<u32>(5)?;
+    /// elements.fill(1);
+    /// let part = communicator.part(5, communicator.rank());
+    /// let elements = communicator.reduce_scatter(elements, Reduction::Sum).await?;
+    /// assert!(elements[part].iter().all(|sum| *sum == 2)); // the other elements may be anything
+    /// # communicator.barrier().await?;
+    /// # Ok::<_, CollectiveError>(())
+    /// # };
+    /// # tokio::try_join!(rank(0), rank(1))?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn reduce_scatter<X: Operand>(&self, operand: X, reduction: Reduction) -> Operation<X> {
         let lengths = operand.lengths();
         let elements = lengths.input.unwrap_or(lengths.out);
@@ -190,6 +302,27 @@ impl Communicator {
 
     /// Gathers the parts of all ranks; all ranks get the whole. In place, the [`part`](Self::part) of a rank lies where it lies
     /// in the whole; otherwise the input is the part.
+    ///
+    /// ```
+    /// # use tonic_rdma_collective::{CollectiveError, Communicator, Launch};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), CollectiveError> {
+    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    /// # let address = &*format!("127.0.0.1:{port}");
+    /// # let rank = async |rank| {
+    /// # let communicator = Communicator::builder().launch(Launch::new(rank, 2, address)).connect().await?;
+    /// let mut own = communicator.allocate::<u64>(1)?;
+    /// own[0] = communicator.rank() as u64;
+    /// let all = communicator.allocate(communicator.size())?;
+    /// let (_, all) = communicator.all_gather((own, all)).await?;
+    /// assert_eq!(all[..], [0, 1]);
+    /// # communicator.barrier().await?;
+    /// # Ok::<_, CollectiveError>(())
+    /// # };
+    /// # tokio::try_join!(rank(0), rank(1))?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn all_gather<X: Operand>(&self, operand: X) -> Operation<X> {
         let lengths = operand.lengths();
         let part = self.part(lengths.out, self.rank());
@@ -199,6 +332,28 @@ impl Communicator {
     }
 
     /// Gives all ranks the elements of rank `root`.
+    ///
+    /// ```
+    /// # use tonic_rdma_collective::{CollectiveError, Communicator, Launch};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), CollectiveError> {
+    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    /// # let address = &*format!("127.0.0.1:{port}");
+    /// # let rank = async |rank| {
+    /// # let communicator = Communicator::builder().launch(Launch::new(rank, 2, address)).connect().await?;
+    /// let mut weights = communicator.allocate::<f32>(1000)?;
+    /// if communicator.rank() == 0 {
+    ///     weights.fill(0.5);
+    /// }
+    /// let weights = communicator.broadcast(weights, 0).await?;
+    /// assert_eq!(weights[999], 0.5);
+    /// # communicator.barrier().await?;
+    /// # Ok::<_, CollectiveError>(())
+    /// # };
+    /// # tokio::try_join!(rank(0), rank(1))?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn broadcast<X: Operand>(&self, operand: X, root: usize) -> Operation<X> {
         let lengths = operand.lengths();
         let wrong = lengths.input.is_some_and(|input| input != lengths.out);
@@ -213,6 +368,29 @@ impl Communicator {
 
     /// Sends elements to rank `to`, which calls [`recv`](Self::recv) with as many. Of a pair, the first is sent. Messages from
     /// one rank to another arrive in order; their order against other operations is free.
+    ///
+    /// ```
+    /// # use tonic_rdma_collective::{CollectiveError, Communicator, Launch};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), CollectiveError> {
+    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    /// # let address = &*format!("127.0.0.1:{port}");
+    /// # let rank = async |rank| {
+    /// # let communicator = Communicator::builder().launch(Launch::new(rank, 2, address)).connect().await?;
+    /// let mut word = communicator.allocate::<u32>(1)?;
+    /// if communicator.rank() == 0 {
+    ///     word[0] = 7;
+    ///     communicator.send(1, word).await?;
+    /// } else {
+    ///     assert_eq!(communicator.recv(0, word).await?[0], 7);
+    /// }
+    /// # communicator.barrier().await?;
+    /// # Ok::<_, CollectiveError>(())
+    /// # };
+    /// # tokio::try_join!(rank(0), rank(1))?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn send<X: Operand>(&self, to: usize, operand: X) -> Operation<X> {
         self.pair(Kind::Send { to }, operand)
     }
@@ -251,8 +429,37 @@ impl Communicator {
         out: (usize, usize),
         wrong: bool,
     ) -> Operation<X> {
+        let plan = self.shared.plans.choose(collective, elements.saturating_mul(size_of::<X::Element>()));
+        self.operation_by(plan, collective, operand, elements, reduction, input, out, wrong)
+    }
+
+    /// Makes an all-reduce in place with this algorithm, and messages of at most so many bytes.
+    fn all_reduce_by<X: Operand>(
+        &self,
+        plan: (Algorithm, usize),
+        operand: X,
+        reduction: Reduction,
+    ) -> Operation<X> {
+        let length = operand.lengths().out;
+        let window = (0, length);
+        let collective = Collective::AllReduce;
+        self.operation_by(plan, collective, operand, length, Some(reduction), window, window, false)
+    }
+
+    #[inline]
+    #[expect(clippy::too_many_arguments, reason = "each is one fact about the call")]
+    fn operation_by<X: Operand>(
+        &self,
+        (algorithm, piece): (Algorithm, usize),
+        collective: Collective,
+        operand: X,
+        elements: usize,
+        reduction: Option<Reduction>,
+        input: (usize, usize),
+        out: (usize, usize),
+        wrong: bool,
+    ) -> Operation<X> {
         let size = size_of::<X::Element>();
-        let (algorithm, piece) = self.shared.plans.choose(elements * size);
         let call = Call {
             kind: Kind::Group(collective),
             dtype: <X::Element as Element>::DTYPE,
@@ -282,6 +489,34 @@ impl Communicator {
 
     /// Makes a group of the ranks that are left after a failure. All of them call this. Their ranks are new, in the old order.
     ///
+    /// The group goes on at once, so it measures nothing: it has the plans that the program fixed or pinned, and otherwise those of
+    /// [`PlanChoice::Default`]. A fresh group with that choice has the same plans, and so gets the same bits.
+    ///
+    /// ```
+    /// # use tonic_rdma_collective::{CollectiveError, Communicator, Launch, Reduction};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), CollectiveError> {
+    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    /// # let address = &*format!("127.0.0.1:{port}");
+    /// # let rank = async |rank| {
+    /// # let communicator = Communicator::builder().launch(Launch::new(rank, 2, address)).connect().await?;
+    /// # communicator.barrier().await?;
+    /// # if rank == 0 {
+    /// #     return Ok(());
+    /// # }
+    /// // Rank 0 of 2 has ended.
+    /// let words = communicator.allocate::<u32>(1)?;
+    /// assert!(communicator.all_reduce(words, Reduction::Sum).await.is_err());
+    /// let communicator = communicator.shrink().await?;
+    /// assert_eq!((communicator.rank(), communicator.size()), (0, 1));
+    /// # communicator.barrier().await?;
+    /// # Ok::<_, CollectiveError>(())
+    /// # };
+    /// # tokio::try_join!(rank(0), rank(1))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// - [`Excluded`](CollectiveError::Excluded): the others go on without this rank.
     /// - [`Setup`](CollectiveError::Setup): there was no agreement in time.
@@ -291,7 +526,10 @@ impl Communicator {
         let reason = reason.unwrap_or_else(|| CollectiveError::Setup("the group shrinks".into()));
         self.shared.revoke(&reason);
         let survivors = group.survivors().await?;
-        Self::over(group.next_generation(survivors), self.settings.clone()).await
+        let smaller = Self::over(group.next_generation(survivors), self.settings.clone()).await?;
+        let choice = self.settings.plans.clone().unwrap_or_default();
+        smaller.shared.plans.set(choice.table_of_survivors(smaller.size()));
+        Ok(smaller)
     }
 }
 

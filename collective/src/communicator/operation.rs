@@ -109,6 +109,19 @@ impl<X: Operand> Operation<X> {
 
     /// Starts the operation, which then goes on while the caller does something else. An operation on slices goes on only while
     /// it is awaited.
+    ///
+    /// ```
+    /// # use tonic_rdma_collective::{CollectiveError, Communicator, Launch, Reduction};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), CollectiveError> {
+    /// # let communicator = Communicator::builder().launch(Launch::new(0, 1, "127.0.0.1:0")).connect().await?;
+    /// let buffer = communicator.allocate::<f32>(1 << 20)?;
+    /// let operation = communicator.all_reduce(buffer, Reduction::Sum).start();
+    /// // Compute something else, while the operation is under way.
+    /// let buffer = operation.await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn start(mut self) -> Self {
         self.outcome = self.begin(0);
         if matches!(self.state, State::UnderWay(_)) {
@@ -119,6 +132,18 @@ impl<X: Operand> Operation<X> {
     }
 
     /// Waits for the end on this thread, and polls meanwhile. Not for a thread of an async runtime.
+    ///
+    /// ```
+    /// # use tonic_rdma_collective::{CollectiveError, Communicator, Launch, Reduction};
+    /// # fn main() -> Result<(), CollectiveError> {
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    /// # let launch = Launch::new(0, 1, "127.0.0.1:0");
+    /// # let communicator = runtime.block_on(Communicator::builder().launch(launch).connect())?;
+    /// let mut loss = [0.25];
+    /// communicator.all_reduce(&mut loss[..], Reduction::Mean).wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// See [`CollectiveError`].

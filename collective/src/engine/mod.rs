@@ -403,6 +403,12 @@ impl<L: Lanes> Engine<L> {
         }
     }
 
+    /// Counts operations from 0 again. All ranks do this after the same operation, when none is under way.
+    pub(crate) fn restart_numbers(&mut self) {
+        debug_assert!(self.under.is_empty(), "operations are under way");
+        self.numbers = Numbers::new(self.ranks);
+    }
+
     /// Returns whether no operation is under way.
     pub(crate) fn is_idle(&self) -> bool {
         self.under.is_empty()

@@ -112,7 +112,7 @@ async fn listen(
         vec![own.map_err(|error| setup(format!("rank {rank} has no way to rank 0 at {address}: {error}")))?]
     };
     // The calls of the group need no RDMA. The channels refuse to be without.
-    let config = settings.config.clone().policy(Policy::Prefer);
+    let config = settings.config()?.policy(Policy::Prefer);
     let incoming = RdmaIncoming::bind_with(&wanted[..], config).await.map_err(|error| {
         let hint = if rank == 0 {
             "; rank 0 has to run on the host of that address, and no other program may use the port. \

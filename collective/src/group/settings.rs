@@ -7,11 +7,14 @@ use tonic::transport::{ClientTlsConfig, ServerTlsConfig};
 use tonic_rdma::Config;
 use tonic_rdma_tensor::DeviceBuilder;
 
+use crate::error::CollectiveError;
+use crate::group::launch::setup;
+
 /// The settings of a group.
 #[derive(Clone)]
 pub(crate) struct Settings {
-    /// How connections are made, and which RDMA device they use.
-    pub(crate) config: Config,
+    /// How connections are made, and which RDMA device they use. Without it, the environment says so.
+    pub(crate) config: Option<Config>,
     /// How long the ranks wait for one another at the start.
     pub(crate) meeting: Duration,
     /// How long the survivors of a failure wait for a rank that lives and does not take part in the agreement.
@@ -29,7 +32,7 @@ pub(crate) struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            config: Config::default(),
+            config: None,
             meeting: Duration::from_secs(60),
             patience: Duration::from_secs(30),
             answer: Duration::from_millis(100),
@@ -42,9 +45,24 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// Returns how connections are made.
+    ///
+    /// # Errors
+    /// A variable of the environment has a bad value. The message names it.
+    pub(crate) fn config(&self) -> Result<Config, CollectiveError> {
+        match &self.config {
+            Some(config) => Ok(config.clone()),
+            None => Config::from_env().map_err(|error| setup(error.to_string())),
+        }
+    }
+
     /// Returns the builder of the tensor device with these settings.
     pub(crate) fn device(&self) -> DeviceBuilder {
-        let builder = DeviceBuilder::default().config(self.config.clone());
+        let builder = DeviceBuilder::default();
+        let builder = match &self.config {
+            Some(config) => builder.config(config.clone()),
+            None => builder,
+        };
         #[cfg(feature = "_tls-any")]
         if let Some(tls) = &self.client_tls {
             return builder.client_tls(tls.clone());

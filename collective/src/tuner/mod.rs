@@ -29,4 +29,6 @@ mod units;
 
 pub use self::table::{PlanRange, PlanTable};
 pub use self::text::PlanTableError;
-pub(crate) use self::trials::{Trial, Tuner, tune};
+#[cfg(test)]
+pub(crate) use self::trials::tune;
+pub(crate) use self::trials::{Trial, Tuner};

@@ -77,6 +77,16 @@ impl PlanTable {
         ])
     }
 
+    /// Returns the table of a group of one rank.
+    pub(crate) fn alone() -> Self {
+        Self::fixed(Algorithm::OneShot, PIECE, "a group of one rank sends nothing".into())
+    }
+
+    /// Returns a table with one algorithm for all sizes.
+    pub(crate) fn fixed(algorithm: Algorithm, piece: usize, reason: String) -> Self {
+        Self::from_rows(vec![Row { end: None, algorithm, piece, reason }])
+    }
+
     /// Makes a table of rows, of which each ends above the one before, and only the last has no end.
     pub(super) fn from_rows(rows: Vec<Row>) -> Self {
         let mut start = 0;

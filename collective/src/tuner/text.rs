@@ -8,8 +8,6 @@ use crate::plan::Algorithm;
 
 /// The largest number of ranges of a table.
 const MOST_RANGES: usize = 64;
-/// The largest length of an encoded table, in bytes.
-const MOST_BYTES: usize = 64 << 10;
 
 /// The error of a text that is no table of plans.
 ///
@@ -140,6 +138,9 @@ fn parse_part(text: &str, is_only: bool) -> Result<Row, PlanTableError> {
 }
 
 impl PlanTable {
+    /// The largest length of an encoded table, in bytes.
+    pub(crate) const MOST_BYTES: usize = 64 << 10;
+
     /// Returns the table with its reasons, for the other ranks.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut text = self.pinned();
@@ -156,7 +157,7 @@ impl PlanTable {
     /// The bytes are not from there.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, PlanTableError> {
         let damaged = |what: &str| PlanTableError::Damaged(what.to_owned());
-        if bytes.len() > MOST_BYTES {
+        if bytes.len() > Self::MOST_BYTES {
             return Err(PlanTableError::Damaged(format!("it has {} bytes", bytes.len())));
         }
         let text = std::str::from_utf8(bytes).map_err(|_| damaged("it is no UTF-8"))?;

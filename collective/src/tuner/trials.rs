@@ -273,6 +273,7 @@ impl Tuner {
 ///
 /// # Errors
 /// `measure` failed.
+#[cfg(test)]
 pub(crate) fn tune<E>(
     mut tuner: Tuner,
     mut measure: impl FnMut(Trial) -> Result<Duration, E>,

@@ -27,6 +27,8 @@ pub(crate) struct Gradients {
     /// What was hidden in the steps that are reported, and their number.
     overlap: Overlap,
     steps: usize,
+    /// Whether the next step is reported.
+    reported: bool,
     rank: usize,
 }
 
@@ -37,6 +39,7 @@ pub(crate) struct Step<'a> {
     names: &'a [String],
     overlap: &'a mut Overlap,
     steps: &'a mut usize,
+    reported: bool,
     rank: usize,
 }
 
@@ -131,6 +134,7 @@ impl Group {
             names: (0..number).map(|index| index.to_string()).collect(),
             overlap: Overlap::default(),
             steps: 0,
+            reported: true,
             rank: self.rank(),
         })
     }
@@ -151,6 +155,7 @@ impl Gradients {
             names: &self.names,
             overlap: &mut self.overlap,
             steps: &mut self.steps,
+            reported: self.reported,
             rank: self.rank,
         })
     }
@@ -160,15 +165,15 @@ impl Gradients {
         !self.fusion.bucket_size().measuring()
     }
 
-    /// Leaves the steps so far out of the report.
-    pub(crate) fn forget_report(&mut self) {
-        (self.overlap, self.steps) = (Overlap::default(), 0);
+    /// Sets whether the next steps are part of the report.
+    pub(crate) fn set_reported(&mut self, reported: bool) {
+        self.reported = reported;
     }
 
     /// Returns the size of the buckets, and what was hidden in all steps.
     pub(crate) fn report(&self) -> String {
         format!(
-            "{}\nof all {} steps, as rank {} saw them: {}",
+            "{}\nof {} steps, as rank {} saw them: {}",
             self.fusion.bucket_size(),
             self.steps,
             self.rank,
@@ -206,8 +211,10 @@ impl<'a> Step<'a> {
     /// Waits for the means of all gradients.
     pub(crate) fn finish(self) -> Result<Means<'a>, Failure> {
         let means = self.step.finish().wait().map_err(|error| failed(self.rank, error))?;
-        *self.overlap += means.overlap();
-        *self.steps += 1;
+        if self.reported {
+            *self.overlap += means.overlap();
+            *self.steps += 1;
+        }
         Ok(Means { means, names: self.names })
     }
 }

@@ -208,7 +208,9 @@ fn table(headings: &[&str]) -> Table {
 }
 
 fn machine(number: usize, cores: usize) -> String {
-    format!("{} on {cores} cores", ranks(number))
+    // A launcher may keep each rank on one core. The process then sees this core alone.
+    let plural = if cores == 1 { "" } else { "s" };
+    format!("{}, rank 0 on {cores} core{plural}", ranks(number))
 }
 
 fn ranks(number: usize) -> String {
@@ -271,7 +273,8 @@ mod tests {
             fusion: "4 buckets".to_owned(),
         };
         let text = overlap(&measured);
-        for part in ["161 gradients, 102.2 MB", "2 ranks on 2 cores", "hides 75.0 %", "70.00 ms", "4 buckets"]
+        for part in
+            ["161 gradients, 102.2 MB", "2 ranks, rank 0 on 2 cores", "hides 75.0 %", "70.00 ms", "4 buckets"]
         {
             assert!(text.contains(part), "{part}: {text}");
         }

@@ -1,4 +1,5 @@
 //! Runs the program with several ranks as processes, on made-up samples.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::io::Write;
 use std::path::Path;

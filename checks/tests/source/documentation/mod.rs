@@ -38,6 +38,11 @@ const FIRST_CALLS: &[(&str, &[&str])] = &[
     ),
     ("Channel", &["write", "read", "region", "static_sender", "dynamic_sender", "request"]),
     ("DeviceBuilder", &["bind", "without_listener", "client_tls", "server_tls", "plaintext_tensors"]),
+    (
+        "Communicator",
+        &["allocate", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "send", "shrink"],
+    ),
+    ("Operation", &["start", "wait"]),
     ("RegionWrite", &["at", "from", "notify", "blocks_from"]),
     ("RegionRead", &["at", "into"]),
     ("Memcpy", &["on_completion"]),

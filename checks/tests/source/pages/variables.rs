@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use tonic_rdma::Config;
-use tonic_rdma_collective::Launch;
+use tonic_rdma_collective::{Launch, PlanChoice};
 
 use tonic_rdma_checks::pages;
 use tonic_rdma_checks::{files_of, read, root};
@@ -14,6 +14,9 @@ type Section = BTreeMap<String, String>;
 
 /// The beginning of the variables that [`Launch`] reads.
 const LAUNCH: &str = "RDMA_COLLECTIVE_";
+
+/// The variable that a communicator reads.
+const PLANS: &str = "RDMA_COLLECTIVE_PLANS";
 
 #[test]
 fn the_pages_have_every_variable_of_the_code_and_no_other() {
@@ -56,7 +59,8 @@ fn defaults_values_and_examples_are_those_of_the_code() {
 
 #[test]
 fn values_and_examples_of_the_launch_are_those_of_the_code() {
-    let sections: Vec<_> = sections().into_iter().filter(|(name, _)| name.starts_with(LAUNCH)).collect();
+    let is_of_launch = |name: &String| name.starts_with(LAUNCH) && name != PLANS;
+    let sections: Vec<_> = sections().into_iter().filter(|(name, _)| is_of_launch(name)).collect();
     let set: BTreeMap<String, String> = sections
         .iter()
         .map(|(name, section)| {
@@ -78,6 +82,18 @@ fn values_and_examples_of_the_launch_are_those_of_the_code() {
         for line in ["Default", "Trade-off", "Warning"] {
             assert!(!section[line].is_empty(), "{name}: {line}");
         }
+    }
+}
+
+#[test]
+fn the_variable_of_plans_has_the_default_and_an_example_of_the_code() {
+    let section = sections().remove(PLANS).unwrap();
+    let value = section["Default"].trim_matches('`').parse::<PlanChoice>();
+    assert_eq!(value, Ok(PlanChoice::default()), "the default of {PLANS}");
+    let example = section["Example"].trim_matches('`').strip_prefix(&format!("{PLANS}=")).unwrap();
+    assert!(matches!(example.parse(), Ok(PlanChoice::Pinned(_))), "{example}");
+    for line in ["Takes", "Trade-off", "Warning"] {
+        assert!(!section[line].is_empty(), "{PLANS}: {line}");
     }
 }
 

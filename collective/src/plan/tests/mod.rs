@@ -2,6 +2,7 @@
 
 mod checker;
 mod dependencies;
+mod pictures;
 mod plans;
 mod schedules;
 

@@ -54,28 +54,30 @@ struct Bench<'a> {
     /// The number of tensors of each layer.
     layers: Vec<usize>,
     schedule: Schedule,
-    /// One for each of the two kinds that communicate, so that each has a report of its own.
-    apart: Gradients,
-    overlapped: Gradients,
+    gradients: Gradients,
 }
 
 /// Measures as one rank of the group. The result is the same on all ranks, but for the reports of the communicator.
 pub(crate) fn measure(job: &OverlapJob, group: &Group) -> Result<Overlap, Failure> {
     let mut bench = Bench::new(group)?;
     let communication = bench.communication()?;
+    // The size of the buckets is chosen anew, for steps with computation.
+    bench.gradients = group.gradients(bench.tensors.len())?;
+    bench.gradients.set_reported(false);
     let step_ms = job.step_ms.unwrap_or(STEP * communication.median);
     let processor = bench.processor(job.compute, step_ms)?;
     bench.settle(&processor)?;
-    bench.overlapped.forget_report();
     let mut milliseconds: [Vec<f64>; 3] = Default::default();
     for step in 0..WARM_UP + job.steps {
+        let measured = step >= WARM_UP;
         let mut turn = [0.0; 3];
         // The kinds take turns, so that what else the machine does meets all of them.
         for (kind, duration) in Kind::ALL.into_iter().zip(&mut turn) {
+            bench.gradients.set_reported(measured && kind == Kind::WithOverlap);
             *duration = bench.step(kind, &processor)?.as_secs_f64() * 1e3;
         }
         group.maximum(&mut turn)?;
-        if step >= WARM_UP {
+        if measured {
             milliseconds.iter_mut().zip(turn).for_each(|(all, one)| all.push(one));
         }
     }
@@ -92,7 +94,7 @@ pub(crate) fn measure(job: &OverlapJob, group: &Group) -> Result<Overlap, Failur
         without_overlap_ms: without_overlap,
         with_overlap_ms: with_overlap,
         hidden: hidden(without_communication.median, without_overlap.median, with_overlap.median),
-        fusion: bench.overlapped.report(),
+        fusion: bench.gradients.report(),
     })
 }
 
@@ -124,8 +126,7 @@ impl<'a> Bench<'a> {
             tensors: lengths.iter().enumerate().map(fill).collect(),
             schedule: Schedule::new(&layers),
             layers: layers.into_iter().map(|layer| layer.tensors.len()).collect(),
-            apart: group.gradients(lengths.len())?,
-            overlapped: group.gradients(lengths.len())?,
+            gradients: group.gradients(lengths.len())?,
         })
     }
 
@@ -134,8 +135,8 @@ impl<'a> Bench<'a> {
         let (mut milliseconds, mut steps) = (Vec::new(), 0);
         while milliseconds.len() < ALONE {
             self.group.barrier()?;
-            let settled = self.apart.is_settled();
-            let mut step = self.apart.begin()?;
+            let settled = self.gradients.is_settled();
+            let mut step = self.gradients.begin()?;
             fill(&mut step, &self.tensors, 0..self.tensors.len())?;
             let began = Instant::now();
             ready(&mut step, &self.tensors, 0..self.tensors.len())?;
@@ -172,7 +173,7 @@ impl<'a> Bench<'a> {
     /// Carries out steps with overlap until the communicator has chosen the size of their buckets.
     fn settle(&mut self, processor: &Processor) -> Result<(), Failure> {
         let mut steps = 0;
-        while !self.overlapped.is_settled() {
+        while !self.gradients.is_settled() {
             self.step(Kind::WithOverlap, processor)?;
             steps = counted(steps)?;
         }
@@ -184,8 +185,7 @@ impl<'a> Bench<'a> {
         self.group.barrier()?;
         let began = Instant::now();
         let mut computing = processor.begin();
-        let gradients = if kind == Kind::WithOverlap { &mut self.overlapped } else { &mut self.apart };
-        let mut step = gradients.begin()?;
+        let mut step = self.gradients.begin()?;
         computing.until(self.schedule.forward)?;
         let mut first = 0;
         for (tensors, until) in self.layers.iter().zip(&self.schedule.layers) {

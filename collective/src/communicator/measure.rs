@@ -1,0 +1,149 @@
+//! How the ranks agree on their plans when they connect: they compare what they were told, and measure if that is to be measured.
+//!
+//! ```text
+//!   rank 0                                    all other ranks
+//!   the tuner's next trial ── broadcast ──▶   the same trial
+//!   all-reduces, with the clock        …      all-reduces
+//!   no trial is left: a table ─ broadcast ─▶  the same table
+//! ```
+//!
+//! Rank 0 decides because the times of the ranks differ. Its clock is enough: no rank gets ahead by more than one all-reduce.
+
+use std::time::{Duration, Instant};
+
+use super::Communicator;
+use super::plans::PlanChoice;
+use crate::error::CollectiveError;
+use crate::memory::Buffer;
+use crate::reduce::Reduction;
+use crate::tuner::{PlanTable, Trial, Tuner};
+
+/// The time that all trials take together.
+const BUDGET: Duration = Duration::from_millis(300);
+/// The trials end after this time also if they took longer than they should, because other work keeps the ranks from running.
+const END: Duration = Duration::from_secs(1);
+/// The longest trial. The tuner judges longer operations by those that it measured.
+const LARGEST: usize = 16 << 20;
+/// The largest length of a choice in a message, in bytes. Of a longer text, the end is not compared.
+const CHOICE: usize = 4 << 10;
+
+/// Agrees with the other ranks on the plans, and sets them. Blocks this thread.
+pub(super) fn agree(communicator: &Communicator, choice: &PlanChoice) -> Result<(), CollectiveError> {
+    let agreed = try_agree(communicator, choice);
+    if let Err(error) = &agreed {
+        // The other ranks are told too if this one alone has failed.
+        communicator.shared.tell(error);
+    }
+    agreed
+}
+
+fn try_agree(communicator: &Communicator, choice: &PlanChoice) -> Result<(), CollectiveError> {
+    let ranks = communicator.size();
+    if ranks > 1 {
+        compare(communicator, choice)?;
+    }
+    let table = match choice.table(ranks) {
+        Some(table) => table,
+        None => measure(communicator)?,
+    };
+    communicator.shared.plans.set(table);
+    Ok(())
+}
+
+/// Compares the choices of all ranks.
+fn compare(communicator: &Communicator, choice: &PlanChoice) -> Result<(), CollectiveError> {
+    let rank = communicator.rank();
+    let own = choice.to_string();
+    let mut texts = vec![0_u8; communicator.size() * CHOICE];
+    let length = own.len().min(CHOICE);
+    texts[rank * CHOICE..][..length].copy_from_slice(&own.as_bytes()[..length]);
+    communicator.all_gather(&mut texts[..]).wait()?;
+    let (first, _) = texts.split_at(CHOICE);
+    let other = texts.chunks_exact(CHOICE).position(|text| text != first);
+    let Some(other) = other else { return Ok(()) };
+    let text = |rank: usize| {
+        let text = texts.chunks_exact(CHOICE).nth(rank).unwrap_or_default();
+        String::from_utf8_lossy(text).trim_end_matches('\0').to_owned()
+    };
+    let what = format!(
+        "rank {other} has the plans {:?}, and rank 0 has {:?}; all ranks need the same: set them in the program or with {}",
+        text(other),
+        text(0),
+        super::plans::VARIABLE
+    );
+    Err(CollectiveError::Setup(what.into()))
+}
+
+/// Makes the trials, and returns the table of rank 0.
+fn measure(communicator: &Communicator) -> Result<PlanTable, CollectiveError> {
+    let largest = largest(communicator)?;
+    let mut tuner = (communicator.rank() == 0).then(|| Tuner::new(communicator.size(), largest, BUDGET));
+    let mut buffer = communicator.allocate::<f32>(0)?;
+    let began = Instant::now();
+    loop {
+        let next = tuner.as_mut().and_then(|tuner| if began.elapsed() < END { tuner.next() } else { None });
+        let mut words = Trial::pack(next);
+        communicator.broadcast(&mut words[..], 0).wait()?;
+        let Some(trial) = Trial::unpack(words).map_err(|what| broken("trial", what))? else { break };
+        let length = trial.bytes.div_ceil(size_of::<f32>());
+        if buffer.len() != length {
+            // The pool takes the memory back before it gives the next.
+            drop(buffer);
+            buffer = communicator.allocate::<f32>(length)?;
+        }
+        let (time, used) = run(communicator, trial, buffer)?;
+        buffer = used;
+        if let Some(tuner) = &mut tuner {
+            tuner.record(time);
+        }
+    }
+    share(communicator, tuner.map(|tuner| tuner.table()))
+}
+
+/// Returns the longest trial for which all ranks have memory.
+fn largest(communicator: &Communicator) -> Result<usize, CollectiveError> {
+    let mut bytes = LARGEST;
+    while bytes > 8 && communicator.allocate::<u8>(bytes).is_err() {
+        bytes /= 4;
+    }
+    let mut least = [bytes as u64];
+    communicator.all_reduce(&mut least[..], Reduction::Min).wait()?;
+    Ok(usize::try_from(least[0]).unwrap_or(bytes).min(bytes))
+}
+
+/// Makes the all-reduces of a trial. Returns the median of their times.
+fn run(
+    communicator: &Communicator,
+    trial: Trial,
+    mut buffer: Buffer<f32>,
+) -> Result<(Duration, Buffer<f32>), CollectiveError> {
+    let mut times = Vec::with_capacity(trial.repetitions as usize);
+    let plan = (trial.algorithm, trial.piece);
+    buffer = communicator.all_reduce_by(plan, buffer, Reduction::Sum).wait()?;
+    for _ in 0..trial.repetitions {
+        let start = Instant::now();
+        buffer = communicator.all_reduce_by(plan, buffer, Reduction::Sum).wait()?;
+        times.push(start.elapsed());
+    }
+    times.sort_unstable();
+    let median = times.get(times.len() / 2).copied().unwrap_or_default();
+    Ok((median, buffer))
+}
+
+/// Gives all ranks the table of rank 0, which has one.
+fn share(communicator: &Communicator, table: Option<PlanTable>) -> Result<PlanTable, CollectiveError> {
+    let mut bytes = table.as_ref().map(PlanTable::encode).unwrap_or_default();
+    let mut length = [bytes.len() as u64];
+    communicator.broadcast(&mut length[..], 0).wait()?;
+    let length = usize::try_from(length[0]).ok().filter(|length| *length <= PlanTable::MOST_BYTES);
+    bytes.resize(length.ok_or_else(|| broken("table", "it is too long"))?, 0);
+    communicator.broadcast(&mut bytes[..], 0).wait()?;
+    match table {
+        Some(table) => Ok(table),
+        None => PlanTable::decode(&bytes).map_err(|error| broken("table", &error.to_string())),
+    }
+}
+
+fn broken(what: &str, why: &str) -> CollectiveError {
+    CollectiveError::Setup(format!("rank 0 sent a {what} of plans that can't be read: {why}").into())
+}
