@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::process::{Signal, getpid, kill_process};
 use tokio::runtime::Runtime;
-use tonic_rdma_collective::{CollectiveError, Communicator, Launch, Reduction};
+use tonic_rdma_collective::{CollectiveError, Communicator, Launch, PlanChoice, Reduction};
 
 use super::content;
 use super::said::Said;
@@ -42,7 +42,8 @@ fn work(place: &Place, batch: Batch) -> Result<(), Failure> {
         .map_err(|error| Failure::because("can't start the runtime", &error))?;
     let address = place.addresses.first().cloned().unwrap_or_default();
     let limit = if batch.loss == Loss::Kill { HANG } else { STOPPED };
-    let builder = Communicator::builder().config(config()?).plans(plans()).deadline(limit);
+    let builder =
+        Communicator::builder().config(config()?).plans(PlanChoice::Pinned(plans()?)).deadline(limit);
     let builder = builder.launch(Launch::new(place.rank, place.size, address));
     let mut communicator = runtime
         .block_on(builder.connect())

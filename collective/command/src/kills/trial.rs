@@ -1,7 +1,9 @@
 //! Which rank is lost when: all ranks work it out from the number of the trial.
 
 use serde::{Deserialize, Serialize};
-use tonic_rdma_collective::{Algorithm, PlanChoice};
+use tonic_rdma_collective::PlanTable;
+
+use crate::failure::Failure;
 
 /// An algorithm and a number of elements that the table below gives to it.
 #[derive(Clone, Copy, Debug)]
@@ -28,20 +30,14 @@ pub(crate) const COMBINATIONS: [Combination; 9] = [
     combination("ring", "pulled", 100_003),
 ];
 
-/// Returns the plans: each combination gets its algorithm by its length.
-pub(crate) fn plans() -> PlanChoice {
-    use Algorithm::{HalvingDoubling, OneShot, Ring};
-    PlanChoice::Table(vec![
-        (32, OneShot, 64 << 10),
-        (64, HalvingDoubling, 64 << 10),
-        (128, Ring, 64 << 10),
-        (4 << 10, OneShot, 64 << 10),
-        (8 << 10, HalvingDoubling, 64 << 10),
-        (16 << 10, Ring, 64 << 10),
-        (64 << 10, OneShot, 64 << 10),
-        (256 << 10, HalvingDoubling, 64 << 10),
-        (usize::MAX, Ring, 32 << 10),
-    ])
+/// The plans: each combination gets its algorithm by its length.
+const PLANS: &str = "one-shot:..32,halving-doubling:..64,ring:..128,\
+                     one-shot:..4KiB,halving-doubling:..8KiB,ring:..16KiB,\
+                     one-shot:..64KiB,halving-doubling/64KiB:..256KiB,ring/32KiB:..";
+
+/// Returns the plans.
+pub(crate) fn plans() -> Result<PlanTable, Failure> {
+    PLANS.parse().map_err(|error| Failure::because("the plans of the trials", &error))
 }
 
 /// How a rank is lost.
@@ -112,9 +108,13 @@ mod tests {
 
     #[test]
     fn each_combination_has_a_line_of_its_own_in_the_table() {
-        let PlanChoice::Table(lines) = plans() else { panic!("no table") };
-        for (at, combination) in COMBINATIONS.iter().enumerate() {
-            assert_eq!(lines.iter().position(|(most, ..)| 4 * combination.elements <= *most), Some(at));
+        let table = plans().unwrap();
+        assert_eq!(table.ranges().len(), COMBINATIONS.len());
+        for (range, combination) in table.ranges().iter().zip(COMBINATIONS) {
+            let bytes = 4 * combination.elements;
+            assert!(range.start <= bytes && range.end.is_none_or(|end| bytes < end), "{range:?}");
+            let name = format!("{:?}", range.algorithm).to_lowercase();
+            assert_eq!(name, combination.algorithm.replace('-', ""));
         }
     }
 }
