@@ -129,6 +129,19 @@ fn all_operations_give_the_right_results() {
     }
 }
 
+fn unsigned<T: Number + From<u8> + PartialEq + std::fmt::Debug>(communicator: &Communicator, count: usize) {
+    let (rank, ranks) = (communicator.rank(), communicator.size());
+    let own = |rank: usize, index: usize| ((index * 5 + rank * 3) % 70) as u8;
+    let mut elements: Vec<T> = (0..count).map(|index| own(rank, index).into()).collect();
+    communicator.all_reduce(&mut elements[..], Reduction::Sum).wait().unwrap();
+    let sum = |index: usize| T::from((0..ranks).map(|rank| own(rank, index)).sum::<u8>());
+    assert!(elements.iter().enumerate().all(|(index, found)| *found == sum(index)), "{count} elements");
+    let mut elements: Vec<T> = (0..count).map(|index| own(rank, index).into()).collect();
+    communicator.all_reduce(&mut elements[..], Reduction::Max).wait().unwrap();
+    let largest = |index: usize| T::from((0..ranks).map(|rank| own(rank, index)).max().unwrap());
+    assert!(elements.iter().enumerate().all(|(index, found)| *found == largest(index)), "{count} elements");
+}
+
 #[test]
 fn all_types_are_reduced() {
     group(3, PlanChoice::Default, |communicator, _| {
@@ -139,6 +152,10 @@ fn all_types_are_reduced() {
             all_forms::<i8>(&communicator, count);
             all_forms::<i16>(&communicator, count);
             all_forms::<i32>(&communicator, count);
+            unsigned::<u8>(&communicator, count);
+            unsigned::<u16>(&communicator, count);
+            unsigned::<u32>(&communicator, count);
+            unsigned::<u64>(&communicator, count);
         }
         let mut bytes = vec![200_u8, 3];
         communicator.all_reduce(&mut bytes[..], Reduction::Min).wait().unwrap();
@@ -186,6 +203,19 @@ fn messages_between_two_ranks_arrive_in_order() {
             assert!(received.iter().all(|element| *element == last as i32));
             sent.wait().unwrap();
         }
+        let elements: Vec<u16> = (0..40_000).map(|index| index + rank as u16).collect();
+        for count in [0, 5, 40_000] {
+            let sender = communicator.clone();
+            let sent = &elements[..count];
+            let mut received = vec![0_u16; count];
+            std::thread::scope(|scope| {
+                scope.spawn(move || sender.send(next, sent).wait().unwrap());
+                communicator.recv(last, &mut received[..]).wait().unwrap();
+            });
+            assert!((0..).zip(&received).all(|(index, element)| *element == index + last as u16), "{count}");
+        }
+        let error = communicator.all_reduce(&elements[..], Reduction::Sum).wait().unwrap_err();
+        assert!(error.to_string().contains("do not fit"), "{error}");
         let error = communicator.send(rank, communicator.allocate::<i32>(1).unwrap()).wait().unwrap_err();
         assert!(error.to_string().contains("itself"), "{error}");
     });
@@ -276,5 +306,42 @@ fn a_dropped_operation_on_a_slice_ends_the_group() {
         }
         // A report needs the process that makes it.
         both.wait();
+    });
+}
+
+/// Returns those regions of a group that a device without any part in the group can attach.
+async fn regions_of_a_stranger(address: &str) -> Vec<String> {
+    let stranger = tonic_rdma_tensor::RdmaDevice::builder().bind("127.0.0.1:0").await.unwrap();
+    let channel = stranger.channel(address, 0).await.unwrap();
+    let lanes = ["lanes/1/0/board", "lanes/1/0/ring/1", "lanes/pairs/1/0/board"].map(str::to_owned);
+    let memory = (0..64).flat_map(|pool| (1..3).map(move |number| format!("memory/{pool}/{number}")));
+    let mut attached = Vec::new();
+    for name in lanes.into_iter().chain(memory) {
+        let name = format!("tonic-rdma-collective/{name}");
+        if channel.region(&name).await.is_ok() {
+            attached.push(name);
+        }
+    }
+    attached
+}
+
+#[test]
+fn a_stranger_attaches_no_memory_of_a_group() {
+    let address = free_address();
+    let join = |rank| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let builder = Communicator::builder().launch(Launch::new(rank, 2, address.as_str()));
+        let communicator = runtime.block_on(builder.connect()).unwrap();
+        let buffer = communicator.allocate::<f32>(1 << 16).unwrap();
+        communicator.all_reduce(buffer, Reduction::Sum).wait().unwrap();
+        if rank == 0 {
+            let attached = runtime.block_on(regions_of_a_stranger(&address));
+            assert!(attached.is_empty(), "{attached:?}");
+        }
+        communicator.barrier().wait().unwrap();
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| join(1));
+        join(0);
     });
 }

@@ -147,3 +147,57 @@ fn share(communicator: &Communicator, table: Option<PlanTable>) -> Result<PlanTa
 fn broken(what: &str, why: &str) -> CollectiveError {
     CollectiveError::Setup(format!("rank 0 sent a {what} of plans that can't be read: {why}").into())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::sync::Barrier;
+
+    use super::{agree, compare, largest, run};
+    use crate::communicator::{Communicator, PlanChoice};
+    use crate::error::CollectiveError;
+    use crate::group::{Group, Launch, Settings};
+    use crate::tuner::Trial;
+
+    /// Takes part in some trials as a rank that is not rank 0.
+    fn follow(communicator: &Communicator, trials: usize) -> Result<(), CollectiveError> {
+        compare(communicator, &PlanChoice::Measured)?;
+        largest(communicator)?;
+        for _ in 0..trials {
+            let mut words = [0; 4];
+            communicator.broadcast(&mut words[..], 0).wait()?;
+            let trial = Trial::unpack(words).unwrap().unwrap();
+            run(communicator, trial, communicator.allocate(trial.bytes.div_ceil(4))?)?;
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_rank_that_is_lost_while_the_plans_are_measured_is_named() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        drop(listener);
+        let (address, all) = (&address, &Barrier::new(3));
+        let rank = |rank: usize| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let communicator = runtime.block_on(async {
+                let group = Group::join(Launch::new(rank, 3, address.as_str()), Settings::default()).await?;
+                Communicator::over(group, Communicator::builder()).await
+            });
+            let communicator = communicator.unwrap();
+            if rank == 2 {
+                follow(&communicator, 7).unwrap();
+                drop(communicator);
+                all.wait();
+                return;
+            }
+            let error = agree(&communicator, &PlanChoice::Measured).unwrap_err();
+            all.wait();
+            assert!(error.to_string().contains("rank 2"), "rank {rank}: {error}");
+        };
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> = (0..3).map(|number| scope.spawn(move || rank(number))).collect();
+            ranks.into_iter().for_each(|rank| rank.join().unwrap());
+        });
+    }
+}

@@ -129,7 +129,8 @@ impl Communicator {
         let pool = MemoryPool::new(group.device(), MemoryPool::KEPT);
         let (rank, size) = (group.rank(), group.size());
         let channels: Vec<_> = (0..size).map(|peer| group.channel(peer).cloned()).collect();
-        let lanes = LaneSettings::default();
+        let lanes =
+            LaneSettings { names: format!("{}/lanes", group.region_names()), ..LaneSettings::default() };
         let pairs = LaneSettings { names: format!("{}/pairs", lanes.names), ..lanes.clone() };
         let (generation, memory) = (group.generation(), pool.clone());
         // The lanes go on using the runtime on which they were opened, so it is not the caller's.
@@ -366,8 +367,8 @@ impl Communicator {
         self.operation(Collective::Barrier, (), 0, None, (0, 0), (0, 0), false)
     }
 
-    /// Sends elements to rank `to`, which calls [`recv`](Self::recv) with as many. Of a pair, the first is sent. Messages from
-    /// one rank to another arrive in order; their order against other operations is free.
+    /// Sends elements to rank `to`, which calls [`recv`](Self::recv) with as many. Of a pair, the first is sent; a shared
+    /// slice, `&[T]`, can be sent too. Messages from one rank to another arrive in order; their order against other operations is free.
     ///
     /// ```
     /// # use tonic_rdma_collective::{CollectiveError, Communicator, Launch};
@@ -402,18 +403,20 @@ impl Communicator {
 
     fn pair<X: Operand>(&self, kind: Kind, operand: X) -> Operation<X> {
         let lengths = operand.lengths();
-        let wrong = lengths.input.is_some_and(|input| input != lengths.out);
+        // What is sent may come without an output.
+        let only_sent = matches!(kind, Kind::Send { .. }) && lengths.out == 0;
+        let wrong = !only_sent && lengths.input.is_some_and(|input| input != lengths.out);
+        let elements = if only_sent { lengths.input.unwrap_or(0) } else { lengths.out };
         let call = Call {
             kind,
             dtype: <X::Element as Element>::DTYPE,
             reduction: None,
             algorithm: Algorithm::OneShot,
-            elements: lengths.out,
+            elements,
             piece: usize::MAX,
         };
-        let window = (0, lengths.out);
-        let request =
-            Request { call, input: lengths.input.map(|_| window), out: window, limit: self.shared.limit };
+        let input = lengths.input.map(|input| (0, input));
+        let request = Request { call, input, out: (0, lengths.out), limit: self.shared.limit };
         Operation::new(&self.shared, Which::Pairs, request, operand).refused(wrong.then(|| unfit(&call)))
     }
 

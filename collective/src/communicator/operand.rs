@@ -12,6 +12,7 @@ use crate::reduce::Number;
 /// | `(Buffer<T>, Buffer<T>)` | the second buffer; the first stays as it is | none |
 /// | `&mut [T]` | the same slice | one |
 /// | `(&[T], &mut [T])` | the second slice | one |
+/// | `&[T]` | none: only [`send`](crate::Communicator::send) takes it | one |
 ///
 /// An operation on buffers goes on also while nothing awaits it. An operation on slices needs its future to be polled, or
 /// [`wait`](crate::Operation::wait): drive it to its end, because other ranks wait for it.
@@ -130,6 +131,28 @@ impl<T: Number> sealed::Operand for (&[T], &mut [T]) {
 
     fn lend(&mut self) -> Lent<'_> {
         Lent { input: Some(bytemuck::cast_slice(self.0)), out: bytemuck::cast_slice_mut(self.1) }
+    }
+
+    fn into_parts(self) -> Result<Parts, Self> {
+        Err(self)
+    }
+
+    fn from_parts(_: Parts, _: Lengths) -> Option<Self> {
+        None
+    }
+}
+
+/// The operand of a `send`. It has no output, so all other operations refuse it, unless it is empty.
+#[allow(private_interfaces, reason = "the trait can't be named outside this crate")]
+impl<T: Number> sealed::Operand for &[T] {
+    type Element = T;
+
+    fn lengths(&self) -> Lengths {
+        Lengths { input: Some(self.len()), out: 0 }
+    }
+
+    fn lend(&mut self) -> Lent<'_> {
+        Lent { input: Some(bytemuck::cast_slice(self)), out: &mut [] }
     }
 
     fn into_parts(self) -> Result<Parts, Self> {

@@ -163,7 +163,9 @@ impl Shared {
     /// Ends all operations of this rank, before the survivors agree.
     pub(crate) fn revoke(&self, reason: &CollectiveError) {
         for which in [Which::Group, Which::Pairs] {
-            self.engine(which).fail(reason.clone());
+            let mut engine = self.engine(which);
+            engine.fail(reason.clone());
+            engine.lanes_mut().give_up();
         }
     }
 

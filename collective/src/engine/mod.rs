@@ -427,6 +427,11 @@ impl<L: Lanes> Engine<L> {
         &self.lanes
     }
 
+    /// Returns the lanes, to change them.
+    pub(crate) fn lanes_mut(&mut self) -> &mut L {
+        &mut self.lanes
+    }
+
     /// Takes the memory that peers may still pull from after a failure.
     pub(crate) fn take_kept(&mut self) -> Vec<L::Memory> {
         std::mem::take(&mut self.kept)

@@ -7,7 +7,7 @@ use crate::group::proto::{JoinRequest, Member};
 /// The version of the protocol.
 pub(crate) const VERSION: u32 = 1;
 
-/// The longest text that a rank may send about itself, in bytes.
+/// The longest text or process number that a rank may send about itself, in bytes.
 const MAX_TEXT: usize = 256;
 
 /// The number of refusals that are kept for the error of rank 0.
@@ -23,6 +23,7 @@ pub(crate) struct Meeting {
 
 #[derive(Debug)]
 struct Seat {
+    /// The number of the process. That of rank 0 is empty, which no caller's is.
     process: Vec<u8>,
     member: Member,
     /// The number of calls of this process. Only the latest is answered, so that one rank holds one call.
@@ -64,11 +65,11 @@ impl From<Refusal> for Status {
 }
 
 impl Meeting {
-    /// Opens the meeting of `size` ranks. Rank 0, which is `process`, has come.
-    pub(crate) fn new(job: &str, size: usize, process: &[u8], member: Member) -> Self {
+    /// Opens the meeting of `size` ranks. Rank 0 has come. It never calls, so no caller has its seat.
+    pub(crate) fn new(job: &str, size: usize, member: Member) -> Self {
         let mut seats: Vec<Option<Seat>> = (0..size).map(|_| None).collect();
         if let Some(first) = seats.first_mut() {
-            *first = Some(Seat { process: process.to_vec(), member, turn: 0 });
+            *first = Some(Seat { process: Vec::new(), member, turn: 0 });
         }
         Self { job: job.to_owned(), seats, refusals: Vec::new() }
     }
@@ -100,6 +101,9 @@ impl Meeting {
             if !(1..=MAX_TEXT).contains(&text.len()) {
                 return Err(Refusal::Text(name));
             }
+        }
+        if !(1..=MAX_TEXT).contains(&process.len()) {
+            return Err(Refusal::Text("process number"));
         }
         if job != self.job {
             let theirs = job.chars().take(MAX_TEXT).collect();
@@ -190,7 +194,7 @@ mod tests {
     }
 
     fn meeting() -> Meeting {
-        Meeting::new("job", 3, &[0], member(0))
+        Meeting::new("job", 3, member(0))
     }
 
     #[test]
@@ -226,6 +230,28 @@ mod tests {
         );
         let described = meeting.describe();
         assert!(described.starts_with("rank 2 of 3 has not come; refused: version 9"), "{described}");
+    }
+
+    /// Rank 0 holds the meeting and never calls. A caller that says that it is rank 0 must not get the name of the group, nor
+    /// change what rank 0 says about itself.
+    #[test]
+    fn no_caller_takes_the_seat_of_rank_0() {
+        let mut meeting = Meeting::new("job", 3, member(0));
+        for process in [vec![], vec![0], vec![7; 16]] {
+            let caller = JoinRequest { process: process.into(), member: Some(member(99)), ..join(0) };
+            assert!(matches!(meeting.admit(caller).unwrap_err(), Refusal::Text(_) | Refusal::Twice { .. }));
+        }
+        meeting.admit(join(1)).unwrap();
+        meeting.admit(join(2)).unwrap();
+        assert_eq!(meeting.members().unwrap()[0], member(0));
+    }
+
+    #[test]
+    fn a_process_has_a_short_number() {
+        for process in [vec![], vec![1; 257]] {
+            let caller = JoinRequest { process: process.into(), ..join(1) };
+            assert_eq!(meeting().admit(caller).unwrap_err(), Refusal::Text("process number"));
+        }
     }
 
     #[test]

@@ -26,6 +26,7 @@ mod session;
 mod settings;
 mod state;
 mod survivors;
+mod unlisted;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -89,6 +90,12 @@ impl Group {
     /// Returns the rank that another rank had at first, which names it for ever.
     pub(crate) fn original(&self, rank: usize) -> Option<usize> {
         self.epoch.members.get(rank).copied()
+    }
+
+    /// Returns the first part of the names of this group's regions. Only ranks of the group know it, so no other process can attach
+    /// the regions.
+    pub(crate) fn region_names(&self) -> String {
+        format!("tonic-rdma-collective/{:032x}", u128::from_be_bytes(self.session.group))
     }
 
     /// Returns the device that all channels belong to.

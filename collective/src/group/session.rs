@@ -25,6 +25,7 @@ use crate::group::runtime::OwnRuntime;
 use crate::group::service::{MAX_REQUEST, Service};
 use crate::group::settings::Settings;
 use crate::group::state::{Epoch, GroupId, State};
+use crate::group::unlisted::Unlisted;
 
 /// The number of channels that are opened at once.
 const OPENING: usize = 16;
@@ -136,7 +137,10 @@ async fn listen(
     let mut server = server
         .http2_keepalive_interval(Some(Duration::from_secs(10)))
         .http2_keepalive_timeout(Some(Duration::from_secs(20)));
-    let server = server.add_service(device.service()).add_service(service).serve_with_incoming(connections);
+    let server = server
+        .add_service(Unlisted::new(device.service()))
+        .add_service(service)
+        .serve_with_incoming(connections);
     tokio::spawn(async move {
         if let Err(error) = server.await {
             tracing::error!(error = chain(&error), "the server of a rank has ended");
@@ -180,7 +184,7 @@ async fn meet(
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
     let member = Member { address: local.to_string(), host: host(), cores };
     if launch.rank() == 0 {
-        let meeting = Meeting::new(launch.job(), launch.size(), &[], member);
+        let meeting = Meeting::new(launch.job(), launch.size(), member);
         let group = fresh_id()?;
         state.open_meeting(meeting, group);
         let members = wait_for_all(launch, settings, state, until).await?;

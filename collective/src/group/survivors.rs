@@ -19,6 +19,9 @@ use crate::group::state::Epoch;
 /// wait for its turn.
 const SILENCE: u32 = 6;
 
+/// An agreement takes at most so many times the patience with a rank that lives and does not agree.
+const MOST_PATIENCE: u32 = 4;
+
 /// The pause between two rounds of questions: it begins small, because most agreements are over in two rounds.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
@@ -57,6 +60,12 @@ pub(super) async fn agree(session: &Arc<Session>, epoch: &Arc<Epoch>) -> Result<
     let mut silent: BTreeMap<usize, Instant> = BTreeMap::new();
     let mut pause = FIRST_PAUSE;
     loop {
+        let waited = begun.elapsed();
+        if waited >= session.patience * MOST_PATIENCE {
+            return Err(setup(format!(
+                "the survivors did not agree within {waited:?}: no proposal got the promise of all its members"
+            )));
+        }
         let answers = ask_all(session, &mut silent).await;
         match state.next(&answers) {
             Move::Adopt { generation, members } => {

@@ -5,6 +5,7 @@ use std::net::TcpListener;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::agreement::Proposal;
 use super::{Group, Launch, Settings};
 use crate::error::{CollectiveError, Place};
 
@@ -46,10 +47,14 @@ pub(super) fn block_on<T>(future: impl Future<Output = T>) -> T {
 }
 
 fn join_all(size: usize) -> Vec<Group> {
-    let address = free_address();
+    join_with(size, &settings(), &free_address())
+}
+
+fn join_with(size: usize, settings: &Settings, address: &str) -> Vec<Group> {
     let join = |rank| {
-        let launch = Launch::new(rank, size, address.clone()).with_job("test");
-        thread::spawn(move || block_on(Group::join(launch, settings())))
+        let launch = Launch::new(rank, size, address).with_job("test");
+        let settings = settings.clone();
+        thread::spawn(move || block_on(Group::join(launch, settings)))
     };
     // Rank 0 comes last, so that the others have to try again.
     let threads: Vec<_> = (0..size).rev().map(join).collect();
@@ -339,4 +344,37 @@ fn a_rank_that_does_not_take_part_is_left_out_and_is_told_so() {
     assert!(reason.contains("later group"), "{reason}");
     let again = block_on(late.survivors()).unwrap_err();
     assert!(matches!(again, CollectiveError::Excluded { rank: 1, .. }), "{again}");
+}
+
+/// A rank that has promised the largest number to another coordinator refuses every proposal.
+#[test]
+fn an_agreement_without_promises_ends() {
+    let settings = Settings { patience: Duration::from_millis(500), ..settings() };
+    let groups = join_with(2, &settings, &free_address());
+    for group in &groups {
+        let state = &group.session.state;
+        state.agree(1, true);
+        let proposal = Proposal { generation: u64::MAX, coordinator: 0, members: vec![0, 1] };
+        state.promise(&proposal).unwrap();
+    }
+    for (rank, result) in shrink_all(groups.into_iter().enumerate().collect()) {
+        let message = result.unwrap_err().to_string();
+        assert!(message.contains("the survivors did not agree within"), "rank {rank}: {message}");
+    }
+}
+
+#[test]
+fn a_stranger_gets_no_list_of_regions() {
+    const DESCRIBE: &str = "/tonic_rdma.tensor.v1.TensorDevice/Describe";
+    let address = free_address();
+    let _groups = join_with(2, &settings(), &address);
+    let refused = runtime().block_on(async {
+        let channel = tonic::transport::Endpoint::from_shared(format!("http://{address}")).unwrap();
+        let mut caller = tonic::client::Grpc::new(channel.connect().await.unwrap());
+        caller.ready().await.unwrap();
+        let path = tonic::codegen::http::uri::PathAndQuery::from_static(DESCRIBE);
+        let codec = tonic_prost::ProstCodec::<(), ()>::default();
+        caller.unary(tonic::Request::new(()), path, codec).await.unwrap_err()
+    });
+    assert_eq!(refused.code(), tonic::Code::PermissionDenied, "{refused}");
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::hash::{BuildHasher as _, RandomState};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -41,7 +42,7 @@ pub(crate) struct MemoryStatistics {
 
 struct Shared {
     device: RdmaDevice,
-    /// The number of the pool in this process.
+    /// The number of the pool, which only ranks of its group learn.
     number: u64,
     /// The largest number of idle bytes.
     kept: usize,
@@ -60,8 +61,9 @@ impl MemoryPool {
 
     /// Makes a pool over memory of `device`, which keeps at most `kept` idle bytes.
     pub(crate) fn new(device: &RdmaDevice, kept: usize) -> Self {
-        static NUMBERS: AtomicU64 = AtomicU64::new(0);
-        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        static POOLS: AtomicU64 = AtomicU64::new(0);
+        // The keys of the hash are random numbers of the system, so the number can't be guessed.
+        let number = RandomState::new().hash_one(POOLS.fetch_add(1, Ordering::Relaxed));
         Self { shared: Arc::new(Shared { device: device.clone(), number, kept, state: Mutex::default() }) }
     }
 
@@ -125,7 +127,7 @@ impl MemoryPool {
 
 /// Returns the name under which the memory `number` of a pool is on offer.
 pub(crate) fn name_of(pool: u64, number: u64) -> String {
-    format!("tonic-rdma-collective/memory/{pool}/{number}")
+    format!("tonic-rdma-collective/memory/{pool:016x}/{number}")
 }
 
 impl Memory {

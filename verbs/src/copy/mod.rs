@@ -29,6 +29,8 @@ use x86_64 as machine;
 /// - `from` must be valid for reads of `length` bytes, and `to` for writes. Accesses of others at the same time do no harm.
 /// - The ranges must not overlap.
 /// - No `&mut` reference to the source may exist, and no reference to the destination other than the caller's.
+///   One exception: memory that its owner lends to peers (`LentRegion`) may have a `&mut` reference of the owner, because the
+///   copied bytes go to a peer only.
 #[inline]
 pub(crate) unsafe fn copy_bytes(from: *const u8, to: *mut u8, length: usize) {
     // SAFETY: the contract is the same.

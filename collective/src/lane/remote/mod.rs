@@ -82,6 +82,17 @@ impl RemoteLanes {
         }
     }
 
+    /// Gives these lanes up after a failure: nothing more is written to peers, which may withdraw their memory from now on.
+    pub(crate) fn give_up(&mut self) {
+        self.peers.iter_mut().flatten().for_each(|peer| peer.give_up());
+    }
+
+    /// Returns how many regions of a rank are attached.
+    #[cfg(test)]
+    fn attached(&self, rank: usize) -> usize {
+        self.peers[rank].as_ref().map_or(0, |peer| peer.attached())
+    }
+
     #[cold]
     fn look_at_channels(&mut self) {
         for (rank, error) in self.watch.take() {
@@ -91,6 +102,7 @@ impl RemoteLanes {
         }
         for peer in self.peers.iter_mut().flatten() {
             peer.look_at_channel();
+            peer.sweep();
         }
     }
 }

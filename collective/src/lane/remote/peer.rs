@@ -114,6 +114,25 @@ impl Peer {
         self.closed.get_or_insert(error);
     }
 
+    /// Writes nothing more to the peer.
+    pub(super) fn give_up(&mut self) {
+        match &mut self.wire {
+            Wire::View(_) => {}
+            Wire::Write(wire) => wire.give_up(),
+        }
+    }
+
+    /// Returns how many regions of the peer are attached.
+    #[cfg(test)]
+    pub(super) fn attached(&self) -> usize {
+        self.sources.attached()
+    }
+
+    /// Forgets regions that the peer has withdrawn.
+    pub(super) fn sweep(&mut self) {
+        self.sources.sweep();
+    }
+
     /// Looks whether the channel has closed.
     pub(super) fn look_at_channel(&mut self) {
         if self.closed.is_none() && !self.channel.is_open() {

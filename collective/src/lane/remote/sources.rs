@@ -63,6 +63,17 @@ impl Sources {
         Ok(self.attached.first().map(|(_, source)| source))
     }
 
+    /// Forgets regions that the peer has withdrawn, so that their memory is freed there.
+    pub(super) fn sweep(&mut self) {
+        self.attached.retain(|(_, source)| source.is_current());
+    }
+
+    /// Returns how many regions are attached.
+    #[cfg(test)]
+    pub(super) fn attached(&self) -> usize {
+        self.attached.len()
+    }
+
     /// Goes on to attach the region, and returns whether it is attached now, in the first place.
     fn attach(&mut self, number: u64) -> Result<bool, LaneFault> {
         let Some((attaching, result)) = &mut self.attaching else {
@@ -87,7 +98,7 @@ impl Sources {
                 return Err(LaneFault::Lost(ChannelError::Closed(self.channel.endpoint().into())));
             }
         };
-        self.attached.retain(|(_, source)| source.is_current());
+        self.sweep();
         self.attached.truncate(self.most.saturating_sub(1));
         self.attached.insert(0, (attaching, source));
         Ok(attaching == number)

@@ -124,6 +124,11 @@ impl WriteWire {
         Ok(())
     }
 
+    /// Writes no count any more.
+    pub(super) fn give_up(&mut self) {
+        (self.reported, self.urgent) = (self.taken, false);
+    }
+
     fn take_notice(&mut self, slots: u32) -> Result<(), LaneFault> {
         if self.ring.try_notice() {
             self.arrived += 1;

@@ -204,6 +204,35 @@ async fn two_sets_and_two_generations_share_the_channels() {
     }
 }
 
+/// After a failure, the survivors drop their old lanes at different times. A rank that drops them later must not write to a peer
+/// that has withdrawn its memory, because that would end the channel which the new lanes use.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lanes_that_are_given_up_do_no_harm_to_the_next_ones() {
+    for kind in KINDS {
+        let (devices, mut channels) = mesh(2).await;
+        let pools: Vec<_> = devices.iter().map(|device| MemoryPool::new(device, 0)).collect();
+        let mut old = open_all(&mut channels, &pools, 0, &settings(kind)).await;
+        assert!(old[0].send(1, tag(1), b"old").unwrap());
+        until("the message", || {
+            old[1].peek(0).unwrap()?;
+            old[1].receive(0, &mut |_, _| ()).unwrap().then_some(())
+        });
+        old.iter_mut().for_each(RemoteLanes::give_up);
+        let mut new = open_all(&mut channels, &pools, 1, &settings(kind)).await;
+        // Rank 0 withdraws its memory first. Rank 1 has not told it of the message yet.
+        drop(old.remove(0));
+        drop(old);
+        for round in 0..20 {
+            until("room", || {
+                new.iter_mut().for_each(|lanes| lanes.progress().unwrap());
+                new[0].send(1, tag(round), b"new").unwrap().then_some(())
+            });
+            assert_eq!(receive(&mut new[1], 0, true).unwrap(), (tag(round), b"new".to_vec()));
+        }
+        assert!(channels.iter().flatten().flatten().all(|channel| channel.is_open()), "{kind:?}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_set_up_that_cannot_succeed_says_why() {
     let (devices, channels) = mesh(2).await;

@@ -106,3 +106,20 @@ async fn memory_that_the_pool_gave_up_is_forgotten() {
         assert_eq!(sender.pool.statistics().registered, 10, "{kind:?}: retired memory is not used again");
     }
 }
+
+/// Memory that a peer looks at stays pinned at its owner, so a view must not last until the next message.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_view_of_memory_that_was_withdrawn_is_dropped() {
+    let mut ranks = group(2, &settings(LaneKind::Auto)).await;
+    let (sender, receiver) = pair(&mut ranks);
+    let mut memory = sender.pool.take(10_000).unwrap();
+    memory.retire();
+    sender.lanes.send_reference(1, tag(0), &memory, 0, 10_000).unwrap().unwrap();
+    receive(&mut receiver.lanes, 0, false).unwrap();
+    assert_eq!(receiver.lanes.attached(0), 1);
+    drop(memory);
+    until("the end of the view", || {
+        receiver.lanes.progress().unwrap();
+        (receiver.lanes.attached(0) == 0).then_some(())
+    });
+}
