@@ -4,6 +4,7 @@
 use std::net::TcpListener;
 use std::time::Duration;
 
+use tonic_rdma::Config;
 use tonic_rdma_collective::{
     Algorithm, CollectiveError, Communicator, Launch, Number, PlanChoice, Reduction,
 };
@@ -29,7 +30,9 @@ fn group<T: Send>(
             .map(|rank| {
                 scope.spawn(move || {
                     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+                    // The variables RDMA_* choose the device.
                     let builder = Communicator::builder()
+                        .config(Config::from_env().unwrap())
                         .launch(Launch::new(rank, ranks, address.as_str()))
                         .deadline(LIMIT)
                         .plans(plans.clone());

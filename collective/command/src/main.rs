@@ -4,6 +4,7 @@
 mod choices;
 mod cores;
 mod failure;
+mod kills;
 mod launch;
 mod options;
 mod output;
@@ -38,6 +39,9 @@ fn main() -> ExitCode {
 fn run(options: &Options) -> Result<(), Failure> {
     if let Some(place) = &options.child {
         return rank::work_as_child(options, place);
+    }
+    if options.kills.is_some() || options.stops.is_some() {
+        return kills::run(options);
     }
     let launched = rank::is_launched();
     match &options.ranks {

@@ -16,6 +16,10 @@ const MAX_ITERATIONS: u64 = 10_000_000;
 const SIZES: &str = "8,64,1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB";
 const QUICK_SIZES: &str = "8,1KiB,64KiB,1MiB";
 
+/// Options that have no meaning where ranks are lost.
+const MEASURING: [&str; 9] =
+    ["sizes", "algorithm", "counters", "tuner_check", "duration", "iterations", "warm_ups", "quick", "plot"];
+
 const HELP: &str = "\
 Starts the ranks as local processes. Without --ranks, and started by mpirun, torchrun or srun, this process is one rank.
 Before each iteration the ranks write new content into the next of several buffers; each element of each result is checked.
@@ -28,6 +32,7 @@ Examples:
   tonic-rdma-allreduce --ranks 4 --sizes 1KiB,1MiB --algorithm auto,one-shot,ring,halving-doubling
   tonic-rdma-allreduce --ranks 2,3,4,8 --tuner-check       the tuner's choice beside each algorithm
   tonic-rdma-allreduce --ranks 3 --algorithm ring --counters
+  tonic-rdma-allreduce --kills 100                         ranks that are killed, and what the others do
   mpirun -n 4 tonic-rdma-allreduce --json rows.json";
 
 /// Measures and checks allreduce over RDMA: latency and bus bandwidth by ranks, size, type and algorithm
@@ -72,6 +77,12 @@ pub(crate) struct Options {
     /// Show the bytes that each rank moved beside 2(N-1)/N times the size, and the bytes copied; check the ring's
     #[arg(long)]
     pub(crate) counters: bool,
+    /// Kill this many ranks, at all steps of all algorithms, and check what the others do. Groups begin with 8 ranks (--ranks)
+    #[arg(long, value_name = "N", value_parser = losses, conflicts_with_all = MEASURING)]
+    pub(crate) kills: Option<u64>,
+    /// Stop this many ranks in the same way, and let them go on later
+    #[arg(long, value_name = "N", value_parser = losses, conflicts_with_all = MEASURING)]
+    pub(crate) stops: Option<u64>,
     /// Measure four sizes for 0.1 s each
     #[arg(long)]
     pub(crate) quick: bool,
@@ -255,6 +266,10 @@ fn operands(text: &str) -> Result<List<Operand>, ValueError> {
 
 fn iterations(text: &str) -> Result<List<u64>, ValueError> {
     parse_list(text, |item| parse_number(item, 1, MAX_ITERATIONS))
+}
+
+fn losses(text: &str) -> Result<u64, ValueError> {
+    parse_number(text, 1, MAX_ITERATIONS)
 }
 
 fn warm_ups(text: &str) -> Result<List<u64>, ValueError> {

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::choices::{Algorithm, Operand, Reduction, Type};
+use crate::kills::Said;
 use crate::options::Cell;
 use crate::statistics::{bus_bytes, bus_gbytes_per_s, geometric_mean, median, p99};
 
@@ -16,6 +17,8 @@ pub(crate) enum Report {
     Row(Row),
     Counted(Counted),
     Compared(Compared),
+    /// What a rank says about a trial of `--kills` or `--stops`.
+    Trial(Said),
     /// The rank has done its work. It found this many wrong elements in its own results.
     Done {
         wrong: u64,

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use self::plans::Plans;
 use self::shared::{Shared, Which};
 use crate::engine::{Call, Engine, Kind, Request};
-use crate::error::CollectiveError;
+use crate::error::{CollectiveError, Place};
 use crate::group::Group;
 use crate::lane::remote::{LaneSettings, RemoteLanes};
 use crate::memory::{Buffer, MemoryPool};
@@ -485,6 +485,13 @@ impl Communicator {
             None
         };
         Operation::new(&self.shared, Which::Group, request, operand).refused(error)
+    }
+
+    /// Calls `watch` before each step of each operation of the group, before a step that must wait also more than once. For tests
+    /// that end a rank at a certain step.
+    #[doc(hidden)]
+    pub fn watch_steps(&self, watch: impl FnMut(Place) + Send + 'static) {
+        self.shared.engine(Which::Group).watch(Box::new(watch));
     }
 
     /// Makes a group of the ranks that are left after a failure. All of them call this. Their ranks are new, in the old order.

@@ -77,7 +77,11 @@ pub(crate) struct Engine<L: Lanes> {
     /// Whether the caller looks for the cause of a deadline, and then calls `expire`.
     asks: bool,
     statistics: Statistics,
+    watch: Option<Watch>,
 }
+
+/// Called before each step, for tests of failures.
+pub(crate) type Watch = Box<dyn FnMut(Place) + Send>;
 
 /// The result of an operation, and its memory.
 pub(crate) type Ended<M> = (Result<(), CollectiveError>, Holding<M>);
@@ -133,7 +137,14 @@ impl<L: Lanes> Engine<L> {
             late: None,
             asks: false,
             statistics: Statistics::default(),
+            watch: None,
         }
+    }
+
+    /// Calls `watch` before each step of each operation, before a step that must wait also more than once. No operation takes the
+    /// short path from then on: it has the same messages, and no steps.
+    pub(crate) fn watch(&mut self, watch: Watch) {
+        self.watch = Some(watch);
     }
 
     /// Carries out an all-reduce on the short path, if the path is open to it and the other ranks answer within `looks` looks.
@@ -148,7 +159,7 @@ impl<L: Lanes> Engine<L> {
         out: &mut [u8],
         looks: u32,
     ) -> Option<ShortResult> {
-        if !self.under.is_empty() || self.failure.is_some() {
+        if !self.under.is_empty() || self.failure.is_some() || self.watch.is_some() {
             return None;
         }
         let (packed, kernel) = match self.last_short {
@@ -325,6 +336,7 @@ impl<L: Lanes> Engine<L> {
                 busy: &mut self.busy,
                 ranks: self.ranks,
                 sum: &mut self.sum,
+                watch: self.watch.as_mut(),
             };
             match under.advance(&mut context, slices.as_mut().map(Lent::again)) {
                 Ok(advanced) => moved |= advanced,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use super::Watch;
 use super::bodies::{Bodies, Body};
 use super::call::{Call, Packed};
 use super::program::{Home, Program, Work};
@@ -134,6 +135,16 @@ pub(super) struct Context<'a, L: Lanes> {
     pub(super) ranks: usize,
     /// Where a short operation reduces.
     pub(super) sum: &'a mut Vec<u8>,
+    pub(super) watch: Option<&'a mut Watch>,
+}
+
+impl<L: Lanes> Context<'_, L> {
+    /// Says that this step comes next.
+    fn at(&mut self, tag: &Tag, step: u32, program: &Program) {
+        if let Some(watch) = &mut self.watch {
+            watch(Place { operation: tag.operation, step, steps: program.steps.len() as u32 });
+        }
+    }
 }
 
 impl<M> Planned<M> {
@@ -395,6 +406,7 @@ impl<M: DerefMut<Target = [u8]>> Run<'_, M> {
                 again |= self.sends(at, context)?;
             }
             if let Some(step) = self.planned.locals.pop_front() {
+                context.at(&self.tag, step, &self.planned.program);
                 self.local(step, context.ranks);
                 moved = true;
                 continue;
@@ -427,6 +439,7 @@ impl<M: DerefMut<Target = [u8]>> Run<'_, M> {
             && let Work::Send { to, from, length, inline } = &program.steps[step as usize]
         {
             let tag = Tag { step, ..self.tag };
+            context.at(&tag, step, &program);
             if *inline {
                 if !context.lanes.send(*to, tag, self.bodies.bytes(*from, *length))? {
                     break;
@@ -464,6 +477,7 @@ impl<M: DerefMut<Target = [u8]>> Run<'_, M> {
         {
             let Some((tag, arrived)) = context.lanes.peek(*from)? else { break };
             check(*from, &self.tag, &tag, *length, arrived, step, program.steps.len() as u32)?;
+            context.at(&self.tag, step, &program);
             let done = match parts[..] {
                 [part] if part.reduce.is_none() && part.into.home != Home::Input => {
                     context.lanes.receive_into(*from, self.bodies.bytes_mut(part.into, part.length))?

@@ -15,8 +15,9 @@ use crate::group::launch::setup;
 use crate::group::session::Session;
 use crate::group::state::Epoch;
 
-/// A rank that answers no call for so many times the limit of an answer is taken for lost.
-const SILENCE: u32 = 3;
+/// A rank that answers no call for so many times the limit of an answer is taken for lost. A rank of a busy machine may have to
+/// wait for its turn.
+const SILENCE: u32 = 6;
 
 /// An agreement takes at most so many times the patience with a rank that lives and does not agree.
 const MOST_PATIENCE: u32 = 4;

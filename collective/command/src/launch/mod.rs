@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::choices::Named;
 use crate::cores;
 use crate::failure::Failure;
-use crate::launch::processes::{Event, Processes};
+pub(crate) use crate::launch::processes::{Event, Processes};
 use crate::options::{Length, Options, Pin};
 use crate::output::Results;
 use crate::report::Report;
@@ -124,7 +124,11 @@ fn choose_cores(pin: Pin, ranks: usize, allowed: &[usize]) -> Result<Option<Vec<
 }
 
 /// Makes the place of each rank, with an address for each communicator.
-fn places(ranks: usize, communicators: usize, cores: Option<&[usize]>) -> Result<Vec<Place>, Failure> {
+pub(crate) fn places(
+    ranks: usize,
+    communicators: usize,
+    cores: Option<&[usize]>,
+) -> Result<Vec<Place>, Failure> {
     let parent = rustix::process::getpid().as_raw_nonzero().get();
     let addresses = free_addresses(communicators, parent.unsigned_abs() as u16)?;
     let place = |rank: usize| Place {
@@ -132,6 +136,7 @@ fn places(ranks: usize, communicators: usize, cores: Option<&[usize]>) -> Result
         size: ranks,
         addresses: addresses.clone(),
         core: cores.and_then(|cores| cores.get(rank).copied()),
+        batch: None,
         parent,
     };
     Ok((0..ranks).map(place).collect())

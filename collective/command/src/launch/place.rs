@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cores;
 use crate::failure::Failure;
+use crate::kills::Batch;
 
 /// What a process must know to be a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,6 +16,8 @@ pub(crate) struct Place {
     pub(crate) addresses: Vec<String>,
     /// The core that the rank stays on.
     pub(crate) core: Option<usize>,
+    /// The trials of a rank that works for `--kills` or `--stops`.
+    pub(crate) batch: Option<Batch>,
     /// The process that started the ranks.
     pub(crate) parent: i32,
 }
@@ -54,7 +57,7 @@ mod tests {
     #[test]
     fn a_place_is_read_back() {
         let addresses = vec!["127.0.0.1:4000".to_owned()];
-        let place = Place { rank: 1, size: 4, addresses, core: Some(1), parent: 77 };
+        let place = Place { rank: 1, size: 4, addresses, core: Some(1), batch: None, parent: 77 };
         assert_eq!(Place::parse(&place.to_text().unwrap()).unwrap(), place);
         let error = Place::parse("{}").unwrap_err();
         assert!(matches!(&error, Failure::Usage(text) if text.contains("--child")), "{error}");

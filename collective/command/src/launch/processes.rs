@@ -6,6 +6,8 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use crate::failure::Failure;
 use crate::launch::Place;
 use crate::report::Report;
@@ -84,6 +86,13 @@ impl Processes {
     /// Returns whether the rank has reported that its work is done, or that it failed.
     pub(crate) fn has_reported(&self, rank: usize) -> bool {
         self.reported[rank]
+    }
+
+    /// Sends a signal to a rank.
+    pub(crate) fn signal(&self, rank: usize, signal: Signal) -> Result<(), Failure> {
+        let failure = |error| Failure::because(&format!("can't send a signal to rank {rank}"), &error);
+        // The process has not been waited for, so that its number is its own.
+        kill_process(Pid::from_child(&self.children[rank]), signal).map_err(failure)
     }
 
     /// Returns how the process of a rank that closed its output ended.

@@ -38,7 +38,7 @@ impl Results {
                 self.tuner.push(compared);
                 self.tuner_verdict = Some(Verdict::of(&self.tuner));
             }
-            Report::Alive | Report::Done { .. } | Report::Failed { .. } => {}
+            Report::Alive | Report::Trial(_) | Report::Done { .. } | Report::Failed { .. } => {}
         }
     }
 

@@ -14,7 +14,8 @@ pub(crate) fn wait_for_start() {
     }
 }
 
-fn now() -> u64 {
+/// Returns the time in nanoseconds.
+pub(crate) fn now() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
     // The clock begins at zero, so neither field is ever negative.
     u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)

@@ -1,6 +1,7 @@
 //! The communicator of one algorithm.
 
 use tokio::runtime::Runtime;
+use tonic_rdma::Config;
 use tonic_rdma_collective::{Buffer, CollectiveError, Communicator, Launch, PlanChoice};
 
 use super::content::Value;
@@ -46,7 +47,7 @@ impl Group {
     /// Meets the other ranks.
     pub(crate) fn connect(runtime: &Runtime, launch: Launch, algorithm: Algorithm) -> Result<Self, Failure> {
         let rank = launch.rank();
-        let mut builder = Communicator::builder().launch(launch);
+        let mut builder = Communicator::builder().config(config()?).launch(launch);
         if let Some(fixed) = library_algorithm(algorithm) {
             builder = builder.plans(PlanChoice::Fixed { algorithm: fixed, piece_bytes: PIECE });
         }
@@ -117,6 +118,11 @@ impl Group {
     pub(crate) fn failure(&self, error: CollectiveError) -> Failure {
         Failure::because("an operation failed", &error)
     }
+}
+
+/// Returns the settings of connections: the variables `RDMA_*` change them.
+pub(crate) fn config() -> Result<Config, Failure> {
+    Config::from_env().map_err(|error| Failure::usage(error.to_string()))
 }
 
 /// Returns the library's name of a reduction.

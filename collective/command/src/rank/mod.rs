@@ -9,11 +9,15 @@ mod sink;
 
 use tonic_rdma_collective::Launch;
 
+pub(crate) use self::clock::now;
+pub(crate) use self::group::config;
+
 use self::group::Group;
 use self::meter::{Figures, Meter};
 use self::sink::{Own, Parent, Sink};
 use crate::choices::Algorithm;
 use crate::failure::Failure;
+use crate::kills;
 use crate::launch::Place;
 use crate::options::{Cell, Options, Pin};
 use crate::output::Results;
@@ -35,6 +39,9 @@ pub(crate) fn is_launched() -> bool {
 pub(crate) fn work_as_child(options: &Options, place: &str) -> Result<(), Failure> {
     let place = Place::parse(place)?;
     place.take()?;
+    if let Some(batch) = place.batch {
+        return kills::work_as_child(&place, batch);
+    }
     let mut sink = Parent { first: place.rank == 0 };
     let launches = place.addresses.iter().map(|address| Launch::new(place.rank, place.size, address.clone()));
     let result = work(options, launches.collect(), place.core.is_some(), &mut sink);
