@@ -109,6 +109,7 @@ impl Communicator {
             communicator.shared.plans.set(choice.table_of_survivors(1));
             return Ok(communicator);
         }
+        communicator.shared.engine(Which::Group).number_set_up();
         // The operations by which the ranks agree need a thread that may wait for peers, and a runtime's thread may not.
         let (tell, told) = tokio::sync::oneshot::channel();
         let agreeing = move || {

@@ -49,6 +49,9 @@ const MOST_UNDER_WAY: usize = 64;
 /// The largest number of operations that have not finished.
 const MOST_WAITING: usize = 65_536;
 
+/// The number of the first operation of the set-up. Messages have 40 bits of a number, and restore it from the one before.
+const SET_UP: u64 = 1 << 32;
+
 /// Gives registered memory of at least so many bytes.
 pub(crate) type Supply<M> = Box<dyn FnMut(usize) -> Result<M, CollectiveError> + Send>;
 
@@ -419,6 +422,12 @@ impl<L: Lanes> Engine<L> {
             // No caller has got this error.
             self.told = false;
         }
+    }
+
+    /// Counts operations from a large number until [`restart_numbers`](Self::restart_numbers). So a rank that still carries out
+    /// operations of the set-up does not take those of a rank that has gone on for calls that differ.
+    pub(crate) fn number_set_up(&mut self) {
+        self.numbers.group = SET_UP;
     }
 
     /// Counts operations from 0 again. All ranks do this after the same operation, when none is under way.
