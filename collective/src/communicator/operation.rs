@@ -275,6 +275,10 @@ impl<X: Operand + Unpin> Future for Operation<X> {
             if let Some(outcome) = this.look(None, &mut pause) {
                 return Poll::Ready(outcome);
             }
+            if pause.has_moved() {
+                // A long operation moves one piece in a look. The progress thread goes on, so that this thread gets to other tasks.
+                break;
+            }
             std::hint::spin_loop();
         }
         if let State::UnderWay(id) = this.state {

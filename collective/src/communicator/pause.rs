@@ -16,17 +16,24 @@ pub(super) struct Pause {
     looks: u32,
     began: Option<Instant>,
     yields: bool,
+    has_moved: bool,
 }
 
 impl Pause {
     pub(super) fn new(crowded: bool) -> Self {
-        Self { crowded, looks: 0, began: None, yields: crowded }
+        Self { crowded, looks: 0, began: None, yields: crowded, has_moved: false }
     }
 
     /// Notes that something has moved.
     pub(super) fn moved(&mut self) {
         self.began = None;
         self.yields = self.crowded;
+        self.has_moved = true;
+    }
+
+    /// Returns whether something has moved since this value was made.
+    pub(super) fn has_moved(&self) -> bool {
+        self.has_moved
     }
 
     /// Waits a little. Returns the time if it read the clock.

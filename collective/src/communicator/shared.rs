@@ -13,9 +13,11 @@ use crate::group::Group;
 use crate::lane::remote::RemoteLanes;
 use crate::memory::MemoryPool;
 
-/// How long operations may go on after a rank was lost. Operations that need nothing more of it end well: a rank may leave when
-/// its own part of the last operation is done.
+/// How long operations may stand still after a rank was lost. Operations that need nothing more of this rank end well: a rank may
+/// leave when its own part of the last operation is done, and the messages that it sent before are still received.
 const GRACE: Duration = Duration::from_millis(20);
+/// The same where ranks outnumber cores. A rank that lives may then wait for a core.
+const CROWDED_GRACE: Duration = Duration::from_millis(40);
 
 pub(crate) type RemoteEngine = Engine<RemoteLanes>;
 
@@ -36,8 +38,8 @@ pub(crate) struct Shared {
     pub(crate) crowded: bool,
     engine: Mutex<RemoteEngine>,
     pairs: Mutex<RemoteEngine>,
-    /// When this rank saw that the group has failed.
-    failed: Mutex<Option<Instant>>,
+    /// Since when the operations under way stand still although a rank is lost. `None` if that is not so.
+    stands_still: Mutex<Option<Instant>>,
     /// Threads that poll an engine in `wait`, by engine.
     pollers: [AtomicUsize; 2],
     sleeping: AtomicBool,
@@ -66,7 +68,7 @@ impl Shared {
             crowded,
             engine: Mutex::new(engine),
             pairs: Mutex::new(pairs),
-            failed: Mutex::new(None),
+            stands_still: Mutex::new(None),
             pollers: Default::default(),
             sleeping: AtomicBool::new(false),
             bell: Mutex::new(false),
@@ -106,13 +108,14 @@ impl Shared {
         };
         // An operation may have failed in its start.
         if now.is_some() || moved || failed || self.group.failure().happened() {
-            self.attend(which, now);
+            self.attend(which, now, moved);
         }
         moved
     }
 
-    /// Passes failures between the group and the engines, and says where this rank is.
-    fn attend(self: &Arc<Self>, which: Which, now: Option<Instant>) {
+    /// Passes failures between the group and the engines, and says where this rank is. `moved` says whether an operation has moved
+    /// since the last call.
+    fn attend(self: &Arc<Self>, which: Which, now: Option<Instant>, moved: bool) {
         let (failure, late, position) = {
             let mut engine = self.engine(which);
             (engine.failure().map(Arc::clone), engine.take_late(), engine.position())
@@ -125,13 +128,13 @@ impl Shared {
             self.group.runtime().spawn(async move {
                 let culprit = shared.group.find_culprit(suspect).await;
                 shared.engine(which).expire(id, culprit);
-                shared.attend(which, None);
+                shared.attend(which, None, false);
                 shared.wake_thread();
             });
         }
         match (failure, self.group.failure().reason()) {
             (Some(failure), None) => self.tell(&failure),
-            (_, Some(reason)) => self.hear(reason, now),
+            (_, Some(reason)) => self.hear(reason, now, moved),
             (None, None) => {}
         }
     }
@@ -146,13 +149,19 @@ impl Shared {
         }
     }
 
-    /// Ends the operations because the group has failed.
-    fn hear(&self, reason: &CollectiveError, now: Option<Instant>) {
+    /// Ends the operations because the group has failed. If a rank is lost, operations end only once they stand still: what the
+    /// rank sent before is there, and an operation that needs no more of it ends well.
+    fn hear(&self, reason: &CollectiveError, now: Option<Instant>, moved: bool) {
         if matches!(reason, CollectiveError::RankLost { .. }) {
+            let idle = [Which::Group, Which::Pairs].into_iter().all(|which| self.engine(which).is_idle());
+            let mut since = self.stands_still.lock().unwrap_or_else(PoisonError::into_inner);
+            if idle || moved {
+                *since = None;
+                return;
+            }
             let now = now.unwrap_or_else(Instant::now);
-            let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
-            let busy = [Which::Group, Which::Pairs].into_iter().any(|which| !self.engine(which).is_idle());
-            if busy && now.saturating_duration_since(*failed.get_or_insert(now)) < GRACE {
+            let grace = if self.crowded { CROWDED_GRACE } else { GRACE };
+            if now.saturating_duration_since(*since.get_or_insert(now)) < grace {
                 return;
             }
         }
@@ -273,7 +282,7 @@ fn carry_on(shared: &Weak<Shared>) {
     let mut now = None;
     while let Some(shared) = shared.upgrade() {
         if let Some(reason) = shared.group.failure().reason() {
-            shared.hear(reason, None);
+            shared.hear(reason, None, false);
         }
         if !shared.has_work() {
             shared.sleep();

@@ -54,6 +54,7 @@ impl Failure {
     }
 
     /// Waits until the group fails, and returns the failure.
+    #[cfg(test)]
     pub(crate) async fn wait(&self) -> &CollectiveError {
         loop {
             let notified = self.notify.notified();

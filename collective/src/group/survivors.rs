@@ -31,6 +31,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 pub(crate) struct Survivors {
     pub(super) epoch: Arc<Epoch>,
     /// Their ranks in the generation that failed.
+    #[cfg_attr(not(test), expect(dead_code, reason = "only tests read it"))]
     ranks: Vec<usize>,
 }
 
@@ -41,6 +42,7 @@ impl Survivors {
     }
 
     /// Returns the survivors, in order, by their ranks in the generation that failed.
+    #[cfg(test)]
     pub(crate) fn ranks(&self) -> &[usize] {
         &self.ranks
     }

@@ -62,13 +62,9 @@ impl<T: Pod> Buffer<T> {
     }
 
     /// Returns the memory. The elements begin at its first byte.
+    #[cfg(test)]
     pub(crate) fn memory(&self) -> &Memory {
         &self.memory
-    }
-
-    /// Returns the memory, which may be longer than the elements.
-    pub(crate) fn memory_mut(&mut self) -> &mut Memory {
-        &mut self.memory
     }
 }
 

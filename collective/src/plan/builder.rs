@@ -6,7 +6,7 @@ use super::dependencies::Dependencies;
 use super::step::{Action, Area, Arguments, Collective, Plan, Span, Step, part};
 
 /// The largest number of pieces of a whole, so that a plan has an upper bound.
-const MOST_PIECES: usize = 1 << 16;
+const MOST_PIECES: usize = 1 << 12;
 
 /// A plan under construction.
 #[derive(Debug)]

@@ -71,7 +71,7 @@ pub(crate) struct Arguments {
     /// `ReduceScatter`.
     pub(crate) elements: usize,
     /// The largest number of elements of one step, so that steps of a long operation overlap (chunks of a pipeline). At least
-    /// one, and at least a 65 536th of `elements`; smaller values count as these.
+    /// one, and at least a 4096th of `elements`; smaller values count as these.
     pub(crate) piece: usize,
     /// Whether Input and Work are the same memory.
     pub(crate) in_place: bool,
@@ -81,6 +81,7 @@ pub(crate) struct Arguments {
     pub(crate) inline: usize,
 }
 
+#[cfg(test)]
 impl Arguments {
     /// Returns the number of elements of the area Input of a rank.
     ///
