@@ -402,7 +402,14 @@ impl Peer {
         self.next += 1;
         counters.taken += 1;
         match &mut self.wire {
-            Wire::View(wire) => wire.report(self.next),
+            Wire::View(wire) => {
+                wire.report(self.next)?;
+                // The next message to this peer often follows at once.
+                if self.sent - self.done < u64::from(self.layout.slots) {
+                    wire.claim(self.layout.slot(self.sent))?;
+                }
+                Ok(())
+            }
             // A peer that is gone needs no report, and what it sent is still received.
             Wire::Write(_) if self.closed.is_some() => Ok(()),
             Wire::Write(wire) => {

@@ -39,6 +39,13 @@ impl ViewWire {
         self.board.store_u64(at, word.to_le()).map_err(|_| outside())
     }
 
+    /// Has this processor get the first line of the free slot at `slot` for writing. The peer has looked at this line before, so the
+    /// next message would have to wait for the line. The store changes no word that the peer looks at.
+    #[inline]
+    pub(super) fn claim(&self, slot: usize) -> Result<(), LaneFault> {
+        self.board.store_u64(self.ours + slot + 8, 0).map_err(|_| outside())
+    }
+
     /// Returns the word and the first line of message `number`, if the message is in the slot at `slot`.
     #[inline]
     pub(super) fn look(
