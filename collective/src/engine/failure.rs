@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::under::{Course, Fault, Under, check};
+use super::round::{Fault, check};
+use super::under::{Course, Under};
 use super::{Engine, Finished, Holding, Kind, OperationId, Supply};
 use crate::error::{CollectiveError, Place};
 use crate::lane::{Lanes, Tag};

@@ -21,6 +21,7 @@ mod homes;
 mod pairs;
 mod program;
 mod programs;
+mod round;
 mod short;
 #[cfg(test)]
 mod simulation;
@@ -37,8 +38,9 @@ pub(crate) use self::under::{Holding, Lent, OperationId};
 use self::failure::Late;
 use self::pairs::Numbers;
 use self::programs::Programs;
+use self::round::{Busy, Context, Fault, Watch};
 use self::short::Short;
-use self::under::{Busy, Context, Course, Fault, Planned, Under};
+use self::under::{Course, Planned, Under};
 use crate::error::{CollectiveError, Place};
 use crate::lane::{Lanes, Tag};
 use crate::plan::{Algorithm, Collective};
@@ -82,9 +84,6 @@ pub(crate) struct Engine<L: Lanes> {
     statistics: Statistics,
     watch: Option<Watch>,
 }
-
-/// Called before each step, for tests of failures.
-pub(crate) type Watch = Box<dyn FnMut(Place) + Send>;
 
 /// The result of an operation, and its memory.
 pub(crate) type Ended<M> = (Result<(), CollectiveError>, Holding<M>);

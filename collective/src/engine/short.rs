@@ -7,7 +7,7 @@
 use std::ops::DerefMut;
 
 use super::bodies::Body;
-use super::under::{Busy, Context, Fault, check};
+use super::round::{Busy, Context, Fault, check};
 use crate::lane::{Lanes, Tag};
 use crate::reduce::Kernel;
 

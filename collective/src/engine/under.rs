@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use super::Watch;
 use super::bodies::{Bodies, Body};
-use super::call::{Call, Packed};
+use super::call::Call;
 use super::program::{Home, Program, Work};
+use super::round::{Busy, Context, Fault, check};
 use super::short::Short;
 use crate::error::{CollectiveError, Place};
-use crate::lane::{LaneError, LaneFault, Lanes, Tag};
+use crate::lane::{Lanes, Tag};
 use crate::reduce::Kernel;
 
 /// An operation of an engine.
@@ -33,47 +33,6 @@ pub(crate) enum Holding<M> {
 pub(crate) struct Lent<'a> {
     pub(crate) input: Option<&'a [u8]>,
     pub(crate) out: &'a mut [u8],
-}
-
-/// Why an operation can't go on.
-#[derive(Debug)]
-pub(super) enum Fault {
-    Lane(LaneError),
-    Error(CollectiveError),
-}
-
-impl From<LaneError> for Fault {
-    fn from(error: LaneError) -> Self {
-        Self::Lane(error)
-    }
-}
-
-impl Fault {
-    pub(super) fn into_error(self, place: Place) -> CollectiveError {
-        match self {
-            Self::Error(error) => error,
-            Self::Lane(LaneError { rank, cause: LaneFault::Lost(reason) }) => {
-                CollectiveError::RankLost { rank, place, reason }
-            }
-            Self::Lane(LaneError { rank, cause: LaneFault::Violation(what) }) => {
-                CollectiveError::Violation { rank, place, what }
-            }
-        }
-    }
-}
-
-/// The lanes that an earlier operation still needs, in one round of looks. Lanes keep the order of operations.
-#[derive(Debug, Default)]
-pub(super) struct Busy {
-    pub(super) sends: Vec<bool>,
-    pub(super) receives: Vec<bool>,
-}
-
-impl Busy {
-    pub(super) fn clear(&mut self) {
-        self.sends.fill(false);
-        self.receives.fill(false);
-    }
 }
 
 #[derive(Debug)]
@@ -126,25 +85,6 @@ struct Cursor {
     receives: usize,
     /// References that the peer has not taken: the numbers of the messages, and the steps.
     outstanding: VecDeque<(u64, u32)>,
-}
-
-/// What an operation needs from its engine to move on.
-pub(super) struct Context<'a, L: Lanes> {
-    pub(super) lanes: &'a mut L,
-    pub(super) busy: &'a mut Busy,
-    pub(super) ranks: usize,
-    /// Where a short operation reduces.
-    pub(super) sum: &'a mut Vec<u8>,
-    pub(super) watch: Option<&'a mut Watch>,
-}
-
-impl<L: Lanes> Context<'_, L> {
-    /// Says that this step comes next.
-    fn at(&mut self, tag: &Tag, step: u32, program: &Program) {
-        if let Some(watch) = &mut self.watch {
-            watch(Place { operation: tag.operation, step, steps: program.steps.len() as u32 });
-        }
-    }
 }
 
 impl<M> Planned<M> {
@@ -531,35 +471,6 @@ impl<M: DerefMut<Target = [u8]>> Run<'_, M> {
         }
         self.planned.complete(step);
     }
-}
-
-/// Checks a message of rank `from` against the one that is due.
-pub(super) fn check(
-    from: usize,
-    due: &Tag,
-    tag: &Tag,
-    length: usize,
-    arrived: usize,
-    step: u32,
-    steps: u32,
-) -> Result<(), Fault> {
-    if tag.operation == due.operation && tag.call == due.call && arrived == length {
-        return Ok(());
-    }
-    let mismatch = |theirs: String| {
-        let ours = Packed(due.call).to_string().into();
-        let operation = due.operation;
-        Fault::Error(CollectiveError::Mismatch { rank: from, operation, theirs: theirs.into(), ours })
-    };
-    Err(if tag.operation != due.operation {
-        mismatch(format!("{} as operation {}", Packed(tag.call), tag.operation))
-    } else if tag.call != due.call {
-        mismatch(Packed(tag.call).to_string())
-    } else {
-        let what = format!("its message has {arrived} bytes, and one of {length} bytes was due").into();
-        let place = Place { operation: due.operation, step, steps };
-        Fault::Error(CollectiveError::Violation { rank: from, place, what })
-    })
 }
 
 fn broken(tag: &Tag, step: u32, what: &str) -> Fault {

@@ -84,7 +84,7 @@ impl Trial {
         const GOLDEN: u64 = 2_654_435_769;
         let visit = self.number / COMBINATIONS.len() as u64;
         let fraction = visit.wrapping_mul(GOLDEN) & 0xffff_ffff;
-        (fraction * (u64::from(steps) + 1) >> 32) as u32
+        ((fraction * (u64::from(steps) + 1)) >> 32) as u32
     }
 }
 

@@ -172,7 +172,7 @@ impl Lanes for RemoteLanes {
     #[inline]
     fn progress(&mut self) -> Result<(), LaneError> {
         self.rounds = self.rounds.wrapping_add(1);
-        if self.watch.has_changed() || self.rounds % Self::LOOK == 0 {
+        if self.watch.has_changed() || self.rounds.is_multiple_of(Self::LOOK) {
             self.look_at_channels();
         }
         if self.writes {

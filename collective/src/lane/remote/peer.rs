@@ -368,11 +368,15 @@ impl Peer {
                     return Ok(false);
                 }
                 Ok(Some(Source::View(view, _))) => {
-                    self.pull.from_view(view, reference, &mut sink, &mut common.scratch)
+                    self.pull.give_from_view(view, reference, &mut sink, &mut common.scratch)
                 }
-                Ok(Some(Source::Remote(remote))) => {
-                    self.pull.from_remote(&self.channel, remote, reference, &mut sink, &mut common.counters)
-                }
+                Ok(Some(Source::Remote(remote))) => self.pull.give_from_remote(
+                    &self.channel,
+                    remote,
+                    reference,
+                    &mut sink,
+                    &mut common.counters,
+                ),
                 Err(fault) => Err(fault),
             };
             common.given |= self.pull.given() != before;

@@ -66,7 +66,7 @@ impl Pull {
     }
 
     /// Gives the next bytes from a view. Returns whether all bytes were given.
-    pub(super) fn from_view(
+    pub(super) fn give_from_view(
         &mut self,
         view: &RegionView,
         reference: Reference,
@@ -102,7 +102,7 @@ impl Pull {
     }
 
     /// Gives the next bytes that READs have brought, and begins further READs. Returns whether all bytes were given.
-    pub(super) fn from_remote(
+    pub(super) fn give_from_remote(
         &mut self,
         channel: &Channel,
         remote: &RemoteRegion,

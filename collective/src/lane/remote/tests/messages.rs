@@ -25,17 +25,17 @@ async fn messages_of_all_lengths_arrive_in_order_between_all_pairs() {
         for _ in 0..2 {
             for length in lengths.into_iter().filter(|length| *length <= inline) {
                 number += 1;
-                for from in 0..3 {
+                for (from, rank) in ranks.iter_mut().enumerate() {
                     for to in (0..3).filter(|to| *to != from) {
                         let payload = content(number * 9 + from as u64 * 3 + to as u64, length);
-                        let sent = ranks[from].lanes.send(to, tag(number), &payload).unwrap();
+                        let sent = rank.lanes.send(to, tag(number), &payload).unwrap();
                         assert!(sent, "there is room");
                     }
                 }
-                for to in 0..3 {
+                for (to, rank) in ranks.iter_mut().enumerate() {
                     for from in (0..3).filter(|from| *from != to) {
                         let by_pieces = number % 2 == 0;
-                        let (found, bytes) = receive(&mut ranks[to].lanes, from, by_pieces).unwrap();
+                        let (found, bytes) = receive(&mut rank.lanes, from, by_pieces).unwrap();
                         assert_eq!(found, tag(number), "{kind:?}");
                         assert!(
                             bytes == content(number * 9 + from as u64 * 3 + to as u64, length),
