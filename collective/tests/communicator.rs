@@ -285,10 +285,43 @@ fn a_rank_that_makes_no_call_is_named_at_the_deadline() {
             return;
         }
         let limit = Duration::from_millis(300);
-        let failed = communicator.barrier().deadline(limit).wait().unwrap_err();
+        // An operation that has started takes a deadline too.
+        let failed = communicator.barrier().start().deadline(limit).wait().unwrap_err();
         assert!(matches!(failed.error(), CollectiveError::Deadline { rank: 1, .. }), "{failed}");
         tell.send(()).unwrap();
     });
+}
+
+#[test]
+fn what_a_rank_sent_before_it_left_serves_operations_that_start_later() {
+    let left = std::sync::Barrier::new(2);
+    let sums = group(2, PlanChoice::Default, |communicator, _| {
+        let mut elements = [0.0_f32; 3];
+        if communicator.rank() == 1 {
+            elements.fill(5.0);
+            communicator.broadcast(&mut elements[..], 1).wait().unwrap();
+            drop(communicator);
+            left.wait();
+        } else {
+            left.wait();
+            // This rank learns of the loss meanwhile.
+            std::thread::sleep(Duration::from_millis(300));
+            communicator.broadcast(&mut elements[..], 1).wait().unwrap();
+            let failed = communicator.barrier().wait().unwrap_err();
+            assert!(matches!(failed.error(), CollectiveError::RankLost { rank: 1, .. }), "{failed}");
+        }
+        elements
+    });
+    assert_eq!(sums, [[5.0; 3]; 2]);
+}
+
+#[test]
+fn errors_of_operations_on_slices_fit_any_error_type() {
+    fn reduce(communicator: &Communicator, elements: &mut [f32]) -> Result<(), Box<dyn std::error::Error>> {
+        communicator.all_reduce(elements, Reduction::Sum).wait()?;
+        Ok(())
+    }
+    group(1, PlanChoice::Default, |communicator, _| reduce(&communicator, &mut [1.0; 3]).unwrap());
 }
 
 #[test]

@@ -29,6 +29,7 @@ use crate::tuner::PlanTable;
 use tonic_rdma_tensor::Element;
 
 pub use self::builder::CommunicatorBuilder;
+use self::operand::Lengths;
 pub use self::operand::Operand;
 pub use self::operation::{Failed, Operation};
 pub use self::plans::PlanChoice;
@@ -422,7 +423,8 @@ impl Communicator {
         };
         let input = lengths.input.map(|input| (0, input));
         let request = Request { call, input, out: (0, lengths.out), limit: self.shared.limit };
-        Operation::new(&self.shared, Which::Pairs, request, operand).refused(wrong.then(|| unfit(&call)))
+        Operation::new(&self.shared, Which::Pairs, request, operand)
+            .refused(wrong.then(|| unfit(&call, lengths)))
     }
 
     #[inline]
@@ -479,7 +481,7 @@ impl Communicator {
         let input = operand.lengths().input.map(|_| input);
         let request = Request { call, input, out, limit: self.shared.limit };
         let error = if wrong {
-            Some(unfit(&call))
+            Some(unfit(&call, operand.lengths()))
         } else if reduction == Some(Reduction::Mean) {
             Kernel::of(call.dtype, Reduction::Mean).err()
         } else {
@@ -551,6 +553,11 @@ impl Drop for Stop {
     }
 }
 
-fn unfit(call: &Call) -> CollectiveError {
-    CollectiveError::Argument(format!("{call}: the lengths of input and output do not fit").into())
+fn unfit(call: &Call, lengths: Lengths) -> CollectiveError {
+    let Lengths { input, out } = lengths;
+    let lengths = match input {
+        Some(input) => format!("an input of {input} and an output of {out} elements do not fit"),
+        None => format!("memory of {out} elements does not fit"),
+    };
+    CollectiveError::Argument(format!("{call}: {lengths}").into())
 }

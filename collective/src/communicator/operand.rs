@@ -43,6 +43,12 @@ pub(crate) mod sealed {
     pub trait Operand: Sized {
         type Element: Number;
 
+        /// What an error gives back: owned elements. Slices were lent only.
+        type Kept: Unpin;
+
+        /// Returns what an error gives back.
+        fn keep(self) -> Option<Self::Kept>;
+
         fn lengths(&self) -> Lengths;
 
         /// Returns the bytes.
@@ -59,6 +65,11 @@ pub(crate) mod sealed {
 #[allow(private_interfaces, reason = "the trait can't be named outside this crate")]
 impl<T: Number> sealed::Operand for Buffer<T> {
     type Element = T;
+    type Kept = Self;
+
+    fn keep(self) -> Option<Self> {
+        Some(self)
+    }
 
     fn lengths(&self) -> Lengths {
         Lengths { input: None, out: self.len() }
@@ -80,6 +91,11 @@ impl<T: Number> sealed::Operand for Buffer<T> {
 #[allow(private_interfaces, reason = "the trait can't be named outside this crate")]
 impl<T: Number> sealed::Operand for (Buffer<T>, Buffer<T>) {
     type Element = T;
+    type Kept = Self;
+
+    fn keep(self) -> Option<Self> {
+        Some(self)
+    }
 
     fn lengths(&self) -> Lengths {
         Lengths { input: Some(self.0.len()), out: self.1.len() }
@@ -105,6 +121,11 @@ impl<T: Number> sealed::Operand for (Buffer<T>, Buffer<T>) {
 #[allow(private_interfaces, reason = "the trait can't be named outside this crate")]
 impl<T: Number> sealed::Operand for &mut [T] {
     type Element = T;
+    type Kept = ();
+
+    fn keep(self) -> Option<()> {
+        None
+    }
 
     fn lengths(&self) -> Lengths {
         Lengths { input: None, out: self.len() }
@@ -126,6 +147,11 @@ impl<T: Number> sealed::Operand for &mut [T] {
 #[allow(private_interfaces, reason = "the trait can't be named outside this crate")]
 impl<T: Number> sealed::Operand for (&[T], &mut [T]) {
     type Element = T;
+    type Kept = ();
+
+    fn keep(self) -> Option<()> {
+        None
+    }
 
     fn lengths(&self) -> Lengths {
         Lengths { input: Some(self.0.len()), out: self.1.len() }
@@ -148,6 +174,11 @@ impl<T: Number> sealed::Operand for (&[T], &mut [T]) {
 #[allow(private_interfaces, reason = "the trait can't be named outside this crate")]
 impl<T: Number> sealed::Operand for &[T] {
     type Element = T;
+    type Kept = ();
+
+    fn keep(self) -> Option<()> {
+        None
+    }
 
     fn lengths(&self) -> Lengths {
         Lengths { input: Some(self.len()), out: 0 }
@@ -170,6 +201,11 @@ impl<T: Number> sealed::Operand for &[T] {
 #[allow(private_interfaces, reason = "the trait can't be named outside this crate")]
 impl sealed::Operand for () {
     type Element = u8;
+    type Kept = ();
+
+    fn keep(self) -> Option<()> {
+        None
+    }
 
     fn lengths(&self) -> Lengths {
         Lengths { input: None, out: 0 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use super::operand::{Lengths, Operand, Parts};
+use super::operand::{Lengths, Operand, Parts, sealed};
 use super::pause::Pause;
 use super::shared::{Polling, Shared, Which};
 use crate::engine::{Holding, OperationId, Request, ShortResult};
@@ -42,7 +42,7 @@ enum State {
     Done,
 }
 
-/// An operation failed. The elements come back, with any content.
+/// An operation failed. Owned elements come back, with any content. The error of an operation on slices is `Failed<()>`.
 pub struct Failed<X> {
     error: CollectiveError,
     operand: Option<X>,
@@ -85,7 +85,7 @@ impl<X> From<Failed<X>> for CollectiveError {
     }
 }
 
-type Outcome<X> = Result<X, Failed<X>>;
+type Outcome<X> = Result<X, Failed<<X as sealed::Operand>::Kept>>;
 
 impl<X: Operand> Operation<X> {
     pub(super) fn new(shared: &Arc<Shared>, which: Which, request: Request, operand: X) -> Self {
@@ -101,9 +101,13 @@ impl<X: Operand> Operation<X> {
         self
     }
 
-    /// Sets the deadline of this operation. It counts from the start; the default is that of the communicator.
+    /// Sets the deadline of this operation, also of one that has started. It counts from the start; the default is that of the
+    /// communicator.
     pub fn deadline(mut self, limit: Duration) -> Self {
         self.request.limit = limit;
+        if let State::UnderWay(id) = self.state {
+            self.shared.engine(self.which).set_limit(id, limit);
+        }
         self
     }
 
@@ -148,7 +152,7 @@ impl<X: Operand> Operation<X> {
     /// # Errors
     /// See [`CollectiveError`].
     #[inline]
-    pub fn wait(mut self) -> Result<X, Failed<X>> {
+    pub fn wait(mut self) -> Result<X, Failed<X::Kept>> {
         let looks = if self.shared.crowded { 0 } else { 4 * LOOKS };
         if let Some(outcome) = self.begin(looks) {
             return outcome;
@@ -172,7 +176,7 @@ impl<X: Operand> Operation<X> {
         match std::mem::replace(&mut self.state, State::Done) {
             State::New => {}
             State::Refused(error) => {
-                return Some(Err(Failed { error, operand: self.operand.take() }));
+                return Some(Err(failed(error, self.operand.take())));
             }
             other => {
                 self.state = other;
@@ -223,12 +227,12 @@ impl<X: Operand> Operation<X> {
             State::Refused(error) => {
                 let error = error.clone();
                 self.state = State::Done;
-                return Some(Err(Failed { error, operand: self.operand.take() }));
+                return Some(Err(failed(error, self.operand.take())));
             }
             State::New | State::Done => {
                 let error =
                     CollectiveError::Argument("this operation has returned its result already".into());
-                return Some(Err(Failed { error, operand: None }));
+                return Some(Err(failed::<X>(error, None)));
             }
         };
         let lent = self.operand.as_mut().map(|operand| (id, operand.lend()));
@@ -242,9 +246,9 @@ impl<X: Operand> Operation<X> {
             (Ok(()), Some(operand)) => Ok(operand),
             (Ok(()), None) => {
                 let error = CollectiveError::Argument("the memory of the operation is gone".into());
-                Err(Failed { error, operand: None })
+                Err(failed::<X>(error, None))
             }
-            (Err(error), operand) => Err(Failed { error, operand }),
+            (Err(error), operand) => Err(failed(error, operand)),
         })
     }
 
@@ -255,12 +259,16 @@ impl<X: Operand> Operation<X> {
     }
 }
 
+fn failed<X: Operand>(error: CollectiveError, operand: Option<X>) -> Failed<X::Kept> {
+    Failed { error, operand: operand.and_then(X::keep) }
+}
+
 fn owned(parts: Parts) -> Holding<Memory> {
     Holding::Owned { input: parts.input, out: parts.out }
 }
 
 impl<X: Operand + Unpin> Future for Operation<X> {
-    type Output = Result<X, Failed<X>>;
+    type Output = Result<X, Failed<X::Kept>>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();

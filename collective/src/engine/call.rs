@@ -119,13 +119,13 @@ impl fmt::Display for Packed {
         }
         write!(f, " of {} elements", bits(24, 40))?;
         match DTYPES.get(bits(3, 5)) {
-            Some(dtype) => write!(f, " of type {dtype:?}")?,
+            Some(dtype) => write!(f, " of type {dtype}")?,
             None => write!(f, " of unknown type {}", bits(3, 5))?,
         }
         if let Some(reduction) = bits(8, 3).checked_sub(1) {
             match REDUCTIONS.get(reduction) {
-                Some(reduction) => write!(f, " with {reduction:?}")?,
-                None => write!(f, " with unknown reduction {reduction}")?,
+                Some(reduction) => write!(f, " by {reduction}")?,
+                None => write!(f, " by unknown reduction {reduction}")?,
             }
         }
         if kind == 3 {
@@ -133,8 +133,8 @@ impl fmt::Display for Packed {
         }
         if kind < 4 {
             match ALGORITHMS.get(bits(11, 3)) {
-                Some(algorithm) => write!(f, " by {algorithm:?}")?,
-                None => write!(f, " by unknown algorithm {}", bits(11, 3))?,
+                Some(algorithm) => write!(f, ", {algorithm}")?,
+                None => write!(f, ", unknown algorithm {}", bits(11, 3))?,
             }
         }
         Ok(())

@@ -279,6 +279,13 @@ impl<L: Lanes> Engine<L> {
         Ok(id)
     }
 
+    /// Sets the deadline of an operation. It counts from the start.
+    pub(crate) fn set_limit(&mut self, id: OperationId, limit: Duration) {
+        if let Some(under) = self.under.iter_mut().find(|under| under.id == id) {
+            under.limit = limit;
+        }
+    }
+
     fn refusal(&mut self) -> Option<CollectiveError> {
         if let Some(failure) = &self.failure {
             if !std::mem::replace(&mut self.told, true) {

@@ -22,6 +22,8 @@ use crate::values;
 const SILENCE: Duration = Duration::from_secs(60);
 /// How long the other ranks may take to report after one has failed. The first to report is not always the one that failed.
 const GRACE: Duration = Duration::from_secs(2);
+/// How long a rank may take to end after its last report. It gives back gigabytes, and the machine may have other work.
+const END: Duration = Duration::from_secs(30);
 
 /// Measures with local ranks, one number of ranks after the other.
 pub(crate) fn measure_local(options: &Options) -> Result<Results, Failure> {
@@ -79,7 +81,7 @@ fn measure(options: &Options, ranks: usize, results: &mut Results) -> Result<(),
         }
     }
     processes
-        .wait(GRACE)
+        .wait(END)
         .map_err(|rank| Failure::run(format!("the process of rank {rank} of {ranks} did not end")))
 }
 
