@@ -14,6 +14,11 @@ use crate::compare::modes::mode::Mode;
 
 /// Programs that are not of this repository, and that pages may tell their readers to start.
 const PROGRAMS: [&str; 2] = ["apt", "docker"];
+/// Programs that start another program, which is the last word without a dash. `PROGRAM` is the reader's own.
+const LAUNCHERS: [&str; 3] = ["mpirun", "torchrun", "srun"];
+/// Packages with a command of their own, and their folders.
+const COMMANDS: [(&str, &str); 2] =
+    [("tonic-rdma-allreduce", "collective/command"), ("tonic-rdma-training", "collective/training")];
 /// Options of other programs, which pages mention.
 const OPTIONS_OF_OTHERS: [&str; 2] = ["--network", "--ulimit"];
 
@@ -81,6 +86,9 @@ fn wrong_command_lines_are_found() {
         "cargo test",
         "cargo install --path cli",
         "cargo test -p tonic-rdma-verbs --features ibverbs --test devices",
+        "cargo run --release -p tonic-rdma-allreduce -- --ranks 2 --quick",
+        "mpirun -n 4 target/release/tonic-rdma-allreduce --json rows.json",
+        "srun -n 4 PROGRAM",
         "examples/run-all",
         "apt install gcc",
     ] {
@@ -98,6 +106,9 @@ fn wrong_command_lines_are_found() {
         "cargo bench --bench no-such",
         "cargo test -p tonic-rdma-verbs --test no-such",
         "cargo test -p tonic-rdma-quic",
+        "cargo run --release -p tonic-rdma-allreduce -- --fast",
+        "mpirun -n 4 target/release/tonic-rdma-allreduce --fast",
+        "mpirun -n 4 target/release/tonic-rdma-none",
         "examples/run-none",
         "curl https://example.com/",
     ] {
@@ -114,6 +125,8 @@ fn fault(line: &str) -> Option<String> {
     match words.first() {
         Some(&"tonic-rdma") => refusal(words).map(|(_, text)| text),
         Some(&"cargo") => fault_of_cargo(&words[1..]),
+        Some(&"PROGRAM") => None,
+        Some(launcher) if LAUNCHERS.contains(launcher) => fault_of_launched(&words),
         Some(program) if program.contains('/') => {
             let there = root().join(program).is_file();
             (!there).then(|| format!("{program} does not exist"))
@@ -121,6 +134,25 @@ fn fault(line: &str) -> Option<String> {
         Some(program) if PROGRAMS.contains(program) => None,
         other => Some(format!("{other:?} is no program that pages may name")),
     }
+}
+
+/// Returns the fault of the program that a launcher starts: `PROGRAM`, or the command of a package.
+fn fault_of_launched(words: &[&str]) -> Option<String> {
+    let names = |word: &str| COMMANDS.iter().find(|(name, _)| word == format!("target/release/{name}"));
+    match words.iter().enumerate().find_map(|(at, word)| Some((at, names(word)?))) {
+        Some((at, (_, folder))) => fault_of_options(folder, &words[at + 1..]),
+        None if words.last() == Some(&"PROGRAM") => None,
+        None => Some(format!("{} starts no program that pages may name", words[0])),
+    }
+}
+
+/// Returns an option that the source of the command in `folder` does not have.
+fn fault_of_options(folder: &str, words: &[&str]) -> Option<String> {
+    let files = ["src/options.rs", "src/arguments.rs"].map(|file| root().join(folder).join(file));
+    let options = files.iter().find_map(|file| fs::read_to_string(file).ok()).unwrap();
+    let known = |option: &str| options.contains(&format!("{}:", option.replace('-', "_")));
+    let unknown = words.iter().filter_map(|word| word.strip_prefix("--")).find(|option| !known(option));
+    unknown.map(|option| format!("the command in {folder} has no option --{option}"))
 }
 
 /// Returns the error of `tonic-rdma` for the command line `words`, or `None` if it is accepted.
@@ -137,7 +169,9 @@ fn fault_of_cargo(words: &[&str]) -> Option<String> {
         None => (words, &[][..]),
     };
     let value = |option: &str| own.windows(2).find(|pair| pair[0] == option).map(|pair| pair[1]);
-    let folder = value("-p").map(|package| package.strip_prefix("tonic-rdma-").unwrap_or("."));
+    let package = value("-p");
+    let command_of = COMMANDS.iter().find(|(name, _)| package == Some(name)).map(|(_, folder)| *folder);
+    let folder = command_of.or(package.map(|package| package.strip_prefix("tonic-rdma-").unwrap_or(".")));
     if let Some(folder) = folder.filter(|folder| !root().join(folder).join("Cargo.toml").is_file()) {
         return Some(format!("there is no package in {folder}"));
     }
@@ -165,7 +199,10 @@ fn fault_of_cargo(words: &[&str]) -> Option<String> {
     if command != "run" || value("--example").is_some() {
         return None;
     }
-    refusal(&[&["tonic-rdma"], passed].concat()).map(|(_, text)| text)
+    match command_of {
+        Some(folder) => fault_of_options(folder, passed),
+        None => refusal(&[&["tonic-rdma"], passed].concat()).map(|(_, text)| text),
+    }
 }
 
 /// Returns whether the package in `folder` has this feature. The features of the command's package are the library's.
