@@ -129,7 +129,7 @@ impl<X: Operand> Operation<X> {
     pub fn start(mut self) -> Self {
         self.outcome = self.begin(0);
         if matches!(self.state, State::UnderWay(_)) {
-            self.shared.progress(self.which, None, None);
+            // The progress thread carries it out: a caller that starts an operation has other work.
             self.shared.wake_thread();
         }
         self
