@@ -126,7 +126,7 @@ fn fault(line: &str) -> Option<String> {
         Some(&"tonic-rdma") => refusal(words).map(|(_, text)| text),
         Some(&"cargo") => fault_of_cargo(&words[1..]),
         Some(&"PROGRAM") => None,
-        Some(launcher) if LAUNCHERS.contains(launcher) => fault_of_launched(&words),
+        Some(launcher) if LAUNCHERS.contains(launcher) => fault_of_launched(words),
         Some(program) if program.contains('/') => {
             let there = root().join(program).is_file();
             (!there).then(|| format!("{program} does not exist"))
