@@ -288,7 +288,7 @@ impl<T: Number, G: Group<T>> Laid<T, G> {
         self.buckets.iter().any(|bucket| matches!(bucket, Bucket::Lost))
     }
 
-    /// Returns what is known of the step without its own times, and forgets the times of the buckets.
+    /// Returns the number, bytes and times of the buckets. The caller adds the times of the step itself.
     fn overlap(&mut self) -> Overlap {
         let mut times = std::mem::take(&mut self.times);
         times.sort_unstable();
