@@ -21,7 +21,8 @@ use std::fmt;
 #[non_exhaustive]
 pub struct ConfigError {
     /// Name of the setting: the method of [`Config`](crate::Config) that sets it, such as `completion_queues`. Where a method
-    /// sets several values, the name of the value follows in brackets.
+    /// sets several values, the name of the value follows in brackets. A method of another type has the name of the type before it, as in
+    /// `CallConfig::timeout`.
     pub setting: &'static str,
     /// Name of the variable for this setting, such as `RDMA_CQS`. Empty if the setting has no variable.
     pub variable: &'static str,
@@ -38,6 +39,8 @@ impl fmt::Display for ConfigError {
         let Self { setting, variable, value, accepted, from_environment } = self;
         if *from_environment {
             write!(f, "{variable}={value:?}: {accepted}")
+        } else if setting.contains("::") {
+            write!(f, "{setting} is {value}: {accepted}")
         } else if variable.is_empty() {
             write!(f, "Config::{setting} is {value}: {accepted}")
         } else {
