@@ -245,6 +245,7 @@
 #![forbid(unsafe_code)]
 
 mod endpoint;
+mod grpc;
 mod protocol;
 mod transport;
 mod wire;
@@ -258,6 +259,7 @@ pub use endpoint::{
     EndpointStream, Listener, NegotiationError, NoDevice, OpenError, Policy, PollMode, Provider,
     ProviderChoice, RdmaConnectInfo, RdmaUnavailable, SharedReceive, StockClients, TuneCache, Verdict,
 };
+pub use grpc::{CallConfig, RdmaServer, ServeError};
 pub use protocol::{AbortCode, Violation};
 pub use transport::balance::{
     BalanceError, BalancedChannel, EndpointState, EndpointStatus, balance_channel, balance_list,
