@@ -259,7 +259,9 @@ pub use endpoint::{
     EndpointStream, Listener, NegotiationError, NoDevice, OpenError, Policy, PollMode, Provider,
     ProviderChoice, RdmaConnectInfo, RdmaUnavailable, SharedReceive, StockClients, TuneCache, Verdict,
 };
-pub use grpc::{ChannelError, RdmaChannel, RdmaChannelBuilder, RdmaResponseFuture};
+pub use grpc::{
+    CallConfig, ChannelError, RdmaChannel, RdmaChannelBuilder, RdmaResponseFuture, RdmaServer, ServeError,
+};
 pub use protocol::{AbortCode, Violation};
 pub use transport::balance::{
     BalanceError, BalancedChannel, EndpointState, EndpointStatus, balance_channel, balance_list,

@@ -7,6 +7,7 @@ use tonic::transport::Endpoint;
 use super::error::ChannelError;
 use super::{Inner, RdmaChannel};
 use crate::endpoint::Config;
+use crate::grpc::calls::CallConfig;
 use crate::transport::RdmaConnector;
 use crate::transport::balance::balance_list;
 
@@ -29,6 +30,7 @@ use crate::transport::balance::balance_list;
 pub struct RdmaChannelBuilder {
     target: Target,
     config: Config,
+    calls: CallConfig,
 }
 
 /// The endpoints of a channel.
@@ -40,12 +42,19 @@ pub(super) enum Target {
 
 impl RdmaChannelBuilder {
     pub(super) fn new(target: Target) -> Self {
-        Self { target, config: Config::default() }
+        Self { target, config: Config::default(), calls: CallConfig::default() }
     }
 
     /// Sets the configuration of the connections. Default: [`Config::default`].
     pub fn config(mut self, config: Config) -> Self {
         self.config = config;
+        self
+    }
+
+    /// Sets the limits of calls without HTTP/2. Default: [`CallConfig::default`]. The times in it are limits of servers, and have no effect
+    /// here.
+    pub fn calls(mut self, calls: CallConfig) -> Self {
+        self.calls = calls;
         self
     }
 
@@ -55,6 +64,7 @@ impl RdmaChannelBuilder {
     /// A setting has a value that can't be used, there is no endpoint, or no endpoint can be connected to.
     pub async fn connect(self) -> Result<RdmaChannel, ChannelError> {
         self.config.validate()?;
+        self.calls.validate()?;
         let endpoint = match self.target {
             Target::Several(endpoints) if endpoints.is_empty() => return Err(ChannelError::NoEndpoint),
             Target::Several(_) => return Ok(self.connect_lazy()),

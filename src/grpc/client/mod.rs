@@ -21,7 +21,7 @@ use crate::transport::balance::{BalancedChannel, EndpointState, EndpointStatus};
 pub use builder::RdmaChannelBuilder;
 pub use error::ChannelError;
 
-/// A channel for generated clients. Its calls go over RDMA without HTTP/2 if the server is an `RdmaServer` that is
+/// A channel for generated clients. Its calls go over RDMA without HTTP/2 if the server is an [`RdmaServer`](crate::RdmaServer) that is
 /// within reach of an RDMA device, and over HTTP/2 elsewhere: over RDMA to other servers of this crate, and over TCP to
 /// stock servers.
 ///
