@@ -1,14 +1,22 @@
-//! gRPC calls between two RDMA peers, without HTTP/2.
+//! gRPC calls between RDMA peers without HTTP/2.
+//!
+//! This floor has the channel and the server that generated code takes. A peer that does not know native calls gets HTTP/2, over the
+//! same connection.
 //!
 //! ```text
-//!  client, server   tonic's types: a channel, a server (other files of this module)
-//!  session          one connection: its streams, as handles with wakers; the bridge to the endpoint
-//!  core             the state machine of all calls of a connection, without IO
+//!  client, server   tonic's types: a channel, a server
+//!  session          the calls of one connection: handles with wakers; the bridge to the endpoint
+//!  core             the state machine of these calls, without IO
 //!  frame            the format of frames and of heads
 //! ```
 #![forbid(unsafe_code)]
 
-mod config;
+mod calls;
+mod client;
+mod server;
 mod session;
 
-pub use config::CallConfig;
+pub use calls::CallConfig;
+pub use client::{ChannelError, RdmaChannel, RdmaChannelBuilder, RdmaResponseFuture};
+pub use server::{RdmaServer, ServeError};
+pub use session::{CallFault, ResetCode};

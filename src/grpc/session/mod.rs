@@ -15,19 +15,21 @@
 //! [`poll_send_ready`](Stream::poll_send_ready), and one for [`poll_reset`](Stream::poll_reset). Each keeps the waker of the latest
 //! task that asked.
 
+#![allow(dead_code, unused_imports, clippy::unimplemented, reason = "the bodies follow")]
+
 mod fault;
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::uri::{Authority, PathAndQuery};
 use http::HeaderMap;
+use http::uri::{Authority, PathAndQuery};
 
-use super::CallConfig;
+use super::calls::CallConfig;
 use crate::endpoint::{ConnectionFault, MessageEndpoint, RdmaConnectInfo};
 
-pub(crate) use self::fault::{CallFault, ResetCode};
+pub use self::fault::{CallFault, ResetCode};
 
 /// The head of a request. The method is always POST and the scheme `http`, because gRPC knows no others here.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,7 +65,7 @@ pub(crate) enum OpenError {
 }
 
 /// Takes the calls that arrive at a server.
-pub(crate) trait Accept: Send + Sync + 'static {
+pub(crate) trait Accept: std::fmt::Debug + Send + Sync + 'static {
     /// Takes a call. The thread that polled the completion queue calls this, outside of a runtime's context if it is a thread of the
     /// device's, and without any lock. After some calls of `accept` the session drives once, so that replies which are queued here
     /// share messages.
@@ -81,7 +83,11 @@ impl Session {
     }
 
     /// Begins the calls of a server. `acceptor` gets each call.
-    pub(crate) fn server(endpoint: MessageEndpoint, config: &CallConfig, acceptor: Arc<dyn Accept>) -> Arc<Self> {
+    pub(crate) fn server(
+        endpoint: MessageEndpoint,
+        config: &CallConfig,
+        acceptor: Arc<dyn Accept>,
+    ) -> Arc<Self> {
         drop(acceptor);
         unimplemented!("{endpoint:?} {config:?}")
     }
