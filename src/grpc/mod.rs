@@ -6,6 +6,7 @@
 
 mod calls;
 mod client;
+pub(crate) mod landed;
 mod server;
 
 pub use calls::CallConfig;
