@@ -14,10 +14,9 @@
 //!                                                                              for the device: sources only
 //! ```
 //!
-//! A slab serves blocks, buffers or landings, and never changes from one to the other. Slabs of buffers are registered without
+//! A slab serves either blocks or buffers, and never changes from one to the other. Slabs of buffers are registered without
 //! a right to write, so no device and no peer can change the bytes of a `&[u8]`. Slabs of blocks are never accessed through
-//! a reference. For these reasons [`Block::segment`] and [`Lease::segment`] are safe functions. A `Landing` posts the READs into its
-//! memory itself, and turns into `Bytes` when they have completed.
+//! a reference. For these reasons [`Block::segment`] and [`Lease::segment`] are safe functions.
 //!
 //! A pool belongs to a protection domain. A pool made by [`for_sending`](Pool::for_sending) belongs to none: the application
 //! fills its buffers. Each connection that sends such a buffer registers the slab with its own domain, for reading by its
@@ -58,7 +57,6 @@ pub(crate) mod machinery {
         CopyRange, CopyRanges, FinishedTransfer, InFlight, LocalMemory, Notice, Transfer, TransferKind,
         TransferLimits,
     };
-    pub use super::pieces::Landing;
     pub use super::pool::find_sendable;
     pub use super::region::{Grant, LentRegion, RegionLoan, RemotePlace};
     pub use super::registrations::{LocalRegistrations, SlabRegistrations};

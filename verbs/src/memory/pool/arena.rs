@@ -14,9 +14,6 @@ pub(crate) enum Purpose {
     Block,
     /// A piece for the application. Only the owner writes to the piece, and then freezes it.
     Buffer,
-    /// A piece that READs fill, and that is then read as a slice. Only a [`Landing`](crate::memory::pieces::Landing) posts
-    /// these READs.
-    Landing,
 }
 
 /// A piece of a slab, with one holder.

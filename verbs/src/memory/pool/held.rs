@@ -16,14 +16,12 @@ pub(crate) struct HeldPiece {
     quota: Quota,
     purpose: Purpose,
     shared: Arc<PoolShared>,
-    /// The piece never goes back to the pool.
-    abandoned: bool,
 }
 
 impl HeldPiece {
     /// Makes a held piece, which will return to the pool of `shared`.
     pub(crate) fn new(piece: Piece, quota: Quota, purpose: Purpose, shared: Arc<PoolShared>) -> Self {
-        Self { piece, quota, purpose, shared, abandoned: false }
+        Self { piece, quota, purpose, shared }
     }
 
     /// Returns the address of the first byte.
@@ -71,7 +69,6 @@ impl HeldPiece {
         // - No request writes to memory with a reference. There is never a reference to `Purpose::Block` memory, as long as
         //   the slab lives. `Purpose::Buffer` slabs are registered without the right to write, by the slab itself and by
         //   `SlabRegistrations`, so the device refuses the request. Both hold for a segment that outlives this piece, too.
-        //   Segments of `Purpose::Landing` pieces stay within `Landing`, which makes a reference when its requests have completed.
         // - No request reads memory while a `&mut [u8]` to it exists. `Purpose::Buffer` pieces give out segments
         //   only when they are frozen, and the caller keeps the `Lease` until the request has completed. A caller that
         //   drops the lease earlier sends the bytes of the next owner; accesses of this process stay sound.
@@ -84,12 +81,6 @@ impl HeldPiece {
             address: (self.as_ptr() as u64).wrapping_add(offset as u64),
             rkey: self.piece.slab.region().rkey(),
         }
-    }
-
-    /// Gives the piece up, because the device may still write to it: no other holder gets its bytes. The slab lives as long as the
-    /// pool and the pool's other pieces.
-    pub(crate) fn abandon(mut self) {
-        self.abandoned = true;
     }
 
     /// Returns the access rights of the region.
@@ -111,9 +102,7 @@ impl HeldPiece {
 
 impl Drop for HeldPiece {
     fn drop(&mut self) {
-        if !self.abandoned {
-            self.shared.give_back(&self.piece, self.quota, self.purpose);
-        }
+        self.shared.give_back(&self.piece, self.quota, self.purpose);
         // A slab that the pool did not keep is dropped with the fields, outside the lock.
     }
 }
