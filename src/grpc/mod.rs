@@ -13,6 +13,7 @@
 
 mod calls;
 mod client;
+pub(crate) mod landed;
 mod server;
 mod session;
 
