@@ -35,6 +35,8 @@ pub(super) async fn is_plaintext(server: Server) -> bool {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
     use super::*;
 
     #[tokio::test]
