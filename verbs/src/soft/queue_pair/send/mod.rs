@@ -55,6 +55,8 @@ pub(super) struct SendState {
     reads_done: usize,
     /// READs whose bytes come through the peer's ring.
     reading: VecDeque<Reading>,
+    /// Whether READs of the peer have bytes left, which go through our ring.
+    serves: bool,
     /// The end of the record of the last WRITE.
     last_write: u64,
     pulls: Pulls,
@@ -98,6 +100,7 @@ impl SendQueue {
             outstanding: VecDeque::new(),
             reads_done: 0,
             reading: VecDeque::new(),
+            serves: false,
             last_write: 0,
             pulls: Pulls::default(),
             receives_taken: 0,
@@ -335,7 +338,12 @@ impl SendQueue {
             }
         }
         self.waiting.store(queue.waiting.len(), Relaxed);
-        if queue.waiting.is_empty() && queue.reading.is_empty() {
+        self.want_no_needless_progress(queue);
+    }
+
+    /// Takes the request for progress of the peer back if neither a request of this end nor a READ of the peer waits for it.
+    fn want_no_needless_progress(&self, queue: &SendState) {
+        if queue.waiting.is_empty() && !queue.serves {
             self.core.want_no_more(Attention::STUCK);
         }
     }
