@@ -408,12 +408,6 @@ impl Core {
         }
     }
 
-    /// Returns whether the peer has taken all our records.
-    pub(crate) fn peer_has_taken_all(&self) -> bool {
-        let published = self.published.load(Relaxed);
-        self.connection().is_some_and(|connection| connection.end.taken_word().load(Relaxed) == published)
-    }
-
     /// Looks whether the peer takes our records. Returns false when there is nothing to guard any more.
     pub(crate) fn look_after_records(&self, unseen_progress: bool) -> bool {
         /// Looks without a record, after which the guard ends.

@@ -41,7 +41,7 @@ impl Drop for Private {
     }
 }
 
-/// Reads memory of `b` into `into`, by polls of `a` only.
+/// Reads memory of `b` into memory of `a`. This thread polls `a` only.
 fn read(a: &Side, b: &Side) {
     let into = a.large(LONG, 0);
     // SAFETY: no reference to the memory exists.
@@ -103,15 +103,33 @@ fn a_long_read_of_a_peer_that_sleeps() {
     }
 }
 
+/// The peer's thread polls when the request has come, and then computes for a long time. The device's thread goes on for it.
+#[test]
+fn a_long_read_of_a_peer_that_polls_once() {
+    for _ in 0..ROUNDS {
+        let (a, b) = Side::connected();
+        let before = b.core.end.taken_word().load(Relaxed);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                wait_for("the request", || {
+                    b.drain();
+                    b.core.end.taken_word().load(Relaxed) != before
+                });
+                b.drain();
+            });
+            read(&a, &b);
+        });
+    }
+}
+
 /// A READ of the peer waits for room in the ring of this end. A Send that waited for a receive begins. The peer must still say when
 /// there is room for the READ.
 #[test]
 fn a_read_waits_longer_than_a_request() {
     let (mut hostile, victim) = Hostile::connected();
     let take = |hostile: &Hostile, position: u64| hostile.end().taken_word().store(position, Release);
-    // No device carries out the records of this test.
-    hostile.end().attention_word().store(0, Relaxed);
-    victim.drain();
+    // The device's thread does not find the queue pair of the hostile process. So it takes none of the bytes.
+    the_device().service().remove_queue_pair(hostile.side.pair.number().0);
     let memory = Private::of(&victim, vec![9; LONG]);
     let remote = memory.remote();
     let request =
@@ -139,23 +157,4 @@ fn a_read_waits_longer_than_a_request() {
     });
     let bytes = victim.core.published.load(Relaxed);
     assert!(bytes > LONG as u64, "{bytes} bytes, and the READ waits for room no more");
-}
-
-/// The peer's thread polls when the request has come, and then computes for a long time. The device's thread goes on for it.
-#[test]
-fn a_long_read_of_a_peer_that_polls_once() {
-    for _ in 0..ROUNDS {
-        let (a, b) = Side::connected();
-        let before = b.core.end.taken_word().load(Relaxed);
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                wait_for("the request", || {
-                    b.drain();
-                    b.core.end.taken_word().load(Relaxed) != before
-                });
-                b.drain();
-            });
-            read(&a, &b);
-        });
-    }
 }

@@ -151,6 +151,14 @@ impl SendQueue {
             })
     }
 
+    /// Returns whether the peer has taken all our records, so that none of them makes it wake this end.
+    pub(super) fn all_is_taken(&self) -> bool {
+        let published = self.core.published.load(Relaxed);
+        self.core
+            .connection()
+            .is_some_and(|connection| connection.end.taken_word().load(Relaxed) == published)
+    }
+
     /// Returns whether an event is wanted when the peer makes progress. The caller has armed the queue, then has locked the queue
     /// once.
     pub(super) fn wants_progress(&self) -> bool {
