@@ -13,6 +13,7 @@ use tonic::body::Body;
 use super::connection::Connection;
 use super::deadline::Deadline;
 use super::endpoints::Endpoints;
+use super::probe::is_timeout;
 use super::request::{Progress, Pump, Sent, Unsent, advance};
 use super::response::{Begun, ResponseBody};
 use crate::grpc::session::{Part, Stream};
@@ -110,12 +111,16 @@ impl NativeCall {
         if self.deadline.has_passed() {
             return Err(Deadline::status().into());
         }
+        request.goes_native();
         request.body.look(context)?;
         let session = &native.session;
         let stream = match session.open(request.head(&native.terms)) {
             Ok(stream) => Arc::new(stream),
             Err(error) => return Err(self.again(request, super::error::not_opened(error), false)),
         };
+        if let Some(landing) = request.landing() {
+            stream.deliver_landed(landing.limit());
+        }
         let mut call = Begun::new(Arc::clone(&stream));
         let mut sent = Sent::default();
         let again = match advance(&mut request.body, &stream, Some(&mut sent), context) {
@@ -234,7 +239,10 @@ pub(super) async fn wait_and_call(
             Connection::Http2(http2) => {
                 let reserve = Reservation::of(InFlight::new(Arc::clone(http2)));
                 let reserved = within(&mut deadline, reserve).await?;
-                let status = |error: tonic::transport::Error| Status::from_error(error.into());
+                let status = |error: tonic::transport::Error| match is_timeout(&error) {
+                    true => Deadline::status(),
+                    false => Status::from_error(error.into()),
+                };
                 if let Some(reservation) = reserved.map_err(status)? {
                     return reservation.call(request.into_request()).await.map_err(status);
                 }

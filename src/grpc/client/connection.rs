@@ -203,5 +203,5 @@ impl Future for FirstOrDial {
     }
 }
 
-/// The longest time that a call waits for the next dial after a connection that ended soon. A longer wait fails the call.
-pub(super) const SHORT_WAIT: Duration = Duration::from_millis(200);
+/// The longest time that a call waits for the back-off of an endpoint.
+pub(super) const SHORT_WAIT: Duration = Duration::from_millis(100);

@@ -44,7 +44,7 @@ impl Endpoints {
         let (changes, _) = watch::channel(());
         let runtime = Handle::current();
         let dialling = Arc::new(Dialling { dialer: Dialer::new(config), calls, last: Mutex::default() });
-        let member = |endpoint| Arc::new(Member::new(endpoint, &dialling, &changes, &runtime));
+        let member = |endpoint| Arc::new(Member::new(endpoint, &dialling, &changes, balances, &runtime));
         let members: Vec<_> = endpoints.into_iter().map(member).collect();
         let kept = members.iter().filter(|_| balances);
         let keepers = kept.map(|member| runtime.spawn(keep(Arc::downgrade(member))).abort_handle()).collect();

@@ -32,6 +32,8 @@ pub(super) struct Member {
     /// Announces each change of a member's state.
     changes: watch::Sender<()>,
     runtime: Handle,
+    /// The channel has other endpoints, so calls need not wait for this one's back-off.
+    has_others: bool,
     lines: [Throttle; 3],
 }
 
@@ -67,6 +69,7 @@ impl Member {
         endpoint: Endpoint,
         dialling: &Arc<Dialling>,
         changes: &watch::Sender<()>,
+        has_others: bool,
         runtime: &Handle,
     ) -> Self {
         let state = State { phase: Phase::Idle, backoff: Backoff::new(), terms: None, task: None };
@@ -76,6 +79,7 @@ impl Member {
             state: Mutex::new(state),
             changes: changes.clone(),
             runtime: runtime.clone(),
+            has_others,
             // Each endpoint limits its own log lines, so an endpoint that comes and goes does not hide the lines of the others.
             lines: [const { Throttle::new(Throttle::BURST) }; 3],
         }
@@ -85,7 +89,9 @@ impl Member {
         &self.endpoint
     }
 
-    /// Returns the connection if there is one that takes calls. Otherwise begins to dial, unless the back-off forbids that.
+    /// Returns the connection if there is one that takes calls. Otherwise begins to dial, unless the back-off forbids that. The
+    /// only endpoint of a channel is dialled for each call that needs it, as tonic does, though not more often than each
+    /// [`SHORT_WAIT`].
     pub(super) fn look(self: &Arc<Self>) -> Look {
         let mut state = lock(&self.state);
         if let Phase::Up(connection) = &state.phase {
@@ -96,11 +102,12 @@ impl Member {
         }
         match &state.phase {
             Phase::Connecting => Look::Wait,
-            Phase::Down(since, failure) if !state.backoff.remaining().is_zero() => {
+            Phase::Down(since, failure) if self.has_others && !state.backoff.remaining().is_zero() => {
                 Look::Down(*since, Arc::clone(failure))
             }
             _ => {
-                self.dial(&mut state, Duration::ZERO);
+                let delay = state.backoff.remaining().min(SHORT_WAIT);
+                self.dial(&mut state, delay);
                 Look::Wait
             }
         }
@@ -171,15 +178,12 @@ impl Member {
         if let Some(suppressed) = self.lines[2].admit(Instant::now()) {
             tracing::info!(uri = %self.endpoint.uri(), suppressed, "endpoint's connection ended");
         }
-        match state.backoff.remaining() {
-            Duration::ZERO => state.phase = Phase::Idle,
-            // A server may have ended it for its age: calls wait for a moment.
-            delay if delay <= SHORT_WAIT => self.dial(state, delay),
-            _ => {
-                let failure = Arc::new(Failure::Http2(DialError::EndedAtOnce));
-                state.phase = Phase::Down(Instant::now(), failure);
-            }
-        }
+        // The server may have ended it for its age: calls wait for a moment.
+        state.phase = if self.has_others && state.backoff.remaining() > SHORT_WAIT {
+            Phase::Down(Instant::now(), Arc::new(Failure::Http2(DialError::EndedAtOnce)))
+        } else {
+            Phase::Idle
+        };
         self.changes.send_replace(());
     }
 

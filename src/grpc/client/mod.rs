@@ -77,10 +77,18 @@ use request::Unsent;
 /// # When a connection ends
 ///
 /// A channel connects again when the next call needs a connection. Calls wait for a dial that is under way; the wait is a part of
-/// their deadline. After a dial that failed, the next dial waits for a back-off, at first 100 ms, at last 10 s. Calls that come before
-/// it fail at once with UNAVAILABLE and the reason of the last failure. A call that was in flight when its connection ended
-/// fails with UNAVAILABLE, unless the server said that it has not begun the call (GOAWAY): such a call is sent once more, on a new
-/// connection.
+/// their deadline. If the dial fails, they fail with UNAVAILABLE and its reason. An endpoint that failed is dialled at most
+/// each 100 ms. A channel over [several endpoints](Self::balance) has a longer back-off.
+///
+/// A call that was in flight when its connection ended fails with UNAVAILABLE, unless the server said that it has not begun the call
+/// (GOAWAY): such a call is sent once more, on a new connection.
+///
+/// # Deadlines
+///
+/// A call that is late ends with DEADLINE_EXCEEDED, at the server as well. The time of [`Request::set_timeout`](tonic::Request::set_timeout)
+/// holds until the end of the response, that of [`Endpoint::timeout`] until its head, as on tonic's channel. Origin and user agent of the
+/// [`Endpoint`] hold, too. Its other limits, for concurrency and for the rate of calls, hold over HTTP/2 only; layers of
+/// tower limit a channel over both.
 #[derive(Clone)]
 pub struct RdmaChannel {
     endpoints: Arc<Endpoints>,

@@ -129,7 +129,8 @@ async fn silent_call(endpoint: &Endpoint, head: Option<oneshot::Sender<Origin>>)
     }
 }
 
-fn is_timeout(error: &(dyn std::error::Error + 'static)) -> bool {
+/// Returns whether an error of tonic's channel says that the time of a call is over.
+pub(super) fn is_timeout(error: &(dyn std::error::Error + 'static)) -> bool {
     error.is::<TimeoutExpired>() || error.source().is_some_and(is_timeout)
 }
 

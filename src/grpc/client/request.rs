@@ -16,6 +16,7 @@ use tonic::body::Body;
 use super::connection::Terms;
 use crate::endpoint::lock::lock;
 use crate::grpc::session::{RequestHead, ResetCode, Stream};
+use crate::transport::gather::landed::{Landing, NativeCall as NativeFlag};
 
 /// A request that has not been sent, or may be sent again.
 #[derive(Debug)]
@@ -37,6 +38,18 @@ impl Unsent {
 
     pub(super) fn headers(&self) -> &HeaderMap {
         &self.headers
+    }
+
+    /// Notes that the call goes without HTTP/2, for a body that gathers large fields.
+    pub(super) fn goes_native(&self) {
+        if let Some(flag) = self.extensions.get::<NativeFlag>() {
+            flag.set();
+        }
+    }
+
+    /// Returns the wish for messages in the memory that they arrive in.
+    pub(super) fn landing(&self) -> Option<Landing> {
+        self.extensions.get().copied()
     }
 
     /// Returns the head as the server gets it.

@@ -12,6 +12,7 @@ use tonic::Status;
 use super::deadline::Deadline;
 use crate::endpoint::lock::lock;
 use crate::grpc::session::{CallFault, Part, ResetCode, Stream};
+use crate::transport::gather::landed::Presenter;
 
 /// A call that has begun. Dropping this before [`has_ended`](Self::has_ended) cancels the call at the server.
 #[derive(Debug)]
@@ -97,11 +98,12 @@ pub(super) struct ResponseBody {
     deadline: Deadline,
     /// A part that came with the head.
     first: Option<Part>,
+    presenter: Presenter,
 }
 
 impl ResponseBody {
     pub(super) fn new(call: Begun, deadline: Deadline, first: Option<Part>) -> Self {
-        Self { call, deadline, first }
+        Self { call, deadline, first, presenter: Presenter::default() }
     }
 
     fn poll_part(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Part, Status>>> {
@@ -137,7 +139,8 @@ impl http_body::Body for ResponseBody {
         let polled = self.poll_part(context);
         polled.map(|part| {
             part.map(|part| match part? {
-                Part::Data(data) | Part::Message(data) => Ok(Frame::data(data)),
+                Part::Data(data) => Ok(Frame::data(data)),
+                Part::Message(message) => Ok(Frame::data(self.presenter.present(message))),
                 Part::Trailers(trailers) => {
                     self.call.has_ended();
                     Ok(Frame::trailers(trailers))
