@@ -13,10 +13,13 @@
 
 mod calls;
 mod client;
+mod core;
+mod frame;
 mod server;
 mod session;
 
 pub use calls::CallConfig;
 pub use client::{ChannelError, RdmaChannel, RdmaChannelBuilder, RdmaResponseFuture};
+pub use frame::ResetCode;
 pub use server::{RdmaServer, ServeError};
-pub use session::{CallFault, ResetCode};
+pub use session::CallFault;

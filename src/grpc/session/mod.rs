@@ -24,22 +24,12 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::HeaderMap;
-use http::uri::{Authority, PathAndQuery};
 
 use super::calls::CallConfig;
 use crate::endpoint::{ConnectionFault, MessageEndpoint, RdmaConnectInfo};
 
-pub use self::fault::{CallFault, ResetCode};
-
-/// The head of a request. The method is always POST and the scheme `http`, because gRPC knows no others here.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct RequestHead {
-    /// The path: `/package.Service/Method`.
-    pub(crate) path: PathAndQuery,
-    pub(crate) authority: Option<Authority>,
-    /// The metadata, with gRPC's own fields such as `te`, `content-type` and `grpc-timeout`.
-    pub(crate) headers: HeaderMap,
-}
+pub use self::fault::CallFault;
+pub(crate) use super::frame::{RequestHead, ResetCode};
 
 /// A part of the body that arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
