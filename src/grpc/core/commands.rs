@@ -220,7 +220,7 @@ impl<K> Core<K> {
                 self.urgent = true;
             }
             self.fail(key, StreamFault::ResetHere(code), wakers);
-            self.sweep_unopened();
+            self.sweep_unopened(32);
         }
         self.drop_arrived(key);
     }
@@ -253,9 +253,9 @@ impl<K> Core<K> {
         }
     }
 
-    /// Removes calls that were dropped before they were opened, once they are many.
-    fn sweep_unopened(&mut self) {
-        if self.unopened_dropped < 32 || self.unopened_dropped * 2 < self.unopened.len() {
+    /// Removes calls that were dropped before they were opened, once they are at least `least`, and as many as the others.
+    pub(super) fn sweep_unopened(&mut self, least: usize) {
+        if self.unopened_dropped < least || self.unopened_dropped * 2 < self.unopened.len() {
             return;
         }
         let streams = &mut self.streams;

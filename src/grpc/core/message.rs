@@ -67,7 +67,7 @@ impl Message {
         let sent = if self.long.is_empty() {
             send(&[IoSlice::new(&self.bytes)])
         } else {
-            let mut slices = [const { IoSlice::new(&[]) }; 2 * Self::MOST_LONG + 1];
+            let mut slices = [IoSlice::new(&[]); 2 * Self::MOST_LONG + 1];
             let (mut count, mut at) = (0, 0);
             for (place, long) in &self.long {
                 slices[count] = IoSlice::new(&self.bytes[at..*place]);

@@ -82,7 +82,7 @@ impl<K> Core<K> {
                     return Some(Turn::Bulk);
                 }
                 let length = data.len().min(Self::COPIED);
-                if let Some((from, kept)) = wire.copy(&[&data[..length]]) {
+                if let Some((from, kept)) = wire.copy(&data[..length]) {
                     data.advance(length);
                     let pieces = vec![OfferPiece::Remote { from, length: length as u64 }];
                     self.offer(key, length, 0, pieces, vec![kept], length, false);
@@ -196,7 +196,7 @@ impl<K> Core<K> {
                     break;
                 }
                 length = part.len().min(longest);
-                let Some((from, kept)) = wire.copy(&[&part[..length]]) else {
+                let Some((from, kept)) = wire.copy(&part[..length]) else {
                     prepared.failed = true;
                     break;
                 };

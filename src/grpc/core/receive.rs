@@ -358,6 +358,7 @@ impl<K> Core<K> {
         for index in keys {
             self.fail(StreamKey(index as u32), StreamFault::GoneAway(reason.clone()), wakers);
         }
+        self.sweep_unopened(0);
         Ok(())
     }
 }

@@ -100,7 +100,7 @@ impl<K> Core<K> {
     /// Gives numbers to waiting calls, as many as the peer takes.
     fn open_streams(&mut self) {
         let Some(peer) = self.peer else { return };
-        if self.going.last_there.is_some() || self.going.last_here.is_some() {
+        if self.going.last_there.is_some() {
             return;
         }
         while self.index.len() < peer.streams as usize
@@ -193,7 +193,7 @@ impl<K> Core<K> {
         if !self.streams.get(key.index()).is_some_and(Stream::can_send) {
             return Turn::Over;
         }
-        if self.streams[key.index()].sending.head.is_some() && !self.send_head(key, wakers) {
+        if self.streams[key.index()].sending.head.is_some() && !self.begin(key, wakers) {
             // A head that did not fit at all keeps the stream's place. One that was begun ends the turn.
             return Turn::Full;
         }
@@ -231,7 +231,7 @@ impl<K> Core<K> {
     }
 
     /// Sends the head of a stream. Returns false if it did not fit into the message.
-    fn send_head(&mut self, key: StreamKey, wakers: &mut Vec<Waker>) -> bool {
+    fn begin(&mut self, key: StreamKey, wakers: &mut Vec<Waker>) -> bool {
         let Some(peer) = self.peer else { return false };
         if self.message.payload_left() < Message::LEAST_HEAD {
             return false;

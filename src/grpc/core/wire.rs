@@ -21,9 +21,8 @@ pub(in crate::grpc) trait Wire {
     /// Lets the peer read `bytes` from where they lie. Returns `None` if they have to be copied.
     fn expose(&mut self, bytes: &[u8]) -> Option<(Remote, Self::Kept)>;
 
-    /// Copies the parts into memory that the peer may read. Returns `None` if there is no memory now; then `transmit` is called again
-    /// later.
-    fn copy(&mut self, parts: &[&[u8]]) -> Option<(Remote, Self::Kept)>;
+    /// Copies `bytes` into memory that the peer may read. Returns `None` if there is no memory now.
+    fn copy(&mut self, bytes: &[u8]) -> Option<(Remote, Self::Kept)>;
 
     /// Starts to read the pieces into one piece of memory whose byte `aligned_at` lies at a multiple of 64.
     fn fetch(&mut self, id: u64, pieces: &[FetchPiece<'_>], aligned_at: usize) -> Result<(), FetchRefused>;

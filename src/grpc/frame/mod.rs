@@ -29,7 +29,7 @@ mod reset;
 
 mod violation;
 
-pub(super) use head::RequestHead;
+pub(crate) use head::RequestHead;
 pub(super) use header::{END, FrameHeader, Frames, Kind, MESSAGE, MORE, Payload};
 pub(super) use limits::Limits;
 pub(super) use offer::{Offer, OfferPiece, Remote};
