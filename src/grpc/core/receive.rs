@@ -84,7 +84,7 @@ impl<K> Core<K> {
         payload: &[u8],
         wakers: &mut Vec<Waker>,
     ) -> Result<(), CallViolation> {
-        let &FrameHeader { kind, stream, flags, .. } = header;
+        let &FrameHeader { kind, stream, .. } = header;
         if kind == Kind::Trailers && self.role == Role::Server {
             return Err(CallViolation::ServersOnly(kind));
         }
@@ -94,7 +94,7 @@ impl<K> Core<K> {
                 return Err(CallViolation::HeadTooLong(limit));
             }
             if header.has(MORE) {
-                self.partial = Some(Partial { kind, flags: flags & END, stream, bytes: payload.to_vec() });
+                self.partial = Some(Partial { kind, stream, bytes: payload.to_vec() });
                 return Ok(());
             }
             return self.head(kind, stream, header.has(END), payload, wakers);

@@ -90,7 +90,6 @@ pub(super) struct Block {
 #[derive(Debug)]
 pub(super) struct Partial {
     pub(super) kind: Kind,
-    pub(super) flags: u8,
     pub(super) stream: u32,
     pub(super) bytes: Vec<u8>,
 }

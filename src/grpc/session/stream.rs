@@ -11,6 +11,7 @@ use super::shared::State;
 use super::{Part, ResetCode, Session};
 use crate::endpoint::lock::lock;
 use crate::grpc::core::{Delivered, StreamKey};
+use crate::grpc::landed::LandingTarget;
 
 /// One call. Dropping the stream before both directions have ended resets the call with [`ResetCode::Cancel`], at once. A server's
 /// direction has ended once its end or its trailers are queued.
@@ -145,6 +146,12 @@ impl Stream {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         lock(&self.session.shared.state)
+    }
+}
+
+impl LandingTarget for Stream {
+    fn deliver_landed(&self, limit: usize) {
+        Self::deliver_landed(self, limit);
     }
 }
 

@@ -23,7 +23,7 @@ mod hasher;
 use http::HeaderMap;
 use http::uri::{Authority, PathAndQuery};
 
-pub(in crate::grpc) use self::decoder::{Decoded, Decoder};
+pub(in crate::grpc) use self::decoder::Decoder;
 pub(in crate::grpc) use self::encoder::Encoder;
 pub(in crate::grpc) use self::hasher::Fast;
 
