@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +12,7 @@ use arrow_array::{Array, RecordBatch};
 use arrow_buffer::Buffer;
 use arrow_data::ArrayData;
 use arrow_flight::FlightData;
-use arrow_flight::decode::{DecodedPayload, FlightDataDecoder};
+use arrow_flight::decode::{DecodedFlightData, DecodedPayload, FlightDataDecoder};
 use arrow_flight::error::FlightError;
 use arrow_schema::{DataType, SchemaRef};
 use tokio_stream::{Stream, StreamExt as _};
@@ -36,7 +37,7 @@ pub struct Placement {
     pub in_place: u64,
 }
 
-/// The record batches of a stream of Flight's messages: the result of a get, or what a service receives.
+/// The record batches of a stream of Flight's messages: the result of a get, or what a service receives. After an error the stream ends.
 ///
 /// arrow-flight's decoder does the work. It takes a body of a multiple of [`ALIGNMENT`] as it is: the arrays are slices of the memory that
 /// the message arrived in, and this memory is given back when the last array is dropped. A body at another place is copied.
@@ -64,6 +65,7 @@ pub struct BatchStream {
     decoder: FlightDataDecoder,
     arrived: Arc<Arrived>,
     decoded: Placement,
+    is_failed: bool,
 }
 
 /// The counts of messages, which the decoder takes from a stream that it owns.
@@ -101,10 +103,31 @@ impl BatchStream {
         let counts = Arc::clone(&arrived);
         let messages = messages.map(move |message| {
             let message = message.map_err(Into::into)?;
+            check(&message)?;
             counts.count(&message);
             Ok(message)
         });
-        Self { decoder: FlightDataDecoder::new(messages), arrived, decoded: Placement::default() }
+        Self {
+            decoder: FlightDataDecoder::new(messages),
+            arrived,
+            decoded: Placement::default(),
+            is_failed: false,
+        }
+    }
+
+    /// Polls the decoder. arrow's decoder panics at some malformed messages that [`check`] lets through, and a peer must not end a task
+    /// by a message.
+    fn poll_decoder(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<DecodedFlightData, FlightError>>> {
+        let decoder = &mut self.decoder;
+        // After a panic the decoder is not used again.
+        let poll = AssertUnwindSafe(|| Pin::new(decoder).poll_next(context));
+        catch_unwind(poll).unwrap_or_else(|_| {
+            let text = "the peer sent a malformed message: arrow's decoder panicked";
+            Poll::Ready(Some(Err(FlightError::DecodeError(text.to_owned()))))
+        })
     }
 
     /// Returns the schema, once it has arrived.
@@ -128,15 +151,19 @@ impl Stream for BatchStream {
     type Item = Result<RecordBatch, FlightError>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        loop {
+        while !self.is_failed {
             let had_schema = self.schema().is_some();
-            let message = match std::task::ready!(Pin::new(&mut self.decoder).poll_next(context)) {
+            let message = match std::task::ready!(self.poll_decoder(context)) {
                 Some(Ok(message)) => message,
-                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                Some(Err(error)) => {
+                    self.is_failed = true;
+                    return Poll::Ready(Some(Err(error)));
+                }
                 None => return Poll::Ready(None),
             };
             match message.payload {
                 DecodedPayload::Schema(_) if had_schema => {
+                    self.is_failed = true;
                     return Poll::Ready(Some(Err(FlightError::protocol(
                         "the peer sent a second schema in one stream",
                     ))));
@@ -153,6 +180,7 @@ impl Stream for BatchStream {
                 }
             }
         }
+        Poll::Ready(None)
     }
 }
 
@@ -164,6 +192,34 @@ impl fmt::Debug for BatchStream {
             .field("placement", &self.placement())
             .finish_non_exhaustive()
     }
+}
+
+/// Checks that the buffers that a header names are within the body. arrow's decoder panics if one is not.
+fn check(message: &FlightData) -> Result<(), FlightError> {
+    // The decoder reports headers that can't be read.
+    let Ok(header) = arrow_ipc::root_as_message(&message.data_header) else { return Ok(()) };
+    let dictionary = header.header_as_dictionary_batch().and_then(|dictionary| dictionary.data());
+    let Some(batch) = header.header_as_record_batch().or(dictionary) else { return Ok(()) };
+    let malformed =
+        |text: String| Err(FlightError::DecodeError(format!("the peer sent a malformed batch: {text}")));
+    if batch.length() < 0 {
+        return malformed(format!("it has {} rows", batch.length()));
+    }
+    let length = message.data_body.len();
+    for buffer in batch.buffers().into_iter().flatten() {
+        let end = buffer.offset().checked_add(buffer.length()).and_then(|end| usize::try_from(end).ok());
+        if buffer.offset() < 0 || buffer.length() < 0 || end.is_none_or(|end| end > length) {
+            let (at, bytes) = (buffer.offset(), buffer.length());
+            return malformed(format!("a buffer of {bytes} bytes at {at} in a body of {length} bytes"));
+        }
+    }
+    for node in batch.nodes().into_iter().flatten() {
+        let (rows, nulls) = (node.length(), node.null_count());
+        if !(0..=rows).contains(&nulls) {
+            return malformed(format!("an array of {rows} rows with {nulls} nulls"));
+        }
+    }
+    Ok(())
 }
 
 /// Counts the buffers of an array, and those within `body`.

@@ -10,7 +10,7 @@ use arrow_buffer::Buffer;
 use arrow_flight::error::FlightError;
 use arrow_flight::{FlightData, FlightDescriptor};
 use arrow_ipc::writer::{IpcWriteOptions, StreamEncoder};
-use arrow_schema::{ArrowError, SchemaRef};
+use arrow_schema::{ArrowError, Schema, SchemaRef};
 use bytes::Bytes;
 use tokio_stream::Stream;
 use tonic_rdma::memory::Pool;
@@ -99,9 +99,8 @@ impl BatchEncoder {
     /// The batch has another schema, arrow can't encode it, or the stream has ended.
     pub fn encode(&mut self, batch: &RecordBatch) -> Result<Vec<FlightData>, FlightError> {
         if *batch.schema_ref() != self.schema {
-            let (expected, found) = (&self.schema, batch.schema_ref());
-            let text =
-                format!("the batch has another schema than its stream: {found:?} instead of {expected:?}");
+            let difference = difference(&self.schema, batch.schema_ref());
+            let text = format!("the batch has another schema than its stream: {difference}");
             return Err(ArrowError::SchemaError(text).into());
         }
         let ended = || FlightError::protocol("a batch can't be encoded after the end of its stream");
@@ -238,6 +237,19 @@ impl fmt::Debug for EncodedBatches {
     }
 }
 
+/// Says what is different in `found`.
+fn difference(expected: &Schema, found: &Schema) -> String {
+    let (columns, here) = (expected.fields().len(), found.fields().len());
+    if columns != here {
+        return format!("{here} columns instead of {columns}");
+    }
+    let mut pairs = expected.fields().iter().zip(found.fields()).enumerate();
+    match pairs.find(|(_, (expected, found))| expected != found) {
+        Some((index, (expected, found))) => format!("column {index} is {found:?} instead of {expected:?}"),
+        None => "the metadata differs".to_owned(),
+    }
+}
+
 /// Returns the length of the body that follows a header.
 fn body_length(header: &[u8]) -> Result<usize, FlightError> {
     let message = arrow_ipc::root_as_message(header)
@@ -355,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn another_schema_is_an_error_that_names_both() {
+    fn another_schema_is_an_error_that_names_the_difference() {
         let batch = record_batch!(("id", Int64, [1])).unwrap();
         let other = record_batch!(("other", Utf8, ["1"])).unwrap();
         let mut encoder = BatchEncoder::new(&batch.schema(), &Pool::for_sending(1 << 20)).unwrap();
