@@ -19,6 +19,19 @@ pub(crate) async fn collect(mut stream: BatchStream) -> (Vec<RecordBatch>, Place
     (batches, stream.placement())
 }
 
+/// Compares batches, and names the first column that differs.
+pub(crate) fn same(found: &[RecordBatch], expected: &[RecordBatch]) {
+    assert_eq!(found.len(), expected.len());
+    for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
+        assert_eq!(found.schema(), expected.schema());
+        assert_eq!(found.num_rows(), expected.num_rows());
+        for (column, field) in expected.schema().fields().iter().enumerate() {
+            let (found, expected) = (found.column(column), expected.column(column));
+            assert!(found == expected, "batch {index}, column {field}:\n{found:?}\n{expected:?}");
+        }
+    }
+}
+
 /// Gets, puts and exchanges `batches`. Returns the placements of the three.
 async fn there_and_back(
     store: &Store,
@@ -27,17 +40,17 @@ async fn there_and_back(
 ) -> [Placement; 3] {
     store.insert("here", batches);
     let (got, get) = collect(client.do_get(Ticket::new("here")).await.unwrap()).await;
-    assert_eq!(got, batches);
+    same(&got, batches);
 
     let mut replies = client.do_put(encoded("there", batches.to_vec())).await.unwrap();
     assert_eq!(replies.next().await.unwrap().unwrap().app_metadata, "stored");
     assert!(replies.next().await.is_none());
     let put = store.stored("there").unwrap();
-    assert_eq!(put.batches, batches);
+    same(&put.batches, batches);
 
     let exchanged = client.do_exchange(encoded("back", batches.to_vec())).await.unwrap();
     let (exchanged, exchange) = collect(exchanged).await;
-    assert_eq!(exchanged, batches);
+    same(&exchanged, batches);
     [get, put.placement, exchange]
 }
 
@@ -116,8 +129,8 @@ fn many_streams_at_a_time_keep_their_contents() {
                         reply.unwrap();
                     }
                     let (got, _) = collect(client.do_get(Ticket::new(name.clone())).await.unwrap()).await;
-                    assert_eq!(got, batches);
-                    assert_eq!(store.stored(&name).unwrap().batches, batches);
+                    same(&got, &batches);
+                    same(&store.stored(&name).unwrap().batches, &batches);
                 }
             })
             .collect();

@@ -1,0 +1,149 @@
+//! The Flight service of both paths: streams of batches, and a check of what is put.
+
+use std::pin::Pin;
+
+use arrow_flight::encode::{FlightDataEncoderBuilder, GRPC_TARGET_MAX_FLIGHT_SIZE_BYTES};
+use arrow_flight::error::FlightError;
+use arrow_flight::flight_service_server::FlightService;
+use arrow_flight::{
+    Action, ActionType, Criteria, Empty, FlightData, FlightDescriptor, FlightInfo, HandshakeRequest,
+    HandshakeResponse, PollInfo, PutResult, SchemaResult, Ticket,
+};
+use tokio_stream::{Stream, StreamExt as _};
+use tonic::{Request, Response, Status, Streaming};
+use tonic_rdma::memory::Pool;
+use tonic_rdma_flight::{BatchEncoder, BatchStream, Placement};
+
+use super::content::{Check, Content};
+use super::options::Path;
+
+type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// Encodes the stream of `content`.
+pub(crate) fn encode(
+    content: &Content,
+    path: Path,
+    pool: &Pool,
+) -> Pin<Box<dyn Stream<Item = Result<FlightData, FlightError>> + Send>> {
+    let batches = tokio_stream::iter(content.stream().map(Ok));
+    let longest = match path {
+        Path::Ours => {
+            let encoder = BatchEncoder::new(&content.first().schema(), pool).unwrap();
+            return Box::pin(encoder.stream(batches));
+        }
+        Path::Stock => usize::MAX,
+        Path::StockSplit => GRPC_TARGET_MAX_FLIGHT_SIZE_BYTES,
+    };
+    Box::pin(FlightDataEncoderBuilder::new().with_max_flight_data_size(longest).build(batches))
+}
+
+/// Checks the batches of `messages`.
+pub(crate) async fn check(mut messages: BatchStream, mut check: Check) -> Result<Placement, FlightError> {
+    while let Some(batch) = messages.next().await {
+        check.next(&batch?);
+    }
+    check.end();
+    Ok(messages.placement())
+}
+
+/// Returns memory for the batches that are on their way.
+pub(crate) fn pool() -> Pool {
+    Pool::for_sending(1 << 30)
+}
+
+/// Whether the receiver compares all numbers, as the client says with each put.
+pub(crate) const CHECK_ALL: &str = "check-all";
+
+#[derive(Debug)]
+pub(crate) struct Batches {
+    pub(crate) path: Path,
+    pub(crate) bytes: usize,
+    pub(crate) content: Content,
+    pub(crate) pool: Pool,
+}
+
+#[tonic::async_trait]
+impl FlightService for Batches {
+    type HandshakeStream = BoxStream<HandshakeResponse>;
+    type ListFlightsStream = BoxStream<FlightInfo>;
+    type DoGetStream = BoxStream<FlightData>;
+    type DoPutStream = BoxStream<PutResult>;
+    type DoExchangeStream = BoxStream<FlightData>;
+    type DoActionStream = BoxStream<arrow_flight::Result>;
+    type ListActionsStream = BoxStream<ActionType>;
+
+    async fn do_get(&self, _: Request<Ticket>) -> Result<Response<Self::DoGetStream>, Status> {
+        let messages = encode(&self.content, self.path, &self.pool);
+        Ok(Response::new(Box::pin(messages.map(|message| message.map_err(Status::from)))))
+    }
+
+    /// Replies with the six numbers of a [`Placement`].
+    async fn do_put(
+        &self,
+        request: Request<Streaming<FlightData>>,
+    ) -> Result<Response<Self::DoPutStream>, Status> {
+        let all = request.metadata().contains_key(CHECK_ALL);
+        let messages = BatchStream::new(request.into_inner());
+        let placement = check(messages, Check::new(self.bytes, all)).await?;
+        let reply = PutResult { app_metadata: to_words(placement).into() };
+        Ok(Response::new(Box::pin(tokio_stream::once(Ok(reply)))))
+    }
+
+    async fn handshake(
+        &self,
+        _: Request<Streaming<HandshakeRequest>>,
+    ) -> Result<Response<Self::HandshakeStream>, Status> {
+        Err(Status::unimplemented("handshake"))
+    }
+
+    async fn list_flights(&self, _: Request<Criteria>) -> Result<Response<Self::ListFlightsStream>, Status> {
+        Err(Status::unimplemented("list_flights"))
+    }
+
+    async fn get_flight_info(&self, _: Request<FlightDescriptor>) -> Result<Response<FlightInfo>, Status> {
+        Err(Status::unimplemented("get_flight_info"))
+    }
+
+    async fn poll_flight_info(&self, _: Request<FlightDescriptor>) -> Result<Response<PollInfo>, Status> {
+        Err(Status::unimplemented("poll_flight_info"))
+    }
+
+    async fn get_schema(&self, _: Request<FlightDescriptor>) -> Result<Response<SchemaResult>, Status> {
+        Err(Status::unimplemented("get_schema"))
+    }
+
+    async fn do_exchange(
+        &self,
+        _: Request<Streaming<FlightData>>,
+    ) -> Result<Response<Self::DoExchangeStream>, Status> {
+        Err(Status::unimplemented("do_exchange"))
+    }
+
+    async fn do_action(&self, _: Request<Action>) -> Result<Response<Self::DoActionStream>, Status> {
+        Err(Status::unimplemented("do_action"))
+    }
+
+    async fn list_actions(&self, _: Request<Empty>) -> Result<Response<Self::ListActionsStream>, Status> {
+        Err(Status::unimplemented("list_actions"))
+    }
+}
+
+/// Writes a placement as six words.
+pub(crate) fn to_words(placement: Placement) -> String {
+    let Placement { batches, bodies, aligned, realigned_bytes, buffers, in_place } = placement;
+    format!("{batches} {bodies} {aligned} {realigned_bytes} {buffers} {in_place}")
+}
+
+/// Reads the words of [`to_words`].
+pub(crate) fn from_words(words: &str) -> Placement {
+    let mut words = words.split_whitespace().map(|word| word.parse().unwrap());
+    let mut word = || words.next().unwrap();
+    Placement {
+        batches: word(),
+        bodies: word(),
+        aligned: word(),
+        realigned_bytes: word(),
+        buffers: word(),
+        in_place: word(),
+    }
+}
