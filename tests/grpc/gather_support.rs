@@ -3,7 +3,6 @@
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -88,7 +87,7 @@ impl Parcel {
         assert_eq!(self.note, format!("parcel {}", self.seed));
     }
 
-    fn fields(&self) -> impl Iterator<Item = &Bytes> {
+    fn fields(&self) -> impl Iterator<Item = &Bytes> + Clone {
         std::iter::once(&self.first).chain(&self.more)
     }
 
@@ -123,8 +122,6 @@ impl Receipt {
 pub(crate) struct Depot {
     limit: usize,
     pool: Pool,
-    /// The fields of the parcels that it keeps.
-    pub(crate) kept: Arc<Mutex<Vec<Parcel>>>,
 }
 
 impl Default for Depot {
@@ -136,7 +133,7 @@ impl Default for Depot {
 impl Depot {
     /// Makes a service that decodes messages of `limit` bytes.
     pub(crate) fn new(limit: usize) -> Self {
-        Self { limit, pool: Pool::for_sending(1 << 30), kept: Arc::default() }
+        Self { limit, pool: Pool::for_sending(1 << 30) }
     }
 
     fn put(&self, request: Request<Parcel>) -> Response<Receipt> {
@@ -144,9 +141,6 @@ impl Depot {
         let parcel = request.into_inner();
         parcel.check();
         let receipt = parcel.receipt().counts(&counters);
-        if parcel.note.is_empty() {
-            self.kept.lock().unwrap().push(parcel);
-        }
         Response::new(receipt)
     }
 
@@ -281,7 +275,8 @@ where
 {
     let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(usize::MAX);
     if compress {
-        client = client.send_compressed(CompressionEncoding::Gzip).accept_compressed(CompressionEncoding::Gzip);
+        client =
+            client.send_compressed(CompressionEncoding::Gzip).accept_compressed(CompressionEncoding::Gzip);
     }
     within(client.ready()).await.map_err(|error| Status::from_error(error.into()))?;
     within(client.unary(Request::new(message), path(method), codec)).await
