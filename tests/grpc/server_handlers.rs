@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use tokio::sync::mpsc;
 use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request};
 use tonic_rdma::{CallConfig, RdmaIncoming, RdmaServer};
 use tonic_rdma_proto::greeter::HelloRequest;
@@ -54,9 +56,12 @@ fn a_panic_ends_its_call_only() {
                 (Code::Unknown, "the handler of the call panicked")
             );
             // After a wait, in a task of its own.
-            let names = ["yield", "panic"].map(|name| HelloRequest { name: name.into() });
-            let mut chat = client.clone().chat(tokio_stream::iter(names)).await.unwrap().into_inner();
+            let (names, sent) = mpsc::channel(1);
+            let name = |name: &str| HelloRequest { name: name.into() };
+            names.send(name("yield")).await.unwrap();
+            let mut chat = client.clone().chat(ReceiverStream::new(sent)).await.unwrap().into_inner();
             assert_eq!(chat.next().await.unwrap().unwrap().message, "yield");
+            names.send(name("panic")).await.unwrap();
             assert_eq!(chat.next().await.unwrap().unwrap_err().code(), Code::Unknown);
         }
         assert_eq!(say(&mut client.clone(), "hello").await.unwrap(), "hello");
