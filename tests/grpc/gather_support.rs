@@ -93,7 +93,8 @@ impl Parcel {
 
     /// Says where the fields lie.
     pub(crate) fn receipt(&self) -> Receipt {
-        let longest = self.fields().max_by_key(|field| field.len()).unwrap();
+        // Of several that are equal, the first.
+        let longest = self.fields().min_by_key(|field| std::cmp::Reverse(field.len())).unwrap();
         let ends = self.fields().filter(|field| !field.is_empty()).map(|field| field.as_ptr() as usize);
         let (least, most) = (ends.clone().min().unwrap_or(0), ends.max().unwrap_or(0));
         let whole = self.encoded_len();
