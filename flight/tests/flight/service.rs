@@ -193,6 +193,11 @@ pub(crate) async fn serve(store: &Store, limit: usize) -> SocketAddr {
 pub(crate) async fn connect(address: SocketAddr) -> (FlightClient<RdmaChannel>, RdmaChannel) {
     let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{address}")).unwrap();
     let channel = RdmaChannel::builder(endpoint).config(support::config()).connect().await.unwrap();
+    assert!(
+        channel.last_connection().unwrap().is_native(),
+        "{}",
+        channel.last_connection().unwrap().reason()
+    );
     (FlightClient::new(channel.clone()), channel)
 }
 

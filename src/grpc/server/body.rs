@@ -18,11 +18,13 @@ pub(super) struct RequestBody {
     stream: Arc<Stream>,
     presenter: Presenter,
     patience: Patience,
+    /// The call was seen to have ended early.
+    has_failed: bool,
 }
 
 impl RequestBody {
     pub(super) fn new(stream: Arc<Stream>) -> Self {
-        Self { stream, presenter: Presenter::default(), patience: Patience::default() }
+        Self { stream, presenter: Presenter::default(), patience: Patience::default(), has_failed: false }
     }
 }
 
@@ -39,6 +41,13 @@ impl http_body::Body for RequestBody {
             Poll::Ready(part) => part,
             Poll::Pending => Some(Err(ready!(this.patience.poll(&this.stream, context)))),
         };
+        if matches!(part, Some(Err(_))) && !this.has_failed {
+            // tonic takes CANCELLED of a request for its end, so a handler would take a request that was cut short for complete. At the
+            // next poll of the call the handler is dropped. A task that the handler started with the body gets the status then.
+            this.has_failed = true;
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         Poll::Ready(part.map(|part| match part {
             Ok(Part::Data(bytes)) => Ok(Frame::data(bytes)),
             Ok(Part::Message(message)) => Ok(Frame::data(this.presenter.present(message))),
