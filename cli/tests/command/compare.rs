@@ -8,13 +8,15 @@ use serde_json::Value;
 use super::process::{compare, is_gone, run, tonic_rdma, wait_for};
 
 /// The modes that `compare` measures by default.
-const MODES: [&str; 9] = [
+const MODES: [&str; 11] = [
     "grpc-tcp",
     "grpc-tcp-busy",
     "grpc-tcp-tuned",
     "grpc-uds",
     "grpc-rdma",
     "grpc-rdma-gather",
+    "grpc-native",
+    "grpc-native-gather",
     "rdma-cp",
     "rdma-zerocp",
     "rdma-zerocp-await",
@@ -112,7 +114,7 @@ fn consume_selects_the_modes_that_consume_payloads() {
     for (consume, named) in [
         (
             "reduce-max",
-            "grpc-tcp, grpc-tcp-busy, grpc-tcp-tuned, grpc-uds, grpc-rdma, grpc-rdma-gather, rdma-cp, rdma-zerocp, rdma-zerocp-await, memcpy",
+            "grpc-tcp, grpc-tcp-busy, grpc-tcp-tuned, grpc-uds, grpc-rdma, grpc-rdma-gather, grpc-native, grpc-native-gather, rdma-cp, rdma-zerocp, rdma-zerocp-await, memcpy",
         ),
         ("auto", "before it answers: rdma-cp, rdma-zerocp, rdma-zerocp-await"),
         ("none", "leaves payloads as they are"),
@@ -122,11 +124,11 @@ fn consume_selects_the_modes_that_consume_payloads() {
         let expected = match consume {
             "auto" => 3,
             "none" => 0,
-            _ => 10,
+            _ => MODES.len() + 1,
         };
         assert_eq!((&written["consume"], reducing), (&consume.into(), expected));
         let rows = written["rows"].as_array().unwrap();
-        assert_eq!(rows.len(), 10 * 3);
+        assert_eq!(rows.len(), (MODES.len() + 1) * 3);
         for row in rows {
             assert!(row["errors"] == 0 && row["ops"].as_u64() > Some(0), "{row}");
         }

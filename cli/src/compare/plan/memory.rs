@@ -48,7 +48,10 @@ fn kept(cell: Cell, mode: Mode) -> u64 {
         | Mode::GrpcTcpTuned
         | Mode::GrpcUds
         | Mode::GrpcRdma
-        | Mode::GrpcRdmaGather => 0,
+        | Mode::GrpcRdmaGather
+        | Mode::GrpcNative => 0,
+        // Registered memory to send from: a copy of the content.
+        Mode::GrpcNativeGather => room(cell.load),
         // The places at the receiver, and registered memory to send from: the content, or copies of it.
         Mode::RdmaCp | Mode::RdmaZerocp | Mode::RdmaZerocpAwait => {
             let places = room(cell.load).saturating_mul(cell.inflight as u64);
@@ -78,7 +81,9 @@ fn in_flight(cell: Cell, mode: Mode) -> u64 {
         | Mode::GrpcTcpTuned
         | Mode::GrpcUds
         | Mode::GrpcRdma
-        | Mode::GrpcRdmaGather => calls.saturating_mul(3).saturating_add(cell.load.largest_call()),
+        | Mode::GrpcRdmaGather
+        | Mode::GrpcNative
+        | Mode::GrpcNativeGather => calls.saturating_mul(3).saturating_add(cell.load.largest_call()),
         Mode::RdmaCp | Mode::RdmaZerocp | Mode::RdmaZerocpAwait | Mode::Memcpy => 0,
     }
 }
