@@ -101,6 +101,7 @@ impl ControlStream {
             provider: Some(established.provider()),
             device: Some(established.device().into()),
             reason: reason.into(),
+            native: false,
             peer: self.tcp.peer_addr()?,
             local: self.tcp.local_addr()?,
             telemetry: Some(established.telemetry()),

@@ -14,6 +14,7 @@ use crate::endpoint::error::{ConnectError, NegotiationError, RdmaUnavailable};
 use crate::endpoint::info::RdmaConnectInfo;
 use crate::endpoint::journal::Journal;
 use crate::endpoint::lock::lock;
+use crate::endpoint::messages::Negotiated;
 use crate::endpoint::stream::EndpointStream;
 
 /// Makes connections, and keeps a list of stock servers, which clones share. A dialer is for protocols of your own over the byte
@@ -100,6 +101,23 @@ impl Dialer {
         }
         self.journal.connected(&authority, stream.info());
         Ok(stream)
+    }
+
+    /// Connects to `host`:`port` as [`dial`](Self::dial) does, and asks the server for native calls. `without`: the reason why this
+    /// connection must use HTTP/2 though, such as TLS; then the server is not asked. The reason of the connection says why there are no
+    /// native calls. A byte stream costs no more round trips than with [`dial`](Self::dial).
+    ///
+    /// # Errors
+    /// As for [`dial`](Self::dial).
+    pub(crate) async fn dial_for_calls(
+        &self,
+        host: &str,
+        port: u16,
+        without: Option<&str>,
+    ) -> Result<Negotiated, ConnectError> {
+        let mut stream = self.dial(host, port).await?;
+        stream.info_mut().not_native(without.unwrap_or("the server takes no native calls"));
+        Ok(Negotiated::Stream(stream))
     }
 
     /// Negotiates over `tcp`. Returns the stream, and the reason if the stream is TCP.

@@ -17,6 +17,7 @@ use super::server;
 use crate::endpoint::config::Config;
 use crate::endpoint::error::NegotiationError;
 use crate::endpoint::journal::Journal;
+use crate::endpoint::messages::Negotiated;
 use crate::endpoint::stream::EndpointStream;
 use tonic_rdma_verbs::memory::Budget;
 
@@ -97,6 +98,35 @@ impl Stream for Listener {
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<EndpointStream>> {
         self.connections.poll_recv(context)
+    }
+}
+
+impl Listener {
+    /// Takes native calls too from now on: connections whose client asks for them carry messages. Others, also those that were
+    /// negotiated before this call, are byte streams.
+    pub(crate) fn into_negotiated(self) -> NegotiatedListener {
+        NegotiatedListener { listener: self }
+    }
+}
+
+/// A listener whose connections may carry native calls. Dropping it closes the port.
+#[derive(Debug)]
+pub(crate) struct NegotiatedListener {
+    listener: Listener,
+}
+
+impl NegotiatedListener {
+    /// Returns the address that the listener listens on.
+    pub(crate) fn local_addr(&self) -> SocketAddr {
+        self.listener.local_addr()
+    }
+}
+
+impl Stream for NegotiatedListener {
+    type Item = Negotiated;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Negotiated>> {
+        self.listener.connections.poll_recv(context).map(|next| next.map(Negotiated::Stream))
     }
 }
 

@@ -1,0 +1,108 @@
+//! The builder of a channel.
+
+use std::error::Error;
+
+use tonic::transport::Endpoint;
+
+use super::error::ChannelError;
+use super::{Inner, RdmaChannel};
+use crate::endpoint::Config;
+use crate::grpc::calls::CallConfig;
+use crate::transport::RdmaConnector;
+use crate::transport::balance::balance_list;
+
+/// The settings of an [`RdmaChannel`], from [`RdmaChannel::builder`] or [`RdmaChannel::balance`].
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// use tonic::transport::Endpoint;
+/// use tonic_rdma::{Config, RdmaChannel};
+///
+/// let endpoint = Endpoint::from_static("http://ps0:50051").timeout(Duration::from_secs(5));
+/// let channel = RdmaChannel::builder(endpoint).config(Config::from_env()?).connect().await?;
+/// # drop(channel);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until it connects"]
+pub struct RdmaChannelBuilder {
+    target: Target,
+    config: Config,
+    calls: CallConfig,
+}
+
+/// The endpoints of a channel.
+#[derive(Clone, Debug)]
+pub(super) enum Target {
+    One(Endpoint),
+    Several(Vec<Endpoint>),
+}
+
+impl RdmaChannelBuilder {
+    pub(super) fn new(target: Target) -> Self {
+        Self { target, config: Config::default(), calls: CallConfig::default() }
+    }
+
+    /// Sets the configuration of the connections. Default: [`Config::default`].
+    pub fn config(mut self, config: Config) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// Sets the limits of calls without HTTP/2. Default: [`CallConfig::default`]. The times in it are limits of servers, and have no effect
+    /// here.
+    pub fn calls(mut self, calls: CallConfig) -> Self {
+        self.calls = calls;
+        self
+    }
+
+    /// Connects: to the endpoint, or to at least one of several.
+    ///
+    /// # Errors
+    /// A setting has a value that can't be used, there is no endpoint, or no endpoint can be connected to.
+    pub async fn connect(self) -> Result<RdmaChannel, ChannelError> {
+        self.config.validate()?;
+        self.calls.validate()?;
+        let endpoint = match self.target {
+            Target::Several(endpoints) if endpoints.is_empty() => return Err(ChannelError::NoEndpoint),
+            Target::Several(_) => return Ok(self.connect_lazy()),
+            Target::One(endpoint) => endpoint,
+        };
+        let connector = RdmaConnector::with_config(self.config);
+        let channel = endpoint.connect_with_connector(connector.clone()).await.map_err(connect_error)?;
+        Ok(RdmaChannel { inner: Inner::One { channel, connector, endpoint } })
+    }
+
+    /// Makes a channel to one endpoint that connects at the first call, or a channel to several endpoints that connects to all of
+    /// them in the background. If the channel has no endpoint, or a setting has a value that can't be used, calls fail, with the reason.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime, as tonic's method does.
+    pub fn connect_lazy(self) -> RdmaChannel {
+        let connector = RdmaConnector::with_config(self.config);
+        let inner = match self.target {
+            Target::One(endpoint) => {
+                let channel = endpoint.connect_with_connector_lazy(connector.clone());
+                Inner::One { channel, connector, endpoint }
+            }
+            Target::Several(endpoints) => Inner::Several(balance_list(endpoints, connector)),
+        };
+        RdmaChannel { inner }
+    }
+}
+
+/// Converts the argument of `connect`.
+pub(super) fn endpoint<E>(endpoint: E) -> Result<Endpoint, ChannelError>
+where
+    E: TryInto<Endpoint>,
+    E::Error: Into<Box<dyn Error + Send + Sync>>,
+{
+    Endpoint::new(endpoint).map_err(|error| ChannelError::Endpoint(error.into()))
+}
+
+/// Converts the error of a connection to one endpoint.
+fn connect_error(error: tonic::transport::Error) -> ChannelError {
+    ChannelError::Http2(error)
+}
