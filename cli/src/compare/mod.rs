@@ -103,11 +103,7 @@ fn show(options: &CompareOptions, facts: &Facts, rows: &[Row]) -> Result<(), Fai
 }
 
 /// Writes the outputs of `--connections` in the same way.
-fn show_connections(
-    options: &CompareOptions,
-    facts: &Facts,
-    rows: &[ConnectionRow],
-) -> Result<(), Failure> {
+fn show_connections(options: &CompareOptions, facts: &Facts, rows: &[ConnectionRow]) -> Result<(), Failure> {
     table::print_with_facts(facts, &connections::show::table(rows))?;
     if let Some(path) = &options.json {
         write_json(path, facts, rows)?;
@@ -144,8 +140,17 @@ async fn measure(
         if options.connections.is_some() {
             let (addresses, verdict) = (&addresses, None);
             let server = server_id.ok_or_else(|| Failure::run("the server process has ended"))?;
-            let mut meter =
-                ConnectionMeter { plan, options, rdma, addresses, server, control, progress, checks, verdict };
+            let mut meter = ConnectionMeter {
+                plan,
+                options,
+                rdma,
+                addresses,
+                server,
+                control,
+                progress,
+                checks,
+                verdict,
+            };
             let rows = meter.run().await?;
             return Ok((meter.verdict, Rows::Connections(rows), meter.checks));
         }

@@ -6,7 +6,8 @@ use std::time::Duration;
 use clap::Args;
 
 use super::values::{
-    parse_connections, parse_inflight, parse_modes, parse_rates, parse_ratio, parse_sizes, parse_workloads, parse_yes_or_no,
+    parse_connections, parse_inflight, parse_modes, parse_rates, parse_ratio, parse_sizes, parse_workloads,
+    parse_yes_or_no,
 };
 use crate::compare::modes::mode::Mode;
 use crate::compare::plan::direction::Direction;

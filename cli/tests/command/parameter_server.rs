@@ -88,7 +88,10 @@ fn bad_input_is_named_in_one_line() {
         (&["--workers", "1,x"], &["\"x\"", "from 1 to 8"]),
         (
             &["--modes", "grpc-uds"],
-            &["grpc-uds", "grpc-tcp, grpc-rdma, grpc-rdma-gather, grpc-native, grpc-native-gather, rdma-cp, rdma-zerocp"],
+            &[
+                "grpc-uds",
+                "grpc-tcp, grpc-rdma, grpc-rdma-gather, grpc-native, grpc-native-gather, rdma-cp, rdma-zerocp",
+            ],
         ),
         (&["--steps", "0"], &["--steps", "1..=10000"]),
         (&["--steps", "3", "--duration", "1"], &["--steps", "--duration"]),

@@ -58,8 +58,7 @@ impl<'a> Crowd<'a> {
         let connecting = connect::connect(self.mode, addresses, options.http2, rdma);
         let (channel, verdict) = answered(PATIENCE, connecting).await??;
         let caller = GrpcCaller::new(channel, self.mode, options.encode);
-        let mut caller =
-            caller.reducing(self.mode.reduces(options.consume)).towards(options.direction);
+        let mut caller = caller.reducing(self.mode.reduces(options.consume)).towards(options.direction);
         match self.callers.first() {
             Some(first) => caller.prepare_like(first),
             None => caller.prepare(self.operations)?,

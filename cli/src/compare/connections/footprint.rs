@@ -50,8 +50,8 @@ fn pss(text: &str) -> Option<u64> {
 
 fn descriptors(process: &str) -> Result<u64, Failure> {
     let path = format!("/proc/{process}/fd");
-    let open = fs::read_dir(&path)
-        .map_err(|error| Failure::run(format!("can't read {path}")).because(error))?;
+    let open =
+        fs::read_dir(&path).map_err(|error| Failure::run(format!("can't read {path}")).because(error))?;
     Ok(open.count() as u64)
 }
 
@@ -88,9 +88,9 @@ mod tests {
     #[test]
     fn a_process_that_shrank_takes_nothing() {
         let before = Footprint { memory: 10, descriptors: 10 };
-        assert_eq!(Footprint { memory: 5, descriptors: 16 }.each(before, 3), Footprint {
-            memory: 0,
-            descriptors: 2
-        });
+        assert_eq!(
+            Footprint { memory: 5, descriptors: 16 }.each(before, 3),
+            Footprint { memory: 0, descriptors: 2 }
+        );
     }
 }

@@ -137,7 +137,11 @@ impl ConnectionMeter<'_> {
     }
 
     /// Makes a turn on the first `busy` connections, and returns its figures.
-    async fn turn(&mut self, crowd: &Crowd<'_>, busy: usize) -> Result<crate::compare::results::row::Row, Failure> {
+    async fn turn(
+        &mut self,
+        crowd: &Crowd<'_>,
+        busy: usize,
+    ) -> Result<crate::compare::results::row::Row, Failure> {
         let mut tally = Tally::new()?;
         crowd.warm_up(busy, self.plan.duration / 10).await;
         let cpu = cpu_time(&mut self.control).await?;

@@ -93,7 +93,10 @@ mod tests {
     #[test]
     fn a_row_is_flat_in_the_json() {
         let json = serde_json::to_value(row("grpc-native", 8, 1, 5.0)).unwrap();
-        assert_eq!((&json["mode"], &json["connections"], &json["busy"]), (&"grpc-native".into(), &8.into(), &1.into()));
+        assert_eq!(
+            (&json["mode"], &json["connections"], &json["busy"]),
+            (&"grpc-native".into(), &8.into(), &1.into())
+        );
         assert_eq!((&json["memory_bytes_each"], &json["bytes"]), (&4096.into(), &64.into()));
     }
 }

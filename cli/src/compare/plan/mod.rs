@@ -346,12 +346,24 @@ mod tests {
     fn connections_are_measured_in_modes_with_calls_alone() {
         let plan = |arguments: &[&str]| Plan::new(&CompareOptions::of(arguments));
         let usual = plan(&["--connections", "100"]).unwrap();
-        assert_eq!((usual.modes.as_slice(), usual.cells.as_slice()), (&CONNECTION_MODES[..], &[Cell::closed(64, 1)][..]));
+        assert_eq!(
+            (usual.modes.as_slice(), usual.cells.as_slice()),
+            (&CONNECTION_MODES[..], &[Cell::closed(64, 1)][..])
+        );
         assert_eq!((usual.connections.len(), usual.turns()), (8, 3 * 15));
         assert!(usual.duration > Duration::from_millis(500) && usual.duration < Duration::from_secs(3));
         let quick = plan(&["--connections", "100", "--quick"]).unwrap();
         assert!(quick.duration < usual.duration);
-        let chosen = ["--connections", "3", "--sizes", "64,1KiB", "--inflight", "1,8", "--modes", "grpc-native-gather"];
+        let chosen = [
+            "--connections",
+            "3",
+            "--sizes",
+            "64,1KiB",
+            "--inflight",
+            "1,8",
+            "--modes",
+            "grpc-native-gather",
+        ];
         let chosen = plan(&chosen).unwrap();
         assert_eq!((chosen.cells.len(), &chosen.connections[..]), (4, &[1, 2, 3][..]));
         let refused = plan(&["--connections", "3", "--modes", "grpc-tcp,rdma-cp"]).unwrap_err().to_string();

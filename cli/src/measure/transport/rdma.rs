@@ -4,9 +4,7 @@
 use std::net::SocketAddr;
 
 use tonic::transport::{Channel, Endpoint, Server};
-use tonic_rdma::{
-    Config, Policy, ProviderChoice, RdmaChannel, RdmaConnector, RdmaIncoming, RdmaServer,
-};
+use tonic_rdma::{Config, Policy, ProviderChoice, RdmaChannel, RdmaConnector, RdmaIncoming, RdmaServer};
 use tonic_rdma_tensor::{DeviceBuilder, RdmaDevice};
 
 use super::calls::native_connection;

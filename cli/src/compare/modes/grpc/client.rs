@@ -173,7 +173,8 @@ impl GrpcCaller {
     /// Sends a payload and waits for the answer. Returns the time that this took.
     pub(super) async fn put(&mut self, put: &Put, check: Check) -> Result<Duration, CallError> {
         let sent = put.payload.len() as u64;
-        let request = PutRequest { seed: put.seed, check: check.into(), payload: self.source(put.seed, &put.payload) };
+        let request =
+            PutRequest { seed: put.seed, check: check.into(), payload: self.source(put.seed, &put.payload) };
         let start = Instant::now();
         let reply = self.client.put(request).await?;
         let elapsed = start.elapsed();

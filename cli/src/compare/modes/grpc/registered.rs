@@ -42,9 +42,11 @@ mod tests {
 
     #[test]
     fn every_buffer_of_every_operation_has_its_content_in_registered_memory() {
-        for load in
-            [Load::Size(100_001), Load::Workload(Workload::Mix(Mix::Random)), Load::Workload(Workload::Blocks)]
-        {
+        for load in [
+            Load::Size(100_001),
+            Load::Workload(Workload::Mix(Mix::Random)),
+            Load::Workload(Workload::Blocks),
+        ] {
             let operations = Operations::new(load, 7, false).unwrap();
             let content = operations.content();
             let registered = RegisteredContent::new(content.all().len(), content.seed()).unwrap();
