@@ -82,8 +82,9 @@ fn in_flight(cell: Cell, mode: Mode) -> u64 {
         | Mode::GrpcUds
         | Mode::GrpcRdma
         | Mode::GrpcRdmaGather
-        | Mode::GrpcNative
-        | Mode::GrpcNativeGather => calls.saturating_mul(3).saturating_add(cell.load.largest_call()),
+        | Mode::GrpcNative => calls.saturating_mul(3).saturating_add(cell.load.largest_call()),
+        // Messages are sent from where they lie. They land in blocks, which may be larger than the messages.
+        Mode::GrpcNativeGather => calls.saturating_mul(2).saturating_add(cell.load.largest_call()),
         Mode::RdmaCp | Mode::RdmaZerocp | Mode::RdmaZerocpAwait | Mode::Memcpy => 0,
     }
 }
@@ -101,7 +102,7 @@ mod tests {
     fn cells_beyond_the_memory_are_refused_with_both_figures() {
         let cells = [Cell::closed(64, 1), Cell::closed(GIB, 512)];
         let refusal = fits(&cells, &Mode::ALL, Direction::Up, Some(8 * GIB)).unwrap_err().to_string();
-        assert!(refusal.contains("1 GiB × 512 needs about 3081 GiB"), "{refusal}");
+        assert!(refusal.contains("1 GiB × 512 needs about 3082 GiB"), "{refusal}");
         assert!(refusal.contains("8.00 GiB are available"), "{refusal}");
         fits(&cells, &Mode::ALL, Direction::Up, None).unwrap();
         fits(&cells[..1], &Mode::ALL, Direction::Up, Some(8 * GIB)).unwrap();
