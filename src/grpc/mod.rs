@@ -13,10 +13,13 @@
 
 mod calls;
 mod client;
-pub(crate) mod landed;
+#[allow(dead_code, reason = "sessions will use it")]
+mod landing_budget;
 mod server;
 mod session;
 
+#[allow(unused_imports, reason = "calls will use it")]
+pub(crate) use crate::transport::gather::landed;
 pub use calls::CallConfig;
 pub use client::{ChannelError, RdmaChannel, RdmaChannelBuilder, RdmaResponseFuture};
 pub use server::{RdmaServer, ServeError};

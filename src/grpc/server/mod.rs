@@ -1,12 +1,24 @@
 //! The server: native calls, HTTP/2 over RDMA and stock TCP clients on one port.
 //!
-//! It splits what the listener accepts: HTTP/2 peers go to tonic's server with the same routes and layers.
+//! It splits what the listener accepts: HTTP/2 peers go to tonic's server, native ones are served here, by the same service.
+//!
+//! ```text
+//!  serve ── stream ────▶ tonic's Server ──▶ the layers and routes
+//!    └───── messages ──▶ connection ──▶ call, polled in place ── waits ──▶ call as a task       ──▶ the same layers and routes
+//! ```
 
+mod body;
+mod call;
+mod connection;
 mod error;
+mod in_place;
+mod plaintext;
+mod serve;
+mod status;
 
 use std::convert::Infallible;
 use std::fmt;
-use std::future::{Future, pending};
+use std::future::{Future, Pending};
 
 use bytes::Bytes;
 use http::{Request, Response};
@@ -22,7 +34,7 @@ use tower_service::Service;
 
 use super::calls::CallConfig;
 use crate::endpoint::Config;
-use crate::transport::{RdmaIncoming, remote_addresses};
+use crate::transport::RdmaIncoming;
 
 pub use error::ServeError;
 
@@ -242,7 +254,8 @@ impl<L> RdmaServer<L> {
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        self.serve_with_shutdown(address, pending()).await
+        let incoming = self.listen(address).await?;
+        self.serve_all(incoming, None::<Pending<()>>).await
     }
 
     /// Listens on `address`, and serves until `signal` is ready. Then it closes the port, lets the calls in flight finish, and returns
@@ -263,9 +276,7 @@ impl<L> RdmaServer<L> {
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        self.config.validate()?;
-        self.calls.validate()?;
-        let incoming = RdmaIncoming::bind_with(address, self.config.clone()).await?;
+        let incoming = self.listen(address).await?;
         self.serve_with_incoming_shutdown(incoming, signal).await
     }
 
@@ -282,7 +293,7 @@ impl<L> RdmaServer<L> {
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        self.serve_with_incoming_shutdown(incoming, pending()).await
+        self.serve_all(incoming, None::<Pending<()>>).await
     }
 
     /// Serves the connections of `incoming` until `signal` is ready, and ends as [`serve_with_shutdown`](Self::serve_with_shutdown).
@@ -302,11 +313,31 @@ impl<L> RdmaServer<L> {
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
+        self.serve_all(incoming, Some(signal)).await
+    }
+
+    async fn listen(&self, address: impl ToSocketAddrs) -> Result<RdmaIncoming, ServeError> {
+        self.config.validate()?;
+        self.calls.validate()?;
+        Ok(RdmaIncoming::bind_with(address, self.config.clone()).await?)
+    }
+
+    async fn serve_all<S, B>(
+        self,
+        incoming: RdmaIncoming,
+        signal: Option<impl Future<Output = ()>>,
+    ) -> Result<(), ServeError>
+    where
+        L: Layer<Routes, Service = S>,
+        S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
+        S::Future: Send + 'static,
+        S::Error: Into<BoxError> + Send + 'static,
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
         self.calls.validate()?;
         let service = self.layers.service(self.routes.prepare());
-        let server = self.http2.layer(remote_addresses());
-        server.serve_with_incoming_shutdown(service, incoming, signal).await?;
-        Ok(())
+        serve::serve(incoming, self.http2, service, self.calls, signal).await
     }
 }
 
