@@ -122,7 +122,9 @@ impl Mode {
     /// Returns the encoding of the mode's messages. `setting` comes from the command line.
     pub(crate) const fn encoding(self, setting: Encode) -> Encode {
         match self {
-            Self::GrpcRdmaGather | Self::GrpcNativeGather => Encode::Gather,
+            Self::GrpcRdmaGather => Encode::Gather,
+            // Its channel sends by reference.
+            Self::GrpcNativeGather => Encode::Copy,
             _ => setting,
         }
     }

@@ -9,11 +9,15 @@ use tokio::net::UnixListener;
 use tokio::task::JoinSet;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::UnixListenerStream;
-use tonic::codegen::StdError;
+use tonic::body::Body;
+use tonic::codegen::http::{Request, Response};
+use tonic::codegen::{Body as HttpBody, Bytes, Service, StdError};
+use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic_rdma::{RdmaIncoming, RdmaServer, gather};
 use tonic_rdma_proto::transfer::turns_server::TurnsServer;
 use tonic_rdma_tensor::RdmaDevice;
+use tower::Layer;
 
 use super::start_report::{Addresses, StartReport};
 use crate::compare::modes::grpc::service::TransferService;
@@ -133,11 +137,17 @@ async fn start(options: &ServerOptions, pinned: bool) -> Result<(Addresses, Serv
         }
         let (incoming, address) = rdma.bind().await?;
         addresses.native = Some(address);
-        servers.spawn(services.clone().serve_native(gathers, rdma.server(options.http2), incoming));
+        let server = rdma.server(options.http2);
+        if gathers {
+            servers.spawn(services.clone().serve_native(server.layer(gather::responses()), incoming));
+        } else {
+            servers.spawn(services.clone().serve_native(server, incoming));
+        }
         let (incoming, address) = rdma.bind().await?;
         addresses.native_gather = Some(address);
         let registering = Services { source: SourceService::registering(), ..services };
-        servers.spawn(registering.serve_native(true, rdma.server(options.http2), incoming));
+        let both = gather::both_layer().max_decoding_message_size(usize::MAX);
+        servers.spawn(registering.serve_native(rdma.server(options.http2).layer(both), incoming));
     }
     Ok((addresses, servers))
 }
@@ -186,23 +196,24 @@ impl Services {
         Ok(())
     }
 
-    /// Serves native calls, with large messages by reference if `gathers`.
-    async fn serve_native(
+    /// Serves native calls through the layers of `server`.
+    async fn serve_native<L, S, B>(
         self,
-        gathers: bool,
-        server: RdmaServer,
+        server: RdmaServer<L>,
         incoming: RdmaIncoming,
-    ) -> Result<(), StdError> {
+    ) -> Result<(), StdError>
+    where
+        L: Layer<Routes, Service = S> + Send + 'static,
+        S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
+        S::Future: Send + 'static,
+        S::Error: Into<StdError> + Send + 'static,
+        B: HttpBody<Data = Bytes> + Send + 'static,
+        B::Error: Into<StdError>,
+    {
         let Self { service, source, http2: _ } = self;
         let (transfer, tensors) = (service.clone().transfer(), service.clone().tensors());
         let server = server.add_service(transfer).add_service(tensors).add_service(TurnsServer::new(service));
-        let server = server.add_service(source.server());
-        if gathers {
-            server.layer(gather::responses()).serve_with_incoming(incoming).await?;
-        } else {
-            server.serve_with_incoming(incoming).await?;
-        }
-        Ok(())
+        Ok(server.add_service(source.server()).serve_with_incoming(incoming).await?)
     }
 }
 

@@ -7,6 +7,7 @@ use tonic::codegen::http::{Request, Response};
 use tonic::codegen::{Service, StdError};
 use tonic::transport::Channel;
 use tonic_rdma::RdmaChannel;
+use tonic_rdma::gather::{self, GatherBoth};
 use tower::ServiceExt as _;
 use tower::util::{Either, MapErr};
 
@@ -16,12 +17,15 @@ use crate::measure::transport::rdma::RdmaConnection;
 /// A channel, whose errors have one type whatever the transport.
 type Plain<S> = MapErr<S, fn(<S as Service<Request<Body>>>::Error) -> StdError>;
 
+/// The three kinds of channels.
+type AnyChannel = Either<Plain<Channel>, Either<Plain<RdmaChannel>, Plain<GatherBoth<RdmaChannel>>>>;
+
 /// A channel for generated clients. Clones share the connection.
 ///
-/// The choice between the two kinds costs a branch. A boxed future would cost an allocation for each call.
+/// The choice between the kinds costs a branch. A boxed future would cost an allocation for each call.
 #[derive(Clone, Debug)]
 pub(crate) struct CallChannel {
-    inner: Either<Plain<Channel>, Plain<RdmaChannel>>,
+    inner: AnyChannel,
     /// The channel once more if it makes native calls, for a look at its connection.
     native: Option<RdmaChannel>,
 }
@@ -37,11 +41,19 @@ impl From<RdmaChannel> for CallChannel {
     fn from(channel: RdmaChannel) -> Self {
         let native = Some(channel.clone());
         let channel: Plain<RdmaChannel> = channel.map_err(StdError::from);
-        Self { inner: Either::Right(channel), native }
+        Self { inner: Either::Right(Either::Left(channel)), native }
     }
 }
 
 impl CallChannel {
+    /// Makes a channel with native calls, which sends payloads by reference and takes them where they land.
+    pub(crate) fn gathering(channel: RdmaChannel) -> Self {
+        let native = Some(channel.clone());
+        let both = gather::both(channel).max_decoding_message_size(usize::MAX);
+        let both: Plain<GatherBoth<RdmaChannel>> = both.map_err(StdError::from);
+        Self { inner: Either::Right(Either::Right(both)), native }
+    }
+
     /// Fails if the channel is for native calls and its last connection carries HTTP/2.
     pub(crate) fn check_native(&self) -> Result<(), NotNative> {
         match &self.native {
@@ -54,7 +66,7 @@ impl CallChannel {
 impl Service<Request<Body>> for CallChannel {
     type Response = Response<Body>;
     type Error = StdError;
-    type Future = <Either<Plain<Channel>, Plain<RdmaChannel>> as Service<Request<Body>>>::Future;
+    type Future = <AnyChannel as Service<Request<Body>>>::Future;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), StdError>> {
         self.inner.poll_ready(context)

@@ -190,7 +190,8 @@ async fn listen(
         let (incoming, address) = rdma.bind().await?;
         ready.native_gather = Some(address);
         let server = rdma.server(options.http2).add_service(service.clone().server());
-        tokio::spawn(server.layer(gather::responses()).serve_with_incoming(incoming));
+        let both = gather::both_layer().max_decoding_message_size(usize::MAX);
+        tokio::spawn(server.layer(both).serve_with_incoming(incoming));
     }
     Ok(())
 }

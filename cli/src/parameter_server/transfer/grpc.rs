@@ -118,14 +118,16 @@ impl ParameterClient {
                 let address = if gathers { options.native_gather } else { options.native };
                 let endpoint = endpoint(address.ok_or_else(missing)?, options.http2)?;
                 let (channel, verdict) = Rdma::new(&options.provider)?.connect_native(endpoint).await?;
-                (channel.into(), Some(verdict.provider))
+                let channel = if gathers { CallChannel::gathering(channel) } else { channel.into() };
+                (channel, Some(verdict.provider))
             }
             TransferMode::RdmaCp | TransferMode::RdmaZerocp => {
                 return Err(Failure::run(format!("{mode} has no calls")));
             }
         };
         let encode = match mode {
-            TransferMode::GrpcRdmaGather | TransferMode::GrpcNativeGather => Encode::Gather,
+            TransferMode::GrpcRdmaGather => Encode::Gather,
+            // The channel of native calls sends by reference itself.
             _ => Encode::Copy,
         };
         let client = ParameterServerClient::new(encode.wrap(channel.clone()));

@@ -51,7 +51,7 @@ pub(crate) async fn connect(
         Mode::GrpcNativeGather => {
             let (rdma, endpoint) = over_rdma(addresses.native_gather)?;
             let (channel, verdict) = rdma.connect_native(endpoint).await?;
-            Ok((channel.into(), Some(verdict)))
+            Ok((CallChannel::gathering(channel), Some(verdict)))
         }
         Mode::RdmaCp | Mode::RdmaZerocp | Mode::RdmaZerocpAwait | Mode::Memcpy => {
             Err(Failure::run(format!("{mode} is not a gRPC mode")))
