@@ -76,6 +76,35 @@ fn a_comparison_is_measured_checked_and_written() {
 }
 
 #[test]
+fn connections_are_counted_in_rows_with_their_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let report = folder.path().to_str().unwrap();
+    let arguments = ["--connections", "3", "--inflight", "2", "--duration", "0.05", "--report", report];
+    let (written, printed) = compare(&arguments);
+    let rows = written["rows"].as_array().unwrap();
+    // One connection, then two and three with one of them busy and with all of them busy.
+    let cells = [(1, 1), (2, 1), (2, 2), (3, 1), (3, 3)];
+    assert_eq!(rows.len(), cells.len() * 3);
+    for (group, (connections, busy)) in rows.chunks(3).zip(cells) {
+        let modes: Vec<_> = group.iter().map(|row| row["mode"].as_str().unwrap()).collect();
+        assert_eq!(modes, ["grpc-tcp", "grpc-rdma", "grpc-native"]);
+        for row in group {
+            assert_eq!((&row["connections"], &row["busy"]), (&connections.into(), &busy.into()), "{row}");
+            assert!(row["errors"] == 0 && row["ops"].as_u64() > Some(0), "{row}");
+            assert!(row["p50_us"].as_f64() > Some(0.0) && row["memory_bytes_each"].is_u64(), "{row}");
+            assert!(row["inflight"] == 2 && row["bytes"] == 64, "{row}");
+        }
+    }
+    // Both ends of a TCP connection.
+    let tcp = rows.iter().find(|row| row["connections"] == 3 && row["mode"] == "grpc-tcp").unwrap();
+    assert_eq!(tcp["descriptors_each"], 2, "{tcp}");
+    assert_eq!(written["checks"]["mismatches"], 0);
+    assert!(printed.contains("memory each") && printed.contains("grpc-native"), "{printed}");
+    let page = std::fs::read_to_string(folder.path().join("index.html")).unwrap();
+    assert!(page.contains("<svg") && page.contains("all connections busy"));
+}
+
+#[test]
 fn workloads_are_measured_beside_sizes() {
     let (written, printed) = compare(&[
         "--workload",
