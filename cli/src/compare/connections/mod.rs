@@ -22,13 +22,14 @@ use indicatif::ProgressBar;
 use self::crowd::Crowd;
 use self::footprint::Footprint;
 use self::row::ConnectionRow;
+use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::grpc::client::GrpcCaller;
 use crate::compare::modes::mode::Mode;
 use crate::compare::operations::Operations;
 use crate::compare::options::CompareOptions;
 use crate::compare::plan::Plan;
 use crate::compare::plan::cell::Cell;
-use crate::compare::results::row::Checks;
+use crate::compare::results::row::{Checks, Row};
 use crate::compare::server::start_report::Addresses;
 use crate::compare::turns::meter::{cpu_time, seed};
 use crate::compare::turns::tally::Tally;
@@ -85,11 +86,13 @@ impl ConnectionMeter<'_> {
     async fn mode(&mut self, mode: Mode, cell: Cell) -> Result<Vec<ConnectionRow>, Failure> {
         let consumed = mode.reduces(self.options.consume);
         let operations = Operations::new(cell.load, seed(cell), consumed)?;
+        // The connections of the last mode end.
+        tokio::time::sleep(SETTLE).await;
         let empty = Footprint::measure(self.server)?;
         let mut crowd = Crowd::new(mode, cell, &operations);
         let mut rows = Vec::new();
-        // What one connection took, before its calls and after them: the others are compared with it.
-        let (mut idle_one, mut busy_one) = (None, None);
+        // What both processes take after the calls of one connection: the others are compared with it.
+        let mut first = None;
         for count in self.plan.connections.iter().copied() {
             self.progress.set_message(format!("{count} connections  {mode}"));
             let mut tally = Tally::new()?;
@@ -101,18 +104,20 @@ impl ConnectionMeter<'_> {
                 rows.push(ConnectionRow::new(count, count, None, row));
                 return Ok(rows);
             }
-            tokio::time::sleep(SETTLE).await;
-            let idle = Footprint::measure(self.server)?;
-            let each = idle.each(*idle_one.get_or_insert(idle), count - 1);
-            if count > 1 {
+            if let Some(first) = first {
+                tokio::time::sleep(SETTLE).await;
+                let each = Footprint::measure(self.server)?.each(first, count - 1);
                 let row = self.turn(&crowd, 1).await?;
                 rows.push(ConnectionRow::new(count, 1, Some(each), row));
             }
             let row = self.turn(&crowd, count).await?;
             tokio::time::sleep(SETTLE).await;
-            let busy = Footprint::measure(self.server)?;
-            let before = *busy_one.get_or_insert(busy);
-            let each = if count == 1 { busy.each(empty, 1) } else { busy.each(before, count - 1) };
+            let now = Footprint::measure(self.server)?;
+            let each = match first {
+                Some(first) => now.each(first, count - 1),
+                None => now.each(empty, count),
+            };
+            first = first.or(Some(now));
             let failed = row.errors > 0;
             rows.push(ConnectionRow::new(count, count, Some(each), row));
             if failed {
@@ -123,11 +128,7 @@ impl ConnectionMeter<'_> {
     }
 
     /// Connects until there are `count` connections. Each makes one call, and its receiver checks every byte.
-    async fn grow(
-        &mut self,
-        crowd: &mut Crowd<'_>,
-        count: usize,
-    ) -> Result<(), crate::compare::modes::call_error::CallError> {
+    async fn grow(&mut self, crowd: &mut Crowd<'_>, count: usize) -> Result<(), CallError> {
         while crowd.len() < count {
             let verdict = crowd.connect(self.addresses, self.options, self.rdma).await?;
             self.verdict = self.verdict.take().or(verdict);
@@ -137,11 +138,7 @@ impl ConnectionMeter<'_> {
     }
 
     /// Makes a turn on the first `busy` connections, and returns its figures.
-    async fn turn(
-        &mut self,
-        crowd: &Crowd<'_>,
-        busy: usize,
-    ) -> Result<crate::compare::results::row::Row, Failure> {
+    async fn turn(&mut self, crowd: &Crowd<'_>, busy: usize) -> Result<Row, Failure> {
         let mut tally = Tally::new()?;
         crowd.warm_up(busy, self.plan.duration / 10).await;
         let cpu = cpu_time(&mut self.control).await?;
