@@ -15,9 +15,14 @@
 //! user must call [`MessageEndpoint::close`] or [`MessageEndpoint::abort`]; both let the connection end, which frees the handler.
 
 mod endpoint;
-mod handler;
+mod fetches;
+pub(in crate::endpoint) mod handler;
+mod memory;
 mod sender;
+pub(in crate::endpoint) mod settings;
+pub(in crate::endpoint) mod traffic;
 
-pub(crate) use endpoint::{MessageEndpoint, MessageSettings, Negotiated};
+pub(crate) use endpoint::{MessageEndpoint, Negotiated};
 pub(crate) use handler::MessageHandler;
 pub(crate) use sender::{Exposed, FetchError, Piece, Sender};
+pub(crate) use settings::MessageSettings;

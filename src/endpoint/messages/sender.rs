@@ -1,16 +1,25 @@
 //! What a handler may do while it transmits.
 
 use std::io::IoSlice;
-use std::marker::PhantomData;
 
+use super::fetches::Fetches;
+use super::memory::MessageMemory;
+use crate::endpoint::counters::Counters;
 use crate::endpoint::fault::ConnectionFault;
+use crate::endpoint::link::Link;
+use crate::protocol::{self, Blocked};
 use tonic_rdma_verbs::RemoteSegment;
-use tonic_rdma_verbs::memory::{Block, Lease, PoolError};
+use tonic_rdma_verbs::memory::{Block, Lease, PoolError, Quota};
 
 /// The sending side of a message connection, during [`MessageHandler::transmit`](super::MessageHandler::transmit).
 #[derive(Debug)]
 pub(crate) struct Sender<'a> {
-    state: PhantomData<&'a mut ()>,
+    link: &'a mut Link,
+    protocol: &'a mut protocol::Connection,
+    memory: &'a mut MessageMemory,
+    fetches: &'a mut Fetches,
+    counters: &'a Counters,
+    refused: bool,
 }
 
 /// A part of the content of a fetch, in order.
@@ -52,15 +61,37 @@ pub(crate) enum FetchError {
     },
 }
 
-impl Sender<'_> {
-    /// Most slices of one message.
-    pub(crate) const SLICES: usize = 14;
+impl<'a> Sender<'a> {
+    /// Most slices of one message that cost no copy.
+    pub(crate) const SLICES: usize = Link::SLICES - 1;
+
+    pub(super) fn new(
+        link: &'a mut Link,
+        protocol: &'a mut protocol::Connection,
+        memory: &'a mut MessageMemory,
+        fetches: &'a mut Fetches,
+        counters: &'a Counters,
+    ) -> Self {
+        Self { link, protocol, memory, fetches, counters, refused: false }
+    }
+
+    /// Returns whether memory was refused.
+    pub(super) fn was_refused(&self) -> bool {
+        self.refused
+    }
 
     /// Returns how many bytes one message may have now; 0 means to wait for the next call of `transmit`. The value is
     /// [`max_message`](super::MessageEndpoint::max_message) or 0.
     pub(crate) fn room(&self) -> usize {
-        let _ = self.state;
-        unimplemented!()
+        self.protocol.eager_room()
+    }
+
+    /// Counts that the handler has messages that have to wait for room.
+    pub(crate) fn note_stall(&mut self) {
+        match self.protocol.blocked_on() {
+            Some(Blocked::Credits) => self.counters.credit_stalls.add(1),
+            _ => self.counters.send_stalls.add(1),
+        }
     }
 
     /// Sends one message, the concatenation of `slices`: at least 1 byte, at most [`room`](Self::room) bytes. The bytes are copied
@@ -69,12 +100,32 @@ impl Sender<'_> {
     /// # Errors
     /// The message is too long or empty, or the device refuses it.
     pub(crate) fn send(&mut self, slices: &[IoSlice<'_>]) -> Result<(), ConnectionFault> {
-        let _ = slices;
-        unimplemented!()
+        let length: usize = slices.iter().map(|slice| slice.len()).sum();
+        if length == 0 {
+            return Err(ConnectionFault::local("a message without bytes"));
+        }
+        if slices.len() > Self::SLICES {
+            let whole: Vec<u8> = slices.iter().flat_map(|slice| slice.iter().copied()).collect();
+            return self.post(length, &[IoSlice::new(&whole)]);
+        }
+        self.post(length, slices)
+    }
+
+    fn post(&mut self, length: usize, slices: &[IoSlice<'_>]) -> Result<(), ConnectionFault> {
+        let header = self.protocol.send_eager(length).map_err(ConnectionFault::local)?;
+        let mut message = [IoSlice::new(&[]); Link::SLICES];
+        message[0] = IoSlice::new(&header);
+        message[1..=slices.len()].copy_from_slice(slices);
+        let in_place = self.link.post_message(&message[..=slices.len()])?.min(length);
+        self.counters.eager_sent.add(1);
+        self.counters.eager_sent_bytes.add(length as u64);
+        self.counters.work_requests.add(1);
+        self.counters.copies_avoided_bytes.add(in_place as u64);
+        Ok(())
     }
 
     /// Starts a fetch: reads the concatenation of `pieces` into one piece of registered memory, whose byte `aligned_at` lies at a
-    /// multiple of 64. [`landed`](super::MessageHandler::landed) gets the memory, with the number `id`, after this function has
+    /// multiple of 64. [`landed`](super::MessageHandler::landed) gets the memory, with the number `id`, after `transmit` has
     /// returned. Many fetches take turns.
     ///
     /// # Errors
@@ -85,15 +136,18 @@ impl Sender<'_> {
         pieces: &[Piece<'_>],
         aligned_at: usize,
     ) -> Result<(), FetchError> {
-        let _ = (id, pieces, aligned_at);
-        unimplemented!()
+        let length = pieces.iter().fold(0_u64, |sum, piece| sum.saturating_add(piece.length()));
+        let landing = self.memory.lease(length, aligned_at);
+        let landing =
+            landing.inspect_err(|error| self.refused |= matches!(error, FetchError::NoMemory(_)))?;
+        self.fetches.add(id, pieces, landing);
+        Ok(())
     }
 
     /// Ends the fetch `id`: no more READs are posted for it. `landed` is called without memory when the READs under way are over,
     /// maybe at once after `transmit` has returned; until then the peer must keep its memory. Does nothing if the fetch has landed.
     pub(crate) fn cancel_fetch(&mut self, id: u64) {
-        let _ = id;
-        unimplemented!()
+        self.fetches.cancel(id);
     }
 
     /// Leases memory for content that the peer is to read ([`Block::remote`] names it). The caller keeps the block until the peer says
@@ -102,15 +156,29 @@ impl Sender<'_> {
     /// # Errors
     /// There is no memory now.
     pub(crate) fn lease(&mut self, length: usize) -> Result<Block, PoolError> {
-        let _ = length;
-        unimplemented!()
+        let leased = self.link.pool().lease(length, Quota::Send);
+        match &leased {
+            Ok(_) => self.counters.offered_copied_bytes.add(length as u64),
+            Err(_) => self.refused = true,
+        }
+        leased
     }
 
     /// Gives the peer the right to read `bytes`, if they lie in memory of a pool for sending
     /// ([`Pool::for_sending`](tonic_rdma_verbs::memory::Pool::for_sending)), and the settings allow that. Returns `None` if the bytes
     /// have to be copied.
     pub(crate) fn expose(&mut self, bytes: &[u8]) -> Option<Exposed> {
-        let _ = bytes;
-        unimplemented!()
+        let exposed = self.memory.expose(bytes)?;
+        self.counters.offered_in_place_bytes.add(bytes.len() as u64);
+        Some(exposed)
+    }
+}
+
+impl Piece<'_> {
+    fn length(&self) -> u64 {
+        match self {
+            Self::Remote { length, .. } => *length,
+            Self::Inline(bytes) => bytes.len() as u64,
+        }
     }
 }

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use super::client::{self, Outcome};
 use crate::endpoint::config::{Config, Policy};
 use crate::endpoint::error::{ConnectError, NegotiationError, RdmaUnavailable};
-use crate::endpoint::info::RdmaConnectInfo;
+use crate::endpoint::info::{RdmaConnectInfo, Verdict};
 use crate::endpoint::journal::Journal;
 use crate::endpoint::lock::lock;
 use crate::endpoint::messages::Negotiated;
@@ -83,24 +83,38 @@ impl Dialer {
     /// The configuration has a value that can't be used, the server can't be reached within the connect timeout, or the policy
     /// requires RDMA and there is none.
     pub async fn dial(&self, host: &str, port: u16) -> Result<EndpointStream, ConnectError> {
+        match self.connect(host, port, false).await? {
+            Negotiated::Stream(stream) => Ok(stream),
+            // The negotiation refuses a capability that this end did not ask for.
+            Negotiated::Messages(endpoint) => {
+                let error = NegotiationError::OutOfTurn("native calls, which were not asked for");
+                drop(endpoint);
+                let reason = RdmaUnavailable::Negotiation(Box::new(error));
+                Err(ConnectError::RdmaRequired { authority: format!("{host}:{port}"), reason })
+            }
+        }
+    }
+
+    /// Connects to `host`:`port`. `native`: asks for native calls.
+    async fn connect(&self, host: &str, port: u16, native: bool) -> Result<Negotiated, ConnectError> {
         self.config.validate()?;
         let authority = format!("{host}:{port}");
         let tcp = self.tcp(host, port, &authority).await?;
-        let (stream, reason) = if self.config.policy == Policy::TcpOnly {
-            (plain(tcp, "the policy is tcp-only")?, None)
+        let (negotiated, reason) = if self.config.policy == Policy::TcpOnly {
+            (Negotiated::Stream(plain(tcp, "the policy is tcp-only")?), None)
         } else if let Some(error) = self.known_as_stock(&authority) {
             let reason = RdmaUnavailable::StockServer(error);
-            (plain(tcp, &reason)?, Some(reason))
+            (Negotiated::Stream(plain(tcp, &reason)?), Some(reason))
         } else {
-            self.negotiate(tcp, host, port, &authority).await?
+            self.negotiate(tcp, host, port, &authority, native).await?
         };
         if self.config.policy == Policy::Require
             && let Some(reason) = reason
         {
             return Err(ConnectError::RdmaRequired { authority, reason });
         }
-        self.journal.connected(&authority, stream.info());
-        Ok(stream)
+        self.journal.connected(&authority, negotiated.info());
+        Ok(negotiated)
     }
 
     /// Connects to `host`:`port` as [`dial`](Self::dial) does, and asks the server for native calls. `without`: the reason why this
@@ -115,29 +129,34 @@ impl Dialer {
         port: u16,
         without: Option<&str>,
     ) -> Result<Negotiated, ConnectError> {
-        let mut stream = self.dial(host, port).await?;
-        stream.info_mut().not_native(without.unwrap_or("the server takes no native calls"));
-        Ok(Negotiated::Stream(stream))
+        let mut negotiated = self.connect(host, port, without.is_none()).await?;
+        if let Negotiated::Stream(stream) = &mut negotiated
+            && stream.info().verdict() == Verdict::Rdma
+        {
+            stream.info_mut().not_native(without.unwrap_or("the server takes no native calls"));
+        }
+        Ok(negotiated)
     }
 
-    /// Negotiates over `tcp`. Returns the stream, and the reason if the stream is TCP.
+    /// Negotiates over `tcp`. Returns the connection, and the reason if it is TCP.
     async fn negotiate(
         &self,
         tcp: TcpStream,
         host: &str,
         port: u16,
         authority: &str,
-    ) -> Result<(EndpointStream, Option<RdmaUnavailable>), ConnectError> {
-        let mut outcome = client::negotiate(tcp, &self.config, &self.journal).await;
+        native: bool,
+    ) -> Result<(Negotiated, Option<RdmaUnavailable>), ConnectError> {
+        let mut outcome = client::negotiate(tcp, &self.config, &self.journal, native).await;
         if let Ok(Outcome::Stock(NegotiationError::Closed | NegotiationError::Io(_))) = outcome {
             // Some stock servers close the connection because they do not understand the hello. A server of this crate closes it
             // when it shuts down, and must not be taken for a stock server: the second attempt finds it gone, or started again.
             let tcp = self.tcp(host, port, authority).await?;
-            outcome = client::negotiate(tcp, &self.config, &self.journal).await;
+            outcome = client::negotiate(tcp, &self.config, &self.journal, native).await;
         }
         let reason = match outcome {
-            Ok(Outcome::Rdma(stream)) => return Ok((stream, None)),
-            Ok(Outcome::Tcp(stream, reason)) => return Ok((stream, Some(reason))),
+            Ok(Outcome::Rdma(negotiated)) => return Ok((negotiated, None)),
+            Ok(Outcome::Tcp(stream, reason)) => return Ok((Negotiated::Stream(stream), Some(reason))),
             Ok(Outcome::Stock(error)) => RdmaUnavailable::StockServer(self.remember(authority, error)),
             Err(error) => RdmaUnavailable::Negotiation(Box::new(error)),
         };
@@ -145,7 +164,7 @@ impl Dialer {
             return Err(ConnectError::RdmaRequired { authority: authority.into(), reason });
         }
         let stream = plain(self.tcp(host, port, authority).await?, &reason)?;
-        Ok((stream, Some(reason)))
+        Ok((Negotiated::Stream(stream), Some(reason)))
     }
 
     /// Notes that a server is a stock server, or silent.

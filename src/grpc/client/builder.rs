@@ -1,15 +1,15 @@
 //! The builder of a channel.
 
 use std::error::Error;
+use std::sync::Arc;
 
 use tonic::transport::Endpoint;
 
+use super::RdmaChannel;
+use super::endpoints::Endpoints;
 use super::error::ChannelError;
-use super::{Inner, RdmaChannel};
 use crate::endpoint::Config;
 use crate::grpc::calls::CallConfig;
-use crate::transport::RdmaConnector;
-use crate::transport::balance::balance_list;
 
 /// The settings of an [`RdmaChannel`], from [`RdmaChannel::builder`] or [`RdmaChannel::balance`].
 ///
@@ -65,14 +65,9 @@ impl RdmaChannelBuilder {
     pub async fn connect(self) -> Result<RdmaChannel, ChannelError> {
         self.config.validate()?;
         self.calls.validate()?;
-        let endpoint = match self.target {
-            Target::Several(endpoints) if endpoints.is_empty() => return Err(ChannelError::NoEndpoint),
-            Target::Several(_) => return Ok(self.connect_lazy()),
-            Target::One(endpoint) => endpoint,
-        };
-        let connector = RdmaConnector::with_config(self.config);
-        let channel = endpoint.connect_with_connector(connector.clone()).await.map_err(connect_error)?;
-        Ok(RdmaChannel { inner: Inner::One { channel, connector, endpoint } })
+        let channel = self.connect_lazy();
+        channel.endpoints.connect().await?;
+        Ok(channel)
     }
 
     /// Makes a channel to one endpoint that connects at the first call, or a channel to several endpoints that connects to all of
@@ -81,15 +76,11 @@ impl RdmaChannelBuilder {
     /// # Panics
     /// Outside a tokio runtime, as tonic's method does.
     pub fn connect_lazy(self) -> RdmaChannel {
-        let connector = RdmaConnector::with_config(self.config);
-        let inner = match self.target {
-            Target::One(endpoint) => {
-                let channel = endpoint.connect_with_connector_lazy(connector.clone());
-                Inner::One { channel, connector, endpoint }
-            }
-            Target::Several(endpoints) => Inner::Several(balance_list(endpoints, connector)),
+        let (endpoints, balances) = match self.target {
+            Target::One(endpoint) => (vec![endpoint], false),
+            Target::Several(endpoints) => (endpoints, true),
         };
-        RdmaChannel { inner }
+        RdmaChannel { endpoints: Arc::new(Endpoints::new(endpoints, balances, self.config, self.calls)) }
     }
 }
 
@@ -100,9 +91,4 @@ where
     E::Error: Into<Box<dyn Error + Send + Sync>>,
 {
     Endpoint::new(endpoint).map_err(|error| ChannelError::Endpoint(error.into()))
-}
-
-/// Converts the error of a connection to one endpoint.
-fn connect_error(error: tonic::transport::Error) -> ChannelError {
-    ChannelError::Http2(error)
 }

@@ -1,8 +1,14 @@
 //! Errors of connecting a channel.
 
 use std::error::Error;
+use std::sync::Arc;
+
+use http::Uri;
+use tonic::Status;
 
 use crate::endpoint::{ConfigError, ConnectError};
+use crate::grpc::session::OpenError;
+use crate::transport::balance::error::DialError;
 
 /// The reason why an [`RdmaChannel`](super::RdmaChannel) could not be made. Calls on a channel end with a [`tonic::Status`] instead.
 ///
@@ -33,14 +39,59 @@ pub enum ChannelError {
     #[error(transparent)]
     Connect(#[from] ConnectError),
     /// The connection was made, and HTTP/2 or TLS on it failed.
-    #[error("{}", innermost(.0))]
-    Http2(#[source] tonic::transport::Error),
-    /// None of several endpoints could be connected; the status has the reason of the last one.
+    #[error("{0}")]
+    Http2(#[source] Box<dyn Error + Send + Sync>),
+    /// None of several endpoints could be connected. The message and the source are those of the last failure.
     #[error("{}", .0.message())]
-    Unavailable(#[source] tonic::Status),
+    Unavailable(#[source] Status),
 }
 
-/// Returns the message of the last source, because tonic's errors around it are general.
-fn innermost(error: &(dyn Error + 'static)) -> String {
-    error.source().map_or_else(|| error.to_string(), innermost)
+/// The reason why an endpoint has no connection.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Failure {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error(transparent)]
+    Http2(#[from] DialError),
+    #[error("the channel's runtime ended while it connected")]
+    Interrupted,
+}
+
+impl From<Failure> for ChannelError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Config(error) => Self::Config(error),
+            Failure::Connect(error) => Self::Connect(error),
+            Failure::Http2(error) => Self::Http2(error.into()),
+            Failure::Interrupted => Self::Http2(failure.into()),
+        }
+    }
+}
+
+/// Returns the status of a call that found no endpoint up: UNAVAILABLE, with the last failure, of `count` endpoints.
+pub(super) fn unavailable(count: usize, last: Option<(Uri, Arc<Failure>)>) -> Status {
+    let Some((uri, failure)) = last else {
+        return Status::unavailable("there is no endpoint to call");
+    };
+    let message = match count {
+        1 => format!("{uri}: {failure}"),
+        _ => format!("all {count} endpoints are down, the last one to fail was {uri}: {failure}"),
+    };
+    let mut status = Status::unavailable(message);
+    status.set_source(failure);
+    status
+}
+
+/// Returns the status of a call whose connection took no call.
+pub(super) fn not_opened(error: OpenError) -> Status {
+    match error {
+        OpenError::Ended(fault) => fault.into(),
+        error @ OpenError::GoingAway(_) => {
+            let mut status = Status::unavailable(error.to_string());
+            status.set_source(Arc::new(error));
+            status
+        }
+    }
 }

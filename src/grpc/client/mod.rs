@@ -1,25 +1,48 @@
 //! The channel of clients.
+//!
+//! ```text
+//!  RdmaChannel::call ─▶ endpoints: choice of an endpoint ─▶ member: its connection, dialled when it is needed
+//!        │                                                   │
+//!        │                       native: Session ◀───────────┴──────────▶ HTTP/2: a channel of tonic's over the same stream
+//!        ▼                              ▼
+//!  call: request, head ── response: body, trailers
+//! ```
+//!
+//! A native call needs no task and no timer of its own, as long as its request is there at once and its response comes soon.
 
 mod builder;
+mod call;
+mod connection;
+mod deadline;
+mod endpoints;
 mod error;
+mod member;
+mod probe;
+mod request;
+mod response;
 
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
 use http::{Request, Response};
 use tonic::Status;
 use tonic::body::Body;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Endpoint;
 use tower_service::Service;
 
 use crate::endpoint::RdmaConnectInfo;
-use crate::transport::RdmaConnector;
-use crate::transport::balance::{BalancedChannel, EndpointState, EndpointStatus};
+use crate::transport::balance::EndpointStatus;
 
 pub use builder::RdmaChannelBuilder;
 pub use error::ChannelError;
+
+use call::{End, NativeCall};
+use deadline::Deadline;
+use endpoints::{Endpoints, Pick};
+use request::Unsent;
 
 /// A channel for generated clients. Its calls go over RDMA without HTTP/2 if the server is an [`RdmaServer`](crate::RdmaServer) that is
 /// within reach of an RDMA device, and over HTTP/2 elsewhere: over RDMA to other servers of this crate, and over TCP to
@@ -54,19 +77,21 @@ pub use error::ChannelError;
 /// # When a connection ends
 ///
 /// A channel connects again when the next call needs a connection. Calls wait for a dial that is under way; the wait is a part of
-/// their deadline. After a dial that failed, the next dial waits for a back-off, at first 100 ms, at last 10 s. Calls that come before
-/// it fail at once with UNAVAILABLE and the reason of the last failure. A call that was in flight when its connection ended
-/// fails with UNAVAILABLE, unless the server said that it has not begun the call (GOAWAY): such a call is sent once more, on a new
-/// connection.
+/// their deadline. If the dial fails, they fail with UNAVAILABLE and its reason. An endpoint that failed is dialled at most
+/// each 100 ms. A channel over [several endpoints](Self::balance) has a longer back-off.
+///
+/// A call that was in flight when its connection ended fails with UNAVAILABLE, unless the server said that it has not begun the call
+/// (GOAWAY): such a call is sent once more, on a new connection.
+///
+/// # Deadlines
+///
+/// A call that is late ends with DEADLINE_EXCEEDED, at the server as well. The time of [`Request::set_timeout`](tonic::Request::set_timeout)
+/// holds until the end of the response, that of [`Endpoint::timeout`] until its head, as on tonic's channel. Origin and user agent of the
+/// [`Endpoint`] hold, too. Its other limits, for concurrency and for the rate of calls, hold over HTTP/2 only; layers of
+/// tower limit a channel over both.
 #[derive(Clone)]
 pub struct RdmaChannel {
-    inner: Inner,
-}
-
-#[derive(Clone)]
-enum Inner {
-    One { channel: Channel, connector: RdmaConnector, endpoint: Endpoint },
-    Several(BalancedChannel),
+    endpoints: Arc<Endpoints>,
 }
 
 impl RdmaChannel {
@@ -155,27 +180,13 @@ impl RdmaChannel {
 
     /// Returns what was negotiated for the last connection; `None` before the first one. The counters in it are live.
     pub fn last_connection(&self) -> Option<RdmaConnectInfo> {
-        match &self.inner {
-            Inner::One { connector, .. } => connector.last_connection(),
-            Inner::Several(channel) => {
-                let up = |status: EndpointStatus| match status.state {
-                    EndpointState::Up(info) => Some(info),
-                    _ => None,
-                };
-                channel.endpoints().into_iter().find_map(up)
-            }
-        }
+        self.endpoints.last_connection()
     }
 
-    /// Returns the state of each endpoint, in the order in which they were given.
+    /// Returns the state of each endpoint, in the order in which they were given. An endpoint that has not been needed yet counts as
+    /// [`EndpointState::Connecting`](crate::EndpointState::Connecting).
     pub fn endpoints(&self) -> Vec<EndpointStatus> {
-        match &self.inner {
-            Inner::One { endpoint, connector, .. } => {
-                let state = connector.last_connection().map_or(EndpointState::Connecting, EndpointState::Up);
-                vec![EndpointStatus { uri: endpoint.uri().clone(), state, calls: 0 }]
-            }
-            Inner::Several(channel) => channel.endpoints(),
-        }
+        self.endpoints.status()
     }
 }
 
@@ -185,10 +196,19 @@ impl fmt::Debug for RdmaChannel {
     }
 }
 
-/// The response of a call on an [`RdmaChannel`].
+/// The response of a call on an [`RdmaChannel`]. Dropping it cancels the call, also at the server.
 #[must_use = "a call is not sent unless its future is polled"]
 pub struct RdmaResponseFuture {
-    inner: Pin<Box<dyn Future<Output = Result<Response<Body>, Status>> + Send>>,
+    inner: Inner,
+}
+
+// A native call is kept in place: a box for each call costs more than moving it.
+#[allow(clippy::large_enum_variant, reason = "most calls are native")]
+enum Inner {
+    Native(NativeCall),
+    /// The call waits for a connection, or uses HTTP/2, or is sent again.
+    Boxed(call::Boxed),
+    Failed(Option<Status>),
 }
 
 impl fmt::Debug for RdmaResponseFuture {
@@ -201,7 +221,22 @@ impl Future for RdmaResponseFuture {
     type Output = Result<Response<Body>, Status>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.inner.as_mut().poll(context)
+        let again = match &mut self.inner {
+            Inner::Native(call) => match ready!(call.poll(context)) {
+                Ok(response) => return Poll::Ready(Ok(response)),
+                Err(End::Failed(status)) => return Poll::Ready(Err(status)),
+                Err(End::Again(again)) => again,
+            },
+            Inner::Boxed(call) => return call.as_mut().poll(context),
+            Inner::Failed(status) => {
+                let polled_again = || Status::internal("the call was polled after its end");
+                return Poll::Ready(Err(status.take().unwrap_or_else(polled_again)));
+            }
+        };
+        let mut boxed: call::Boxed = Box::pin(again.send());
+        let polled = boxed.as_mut().poll(context);
+        self.inner = Inner::Boxed(boxed);
+        polled
     }
 }
 
@@ -210,29 +245,24 @@ impl Service<Request<Body>> for RdmaChannel {
     type Error = Status;
     type Future = RdmaResponseFuture;
 
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Status>> {
-        match &mut self.inner {
-            Inner::One { channel, .. } => {
-                channel.poll_ready(context).map_err(|error| Status::from_error(error.into()))
-            }
-            Inner::Several(channel) => {
-                channel.poll_ready(context).map_err(|error| Status::from_error(error.into()))
-            }
-        }
+    /// Returns ready at once. A call waits itself for what it needs, within its deadline.
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, request: Request<Body>) -> RdmaResponseFuture {
-        let inner: Pin<Box<dyn Future<Output = Result<Response<Body>, Status>> + Send>> =
-            match &mut self.inner {
-                Inner::One { channel, .. } => {
-                    let response = channel.call(request);
-                    Box::pin(async move { response.await.map_err(|error| Status::from_error(error.into())) })
-                }
-                Inner::Several(channel) => {
-                    let response = channel.call(request);
-                    Box::pin(async move { response.await.map_err(|error| Status::from_error(error.into())) })
-                }
-            };
+        let request = Unsent::new(request);
+        let deadline = Deadline::of(request.headers());
+        let endpoints = Arc::clone(&self.endpoints);
+        let inner = match endpoints.pick() {
+            Pick::Fail(status) => Inner::Failed(Some(status)),
+            Pick::Up(connection) if connection.is_native() => {
+                Inner::Native(NativeCall::new(endpoints, connection, deadline, request))
+            }
+            Pick::Up(_) | Pick::Wait => {
+                Inner::Boxed(Box::pin(call::wait_and_call(endpoints, request, deadline, 0)))
+            }
+        };
         RdmaResponseFuture { inner }
     }
 }
