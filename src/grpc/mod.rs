@@ -15,10 +15,10 @@ mod calls;
 mod client;
 #[allow(dead_code, reason = "sessions will use it")]
 mod landing_budget;
+mod outgoing;
 mod server;
 mod session;
 
-#[allow(unused_imports, reason = "calls will use it")]
 pub(crate) use crate::transport::gather::landed;
 pub use calls::CallConfig;
 pub use client::{ChannelError, RdmaChannel, RdmaChannelBuilder, RdmaResponseFuture};

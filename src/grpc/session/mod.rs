@@ -27,6 +27,7 @@ use http::HeaderMap;
 use http::uri::{Authority, PathAndQuery};
 
 use super::calls::CallConfig;
+use super::landed::LandingTarget;
 use crate::endpoint::{ConnectionFault, MessageEndpoint, RdmaConnectInfo};
 
 pub use self::fault::{CallFault, ResetCode};
@@ -235,5 +236,11 @@ impl Stream {
     /// bytes without their prefix. A longer one ends the call with [`CallFault::MessageTooLarge`] before it lands.
     pub(crate) fn deliver_landed(&self, limit: usize) {
         unimplemented!("{limit}")
+    }
+}
+
+impl LandingTarget for Stream {
+    fn deliver_landed(&self, limit: usize) {
+        Self::deliver_landed(self, limit);
     }
 }
