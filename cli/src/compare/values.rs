@@ -1,8 +1,8 @@
 //! Parsers of the values that the options of `compare` take.
 
-use super::connections::MAX_CONNECTIONS;
 use super::modes::mode::Mode;
 use super::plan::cell::{MAX_BYTES, MAX_INFLIGHT};
+use super::plan::connections::MAX_CONNECTIONS;
 use crate::lists::{List, parse_list};
 use crate::units::{self, parse_size};
 use crate::value_error::ValueError;

@@ -1,7 +1,6 @@
 //! `--connections`: the cost of calls as connections grow, and what each connection occupies.
 //!
 //! ```text
-//!  counts     1, 2, 4, … N
 //!  footprint  memory and descriptors of both processes
 //!  crowd      the connections of one mode, and turns on them
 //!  row, show  figures, table, page
@@ -36,17 +35,8 @@ use crate::compare::turns::tally::Tally;
 use crate::failure::Failure;
 use crate::measure::transport::rdma::{Rdma, RdmaConnection};
 
-/// The largest number of connections on the command line.
-pub(crate) const MAX_CONNECTIONS: usize = 10_000;
-
 /// Time after the last call until memory is measured, so that both ends have handled the last messages.
 const SETTLE: Duration = Duration::from_millis(50);
-
-/// Returns the numbers of connections to measure: powers of two below `most`, and `most`.
-pub(crate) fn counts(most: usize) -> Vec<usize> {
-    let powers = std::iter::successors(Some(1_usize), |count| count.checked_mul(2));
-    powers.take_while(|count| *count < most).chain([most]).collect()
-}
 
 /// Measures mode after mode.
 #[derive(Debug)]
@@ -159,18 +149,5 @@ impl ConnectionMeter<'_> {
         }
         self.progress.inc(1);
         Ok(tally.row(crowd.mode(), crowd.cell(), self.plan.direction))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn counts_double_and_end_with_the_largest() {
-        assert_eq!(counts(1), [1]);
-        assert_eq!(counts(8), [1, 2, 4, 8]);
-        assert_eq!(counts(100), [1, 2, 4, 8, 16, 32, 64, 100]);
-        assert_eq!(counts(MAX_CONNECTIONS).len(), 15);
     }
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod budget;
 pub(crate) mod cell;
+pub(crate) mod connections;
 pub(crate) mod direction;
 pub(crate) mod memory;
 
@@ -9,9 +10,9 @@ use std::time::Duration;
 
 use self::budget::MIN_ROUNDS;
 use self::cell::{Cell, Load};
+use self::connections::counts;
 use self::direction::Direction;
 use crate::compare::conditions::Conditions;
-use crate::compare::connections::counts;
 use crate::compare::modes::mode::Mode;
 use crate::compare::options::CompareOptions;
 use crate::compare::turns::arrivals::MAX_ARRIVALS;
