@@ -143,11 +143,6 @@ impl Mode {
         }
     }
 
-    /// Returns whether the mode makes native calls, which have no HTTP/2.
-    pub(crate) const fn is_native(self) -> bool {
-        matches!(self, Self::GrpcNative | Self::GrpcNativeGather)
-    }
-
     /// Returns whether the mode makes gRPC calls over a connection.
     pub(crate) const fn is_grpc(self) -> bool {
         self.limit().is_some()

@@ -134,7 +134,7 @@ mod tests {
         let channel = connect::tcp(address, Http2::Default).await.unwrap();
         let caller = GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy).reducing(true);
         let mut caller = caller.towards(Direction::Down);
-        caller.prepare(operations);
+        caller.prepare(operations).unwrap();
         caller
     }
 
