@@ -18,6 +18,8 @@
 mod fault;
 mod shared;
 mod stream;
+#[cfg(test)]
+mod tests;
 mod wire;
 
 use std::future::poll_fn;
