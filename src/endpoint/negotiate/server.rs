@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tokio::time::{timeout, timeout_at};
 
 use super::blocking::blocking;
@@ -27,18 +28,19 @@ use crate::wire::hello::{
 };
 use tonic_rdma_verbs::QueuePairAddress;
 
-/// Finds the kind of the peer, and goes on over RDMA or TCP. `native`: this end takes native calls.
+/// Finds the kind of the peer, and goes on over RDMA or TCP. `native`: whether this end takes native calls, once that
+/// is decided.
 pub(super) async fn negotiate(
     tcp: TcpStream,
     config: &Config,
     journal: &Arc<Journal>,
     guest: Guest<'_>,
-    native: bool,
+    native: watch::Receiver<Option<bool>>,
 ) -> Result<Negotiated, NegotiationError> {
     // One handshake timeout each for the client's first message, for this end's work, and for the client's answer.
     let whole = 3 * config.handshake_timeout + Established::CONNECTING;
     let control = ControlStream::new(tcp, config.handshake_timeout, journal);
-    timeout(whole, Negotiation { config, guest, native }.run(control))
+    timeout(whole, Negotiation { config, guest, native: &native }.run(control))
         .await
         .unwrap_or(Err(NegotiationError::Silent(whole)))
 }
@@ -57,8 +59,8 @@ enum First {
 struct Negotiation<'a> {
     config: &'a Config,
     guest: Guest<'a>,
-    /// This end takes native calls.
-    native: bool,
+    /// Whether this end takes native calls, once that is decided.
+    native: &'a watch::Receiver<Option<bool>>,
 }
 
 impl Negotiation<'_> {
@@ -137,7 +139,7 @@ impl Negotiation<'_> {
         if hello.offers.is_empty() {
             return Err(RdmaUnavailable::NothingOffered);
         }
-        let native = (self.native && hello.capabilities & NATIVE_CALLS != 0).then_some(End::Server);
+        let native = (self.takes_calls(&hello, patience / 4).await).then_some(End::Server);
         let until = Instant::now() + patience;
         let Guest { source, preparations, .. } = self.guest;
         let crowded = || RdmaUnavailable::Crowded(preparations.limit());
@@ -158,6 +160,17 @@ impl Negotiation<'_> {
             Ok(None) => Err(RdmaUnavailable::NoOfferFits(reasons)),
             Err(_) => Err(RdmaUnavailable::TooSlow(patience)),
         }
+    }
+
+    /// Returns whether the connection is to carry native calls: the client asks for them, and this end takes them. If that is not
+    /// decided yet, because the server is only about to use its listener, waits for `patience` at most.
+    async fn takes_calls(self, hello: &ClientHello, patience: Duration) -> bool {
+        if hello.capabilities & NATIVE_CALLS == 0 {
+            return false;
+        }
+        let mut native = self.native.clone();
+        let decided = timeout(patience, native.wait_for(Option::is_some)).await;
+        decided.is_ok_and(|decided| decided.is_ok_and(|decided| *decided == Some(true)))
     }
 
     async fn conclude(
