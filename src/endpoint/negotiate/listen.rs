@@ -41,7 +41,7 @@ use tonic_rdma_verbs::memory::Budget;
 #[derive(Debug)]
 pub struct Listener {
     connections: mpsc::Receiver<Negotiated>,
-    /// Whether clients that ask for native calls get them; `None` until the owner decides that, by its first use of the listener.
+    /// Whether clients that ask for native calls get them; `None` until the listener's owner takes the first connection.
     native: watch::Sender<Option<bool>>,
     address: SocketAddr,
     task: AbortHandle,
@@ -85,8 +85,8 @@ impl Listener {
         config.validate().map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
         let address = listener.local_addr()?;
         let (sender, connections) = mpsc::channel(Self::WAITING);
-        let (native, decided) = watch::channel(None);
-        let task = tokio::spawn(accept(listener, config, decided, sender)).abort_handle();
+        let (native, asked) = watch::channel(None);
+        let task = tokio::spawn(accept(listener, config, asked, sender)).abort_handle();
         Ok(Self { connections, native, address, task })
     }
 
@@ -100,7 +100,9 @@ impl Stream for Listener {
     type Item = EndpointStream;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<EndpointStream>> {
-        self.decide(false);
+        if self.native.borrow().is_none() {
+            self.native.send_replace(Some(false));
+        }
         loop {
             match ready!(self.connections.poll_recv(context)) {
                 Some(Negotiated::Stream(stream)) => return Poll::Ready(Some(stream)),
@@ -113,17 +115,10 @@ impl Stream for Listener {
 }
 
 impl Listener {
-    /// Decides whether clients that ask for native calls get them from now on.
-    fn decide(&self, native: bool) {
-        if *self.native.borrow() != Some(native) {
-            self.native.send_replace(Some(native));
-        }
-    }
-
     /// Takes native calls too from now on: connections whose client asks for them carry messages. Others, also those that were
-    /// negotiated before this call, are byte streams.
+    /// negotiated before this call, are byte streams. Clients that ask before the first connection is taken wait for this call a moment.
     pub(crate) fn into_negotiated(self) -> NegotiatedListener {
-        self.decide(true);
+        self.native.send_replace(Some(true));
         NegotiatedListener { listener: self }
     }
 }
@@ -184,7 +179,7 @@ async fn accept(
         tokio::spawn(async move {
             let guest = Guest { source, place: &place, preparations: &preparations };
             let negotiated = tokio::select! {
-                negotiated = negotiate(tcp, &config, &journal, guest, native) => negotiated,
+                negotiated = negotiate(tcp, &config, &journal, guest, &native) => negotiated,
                 () = connections.closed() => return,
             };
             match negotiated {
@@ -223,7 +218,7 @@ async fn negotiate(
     config: &Config,
     journal: &Arc<Journal>,
     guest: Guest<'_>,
-    native: watch::Receiver<Option<bool>>,
+    native: &watch::Receiver<Option<bool>>,
 ) -> Result<Negotiated, NegotiationError> {
     tcp.set_nodelay(true)?;
     server::negotiate(tcp, config, journal, guest, native).await

@@ -28,19 +28,19 @@ use crate::wire::hello::{
 };
 use tonic_rdma_verbs::QueuePairAddress;
 
-/// Finds the kind of the peer, and goes on over RDMA or TCP. `native`: whether this end takes native calls, once that
-/// is decided.
+/// Finds the kind of the peer, and goes on over RDMA or TCP. `native`: whether this end takes native
+/// calls, once that is known.
 pub(super) async fn negotiate(
     tcp: TcpStream,
     config: &Config,
     journal: &Arc<Journal>,
     guest: Guest<'_>,
-    native: watch::Receiver<Option<bool>>,
+    native: &watch::Receiver<Option<bool>>,
 ) -> Result<Negotiated, NegotiationError> {
     // One handshake timeout each for the client's first message, for this end's work, and for the client's answer.
     let whole = 3 * config.handshake_timeout + Established::CONNECTING;
     let control = ControlStream::new(tcp, config.handshake_timeout, journal);
-    timeout(whole, Negotiation { config, guest, native: &native }.run(control))
+    timeout(whole, Negotiation { config, guest, native }.run(control))
         .await
         .unwrap_or(Err(NegotiationError::Silent(whole)))
 }
@@ -59,7 +59,7 @@ enum First {
 struct Negotiation<'a> {
     config: &'a Config,
     guest: Guest<'a>,
-    /// Whether this end takes native calls, once that is decided.
+    /// Whether this end takes native calls, once that is known.
     native: &'a watch::Receiver<Option<bool>>,
 }
 
@@ -139,8 +139,9 @@ impl Negotiation<'_> {
         if hello.offers.is_empty() {
             return Err(RdmaUnavailable::NothingOffered);
         }
-        let native = (self.takes_calls(&hello, patience / 4).await).then_some(End::Server);
         let until = Instant::now() + patience;
+        let asked = hello.capabilities & NATIVE_CALLS != 0;
+        let native = (asked && self.takes_native_calls(patience / 4).await).then_some(End::Server);
         let Guest { source, preparations, .. } = self.guest;
         let crowded = || RdmaUnavailable::Crowded(preparations.limit());
         let place = timeout(patience / 2, preparations.take(source)).await;
@@ -162,15 +163,11 @@ impl Negotiation<'_> {
         }
     }
 
-    /// Returns whether the connection is to carry native calls: the client asks for them, and this end takes them. If that is not
-    /// decided yet, because the server is only about to use its listener, waits for `patience` at most.
-    async fn takes_calls(self, hello: &ClientHello, patience: Duration) -> bool {
-        if hello.capabilities & NATIVE_CALLS == 0 {
-            return false;
-        }
-        let mut native = self.native.clone();
-        let decided = timeout(patience, native.wait_for(Option::is_some)).await;
-        decided.is_ok_and(|decided| decided.is_ok_and(|decided| *decided == Some(true)))
+    /// Returns whether this end takes native calls. A program listens before it serves, so this waits a moment until it serves.
+    async fn takes_native_calls(self, patience: Duration) -> bool {
+        let mut known = self.native.clone();
+        let known = timeout(patience, known.wait_for(Option::is_some)).await;
+        known.is_ok_and(|known| known.is_ok_and(|native| *native == Some(true)))
     }
 
     async fn conclude(
