@@ -17,8 +17,7 @@ use tonic::codegen::{Service, StdError};
 use tonic::{IntoRequest, IntoStreamingRequest, Request, Status, Streaming};
 use tonic_rdma::gather::{self, GatherBoth, GatherCodec};
 
-use crate::DEFAULT_LIMIT;
-use crate::decode::BatchStream;
+use crate::decode::{BatchStream, DEFAULT_LIMIT};
 
 /// A client of a Flight service, over an [`RdmaChannel`](tonic_rdma::RdmaChannel) or any other channel of tonic.
 ///

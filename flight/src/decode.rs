@@ -20,6 +20,9 @@ use tokio_stream::{Stream, StreamExt as _};
 /// The alignment that Arrow recommends for buffers, in bytes ("Buffer Alignment and Padding" in Arrow's columnar format).
 pub const ALIGNMENT: usize = 64;
 
+/// The longest message that clients and servers take unless they are told another limit, in bytes.
+pub(crate) const DEFAULT_LIMIT: usize = 64 << 20;
+
 /// Where the bytes of the decoded batches lie.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Placement {

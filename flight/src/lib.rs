@@ -39,6 +39,3 @@ pub use client::{FlightClient, PutResults};
 pub use decode::{ALIGNMENT, BatchStream, Placement};
 pub use encode::{BatchEncoder, EncodedBatches};
 pub use server::FlightServer;
-
-/// The longest message that clients and servers take unless they are told another limit, in bytes.
-const DEFAULT_LIMIT: usize = 64 << 20;

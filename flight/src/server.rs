@@ -17,7 +17,7 @@ use tonic::{Status, Streaming};
 use tonic_rdma::gather::{GatherBothService, GatherCodec, both_layer};
 use tower::Layer as _;
 
-use crate::DEFAULT_LIMIT;
+use crate::decode::DEFAULT_LIMIT;
 
 type BoxFuture<T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send>>;
 

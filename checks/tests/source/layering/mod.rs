@@ -15,6 +15,7 @@ const PACKAGES: &[(&str, &str, u8)] = &[
     ("tonic_rdma", "src", 1),
     ("tonic_rdma_tensor", "tensor/src", 2),
     ("tonic_rdma_collective", "collective/src", 3),
+    ("tonic_rdma_flight", "flight/src", 3),
     ("tonic_rdma_proto", "proto/generated/src", 3),
     ("tonic_rdma_payload", "cli/payload/src", 3),
     ("tonic_rdma_cli", "cli/src", 4),

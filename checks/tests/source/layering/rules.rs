@@ -25,6 +25,7 @@ const FLOORS: &[(&str, &[(&str, u8)])] = &[
             ("fusion", 5),
         ],
     ),
+    ("tonic_rdma_flight", &[("encode", 0), ("decode", 0), ("client", 1), ("server", 1)]),
     // All other modules of this crate are on the ground floor. They define types, and may import from one another.
     (
         "tonic_rdma_verbs",
