@@ -14,7 +14,7 @@ use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 use tonic_rdma_proto::greeter::{HelloReply, HelloRequest};
 use tower::ServiceBuilder;
 
-use crate::servers::everywhere;
+use crate::servers::{Kind, everywhere};
 use support::{ScriptedGreeter, say, until};
 
 fn named(name: impl Into<String>) -> HelloRequest {
@@ -166,9 +166,15 @@ fn a_request_that_can_not_be_encoded_fails_here() {
         assert_eq!(status.code(), Code::OutOfRange, "{status}");
         // A stream whose second message is too long.
         let names = [named("short"), named("x".repeat(200))];
+        // HTTP/2 loses the reason.
+        let codes = if kind == Kind::Native {
+            vec![Code::OutOfRange]
+        } else {
+            vec![Code::Internal, Code::Unknown, Code::Cancelled]
+        };
         let mut replies = match client.chat(tokio_stream::iter(names)).await {
             Ok(replies) => replies.into_inner(),
-            Err(status) => return assert_eq!(status.code(), Code::OutOfRange, "{status}"),
+            Err(status) => return assert!(codes.contains(&status.code()), "{status}"),
         };
         let end = loop {
             match replies.next().await {
@@ -200,7 +206,7 @@ fn interceptors_and_layers_take_the_channel() {
         let running = kind.serve(&ScriptedGreeter::new()).await;
         let channel: RdmaChannel = running.channel().await;
         let mut client = GreeterClient::with_interceptor(channel.clone(), Marks);
-        assert_eq!(say(&mut client, "header x-mark").await.unwrap(), "Some(Ascii(\"here\"))");
+        assert_eq!(say(&mut client, "header x-mark").await.unwrap(), "Some(\"here\")");
         let limited = ServiceBuilder::new()
             .concurrency_limit(2)
             .timeout(Duration::from_secs(60))
