@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tokio::time::{timeout, timeout_at};
 
 use super::blocking::blocking;
@@ -27,13 +28,14 @@ use crate::wire::hello::{
 };
 use tonic_rdma_verbs::QueuePairAddress;
 
-/// Finds the kind of the peer, and goes on over RDMA or TCP. `native`: this end takes native calls.
+/// Finds the kind of the peer, and goes on over RDMA or TCP. `native`: whether this end takes native
+/// calls, once that is known.
 pub(super) async fn negotiate(
     tcp: TcpStream,
     config: &Config,
     journal: &Arc<Journal>,
     guest: Guest<'_>,
-    native: bool,
+    native: &watch::Receiver<Option<bool>>,
 ) -> Result<Negotiated, NegotiationError> {
     // One handshake timeout each for the client's first message, for this end's work, and for the client's answer.
     let whole = 3 * config.handshake_timeout + Established::CONNECTING;
@@ -57,8 +59,8 @@ enum First {
 struct Negotiation<'a> {
     config: &'a Config,
     guest: Guest<'a>,
-    /// This end takes native calls.
-    native: bool,
+    /// Whether this end takes native calls, once that is known.
+    native: &'a watch::Receiver<Option<bool>>,
 }
 
 impl Negotiation<'_> {
@@ -137,8 +139,9 @@ impl Negotiation<'_> {
         if hello.offers.is_empty() {
             return Err(RdmaUnavailable::NothingOffered);
         }
-        let native = (self.native && hello.capabilities & NATIVE_CALLS != 0).then_some(End::Server);
         let until = Instant::now() + patience;
+        let asked = hello.capabilities & NATIVE_CALLS != 0;
+        let native = (asked && self.takes_native_calls(patience / 4).await).then_some(End::Server);
         let Guest { source, preparations, .. } = self.guest;
         let crowded = || RdmaUnavailable::Crowded(preparations.limit());
         let place = timeout(patience / 2, preparations.take(source)).await;
@@ -158,6 +161,13 @@ impl Negotiation<'_> {
             Ok(None) => Err(RdmaUnavailable::NoOfferFits(reasons)),
             Err(_) => Err(RdmaUnavailable::TooSlow(patience)),
         }
+    }
+
+    /// Returns whether this end takes native calls. A program listens before it serves, so this waits a moment until it serves.
+    async fn takes_native_calls(self, patience: Duration) -> bool {
+        let mut known = self.native.clone();
+        let known = timeout(patience, known.wait_for(Option::is_some)).await;
+        known.is_ok_and(|known| known.is_ok_and(|native| *native == Some(true)))
     }
 
     async fn conclude(

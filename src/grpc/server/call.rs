@@ -213,10 +213,15 @@ where
         self.finish(trailers);
     }
 
-    /// Sends the trailers, and drops the handler.
+    /// Sends the trailers, and drops the handler. Without a body the response is a head alone, which has the status.
     fn finish(&mut self, trailers: HeaderMap) {
         self.state = State::Done;
-        self.stream.send_trailers(trailers);
+        if self.answered {
+            self.stream.send_trailers(trailers);
+        } else {
+            self.stream.send_head(trailers);
+            self.stream.end();
+        }
     }
 }
 
