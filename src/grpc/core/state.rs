@@ -12,6 +12,16 @@ use super::message::Message;
 use super::stream::{InPart, Queued, Stream, StreamFault, StreamKey};
 use crate::grpc::frame::head::{Decoder, Encoder, Fast};
 use crate::grpc::frame::{Kind, Limits, RequestHead, ResetCode};
+use crate::grpc::landing_budget::LandingBudget;
+
+/// Landed bytes that were taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::grpc) struct LandedBytes {
+    /// Of messages in one piece.
+    pub(in crate::grpc) in_place: u64,
+    /// Of others, which tonic copies.
+    pub(in crate::grpc) copied: u64,
+}
 
 /// The end of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,12 +76,18 @@ pub(in crate::grpc) struct Core<K> {
     /// Streams with offers to fetch.
     pub(super) fetchable: VecDeque<StreamKey>,
     pub(super) cancels: Vec<u64>,
+    /// The memory that messages in one piece may have.
+    pub(super) budget: Arc<LandingBudget>,
+    /// Bytes that were taken since the last question: in one piece, and in others.
+    pub(super) landed_bytes: LandedBytes,
     pub(super) accepted: VecDeque<(StreamKey, RequestHead)>,
     pub(super) going: Going,
     /// The connection has ended, for this reason.
     pub(super) ended: Option<StreamFault>,
     /// Something was queued that the peer waits for.
     pub(super) urgent: bool,
+    /// A message in parts was prepared further, and needs more turns before there is anything to send.
+    pub(super) prepares: bool,
     /// Work is left, though there was room to send.
     pub(super) again: bool,
     /// Bytes that may still be copied in this `transmit`.
@@ -162,15 +178,28 @@ impl<K> Core<K> {
             next_fetch: 0,
             fetchable: VecDeque::new(),
             cancels: Vec::new(),
+            budget: LandingBudget::new(u64::MAX),
+            landed_bytes: LandedBytes::default(),
             accepted: VecDeque::new(),
             going: Going::default(),
             ended: None,
             urgent: false,
+            prepares: false,
             again: false,
             copy_budget: 0,
             message: Message::default(),
             scratch: Vec::new(),
         }
+    }
+
+    /// Sets the memory that messages in one piece may have.
+    pub(in crate::grpc) fn set_landing_budget(&mut self, budget: Arc<LandingBudget>) {
+        self.budget = budget;
+    }
+
+    /// Returns how many landed bytes were taken since the last question.
+    pub(in crate::grpc) fn take_landed_bytes(&mut self) -> LandedBytes {
+        std::mem::take(&mut self.landed_bytes)
     }
 
     /// Returns the number of calls that have not ended.
