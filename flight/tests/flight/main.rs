@@ -5,5 +5,6 @@ mod batches;
 mod calls;
 mod errors;
 mod malformed;
+mod page;
 mod peers;
 mod service;

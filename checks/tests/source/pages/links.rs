@@ -8,7 +8,7 @@ use tonic_rdma_checks::pages::{self, BOOK, Page};
 use tonic_rdma_checks::{read, root};
 
 /// Folders of the repository. A piece of inline code that begins with one of these is the path of a file.
-const FOLDERS: [&str; 13] = [
+const FOLDERS: [&str; 14] = [
     ".ci/",
     "benches/",
     "checks/",
@@ -16,6 +16,7 @@ const FOLDERS: [&str; 13] = [
     "collective/",
     "docs/",
     "examples/",
+    "flight/",
     "interop/",
     "proto/",
     "src/",
