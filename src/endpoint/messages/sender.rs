@@ -20,6 +20,7 @@ pub(crate) struct Sender<'a> {
     fetches: &'a mut Fetches,
     counters: &'a Counters,
     refused: bool,
+    sent: bool,
 }
 
 /// A part of the content of a fetch, in order.
@@ -72,7 +73,19 @@ impl<'a> Sender<'a> {
         fetches: &'a mut Fetches,
         counters: &'a Counters,
     ) -> Self {
-        Self { link, protocol, memory, fetches, counters, refused: false }
+        Self { link, protocol, memory, fetches, counters, refused: false, sent: false }
+    }
+
+    /// Counts a stall if the messages of this turn have used up the room, so that the next has to wait.
+    pub(super) fn note_stall(&self) {
+        if !self.sent {
+            return;
+        }
+        match self.protocol.blocked_on() {
+            Some(Blocked::Credits) => self.counters.credit_stalls.add(1),
+            Some(Blocked::SendQueue) => self.counters.send_stalls.add(1),
+            None => {}
+        }
     }
 
     /// Returns whether memory was refused.
@@ -84,14 +97,6 @@ impl<'a> Sender<'a> {
     /// [`max_message`](super::MessageEndpoint::max_message) or 0.
     pub(crate) fn room(&self) -> usize {
         self.protocol.eager_room()
-    }
-
-    /// Counts that the handler has messages that have to wait for room.
-    pub(crate) fn note_stall(&mut self) {
-        match self.protocol.blocked_on() {
-            Some(Blocked::Credits) => self.counters.credit_stalls.add(1),
-            _ => self.counters.send_stalls.add(1),
-        }
     }
 
     /// Sends one message, the concatenation of `slices`: at least 1 byte, at most [`room`](Self::room) bytes. The bytes are copied
@@ -117,6 +122,7 @@ impl<'a> Sender<'a> {
         message[0] = IoSlice::new(&header);
         message[1..=slices.len()].copy_from_slice(slices);
         let in_place = self.link.post_message(&message[..=slices.len()])?.min(length);
+        self.sent = true;
         self.counters.eager_sent.add(1);
         self.counters.eager_sent_bytes.add(length as u64);
         self.counters.work_requests.add(1);
