@@ -180,7 +180,8 @@ where
                 }
                 None => {
                     outgoing.flush(&*self.stream, false);
-                    self.finish(HeaderMap::new());
+                    self.state = State::Done;
+                    self.stream.end();
                     return Poll::Ready(());
                 }
             }
