@@ -157,7 +157,7 @@ impl RdmaChannel {
     /// # }
     /// ```
     pub fn builder(endpoint: Endpoint) -> RdmaChannelBuilder {
-        RdmaChannelBuilder::new(builder::Target::One(endpoint))
+        RdmaChannelBuilder::new(vec![endpoint], false)
     }
 
     /// Returns a builder of a channel that spreads its calls over several endpoints. An endpoint that is down gets no calls, and is dialled
@@ -175,7 +175,7 @@ impl RdmaChannel {
     /// # }
     /// ```
     pub fn balance(endpoints: impl IntoIterator<Item = Endpoint>) -> RdmaChannelBuilder {
-        RdmaChannelBuilder::new(builder::Target::Several(endpoints.into_iter().collect()))
+        RdmaChannelBuilder::new(endpoints.into_iter().collect(), true)
     }
 
     /// Returns what was negotiated for the last connection; `None` before the first one. The counters in it are live.
@@ -254,7 +254,7 @@ impl Service<Request<Body>> for RdmaChannel {
         let request = Unsent::new(request);
         let deadline = Deadline::of(request.headers());
         let endpoints = Arc::clone(&self.endpoints);
-        let inner = match endpoints.pick() {
+        let inner = match endpoints.pick(deadline.begun()) {
             Pick::Fail(status) => Inner::Failed(Some(status)),
             Pick::Up(connection) if connection.is_native() => {
                 Inner::Native(NativeCall::new(endpoints, connection, deadline, request))
