@@ -20,7 +20,6 @@ pub(crate) struct Sender<'a> {
     fetches: &'a mut Fetches,
     counters: &'a Counters,
     refused: bool,
-    sent: bool,
 }
 
 /// A part of the content of a fetch, in order.
@@ -73,18 +72,14 @@ impl<'a> Sender<'a> {
         fetches: &'a mut Fetches,
         counters: &'a Counters,
     ) -> Self {
-        Self { link, protocol, memory, fetches, counters, refused: false, sent: false }
+        Self { link, protocol, memory, fetches, counters, refused: false }
     }
 
-    /// Counts a stall if the messages of this turn have used up the room, so that the next has to wait.
-    pub(super) fn note_stall(&self) {
-        if !self.sent {
-            return;
-        }
+    /// Counts that the handler has messages that have to wait for room.
+    pub(crate) fn note_stall(&mut self) {
         match self.protocol.blocked_on() {
             Some(Blocked::Credits) => self.counters.credit_stalls.add(1),
-            Some(Blocked::SendQueue) => self.counters.send_stalls.add(1),
-            None => {}
+            _ => self.counters.send_stalls.add(1),
         }
     }
 
@@ -122,7 +117,6 @@ impl<'a> Sender<'a> {
         message[0] = IoSlice::new(&header);
         message[1..=slices.len()].copy_from_slice(slices);
         let in_place = self.link.post_message(&message[..=slices.len()])?.min(length);
-        self.sent = true;
         self.counters.eager_sent.add(1);
         self.counters.eager_sent_bytes.add(length as u64);
         self.counters.work_requests.add(1);

@@ -165,7 +165,6 @@ impl Messages {
         let Self { memory, fetches, after, .. } = self;
         let mut sender = Sender::new(link, protocol, memory, fetches, counters);
         let sent = handler.transmit(&mut sender, after);
-        sender.note_stall();
         let refused = sender.was_refused();
         self.exhausted = !refused && sender.room() > 0;
         self.memory.note_refused(refused, now);
