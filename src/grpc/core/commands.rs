@@ -22,7 +22,10 @@ impl<K> Core<K> {
     const QUEUED: usize = 1 << 20;
 
     /// Opens a stream for a call of this client.
-    pub(in crate::grpc) fn open(&mut self, head: RequestHead) -> Result<StreamKey, OpenRefused> {
+    pub(in crate::grpc) fn open(
+        &mut self,
+        head: impl Into<Arc<RequestHead>>,
+    ) -> Result<StreamKey, OpenRefused> {
         if let Some(fault) = &self.ended {
             return Err(OpenRefused::Ended(fault.clone()));
         }
@@ -30,7 +33,7 @@ impl<K> Core<K> {
             return Err(OpenRefused::GoingAway(reason));
         }
         let mut stream = Stream::default();
-        stream.sending.head = Some(OutHead::Request(head));
+        stream.sending.head = Some(OutHead::Request(head.into()));
         stream.sending.queued = Queued::Unopened;
         // A number of streams that does not fit would need more memory than there is.
         let key = StreamKey(self.streams.insert(stream) as u32);
@@ -219,7 +222,9 @@ impl<K> Core<K> {
     pub(in crate::grpc) fn reset(&mut self, key: StreamKey, code: ResetCode, wakers: &mut Vec<Waker>) {
         let stream = &mut self.streams[key.index()];
         if !stream.closed {
-            if stream.id != 0 && self.ended.is_none() {
+            // A server has not heard of a call whose head waits.
+            let is_known = stream.id != 0 && (self.role == Role::Server || stream.sending.head.is_none());
+            if is_known && self.ended.is_none() {
                 self.resets.push_back((stream.id, code));
                 self.urgent = true;
             }

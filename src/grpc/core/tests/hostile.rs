@@ -355,6 +355,17 @@ fn offers_that_are_taken_twice_or_never_made_are_refused() {
 }
 
 #[test]
+fn a_peer_that_reads_nothing_cannot_fill_the_memory() {
+    let mut pair = pair();
+    Peer::new().open(1).plain(Kind::Reset, 1, &[]).send(&mut pair, SERVER).unwrap();
+    let refused = (0..200).find_map(|round| {
+        let offers = (0..1000).fold(Peer::new(), |peer, index| peer.offer(1, round * 1000 + index, 10));
+        offers.send(&mut pair, SERVER).err()
+    });
+    assert_eq!(refused, Some(CallViolation::Unread(1 << 17)));
+}
+
+#[test]
 fn going_away_twice_may_not_take_more_calls_back() {
     let mut pair = pair();
     Peer::new().plain(Kind::GoAway, 5, b"first").send(&mut pair, CLIENT).unwrap();
