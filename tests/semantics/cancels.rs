@@ -1,5 +1,8 @@
 //! Calls that an end gives up: six kinds of cancel by the client, and those by the server.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use bytes::Bytes;
 use support::until;
 use tokio::sync::mpsc;
@@ -156,8 +159,9 @@ pub(crate) async fn while_both_directions_stream(column: Column) -> String {
     let running = column.serve(echoing(&watch)).await;
     let mut client = column.client(&running).await;
     let (sender, requests) = mpsc::channel(1);
-    let mut replies =
-        client.exchange(Request::new(ReceiverStream::new(requests))).await.unwrap().into_inner();
+    let mut request = Request::new(ReceiverStream::new(requests));
+    let handle = request.cancellation_handle();
+    let mut replies = client.exchange(request).await.unwrap().into_inner();
     let sending = tokio::spawn(async move {
         let mut number = 0;
         while sender.send(message(number, 5000)).await.is_ok() {
@@ -167,16 +171,56 @@ pub(crate) async fn while_both_directions_stream(column: Column) -> String {
     for number in 0..20 {
         check(&probe::first(&mut replies).await.unwrap(), number, 5000);
     }
+    handle.cancel();
     drop(replies);
     watch.until_ended().await;
     sending.await.unwrap();
     joined(["the handler and the requests end".to_owned(), goes_on(&mut client).await])
 }
 
+/// The client drops the replies, but its stream of requests is still open.
+pub(crate) async fn of_the_replies_alone(column: Column) -> String {
+    let (watch, seen) = (Watch::default(), Arc::new(AtomicUsize::new(0)));
+    let (handlers, count) = (watch.clone(), Arc::clone(&seen));
+    let probe = Probe::new().exchange(move |request| {
+        let (guard, count) = (handlers.begin(), Arc::clone(&count));
+        let mut requests = request.into_inner();
+        let (sender, replies) = probe::channel();
+        tokio::spawn(async move {
+            while let Ok(Some(message)) = requests.message().await {
+                count.fetch_add(1, Ordering::SeqCst);
+                if sender.send(Ok(message)).await.is_err() {
+                    break;
+                }
+            }
+            drop(guard);
+        });
+        async { Ok(Response::new(replies)) }
+    });
+    let running = column.serve(probe).await;
+    let mut client = column.client(&running).await;
+    let (sender, requests) = mpsc::channel(1);
+    let mut replies =
+        client.exchange(Request::new(ReceiverStream::new(requests))).await.unwrap().into_inner();
+    sender.send(message(0, 100)).await.unwrap();
+    check(&probe::first(&mut replies).await.unwrap(), 0, 100);
+    drop(replies);
+    // Sends until the handler has seen ten more requests, or the call has ended.
+    let mut number = 1;
+    while number <= 10 && sender.send(message(number, 100)).await.is_ok() {
+        until(|| seen.load(Ordering::SeqCst) > number as usize || sender.is_closed()).await;
+        number += 1;
+    }
+    let ended = if sender.is_closed() { "the handler and the requests end" } else { "the handler goes on" };
+    drop(sender);
+    watch.until_ended().await;
+    joined([ended.to_owned(), goes_on(&mut client).await])
+}
+
 pub(crate) async fn while_the_server_waits_for_room(column: Column) -> String {
     const LENGTH: usize = 100_000;
     let watch = Watch::default();
-    let sent = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let sent = Arc::new(AtomicUsize::new(0));
     let (handlers, count) = (watch.clone(), sent.clone());
     let probe = Probe::new().produce(move |_| {
         let (guard, count) = (handlers.begin(), count.clone());
@@ -186,7 +230,7 @@ pub(crate) async fn while_the_server_waits_for_room(column: Column) -> String {
                 if sender.send(Ok(message(number, LENGTH))).await.is_err() {
                     break;
                 }
-                count.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                count.fetch_add(1, Ordering::SeqCst);
             }
             drop(guard);
         });
@@ -200,7 +244,7 @@ pub(crate) async fn while_the_server_waits_for_room(column: Column) -> String {
     let mut before = usize::MAX;
     loop {
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        let now = sent.load(std::sync::atomic::Ordering::SeqCst);
+        let now = sent.load(Ordering::SeqCst);
         if now == before {
             break;
         }

@@ -39,6 +39,13 @@ pub(crate) fn check(behaviour: &Behaviour) {
         for runtime in runtimes(column) {
             let outcome = catch_unwind(AssertUnwindSafe(|| runtime.run((behaviour.body)(column))));
             let place = format!("{} in {runtime:?}", column.heading());
+            if std::env::var_os("RECORD").is_some() {
+                eprintln!(
+                    "REC|{}|{column:?}|{runtime:?}|{}",
+                    behaviour.name,
+                    outcome.as_ref().map_or_else(|p| format!("PANIC {}", text_of(&**p)), Clone::clone)
+                );
+            }
             match outcome {
                 Ok(outcome) if outcome == expected => {}
                 Ok(outcome) if declared.is_some() && outcome == behaviour.outcome => {

@@ -83,8 +83,9 @@ pub(crate) async fn closed_by_the_server_first(column: Column) -> String {
     let mut replies =
         client.exchange(Request::new(ReceiverStream::new(requests))).await.unwrap().into_inner();
     check(&probe::first(&mut replies).await.unwrap(), 1, 2000);
-    let end = replies.message().await;
-    joined([format!("{:?} at the client", end.unwrap()), "its requests still open".to_owned()])
+    let end = replies.message().await.unwrap();
+    sender.closed().await;
+    joined([format!("the client reads {end:?}"), "the requests end".to_owned()])
 }
 
 /// The server answers without reading more than the first request, while the client goes on sending.
