@@ -245,6 +245,7 @@
 #![forbid(unsafe_code)]
 
 mod endpoint;
+mod grpc;
 mod protocol;
 mod transport;
 mod wire;
@@ -257,6 +258,10 @@ pub use endpoint::{
     Config, ConfigError, ConnectError, ConnectionFault, CounterSnapshot, Dialer, EagerThreshold,
     EndpointStream, Listener, NegotiationError, NoDevice, OpenError, Policy, PollMode, Provider,
     ProviderChoice, RdmaConnectInfo, RdmaUnavailable, SharedReceive, StockClients, TuneCache, Verdict,
+};
+pub use grpc::{
+    CallConfig, CallFault, ChannelError, RdmaChannel, RdmaChannelBuilder, RdmaResponseFuture, RdmaServer,
+    ResetCode, ServeError,
 };
 pub use protocol::{AbortCode, Violation};
 pub use transport::balance::{

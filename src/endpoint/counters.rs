@@ -71,6 +71,12 @@ counters! {
     /// Bytes that went straight from the writer's memory into the peer's receive buffer, without a copy into a send
     /// buffer.
     copies_avoided_bytes => "tonic_rdma_copies_avoided_bytes_total";
+    /// Bytes of native calls that the peer fetches from where the application wrote them.
+    offered_in_place_bytes => "tonic_rdma_offered_in_place_bytes_total";
+    /// Bytes of native calls that were copied into memory from which the peer fetches them.
+    offered_copied_bytes => "tonic_rdma_offered_copied_bytes_total";
+    /// Bytes of native calls that were fetched into memory that is handed to the application as it is.
+    landed_bytes => "tonic_rdma_landed_bytes_total";
     /// Small writes that were copied and gathered, to be sent together as one message.
     coalesced_writes => "tonic_rdma_coalesced_writes_total";
     /// Times a writer had to wait because the peer had no receive buffer free.

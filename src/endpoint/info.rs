@@ -31,6 +31,8 @@ pub struct RdmaConnectInfo {
     pub(crate) provider: Option<&'static str>,
     pub(crate) device: Option<Arc<str>>,
     pub(crate) reason: Arc<str>,
+    /// The connection carries native calls.
+    pub(crate) native: bool,
     pub(crate) peer: SocketAddr,
     pub(crate) local: SocketAddr,
     pub(crate) telemetry: Option<Telemetry>,
@@ -79,7 +81,8 @@ impl RdmaConnectInfo {
     pub(crate) fn tcp(peer: SocketAddr, local: SocketAddr, reason: impl Into<Arc<str>>) -> Self {
         let (provider, device, telemetry) = (None, None, None);
         let (reason, first_byte) = (reason.into(), Arc::default());
-        Self { verdict: Verdict::Tcp, provider, device, reason, peer, local, telemetry, first_byte }
+        let native = false;
+        Self { verdict: Verdict::Tcp, provider, device, reason, native, peer, local, telemetry, first_byte }
     }
 
     /// Returns the transport of the connection.
@@ -95,6 +98,17 @@ impl RdmaConnectInfo {
     /// Returns the name of the RDMA device in use, such as `soft0`. `None` on TCP.
     pub fn device(&self) -> Option<&str> {
         self.device.as_deref()
+    }
+
+    /// Returns whether calls go over this connection without HTTP/2, as messages of RDMA. If not, [`reason`](Self::reason) says why
+    /// not, if this end asked for it.
+    pub fn is_native(&self) -> bool {
+        self.native
+    }
+
+    /// Adds the reason why there are no native calls to the reason of the verdict.
+    pub(crate) fn not_native(&mut self, because: &str) {
+        self.reason = format!("{}; calls use HTTP/2, because {because}", self.reason).into();
     }
 
     /// Returns the reason for the verdict, in words.

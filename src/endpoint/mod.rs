@@ -19,6 +19,7 @@
 //! connection. A `Supervisor` watches the TCP connection and the timers.
 #![forbid(unsafe_code)]
 
+mod aftermath;
 mod budget;
 mod config;
 mod connection;
@@ -29,12 +30,14 @@ mod info;
 mod journal;
 mod link;
 pub(crate) mod lock;
+mod messages;
 mod negotiate;
 mod polling;
 mod provider;
 mod stream;
 pub mod tuner;
 
+pub use aftermath::{Aftermath, Run};
 pub use config::{
     Config, ConfigError, EagerThreshold, Policy, PollMode, ProviderChoice, SharedReceive, StockClients,
     TuneCache,
@@ -44,6 +47,12 @@ pub use error::{ConnectError, NegotiationError, RdmaUnavailable};
 pub use fault::ConnectionFault;
 pub use info::{RdmaConnectInfo, Verdict};
 pub use link::work_id::{WorkId, WorkKind};
+#[allow(unused_imports, reason = "the session above is being written")]
+pub(crate) use messages::{
+    Exposed, FetchError, MessageEndpoint, MessageHandler, MessageSettings, Negotiated, Piece, Sender,
+};
+#[allow(unused_imports, reason = "the server above is being written")]
+pub(crate) use negotiate::NegotiatedListener;
 pub use negotiate::{Dialer, Listener, Lost, Place, Places, Source, TooManyWait};
 pub use polling::{
     Observation, Pace, Participant, Polled, Queue, QueueFull, Reactor, UnannouncedArrival, Watched,

@@ -61,6 +61,11 @@ impl EndpointStream {
         &self.info
     }
 
+    /// Returns the result of the negotiation, to add to its reason.
+    pub(crate) fn info_mut(&mut self) -> &mut RdmaConnectInfo {
+        &mut self.info
+    }
+
     /// Returns the TCP connection that carries the stream, for its socket options. `None` over RDMA.
     pub fn as_tcp(&self) -> Option<&TcpStream> {
         match &self.inner {

@@ -105,6 +105,11 @@ impl Connection {
         if self.abort == AbortState::No { self.outbound.eager_room() } else { 0 }
     }
 
+    /// Returns the number of bytes of the longest eager message.
+    pub fn max_payload(&self) -> usize {
+        self.outbound.payload
+    }
+
     /// Takes a credit for an eager message of `payload` bytes, and returns its header. The caller posts the header and the bytes as one
     /// Send.
     ///

@@ -25,7 +25,8 @@ pub(super) struct Outbound {
     /// The value of `granted` at the start.
     slots: u64,
     reserve: u64,
-    payload: usize,
+    /// The number of bytes of the longest eager message.
+    pub(super) payload: usize,
     queue: u32,
     queued: u32,
     offered: u64,

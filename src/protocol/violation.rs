@@ -91,4 +91,7 @@ pub enum Violation {
     /// A pong answers a ping that was not sent.
     #[error("an answer to a ping that was not sent")]
     UnexpectedPong,
+    /// An offer by rendezvous came on a connection of native calls, which have none.
+    #[error("an offer by rendezvous on a connection of native calls")]
+    Offer,
 }

@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, ToSocketAddrs};
 use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
-use crate::endpoint::{Config, EndpointStream, Listener, RdmaConnectInfo};
+use crate::endpoint::{Config, EndpointStream, Listener, NegotiatedListener, RdmaConnectInfo};
 
 /// Connections of RDMA peers and of stock gRPC clients, on one port.
 ///
@@ -95,6 +95,11 @@ impl RdmaIncoming {
     /// Outside a tokio runtime.
     pub fn from_listener(listener: TcpListener, config: Config) -> io::Result<Self> {
         Ok(Self { listener: Listener::new(listener, config)? })
+    }
+
+    /// Takes native calls too from now on. See [`Listener::into_negotiated`].
+    pub(crate) fn into_negotiated(self) -> NegotiatedListener {
+        self.listener.into_negotiated()
     }
 
     /// Returns the address that the listener listens on.

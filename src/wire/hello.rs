@@ -15,7 +15,9 @@ use bytes::{Buf, BufMut};
 /// The first bytes of every message of a negotiation.
 pub const MAGIC: [u8; 8] = *b"\xd5tonRDMA";
 /// The version of the protocol.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
+/// The capability of native calls: the connection carries messages of calls instead of a byte stream.
+pub const NATIVE_CALLS: u32 = 1;
 /// The longest body of a message, in bytes.
 pub const MAX_BODY: usize = 4096;
 
@@ -41,6 +43,8 @@ pub enum Message {
 pub struct ClientHello {
     /// The process of the client.
     pub identity: HostIdentity,
+    /// What the client wants beside a byte stream: bits such as [`NATIVE_CALLS`]. Unknown bits are ignored.
+    pub capabilities: u32,
     /// The queue pairs that can be connected, the best first; at most 8.
     pub offers: Vec<Offer>,
 }
@@ -93,6 +97,8 @@ pub enum Answer {
         receive_slots: u32,
         /// The length of each receive buffer, in bytes.
         slot_size: u32,
+        /// The client's capabilities that the server has too, for this connection.
+        capabilities: u32,
     },
     /// No RDMA. Both ends go on over this TCP connection.
     Decline {
@@ -249,6 +255,7 @@ fn encode_client(hello: &ClientHello, body: &mut Vec<u8>) -> Result<(), HelloErr
     body.put_u64_le(hello.identity.network_namespace);
     body.put_u32_le(hello.identity.uid);
     body.put_u32_le(hello.identity.pid);
+    body.put_u32_le(hello.capabilities);
     if hello.offers.len() > MAX_OFFERS {
         return Err(HelloError::Malformed { field: "number of offers" });
     }
@@ -265,12 +272,13 @@ fn encode_client(hello: &ClientHello, body: &mut Vec<u8>) -> Result<(), HelloErr
 
 fn encode_server(hello: &ServerHello, body: &mut Vec<u8>) -> Result<(), HelloError> {
     match &hello.answer {
-        Answer::Accept { offer, queue_pair, receive_slots, slot_size } => {
+        Answer::Accept { offer, queue_pair, receive_slots, slot_size, capabilities } => {
             body.put_u8(1);
             body.put_u8(*offer);
             put(body, queue_pair, MAX_ADDRESS, "queue pair address")?;
             body.put_u32_le(*receive_slots);
             body.put_u32_le(*slot_size);
+            body.put_u32_le(*capabilities);
         }
         Answer::Decline { reason } => {
             body.put_u8(0);
@@ -322,12 +330,13 @@ impl Body<'_> {
             uid: self.u32("uid")?,
             pid: self.u32("pid")?,
         };
+        let capabilities = self.u32("capabilities")?;
         let count = usize::from(self.u8("number of offers")?);
         if count > MAX_OFFERS {
             return Err(HelloError::Malformed { field: "number of offers" });
         }
         let offers = (0..count).map(|_| self.offer()).collect::<Result<_, _>>()?;
-        Ok(ClientHello { identity, offers })
+        Ok(ClientHello { identity, capabilities, offers })
     }
 
     fn offer(&mut self) -> Result<Offer, HelloError> {
@@ -348,6 +357,7 @@ impl Body<'_> {
                 queue_pair: self.counted(MAX_ADDRESS, "queue pair address")?.to_vec(),
                 receive_slots: self.u32("receive slots")?,
                 slot_size: self.u32("slot size")?,
+                capabilities: self.u32("capabilities")?,
             },
             _ => return Err(HelloError::Malformed { field: "verdict" }),
         };

@@ -15,17 +15,19 @@ fn offers() -> impl Strategy<Value = Offer> {
 
 fn messages() -> impl Strategy<Value = Message> {
     let client =
-        (any::<[u8; 16]>(), any::<u64>(), any::<[u32; 2]>(), prop::collection::vec(offers(), 0..=MAX_OFFERS))
-            .prop_map(|(boot_id, network_namespace, [uid, pid], offers)| {
+        (any::<[u8; 16]>(), any::<u64>(), any::<[u32; 3]>(), prop::collection::vec(offers(), 0..=MAX_OFFERS))
+            .prop_map(|(boot_id, network_namespace, [uid, pid, capabilities], offers)| {
                 let identity = HostIdentity { boot_id, network_namespace, uid, pid };
-                Message::ClientHello(ClientHello { identity, offers })
+                Message::ClientHello(ClientHello { identity, capabilities, offers })
             });
-    let accept = (any::<u8>(), offers()).prop_map(|(offer, end)| Answer::Accept {
-        offer,
-        queue_pair: end.queue_pair,
-        receive_slots: end.receive_slots,
-        slot_size: end.slot_size,
-    });
+    let accept =
+        (any::<u8>(), any::<u32>(), offers()).prop_map(|(offer, capabilities, end)| Answer::Accept {
+            offer,
+            queue_pair: end.queue_pair,
+            receive_slots: end.receive_slots,
+            slot_size: end.slot_size,
+            capabilities,
+        });
     let decline = "[ -~]{0,256}".prop_map(|reason| Answer::Decline { reason });
     let server = prop_oneof![accept, decline].prop_map(|answer| Message::ServerHello(ServerHello { answer }));
     let connected = any::<Option<u64>>().prop_map(|nonce| Confirm::Connected { nonce });

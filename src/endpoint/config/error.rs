@@ -21,7 +21,8 @@ use std::fmt;
 #[non_exhaustive]
 pub struct ConfigError {
     /// Name of the setting: the method of [`Config`](crate::Config) that sets it, such as `completion_queues`. Where a method
-    /// sets several values, the name of the value follows in brackets.
+    /// sets several values, the name of the value follows in brackets. Limits of calls have the name of their type before it, such
+    /// as `CallConfig::timeout`.
     pub setting: &'static str,
     /// Name of the variable for this setting, such as `RDMA_CQS`. Empty if the setting has no variable.
     pub variable: &'static str,
@@ -36,12 +37,21 @@ pub struct ConfigError {
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { setting, variable, value, accepted, from_environment } = self;
-        if *from_environment {
+        if setting.contains("::") {
+            write!(f, "{setting} is {value}: {accepted}")
+        } else if *from_environment {
             write!(f, "{variable}={value:?}: {accepted}")
         } else if variable.is_empty() {
             write!(f, "Config::{setting} is {value}: {accepted}")
         } else {
             write!(f, "Config::{setting} is {value}: {accepted} (variable {variable})")
         }
+    }
+}
+
+impl ConfigError {
+    /// Makes the error for a limit of [`CallConfig`](crate::CallConfig). `setting` is the limit's name with that type before it.
+    pub(crate) fn of_calls(setting: &'static str, value: String, accepted: String) -> Self {
+        Self { setting, variable: "", value, accepted, from_environment: false }
     }
 }

@@ -14,7 +14,15 @@ pub(crate) struct Member {
     pub(crate) queue: Arc<Queue>,
     key: u32,
     /// Keeps the queue polled.
-    _reactor: Arc<Reactor>,
+    reactor: Arc<Reactor>,
+}
+
+/// A connection with its queue and its reactor, for a handle that makes progress itself.
+#[derive(Debug)]
+pub(crate) struct Carrier {
+    pub(crate) connection: Arc<Connection>,
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) reactor: Arc<Reactor>,
 }
 
 impl Member {
@@ -27,7 +35,16 @@ impl Member {
         make: impl FnOnce(u32) -> Result<Arc<Connection>, ConnectionFault>,
     ) -> Result<Self, ConnectionFault> {
         let (key, connection) = queue.add(places, make).map_err(ConnectionFault::local)??;
-        Ok(Self { connection, queue, key, _reactor: reactor })
+        Ok(Self { connection, queue, key, reactor })
+    }
+
+    /// Returns the connection with its queue and its reactor.
+    pub(crate) fn carrier(&self) -> Carrier {
+        Carrier {
+            connection: Arc::clone(&self.connection),
+            queue: Arc::clone(&self.queue),
+            reactor: Arc::clone(&self.reactor),
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 //! does the work that the protocol asks for ([`State::settle`]), so that no data waits for another task.
 
 pub(super) mod member;
+mod messages;
 mod read;
 mod read_quota;
 mod shortage;
@@ -22,26 +23,30 @@ use tokio::io::ReadBuf;
 use tokio::sync::Notify;
 
 use self::state::State;
+use super::aftermath::Aftermath;
 use super::counters::Counters;
 use super::fault::ConnectionFault;
 use super::journal::ConnectionEnd;
 use super::link::Link;
 use super::lock::lock;
+use super::messages::traffic::Messages;
 use super::polling::Participant;
 use super::tuner::{Chooser, Explanation};
 use crate::protocol::{self, AbortCode};
 use tonic_rdma_verbs::internal::sent_slices;
-use tonic_rdma_verbs::{QueuePairNumber, WorkCompletion};
+use tonic_rdma_verbs::{ProtectionDomain, QueuePairNumber, WorkCompletion};
 
 pub(super) use self::state::{Limits, Stage};
 
 /// One RDMA connection, for its stream, its completion queue and its supervisor.
 pub(crate) struct Connection {
     number: QueuePairNumber,
+    /// All that arrives answers calls of this process.
+    answers_callers: bool,
     state: Mutex<State>,
     counters: Arc<Counters>,
     /// Wakes the supervisor when the state changed in a way that concerns it.
-    pub(crate) changed: Notify,
+    pub(crate) changed: Arc<Notify>,
 }
 
 impl fmt::Debug for Connection {
@@ -49,6 +54,31 @@ impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection").field("queue_pair", &self.number).finish_non_exhaustive()
     }
+}
+
+/// What a connection carries.
+#[derive(Debug)]
+pub(super) enum Traffic {
+    /// A byte stream.
+    Bytes,
+    /// Messages.
+    Messages {
+        /// The protection domain of the connection's memory.
+        domain: Arc<dyn ProtectionDomain>,
+        /// Most READs at a time.
+        reads: u32,
+        /// This end.
+        end: End,
+    },
+}
+
+/// An end of a connection of native calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// The end that makes the calls.
+    Client,
+    /// The end that serves the calls.
+    Server,
 }
 
 impl Connection {
@@ -60,12 +90,23 @@ impl Connection {
         protocol: protocol::Connection,
         limits: Limits,
         chooser: Chooser,
+        traffic: Traffic,
     ) -> Arc<Self> {
+        let changed = Arc::new(Notify::new());
+        let answers_callers = matches!(traffic, Traffic::Messages { end: End::Client, .. });
+        let messages = match traffic {
+            Traffic::Bytes => None,
+            Traffic::Messages { domain, reads, .. } => {
+                let budget = Arc::clone(link.pool().budget());
+                Some(Messages::new(domain, budget, reads, Arc::clone(&changed)))
+            }
+        };
         Arc::new(Self {
             number: link.queue_pair().number(),
-            state: Mutex::new(State::new(link, protocol, limits, chooser)),
+            answers_callers,
+            state: Mutex::new(State::new(link, protocol, limits, chooser, messages)),
             counters: Arc::default(),
-            changed: Notify::new(),
+            changed,
         })
     }
 
@@ -216,6 +257,9 @@ impl Connection {
     /// Notes that the stream was dropped. Bytes written before are still sent, flushed or not, as over TCP: the last bytes of
     /// a task that gives up, such as a TLS alert, are often not flushed.
     pub(crate) fn detach(&self) {
+        if lock(&self.state).messages.is_some() {
+            return self.close_messages();
+        }
         let (mut state, now) = (lock(&self.state), Instant::now());
         state.detached = true;
         state.flush_wanted = true;
@@ -231,13 +275,14 @@ impl Connection {
 
     /// Ends the connection with `fault`, and wakes the waiting tasks.
     pub(crate) fn fail(&self, fault: ConnectionFault) {
-        let mut wakers = Vec::new();
+        let mut after = Aftermath::default();
         let mut state = lock(&self.state);
         state.fail(fault);
         state.settle(Instant::now(), &self.counters, &self.changed);
-        state.take_wakers(&mut wakers);
+        state.take_wakers(&mut after.wakers);
+        state.take_aftermath(&mut after);
         drop(state);
-        wakers.into_iter().for_each(Waker::wake);
+        after.carry_out();
     }
 
     /// Sends the peer an abort with `code`, then ends the connection with `fault`.
@@ -253,19 +298,21 @@ impl Connection {
 
     /// Sends pings that are due, and ends the connection if the answer to a ping is overdue.
     pub(crate) fn handle_timeout(&self, now: Instant) {
-        let mut wakers = Vec::new();
+        let mut after = Aftermath::default();
         let mut state = lock(&self.state);
         state.protocol.handle_timeout(now);
         state.settle(now, &self.counters, &self.changed);
-        state.take_wakers(&mut wakers);
+        state.take_wakers(&mut after.wakers);
+        state.take_aftermath(&mut after);
         drop(state);
-        wakers.into_iter().for_each(Waker::wake);
+        after.carry_out();
     }
 
     /// Returns when [`handle_timeout`](Self::handle_timeout) is due.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let state = lock(&self.state);
-        [state.protocol.poll_timeout(), state.shortage.retry()].into_iter().flatten().min()
+        let messages = state.messages.as_ref().and_then(|messages| messages.memory.retry());
+        [state.protocol.poll_timeout(), state.shortage.retry(), messages].into_iter().flatten().min()
     }
 
     /// Returns the connection's stage.
@@ -312,7 +359,7 @@ impl Participant for Connection {
         self.number
     }
 
-    fn handle_completions(&self, completions: &[WorkCompletion], wakers: &mut Vec<Waker>) {
+    fn handle_completions(&self, completions: &[WorkCompletion], after: &mut Aftermath) {
         let now = Instant::now();
         let mut state = lock(&self.state);
         for completion in completions {
@@ -321,11 +368,16 @@ impl Participant for Connection {
             }
         }
         state.settle(now, &self.counters, &self.changed);
-        state.take_wakers(wakers);
+        state.take_wakers(&mut after.wakers);
+        state.take_aftermath(after);
         if now.saturating_duration_since(state.published) > Self::PUBLISH_EVERY {
             state.published = now;
             self.counters.publish();
         }
+    }
+
+    fn answers_callers(&self) -> bool {
+        self.answers_callers
     }
 
     fn fail_with_device(&self) {

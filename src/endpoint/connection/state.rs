@@ -13,6 +13,7 @@ use crate::endpoint::counters::Counters;
 use crate::endpoint::fault::ConnectionFault;
 use crate::endpoint::link::Link;
 use crate::endpoint::link::work_id::{WorkId, WorkKind};
+use crate::endpoint::messages::traffic::Messages;
 use crate::endpoint::tuner::Chooser;
 use crate::protocol::{self, Event, ReadId, SlotIndex};
 use crate::wire::{Header, MessageKind};
@@ -24,6 +25,8 @@ use tonic_rdma_verbs::{CompletionStatus, WorkCompletion};
 pub(super) struct State {
     pub(super) protocol: protocol::Connection,
     pub(super) link: Link,
+    /// The messages of a connection that carries messages; `None` for a byte stream.
+    pub(super) messages: Option<Box<Messages>>,
     pub(super) limits: Limits,
     pub(super) chooser: Chooser,
     /// Small writes, gathered until a flush or until they fill a message.
@@ -81,11 +84,18 @@ pub(crate) enum Stage {
 }
 
 impl State {
-    pub(super) fn new(link: Link, protocol: protocol::Connection, limits: Limits, chooser: Chooser) -> Self {
+    pub(super) fn new(
+        link: Link,
+        protocol: protocol::Connection,
+        limits: Limits,
+        chooser: Chooser,
+        messages: Option<Box<Messages>>,
+    ) -> Self {
         Self {
             staging: Vec::with_capacity(limits.coalesce),
             protocol,
             link,
+            messages,
             limits,
             chooser,
             flush_wanted: false,
@@ -130,6 +140,12 @@ impl State {
                 self.link.sends_completed(id.value);
                 self.protocol.handle_sends_completed(id.value);
             }
+            WorkKind::Read if self.messages.is_some() => {
+                counters.rendezvous_received_bytes.add(completion.byte_len.into());
+                if let Some(messages) = &mut self.messages {
+                    messages.fetches.completed(id.value);
+                }
+            }
             WorkKind::Read => {
                 let read = ReadId(id.value);
                 if let Some(block) = self.landings.get(&read) {
@@ -153,6 +169,9 @@ impl State {
         const BODY: usize = protocol::MAX_CONTROL_BODY;
         let head = self.link.head::<{ Header::LENGTH }>(slot)?;
         let header = Header::decode(&head).map_err(protocol::Violation::from)?;
+        if header.kind == MessageKind::Rts && self.messages.is_some() {
+            return Err(protocol::Violation::Offer.into());
+        }
         let mut body = [0; BODY];
         let mut body_length = 0;
         if header.kind == MessageKind::Eager {
@@ -170,7 +189,7 @@ impl State {
     pub(super) fn settle(&mut self, now: Instant, counters: &Counters, changed: &Notify) {
         let progress = match self.obstacle() {
             None => self.progress(now, counters),
-            Some(_) => self.handle_events(),
+            Some(_) => self.handle_events().and_then(|()| self.deliver_messages(counters)),
         };
         if let Err(fault) = progress {
             self.end(fault, changed);
@@ -186,6 +205,12 @@ impl State {
             self.announced_fin = true;
             changed.notify_one();
         }
+        if self.messages.is_some() {
+            let finished = self.stage() == Stage::Finished;
+            if let Some(messages) = &mut self.messages {
+                messages.conclude(self.fault.as_ref(), finished);
+            }
+        }
         if !self.announced && self.stage() == Stage::Finished {
             self.announced = true;
             changed.notify_one();
@@ -194,14 +219,15 @@ impl State {
 
     /// Posts receives, reads, writes and control messages that are due.
     fn progress(&mut self, now: Instant, counters: &Counters) -> Result<(), ConnectionFault> {
+        if let Some(mut messages) = self.messages.take() {
+            let progress = self.progress_messages(&mut messages, now, counters);
+            self.messages = Some(messages);
+            return progress;
+        }
         if self.detached {
             self.discard();
         }
-        while let Some(slot) = self.protocol.poll_release() {
-            self.link.post_receive(slot)?;
-            self.protocol.handle_slots_posted(1);
-        }
-        self.link.adjust_window(&mut self.protocol);
+        self.post_receives()?;
         self.handle_events()?;
         self.start_reads(counters, now)?;
         if self.flush_wanted {
@@ -210,6 +236,21 @@ impl State {
         if self.detached && self.staging.is_empty() {
             self.protocol.close_write();
         }
+        self.post_control(counters)
+    }
+
+    /// Posts the receive buffers again whose messages are not needed any more.
+    pub(super) fn post_receives(&mut self) -> Result<(), ConnectionFault> {
+        while let Some(slot) = self.protocol.poll_release() {
+            self.link.post_receive(slot)?;
+            self.protocol.handle_slots_posted(1);
+        }
+        self.link.adjust_window(&mut self.protocol);
+        Ok(())
+    }
+
+    /// Posts control messages that are due.
+    pub(super) fn post_control(&mut self, counters: &Counters) -> Result<(), ConnectionFault> {
         if self.protocol.is_write_closed() {
             self.link.signal_all();
         }
@@ -222,14 +263,19 @@ impl State {
     }
 
     /// Takes the events of the protocol.
-    fn handle_events(&mut self) -> Result<(), ConnectionFault> {
+    pub(super) fn handle_events(&mut self) -> Result<(), ConnectionFault> {
         while let Some(event) = self.protocol.poll_event() {
             match event {
                 Event::SourcesDone { count } => drop(self.sources.drain(..count as usize)),
                 Event::Aborted { code } => {
                     return Err(ConnectionFault::Aborted(code));
                 }
-                Event::Idle => self.link.release_idle_memory(),
+                Event::Idle => {
+                    self.link.release_idle_memory();
+                    if let Some(messages) = &mut self.messages {
+                        messages.memory.release_idle();
+                    }
+                }
                 Event::PingTimeout => return Err(ConnectionFault::NoAnswer(self.limits.ping_timeout)),
             }
         }
@@ -253,7 +299,9 @@ impl State {
     /// Ends the connection with `fault` at once.
     pub(super) fn fail(&mut self, fault: ConnectionFault) {
         if self.fault.is_none() {
-            self.interrupted = self.blocked || self.writer.is_some() || self.protocol.is_transferring();
+            let fetching = self.messages.as_ref().is_some_and(|messages| !messages.fetches.is_empty());
+            self.interrupted =
+                self.blocked || fetching || self.writer.is_some() || self.protocol.is_transferring();
             self.fault = Some(fault);
             self.link.queue_pair().to_error();
         }

@@ -10,6 +10,7 @@ pub(super) mod work_id;
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::endpoint::fault::ConnectionFault;
@@ -17,7 +18,7 @@ use crate::protocol::{self, ReadRequest, SlotIndex};
 use crate::wire::Header;
 use receive::Receives;
 use source::{MAX_SLICES, Source};
-use tonic_rdma_verbs::internal::SlabRegistrations;
+use tonic_rdma_verbs::internal::{Landing, SlabRegistrations};
 use tonic_rdma_verbs::memory::{Block, Pool};
 use tonic_rdma_verbs::{Operation, Payload, QueuePair, RemoteSegment, Rkey, SendRequest};
 use work_id::{WorkId, WorkKind};
@@ -178,6 +179,18 @@ impl Link {
         let operation = Operation::Read { into: &[into], remote };
         let wr_id = self.id(WorkKind::Read, request.id.0);
         Ok(self.queue_pair.post_send(&[SendRequest { wr_id, operation, signaled: true }])?)
+    }
+
+    /// Posts a READ of `remote` into `range` of `landing`. Its completion carries `value`.
+    pub(crate) fn post_landing(
+        &self,
+        landing: &mut Landing,
+        value: u32,
+        range: Range<usize>,
+        remote: RemoteSegment,
+    ) -> Result<(), ConnectionFault> {
+        let wr_id = self.id(WorkKind::Read, value);
+        Ok(landing.post_read(&*self.queue_pair, wr_id, range, remote)?)
     }
 
     /// Returns the first bytes of a received message.

@@ -12,29 +12,32 @@ use super::identity;
 use super::prepared::Prepared;
 use super::proof::{self, confirm};
 use crate::endpoint::config::Config;
+use crate::endpoint::connection::End;
 use crate::endpoint::error::{NegotiationError, RdmaUnavailable};
 use crate::endpoint::journal::Journal;
+use crate::endpoint::messages::Negotiated;
 use crate::endpoint::provider;
 use crate::endpoint::stream::EndpointStream;
-use crate::wire::hello::{Answer, ClientHello, Confirm, Message};
+use crate::wire::hello::{Answer, ClientHello, Confirm, Message, NATIVE_CALLS};
 use tonic_rdma_verbs::QueuePairAddress;
 
 /// The result of a negotiation.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    /// A connection over RDMA.
-    Rdma(EndpointStream),
+    /// A connection over RDMA: a byte stream, or messages if this end asked for native calls and the server takes them.
+    Rdma(Negotiated),
     /// The TCP connection of the negotiation, and the reason why there is no RDMA.
     Tcp(EndpointStream, RdmaUnavailable),
     /// The server does not know our hello. Plain TCP needs a new connection.
     Stock(NegotiationError),
 }
 
-/// Sends the hello, and follows the server's answer.
+/// Sends the hello, and follows the server's answer. `native`: asks for native calls.
 pub(super) async fn negotiate(
     tcp: TcpStream,
     config: &Config,
     journal: &Arc<Journal>,
+    native: bool,
 ) -> Result<Outcome, NegotiationError> {
     let wanted = config.clone();
     let (local, peer) = (tcp.local_addr()?, tcp.peer_addr()?);
@@ -42,7 +45,8 @@ pub(super) async fn negotiate(
     let mut control = ControlStream::new(tcp, config.handshake_timeout, journal);
     // Without a device the hello has no offer, but it identifies this end, and asks for TCP.
     let offers = prepared.iter().map(Prepared::offer).collect();
-    let hello = ClientHello { identity: identity::local(), offers };
+    let capabilities = if native { NATIVE_CALLS } else { 0 };
+    let hello = ClientHello { identity: identity::local(), capabilities, offers };
     control.send(&Message::ClientHello(hello)).await?;
     let answer = match control.receive().await {
         Ok(Message::ServerHello(hello)) => hello.answer,
@@ -55,11 +59,15 @@ pub(super) async fn negotiate(
     };
     match answer {
         Answer::Decline { reason } => fall_back(control, RdmaUnavailable::Declined(reason)),
-        Answer::Accept { offer: 0, queue_pair, receive_slots, slot_size } => {
+        Answer::Accept { offer: 0, queue_pair, receive_slots, slot_size, capabilities: taken } => {
+            if taken & !capabilities != 0 {
+                return Err(NegotiationError::OutOfTurn("an answer with a capability not asked for"));
+            }
+            let native = (taken & NATIVE_CALLS != 0).then_some(End::Client);
             let connected = match QueuePairAddress::new(queue_pair) {
                 Some(address) => {
                     let peer = PeerEnd { address, receive_slots, slot_size };
-                    blocking(move || prepared.connect(&peer)).await
+                    blocking(move || prepared.connect(&peer, native)).await
                 }
                 None => Err(RdmaUnavailable::BadAddress),
             };

@@ -13,6 +13,7 @@ use super::established::Established;
 use crate::endpoint::error::NegotiationError;
 use crate::endpoint::info::{RdmaConnectInfo, Verdict};
 use crate::endpoint::journal::Journal;
+use crate::endpoint::messages::{MessageEndpoint, Negotiated};
 use crate::endpoint::stream::EndpointStream;
 use crate::wire::hello::{Confirm, Decoded, Message};
 
@@ -90,25 +91,33 @@ impl ControlStream {
     }
 
     /// Goes on over RDMA. From now on a supervisor watches the TCP connection.
-    pub(super) fn into_rdma(self, established: Established) -> Result<EndpointStream, NegotiationError> {
+    pub(super) fn into_rdma(self, established: Established) -> Result<Negotiated, NegotiationError> {
         let device = established.device();
-        let reason = match established.probe().ours {
+        let native = established.native;
+        let mut reason = match established.probe().ours {
             Some(_) => format!("both ends have {device}, and read one another's memory"),
             None => format!("both ends have an RDMA device, this one {device}"),
         };
+        if native {
+            reason.push_str("; both ends take native calls");
+        }
         let info = RdmaConnectInfo {
             verdict: Verdict::Rdma,
             provider: Some(established.provider()),
             device: Some(established.device().into()),
             reason: reason.into(),
+            native,
             peer: self.tcp.peer_addr()?,
             local: self.tcp.local_addr()?,
             telemetry: Some(established.telemetry()),
             first_byte: Arc::default(),
         };
-        let (connection, supervisor) = established.supervise(self.tcp, info.peer, self.journal);
+        let (carrier, supervisor) = established.supervise(self.tcp, info.peer, self.journal);
         let span = tracing::info_span!("rdma", device = info.device());
         tokio::spawn(tracing::Instrument::instrument(supervisor.run(), span));
-        Ok(EndpointStream::rdma(connection, info))
+        Ok(match native {
+            true => Negotiated::Messages(MessageEndpoint::new(carrier, info)),
+            false => Negotiated::Stream(EndpointStream::rdma(carrier.connection, info)),
+        })
     }
 }

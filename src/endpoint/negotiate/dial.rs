@@ -11,9 +11,10 @@ use tokio::time::timeout;
 use super::client::{self, Outcome};
 use crate::endpoint::config::{Config, Policy};
 use crate::endpoint::error::{ConnectError, NegotiationError, RdmaUnavailable};
-use crate::endpoint::info::RdmaConnectInfo;
+use crate::endpoint::info::{RdmaConnectInfo, Verdict};
 use crate::endpoint::journal::Journal;
 use crate::endpoint::lock::lock;
+use crate::endpoint::messages::Negotiated;
 use crate::endpoint::stream::EndpointStream;
 
 /// Makes connections, and keeps a list of stock servers, which clones share. A dialer is for protocols of your own over the byte
@@ -82,44 +83,80 @@ impl Dialer {
     /// The configuration has a value that can't be used, the server can't be reached within the connect timeout, or the policy
     /// requires RDMA and there is none.
     pub async fn dial(&self, host: &str, port: u16) -> Result<EndpointStream, ConnectError> {
+        match self.connect(host, port, false).await? {
+            Negotiated::Stream(stream) => Ok(stream),
+            // The negotiation refuses a capability that this end did not ask for.
+            Negotiated::Messages(endpoint) => {
+                let error = NegotiationError::OutOfTurn("native calls, which were not asked for");
+                drop(endpoint);
+                let reason = RdmaUnavailable::Negotiation(Box::new(error));
+                Err(ConnectError::RdmaRequired { authority: format!("{host}:{port}"), reason })
+            }
+        }
+    }
+
+    /// Connects to `host`:`port`. `native`: asks for native calls.
+    async fn connect(&self, host: &str, port: u16, native: bool) -> Result<Negotiated, ConnectError> {
         self.config.validate()?;
         let authority = format!("{host}:{port}");
         let tcp = self.tcp(host, port, &authority).await?;
-        let (stream, reason) = if self.config.policy == Policy::TcpOnly {
-            (plain(tcp, "the policy is tcp-only")?, None)
+        let (negotiated, reason) = if self.config.policy == Policy::TcpOnly {
+            (Negotiated::Stream(plain(tcp, "the policy is tcp-only")?), None)
         } else if let Some(error) = self.known_as_stock(&authority) {
             let reason = RdmaUnavailable::StockServer(error);
-            (plain(tcp, &reason)?, Some(reason))
+            (Negotiated::Stream(plain(tcp, &reason)?), Some(reason))
         } else {
-            self.negotiate(tcp, host, port, &authority).await?
+            self.negotiate(tcp, host, port, &authority, native).await?
         };
         if self.config.policy == Policy::Require
             && let Some(reason) = reason
         {
             return Err(ConnectError::RdmaRequired { authority, reason });
         }
-        self.journal.connected(&authority, stream.info());
-        Ok(stream)
+        self.journal.connected(&authority, negotiated.info());
+        Ok(negotiated)
     }
 
-    /// Negotiates over `tcp`. Returns the stream, and the reason if the stream is TCP.
+    /// Connects to `host`:`port` as [`dial`](Self::dial) does, and asks the server for native calls. `without`: the reason why this
+    /// connection must use HTTP/2 though, such as TLS; then the server is not asked. The reason of the connection says why there are no
+    /// native calls. A byte stream costs no more round trips than with [`dial`](Self::dial).
+    ///
+    /// # Errors
+    /// As for [`dial`](Self::dial).
+    pub(crate) async fn dial_for_calls(
+        &self,
+        host: &str,
+        port: u16,
+        without: Option<&str>,
+    ) -> Result<Negotiated, ConnectError> {
+        let mut negotiated = self.connect(host, port, without.is_none()).await?;
+        if let Negotiated::Stream(stream) = &mut negotiated
+            && stream.info().verdict() == Verdict::Rdma
+        {
+            stream.info_mut().not_native(without.unwrap_or("the server takes no native calls"));
+        }
+        Ok(negotiated)
+    }
+
+    /// Negotiates over `tcp`. Returns the connection, and the reason if it is TCP.
     async fn negotiate(
         &self,
         tcp: TcpStream,
         host: &str,
         port: u16,
         authority: &str,
-    ) -> Result<(EndpointStream, Option<RdmaUnavailable>), ConnectError> {
-        let mut outcome = client::negotiate(tcp, &self.config, &self.journal).await;
+        native: bool,
+    ) -> Result<(Negotiated, Option<RdmaUnavailable>), ConnectError> {
+        let mut outcome = client::negotiate(tcp, &self.config, &self.journal, native).await;
         if let Ok(Outcome::Stock(NegotiationError::Closed | NegotiationError::Io(_))) = outcome {
             // Some stock servers close the connection because they do not understand the hello. A server of this crate closes it
             // when it shuts down, and must not be taken for a stock server: the second attempt finds it gone, or started again.
             let tcp = self.tcp(host, port, authority).await?;
-            outcome = client::negotiate(tcp, &self.config, &self.journal).await;
+            outcome = client::negotiate(tcp, &self.config, &self.journal, native).await;
         }
         let reason = match outcome {
-            Ok(Outcome::Rdma(stream)) => return Ok((stream, None)),
-            Ok(Outcome::Tcp(stream, reason)) => return Ok((stream, Some(reason))),
+            Ok(Outcome::Rdma(negotiated)) => return Ok((negotiated, None)),
+            Ok(Outcome::Tcp(stream, reason)) => return Ok((Negotiated::Stream(stream), Some(reason))),
             Ok(Outcome::Stock(error)) => RdmaUnavailable::StockServer(self.remember(authority, error)),
             Err(error) => RdmaUnavailable::Negotiation(Box::new(error)),
         };
@@ -127,7 +164,7 @@ impl Dialer {
             return Err(ConnectError::RdmaRequired { authority: authority.into(), reason });
         }
         let stream = plain(self.tcp(host, port, authority).await?, &reason)?;
-        Ok((stream, Some(reason)))
+        Ok((Negotiated::Stream(stream), Some(reason)))
     }
 
     /// Notes that a server is a stock server, or silent.

@@ -8,8 +8,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::endpoint::config::Config;
-use crate::endpoint::connection::Connection;
-use crate::endpoint::connection::member::Member;
+use crate::endpoint::connection::member::{Carrier, Member};
 use crate::endpoint::connection::supervisor::{Counted, Supervisor};
 use crate::endpoint::error::RdmaUnavailable;
 use crate::endpoint::info::Telemetry;
@@ -23,6 +22,8 @@ pub(super) struct Established {
     pub(super) member: Member,
     pub(super) queue_pair: Arc<dyn QueuePair>,
     pub(super) slots: u32,
+    /// The connection carries the messages of native calls.
+    pub(super) native: bool,
     pub(super) config: Config,
 }
 
@@ -96,9 +97,9 @@ impl Established {
         tcp: TcpStream,
         peer: SocketAddr,
         journal: Arc<Journal>,
-    ) -> (Arc<Connection>, Supervisor) {
-        let connection = Arc::clone(&self.member.connection);
+    ) -> (Carrier, Supervisor) {
+        let carrier = self.member.carrier();
         let (linger, counted) = (self.config.linger, Counted::new());
-        (connection, Supervisor { member: self.member, tcp, peer, linger, counted, journal })
+        (carrier, Supervisor { member: self.member, tcp, peer, linger, counted, journal })
     }
 }

@@ -4,7 +4,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
@@ -17,6 +18,7 @@ use super::server;
 use crate::endpoint::config::Config;
 use crate::endpoint::error::NegotiationError;
 use crate::endpoint::journal::Journal;
+use crate::endpoint::messages::Negotiated;
 use crate::endpoint::stream::EndpointStream;
 use tonic_rdma_verbs::memory::Budget;
 
@@ -39,7 +41,9 @@ use tonic_rdma_verbs::memory::Budget;
 /// ```
 #[derive(Debug)]
 pub struct Listener {
-    connections: mpsc::Receiver<EndpointStream>,
+    connections: mpsc::Receiver<Negotiated>,
+    /// Whether clients that ask for native calls get them.
+    native: Arc<AtomicBool>,
     address: SocketAddr,
     task: AbortHandle,
 }
@@ -82,8 +86,9 @@ impl Listener {
         config.validate().map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
         let address = listener.local_addr()?;
         let (sender, connections) = mpsc::channel(Self::WAITING);
-        let task = tokio::spawn(accept(listener, config, sender)).abort_handle();
-        Ok(Self { connections, address, task })
+        let native = Arc::new(AtomicBool::new(false));
+        let task = tokio::spawn(accept(listener, config, Arc::clone(&native), sender)).abort_handle();
+        Ok(Self { connections, native, address, task })
     }
 
     /// Returns the address that the listener listens on.
@@ -96,7 +101,44 @@ impl Stream for Listener {
     type Item = EndpointStream;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<EndpointStream>> {
-        self.connections.poll_recv(context)
+        loop {
+            match ready!(self.connections.poll_recv(context)) {
+                Some(Negotiated::Stream(stream)) => return Poll::Ready(Some(stream)),
+                // Only `into_negotiated`, which takes this listener, makes such connections.
+                Some(Negotiated::Messages(_)) => {}
+                None => return Poll::Ready(None),
+            }
+        }
+    }
+}
+
+impl Listener {
+    /// Takes native calls too from now on: connections whose client asks for them carry messages. Others, also those that were
+    /// negotiated before this call, are byte streams.
+    pub(crate) fn into_negotiated(self) -> NegotiatedListener {
+        self.native.store(true, Ordering::Relaxed);
+        NegotiatedListener { listener: self }
+    }
+}
+
+/// A listener whose connections may carry native calls. Dropping it closes the port.
+#[derive(Debug)]
+pub(crate) struct NegotiatedListener {
+    listener: Listener,
+}
+
+impl NegotiatedListener {
+    /// Returns the address that the listener listens on.
+    pub(crate) fn local_addr(&self) -> SocketAddr {
+        self.listener.local_addr()
+    }
+}
+
+impl Stream for NegotiatedListener {
+    type Item = Negotiated;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Negotiated>> {
+        self.listener.connections.poll_recv(context)
     }
 }
 
@@ -106,7 +148,12 @@ impl Drop for Listener {
     }
 }
 
-async fn accept(listener: TcpListener, config: Config, connections: mpsc::Sender<EndpointStream>) {
+async fn accept(
+    listener: TcpListener,
+    config: Config,
+    native: Arc<AtomicBool>,
+    connections: mpsc::Sender<Negotiated>,
+) {
     /// Pause after an error such as too many open files.
     const PAUSE: Duration = Duration::from_millis(50);
     let config = Arc::new(config);
@@ -126,16 +173,17 @@ async fn accept(listener: TcpListener, config: Config, connections: mpsc::Sender
         let Ok(place) = negotiations.take(source).await else { continue };
         let (config, journal, connections) = (Arc::clone(&config), Arc::clone(&journal), connections.clone());
         let preparations = Arc::clone(&preparations);
+        let native = native.load(Ordering::Relaxed);
         tokio::spawn(async move {
             let guest = Guest { source, place: &place, preparations: &preparations };
             let negotiated = tokio::select! {
-                negotiated = negotiate(tcp, &config, &journal, guest) => negotiated,
+                negotiated = negotiate(tcp, &config, &journal, guest, native) => negotiated,
                 () = connections.closed() => return,
             };
             match negotiated {
-                Ok(stream) => {
-                    journal.connected(&peer.to_string(), stream.info());
-                    let _ = connections.send(stream).await;
+                Ok(negotiated) => {
+                    journal.connected(&peer.to_string(), negotiated.info());
+                    let _ = connections.send(negotiated).await;
                 }
                 Err(error) => journal.refused(peer, &error),
             }
@@ -168,7 +216,8 @@ async fn negotiate(
     config: &Config,
     journal: &Arc<Journal>,
     guest: Guest<'_>,
-) -> Result<EndpointStream, NegotiationError> {
+    native: bool,
+) -> Result<Negotiated, NegotiationError> {
     tcp.set_nodelay(true)?;
-    server::negotiate(tcp, config, journal, guest).await
+    server::negotiate(tcp, config, journal, guest, native).await
 }

@@ -20,4 +20,5 @@ mod sniff;
 
 pub use dial::Dialer;
 pub use listen::Listener;
+pub(crate) use listen::NegotiatedListener;
 pub use places::{Lost, Place, Places, Source, TooManyWait};

@@ -7,7 +7,7 @@ use super::established::{Established, PeerEnd};
 use crate::endpoint::budget::budget;
 use crate::endpoint::config::Config;
 use crate::endpoint::connection::member::Member;
-use crate::endpoint::connection::{Connection, Limits};
+use crate::endpoint::connection::{Connection, End, Limits, Traffic};
 use crate::endpoint::error::RdmaUnavailable;
 use crate::endpoint::fault::ConnectionFault;
 use crate::endpoint::link::Link;
@@ -103,8 +103,8 @@ impl Prepared {
         }
     }
 
-    /// Connects to the peer's end. May block for as long as [`QueuePair::to_rtr`] may, which calls the peer's device.
-    pub(super) fn connect(self, peer: &PeerEnd) -> Result<Established, RdmaUnavailable> {
+    /// Connects to the peer's end. `native`: this end of the calls, if the connection carries native calls. May block for as long as [`QueuePair::to_rtr`] may, which calls the peer's device.
+    pub(super) fn connect(self, peer: &PeerEnd, native: Option<End>) -> Result<Established, RdmaUnavailable> {
         let reads = Link::READS.min(self.context.attributes().max_outstanding_reads).max(1);
         let window = peer.receive_slots.max(self.config.receive_slots);
         let send_queue = (self.queue_pair.capacity().send_requests - reads).min(Link::sends_for(window));
@@ -124,6 +124,10 @@ impl Prepared {
         let limits = self.limits(peer);
         let chooser = Chooser::new(&self.config, || DeviceTuner::of(&self.context, &self.config));
         let queue_pair = Arc::clone(&self.queue_pair);
+        let traffic = match native {
+            Some(end) => Traffic::Messages { domain: Arc::clone(&self.domain), reads, end },
+            None => Traffic::Bytes,
+        };
         let registrations = SlabRegistrations::new(self.domain, Arc::clone(self.pool.budget()));
         let member = Member::new(self.reactor, self.queue, send_queue + reads + receives, |key| {
             let receives = match self.memory {
@@ -137,12 +141,19 @@ impl Prepared {
                 }
             };
             let link = Link::new(self.queue_pair, key, self.pool, registrations, receives)?;
-            Ok(Connection::new(link, protocol, limits, chooser))
+            Ok(Connection::new(link, protocol, limits, chooser, traffic))
         });
         let member = member?;
         queue_pair.to_rtr(&peer.address, &self.config.path)?;
         queue_pair.to_rts(&self.config.path)?;
-        Ok(Established { context: self.context, member, queue_pair, slots: self.slots, config: self.config })
+        Ok(Established {
+            context: self.context,
+            member,
+            queue_pair,
+            slots: self.slots,
+            native: native.is_some(),
+            config: self.config,
+        })
     }
 
     fn limits(&self, peer: &PeerEnd) -> Limits {

@@ -16,26 +16,29 @@ use super::prepared::Prepared;
 use super::proof::{self, confirm};
 use super::sniff::{Peer, sniff};
 use crate::endpoint::config::{Config, Policy, StockClients};
+use crate::endpoint::connection::End;
 use crate::endpoint::error::{NegotiationError, RdmaUnavailable};
 use crate::endpoint::journal::Journal;
+use crate::endpoint::messages::Negotiated;
 use crate::endpoint::provider::Provider;
-use crate::endpoint::stream::EndpointStream;
 use crate::wire::hello::{
-    Answer, ClientHello, Confirm, HelloError, HostIdentity, Message, Offer, ServerHello, VERSION,
+    Answer, ClientHello, Confirm, HelloError, HostIdentity, Message, NATIVE_CALLS, Offer, ServerHello,
+    VERSION,
 };
 use tonic_rdma_verbs::QueuePairAddress;
 
-/// Finds the kind of the peer, and goes on over RDMA or TCP.
+/// Finds the kind of the peer, and goes on over RDMA or TCP. `native`: this end takes native calls.
 pub(super) async fn negotiate(
     tcp: TcpStream,
     config: &Config,
     journal: &Arc<Journal>,
     guest: Guest<'_>,
-) -> Result<EndpointStream, NegotiationError> {
+    native: bool,
+) -> Result<Negotiated, NegotiationError> {
     // One handshake timeout each for the client's first message, for this end's work, and for the client's answer.
     let whole = 3 * config.handshake_timeout + Established::CONNECTING;
     let control = ControlStream::new(tcp, config.handshake_timeout, journal);
-    timeout(whole, Negotiation { config, guest }.run(control))
+    timeout(whole, Negotiation { config, guest, native }.run(control))
         .await
         .unwrap_or(Err(NegotiationError::Silent(whole)))
 }
@@ -54,10 +57,12 @@ enum First {
 struct Negotiation<'a> {
     config: &'a Config,
     guest: Guest<'a>,
+    /// This end takes native calls.
+    native: bool,
 }
 
 impl Negotiation<'_> {
-    async fn run(self, mut control: ControlStream) -> Result<EndpointStream, NegotiationError> {
+    async fn run(self, mut control: ControlStream) -> Result<Negotiated, NegotiationError> {
         let stock = match self.listen(&mut control).await? {
             First::Hello(hello) => {
                 self.guest.place.works().map_err(|Lost| NegotiationError::Displaced)?;
@@ -84,7 +89,7 @@ impl Negotiation<'_> {
         };
         match self.config.policy {
             Policy::Require => Err(NegotiationError::RdmaRequired(RdmaUnavailable::StockClient(stock))),
-            Policy::Prefer | Policy::TcpOnly => control.into_tcp(&stock),
+            Policy::Prefer | Policy::TcpOnly => control.into_tcp(&stock).map(Negotiated::Stream),
         }
     }
 
@@ -114,7 +119,7 @@ impl Negotiation<'_> {
         self,
         mut control: ControlStream,
         hello: ClientHello,
-    ) -> Result<EndpointStream, NegotiationError> {
+    ) -> Result<Negotiated, NegotiationError> {
         match self.accept(hello, control.patience()).await {
             Ok(accepted) => self.conclude(control, accepted).await,
             Err(reason) => {
@@ -132,6 +137,7 @@ impl Negotiation<'_> {
         if hello.offers.is_empty() {
             return Err(RdmaUnavailable::NothingOffered);
         }
+        let native = (self.native && hello.capabilities & NATIVE_CALLS != 0).then_some(End::Server);
         let until = Instant::now() + patience;
         let Guest { source, preparations, .. } = self.guest;
         let crowded = || RdmaUnavailable::Crowded(preparations.limit());
@@ -140,7 +146,7 @@ impl Negotiation<'_> {
         let mut reasons = Vec::new();
         let accepted = timeout_at(until.into(), async {
             for (offer, number) in hello.offers.iter().zip(0..) {
-                match accept_offer(offer, &hello.identity, self.config, &place).await {
+                match accept_offer(offer, &hello.identity, self.config, native, &place).await {
                     Ok(established) => return Some((established, number)),
                     Err(reason) => reasons.push(reason),
                 }
@@ -158,13 +164,14 @@ impl Negotiation<'_> {
         self,
         mut control: ControlStream,
         accepted: Accepted,
-    ) -> Result<EndpointStream, NegotiationError> {
+    ) -> Result<Negotiated, NegotiationError> {
         let Accepted { established, offer, place } = accepted;
         let answer = Answer::Accept {
             offer,
             queue_pair: established.local_address(),
             receive_slots: established.receive_slots(),
             slot_size: established.slot_size(),
+            capabilities: if established.native { NATIVE_CALLS } else { 0 },
         };
         control.send(&Message::ServerHello(ServerHello { answer })).await?;
         place.waits();
@@ -196,7 +203,7 @@ impl Negotiation<'_> {
         self,
         mut control: ControlStream,
         reason: RdmaUnavailable,
-    ) -> Result<EndpointStream, NegotiationError> {
+    ) -> Result<Negotiated, NegotiationError> {
         self.guest.place.waits();
         let read = tokio::select! {
             biased;
@@ -213,10 +220,10 @@ impl Negotiation<'_> {
         self,
         control: ControlStream,
         reason: RdmaUnavailable,
-    ) -> Result<EndpointStream, NegotiationError> {
+    ) -> Result<Negotiated, NegotiationError> {
         match self.config.policy {
             Policy::Require => Err(NegotiationError::RdmaRequired(reason)),
-            Policy::Prefer | Policy::TcpOnly => control.into_tcp(&reason),
+            Policy::Prefer | Policy::TcpOnly => control.into_tcp(&reason).map(Negotiated::Stream),
         }
     }
 }
@@ -266,6 +273,7 @@ async fn accept_offer(
     offer: &Offer,
     client: &HostIdentity,
     config: &Config,
+    native: Option<End>,
     place: &Arc<Place>,
 ) -> Result<Established, RdmaUnavailable> {
     let provider = Provider::named(&offer.provider).filter(|provider| provider.is_wanted(config));
@@ -282,7 +290,7 @@ async fn accept_offer(
     };
     let (config, place) = (config.clone(), Arc::clone(place));
     blocking(move || {
-        let connected = Prepared::new(provider.open(&config)?, &config)?.connect(&peer);
+        let connected = Prepared::new(provider.open(&config)?, &config)?.connect(&peer, native);
         // Held until here, because this work goes on if its negotiation ends.
         drop(place);
         connected

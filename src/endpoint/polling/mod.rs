@@ -4,6 +4,7 @@
 //! (`Pace`). It does not look into messages: completions go to the `Participant` that posted the request.
 
 mod busy;
+mod callers;
 mod device_events;
 mod late_arrivals;
 mod pace;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::task::Waker;
 
 use slab::Slab;
@@ -11,6 +11,7 @@ use tokio::sync::Notify;
 
 use super::participant::Participant;
 use super::watched::{UnannouncedArrival, WatchList, Watched};
+use crate::endpoint::aftermath::Aftermath;
 use crate::endpoint::counters::PollCounters;
 use crate::endpoint::link::shared_receive::SharedBuffers;
 use crate::endpoint::link::work_id::{WorkId, WorkKind};
@@ -31,6 +32,8 @@ pub struct Queue {
     shared: Option<Arc<SharedBuffers>>,
     participants: Mutex<Participants>,
     used: AtomicUsize,
+    /// Participants for which messages arrive that no caller waits for.
+    unasked: AtomicUsize,
     /// Completions that the queue has room for.
     capacity: u32,
     watched: WatchList,
@@ -64,7 +67,7 @@ struct Entry {
 #[derive(Debug)]
 struct Batch {
     completions: [WorkCompletion; Queue::BATCH],
-    wakers: Vec<Waker>,
+    after: Aftermath,
     checked: Vec<Arc<dyn Watched>>,
 }
 
@@ -75,12 +78,18 @@ pub struct Polled {
     pub completions: usize,
     /// Tasks woken.
     pub woken: usize,
+    /// Pieces of work that were run. They may have woken tasks, too.
+    pub ran: usize,
 }
 
 impl Polled {
-    /// Returns the sum of both.
+    /// Returns the sums of both.
     pub fn plus(self, other: Self) -> Self {
-        Self { completions: self.completions + other.completions, woken: self.woken + other.woken }
+        Self {
+            completions: self.completions + other.completions,
+            woken: self.woken + other.woken,
+            ran: self.ran + other.ran,
+        }
     }
 }
 
@@ -104,6 +113,7 @@ impl Queue {
             shared,
             participants: Mutex::default(),
             used: AtomicUsize::new(0),
+            unasked: AtomicUsize::new(0),
             watched: WatchList::default(),
             asleep: AtomicBool::new(false),
             timed_sleep: AtomicBool::new(false),
@@ -111,7 +121,7 @@ impl Queue {
             capacity,
             batch: Mutex::new(Batch {
                 completions: [WorkCompletion::EMPTY; Self::BATCH],
-                wakers: Vec::with_capacity(2 * Self::BATCH),
+                after: Aftermath::default(),
                 checked: Vec::new(),
             }),
             polling: Arc::default(),
@@ -161,6 +171,7 @@ impl Queue {
             participants.by_number.insert(participant.queue_pair_number(), key);
         }
         self.used.store(participants.by_key.len(), Ordering::Relaxed);
+        self.unasked.fetch_add(usize::from(!participant.answers_callers()), Ordering::Relaxed);
         Ok(Ok((key, participant)))
     }
 
@@ -173,6 +184,7 @@ impl Queue {
         if let Some(entry) = &removed {
             participants.places -= u64::from(entry.places);
             participants.by_number.remove(&participant.queue_pair_number());
+            self.unasked.fetch_sub(usize::from(!participant.answers_callers()), Ordering::Relaxed);
         }
         self.used.store(participants.by_key.len(), Ordering::Relaxed);
         // Dropping the participant destroys its queue pair, which must not happen under the lock.
@@ -224,21 +236,29 @@ impl Queue {
         arrived
     }
 
+    /// Returns whether all that arrives answers calls of this process.
+    pub(super) fn serves_callers_only(&self) -> bool {
+        self.unasked.load(Ordering::Relaxed) == 0
+    }
+
     /// Returns whether the queue has no participant.
     pub(super) fn is_unused(&self) -> bool {
         self.used.load(Ordering::Relaxed) == 0
     }
 
-    /// Hands the completions that have come to their participants and wakes tasks. Does nothing if another thread is polling
-    /// this queue.
+    /// Hands the completions that have come to their participants, then wakes tasks and runs the work that the participants found.
+    /// Does nothing if another thread is polling this queue.
     #[inline]
     pub fn poll(&self) -> Polled {
-        self.batch.try_lock().map_or_else(|_| Polled::default(), |mut batch| self.poll_with(&mut batch))
+        match self.batch.try_lock() {
+            Ok(batch) => self.poll_with(batch),
+            Err(_) => Polled::default(),
+        }
     }
 
     /// Polls as [`poll`](Self::poll) does, but first waits for another thread that is polling.
     pub(super) fn poll_now(&self) -> Polled {
-        self.poll_with(&mut lock(&self.batch))
+        self.poll_with(lock(&self.batch))
     }
 
     /// Polls until no more completions come. First waits for another thread that is polling.
@@ -247,13 +267,21 @@ impl Queue {
         const ROUNDS: usize = 1024;
         let mut batch = lock(&self.batch);
         for _ in 0..ROUNDS {
-            if self.poll_with(&mut batch).completions == 0 {
+            if self.take_completions(&mut batch) == 0 {
                 break;
             }
         }
+        self.carry_out(batch);
     }
 
-    fn poll_with(&self, batch: &mut Batch) -> Polled {
+    fn poll_with(&self, mut batch: MutexGuard<'_, Batch>) -> Polled {
+        let completions = self.take_completions(&mut batch);
+        let (woken, ran) = self.carry_out(batch);
+        Polled { completions, woken, ran }
+    }
+
+    /// Takes completions and hands them to their participants. Returns their number, with the watched words that have arrived.
+    fn take_completions(&self, batch: &mut Batch) -> usize {
         self.polling.polls.add(1);
         let count = self.completions.poll(&mut batch.completions);
         let mut rest = &batch.completions[..count];
@@ -261,18 +289,34 @@ impl Queue {
             let of_same_pair = |completion: &&WorkCompletion| completion.queue_pair == first.queue_pair;
             let (group, others) = rest.split_at(rest.iter().take_while(of_same_pair).count());
             match self.participant(first) {
-                Some(participant) => participant.handle_completions(group, &mut batch.wakers),
+                Some(participant) => participant.handle_completions(group, &mut batch.after),
                 None => self.give_back(group),
             }
             rest = others;
         }
         // The words are checked after the completions, because completions bring the values if the device does not place bytes in
         // order.
-        let arrived = self.watched.check(&mut batch.wakers, &mut batch.checked);
+        let arrived = self.watched.check(&mut batch.after.wakers, &mut batch.checked);
         batch.checked.clear();
-        let woken = batch.wakers.len();
-        batch.wakers.drain(..).for_each(Waker::wake);
-        Polled { completions: count + arrived, woken }
+        count + arrived
+    }
+
+    /// Carries out what a poll found, without the lock. Returns how many tasks were woken, and how much work was run.
+    fn carry_out(&self, mut batch: MutexGuard<'_, Batch>) -> (usize, usize) {
+        if batch.after.is_empty() {
+            return (0, 0);
+        }
+        let mut after = std::mem::take(&mut batch.after);
+        drop(batch);
+        let counts = (after.wakers.len(), after.runs.len());
+        after.carry_out();
+        // The lists go back, so that the next poll allocates nothing. Another thread that polls has lists of its own.
+        if let Ok(mut batch) = self.batch.try_lock()
+            && batch.after.is_empty()
+        {
+            batch.after = after;
+        }
+        counts
     }
 
     /// Returns the participant that a completion belongs to, if it has not been removed.

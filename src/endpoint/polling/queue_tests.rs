@@ -12,7 +12,7 @@ impl Participant for Silent {
         self.0
     }
 
-    fn handle_completions(&self, completions: &[WorkCompletion], _: &mut Vec<Waker>) {
+    fn handle_completions(&self, completions: &[WorkCompletion], _: &mut Aftermath) {
         panic!("nothing was posted, but {completions:?} came");
     }
 

@@ -22,6 +22,7 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use super::busy::{BusyThread, SleepingThreads};
+use super::callers::Callers;
 use super::device_events;
 use super::late_arrivals::LateArrivals;
 use super::pace::{Observation, Pace};
@@ -53,6 +54,7 @@ pub struct Reactor {
     /// The task that takes the device's events.
     events: Option<AbortHandle>,
     sleeping_threads: Arc<SleepingThreads>,
+    callers: Callers,
     late: LateArrivals,
     _threads: Vec<BusyThread>,
 }
@@ -64,6 +66,17 @@ struct Spinner {
     armed: bool,
     spinning_since: Option<Instant>,
     last_yield: Instant,
+}
+
+/// The end of a spin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Spun {
+    /// The budget is spent.
+    Nothing,
+    /// A task was woken.
+    Woke,
+    /// Work was run, which may have made tasks ready.
+    Ran,
 }
 
 static REACTORS: LazyLock<Registry<Reactor>> = LazyLock::new(Registry::default);
@@ -123,6 +136,7 @@ impl Reactor {
             task: OnceLock::new(),
             events,
             sleeping_threads,
+            callers: Callers::new(config.spin_limit),
             late: LateArrivals::default(),
             _threads: threads,
         });
@@ -154,12 +168,19 @@ impl Reactor {
         }
         self.was_idle.store(true, Ordering::Relaxed);
         let was_armed = spinner.armed;
-        if self.spin(&mut spinner) {
+        match self.spin(&mut spinner) {
             // The queues are not armed any more, so nothing else would wake the poll task if this thread stays busy.
-            if was_armed {
-                self.wake_task.notify_one();
-            }
-        } else if self.arm(&mut spinner) || self.queues.iter().any(|queue| queue.wants_timed_sleep()) {
+            Spun::Woke if was_armed => self.wake_task.notify_one(),
+            Spun::Woke => {}
+            // If no task is ready, the runtime would sleep now, and the queues are not armed.
+            Spun::Ran => self.wake_task.notify_one(),
+            Spun::Nothing => self.arm_before_sleep(&mut spinner),
+        }
+    }
+
+    /// Arms the queues before the thread of the runtime sleeps.
+    fn arm_before_sleep(&self, spinner: &mut Spinner) {
+        if self.arm(spinner) || self.queues.iter().any(|queue| queue.wants_timed_sleep()) {
             self.wake_task.notify_one();
         }
     }
@@ -176,15 +197,95 @@ impl Reactor {
         (self.mode == PollMode::Adaptive).then(|| Pace::new(self.spin_limit))
     }
 
-    /// Spins until a task was woken (true) or the budget is spent.
-    fn spin(&self, spinner: &mut Spinner) -> bool {
+    /// Looks at `queue` on behalf of a future until `is_done` returns true (true), or until looking does not pay any more (false):
+    /// then the future returns `Pending`, and the poll task polls. In a runtime with one worker this looks once.
+    pub(crate) fn wait_as_caller(&self, queue: &Queue, mut is_done: impl FnMut() -> bool) -> bool {
+        if is_done() {
+            self.callers.arrived();
+            return true;
+        }
+        if self.mode != PollMode::Adaptive || !self.multi_thread || !may_spin() {
+            queue.poll();
+            return is_done();
+        }
+        let Some(mut turn) = self.callers.begin() else {
+            self.callers.wait();
+            // The caller that looks may have stopped before it could see this.
+            if !self.callers.is_looking() {
+                self.wake_task.notify_one();
+            }
+            return is_done();
+        };
+        let (mut began, mut was_armed) = (false, false);
+        let begin = || {
+            began = true;
+            if let Ok(mut spinner) = self.spinner.try_lock() {
+                was_armed = spinner.armed;
+                self.disarm(&mut spinner.armed);
+            }
+        };
+        let look = || {
+            let polled = queue.poll();
+            match is_done() {
+                true => Observation::Wanted,
+                // A task that this look woke may wait for this thread, so that task goes first.
+                false if polled.woken + polled.ran > 0 => Observation::Wanted,
+                false if polled.completions > 0 => Observation::Arrival,
+                false => Observation::Nothing,
+            }
+        };
+        turn.pace().spin(begin, look);
+        let done = is_done();
+        if !done {
+            self.callers.wait();
+        }
+        drop(turn);
+        // The poll task takes over where a future waits. If it slept, it looks from time to time from now on, because the queues are
+        // not armed any more.
+        let takes_over = self.callers.take_waiting() || (began && !self.serves_callers_only());
+        if was_armed || (takes_over && began) {
+            self.wake_task.notify_one();
+        }
+        done
+    }
+
+    /// Returns whether all connections of the reactor's queues belong to callers, so that nothing arrives that no caller waits for.
+    fn serves_callers_only(&self) -> bool {
+        self.queues.iter().all(|queue| queue.serves_callers_only())
+    }
+
+    /// Spins until a task was woken (true) or the budget is spent. Work that a look ran may have made tasks ready, which this thread
+    /// can't know. So it goes on for a short time only: the next work often comes at once.
+    fn spin(&self, spinner: &mut Spinner) -> Spun {
+        /// Time for the next work after some was run.
+        const NEXT: Duration = Duration::from_micros(8);
+        /// Longest time from the first work on.
+        const MOST: Duration = Duration::from_micros(60);
         let Spinner { pace, armed, .. } = spinner;
         let disarm = || self.disarm(armed);
-        pace.spin(disarm, || match self.poll() {
-            Polled { completions: 0, .. } => Observation::Nothing,
-            Polled { woken: 0, .. } => Observation::Arrival,
+        let mut ran: Option<(Instant, Instant)> = None;
+        let woken = pace.spin(disarm, || match self.poll() {
+            Polled { completions: 0, .. } => match ran {
+                Some((first, last)) => {
+                    let now = Instant::now();
+                    let over = now - last > NEXT || now - first > MOST;
+                    if over { Observation::Wanted } else { Observation::Nothing }
+                }
+                None => Observation::Nothing,
+            },
+            Polled { woken: 0, ran: 0, .. } => Observation::Arrival,
+            Polled { woken: 0, .. } => {
+                let now = Instant::now();
+                ran = Some((ran.map_or(now, |(first, _)| first), now));
+                Observation::Arrival
+            }
             Polled { .. } => Observation::Wanted,
-        })
+        });
+        match (woken, ran) {
+            (_, Some(_)) => Spun::Ran,
+            (true, None) => Spun::Woke,
+            (false, None) => Spun::Nothing,
+        }
     }
 
     /// Returns whether the poll task has time left for its spin. The task spins by running again and again.
@@ -244,6 +345,9 @@ impl PollTarget for Reactor {
     fn step(&self, watched: bool) -> Step {
         if self.mode == PollMode::Busy && !self.sleeping_threads.any() {
             return Step::Sleep;
+        }
+        if self.callers.is_looking() || (self.callers.have_looked() && self.serves_callers_only()) {
+            return Step::Watch;
         }
         let Ok(mut spinner) = self.spinner.try_lock() else { return Step::Again };
         for _ in 0..self.looks(&spinner) {

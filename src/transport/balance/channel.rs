@@ -1,20 +1,17 @@
 //! The channel that generated clients call.
 
 use std::fmt;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use http::{Request, Response};
-use http_body::Body as _;
 use tokio::task::AbortHandle;
 use tonic::body::Body;
-use tonic::transport::Channel;
 use tower_service::Service;
 
-use super::body::CountedBody;
-use super::connection::InFlight;
+use super::connection::Reservation;
 use super::error::BalanceError;
 use super::members::{Membership, apply};
 use super::table::{EndpointStatus, EndpointTable, Pick};
@@ -62,13 +59,6 @@ enum Next {
     Reserving(Pin<Box<dyn Future<Output = Result<Reservation, BalanceError>> + Send + Sync>>),
     /// `None` if no endpoint was up.
     Reserved(Option<Reservation>),
-}
-
-/// A connection with room for one more call.
-#[derive(Debug)]
-struct Reservation {
-    channel: Channel,
-    in_flight: InFlight,
 }
 
 impl BalancedChannel {
@@ -124,28 +114,8 @@ impl Service<Request<Body>> for BalancedChannel {
             };
             // A call in flight does not keep the other connections open.
             drop(core);
-            reservation.call(request).await
+            Ok(reservation.call(request).await?)
         })
-    }
-}
-
-impl Reservation {
-    fn is_usable(&self) -> bool {
-        !self.in_flight.connection().is_ended()
-    }
-
-    async fn call(mut self, request: Request<Body>) -> Result<Response<Body>, BalanceError> {
-        let connection = self.in_flight.connection();
-        let response = self.channel.call(request).await.inspect_err(|error| {
-            if was_not_sent(error) {
-                connection.retire();
-            }
-        })?;
-        let (head, body) = response.into_parts();
-        if body.is_end_stream() {
-            return Ok(Response::from_parts(head, body));
-        }
-        Ok(Response::from_parts(head, Body::new(CountedBody::new(body, self.in_flight))))
     }
 }
 
@@ -157,11 +127,8 @@ async fn reserve(core: Arc<Core>) -> Result<Reservation, BalanceError> {
         changes.mark_unchanged();
         match core.table.pick() {
             Pick::Up(in_flight) => {
-                let mut channel = in_flight.connection().channel();
-                let ready = poll_fn(|context| channel.poll_ready(context)).await;
-                if !in_flight.connection().is_ended() {
-                    ready?;
-                    return Ok(Reservation { channel, in_flight });
+                if let Some(reservation) = Reservation::of(in_flight).await? {
+                    return Ok(reservation);
                 }
             }
             Pick::Wait => {
@@ -170,15 +137,6 @@ async fn reserve(core: Arc<Core>) -> Result<Reservation, BalanceError> {
             }
             Pick::Fail(error) => return Err(error),
         }
-    }
-}
-
-/// Returns true if hyper could not send the call because its connection takes no new calls: the server sent GOAWAY, and finishes older
-/// calls.
-fn was_not_sent(error: &(dyn std::error::Error + 'static)) -> bool {
-    match error.downcast_ref::<hyper::Error>() {
-        Some(error) => error.is_canceled() || error.is_closed(),
-        None => error.source().is_some_and(was_not_sent),
     }
 }
 

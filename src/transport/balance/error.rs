@@ -44,7 +44,7 @@ impl BalanceError {
 
 /// The reason why an endpoint is down.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum DialError {
+pub(crate) enum DialError {
     #[error("{}", cause(.0))]
     Connect(#[from] tonic::transport::Error),
     #[error("the server took the connection, and no HTTP/2 came within {0:?}")]

@@ -127,7 +127,7 @@ async fn keep(id: u64, endpoint: Endpoint, connector: RdmaConnector, table: Arc<
     let [up, ended, down] = [const { Throttle::new(Throttle::BURST) }; 3];
     loop {
         backoff.begin();
-        match EndpointConnection::connect(&endpoint, &connector).await {
+        match EndpointConnection::connect(&endpoint, connector.clone()).await {
             Ok(connection) => {
                 if let Some(suppressed) = up.admit(Instant::now()) {
                     tracing::info!(%uri, verdict = %connection.info().verdict(), suppressed, "endpoint is up");

@@ -21,11 +21,11 @@
 //! the call fails at once with UNAVAILABLE and the reason of the last failure. The wait ends with the dial, which has its own limits.
 //! As on tonic's own channel, the wait is not a part of a call's deadline.
 
-mod backoff;
+pub(crate) mod backoff;
 mod body;
 mod channel;
-mod connection;
-mod error;
+pub(crate) mod connection;
+pub(crate) mod error;
 mod members;
 mod table;
 mod watch;

@@ -17,7 +17,6 @@ use tower_service::Service;
 use super::error::Ended;
 use crate::endpoint::lock::lock;
 use crate::endpoint::{EndpointStream, RdmaConnectInfo};
-use crate::transport::RdmaConnector;
 
 type BoxError = Box<dyn Error + Send + Sync>;
 
@@ -65,19 +64,22 @@ impl ConnectionWatch {
 /// calls that were on their way when the server sent GOAWAY. This second dial marks the connection as ended, so the balancer gives the
 /// channel no new calls. The connector refuses all later dials, because no back-off would limit them.
 #[derive(Debug)]
-pub(super) struct WatchedConnector {
-    connector: RdmaConnector,
+pub(super) struct WatchedConnector<C> {
+    connector: C,
     watch: Arc<ConnectionWatch>,
     dials: u32,
 }
 
-impl WatchedConnector {
-    pub(super) fn new(connector: RdmaConnector, watch: Arc<ConnectionWatch>) -> Self {
+impl<C> WatchedConnector<C> {
+    pub(super) fn new(connector: C, watch: Arc<ConnectionWatch>) -> Self {
         Self { connector, watch, dials: 0 }
     }
 }
 
-impl Service<Uri> for WatchedConnector {
+impl<C> Service<Uri> for WatchedConnector<C>
+where
+    C: Service<Uri, Response = EndpointStream, Error: Into<BoxError>, Future: Send + 'static>,
+{
     type Response = TokioIo<WatchedStream>;
     type Error = BoxError;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, BoxError>> + Send>>;
@@ -96,7 +98,7 @@ impl Service<Uri> for WatchedConnector {
         }
         let (dial, watch) = (self.connector.call(uri), Arc::clone(&self.watch));
         Box::pin(async move {
-            let stream = dial.await?;
+            let stream = dial.await.map_err(Into::into)?;
             lock(&watch.info).get_or_insert_with(|| stream.info().clone());
             Ok(TokioIo::new(WatchedStream { stream, watch, received: false }))
         })

@@ -9,7 +9,9 @@ use http_body::Frame;
 use tonic::Status;
 use tonic::body::Body;
 
+use super::landed::NativeCall;
 use super::pieces::{self, Partial};
+use super::{NATIVE_THRESHOLD, THRESHOLD};
 
 /// Bytes before each message in the body: a flag and the length of the message.
 const PREFIX: usize = 5;
@@ -19,11 +21,13 @@ const PREFIX: usize = 5;
 pub(super) struct GatherBody {
     inner: Body,
     ready: VecDeque<Bytes>,
+    native: NativeCall,
 }
 
 impl GatherBody {
-    pub(super) fn new(inner: Body) -> Self {
-        Self { inner, ready: VecDeque::new() }
+    /// Makes a body of the messages of `inner`. Where `native` is set, each field keeps its own frame.
+    pub(super) fn new(inner: Body, native: NativeCall) -> Self {
+        Self { inner, ready: VecDeque::new(), native }
     }
 }
 
@@ -38,8 +42,10 @@ impl http_body::Body for GatherBody {
         if let Some(data) = self.ready.pop_front() {
             return Poll::Ready(Some(Ok(Frame::data(data))));
         }
-        let (polled, partial) =
-            pieces::collect(|| http_body::Body::poll_frame(Pin::new(&mut self.inner), context));
+        let transport = if self.native.is_set() { Transport::Native } else { Transport::Http2 };
+        let (polled, partial) = pieces::collect(transport.threshold(), || {
+            http_body::Body::poll_frame(Pin::new(&mut self.inner), context)
+        });
         if partial.is_empty() {
             return polled;
         }
@@ -48,7 +54,7 @@ impl http_body::Body for GatherBody {
             Poll::Ready(Some(Err(status))) => Err(status),
             Poll::Ready(None) | Poll::Pending => Err(misplaced()),
         };
-        Poll::Ready(match data.and_then(|data| assemble(data, partial)) {
+        Poll::Ready(match data.and_then(|data| assemble(data, partial, transport)) {
             Ok(ready) => {
                 self.ready = ready;
                 self.ready.pop_front().map(|data| Ok(Frame::data(data)))
@@ -69,9 +75,28 @@ fn misplaced() -> Status {
     )
 }
 
+/// The transport of a body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Transport {
+    /// HTTP/2, or any other one.
+    Http2,
+    /// A connection without HTTP/2. It takes each message apart at the large fields.
+    Native,
+}
+
+impl Transport {
+    /// Returns the shortest content of a field that is not copied.
+    fn threshold(self) -> usize {
+        match self {
+            Self::Http2 => THRESHOLD,
+            Self::Native => NATIVE_THRESHOLD,
+        }
+    }
+}
+
 /// Puts the pieces into the messages of `data`.
-fn assemble(mut data: Bytes, partial: Vec<Partial>) -> Result<VecDeque<Bytes>, Status> {
-    let mut output = Output::default();
+fn assemble(mut data: Bytes, partial: Vec<Partial>, transport: Transport) -> Result<VecDeque<Bytes>, Status> {
+    let mut output = Output { transport, frames: VecDeque::new(), copied: BytesMut::new() };
     let mut partial = partial.into_iter().peekable();
     for index in 0.. {
         if data.is_empty() {
@@ -87,6 +112,7 @@ fn assemble(mut data: Bytes, partial: Vec<Partial>) -> Result<VecDeque<Bytes>, S
         let mut message = data.split_to(PREFIX + copied);
         let Some(found) = partial.next_if(|partial| partial.index == index) else {
             output.small(message);
+            output.end_of_message();
             continue;
         };
         if found.copied != copied {
@@ -109,6 +135,7 @@ fn assemble(mut data: Bytes, partial: Vec<Partial>) -> Result<VecDeque<Bytes>, S
             at = piece.at;
         }
         output.small(message);
+        output.end_of_message();
     }
     if partial.next().is_some() {
         return Err(misplaced());
@@ -117,8 +144,9 @@ fn assemble(mut data: Bytes, partial: Vec<Partial>) -> Result<VecDeque<Bytes>, S
 }
 
 /// The frames of the body: large pieces in their own frames, small ones copied together.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Output {
+    transport: Transport,
     frames: VecDeque<Bytes>,
     copied: BytesMut,
 }
@@ -141,20 +169,31 @@ impl Output {
     }
 
     fn large(&mut self, mut bytes: Bytes) {
-        if !self.copied.is_empty() {
+        if !self.copied.is_empty() && self.transport == Transport::Http2 {
             let missing = self.copied.len().next_multiple_of(Self::ALIGNMENT) - self.copied.len();
             self.copied.extend_from_slice(&bytes.split_to(missing.min(bytes.len())));
-            self.frames.push_back(self.copied.split().freeze());
         }
+        self.flush();
         if !bytes.is_empty() {
             self.frames.push_back(bytes);
         }
     }
 
-    fn finish(mut self) -> VecDeque<Bytes> {
-        if !self.copied.is_empty() {
-            self.frames.push_back(self.copied.freeze());
+    /// Begins the next message in a frame of its own, where the transport takes messages apart.
+    fn end_of_message(&mut self) {
+        if self.transport == Transport::Native {
+            self.flush();
         }
+    }
+
+    fn flush(&mut self) {
+        if !self.copied.is_empty() {
+            self.frames.push_back(self.copied.split().freeze());
+        }
+    }
+
+    fn finish(mut self) -> VecDeque<Bytes> {
+        self.flush();
         self.frames
     }
 }
@@ -183,7 +222,7 @@ mod tests {
     fn pieces_are_put_into_their_places() {
         let data = [framed(b"one"), framed(b"abef"), framed(b""), framed(b"xy")].concat();
         let partial = vec![partial(1, 4, &[(2, b"cd"), (4, b"gh")]), partial(3, 2, &[(0, b"-"), (0, b"+")])];
-        let frames = assemble(data.into(), partial).unwrap();
+        let frames = assemble(data.into(), partial, Transport::Http2).unwrap();
         let whole = [framed(b"one"), framed(b"abcdefgh"), framed(b""), framed(b"-+xy")].concat();
         assert_eq!(frames.iter().flatten().copied().collect::<Vec<_>>(), whole);
     }
@@ -193,8 +232,12 @@ mod tests {
         let large = Bytes::from(vec![1; 100_000]);
         let long = vec![2; Output::COPY + 1];
         let pieces = vec![LargePart { at: 0, bytes: large.clone() }];
-        let frames =
-            assemble(framed(&long).into(), vec![Partial { index: 0, copied: long.len(), pieces }]).unwrap();
+        let frames = assemble(
+            framed(&long).into(),
+            vec![Partial { index: 0, copied: long.len(), pieces }],
+            Transport::Http2,
+        )
+        .unwrap();
         let lengths: Vec<_> = frames.iter().map(Bytes::len).collect();
         let moved = Output::ALIGNMENT - PREFIX;
         assert_eq!(lengths, [Output::ALIGNMENT, large.len() - moved, long.len()]);
@@ -202,10 +245,24 @@ mod tests {
     }
 
     #[test]
+    fn without_http2_each_message_and_each_large_piece_has_its_own_frames() {
+        let large = Bytes::from(vec![1; 10_000]);
+        let data = [framed(b"one"), framed(b"abcd"), framed(b"two")].concat();
+        let pieces =
+            vec![LargePart { at: 2, bytes: large.clone() }, LargePart { at: 4, bytes: large.clone() }];
+        let partial = vec![Partial { index: 1, copied: 4, pieces }];
+        let frames = assemble(data.into(), partial, Transport::Native).unwrap();
+        let lengths: Vec<_> = frames.iter().map(Bytes::len).collect();
+        assert_eq!(lengths, [PREFIX + 3, PREFIX + 2, large.len(), 2, large.len(), PREFIX + 3]);
+        assert!([2, 4].iter().all(|&index| frames[index].as_ptr() == large.as_ptr()));
+        assert_eq!((&frames[1][1..PREFIX]).get_u32() as usize, 4 + 2 * large.len());
+    }
+
+    #[test]
     fn messages_that_do_not_fit_the_pieces_are_an_error() {
         let data = Bytes::from(framed(b"abcd"));
         let fits = || vec![partial(0, 4, &[(2, b"-")])];
-        assert!(assemble(data.clone(), fits()).is_ok());
+        assert!(assemble(data.clone(), fits(), Transport::Native).is_ok());
         for (data, partial) in [
             (data.clone(), vec![partial(0, 3, &[(2, b"-")])]),
             (data.clone(), vec![partial(1, 4, &[(2, b"-")])]),
@@ -213,7 +270,7 @@ mod tests {
             (data.slice(..3), fits()),
             (Bytes::from([vec![1], data[1..].to_vec()].concat()), fits()),
         ] {
-            assert_eq!(assemble(data, partial).unwrap_err().code(), tonic::Code::Internal);
+            assert_eq!(assemble(data, partial, Transport::Http2).unwrap_err().code(), tonic::Code::Internal);
         }
     }
 }

@@ -3,16 +3,18 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use prost::{EncodeError, Message};
+use bytes::Buf;
+use prost::{DecodeError, EncodeError, Message};
 use tonic::Status;
-use tonic::codec::{Codec, EncodeBuf, Encoder};
-use tonic_prost::ProstDecoder;
+use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 
-use super::{THRESHOLD, pieces};
+use super::{landed, pieces};
 use tonic_rdma_verbs::internal::GatherBuf;
 
 /// Encodes and decodes protocol buffers as [`ProstCodec`](tonic_prost::ProstCodec) does, but does not copy large `bytes` fields where
-/// [`requests`](super::requests) or [`responses`](super::responses) collects them.
+/// [`requests`](super::requests) or [`responses`](super::responses) collects them. Where [`both`](super::both) or
+/// [`both_layer`](super::both_layer) delivers messages in the memory that they arrived in, it decodes them there: `Bytes` fields are slices
+/// of that memory.
 ///
 /// Generated code names this codec if the build script has `codec_path("tonic_rdma::gather::GatherCodec")`. A client that is written by
 /// hand makes a codec for each call:
@@ -50,14 +52,14 @@ where
     type Encode = T;
     type Decode = U;
     type Encoder = GatherEncoder<T>;
-    type Decoder = ProstDecoder<U>;
+    type Decoder = GatherDecoder<U>;
 
     fn encoder(&mut self) -> Self::Encoder {
         GatherEncoder { messages: PhantomData }
     }
 
     fn decoder(&mut self) -> Self::Decoder {
-        ProstDecoder::default()
+        GatherDecoder { messages: PhantomData }
     }
 }
 
@@ -77,13 +79,39 @@ impl<T: Message> Encoder for GatherEncoder<T> {
             status.set_source(Arc::new(error));
             status
         };
-        if !pieces::is_collecting() {
-            return item.encode(buffer).map_err(failed);
-        }
-        let mut gather = GatherBuf::new(buffer, THRESHOLD);
+        let Some(threshold) = pieces::threshold() else { return item.encode(buffer).map_err(failed) };
+        let mut gather = GatherBuf::new(buffer, threshold);
         item.encode(&mut gather).map_err(failed)?;
         let (copied, pieces) = gather.finish();
         pieces::add(copied, pieces);
         Ok(())
+    }
+}
+
+/// The [`Decoder`] of [`GatherCodec`].
+#[derive(Clone, Debug)]
+pub struct GatherDecoder<U> {
+    messages: PhantomData<fn() -> U>,
+}
+
+impl<U: Message + Default> Decoder for GatherDecoder<U> {
+    type Item = U;
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
+        let failed = |error: DecodeError| {
+            let mut status = Status::internal(format!("the message can't be decoded: {error}"));
+            status.set_source(Arc::new(error));
+            status
+        };
+        // The stub is in one piece, because tonic's buffer is.
+        let decoded = match landed::redeem(buffer.chunk())? {
+            Some(message) => {
+                buffer.advance(buffer.remaining());
+                U::decode(message)
+            }
+            None => U::decode(buffer),
+        };
+        decoded.map(Some).map_err(failed)
     }
 }

@@ -95,19 +95,26 @@
 //! The book's page on gathered messages has the measurements and the design.
 
 mod body;
+mod both;
 mod codec;
+pub(crate) mod landed;
 mod pieces;
 
 use http::{HeaderMap, Request, Response};
 use tonic::body::Body;
 use tower::util::{MapRequest, MapResponseLayer};
 
-pub use codec::{GatherCodec, GatherEncoder};
+pub use both::{GatherBoth, GatherBothLayer, GatherBothService, both, both_layer};
+pub use codec::{GatherCodec, GatherDecoder, GatherEncoder};
 
 use body::GatherBody;
+use landed::NativeCall;
 
 /// The shortest content of a `bytes` field that goes by reference, in bytes. From this length on a copy costs more than another DATA frame.
 pub const THRESHOLD: usize = 32 * 1024;
+
+/// The shortest content of a `bytes` field that goes by reference in a native call, in bytes.
+const NATIVE_THRESHOLD: usize = 4096;
 
 /// The service that [`requests`] returns: a channel that sends large fields by reference.
 pub type GatherRequests<S> = MapRequest<S, fn(Request<Body>) -> Request<Body>>;
@@ -150,16 +157,35 @@ pub fn responses() -> GatherResponses {
     MapResponseLayer::new(gather_response as fn(Response<Body>) -> Response<Body>)
 }
 
-fn gather_request(request: Request<Body>) -> Request<Body> {
-    if is_compressed(request.headers()) { request } else { request.map(wrap) }
+fn gather_request(mut request: Request<Body>) -> Request<Body> {
+    if is_compressed(request.headers()) {
+        return request;
+    }
+    let native = NativeCall::default();
+    request.extensions_mut().insert(native.clone());
+    request.map(|body| gathered(body, native))
 }
 
 fn gather_response(response: Response<Body>) -> Response<Body> {
-    if is_compressed(response.headers()) { response } else { response.map(wrap) }
+    gather_response_of(response, NativeCall::default)
 }
 
-fn wrap(body: Body) -> Body {
-    Body::new(GatherBody::new(body))
+/// Gathers the response of a native call.
+fn gather_native_response(response: Response<Body>) -> Response<Body> {
+    gather_response_of(response, || {
+        let native = NativeCall::default();
+        native.set();
+        native
+    })
+}
+
+fn gather_response_of(response: Response<Body>, native: impl FnOnce() -> NativeCall) -> Response<Body> {
+    if is_compressed(response.headers()) { response } else { response.map(|body| gathered(body, native())) }
+}
+
+/// Returns `body` with large fields by reference.
+fn gathered(body: Body, native: NativeCall) -> Body {
+    Body::new(GatherBody::new(body, native))
 }
 
 fn is_compressed(headers: &HeaderMap) -> bool {

@@ -18,8 +18,10 @@ pub(super) struct Partial {
     pub(super) pieces: Vec<LargePart>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct PieceList {
+    /// The shortest content of a field that is not copied, in bytes.
+    threshold: usize,
     messages: usize,
     partial: Vec<Partial>,
 }
@@ -28,8 +30,8 @@ thread_local! {
     static LIST: RefCell<Option<PieceList>> = const { RefCell::new(None) };
 }
 
-/// Runs `poll` with an empty list, and returns the messages that were added to it.
-pub(super) fn collect<R>(poll: impl FnOnce() -> R) -> (R, Vec<Partial>) {
+/// Runs `poll` with an empty list, and returns the messages that were added to it. Fields of `threshold` bytes or more are to be added.
+pub(super) fn collect<R>(threshold: usize, poll: impl FnOnce() -> R) -> (R, Vec<Partial>) {
     /// Puts the list of an outer body back, also after a panic in `poll`.
     struct Outer(Option<PieceList>);
     impl Drop for Outer {
@@ -37,16 +39,17 @@ pub(super) fn collect<R>(poll: impl FnOnce() -> R) -> (R, Vec<Partial>) {
             LIST.with_borrow_mut(|list| *list = self.0.take());
         }
     }
-    let outer = Outer(LIST.with_borrow_mut(|list| list.replace(PieceList::default())));
+    let list = PieceList { threshold, messages: 0, partial: Vec::new() };
+    let outer = Outer(LIST.with_borrow_mut(|outer| outer.replace(list)));
     let result = poll();
     let list = LIST.with_borrow_mut(Option::take);
     drop(outer);
     (result, list.map(|list| list.partial).unwrap_or_default())
 }
 
-/// Returns whether a body collects pieces that are not copied.
-pub(super) fn is_collecting() -> bool {
-    LIST.with_borrow(Option::is_some)
+/// Returns the threshold of the body that collects pieces which are not copied, if there is such a body.
+pub(super) fn threshold() -> Option<usize> {
+    LIST.with_borrow(|list| list.as_ref().map(|list| list.threshold))
 }
 
 /// Notes that a message was encoded: `copied` bytes of it are in tonic's buffer, and `pieces` are not.
@@ -74,23 +77,23 @@ mod tests {
 
     #[test]
     fn lists_nest_and_end_with_their_poll() {
-        assert!(!is_collecting());
+        assert_eq!(threshold(), None);
         add(1, piece());
-        let ((), outer) = collect(|| {
-            assert!(is_collecting());
+        let ((), outer) = collect(9, || {
+            assert_eq!(threshold(), Some(9));
             add(1, Vec::new());
-            let ((), inner) = collect(|| add(2, piece()));
+            let ((), inner) = collect(8, || add(2, piece()));
             assert_eq!(inner, [Partial { index: 0, copied: 2, pieces: piece() }]);
             add(3, piece());
         });
         assert_eq!(outer, [Partial { index: 1, copied: 3, pieces: piece() }]);
-        assert!(!is_collecting());
+        assert_eq!(threshold(), None);
     }
 
     #[test]
     fn a_panic_ends_the_list() {
-        let caught = std::panic::catch_unwind(|| collect(|| std::panic::resume_unwind(Box::new(()))));
+        let caught = std::panic::catch_unwind(|| collect(7, || std::panic::resume_unwind(Box::new(()))));
         assert!(caught.is_err());
-        assert!(!is_collecting());
+        assert_eq!(threshold(), None);
     }
 }

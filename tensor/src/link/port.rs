@@ -12,7 +12,7 @@ use crate::link::credits::Credits;
 use crate::link::token::{Outcome, Token};
 use crate::lock::lock;
 use crate::wire::tensor_frame::{Frame, MAX_FRAME};
-use tonic_rdma::internal::{Participant, WorkId, WorkKind};
+use tonic_rdma::internal::{Aftermath, Participant, WorkId, WorkKind};
 use tonic_rdma_verbs::internal::{
     CopyRange, CopyRanges, FinishedTransfer, InFlight, LocalMemory, Transfer, TransferKind,
 };
@@ -496,7 +496,8 @@ impl Participant for Port {
         self.number
     }
 
-    fn handle_completions(&self, completions: &[WorkCompletion], wakers: &mut Vec<Waker>) {
+    fn handle_completions(&self, completions: &[WorkCompletion], after: &mut Aftermath) {
+        let wakers = &mut after.wakers;
         let mut frame = [0; MAX_FRAME];
         let mut finished = Vec::new();
         for completion in completions {

@@ -14,9 +14,11 @@
 //!                                                                              for the device: sources only
 //! ```
 //!
-//! A slab serves either blocks or buffers, and never changes from one to the other. Slabs of buffers are registered without
+//! A slab serves blocks, buffers or landings, and never changes from one to the other. Slabs of buffers are registered without
 //! a right to write, so no device and no peer can change the bytes of a `&[u8]`. Slabs of blocks are never accessed through
-//! a reference. For these reasons [`Block::segment`] and [`Lease::segment`] are safe functions.
+//! a reference. For these reasons [`Block::segment`] and [`Lease::segment`] are safe functions. A landing
+//! (`Landing`) is memory that READs of this process fill: it gives out no segment, and becomes a `&[u8]` when its READs have
+//! completed.
 //!
 //! A pool belongs to a protection domain. A pool made by [`for_sending`](Pool::for_sending) belongs to none: the application
 //! fills its buffers. Each connection that sends such a buffer registers the slab with its own domain, for reading by its
@@ -25,7 +27,7 @@
 //! [`MemRegion`] is memory with its own mapping, which moves into operations (`in_flight`), and [`SharedRegion`] is memory
 //! that peers may get rights to. [`dlpack`] exchanges tensors with other libraries of the process.
 //!
-//! Only `in_flight` posts requests. This module does not wait for requests, and does not know the peer. The `rkey` of a block
+//! Only `in_flight` and `Landing` post requests. This module does not wait for requests, and does not know the peer. The `rkey` of a block
 //! opens its whole slab. A pool whose access rights include peers therefore serves one peer.
 
 mod budget;
@@ -57,6 +59,7 @@ pub(crate) mod machinery {
         CopyRange, CopyRanges, FinishedTransfer, InFlight, LocalMemory, Notice, Transfer, TransferKind,
         TransferLimits,
     };
+    pub use super::pieces::{Landed, Landing};
     pub use super::pool::find_sendable;
     pub use super::region::{Grant, LentRegion, RegionLoan, RemotePlace};
     pub use super::registrations::{LocalRegistrations, SlabRegistrations};

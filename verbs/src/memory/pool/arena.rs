@@ -14,6 +14,8 @@ pub(crate) enum Purpose {
     Block,
     /// A piece for the application. Only the owner writes to the piece, and then freezes it.
     Buffer,
+    /// A piece that READs of this process fill, and that the application then reads. Peers have no right to it.
+    Landing,
 }
 
 /// A piece of a slab, with one holder.

@@ -16,12 +16,20 @@ pub(crate) struct HeldPiece {
     quota: Quota,
     purpose: Purpose,
     shared: Arc<PoolShared>,
+    /// The device may still write to the piece, so the pool must not lease it again.
+    in_use: bool,
 }
 
 impl HeldPiece {
     /// Makes a held piece, which will return to the pool of `shared`.
     pub(crate) fn new(piece: Piece, quota: Quota, purpose: Purpose, shared: Arc<PoolShared>) -> Self {
-        Self { piece, quota, purpose, shared }
+        Self { piece, quota, purpose, shared, in_use: false }
+    }
+
+    /// Notes whether the device may still write to the piece. A piece that is dropped in use does not go back to the pool. Its slab
+    /// then lives as long as the pool.
+    pub(crate) fn set_in_use(&mut self, in_use: bool) {
+        self.in_use = in_use;
     }
 
     /// Returns the address of the first byte.
@@ -69,6 +77,8 @@ impl HeldPiece {
         // - No request writes to memory with a reference. There is never a reference to `Purpose::Block` memory, as long as
         //   the slab lives. `Purpose::Buffer` slabs are registered without the right to write, by the slab itself and by
         //   `SlabRegistrations`, so the device refuses the request. Both hold for a segment that outlives this piece, too.
+        //   Segments of `Purpose::Landing` pieces never leave `Landing`, which makes no reference before its READs have
+        //   completed, and whose piece is not leased again if it is dropped earlier.
         // - No request reads memory while a `&mut [u8]` to it exists. `Purpose::Buffer` pieces give out segments
         //   only when they are frozen, and the caller keeps the `Lease` until the request has completed. A caller that
         //   drops the lease earlier sends the bytes of the next owner; accesses of this process stay sound.
@@ -102,6 +112,9 @@ impl HeldPiece {
 
 impl Drop for HeldPiece {
     fn drop(&mut self) {
+        if self.in_use {
+            return;
+        }
         self.shared.give_back(&self.piece, self.quota, self.purpose);
         // A slab that the pool did not keep is dropped with the fields, outside the lock.
     }

@@ -32,6 +32,7 @@ pub(crate) struct PoolShared {
 struct PoolState {
     blocks: Arena,
     buffers: Arena,
+    landings: Arena,
     /// Bytes leased against the send quota.
     leased_send: u64,
     /// Bytes leased against the receive quota.
@@ -48,6 +49,7 @@ impl PoolState {
         match purpose {
             Purpose::Block => &mut self.blocks,
             Purpose::Buffer => &mut self.buffers,
+            Purpose::Landing => &mut self.landings,
         }
     }
 
@@ -74,6 +76,7 @@ impl PoolShared {
         let state = PoolState {
             blocks: Arena::new(slab_size),
             buffers: Arena::new(slab_size),
+            landings: Arena::new(slab_size),
             leased_send: 0,
             leased_receive: 0,
             registered: 0,
@@ -103,7 +106,7 @@ impl PoolShared {
     pub(crate) fn statistics(&self) -> PoolStatistics {
         let state = self.lock();
         PoolStatistics {
-            slabs: state.blocks.slabs() + state.buffers.slabs(),
+            slabs: state.blocks.slabs() + state.buffers.slabs() + state.landings.slabs(),
             registered: state.registered,
             leased_send: state.leased_send,
             leased_receive: state.leased_receive,
@@ -190,6 +193,7 @@ impl PoolShared {
     fn make_slab(&self, capacity: usize, common: bool, purpose: Purpose) -> Result<Slab, PoolError> {
         let access = match purpose {
             Purpose::Block => self.settings.access,
+            Purpose::Landing => Access::LOCAL_WRITE,
             Purpose::Buffer => {
                 Access::from_bits_truncate(self.settings.access.bits() & Access::REMOTE_READ.bits())
             }
@@ -221,6 +225,7 @@ impl PoolShared {
         let mut state = self.lock();
         let mut idle = state.blocks.remove_idle();
         idle.append(&mut state.buffers.remove_idle());
+        idle.append(&mut state.landings.remove_idle());
         state.registered -= idle.iter().map(|slab| slab.len() as u64).sum::<u64>();
         drop(state);
         drop(idle);

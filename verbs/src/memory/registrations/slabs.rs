@@ -7,14 +7,15 @@ use super::super::budget::{Budget, Reservation};
 use super::super::error::PoolError;
 use super::super::pieces::Lease;
 use super::super::pool::slab::Slab;
-use crate::{Access, LocalSegment, MemoryRegion, ProtectionDomain};
+use crate::{Access, LocalSegment, MemoryRegion, ProtectionDomain, RemoteSegment};
 
-/// Slabs of pools [`for_sending`](crate::memory::Pool::for_sending) that one protection domain has registered for local
-/// reading. Peers have no right to these slabs.
+/// Slabs of pools [`for_sending`](crate::memory::Pool::for_sending) that one protection domain has registered for
+/// reading: by the own device only, or by peers too ([`exposing`](Self::exposing)).
 #[derive(Debug)]
 pub struct SlabRegistrations {
     domain: Arc<dyn ProtectionDomain>,
     budget: Arc<Budget>,
+    access: Access,
     /// By the address of the slab. While the entry holds a weak reference to the slab, no other slab gets that address.
     slabs: HashMap<usize, SlabRegistration>,
 }
@@ -29,7 +30,22 @@ struct SlabRegistration {
 impl SlabRegistrations {
     /// Makes an empty set of registrations with `domain`. Registered slabs will count against `budget`.
     pub fn new(domain: Arc<dyn ProtectionDomain>, budget: Arc<Budget>) -> Self {
-        Self { domain, budget, slabs: HashMap::new() }
+        Self { domain, budget, access: Access::LOCAL_READ, slabs: HashMap::new() }
+    }
+
+    /// Makes an empty set of registrations with `domain` that gives peers of this domain the right to read whole slabs.
+    pub fn exposing(domain: Arc<dyn ProtectionDomain>, budget: Arc<Budget>) -> Self {
+        Self { access: Access::LOCAL_READ | Access::REMOTE_READ, ..Self::new(domain, budget) }
+    }
+
+    /// Returns the address and key by which a peer reads the first byte of `lease`, of a pool for sending. Returns `None` if the slab
+    /// can't be registered, or if these registrations give peers no right. Keep the lease until the peer has read the bytes.
+    pub fn remote(&mut self, lease: &Lease) -> Option<RemoteSegment> {
+        if !self.access.contains(Access::REMOTE_READ) {
+            return None;
+        }
+        let region = self.region(lease).ok()?;
+        Some(RemoteSegment { address: lease.as_ptr() as u64, rkey: region.rkey() })
     }
 
     /// Names `lease`, of a pool for sending, for a request that reads it. Returns `None` if the slab can't be registered.
@@ -48,10 +64,10 @@ impl SlabRegistrations {
         if !self.slabs.contains_key(&key) {
             self.prune();
         }
-        let (domain, budget) = (&*self.domain, &self.budget);
+        let (domain, budget, access) = (&*self.domain, &self.budget, self.access);
         let entry = self.slabs.entry(key).or_insert_with(|| SlabRegistration {
             slab: Arc::downgrade(slab),
-            registered: register(domain, budget, slab).map_err(Arc::new),
+            registered: register(domain, budget, access, slab).map_err(Arc::new),
         });
         match &entry.registered {
             Ok((region, _)) => Ok(Arc::clone(region)),
@@ -66,15 +82,16 @@ impl SlabRegistrations {
     }
 }
 
-/// Registers `slab` for local reading, within `budget`.
+/// Registers `slab` for reading, within `budget`.
 fn register(
     domain: &dyn ProtectionDomain,
     budget: &Arc<Budget>,
+    access: Access,
     slab: &Slab,
 ) -> Result<(Arc<dyn MemoryRegion>, Reservation), PoolError> {
     let bytes = slab.len() as u64;
     let registered = budget.reserve(bytes).and_then(|reservation| {
-        let region = domain.register(Arc::clone(slab.memory()), Access::LOCAL_READ);
+        let region = domain.register(Arc::clone(slab.memory()), access);
         Ok((region.map_err(|cause| PoolError::Verbs { bytes, cause })?, reservation))
     });
     registered.inspect_err(|reason| {

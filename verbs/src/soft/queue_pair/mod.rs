@@ -217,6 +217,10 @@ impl LocalQueuePair for Pair {
         if self.sends.has_waiting() {
             self.sends.run_waiting();
         }
+        if self.target.serves() && self.sends.all_is_taken() {
+            // A thread has taken a READ of the peer from the ring, and has not polled since.
+            self.carry_out();
+        }
         self.core.look_after_records(self.sends.has_unseen_progress())
     }
 

@@ -10,6 +10,8 @@ mod lifetimes;
 #[cfg(test)]
 mod pulls;
 #[cfg(test)]
+mod reads;
+#[cfg(test)]
 mod sockets;
 #[cfg(test)]
 mod views;

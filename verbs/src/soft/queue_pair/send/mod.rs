@@ -55,6 +55,8 @@ pub(super) struct SendState {
     reads_done: usize,
     /// READs whose bytes come through the peer's ring.
     reading: VecDeque<Reading>,
+    /// Whether READs of the peer have bytes left, which go through our ring.
+    serves: bool,
     /// The end of the record of the last WRITE.
     last_write: u64,
     pulls: Pulls,
@@ -98,6 +100,7 @@ impl SendQueue {
             outstanding: VecDeque::new(),
             reads_done: 0,
             reading: VecDeque::new(),
+            serves: false,
             last_write: 0,
             pulls: Pulls::default(),
             receives_taken: 0,
@@ -146,6 +149,14 @@ impl SendQueue {
             && self.core.connection().is_some_and(|connection| {
                 connection.end.taken_word().load(Relaxed) != self.seen.load(Relaxed)
             })
+    }
+
+    /// Returns whether the peer has taken all our records, so that none of them makes it wake this end.
+    pub(super) fn all_is_taken(&self) -> bool {
+        let published = self.core.published.load(Relaxed);
+        self.core
+            .connection()
+            .is_some_and(|connection| connection.end.taken_word().load(Relaxed) == published)
     }
 
     /// Returns whether an event is wanted when the peer makes progress. The caller has armed the queue, then has locked the queue
@@ -335,7 +346,12 @@ impl SendQueue {
             }
         }
         self.waiting.store(queue.waiting.len(), Relaxed);
-        if queue.waiting.is_empty() && queue.reading.is_empty() {
+        self.want_no_needless_progress(queue);
+    }
+
+    /// Takes the request for progress of the peer back if neither a request of this end nor a READ of the peer waits for it.
+    fn want_no_needless_progress(&self, queue: &SendState) {
+        if queue.waiting.is_empty() && !queue.serves {
             self.core.want_no_more(Attention::STUCK);
         }
     }

@@ -76,8 +76,10 @@ impl SendQueue {
         Some(chunk)
     }
 
-    /// Tells the peer of the bytes that [`serve`](Self::serve) put into the ring.
-    pub(crate) fn served(&self, queue: &mut SendState) {
+    /// Tells the peer of the bytes that [`serve`](Self::serve) put into the ring. `left`: whether READs of the peer have bytes left.
+    pub(crate) fn served(&self, queue: &mut SendState, left: bool) {
+        queue.serves = left;
+        self.want_no_needless_progress(queue);
         self.after(queue);
     }
 }

@@ -39,6 +39,8 @@ pub(super) struct Target {
     tag: AtomicU64,
     /// Whether a visit has something to do even if there is no record.
     busy: AtomicBool,
+    /// Whether READs of the peer have bytes left, which go through our ring.
+    serves: AtomicBool,
     /// Whether the receives were flushed, after the queue pair failed.
     flushed: AtomicBool,
 }
@@ -101,8 +103,8 @@ impl Target {
             ready: VecDeque::new(),
         };
         let (next, tag) = (AtomicUsize::new(usize::MAX), AtomicU64::new(0));
-        let (busy, flushed) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { core: Arc::clone(core), state: Mutex::new(state), next, tag, busy, flushed }
+        let [busy, serves, flushed] = [const { AtomicBool::new(false) }; 3];
+        Self { core: Arc::clone(core), state: Mutex::new(state), next, tag, busy, serves, flushed }
     }
 
     /// Begins to look for records, because this end is connected.
@@ -143,6 +145,12 @@ impl Target {
     #[inline]
     pub(super) fn is_busy(&self) -> bool {
         self.busy.load(Relaxed)
+    }
+
+    /// Returns whether READs of the peer have bytes left at the end of the last visit.
+    #[inline]
+    pub(super) fn serves(&self) -> bool {
+        self.serves.load(Relaxed)
     }
 
     /// Has the next poll visit this end, because its state has changed.
@@ -222,6 +230,7 @@ impl Target {
         let more = if drained { self.flush(state, output) } else { more };
         let has_work = more || !state.ready.is_empty() || !state.served.is_empty() || state.message_waits();
         self.busy.store(has_work, Relaxed);
+        self.serves.store(!state.served.is_empty(), Relaxed);
         more
     }
 
@@ -280,7 +289,7 @@ impl Target {
         }
         // A queue pair in Error uses no memory any more: its regions may go (see `Core::end`).
         if !state.served.is_empty() && !self.core.has_failed() {
-            self.serve(state, connection, sends);
+            more |= self.serve(state, connection, sends);
         }
         state.reader = Some(reader);
         more

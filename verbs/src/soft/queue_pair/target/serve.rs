@@ -32,10 +32,11 @@ impl Target {
         Ok(())
     }
 
-    /// Puts the bytes of the peer's READs into our ring, as far as there is room.
-    pub(super) fn serve(&self, state: &mut TargetState, connection: &Connection, sends: &SendQueue) {
+    /// Puts the bytes of the peer's READs into our ring, as far as there is room, within the limit of a visit. Returns true if the
+    /// limit is the reason why bytes are left. Then the peer does not say when there is room, because there is room already.
+    pub(super) fn serve(&self, state: &mut TargetState, connection: &Connection, sends: &SendQueue) -> bool {
         let mut queue = sends.lock();
-        let mut bytes = 0;
+        let (mut bytes, mut asked, mut more) = (0, false, false);
         while let Some(first) = state.served.front_mut() {
             if first.left > 0
                 && self.check(first.key, first.address, first.left, Access::REMOTE_READ).is_err()
@@ -44,17 +45,24 @@ impl Target {
                 let failure = Failure { at: first.at, status: CompletionStatus::RemoteAccess };
                 state.served.clear();
                 drop(queue);
-                return self.core.refuse(failure);
+                self.core.refuse(failure);
+                return false;
             }
             if bytes >= VISIT_BYTES {
+                more = true;
                 break;
             }
             // SAFETY: the range is registered, as just checked with the target locked.
             let put = unsafe { sends.serve(&mut queue, connection, first.address as *const u8, first.left) };
             let Some(count) = put else {
+                if asked {
+                    break;
+                }
+                // The peer may have made room just before it could see that this end waits for room. So this thread looks again.
                 self.core.want(Attention::STUCK);
                 Attention::fence::<Native, Shipping>();
-                break;
+                asked = true;
+                continue;
             };
             first.address += count;
             first.left -= count;
@@ -63,6 +71,7 @@ impl Target {
                 state.served.pop_front();
             }
         }
-        sends.served(&mut queue);
+        sends.served(&mut queue, !state.served.is_empty());
+        more
     }
 }

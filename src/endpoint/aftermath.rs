@@ -1,0 +1,36 @@
+//! Work that was found under a lock and is carried out after the lock.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::task::Waker;
+
+/// Tasks to wake and work to run. Functions that hold a lock collect them here; the thread that held the lock carries them out once
+/// it holds no lock.
+#[derive(Debug, Default)]
+pub struct Aftermath {
+    /// The tasks to wake.
+    pub wakers: Vec<Waker>,
+    /// The work to run.
+    pub runs: Vec<Arc<dyn Run>>,
+}
+
+/// Work for the thread that found it, such as a new call that a server polls in place.
+pub trait Run: Send + Sync + Debug {
+    /// Does the work. The caller holds no lock. The thread may be any thread of the process, also one outside a runtime.
+    fn run(self: Arc<Self>);
+}
+
+impl Aftermath {
+    /// Returns whether there is nothing to do.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.wakers.is_empty() && self.runs.is_empty()
+    }
+
+    /// Does the work in order, then wakes the tasks. Both lists are empty afterwards, and keep their memory. The caller holds no
+    /// lock.
+    pub fn carry_out(&mut self) {
+        self.runs.drain(..).for_each(Run::run);
+        self.wakers.drain(..).for_each(Waker::wake);
+    }
+}

@@ -1,0 +1,107 @@
+//! A connection that carries messages instead of a byte stream.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::Connection;
+use super::state::State;
+use crate::endpoint::aftermath::Aftermath;
+use crate::endpoint::counters::Counters;
+use crate::endpoint::fault::ConnectionFault;
+use crate::endpoint::lock::lock;
+use crate::endpoint::messages::handler::MessageHandler;
+use crate::endpoint::messages::settings::MessageSettings;
+use crate::endpoint::messages::traffic::Messages;
+use crate::protocol::AbortCode;
+
+impl Connection {
+    /// Takes the handler of the messages, and delivers the messages that have arrived already.
+    pub(crate) fn start_messages(&self, handler: Arc<dyn MessageHandler>, settings: &MessageSettings) {
+        self.settle_messages(|state| {
+            if let Some(messages) = &mut state.messages {
+                messages.start(handler, settings);
+            }
+        });
+    }
+
+    /// Lets the handler send.
+    pub(crate) fn drive(&self) {
+        self.settle_messages(|_| ());
+    }
+
+    /// Closes the connection in good order, once the handler has no more messages.
+    pub(crate) fn close_messages(&self) {
+        self.settle_messages(|state| state.detached = true);
+        self.changed.notify_one();
+    }
+
+    /// Returns the length of the longest message to the peer.
+    pub(crate) fn max_message(&self) -> usize {
+        lock(&self.state).protocol.max_payload()
+    }
+
+    /// Calls `change`, does what is due, and carries out what follows from it without the lock.
+    fn settle_messages(&self, change: impl FnOnce(&mut State)) {
+        let mut after = Aftermath::default();
+        let mut state = lock(&self.state);
+        change(&mut state);
+        state.settle(Instant::now(), &self.counters, &self.changed);
+        state.take_aftermath(&mut after);
+        drop(state);
+        after.carry_out();
+    }
+}
+
+impl State {
+    /// Does all that is due on a message connection: delivers, lets the handler send, and posts receives, READs and control messages.
+    pub(super) fn progress_messages(
+        &mut self,
+        messages: &mut Messages,
+        now: Instant,
+        counters: &Counters,
+    ) -> Result<(), ConnectionFault> {
+        loop {
+            messages.deliver(&self.link, &mut self.protocol, counters)?;
+            if self.detached && !messages.is_started() {
+                self.discard();
+            }
+            self.post_receives()?;
+            self.handle_events()?;
+            messages.transmit(&mut self.link, &mut self.protocol, counters, now)?;
+            // A fetch that needs no READ is over at once.
+            if !messages.fetches.has_over() {
+                break;
+            }
+        }
+        if self.detached && messages.is_exhausted() {
+            self.protocol.close_write();
+        }
+        self.post_control(counters)
+    }
+
+    /// Delivers what had arrived before the connection was lost.
+    pub(super) fn deliver_messages(&mut self, counters: &Counters) -> Result<(), ConnectionFault> {
+        if self.fault.is_some() {
+            return Ok(());
+        }
+        match &mut self.messages {
+            Some(messages) => messages.deliver(&self.link, &mut self.protocol, counters),
+            None => Ok(()),
+        }
+    }
+
+    /// Moves the work for the thread that holds the lock to `after`.
+    pub(super) fn take_aftermath(&mut self, after: &mut Aftermath) {
+        if let Some(messages) = &mut self.messages {
+            after.wakers.append(&mut messages.after.wakers);
+            after.runs.append(&mut messages.after.runs);
+        }
+    }
+}
+
+impl Connection {
+    /// Ends a message connection, and tells the peer.
+    pub(crate) fn abort_messages(&self, code: AbortCode) {
+        self.abort(code, ConnectionFault::Closed);
+    }
+}

@@ -1,0 +1,108 @@
+//! The handle of a message connection.
+
+use std::sync::Arc;
+
+use super::handler::MessageHandler;
+use super::settings::MessageSettings;
+use crate::endpoint::connection::member::Carrier;
+use crate::endpoint::counters::Counters;
+use crate::endpoint::fault::ConnectionFault;
+use crate::endpoint::info::RdmaConnectInfo;
+use crate::endpoint::stream::EndpointStream;
+use crate::protocol::AbortCode;
+
+/// A connection after a negotiation in which one end asked for native calls.
+#[derive(Debug)]
+pub(crate) enum Negotiated {
+    /// A byte stream, over RDMA or TCP, for HTTP/2. Its [`RdmaConnectInfo::reason`] says why there are no native calls.
+    Stream(EndpointStream),
+    /// A connection over RDMA that carries messages.
+    Messages(MessageEndpoint),
+}
+
+impl Negotiated {
+    /// Returns the result of the negotiation, and its reason.
+    pub(crate) fn info(&self) -> &RdmaConnectInfo {
+        match self {
+            Self::Stream(stream) => stream.info(),
+            Self::Messages(endpoint) => endpoint.info(),
+        }
+    }
+}
+
+/// A connection over RDMA that carries messages. Dropping this closes the connection, as [`close`](Self::close) does.
+#[derive(Debug)]
+pub(crate) struct MessageEndpoint {
+    carrier: Carrier,
+    info: RdmaConnectInfo,
+}
+
+impl MessageEndpoint {
+    pub(in crate::endpoint) fn new(carrier: Carrier, info: RdmaConnectInfo) -> Self {
+        Self { carrier, info }
+    }
+
+    /// Returns the result of the negotiation, and its reason.
+    pub(crate) fn info(&self) -> &RdmaConnectInfo {
+        &self.info
+    }
+
+    /// Returns the live counters.
+    pub(crate) fn counters(&self) -> &Arc<Counters> {
+        self.carrier.connection.counters()
+    }
+
+    /// Returns the length of the longest message to the peer, in bytes. It is at least 256.
+    pub(crate) fn max_message(&self) -> usize {
+        self.carrier.connection.max_message()
+    }
+
+    /// Takes the handler, and delivers the messages that have arrived already. Until then messages stay in their receive buffers.
+    /// Later calls have no effect.
+    pub(crate) fn start(&self, handler: Arc<dyn MessageHandler>, settings: MessageSettings) {
+        self.carrier.connection.start_messages(handler, &settings);
+    }
+
+    /// Asks the handler for messages and sends them. Call this after messages were queued, without any lock that the handler takes.
+    pub(crate) fn drive(&self) {
+        self.carrier.connection.drive();
+    }
+
+    /// Looks at the completion queue once, and carries out what the look found. Returns whether there was anything. Does nothing
+    /// while another thread looks. Call this without any lock that a handler, a run or a waker takes.
+    pub(crate) fn poll(&self) -> bool {
+        self.carrier.queue.poll().completions > 0
+    }
+
+    /// Waits for `is_done` on this thread for a short time, if that pays and other tasks have another thread; looks at the completion
+    /// queue meanwhile. Returns whether `is_done` returned true. Returns false early if a look woke another task.
+    ///
+    /// A future calls this in each poll but its first. If the result is false, the future registers its waker, checks once more,
+    /// and returns `Pending`. In a current-thread runtime this looks once.
+    pub(crate) fn spin(&self, is_done: impl FnMut() -> bool) -> bool {
+        self.carrier.reactor.wait_as_caller(&self.carrier.queue, is_done)
+    }
+
+    /// Closes the connection in good order. Messages that the handler still gives in `transmit` are sent; once it gives none though
+    /// there is room, the peer sees the end of the messages. The connection ends when the peer has closed too, at the latest
+    /// after [`Config::linger`](crate::Config::linger). The handler receives messages until then.
+    pub(crate) fn close(&self) {
+        self.carrier.connection.close_messages();
+    }
+
+    /// Ends the connection at once. The peer sees an abort with `code`, this end's handler `ended`.
+    pub(crate) fn abort(&self, code: AbortCode) {
+        self.carrier.connection.abort_messages(code);
+    }
+
+    /// Returns the reason why the connection ended early, if it did.
+    pub(crate) fn fault(&self) -> Option<ConnectionFault> {
+        self.carrier.connection.fault()
+    }
+}
+
+impl Drop for MessageEndpoint {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

@@ -1,0 +1,141 @@
+//! Fetches: content in the peer's memory that READs bring here.
+
+use std::collections::VecDeque;
+
+use slab::Slab;
+
+use crate::endpoint::fault::ConnectionFault;
+use crate::endpoint::link::Link;
+use crate::endpoint::messages::sender::Piece;
+use tonic_rdma_verbs::RemoteSegment;
+use tonic_rdma_verbs::internal::{Landed, Landing};
+
+/// The fetches of one connection. They take turns, one READ at a time.
+#[derive(Debug)]
+pub(crate) struct Fetches {
+    all: Slab<Fetch>,
+    /// Keys of the fetches with bytes that no READ was posted for.
+    turns: VecDeque<u32>,
+    /// READs that were posted and have not completed.
+    outstanding: u32,
+    /// Most READs at a time.
+    most: u32,
+    /// Fetches that are over, with their memory unless they were cancelled.
+    over: VecDeque<(u64, Option<Landed>)>,
+}
+
+/// One fetch.
+#[derive(Debug)]
+struct Fetch {
+    /// The handler's number.
+    id: u64,
+    landing: Landing,
+    /// Bytes of the peer, each with its offset in the content, that no READ was posted for; the next at the end.
+    rest: Vec<(RemoteSegment, u64, usize)>,
+    /// The handler does not want the content any more.
+    cancelled: bool,
+}
+
+impl Fetches {
+    /// Longest READ. A READ of this length keeps the device, or the CPU on a software device, for some ten microseconds, and so
+    /// delays messages little.
+    const READ: u64 = 256 << 10;
+
+    /// Makes an empty list, which posts at most `most` READs at a time.
+    pub(crate) fn new(most: u32) -> Self {
+        Self { all: Slab::new(), turns: VecDeque::new(), outstanding: 0, most, over: VecDeque::new() }
+    }
+
+    /// Adds a fetch of `pieces` into `landing`, which has room for all of them.
+    pub(crate) fn add(&mut self, id: u64, pieces: &[Piece<'_>], mut landing: Landing) {
+        let mut rest = Vec::with_capacity(pieces.len());
+        let mut at = 0;
+        for piece in pieces {
+            match piece {
+                Piece::Inline(bytes) => {
+                    // The landing was leased for all pieces, so they fit.
+                    let _ = landing.copy_in(at, bytes);
+                    at += bytes.len();
+                }
+                Piece::Remote { length: 0, .. } => {}
+                Piece::Remote { from, length } => {
+                    rest.push((*from, *length, at));
+                    at += *length as usize;
+                }
+            }
+        }
+        rest.reverse();
+        let fetch = Fetch { id, landing, rest, cancelled: false };
+        let is_over = fetch.rest.is_empty();
+        let key = self.all.insert(fetch);
+        match is_over {
+            true => self.finish(key),
+            false => self.turns.push_back(key as u32),
+        }
+    }
+
+    /// Posts READs, as many as may be outstanding. Returns their number.
+    pub(crate) fn post(&mut self, link: &Link) -> Result<u64, ConnectionFault> {
+        let mut posted = 0;
+        while self.outstanding < self.most
+            && let Some(key) = self.turns.pop_front()
+        {
+            let Some(fetch) = self.all.get_mut(key as usize) else { continue };
+            let Some((from, length, at)) = fetch.rest.last_mut() else { continue };
+            let now = (*length).min(Self::READ);
+            link.post_landing(&mut fetch.landing, key, *at..*at + now as usize, *from)?;
+            from.address = from.address.wrapping_add(now);
+            (*length, *at) = (*length - now, *at + now as usize);
+            if *length == 0 {
+                fetch.rest.pop();
+            }
+            if !fetch.rest.is_empty() {
+                self.turns.push_back(key);
+            }
+            self.outstanding += 1;
+            posted += 1;
+        }
+        Ok(posted)
+    }
+
+    /// Notes that a READ of the fetch `key` has completed with success.
+    pub(crate) fn completed(&mut self, key: u32) {
+        let Some(fetch) = self.all.get_mut(key as usize) else { return };
+        fetch.landing.read_completed();
+        self.outstanding = self.outstanding.saturating_sub(1);
+        if fetch.landing.reads() == 0 && fetch.rest.is_empty() {
+            self.finish(key as usize);
+        }
+    }
+
+    /// Ends the fetch with the handler's number `id`, if it has not landed.
+    pub(crate) fn cancel(&mut self, id: u64) {
+        let Some((key, fetch)) = self.all.iter_mut().find(|(_, fetch)| fetch.id == id) else { return };
+        fetch.cancelled = true;
+        fetch.rest.clear();
+        if fetch.landing.reads() == 0 {
+            self.finish(key);
+        }
+    }
+
+    /// Returns a fetch that is over, and its content unless it was cancelled.
+    pub(crate) fn poll_over(&mut self) -> Option<(u64, Option<Landed>)> {
+        self.over.pop_front()
+    }
+
+    /// Returns whether a fetch is over that [`poll_over`](Self::poll_over) has not returned.
+    pub(crate) fn has_over(&self) -> bool {
+        !self.over.is_empty()
+    }
+
+    /// Returns whether there is no fetch under way.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    fn finish(&mut self, key: usize) {
+        let Fetch { id, landing, cancelled, .. } = self.all.remove(key);
+        let landed = if cancelled { None } else { landing.finish().ok() };
+        self.over.push_back((id, landed));
+    }
+}

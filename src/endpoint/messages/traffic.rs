@@ -1,0 +1,180 @@
+//! The part of a connection's state that only message connections have.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::{Bytes, BytesMut};
+use tokio::sync::Notify;
+
+use super::fetches::Fetches;
+use super::handler::MessageHandler;
+use super::memory::MessageMemory;
+use super::sender::Sender;
+use super::settings::MessageSettings;
+use crate::endpoint::aftermath::{Aftermath, Run};
+use crate::endpoint::counters::Counters;
+use crate::endpoint::fault::ConnectionFault;
+use crate::endpoint::link::Link;
+use crate::protocol::{self, Part};
+use tonic_rdma_verbs::ProtectionDomain;
+use tonic_rdma_verbs::memory::Budget;
+
+/// The state of a message connection beside its protocol and its link.
+#[derive(Debug)]
+pub(crate) struct Messages {
+    /// The handler; `None` before the start and after the end.
+    handler: Option<Arc<dyn MessageHandler>>,
+    started: bool,
+    pub(crate) memory: MessageMemory,
+    pub(crate) fetches: Fetches,
+    /// Memory that short messages are copied into, one behind the other.
+    inbox: BytesMut,
+    /// Work for the thread that holds the lock, once it does not hold it any more.
+    pub(crate) after: Aftermath,
+    /// The handler gave all that it had in its last turn.
+    exhausted: bool,
+    told_finished: bool,
+}
+
+/// Drops a handler, whose drop may lock the connection.
+#[derive(Debug)]
+struct Release(#[expect(dead_code, reason = "held for its drop")] Arc<dyn MessageHandler>);
+
+impl Run for Release {
+    fn run(self: Arc<Self>) {}
+}
+
+impl Messages {
+    /// Bytes of the memory that short messages share.
+    const INBOX: usize = 16 << 10;
+    /// Longer messages have memory of their own, so that no short message keeps it.
+    const SHORT: usize = 2 << 10;
+
+    /// Makes the state of a connection in `domain` that posts at most `reads` READs at a time. `changed` wakes the connection's
+    /// supervisor.
+    pub(crate) fn new(
+        domain: Arc<dyn ProtectionDomain>,
+        budget: Arc<Budget>,
+        reads: u32,
+        changed: Arc<Notify>,
+    ) -> Box<Self> {
+        Box::new(Self {
+            handler: None,
+            started: false,
+            memory: MessageMemory::new(domain, budget, changed),
+            fetches: Fetches::new(reads),
+            inbox: BytesMut::new(),
+            after: Aftermath::default(),
+            exhausted: true,
+            told_finished: false,
+        })
+    }
+
+    /// Takes the handler, unless there was one before.
+    pub(crate) fn start(&mut self, handler: Arc<dyn MessageHandler>, settings: &MessageSettings) {
+        if !std::mem::replace(&mut self.started, true) {
+            self.memory.set(settings);
+            self.handler = Some(handler);
+        }
+    }
+
+    /// Returns whether a handler has taken the connection over.
+    pub(crate) fn is_started(&self) -> bool {
+        self.started
+    }
+
+    /// Returns whether the handler had nothing more to send in its last turn, and no fetch is under way.
+    pub(crate) fn is_exhausted(&self) -> bool {
+        self.exhausted && self.fetches.is_empty() && !self.fetches.has_over()
+    }
+
+    /// Hands fetches that are over and messages that have arrived to the handler.
+    pub(crate) fn deliver(
+        &mut self,
+        link: &Link,
+        protocol: &mut protocol::Connection,
+        counters: &Counters,
+    ) -> Result<(), ConnectionFault> {
+        let Some(handler) = self.handler.take() else { return Ok(()) };
+        let delivered = self.deliver_to(&*handler, link, protocol, counters);
+        self.handler = Some(handler);
+        delivered
+    }
+
+    fn deliver_to(
+        &mut self,
+        handler: &dyn MessageHandler,
+        link: &Link,
+        protocol: &mut protocol::Connection,
+        counters: &Counters,
+    ) -> Result<(), ConnectionFault> {
+        while let Some((fetch, landed)) = self.fetches.poll_over() {
+            if let Some(landed) = &landed {
+                counters.landed_bytes.add(landed.len() as u64);
+            }
+            let memory = landed.map(|landed| self.memory.lend(landed));
+            handler.landed(fetch, memory, &mut self.after)?;
+        }
+        while let Some(part) = protocol.front() {
+            let Part::Eager { slot, offset, length } = part else {
+                return Err(protocol::Violation::Offer.into());
+            };
+            let (block, start) = link.slot(slot)?;
+            let range = start + offset..start + offset + length;
+            let message = if length > Self::SHORT {
+                let mut message = Vec::with_capacity(length);
+                block.copy_out_to(range, &mut message).map_err(ConnectionFault::local)?;
+                Bytes::from(message)
+            } else {
+                if self.inbox.capacity() < length {
+                    self.inbox = BytesMut::with_capacity(Self::INBOX);
+                }
+                block.copy_out_to(range, &mut self.inbox).map_err(ConnectionFault::local)?;
+                self.inbox.split().freeze()
+            };
+            protocol.consume(length);
+            handler.receive(message, &mut self.after)?;
+        }
+        if !self.told_finished && protocol.is_read_closed() {
+            self.told_finished = true;
+            handler.peer_finished(&mut self.after);
+        }
+        Ok(())
+    }
+
+    /// Lets the handler send.
+    pub(crate) fn transmit(
+        &mut self,
+        link: &mut Link,
+        protocol: &mut protocol::Connection,
+        counters: &Counters,
+        now: Instant,
+    ) -> Result<(), ConnectionFault> {
+        let Some(handler) = self.handler.take() else { return Ok(()) };
+        let Self { memory, fetches, after, .. } = self;
+        let mut sender = Sender::new(link, protocol, memory, fetches, counters);
+        let sent = handler.transmit(&mut sender, after);
+        let refused = sender.was_refused();
+        self.exhausted = !refused && sender.room() > 0;
+        self.memory.note_refused(refused, now);
+        self.handler = Some(handler);
+        sent?;
+        let reads = self.fetches.post(link)?;
+        counters.reads.add(reads);
+        counters.work_requests.add(reads);
+        Ok(())
+    }
+
+    /// Tells the handler of the end of the connection, and lets go of it: `fault` is the reason if the connection ended early,
+    /// `finished` says whether there is nothing left to do.
+    pub(crate) fn conclude(&mut self, fault: Option<&ConnectionFault>, finished: bool) {
+        if !finished {
+            return;
+        }
+        let Some(handler) = self.handler.take() else { return };
+        if let Some(fault) = fault {
+            handler.ended(fault, &mut self.after);
+        }
+        self.after.runs.push(Arc::new(Release(handler)));
+    }
+}

@@ -1,0 +1,162 @@
+//! The limits of native calls, and the values that they take.
+
+use std::time::Duration;
+
+use crate::endpoint::ConfigError;
+
+/// Limits of native calls: of an [`RdmaServer`](crate::RdmaServer), and of a channel. [`CallConfig::default`] suits most programs.
+///
+/// These limits hold for calls without HTTP/2. HTTP/2 peers of a server have the limits of the `tonic::transport::Server` that
+/// [`RdmaServer::http2`](crate::RdmaServer::http2) takes. Settings of the connection below the calls are in
+/// [`Config`](crate::Config).
+///
+/// Setters take any value. [`validate`](Self::validate) refuses bad ones; servers and channels call it before they use the limits, so
+/// that a bad value is an error that names its setting.
+///
+/// ```
+/// use std::time::Duration;
+/// use tonic_rdma::{CallConfig, RdmaServer};
+///
+/// let limits = CallConfig::default()
+///     .max_concurrent_streams(1000)
+///     .timeout(Duration::from_secs(30)); // for calls without a deadline, too
+/// let server = RdmaServer::new().calls(limits);
+/// # drop(server);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct CallConfig {
+    pub(crate) max_concurrent_streams: u32,
+    pub(crate) max_head_bytes: usize,
+    pub(crate) stream_window: usize,
+    pub(crate) landing_budget: u64,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) max_connection_age: Option<Duration>,
+    pub(crate) max_connection_age_grace: Option<Duration>,
+    pub(crate) max_connection_idle: Option<Duration>,
+    pub(crate) shutdown_grace: Duration,
+}
+
+impl Default for CallConfig {
+    fn default() -> Self {
+        Self {
+            max_concurrent_streams: 1 << 16,
+            max_head_bytes: 16 << 10,
+            stream_window: 1 << 20,
+            landing_budget: 256 << 20,
+            timeout: None,
+            max_connection_age: None,
+            max_connection_age_grace: None,
+            max_connection_idle: None,
+            shutdown_grace: Duration::from_secs(60),
+        }
+    }
+}
+
+impl CallConfig {
+    /// Sets the most calls that the peer may have open on one connection, 1 to 1 048 576. Default: 65 536. A client waits
+    /// with further calls until one has ended.
+    pub fn max_concurrent_streams(mut self, streams: u32) -> Self {
+        self.max_concurrent_streams = streams;
+        self
+    }
+
+    /// Sets the most bytes of a call's head (path, authority and metadata) or trailers that this end accepts, 1024 to 1 048 576.
+    /// Default: 16 384, as with tonic over HTTP/2. Names and values count with 32 bytes each pair (RFC 9113, 6.5.2).
+    pub fn max_head_bytes(mut self, bytes: usize) -> Self {
+        self.max_head_bytes = bytes;
+        self
+    }
+
+    /// Sets the bytes of one call that the peer may send ahead of the reader, 65 536 to 1 073 741 824. Default: 1 MiB. A slow reader stops
+    /// its own call only.
+    pub fn stream_window(mut self, bytes: usize) -> Self {
+        self.stream_window = bytes;
+        self
+    }
+
+    /// Sets the most bytes of registered memory that messages of one connection may occupy at this end, while they arrive and until the
+    /// application drops them; 1 MiB to 1 PiB. Default: 256 MiB. Further messages wait at the peer.
+    pub fn landing_budget(mut self, bytes: u64) -> Self {
+        self.landing_budget = bytes;
+        self
+    }
+
+    /// Sets the longest time that a server gives a call until its response head, 1 ms to a day. Default: none. The client's own
+    /// deadline counts if it is shorter. A call that takes longer ends with DEADLINE_EXCEEDED, and its handler is dropped.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Sets the age from which a server's connection takes no more calls, 1 ms to a day. Default: none. The client opens another
+    /// connection for its next call; calls in flight finish.
+    pub fn max_connection_age(mut self, age: Duration) -> Self {
+        self.max_connection_age = Some(age);
+        self
+    }
+
+    /// Sets the time that calls in flight have after the [`max_connection_age`](Self::max_connection_age), 1 ms to a day. Then
+    /// the server ends the connection. Default: no limit.
+    pub fn max_connection_age_grace(mut self, grace: Duration) -> Self {
+        self.max_connection_age_grace = Some(grace);
+        self
+    }
+
+    /// Sets the time without a call after which a server closes a connection in good order, 1 ms to a day. Default: none.
+    pub fn max_connection_idle(mut self, idle: Duration) -> Self {
+        self.max_connection_idle = Some(idle);
+        self
+    }
+
+    /// Sets the time that calls in flight have after a server's shutdown signal, 1 ms to a day. Default: 60 s. Then the server ends native
+    /// connections, and stops to wait for HTTP/2 connections.
+    pub fn shutdown_grace(mut self, grace: Duration) -> Self {
+        self.shutdown_grace = grace;
+        self
+    }
+
+    /// Checks every limit.
+    ///
+    /// ```
+    /// use tonic_rdma::CallConfig;
+    ///
+    /// assert!(CallConfig::default().validate().is_ok());
+    /// let error = CallConfig::default().max_concurrent_streams(0).validate().unwrap_err();
+    /// assert_eq!(
+    ///     error.to_string(),
+    ///     "CallConfig::max_concurrent_streams is 0: takes a number from 1 to 1048576"
+    /// );
+    /// ```
+    ///
+    /// # Errors
+    /// A limit has a value that it does not take. The error names the limit and the values that it takes.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        number("CallConfig::max_concurrent_streams", u64::from(self.max_concurrent_streams), 1, 1 << 20)?;
+        number("CallConfig::max_head_bytes", self.max_head_bytes as u64, 1 << 10, 1 << 20)?;
+        number("CallConfig::stream_window", self.stream_window as u64, 64 << 10, 1 << 30)?;
+        number("CallConfig::landing_budget", self.landing_budget, 1 << 20, 1 << 50)?;
+        let times = [
+            ("CallConfig::timeout", self.timeout),
+            ("CallConfig::max_connection_age", self.max_connection_age),
+            ("CallConfig::max_connection_age_grace", self.max_connection_age_grace),
+            ("CallConfig::max_connection_idle", self.max_connection_idle),
+            ("CallConfig::shutdown_grace", Some(self.shutdown_grace)),
+        ];
+        times.into_iter().try_for_each(|(limit, time)| time.map_or(Ok(()), |time| up_to_a_day(limit, time)))
+    }
+}
+
+fn number(limit: &'static str, value: u64, least: u64, most: u64) -> Result<(), ConfigError> {
+    if (least..=most).contains(&value) {
+        return Ok(());
+    }
+    Err(ConfigError::of_calls(limit, value.to_string(), format!("takes a number from {least} to {most}")))
+}
+
+fn up_to_a_day(limit: &'static str, time: Duration) -> Result<(), ConfigError> {
+    if (Duration::from_millis(1)..=Duration::from_secs(24 * 3600)).contains(&time) {
+        return Ok(());
+    }
+    Err(ConfigError::of_calls(limit, format!("{time:?}"), "takes a time from 1 ms to 24 hours".into()))
+}

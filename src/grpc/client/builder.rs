@@ -1,0 +1,94 @@
+//! The builder of a channel.
+
+use std::error::Error;
+use std::sync::Arc;
+
+use tonic::transport::Endpoint;
+
+use super::RdmaChannel;
+use super::endpoints::Endpoints;
+use super::error::ChannelError;
+use crate::endpoint::Config;
+use crate::grpc::calls::CallConfig;
+
+/// The settings of an [`RdmaChannel`], from [`RdmaChannel::builder`] or [`RdmaChannel::balance`].
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// use tonic::transport::Endpoint;
+/// use tonic_rdma::{Config, RdmaChannel};
+///
+/// let endpoint = Endpoint::from_static("http://ps0:50051").timeout(Duration::from_secs(5));
+/// let channel = RdmaChannel::builder(endpoint).config(Config::from_env()?).connect().await?;
+/// # drop(channel);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until it connects"]
+pub struct RdmaChannelBuilder {
+    target: Target,
+    config: Config,
+    calls: CallConfig,
+}
+
+/// The endpoints of a channel.
+#[derive(Clone, Debug)]
+pub(super) enum Target {
+    One(Endpoint),
+    Several(Vec<Endpoint>),
+}
+
+impl RdmaChannelBuilder {
+    pub(super) fn new(target: Target) -> Self {
+        Self { target, config: Config::default(), calls: CallConfig::default() }
+    }
+
+    /// Sets the configuration of the connections. Default: [`Config::default`].
+    pub fn config(mut self, config: Config) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// Sets the limits of calls without HTTP/2. Default: [`CallConfig::default`]. The times in it are limits of servers, and have no effect
+    /// here.
+    pub fn calls(mut self, calls: CallConfig) -> Self {
+        self.calls = calls;
+        self
+    }
+
+    /// Connects: to the endpoint, or to at least one of several.
+    ///
+    /// # Errors
+    /// A setting has a value that can't be used, there is no endpoint, or no endpoint can be connected to.
+    pub async fn connect(self) -> Result<RdmaChannel, ChannelError> {
+        self.config.validate()?;
+        self.calls.validate()?;
+        let channel = self.connect_lazy();
+        channel.endpoints.connect().await?;
+        Ok(channel)
+    }
+
+    /// Makes a channel to one endpoint that connects at the first call, or a channel to several endpoints that connects to all of
+    /// them in the background. If the channel has no endpoint, or a setting has a value that can't be used, calls fail, with the reason.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime, as tonic's method does.
+    pub fn connect_lazy(self) -> RdmaChannel {
+        let (endpoints, balances) = match self.target {
+            Target::One(endpoint) => (vec![endpoint], false),
+            Target::Several(endpoints) => (endpoints, true),
+        };
+        RdmaChannel { endpoints: Arc::new(Endpoints::new(endpoints, balances, self.config, self.calls)) }
+    }
+}
+
+/// Converts the argument of `connect`.
+pub(super) fn endpoint<E>(endpoint: E) -> Result<Endpoint, ChannelError>
+where
+    E: TryInto<Endpoint>,
+    E::Error: Into<Box<dyn Error + Send + Sync>>,
+{
+    Endpoint::new(endpoint).map_err(|error| ChannelError::Endpoint(error.into()))
+}

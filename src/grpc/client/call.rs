@@ -1,0 +1,270 @@
+//! A call, from the request to the head of its response.
+
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use http::{HeaderMap, Response, Version};
+use tokio::runtime::Handle;
+use tonic::Status;
+use tonic::body::Body;
+
+use super::connection::Connection;
+use super::deadline::Deadline;
+use super::endpoints::Endpoints;
+use super::probe::is_timeout;
+use super::request::{Progress, Pump, Sent, Unsent, advance};
+use super::response::{Begun, ResponseBody};
+use crate::grpc::session::{Part, Stream};
+use crate::transport::balance::connection::{InFlight, Reservation};
+
+/// A call without HTTP/2.
+///
+/// The first poll sends what the request has, and lets other tasks run, so that calls which are made together go out together. Later
+/// polls look at the completion queue for a short time before they wait.
+#[derive(Debug)]
+pub(super) struct NativeCall {
+    endpoints: Arc<Endpoints>,
+    connection: Arc<Connection>,
+    deadline: Deadline,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    Unsent(Unsent),
+    /// The request is under way. The second value is the request if it can be sent again.
+    Begun(Begun, Option<Unsent>),
+    Ended,
+}
+
+/// The end of a call without a response.
+#[derive(Debug)]
+pub(super) enum End {
+    Failed(Status),
+    /// The server has not seen the call: it can be sent on another connection.
+    Again(Again),
+}
+
+/// A call that can be sent on another connection.
+#[derive(Debug)]
+pub(super) struct Again {
+    endpoints: Arc<Endpoints>,
+    request: Unsent,
+    deadline: Deadline,
+    /// The status of the call if it is not sent again.
+    status: Status,
+    /// The server was given the call, and refused it.
+    refused: bool,
+}
+
+impl From<Status> for End {
+    fn from(status: Status) -> Self {
+        Self::Failed(status)
+    }
+}
+
+impl NativeCall {
+    pub(super) fn new(
+        endpoints: Arc<Endpoints>,
+        connection: Arc<Connection>,
+        mut deadline: Deadline,
+        request: Unsent,
+    ) -> Self {
+        if let Some(terms) = connection.terms() {
+            deadline.goes_to(&terms.timeout);
+        }
+        Self { endpoints, connection, deadline, state: State::Unsent(request) }
+    }
+
+    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Response<Body>, End>> {
+        match std::mem::replace(&mut self.state, State::Ended) {
+            State::Unsent(request) => match self.send(request, context) {
+                Ok(()) => {
+                    // Calls that are made together go out before this one looks for its response.
+                    context.waker().wake_by_ref();
+                    Poll::Pending
+                }
+                Err(end) => Poll::Ready(Err(end)),
+            },
+            State::Begun(mut call, again) => match self.poll_head(&mut call, again.is_some(), context) {
+                Poll::Ready(Ok((head, first))) => Poll::Ready(Ok(self.response(call, head, first))),
+                Poll::Ready(Err(Unanswered { status, unprocessed })) => Poll::Ready(Err(match again {
+                    Some(request) if unprocessed => self.again(request, status, true),
+                    _ => End::Failed(status),
+                })),
+                Poll::Pending => {
+                    self.state = State::Begun(call, again);
+                    Poll::Pending
+                }
+            },
+            State::Ended => Poll::Ready(Err(Status::internal("the call was polled after its end").into())),
+        }
+    }
+
+    /// Queues the request as far as it is there, and sends it.
+    fn send(&mut self, mut request: Unsent, context: &mut Context<'_>) -> Result<(), End> {
+        let Connection::Native(native) = &*self.connection else {
+            return Err(Status::internal("a native call on another connection").into());
+        };
+        if self.deadline.has_passed() {
+            return Err(Deadline::status().into());
+        }
+        request.goes_native();
+        request.body.look(context)?;
+        let session = &native.session;
+        let stream = match session.open(request.head(&native.terms)) {
+            Ok(stream) => Arc::new(stream),
+            Err(error) => return Err(self.again(request, super::error::not_opened(error), false)),
+        };
+        if let Some(landing) = request.landing() {
+            stream.deliver_landed(landing.limit());
+        }
+        let mut call = Begun::new(Arc::clone(&stream));
+        let mut sent = Sent::default();
+        let again = match advance(&mut request.body, &stream, Some(&mut sent), context) {
+            Progress::Failed(status) => return Err(status.into()),
+            Progress::Finished | Progress::Ended => sent.into_body().map(|body| {
+                request.body = body;
+                request
+            }),
+            Progress::Waits => {
+                let failed = Arc::default();
+                let pump = Pump::new(request.body, stream, Arc::clone(&failed));
+                let runtime = Handle::try_current();
+                let task = runtime.as_ref().unwrap_or(self.endpoints.runtime()).spawn(pump);
+                call.sends(task.abort_handle(), failed);
+                None
+            }
+        };
+        session.drive();
+        self.state = State::Begun(call, again);
+        Ok(())
+    }
+
+    /// Waits for the head of the response. Returns a part of the body, too, if one had to be looked at.
+    fn poll_head(
+        &mut self,
+        call: &mut Begun,
+        again: bool,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(HeaderMap, Option<Part>), Unanswered>> {
+        let fault = match call.poll(&self.deadline, context, Stream::poll_head) {
+            // The server answers with trailers only, or with an empty head, or it will.
+            Poll::Ready(Ok(head)) if head.is_empty() => match call.stream().poll_part(context) {
+                Poll::Ready(Some(Ok(Part::Trailers(trailers)))) => {
+                    call.has_ended();
+                    return Poll::Ready(Ok((trailers, None)));
+                }
+                Poll::Ready(Some(Ok(part))) => return Poll::Ready(Ok((head, Some(part)))),
+                Poll::Ready(Some(Err(fault))) => fault,
+                Poll::Ready(None) | Poll::Pending => return Poll::Ready(Ok((head, None))),
+            },
+            Poll::Ready(Ok(head)) => return Poll::Ready(Ok((head, None))),
+            Poll::Ready(Err(fault)) => fault,
+            Poll::Pending => {
+                ready!(self.deadline.poll_passed(context));
+                return Poll::Ready(Err(Unanswered { status: call.is_late(), unprocessed: false }));
+            }
+        };
+        let unprocessed = again && fault.is_unprocessed();
+        Poll::Ready(Err(Unanswered { status: call.status(fault), unprocessed }))
+    }
+
+    fn response(&mut self, call: Begun, head: HeaderMap, first: Option<Part>) -> Response<Body> {
+        let mut deadline = std::mem::replace(&mut self.deadline, Deadline::none());
+        deadline.head_has_come();
+        let mut response = Response::new(Body::new(ResponseBody::new(call, deadline, first)));
+        *response.version_mut() = Version::HTTP_2;
+        *response.headers_mut() = head;
+        response
+    }
+
+    fn again(&mut self, request: Unsent, status: Status, refused: bool) -> End {
+        let deadline = std::mem::replace(&mut self.deadline, Deadline::none());
+        End::Again(Again { endpoints: Arc::clone(&self.endpoints), request, deadline, status, refused })
+    }
+}
+
+/// A call that has no response.
+struct Unanswered {
+    status: Status,
+    /// The server has not begun with the call.
+    unprocessed: bool,
+}
+
+impl Again {
+    /// Sends the call again. gRPC sends a call that a server refused once more.
+    pub(super) async fn send(self) -> Result<Response<Body>, Status> {
+        wait_and_call(self.endpoints, self.request, self.deadline, u32::from(self.refused)).await
+    }
+
+    /// Returns the status of the call if it is not sent again.
+    fn into_status(self) -> Status {
+        self.status
+    }
+}
+
+/// Waits for a connection, and makes the call. The server has refused the call so many times.
+pub(super) async fn wait_and_call(
+    endpoints: Arc<Endpoints>,
+    mut request: Unsent,
+    mut deadline: Deadline,
+    mut refusals: u32,
+) -> Result<Response<Body>, Status> {
+    /// The most refusals.
+    const REFUSALS: u32 = 1;
+    /// The most connections that end as soon as the call has one.
+    const CONNECTIONS: u32 = 8;
+    let mut connections = 0;
+    loop {
+        connections += 1;
+        let connection = within(&mut deadline, endpoints.connection()).await??;
+        match &*connection {
+            Connection::Native(_) => {
+                let mut call =
+                    NativeCall::new(Arc::clone(&endpoints), Arc::clone(&connection), deadline, request);
+                let again = match poll_fn(|context| call.poll(context)).await {
+                    Ok(response) => return Ok(response),
+                    Err(End::Failed(status)) => return Err(status),
+                    Err(End::Again(again)) => again,
+                };
+                if (again.refused && refusals >= REFUSALS) || connections >= CONNECTIONS {
+                    return Err(again.into_status());
+                }
+                refusals += u32::from(again.refused);
+                (request, deadline) = (again.request, again.deadline);
+            }
+            Connection::Http2(http2) => {
+                let reserve = Reservation::of(InFlight::new(Arc::clone(http2)));
+                let reserved = within(&mut deadline, reserve).await?;
+                let status = |error: tonic::transport::Error| match is_timeout(&error) {
+                    true => Deadline::status(),
+                    false => Status::from_error(error.into()),
+                };
+                if let Some(reservation) = reserved.map_err(status)? {
+                    return reservation.call(request.into_request()).await.map_err(status);
+                }
+                if connections >= CONNECTIONS {
+                    return Err(Status::unavailable(
+                        "each of several connections ended as soon as it was made",
+                    ));
+                }
+            }
+        }
+    }
+}
+
+/// Waits for `future` until the deadline.
+async fn within<F: Future>(deadline: &mut Deadline, future: F) -> Result<F::Output, Status> {
+    let mut future = pin!(future);
+    poll_fn(|context| match future.as_mut().poll(context) {
+        Poll::Ready(output) => Poll::Ready(Ok(output)),
+        Poll::Pending => deadline.poll_passed(context).map(|()| Err(Deadline::status())),
+    })
+    .await
+}
+
+/// The future of a response.
+pub(super) type Boxed = Pin<Box<dyn Future<Output = Result<Response<Body>, Status>> + Send>>;

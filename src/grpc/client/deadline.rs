@@ -1,0 +1,147 @@
+//! The deadline of a call.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use http::HeaderMap;
+use tonic::Status;
+
+use super::probe::EndpointTimeout;
+
+/// The deadline of a call: the time in its field `grpc-timeout`, which holds until the end of the response, and the endpoint's time-out,
+/// which holds until the head of the response, as tonic has it. No timer runs until [`poll_passed`](Self::poll_passed).
+pub(super) struct Deadline {
+    begun: Instant,
+    /// The end of the call's own time.
+    own: Option<Instant>,
+    endpoint: Option<Arc<EndpointTimeout>>,
+    timer: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+}
+
+impl Deadline {
+    /// Begins the time of a call with these metadata.
+    pub(super) fn of(headers: &HeaderMap) -> Self {
+        let begun = Instant::now();
+        // A time too far away to be represented is none.
+        let own = headers.get("grpc-timeout").and_then(|value| begun.checked_add(parse(value.as_bytes())?));
+        Self { begun, own, endpoint: None, timer: None }
+    }
+
+    /// Makes a deadline that never passes.
+    pub(super) fn none() -> Self {
+        Self { begun: Instant::now(), own: None, endpoint: None, timer: None }
+    }
+
+    /// Notes the time-out of the endpoint that the call goes to.
+    pub(super) fn goes_to(&mut self, endpoint: &Arc<EndpointTimeout>) {
+        self.endpoint = Some(Arc::clone(endpoint));
+        self.timer = None;
+    }
+
+    /// Notes that the head of the response has come: only the call's own time is left.
+    pub(super) fn head_has_come(&mut self) {
+        self.endpoint = None;
+        self.timer = None;
+    }
+
+    /// Returns whether the deadline has passed, by the clock.
+    pub(super) fn has_passed(&self) -> bool {
+        self.next().is_some_and(|at| at <= Instant::now())
+    }
+
+    /// Waits for the deadline. Never ready if there is none.
+    pub(super) fn poll_passed(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        if self.own.is_none() && self.endpoint.is_none() {
+            return Poll::Pending;
+        }
+        let timer = self.timer.get_or_insert_with(|| {
+            Box::pin(wait(self.begun, self.own, self.endpoint.clone()))
+                as Pin<Box<dyn Future<Output = ()> + Send>>
+        });
+        timer.as_mut().poll(context)
+    }
+
+    /// Returns the earliest end that is known.
+    fn next(&self) -> Option<Instant> {
+        let endpoint = self.endpoint.as_ref().and_then(|endpoint| self.begun.checked_add(endpoint.get()?));
+        [self.own, endpoint].into_iter().flatten().min()
+    }
+
+    /// Returns the status of a call whose deadline has passed.
+    pub(super) fn status() -> Status {
+        let mut status = Status::deadline_exceeded("Timeout expired");
+        status.set_source(Arc::new(tonic::TimeoutExpired(())));
+        status
+    }
+}
+
+async fn wait(begun: Instant, own: Option<Instant>, endpoint: Option<Arc<EndpointTimeout>>) {
+    let own = async {
+        match own {
+            Some(at) => tokio::time::sleep_until(at.into()).await,
+            None => std::future::pending().await,
+        }
+    };
+    let endpoint = async {
+        match endpoint {
+            Some(endpoint) => tokio::time::sleep_until((begun + endpoint.known().await).into()).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = own => {}
+        () = endpoint => {}
+    }
+}
+
+impl std::fmt::Debug for Deadline {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Deadline").field("own", &self.own).finish_non_exhaustive()
+    }
+}
+
+/// Returns the time in a field `grpc-timeout`: at most 8 digits and a unit (gRPC over HTTP/2). `None` if it is something else, which tonic
+/// ignores, too.
+fn parse(value: &[u8]) -> Option<Duration> {
+    let (unit, digits) = value.split_last()?;
+    if digits.is_empty() || digits.len() > 8 || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let count = digits.iter().fold(0, |count, digit| count * 10 + u64::from(digit - b'0'));
+    Some(match unit {
+        b'H' => Duration::from_secs(count * 3600),
+        b'M' => Duration::from_secs(count * 60),
+        b'S' => Duration::from_secs(count),
+        b'm' => Duration::from_millis(count),
+        b'u' => Duration::from_micros(count),
+        b'n' => Duration::from_nanos(count),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_digits_and_a_unit() {
+        let times: [(&[u8], Option<Duration>); 10] = [
+            (b"3H", Some(Duration::from_secs(3 * 3600))),
+            (b"2M", Some(Duration::from_secs(120))),
+            (b"42S", Some(Duration::from_secs(42))),
+            (b"13m", Some(Duration::from_millis(13))),
+            (b"99999999u", Some(Duration::from_micros(99_999_999))),
+            (b"0n", Some(Duration::ZERO)),
+            (b"123456789n", None),
+            (b"5", None),
+            (b"-1S", None),
+            (b"", None),
+        ];
+        for (field, time) in times {
+            assert_eq!(parse(field), time, "{}", field.escape_ascii());
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! The channel of clients.
+//!
+//! ```text
+//!  RdmaChannel::call ─▶ endpoints: choice of an endpoint ─▶ member: its connection, dialled when it is needed
+//!        │                                                   │
+//!        │                       native: Session ◀───────────┴──────────▶ HTTP/2: a channel of tonic's over the same stream
+//!        ▼                              ▼
+//!  call: request, head ── response: body, trailers
+//! ```
+//!
+//! A native call needs no task and no timer of its own, as long as its request is there at once and its response comes soon.
+
+mod builder;
+mod call;
+mod connection;
+mod deadline;
+mod endpoints;
+mod error;
+mod member;
+mod probe;
+mod request;
+mod response;
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use http::{Request, Response};
+use tonic::Status;
+use tonic::body::Body;
+use tonic::transport::Endpoint;
+use tower_service::Service;
+
+use crate::endpoint::RdmaConnectInfo;
+use crate::transport::balance::EndpointStatus;
+
+pub use builder::RdmaChannelBuilder;
+pub use error::ChannelError;
+
+use call::{End, NativeCall};
+use deadline::Deadline;
+use endpoints::{Endpoints, Pick};
+use request::Unsent;
+
+/// A channel for generated clients. Its calls go over RDMA without HTTP/2 if the server is an [`RdmaServer`](crate::RdmaServer) that is
+/// within reach of an RDMA device, and over HTTP/2 elsewhere: over RDMA to other servers of this crate, and over TCP to
+/// stock servers.
+///
+/// ```
+/// # use tonic::transport::Server;
+/// # use tonic_rdma::RdmaIncoming;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let incoming = RdmaIncoming::bind("127.0.0.1:0").await?;
+/// # let uri = format!("http://{}", incoming.local_addr());
+/// # let (_reporter, service) = tonic_health::server::health_reporter();
+/// # tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
+/// use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient}; // generated code, as it is
+/// use tonic_rdma::RdmaChannel;
+///
+/// let channel = RdmaChannel::connect(uri).await?; // such as "http://ps0:50051"
+/// let mut client = HealthClient::new(channel.clone());
+/// let reply = client.check(HealthCheckRequest::default()).await?;
+/// # drop(reply);
+///
+/// let info = channel.last_connection().expect("a connection was made");
+/// println!("{} because {}", info.verdict(), info.reason());
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Clones are cheap and share the connections. A clone may have many calls in flight. Interceptors and tower layers take
+/// the channel as they take tonic's `Channel`. Connections end when the last clone is dropped and the calls in flight are over.
+///
+/// # When a connection ends
+///
+/// A channel connects again when the next call needs a connection. Calls wait for a dial that is under way; the wait is a part of
+/// their deadline. If the dial fails, they fail with UNAVAILABLE and its reason. An endpoint that failed is dialled at most
+/// each 100 ms. A channel over [several endpoints](Self::balance) has a longer back-off.
+///
+/// A call that was in flight when its connection ended fails with UNAVAILABLE, unless the server said that it has not begun the call
+/// (GOAWAY): such a call is sent once more, on a new connection.
+///
+/// # Deadlines
+///
+/// A call that is late ends with DEADLINE_EXCEEDED, at the server as well. The time of [`Request::set_timeout`](tonic::Request::set_timeout)
+/// holds until the end of the response, that of [`Endpoint::timeout`] until its head, as on tonic's channel. Origin and user agent of the
+/// [`Endpoint`] hold, too. Its other limits, for concurrency and for the rate of calls, hold over HTTP/2 only; layers of
+/// tower limit a channel over both.
+#[derive(Clone)]
+pub struct RdmaChannel {
+    endpoints: Arc<Endpoints>,
+}
+
+impl RdmaChannel {
+    /// Connects to one endpoint: a URI, or an [`Endpoint`] with settings.
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), tonic_rdma::ChannelError> {
+    /// use tonic_rdma::RdmaChannel;
+    ///
+    /// let channel = RdmaChannel::connect("http://ps0:50051").await?;
+    /// # drop(channel);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The argument is no endpoint, or the endpoint can't be connected to.
+    pub async fn connect<E>(endpoint: E) -> Result<Self, ChannelError>
+    where
+        E: TryInto<Endpoint>,
+        E::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        Self::builder(builder::endpoint(endpoint)?).connect().await
+    }
+
+    /// Makes a channel to one endpoint. The first call connects.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tonic_rdma::ChannelError> {
+    /// use tonic_rdma::RdmaChannel;
+    ///
+    /// let channel = RdmaChannel::connect_lazy("http://ps0:50051")?;
+    /// assert!(channel.last_connection().is_none());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The argument is no endpoint.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime, as tonic's method does.
+    pub fn connect_lazy<E>(endpoint: E) -> Result<Self, ChannelError>
+    where
+        E: TryInto<Endpoint>,
+        E::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        Ok(Self::builder(builder::endpoint(endpoint)?).connect_lazy())
+    }
+
+    /// Returns a builder of a channel to one endpoint.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// use tonic::transport::Endpoint;
+    /// use tonic_rdma::{Config, Policy, RdmaChannel};
+    ///
+    /// let endpoint = Endpoint::from_static("http://ps0:50051");
+    /// let channel = RdmaChannel::builder(endpoint).config(Config::default().policy(Policy::Require)).connect_lazy();
+    /// # drop(channel);
+    /// # }
+    /// ```
+    pub fn builder(endpoint: Endpoint) -> RdmaChannelBuilder {
+        RdmaChannelBuilder::new(builder::Target::One(endpoint))
+    }
+
+    /// Returns a builder of a channel that spreads its calls over several endpoints. An endpoint that is down gets no calls, and is dialled
+    /// again by back-off, at first after 100 ms, at last every 10 s.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// use tonic::transport::Endpoint;
+    /// use tonic_rdma::RdmaChannel;
+    ///
+    /// let endpoints = ["http://ps0:50051", "http://ps1:50051"].map(Endpoint::from_static);
+    /// let channel = RdmaChannel::balance(endpoints).connect_lazy();
+    /// assert_eq!(channel.endpoints().len(), 2);
+    /// # }
+    /// ```
+    pub fn balance(endpoints: impl IntoIterator<Item = Endpoint>) -> RdmaChannelBuilder {
+        RdmaChannelBuilder::new(builder::Target::Several(endpoints.into_iter().collect()))
+    }
+
+    /// Returns what was negotiated for the last connection; `None` before the first one. The counters in it are live.
+    pub fn last_connection(&self) -> Option<RdmaConnectInfo> {
+        self.endpoints.last_connection()
+    }
+
+    /// Returns the state of each endpoint, in the order in which they were given. An endpoint that has not been needed yet counts as
+    /// [`EndpointState::Connecting`](crate::EndpointState::Connecting).
+    pub fn endpoints(&self) -> Vec<EndpointStatus> {
+        self.endpoints.status()
+    }
+}
+
+impl fmt::Debug for RdmaChannel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RdmaChannel").field("endpoints", &self.endpoints()).finish()
+    }
+}
+
+/// The response of a call on an [`RdmaChannel`]. Dropping it cancels the call, also at the server.
+#[must_use = "a call is not sent unless its future is polled"]
+pub struct RdmaResponseFuture {
+    inner: Inner,
+}
+
+// A native call is kept in place: a box for each call costs more than moving it.
+#[allow(clippy::large_enum_variant, reason = "most calls are native")]
+enum Inner {
+    Native(NativeCall),
+    /// The call waits for a connection, or uses HTTP/2, or is sent again.
+    Boxed(call::Boxed),
+    Failed(Option<Status>),
+}
+
+impl fmt::Debug for RdmaResponseFuture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RdmaResponseFuture").finish_non_exhaustive()
+    }
+}
+
+impl Future for RdmaResponseFuture {
+    type Output = Result<Response<Body>, Status>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let again = match &mut self.inner {
+            Inner::Native(call) => match ready!(call.poll(context)) {
+                Ok(response) => return Poll::Ready(Ok(response)),
+                Err(End::Failed(status)) => return Poll::Ready(Err(status)),
+                Err(End::Again(again)) => again,
+            },
+            Inner::Boxed(call) => return call.as_mut().poll(context),
+            Inner::Failed(status) => {
+                let polled_again = || Status::internal("the call was polled after its end");
+                return Poll::Ready(Err(status.take().unwrap_or_else(polled_again)));
+            }
+        };
+        let mut boxed: call::Boxed = Box::pin(again.send());
+        let polled = boxed.as_mut().poll(context);
+        self.inner = Inner::Boxed(boxed);
+        polled
+    }
+}
+
+impl Service<Request<Body>> for RdmaChannel {
+    type Response = Response<Body>;
+    type Error = Status;
+    type Future = RdmaResponseFuture;
+
+    /// Returns ready at once. A call waits itself for what it needs, within its deadline.
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> RdmaResponseFuture {
+        let request = Unsent::new(request);
+        let deadline = Deadline::of(request.headers());
+        let endpoints = Arc::clone(&self.endpoints);
+        let inner = match endpoints.pick() {
+            Pick::Fail(status) => Inner::Failed(Some(status)),
+            Pick::Up(connection) if connection.is_native() => {
+                Inner::Native(NativeCall::new(endpoints, connection, deadline, request))
+            }
+            Pick::Up(_) | Pick::Wait => {
+                Inner::Boxed(Box::pin(call::wait_and_call(endpoints, request, deadline, 0)))
+            }
+        };
+        RdmaResponseFuture { inner }
+    }
+}

@@ -1,0 +1,274 @@
+//! A request on its way: what is kept of it to send it again, and the task that sends a body that is not there at once.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::uri::PathAndQuery;
+use http::{Extensions, HeaderMap, HeaderValue, Method, Request, Uri, Version, header};
+use http_body::{Body as _, Frame};
+use tonic::Status;
+use tonic::body::Body;
+
+use super::connection::Terms;
+use crate::endpoint::lock::lock;
+use crate::grpc::session::{RequestHead, ResetCode, Stream};
+use crate::transport::gather::landed::{Landing, NativeCall as NativeFlag};
+
+/// A request that has not been sent, or may be sent again.
+#[derive(Debug)]
+pub(super) struct Unsent {
+    path: PathAndQuery,
+    headers: HeaderMap,
+    extensions: Extensions,
+    pub(super) body: RequestBody,
+}
+
+impl Unsent {
+    pub(super) fn new(request: Request<Body>) -> Self {
+        let (head, body) = request.into_parts();
+        let path = head.uri.into_parts().path_and_query;
+        let path = path.unwrap_or_else(|| PathAndQuery::from_static("/"));
+        let body = RequestBody { first: None, more: VecDeque::new(), rest: Some(body) };
+        Self { path, headers: head.headers, extensions: head.extensions, body }
+    }
+
+    pub(super) fn headers(&self) -> &HeaderMap {
+        &self.headers
+    }
+
+    /// Notes that the call goes without HTTP/2, for a body that gathers large fields.
+    pub(super) fn goes_native(&self) {
+        if let Some(flag) = self.extensions.get::<NativeFlag>() {
+            flag.set();
+        }
+    }
+
+    /// Returns the wish for messages in the memory that they arrive in.
+    pub(super) fn landing(&self) -> Option<Landing> {
+        self.extensions.get().copied()
+    }
+
+    /// Returns the head as the server gets it.
+    pub(super) fn head(&self, terms: &Terms) -> RequestHead {
+        let mut headers = self.headers.clone();
+        if let Some(user_agent) = &terms.origin.user_agent {
+            add_user_agent(&mut headers, user_agent);
+        }
+        RequestHead { path: self.path.clone(), authority: terms.origin.authority.clone(), headers }
+    }
+
+    /// Returns the request for a channel of tonic's.
+    pub(super) fn into_request(self) -> Request<Body> {
+        let body = match self.body {
+            RequestBody { first: None, more, rest: Some(rest) } if more.is_empty() => rest,
+            body => Body::new(body),
+        };
+        let mut request = Request::new(body);
+        *request.method_mut() = Method::POST;
+        *request.version_mut() = Version::HTTP_2;
+        *request.uri_mut() = Uri::from(self.path);
+        *request.headers_mut() = self.headers;
+        *request.extensions_mut() = self.extensions;
+        request
+    }
+}
+
+/// Sets the user agent as tonic does: that of the application goes first.
+fn add_user_agent(headers: &mut HeaderMap, user_agent: &HeaderValue) {
+    let joined = headers.get(header::USER_AGENT).map(|own| {
+        let bytes = [own.as_bytes(), b" ", user_agent.as_bytes()].concat();
+        HeaderValue::from_bytes(&bytes).unwrap_or_else(|_| user_agent.clone())
+    });
+    headers.insert(header::USER_AGENT, joined.unwrap_or_else(|| user_agent.clone()));
+}
+
+/// The body of a request: frames that were taken from it, then the rest.
+#[derive(Debug)]
+pub(super) struct RequestBody {
+    /// The first frame. Most bodies have no other, so it needs no memory of its own.
+    first: Option<Bytes>,
+    more: VecDeque<Bytes>,
+    /// `None` if there is no more.
+    rest: Option<Body>,
+}
+
+impl RequestBody {
+    /// Takes the first frame from the body, if it is there, so that a body which can't be sent is known before the call begins.
+    pub(super) fn look(&mut self, context: &mut Context<'_>) -> Result<(), Status> {
+        if self.first.is_none() && self.more.is_empty() {
+            match self.poll_rest(context) {
+                Poll::Ready(Some(frame)) => self.first = Some(frame?),
+                Poll::Ready(None) | Poll::Pending => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Status>>> {
+        if let Some(frame) = self.first.take().or_else(|| self.more.pop_front()) {
+            return Poll::Ready(Some(Ok(frame)));
+        }
+        self.poll_rest(context)
+    }
+
+    fn poll_rest(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Status>>> {
+        while let Some(rest) = &mut self.rest {
+            match ready!(Pin::new(rest).poll_frame(context)) {
+                Some(Ok(frame)) => match frame.into_data() {
+                    // An empty frame has nothing to send.
+                    Ok(data) if data.is_empty() => {}
+                    Ok(data) => return Poll::Ready(Some(Ok(data))),
+                    // Clients send no trailers.
+                    Err(_) => self.rest = None,
+                },
+                Some(Err(status)) => {
+                    self.rest = None;
+                    return Poll::Ready(Some(Err(status)));
+                }
+                None => self.rest = None,
+            }
+        }
+        Poll::Ready(None)
+    }
+
+    fn is_at_end(&self) -> bool {
+        self.first.is_none()
+            && self.more.is_empty()
+            && self.rest.as_ref().is_none_or(http_body::Body::is_end_stream)
+    }
+}
+
+impl http_body::Body for RequestBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        self.poll_next(context).map(|next| next.map(|next| next.map(Frame::data)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.is_at_end()
+    }
+}
+
+/// The frames of a body that were sent, to send them again.
+#[derive(Debug, Default)]
+pub(super) struct Sent {
+    first: Option<Bytes>,
+    more: VecDeque<Bytes>,
+    bytes: usize,
+}
+
+impl Sent {
+    /// The most bytes beside the first frame that are kept.
+    const MOST: usize = 256 << 10;
+
+    fn note(&mut self, data: &Bytes) {
+        match &self.first {
+            None => self.first = Some(data.clone()),
+            Some(_) => {
+                self.bytes += data.len();
+                if self.bytes <= Self::MOST {
+                    self.more.push_back(data.clone());
+                }
+            }
+        }
+    }
+
+    /// Returns the whole body, if all frames were kept.
+    pub(super) fn into_body(self) -> Option<RequestBody> {
+        (self.bytes <= Self::MOST).then_some(RequestBody { first: self.first, more: self.more, rest: None })
+    }
+}
+
+/// How far a body was sent.
+#[derive(Debug)]
+pub(super) enum Progress {
+    /// The whole body is queued.
+    Finished,
+    /// The body, or the stream, is not ready. The context's task is woken when it is.
+    Waits,
+    /// The call takes no more of the body.
+    Ended,
+    /// The body failed.
+    Failed(Status),
+}
+
+/// Queues what the body has now. `sent` notes it.
+pub(super) fn advance(
+    body: &mut RequestBody,
+    stream: &Stream,
+    mut sent: Option<&mut Sent>,
+    context: &mut Context<'_>,
+) -> Progress {
+    /// The most frames in one turn.
+    const FRAMES: usize = 64;
+    for _ in 0..FRAMES {
+        match stream.poll_send_ready(context) {
+            Poll::Pending => return Progress::Waits,
+            Poll::Ready(Err(_)) => return Progress::Ended,
+            Poll::Ready(Ok(())) => {}
+        }
+        match body.poll_next(context) {
+            Poll::Pending => return Progress::Waits,
+            Poll::Ready(None) => {
+                stream.end();
+                return Progress::Finished;
+            }
+            Poll::Ready(Some(Err(status))) => return Progress::Failed(status),
+            Poll::Ready(Some(Ok(data))) => {
+                if let Some(sent) = &mut sent {
+                    sent.note(&data);
+                }
+                let end = body.is_at_end();
+                stream.send_data(data, end);
+                if end {
+                    return Progress::Finished;
+                }
+            }
+        }
+    }
+    context.waker().wake_by_ref();
+    Progress::Waits
+}
+
+/// The task that sends the rest of a body.
+#[derive(Debug)]
+pub(super) struct Pump {
+    body: RequestBody,
+    stream: Arc<Stream>,
+    /// The reason why the body failed.
+    failed: Arc<Mutex<Option<Status>>>,
+}
+
+impl Pump {
+    pub(super) fn new(body: RequestBody, stream: Arc<Stream>, failed: Arc<Mutex<Option<Status>>>) -> Self {
+        Self { body, stream, failed }
+    }
+}
+
+impl Future for Pump {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let this = &mut *self;
+        let progress = advance(&mut this.body, &this.stream, None, context);
+        if let Progress::Failed(status) = progress {
+            *lock(&this.failed) = Some(status);
+            this.stream.reset(ResetCode::Cancel);
+            return Poll::Ready(());
+        }
+        this.stream.session().drive();
+        match progress {
+            Progress::Waits => Poll::Pending,
+            _ => Poll::Ready(()),
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! The body of a response without HTTP/2.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use http_body::Frame;
+use tokio::task::AbortHandle;
+use tonic::Status;
+
+use super::deadline::Deadline;
+use crate::endpoint::lock::lock;
+use crate::grpc::session::{CallFault, Part, ResetCode, Stream};
+use crate::transport::gather::landed::Presenter;
+
+/// A call that has begun. Dropping this before [`has_ended`](Self::has_ended) cancels the call at the server.
+#[derive(Debug)]
+pub(super) struct Begun {
+    stream: Arc<Stream>,
+    /// The task that sends the rest of the request, and the reason why it failed.
+    pump: Option<(AbortHandle, Arc<Mutex<Option<Status>>>)>,
+    ended: bool,
+}
+
+impl Begun {
+    pub(super) fn new(stream: Arc<Stream>) -> Self {
+        Self { stream, pump: None, ended: false }
+    }
+
+    pub(super) fn stream(&self) -> &Arc<Stream> {
+        &self.stream
+    }
+
+    /// Notes the task that sends the rest of the request.
+    pub(super) fn sends(&mut self, pump: AbortHandle, failed: Arc<Mutex<Option<Status>>>) {
+        self.pump = Some((pump, failed));
+    }
+
+    /// Returns the status of a call with this fault. If the request's body failed, its status counts.
+    pub(super) fn status(&mut self, fault: CallFault) -> Status {
+        self.has_ended();
+        let failed = self.pump.as_ref().and_then(|(_, failed)| lock(failed).take());
+        failed.unwrap_or_else(|| fault.into())
+    }
+
+    /// Ends the call for its deadline.
+    pub(super) fn is_late(&mut self) -> Status {
+        self.stream.reset(ResetCode::DeadlineExceeded);
+        self.has_ended();
+        Deadline::status()
+    }
+
+    /// Notes that the response has ended. The rest of the request is not needed.
+    pub(super) fn has_ended(&mut self) {
+        self.ended = true;
+        if let Some((pump, _)) = &self.pump {
+            pump.abort();
+        }
+    }
+
+    /// Looks for something of the response, for a short time on this thread, then registers the task. `look` is a poll of the stream.
+    pub(super) fn poll<T>(
+        &self,
+        deadline: &Deadline,
+        context: &mut Context<'_>,
+        look: impl Fn(&Stream, &mut Context<'_>) -> Poll<T>,
+    ) -> Poll<T> {
+        let mut without_task = Context::from_waker(Waker::noop());
+        let mut found = look(&self.stream, &mut without_task);
+        if found.is_ready() {
+            return found;
+        }
+        self.stream.session().endpoint().spin(|| {
+            found = look(&self.stream, &mut without_task);
+            found.is_ready() || deadline.has_passed()
+        });
+        if found.is_ready() { found } else { look(&self.stream, context) }
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        if let Some((pump, _)) = &self.pump {
+            pump.abort();
+            // The task may hold the stream for a moment.
+            if !self.ended {
+                self.stream.reset(ResetCode::Cancel);
+            }
+        }
+    }
+}
+
+/// The body of a response.
+#[derive(Debug)]
+pub(super) struct ResponseBody {
+    call: Begun,
+    deadline: Deadline,
+    /// A part that came with the head.
+    first: Option<Part>,
+    presenter: Presenter,
+}
+
+impl ResponseBody {
+    pub(super) fn new(call: Begun, deadline: Deadline, first: Option<Part>) -> Self {
+        Self { call, deadline, first, presenter: Presenter::default() }
+    }
+
+    fn poll_part(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Part, Status>>> {
+        if let Some(part) = self.first.take() {
+            return Poll::Ready(Some(Ok(part)));
+        }
+        if self.call.ended {
+            return Poll::Ready(None);
+        }
+        match self.call.poll(&self.deadline, context, Stream::poll_part) {
+            Poll::Ready(Some(Ok(part))) => Poll::Ready(Some(Ok(part))),
+            Poll::Ready(Some(Err(fault))) => Poll::Ready(Some(Err(self.call.status(fault)))),
+            Poll::Ready(None) => {
+                self.call.has_ended();
+                Poll::Ready(None)
+            }
+            Poll::Pending if self.deadline.poll_passed(context).is_ready() => {
+                Poll::Ready(Some(Err(self.call.is_late())))
+            }
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl http_body::Body for ResponseBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let polled = self.poll_part(context);
+        polled.map(|part| {
+            part.map(|part| match part? {
+                Part::Data(data) => Ok(Frame::data(data)),
+                Part::Message(message) => Ok(Frame::data(self.presenter.present(message))),
+                Part::Trailers(trailers) => {
+                    self.call.has_ended();
+                    Ok(Frame::trailers(trailers))
+                }
+            })
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.first.is_none() && self.call.ended
+    }
+}

@@ -1,0 +1,179 @@
+//! The budget of landed messages: how much memory of a connection their readers may hold.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+
+use bytes::Bytes;
+
+/// The memory that landed messages of one connection may occupy, while they arrive and until the application drops them.
+///
+/// One call gets at most as much as it leaves to others, except that a call without any memory gets what is free. So a call whose
+/// reader keeps everything stops while others go on.
+#[derive(Debug)]
+pub(crate) struct LandingBudget {
+    limit: u64,
+    state: Mutex<BudgetState>,
+}
+
+#[derive(Debug, Default)]
+struct BudgetState {
+    used: u64,
+    waiting: Vec<Waker>,
+}
+
+/// The memory of one call.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CallShare(Arc<AtomicU64>);
+
+impl LandingBudget {
+    /// Makes a budget of `limit` bytes.
+    pub(crate) fn new(limit: u64) -> Arc<Self> {
+        Arc::new(Self { limit, state: Mutex::default() })
+    }
+
+    /// Admits a message of `length` bytes, if there is room for it. Otherwise `waker`, if there is one, is woken when memory comes back.
+    pub(crate) fn admit(
+        self: &Arc<Self>,
+        length: u64,
+        share: &CallShare,
+        waker: Option<&Waker>,
+    ) -> Option<Charge> {
+        let mut state = self.lock();
+        let free = self.limit.saturating_sub(state.used);
+        // Relaxed: the lock guards the share.
+        let held = share.0.load(Ordering::Relaxed);
+        let most = if held == 0 { free } else { free.saturating_sub(held) };
+        if length > most {
+            if let Some(waker) =
+                waker.filter(|waker| !state.waiting.iter().any(|known| known.will_wake(waker)))
+            {
+                state.waiting.push(waker.clone());
+            }
+            return None;
+        }
+        state.used += length;
+        share.0.store(held + length, Ordering::Relaxed);
+        Some(Charge { budget: Arc::clone(self), share: share.clone(), bytes: length })
+    }
+
+    /// Returns the limit, in bytes.
+    pub(crate) fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Says how much of the budget is in use, and what to do about it.
+    pub(crate) fn describe(&self) -> String {
+        format!(
+            "messages that arrive or that the application holds have {} bytes of the landing budget of {} bytes; drop them sooner, or \
+             raise CallConfig::landing_budget",
+            self.lock().used,
+            self.limit
+        )
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BudgetState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Bytes of a budget. They come back on drop.
+#[derive(Debug)]
+pub(crate) struct Charge {
+    budget: Arc<LandingBudget>,
+    share: CallShare,
+    bytes: u64,
+}
+
+impl Charge {
+    /// Returns `bytes` as memory that holds this charge. The charge ends when the last clone and slice of the result is dropped.
+    pub(crate) fn hold(self, bytes: Bytes) -> Bytes {
+        Bytes::from_owner(Charged { bytes, _charge: self })
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        let waiting = {
+            let mut state = self.budget.lock();
+            state.used -= self.bytes;
+            self.share.0.fetch_sub(self.bytes, Ordering::Relaxed);
+            std::mem::take(&mut state.waiting)
+        };
+        for waker in waiting {
+            waker.wake();
+        }
+    }
+}
+
+/// Memory with its charge. The memory is dropped first.
+struct Charged {
+    bytes: Bytes,
+    _charge: Charge,
+}
+
+impl AsRef<[u8]> for Charged {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use std::sync::atomic::AtomicUsize;
+    use std::task::Wake;
+
+    use super::*;
+
+    #[test]
+    fn a_call_that_keeps_its_memory_leaves_as_much_to_others() {
+        let budget = LandingBudget::new(100);
+        let (hoarder, other) = (CallShare::default(), CallShare::default());
+        assert!(budget.admit(101, &other, None).is_none());
+        let held: Vec<_> = std::iter::from_fn(|| budget.admit(10, &hoarder, None)).collect();
+        assert_eq!(held.len(), 5);
+        let first = budget.admit(40, &other, None).unwrap();
+        assert!(budget.admit(6, &other, None).is_none());
+        drop(first);
+        let most = budget.admit(50, &other, None);
+        assert!(most.is_some(), "a call without memory gets what is free");
+        drop((held, most));
+        assert!(budget.admit(100, &hoarder, None).is_some());
+    }
+
+    #[test]
+    fn a_slice_holds_the_charge() {
+        let budget = LandingBudget::new(100);
+        let bytes = budget.admit(60, &CallShare::default(), None).unwrap().hold(Bytes::from(vec![7; 60]));
+        let part = bytes.slice(10..20);
+        drop(bytes);
+        assert!(budget.admit(41, &CallShare::default(), None).is_none());
+        assert!(budget.describe().contains("60 bytes of the landing budget of 100 bytes"));
+        drop(part);
+        assert!(budget.admit(100, &CallShare::default(), None).is_some());
+    }
+
+    #[test]
+    fn memory_that_comes_back_wakes_each_reader_once() {
+        #[derive(Default)]
+        struct Wakes(AtomicUsize);
+        impl Wake for Wakes {
+            fn wake(self: Arc<Self>) {
+                self.0.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+        let (budget, share) = (LandingBudget::new(100), CallShare::default());
+        let held = budget.admit(100, &share, None).unwrap();
+        let wakes = Arc::new(Wakes::default());
+        let waker = Waker::from(Arc::clone(&wakes));
+        assert!(budget.admit(1, &share, Some(&waker)).is_none());
+        assert!(budget.admit(1, &share, Some(&waker)).is_none());
+        assert_eq!(wakes.0.load(Ordering::SeqCst), 0);
+        drop(held);
+        assert_eq!(wakes.0.load(Ordering::SeqCst), 1);
+        drop(budget.admit(100, &share, Some(&waker)).unwrap());
+        assert_eq!(wakes.0.load(Ordering::SeqCst), 1, "nothing waits any more");
+    }
+}

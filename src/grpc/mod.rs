@@ -1,0 +1,26 @@
+//! gRPC calls between RDMA peers without HTTP/2.
+//!
+//! This floor has the channel and the server that generated code takes. A peer that does not know native calls gets HTTP/2, over the
+//! same connection.
+//!
+//! ```text
+//!  client, server   tonic's types: a channel, a server
+//!  session          the calls of one connection: handles with wakers; the bridge to the endpoint
+//!  core             the state machine of these calls, without IO
+//!  frame            the format of frames and of heads
+//! ```
+#![forbid(unsafe_code)]
+
+mod calls;
+mod client;
+#[allow(dead_code, reason = "sessions will use it")]
+mod landing_budget;
+mod server;
+mod session;
+
+#[allow(unused_imports, reason = "calls will use it")]
+pub(crate) use crate::transport::gather::landed;
+pub use calls::CallConfig;
+pub use client::{ChannelError, RdmaChannel, RdmaChannelBuilder, RdmaResponseFuture};
+pub use server::{RdmaServer, ServeError};
+pub use session::{CallFault, ResetCode};

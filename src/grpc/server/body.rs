@@ -1,0 +1,43 @@
+//! The body of a request.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::Frame;
+use tonic::Status;
+
+use crate::grpc::session::{Part, Stream};
+
+/// What the client sends after the head: messages with their prefixes, as the client sent them.
+#[derive(Debug)]
+pub(super) struct RequestBody {
+    stream: Arc<Stream>,
+}
+
+impl RequestBody {
+    pub(super) fn new(stream: Arc<Stream>) -> Self {
+        Self { stream }
+    }
+}
+
+impl http_body::Body for RequestBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        self.stream.poll_part(context).map(|part| match part? {
+            Ok(Part::Data(bytes) | Part::Message(bytes)) => Some(Ok(Frame::data(bytes))),
+            Ok(Part::Trailers(trailers)) => Some(Ok(Frame::trailers(trailers))),
+            Err(fault) => Some(Err(fault.into())),
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.stream.is_end()
+    }
+}

@@ -1,0 +1,246 @@
+//! A call, from its arrival to its end.
+//!
+//! ```text
+//!  Waiting ── the service is ready ──▶ Running ── response ──▶ Responding ── trailers ──▶ Done
+//!     └──────── panic, deadline, reset by the client: the handler is dropped ───────────────▲
+//! ```
+
+use std::fmt;
+use std::future::Future;
+use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response, StatusCode};
+use http_body::Body as _;
+use tokio::time::Sleep;
+use tonic::Status;
+use tonic::body::Body;
+use tower_service::Service;
+
+use super::BoxError;
+use super::status::{STATUS, of_http, trailers_of};
+use crate::grpc::session::{ResetCode, Stream};
+
+/// Most frames of a response that one poll sends.
+const FRAMES: usize = 64;
+
+/// A call. It is polled in place first, and becomes a task if it waits.
+pub(super) struct Call<S: Service<Request<Body>>> {
+    stream: Arc<Stream>,
+    state: State<S>,
+    limit: Option<Limit>,
+    /// The head of the response was sent.
+    answered: bool,
+}
+
+enum State<S: Service<Request<Body>>> {
+    Waiting(S, Request<Body>),
+    Running(Pin<Box<S::Future>>),
+    Responding(Body),
+    Done,
+}
+
+/// The deadline of a call.
+struct Limit {
+    timeout: Duration,
+    at: Instant,
+    /// Made when the call waits.
+    sleep: Option<Pin<Box<Sleep>>>,
+}
+
+// Nothing in it is pinned in place: the service's future has a box of its own.
+impl<S: Service<Request<Body>>> Unpin for Call<S> {}
+
+impl<S: Service<Request<Body>>> fmt::Debug for Call<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = match self.state {
+            State::Waiting(..) => "waiting",
+            State::Running(_) => "running",
+            State::Responding(_) => "responding",
+            State::Done => "done",
+        };
+        f.debug_struct("Call").field("stream", &self.stream).field("state", &state).finish_non_exhaustive()
+    }
+}
+
+impl<S, B> Call<S>
+where
+    S: Service<Request<Body>, Response = Response<B>>,
+    S::Error: Into<BoxError>,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    pub(super) fn new(
+        stream: Arc<Stream>,
+        service: S,
+        request: Request<Body>,
+        arrived: Instant,
+        timeout: Option<Duration>,
+    ) -> Self {
+        let limit = timeout.and_then(|timeout| {
+            // A time beyond the clock's range is no limit.
+            Some(Limit { timeout, at: arrived.checked_add(timeout)?, sleep: None })
+        });
+        Self { stream, state: State::Waiting(service, request), limit, answered: false }
+    }
+
+    /// Polls the call where it was found. Returns the call if it waits: it goes on as a task then. What it has to send is queued.
+    pub(super) fn poll_in_place(mut self) -> Option<Self> {
+        let mut context = Context::from_waker(Waker::noop());
+        match self.guarded(&mut context) {
+            Poll::Ready(()) => None,
+            Poll::Pending => Some(self),
+        }
+    }
+
+    /// Carries the call on, and catches panics of the handler.
+    fn guarded(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        // The call is not used after a panic, but for its stream, which has locks of its own.
+        match catch_unwind(AssertUnwindSafe(|| self.step(context))) {
+            Ok(polled) => polled,
+            Err(_) => {
+                tracing::debug!("a handler of a native call panicked");
+                self.fail(&Status::unknown("the handler of the call panicked"));
+                Poll::Ready(())
+            }
+        }
+    }
+
+    fn step(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        loop {
+            match &mut self.state {
+                State::Waiting(service, _) => {
+                    let result = ready!(service.poll_ready(context)).map_err(Into::into);
+                    match (result, mem::replace(&mut self.state, State::Done)) {
+                        (Ok(()), State::Waiting(mut service, request)) => {
+                            self.state = State::Running(Box::pin(service.call(request)));
+                        }
+                        (Err(error), _) => return self.refuse(error),
+                        (Ok(()), _) => return Poll::Ready(()),
+                    }
+                }
+                State::Running(future) => match ready!(future.as_mut().poll(context)) {
+                    Ok(response) => self.answer(response),
+                    Err(error) => return self.refuse(error.into()),
+                },
+                State::Responding(_) => return self.respond(context),
+                State::Done => return Poll::Ready(()),
+            }
+        }
+    }
+
+    /// Sends the head of the response.
+    fn answer(&mut self, response: Response<B>) {
+        let (parts, body) = response.into_parts();
+        let body = Body::new(body);
+        if parts.status != StatusCode::OK && !parts.headers.contains_key(STATUS) {
+            let mut trailers = parts.headers;
+            trailers.extend(trailers_of(&of_http(parts.status)));
+            self.finish(trailers);
+        } else if body.is_end_stream() {
+            self.finish(parts.headers);
+        } else {
+            self.stream.send_head(parts.headers);
+            self.answered = true;
+            self.state = State::Responding(body);
+        }
+    }
+
+    /// Sends the body of the response.
+    fn respond(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        for _ in 0..FRAMES {
+            let State::Responding(body) = &mut self.state else { return Poll::Ready(()) };
+            if ready!(self.stream.poll_send_ready(context)).is_err() {
+                // The client has reset the call, or the connection has ended.
+                self.state = State::Done;
+                return Poll::Ready(());
+            }
+            match ready!(Pin::new(body).poll_frame(context)) {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => self.stream.send_data(data, false),
+                    Err(frame) => {
+                        self.finish(frame.into_trailers().unwrap_or_default());
+                        return Poll::Ready(());
+                    }
+                },
+                Some(Err(status)) => {
+                    self.fail(&status);
+                    return Poll::Ready(());
+                }
+                None => {
+                    self.finish(HeaderMap::new());
+                    return Poll::Ready(());
+                }
+            }
+        }
+        // Others have their turn.
+        context.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// Ends a call whose service returned an error instead of a response. Errors that hold a status become this status, as with tonic.
+    fn refuse(&mut self, error: BoxError) -> Poll<()> {
+        match Status::try_from_error(error) {
+            Ok(status) => self.fail(&status),
+            Err(error) => {
+                tracing::debug!(error = %error, "the service of a native call failed");
+                self.state = State::Done;
+                self.stream.reset(ResetCode::Internal);
+            }
+        }
+        Poll::Ready(())
+    }
+
+    /// Ends the call with a status of this server's own.
+    fn fail(&mut self, status: &Status) {
+        let mut trailers = trailers_of(status);
+        if !self.answered {
+            let kind = http::HeaderValue::from_static("application/grpc");
+            trailers.insert(http::header::CONTENT_TYPE, kind);
+        }
+        self.finish(trailers);
+    }
+
+    /// Sends the trailers, and drops the handler.
+    fn finish(&mut self, trailers: HeaderMap) {
+        self.state = State::Done;
+        self.stream.send_trailers(trailers);
+    }
+}
+
+impl<S, B> Future for Call<S>
+where
+    S: Service<Request<Body>, Response = Response<B>>,
+    S::Error: Into<BoxError>,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if self.stream.poll_reset(context).is_ready() {
+            self.state = State::Done;
+            return Poll::Ready(());
+        }
+        let mut polled = self.guarded(context);
+        if polled.is_pending() && self.limit.as_mut().is_some_and(|limit| limit.poll(context).is_ready()) {
+            let timeout = self.limit.take().map(|limit| limit.timeout).unwrap_or_default();
+            self.fail(&Status::deadline_exceeded(format!("the call took longer than {timeout:?}")));
+            polled = Poll::Ready(());
+        }
+        self.stream.session().drive();
+        polled
+    }
+}
+
+impl Limit {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let at = self.at;
+        self.sleep.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(at.into()))).as_mut().poll(context)
+    }
+}

@@ -1,0 +1,232 @@
+//! A native connection of the server: it takes calls, and ends for age, idleness or shutdown.
+
+use std::fmt;
+use std::future::pending;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::uri::Scheme;
+use http::{Method, Request, Response, Uri, Version};
+use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::sync::watch;
+use tonic::body::Body;
+use tonic::transport::server::TcpConnectInfo;
+use tower_service::Service;
+
+use super::BoxError;
+use super::body::RequestBody;
+use super::call::Call;
+use super::in_place::{InPlace, Paths};
+use super::status::timeout_of;
+use crate::endpoint::lock::lock;
+use crate::endpoint::{MessageEndpoint, RdmaConnectInfo};
+use crate::grpc::calls::CallConfig;
+use crate::grpc::session::{Accept, RequestHead, Session, Stream};
+
+/// What all native connections of a server share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    limits: CallConfig,
+    runtime: Handle,
+    /// The runtime has one thread.
+    alone: bool,
+    paths: Paths,
+}
+
+impl Shared {
+    /// Makes it for the runtime of the current thread.
+    pub(super) fn new(limits: CallConfig) -> Self {
+        let runtime = Handle::current();
+        let alone =
+            runtime.runtime_flavor() == RuntimeFlavor::CurrentThread || runtime.metrics().num_workers() == 1;
+        Self { limits, runtime, alone, paths: Paths::default() }
+    }
+}
+
+/// Serves a native connection in tasks of its own. `stop` changes when the server shuts down. A server without graceful shutdown has
+/// no `stop`.
+pub(super) fn serve<S, B>(
+    endpoint: MessageEndpoint,
+    service: S,
+    shared: &Arc<Shared>,
+    stop: Option<watch::Receiver<()>>,
+) where
+    S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError> + Send + 'static,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    let info = endpoint.info().clone();
+    let addresses =
+        TcpConnectInfo { local_addr: Some(info.local_addr()), remote_addr: Some(info.peer_addr()) };
+    let acceptor = Arc::new(Acceptor {
+        shared: Arc::clone(shared),
+        service: Mutex::new(service),
+        info,
+        addresses,
+        accepted: AtomicU64::new(0),
+    });
+    let session = Session::server(endpoint, &shared.limits, Arc::clone(&acceptor) as Arc<dyn Accept>);
+    shared.runtime.spawn(watch_over(session, acceptor, stop));
+}
+
+/// Takes the calls of one connection.
+struct Acceptor<S> {
+    shared: Arc<Shared>,
+    service: Mutex<S>,
+    info: RdmaConnectInfo,
+    addresses: TcpConnectInfo,
+    /// The number of calls so far.
+    accepted: AtomicU64,
+}
+
+impl<S> fmt::Debug for Acceptor<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Acceptor").field("info", &self.info).finish_non_exhaustive()
+    }
+}
+
+impl<S, B> Accept for Acceptor<S>
+where
+    S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError> + Send + 'static,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    fn accept(&self, stream: Stream, head: RequestHead) {
+        self.accepted.fetch_add(1, Ordering::Relaxed);
+        let _context = self.shared.runtime.enter();
+        // Calls catch the panics of handlers themselves. This is for a service that panics when it is cloned or dropped: the stream is
+        // dropped then, which resets the call, and the thread that polls for others goes on.
+        if catch_unwind(AssertUnwindSafe(|| self.begin(stream, head))).is_err() {
+            tracing::debug!("a service panicked when a native call began or ended");
+        }
+    }
+}
+
+impl<S, B> Acceptor<S>
+where
+    S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError> + Send + 'static,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    fn begin(&self, stream: Stream, head: RequestHead) {
+        let Shared { limits, runtime, alone, paths } = &*self.shared;
+        let arrived = Instant::now();
+        let stream = Arc::new(stream);
+        let path = head.path.clone();
+        let timeout = match (timeout_of(&head.headers), limits.timeout) {
+            (Some(client), Some(server)) => Some(client.min(server)),
+            (client, server) => client.or(server),
+        };
+        let request = self.request(Arc::clone(&stream), head);
+        let service = lock(&self.service).clone();
+        let call = Call::new(stream, service, request, arrived, timeout);
+        let turn = if paths.is_quick(path.path()) { InPlace::begin(arrived, *alone) } else { None };
+        let Some(turn) = turn else {
+            runtime.spawn(call);
+            return;
+        };
+        let waits = call.poll_in_place();
+        paths.took(path.path(), turn.end());
+        if let Some(call) = waits {
+            runtime.spawn(call);
+        }
+    }
+
+    /// Makes the request that services see. It is that which tonic makes of the same call over HTTP/2.
+    fn request(&self, stream: Arc<Stream>, head: RequestHead) -> Request<Body> {
+        let RequestHead { path, authority, headers } = head;
+        let mut uri = http::uri::Parts::default();
+        uri.path_and_query = Some(path);
+        if authority.is_some() {
+            uri.scheme = Some(Scheme::HTTP);
+            uri.authority = authority;
+        }
+        let mut request = Request::new(Body::new(RequestBody::new(stream)));
+        *request.method_mut() = Method::POST;
+        // A path alone, and a path with scheme and authority, are URIs.
+        *request.uri_mut() = Uri::from_parts(uri).unwrap_or_default();
+        *request.version_mut() = Version::HTTP_2;
+        *request.headers_mut() = headers;
+        request.extensions_mut().insert(self.info.clone());
+        request.extensions_mut().insert(self.addresses.clone());
+        request
+    }
+}
+
+/// Lets a connection end: because of its age, because it is idle, or because the server shuts down.
+async fn watch_over<S>(
+    session: Arc<Session>,
+    acceptor: Arc<Acceptor<S>>,
+    mut stop: Option<watch::Receiver<()>>,
+) {
+    let limits = &acceptor.shared.limits;
+    let old = limits.max_connection_age.map(jittered);
+    let (reason, grace) = tokio::select! {
+        _ = session.closed() => return,
+        () = stopped(stop.as_mut()) => ("the server shuts down", Some(limits.shutdown_grace)),
+        () = after(old) => ("the connection has reached its age", limits.max_connection_age_grace),
+        () = idle(&session, &acceptor.accepted, limits.max_connection_idle) => {
+            ("the connection was idle", Some(limits.shutdown_grace))
+        }
+    };
+    session.go_away(reason);
+    let ended = tokio::select! {
+        _ = session.closed() => true,
+        () = after(grace) => false,
+        () = stopped_then(stop.as_mut(), limits.shutdown_grace) => false,
+    };
+    if !ended {
+        tracing::debug!(peer = %acceptor.info.peer_addr(), reason, "calls were in flight longer than their grace");
+        session.abort();
+    }
+}
+
+/// Waits for the server's shutdown. Stays pending without graceful shutdown.
+async fn stopped(stop: Option<&mut watch::Receiver<()>>) {
+    match stop {
+        // An error means that the server's future was dropped, which is a shutdown, too.
+        Some(stop) => drop(stop.changed().await),
+        None => pending().await,
+    }
+}
+
+/// Waits for the server's shutdown, and then for the grace.
+async fn stopped_then(stop: Option<&mut watch::Receiver<()>>, grace: Duration) {
+    stopped(stop).await;
+    after(Some(grace)).await;
+}
+
+async fn after(time: Option<Duration>) {
+    match time {
+        Some(time) => tokio::time::sleep(time).await,
+        None => pending().await,
+    }
+}
+
+/// Waits until there was no call for `limit`.
+async fn idle(session: &Session, accepted: &AtomicU64, limit: Option<Duration>) {
+    /// Looks in that time.
+    const LOOKS: u32 = 4;
+    let Some(limit) = limit else { return pending().await };
+    let (mut last, mut quiet) = (accepted.load(Ordering::Relaxed), 0);
+    while quiet < LOOKS {
+        tokio::time::sleep(limit / LOOKS).await;
+        let now = accepted.load(Ordering::Relaxed);
+        quiet = if now == last && session.active_streams() == 0 { quiet + 1 } else { 0 };
+        last = now;
+    }
+}
+
+/// Returns `age`, up to a tenth more or less, so that connections that were made together do not all end together.
+fn jittered(age: Duration) -> Duration {
+    age.mul_f64(0.9 + 0.2 * fastrand::f64())
+}

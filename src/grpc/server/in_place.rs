@@ -1,0 +1,205 @@
+//! The choice whether a call is polled where it was found, or in a task of its own.
+//!
+//! A call that ends in its first poll costs no task and no switch to one. So the thread that finds a call polls the call itself, unless:
+//!
+//! - the thread polls another call in place already (a handler called a native service of this process);
+//! - the thread is within a span of `tracing`, which would become the parent of the handler's spans;
+//! - polls of the same path have been slow, or the thread has spent long on calls just before, and other threads could help.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+/// Polls of a path that take longer than this on average are left to a task.
+const SLOW: Duration = Duration::from_micros(50);
+/// Of so many calls of a slow path, one is polled in place, to find out whether the path is still slow.
+const RETRY: u32 = 64;
+/// A thread spends at most this long on calls without a pause, if the runtime has other threads.
+const TURN: Duration = Duration::from_micros(200);
+/// A pause ends a turn.
+const PAUSE: Duration = Duration::from_micros(5);
+/// Most paths whose time is known. A server has fewer methods.
+const PATHS: usize = 4096;
+
+thread_local! {
+    static THREAD: Thread = const {
+        Thread { polls: Cell::new(false), ended: Cell::new(None), spent: Cell::new(Duration::ZERO) }
+    };
+}
+
+/// What this thread does with calls.
+struct Thread {
+    /// The thread polls a call in place.
+    polls: Cell<bool>,
+    /// The end of its last poll in place.
+    ended: Cell<Option<Instant>>,
+    /// The time that it has spent in this turn.
+    spent: Cell<Duration>,
+}
+
+/// The right of this thread to poll one call in place. Dropping this gives the right back.
+#[derive(Debug)]
+pub(super) struct InPlace {
+    started: Instant,
+}
+
+impl InPlace {
+    /// Takes the right. `alone` says that the runtime has no other thread. Returns `None` if the call belongs into a task.
+    pub(super) fn begin(now: Instant, alone: bool) -> Option<Self> {
+        THREAD.with(|thread| {
+            if thread.polls.get() || !tracing::Span::current().is_none() {
+                return None;
+            }
+            let paused = thread.ended.get().is_none_or(|ended| now.saturating_duration_since(ended) > PAUSE);
+            if paused {
+                thread.spent.set(Duration::ZERO);
+            } else if !alone && thread.spent.get() > TURN {
+                thread.ended.set(Some(now));
+                return None;
+            }
+            thread.polls.set(true);
+            Some(Self { started: now })
+        })
+    }
+
+    /// Ends the poll, and returns how long it took.
+    pub(super) fn end(self) -> Duration {
+        let now = Instant::now();
+        let took = now.saturating_duration_since(self.started);
+        THREAD.with(|thread| {
+            thread.ended.set(Some(now));
+            thread.spent.set(thread.spent.get().saturating_add(took));
+        });
+        took
+    }
+}
+
+impl Drop for InPlace {
+    fn drop(&mut self) {
+        // A thread that ends has no calls.
+        let _ = THREAD.try_with(|thread| thread.polls.set(false));
+    }
+}
+
+/// How long polls in place take, for the paths that have been slow once.
+#[derive(Debug, Default)]
+pub(super) struct Paths {
+    slow: RwLock<HashMap<Box<str>, Arc<Average>>>,
+}
+
+/// The moving average of one path.
+#[derive(Debug, Default)]
+struct Average {
+    nanoseconds: AtomicU64,
+    /// Calls that were left to tasks.
+    left: AtomicU32,
+}
+
+impl Paths {
+    /// Returns whether a call of `path` is quick enough to be polled in place.
+    pub(super) fn is_quick(&self, path: &str) -> bool {
+        self.find(path).is_none_or(|average| average.is_quick())
+    }
+
+    /// Notes how long a poll in place took.
+    pub(super) fn took(&self, path: &str, time: Duration) {
+        if let Some(average) = self.find(path) {
+            average.add(time);
+        } else if time > SLOW {
+            let mut slow = self.slow.write().unwrap_or_else(PoisonError::into_inner);
+            if slow.len() < PATHS {
+                slow.entry(path.into()).or_default().add(time);
+            }
+        }
+    }
+
+    fn find(&self, path: &str) -> Option<Arc<Average>> {
+        let slow = self.slow.read().unwrap_or_else(PoisonError::into_inner);
+        // Most servers have no slow path, and spare the hash.
+        if slow.is_empty() { None } else { slow.get(path).cloned() }
+    }
+}
+
+impl Average {
+    /// Weight of one poll.
+    const SHARE: u64 = 8;
+
+    fn is_quick(&self) -> bool {
+        self.nanoseconds.load(Ordering::Relaxed) <= nanoseconds(SLOW)
+            || self.left.fetch_add(1, Ordering::Relaxed) % RETRY == RETRY - 1
+    }
+
+    /// Adds a poll. Two threads at a time may lose one poll of two.
+    fn add(&self, time: Duration) {
+        let (before, time) = (self.nanoseconds.load(Ordering::Relaxed), nanoseconds(time));
+        let after = if before > nanoseconds(SLOW) && time <= nanoseconds(SLOW) {
+            // A quick poll of a slow path: those between were not measured, so this one weighs more.
+            before / 2
+        } else {
+            before - before / Self::SHARE + time / Self::SHARE
+        };
+        self.nanoseconds.store(after, Ordering::Relaxed);
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX / Average::SHARE)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    const PATH: &str = "/a.B/C";
+
+    #[test]
+    fn a_thread_does_not_poll_a_call_within_a_call() {
+        let first = InPlace::begin(Instant::now(), true).unwrap();
+        assert!(InPlace::begin(Instant::now(), true).is_none());
+        first.end();
+        drop(InPlace::begin(Instant::now(), true).unwrap());
+        assert!(InPlace::begin(Instant::now(), true).is_some());
+    }
+
+    #[test]
+    fn a_thread_with_others_beside_it_stops_after_a_turn() {
+        let begin = |now, alone| InPlace::begin(now, alone).map(drop).is_some();
+        let now = Instant::now();
+        THREAD.with(|thread| {
+            thread.ended.set(Some(now));
+            thread.spent.set(TURN * 2);
+        });
+        assert!(!begin(now + PAUSE / 2, false), "others can help");
+        assert!(begin(now + PAUSE / 2, true), "no other thread");
+        assert!(begin(now + PAUSE * 4, false), "a pause");
+    }
+
+    #[test]
+    fn slow_paths_go_to_tasks_until_they_are_quick_again() {
+        let paths = Paths::default();
+        assert!(paths.is_quick(PATH));
+        paths.took(PATH, SLOW * 2);
+        assert!(paths.is_quick(PATH), "one poll may be slow by chance");
+        for _ in 0..20 {
+            paths.took(PATH, SLOW * 2);
+        }
+        assert!(paths.is_quick("/a.B/D"), "another path");
+        let quick = |count| (0..count).filter(|_| paths.is_quick(PATH)).count();
+        assert_eq!(quick(RETRY * 3), 3, "three trials");
+        paths.took(PATH, SLOW / 50);
+        assert_eq!(quick(10), 10);
+    }
+
+    #[test]
+    fn quick_paths_take_no_memory() {
+        let paths = Paths::default();
+        (0..10_000).for_each(|number| paths.took(&format!("/{number}"), SLOW / 2));
+        assert!(paths.slow.read().unwrap().is_empty());
+        (0..10_000).for_each(|number| paths.took(&format!("/{number}"), SLOW * 2));
+        assert_eq!(paths.slow.read().unwrap().len(), PATHS);
+    }
+}

@@ -1,0 +1,354 @@
+//! The server: native calls, HTTP/2 over RDMA and stock TCP clients on one port.
+//!
+//! It splits what the listener accepts: HTTP/2 peers go to tonic's server, native ones are served here, by the same service.
+//!
+//! ```text
+//!  serve ── stream ────▶ tonic's Server ──▶ the layers and routes
+//!    └───── messages ──▶ connection ──▶ call, polled in place ── waits ──▶ call as a task       ──▶ the same layers and routes
+//! ```
+
+mod body;
+mod call;
+mod connection;
+mod error;
+mod in_place;
+mod plaintext;
+mod serve;
+mod status;
+
+use std::convert::Infallible;
+use std::fmt;
+use std::future::{Future, Pending};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use tokio::net::ToSocketAddrs;
+use tonic::body::Body;
+use tonic::server::NamedService;
+use tonic::service::Routes;
+use tonic::transport::Server;
+use tower::ServiceBuilder;
+use tower::layer::Layer;
+use tower::layer::util::{Identity, Stack};
+use tower_service::Service;
+
+use super::calls::CallConfig;
+use crate::endpoint::Config;
+use crate::transport::RdmaIncoming;
+
+pub use error::ServeError;
+
+/// The error of a service or of a body.
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A gRPC server for all clients on one port: peers that know native calls, peers that send HTTP/2 over RDMA, and stock clients over TCP.
+///
+/// All of them reach the same services, through the same layers. The negotiation of each connection decides; the server's services find
+/// the result in each request ([`RdmaRequestExt::connection`](crate::RdmaRequestExt::connection)). `remote_addr` and `local_addr` of a
+/// [`tonic::Request`] return the addresses of the connection's TCP part.
+///
+/// ```
+/// # use tonic::{Request, Response, Status, Streaming};
+/// # use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
+/// # use tonic_rdma_proto::greeter::greeter_server::{Greeter, GreeterServer};
+/// # use tonic_rdma_proto::greeter::{HelloReply, HelloRequest};
+/// # #[derive(Debug)]
+/// # struct Greets;
+/// # #[tonic::async_trait]
+/// # impl Greeter for Greets {
+/// #     async fn say_hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
+/// #         Ok(Response::new(HelloReply { message: format!("Hello {}!", request.get_ref().name) }))
+/// #     }
+/// #     type ChatStream = tokio_stream::Empty<Result<HelloReply, Status>>;
+/// #     async fn chat(&self, _: Request<Streaming<HelloRequest>>) -> Result<Response<Self::ChatStream>, Status> {
+/// #         Err(Status::unimplemented("not here"))
+/// #     }
+/// # }
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use tonic_rdma::{RdmaIncoming, RdmaServer};
+///
+/// let incoming = RdmaIncoming::bind("127.0.0.1:0").await?;
+/// let address = incoming.local_addr();
+/// let server = RdmaServer::new().add_service(GreeterServer::new(Greets));
+/// tokio::spawn(server.serve_with_incoming(incoming));
+///
+/// // A stock client.
+/// let mut client = GreeterClient::connect(format!("http://{address}")).await?;
+/// let reply = client.say_hello(HelloRequest { name: "Ada".into() }).await?;
+/// assert_eq!(reply.into_inner().message, "Hello Ada!");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+#[must_use]
+pub struct RdmaServer<L = Identity> {
+    config: Config,
+    calls: CallConfig,
+    http2: Server,
+    layers: ServiceBuilder<L>,
+    routes: Routes,
+}
+
+impl RdmaServer {
+    /// Makes a server without services, with the default settings. A call to it ends with UNIMPLEMENTED.
+    ///
+    /// ```
+    /// use tonic_rdma::RdmaServer;
+    ///
+    /// let (_reporter, health) = tonic_health::server::health_reporter();
+    /// let server = RdmaServer::new().add_service(health);
+    /// # drop(server);
+    /// ```
+    pub fn new() -> Self {
+        Self {
+            config: Config::default(),
+            calls: CallConfig::default(),
+            http2: Server::builder(),
+            layers: ServiceBuilder::new(),
+            routes: Routes::default(),
+        }
+    }
+}
+
+impl Default for RdmaServer {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<L> RdmaServer<L> {
+    /// Sets the connection's settings for [`serve`](Self::serve) and [`serve_with_shutdown`](Self::serve_with_shutdown). An
+    /// [`RdmaIncoming`] that is handed over has settings of its own.
+    pub fn config(mut self, config: Config) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// Sets the limits of native calls.
+    pub fn calls(mut self, calls: CallConfig) -> Self {
+        self.calls = calls;
+        self
+    }
+
+    /// Sets the server for HTTP/2 peers, for its settings: windows, keepalive, limits, TLS. Its timeouts, its limits and its `trace_fn`
+    /// hold for HTTP/2 peers alone; native calls have those of [`calls`](Self::calls).
+    ///
+    /// A server with TLS offers no native calls, because they would go around TLS: all its peers use HTTP/2.
+    ///
+    /// ```
+    /// use tonic::transport::Server;
+    /// use tonic_rdma::RdmaServer;
+    ///
+    /// let http2 = Server::builder().initial_stream_window_size(4 << 20);
+    /// let server = RdmaServer::new().http2(http2);
+    /// # drop(server);
+    /// ```
+    pub fn http2(mut self, server: Server) -> Self {
+        self.http2 = server;
+        self
+    }
+
+    /// Puts a tower layer around all services, for all peers. The layer that is added first is the outermost, as with tonic.
+    ///
+    /// ```
+    /// use tonic::service::InterceptorLayer;
+    /// use tonic::{Request, Status};
+    /// use tonic_rdma::RdmaServer;
+    ///
+    /// fn with_a_token(request: Request<()>) -> Result<Request<()>, Status> {
+    ///     match request.metadata().get("authorization") {
+    ///         Some(_) => Ok(request),
+    ///         None => Err(Status::unauthenticated("no token")),
+    ///     }
+    /// }
+    ///
+    /// let server = RdmaServer::new().layer(InterceptorLayer::new(with_a_token));
+    /// # drop(server);
+    /// ```
+    pub fn layer<N>(self, layer: N) -> RdmaServer<Stack<N, L>> {
+        let Self { config, calls, http2, layers, routes } = self;
+        RdmaServer { config, calls, http2, layers: layers.layer(layer), routes }
+    }
+
+    /// Adds a service, such as a generated one.
+    ///
+    /// # Panics
+    /// A service of this name is there already.
+    pub fn add_service<S, B>(mut self, service: S) -> Self
+    where
+        S: Service<Request<Body>, Response = Response<B>, Error = Infallible>
+            + NamedService
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+        S::Future: Send + 'static,
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        self.routes = self.routes.add_service(service);
+        self
+    }
+
+    /// Adds a service if there is one.
+    ///
+    /// # Panics
+    /// A service of this name is there already.
+    pub fn add_optional_service<S, B>(self, service: Option<S>) -> Self
+    where
+        S: Service<Request<Body>, Response = Response<B>, Error = Infallible>
+            + NamedService
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+        S::Future: Send + 'static,
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        match service {
+            Some(service) => self.add_service(service),
+            None => self,
+        }
+    }
+
+    /// Adds routes. Paths that they don't have go to the services added before. The fallback of these routes does not count.
+    ///
+    /// ```
+    /// use tonic::service::Routes;
+    /// use tonic_rdma::RdmaServer;
+    ///
+    /// let (_reporter, health) = tonic_health::server::health_reporter();
+    /// let server = RdmaServer::new().add_routes(Routes::new(health));
+    /// # drop(server);
+    /// ```
+    ///
+    /// # Panics
+    /// A path of them is there already.
+    pub fn add_routes(mut self, routes: Routes) -> Self {
+        let added = routes.into_axum_router().reset_fallback();
+        self.routes = self.routes.into_axum_router().merge(added).into();
+        self
+    }
+
+    /// Listens on `address`, and serves until the runtime ends.
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), tonic_rdma::ServeError> {
+    /// use tonic_rdma::RdmaServer;
+    ///
+    /// let (_reporter, health) = tonic_health::server::health_reporter();
+    /// RdmaServer::new().add_service(health).serve("0.0.0.0:50051").await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// A setting has a value that can't be used, the address can't be listened on, or tonic's server failed.
+    pub async fn serve<S, B>(self, address: impl ToSocketAddrs) -> Result<(), ServeError>
+    where
+        L: Layer<Routes, Service = S>,
+        S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
+        S::Future: Send + 'static,
+        S::Error: Into<BoxError> + Send + 'static,
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let incoming = self.listen(address).await?;
+        self.serve_all(incoming, None::<Pending<()>>).await
+    }
+
+    /// Listens on `address`, and serves until `signal` is ready. Then it closes the port, lets the calls in flight finish, and returns
+    /// when all connections have ended, or after [`CallConfig::shutdown_grace`].
+    ///
+    /// # Errors
+    /// As [`serve`](Self::serve).
+    pub async fn serve_with_shutdown<S, B>(
+        self,
+        address: impl ToSocketAddrs,
+        signal: impl Future<Output = ()>,
+    ) -> Result<(), ServeError>
+    where
+        L: Layer<Routes, Service = S>,
+        S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
+        S::Future: Send + 'static,
+        S::Error: Into<BoxError> + Send + 'static,
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let incoming = self.listen(address).await?;
+        self.serve_with_incoming_shutdown(incoming, signal).await
+    }
+
+    /// Serves the connections of `incoming` until the runtime ends.
+    ///
+    /// # Errors
+    /// A limit of the calls has a value that can't be used, or tonic's server failed.
+    pub async fn serve_with_incoming<S, B>(self, incoming: RdmaIncoming) -> Result<(), ServeError>
+    where
+        L: Layer<Routes, Service = S>,
+        S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
+        S::Future: Send + 'static,
+        S::Error: Into<BoxError> + Send + 'static,
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        self.serve_all(incoming, None::<Pending<()>>).await
+    }
+
+    /// Serves the connections of `incoming` until `signal` is ready, and ends as [`serve_with_shutdown`](Self::serve_with_shutdown).
+    ///
+    /// # Errors
+    /// As [`serve_with_incoming`](Self::serve_with_incoming).
+    pub async fn serve_with_incoming_shutdown<S, B>(
+        self,
+        incoming: RdmaIncoming,
+        signal: impl Future<Output = ()>,
+    ) -> Result<(), ServeError>
+    where
+        L: Layer<Routes, Service = S>,
+        S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
+        S::Future: Send + 'static,
+        S::Error: Into<BoxError> + Send + 'static,
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        self.serve_all(incoming, Some(signal)).await
+    }
+
+    async fn listen(&self, address: impl ToSocketAddrs) -> Result<RdmaIncoming, ServeError> {
+        self.config.validate()?;
+        self.calls.validate()?;
+        Ok(RdmaIncoming::bind_with(address, self.config.clone()).await?)
+    }
+
+    async fn serve_all<S, B>(
+        self,
+        incoming: RdmaIncoming,
+        signal: Option<impl Future<Output = ()>>,
+    ) -> Result<(), ServeError>
+    where
+        L: Layer<Routes, Service = S>,
+        S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
+        S::Future: Send + 'static,
+        S::Error: Into<BoxError> + Send + 'static,
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        self.calls.validate()?;
+        let service = self.layers.service(self.routes.prepare());
+        serve::serve(incoming, self.http2, service, self.calls, signal).await
+    }
+}
+
+impl<L> fmt::Debug for RdmaServer<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { config, calls, http2, layers: _, routes } = self;
+        f.debug_struct("RdmaServer")
+            .field("config", config)
+            .field("calls", calls)
+            .field("http2", http2)
+            .field("routes", routes)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,118 @@
+//! Serving: native connections here, all others by tonic's server, with the same service.
+
+use std::future::{Future, pending};
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt as _};
+use tonic::body::Body;
+use tonic::transport::Server;
+use tower_service::Service;
+
+use super::connection::{self, Shared};
+use super::error::ServeError;
+use super::plaintext::is_plaintext;
+use super::{BoxError, CallConfig};
+use crate::endpoint::{EndpointStream, Negotiated};
+use crate::transport::{RdmaIncoming, remote_addresses};
+
+/// Most connections that wait for tonic's server.
+const WAITING: usize = 64;
+
+/// Serves the connections of `incoming` with `service` until `signal` is ready. Without a signal, connections outlive this future, as
+/// with tonic.
+pub(super) async fn serve<S, B>(
+    incoming: RdmaIncoming,
+    http2: Server,
+    service: S,
+    limits: CallConfig,
+    signal: Option<impl Future<Output = ()>>,
+) -> Result<(), ServeError>
+where
+    S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError> + Send + 'static,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    let grace = limits.shutdown_grace;
+    let shared = Arc::new(Shared::new(limits));
+    let plaintext = is_plaintext(http2.clone()).await;
+    let (streams, received) = mpsc::channel(WAITING);
+    let received = ReceiverStream::new(received).map(Ok::<EndpointStream, io::Error>);
+    let (server, service_of_http2) = (http2.layer(remote_addresses()), service.clone());
+    let (graceful, (stopping, stop)) = (signal.is_some(), watch::channel(()));
+    let mut tonic = pin!(async {
+        if graceful {
+            // The end of the stream begins the shutdown.
+            server.serve_with_incoming_shutdown(service_of_http2, received, pending()).await
+        } else {
+            server.serve_with_incoming(service_of_http2, received).await
+        }
+    });
+    let take = move |negotiated| match negotiated {
+        Negotiated::Stream(stream) => Some(stream),
+        Negotiated::Messages(endpoint) => {
+            connection::serve(endpoint, service.clone(), &shared, graceful.then(|| stop.clone()));
+            None
+        }
+    };
+    let accepting = async {
+        if plaintext {
+            accept(incoming.into_negotiated(), take, streams, signal).await;
+        } else {
+            let incoming = incoming.filter_map(Result::ok).map(Negotiated::Stream);
+            accept(incoming, take, streams, signal).await;
+        }
+    };
+    tokio::select! {
+        ended = &mut tonic => return Ok(ended?),
+        () = accepting => {}
+    }
+    if !graceful {
+        return Ok(tonic.await?);
+    }
+    // Native connections have the receivers, and drop them when they have ended.
+    let _ = stopping.send(());
+    let drained = async { tokio::join!(tonic, stopping.closed()).0 };
+    match tokio::time::timeout(grace, drained).await {
+        Ok(ended) => Ok(ended?),
+        Err(_) => {
+            tracing::debug!(?grace, "the server ends although connections are left");
+            Ok(())
+        }
+    }
+}
+
+/// Gives connections to `take` until `signal` is ready, and what it returns to `streams`. Then the port is closed.
+async fn accept(
+    connections: impl Stream<Item = Negotiated>,
+    take: impl Fn(Negotiated) -> Option<EndpointStream>,
+    streams: mpsc::Sender<EndpointStream>,
+    signal: Option<impl Future<Output = ()>>,
+) {
+    let mut connections = pin!(connections);
+    let mut signal = pin!(async {
+        match signal {
+            Some(signal) => signal.await,
+            None => pending().await,
+        }
+    });
+    loop {
+        let next = tokio::select! {
+            () = &mut signal => return,
+            next = connections.next() => next,
+        };
+        let Some(negotiated) = next else { return };
+        if let Some(stream) = take(negotiated)
+            && streams.send(stream).await.is_err()
+        {
+            return;
+        }
+    }
+}

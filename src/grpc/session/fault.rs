@@ -1,0 +1,148 @@
+//! The reasons why a call ends early.
+
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+
+use tonic::{Code, Status};
+
+use crate::endpoint::ConnectionFault;
+
+/// The reason that an end gives when it resets a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ResetCode {
+    /// The caller, or the handler, is no longer interested.
+    Cancel,
+    /// The peer did not begin with the call. It may be sent again.
+    Refused,
+    /// The peer failed within.
+    Internal,
+    /// The deadline has passed.
+    DeadlineExceeded,
+    /// The call exceeds a limit of the peer.
+    ResourceExhausted,
+    /// A code that this version does not know.
+    Other(u16),
+}
+
+impl ResetCode {
+    /// Returns the code on the wire.
+    pub(crate) fn to_wire(self) -> u16 {
+        match self {
+            Self::Cancel => 1,
+            Self::Refused => 2,
+            Self::Internal => 3,
+            Self::DeadlineExceeded => 4,
+            Self::ResourceExhausted => 5,
+            Self::Other(code) => code,
+        }
+    }
+
+    /// Returns the meaning of a code on the wire.
+    pub(crate) fn from_wire(code: u16) -> Self {
+        match code {
+            1 => Self::Cancel,
+            2 => Self::Refused,
+            3 => Self::Internal,
+            4 => Self::DeadlineExceeded,
+            5 => Self::ResourceExhausted,
+            code => Self::Other(code),
+        }
+    }
+}
+
+impl fmt::Display for ResetCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cancel => f.write_str("cancelled"),
+            Self::Refused => f.write_str("refused before it began"),
+            Self::Internal => f.write_str("internal failure"),
+            Self::DeadlineExceeded => f.write_str("deadline exceeded"),
+            Self::ResourceExhausted => f.write_str("a limit of the peer is exceeded"),
+            Self::Other(code) => write!(f, "code {code}"),
+        }
+    }
+}
+
+/// The reason why a native call ended early. It is a source of the call's [`Status`].
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CallFault {
+    /// The connection ended while the call ran.
+    #[error("the connection ended: {0}")]
+    Connection(#[source] ConnectionFault),
+    /// The peer closed the connection while the call ran.
+    #[error("the peer closed the connection before the call ended")]
+    PeerClosed,
+    /// The peer takes no new calls on this connection, and has not begun with this one. It may be sent again.
+    #[error("the peer takes no new calls on this connection, and has not begun with this one: {0}")]
+    GoneAway(Arc<str>),
+    /// The peer reset the call.
+    #[error("the peer reset the call: {0}")]
+    Reset(ResetCode),
+    /// This end reset the call.
+    #[error("this end reset the call: {0}")]
+    ResetHere(ResetCode),
+    /// A head or trailers of this end are longer than the peer takes.
+    #[error("metadata of {length} bytes, of which the peer takes {limit} (CallConfig::max_head_bytes there)")]
+    HeadTooLarge {
+        /// The length of the head: names, values, and 32 bytes for each.
+        length: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// A message of the peer is longer than this end decodes.
+    #[error("a message of {length} bytes, of which {limit} are decoded (max_decoding_message_size here)")]
+    MessageTooLarge {
+        /// The length of the message, without its prefix.
+        length: u64,
+        /// The limit.
+        limit: usize,
+    },
+    /// There was no memory for a message of the peer.
+    #[error("no memory for a message of {length} bytes of the peer: {reason}")]
+    NoMemory {
+        /// The length of the message.
+        length: u64,
+        /// The reason.
+        reason: Arc<str>,
+    },
+    /// The call has ended, and nothing more can be sent.
+    #[error("the call has ended")]
+    Ended,
+}
+
+impl CallFault {
+    /// Returns the code of the call's status.
+    #[must_use]
+    pub fn code(&self) -> Code {
+        match self {
+            Self::Connection(_) | Self::PeerClosed | Self::GoneAway(_) => Code::Unavailable,
+            Self::Reset(code) | Self::ResetHere(code) => match code {
+                ResetCode::Cancel => Code::Cancelled,
+                ResetCode::Refused => Code::Unavailable,
+                ResetCode::DeadlineExceeded => Code::DeadlineExceeded,
+                ResetCode::ResourceExhausted => Code::ResourceExhausted,
+                ResetCode::Internal | ResetCode::Other(_) => Code::Internal,
+            },
+            Self::HeadTooLarge { .. } | Self::NoMemory { .. } => Code::ResourceExhausted,
+            Self::MessageTooLarge { .. } => Code::OutOfRange,
+            Self::Ended => Code::Internal,
+        }
+    }
+
+    /// Returns whether the peer has not begun with the call, so that it may be sent again on another connection.
+    #[must_use]
+    pub fn is_unprocessed(&self) -> bool {
+        matches!(self, Self::GoneAway(_) | Self::Reset(ResetCode::Refused))
+    }
+}
+
+impl From<CallFault> for Status {
+    fn from(fault: CallFault) -> Self {
+        let mut status = Self::new(fault.code(), fault.to_string());
+        status.set_source(Arc::new(fault) as Arc<dyn Error + Send + Sync>);
+        status
+    }
+}

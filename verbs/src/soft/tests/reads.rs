@@ -1,0 +1,160 @@
+//! READs through the ring that are longer than the ring: the side that serves a READ has to go on each time there is room again.
+
+use std::sync::atomic::AtomicBool;
+use std::thread;
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use super::*;
+use crate::soft::domain::Domain;
+use crate::soft::shared::attention::Attention;
+use crate::soft::shared::platform::Native;
+
+/// Bytes of a READ: more than one turn of the device's thread serves.
+const LONG: usize = 4 << 20;
+/// Repetitions of a test whose threads are not always as fast as it needs them.
+const ROUNDS: usize = 32;
+
+/// Private memory, which the peer does not map. So each READ goes through the ring.
+struct Private {
+    domain: Arc<Domain>,
+    memory: Arc<HostMemory>,
+    key: u32,
+}
+
+impl Private {
+    fn of(side: &Side, bytes: Vec<u8>) -> Self {
+        let (domain, length) = (Arc::clone(&side.core.domain), bytes.len());
+        let memory = Arc::new(HostMemory::from_vec(bytes));
+        let key = domain.insert_region(&memory, &(0..length), all()).unwrap();
+        Self { domain, memory, key }
+    }
+
+    fn remote(&self) -> RemoteSegment {
+        RemoteSegment { address: self.memory.address(), rkey: crate::Rkey(self.key) }
+    }
+}
+
+impl Drop for Private {
+    fn drop(&mut self) {
+        self.domain.remove_region(self.key);
+    }
+}
+
+/// Reads memory of `b` into memory of `a`. This thread polls `a` only.
+fn read(a: &Side, b: &Side) {
+    let into = a.large(LONG, 0);
+    // SAFETY: no reference to the memory exists.
+    let segments = unsafe { [LocalSegment::new(&*into, 0..LONG)] };
+    // Memory that was never touched, so that `b` is not faster than `a`. `a` maps it during the READ.
+    let memory = Arc::new(HostMemory::shared(LONG, 4096).unwrap());
+    memory.copy_in(LONG - 1, &[7]).unwrap();
+    let region = b.domain.register(memory, all()).unwrap();
+    let remote = RemoteSegment { address: region.memory().address(), rkey: region.rkey() };
+    assert!(a.post(Operation::Read { into: &segments, remote }));
+    let mut done = Vec::new();
+    wait_for("the READ", || {
+        done.extend(a.drain());
+        !done.is_empty()
+    });
+    assert_eq!((done.len(), done[0].status), (1, CompletionStatus::Success));
+    let mut last = [0];
+    into.memory().copy_out(LONG - 1, &mut last).unwrap();
+    assert_eq!(last, [7]);
+}
+
+/// The reader takes the bytes as fast as the device's thread puts them into the ring. So the ring is not full at the end of a turn
+/// of that thread, and the reader has nothing to wake it for.
+#[test]
+fn a_long_read_needs_no_poll_of_the_peer() {
+    for _ in 0..ROUNDS {
+        let (a, b) = Side::connected();
+        read(&a, &b);
+    }
+}
+
+/// As above, and the peer's poller sleeps whenever a poll has found nothing.
+#[test]
+fn a_long_read_of_a_peer_that_sleeps() {
+    for _ in 0..ROUNDS {
+        let (a, b) = Side::connected();
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut completions = [WorkCompletion::EMPTY; 4];
+                while !stop.load(Relaxed) {
+                    b.queue.arm().unwrap();
+                    b.queue.poll(&mut completions);
+                    let descriptor = b.queue.event_fd();
+                    let mut waiting = [PollFd::new(&descriptor, PollFlags::IN)];
+                    let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64 + 5, tv_nsec: 0 };
+                    if rustix::event::poll(&mut waiting, Some(&patience)).unwrap() == 0 {
+                        // The READ hangs, too.
+                        break;
+                    }
+                    b.queue.acknowledge_events();
+                }
+            });
+            read(&a, &b);
+            stop.store(true, Relaxed);
+            // An event for the poller.
+            assert!(b.post_receive(1) && a.send(1, 10));
+        });
+    }
+}
+
+/// The peer's thread polls when the request has come, and then computes for a long time. The device's thread goes on for it.
+#[test]
+fn a_long_read_of_a_peer_that_polls_once() {
+    for _ in 0..ROUNDS {
+        let (a, b) = Side::connected();
+        let before = b.core.end.taken_word().load(Relaxed);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                wait_for("the request", || {
+                    b.drain();
+                    b.core.end.taken_word().load(Relaxed) != before
+                });
+                b.drain();
+            });
+            read(&a, &b);
+        });
+    }
+}
+
+/// A READ of the peer waits for room in the ring of this end. A Send that waited for a receive begins. The peer must still say when
+/// there is room for the READ.
+#[test]
+fn a_read_waits_longer_than_a_request() {
+    let (mut hostile, victim) = Hostile::connected();
+    let take = |hostile: &Hostile, position: u64| hostile.end().taken_word().store(position, Release);
+    // The device's thread does not find the queue pair of the hostile process. So it takes none of the bytes.
+    the_device().service().remove_queue_pair(hostile.side.pair.number().0);
+    let memory = Private::of(&victim, vec![9; LONG]);
+    let remote = memory.remote();
+    let request =
+        Header { total: LONG as u64, address: remote.address, key: remote.rkey.0, ..header(Kind::Read, 0) };
+    assert!(hostile.put(&victim, &request, &[]));
+    victim.drain();
+    let waits = || Attention::of_own::<Native>(victim.core.end.attention_word()).wants(Attention::STUCK);
+    assert!(waits(), "the READ has filled the ring");
+    // Room for the Sends, and too little for the next bytes of the READ.
+    take(&hostile, 2048);
+    // Polls look for receives and sends first in turn.
+    for round in 1..=2 {
+        let before = victim.core.published.load(Relaxed);
+        assert!(victim.send(1, 200));
+        assert_eq!(victim.core.published.load(Relaxed), before, "the Send waits for a receive");
+        hostile.end().posted_word().store(round, Release);
+        assert_eq!(victim.queue.poll(&mut [WorkCompletion::EMPTY; 4]), 0);
+        assert!(victim.core.published.load(Relaxed) > before, "the Send is in the ring");
+        assert!(waits(), "round {round}: the READ waits, and the peer says nothing when there is room");
+    }
+    wait_for("the READ", || {
+        take(&hostile, victim.core.published.load(Relaxed));
+        victim.drain();
+        !waits()
+    });
+    let bytes = victim.core.published.load(Relaxed);
+    assert!(bytes > LONG as u64, "{bytes} bytes, and the READ waits for room no more");
+}
