@@ -11,7 +11,7 @@ use tonic::body::Body;
 use tonic::service::Routes;
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Endpoint, Server};
-use tonic_rdma::{Config, RdmaConnector, RdmaIncoming, Verdict};
+use tonic_rdma::{CallConfig, Config, RdmaChannel, RdmaConnector, RdmaIncoming, RdmaServer, Verdict};
 use tower::layer::util::Identity;
 use tower::{Layer, Service};
 
@@ -32,7 +32,7 @@ pub(crate) enum Column {
 
 impl Column {
     /// All columns, in the order of the table.
-    pub(crate) const ALL: [Self; 2] = [Self::Tcp, Self::DropIn];
+    pub(crate) const ALL: [Self; 3] = [Self::Tcp, Self::DropIn, Self::Native];
 
     /// Returns the heading of the column.
     pub(crate) fn heading(self) -> &'static str {
@@ -164,7 +164,14 @@ impl Column {
                 let server = tokio::spawn(async move { serving.await.map_err(Into::into) });
                 Running { address, stop, server }
             }
-            Self::Native => unreachable!("native calls are not here yet"),
+            Self::Native => {
+                let incoming = RdmaIncoming::bind_with(address, config(settings.keepalive)).await.unwrap();
+                let address = incoming.local_addr();
+                let server = RdmaServer::new().calls(call_config(settings)).layer(layer).add_routes(routes);
+                let serving = server.serve_with_incoming_shutdown(incoming, signal);
+                let server = tokio::spawn(async move { serving.await.map_err(Into::into) });
+                Running { address, stop, server }
+            }
         }
     }
 
@@ -184,7 +191,7 @@ impl Column {
                 assert_eq!(info.verdict(), Verdict::Rdma, "{}", info.reason());
                 Ok(AnyChannel::Tonic(channel))
             }
-            Self::Native => unreachable!("native calls are not here yet"),
+            Self::Native => connect_native(endpoint, None).await,
         }
     }
 
@@ -197,10 +204,7 @@ impl Column {
     ) -> Result<AnyChannel, BoxError> {
         match self {
             Self::Tcp | Self::DropIn => self.connect(endpoint).await,
-            Self::Native => {
-                let _ = (interval, timeout);
-                unreachable!("native calls are not here yet")
-            }
+            Self::Native => connect_native(endpoint, Some((interval, timeout))).await,
         }
     }
 
@@ -212,7 +216,10 @@ impl Column {
                 let connector = RdmaConnector::with_config(config(None));
                 AnyChannel::Tonic(endpoint.connect_with_connector_lazy(connector))
             }
-            Self::Native => unreachable!("native calls are not here yet"),
+            Self::Native => {
+                let builder = RdmaChannel::builder(endpoint.clone()).config(config(None));
+                AnyChannel::Native(builder.connect_lazy())
+            }
         }
     }
 }
@@ -230,6 +237,38 @@ fn stock_server(settings: ServerSettings) -> Server {
         server = server.http2_keepalive_interval(Some(interval)).http2_keepalive_timeout(Some(timeout));
     }
     server.http2_max_header_list_size(settings.head)
+}
+
+/// Connects a native channel, and checks that its connection carries native calls. `keepalive` sets our own pings.
+async fn connect_native(
+    endpoint: Endpoint,
+    keepalive: Option<(Duration, Duration)>,
+) -> Result<AnyChannel, BoxError> {
+    let channel = RdmaChannel::builder(endpoint).config(config(keepalive)).connect().await?;
+    let info = channel.last_connection().unwrap();
+    assert!(info.is_native(), "{}: {}", info.verdict(), info.reason());
+    Ok(AnyChannel::Native(channel))
+}
+
+/// Returns limits of native calls with `settings`.
+fn call_config(settings: ServerSettings) -> CallConfig {
+    let mut config = CallConfig::default();
+    if let Some(timeout) = settings.timeout {
+        config = config.timeout(timeout);
+    }
+    if let Some(streams) = settings.streams {
+        config = config.max_concurrent_streams(streams);
+    }
+    if let Some((age, grace)) = settings.age {
+        config = config.max_connection_age(age).max_connection_age_grace(grace);
+    }
+    if let Some(idle) = settings.idle {
+        config = config.max_connection_idle(idle);
+    }
+    if let Some(head) = settings.head {
+        config = config.max_head_bytes(head as usize);
+    }
+    config
 }
 
 /// Returns settings of our transport. Our own pings are never sent unless `keepalive` asks for them, so that only HTTP/2's can find a

@@ -70,5 +70,6 @@ fn runtimes(column: Column) -> &'static [Runtime] {
 
 fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a text").to_owned()
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a text");
+    text.chars().take(1000).collect()
 }
