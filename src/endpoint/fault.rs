@@ -38,6 +38,9 @@ pub enum ConnectionFault {
     /// The peer broke the protocol.
     #[error("the peer broke the protocol: {0}")]
     Violation(Violation),
+    /// The peer broke the rules of native calls.
+    #[error("the peer broke the protocol of native calls: {0}")]
+    Calls(Arc<dyn Error + Send + Sync>),
     /// The device failed a request.
     #[error("the device ended a {opcode:?} request: {status}")]
     Device {
@@ -67,6 +70,11 @@ impl ConnectionFault {
     /// Returns the fault of a connection that could not go on because of `error`.
     pub(super) fn local(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self::Local(error.into().into())
+    }
+
+    /// Returns the fault of a connection whose peer broke the rules of native calls.
+    pub(crate) fn of_calls(violation: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self::Calls(violation.into().into())
     }
 
     /// Returns the fault of a connection whose request ended with `status`.
@@ -113,7 +121,7 @@ impl From<ConnectionFault> for io::Error {
             | ConnectionFault::Refused(_) => io::ErrorKind::ConnectionReset,
             ConnectionFault::Aborted(_) | ConnectionFault::Closed => io::ErrorKind::ConnectionAborted,
             ConnectionFault::NoAnswer(_) => io::ErrorKind::TimedOut,
-            ConnectionFault::Violation(_) => io::ErrorKind::InvalidData,
+            ConnectionFault::Violation(_) | ConnectionFault::Calls(_) => io::ErrorKind::InvalidData,
             ConnectionFault::Local(_) => io::ErrorKind::Other,
         };
         Self::new(kind, fault)

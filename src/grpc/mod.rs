@@ -13,14 +13,17 @@
 
 mod calls;
 mod client;
+mod core;
+mod frame;
 #[allow(dead_code, reason = "sessions will use it")]
 mod landing_budget;
+mod outgoing;
 mod server;
 mod session;
 
-#[allow(unused_imports, reason = "calls will use it")]
 pub(crate) use crate::transport::gather::landed;
 pub use calls::CallConfig;
 pub use client::{ChannelError, RdmaChannel, RdmaChannelBuilder, RdmaResponseFuture};
+pub use frame::ResetCode;
 pub use server::{RdmaServer, ServeError};
-pub use session::{CallFault, ResetCode};
+pub use session::CallFault;

@@ -16,6 +16,7 @@ use super::endpoints::Endpoints;
 use super::probe::is_timeout;
 use super::request::{Progress, Pump, Sent, Unsent, advance};
 use super::response::{Begun, ResponseBody};
+use crate::grpc::outgoing::Outgoing;
 use crate::grpc::session::{Part, Stream};
 use crate::transport::balance::connection::{InFlight, Reservation};
 
@@ -122,8 +123,8 @@ impl NativeCall {
             stream.deliver_landed(landing.limit());
         }
         let mut call = Begun::new(Arc::clone(&stream));
-        let mut sent = Sent::default();
-        let again = match advance(&mut request.body, &stream, Some(&mut sent), context) {
+        let (mut sent, mut outgoing) = (Sent::default(), Outgoing::default());
+        let again = match advance(&mut request.body, &mut outgoing, &stream, Some(&mut sent), context) {
             Progress::Failed(status) => return Err(status.into()),
             Progress::Finished | Progress::Ended => sent.into_body().map(|body| {
                 request.body = body;
@@ -131,7 +132,7 @@ impl NativeCall {
             }),
             Progress::Waits => {
                 let failed = Arc::default();
-                let pump = Pump::new(request.body, stream, Arc::clone(&failed));
+                let pump = Pump::new(request.body, outgoing, stream, Arc::clone(&failed));
                 let runtime = Handle::try_current();
                 let task = runtime.as_ref().unwrap_or(self.endpoints.runtime()).spawn(pump);
                 call.sends(task.abort_handle(), failed);

@@ -15,6 +15,7 @@ use tonic::body::Body;
 
 use super::connection::Terms;
 use crate::endpoint::lock::lock;
+use crate::grpc::outgoing::Outgoing;
 use crate::grpc::session::{RequestHead, ResetCode, Stream};
 use crate::transport::gather::landed::{Landing, NativeCall as NativeFlag};
 
@@ -201,9 +202,10 @@ pub(super) enum Progress {
     Failed(Status),
 }
 
-/// Queues what the body has now. `sent` notes it.
+/// Queues what the body has now. `sent` notes it. `outgoing` takes it apart into messages.
 pub(super) fn advance(
     body: &mut RequestBody,
+    outgoing: &mut Outgoing,
     stream: &Stream,
     mut sent: Option<&mut Sent>,
     context: &mut Context<'_>,
@@ -217,8 +219,12 @@ pub(super) fn advance(
             Poll::Ready(Ok(())) => {}
         }
         match body.poll_next(context) {
-            Poll::Pending => return Progress::Waits,
+            Poll::Pending => {
+                outgoing.flush(stream, false);
+                return Progress::Waits;
+            }
             Poll::Ready(None) => {
+                outgoing.flush(stream, false);
                 stream.end();
                 return Progress::Finished;
             }
@@ -228,7 +234,7 @@ pub(super) fn advance(
                     sent.note(&data);
                 }
                 let end = body.is_at_end();
-                stream.send_data(data, end);
+                outgoing.send(stream, data, end);
                 if end {
                     return Progress::Finished;
                 }
@@ -243,14 +249,20 @@ pub(super) fn advance(
 #[derive(Debug)]
 pub(super) struct Pump {
     body: RequestBody,
+    outgoing: Outgoing,
     stream: Arc<Stream>,
     /// The reason why the body failed.
     failed: Arc<Mutex<Option<Status>>>,
 }
 
 impl Pump {
-    pub(super) fn new(body: RequestBody, stream: Arc<Stream>, failed: Arc<Mutex<Option<Status>>>) -> Self {
-        Self { body, stream, failed }
+    pub(super) fn new(
+        body: RequestBody,
+        outgoing: Outgoing,
+        stream: Arc<Stream>,
+        failed: Arc<Mutex<Option<Status>>>,
+    ) -> Self {
+        Self { body, outgoing, stream, failed }
     }
 }
 
@@ -259,7 +271,7 @@ impl Future for Pump {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         let this = &mut *self;
-        let progress = advance(&mut this.body, &this.stream, None, context);
+        let progress = advance(&mut this.body, &mut this.outgoing, &this.stream, None, context);
         if let Progress::Failed(status) = progress {
             *lock(&this.failed) = Some(status);
             this.stream.reset(ResetCode::Cancel);

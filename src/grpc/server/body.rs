@@ -8,17 +8,19 @@ use bytes::Bytes;
 use http_body::Frame;
 use tonic::Status;
 
+use crate::grpc::landed::Presenter;
 use crate::grpc::session::{Part, Stream};
 
-/// What the client sends after the head: messages with their prefixes, as the client sent them.
+/// What the client sends after the head: messages with their prefixes, as the client sent them, or stubs of landed messages.
 #[derive(Debug)]
 pub(super) struct RequestBody {
     stream: Arc<Stream>,
+    presenter: Presenter,
 }
 
 impl RequestBody {
     pub(super) fn new(stream: Arc<Stream>) -> Self {
-        Self { stream }
+        Self { stream, presenter: Presenter::default() }
     }
 }
 
@@ -27,11 +29,12 @@ impl http_body::Body for RequestBody {
     type Error = Status;
 
     fn poll_frame(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         self.stream.poll_part(context).map(|part| match part? {
-            Ok(Part::Data(bytes) | Part::Message(bytes)) => Some(Ok(Frame::data(bytes))),
+            Ok(Part::Data(bytes)) => Some(Ok(Frame::data(bytes))),
+            Ok(Part::Message(message)) => Some(Ok(Frame::data(self.presenter.present(message)))),
             Ok(Part::Trailers(trailers)) => Some(Ok(Frame::trailers(trailers))),
             Err(fault) => Some(Err(fault.into())),
         })

@@ -24,6 +24,7 @@ use tower_service::Service;
 
 use super::BoxError;
 use super::status::{STATUS, of_http, trailers_of};
+use crate::grpc::outgoing::Outgoing;
 use crate::grpc::session::{ResetCode, Stream};
 
 /// Most frames of a response that one poll sends.
@@ -41,7 +42,7 @@ pub(super) struct Call<S: Service<Request<Body>>> {
 enum State<S: Service<Request<Body>>> {
     Waiting(S, Request<Body>),
     Running(Pin<Box<S::Future>>),
-    Responding(Body),
+    Responding(Body, Outgoing),
     Done,
 }
 
@@ -61,7 +62,7 @@ impl<S: Service<Request<Body>>> fmt::Debug for Call<S> {
         let state = match self.state {
             State::Waiting(..) => "waiting",
             State::Running(_) => "running",
-            State::Responding(_) => "responding",
+            State::Responding(..) => "responding",
             State::Done => "done",
         };
         f.debug_struct("Call").field("stream", &self.stream).field("state", &state).finish_non_exhaustive()
@@ -128,7 +129,7 @@ where
                     Ok(response) => self.answer(response),
                     Err(error) => return self.refuse(error.into()),
                 },
-                State::Responding(_) => return self.respond(context),
+                State::Responding(..) => return self.respond(context),
                 State::Done => return Poll::Ready(()),
             }
         }
@@ -147,23 +148,28 @@ where
         } else {
             self.stream.send_head(parts.headers);
             self.answered = true;
-            self.state = State::Responding(body);
+            self.state = State::Responding(body, Outgoing::default());
         }
     }
 
     /// Sends the body of the response.
     fn respond(&mut self, context: &mut Context<'_>) -> Poll<()> {
         for _ in 0..FRAMES {
-            let State::Responding(body) = &mut self.state else { return Poll::Ready(()) };
+            let State::Responding(body, outgoing) = &mut self.state else { return Poll::Ready(()) };
             if ready!(self.stream.poll_send_ready(context)).is_err() {
                 // The client has reset the call, or the connection has ended.
                 self.state = State::Done;
                 return Poll::Ready(());
             }
-            match ready!(Pin::new(body).poll_frame(context)) {
+            let Poll::Ready(next) = Pin::new(body).poll_frame(context) else {
+                outgoing.flush(&*self.stream, false);
+                return Poll::Pending;
+            };
+            match next {
                 Some(Ok(frame)) => match frame.into_data() {
-                    Ok(data) => self.stream.send_data(data, false),
+                    Ok(data) => outgoing.send(&*self.stream, data, false),
                     Err(frame) => {
+                        outgoing.flush(&*self.stream, false);
                         self.finish(frame.into_trailers().unwrap_or_default());
                         return Poll::Ready(());
                     }
@@ -173,6 +179,7 @@ where
                     return Poll::Ready(());
                 }
                 None => {
+                    outgoing.flush(&*self.stream, false);
                     self.finish(HeaderMap::new());
                     return Poll::Ready(());
                 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::pending;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -24,6 +24,7 @@ use super::status::timeout_of;
 use crate::endpoint::lock::lock;
 use crate::endpoint::{MessageEndpoint, RdmaConnectInfo};
 use crate::grpc::calls::CallConfig;
+use crate::grpc::landed::{LandingSwitch, LandingTarget};
 use crate::grpc::session::{Accept, RequestHead, Session, Stream};
 
 /// What all native connections of a server share.
@@ -150,12 +151,14 @@ where
             uri.scheme = Some(Scheme::HTTP);
             uri.authority = authority;
         }
+        let landed = LandingSwitch::new(Arc::downgrade(&stream) as Weak<dyn LandingTarget>);
         let mut request = Request::new(Body::new(RequestBody::new(stream)));
         *request.method_mut() = Method::POST;
         // A path alone, and a path with scheme and authority, are URIs.
         *request.uri_mut() = Uri::from_parts(uri).unwrap_or_default();
         *request.version_mut() = Version::HTTP_2;
         *request.headers_mut() = headers;
+        request.extensions_mut().insert(landed);
         request.extensions_mut().insert(self.info.clone());
         request.extensions_mut().insert(self.addresses.clone());
         request

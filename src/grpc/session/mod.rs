@@ -15,31 +15,28 @@
 //! [`poll_send_ready`](Stream::poll_send_ready), and one for [`poll_reset`](Stream::poll_reset). Each keeps the waker of the latest
 //! task that asked.
 
-#![allow(dead_code, unused_imports, clippy::unimplemented, reason = "the bodies follow")]
-
 mod fault;
+mod shared;
+mod stream;
+mod wire;
 
+use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Poll;
 
 use bytes::Bytes;
 use http::HeaderMap;
-use http::uri::{Authority, PathAndQuery};
 
+use self::shared::Shared;
 use super::calls::CallConfig;
-use crate::endpoint::{ConnectionFault, MessageEndpoint, RdmaConnectInfo};
+use super::core::{Core, OpenRefused, Role};
+use crate::endpoint::lock::lock;
+use crate::endpoint::{ConnectionFault, MessageEndpoint, MessageSettings, RdmaConnectInfo, Run};
+use crate::protocol::AbortCode;
 
-pub use self::fault::{CallFault, ResetCode};
-
-/// The head of a request. The method is always POST and the scheme `http`, because gRPC knows no others here.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct RequestHead {
-    /// The path: `/package.Service/Method`.
-    pub(crate) path: PathAndQuery,
-    pub(crate) authority: Option<Authority>,
-    /// The metadata, with gRPC's own fields such as `te`, `content-type` and `grpc-timeout`.
-    pub(crate) headers: HeaderMap,
-}
+pub use self::fault::CallFault;
+pub(crate) use self::stream::Stream;
+pub(crate) use super::frame::{RequestHead, ResetCode};
 
 /// A part of the body that arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,12 +71,19 @@ pub(crate) trait Accept: std::fmt::Debug + Send + Sync + 'static {
 
 /// The calls of one connection.
 #[derive(Debug)]
-pub(crate) struct Session {}
+pub(crate) struct Session {
+    endpoint: MessageEndpoint,
+    shared: Arc<Shared>,
+    acceptor: Option<Arc<dyn Accept>>,
+}
 
 impl Session {
+    /// The number of calls that are accepted before their replies are sent.
+    const ACCEPTED: usize = 8;
+
     /// Begins the calls of a client.
     pub(crate) fn client(endpoint: MessageEndpoint, config: &CallConfig) -> Arc<Self> {
-        unimplemented!("{endpoint:?} {config:?}")
+        Self::start(endpoint, config, Role::Client, None)
     }
 
     /// Begins the calls of a server. `acceptor` gets each call.
@@ -88,8 +92,25 @@ impl Session {
         config: &CallConfig,
         acceptor: Arc<dyn Accept>,
     ) -> Arc<Self> {
-        drop(acceptor);
-        unimplemented!("{endpoint:?} {config:?}")
+        Self::start(endpoint, config, Role::Server, Some(acceptor))
+    }
+
+    fn start(
+        endpoint: MessageEndpoint,
+        config: &CallConfig,
+        role: Role,
+        acceptor: Option<Arc<dyn Accept>>,
+    ) -> Arc<Self> {
+        let core =
+            Core::new(role, config.max_concurrent_streams, config.max_head_bytes, config.stream_window);
+        let session = Arc::new_cyclic(|weak| {
+            let shared = Shared::new(core, weak.clone());
+            Self { endpoint, shared, acceptor }
+        });
+        let settings = MessageSettings { landing_budget: config.landing_budget, expose: true };
+        session.endpoint.start(session.shared.clone(), settings);
+        session.drive();
+        session
     }
 
     /// Opens a stream for a call of this client. The head is queued; nothing is sent until [`drive`](Self::drive). If the server has as
@@ -98,142 +119,110 @@ impl Session {
     /// # Errors
     /// The connection has ended, or takes no new calls.
     pub(crate) fn open(self: &Arc<Self>, head: RequestHead) -> Result<Stream, OpenError> {
-        unimplemented!("{head:?}")
+        let mut state = lock(&self.shared.state);
+        match state.core.open(head) {
+            Ok(key) => Ok(Stream::new(Arc::clone(self), key)),
+            Err(OpenRefused::GoingAway(reason)) => Err(OpenError::GoingAway(reason)),
+            Err(OpenRefused::Ended(fault)) => Err(OpenError::Ended(state.explain(fault))),
+        }
     }
 
     /// Sends what the streams have queued, as far as there is room. The rest goes when there is room.
     pub(crate) fn drive(&self) {
-        unimplemented!()
+        self.endpoint.drive();
     }
 
     /// Looks at the completion queue once, and delivers what has arrived. Returns whether anything had arrived.
     pub(crate) fn poll(&self) -> bool {
-        unimplemented!()
+        self.endpoint.poll()
     }
 
     /// Returns the endpoint, for its information and the budget of callers that spin.
     pub(crate) fn endpoint(&self) -> &MessageEndpoint {
-        unimplemented!()
+        &self.endpoint
     }
 
     /// Returns the information about the connection.
     pub(crate) fn info(&self) -> &RdmaConnectInfo {
-        unimplemented!()
+        self.endpoint.info()
     }
 
     /// Takes no new calls from now on, and tells the peer so, with the reason. Calls that run go on; when the last has ended, the connection is
     /// closed. This drives.
     pub(crate) fn go_away(&self, reason: &str) {
-        unimplemented!("{reason}")
+        lock(&self.shared.state).core.go_away(reason);
+        self.drive();
     }
 
     /// Ends the connection at once. Calls that run fail at both ends.
     pub(crate) fn abort(&self) {
-        unimplemented!()
+        self.endpoint.abort(AbortCode::RESET);
     }
 
     /// Returns whether calls can be opened.
     pub(crate) fn is_usable(&self) -> bool {
-        unimplemented!()
+        let core = &lock(&self.shared.state).core;
+        core.ended().is_none() && core.going_away().is_none()
     }
 
     /// Waits until the connection has ended: with a fault, or because an end went away and the last call has ended.
+    ///
+    /// # Errors
+    /// The connection ended with a fault.
     pub(crate) async fn closed(&self) -> Result<(), ConnectionFault> {
-        unimplemented!()
+        poll_fn(|context| {
+            let mut state = lock(&self.shared.state);
+            if state.is_over {
+                return Poll::Ready(state.fault.clone().map_or(Ok(()), Err));
+            }
+            if !state.closing.iter().any(|waker| waker.will_wake(context.waker())) {
+                state.closing.push(context.waker().clone());
+            }
+            Poll::Pending
+        })
+        .await
     }
 
     /// Returns the reason why the connection ended, if it did.
     pub(crate) fn fault(&self) -> Option<CallFault> {
-        unimplemented!()
+        let state = lock(&self.shared.state);
+        state.core.ended().map(|fault| state.explain(fault.clone()))
     }
 
     /// Returns the number of calls that have not ended.
     pub(crate) fn active_streams(&self) -> usize {
-        unimplemented!()
+        lock(&self.shared.state).core.active()
+    }
+
+    /// Hands calls that the peer has opened to the acceptor. Returns whether there were any.
+    fn accept(self: &Arc<Self>, acceptor: &dyn Accept) -> bool {
+        for accepted in 0..Self::ACCEPTED {
+            let next = lock(&self.shared.state).core.next_accepted();
+            let Some((key, head)) = next else { return accepted > 0 };
+            acceptor.accept(Stream::new(Arc::clone(self), key), head);
+        }
+        true
     }
 }
 
-/// One call. Dropping the stream before both directions have ended resets the call with [`ResetCode::Cancel`], at once.
-#[derive(Debug)]
-pub(crate) struct Stream {}
-
-impl Stream {
-    /// Returns the session.
-    pub(crate) fn session(&self) -> &Arc<Session> {
-        unimplemented!()
-    }
-
-    /// Returns ready when more of the body may be queued. A stream queues at most about the length of its window.
-    ///
-    /// # Errors
-    /// The call can't be sent any further: it was reset, it has ended, or the connection has.
-    pub(crate) fn poll_send_ready(&self, context: &mut Context<'_>) -> Poll<Result<(), CallFault>> {
-        unimplemented!("{context:?}")
-    }
-
-    /// Queues the head of the response (servers).
-    pub(crate) fn send_head(&self, headers: HeaderMap) {
-        unimplemented!("{headers:?}")
-    }
-
-    /// Queues bytes of the body. With `end` the body ends here, as [`end`](Self::end) says.
-    pub(crate) fn send_data(&self, data: Bytes, end: bool) {
-        unimplemented!("{data:?} {end}")
-    }
-
-    /// Queues one whole gRPC message with its prefix, in parts. Parts in registered memory go from where they lie; small ones are copied. A
-    /// peer that [takes landed messages](Self::deliver_landed) gets it in one piece of memory, in which the byte `aligned_at` of the
-    /// message is at a multiple of 64 bytes.
-    pub(crate) fn send_message(&self, parts: Vec<Bytes>, aligned_at: usize, end: bool) {
-        unimplemented!("{parts:?} {aligned_at} {end}")
-    }
-
-    /// Queues the trailers. They end the call (servers).
-    pub(crate) fn send_trailers(&self, trailers: HeaderMap) {
-        unimplemented!("{trailers:?}")
-    }
-
-    /// Queues the end of the body (clients). A server ends with trailers.
-    pub(crate) fn end(&self) {
-        unimplemented!()
-    }
-
-    /// Ends the call in both directions, and tells the peer so. What is queued or has arrived is dropped. This drives.
-    pub(crate) fn reset(&self, code: ResetCode) {
-        unimplemented!("{code:?}")
-    }
-
-    /// Waits for the head of the response (clients). A response without a body has trailers only: then the head is empty, and the
-    /// trailers follow as the first part.
-    ///
-    /// # Errors
-    /// The call was reset, or the connection has ended.
-    pub(crate) fn poll_head(&self, context: &mut Context<'_>) -> Poll<Result<HeaderMap, CallFault>> {
-        unimplemented!("{context:?}")
-    }
-
-    /// Waits for the next part of the body. Returns `None` at its end: after the trailers, or where the peer's half ended without.
-    ///
-    /// # Errors
-    /// The call was reset, or the connection has ended.
-    pub(crate) fn poll_part(&self, context: &mut Context<'_>) -> Poll<Option<Result<Part, CallFault>>> {
-        unimplemented!("{context:?}")
-    }
-
-    /// Returns whether [`poll_part`](Self::poll_part) has returned the last part, or will return `None` at once.
-    pub(crate) fn is_end(&self) -> bool {
-        unimplemented!()
-    }
-
-    /// Waits until the call ends early: the peer reset it, or the connection ended. A server drops the handler then. Stays pending
-    /// if the call ends in order.
-    pub(crate) fn poll_reset(&self, context: &mut Context<'_>) -> Poll<CallFault> {
-        unimplemented!("{context:?}")
-    }
-
-    /// Delivers messages that the peer offers as wholes from now on in one piece ([`Part::Message`]), if they have at most `limit`
-    /// bytes without their prefix. A longer one ends the call with [`CallFault::MessageTooLarge`] before it lands.
-    pub(crate) fn deliver_landed(&self, limit: usize) {
-        unimplemented!("{limit}")
+impl Run for Session {
+    /// Accepts calls, and closes the connection if nothing is left to do.
+    fn run(self: Arc<Self>) {
+        lock(&self.shared.state).will_run = false;
+        if let Some(acceptor) = &self.acceptor {
+            while self.accept(&**acceptor) {
+                self.drive();
+            }
+        }
+        let wakers = {
+            let mut state = lock(&self.shared.state);
+            if !state.is_over && !state.core.is_drained() {
+                return;
+            }
+            state.is_over = true;
+            std::mem::take(&mut state.closing)
+        };
+        self.endpoint.close();
+        wakers.into_iter().for_each(std::task::Waker::wake);
     }
 }

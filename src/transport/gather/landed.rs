@@ -20,8 +20,7 @@
 //!
 //! - The client's call looks for a [`Landing`] in the extensions of its `http::Request`. If there is one, it calls
 //!   `stream.deliver_landed(landing.limit())` when it opens the stream. If there is a [`NativeCall`], it sets it before it polls the body.
-//! - The server puts a [`LandingSwitch`] into the extensions of each request and keeps a clone in the request's body. The body looks at
-//!   the switch before it asks the stream for the first part; if it is on, it calls `stream.deliver_landed(landing.limit())`.
+//! - The server puts a [`LandingSwitch`] of the stream into the extensions of each request.
 //! - Bodies pass each `Part::Message` through their [`Presenter`].
 //!
 //! The stub is a valid frame of gRPC whose content no other decoder accepts: it begins with a key of wire type 7, which protocol buffers
@@ -29,9 +28,10 @@
 
 use std::cell::RefCell;
 use std::collections::hash_map::RandomState;
+use std::fmt::Debug;
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use tonic::Status;
@@ -64,19 +64,27 @@ impl Landing {
     }
 }
 
-/// The wish of a server's layer, which the layer makes after the request's body exists.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct LandingSwitch(Arc<OnceLock<Landing>>);
+/// A stream that can deliver landed messages.
+pub(crate) trait LandingTarget: Debug + Send + Sync {
+    /// Delivers messages of at most `limit` bytes, without their prefix, in the memory that they land in.
+    fn deliver_landed(&self, limit: usize);
+}
+
+/// The place where a server's layer asks for landed messages. The server puts it into the extensions of each native request.
+#[derive(Clone, Debug)]
+pub(crate) struct LandingSwitch(Weak<dyn LandingTarget>);
 
 impl LandingSwitch {
-    /// Asks for landed messages. The first wish counts.
-    pub(crate) fn set(&self, landing: Landing) {
-        let _ = self.0.set(landing);
+    /// Makes the switch of a stream. It does not keep the stream.
+    pub(crate) fn new(target: Weak<dyn LandingTarget>) -> Self {
+        Self(target)
     }
 
-    /// Returns the wish, if there is one.
-    pub(crate) fn get(&self) -> Option<Landing> {
-        self.0.get().copied()
+    /// Asks for landed messages, if the stream still exists.
+    pub(super) fn set(&self, landing: Landing) {
+        if let Some(target) = self.0.upgrade() {
+            target.deliver_landed(landing.limit);
+        }
     }
 }
 
@@ -258,11 +266,20 @@ mod tests {
     }
 
     #[test]
-    fn the_first_wish_of_a_layer_counts() {
-        let switch = LandingSwitch::default();
-        assert_eq!(switch.clone().get(), None);
-        switch.set(Landing::new(1));
-        switch.set(Landing::new(2));
-        assert_eq!(switch.clone().get().map(Landing::limit), Some(1));
+    fn a_switch_reaches_its_stream_while_there_is_one() {
+        #[derive(Debug, Default)]
+        struct Target(AtomicU64);
+        impl LandingTarget for Target {
+            fn deliver_landed(&self, limit: usize) {
+                self.0.store(limit as u64, Ordering::SeqCst);
+            }
+        }
+        let target = Arc::new(Target::default());
+        let weak: Weak<Target> = Arc::downgrade(&target);
+        let switch = LandingSwitch::new(weak);
+        switch.clone().set(Landing::new(7));
+        assert_eq!(target.0.load(Ordering::SeqCst), 7);
+        drop(target);
+        switch.set(Landing::new(8));
     }
 }

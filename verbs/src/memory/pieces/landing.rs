@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::{Deref, Range};
+use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -10,16 +11,21 @@ use super::super::pool::held::HeldPiece;
 use super::super::pool::{Pool, Purpose};
 use super::super::settings::Quota;
 use crate::{
-    LocalSegment, Operation, OutOfBounds, PostError, PostErrorKind, QueuePair, RemoteSegment, SendRequest,
+    Access, LocalSegment, MemoryRegion, Operation, OutOfBounds, PostError, PostErrorKind, QueuePair,
+    RemoteSegment, SendRequest,
 };
 
 /// A piece of registered memory that READs of this process fill. When all of them have completed, it becomes [`Landed`] memory, which
 /// is a `&[u8]`.
 ///
 /// While READs are under way there is no reference to the memory. Only this type makes segments of it, and the slab is registered
-/// without a right of peers. A landing that is dropped while READs are under way, because its connection failed, is not used
+/// without a right of peers. Where a device opens the sinks of READs to the peer
+/// ([`opens_sinks`](crate::ProtectionDomain::opens_sinks)), the slab is registered for reading, and each landing has a registration of its
+/// own, which ends before the memory can be read. A landing that is dropped while READs are under way, because its connection failed, is not used
 /// again: its slab is freed with its pool, after the registration.
 pub struct Landing {
+    /// The landing's own registration. The peer may write to the memory as long as this exists, so it is dropped first.
+    sink: Option<Arc<dyn MemoryRegion>>,
     held: HeldPiece,
     /// Offset of the content in the piece.
     start: usize,
@@ -48,7 +54,8 @@ impl Landing {
         let start = (Self::ALIGNMENT - aligned_at % Self::ALIGNMENT) % Self::ALIGNMENT;
         let held = pool.obtain(length.saturating_add(start), Quota::Receive, Purpose::Landing)?;
         debug_assert!(start + length <= held.capacity());
-        Ok(Self { held, start, length, reads: 0 })
+        let sink = own_registration(pool, &held, start..start + length)?;
+        Ok(Self { sink, held, start, length, reads: 0 })
     }
 
     /// Returns the length of the content in bytes.
@@ -115,11 +122,17 @@ impl Landing {
         if self.reads > 0 {
             return Err(self);
         }
-        Ok(Landed { held: self.held, start: self.start, length: self.length })
+        let Self { sink, held, start, length, .. } = self;
+        // Ends a right of the peer before there is a reference.
+        drop(sink);
+        Ok(Landed { held, start, length })
     }
 
     fn segment(&self, range: Range<usize>) -> LocalSegment {
-        self.held.segment_within(range)
+        match &self.sink {
+            Some(sink) => self.held.segment_by(&**sink, range),
+            None => self.held.segment_within(range),
+        }
     }
 
     fn check(&self, offset: usize, length: usize) -> Result<(), OutOfBounds> {
@@ -128,6 +141,23 @@ impl Landing {
             _ => Err(OutOfBounds { offset, length, available: self.length }),
         }
     }
+}
+
+/// Registers `range` of a piece for READs, if the device opens sinks to the peer.
+fn own_registration(
+    pool: &Pool,
+    held: &HeldPiece,
+    range: Range<usize>,
+) -> Result<Option<Arc<dyn MemoryRegion>>, PoolError> {
+    if !pool.domain().opens_sinks() || range.is_empty() {
+        return Ok(None);
+    }
+    let bytes = range.len() as u64;
+    let memory = Arc::clone(held.slab().memory());
+    let start = (held.as_ptr() as u64 - memory.address()) as usize;
+    let range = start + range.start..start + range.end;
+    let registered = pool.domain().register_range(memory, range, Access::LOCAL_WRITE);
+    registered.map(Some).map_err(|cause| PoolError::Verbs { bytes, cause })
 }
 
 impl Landed {

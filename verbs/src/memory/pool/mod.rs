@@ -190,6 +190,11 @@ impl Pool {
         Ok(HeldPiece::new(piece, quota, purpose, Arc::clone(self.shared())))
     }
 
+    /// Returns the protection domain of the pool.
+    pub(crate) fn domain(&self) -> &dyn ProtectionDomain {
+        self.shared().domain()
+    }
+
     fn shared(&self) -> &Arc<PoolShared> {
         &self.handle.shared
     }

@@ -92,6 +92,11 @@ impl PoolShared {
         &self.settings
     }
 
+    /// Returns the protection domain that slabs are registered with.
+    pub(crate) fn domain(&self) -> &dyn ProtectionDomain {
+        &*self.domain
+    }
+
     /// Returns the budget that slabs count against.
     pub(crate) fn budget(&self) -> &Arc<Budget> {
         &self.budget
@@ -193,6 +198,8 @@ impl PoolShared {
     fn make_slab(&self, capacity: usize, common: bool, purpose: Purpose) -> Result<Slab, PoolError> {
         let access = match purpose {
             Purpose::Block => self.settings.access,
+            // Each landing then has a registration of its own.
+            Purpose::Landing if self.domain.opens_sinks() => Access::LOCAL_READ,
             Purpose::Landing => Access::LOCAL_WRITE,
             Purpose::Buffer => {
                 Access::from_bits_truncate(self.settings.access.bits() & Access::REMOTE_READ.bits())

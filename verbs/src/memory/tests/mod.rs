@@ -3,6 +3,7 @@
 
 mod blocks;
 mod buffers;
+mod landings;
 mod limits;
 mod model;
 mod sending;

@@ -1,0 +1,224 @@
+//! Fetches what the peer offers.
+
+use std::task::Waker;
+
+use bytes::Bytes;
+
+use super::inbound::{InOffer, Landing};
+use super::state::Core;
+use super::stream::{Delivered, InPart, OVERHEAD, StreamFault, StreamKey};
+use super::wire::{FetchRefused, Wire};
+
+/// Whether a fetch of a stream was started.
+enum Started {
+    Yes,
+    /// There is nothing to fetch, or the stream has enough that was not taken.
+    No,
+    /// There is no memory.
+    Later,
+}
+
+impl<K> Core<K> {
+    /// The length of fetches, in bytes, of an offer that is not delivered in one piece.
+    const FETCH: u64 = 512 << 10;
+    /// The length of a gRPC message's prefix.
+    const MESSAGE_PREFIX: u64 = 5;
+
+    /// Queues a stream if it has something to fetch.
+    pub(super) fn queue_fetches(&mut self, key: StreamKey) {
+        let receiving = &mut self.streams[key.index()].receiving;
+        let is_offer = |part: &InPart| match part {
+            InPart::Offer(offer) => self.inbound[*offer].left() > 0,
+            _ => false,
+        };
+        if receiving.wanted && !receiving.queued && receiving.parts.iter().any(is_offer) {
+            receiving.queued = true;
+            self.fetchable.push_back(key);
+            self.urgent = true;
+        }
+    }
+
+    /// Starts fetches of all streams that have offers and have not enough that was not taken. Streams take turns.
+    pub(super) fn start_fetches<W: Wire<Kept = K>>(&mut self, wire: &mut W, wakers: &mut Vec<Waker>) {
+        for fetch in self.cancels.drain(..) {
+            wire.cancel_fetch(fetch);
+        }
+        while let Some(key) = self.fetchable.pop_front() {
+            match self.start_fetch(key, wire, wakers) {
+                Started::Yes => self.fetchable.push_back(key),
+                Started::No => {
+                    if let Some(stream) = self.streams.get_mut(key.index()) {
+                        stream.receiving.queued = false;
+                        self.remove_if_over(key);
+                    }
+                }
+                Started::Later => {
+                    self.fetchable.push_front(key);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Starts the next fetch of a stream.
+    fn start_fetch<W: Wire<Kept = K>>(
+        &mut self,
+        key: StreamKey,
+        wire: &mut W,
+        wakers: &mut Vec<Waker>,
+    ) -> Started {
+        let Some(stream) = self.streams.get_mut(key.index()) else { return Started::No };
+        let receiving = &mut stream.receiving;
+        let window = u64::try_from(self.window).unwrap_or(0);
+        if receiving.landing >= window {
+            return Started::No;
+        }
+        let inbound = &self.inbound;
+        let next = receiving.parts.iter().find_map(|part| match part {
+            InPart::Offer(offer) if inbound[*offer].left() > 0 => Some(*offer),
+            _ => None,
+        });
+        let Some(index) = next else { return Started::No };
+        let offer = &mut self.inbound[index];
+        if offer.fetched == 0
+            && offer.is_message
+            && let Some(limit) = receiving.landed_limit
+        {
+            offer.in_one = true;
+            let length = offer.offer.total.saturating_sub(Self::MESSAGE_PREFIX);
+            if length > limit as u64 {
+                self.replace_offer(key, index, StreamFault::MessageTooLarge { length, limit }, wakers);
+                return Started::Yes;
+            }
+        }
+        let length = if offer.in_one { offer.left() } else { offer.left().min(Self::FETCH) };
+        let aligned_at = if offer.in_one { offer.offer.aligned_at as usize } else { 0 };
+        let fetch = self.next_fetch;
+        let pieces = offer.pieces(offer.fetched..offer.fetched + length);
+        match wire.fetch(fetch, &pieces, aligned_at) {
+            Ok(()) => {}
+            Err(FetchRefused::Later) => return Started::Later,
+            Err(FetchRefused::Never(reason)) => {
+                drop(pieces);
+                self.replace_offer(key, index, StreamFault::NoMemory { length, reason }, wakers);
+                return Started::Yes;
+            }
+        }
+        self.next_fetch += 1;
+        offer.fetched += length;
+        offer.under_way += 1;
+        offer.landings.push_back(Landing { fetch, length, memory: None });
+        receiving.landing += length;
+        self.fetches.insert(fetch, index);
+        Started::Yes
+    }
+
+    /// Puts a fault into the place of an offer, which is not fetched. What follows is not read.
+    fn replace_offer(&mut self, key: StreamKey, index: usize, fault: StreamFault, wakers: &mut Vec<Waker>) {
+        let receiving = &mut self.streams[key.index()].receiving;
+        let mut parts = std::mem::take(&mut receiving.parts);
+        let mut fault = Some(fault);
+        while let Some(part) = parts.pop() {
+            match part {
+                InPart::Offer(offer) if offer == index => {
+                    if let Some(fault) = fault.take() {
+                        self.streams[key.index()].receiving.parts.push(InPart::Fault(fault));
+                    }
+                    self.discard_offer(offer);
+                }
+                part => self.streams[key.index()].receiving.parts.push(part),
+            }
+        }
+        wakers.extend(self.streams[key.index()].receiving.waker.take());
+    }
+
+    /// Notes that a fetch has landed, or was cancelled.
+    pub(in crate::grpc) fn landed(&mut self, fetch: u64, memory: Option<Bytes>, wakers: &mut Vec<Waker>) {
+        let Some(index) = self.fetches.remove(&fetch) else { return };
+        let offer = &mut self.inbound[index];
+        offer.under_way -= 1;
+        if let Some(key) = offer.stream
+            && let Some(landing) = offer.landings.iter_mut().find(|landing| landing.fetch == fetch)
+        {
+            landing.memory = memory;
+            let is_next = offer.has_landed();
+            if is_next && let Some(stream) = self.streams.get_mut(key.index()) {
+                wakers.extend(stream.receiving.waker.take());
+            }
+        }
+        self.give_back(index);
+    }
+
+    /// Tells the peer that an offer's memory is free, once nothing reads it any more.
+    fn give_back(&mut self, index: usize) {
+        let offer = &self.inbound[index];
+        if offer.under_way > 0 || offer.left() > 0 {
+            return;
+        }
+        self.taken.push_back(offer.offer.id);
+        self.urgent = true;
+        if offer.stream.is_none() {
+            self.inbound.remove(index);
+        }
+    }
+
+    /// Gives an offer up that nothing reads any more.
+    pub(super) fn discard_offer(&mut self, index: usize) {
+        let Some(offer) = self.inbound.get_mut(index) else { return };
+        let is_given_back = offer.under_way == 0 && offer.left() == 0;
+        offer.stream = None;
+        offer.fetched = offer.offer.total;
+        let unlanded = offer.landings.drain(..).filter(|landing| landing.memory.is_none());
+        self.cancels.extend(unlanded.map(|landing| landing.fetch));
+        self.urgent = true;
+        if is_given_back {
+            self.inbound.remove(index);
+        } else {
+            self.give_back(index);
+        }
+    }
+
+    /// Takes the next bytes of an offer, which is the first part of the stream, if they have landed.
+    pub(super) fn take_landed(&mut self, key: StreamKey, index: usize) -> Option<Delivered> {
+        let offer = &mut self.inbound[index];
+        let memory = offer.landings.front_mut()?.memory.take()?;
+        let Landing { length, .. } = offer.landings.pop_front()?;
+        let is_over = offer.left() == 0 && offer.landings.is_empty();
+        let in_one = offer.in_one;
+        let receiving = &mut self.streams[key.index()].receiving;
+        receiving.landing -= length;
+        if is_over {
+            receiving.parts.pop();
+            self.inbound.remove(index);
+        }
+        // Offers of more bytes than that are refused when they are read.
+        let cost = i64::try_from(length).unwrap_or(i64::MAX >> 1) + if is_over { OVERHEAD } else { 0 };
+        self.took(key, cost);
+        self.queue_fetches(key);
+        Some(if in_one { Delivered::Message(memory) } else { Delivered::Data(memory) })
+    }
+
+    /// Notes that the application took parts of a stream of this cost, and gives the peer credit for more.
+    pub(super) fn took(&mut self, key: StreamKey, cost: i64) {
+        let stream = &mut self.streams[key.index()];
+        let receiving = &mut stream.receiving;
+        receiving.unread -= cost;
+        receiving.target = self.window;
+        if receiving.ended || stream.closed {
+            return;
+        }
+        let missing = receiving.target - receiving.allowance - receiving.unread;
+        if missing >= receiving.target / 2 {
+            receiving.allowance += missing;
+            self.credits.push_back((stream.id, missing as u64));
+            self.urgent = true;
+        }
+    }
+}
+
+impl InOffer {
+    /// Returns the cost of the offer.
+    pub(super) fn cost(&self) -> i64 {
+        i64::try_from(self.offer.total).unwrap_or(i64::MAX >> 1) + OVERHEAD
+    }
+}

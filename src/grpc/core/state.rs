@@ -1,0 +1,315 @@
+//! The state machine's state, and the life of its streams.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::BuildHasherDefault;
+use std::sync::Arc;
+use std::task::Waker;
+
+use slab::Slab;
+
+use super::inbound::InOffer;
+use super::message::Message;
+use super::stream::{InPart, Queued, Stream, StreamFault, StreamKey};
+use crate::grpc::frame::head::{Decoder, Encoder, Fast};
+use crate::grpc::frame::{Kind, Limits, RequestHead, ResetCode};
+
+/// The end of the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::grpc) enum Role {
+    Client,
+    Server,
+}
+
+/// A map with numbers as keys, which count up.
+pub(super) type NumberMap<K, V> = HashMap<K, V, BuildHasherDefault<Fast>>;
+
+/// All calls of a connection. `K` keeps memory in place that the peer may read.
+#[derive(Debug)]
+pub(in crate::grpc) struct Core<K> {
+    pub(super) role: Role,
+    /// The limits of this end.
+    pub(super) limits: Limits,
+    /// The full window of a stream, from the first part that the application takes.
+    pub(super) window: i64,
+    /// The limits of the peer, once they have arrived.
+    pub(super) peer: Option<Limits>,
+    pub(super) settings_sent: bool,
+    pub(super) streams: Slab<Stream<K>>,
+    /// The streams whose calls are open, by number.
+    pub(super) index: NumberMap<u32, StreamKey>,
+    /// A client's next stream. A server's: the one after the last that was opened.
+    pub(super) next_stream: u32,
+    /// Calls that wait for another to end, the oldest first, and how many of them were dropped.
+    pub(super) unopened: VecDeque<StreamKey>,
+    pub(super) unopened_dropped: usize,
+    /// Streams with something to send.
+    pub(super) ready: VecDeque<StreamKey>,
+    pub(super) bulk: VecDeque<StreamKey>,
+    pub(super) encoder: Encoder,
+    pub(super) decoder: Decoder,
+    /// A head that did not fit into a message.
+    pub(super) block: Option<Block>,
+    /// A head of which frames are missing.
+    pub(super) partial: Option<Partial>,
+    pub(super) resets: VecDeque<(u32, ResetCode)>,
+    pub(super) credits: VecDeque<(u32, u64)>,
+    pub(super) taken: VecDeque<u64>,
+    /// What the peer may read, by offer.
+    pub(super) offers: NumberMap<u64, Outstanding<K>>,
+    pub(super) next_offer: u64,
+    /// The peer's offers.
+    pub(super) inbound: Slab<InOffer>,
+    pub(super) expected_offer: u64,
+    /// The index of the offer that a fetch belongs to.
+    pub(super) fetches: NumberMap<u64, usize>,
+    pub(super) next_fetch: u64,
+    /// Streams with offers to fetch.
+    pub(super) fetchable: VecDeque<StreamKey>,
+    pub(super) cancels: Vec<u64>,
+    pub(super) accepted: VecDeque<(StreamKey, RequestHead)>,
+    pub(super) going: Going,
+    /// The connection has ended, for this reason.
+    pub(super) ended: Option<StreamFault>,
+    /// Something was queued that the peer waits for.
+    pub(super) urgent: bool,
+    pub(super) message: Message,
+    pub(super) scratch: Vec<u8>,
+}
+
+/// A head under way to the peer.
+#[derive(Debug)]
+pub(super) struct Block {
+    pub(super) kind: Kind,
+    pub(super) flags: u8,
+    pub(super) stream: u32,
+    pub(super) bytes: Vec<u8>,
+    pub(super) at: usize,
+}
+
+/// A head under way from the peer.
+#[derive(Debug)]
+pub(super) struct Partial {
+    pub(super) kind: Kind,
+    pub(super) stream: u32,
+    pub(super) bytes: Vec<u8>,
+}
+
+/// What the peer may read.
+#[derive(Debug)]
+pub(super) struct Outstanding<K> {
+    pub(super) stream: u32,
+    /// Bytes that were copied for it.
+    pub(super) copied: usize,
+    #[expect(dead_code, reason = "keeps the memory in place")]
+    pub(super) kept: Vec<K>,
+}
+
+/// Whether the ends still take new calls.
+#[derive(Debug, Default)]
+pub(super) struct Going {
+    /// This end takes no new calls after this stream.
+    pub(super) last_here: Option<u32>,
+    /// The reason, until it is sent.
+    pub(super) unsent: Option<Arc<str>>,
+    /// The peer takes no new calls after this stream, for this reason.
+    pub(super) last_there: Option<(u32, Arc<str>)>,
+}
+
+impl<K> Core<K> {
+    /// The most that a stream may be sent ahead before the application reads. A hostile or a busy peer can't fill more memory than that for each
+    /// stream.
+    const FIRST_WINDOW: usize = 64 << 10;
+
+    /// Makes the state of one end. Lengths are in bytes.
+    pub(in crate::grpc) fn new(role: Role, streams: u32, head_bytes: usize, window: usize) -> Self {
+        let limits = Limits {
+            streams,
+            head_bytes: u32::try_from(head_bytes).unwrap_or(u32::MAX),
+            // At most 64 KiB.
+            window: window.min(Self::FIRST_WINDOW) as u32,
+            table_entries: 1024,
+            table_bytes: 64 << 10,
+        };
+        Self {
+            role,
+            limits,
+            window: i64::try_from(window).unwrap_or(i64::MAX >> 2),
+            peer: None,
+            settings_sent: false,
+            streams: Slab::new(),
+            index: NumberMap::default(),
+            next_stream: 1,
+            unopened: VecDeque::new(),
+            unopened_dropped: 0,
+            ready: VecDeque::new(),
+            bulk: VecDeque::new(),
+            encoder: Encoder::default(),
+            decoder: Decoder::new(limits.table_entries, limits.table_bytes, limits.head_bytes),
+            block: None,
+            partial: None,
+            resets: VecDeque::new(),
+            credits: VecDeque::new(),
+            taken: VecDeque::new(),
+            offers: NumberMap::default(),
+            next_offer: 0,
+            inbound: Slab::new(),
+            expected_offer: 0,
+            fetches: NumberMap::default(),
+            next_fetch: 0,
+            fetchable: VecDeque::new(),
+            cancels: Vec::new(),
+            accepted: VecDeque::new(),
+            going: Going::default(),
+            ended: None,
+            urgent: false,
+            message: Message::default(),
+            scratch: Vec::new(),
+        }
+    }
+
+    /// Returns the number of calls that have not ended.
+    pub(in crate::grpc) fn active(&self) -> usize {
+        self.index.len() + self.unopened.len() - self.unopened_dropped
+    }
+
+    /// Returns the reason why no calls can be opened, if there is one: the peer's reason for going away, or the reason of this end.
+    pub(in crate::grpc) fn going_away(&self) -> Option<Arc<str>> {
+        if let Some((_, reason)) = &self.going.last_there {
+            return Some(Arc::clone(reason));
+        }
+        if self.going.last_here.is_some() {
+            return Some("this end closes it".into());
+        }
+        (self.next_stream == u32::MAX).then(|| "its numbers of streams are used up".into())
+    }
+
+    /// Returns why the connection has ended, if it has.
+    pub(in crate::grpc) fn ended(&self) -> Option<&StreamFault> {
+        self.ended.as_ref()
+    }
+
+    /// Returns whether an end goes away, and nothing is left to do.
+    pub(in crate::grpc) fn is_drained(&self) -> bool {
+        let is_going = self.going.last_here.is_some() || self.going.last_there.is_some();
+        let is_silent = self.resets.is_empty() && self.taken.is_empty() && self.going.unsent.is_none();
+        is_going
+            && is_silent
+            && self.active() == 0
+            && self.block.is_none()
+            && self.offers.is_empty()
+            && self.inbound.is_empty()
+    }
+
+    /// Takes a call that the peer has opened.
+    pub(in crate::grpc) fn next_accepted(&mut self) -> Option<(StreamKey, RequestHead)> {
+        self.accepted.pop_front()
+    }
+
+    /// Returns whether calls of the peer wait to be taken.
+    pub(in crate::grpc) fn has_accepted(&self) -> bool {
+        !self.accepted.is_empty()
+    }
+
+    /// Returns whether something was queued since the last question that the peer waits for.
+    pub(in crate::grpc) fn take_urgent(&mut self) -> bool {
+        std::mem::take(&mut self.urgent)
+    }
+
+    /// Takes no new calls from now on.
+    pub(in crate::grpc) fn go_away(&mut self, reason: &str) {
+        if self.going.last_here.is_none() {
+            self.going.last_here = Some(if self.role == Role::Server { self.next_stream - 1 } else { 0 });
+            self.going.unsent = Some(reason.into());
+        }
+    }
+
+    /// Ends all calls, because the connection has ended. What has arrived can still be taken.
+    pub(in crate::grpc) fn end(&mut self, fault: &StreamFault, wakers: &mut Vec<Waker>) {
+        if self.ended.is_some() {
+            return;
+        }
+        self.ended = Some(fault.clone());
+        let keys: Vec<_> = self.streams.iter().map(|(index, _)| StreamKey(index as u32)).collect();
+        for key in keys {
+            let stream = &mut self.streams[key.index()];
+            let whole =
+                stream.closed && !stream.receiving.parts.iter().any(|part| matches!(part, InPart::Offer(_)));
+            if !whole {
+                self.fail(key, fault.clone(), wakers);
+            }
+        }
+        // Nothing is sent and nothing lands any more.
+        self.offers.clear();
+        self.fetches.clear();
+        self.inbound.clear();
+        (self.block, self.partial) = (None, None);
+        self.resets.clear();
+        self.credits.clear();
+        self.taken.clear();
+        self.cancels.clear();
+        for queue in [&mut self.ready, &mut self.bulk, &mut self.unopened, &mut self.fetchable] {
+            queue.clear();
+        }
+        self.unopened_dropped = 0;
+        for (_, stream) in &mut self.streams {
+            (stream.sending.queued, stream.receiving.queued) = (Queued::No, false);
+        }
+        self.streams.retain(|_, stream| stream.held);
+        self.accepted.retain(|(key, _)| self.streams.contains(key.index()));
+    }
+
+    /// Ends a call with a fault. Parts that arrived can still be taken; offers can't.
+    pub(super) fn fail(&mut self, key: StreamKey, fault: StreamFault, wakers: &mut Vec<Waker>) {
+        self.close(key);
+        let Some(stream) = self.streams.get_mut(key.index()) else { return };
+        stream.fault.get_or_insert(fault);
+        stream.take_wakers(wakers);
+        let mut arrived = std::mem::take(&mut stream.receiving.parts);
+        let mut is_whole = true;
+        while let Some(part) = arrived.pop() {
+            match part {
+                InPart::Offer(offer) => {
+                    is_whole = false;
+                    self.discard_offer(offer);
+                }
+                part if is_whole => self.streams[key.index()].receiving.parts.push(part),
+                _ => {}
+            }
+        }
+        self.remove_if_over(key);
+    }
+
+    /// Closes both halves of a call. Parts and offers that have arrived stay.
+    pub(super) fn close(&mut self, key: StreamKey) {
+        let stream = &mut self.streams[key.index()];
+        stream.stop_sending();
+        if stream.closed {
+            return;
+        }
+        stream.closed = true;
+        if stream.id != 0 {
+            self.index.remove(&stream.id);
+        } else if stream.sending.queued == Queued::Unopened {
+            self.unopened_dropped += 1;
+        }
+    }
+
+    /// Frees the place of a call that has ended and whose handle is gone. A place in a queue is given up only when the queue
+    /// comes to it.
+    pub(super) fn remove_if_over(&mut self, key: StreamKey) {
+        let Some(stream) = self.streams.get(key.index()) else { return };
+        let is_queued = stream.sending.queued != Queued::No || stream.receiving.queued;
+        if stream.closed && !stream.held && !is_queued {
+            self.streams.remove(key.index());
+        }
+    }
+
+    /// Queues a stream that has something to send.
+    pub(super) fn schedule(&mut self, key: StreamKey) {
+        let stream = &mut self.streams[key.index()];
+        if stream.sending.queued == Queued::No && stream.id != 0 && stream.can_send() {
+            stream.sending.queued = Queued::Ready;
+            self.ready.push_back(key);
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! The state of one stream.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::task::Waker;
+
+use bytes::Bytes;
+use http::HeaderMap;
+
+use crate::grpc::frame::{OfferPiece, RequestHead, ResetCode};
+
+/// The place of a stream in the state machine. It is used again after the stream's handle is gone and the call has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::grpc) struct StreamKey(pub(super) u32);
+
+impl StreamKey {
+    pub(super) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// The reason why a call ended early.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::grpc) enum StreamFault {
+    /// The connection has ended. Its owner knows the reason.
+    Connection,
+    /// The peer has closed the connection.
+    PeerClosed,
+    /// The peer takes no new calls, and has not begun with this one.
+    GoneAway(Arc<str>),
+    /// The peer reset the call.
+    Reset(ResetCode),
+    /// This end reset the call.
+    ResetHere(ResetCode),
+    /// The head is longer than the peer takes.
+    HeadTooLarge { length: usize, limit: usize },
+    /// A message is longer than this end decodes.
+    MessageTooLarge { length: u64, limit: usize },
+    /// There can't be memory for a message.
+    NoMemory { length: u64, reason: Arc<str> },
+    /// The call has ended.
+    Ended,
+}
+
+/// A part of a body that was taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::grpc) enum Delivered {
+    /// Bytes.
+    Data(Bytes),
+    /// One whole message in one piece of memory.
+    Message(Bytes),
+    /// The trailers.
+    Trailers(HeaderMap),
+}
+
+/// A head to send.
+#[derive(Debug)]
+pub(super) enum OutHead {
+    Request(RequestHead),
+    Response(HeaderMap),
+}
+
+/// A part of the body to send.
+#[derive(Debug)]
+pub(super) enum OutPart {
+    Data(Bytes),
+    /// One whole message, in parts.
+    Message {
+        parts: Vec<Bytes>,
+        aligned_at: usize,
+    },
+}
+
+impl OutPart {
+    pub(super) fn length(&self) -> usize {
+        match self {
+            Self::Data(data) => data.len(),
+            Self::Message { parts, .. } => parts.iter().map(Bytes::len).sum(),
+        }
+    }
+}
+
+/// A part of the body that arrived.
+#[derive(Debug)]
+pub(super) enum InPart {
+    Data(Bytes),
+    /// The index of an offer.
+    Offer(usize),
+    /// A part that ends the reading with an error.
+    Fault(StreamFault),
+}
+
+/// A queue whose first element needs no memory of its own, because most calls have one part.
+#[derive(Debug)]
+pub(super) struct Parts<T> {
+    first: Option<T>,
+    rest: VecDeque<T>,
+}
+
+impl<T> Default for Parts<T> {
+    fn default() -> Self {
+        Self { first: None, rest: VecDeque::new() }
+    }
+}
+
+impl<T> Parts<T> {
+    pub(super) fn push(&mut self, part: T) {
+        if self.first.is_none() {
+            self.first = Some(part);
+        } else {
+            self.rest.push_back(part);
+        }
+    }
+
+    pub(super) fn front(&self) -> Option<&T> {
+        self.first.as_ref()
+    }
+
+    pub(super) fn front_mut(&mut self) -> Option<&mut T> {
+        self.first.as_mut()
+    }
+
+    pub(super) fn pop(&mut self) -> Option<T> {
+        let next = self.rest.pop_front();
+        std::mem::replace(&mut self.first, next)
+    }
+
+    /// Puts a part before all others.
+    pub(super) fn unpop(&mut self, part: T) {
+        if let Some(second) = self.first.replace(part) {
+            self.rest.push_front(second);
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.first.iter().chain(&self.rest)
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.first = None;
+        self.rest.clear();
+    }
+}
+
+/// The queue that a stream waits in to send.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Queued {
+    #[default]
+    No,
+    /// Among the streams with a message's worth to send.
+    Ready,
+    /// Among the streams with more to send.
+    Bulk,
+    /// Among the calls that wait for another to end.
+    Unopened,
+}
+
+/// What a stream sends.
+#[derive(Debug)]
+pub(super) struct Sending<K> {
+    pub(super) head: Option<OutHead>,
+    pub(super) parts: Parts<OutPart>,
+    /// Bytes in `parts`.
+    pub(super) bytes: usize,
+    pub(super) trailers: Option<HeaderMap>,
+    /// The application has ended this half.
+    pub(super) end: bool,
+    /// The end was sent, or nothing is sent any more.
+    pub(super) done: bool,
+    /// The cost that the peer takes now.
+    pub(super) credit: i64,
+    /// Bytes that were copied for the peer, and that the peer has not read yet.
+    pub(super) copied: usize,
+    /// The message that is being copied.
+    pub(super) preparing: Option<Preparing<K>>,
+    pub(super) queued: Queued,
+    pub(super) waker: Option<Waker>,
+}
+
+/// A message that is copied, a piece at a time, before it is offered.
+#[derive(Debug)]
+pub(super) struct Preparing<K> {
+    pub(super) pieces: Vec<OfferPiece>,
+    pub(super) kept: Vec<K>,
+    /// Bytes of `pieces` that were copied to memory that the peer reads.
+    pub(super) copied: usize,
+    /// The length of the encoded pieces.
+    pub(super) encoded: usize,
+    /// Bytes of `pieces`.
+    pub(super) done: usize,
+    /// The rest can't be offered with these pieces.
+    pub(super) failed: bool,
+}
+
+impl<K> Default for Preparing<K> {
+    fn default() -> Self {
+        Self { pieces: Vec::new(), kept: Vec::new(), copied: 0, encoded: 0, done: 0, failed: false }
+    }
+}
+
+impl<K> Default for Sending<K> {
+    fn default() -> Self {
+        Self {
+            head: None,
+            parts: Parts::default(),
+            bytes: 0,
+            trailers: None,
+            end: false,
+            done: false,
+            credit: 0,
+            copied: 0,
+            preparing: None,
+            queued: Queued::No,
+            waker: None,
+        }
+    }
+}
+
+/// What a stream receives.
+#[derive(Debug, Default)]
+pub(super) struct Receiving {
+    pub(super) head: Option<HeaderMap>,
+    pub(super) head_seen: bool,
+    pub(super) parts: Parts<InPart>,
+    pub(super) trailers: Option<HeaderMap>,
+    /// The peer has ended its half.
+    pub(super) ended: bool,
+    /// The cost that the peer may still send.
+    pub(super) allowance: i64,
+    /// The cost of the parts that arrived and were not taken.
+    pub(super) unread: i64,
+    /// The allowance and the unread cost together aim at this.
+    pub(super) target: i64,
+    /// The application has asked for a part.
+    pub(super) wanted: bool,
+    /// The limit of messages that are delivered in one piece.
+    pub(super) landed_limit: Option<usize>,
+    /// Bytes of fetches that were started and not taken.
+    pub(super) landing: u64,
+    /// The stream is in the queue of those whose offers are to be fetched.
+    pub(super) queued: bool,
+    pub(super) waker: Option<Waker>,
+}
+
+/// One stream.
+#[derive(Debug)]
+pub(super) struct Stream<K> {
+    /// The number on the wire; 0 before the head is sent.
+    pub(super) id: u32,
+    /// The application has the handle.
+    pub(super) held: bool,
+    /// Both halves are closed.
+    pub(super) closed: bool,
+    pub(super) fault: Option<StreamFault>,
+    pub(super) sending: Sending<K>,
+    pub(super) receiving: Receiving,
+    pub(super) reset_waker: Option<Waker>,
+}
+
+/// The cost of a part of a body beside its length.
+pub(super) const OVERHEAD: i64 = 256;
+
+impl<K> Default for Stream<K> {
+    fn default() -> Self {
+        Self {
+            id: 0,
+            held: true,
+            closed: false,
+            fault: None,
+            sending: Sending::default(),
+            receiving: Receiving::default(),
+            reset_waker: None,
+        }
+    }
+}
+
+impl<K> Stream<K> {
+    /// The most copied bytes of a stream that wait for the peer to read them.
+    pub(super) const MOST_COPIED: usize = 256 << 10;
+
+    /// Returns whether there is something to send that needs no credit, or that there is credit for.
+    pub(super) fn can_send(&self) -> bool {
+        let sending = &self.sending;
+        if sending.done {
+            return false;
+        }
+        match sending.parts.front() {
+            _ if sending.head.is_some() => true,
+            Some(_) => sending.credit > 0 && sending.copied < Self::MOST_COPIED,
+            None => sending.end || sending.trailers.is_some(),
+        }
+    }
+
+    /// Drops what is queued to be sent.
+    pub(super) fn stop_sending(&mut self) {
+        let sending = &mut self.sending;
+        (sending.head, sending.trailers) = (None, None);
+        sending.parts.clear();
+        sending.preparing = None;
+        sending.bytes = 0;
+        sending.done = true;
+    }
+
+    /// Adds the tasks that wait for anything to `wakers`.
+    pub(super) fn take_wakers(&mut self, wakers: &mut Vec<Waker>) {
+        let all = [&mut self.receiving.waker, &mut self.sending.waker, &mut self.reset_waker];
+        wakers.extend(all.into_iter().filter_map(Option::take));
+    }
+}

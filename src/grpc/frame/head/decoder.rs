@@ -1,0 +1,231 @@
+//! Reads heads.
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http::header::{HeaderName, HeaderValue};
+use http::uri::{Authority, PathAndQuery};
+
+use super::{FIELD, op};
+use crate::grpc::frame::violation::CallViolation;
+
+/// A head that was read. Only heads of requests have a path and an authority.
+#[derive(Clone, Debug, Default)]
+pub(in crate::grpc) struct Decoded {
+    pub(in crate::grpc) path: Option<PathAndQuery>,
+    pub(in crate::grpc) authority: Option<Authority>,
+    pub(in crate::grpc) headers: HeaderMap,
+}
+
+/// Reads the heads of one direction of a connection.
+#[derive(Debug)]
+pub(in crate::grpc) struct Decoder {
+    table: Vec<Entry>,
+    /// Bytes of the entries.
+    bytes: usize,
+    limits: TableLimits,
+    /// The most that a head may count.
+    head_bytes: usize,
+    /// Heads of references only, with their meaning. As entries never change, such a head always means the same.
+    known: Vec<(Box<[u8]>, Decoded)>,
+    /// The place in `known` of the head that is replaced next.
+    replace: usize,
+}
+
+/// The size of a decoder's table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::grpc) struct TableLimits {
+    pub(in crate::grpc) entries: usize,
+    pub(in crate::grpc) bytes: usize,
+}
+
+#[derive(Debug)]
+enum Entry {
+    Path(PathAndQuery),
+    Authority(Authority),
+    Name(HeaderName),
+    Field(HeaderName, HeaderValue),
+}
+
+impl Decoder {
+    /// Most heads whose meaning is kept.
+    const KNOWN: usize = 16;
+    /// The longest head whose meaning is kept, in bytes.
+    const KNOWN_LENGTH: usize = 96;
+
+    pub(in crate::grpc) fn new(entries: u32, bytes: u32, head_bytes: u32) -> Self {
+        let limits = TableLimits { entries: entries as usize, bytes: bytes as usize };
+        let (table, known) = (Vec::new(), Vec::new());
+        Self { table, bytes: 0, limits, head_bytes: head_bytes as usize, known, replace: 0 }
+    }
+
+    /// Reads a head.
+    ///
+    /// # Errors
+    /// The bytes are no head, or break a limit. Then the table may have changed, and the connection has to end.
+    pub(in crate::grpc) fn decode(&mut self, block: &[u8]) -> Result<Decoded, CallViolation> {
+        if block.len() <= Self::KNOWN_LENGTH
+            && let Some((_, known)) = self.known.iter().find(|(known, _)| **known == *block)
+        {
+            return Ok(known.clone());
+        }
+        let mut head = Decoded::default();
+        let (mut rest, mut counted, mut only_references) = (block, 0, true);
+        while let Some((&instruction, after)) = rest.split_first() {
+            rest = after;
+            let before = counted;
+            if instruction == op::ENTRY {
+                counted += self.apply(entry(&mut rest)?, &mut head)?;
+            } else {
+                only_references = false;
+                counted += self.literal(instruction, &mut rest, &mut head)?;
+            }
+            debug_assert!(counted >= before + FIELD);
+            if counted > self.head_bytes {
+                return Err(CallViolation::HeadTooLong(self.head_bytes));
+            }
+        }
+        if only_references && block.len() <= Self::KNOWN_LENGTH {
+            self.remember(block, &head);
+        }
+        Ok(head)
+    }
+
+    fn remember(&mut self, block: &[u8], head: &Decoded) {
+        let known = (block.into(), head.clone());
+        match self.known.get_mut(self.replace) {
+            Some(place) => *place = known,
+            None => self.known.push(known),
+        }
+        self.replace = (self.replace + 1) % Self::KNOWN;
+    }
+
+    /// Adds an entry of the table to the head. Returns how much it counts.
+    fn apply(&self, entry: u16, head: &mut Decoded) -> Result<usize, CallViolation> {
+        Ok(match self.table.get(usize::from(entry)) {
+            Some(Entry::Path(path)) => set_path(head, path.clone())?,
+            Some(Entry::Authority(authority)) => set_authority(head, authority.clone())?,
+            Some(Entry::Field(name, value)) => append(head, name.clone(), value.clone())?,
+            Some(Entry::Name(_)) | None => return Err(CallViolation::TableEntry(entry)),
+        })
+    }
+
+    /// Carries out an instruction that has bytes. Returns how much they count.
+    fn literal(
+        &mut self,
+        instruction: u8,
+        rest: &mut &[u8],
+        head: &mut Decoded,
+    ) -> Result<usize, CallViolation> {
+        let sensitive = instruction & op::SENSITIVE != 0;
+        let instruction = instruction & !op::SENSITIVE;
+        let (name, value) = match instruction {
+            op::PATH | op::NEW_PATH if !sensitive => {
+                let path = text(rest)?;
+                let path: PathAndQuery =
+                    PathAndQuery::try_from(path).map_err(|_| bad("a path that is none"))?;
+                if instruction == op::NEW_PATH {
+                    self.insert(Entry::Path(path.clone()), path.as_str().len())?;
+                }
+                return set_path(head, path);
+            }
+            op::AUTHORITY | op::NEW_AUTHORITY if !sensitive => {
+                let authority = text(rest)?;
+                let authority =
+                    Authority::try_from(authority).map_err(|_| bad("an authority that is none"))?;
+                if instruction == op::NEW_AUTHORITY {
+                    self.insert(Entry::Authority(authority.clone()), authority.as_str().len())?;
+                }
+                return set_authority(head, authority);
+            }
+            op::FIELD | op::FIELD_NEW_NAME => {
+                let name = HeaderName::from_bytes(text(rest)?).map_err(|_| bad("a name that is none"))?;
+                if instruction == op::FIELD_NEW_NAME {
+                    self.insert(Entry::Name(name.clone()), name.as_str().len())?;
+                }
+                (name, value(rest, sensitive)?)
+            }
+            op::FIELD_OF_NAME => (self.name(rest)?, value(rest, sensitive)?),
+            op::NEW_FIELD if !sensitive => {
+                let (name, value) = (self.name(rest)?, value(rest, false)?);
+                self.insert(Entry::Field(name.clone(), value.clone()), name.as_str().len() + value.len())?;
+                (name, value)
+            }
+            _ => return Err(bad("an unknown instruction")),
+        };
+        append(head, name, value)
+    }
+
+    fn name(&self, rest: &mut &[u8]) -> Result<HeaderName, CallViolation> {
+        let entry = entry(rest)?;
+        match self.table.get(usize::from(entry)) {
+            Some(Entry::Name(name)) => Ok(name.clone()),
+            _ => Err(CallViolation::TableEntry(entry)),
+        }
+    }
+
+    fn insert(&mut self, entry: Entry, length: usize) -> Result<(), CallViolation> {
+        let TableLimits { entries, bytes } = self.limits;
+        self.bytes += length + FIELD;
+        if self.table.len() >= entries || self.bytes > bytes {
+            return Err(CallViolation::TableFull { entries, bytes });
+        }
+        self.table.push(entry);
+        Ok(())
+    }
+}
+
+fn bad(what: &'static str) -> CallViolation {
+    CallViolation::Head(what)
+}
+
+fn set_path(head: &mut Decoded, path: PathAndQuery) -> Result<usize, CallViolation> {
+    let length = path.as_str().len() + FIELD;
+    if head.path.replace(path).is_some() {
+        return Err(bad("a second path"));
+    }
+    Ok(length)
+}
+
+fn set_authority(head: &mut Decoded, authority: Authority) -> Result<usize, CallViolation> {
+    let length = authority.as_str().len() + FIELD;
+    if head.authority.replace(authority).is_some() {
+        return Err(bad("a second authority"));
+    }
+    Ok(length)
+}
+
+fn append(head: &mut Decoded, name: HeaderName, value: HeaderValue) -> Result<usize, CallViolation> {
+    let length = name.as_str().len() + value.len() + FIELD;
+    head.headers.try_append(name, value).map_err(|_| bad("too many fields"))?;
+    Ok(length)
+}
+
+fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], CallViolation> {
+    let (taken, after) = rest.split_first_chunk().ok_or(bad("it is too short"))?;
+    *rest = after;
+    Ok(*taken)
+}
+
+fn entry(rest: &mut &[u8]) -> Result<u16, CallViolation> {
+    take(rest).map(u16::from_le_bytes)
+}
+
+fn split<'a>(rest: &mut &'a [u8], length: usize) -> Result<&'a [u8], CallViolation> {
+    let (taken, after) = rest.split_at_checked(length).ok_or(bad("it is too short"))?;
+    *rest = after;
+    Ok(taken)
+}
+
+fn text<'a>(rest: &mut &'a [u8]) -> Result<&'a [u8], CallViolation> {
+    let length = u16::from_le_bytes(take(rest)?);
+    split(rest, length.into())
+}
+
+/// Reads a value. It is copied, because metadata may be kept much longer than the message that it came in.
+fn value(rest: &mut &[u8], sensitive: bool) -> Result<HeaderValue, CallViolation> {
+    let length = u32::from_le_bytes(take(rest)?);
+    let bytes = Bytes::copy_from_slice(split(rest, length as usize)?);
+    let mut value = HeaderValue::from_maybe_shared(bytes).map_err(|_| bad("a value that is none"))?;
+    value.set_sensitive(sensitive);
+    Ok(value)
+}

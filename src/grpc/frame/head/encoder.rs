@@ -1,0 +1,164 @@
+//! Writes heads.
+
+use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
+
+use http::HeaderMap;
+use http::header::{HeaderName, HeaderValue};
+use http::uri::{Authority, PathAndQuery};
+
+use super::{FIELD, Fast, RequestHead, op};
+
+/// Writes the heads of one direction of a connection.
+#[derive(Debug, Default)]
+pub(in crate::grpc) struct Encoder {
+    paths: HashMap<PathAndQuery, u16, BuildHasherDefault<Fast>>,
+    /// A client has one authority, rarely a few.
+    authorities: Vec<(Authority, u16)>,
+    names: HashMap<HeaderName, Name, BuildHasherDefault<Fast>>,
+    entries: u16,
+    room: Room,
+}
+
+/// The room in the table.
+#[derive(Clone, Copy, Debug, Default)]
+struct Room {
+    entries: usize,
+    bytes: usize,
+}
+
+/// A name in the table.
+#[derive(Debug)]
+struct Name {
+    entry: u16,
+    /// The value of its latest use.
+    latest: Option<HeaderValue>,
+    /// The values in the table.
+    values: Vec<(HeaderValue, u16)>,
+}
+
+impl Encoder {
+    /// Most values of one name, so that a name does not fill the table.
+    const VALUES: usize = 8;
+    /// Most authorities.
+    const AUTHORITIES: usize = 8;
+    /// The longest value in the table, in bytes.
+    const VALUE: usize = 512;
+    /// Entries and bytes that this end uses of a larger table.
+    const MOST: Room = Room { entries: 1024, bytes: 64 << 10 };
+
+    /// Sets the size of the table that the peer keeps.
+    pub(in crate::grpc) fn set_room(&mut self, entries: u32, bytes: u32) {
+        let Room { entries: most, bytes: most_bytes } = Self::MOST;
+        self.room = Room { entries: most.min(entries as usize), bytes: most_bytes.min(bytes as usize) };
+    }
+
+    /// Adds the head of a request to `out`.
+    pub(in crate::grpc) fn request(&mut self, head: &RequestHead, out: &mut Vec<u8>) {
+        if let Some(entry) = self.paths.get(&head.path) {
+            reference(*entry, out);
+        } else {
+            let path = head.path.as_str();
+            let entry = self.new_entry(path.len());
+            literal(if entry.is_some() { op::NEW_PATH } else { op::PATH }, path, out);
+            if let Some(entry) = entry {
+                self.paths.insert(head.path.clone(), entry);
+            }
+        }
+        if let Some(authority) = &head.authority {
+            self.authority(authority, out);
+        }
+        self.fields(&head.headers, out);
+    }
+
+    fn authority(&mut self, authority: &Authority, out: &mut Vec<u8>) {
+        let known = self.authorities.iter().find(|(known, _)| known.as_str() == authority.as_str());
+        if let Some((_, entry)) = known {
+            return reference(*entry, out);
+        }
+        let text = authority.as_str();
+        let is_new = self.authorities.len() < Self::AUTHORITIES;
+        let entry = if is_new { self.new_entry(text.len()) } else { None };
+        literal(if entry.is_some() { op::NEW_AUTHORITY } else { op::AUTHORITY }, text, out);
+        if let Some(entry) = entry {
+            self.authorities.push((authority.clone(), entry));
+        }
+    }
+
+    /// Adds fields to `out`.
+    pub(in crate::grpc) fn fields(&mut self, headers: &HeaderMap, out: &mut Vec<u8>) {
+        for (name, value) in headers {
+            self.field(name, value, out);
+        }
+    }
+
+    fn field(&mut self, name: &HeaderName, value: &HeaderValue, out: &mut Vec<u8>) {
+        let sensitive = if value.is_sensitive() { op::SENSITIVE } else { 0 };
+        let room = self.room;
+        let Some(known) = self.names.get_mut(name) else {
+            let entry = self.new_entry(name.as_str().len());
+            literal(
+                if entry.is_some() { op::FIELD_NEW_NAME } else { op::FIELD } | sensitive,
+                name.as_str(),
+                out,
+            );
+            value_of(value, out);
+            if let Some(entry) = entry {
+                let latest = (sensitive == 0 && value.len() <= Self::VALUE).then(|| value.clone());
+                self.names.insert(name.clone(), Name { entry, latest, values: Vec::new() });
+            }
+            return;
+        };
+        if sensitive == 0 {
+            if let Some((_, entry)) = known.values.iter().find(|(known, _)| known == value) {
+                return reference(*entry, out);
+            }
+            if value.len() <= Self::VALUE {
+                let length = name.as_str().len() + value.len() + FIELD;
+                let fits = known.values.len() < Self::VALUES && room.entries > 0 && room.bytes >= length;
+                if fits && known.latest.as_ref() == Some(value) {
+                    known.values.push((value.clone(), self.entries));
+                    out.push(op::NEW_FIELD);
+                    out.extend_from_slice(&known.entry.to_le_bytes());
+                    value_of(value, out);
+                    self.entries += 1;
+                    self.room = Room { entries: room.entries - 1, bytes: room.bytes - length };
+                    return;
+                }
+                if fits {
+                    known.latest = Some(value.clone());
+                }
+            }
+        }
+        out.push(op::FIELD_OF_NAME | sensitive);
+        out.extend_from_slice(&known.entry.to_le_bytes());
+        value_of(value, out);
+    }
+
+    /// Takes an entry of the table, if there is room for `length` bytes.
+    fn new_entry(&mut self, length: usize) -> Option<u16> {
+        let bytes = self.room.bytes.checked_sub(length + FIELD)?;
+        let entries = self.room.entries.checked_sub(1)?;
+        self.room = Room { entries, bytes };
+        self.entries += 1;
+        Some(self.entries - 1)
+    }
+}
+
+fn reference(entry: u16, out: &mut Vec<u8>) {
+    let [low, high] = entry.to_le_bytes();
+    out.extend_from_slice(&[op::ENTRY, low, high]);
+}
+
+/// Adds an instruction with a path, an authority or a name. `http` limits all three to 65 535 bytes.
+fn literal(op: u8, text: &str, out: &mut Vec<u8>) {
+    let [low, high] = (text.len() as u16).to_le_bytes();
+    out.extend_from_slice(&[op, low, high]);
+    out.extend_from_slice(text.as_bytes());
+}
+
+/// Adds a value. The limit of heads keeps it below 4 GiB.
+fn value_of(value: &HeaderValue, out: &mut Vec<u8>) {
+    out.extend_from_slice(&(value.len() as u32).to_le_bytes());
+    out.extend_from_slice(value.as_bytes());
+}

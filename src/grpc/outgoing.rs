@@ -1,0 +1,231 @@
+//! Takes the frames of a body apart into gRPC's messages, so that each large message is sent as a whole.
+//!
+//! A body's frames have no meaning: a message may be a part of a frame, or have several frames. gRPC puts a prefix before each message, with
+//! the message's length. [`Outgoing`] reads these prefixes. A large message goes to the stream in its parts, together with the place of its
+//! longest part, which is a large field where [`gather`](crate::gather) encodes the body.
+
+use bytes::{Buf, Bytes};
+
+use super::landed::PREFIX;
+use super::session::Stream;
+
+/// The place that messages go to.
+pub(super) trait Sink {
+    /// Queues bytes of the body.
+    fn data(&self, data: Bytes, end: bool);
+    /// Queues one whole message in parts. Its byte `aligned_at` should be aligned at the peer.
+    fn message(&self, parts: Vec<Bytes>, aligned_at: usize, end: bool);
+}
+
+impl Sink for Stream {
+    fn data(&self, data: Bytes, end: bool) {
+        self.send_data(data, end);
+    }
+
+    fn message(&self, parts: Vec<Bytes>, aligned_at: usize, end: bool) {
+        self.send_message(parts, aligned_at, end);
+    }
+}
+
+/// The messages of one body.
+#[derive(Debug, Default)]
+pub(super) struct Outgoing {
+    /// The parts of a large message that is not complete.
+    parts: Vec<Bytes>,
+    /// Bytes that are missing for the end of the message, parts included.
+    missing: usize,
+    /// The bytes are no messages of gRPC, or not in this place: they go on as they are.
+    opaque: bool,
+}
+
+impl Outgoing {
+    /// Messages of this length and more are sent as a whole. Below, a copy costs less.
+    const LARGE: usize = 4096;
+
+    /// Queues a frame of the body. With `end` it is the last one.
+    pub(super) fn send(&mut self, sink: &impl Sink, mut data: Bytes, end: bool) {
+        while !data.is_empty() && !self.opaque {
+            if self.missing > 0 {
+                let more = data.split_to(self.missing.min(data.len()));
+                self.add(sink, more, end && data.is_empty());
+                continue;
+            }
+            let small = self.small(&data);
+            if small == data.len() || self.opaque {
+                break;
+            }
+            if small > 0 {
+                sink.data(data.split_to(small), false);
+            }
+            // `small` has seen the prefix.
+            self.missing = length_of(&data).unwrap_or(data.len());
+        }
+        if !data.is_empty() {
+            self.flush(sink, false);
+            sink.data(data, end);
+        } else if end {
+            self.flush(sink, true);
+        }
+    }
+
+    /// Queues what is there of a message that is not complete. Call this when the body ends, or has nothing more for now.
+    pub(super) fn flush(&mut self, sink: &impl Sink, end: bool) {
+        let count = self.parts.len();
+        for (index, part) in self.parts.drain(..).enumerate() {
+            sink.data(part, end && index + 1 == count);
+        }
+        // The rest of this message can't be sent as a whole any more, nor can what follows be told from it if it never comes.
+        self.opaque |= self.missing > 0 && count > 0;
+    }
+
+    /// Returns the length of the small messages at the start of `data`.
+    fn small(&mut self, data: &Bytes) -> usize {
+        let mut at = 0;
+        while at < data.len() {
+            match length_of(&data[at..]) {
+                Some(length) if length >= Self::LARGE => break,
+                Some(length) if length <= data.len() - at => at += length,
+                // A prefix or a small message in two frames: no encoder of gRPC makes these.
+                _ => {
+                    self.opaque = true;
+                    break;
+                }
+            }
+        }
+        at
+    }
+
+    /// Adds a part of a large message, and queues the message if it is complete.
+    fn add(&mut self, sink: &impl Sink, part: Bytes, end: bool) {
+        self.missing -= part.len();
+        self.parts.push(part);
+        if self.missing == 0 {
+            let parts = std::mem::take(&mut self.parts);
+            let aligned_at = place_of_longest(&parts);
+            sink.message(parts, aligned_at, end);
+        }
+    }
+}
+
+/// Returns the length of the message whose prefix is at the start of `data`, with its prefix.
+fn length_of(data: &[u8]) -> Option<usize> {
+    let mut prefix = data.get(..PREFIX)?;
+    prefix.advance(1);
+    (prefix.get_u32() as usize).checked_add(PREFIX)
+}
+
+/// Returns the place of the longest part in the message; for a message of one part, the place after its prefix.
+fn place_of_longest(parts: &[Bytes]) -> usize {
+    let (mut at, mut longest, mut place) = (0, 0, PREFIX);
+    for part in parts {
+        if part.len() > longest {
+            (longest, place) = (part.len(), at.max(PREFIX));
+        }
+        at += part.len();
+    }
+    place
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use std::cell::RefCell;
+
+    use bytes::BufMut;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What was queued: bytes, or the lengths of a message's parts and the aligned place; and whether it ends the body.
+    #[derive(Debug, PartialEq, Eq)]
+    enum Queued {
+        Data(usize, bool),
+        Message(Vec<usize>, usize, bool),
+    }
+
+    #[derive(Default)]
+    struct Log {
+        queued: RefCell<Vec<Queued>>,
+        bytes: RefCell<Vec<u8>>,
+    }
+
+    impl Sink for Log {
+        fn data(&self, data: Bytes, end: bool) {
+            self.bytes.borrow_mut().extend_from_slice(&data);
+            self.queued.borrow_mut().push(Queued::Data(data.len(), end));
+        }
+
+        fn message(&self, parts: Vec<Bytes>, aligned_at: usize, end: bool) {
+            self.bytes.borrow_mut().extend(parts.iter().flatten());
+            let lengths = parts.iter().map(Bytes::len).collect();
+            self.queued.borrow_mut().push(Queued::Message(lengths, aligned_at, end));
+        }
+    }
+
+    fn message(length: usize) -> Vec<u8> {
+        let mut message = vec![0];
+        message.put_u32(length as u32);
+        message.extend((0..length).map(|at| at as u8));
+        message
+    }
+
+    fn sent(frames: &[&[u8]], end: bool) -> Vec<Queued> {
+        let (log, mut outgoing) = (Log::default(), Outgoing::default());
+        for (index, frame) in frames.iter().enumerate() {
+            outgoing.send(&log, Bytes::copy_from_slice(frame), end && index + 1 == frames.len());
+        }
+        outgoing.flush(&log, false);
+        assert_eq!(*log.bytes.borrow(), frames.concat());
+        log.queued.into_inner()
+    }
+
+    #[test]
+    fn small_messages_stay_together_and_large_ones_go_alone() {
+        let frame = [message(3), message(0), message(5000), message(7), message(8)].concat();
+        assert_eq!(
+            sent(&[&frame], true),
+            [Queued::Data(13, false), Queued::Message(vec![5005], 5, false), Queued::Data(25, true)]
+        );
+        assert_eq!(sent(&[&message(0)], true), [Queued::Data(5, true)]);
+        assert_eq!(sent(&[&message(4091)], true), [Queued::Message(vec![4096], 5, true)]);
+    }
+
+    #[test]
+    fn a_message_in_several_frames_is_aligned_at_its_longest_part() {
+        let whole = message(20_000);
+        let frames = [&whole[..9], &whole[9..9000], &whole[9000..9010], &whole[9010..]];
+        assert_eq!(sent(&frames, true), [Queued::Message(vec![9, 8991, 10, 10_995], 9010, true)]);
+        let (whole, next) = (message(6000), message(2));
+        let frames = [&whole[..100], &[&whole[100..], &next[..]].concat()];
+        assert_eq!(
+            sent(&frames, false),
+            [Queued::Message(vec![100, 5905], 100, false), Queued::Data(7, false)]
+        );
+    }
+
+    #[test]
+    fn a_body_that_pauses_within_a_message_is_sent_as_it_is() {
+        let (log, mut outgoing) = (Log::default(), Outgoing::default());
+        let whole = Bytes::from(message(5000));
+        outgoing.send(&log, whole.slice(..1000), false);
+        assert_eq!(*log.queued.borrow(), []);
+        outgoing.flush(&log, false);
+        outgoing.send(&log, whole.slice(1000..), false);
+        outgoing.send(&log, message(5000).into(), true);
+        let expected = [Queued::Data(1000, false), Queued::Data(4005, false), Queued::Data(5005, true)];
+        assert_eq!(log.queued.into_inner(), expected);
+    }
+
+    proptest! {
+        #[test]
+        fn all_bytes_go_on_in_order(frames in prop::collection::vec(prop::collection::vec(0_u8..3, 0..9000), 0..6)) {
+            let (log, mut outgoing) = (Log::default(), Outgoing::default());
+            for frame in &frames {
+                outgoing.send(&log, Bytes::copy_from_slice(frame), false);
+            }
+            outgoing.flush(&log, false);
+            prop_assert_eq!(log.bytes.into_inner(), frames.concat());
+        }
+    }
+}

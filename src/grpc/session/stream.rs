@@ -1,0 +1,171 @@
+//! The handle of a call.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::HeaderMap;
+
+use super::fault::CallFault;
+use super::shared::State;
+use super::{Part, ResetCode, Session};
+use crate::endpoint::lock::lock;
+use crate::grpc::core::{Delivered, StreamKey};
+use crate::grpc::landed::LandingTarget;
+
+/// One call. Dropping the stream before both directions have ended resets the call with [`ResetCode::Cancel`], at once. A server's
+/// direction has ended once its end or its trailers are queued.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    session: Arc<Session>,
+    key: StreamKey,
+}
+
+impl Stream {
+    pub(super) fn new(session: Arc<Session>, key: StreamKey) -> Self {
+        Self { session, key }
+    }
+
+    /// Returns the session.
+    pub(crate) fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+
+    /// Returns ready when more of the body may be queued. A stream queues at most about 1 MiB.
+    ///
+    /// # Errors
+    /// The call can't be sent any further: it was reset, it has ended, or the connection has.
+    pub(crate) fn poll_send_ready(&self, context: &mut Context<'_>) -> Poll<Result<(), CallFault>> {
+        let mut state = self.lock();
+        let ready = state.core.poll_send_ready(self.key, context.waker());
+        ready.map_err(|fault| state.explain(fault))
+    }
+
+    /// Queues the head of the response (servers).
+    pub(crate) fn send_head(&self, headers: HeaderMap) {
+        self.lock().core.send_head(self.key, headers);
+    }
+
+    /// Queues bytes of the body. With `end` the body ends here, as [`end`](Self::end) says.
+    pub(crate) fn send_data(&self, data: Bytes, end: bool) {
+        self.lock().core.send_data(self.key, data, end);
+    }
+
+    /// Queues one whole gRPC message with its prefix, in parts. Parts in registered memory go from where they lie; small ones are copied. A
+    /// peer that [takes landed messages](Self::deliver_landed) gets it in one piece of memory, in which the byte `aligned_at` of the
+    /// message is at a multiple of 64 bytes.
+    pub(crate) fn send_message(&self, parts: Vec<Bytes>, aligned_at: usize, end: bool) {
+        self.lock().core.send_message(self.key, parts, aligned_at, end);
+    }
+
+    /// Queues the trailers. They end the call (servers).
+    pub(crate) fn send_trailers(&self, trailers: HeaderMap) {
+        self.lock().core.send_trailers(self.key, trailers);
+    }
+
+    /// Queues the end of the body. A server ends the call with it: a response without trailers is its head, which has the status, and
+    /// this.
+    pub(crate) fn end(&self) {
+        self.lock().core.send_data(self.key, Bytes::new(), true);
+    }
+
+    /// Ends the call in both directions, and tells the peer so. What is queued or has arrived is dropped. This drives.
+    pub(crate) fn reset(&self, code: ResetCode) {
+        let mut wakers = Vec::new();
+        let is_urgent = {
+            let mut state = self.lock();
+            state.core.reset(self.key, code, &mut wakers);
+            state.core.take_urgent()
+        };
+        wakers.into_iter().for_each(std::task::Waker::wake);
+        if is_urgent {
+            self.session.drive();
+        }
+    }
+
+    /// Waits for the head of the response (clients). Of a response without a body this is all: it has the status, and
+    /// [`poll_part`](Self::poll_part) returns `None`.
+    ///
+    /// # Errors
+    /// The call was reset, or the connection has ended.
+    pub(crate) fn poll_head(&self, context: &mut Context<'_>) -> Poll<Result<HeaderMap, CallFault>> {
+        let mut state = self.lock();
+        let head = state.core.poll_head(self.key, Some(context.waker()));
+        head.map_err(|fault| state.explain(fault))
+    }
+
+    /// Waits for the next part of the body. Returns `None` at its end: after the trailers, or where the peer's half ended without.
+    /// Drives if the peer waits for room.
+    ///
+    /// # Errors
+    /// The call was reset, or the connection has ended.
+    pub(crate) fn poll_part(&self, context: &mut Context<'_>) -> Poll<Option<Result<Part, CallFault>>> {
+        let mut state = self.lock();
+        let part = state.core.poll_part(self.key, Some(context.waker()));
+        let is_urgent = state.core.take_urgent();
+        let part = part.map(|part| {
+            part.map(|part| match part {
+                Ok(Delivered::Data(data)) => Ok(Part::Data(data)),
+                Ok(Delivered::Message(message)) => Ok(Part::Message(message)),
+                Ok(Delivered::Trailers(trailers)) => Ok(Part::Trailers(trailers)),
+                Err(fault) => Err(state.explain(fault)),
+            })
+        });
+        drop(state);
+        if is_urgent {
+            self.session.drive();
+        }
+        part
+    }
+
+    /// Returns whether [`poll_head`](Self::poll_head) or [`poll_part`](Self::poll_part) would return something now, for callers that
+    /// look at the completion queue themselves.
+    pub(crate) fn has_arrived(&self) -> bool {
+        self.lock().core.has_arrived(self.key)
+    }
+
+    /// Returns whether [`poll_part`](Self::poll_part) has returned the last part, or will return `None` at once.
+    pub(crate) fn is_end(&self) -> bool {
+        self.lock().core.is_end(self.key)
+    }
+
+    /// Waits until the call ends early: the peer reset it, or the connection ended. A server drops the handler then. Stays pending
+    /// if the call ends in order.
+    pub(crate) fn poll_reset(&self, context: &mut Context<'_>) -> Poll<CallFault> {
+        let mut state = self.lock();
+        let fault = state.core.poll_reset(self.key, context.waker());
+        fault.map(|fault| state.explain(fault))
+    }
+
+    /// Delivers messages that the peer offers as wholes from now on in one piece ([`Part::Message`]), if they have at most `limit`
+    /// bytes without their prefix. A longer one is [`CallFault::MessageTooLarge`] in its place, and does not land. Call this before the first
+    /// [`poll_part`](Self::poll_part), because messages land from then on.
+    pub(crate) fn deliver_landed(&self, limit: usize) {
+        self.lock().core.deliver_landed(self.key, limit);
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        lock(&self.session.shared.state)
+    }
+}
+
+impl LandingTarget for Stream {
+    fn deliver_landed(&self, limit: usize) {
+        Self::deliver_landed(self, limit);
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let mut wakers = Vec::new();
+        let is_urgent = {
+            let mut state = self.lock();
+            state.core.release(self.key, &mut wakers);
+            state.core.take_urgent()
+        };
+        wakers.into_iter().for_each(std::task::Waker::wake);
+        if is_urgent {
+            self.session.drive();
+        }
+    }
+}
