@@ -56,8 +56,8 @@ pub(crate) struct ServerSettings {
     pub(crate) timeout: Option<Duration>,
     /// Number of calls that a connection may have open.
     pub(crate) streams: Option<u32>,
-    /// Age at which a connection is asked to end, and the time that its calls get after that.
-    pub(crate) age: Option<(Duration, Duration)>,
+    /// Age at which a connection is asked to end, and the time that its calls get after that, if they get no more.
+    pub(crate) age: Option<(Duration, Option<Duration>)>,
     /// Time without calls after which a connection is asked to end.
     pub(crate) idle: Option<Duration>,
     /// Time of silence before a ping, and time to answer it.
@@ -231,7 +231,10 @@ fn stock_server(settings: ServerSettings) -> Server {
         server = server.timeout(timeout);
     }
     if let Some((age, grace)) = settings.age {
-        server = server.max_connection_age(age).max_connection_age_grace(grace);
+        server = server.max_connection_age(age);
+        if let Some(grace) = grace {
+            server = server.max_connection_age_grace(grace);
+        }
     }
     if let Some((interval, timeout)) = settings.keepalive {
         server = server.http2_keepalive_interval(Some(interval)).http2_keepalive_timeout(Some(timeout));
@@ -260,7 +263,10 @@ fn call_config(settings: ServerSettings) -> CallConfig {
         config = config.max_concurrent_streams(streams);
     }
     if let Some((age, grace)) = settings.age {
-        config = config.max_connection_age(age).max_connection_age_grace(grace);
+        config = config.max_connection_age(age);
+        if let Some(grace) = grace {
+            config = config.max_connection_age_grace(grace);
+        }
     }
     if let Some(idle) = settings.idle {
         config = config.max_connection_idle(idle);

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use support::{Port, until};
 use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
@@ -126,8 +125,7 @@ async fn until_unavailable(client: &mut Caller) {
 }
 
 pub(crate) async fn of_a_certain_age(column: Column) -> String {
-    let settings =
-        ServerSettings { age: Some((SHORT, Duration::from_secs(60))), ..ServerSettings::default() };
+    let settings = ServerSettings { age: Some((SHORT, None)), ..ServerSettings::default() };
     let running = column.serve_with(settings, simple()).await;
     let mut client = column.client(&running).await;
     let first = client.echo("").await.unwrap();
@@ -139,8 +137,7 @@ pub(crate) async fn of_a_certain_age(column: Column) -> String {
 }
 
 pub(crate) async fn of_a_certain_age_with_a_call_under_way(column: Column) -> String {
-    let settings =
-        ServerSettings { age: Some((SHORT, Duration::from_secs(60))), ..ServerSettings::default() };
+    let settings = ServerSettings { age: Some((SHORT, None)), ..ServerSettings::default() };
     let (watch, releases) = (Watch::default(), Arc::new(Semaphore::new(0)));
     let running = column.serve_with(settings, addresses(&watch, &releases)).await;
     let mut client = column.client(&running).await;
@@ -171,7 +168,7 @@ pub(crate) async fn of_a_certain_age_with_a_call_under_way(column: Column) -> St
 }
 
 pub(crate) async fn of_a_certain_age_and_grace(column: Column) -> String {
-    let settings = ServerSettings { age: Some((SHORT, SHORT)), ..ServerSettings::default() };
+    let settings = ServerSettings { age: Some((SHORT, Some(SHORT))), ..ServerSettings::default() };
     let (watch, releases) = (Watch::default(), Arc::new(Semaphore::new(0)));
     let running = column.serve_with(settings, addresses(&watch, &releases)).await;
     let mut client = column.client(&running).await;

@@ -49,7 +49,7 @@ pub(crate) async fn a_long_message(column: Column) -> String {
     });
     let running = column.serve(probe).await;
     let status = column.client(&running).await.echo("").await.unwrap_err();
-    assert!(status.message() == long, "{} bytes arrived", status.message().len());
+    assert!(status.message() == long, "{}: {:.200}", name(&status), status.message());
     format!("{} with {} bytes", name(&status), long.len())
 }
 

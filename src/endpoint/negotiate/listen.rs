@@ -4,12 +4,11 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio_stream::Stream;
 
@@ -42,8 +41,8 @@ use tonic_rdma_verbs::memory::Budget;
 #[derive(Debug)]
 pub struct Listener {
     connections: mpsc::Receiver<Negotiated>,
-    /// Whether clients that ask for native calls get them.
-    native: Arc<AtomicBool>,
+    /// Whether clients that ask for native calls get them. `None` until this listener is polled or taken over.
+    native: watch::Sender<Option<bool>>,
     address: SocketAddr,
     task: AbortHandle,
 }
@@ -86,8 +85,8 @@ impl Listener {
         config.validate().map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
         let address = listener.local_addr()?;
         let (sender, connections) = mpsc::channel(Self::WAITING);
-        let native = Arc::new(AtomicBool::new(false));
-        let task = tokio::spawn(accept(listener, config, Arc::clone(&native), sender)).abort_handle();
+        let (native, decided) = watch::channel(None);
+        let task = tokio::spawn(accept(listener, config, decided, sender)).abort_handle();
         Ok(Self { connections, native, address, task })
     }
 
@@ -101,6 +100,7 @@ impl Stream for Listener {
     type Item = EndpointStream;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<EndpointStream>> {
+        self.decide(false);
         loop {
             match ready!(self.connections.poll_recv(context)) {
                 Some(Negotiated::Stream(stream)) => return Poll::Ready(Some(stream)),
@@ -113,11 +113,19 @@ impl Stream for Listener {
 }
 
 impl Listener {
-    /// Takes native calls too from now on: connections whose client asks for them carry messages. Others, also those that were
-    /// negotiated before this call, are byte streams.
+    /// Takes native calls too: connections whose client asks for them carry messages. Others are byte streams. A client that asked before
+    /// this call has waited for it; if this listener was polled before, its connection is a byte stream.
     pub(crate) fn into_negotiated(self) -> NegotiatedListener {
-        self.native.store(true, Ordering::Relaxed);
+        self.decide(true);
         NegotiatedListener { listener: self }
+    }
+
+    /// Decides whether clients that ask for native calls get them, unless this is decided already with the same result.
+    fn decide(&self, native: bool) {
+        // Polling is frequent, and reading does not wake a negotiation.
+        if *self.native.borrow() != Some(native) {
+            self.native.send_replace(Some(native));
+        }
     }
 }
 
@@ -151,7 +159,7 @@ impl Drop for Listener {
 async fn accept(
     listener: TcpListener,
     config: Config,
-    native: Arc<AtomicBool>,
+    native: watch::Receiver<Option<bool>>,
     connections: mpsc::Sender<Negotiated>,
 ) {
     /// Pause after an error such as too many open files.
@@ -173,11 +181,11 @@ async fn accept(
         let Ok(place) = negotiations.take(source).await else { continue };
         let (config, journal, connections) = (Arc::clone(&config), Arc::clone(&journal), connections.clone());
         let preparations = Arc::clone(&preparations);
-        let native = native.load(Ordering::Relaxed);
+        let native = native.clone();
         tokio::spawn(async move {
             let guest = Guest { source, place: &place, preparations: &preparations };
             let negotiated = tokio::select! {
-                negotiated = negotiate(tcp, &config, &journal, guest, native) => negotiated,
+                negotiated = negotiate(tcp, &config, &journal, guest, &native) => negotiated,
                 () = connections.closed() => return,
             };
             match negotiated {
@@ -216,7 +224,7 @@ async fn negotiate(
     config: &Config,
     journal: &Arc<Journal>,
     guest: Guest<'_>,
-    native: bool,
+    native: &watch::Receiver<Option<bool>>,
 ) -> Result<Negotiated, NegotiationError> {
     tcp.set_nodelay(true)?;
     server::negotiate(tcp, config, journal, guest, native).await

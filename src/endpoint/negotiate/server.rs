@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tokio::time::{timeout, timeout_at};
 
 use super::blocking::blocking;
@@ -27,13 +28,14 @@ use crate::wire::hello::{
 };
 use tonic_rdma_verbs::QueuePairAddress;
 
-/// Finds the kind of the peer, and goes on over RDMA or TCP. `native`: this end takes native calls.
+/// Finds the kind of the peer, and goes on over RDMA or TCP. `native`: whether this end takes native calls, as
+/// soon as this is decided.
 pub(super) async fn negotiate(
     tcp: TcpStream,
     config: &Config,
     journal: &Arc<Journal>,
     guest: Guest<'_>,
-    native: bool,
+    native: &watch::Receiver<Option<bool>>,
 ) -> Result<Negotiated, NegotiationError> {
     // One handshake timeout each for the client's first message, for this end's work, and for the client's answer.
     let whole = 3 * config.handshake_timeout + Established::CONNECTING;
@@ -57,8 +59,8 @@ enum First {
 struct Negotiation<'a> {
     config: &'a Config,
     guest: Guest<'a>,
-    /// This end takes native calls.
-    native: bool,
+    /// Whether this end takes native calls, as soon as this is decided.
+    native: &'a watch::Receiver<Option<bool>>,
 }
 
 impl Negotiation<'_> {
@@ -137,8 +139,9 @@ impl Negotiation<'_> {
         if hello.offers.is_empty() {
             return Err(RdmaUnavailable::NothingOffered);
         }
-        let native = (self.native && hello.capabilities & NATIVE_CALLS != 0).then_some(End::Server);
         let until = Instant::now() + patience;
+        let asked = hello.capabilities & NATIVE_CALLS != 0;
+        let native = (asked && self.takes_native_calls(patience / 4).await).then_some(End::Server);
         let Guest { source, preparations, .. } = self.guest;
         let crowded = || RdmaUnavailable::Crowded(preparations.limit());
         let place = timeout(patience / 2, preparations.take(source)).await;
@@ -157,6 +160,17 @@ impl Negotiation<'_> {
             Ok(Some((established, offer))) => Ok(Accepted { established, offer, place }),
             Ok(None) => Err(RdmaUnavailable::NoOfferFits(reasons)),
             Err(_) => Err(RdmaUnavailable::TooSlow(patience)),
+        }
+    }
+
+    /// Returns whether this end takes native calls. A client may dial when the port is open already and the server has not begun to take
+    /// connections, so this function waits for the decision, at most for `patience`.
+    async fn takes_native_calls(self, patience: Duration) -> bool {
+        let mut decided = self.native.clone();
+        match timeout(patience, decided.wait_for(Option::is_some)).await {
+            Ok(Ok(native)) => *native == Some(true),
+            // Undecided, or the listener was dropped.
+            Ok(Err(_)) | Err(_) => false,
         }
     }
 

@@ -72,7 +72,10 @@ impl Begun {
             return found;
         }
         self.stream.session().endpoint().spin(|| {
-            found = look(&self.stream, &mut without_task);
+            // What was found is kept: `spin` may ask again.
+            if found.is_pending() {
+                found = look(&self.stream, &mut without_task);
+            }
             found.is_ready() || deadline.has_passed()
         });
         if found.is_ready() { found } else { look(&self.stream, context) }

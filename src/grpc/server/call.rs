@@ -213,10 +213,15 @@ where
         self.finish(trailers);
     }
 
-    /// Sends the trailers, and drops the handler.
+    /// Sends the trailers, and drops the handler. A response without a head and messages has its trailers in the head.
     fn finish(&mut self, trailers: HeaderMap) {
         self.state = State::Done;
-        self.stream.send_trailers(trailers);
+        if self.answered {
+            self.stream.send_trailers(trailers);
+        } else {
+            self.stream.send_head(trailers);
+            self.stream.end();
+        }
     }
 }
 
