@@ -207,8 +207,11 @@ impl State {
         }
         if self.messages.is_some() {
             let finished = self.stage() == Stage::Finished;
+            // A peer that has closed, and knows that this end has, may leave before its device has acknowledged our last message.
+            let closed = self.protocol.is_read_closed() && self.protocol.is_write_done();
+            let fault = self.fault.as_ref().filter(|fault| !(closed && fault.is_loss()));
             if let Some(messages) = &mut self.messages {
-                messages.conclude(self.fault.as_ref(), finished);
+                messages.conclude(fault, finished);
             }
         }
         if !self.announced && self.stage() == Stage::Finished {

@@ -8,7 +8,7 @@ use super::sender::Sender;
 use crate::endpoint::aftermath::Aftermath;
 use crate::endpoint::fault::ConnectionFault;
 
-/// The owner of a message connection's messages. The connection calls all functions under its lock, so they must not call the
+/// The owner of a message connection's messages. The connection calls all functions but the last under its lock, so they must not call the
 /// [`MessageEndpoint`](super::MessageEndpoint). They may lock their own state. Work that needs no lock, and tasks to wake, go to
 /// `after`.
 ///
@@ -39,7 +39,7 @@ pub(crate) trait MessageHandler: Send + Sync + Debug + 'static {
     /// Notes that the peer sends no more messages. All messages of the peer have been received.
     fn peer_finished(&self, after: &mut Aftermath);
 
-    /// Notes that the connection has ended early. This is the last call. There is no such call for a connection that both ends closed in
-    /// good order.
+    /// Notes that the connection has ended early. This is the last call, and the only one without the connection's lock. There is no
+    /// such call for a connection that both ends closed in good order: then [`peer_finished`](Self::peer_finished) was the last.
     fn ended(&self, fault: &ConnectionFault, after: &mut Aftermath);
 }

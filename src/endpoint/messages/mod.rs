@@ -20,6 +20,8 @@ pub(in crate::endpoint) mod handler;
 mod memory;
 mod sender;
 pub(in crate::endpoint) mod settings;
+#[cfg(test)]
+mod tests;
 pub(in crate::endpoint) mod traffic;
 
 pub(crate) use endpoint::{MessageEndpoint, Negotiated};

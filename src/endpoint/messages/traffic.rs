@@ -36,12 +36,22 @@ pub(crate) struct Messages {
     told_finished: bool,
 }
 
-/// Drops a handler, whose drop may lock the connection.
+/// Tells a handler that its connection is over, and drops it, without the connection's lock.
 #[derive(Debug)]
-struct Release(#[expect(dead_code, reason = "held for its drop")] Arc<dyn MessageHandler>);
+struct Ending {
+    handler: Arc<dyn MessageHandler>,
+    /// The reason, if the connection ended early.
+    fault: Option<ConnectionFault>,
+}
 
-impl Run for Release {
-    fn run(self: Arc<Self>) {}
+impl Run for Ending {
+    fn run(self: Arc<Self>) {
+        let mut after = Aftermath::default();
+        if let Some(fault) = &self.fault {
+            self.handler.ended(fault, &mut after);
+        }
+        after.carry_out();
+    }
 }
 
 impl Messages {
@@ -172,9 +182,6 @@ impl Messages {
             return;
         }
         let Some(handler) = self.handler.take() else { return };
-        if let Some(fault) = fault {
-            handler.ended(fault, &mut self.after);
-        }
-        self.after.runs.push(Arc::new(Release(handler)));
+        self.after.runs.push(Arc::new(Ending { handler, fault: fault.cloned() }));
     }
 }

@@ -83,6 +83,7 @@ impl<K> Core<K> {
                 }
                 let length = data.len().min(Self::COPIED);
                 if let Some((from, kept)) = wire.copy(&data[..length]) {
+                    self.copy_budget = self.copy_budget.saturating_sub(length);
                     data.advance(length);
                     let pieces = vec![OfferPiece::Remote { from, length: length as u64 }];
                     self.offer(key, length, 0, pieces, vec![kept], length, false);
@@ -201,6 +202,7 @@ impl<K> Core<K> {
                     break;
                 };
                 copied_now += length;
+                self.copy_budget = self.copy_budget.saturating_sub(length);
                 prepared.copied += length;
                 prepared.kept.push(kept);
                 OfferPiece::Remote { from, length: length as u64 }

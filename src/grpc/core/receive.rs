@@ -231,7 +231,8 @@ impl<K> Core<K> {
             receiving.allowance -= length + OVERHEAD;
             if stream.held {
                 receiving.unread += length + OVERHEAD;
-                receiving.parts.push(InPart::Data(frames.keep(payload)));
+                let data = frames.keep(payload, receiving.parts.is_empty());
+                receiving.parts.push(InPart::Data(data));
                 wakers.extend(receiving.waker.take());
             }
         }

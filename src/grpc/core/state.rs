@@ -72,6 +72,10 @@ pub(in crate::grpc) struct Core<K> {
     pub(super) ended: Option<StreamFault>,
     /// Something was queued that the peer waits for.
     pub(super) urgent: bool,
+    /// Work is left, though there was room to send.
+    pub(super) again: bool,
+    /// Bytes that may still be copied in this `transmit`.
+    pub(super) copy_budget: usize,
     pub(super) message: Message,
     pub(super) scratch: Vec<u8>,
 }
@@ -162,6 +166,8 @@ impl<K> Core<K> {
             going: Going::default(),
             ended: None,
             urgent: false,
+            again: false,
+            copy_budget: 0,
             message: Message::default(),
             scratch: Vec::new(),
         }
@@ -250,7 +256,7 @@ impl<K> Core<K> {
         for queue in [&mut self.ready, &mut self.bulk, &mut self.unopened, &mut self.fetchable] {
             queue.clear();
         }
-        self.unopened_dropped = 0;
+        (self.unopened_dropped, self.again) = (0, false);
         for (_, stream) in &mut self.streams {
             (stream.sending.queued, stream.receiving.queued) = (Queued::No, false);
         }

@@ -13,6 +13,8 @@ use crate::grpc::frame::{END, FrameHeader, Kind, MORE, ResetCode};
 impl<K> Core<K> {
     /// The most bytes of the text of a GOAWAY.
     const REASON: usize = 120;
+    /// The most bytes that one `transmit` copies for the peer to read, because others wait for it meanwhile.
+    const COPIED_AT_ONCE: usize = 256 << 10;
     /// A sender that waits is woken below this number of queued bytes.
     const QUEUED_LOW: usize = 512 << 10;
 
@@ -25,7 +27,7 @@ impl<K> Core<K> {
         if self.ended.is_some() {
             return Ok(());
         }
-        self.urgent = false;
+        (self.urgent, self.again, self.copy_budget) = (false, false, Self::COPIED_AT_ONCE);
         self.start_fetches(wire, wakers);
         loop {
             let room = wire.room();
@@ -33,12 +35,27 @@ impl<K> Core<K> {
                 return Ok(());
             }
             self.message.begin(room);
+            let before = self.copy_budget;
             self.fill(wire, wakers);
             if self.message.is_empty() {
+                // A head that was refused leaves a reset.
+                let left_reset = !self.resets.is_empty() && self.peer.is_some();
+                if !left_reset && self.copy_budget == before {
+                    return Ok(());
+                }
+            } else {
+                self.message.send(|slices| wire.send(slices))?;
+            }
+            if self.copy_budget == 0 {
+                self.again = true;
                 return Ok(());
             }
-            self.message.send(|slices| wire.send(slices))?;
         }
+    }
+
+    /// Returns whether the last `transmit` left work, though there was room. Then it is to be called again soon.
+    pub(in crate::grpc) fn wants_again(&self) -> bool {
+        self.again
     }
 
     /// Returns whether there may be something to send.

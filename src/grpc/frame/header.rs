@@ -131,6 +131,8 @@ impl Frames {
     /// The most bytes of a message that a part may keep in memory beside itself, and four times its own length. A part that would
     /// keep more is copied.
     const KEPT: usize = 256;
+    /// The memory that a short message may share with others, in bytes.
+    const SHARED: usize = 16 << 10;
 
     pub(in crate::grpc) fn new(message: Bytes) -> Self {
         Self { message, at: 0 }
@@ -163,11 +165,14 @@ impl Frames {
         &self.message[payload.start..payload.end]
     }
 
-    /// Returns the bytes of a payload to be kept. They are a slice of the message, or a copy if they are much shorter than the message.
-    /// So what is kept of a message is at most five times as long as what is used of it, and the window bounds both.
-    pub(in crate::grpc) fn keep(&self, payload: Payload) -> Bytes {
+    /// Returns the bytes of a payload to be kept: a slice of the message, or a copy if they are much shorter than the memory that the
+    /// slice would keep. `is_first` is true for the first part of a stream that waits. It is copied less often, because most parts
+    /// are taken at once, and a stream has only one such part.
+    pub(in crate::grpc) fn keep(&self, payload: Payload, is_first: bool) -> Bytes {
         let length = payload.end - payload.start;
-        if self.message.len() > 4 * length + Self::KEPT {
+        // Short messages share memory of some KiB.
+        let memory = if is_first { self.message.len() } else { self.message.len().max(Self::SHARED) };
+        if memory > 4 * length + Self::KEPT {
             return Bytes::copy_from_slice(self.bytes(payload));
         }
         self.message.slice(payload.start..payload.end)

@@ -18,6 +18,8 @@
 mod fault;
 mod shared;
 mod stream;
+#[cfg(test)]
+mod tests;
 mod wire;
 
 use std::future::poll_fn;
@@ -27,7 +29,7 @@ use std::task::Poll;
 use bytes::Bytes;
 use http::HeaderMap;
 
-use self::shared::Shared;
+use self::shared::{Shared, State};
 use super::calls::CallConfig;
 use super::core::{Core, OpenRefused, Role};
 use crate::endpoint::lock::lock;
@@ -194,6 +196,26 @@ impl Session {
         lock(&self.shared.state).core.active()
     }
 
+    /// Transmits as long as the state machine asks for it. Between two times other threads may have the connection.
+    fn transmit_again(&self) {
+        let wants = |state: &mut State| {
+            state.transmits_again = state.core.wants_again();
+            state.transmits_again
+        };
+        {
+            let mut state = lock(&self.shared.state);
+            if state.transmits_again || !wants(&mut state) {
+                return;
+            }
+        }
+        loop {
+            self.drive();
+            if !wants(&mut lock(&self.shared.state)) {
+                return;
+            }
+        }
+    }
+
     /// Hands calls that the peer has opened to the acceptor. Returns whether there were any.
     fn accept(self: &Arc<Self>, acceptor: &dyn Accept) -> bool {
         for accepted in 0..Self::ACCEPTED {
@@ -214,6 +236,7 @@ impl Run for Session {
                 self.drive();
             }
         }
+        self.transmit_again();
         let wakers = {
             let mut state = lock(&self.shared.state);
             if !state.is_over && !state.core.is_drained() {

@@ -30,6 +30,8 @@ pub(super) struct State {
     pub(super) is_over: bool,
     /// The session is among the work to carry out.
     pub(super) will_run: bool,
+    /// A thread transmits until the state machine does not ask for more.
+    pub(super) transmits_again: bool,
     /// Tasks that wait for the end.
     pub(super) closing: Vec<Waker>,
 }
@@ -63,14 +65,22 @@ impl State {
 
 impl Shared {
     pub(super) fn new(core: Core<Kept>, session: Weak<Session>) -> Arc<Self> {
-        let state = State { core, fault: None, is_over: false, will_run: false, closing: Vec::new() };
+        let state = State {
+            core,
+            fault: None,
+            is_over: false,
+            will_run: false,
+            transmits_again: false,
+            closing: Vec::new(),
+        };
         Arc::new(Self { state: Mutex::new(state), session })
     }
 
-    /// Adds the session to the work of `after`, if there is some: calls that were opened, or the end of the connection.
+    /// Adds the session to the work of `after`, if there is some: calls that were opened, bytes that are left to
+    /// copy, or the end of the connection.
     fn run_later(&self, state: &mut State, after: &mut Aftermath) {
         let is_due = state.core.has_accepted() || (state.core.is_drained() && !state.is_over);
-        if is_due
+        if (is_due || (state.core.wants_again() && !state.transmits_again))
             && !state.will_run
             && let Some(session) = self.session.upgrade()
         {

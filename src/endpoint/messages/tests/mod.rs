@@ -1,0 +1,9 @@
+//! Message connections over the software device, both ends in one process.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+mod ends;
+mod fetching;
+mod negotiation;
+mod order;
+mod side;
+mod waiting;

@@ -1,0 +1,204 @@
+//! Callers that look at the queue themselves, and work that a look runs.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use std::io::IoSlice;
+
+use super::side::{PATIENCE, endpoints, settings};
+use crate::endpoint::config::Config;
+use crate::endpoint::messages::{MessageEndpoint, MessageHandler, Sender};
+use crate::endpoint::{Aftermath, ConnectionFault, Run};
+
+/// Answers each message by itself: at the server from a run, at the client by waking the waiting tasks.
+#[derive(Debug, Default)]
+struct Echo {
+    queue: Mutex<Vec<Bytes>>,
+    arrived: AtomicUsize,
+    wakers: Mutex<Vec<Waker>>,
+    /// The endpoint of the server.
+    served_by: Mutex<Option<Arc<MessageEndpoint>>>,
+}
+
+#[derive(Debug)]
+struct Answer(Arc<MessageEndpoint>);
+
+impl Run for Answer {
+    /// Sends, which takes the connection's lock: it must be free here.
+    fn run(self: Arc<Self>) {
+        self.0.drive();
+    }
+}
+
+impl MessageHandler for Echo {
+    fn receive(&self, message: Bytes, after: &mut Aftermath) -> Result<(), ConnectionFault> {
+        self.arrived.fetch_add(1, Ordering::SeqCst);
+        if let Some(endpoint) = &*self.served_by.lock().unwrap() {
+            self.queue.lock().unwrap().push(message);
+            after.runs.push(Arc::new(Answer(Arc::clone(endpoint))));
+        }
+        after.wakers.append(&mut self.wakers.lock().unwrap());
+        Ok(())
+    }
+
+    fn landed(&self, _: u64, _: Option<Bytes>, _: &mut Aftermath) -> Result<(), ConnectionFault> {
+        Ok(())
+    }
+
+    fn transmit(&self, sender: &mut Sender<'_>, _: &mut Aftermath) -> Result<(), ConnectionFault> {
+        let mut queue = self.queue.lock().unwrap();
+        while sender.room() > 0
+            && let Some(message) = queue.pop()
+        {
+            sender.send(&[IoSlice::new(&message)])?;
+        }
+        Ok(())
+    }
+
+    fn peer_finished(&self, _: &mut Aftermath) {}
+
+    fn ended(&self, _: &ConnectionFault, after: &mut Aftermath) {
+        after.wakers.append(&mut self.wakers.lock().unwrap());
+        self.served_by.lock().unwrap().take();
+    }
+}
+
+struct World {
+    client: Arc<MessageEndpoint>,
+    echo: Arc<Echo>,
+    server: Arc<MessageEndpoint>,
+}
+
+impl World {
+    async fn new() -> Self {
+        let (client, server) = endpoints(&Config::default()).await;
+        let (client, server) = (Arc::new(client), Arc::new(server));
+        let (echo, serving) = (Arc::<Echo>::default(), Arc::<Echo>::default());
+        *serving.served_by.lock().unwrap() = Some(Arc::clone(&server));
+        client.start(Arc::clone(&echo) as Arc<dyn MessageHandler>, settings());
+        server.start(serving, settings());
+        Self { client, echo, server }
+    }
+
+    /// Sends a message, and waits until `count` answers have come, as a call's future does.
+    async fn call(&self, count: usize) {
+        self.echo.queue.lock().unwrap().push(Bytes::from_static(b"ping"));
+        self.client.drive();
+        let mut polls = 0;
+        poll_fn(|context: &mut Context<'_>| {
+            polls += 1;
+            let is_done = || self.echo.arrived.load(Ordering::SeqCst) >= count;
+            if polls > 1 && self.client.spin(is_done) {
+                return Poll::Ready(());
+            }
+            if polls == 1 {
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            self.echo.wakers.lock().unwrap().push(context.waker().clone());
+            if is_done() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.client.close();
+        self.server.close();
+    }
+}
+
+/// Calls one after the other, with pauses in which all pollers fall asleep. No wake-up is lost.
+async fn calls_with_pauses() {
+    let world = World::new().await;
+    let calls = async {
+        for count in 1..=600 {
+            world.call(count).await;
+            if count % 100 == 0 {
+                tokio::time::sleep(Duration::from_millis(30)).await;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, calls).await.expect("a wake-up was lost");
+}
+
+#[tokio::test]
+async fn calls_with_pauses_in_a_runtime_of_one_thread() {
+    calls_with_pauses().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_with_pauses_in_a_runtime_of_two_workers() {
+    calls_with_pauses().await;
+}
+
+#[test]
+fn calls_with_pauses_in_a_runtime_that_polls_when_idle() {
+    let runtime = crate::endpoint::idle_polling(&mut tokio::runtime::Builder::new_current_thread())
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(calls_with_pauses());
+}
+
+/// Callers on all workers, at the same time: timers still fire, and each call ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_callers_leave_a_worker_to_timers() {
+    let worlds = Arc::new(tokio::sync::Mutex::new(Vec::new()));
+    let mut tasks = Vec::new();
+    for _ in 0..8 {
+        let (world, worlds) = (World::new().await, Arc::clone(&worlds));
+        tasks.push(tokio::spawn(async move {
+            for count in 1..=300 {
+                world.call(count).await;
+            }
+            worlds.lock().await.push(world);
+        }));
+    }
+    let ticks = async {
+        for _ in 0..5 {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, ticks).await.expect("timers did not fire");
+    for task in tasks {
+        tokio::time::timeout(PATIENCE, task).await.expect("a call did not end").unwrap();
+    }
+}
+
+/// The answer comes while every caller has gone to sleep.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_answer_wakes_a_caller_that_sleeps() {
+    let (client, server) = endpoints(&Config::default()).await;
+    let (client, server) = (Arc::new(client), Arc::new(server));
+    let (echo, late) = (Arc::<Echo>::default(), Arc::<Echo>::default());
+    client.start(Arc::clone(&echo) as Arc<dyn MessageHandler>, settings());
+    server.start(Arc::clone(&late) as Arc<dyn MessageHandler>, settings());
+    for count in 1..=20 {
+        let server = Arc::clone(&server);
+        let late = Arc::clone(&late);
+        let answer = tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(5 + count as u64 % 3)).await;
+            late.queue.lock().unwrap().push(Bytes::from_static(b"late"));
+            server.drive();
+        });
+        let wait = poll_fn(|context: &mut Context<'_>| {
+            let is_done = || echo.arrived.load(Ordering::SeqCst) >= count;
+            if client.spin(is_done) {
+                return Poll::Ready(());
+            }
+            echo.wakers.lock().unwrap().push(context.waker().clone());
+            if is_done() { Poll::Ready(()) } else { Poll::Pending }
+        });
+        tokio::time::timeout(PATIENCE, wait).await.expect("a wake-up was lost");
+        answer.await.unwrap();
+    }
+    client.close();
+    server.close();
+}

@@ -1,0 +1,321 @@
+//! Two sessions in one process, over the software device.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::uri::PathAndQuery;
+use http::{HeaderMap, HeaderValue};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_stream::StreamExt;
+use tonic::Code;
+
+use super::{Accept, CallFault, Part, RequestHead, ResetCode, Session, Stream};
+use crate::endpoint::{Config, Dialer, Listener, MessageEndpoint, Negotiated, Policy, ProviderChoice};
+use crate::grpc::CallConfig;
+use tonic_rdma_verbs::memory::Pool;
+
+/// A hang is a failure after this time.
+const LONG: Duration = Duration::from_secs(20);
+
+/// Gives calls to a channel.
+#[derive(Debug)]
+struct Calls(mpsc::UnboundedSender<(Stream, RequestHead)>);
+
+impl Accept for Calls {
+    fn accept(&self, stream: Stream, head: RequestHead) {
+        // A test that no longer accepts has ended.
+        let _ = self.0.send((stream, head));
+    }
+}
+
+/// A client, a server, and the calls that arrive.
+struct Pair {
+    client: Arc<Session>,
+    server: Arc<Session>,
+    calls: mpsc::UnboundedReceiver<(Stream, RequestHead)>,
+}
+
+impl Pair {
+    async fn new(client: CallConfig, server: CallConfig) -> Self {
+        let config = Config::default().policy(Policy::Require).provider(ProviderChoice::Soft);
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = Listener::new(listener, config.clone()).unwrap();
+        let port = listener.local_addr().port();
+        let mut listener = listener.into_negotiated();
+        let dialer = Dialer::new(config);
+        let dial = dialer.dial_for_calls("127.0.0.1", port, None);
+        let (dialled, accepted) = tokio::join!(dial, listener.next());
+        let (sender, calls) = mpsc::unbounded_channel();
+        Self {
+            client: Session::client(messages(dialled.unwrap()), &client),
+            server: Session::server(messages(accepted.unwrap()), &server, Arc::new(Calls(sender))),
+            calls,
+        }
+    }
+
+    async fn alike() -> Self {
+        Self::new(CallConfig::default(), CallConfig::default()).await
+    }
+
+    fn open(&self, path: &'static str) -> Stream {
+        self.client.open(head(path)).unwrap()
+    }
+
+    async fn accept(&mut self) -> (Stream, RequestHead) {
+        soon(self.calls.recv()).await.unwrap()
+    }
+}
+
+fn messages(negotiated: Negotiated) -> MessageEndpoint {
+    match negotiated {
+        Negotiated::Messages(endpoint) => endpoint,
+        Negotiated::Stream(stream) => panic!("no native calls: {:?}", stream.info().reason()),
+    }
+}
+
+fn head(path: &'static str) -> RequestHead {
+    let mut headers = HeaderMap::new();
+    headers.insert("content-type", HeaderValue::from_static("application/grpc"));
+    headers.append("many", HeaderValue::from_static("1"));
+    headers.append("many", HeaderValue::from_static("2"));
+    let authority = Some("host:1".parse().unwrap());
+    RequestHead { path: PathAndQuery::from_static(path), authority, headers }
+}
+
+fn fields(name: &'static str, value: &'static str) -> HeaderMap {
+    HeaderMap::from_iter([(name.parse().unwrap(), HeaderValue::from_static(value))])
+}
+
+async fn soon<T>(future: impl Future<Output = T>) -> T {
+    timeout(LONG, future).await.unwrap()
+}
+
+async fn next(stream: &Stream) -> Option<Result<Part, CallFault>> {
+    soon(poll_fn(|context| stream.poll_part(context))).await
+}
+
+async fn response_head(stream: &Stream) -> Result<HeaderMap, CallFault> {
+    soon(poll_fn(|context| stream.poll_head(context))).await
+}
+
+/// Reads bytes until trailers or the end.
+async fn read(stream: &Stream) -> (Vec<u8>, Option<HeaderMap>) {
+    let mut bytes = Vec::new();
+    loop {
+        match next(stream).await {
+            Some(Ok(Part::Data(data) | Part::Message(data))) => bytes.extend_from_slice(&data),
+            Some(Ok(Part::Trailers(trailers))) => return (bytes, Some(trailers)),
+            Some(Err(fault)) => panic!("{fault}"),
+            None => return (bytes, None),
+        }
+    }
+}
+
+async fn send(stream: &Stream, data: &Bytes, piece: usize) {
+    for start in (0..data.len()).step_by(piece) {
+        soon(poll_fn(|context| stream.poll_send_ready(context))).await.unwrap();
+        stream.send_data(data.slice(start..data.len().min(start + piece)), false);
+        stream.session().drive();
+    }
+}
+
+fn noise(length: usize) -> Bytes {
+    (0..length as u64)
+        .map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) as u8)
+        .collect::<Vec<_>>()
+        .into()
+}
+
+#[tokio::test]
+async fn a_unary_call_is_one_message_each_way() {
+    let mut pair = Pair::alike().await;
+    for round in 0..20 {
+        let call = pair.open("/a.B/C");
+        call.send_data(Bytes::from_static(b"request"), true);
+        pair.client.drive();
+        let (accepted, request) = pair.accept().await;
+        assert_eq!(request, head("/a.B/C"));
+        assert_eq!(read(&accepted).await, (b"request".to_vec(), None));
+        accepted.send_head(fields("content-type", "application/grpc"));
+        accepted.send_data(Bytes::from_static(b"reply"), false);
+        accepted.send_trailers(fields("grpc-status", "0"));
+        pair.server.drive();
+        assert_eq!(response_head(&call).await.unwrap(), fields("content-type", "application/grpc"));
+        assert_eq!(read(&call).await, (b"reply".to_vec(), Some(fields("grpc-status", "0"))));
+        assert!(call.is_end(), "round {round}");
+        drop((call, accepted));
+        assert_eq!((pair.client.active_streams(), pair.server.active_streams()), (0, 0));
+    }
+    // Each end sent its settings, too.
+    let sent = |session: &Session| session.endpoint().counters().snapshot().eager_sent;
+    assert_eq!((sent(&pair.client), sent(&pair.server)), (21, 21));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bodies_of_any_length_arrive_in_both_directions() {
+    let mut pair = Pair::alike().await;
+    for (length, piece) in
+        [(1, 1), (3000, 7), (20_000, 5000), (40_000, 40_000), (3 << 20, 3 << 20), (5 << 20, 100_000)]
+    {
+        let data = noise(length);
+        let call = pair.open("/a.B/Echo");
+        let (to_send, to_echo) = (data.clone(), data.clone());
+        pair.client.drive();
+        let (accepted, _) = pair.accept().await;
+        let server = tokio::spawn(async move {
+            let (bytes, trailers) = read(&accepted).await;
+            assert!(bytes == to_echo && trailers.is_none());
+            accepted.send_head(HeaderMap::new());
+            send(&accepted, &to_echo, piece).await;
+            accepted.send_trailers(HeaderMap::new());
+            accepted.session().drive();
+        });
+        send(&call, &to_send, piece).await;
+        call.end();
+        pair.client.drive();
+        response_head(&call).await.unwrap();
+        let (bytes, trailers) = read(&call).await;
+        assert!(bytes == data && trailers.is_some(), "{length} bytes in pieces of {piece}");
+        soon(server).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_message_lands_in_one_piece_at_its_place() {
+    let mut pair = Pair::alike().await;
+    let large = noise(300_000);
+    let pool = Pool::for_sending(64 << 20);
+    let mut registered = pool.allocate(large.len()).unwrap();
+    registered.copy_from_slice(&large);
+    let registered = registered.freeze();
+    for part in [large.clone(), registered] {
+        let parts = vec![Bytes::from_static(b"\0\0\0\0\0small fields"), part, Bytes::from_static(b"tail")];
+        let whole = parts.concat();
+        for landed in [true, false] {
+            let call = pair.open("/a.B/C");
+            call.send_message(parts.clone(), parts[0].len(), true);
+            pair.client.drive();
+            let (accepted, _) = pair.accept().await;
+            if !landed {
+                assert!(read(&accepted).await.0 == whole);
+                continue;
+            }
+            accepted.deliver_landed(1 << 20);
+            let Some(Ok(Part::Message(message))) = next(&accepted).await else { panic!() };
+            assert!(message == whole);
+            assert_eq!(message[parts[0].len()..].as_ptr().addr() % 64, 0);
+            assert!(next(&accepted).await.is_none());
+        }
+    }
+    let call = pair.open("/a.B/C");
+    call.send_message(vec![large.clone()], 0, true);
+    pair.client.drive();
+    let (accepted, _) = pair.accept().await;
+    accepted.deliver_landed(1000);
+    let fault = next(&accepted).await.unwrap().unwrap_err();
+    assert!(matches!(fault, CallFault::MessageTooLarge { length: 299_995, limit: 1000 }), "{fault}");
+    assert_eq!(fault.code(), Code::OutOfRange);
+}
+
+#[tokio::test]
+async fn dropping_a_call_cancels_it_at_the_peer() {
+    let mut pair = Pair::alike().await;
+    let call = pair.open("/a.B/C");
+    call.send_data(noise(1 << 20), false);
+    pair.client.drive();
+    let (accepted, _) = pair.accept().await;
+    drop(call);
+    let fault = soon(poll_fn(|context| accepted.poll_reset(context))).await;
+    assert!(matches!(fault, CallFault::Reset(ResetCode::Cancel)), "{fault}");
+    let call = pair.open("/a.B/C");
+    pair.client.drive();
+    drop(pair.accept().await);
+    let fault = response_head(&call).await.unwrap_err();
+    assert!(matches!(fault, CallFault::Reset(ResetCode::Cancel)), "{fault}");
+    assert_eq!(pair.client.active_streams(), 0);
+}
+
+#[tokio::test]
+async fn going_away_lets_calls_finish_and_closes() {
+    let mut pair = Pair::alike().await;
+    let call = pair.open("/a.B/C");
+    pair.client.drive();
+    let (accepted, _) = pair.accept().await;
+    pair.server.go_away("the server stops");
+    let refused = async {
+        while pair.client.is_usable() {
+            pair.client.poll();
+            tokio::task::yield_now().await;
+        }
+    };
+    soon(refused).await;
+    assert!(pair.client.open(head("/a.B/C")).unwrap_err().to_string().contains("the server stops"));
+    accepted.send_head(HeaderMap::new());
+    accepted.send_trailers(fields("grpc-status", "0"));
+    drop(accepted);
+    pair.server.drive();
+    response_head(&call).await.unwrap();
+    assert_eq!(read(&call).await.1, Some(fields("grpc-status", "0")));
+    drop(call);
+    soon(pair.client.closed()).await.unwrap();
+    soon(pair.server.closed()).await.unwrap();
+}
+
+#[tokio::test]
+async fn calls_beyond_the_limit_wait() {
+    let mut pair = Pair::new(CallConfig::default(), CallConfig::default().max_concurrent_streams(1)).await;
+    let (first, second) = (pair.open("/a.B/First"), pair.open("/a.B/Second"));
+    pair.client.drive();
+    let (accepted, _) = pair.accept().await;
+    assert!(timeout(Duration::from_millis(50), pair.calls.recv()).await.is_err());
+    drop(accepted);
+    assert!(response_head(&first).await.is_err());
+    let (_accepted, request) = pair.accept().await;
+    assert_eq!(request.path, "/a.B/Second");
+    drop(second);
+}
+
+#[tokio::test]
+async fn the_end_of_a_connection_ends_its_calls() {
+    let mut pair = Pair::alike().await;
+    let call = pair.open("/a.B/C");
+    pair.client.drive();
+    let (accepted, _) = pair.accept().await;
+    pair.server.abort();
+    let fault = response_head(&call).await.unwrap_err();
+    assert!(matches!(fault, CallFault::Connection(_)), "{fault}");
+    assert_eq!(fault.code(), Code::Unavailable);
+    assert!(soon(pair.client.closed()).await.is_err());
+    assert!(pair.client.open(head("/a.B/C")).is_err());
+    soon(poll_fn(|context| accepted.poll_reset(context))).await;
+}
+
+#[tokio::test]
+async fn a_head_of_many_messages_arrives_and_a_longer_one_is_refused() {
+    let mut pair = Pair::new(CallConfig::default(), CallConfig::default().max_head_bytes(100_000)).await;
+    let mut long = head("/a.B/C");
+    for index in 0..8 {
+        let name: http::HeaderName = format!("x-{index}").parse().unwrap();
+        long.headers.insert(name, HeaderValue::from_str(&"v".repeat(10_000)).unwrap());
+    }
+    let call = pair.client.open(long.clone()).unwrap();
+    pair.client.drive();
+    let (accepted, request) = pair.accept().await;
+    assert_eq!(request, long);
+    // The reply's head is longer than the client takes.
+    accepted.send_head(long.headers.clone());
+    pair.server.drive();
+    let fault = response_head(&call).await.unwrap_err();
+    assert!(matches!(fault, CallFault::Reset(ResetCode::ResourceExhausted)), "{fault}");
+    long.headers.insert("x-more", HeaderValue::from_str(&"v".repeat(20_000)).unwrap());
+    let call = pair.client.open(long).unwrap();
+    pair.client.drive();
+    let fault = response_head(&call).await.unwrap_err();
+    assert!(matches!(fault, CallFault::HeadTooLarge { limit: 100_000, .. }), "{fault}");
+    assert_eq!(fault.code(), Code::ResourceExhausted);
+}
