@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
+use std::time::Duration;
 
 use support::Runtime;
 
@@ -37,7 +38,8 @@ pub(crate) fn check(behaviour: &Behaviour) {
             None => behaviour.outcome,
         };
         for runtime in runtimes(column) {
-            let outcome = catch_unwind(AssertUnwindSafe(|| runtime.run((behaviour.body)(column))));
+            let outcome =
+                catch_unwind(AssertUnwindSafe(|| runtime.run_for_ever(within((behaviour.body)(column)))));
             let place = format!("{} in {runtime:?}", column.heading());
             if std::env::var_os("RECORD").is_some() {
                 eprintln!(
@@ -57,6 +59,13 @@ pub(crate) fn check(behaviour: &Behaviour) {
         }
     }
     assert!(wrong.is_empty(), "{}:\n  {}", behaviour.name, wrong.join("\n  "));
+}
+
+/// Runs a behaviour to its end, or fails if it hangs.
+async fn within(body: impl Future<Output = String>) -> String {
+    /// Long enough for a busy machine.
+    let patience = Duration::from_secs(if std::env::var_os("RECORD").is_some() { 6 } else { 40 });
+    tokio::time::timeout(patience, body).await.expect("the behaviour hangs")
 }
 
 /// Returns the kinds of runtime in which a column's behaviours run.

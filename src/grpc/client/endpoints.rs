@@ -102,14 +102,24 @@ impl Endpoints {
 
     /// Waits for a connection, as long as a dial is under way.
     pub(super) async fn connection(&self) -> Result<Arc<Connection>, Status> {
-        let mut changes = self.changes.subscribe();
+        let (mut changes, mut waits_since) = (self.changes.subscribe(), None);
         loop {
             changes.mark_unchanged();
+            if let Some(since) = waits_since
+                && let [only] = &self.members[..]
+                && let Some(failure) = only.failed_after(since)
+            {
+                // Another look would dial again, without end.
+                return Err(unavailable(1, Some((only.endpoint().uri().clone(), failure))));
+            }
             match self.pick() {
                 Pick::Up(connection) => return Ok(connection),
                 Pick::Fail(status) => return Err(status),
-                // This fails only if the sender is gone, which `self` holds.
-                Pick::Wait => drop(changes.changed().await),
+                Pick::Wait => {
+                    waits_since.get_or_insert_with(Instant::now);
+                    // This fails only if the sender is gone, which `self` holds.
+                    drop(changes.changed().await);
+                }
             }
         }
     }

@@ -113,6 +113,14 @@ impl Member {
         }
     }
 
+    /// Returns why the last dial failed, if it failed after `since`.
+    pub(super) fn failed_after(&self, since: Instant) -> Option<Arc<Failure>> {
+        match &lock(&self.state).phase {
+            Phase::Down(failed, failure) if *failed >= since => Some(Arc::clone(failure)),
+            _ => None,
+        }
+    }
+
     /// Connects now, on the task of the caller.
     pub(super) async fn connect(self: &Arc<Self>) -> Result<(), Failure> {
         lock(&self.state).backoff.begin();
