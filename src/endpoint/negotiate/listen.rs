@@ -41,7 +41,7 @@ use tonic_rdma_verbs::memory::Budget;
 #[derive(Debug)]
 pub struct Listener {
     connections: mpsc::Receiver<Negotiated>,
-    /// Whether clients that ask for native calls get them. `None` until this listener is polled or taken over.
+    /// Whether clients that ask for native calls get them; `None` until the listener's owner takes the first connection.
     native: watch::Sender<Option<bool>>,
     address: SocketAddr,
     task: AbortHandle,
@@ -85,8 +85,8 @@ impl Listener {
         config.validate().map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
         let address = listener.local_addr()?;
         let (sender, connections) = mpsc::channel(Self::WAITING);
-        let (native, decided) = watch::channel(None);
-        let task = tokio::spawn(accept(listener, config, decided, sender)).abort_handle();
+        let (native, asked) = watch::channel(None);
+        let task = tokio::spawn(accept(listener, config, asked, sender)).abort_handle();
         Ok(Self { connections, native, address, task })
     }
 
@@ -100,7 +100,9 @@ impl Stream for Listener {
     type Item = EndpointStream;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<EndpointStream>> {
-        self.decide(false);
+        if self.native.borrow().is_none() {
+            self.native.send_replace(Some(false));
+        }
         loop {
             match ready!(self.connections.poll_recv(context)) {
                 Some(Negotiated::Stream(stream)) => return Poll::Ready(Some(stream)),
@@ -113,19 +115,11 @@ impl Stream for Listener {
 }
 
 impl Listener {
-    /// Takes native calls too: connections whose client asks for them carry messages. Others are byte streams. A client that asked before
-    /// this call has waited for it; if this listener was polled before, its connection is a byte stream.
+    /// Takes native calls too from now on: connections whose client asks for them carry messages. Others, also those that were
+    /// negotiated before this call, are byte streams. Clients that ask before the first connection is taken wait for this call a moment.
     pub(crate) fn into_negotiated(self) -> NegotiatedListener {
-        self.decide(true);
+        self.native.send_replace(Some(true));
         NegotiatedListener { listener: self }
-    }
-
-    /// Decides whether clients that ask for native calls get them, unless this is decided already with the same result.
-    fn decide(&self, native: bool) {
-        // Polling is frequent, and reading does not wake a negotiation.
-        if *self.native.borrow() != Some(native) {
-            self.native.send_replace(Some(native));
-        }
     }
 }
 

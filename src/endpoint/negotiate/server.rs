@@ -28,8 +28,8 @@ use crate::wire::hello::{
 };
 use tonic_rdma_verbs::QueuePairAddress;
 
-/// Finds the kind of the peer, and goes on over RDMA or TCP. `native`: whether this end takes native calls, as
-/// soon as this is decided.
+/// Finds the kind of the peer, and goes on over RDMA or TCP. `native`: whether this end takes native
+/// calls, once that is known.
 pub(super) async fn negotiate(
     tcp: TcpStream,
     config: &Config,
@@ -59,7 +59,7 @@ enum First {
 struct Negotiation<'a> {
     config: &'a Config,
     guest: Guest<'a>,
-    /// Whether this end takes native calls, as soon as this is decided.
+    /// Whether this end takes native calls, once that is known.
     native: &'a watch::Receiver<Option<bool>>,
 }
 
@@ -163,15 +163,11 @@ impl Negotiation<'_> {
         }
     }
 
-    /// Returns whether this end takes native calls. A client may dial when the port is open already and the server has not begun to take
-    /// connections, so this function waits for the decision, at most for `patience`.
+    /// Returns whether this end takes native calls. A program listens before it serves, so this waits a moment until it serves.
     async fn takes_native_calls(self, patience: Duration) -> bool {
-        let mut decided = self.native.clone();
-        match timeout(patience, decided.wait_for(Option::is_some)).await {
-            Ok(Ok(native)) => *native == Some(true),
-            // Undecided, or the listener was dropped.
-            Ok(Err(_)) | Err(_) => false,
-        }
+        let mut known = self.native.clone();
+        let known = timeout(patience, known.wait_for(Option::is_some)).await;
+        known.is_ok_and(|known| known.is_ok_and(|native| *native == Some(true)))
     }
 
     async fn conclude(

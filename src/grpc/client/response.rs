@@ -72,7 +72,7 @@ impl Begun {
             return found;
         }
         self.stream.session().endpoint().spin(|| {
-            // What was found is kept: `spin` may ask again.
+            // The wait may ask once more after it was told that it is over.
             if found.is_pending() {
                 found = look(&self.stream, &mut without_task);
             }

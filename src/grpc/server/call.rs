@@ -213,7 +213,7 @@ where
         self.finish(trailers);
     }
 
-    /// Sends the trailers, and drops the handler. A response without a head and messages has its trailers in the head.
+    /// Sends the trailers, and drops the handler. Without a body the response is a head alone, which has the status.
     fn finish(&mut self, trailers: HeaderMap) {
         self.state = State::Done;
         if self.answered {

@@ -1,0 +1,181 @@
+//! Servers that are not there, go away, come back or die, and channels that are dropped.
+
+use std::error::Error;
+use std::time::Duration;
+
+use tokio_stream::StreamExt as _;
+use tonic::Code;
+use tonic_rdma::{CallConfig, ChannelError, ConnectError, RdmaChannel};
+use tonic_rdma_proto::greeter::HelloRequest;
+use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
+
+use crate::servers::{Kind, check, endpoint, everywhere};
+use support::{Child, Port, Runtime, ScriptedGreeter, config, say, until};
+
+#[test]
+fn a_lazy_channel_connects_with_its_first_call() {
+    everywhere(async |kind| {
+        let port = Port::reserve();
+        let channel = RdmaChannel::builder(port.endpoint()).config(config()).connect_lazy();
+        assert!(channel.last_connection().is_none());
+        let mut client = GreeterClient::new(channel.clone());
+        let refused = say(&mut client, "hello").await.unwrap_err();
+        assert_eq!(refused.code(), Code::Unavailable, "{refused}");
+        assert!(refused.message().contains(&port.address.to_string()), "{refused}");
+        assert!(connect_error(&refused).is_some(), "{refused:?}");
+        let address = port.address.to_string();
+        let _running = kind.serve_at(&address, &ScriptedGreeter::new(), CallConfig::default()).await;
+        assert_eq!(say(&mut client, "hello").await.unwrap(), "hello");
+        check(&channel, kind);
+    });
+}
+
+fn connect_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a ConnectError> {
+    error.downcast_ref().or_else(|| connect_error(error.source()?))
+}
+
+#[test]
+fn a_bad_endpoint_is_named() {
+    Runtime::CurrentThread.run(async {
+        let error = RdmaChannel::connect("http://no-such-host.invalid:1").await.unwrap_err();
+        assert!(matches!(error, ChannelError::Connect(ConnectError::Resolve { .. })), "{error:?}");
+        assert!(error.to_string().contains("no-such-host.invalid"), "{error}");
+        let error = RdmaChannel::connect("/only/a/path").await.unwrap_err();
+        assert!(matches!(error, ChannelError::Connect(ConnectError::NoHost(_))), "{error:?}");
+        let error = RdmaChannel::connect_lazy("http:// :1").unwrap_err();
+        assert!(matches!(error, ChannelError::Endpoint(_)), "{error:?}");
+        let error = RdmaChannel::balance([]).connect().await.unwrap_err();
+        assert!(matches!(error, ChannelError::NoEndpoint), "{error:?}");
+        let port = Port::reserve();
+        let calls = CallConfig::default().max_concurrent_streams(0);
+        let error = RdmaChannel::builder(port.endpoint()).calls(calls.clone()).connect().await.unwrap_err();
+        assert!(matches!(error, ChannelError::Config(_)), "{error:?}");
+        let lazy = RdmaChannel::builder(port.endpoint()).calls(calls).connect_lazy();
+        let status = say(&mut GreeterClient::new(lazy), "hello").await.unwrap_err();
+        assert!(status.message().contains("max_concurrent_streams"), "{status}");
+    });
+}
+
+#[test]
+fn a_channel_outlives_its_server_more_than_once() {
+    everywhere(async |kind| {
+        let (port, greeter) = (Port::reserve(), ScriptedGreeter::new());
+        let address = port.address.to_string();
+        let serve = || kind.serve_at(&address, &greeter, CallConfig::default());
+        let mut running = serve().await;
+        let mut client = running.client().await;
+        assert_eq!(say(&mut client, "hello").await.unwrap(), "hello");
+        for _ in 0..3 {
+            running.end().await;
+            let code = say(&mut client, "hello").await.unwrap_err().code();
+            assert!([Code::Unavailable, Code::Cancelled].contains(&code), "{code:?}");
+            assert_eq!(say(&mut client, "hello").await.unwrap_err().code(), Code::Unavailable);
+            running = serve().await;
+            assert_eq!(say(&mut client, "again").await.unwrap(), "again");
+        }
+    });
+}
+
+#[test]
+fn a_shutdown_lets_running_calls_finish() {
+    everywhere(async |kind| {
+        let greeter = ScriptedGreeter::new();
+        let running = kind.serve(&greeter).await;
+        let client = running.client().await;
+        let mut held = client.clone();
+        let call = tokio::spawn(async move { say(&mut held, "hold").await });
+        until(|| greeter.held() == 1).await;
+        let ended = running.shut_down();
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        assert!(!ended.is_finished());
+        greeter.release(1);
+        assert_eq!(call.await.unwrap().unwrap(), "held");
+        drop(client);
+        ended.await.unwrap();
+    });
+}
+
+#[test]
+fn calls_go_on_over_a_restart_without_an_error() {
+    // The server says GOAWAY each few milliseconds: no call may notice.
+    for runtime in Runtime::ALL {
+        runtime.run(async {
+            let calls = CallConfig::default().max_connection_age(Duration::from_millis(20));
+            let greeter = ScriptedGreeter::new();
+            let running = Kind::Native.serve_at("127.0.0.1:0", &greeter, calls).await;
+            let channel = running.channel().await;
+            let client = GreeterClient::new(channel.clone());
+            let first = channel.last_connection().unwrap();
+            let mut callers = tokio::task::JoinSet::new();
+            for _ in 0..4 {
+                let mut client = client.clone();
+                callers.spawn(async move {
+                    for number in 0..300 {
+                        assert_eq!(say(&mut client, number.to_string()).await.unwrap(), number.to_string());
+                        tokio::time::sleep(Duration::from_millis(1)).await;
+                    }
+                });
+            }
+            callers.join_all().await;
+            let last = channel.last_connection().unwrap();
+            assert_ne!(first.local_addr(), last.local_addr(), "the connection was replaced");
+        });
+    }
+}
+
+#[test]
+fn a_killed_server_fails_its_calls_and_comes_back() {
+    for kind in Kind::ALL {
+        Runtime::MultiThread.run(async {
+            let port = Port::reserve();
+            let role = format!("serve {kind:?} {}", port.address);
+            let start = || {
+                let role = role.clone();
+                async { tokio::task::spawn_blocking(move || Child::start(&[], &role)).await.unwrap() }
+            };
+            let doomed = start().await;
+            let channel =
+                RdmaChannel::builder(endpoint(port.address)).config(config()).connect().await.unwrap();
+            check(&channel, kind);
+            let mut client = GreeterClient::new(channel.clone());
+            assert_eq!(say(&mut client, "hello").await.unwrap(), "hello");
+            let mut chat = client.chat(tokio_stream::pending::<HelloRequest>()).await.unwrap().into_inner();
+            let mut held = client.clone();
+            let call = tokio::spawn(async move { say(&mut held, "hold").await });
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            tokio::task::spawn_blocking(move || drop(doomed)).await.unwrap();
+            let codes = [Code::Unavailable, Code::Unknown, Code::Internal, Code::Cancelled];
+            let status = call.await.unwrap().unwrap_err();
+            assert!(codes.contains(&status.code()), "{status:?}");
+            if kind == Kind::Native {
+                assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+            }
+            assert!(chat.next().await.unwrap().is_err());
+            assert_eq!(say(&mut client, "hello").await.unwrap_err().code(), Code::Unavailable);
+            let _back = start().await;
+            assert_eq!(say(&mut client, "back").await.unwrap(), "back");
+            check(&channel, kind);
+        });
+    }
+}
+
+#[test]
+fn a_dropped_channel_lets_its_calls_finish() {
+    everywhere(async |kind| {
+        let greeter = ScriptedGreeter::new();
+        let running = kind.serve(&greeter).await;
+        let mut client = running.client().await;
+        let call = tokio::spawn(async move { say(&mut client, "hold").await });
+        until(|| greeter.held() == 1).await;
+        let mut client = running.client().await;
+        let mut chat =
+            client.chat(tokio_stream::once(HelloRequest { name: "one".into() })).await.unwrap().into_inner();
+        drop(client);
+        assert_eq!(chat.next().await.unwrap().unwrap().message, "one");
+        assert!(chat.next().await.is_none());
+        greeter.release(1);
+        assert_eq!(call.await.unwrap().unwrap(), "held");
+        // Nothing of the channel keeps the server.
+        running.end().await;
+    });
+}

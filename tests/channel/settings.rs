@@ -1,0 +1,134 @@
+//! Settings of tonic's `Endpoint`, and deadlines.
+
+use std::time::Duration;
+
+use http::Uri;
+use tokio_stream::StreamExt as _;
+use tonic::{Code, Request};
+use tonic_rdma::{Config, Policy, RdmaChannel, Verdict};
+use tonic_rdma_proto::greeter::HelloRequest;
+use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
+
+use crate::servers::{Kind, everywhere};
+use support::{Runtime, ScriptedGreeter, config, say, until};
+
+const SHORT: Duration = Duration::from_millis(60);
+
+async fn channel(endpoint: tonic::transport::Endpoint) -> RdmaChannel {
+    RdmaChannel::builder(endpoint).config(config()).connect().await.unwrap()
+}
+
+#[test]
+fn the_user_agent_of_the_endpoint_reaches_the_server() {
+    everywhere(async |kind| {
+        let running = kind.serve(&ScriptedGreeter::new()).await;
+        let endpoint = running.endpoint().user_agent("trainer/7").unwrap();
+        let mut client = GreeterClient::new(channel(endpoint).await);
+        let agent = say(&mut client, "header user-agent").await.unwrap();
+        assert!(agent.starts_with("Some(\"trainer/7 tonic/"), "{agent}");
+    });
+}
+
+#[test]
+fn the_time_out_of_the_endpoint_ends_calls_that_wait_for_their_head() {
+    everywhere(async |kind| {
+        let greeter = ScriptedGreeter::new();
+        let running = kind.serve(&greeter).await;
+        let mut client = GreeterClient::new(channel(running.endpoint().timeout(SHORT)).await);
+        for calls in 1..=3 {
+            let status = say(&mut client, "hold").await.unwrap_err();
+            assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
+            until(|| greeter.calls() == calls && greeter.held() == 0).await;
+        }
+        // A response whose head has come may take longer.
+        let mut chat = client.chat(tokio_stream::pending::<HelloRequest>()).await.unwrap().into_inner();
+        let silent = tokio::time::timeout(SHORT * 3, chat.next()).await;
+        assert!(silent.is_err(), "{silent:?}");
+    });
+}
+
+#[test]
+fn a_calls_own_deadline_ends_it_at_both_ends() {
+    for runtime in Runtime::ALL {
+        runtime.run(async {
+            let greeter = ScriptedGreeter::new();
+            let running = Kind::Native.serve(&greeter).await;
+            let mut client = running.client().await;
+            let limited = |limit| {
+                let mut request = Request::new(HelloRequest { name: "hold".into() });
+                request.set_timeout(limit);
+                request
+            };
+            let status = client.say_hello(limited(SHORT)).await.unwrap_err();
+            assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
+            until(|| greeter.calls() == 1 && greeter.held() == 0).await;
+            // A deadline that has passed already: the call does not reach the server.
+            let status = client.say_hello(limited(Duration::ZERO)).await.unwrap_err();
+            assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
+            assert_eq!(greeter.calls(), 1);
+            // The deadline of a call holds until the end of its response.
+            let mut request = Request::new(tokio_stream::pending::<HelloRequest>());
+            request.set_timeout(SHORT);
+            let mut chat = client.chat(request).await.unwrap().into_inner();
+            let status = chat.next().await.unwrap().unwrap_err();
+            assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
+            // A long one does no harm.
+            let mut request = Request::new(HelloRequest { name: "quick".into() });
+            request.set_timeout(Duration::from_secs(99_999_999));
+            assert_eq!(client.say_hello(request).await.unwrap().into_inner().message, "quick");
+        });
+    }
+}
+
+#[test]
+fn a_deadline_ends_the_wait_for_a_connection() {
+    Runtime::MultiThread.run(async {
+        // Takes connections, and never answers.
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let uri = format!("http://{}", listener.local_addr().unwrap());
+        let mut client = GreeterClient::new(RdmaChannel::connect_lazy(uri).unwrap());
+        let mut request = Request::new(HelloRequest { name: "x".into() });
+        request.set_timeout(SHORT);
+        let status = client.say_hello(request).await.unwrap_err();
+        assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
+    });
+}
+
+#[test]
+fn the_connect_time_out_of_the_endpoint_ends_a_dial() {
+    Runtime::CurrentThread.run(async {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let endpoint = crate::servers::endpoint(address).connect_timeout(SHORT);
+        let error = RdmaChannel::builder(endpoint).connect().await.unwrap_err();
+        assert!(error.to_string().contains("no answer within 60ms"), "{error}");
+    });
+}
+
+#[test]
+fn policies_hold_for_native_calls() {
+    Runtime::MultiThread.run(async {
+        let running = Kind::Native.serve(&ScriptedGreeter::new()).await;
+        let connect = |config: Config| RdmaChannel::builder(running.endpoint()).config(config).connect();
+        let tcp = connect(config().policy(Policy::TcpOnly)).await.unwrap();
+        let info = tcp.last_connection().unwrap();
+        assert_eq!((info.verdict(), info.is_native()), (Verdict::Tcp, false), "{}", info.reason());
+        assert_eq!(say(&mut GreeterClient::new(tcp), "hello").await.unwrap(), "hello");
+        let native = connect(config().policy(Policy::Require)).await.unwrap();
+        assert!(native.last_connection().unwrap().is_native());
+        assert_eq!(say(&mut GreeterClient::new(native), "hello").await.unwrap(), "hello");
+        let stock = Kind::Stock.serve(&ScriptedGreeter::new()).await;
+        let required = RdmaChannel::builder(stock.endpoint()).config(config().policy(Policy::Require));
+        assert!(required.connect().await.unwrap_err().to_string().contains("RDMA is required"));
+    });
+}
+
+#[test]
+fn the_origin_of_the_endpoint_holds() {
+    Runtime::MultiThread.run(async {
+        // A server behind a name of its own: the authority is the origin's, the connection goes to the address.
+        let running = Kind::Native.serve(&ScriptedGreeter::new()).await;
+        let endpoint = running.endpoint().origin(Uri::from_static("http://service.example"));
+        assert_eq!(say(&mut GreeterClient::new(channel(endpoint).await), "hello").await.unwrap(), "hello");
+    });
+}
