@@ -77,6 +77,10 @@ counters! {
     offered_copied_bytes => "tonic_rdma_offered_copied_bytes_total";
     /// Bytes of native calls that were fetched into memory that is handed to the application as it is.
     landed_bytes => "tonic_rdma_landed_bytes_total";
+    /// Bytes of messages of native calls that reached their decoder in the memory that they landed in.
+    decoded_in_place_bytes => "tonic_rdma_decoded_in_place_bytes_total";
+    /// Bytes of native calls that landed, and that tonic copies before it decodes them.
+    landed_copied_bytes => "tonic_rdma_landed_copied_bytes_total";
     /// Small writes that were copied and gathered, to be sent together as one message.
     coalesced_writes => "tonic_rdma_coalesced_writes_total";
     /// Times a writer had to wait because the peer had no receive buffer free.

@@ -15,9 +15,9 @@ mod calls;
 mod client;
 mod core;
 mod frame;
-#[allow(dead_code, reason = "sessions will use it")]
 mod landing_budget;
 mod outgoing;
+mod patience;
 mod server;
 mod session;
 

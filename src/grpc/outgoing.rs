@@ -41,6 +41,9 @@ pub(super) struct Outgoing {
 impl Outgoing {
     /// Messages of this length and more are sent as a whole. Below, a copy costs less.
     const LARGE: usize = 4096;
+    /// A message of one part is one that tonic has copied together, and has to be copied once more. Above this length it is sent as bytes,
+    /// so that the peer reads what is copied while the rest is copied.
+    const COPIED: usize = 256 << 10;
 
     /// Queues a frame of the body. With `end` it is the last one.
     pub(super) fn send(&mut self, sink: &impl Sink, mut data: Bytes, end: bool) {
@@ -99,8 +102,15 @@ impl Outgoing {
     fn add(&mut self, sink: &impl Sink, part: Bytes, end: bool) {
         self.missing -= part.len();
         self.parts.push(part);
-        if self.missing == 0 {
-            let parts = std::mem::take(&mut self.parts);
+        if self.missing > 0 {
+            return;
+        }
+        let parts = std::mem::take(&mut self.parts);
+        if let [only] = &*parts
+            && only.len() > Self::COPIED
+        {
+            sink.data(only.clone(), end);
+        } else {
             let aligned_at = place_of_longest(&parts);
             sink.message(parts, aligned_at, end);
         }

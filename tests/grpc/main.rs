@@ -10,6 +10,10 @@
 )]
 
 mod child;
+mod gather_both;
+mod gather_limits;
+mod gather_mixed;
+mod gather_support;
 mod server_acts;
 mod server_end;
 mod server_handlers;

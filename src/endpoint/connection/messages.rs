@@ -24,7 +24,7 @@ impl Connection {
         });
     }
 
-    /// Lets the handler send.
+    /// Sends what the handler has.
     pub(crate) fn drive(&self) {
         self.settle_messages(|_| ());
     }

@@ -152,7 +152,7 @@ impl Messages {
         Ok(())
     }
 
-    /// Lets the handler send.
+    /// Asks the handler for messages and fetches, and sends them.
     pub(crate) fn transmit(
         &mut self,
         link: &mut Link,

@@ -2,7 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 
 use bytes::Bytes;
 use http_body::Frame;
@@ -11,6 +11,7 @@ use tonic::Status;
 
 use super::deadline::Deadline;
 use crate::endpoint::lock::lock;
+use crate::grpc::patience::Patience;
 use crate::grpc::session::{CallFault, Part, ResetCode, Stream};
 use crate::transport::gather::landed::Presenter;
 
@@ -102,11 +103,12 @@ pub(super) struct ResponseBody {
     /// A part that came with the head.
     first: Option<Part>,
     presenter: Presenter,
+    patience: Patience,
 }
 
 impl ResponseBody {
     pub(super) fn new(call: Begun, deadline: Deadline, first: Option<Part>) -> Self {
-        Self { call, deadline, first, presenter: Presenter::default() }
+        Self { call, deadline, first, presenter: Presenter::default(), patience: Patience::default() }
     }
 
     fn poll_part(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Part, Status>>> {
@@ -126,7 +128,10 @@ impl ResponseBody {
             Poll::Pending if self.deadline.poll_passed(context).is_ready() => {
                 Poll::Ready(Some(Err(self.call.is_late())))
             }
-            Poll::Pending => Poll::Pending,
+            Poll::Pending => {
+                let fault = ready!(self.patience.poll(self.call.stream(), context));
+                Poll::Ready(Some(Err(self.call.status(fault))))
+            }
         }
     }
 }

@@ -153,8 +153,12 @@ impl<K> Core<K> {
                 return Poll::Ready(Some(Err(fault)));
             }
             Some(&InPart::Offer(offer)) => {
+                let is_starved = receiving.starved.is_some();
                 if let Some(delivered) = self.take_landed(key, offer) {
                     return Poll::Ready(Some(Ok(delivered)));
+                }
+                if is_starved {
+                    self.queue_fetches(key);
                 }
             }
             None => {

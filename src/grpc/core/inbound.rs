@@ -8,6 +8,7 @@ use bytes::Bytes;
 use super::stream::StreamKey;
 use super::wire::FetchPiece;
 use crate::grpc::frame::{Offer, OfferPiece, Remote};
+use crate::grpc::landing_budget::Charge;
 
 /// An offer of the peer, until its bytes are taken.
 #[derive(Debug)]
@@ -32,6 +33,8 @@ pub(super) struct InOffer {
 pub(super) struct Landing {
     pub(super) fetch: u64,
     pub(super) length: u64,
+    /// The memory that the content counts as, if it is delivered in one piece.
+    pub(super) charge: Option<Charge>,
     /// The content, once it has landed.
     pub(super) memory: Option<Bytes>,
 }

@@ -54,10 +54,30 @@ impl<K> Core<K> {
                 }
                 Started::Later => {
                     self.fetchable.push_front(key);
+                    self.note_shortage(wakers);
                     return;
                 }
             }
         }
+    }
+
+    /// Notes that all streams with offers wait for memory.
+    fn note_shortage(&mut self, wakers: &mut Vec<Waker>) {
+        for key in &self.fetchable {
+            if let Some(stream) = self.streams.get_mut(key.index()) {
+                stream.receiving.starve(Self::FETCH, wakers);
+            }
+        }
+    }
+
+    /// Returns the length of the bytes that the stream has no memory for, if there are any.
+    pub(in crate::grpc) fn starved(&self, key: StreamKey) -> Option<u64> {
+        self.streams[key.index()].receiving.starved
+    }
+
+    /// Says what has the memory of messages.
+    pub(in crate::grpc) fn describe_memory(&self) -> String {
+        self.budget.describe()
     }
 
     /// Starts the next fetch of a stream.
@@ -91,6 +111,24 @@ impl<K> Core<K> {
                 return Started::Yes;
             }
         }
+        let mut charge = None;
+        if offer.in_one {
+            let (length, limit) = (offer.offer.total, self.budget.limit());
+            if length > limit {
+                let reason =
+                    format!("the landing budget has {limit} bytes: raise CallConfig::landing_budget");
+                let fault = StreamFault::NoMemory { length, reason: reason.into() };
+                self.replace_offer(key, index, fault, wakers);
+                return Started::Yes;
+            }
+            let share = receiving.share.get_or_insert_default();
+            charge = self.budget.admit(length, share, receiving.waker.as_ref());
+            if charge.is_none() {
+                // The reader asks again when it is woken. Others have their turns.
+                receiving.starve(length, wakers);
+                return Started::No;
+            }
+        }
         let length = if offer.in_one { offer.left() } else { offer.left().min(Self::FETCH) };
         let aligned_at = if offer.in_one { offer.offer.aligned_at as usize } else { 0 };
         let fetch = self.next_fetch;
@@ -107,7 +145,8 @@ impl<K> Core<K> {
         self.next_fetch += 1;
         offer.fetched += length;
         offer.under_way += 1;
-        offer.landings.push_back(Landing { fetch, length, memory: None });
+        offer.landings.push_back(Landing { fetch, length, charge, memory: None });
+        receiving.starved = None;
         receiving.landing += length;
         self.fetches.insert(fetch, index);
         Started::Yes
@@ -182,7 +221,7 @@ impl<K> Core<K> {
     pub(super) fn take_landed(&mut self, key: StreamKey, index: usize) -> Option<Delivered> {
         let offer = &mut self.inbound[index];
         let memory = offer.landings.front_mut()?.memory.take()?;
-        let Landing { length, .. } = offer.landings.pop_front()?;
+        let Landing { length, charge, .. } = offer.landings.pop_front()?;
         let is_over = offer.left() == 0 && offer.landings.is_empty();
         let in_one = offer.in_one;
         let receiving = &mut self.streams[key.index()].receiving;
@@ -195,7 +234,16 @@ impl<K> Core<K> {
         let cost = i64::try_from(length).unwrap_or(i64::MAX >> 1) + if is_over { OVERHEAD } else { 0 };
         self.took(key, cost);
         self.queue_fetches(key);
-        Some(if in_one { Delivered::Message(memory) } else { Delivered::Data(memory) })
+        Some(match charge {
+            Some(charge) if in_one => {
+                self.landed_bytes.in_place += length;
+                Delivered::Message(charge.hold(memory))
+            }
+            _ => {
+                self.landed_bytes.copied += length;
+                Delivered::Data(memory)
+            }
+        })
     }
 
     /// Notes that the application took parts of a stream of this cost, and gives the peer credit for more.

@@ -34,6 +34,6 @@ mod transmit;
 mod wire;
 
 pub(super) use self::commands::OpenRefused;
-pub(super) use self::state::{Core, Role};
+pub(super) use self::state::{Core, LandedBytes, Role};
 pub(super) use self::stream::{Delivered, StreamFault, StreamKey};
 pub(super) use self::wire::{FetchPiece, FetchRefused, Wire};

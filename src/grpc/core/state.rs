@@ -12,6 +12,16 @@ use super::message::Message;
 use super::stream::{InPart, Queued, Stream, StreamFault, StreamKey};
 use crate::grpc::frame::head::{Decoder, Encoder, Fast};
 use crate::grpc::frame::{Kind, Limits, RequestHead, ResetCode};
+use crate::grpc::landing_budget::LandingBudget;
+
+/// Landed bytes that were taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::grpc) struct LandedBytes {
+    /// Of messages in one piece.
+    pub(in crate::grpc) in_place: u64,
+    /// Of others, which tonic copies.
+    pub(in crate::grpc) copied: u64,
+}
 
 /// The end of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +76,10 @@ pub(in crate::grpc) struct Core<K> {
     /// Streams with offers to fetch.
     pub(super) fetchable: VecDeque<StreamKey>,
     pub(super) cancels: Vec<u64>,
+    /// The memory that messages in one piece may have.
+    pub(super) budget: Arc<LandingBudget>,
+    /// Bytes that were taken since the last question: in one piece, and in others.
+    pub(super) landed_bytes: LandedBytes,
     pub(super) accepted: VecDeque<(StreamKey, RequestHead)>,
     pub(super) going: Going,
     /// The connection has ended, for this reason.
@@ -162,6 +176,8 @@ impl<K> Core<K> {
             next_fetch: 0,
             fetchable: VecDeque::new(),
             cancels: Vec::new(),
+            budget: LandingBudget::new(u64::MAX),
+            landed_bytes: LandedBytes::default(),
             accepted: VecDeque::new(),
             going: Going::default(),
             ended: None,
@@ -171,6 +187,16 @@ impl<K> Core<K> {
             message: Message::default(),
             scratch: Vec::new(),
         }
+    }
+
+    /// Sets the memory that messages in one piece may have.
+    pub(in crate::grpc) fn set_landing_budget(&mut self, budget: Arc<LandingBudget>) {
+        self.budget = budget;
+    }
+
+    /// Returns how many landed bytes were taken since the last question.
+    pub(in crate::grpc) fn take_landed_bytes(&mut self) -> LandedBytes {
+        std::mem::take(&mut self.landed_bytes)
     }
 
     /// Returns the number of calls that have not ended.

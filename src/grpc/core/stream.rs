@@ -8,6 +8,7 @@ use bytes::Bytes;
 use http::HeaderMap;
 
 use crate::grpc::frame::{OfferPiece, RequestHead, ResetCode};
+use crate::grpc::landing_budget::CallShare;
 
 /// The place of a stream in the state machine. It is used again after the stream's handle is gone and the call has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -239,11 +240,24 @@ pub(super) struct Receiving {
     pub(super) wanted: bool,
     /// The limit of messages that are delivered in one piece.
     pub(super) landed_limit: Option<usize>,
+    /// The memory of the messages that were delivered in one piece; there if the stream delivers any.
+    pub(super) share: Option<CallShare>,
+    /// The length of an offer for which there is no memory.
+    pub(super) starved: Option<u64>,
     /// Bytes of fetches that were started and not taken.
     pub(super) landing: u64,
     /// The stream is in the queue of those whose offers are to be fetched.
     pub(super) queued: bool,
     pub(super) waker: Option<Waker>,
+}
+
+impl Receiving {
+    /// Notes that there is no memory for an offer of `length` bytes, and lets the reader know, which limits how long it waits.
+    pub(super) fn starve(&mut self, length: u64, wakers: &mut Vec<Waker>) {
+        if self.starved.replace(length).is_none() {
+            wakers.extend(self.waker.take());
+        }
+    }
 }
 
 /// One stream.

@@ -36,7 +36,7 @@ pub enum CallFault {
         limit: usize,
     },
     /// A message of the peer is longer than this end decodes.
-    #[error("a message of {length} bytes, of which {limit} are decoded (max_decoding_message_size here)")]
+    #[error("Error, decoded message length too large: found {length} bytes, the limit is: {limit} bytes")]
     MessageTooLarge {
         /// The length of the message, without its prefix.
         length: u64,

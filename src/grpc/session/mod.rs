@@ -32,6 +32,7 @@ use http::HeaderMap;
 use self::shared::{Shared, State};
 use super::calls::CallConfig;
 use super::core::{Core, OpenRefused, Role};
+use super::landing_budget::LandingBudget;
 use crate::endpoint::lock::lock;
 use crate::endpoint::{ConnectionFault, MessageEndpoint, MessageSettings, RdmaConnectInfo, Run};
 use crate::protocol::AbortCode;
@@ -103,13 +104,16 @@ impl Session {
         role: Role,
         acceptor: Option<Arc<dyn Accept>>,
     ) -> Arc<Self> {
-        let core =
+        let mut core =
             Core::new(role, config.max_concurrent_streams, config.max_head_bytes, config.stream_window);
+        core.set_landing_budget(LandingBudget::new(config.landing_budget));
         let session = Arc::new_cyclic(|weak| {
             let shared = Shared::new(core, weak.clone());
             Self { endpoint, shared, acceptor }
         });
-        let settings = MessageSettings { landing_budget: config.landing_budget, expose: true };
+        // As much again, so that messages which the application holds leave memory to calls that copy.
+        let landing_budget = config.landing_budget.saturating_mul(2);
+        let settings = MessageSettings { landing_budget, expose: true };
         session.endpoint.start(session.shared.clone(), settings);
         session.drive();
         session

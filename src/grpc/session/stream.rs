@@ -1,7 +1,9 @@
 //! The handle of a call.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -10,7 +12,7 @@ use super::fault::CallFault;
 use super::shared::State;
 use super::{Part, ResetCode, Session};
 use crate::endpoint::lock::lock;
-use crate::grpc::core::{Delivered, StreamKey};
+use crate::grpc::core::{Delivered, LandedBytes, StreamKey};
 use crate::grpc::landed::LandingTarget;
 
 /// One call. Dropping the stream before both directions have ended resets the call with [`ResetCode::Cancel`], at once. A server's
@@ -19,11 +21,13 @@ use crate::grpc::landed::LandingTarget;
 pub(crate) struct Stream {
     session: Arc<Session>,
     key: StreamKey,
+    /// There was no memory for the next part when it was asked for.
+    starved: AtomicBool,
 }
 
 impl Stream {
     pub(super) fn new(session: Arc<Session>, key: StreamKey) -> Self {
-        Self { session, key }
+        Self { session, key, starved: AtomicBool::new(false) }
     }
 
     /// Returns the session.
@@ -103,6 +107,16 @@ impl Stream {
         let mut state = self.lock();
         let part = state.core.poll_part(self.key, Some(context.waker()));
         let is_urgent = state.core.take_urgent();
+        if part.is_pending() {
+            // Relaxed: only the reader looks at the flag.
+            self.starved.store(state.core.starved(self.key).is_some(), Ordering::Relaxed);
+        }
+        let landed = state.core.take_landed_bytes();
+        if landed != LandedBytes::default() {
+            let counters = self.session.endpoint.counters();
+            counters.decoded_in_place_bytes.add(landed.in_place);
+            counters.landed_copied_bytes.add(landed.copied);
+        }
         let part = part.map(|part| {
             part.map(|part| match part {
                 Ok(Delivered::Data(data)) => Ok(Part::Data(data)),
@@ -116,6 +130,22 @@ impl Stream {
             self.session.drive();
         }
         part
+    }
+
+    /// Returns whether the last [`poll_part`](Self::poll_part) waits for memory, which the application has to give back first. Readers
+    /// limit that time.
+    pub(crate) fn is_starved(&self) -> bool {
+        self.starved.load(Ordering::Relaxed)
+    }
+
+    /// Ends the call, because there was no memory for the next part for `time`. Returns the reason.
+    pub(crate) fn give_up(&self, time: Duration) -> CallFault {
+        let (length, reason) = {
+            let core = &self.lock().core;
+            (core.starved(self.key).unwrap_or_default(), core.describe_memory())
+        };
+        self.reset(ResetCode::ResourceExhausted);
+        CallFault::NoMemory { length, reason: format!("none for {time:?}: {reason}").into() }
     }
 
     /// Returns whether [`poll_head`](Self::poll_head) or [`poll_part`](Self::poll_part) would return something now, for callers that

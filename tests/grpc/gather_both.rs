@@ -1,0 +1,173 @@
+//! Large messages both ways without a copy: content, alignment, counters, streams.
+
+use tokio_stream::StreamExt as _;
+use tonic_rdma::memory::Pool;
+use tonic_rdma::{CallConfig, RdmaChannel, gather};
+
+use crate::gather_support::{Depot, Parcel, Receipt, both, connect, echo, get, next, put, serve};
+use support::Runtime;
+
+const LIMIT: usize = 256 << 20;
+
+/// Lengths around the shortest message that lands, around the lengths of READs and of copied pieces, and long ones.
+const SIZES: [usize; 12] =
+    [0, 1, 4000, 4095, 4096, 4097, 65_536, 100_003, 262_145, (1 << 20) + 7, (3 << 20) + 11, (20 << 20) + 1];
+
+async fn depot() -> (Depot, RdmaChannel) {
+    let depot = Depot::new(LIMIT);
+    let address = serve(&depot, Some(LIMIT), CallConfig::default()).await;
+    (depot, connect(address, CallConfig::default()).await)
+}
+
+#[test]
+fn every_size_arrives_whole_both_ways_in_every_runtime() {
+    for runtime in Runtime::ALL {
+        runtime.run(async {
+            let (_depot, channel) = depot().await;
+            let pool = Pool::for_sending(256 << 20);
+            for (&length, seed) in SIZES.iter().zip(1..) {
+                for memory in [None, Some(&pool)] {
+                    let receipt =
+                        put(both(&channel, LIMIT), Parcel::new(seed, length, &[], memory)).await.unwrap();
+                    assert_eq!((receipt.seed, receipt.length), (seed, length as u64));
+                }
+                let parcel = get(both(&channel, LIMIT), seed, length).await.unwrap();
+                assert_eq!((parcel.seed, parcel.first.len()), (seed, length));
+                parcel.check();
+            }
+            assert_eq!(pool.statistics().leased_send, 0, "all was given back");
+        });
+    }
+}
+
+#[tokio::test]
+async fn registered_fields_are_copied_at_neither_end_and_are_aligned() {
+    let (_depot, channel) = depot().await;
+    let pool = Pool::for_sending(64 << 20);
+    let client = || channel.last_connection().unwrap().counters();
+    for length in [4096, 5000, 70_000, (1 << 20) + 1, 8 << 20] {
+        for seed in 0..3 {
+            // The parcel's prefix and its small fields have different lengths, so the field lies in different places of the message.
+            let seed = 1_u64 << (seed * 20);
+            let (before, bytes) = (client(), length as u64);
+            let receipt =
+                put(both(&channel, LIMIT), Parcel::new(seed, length, &[], Some(&pool))).await.unwrap();
+            assert_eq!((receipt.length, receipt.misaligned), (bytes, 0));
+            let after = client();
+            assert_eq!(after.offered_in_place_bytes - before.offered_in_place_bytes, bytes, "{length}");
+            assert_eq!((after.offered_copied_bytes, receipt.copied), (0, 0), "{length}");
+            assert_eq!(receipt.in_place, after.offered_in_place_bytes + small_parts(after, receipt.in_place));
+
+            let parcel = get(both(&channel, LIMIT), seed, length).await.unwrap();
+            parcel.check();
+            assert_eq!((parcel.receipt().length, parcel.receipt().misaligned), (bytes, 0));
+            let last = client();
+            assert!(last.decoded_in_place_bytes - after.decoded_in_place_bytes >= bytes, "{length}");
+            assert_eq!(last.landed_copied_bytes, 0, "{length}");
+        }
+    }
+    let last = put(both(&channel, LIMIT), Parcel::new(1, 0, &[], None)).await.unwrap();
+    assert_eq!(last.offered_copied, 0, "the server copied nothing");
+    assert!(last.offered > 3 * (8 << 20));
+}
+
+/// Returns the bytes of `in_place` that are prefixes and small fields: a few for each message.
+fn small_parts(client: tonic_rdma::CounterSnapshot, in_place: u64) -> u64 {
+    let small = in_place - client.offered_in_place_bytes;
+    assert!(small < 15 * 100, "{small} bytes");
+    small
+}
+
+#[tokio::test]
+async fn a_message_with_several_large_fields_lands_in_one_piece() {
+    let (_depot, channel) = depot().await;
+    let pool = Pool::for_sending(64 << 20);
+    for (first, more) in [
+        (10_000, vec![20_000, 5000]),
+        (20_000, vec![10_000, 100, 4096, 0, 20_000]),
+        (0, vec![5000; 40]),
+        (100_000, vec![10; 100]),
+    ] {
+        for memory in [None, Some(&pool)] {
+            let parcel = Parcel::new(77, first, &more, memory);
+            let receipt = put(both(&channel, LIMIT), parcel).await.unwrap();
+            assert_eq!((receipt.misaligned, receipt.together), (0, true), "{first} {more:?}");
+        }
+    }
+}
+
+#[test]
+fn streams_keep_their_messages_apart_both_ways_in_every_runtime() {
+    for runtime in Runtime::ALL {
+        runtime.run(async {
+            let (_depot, channel) = depot().await;
+            let pool = Pool::for_sending(512 << 20);
+            let parcels = move |seed: u64| {
+                let length = SIZES[seed as usize % SIZES.len()].min(1 << 20);
+                Parcel::new(seed, length, &[17, length / 2], (seed % 2 == 0).then_some(&pool))
+            };
+            let sent = parcels.clone();
+            let mut received =
+                echo(both(&channel, LIMIT), tokio_stream::iter(0..60).map(sent)).await.unwrap();
+            for seed in 0..60 {
+                let parcel = next(&mut received).await.unwrap().unwrap();
+                assert!(parcel == parcels(seed), "parcel {seed} differs");
+            }
+            assert!(next(&mut received).await.is_none());
+        });
+    }
+}
+
+#[tokio::test]
+async fn calls_at_the_same_time_keep_their_messages_apart() {
+    let (_depot, channel) = depot().await;
+    let pool = Pool::for_sending(512 << 20);
+    let calls = (0..64_u64).map(|seed| {
+        let (channel, pool) = (channel.clone(), pool.clone());
+        tokio::spawn(async move {
+            let length = 3000 + 1777 * seed as usize;
+            let receipt =
+                put(both(&channel, LIMIT), Parcel::new(seed, length, &[], Some(&pool))).await.unwrap();
+            assert_eq!((receipt.seed, receipt.length), (seed, length as u64));
+            get(both(&channel, LIMIT), seed, length).await.unwrap().check();
+        })
+    });
+    for call in calls.collect::<Vec<_>>() {
+        call.await.unwrap();
+    }
+}
+
+/// Landed messages may outlive their call, their channel and the server.
+#[tokio::test]
+async fn messages_stay_when_their_connection_ends() {
+    let parcels = {
+        let (_depot, channel) = depot().await;
+        let mut parcels: Vec<Parcel> = Vec::new();
+        for seed in 0..5 {
+            parcels.push(get(both(&channel, LIMIT), seed, 100_000).await.unwrap());
+        }
+        parcels
+    };
+    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    parcels.iter().for_each(Parcel::check);
+}
+
+/// Without a native connection the same wrappers decode as tonic does.
+#[tokio::test]
+async fn the_wrappers_work_over_http2() {
+    let depot = Depot::new(LIMIT);
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
+    let server = tonic::transport::Server::builder().layer(gather::both_layer()).add_service(depot);
+    tokio::spawn(server.serve_with_incoming(incoming));
+    let channel = RdmaChannel::connect(format!("http://{address}")).await.unwrap();
+    assert!(!channel.last_connection().unwrap().is_native());
+    for (&length, seed) in SIZES.iter().zip(1..) {
+        // The default limit is that of messages that land.
+        let receipt = put(gather::both(channel.clone()), Parcel::new(seed, length, &[], None)).await.unwrap();
+        assert_eq!(receipt, Receipt { misaligned: receipt.misaligned, ..receipt.clone() });
+        assert_eq!((receipt.seed, receipt.length, receipt.in_place), (seed, length as u64, 0));
+        get(gather::both(channel.clone()), seed, length).await.unwrap().check();
+    }
+}
