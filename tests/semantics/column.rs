@@ -208,6 +208,20 @@ impl Column {
         }
     }
 
+    /// Connects a client that takes heads of responses of up to `bytes` bytes.
+    pub(crate) async fn connect_with_head(self, endpoint: Endpoint, bytes: u32) -> AnyChannel {
+        match self {
+            Self::Tcp | Self::DropIn => {
+                self.connect(endpoint.http2_max_header_list_size(bytes)).await.unwrap()
+            }
+            Self::Native => {
+                let limits = CallConfig::default().max_head_bytes(bytes as usize);
+                let builder = RdmaChannel::builder(endpoint).config(config(None)).calls(limits);
+                AnyChannel::Native(builder.connect().await.unwrap())
+            }
+        }
+    }
+
     /// Returns a channel that connects with its first call.
     pub(crate) fn connect_lazily(self, endpoint: &Endpoint) -> AnyChannel {
         match self {

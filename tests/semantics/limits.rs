@@ -84,8 +84,7 @@ pub(crate) async fn on_the_metadata_that_a_client_takes(column: Column) -> Strin
         Ok(response)
     });
     let running = column.serve(probe).await;
-    let endpoint = running.endpoint().http2_max_header_list_size(8 << 10);
-    let mut client = Caller::new(column.connect(endpoint).await.unwrap());
+    let mut client = Caller::new(column.connect_with_head(running.endpoint(), 8 << 10).await);
     let below = client.echo(message(1, 4 << 10)).await;
     let above = client.echo(message(1, 12 << 10)).await;
     check(&client.echo(message(1, 100)).await.unwrap(), 1, 100);

@@ -63,7 +63,7 @@ pub(crate) fn check(behaviour: &Behaviour) {
 
 /// Runs a behaviour to its end, or fails if it hangs.
 async fn within(body: impl Future<Output = String>) -> String {
-    /// Long enough for a busy machine.
+    // Long enough for a busy machine.
     let patience = Duration::from_secs(if std::env::var_os("RECORD").is_some() { 6 } else { 40 });
     tokio::time::timeout(patience, body).await.expect("the behaviour hangs")
 }
