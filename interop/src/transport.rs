@@ -1,16 +1,23 @@
-//! The transport of the calls: ours, or tonic's own TCP, which shows whether a failed case is a fault of our transport.
+//! The transport of the calls: ours, with HTTP/2 or with native calls, or tonic's own TCP, which shows whether a failed case is a
+//! fault of our transport.
 //! [`Target::connect`] makes all connections of a client, and [`Listener`] all connections of a server.
 
 use std::fmt;
 use std::future::Future;
 use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 
 use clap::ValueEnum;
 use tokio::net::TcpListener;
+use tonic::body::Body;
+use tonic::codegen::StdError;
 use tonic::service::Routes;
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Endpoint, Server};
-use tonic_rdma::{Config, RdmaConnector, RdmaIncoming};
+use tonic_rdma::{Config, RdmaChannel, RdmaConnectInfo, RdmaConnector, RdmaIncoming, RdmaServer, Verdict};
+use tower::layer::layer_fn;
+use tower_service::Service;
 
 use crate::Failure;
 use crate::failure::chain;
@@ -21,6 +28,8 @@ use crate::tls::{ClientTls, ServerTls};
 pub(crate) enum Transport {
     /// Our transport: RDMA if both ends have it, and TCP otherwise.
     Rdma,
+    /// Our channel and our server: native calls if both ends make them, HTTP/2 over RDMA or TCP otherwise.
+    Native,
     /// tonic's own TCP.
     Tcp,
 }
@@ -29,6 +38,7 @@ impl fmt::Display for Transport {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             Self::Rdma => "rdma",
+            Self::Native => "native",
             Self::Tcp => "tcp",
         })
     }
@@ -38,6 +48,8 @@ impl fmt::Display for Transport {
 #[derive(Debug)]
 pub(crate) enum Listener {
     Rdma(RdmaIncoming),
+    /// The port of our server.
+    Native(RdmaIncoming),
     Tcp(TcpIncoming, SocketAddr),
 }
 
@@ -46,9 +58,10 @@ impl Listener {
     pub(crate) async fn bind(transport: Transport, host: &str, port: u16) -> Result<Self, Failure> {
         let named = |error: std::io::Error| Failure::new(format!("can't listen on {host}:{port}: {error}"));
         Ok(match transport {
-            Transport::Rdma => {
-                let configuration = configuration()?;
-                Self::Rdma(RdmaIncoming::bind_with((host, port), configuration).await.map_err(named)?)
+            Transport::Rdma | Transport::Native => {
+                let bound = RdmaIncoming::bind_with((host, port), configuration()?).await;
+                let incoming = bound.map_err(named)?;
+                if transport == Transport::Native { Self::Native(incoming) } else { Self::Rdma(incoming) }
             }
             Transport::Tcp => {
                 let listener = TcpListener::bind((host, port)).await.map_err(named)?;
@@ -60,7 +73,7 @@ impl Listener {
 
     pub(crate) fn port(&self) -> u16 {
         match self {
-            Self::Rdma(incoming) => incoming.local_addr().port(),
+            Self::Rdma(incoming) | Self::Native(incoming) => incoming.local_addr().port(),
             Self::Tcp(_, address) => address.port(),
         }
     }
@@ -77,12 +90,24 @@ impl Listener {
             let protected = server.tls_config(tls.config());
             server = protected.map_err(|error| Failure::new(format!("--use_tls: {}", chain(&error))))?;
         }
-        let router = server.add_routes(routes);
-        let served = match self {
-            Self::Rdma(incoming) => router.serve_with_incoming_shutdown(incoming, ended).await,
-            Self::Tcp(incoming, _) => router.serve_with_incoming_shutdown(incoming, ended).await,
-        };
-        served.map_err(|error| Failure::new(format!("can't serve: {}", chain(&error))))
+        let failed = |error: &dyn std::error::Error| Failure::new(format!("can't serve: {}", chain(error)));
+        match self {
+            Self::Rdma(incoming) => {
+                let served = server.add_routes(routes).serve_with_incoming_shutdown(incoming, ended).await;
+                served.map_err(|error| failed(&error))
+            }
+            Self::Tcp(incoming, _) => {
+                let served = server.add_routes(routes).serve_with_incoming_shutdown(incoming, ended).await;
+                served.map_err(|error| failed(&error))
+            }
+            Self::Native(incoming) => {
+                // These routes may be one service for all paths, their fallback, which `add_routes` leaves out.
+                let all = layer_fn(move |_: Routes| routes.clone());
+                let server = RdmaServer::new().http2(server).layer(all);
+                let served = server.serve_with_incoming_shutdown(incoming, ended).await;
+                served.map_err(|error| failed(&error))
+            }
+        }
     }
 }
 
@@ -101,20 +126,65 @@ pub(crate) struct Target {
     pub(crate) tls: Option<ClientTls>,
 }
 
+/// A channel of any transport. Clones share the connection.
+#[derive(Clone, Debug)]
+pub(crate) enum CallChannel {
+    Http2(Channel),
+    Native(RdmaChannel),
+}
+
+impl Service<http::Request<Body>> for CallChannel {
+    type Response = http::Response<Body>;
+    type Error = StdError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, StdError>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), StdError>> {
+        match self {
+            Self::Http2(channel) => channel.poll_ready(context).map_err(Into::into),
+            Self::Native(channel) => channel.poll_ready(context).map_err(Into::into),
+        }
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        match self {
+            Self::Http2(channel) => {
+                let response = channel.call(request);
+                Box::pin(async move { Ok(response.await?) })
+            }
+            Self::Native(channel) => {
+                let response = channel.call(request);
+                Box::pin(async move { Ok(response.await?) })
+            }
+        }
+    }
+}
+
 /// A channel, and the transport that it uses.
 #[derive(Debug)]
 pub(crate) struct Connected {
-    pub(crate) channel: Channel,
+    pub(crate) channel: CallChannel,
     /// Transport and reason, such as `rdma: soft device`.
     pub(crate) verdict: String,
 }
 
 /// A connection before its transport and device are checked.
 struct UncheckedConnection {
-    channel: Channel,
+    channel: CallChannel,
     carrier: Transport,
     device: Option<String>,
     reason: String,
+}
+
+impl UncheckedConnection {
+    fn new(channel: CallChannel, info: &RdmaConnectInfo) -> Self {
+        let carrier = match info.verdict() {
+            Verdict::Rdma if info.is_native() => Transport::Native,
+            Verdict::Rdma => Transport::Rdma,
+            Verdict::Tcp => Transport::Tcp,
+        };
+        let (device, reason) = (info.device().map(str::to_owned), info.reason().to_owned());
+        Self { channel, carrier, device, reason }
+    }
 }
 
 impl Target {
@@ -126,9 +196,11 @@ impl Target {
         let endpoint = self.endpoint()?;
         let made = match self.transport {
             Transport::Rdma => self.connect_rdma(endpoint).await?,
+            Transport::Native => self.connect_native(endpoint).await?,
             Transport::Tcp => {
                 let channel = endpoint.connect().await.map_err(|error| self.unreachable(&error))?;
                 let reason = "tonic's own transport".to_owned();
+                let channel = CallChannel::Http2(channel);
                 UncheckedConnection { channel, carrier: Transport::Tcp, device: None, reason }
             }
         };
@@ -175,12 +247,14 @@ impl Target {
         let connected = endpoint.connect_with_connector(connector.clone()).await;
         let channel = connected.map_err(|error| self.unreachable(&error))?;
         let info = connector.last_connection().ok_or_else(|| Failure::new("no connection was made"))?;
-        let carrier = match info.verdict() {
-            tonic_rdma::Verdict::Rdma => Transport::Rdma,
-            tonic_rdma::Verdict::Tcp => Transport::Tcp,
-        };
-        let (device, reason) = (info.device().map(str::to_owned), info.reason().to_owned());
-        Ok(UncheckedConnection { channel, carrier, device, reason })
+        Ok(UncheckedConnection::new(CallChannel::Http2(channel), &info))
+    }
+
+    async fn connect_native(&self, endpoint: Endpoint) -> Result<UncheckedConnection, Failure> {
+        let connected = RdmaChannel::builder(endpoint).config(configuration()?).connect().await;
+        let channel = connected.map_err(|error| self.unreachable(&error))?;
+        let info = channel.last_connection().ok_or_else(|| Failure::new("no connection was made"))?;
+        Ok(UncheckedConnection::new(CallChannel::Native(channel), &info))
     }
 
     /// Returns host and port in the form of a URI.
@@ -192,7 +266,7 @@ impl Target {
         }
     }
 
-    fn unreachable(&self, error: &tonic::transport::Error) -> Failure {
+    fn unreachable(&self, error: &dyn std::error::Error) -> Failure {
         Failure::new(format!("can't connect to {}: {}", self.authority(), chain(error)))
     }
 }

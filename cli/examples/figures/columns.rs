@@ -10,7 +10,7 @@ const ENOUGH_FOR_P99: u64 = 100;
 const ENOUGH_FOR_P999: u64 = 1000;
 
 /// A figure that a column can show.
-pub(crate) const FIGURES: [&str; 16] = [
+pub(crate) const FIGURES: [&str; 19] = [
     "run",
     "mode",
     "payload",
@@ -18,6 +18,9 @@ pub(crate) const FIGURES: [&str; 16] = [
     "each way",
     "inflight",
     "workers",
+    "connections",
+    "busy",
+    "memory",
     "rate",
     "p50",
     "p99",
@@ -74,9 +77,19 @@ impl Row<'_> {
     pub(crate) fn is_beside(&self, other: &Self) -> bool {
         let same = |name: &str| self.value[name] == other.value[name];
         self.run == other.run
-            && ["workload", "bytes", "inflight", "direction", "rate", "model", "workers"]
-                .iter()
-                .all(|name| same(name))
+            && [
+                "workload",
+                "bytes",
+                "inflight",
+                "direction",
+                "rate",
+                "model",
+                "workers",
+                "connections",
+                "busy",
+            ]
+            .iter()
+            .all(|name| same(name))
     }
 
     /// Returns whether this row belongs to a cell such as `64/32`: bytes and calls in flight.
@@ -141,7 +154,10 @@ impl<'a> Column<'a> {
             "each way" => row.value["bytes"]
                 .as_u64()
                 .map(|bytes| format!("{} in {}", units::rough_size(bytes), row.value["variables"])),
-            count @ ("inflight" | "workers") => row.value[count].as_u64().map(|count| count.to_string()),
+            count @ ("inflight" | "workers" | "connections" | "busy") => {
+                row.value[count].as_u64().map(|count| count.to_string())
+            }
+            "memory" => row.value["memory_bytes_each"].as_u64().map(units::rough_size),
             "rate" => row.number("rate").map(units::count),
             "p50" => row.p50().map(units::micros),
             "p99" => row.percentile("p99_us", ENOUGH_FOR_P99).map(units::micros),

@@ -8,11 +8,13 @@ use crate::page::Figure;
 use crate::units;
 
 /// The modes in the drawing. The colours stay distinct for readers with red-green colour blindness.
-const MODES: [(&str, RGBColor); 5] = [
+const MODES: [(&str, RGBColor); 7] = [
     ("grpc-tcp", RGBColor(0x88, 0x88, 0x88)),
     ("grpc-tcp-busy", RGBColor(0xbb, 0xbb, 0xbb)),
     ("grpc-rdma", RGBColor(0xdd, 0x66, 0x22)),
     ("grpc-rdma-gather", RGBColor(0xee, 0xaa, 0x44)),
+    ("grpc-native", RGBColor(0xbb, 0x22, 0x33)),
+    ("grpc-native-gather", RGBColor(0xee, 0x77, 0x99)),
     ("rdma-zerocp", RGBColor(0x66, 0x22, 0x88)),
 ];
 

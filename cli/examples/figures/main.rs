@@ -214,6 +214,33 @@ mod tests {
     }
 
     #[test]
+    fn rows_of_connections_are_compared_within_their_number() {
+        let folder = tempfile::tempdir().unwrap();
+        let of = |mode: &str, connections: u64, busy: u64, p50: f64| {
+            let mut row = row(mode, 64, p50, 5000);
+            (row["connections"], row["busy"]) = (connections.into(), busy.into());
+            row["memory_bytes_each"] = (40 << 10).into();
+            row
+        };
+        let run = json!({
+            "machine": { "cpu": "a processor", "cores": 2, "kernel": "6.1" }, "allocator": "mimalloc", "optimised": true,
+            "round_trips": { "spin_us": 0.2, "wake_us": 14.0 },
+            "rows": [of("grpc-tcp", 8, 1, 100.0), of("grpc-native", 8, 1, 4.0),
+                     of("grpc-tcp", 8, 8, 400.0), of("grpc-native", 8, 8, 10.0)],
+        });
+        let file = folder.path().join("run");
+        write(&file, &run.to_string()).unwrap();
+        let columns = "connections=connections|busy=busy|mode=mode|memory=memory|latency ×=latency";
+        let run = ["", "tonic-rdma compare --connections 8", file.to_str().unwrap()];
+        store(folder.path(), "connections", [columns, "", "2026-01-02"], &run).unwrap();
+        let page = read(&folder.path().join("connections.md")).unwrap();
+        for line in ["| 8 | 1 | grpc-native | 40.0 KiB | 25.0 |", "| 8 | 8 | grpc-native | 40.0 KiB | 40.0 |"]
+        {
+            assert!(page.lines().any(|other| other == line), "{line} in {page}");
+        }
+    }
+
+    #[test]
     fn stale_pages_missing_pages_and_pages_without_runs_are_found() {
         let folder = tempfile::tempdir().unwrap();
         let columns = "payload=payload|mode=mode|p99=p99";

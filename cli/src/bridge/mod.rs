@@ -41,6 +41,7 @@ use tonic_rdma::Dialer;
 pub(crate) use options::{BridgeOptions, HELP};
 
 use crate::failure::Failure;
+use crate::measure::process::limits::pinned;
 use address::Address;
 use dial::AttemptError;
 use listen::Bound;
@@ -106,7 +107,7 @@ fn pairs(options: &BridgeOptions) -> Result<Vec<(Address, Address)>, Failure> {
 fn config(options: &BridgeOptions, connections: u32) -> Result<Config, Failure> {
     let mut config = Config::from_env().map_err(|error| Failure::usage(error.to_string()))?;
     if std::env::var_os("RDMA_PINNED_LIMIT").is_none() {
-        config = config.pinned_limit(limits::pinned(connections));
+        config = config.pinned_limit(pinned(connections));
     }
     if let Some(policy) = options.policy {
         config = config.policy(policy.into());

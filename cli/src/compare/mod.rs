@@ -5,12 +5,14 @@
 //!   plan → turns ── modes: grpc ─────────────────→  server: the services on TCP, Unix socket and RDMA
 //!            │            placement ════════════════  placement: tensors, written into the server's memory
 //!            │            memcpy
+//!            ├→ connections: in place of turns in cells, the cost of many connections
 //!            └→ results: rows, facts → table, JSON, report
 //! ```
 //!
 //! This module measures. It never implements a transport: `measure::transport` makes all RDMA connections.
 
 mod conditions;
+mod connections;
 pub(crate) mod modes;
 mod operations;
 pub(crate) mod options;
@@ -21,6 +23,8 @@ mod turns;
 mod values;
 
 use self::conditions::{Conditions, RunContext};
+use self::connections::ConnectionMeter;
+use self::connections::row::ConnectionRow;
 use self::modes::caller;
 use self::modes::grpc::client::GrpcCaller;
 use self::modes::grpc::connect;
@@ -42,6 +46,7 @@ use crate::measure::machine::costs::Costs;
 use crate::measure::output::files::{check_outputs, write_json};
 use crate::measure::output::progress::progress_bar;
 use crate::measure::process::cores;
+use crate::measure::process::limits::raise_open_files;
 use crate::measure::transport::encode::Encode;
 use crate::measure::transport::http2::Http2;
 use crate::measure::transport::rdma::{Rdma, RdmaConnection};
@@ -53,9 +58,11 @@ pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
     gate::check_plan(options, &plan)?;
     conditions.allocator.ensure()?;
     let rdma = match plan.modes.iter().any(|mode| mode.uses_rdma()) {
-        true => Some(Rdma::new(&options.provider)?),
+        true => Some(Rdma::new(&options.provider)?.for_connections(plan.most_connections())),
         false => None,
     };
+    // A connection that fails because the limit is too low is reported.
+    let _ = raise_open_files();
     check_outputs(options.json.as_deref(), options.report.as_deref())?;
     // Must precede the pinning of this process to one core.
     let costs = Costs::measure();
@@ -66,19 +73,47 @@ pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
 
     let context = RunContext { conditions, cores, costs };
     let (facts, rows) = runtime.block_on(measure(options, &plan, &context, rdma.as_ref()))?;
-    table::print(&facts, &rows)?;
+    match rows {
+        Rows::Cells(rows) => show(options, &facts, &rows),
+        Rows::Connections(rows) => show_connections(options, &facts, &rows),
+    }
+}
+
+/// The rows of a run.
+enum Rows {
+    Cells(Vec<Row>),
+    Connections(Vec<ConnectionRow>),
+}
+
+/// Writes all outputs that `options` ask for. Errors in rows are failures.
+fn show(options: &CompareOptions, facts: &Facts, rows: &[Row]) -> Result<(), Failure> {
+    table::print(facts, rows)?;
     if let Some(path) = &options.json {
-        write_json(path, &facts, &rows)?;
+        write_json(path, facts, rows)?;
     }
     if let Some(directory) = &options.report {
-        report::write(directory, &facts, &rows)?;
+        report::write(directory, facts, rows)?;
     }
     let errors: Vec<String> = rows.iter().filter(|row| row.errors > 0).map(describe_errors).collect();
     match (errors.as_slice(), options.at_least) {
         ([], None) => Ok(()),
-        ([], Some(least)) => gate::check_rows(least, &rows),
+        ([], Some(least)) => gate::check_rows(least, rows),
         (errors, _) => Err(Failure::run(errors.join("; "))),
     }
+}
+
+/// Writes the outputs of `--connections` in the same way.
+fn show_connections(options: &CompareOptions, facts: &Facts, rows: &[ConnectionRow]) -> Result<(), Failure> {
+    table::print_with_facts(facts, &connections::show::table(rows))?;
+    if let Some(path) = &options.json {
+        write_json(path, facts, rows)?;
+    }
+    if let Some(directory) = &options.report {
+        connections::show::write_page(directory, facts, rows)?;
+    }
+    let failed = rows.iter().filter(|row| row.row.errors > 0);
+    let errors: Vec<String> = failed.map(ConnectionRow::describe_errors).collect();
+    if errors.is_empty() { Ok(()) } else { Err(Failure::run(errors.join("; "))) }
 }
 
 /// Runs the server process.
@@ -92,21 +127,39 @@ async fn measure(
     plan: &Plan,
     context: &RunContext,
     rdma: Option<&Rdma>,
-) -> Result<(Facts, Vec<Row>), Failure> {
+) -> Result<(Facts, Rows), Failure> {
     let cores = context.cores;
     let mut server = ServerProcess::start(rdma.is_some(), options, context).await?;
     let addresses = server.addresses.clone();
+    let server_id = server.id();
     let progress = progress_bar(plan.turns());
     let work = async {
-        let (participants, verdict) = connect(options, plan, rdma, &addresses).await?;
         let channel = connect::tcp(addresses.tcp, Http2::Default).await?;
         let control = GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy);
         let (progress, checks) = (progress.clone(), Checks::default());
+        if options.connections.is_some() {
+            let (addresses, verdict) = (&addresses, None);
+            let server = server_id.ok_or_else(|| Failure::run("the server process has ended"))?;
+            let mut meter = ConnectionMeter {
+                plan,
+                options,
+                rdma,
+                addresses,
+                server,
+                control,
+                progress,
+                checks,
+                verdict,
+            };
+            let rows = meter.run().await?;
+            return Ok((meter.verdict, Rows::Connections(rows), meter.checks));
+        }
+        let (participants, verdict) = connect(options, plan, rdma, &addresses).await?;
         let pinned = cores.is_some() && addresses.pinned;
         let consumed = plan.modes.iter().any(|mode| mode.reduces(options.consume));
         let mut meter = Meter { plan, participants, control, progress, checks, pinned, consumed };
         let rows = meter.run().await?;
-        Ok((verdict, rows, meter.checks))
+        Ok((verdict, Rows::Cells(rows), meter.checks))
     };
     let result = tokio::select! {
         biased;

@@ -6,7 +6,8 @@ use std::time::Duration;
 use clap::Args;
 
 use super::values::{
-    parse_inflight, parse_modes, parse_rates, parse_ratio, parse_sizes, parse_workloads, parse_yes_or_no,
+    parse_connections, parse_inflight, parse_modes, parse_rates, parse_ratio, parse_sizes, parse_workloads,
+    parse_yes_or_no,
 };
 use crate::compare::modes::mode::Mode;
 use crate::compare::plan::direction::Direction;
@@ -34,6 +35,7 @@ Examples:
   tonic-rdma compare --rate 1000,10000,50000               latency under load: calls begin when they are due
   tonic-rdma compare --runtime multi-thread:2 --sizes 64 --inflight 32
   tonic-rdma compare --newcomer                            with #[tokio::main], the system's malloc, and not pinned
+  tonic-rdma compare --connections 100                     cost of calls as connections grow, and memory of each
   tonic-rdma compare --direction down --sizes 64KiB,16MiB  large replies in place of large requests
   tonic-rdma compare --newcomer --quick --at-least 0.5     the same for CI: fails if RDMA is slower than half of TCP";
 
@@ -42,7 +44,8 @@ Examples:
 pub(crate) struct CompareOptions {
     /// Modes to compare. gRPC: grpc-tcp, grpc-tcp-busy (in a runtime that never sleeps, at both ends; not with
     /// --runtime multi-thread), grpc-tcp-tuned (always with --http2 tuned), grpc-uds, grpc-rdma, grpc-rdma-gather
-    /// (payloads by reference). Tensors without RPC, written to the memory where the receiver expects them: rdma-cp
+    /// (payloads by reference), grpc-native (generated code as it is, over RDMA without HTTP/2), grpc-native-gather
+    /// (likewise, payloads by reference at both ends, sent from registered memory). Tensors without RPC, written to the memory where the receiver expects them: rdma-cp
     /// (copied to registered memory first), rdma-zerocp (sent from registered memory; both ends poll),
     /// rdma-zerocp-await (likewise, but both ends wait by futures). No transport: memcpy (a copy within the client, as
     /// the limit of the memory) [default: all but memcpy; with --runtime multi-thread not grpc-tcp-busy; with
@@ -69,6 +72,11 @@ pub(crate) struct CompareOptions {
     /// time when each was due [default size: 64]
     #[arg(long, value_name = "LIST", value_parser = parse_rates)]
     pub(crate) rate: Option<List<f64>>,
+    /// Cost of connections, in place of the comparison of sizes: latency with 1, 2, 4 to N connections, all of them busy
+    /// or all but one idle, and the memory of each connection. --inflight is for each busy connection [default modes:
+    /// grpc-tcp, grpc-rdma, grpc-native; default size: 64]
+    #[arg(long, value_name = "N", value_parser = parse_connections, conflicts_with_all = ["workload", "rate", "at_least"])]
+    pub(crate) connections: Option<usize>,
     /// Seconds to measure each cell in each mode [default: such that the run ends within 90 s]
     #[arg(long, value_name = "SECS", value_parser = units::parse_seconds)]
     pub(crate) duration: Option<Duration>,
@@ -127,6 +135,9 @@ pub(crate) struct ServerOptions {
     /// Listen for RDMA peers too
     #[arg(long)]
     pub(crate) rdma: bool,
+    /// The largest number of connections of a mode
+    #[arg(long, default_value_t = 1)]
+    pub(crate) connections: u32,
     #[arg(long, value_parser = parse_provider)]
     pub(crate) provider: String,
     #[arg(long, value_parser = Http2::parse)]

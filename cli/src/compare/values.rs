@@ -2,6 +2,7 @@
 
 use super::modes::mode::Mode;
 use super::plan::cell::{MAX_BYTES, MAX_INFLIGHT};
+use super::plan::connections::MAX_CONNECTIONS;
 use crate::lists::{List, parse_list};
 use crate::units::{self, parse_size};
 use crate::value_error::ValueError;
@@ -64,6 +65,17 @@ pub(crate) fn parse_inflight(text: &str) -> Result<List<usize>, ValueError> {
             Err(ValueError::number("number of calls in flight", item, accepted))
         }
     })
+}
+
+/// Parses the largest number of connections.
+pub(crate) fn parse_connections(text: &str) -> Result<usize, ValueError> {
+    match text.parse() {
+        Ok(count @ 1..=MAX_CONNECTIONS) if text.bytes().all(|byte| byte.is_ascii_digit()) => Ok(count),
+        _ => {
+            let accepted = format!("whole numbers from 1 to {MAX_CONNECTIONS}");
+            Err(ValueError::number("number of connections", text, accepted))
+        }
+    }
 }
 
 /// Smallest and largest ratio.
@@ -136,6 +148,14 @@ mod tests {
     }
 
     #[test]
+    fn numbers_of_connections_are_bounded() {
+        assert_eq!((parse_connections("1"), parse_connections("10000")), (Ok(1), Ok(MAX_CONNECTIONS)));
+        for bad in ["", "0", "+1", "-1", "1.5", "10001", "many"] {
+            assert!(parse_connections(bad).unwrap_err().to_string().contains("from 1 to 10000"), "{bad}");
+        }
+    }
+
+    #[test]
     fn ratios_that_make_no_sense_are_refused() {
         assert_eq!((parse_ratio("0.5"), parse_ratio("2")), (Ok(0.5), Ok(2.0)));
         for bad in ["", "0", "-1", "nan", "inf", "half", "50%", "1e9"] {
@@ -148,6 +168,7 @@ mod tests {
         fn no_text_makes_a_parser_panic(text in "[0-9a-zA-Z,. -]{0,40}") {
             let _ = parse_sizes(&text);
             let _ = parse_inflight(&text);
+            let _ = parse_connections(&text);
             let _ = parse_modes(&text);
             let _ = parse_workloads(&text);
             let _ = parse_rates(&text);

@@ -79,7 +79,11 @@ fn needed(cell: TrainingCell, modes: &[TransferMode]) -> u64 {
     let slots = if modes.iter().any(|mode| mode.uses_slots()) { 2 * bytes * workers } else { 0 };
     let in_flight = |mode: &TransferMode| match mode {
         // The encoded message, and the receiver's buffer, which may have to grow.
-        TransferMode::GrpcTcp | TransferMode::GrpcRdma | TransferMode::GrpcRdmaGather => 3 * bytes * workers,
+        TransferMode::GrpcTcp
+        | TransferMode::GrpcRdma
+        | TransferMode::GrpcRdmaGather
+        | TransferMode::GrpcNative
+        | TransferMode::GrpcNativeGather => 3 * bytes * workers,
         // Copies at the server and at the worker, which are kept for the next mini-batch.
         TransferMode::RdmaCp => 2 * bytes * workers,
         TransferMode::RdmaZerocp => 0,

@@ -14,6 +14,10 @@ pub(crate) enum TransferMode {
     GrpcRdma,
     /// As `GrpcRdma`, with values and gradients by reference: `tonic_rdma::gather`.
     GrpcRdmaGather,
+    /// A call for each variable over native calls: RDMA without HTTP/2.
+    GrpcNative,
+    /// As `GrpcNative`, with values and gradients by reference at both ends.
+    GrpcNativeGather,
     /// Static slots, copied from ordinary memory to registered memory first (the paper's RDMA.cp).
     RdmaCp,
     /// Static slots, from registered memory.
@@ -21,8 +25,15 @@ pub(crate) enum TransferMode {
 }
 
 impl TransferMode {
-    pub(crate) const ALL: [Self; 5] =
-        [Self::GrpcTcp, Self::GrpcRdma, Self::GrpcRdmaGather, Self::RdmaCp, Self::RdmaZerocp];
+    pub(crate) const ALL: [Self; 7] = [
+        Self::GrpcTcp,
+        Self::GrpcRdma,
+        Self::GrpcRdmaGather,
+        Self::GrpcNative,
+        Self::GrpcNativeGather,
+        Self::RdmaCp,
+        Self::RdmaZerocp,
+    ];
 
     /// Returns the name on the command line and in the JSON.
     pub(crate) const fn name(self) -> &'static str {
@@ -30,6 +41,8 @@ impl TransferMode {
             Self::GrpcTcp => "grpc-tcp",
             Self::GrpcRdma => "grpc-rdma",
             Self::GrpcRdmaGather => "grpc-rdma-gather",
+            Self::GrpcNative => "grpc-native",
+            Self::GrpcNativeGather => "grpc-native-gather",
             Self::RdmaCp => "rdma-cp",
             Self::RdmaZerocp => "rdma-zerocp",
         }

@@ -41,8 +41,9 @@ pub(crate) struct ParameterServerOptions {
     /// Numbers of worker processes, from 1 to 8
     #[arg(long, value_name = "LIST", value_parser = parse_workers, default_value = "1")]
     pub(crate) workers: List<usize>,
-    /// Modes: grpc-tcp, grpc-rdma, grpc-rdma-gather (values and gradients by reference), rdma-cp (static slots, copied
-    /// to registered memory first), rdma-zerocp (static slots, from registered memory) [default: all]
+    /// Modes: grpc-tcp, grpc-rdma, grpc-rdma-gather (values and gradients by reference), grpc-native (RDMA without
+    /// HTTP/2), grpc-native-gather (likewise, values and gradients by reference at both ends), rdma-cp (static slots,
+    /// copied to registered memory first), rdma-zerocp (static slots, from registered memory) [default: all]
     #[arg(long, value_name = "LIST", value_parser = parse_modes)]
     pub(crate) modes: Option<List<TransferMode>>,
     /// Seconds to measure each mode with each model and number of workers
@@ -110,13 +111,18 @@ pub(crate) struct ProcessOptions {
     /// Core to run on
     #[arg(long)]
     pub(crate) core: Option<usize>,
-    /// Addresses of the server for a worker: gRPC over TCP, gRPC over RDMA, gRPC over RDMA by reference, and tensors
+    /// Addresses of the server for a worker: gRPC over TCP, gRPC over RDMA, gRPC over RDMA by reference, native calls,
+    /// native calls by reference, and tensors
     #[arg(long)]
     pub(crate) tcp: Option<SocketAddr>,
     #[arg(long)]
     pub(crate) rdma: Option<SocketAddr>,
     #[arg(long)]
     pub(crate) rdma_gather: Option<SocketAddr>,
+    #[arg(long)]
+    pub(crate) native: Option<SocketAddr>,
+    #[arg(long)]
+    pub(crate) native_gather: Option<SocketAddr>,
     #[arg(long)]
     pub(crate) device: Option<String>,
 }

@@ -8,13 +8,15 @@ use serde_json::Value;
 use super::process::{compare, is_gone, run, tonic_rdma, wait_for};
 
 /// The modes that `compare` measures by default.
-const MODES: [&str; 9] = [
+const MODES: [&str; 11] = [
     "grpc-tcp",
     "grpc-tcp-busy",
     "grpc-tcp-tuned",
     "grpc-uds",
     "grpc-rdma",
     "grpc-rdma-gather",
+    "grpc-native",
+    "grpc-native-gather",
     "rdma-cp",
     "rdma-zerocp",
     "rdma-zerocp-await",
@@ -74,6 +76,35 @@ fn a_comparison_is_measured_checked_and_written() {
 }
 
 #[test]
+fn connections_are_counted_in_rows_with_their_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let report = folder.path().to_str().unwrap();
+    let arguments = ["--connections", "3", "--inflight", "2", "--duration", "0.05", "--report", report];
+    let (written, printed) = compare(&arguments);
+    let rows = written["rows"].as_array().unwrap();
+    // One connection, then two and three with one of them busy and with all of them busy.
+    let cells = [(1, 1), (2, 1), (2, 2), (3, 1), (3, 3)];
+    assert_eq!(rows.len(), cells.len() * 3);
+    for (group, (connections, busy)) in rows.chunks(3).zip(cells) {
+        let modes: Vec<_> = group.iter().map(|row| row["mode"].as_str().unwrap()).collect();
+        assert_eq!(modes, ["grpc-tcp", "grpc-rdma", "grpc-native"]);
+        for row in group {
+            assert_eq!((&row["connections"], &row["busy"]), (&connections.into(), &busy.into()), "{row}");
+            assert!(row["errors"] == 0 && row["ops"].as_u64() > Some(0), "{row}");
+            assert!(row["p50_us"].as_f64() > Some(0.0) && row["memory_bytes_each"].is_u64(), "{row}");
+            assert!(row["inflight"] == 2 && row["bytes"] == 64, "{row}");
+        }
+    }
+    // Both ends of a TCP connection.
+    let tcp = rows.iter().find(|row| row["connections"] == 3 && row["mode"] == "grpc-tcp").unwrap();
+    assert_eq!(tcp["descriptors_each"], 2, "{tcp}");
+    assert_eq!(written["checks"]["mismatches"], 0);
+    assert!(printed.contains("memory each") && printed.contains("grpc-native"), "{printed}");
+    let page = std::fs::read_to_string(folder.path().join("index.html")).unwrap();
+    assert!(page.contains("<svg") && page.contains("all connections busy"));
+}
+
+#[test]
 fn workloads_are_measured_beside_sizes() {
     let (written, printed) = compare(&[
         "--workload",
@@ -112,7 +143,7 @@ fn consume_selects_the_modes_that_consume_payloads() {
     for (consume, named) in [
         (
             "reduce-max",
-            "grpc-tcp, grpc-tcp-busy, grpc-tcp-tuned, grpc-uds, grpc-rdma, grpc-rdma-gather, rdma-cp, rdma-zerocp, rdma-zerocp-await, memcpy",
+            "grpc-tcp, grpc-tcp-busy, grpc-tcp-tuned, grpc-uds, grpc-rdma, grpc-rdma-gather, grpc-native, grpc-native-gather, rdma-cp, rdma-zerocp, rdma-zerocp-await, memcpy",
         ),
         ("auto", "before it answers: rdma-cp, rdma-zerocp, rdma-zerocp-await"),
         ("none", "leaves payloads as they are"),
@@ -122,11 +153,11 @@ fn consume_selects_the_modes_that_consume_payloads() {
         let expected = match consume {
             "auto" => 3,
             "none" => 0,
-            _ => 10,
+            _ => MODES.len() + 1,
         };
         assert_eq!((&written["consume"], reducing), (&consume.into(), expected));
         let rows = written["rows"].as_array().unwrap();
-        assert_eq!(rows.len(), 10 * 3);
+        assert_eq!(rows.len(), (MODES.len() + 1) * 3);
         for row in rows {
             assert!(row["errors"] == 0 && row["ops"].as_u64() > Some(0), "{row}");
         }

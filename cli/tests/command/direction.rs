@@ -8,7 +8,7 @@ fn modes_without_a_direction_down_are_refused() {
         (&["--direction", "sideways"][..], &["sideways", "up", "down"][..]),
         (
             &["--direction", "down", "--modes", "grpc-tcp,rdma-cp,rdma-zerocp-await"],
-            &["--direction down", "rdma-cp, rdma-zerocp-await", "grpc-rdma-gather, memcpy"],
+            &["--direction down", "rdma-cp, rdma-zerocp-await", "grpc-native-gather, memcpy"],
         ),
         (&["--direction", "down", "--workload", "skew"], &["--direction down", "--workload"]),
     ] {
@@ -18,7 +18,16 @@ fn modes_without_a_direction_down_are_refused() {
 
 #[test]
 fn grpc_modes_carry_payloads_in_both_directions() {
-    let usual = ["grpc-tcp", "grpc-tcp-busy", "grpc-tcp-tuned", "grpc-uds", "grpc-rdma", "grpc-rdma-gather"];
+    let usual = [
+        "grpc-tcp",
+        "grpc-tcp-busy",
+        "grpc-tcp-tuned",
+        "grpc-uds",
+        "grpc-rdma",
+        "grpc-rdma-gather",
+        "grpc-native",
+        "grpc-native-gather",
+    ];
     for direction in ["up", "down"] {
         for more in
             [&["--encode", "gather"][..], &["--consume", "reduce-max"], &["--newcomer"], &["--rate", "200"]]

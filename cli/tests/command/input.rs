@@ -37,6 +37,12 @@ fn bad_input_is_named_in_one_line() {
         ),
         (&["compare", "--workload", "skew,skew"], &["skew", "twice"]),
         (&["compare", "--workload", ""], &["--workload", "empty"]),
+        (&["compare", "--connections", "0"], &["--connections", "\"0\"", "1 to 10000"]),
+        (&["compare", "--connections", "2", "--rate", "100"], &["--connections", "--rate"]),
+        (
+            &["compare", "--connections", "2", "--modes", "rdma-cp"],
+            &["--connections can't measure rdma-cp", "grpc-native"],
+        ),
         (&["compare", "--rate", "fast"], &["fast", "0.1 to 1000000"]),
         (&["compare", "--rate", "0"], &["--rate", "0.1 to 1000000"]),
         (&["measure"], &["measure", "compare, parameter-server, bridge, devices, tune"]),

@@ -7,7 +7,15 @@ use serde_json::Value;
 
 use super::process::{is_gone, refused, tonic_rdma, wait_for};
 
-const MODES: [&str; 5] = ["grpc-tcp", "grpc-rdma", "grpc-rdma-gather", "rdma-cp", "rdma-zerocp"];
+const MODES: [&str; 7] = [
+    "grpc-tcp",
+    "grpc-rdma",
+    "grpc-rdma-gather",
+    "grpc-native",
+    "grpc-native-gather",
+    "rdma-cp",
+    "rdma-zerocp",
+];
 
 fn parameter_server(arguments: &[&str]) -> Command {
     tonic_rdma(&[&["parameter-server"], arguments].concat())
@@ -80,7 +88,10 @@ fn bad_input_is_named_in_one_line() {
         (&["--workers", "1,x"], &["\"x\"", "from 1 to 8"]),
         (
             &["--modes", "grpc-uds"],
-            &["grpc-uds", "grpc-tcp, grpc-rdma, grpc-rdma-gather, rdma-cp, rdma-zerocp"],
+            &[
+                "grpc-uds",
+                "grpc-tcp, grpc-rdma, grpc-rdma-gather, grpc-native, grpc-native-gather, rdma-cp, rdma-zerocp",
+            ],
         ),
         (&["--steps", "0"], &["--steps", "1..=10000"]),
         (&["--steps", "3", "--duration", "1"], &["--steps", "--duration"]),

@@ -4,7 +4,6 @@ use std::error::Error as _;
 
 use bytes::Bytes;
 use tonic::codec::CompressionEncoding;
-use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use crate::client::options::SoakOptions;
@@ -14,13 +13,13 @@ use crate::failure::chain;
 use crate::proto::checked::checked_client::CheckedClient;
 use crate::proto::testing::test_service_client::TestServiceClient;
 use crate::proto::testing::unimplemented_service_client::UnimplementedServiceClient;
-use crate::transport::Target;
+use crate::transport::{CallChannel, Target};
 
 /// Length of the longest message in either direction, in bytes.
 const MESSAGE: usize = 72 << 20;
 
 /// A channel that reports compression and applies deadlines.
-pub(crate) type CaseChannel = Deadline<ClientCompression<Channel>>;
+pub(crate) type CaseChannel = Deadline<ClientCompression<CallChannel>>;
 
 /// The outcome of a case that did not pass.
 #[derive(Debug)]
@@ -84,7 +83,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn new(channel: Channel, target: Target, soak: SoakOptions) -> Self {
+    pub(crate) fn new(channel: CallChannel, target: Target, soak: SoakOptions) -> Self {
         Self { channel: Deadline::new(ClientCompression::new(channel)), target, soak }
     }
 

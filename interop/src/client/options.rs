@@ -31,7 +31,7 @@ pub(crate) struct ClientOptions {
     /// With --list: also list the official cases that are missing here, with the reason
     #[arg(long, requires = "list")]
     pub(crate) all: bool,
-    /// Transport of the calls: ours, or tonic's own TCP as a control
+    /// Transport of the calls: ours, ours with native calls, or tonic's own TCP as a control
     #[arg(long, default_value = "rdma")]
     pub(crate) transport: Transport,
     /// Fail unless the connection uses this transport

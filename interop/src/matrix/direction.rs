@@ -24,6 +24,8 @@ pub(crate) enum Direction {
     Fallback,
     /// Our client, RDMA, our server.
     Ours,
+    /// Our channel, native calls, our server.
+    OursNative,
     /// Like `tonic-tcp`, with TLS. In all directions TLS reaches from client to server, so a bridge can't read the calls.
     TonicTls,
     /// Like `tcp-tonic`, with TLS.
@@ -100,6 +102,7 @@ impl Direction {
             Self::FromBridge => "from-bridge",
             Self::Fallback => "fallback",
             Self::Ours => "ours",
+            Self::OursNative => "ours-native",
             Self::TonicTls => "tonic-tls",
             Self::TlsTonic => "tls-tonic",
             Self::DirectTls => "direct-tls",

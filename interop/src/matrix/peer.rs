@@ -83,7 +83,7 @@ impl Peer {
 
     /// Returns whether the peer takes part in `direction`. Only tonic is in the directions of our own client and server.
     pub(crate) fn takes_part_in(self, direction: Direction) -> bool {
-        direction.without_tls() != Direction::Ours || self == Self::Tonic
+        !matches!(direction.without_tls(), Direction::Ours | Direction::OursNative) || self == Self::Tonic
     }
 
     /// Returns the reason why the peer can't run, or `None` if it can.

@@ -14,7 +14,7 @@ pub(crate) struct ServerOptions {
     /// Address to listen on
     #[arg(long, default_value = "127.0.0.1")]
     pub(crate) host: String,
-    /// Transport of the calls: ours, or tonic's own TCP as a control
+    /// Transport of the calls: ours, ours with native calls, or tonic's own TCP as a control
     #[arg(long, default_value = "rdma")]
     pub(crate) transport: Transport,
     #[command(flatten)]

@@ -1,9 +1,10 @@
-//! Pairings of our client and server with stock ones: RDMA if both have it, TCP otherwise.
+//! Pairings of our clients and servers with one another and with stock ones: native calls if both make them, RDMA if both have it,
+//! TCP otherwise.
 
 use super::{failure, serve_ours, target};
 use crate::client::all;
 use crate::transport::Target;
-use crate::transport::Transport::{self, Rdma, Tcp};
+use crate::transport::Transport::{self, Native, Rdma, Tcp};
 
 async fn all_cases_pass(client: Transport, server: Transport, expected: Transport) {
     let target = target(serve_ours(server).await, client, expected);
@@ -27,6 +28,31 @@ async fn all_cases_pass_with_a_stock_client() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn all_cases_pass_with_a_stock_server() {
     all_cases_pass(Rdma, Tcp, Tcp).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_cases_pass_if_both_make_native_calls() {
+    all_cases_pass(Native, Native, Native).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_cases_pass_if_the_server_alone_takes_native_calls() {
+    all_cases_pass(Rdma, Native, Rdma).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_cases_pass_if_the_client_alone_makes_native_calls() {
+    all_cases_pass(Native, Rdma, Rdma).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_cases_pass_with_a_stock_client_and_a_server_for_native_calls() {
+    all_cases_pass(Tcp, Native, Tcp).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_cases_pass_with_a_stock_server_and_a_client_for_native_calls() {
+    all_cases_pass(Native, Tcp, Tcp).await;
 }
 
 /// Runs the control. A failure here is no fault of our transport.

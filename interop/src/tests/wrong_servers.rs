@@ -13,7 +13,7 @@ use tower_service::Service;
 
 use super::{failure, serve, target};
 use crate::server::routes;
-use crate::transport::Transport::{Rdma, Tcp};
+use crate::transport::Transport::{Native, Rdma, Tcp};
 
 /// Changes to requests and responses of the real server.
 #[derive(Clone, Copy)]
@@ -57,7 +57,7 @@ async fn faulty_routes(faults: Faults) -> Routes {
 }
 
 async fn check_cases(faults: Faults, caught: &[&str], fine: &[&str]) {
-    for (client, server) in [(Tcp, Tcp), (Rdma, Rdma)] {
+    for (client, server) in [(Tcp, Tcp), (Rdma, Rdma), (Native, Native)] {
         let target = target(serve(server, faulty_routes(faults).await).await, client, client);
         for name in caught {
             let reason = failure(name, &target).await;

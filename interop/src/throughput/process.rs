@@ -55,7 +55,7 @@ impl Server {
 pub(crate) fn serve(options: &ServedOptions) -> Result<(), Failure> {
     options.core.map_or(Ok(()), pin)?;
     let mut builder = tokio::runtime::Builder::new_current_thread();
-    if options.transport == Transport::Rdma {
+    if options.transport != Transport::Tcp {
         // This is recommended for servers behind our listener.
         tonic_rdma::runtime::idle_polling(&mut builder);
     }

@@ -60,7 +60,10 @@ impl<K> Core<K> {
                     return Some(Turn::Bulk);
                 }
                 return match self.prepare(key, total, wire) {
-                    Prepared::Again => Some(Turn::Bulk),
+                    Prepared::Again => {
+                        self.prepares = true;
+                        Some(Turn::Bulk)
+                    }
                     Prepared::Over => None,
                     Prepared::Full => Some(Turn::Full),
                 };

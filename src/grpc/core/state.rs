@@ -86,6 +86,8 @@ pub(in crate::grpc) struct Core<K> {
     pub(super) ended: Option<StreamFault>,
     /// Something was queued that the peer waits for.
     pub(super) urgent: bool,
+    /// A message in parts was prepared further, and needs more turns before there is anything to send.
+    pub(super) prepares: bool,
     /// Work is left, though there was room to send.
     pub(super) again: bool,
     /// Bytes that may still be copied in this `transmit`.
@@ -182,6 +184,7 @@ impl<K> Core<K> {
             going: Going::default(),
             ended: None,
             urgent: false,
+            prepares: false,
             again: false,
             copy_budget: 0,
             message: Message::default(),

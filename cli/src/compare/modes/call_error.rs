@@ -3,9 +3,12 @@
 use std::time::Duration;
 
 use tokio::task::JoinError;
+use tonic_rdma::memory::PoolError;
 use tonic_rdma_tensor::{ChannelError, ShapeError, TensorError};
 
 use crate::compare::modes::placement::record::Discrepancy;
+use crate::failure::Failure;
+use crate::measure::transport::calls::NotNative;
 use crate::units;
 use tonic_rdma_payload::reduce::Reduced;
 
@@ -36,6 +39,12 @@ pub(crate) enum CallError {
     Unprepared,
     #[error("there is no memory for {} more", units::rough_size(*.0))]
     Memory(u64),
+    #[error("there is no registered memory for the payloads")]
+    Registered(#[from] PoolError),
+    #[error("{}", .0.with_causes())]
+    Connect(#[from] Failure),
+    #[error(transparent)]
+    NotNative(#[from] NotNative),
     #[error(transparent)]
     Crash(#[from] JoinError),
     #[error("no answer within {} s", .0.as_secs())]
@@ -47,7 +56,8 @@ impl CallError {
     pub(crate) fn is_mismatch(&self) -> bool {
         match self {
             Self::Status(_) | Self::Channel(_) | Self::Shape(_) | Self::Tensor(_) | Self::Crash(_) => false,
-            Self::Unprepared | Self::Memory(_) | Self::NoAnswer(_) => false,
+            Self::Unprepared | Self::Memory(_) | Self::Registered(_) => false,
+            Self::Connect(_) | Self::NotNative(_) | Self::NoAnswer(_) => false,
             Self::Length { .. }
             | Self::Content { .. }
             | Self::Buffers { .. }

@@ -38,10 +38,7 @@ impl Caller {
         inflight: usize,
     ) -> Result<(), CallError> {
         match self {
-            Self::Grpc(caller) => {
-                caller.prepare(operations);
-                Ok(())
-            }
+            Self::Grpc(caller) => caller.prepare(operations),
             Self::Placement(caller) => caller.prepare(operations, inflight).await,
             Self::Memcpy(caller) => caller.prepare(operations).await,
         }
@@ -87,7 +84,7 @@ impl Caller {
     /// Releases everything that was prepared.
     pub(crate) async fn release(&mut self) {
         match self {
-            Self::Grpc(_) => {}
+            Self::Grpc(caller) => caller.release(),
             Self::Placement(caller) => caller.release().await,
             Self::Memcpy(caller) => caller.release().await,
         }
@@ -108,7 +105,9 @@ pub(crate) async fn connect(
         | Mode::GrpcTcpTuned
         | Mode::GrpcUds
         | Mode::GrpcRdma
-        | Mode::GrpcRdmaGather => {
+        | Mode::GrpcRdmaGather
+        | Mode::GrpcNative
+        | Mode::GrpcNativeGather => {
             let (channel, verdict) = connect::connect(mode, addresses, options.http2, rdma).await?;
             let caller = GrpcCaller::new(channel, mode, options.encode).reducing(reduces);
             Ok((Caller::Grpc(caller.towards(options.direction)), verdict))

@@ -22,6 +22,11 @@ pub(crate) enum Mode {
     GrpcRdma,
     /// As `GrpcRdma`, with payloads by reference: `tonic_rdma::gather`.
     GrpcRdmaGather,
+    /// tonic's generated code as it is over native calls: RDMA without HTTP/2.
+    GrpcNative,
+    /// As `GrpcNative`, with payloads by reference at both ends: sent from registered memory, and landed where the
+    /// decoder uses them.
+    GrpcNativeGather,
     /// Tensors by static placement, copied from ordinary memory to registered memory first: RDMA.cp of Xue et al.,
     /// "Fast Distributed Deep Learning over RDMA" (EuroSys 2019).
     RdmaCp,
@@ -38,13 +43,15 @@ const GRPC_LIMIT: u64 = 2047 << 20;
 
 impl Mode {
     /// All modes, in the order of the table.
-    pub(crate) const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 12] = [
         Self::GrpcTcp,
         Self::GrpcTcpBusy,
         Self::GrpcTcpTuned,
         Self::GrpcUds,
         Self::GrpcRdma,
         Self::GrpcRdmaGather,
+        Self::GrpcNative,
+        Self::GrpcNativeGather,
         Self::RdmaCp,
         Self::RdmaZerocp,
         Self::RdmaZerocpAwait,
@@ -73,6 +80,8 @@ impl Mode {
             Self::GrpcUds => "grpc-uds",
             Self::GrpcRdma => "grpc-rdma",
             Self::GrpcRdmaGather => "grpc-rdma-gather",
+            Self::GrpcNative => "grpc-native",
+            Self::GrpcNativeGather => "grpc-native-gather",
             Self::RdmaCp => "rdma-cp",
             Self::RdmaZerocp => "rdma-zerocp",
             Self::RdmaZerocpAwait => "rdma-zerocp-await",
@@ -88,7 +97,7 @@ impl Mode {
     /// Returns whether the mode needs an RDMA device.
     pub(crate) const fn uses_rdma(self) -> bool {
         match self {
-            Self::GrpcRdma | Self::GrpcRdmaGather => true,
+            Self::GrpcRdma | Self::GrpcRdmaGather | Self::GrpcNative | Self::GrpcNativeGather => true,
             Self::RdmaCp | Self::RdmaZerocp | Self::RdmaZerocpAwait => true,
             Self::GrpcTcp | Self::GrpcTcpBusy | Self::GrpcTcpTuned | Self::GrpcUds | Self::Memcpy => false,
         }
@@ -104,13 +113,25 @@ impl Mode {
             | Self::GrpcUds
             | Self::GrpcRdma
             | Self::GrpcRdmaGather
+            | Self::GrpcNative
+            | Self::GrpcNativeGather
             | Self::Memcpy => false,
         }
     }
 
     /// Returns the encoding of the mode's messages. `setting` comes from the command line.
     pub(crate) const fn encoding(self, setting: Encode) -> Encode {
-        if matches!(self, Self::GrpcRdmaGather) { Encode::Gather } else { setting }
+        match self {
+            Self::GrpcRdmaGather => Encode::Gather,
+            // Its channel sends by reference.
+            Self::GrpcNativeGather => Encode::Copy,
+            _ => setting,
+        }
+    }
+
+    /// Returns whether a gRPC mode sends payloads from registered memory.
+    pub(crate) const fn registers_payloads(self) -> bool {
+        matches!(self, Self::GrpcNativeGather)
     }
 
     /// Returns whether the receiver consumes payloads in this mode.
@@ -120,6 +141,11 @@ impl Mode {
             Consume::ReduceMax => true,
             Consume::None => false,
         }
+    }
+
+    /// Returns whether the mode makes gRPC calls over a connection.
+    pub(crate) const fn is_grpc(self) -> bool {
+        self.limit().is_some()
     }
 
     /// Returns whether both ends look for arrivals without ever sleeping, in a mode that sleeps otherwise.
@@ -151,7 +177,9 @@ impl Mode {
             | Self::GrpcTcpTuned
             | Self::GrpcUds
             | Self::GrpcRdma
-            | Self::GrpcRdmaGather => Some((GRPC_LIMIT, "a protobuf message ends below 2 GiB")),
+            | Self::GrpcRdmaGather
+            | Self::GrpcNative
+            | Self::GrpcNativeGather => Some((GRPC_LIMIT, "a protobuf message ends below 2 GiB")),
             Self::RdmaCp | Self::RdmaZerocp | Self::RdmaZerocpAwait | Self::Memcpy => None,
         }
     }
@@ -177,16 +205,16 @@ mod tests {
 
     #[test]
     fn memcpy_is_measured_only_on_request() {
-        assert_eq!(Mode::default_list(false, Flavour::IdlePolling), Mode::ALL[..9]);
+        assert_eq!(Mode::default_list(false, Flavour::IdlePolling), Mode::ALL[..11]);
         let newcomer = Mode::default_list(true, Flavour::CurrentThread);
-        assert_eq!((newcomer[0], newcomer[1], newcomer.len()), (Mode::GrpcTcp, Mode::GrpcUds, 7));
+        assert_eq!((newcomer[0], newcomer[1], newcomer.len()), (Mode::GrpcTcp, Mode::GrpcUds, 9));
     }
 
     #[test]
     fn modes_that_never_sleep_need_a_runtime_of_one_thread() {
         let several = Flavour::MultiThread(2);
         assert!(!Mode::default_list(false, several).contains(&Mode::GrpcTcpBusy));
-        assert_eq!(Mode::default_list(false, several).len(), 8);
+        assert_eq!(Mode::default_list(false, several).len(), 10);
         assert!(Mode::default_list(false, Flavour::CurrentThread).contains(&Mode::GrpcTcpBusy));
     }
 

@@ -90,7 +90,8 @@ impl Operation {
 }
 
 impl Push {
-    fn seeded(&self) -> impl Iterator<Item = (u64, &Bytes)> {
+    /// Returns every buffer, with the seed of its content.
+    pub(crate) fn seeded(&self) -> impl Iterator<Item = (u64, &Bytes)> {
         let mut next = Content::follow(self.seed);
         self.buffers.iter().map(move |buffer| (next(buffer.len() as u64), buffer))
     }

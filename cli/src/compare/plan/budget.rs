@@ -44,6 +44,14 @@ pub(crate) fn duration(cells: &[Cell], modes: usize, quick: bool) -> Duration {
     least
 }
 
+/// Returns the time of each of `turns` turns of `--connections`, such that a run ends within 90 s, or within 15 s if
+/// `quick`, unless it makes thousands of connections.
+pub(crate) fn turn(turns: usize, quick: bool) -> Duration {
+    let budget = if quick { QUICK } else { DEFAULT };
+    let each = budget / (1.0 + WARM_UP) / turns.max(1) as f64;
+    Duration::from_secs_f64(each).clamp(LEAST, MOST)
+}
+
 /// Returns the seconds that a run takes if each mode has `duration` in each cell.
 fn total(cells: &[Cell], modes: usize, duration: Duration) -> f64 {
     cells.iter().map(|cell| modes as f64 * slot(*cell, duration.as_secs_f64())).sum()
@@ -67,18 +75,20 @@ fn slot(cell: Cell, duration: f64) -> f64 {
 mod tests {
     use super::super::cell::Load;
     use super::*;
+    use crate::compare::modes::mode::Mode;
     use crate::compare::plan::{DEFAULT_CELLS, QUICK_CELLS};
+    use crate::measure::process::runtime::Flavour;
     use crate::workload::Workload;
 
     #[test]
     fn a_default_run_fits_with_any_number_of_modes() {
-        for modes in 1..=9 {
+        for modes in 1..=Mode::default_list(false, Flavour::IdlePolling).len() {
             let (default, quick) =
                 (duration(&DEFAULT_CELLS, modes, false), duration(&QUICK_CELLS, modes, true));
             assert!(total(&DEFAULT_CELLS, modes, default) <= DEFAULT, "{modes}: {default:?}");
             assert!(total(&QUICK_CELLS, modes, quick) <= QUICK, "{modes}: {quick:?}");
             // The time is enough for some hundred operations of the slowest mode, except with the largest payloads.
-            assert!(default > Duration::from_millis(600) && quick > Duration::from_millis(150), "{modes}");
+            assert!(default > Duration::from_millis(450) && quick > Duration::from_millis(100), "{modes}");
         }
     }
 

@@ -48,7 +48,10 @@ fn kept(cell: Cell, mode: Mode) -> u64 {
         | Mode::GrpcTcpTuned
         | Mode::GrpcUds
         | Mode::GrpcRdma
-        | Mode::GrpcRdmaGather => 0,
+        | Mode::GrpcRdmaGather
+        | Mode::GrpcNative => 0,
+        // Registered memory to send from: a copy of the content.
+        Mode::GrpcNativeGather => room(cell.load),
         // The places at the receiver, and registered memory to send from: the content, or copies of it.
         Mode::RdmaCp | Mode::RdmaZerocp | Mode::RdmaZerocpAwait => {
             let places = room(cell.load).saturating_mul(cell.inflight as u64);
@@ -78,7 +81,10 @@ fn in_flight(cell: Cell, mode: Mode) -> u64 {
         | Mode::GrpcTcpTuned
         | Mode::GrpcUds
         | Mode::GrpcRdma
-        | Mode::GrpcRdmaGather => calls.saturating_mul(3).saturating_add(cell.load.largest_call()),
+        | Mode::GrpcRdmaGather
+        | Mode::GrpcNative => calls.saturating_mul(3).saturating_add(cell.load.largest_call()),
+        // Messages are sent from where they lie. They land in blocks, which may be larger than the messages.
+        Mode::GrpcNativeGather => calls.saturating_mul(2).saturating_add(cell.load.largest_call()),
         Mode::RdmaCp | Mode::RdmaZerocp | Mode::RdmaZerocpAwait | Mode::Memcpy => 0,
     }
 }
@@ -96,7 +102,7 @@ mod tests {
     fn cells_beyond_the_memory_are_refused_with_both_figures() {
         let cells = [Cell::closed(64, 1), Cell::closed(GIB, 512)];
         let refusal = fits(&cells, &Mode::ALL, Direction::Up, Some(8 * GIB)).unwrap_err().to_string();
-        assert!(refusal.contains("1 GiB × 512 needs about 3081 GiB"), "{refusal}");
+        assert!(refusal.contains("1 GiB × 512 needs about 3082 GiB"), "{refusal}");
         assert!(refusal.contains("8.00 GiB are available"), "{refusal}");
         fits(&cells, &Mode::ALL, Direction::Up, None).unwrap();
         fits(&cells[..1], &Mode::ALL, Direction::Up, Some(8 * GIB)).unwrap();

@@ -2,6 +2,7 @@
 
 pub(crate) mod budget;
 pub(crate) mod cell;
+pub(crate) mod connections;
 pub(crate) mod direction;
 pub(crate) mod memory;
 
@@ -9,6 +10,7 @@ use std::time::Duration;
 
 use self::budget::MIN_ROUNDS;
 use self::cell::{Cell, Load};
+use self::connections::counts;
 use self::direction::Direction;
 use crate::compare::conditions::Conditions;
 use crate::compare::modes::mode::Mode;
@@ -62,6 +64,10 @@ pub(super) const QUICK_NEWCOMER_CELLS: [Cell; 5] = [
 /// much.
 const OPEN_LOOP_LOAD: Load = Load::Size(64);
 
+/// The modes of `--connections` without `--modes`, and the payload without `--sizes`.
+const CONNECTION_MODES: [Mode; 3] = [Mode::GrpcTcp, Mode::GrpcRdma, Mode::GrpcNative];
+const CONNECTION_SIZE: u64 = 64;
+
 /// The plan of a whole run.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
@@ -69,6 +75,8 @@ pub(crate) struct Plan {
     pub(crate) modes: Vec<Mode>,
     /// Cells in the order of the table.
     pub(crate) cells: Vec<Cell>,
+    /// Numbers of connections to measure, without which each mode has one connection.
+    pub(crate) connections: Vec<usize>,
     /// The direction of payloads.
     pub(crate) direction: Direction,
     /// Time for each mode in each cell.
@@ -81,10 +89,11 @@ impl Plan {
         let direction = options.direction;
         check_direction(direction, options)?;
         let runtime = Conditions::of(options).runtime;
-        let mut modes = options
-            .modes
-            .clone()
-            .map_or_else(|| Mode::default_list(options.newcomer, runtime), |list| list.0);
+        let usual = || match options.connections {
+            None => Mode::default_list(options.newcomer, runtime),
+            Some(_) => CONNECTION_MODES.to_vec(),
+        };
+        let mut modes = options.modes.clone().map_or_else(usual, |list| list.0);
         if let Some(mode) = modes.iter().find(|mode| !mode.is_for(runtime)) {
             return Err(Failure::usage(format!(
                 "--modes {mode} is for runtimes of one thread (--runtime idle-polling or current-thread): in {runtime} \
@@ -94,10 +103,22 @@ impl Plan {
         modes.retain(|mode| direction.is_for(*mode));
         let cells = cells(options);
         check_limits(&cells, &modes)?;
-        memory::check(&cells, &modes, direction)?;
-        let duration =
-            options.duration.unwrap_or_else(|| budget::duration(&cells, modes.len(), options.quick));
-        Ok(Self { modes, cells, direction, duration })
+        let connections = options.connections.map(counts).unwrap_or_default();
+        let most = connections.last().copied().unwrap_or(1);
+        check_connections(options, &modes)?;
+        let together = |cell: &Cell| Cell { inflight: cell.inflight.saturating_mul(most), ..*cell };
+        memory::check(&cells.iter().map(together).collect::<Vec<_>>(), &modes, direction)?;
+        let usual = || match options.connections {
+            None => budget::duration(&cells, modes.len(), options.quick),
+            Some(_) => budget::turn(2 * connections.len() * cells.len() * modes.len(), options.quick),
+        };
+        let duration = options.duration.unwrap_or_else(usual);
+        Ok(Self { modes, cells, connections, direction, duration })
+    }
+
+    /// Returns the largest number of connections of a mode at a time.
+    pub(crate) fn most_connections(&self) -> u32 {
+        self.connections.last().map_or(1, |most| u32::try_from(*most).unwrap_or(u32::MAX))
     }
 
     /// Returns whether the run is an open loop, in which operations begin when they are due.
@@ -127,6 +148,10 @@ impl Plan {
 
     /// Returns the number of turns of all modes in all cells.
     pub(crate) fn turns(&self) -> u64 {
+        if let [_, several @ ..] = self.connections.as_slice() {
+            // One connection has one turn, and several have two.
+            return (1 + 2 * several.len() as u64) * (self.cells.len() * self.modes.len()) as u64;
+        }
         let rounds: u64 = self.cells.iter().map(|cell| u64::from(self.rounds(*cell))).sum();
         rounds * self.modes.len() as u64
     }
@@ -164,6 +189,21 @@ fn check_direction(direction: Direction, options: &CompareOptions) -> Result<(),
     }
 }
 
+/// Refuses modes without connections of their own for calls, if the run measures the cost of connections.
+fn check_connections(options: &CompareOptions, modes: &[Mode]) -> Result<(), Failure> {
+    let takes_part = |mode: &&Mode| mode.is_grpc() && !mode.never_sleeps();
+    match modes.iter().find(|mode| options.connections.is_some() && !takes_part(mode)) {
+        Some(mode) => {
+            let able: Vec<_> = Mode::ALL.iter().filter(takes_part).map(|mode| mode.name()).collect();
+            Err(Failure::usage(format!(
+                "--connections can't measure {mode}; modes that it measures: {}",
+                able.join(", ")
+            )))
+        }
+        None => Ok(()),
+    }
+}
+
 /// Refuses cells that none of `modes` can carry. If some modes can, the rows of the others give the reason why they are
 /// empty.
 fn check_limits(cells: &[Cell], modes: &[Mode]) -> Result<(), Failure> {
@@ -192,6 +232,12 @@ fn cells(options: &CompareOptions) -> Vec<Cell> {
         (true, false) => &NEWCOMER_CELLS,
         (true, true) => &QUICK_NEWCOMER_CELLS,
     };
+    if options.connections.is_some() {
+        let sizes = sizes.as_ref().map_or_else(|| vec![CONNECTION_SIZE], |list| list.0.clone());
+        let inflight = inflight.as_ref().map_or_else(|| vec![1], |list| list.0.clone());
+        let each = |size: &u64| inflight.iter().map(|calls| Cell::closed(*size, *calls)).collect::<Vec<_>>();
+        return sizes.iter().flat_map(each).collect();
+    }
     if sizes.is_none() && workload.is_none() && inflight.is_none() && rate.is_none() {
         return preset.to_vec();
     }
@@ -231,7 +277,7 @@ mod tests {
 
     fn plan(duration: Duration) -> Plan {
         let (modes, cells) = (Mode::default_list(false, Flavour::IdlePolling), DEFAULT_CELLS.to_vec());
-        Plan { modes, cells, direction: Direction::Up, duration }
+        Plan { modes, cells, connections: Vec::new(), direction: Direction::Up, duration }
     }
 
     fn asked(arguments: &[&str]) -> Vec<Cell> {
@@ -279,8 +325,8 @@ mod tests {
             }
         }
         let plan = plan(Duration::from_secs(1));
-        assert_eq!(plan.order(0).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6, 7, 8]);
-        assert_eq!(plan.order(11).collect::<Vec<_>>(), [2, 3, 4, 5, 6, 7, 8, 0, 1]);
+        assert_eq!(plan.order(0).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
+        assert_eq!(plan.order(13).collect::<Vec<_>>(), [2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 1]);
     }
 
     #[test]
@@ -290,7 +336,7 @@ mod tests {
         assert_eq!(modes(&["--quick"]), Mode::default_list(false, Flavour::IdlePolling));
         assert_eq!(modes(&["--quick", "--newcomer"]), Mode::default_list(true, Flavour::multi_thread()));
         assert!(!modes(&["--quick", "--runtime", "multi-thread:2"]).contains(&Mode::GrpcTcpBusy));
-        assert_eq!(modes(&down), Mode::ALL[..6]);
+        assert_eq!(modes(&down), Mode::ALL[..8]);
         assert_eq!(
             modes(&[&down[..], &["--modes", "grpc-uds,memcpy"]].concat()),
             [Mode::GrpcUds, Mode::Memcpy]
@@ -298,9 +344,37 @@ mod tests {
     }
 
     #[test]
+    fn connections_are_measured_in_modes_with_calls_alone() {
+        let plan = |arguments: &[&str]| Plan::new(&CompareOptions::of(arguments));
+        let usual = plan(&["--connections", "100"]).unwrap();
+        assert_eq!(
+            (usual.modes.as_slice(), usual.cells.as_slice()),
+            (&CONNECTION_MODES[..], &[Cell::closed(64, 1)][..])
+        );
+        assert_eq!((usual.connections.len(), usual.turns()), (8, 3 * 15));
+        assert!(usual.duration > Duration::from_millis(500) && usual.duration < Duration::from_secs(3));
+        let quick = plan(&["--connections", "100", "--quick"]).unwrap();
+        assert!(quick.duration < usual.duration);
+        let chosen = [
+            "--connections",
+            "3",
+            "--sizes",
+            "64,1KiB",
+            "--inflight",
+            "1,8",
+            "--modes",
+            "grpc-native-gather",
+        ];
+        let chosen = plan(&chosen).unwrap();
+        assert_eq!((chosen.cells.len(), &chosen.connections[..]), (4, &[1, 2, 3][..]));
+        let refused = plan(&["--connections", "3", "--modes", "grpc-tcp,rdma-cp"]).unwrap_err().to_string();
+        assert!(refused.contains("can't measure rdma-cp") && refused.contains("grpc-native"), "{refused}");
+    }
+
+    #[test]
     fn cells_are_refused_only_if_no_mode_carries_them() {
         let cells = [Cell::closed(64, 1), Cell::closed(3 << 30, 1)];
-        let grpc = &Mode::ALL[..6];
+        let grpc = &Mode::ALL[..8];
         let refusal = check_limits(&cells, grpc).unwrap_err().to_string();
         for named in ["3 GiB", "grpc-tcp", "2047 MiB", "rdma-zerocp, rdma-zerocp-await, memcpy"] {
             assert!(refusal.contains(named), "{named} in {refusal}");

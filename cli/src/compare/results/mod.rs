@@ -3,7 +3,7 @@
 
 pub(crate) mod facts;
 pub(crate) mod gate;
-mod plots;
+pub(crate) mod plots;
 pub(crate) mod report;
 pub(crate) mod row;
 pub(crate) mod table;

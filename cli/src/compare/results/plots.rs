@@ -17,11 +17,19 @@ const COLOURS: [RGBColor; Mode::ALL.len()] = [
     RGBColor(0x33, 0x77, 0xbb),
     RGBColor(0xdd, 0x66, 0x22),
     RGBColor(0xee, 0xaa, 0x44),
+    RGBColor(0xbb, 0x22, 0x33),
+    RGBColor(0xee, 0x77, 0x99),
     RGBColor(0x99, 0x77, 0xcc),
     RGBColor(0x66, 0x22, 0x88),
     RGBColor(0x22, 0x99, 0x88),
     RGBColor(0x22, 0x22, 0x22),
 ];
+
+/// Returns the colour of `mode`.
+pub(crate) fn colour(mode: Mode) -> RGBColor {
+    let place = Mode::ALL.iter().position(|other| *other == mode);
+    place.map_or(RGBColor(0, 0, 0), |place| COLOURS[place])
+}
 
 /// The quantity of a plot.
 #[derive(Clone, Copy)]

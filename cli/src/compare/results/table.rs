@@ -63,6 +63,14 @@ pub(crate) fn legend(rows: &[Row]) -> String {
     if has(Mode::GrpcTcpTuned) {
         legend.push_str("\ngrpc-tcp-tuned: grpc-tcp with the windows and frames of --http2 tuned.");
     }
+    if has(Mode::GrpcNative) {
+        legend.push_str("\ngrpc-native: generated code as it is over native calls: RDMA without HTTP/2.");
+    }
+    if has(Mode::GrpcNativeGather) {
+        legend.push_str(
+            "\ngrpc-native-gather: native calls with payloads by reference at both ends, sent from registered memory.",
+        );
+    }
     let carries_tensors = |row: &Row| Mode::from_name(row.mode).is_some_and(Mode::carries_tensors);
     if rows.iter().any(carries_tensors) {
         legend.push_str(
@@ -99,21 +107,26 @@ fn measured(row: &Row, text: String) -> String {
 
 /// Prints facts and table to stdout.
 pub(crate) fn print(facts: &Facts, rows: &[Row]) -> Result<(), Failure> {
+    print_with_facts(facts, &format!("{}\n\n{}", table(rows), legend(rows)))
+}
+
+/// Prints facts and `table`, which has its explanation below it, to stdout.
+pub(crate) fn print_with_facts(facts: &Facts, table: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
     stdout
-        .write_all(render(facts, rows).as_bytes())
+        .write_all(render(facts, table).as_bytes())
         .and_then(|()| stdout.flush())
         .map_err(|error| Failure::output(&error))
 }
 
-fn render(facts: &Facts, rows: &[Row]) -> String {
+fn render(facts: &Facts, table: &str) -> String {
     let mut text = String::new();
     let lines = facts.lines();
     let width = lines.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     for (name, value) in lines {
         text.push_str(&format!("{name:>width$}: {value}\n"));
     }
-    text.push_str(&format!("\n{}\n\n{}\n", table(rows), legend(rows)));
+    text.push_str(&format!("\n{table}\n"));
     text
 }
 

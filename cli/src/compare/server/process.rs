@@ -41,6 +41,7 @@ impl ServerProcess {
         command.args(["--runtime", &runtime, "--consume", &options.consume.to_string()]);
         command.args(["--allocator", allocator.name(), "--direction", options.direction.name()]);
         command.args(["--encode", options.encode.name()]);
+        command.args(["--connections", &options.connections.unwrap_or(1).to_string()]);
         allocator.choose_for(command.as_std_mut());
         if rdma {
             command.arg("--rdma");
@@ -72,6 +73,11 @@ impl ServerProcess {
                 Err(error) => Failure::run("the server process did not start").because(error),
             }),
         }
+    }
+
+    /// Returns the process's number, unless the process has ended.
+    pub(crate) fn id(&self) -> Option<u32> {
+        self.child.id()
     }
 
     /// Waits for an unexpected end of the server, and returns the failure to report.

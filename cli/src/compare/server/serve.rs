@@ -9,10 +9,15 @@ use tokio::net::UnixListener;
 use tokio::task::JoinSet;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::UnixListenerStream;
+use tonic::body::Body;
+use tonic::codegen::http::{Request, Response};
+use tonic::codegen::{Body as HttpBody, Bytes, Service, StdError};
+use tonic::service::Routes;
 use tonic::transport::Server;
-use tonic_rdma::gather;
+use tonic_rdma::{RdmaIncoming, RdmaServer, gather};
 use tonic_rdma_proto::transfer::turns_server::TurnsServer;
 use tonic_rdma_tensor::RdmaDevice;
+use tower::Layer;
 
 use super::start_report::{Addresses, StartReport};
 use crate::compare::modes::grpc::service::TransferService;
@@ -23,6 +28,7 @@ use crate::compare::options::ServerOptions;
 use crate::compare::plan::direction::Direction;
 use crate::failure::Failure;
 use crate::measure::process::cores;
+use crate::measure::process::limits::raise_open_files;
 use crate::measure::transport::encode::Encode;
 use crate::measure::transport::http2::Http2;
 use crate::measure::transport::listener::{listen_error, tcp_listener};
@@ -32,6 +38,8 @@ use crate::measure::transport::rdma::Rdma;
 pub(crate) fn run(options: &ServerOptions) -> Result<(), Failure> {
     let pinned = options.core.is_some_and(|core| cores::pin(core).is_ok());
     exit_with_parent()?;
+    // The client reports a connection that fails because the limit is too low.
+    let _ = raise_open_files();
     let runtime =
         options.runtime.build().map_err(|error| Failure::run("can't start a runtime").because(error))?;
     runtime.block_on(async {
@@ -75,14 +83,17 @@ fn announce(report: &StartReport) -> Result<(), Failure> {
     writeln!(stdout, "{line}").and_then(|()| stdout.flush()).map_err(|error| Failure::output(&error))
 }
 
-type Servers = JoinSet<Result<(), tonic::transport::Error>>;
+type Servers = JoinSet<Result<(), StdError>>;
 
 async fn start(options: &ServerOptions, pinned: bool) -> Result<(Addresses, Servers), Failure> {
     // All gRPC modes use this one service, and settings apply to all of them.
     let service = TransferService::reducing(Mode::GrpcTcp.reduces(options.consume));
     let mut servers = Servers::new();
 
-    let rdma = if options.rdma { Some(Rdma::new(&options.provider)?) } else { None };
+    let rdma = match options.rdma {
+        true => Some(Rdma::new(&options.provider)?.for_connections(options.connections)),
+        false => None,
+    };
     let device = match &rdma {
         Some(rdma) => Some(tensor_device(rdma).await?),
         None => None,
@@ -104,19 +115,41 @@ async fn start(options: &ServerOptions, pinned: bool) -> Result<(Addresses, Serv
     let (uds, uds_name) = uds_listener().map_err(|error| listen_error("a Unix socket", error))?;
     servers.spawn(services.clone().serve(gathers, None, uds));
 
-    let (mut rdma_address, mut rdma_gather) = (None, None);
+    let mut addresses = Addresses {
+        tcp: tcp_address,
+        tcp_tuned,
+        uds: uds_name,
+        rdma: None,
+        rdma_gather: None,
+        native: None,
+        native_gather: None,
+        tensors,
+        pinned,
+    };
     if let Some(rdma) = rdma {
         let (incoming, address) = rdma.bind().await?;
-        rdma_address = Some(address);
+        addresses.rdma = Some(address);
         servers.spawn(services.clone().serve(gathers, None, incoming));
         if options.direction == Direction::Down {
             let (incoming, address) = rdma.bind().await?;
-            rdma_gather = Some(address);
-            servers.spawn(services.serve(true, None, incoming));
+            addresses.rdma_gather = Some(address);
+            servers.spawn(services.clone().serve(true, None, incoming));
         }
+        let (incoming, address) = rdma.bind().await?;
+        addresses.native = Some(address);
+        let server = rdma.server(options.http2);
+        if gathers {
+            servers.spawn(services.clone().serve_native(server.layer(gather::responses()), incoming));
+        } else {
+            servers.spawn(services.clone().serve_native(server, incoming));
+        }
+        let (incoming, address) = rdma.bind().await?;
+        addresses.native_gather = Some(address);
+        let registering = Services { source: SourceService::registering(), ..services };
+        let both = gather::both_layer().max_decoding_message_size(usize::MAX);
+        servers.spawn(registering.serve_native(rdma.server(options.http2).layer(both), incoming));
     }
-    let (tcp, uds, rdma) = (tcp_address, uds_name, rdma_address);
-    Ok((Addresses { tcp, tcp_tuned, uds, rdma, rdma_gather, tensors, pinned }, servers))
+    Ok((addresses, servers))
 }
 
 /// Makes the device that tensors are written to.
@@ -141,7 +174,7 @@ impl Services {
         gathers: bool,
         placement: Option<PlacementService>,
         incoming: I,
-    ) -> Result<(), tonic::transport::Error>
+    ) -> Result<(), StdError>
     where
         I: Stream<Item = io::Result<IO>> + Send,
         IO: tokio::io::AsyncRead + tokio::io::AsyncWrite + tonic::transport::server::Connected,
@@ -155,11 +188,32 @@ impl Services {
         if gathers {
             let mut server = server.layer(gather::responses());
             let server = server.add_service(transfer).add_service(tensors).add_service(turns);
-            server.add_service(source).add_optional_service(placement).serve_with_incoming(incoming).await
+            server.add_service(source).add_optional_service(placement).serve_with_incoming(incoming).await?;
         } else {
             let server = server.add_service(transfer).add_service(tensors).add_service(turns);
-            server.add_service(source).add_optional_service(placement).serve_with_incoming(incoming).await
+            server.add_service(source).add_optional_service(placement).serve_with_incoming(incoming).await?;
         }
+        Ok(())
+    }
+
+    /// Serves native calls through the layers of `server`.
+    async fn serve_native<L, S, B>(
+        self,
+        server: RdmaServer<L>,
+        incoming: RdmaIncoming,
+    ) -> Result<(), StdError>
+    where
+        L: Layer<Routes, Service = S> + Send + 'static,
+        S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
+        S::Future: Send + 'static,
+        S::Error: Into<StdError> + Send + 'static,
+        B: HttpBody<Data = Bytes> + Send + 'static,
+        B::Error: Into<StdError>,
+    {
+        let Self { service, source, http2: _ } = self;
+        let (transfer, tensors) = (service.clone().transfer(), service.clone().tensors());
+        let server = server.add_service(transfer).add_service(tensors).add_service(TurnsServer::new(service));
+        Ok(server.add_service(source.server()).serve_with_incoming(incoming).await?)
     }
 }
 

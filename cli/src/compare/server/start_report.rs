@@ -25,6 +25,9 @@ pub(crate) struct Addresses {
     pub(crate) rdma: Option<SocketAddr>,
     /// The listener that sends large answers by reference, for `grpc-rdma-gather`.
     pub(crate) rdma_gather: Option<SocketAddr>,
+    /// The listener for native calls, and the one that also sends and lands payloads by reference.
+    pub(crate) native: Option<SocketAddr>,
+    pub(crate) native_gather: Option<SocketAddr>,
     /// Address of the tensor device, as `host:port`.
     pub(crate) tensors: Option<String>,
     /// Whether the process is pinned to the core that it was given.

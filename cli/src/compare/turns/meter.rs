@@ -179,7 +179,7 @@ impl Meter<'_> {
             tally.add_errors(self.closed_turn(participant, operations, cell, (1, 1), Duration::ZERO).await);
         }
         let offer = cell.rate.map(|rate| self.offer(cell, rate, round));
-        let cpu = self.cpu_time().await?;
+        let cpu = cpu_time(&mut self.control).await?;
         let start = Instant::now();
         let turn = match &offer {
             Some(offer) => self.open_turn(participant, operations, cell, offer).await,
@@ -189,7 +189,7 @@ impl Meter<'_> {
             }
         };
         let wall = start.elapsed();
-        let cpu = self.cpu_time().await?.saturating_sub(cpu);
+        let cpu = cpu_time(&mut self.control).await?.saturating_sub(cpu);
         self.end(participant, tally).await;
         self.checks.stamps += turn.messages + turn.errors;
         self.participants[participant].count(&turn);
@@ -204,19 +204,6 @@ impl Meter<'_> {
         let (bound, width) = cell.concurrency();
         let first = round as usize * schedule.len();
         OfferedLoad { schedule, length, first, bound, width, yields: !self.pinned }
-    }
-
-    /// Returns the CPU time of both processes since they started.
-    async fn cpu_time(&mut self) -> Result<Duration, Failure> {
-        let usage = tokio::time::timeout(PATIENCE, self.control.usage()).await;
-        match usage {
-            Ok(Ok(server)) => Ok(server + cores::cpu_time()),
-            Ok(Err(error)) => {
-                Err(Failure::run("can't ask the server process for its CPU time").because(error))
-            }
-            Err(_) => Err(Failure::run("can't ask the server process for its CPU time")
-                .because(CallError::NoAnswer(PATIENCE))),
-        }
     }
 
     /// Makes a turn with `concurrency.0` callers, each with `concurrency.1` calls at once.
@@ -267,8 +254,18 @@ impl Meter<'_> {
     }
 }
 
+/// Returns the CPU time of both processes since they started. `control` is a connection of its own.
+pub(crate) async fn cpu_time(control: &mut GrpcCaller) -> Result<Duration, Failure> {
+    let failed = || Failure::run("can't ask the server process for its CPU time");
+    match tokio::time::timeout(PATIENCE, control.usage()).await {
+        Ok(Ok(server)) => Ok(server + cores::cpu_time()),
+        Ok(Err(error)) => Err(failed().because(error)),
+        Err(_) => Err(failed().because(CallError::NoAnswer(PATIENCE))),
+    }
+}
+
 /// Returns the seed of a cell. Cells have different seeds, so that remains of an earlier cell never pass a check.
-fn seed(cell: Cell) -> u64 {
+pub(crate) fn seed(cell: Cell) -> u64 {
     let rate = cell.rate.map_or(0, |rate| mix(rate.to_bits()));
     mix(cell.load.bytes() ^ ((cell.inflight as u64) << 40)) ^ rate
 }

@@ -8,9 +8,9 @@
 //! ```
 
 pub(crate) mod arrivals;
-mod closed_loop;
+pub(crate) mod closed_loop;
 pub(crate) mod meter;
 mod open_loop;
-mod outcome;
+pub(crate) mod outcome;
 pub(crate) mod participant;
-mod tally;
+pub(crate) mod tally;

@@ -38,6 +38,17 @@ impl TurnOutcome {
         self.first_error.get_or_insert(what);
     }
 
+    /// Adds the calls of `other`, which were made at the same time.
+    pub(crate) fn merge(&mut self, other: Self) {
+        let Self { latencies, bytes, messages, errors, first_error, mismatches, .. } = other;
+        self.latencies.extend(latencies);
+        self.bytes += bytes;
+        self.messages += messages;
+        self.errors += errors;
+        self.first_error = self.first_error.take().or(first_error);
+        self.mismatches += mismatches;
+    }
+
     /// Counts an operation that failed.
     pub(crate) fn call_error(&mut self, error: &CallError) {
         self.mismatches += u64::from(error.is_mismatch());

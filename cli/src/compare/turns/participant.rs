@@ -12,7 +12,7 @@ use crate::compare::operations::sequence::Position;
 use crate::compare::plan::cell::Cell;
 
 /// A turn that takes longer than this plus the time of its bytes at [`SLOWEST`] (bytes a second) is stuck.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 const SLOWEST: f64 = 20e6;
 
 /// A mode with its connection.
@@ -73,7 +73,7 @@ impl Participant {
 }
 
 /// Returns the time to wait for operations before they count as lost.
-pub(super) fn patience(cell: Cell, operations: usize) -> Duration {
+pub(crate) fn patience(cell: Cell, operations: usize) -> Duration {
     PATIENCE + Duration::from_secs_f64(cell.load.bytes() as f64 * operations as f64 / SLOWEST)
 }
 

@@ -1,5 +1,6 @@
-//! The processes of a run: allocator, cores and runtime.
+//! The processes of a run: allocator, cores, limits and runtime.
 
 pub(crate) mod allocator;
 pub(crate) mod cores;
+pub(crate) mod limits;
 pub(crate) mod runtime;

@@ -7,8 +7,9 @@ use clap::ValueEnum;
 use serde::Serialize;
 use tonic::body::Body;
 use tonic::codegen::http::Request;
-use tonic::transport::Channel;
 use tonic_rdma::gather::{self, GatherRequests};
+
+use super::calls::CallChannel;
 
 /// Whether payloads are copied when messages are encoded, in modes without an encoding of their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
@@ -31,7 +32,7 @@ impl Encode {
     }
 
     /// Wraps `channel` so that its requests are encoded this way.
-    pub(crate) fn wrap(self, channel: Channel) -> GatherRequests<Channel> {
+    pub(crate) fn wrap(self, channel: CallChannel) -> GatherRequests<CallChannel> {
         match self {
             Self::Gather => gather::requests(channel),
             Self::Copy => GatherRequests::new(channel, unchanged as fn(Request<Body>) -> Request<Body>),

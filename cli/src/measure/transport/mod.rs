@@ -1,5 +1,6 @@
-//! The transports: HTTP/2 settings, encoding, listeners, and connections over RDMA.
+//! The transports: HTTP/2 settings, encoding, listeners, channels, and connections over RDMA.
 
+pub(crate) mod calls;
 pub(crate) mod encode;
 pub(crate) mod http2;
 pub(crate) mod listener;

@@ -3,11 +3,14 @@
 
 use std::net::SocketAddr;
 
-use tonic::transport::{Channel, Endpoint};
-use tonic_rdma::{Config, Policy, ProviderChoice, RdmaConnector, RdmaIncoming};
+use tonic::transport::{Channel, Endpoint, Server};
+use tonic_rdma::{Config, Policy, ProviderChoice, RdmaChannel, RdmaConnector, RdmaIncoming, RdmaServer};
 use tonic_rdma_tensor::{DeviceBuilder, RdmaDevice};
 
+use super::calls::native_connection;
+use super::http2::Http2;
 use crate::failure::Failure;
+use crate::measure::process::limits::pinned;
 use crate::value_error::ValueError;
 
 /// The settings of RDMA connections: the command line has precedence over the `RDMA_*` variables.
@@ -56,6 +59,15 @@ impl Rdma {
         Ok(Self { config: config.policy(Policy::Require) })
     }
 
+    /// Returns the settings with enough memory to register for so many connections. The user's limit and one connection
+    /// leave the settings as they are.
+    pub(crate) fn for_connections(self, connections: u32) -> Self {
+        if connections <= 1 || std::env::var_os("RDMA_PINNED_LIMIT").is_some() {
+            return self;
+        }
+        Self { config: self.config.pinned_limit(pinned(connections)) }
+    }
+
     /// Returns the builder of a tensor device: one queue pair to its peer.
     pub(crate) fn tensor_device(&self) -> DeviceBuilder {
         RdmaDevice::builder().config(self.config.clone())
@@ -82,6 +94,24 @@ impl Rdma {
             reason: info.reason().to_owned(),
         };
         Ok((channel, verdict))
+    }
+
+    /// Connects to `endpoint` for native calls. A connection that carries HTTP/2 is an error.
+    pub(crate) async fn connect_native(
+        &self,
+        endpoint: Endpoint,
+    ) -> Result<(RdmaChannel, RdmaConnection), Failure> {
+        let connecting = RdmaChannel::builder(endpoint).config(self.config.clone()).connect();
+        let channel = connecting
+            .await
+            .map_err(|error| Failure::run("can't connect for native calls").because(error))?;
+        let verdict = native_connection(&channel)?;
+        Ok((channel, verdict))
+    }
+
+    /// Returns a server for native calls, HTTP/2 over RDMA, and TCP on one port.
+    pub(crate) fn server(&self, http2: Http2) -> RdmaServer {
+        RdmaServer::new().config(self.config.clone()).http2(http2.server(Server::builder()))
     }
 }
 

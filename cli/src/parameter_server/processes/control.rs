@@ -72,6 +72,9 @@ pub(crate) struct Ready {
     pub(crate) rdma: Option<SocketAddr>,
     /// Address of the listener whose answers go by reference.
     pub(crate) rdma_gather: Option<SocketAddr>,
+    /// Address of the listener for native calls, and of the one that also sends and lands tensors by reference.
+    pub(crate) native: Option<SocketAddr>,
+    pub(crate) native_gather: Option<SocketAddr>,
     /// Address of the tensor device.
     pub(crate) device: Option<String>,
     /// The provider that a worker uses, such as `soft`.

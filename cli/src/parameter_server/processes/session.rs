@@ -74,8 +74,13 @@ impl Session {
             let mut arguments = common("parameter-server-worker", number + 1);
             arguments.extend(["--worker".to_owned(), number.to_string()]);
             let ready = &session.server_ready;
-            let addresses =
-                [("--tcp", ready.tcp), ("--rdma", ready.rdma), ("--rdma-gather", ready.rdma_gather)];
+            let addresses = [
+                ("--tcp", ready.tcp),
+                ("--rdma", ready.rdma),
+                ("--rdma-gather", ready.rdma_gather),
+                ("--native", ready.native),
+                ("--native-gather", ready.native_gather),
+            ];
             for (flag, address) in addresses {
                 arguments.extend(address.iter().flat_map(|at| [flag.to_owned(), at.to_string()]));
             }

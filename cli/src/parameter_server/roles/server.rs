@@ -178,6 +178,21 @@ async fn listen(
         let mut server = server;
         tokio::spawn(server.add_service(service.clone().server()).serve_with_incoming(incoming));
     }
+    if options.modes.0.contains(&TransferMode::GrpcNative) {
+        let rdma = Rdma::new(&options.provider)?;
+        let (incoming, address) = rdma.bind().await?;
+        ready.native = Some(address);
+        let server = rdma.server(options.http2).add_service(service.clone().server());
+        tokio::spawn(server.serve_with_incoming(incoming));
+    }
+    if options.modes.0.contains(&TransferMode::GrpcNativeGather) {
+        let rdma = Rdma::new(&options.provider)?;
+        let (incoming, address) = rdma.bind().await?;
+        ready.native_gather = Some(address);
+        let server = rdma.server(options.http2).add_service(service.clone().server());
+        let both = gather::both_layer().max_decoding_message_size(usize::MAX);
+        tokio::spawn(server.layer(both).serve_with_incoming(incoming));
+    }
     Ok(())
 }
 

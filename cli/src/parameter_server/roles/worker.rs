@@ -116,6 +116,7 @@ impl Worker {
             caller.push(&self.gradients, step, turn.every_byte).await?;
             nanos.push(start.elapsed().as_nanos() as u64);
         }
+        caller.check_native()?;
         let done = lock(&receipt).done();
         Ok(Done { nanos, ..done })
     }

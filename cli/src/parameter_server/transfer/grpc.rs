@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::task::JoinSet;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Endpoint;
 use tonic::{Request, Response, Status};
 use tonic_rdma::gather::GatherRequests;
 use tonic_rdma_proto::parameters::parameter_server_client::ParameterServerClient;
@@ -15,6 +15,7 @@ use tonic_rdma_proto::parameters::{PullReply, PullRequest, PushReply, PushReques
 use super::check::{Receipt, TensorPosition};
 use super::variables::{Layout, Variables};
 use crate::failure::Failure;
+use crate::measure::transport::calls::CallChannel;
 use crate::measure::transport::encode::Encode;
 use crate::measure::transport::http2::Http2;
 use crate::measure::transport::rdma::Rdma;
@@ -78,12 +79,14 @@ impl ParameterServer for ParameterService {
     }
 }
 
-type Client = ParameterServerClient<GatherRequests<Channel>>;
+type Client = ParameterServerClient<GatherRequests<CallChannel>>;
 
 /// A worker's connection.
 #[derive(Clone, Debug)]
 pub(crate) struct ParameterClient {
     client: Client,
+    /// The channel of the client, for a look at its connection.
+    channel: CallChannel,
     worker: u32,
     inflight: usize,
 }
@@ -95,27 +98,46 @@ impl ParameterClient {
         options: &ProcessOptions,
     ) -> Result<(Self, Option<String>), Failure> {
         let missing = || Failure::run(format!("the server does not serve {mode}"));
-        let (channel, provider) = match mode {
+        let (channel, provider): (CallChannel, _) = match mode {
             TransferMode::GrpcTcp => {
                 let endpoint = endpoint(options.tcp.ok_or_else(missing)?, options.http2)?;
                 let channel = endpoint.connect().await;
-                (channel.map_err(|error| Failure::run("can't connect over TCP").because(error))?, None)
+                let channel =
+                    channel.map_err(|error| Failure::run("can't connect over TCP").because(error))?;
+                (channel.into(), None)
             }
             TransferMode::GrpcRdma | TransferMode::GrpcRdmaGather => {
                 let gathers = mode == TransferMode::GrpcRdmaGather;
                 let address = if gathers { options.rdma_gather } else { options.rdma };
                 let endpoint = endpoint(address.ok_or_else(missing)?, options.http2)?;
                 let (channel, verdict) = Rdma::new(&options.provider)?.connect(endpoint).await?;
+                (channel.into(), Some(verdict.provider))
+            }
+            TransferMode::GrpcNative | TransferMode::GrpcNativeGather => {
+                let gathers = mode == TransferMode::GrpcNativeGather;
+                let address = if gathers { options.native_gather } else { options.native };
+                let endpoint = endpoint(address.ok_or_else(missing)?, options.http2)?;
+                let (channel, verdict) = Rdma::new(&options.provider)?.connect_native(endpoint).await?;
+                let channel = if gathers { CallChannel::gathering(channel) } else { channel.into() };
                 (channel, Some(verdict.provider))
             }
             TransferMode::RdmaCp | TransferMode::RdmaZerocp => {
                 return Err(Failure::run(format!("{mode} has no calls")));
             }
         };
-        let encode = if mode == TransferMode::GrpcRdmaGather { Encode::Gather } else { Encode::Copy };
-        let client = ParameterServerClient::new(encode.wrap(channel));
+        let encode = match mode {
+            TransferMode::GrpcRdmaGather => Encode::Gather,
+            // The channel of native calls sends by reference itself.
+            _ => Encode::Copy,
+        };
+        let client = ParameterServerClient::new(encode.wrap(channel.clone()));
         let client = client.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX);
-        Ok((Self { client, worker: options.worker, inflight: options.inflight }, provider))
+        Ok((Self { client, channel, worker: options.worker, inflight: options.inflight }, provider))
+    }
+
+    /// Fails if the mode makes native calls and its connection carries HTTP/2.
+    pub(crate) fn check_native(&self) -> Result<(), Failure> {
+        Ok(self.channel.check_native()?)
     }
 
     /// Pulls every variable once.

@@ -87,6 +87,7 @@ impl<'a> Combination<'a> {
             Direction::Direct | Direction::Bridge | Direction::Ours => {
                 our_server(plan, tls.as_ref(), "rdma").await?
             }
+            Direction::OursNative => our_server(plan, tls.as_ref(), "native").await?,
             _ => stock_server(plan, tls.as_ref(), peer).await?,
         };
         let mut bridges = Vec::new();
@@ -169,6 +170,9 @@ impl<'a> Combination<'a> {
             Direction::TcpTonic => command.arg("--transport=tcp"),
             // The client asks for RDMA, and has to fall back to TCP.
             Direction::Fallback => command.args(["--transport=rdma", "--require=tcp"]),
+            Direction::OursNative => command
+                .args(["--transport=native", "--require=native"])
+                .arg(format!("--require-device={}", self.plan.device())),
             _ => command
                 .args(["--transport=rdma", "--require=rdma"])
                 .arg(format!("--require-device={}", self.plan.device())),

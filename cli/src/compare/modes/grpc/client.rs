@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use tokio::task::JoinSet;
-use tonic::transport::Channel;
 use tonic_rdma::gather::GatherRequests;
 use tonic_rdma_proto::tensors::PushRequest;
 use tonic_rdma_proto::tensors::tensors_client::TensorsClient;
@@ -17,11 +17,13 @@ use tonic_rdma_proto::transfer::{
 };
 
 use super::keep_awake::KeepAwake;
+use super::registered::RegisteredContent;
 use super::sample::{Sample, SampleCheck};
 use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::mode::Mode;
 use crate::compare::operations::{Operation, Operations, Push, Put};
 use crate::compare::plan::direction::Direction;
+use crate::measure::transport::calls::CallChannel;
 use crate::measure::transport::encode::Encode;
 use tonic_rdma_payload::content::{check_all, check_stamps};
 use tonic_rdma_payload::reduce::{Reduced, reduce};
@@ -29,11 +31,16 @@ use tonic_rdma_payload::reduce::{Reduced, reduce};
 /// A connection in one of the gRPC modes. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct GrpcCaller {
-    client: TransferClient<GatherRequests<Channel>>,
-    tensors: TensorsClient<GatherRequests<Channel>>,
-    source: SourceClient<GatherRequests<Channel>>,
-    turns: Box<TurnsClient<GatherRequests<Channel>>>,
+    client: TransferClient<GatherRequests<CallChannel>>,
+    tensors: TensorsClient<GatherRequests<CallChannel>>,
+    source: SourceClient<GatherRequests<CallChannel>>,
+    turns: Box<TurnsClient<GatherRequests<CallChannel>>>,
+    /// The channel of all clients, for a look at its connection.
+    channel: Box<CallChannel>,
     direction: Direction,
+    /// Whether payloads are sent from registered memory, and the cell's content in such memory.
+    registers: bool,
+    registered: Option<RegisteredContent>,
     /// Seed of the content that payloads are requested from.
     origin: u64,
     /// Number of requests so far. The check derives the sampled offsets from it.
@@ -48,8 +55,9 @@ pub(crate) struct GrpcCaller {
 
 impl GrpcCaller {
     /// Makes a caller on `channel`, without limits on message sizes, to a server that consumes nothing.
-    pub(crate) fn new(channel: Channel, mode: Mode, encode: Encode) -> Self {
-        let channel = mode.encoding(encode).wrap(channel);
+    pub(crate) fn new(channel: impl Into<CallChannel>, mode: Mode, encode: Encode) -> Self {
+        let calls = channel.into();
+        let channel = mode.encoding(encode).wrap(calls.clone());
         let client = TransferClient::new(channel.clone());
         let tensors = TensorsClient::new(channel.clone());
         let (source, turns) = (SourceClient::new(channel.clone()), Box::new(TurnsClient::new(channel)));
@@ -58,7 +66,10 @@ impl GrpcCaller {
             tensors: tensors.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX),
             source: source.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX),
             turns,
+            channel: Box::new(calls),
             direction: Direction::Up,
+            registers: mode.registers_payloads(),
+            registered: None,
             origin: 0,
             draws: Arc::default(),
             reduces: false,
@@ -72,9 +83,35 @@ impl GrpcCaller {
         Self { direction, ..self }
     }
 
-    /// Prepares for `operations`. Buffers are allocated with each message.
-    pub(crate) fn prepare(&mut self, operations: &Operations) {
-        self.origin = operations.content().seed();
+    /// Prepares for `operations`. A mode that sends from registered memory copies the content there. Other buffers are
+    /// allocated with each message.
+    pub(crate) fn prepare(&mut self, operations: &Operations) -> Result<(), CallError> {
+        let content = operations.content();
+        self.origin = content.seed();
+        self.registered = None;
+        if self.registers && self.direction == Direction::Up {
+            self.registered = Some(RegisteredContent::new(content.all().len(), content.seed())?);
+        }
+        Ok(())
+    }
+
+    /// Prepares for the operations that `other` is prepared for, and shares the memory of their content.
+    pub(crate) fn prepare_like(&mut self, other: &Self) {
+        self.origin = other.origin;
+        self.registered.clone_from(&other.registered);
+    }
+
+    /// Releases what was prepared.
+    pub(crate) fn release(&mut self) {
+        self.registered = None;
+    }
+
+    /// Returns the memory that `payload`, with the content of `seed`, is sent from.
+    fn source(&self, seed: u64, payload: &Bytes) -> Bytes {
+        match &self.registered {
+            Some(content) => content.cut(seed, payload.len()),
+            None => payload.clone(),
+        }
     }
 
     /// Returns the caller with the setting `reduces`: whether the server answers with the largest element.
@@ -114,6 +151,7 @@ impl GrpcCaller {
             awake.end();
         }
         let reply = self.turns.end(EndTurnRequest {}).await?.into_inner();
+        self.channel.check_native()?;
         let checked = match self.direction {
             Direction::Up => SampleCheck {
                 messages: reply.messages,
@@ -135,7 +173,8 @@ impl GrpcCaller {
     /// Sends a payload and waits for the answer. Returns the time that this took.
     pub(super) async fn put(&mut self, put: &Put, check: Check) -> Result<Duration, CallError> {
         let sent = put.payload.len() as u64;
-        let request = PutRequest { seed: put.seed, check: check.into(), payload: put.payload.clone() };
+        let request =
+            PutRequest { seed: put.seed, check: check.into(), payload: self.source(put.seed, &put.payload) };
         let start = Instant::now();
         let reply = self.client.put(request).await?;
         let elapsed = start.elapsed();
@@ -179,7 +218,8 @@ impl GrpcCaller {
     pub(super) async fn push(&mut self, push: &Push, check: Check) -> Result<Duration, CallError> {
         let sent: Vec<u64> = push.buffers.iter().map(|buffer| buffer.len() as u64).collect();
         let every_byte = check == Check::All;
-        let request = PushRequest { seed: push.seed, every_byte, buffers: push.buffers.clone() };
+        let buffers = push.seeded().map(|(seed, buffer)| self.source(seed, buffer)).collect();
+        let request = PushRequest { seed: push.seed, every_byte, buffers };
         let start = Instant::now();
         let reply = self.tensors.push(request).await?;
         let elapsed = start.elapsed();

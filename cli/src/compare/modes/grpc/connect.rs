@@ -13,6 +13,7 @@ use tonic::transport::{Channel, Endpoint};
 use crate::compare::modes::mode::Mode;
 use crate::compare::server::start_report::Addresses;
 use crate::failure::Failure;
+use crate::measure::transport::calls::CallChannel;
 use crate::measure::transport::http2::Http2;
 use crate::measure::transport::rdma::{Rdma, RdmaConnection};
 
@@ -25,22 +26,34 @@ pub(crate) async fn connect(
     addresses: &Addresses,
     http2: Http2,
     rdma: Option<&Rdma>,
-) -> Result<(Channel, Option<RdmaConnection>), Failure> {
-    match (mode, rdma, addresses.rdma) {
-        (Mode::GrpcTcp | Mode::GrpcTcpBusy, ..) => Ok((tcp(addresses.tcp, http2).await?, None)),
-        (Mode::GrpcTcpTuned, ..) => Ok((tcp(addresses.tcp_tuned, Http2::Tuned).await?, None)),
-        (Mode::GrpcUds, ..) => Ok((uds(addresses, http2).await?, None)),
-        (Mode::GrpcRdma | Mode::GrpcRdmaGather, Some(rdma), Some(address)) => {
+) -> Result<(CallChannel, Option<RdmaConnection>), Failure> {
+    let no_listener = || Failure::run("the server process does not listen for RDMA peers");
+    let over_rdma = |address: Option<SocketAddr>| {
+        let (rdma, address) = rdma.zip(address).ok_or_else(no_listener)?;
+        Ok::<_, Failure>((rdma, endpoint(address, http2)?))
+    };
+    match mode {
+        Mode::GrpcTcp | Mode::GrpcTcpBusy => Ok((tcp(addresses.tcp, http2).await?.into(), None)),
+        Mode::GrpcTcpTuned => Ok((tcp(addresses.tcp_tuned, Http2::Tuned).await?.into(), None)),
+        Mode::GrpcUds => Ok((uds(addresses, http2).await?.into(), None)),
+        Mode::GrpcRdma | Mode::GrpcRdmaGather => {
             // For payloads from the server there is a listener that sends them by reference.
             let gathering = addresses.rdma_gather.filter(|_| mode == Mode::GrpcRdmaGather);
-            let address = gathering.unwrap_or(address);
-            let (channel, verdict) = rdma.connect(endpoint(address, http2)?).await?;
-            Ok((channel, Some(verdict)))
+            let (rdma, endpoint) = over_rdma(gathering.or(addresses.rdma))?;
+            let (channel, verdict) = rdma.connect(endpoint).await?;
+            Ok((channel.into(), Some(verdict)))
         }
-        (Mode::GrpcRdma | Mode::GrpcRdmaGather, ..) => {
-            Err(Failure::run("the server process does not listen for RDMA peers"))
+        Mode::GrpcNative => {
+            let (rdma, endpoint) = over_rdma(addresses.native)?;
+            let (channel, verdict) = rdma.connect_native(endpoint).await?;
+            Ok((channel.into(), Some(verdict)))
         }
-        (Mode::RdmaCp | Mode::RdmaZerocp | Mode::RdmaZerocpAwait | Mode::Memcpy, ..) => {
+        Mode::GrpcNativeGather => {
+            let (rdma, endpoint) = over_rdma(addresses.native_gather)?;
+            let (channel, verdict) = rdma.connect_native(endpoint).await?;
+            Ok((CallChannel::gathering(channel), Some(verdict)))
+        }
+        Mode::RdmaCp | Mode::RdmaZerocp | Mode::RdmaZerocpAwait | Mode::Memcpy => {
             Err(Failure::run(format!("{mode} is not a gRPC mode")))
         }
     }

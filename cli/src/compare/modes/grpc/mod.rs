@@ -3,6 +3,7 @@
 pub(crate) mod client;
 pub(crate) mod connect;
 mod keep_awake;
+mod registered;
 mod sample;
 pub(crate) mod service;
 pub(crate) mod source;

@@ -7,12 +7,15 @@ use tonic::{Request, Response, Status};
 use tonic_rdma_proto::transfer::source_server::{Source, SourceServer};
 use tonic_rdma_proto::transfer::{GetReply, GetRequest};
 
+use super::registered::RegisteredContent;
 use tonic_rdma_payload::content::{Content, VARIANTS, offset_of, variant_seed};
 
 /// Keeps the content of a cell, and cuts each answer from it. Clones share the content.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SourceService {
     made: Arc<Mutex<Option<CachedContent>>>,
+    /// Whether the content lies in registered memory.
+    registers: bool,
 }
 
 /// Content, with the origin and the size that it was made for.
@@ -20,10 +23,21 @@ pub(crate) struct SourceService {
 struct CachedContent {
     origin: u64,
     bytes: usize,
-    content: Content,
+    content: SourceContent,
+}
+
+#[derive(Debug)]
+enum SourceContent {
+    Ordinary(Content),
+    Registered(RegisteredContent),
 }
 
 impl SourceService {
+    /// Makes a service whose payloads are sent from registered memory.
+    pub(crate) fn registering() -> Self {
+        Self { registers: true, ..Self::default() }
+    }
+
     /// Returns the service as a tonic server without limits on message sizes.
     pub(crate) fn server(self) -> SourceServer<Self> {
         SourceServer::new(self).max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX)
@@ -43,11 +57,20 @@ impl SourceService {
             other => {
                 // The memory of the last content is freed first.
                 *other = None;
-                let content = Content::new(bytes, origin).map_err(|_| no_memory())?;
+                let content = if self.registers {
+                    let room = usize::try_from(Content::with_variants(bytes as u64));
+                    let made = RegisteredContent::new(room.map_err(|_| no_memory())?, origin);
+                    SourceContent::Registered(made.map_err(|_| no_memory())?)
+                } else {
+                    SourceContent::Ordinary(Content::new(bytes, origin).map_err(|_| no_memory())?)
+                };
                 other.insert(CachedContent { origin, bytes, content })
             }
         };
-        Ok(made.content.at(offset_of(seed, origin) as usize).cut(bytes))
+        Ok(match &made.content {
+            SourceContent::Ordinary(content) => content.at(offset_of(seed, origin) as usize).cut(bytes),
+            SourceContent::Registered(content) => content.cut(seed, bytes),
+        })
     }
 }
 
@@ -111,7 +134,7 @@ mod tests {
         let channel = connect::tcp(address, Http2::Default).await.unwrap();
         let caller = GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy).reducing(true);
         let mut caller = caller.towards(Direction::Down);
-        caller.prepare(operations);
+        caller.prepare(operations).unwrap();
         caller
     }
 
@@ -159,12 +182,13 @@ mod tests {
 
     #[test]
     fn every_variant_of_every_content_matches_its_seed() {
-        let source = SourceService::default();
-        for (origin, bytes) in [(7, 100_001), (7, 64), (u64::MAX - 9, 1)] {
-            for variant in 0..VARIANTS {
-                let seed = variant_seed(origin, variant);
-                let payload = source.payload(origin, seed, bytes).unwrap();
-                assert_eq!((payload.len() as u64, check_all(seed, &payload)), (bytes, None));
+        for source in [SourceService::default(), SourceService::registering()] {
+            for (origin, bytes) in [(7, 100_001), (7, 64), (u64::MAX - 9, 1)] {
+                for variant in 0..VARIANTS {
+                    let seed = variant_seed(origin, variant);
+                    let payload = source.payload(origin, seed, bytes).unwrap();
+                    assert_eq!((payload.len() as u64, check_all(seed, &payload)), (bytes, None));
+                }
             }
         }
     }
