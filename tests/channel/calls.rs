@@ -162,16 +162,16 @@ fn a_request_that_can_not_be_encoded_fails_here() {
         let greeter = ScriptedGreeter::new();
         let running = kind.serve(&greeter).await;
         let mut client = running.client().await.max_encoding_message_size(100);
-        let status = say(&mut client, "x".repeat(200)).await.unwrap_err();
-        assert_eq!(status.code(), Code::OutOfRange, "{status}");
-        // A stream whose second message is too long.
-        let names = [named("short"), named("x".repeat(200))];
         // HTTP/2 loses the reason.
         let codes = if kind == Kind::Native {
             vec![Code::OutOfRange]
         } else {
             vec![Code::Internal, Code::Unknown, Code::Cancelled]
         };
+        let status = say(&mut client, "x".repeat(200)).await.unwrap_err();
+        assert!(codes.contains(&status.code()), "{status}");
+        // A stream whose second message is too long.
+        let names = [named("short"), named("x".repeat(200))];
         let mut replies = match client.chat(tokio_stream::iter(names)).await {
             Ok(replies) => replies.into_inner(),
             Err(status) => return assert!(codes.contains(&status.code()), "{status}"),
@@ -237,8 +237,10 @@ fn a_dropped_call_is_cancelled_at_the_server() {
         let chat = chats.chat(ReceiverStream::new(requests)).await.unwrap();
         names.send(named("unread")).await.unwrap();
         drop(chat);
-        // Its request is dropped, too.
-        names.closed().await;
+        if kind == Kind::Native {
+            // Its request is dropped, too. Over HTTP/2, hyper keeps a request that waits.
+            names.closed().await;
+        }
         assert_eq!(say(&mut chats, "after that").await.unwrap(), "after that");
     });
 }

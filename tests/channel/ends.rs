@@ -100,7 +100,7 @@ fn calls_go_on_over_a_restart_without_an_error() {
     // The server says GOAWAY each few milliseconds: no call may notice.
     for runtime in Runtime::ALL {
         runtime.run(async {
-            let calls = CallConfig::default().max_connection_age(Duration::from_millis(20));
+            let calls = CallConfig::default().max_connection_age(Duration::from_millis(50));
             let greeter = ScriptedGreeter::new();
             let running = Kind::Native.serve_at("127.0.0.1:0", &greeter, calls).await;
             let channel = running.channel().await;
@@ -110,7 +110,7 @@ fn calls_go_on_over_a_restart_without_an_error() {
             for _ in 0..4 {
                 let mut client = client.clone();
                 callers.spawn(async move {
-                    for number in 0..300 {
+                    for number in 0..100 {
                         assert_eq!(say(&mut client, number.to_string()).await.unwrap(), number.to_string());
                         tokio::time::sleep(Duration::from_millis(1)).await;
                     }

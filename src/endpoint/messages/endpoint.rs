@@ -75,7 +75,7 @@ impl MessageEndpoint {
     }
 
     /// Waits for `is_done` on this thread for a short time, if that pays and other tasks have another thread; looks at the completion
-    /// queue meanwhile. Returns whether `is_done` returned true. Returns false early if a look woke another task.
+    /// queue meanwhile. Returns whether `is_done` returned true; after that `is_done` is not called again. Returns false early if a look woke another task.
     ///
     /// A future calls this in each poll but its first. If the result is false, the future registers its waker, checks once more,
     /// and returns `Pending`. In a current-thread runtime this looks once.

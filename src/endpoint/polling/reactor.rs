@@ -198,7 +198,8 @@ impl Reactor {
     }
 
     /// Looks at `queue` on behalf of a future until `is_done` returns true (true), or until looking does not pay any more (false):
-    /// then the future returns `Pending`, and the poll task polls. In a runtime with one worker this looks once.
+    /// then the future returns `Pending`, and the poll task polls. In a runtime with one worker this looks once. Once `is_done` has
+    /// returned true, it is not called again.
     pub(crate) fn wait_as_caller(&self, queue: &Queue, mut is_done: impl FnMut() -> bool) -> bool {
         if is_done() {
             self.callers.arrived();
@@ -216,7 +217,7 @@ impl Reactor {
             }
             return is_done();
         };
-        let (mut began, mut was_armed) = (false, false);
+        let (mut began, mut was_armed, mut done) = (false, false, false);
         let begin = || {
             began = true;
             if let Ok(mut spinner) = self.spinner.try_lock() {
@@ -226,7 +227,8 @@ impl Reactor {
         };
         let look = || {
             let polled = queue.poll();
-            match is_done() {
+            done = is_done();
+            match done {
                 true => Observation::Wanted,
                 // A task that this look woke may wait for this thread, so that task goes first.
                 false if polled.woken + polled.ran > 0 => Observation::Wanted,
@@ -235,7 +237,6 @@ impl Reactor {
             }
         };
         turn.pace().spin(begin, look);
-        let done = is_done();
         if !done {
             self.callers.wait();
         }

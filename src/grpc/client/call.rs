@@ -221,7 +221,10 @@ pub(super) async fn wait_and_call(
     let mut connections = 0;
     loop {
         connections += 1;
-        let connection = within(&mut deadline, endpoints.connection()).await??;
+        let connection = {
+            let begun = deadline.begun();
+            within(&mut deadline, endpoints.connection(begun)).await??
+        };
         match &*connection {
             Connection::Native(_) => {
                 let mut call =

@@ -35,6 +35,11 @@ impl Deadline {
         Self { begun: Instant::now(), own: None, endpoint: None, timer: None }
     }
 
+    /// Returns the time when the call began.
+    pub(super) fn begun(&self) -> Instant {
+        self.begun
+    }
+
     /// Notes the time-out of the endpoint that the call goes to.
     pub(super) fn goes_to(&mut self, endpoint: &Arc<EndpointTimeout>) {
         self.endpoint = Some(Arc::clone(endpoint));

@@ -56,35 +56,35 @@ impl Endpoints {
         match &self.members[..] {
             [] => Err(ChannelError::NoEndpoint),
             [one] if self.keepers.is_empty() => Ok(one.connect().await?),
-            _ => self.connection().await.map(drop).map_err(ChannelError::Unavailable),
+            _ => self.connection(Instant::now()).await.map(drop).map_err(ChannelError::Unavailable),
         }
     }
 
-    /// Returns a connection for a call: that of the endpoint, or the less busy one of two that are up, at random.
-    pub(super) fn pick(&self) -> Pick {
+    /// Returns a connection for a call that has `begun` then: that of the endpoint, or the less busy one of two that are up, at random.
+    pub(super) fn pick(&self, begun: Instant) -> Pick {
         let count = self.members.len();
         let (one, other) = match count {
             0 => return Pick::Fail(unavailable(0, None)),
-            1 => return self.among(0..1),
+            1 => return self.among(0..1, begun),
             _ => {
                 let first = fastrand::usize(..count);
                 (first, (first + fastrand::usize(1..count)) % count)
             }
         };
-        match (self.members[one].look(), self.members[other].look()) {
+        match (self.members[one].look(begun), self.members[other].look(begun)) {
             (Look::Up(one), Look::Up(other)) => {
                 Pick::Up(if one.load() <= other.load() { one } else { other })
             }
             (Look::Up(up), _) | (_, Look::Up(up)) => Pick::Up(up),
-            _ => self.among((0..count).map(|index| (one + index) % count)),
+            _ => self.among((0..count).map(|index| (one + index) % count), begun),
         }
     }
 
     /// Returns the connection of the first of these members that is up.
-    fn among(&self, members: impl Iterator<Item = usize>) -> Pick {
+    fn among(&self, members: impl Iterator<Item = usize>, begun: Instant) -> Pick {
         let (mut waits, mut last): (bool, Option<(Instant, Uri, Arc<Failure>)>) = (false, None);
         for member in members.map(|index| &self.members[index]) {
-            match member.look() {
+            match member.look(begun) {
                 Look::Up(connection) => return Pick::Up(connection),
                 Look::Wait => waits = true,
                 Look::Down(since, failure) => {
@@ -100,26 +100,16 @@ impl Endpoints {
         Pick::Fail(unavailable(self.members.len(), last.map(|(_, uri, failure)| (uri, failure))))
     }
 
-    /// Waits for a connection, as long as a dial is under way.
-    pub(super) async fn connection(&self) -> Result<Arc<Connection>, Status> {
-        let (mut changes, mut waits_since) = (self.changes.subscribe(), None);
+    /// Waits for a connection, as long as a dial is under way. The call has `begun` then.
+    pub(super) async fn connection(&self, begun: Instant) -> Result<Arc<Connection>, Status> {
+        let mut changes = self.changes.subscribe();
         loop {
             changes.mark_unchanged();
-            if let Some(since) = waits_since
-                && let [only] = &self.members[..]
-                && let Some(failure) = only.failed_after(since)
-            {
-                // Another look would dial again, without end.
-                return Err(unavailable(1, Some((only.endpoint().uri().clone(), failure))));
-            }
-            match self.pick() {
+            match self.pick(begun) {
                 Pick::Up(connection) => return Ok(connection),
                 Pick::Fail(status) => return Err(status),
-                Pick::Wait => {
-                    waits_since.get_or_insert_with(Instant::now);
-                    // This fails only if the sender is gone, which `self` holds.
-                    drop(changes.changed().await);
-                }
+                // This fails only if the sender is gone, which `self` holds.
+                Pick::Wait => drop(changes.changed().await),
             }
         }
     }

@@ -49,11 +49,11 @@ pub enum ChannelError {
 /// The reason why an endpoint has no connection.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failure {
-    #[error(transparent)]
+    #[error("{0}")]
     Config(#[from] ConfigError),
-    #[error(transparent)]
+    #[error("{0}")]
     Connect(#[from] ConnectError),
-    #[error(transparent)]
+    #[error("{0}")]
     Http2(#[from] DialError),
     #[error("the channel's runtime ended while it connected")]
     Interrupted,

@@ -44,6 +44,8 @@ struct State {
     /// The terms of native calls, once a connection has had some.
     terms: Option<Arc<Terms>>,
     task: Option<AbortHandle>,
+    /// The number of the last dial.
+    dials: u64,
 }
 
 #[derive(Debug)]
@@ -72,7 +74,7 @@ impl Member {
         has_others: bool,
         runtime: &Handle,
     ) -> Self {
-        let state = State { phase: Phase::Idle, backoff: Backoff::new(), terms: None, task: None };
+        let state = State { phase: Phase::Idle, backoff: Backoff::new(), terms: None, task: None, dials: 0 };
         Self {
             endpoint,
             dialling: Arc::clone(dialling),
@@ -91,8 +93,8 @@ impl Member {
 
     /// Returns the connection if there is one that takes calls. Otherwise begins to dial, unless the back-off forbids that. The
     /// only endpoint of a channel is dialled for each call that needs it, as tonic does, though not more often than each
-    /// [`SHORT_WAIT`].
-    pub(super) fn look(self: &Arc<Self>) -> Look {
+    /// [`SHORT_WAIT`]: the failure of a dial ends the calls that `begun` before.
+    pub(super) fn look(self: &Arc<Self>, begun: Instant) -> Look {
         let mut state = lock(&self.state);
         if let Phase::Up(connection) = &state.phase {
             if connection.is_usable() {
@@ -102,7 +104,9 @@ impl Member {
         }
         match &state.phase {
             Phase::Connecting => Look::Wait,
-            Phase::Down(since, failure) if self.has_others && !state.backoff.remaining().is_zero() => {
+            Phase::Down(since, failure)
+                if *since >= begun || (self.has_others && !state.backoff.remaining().is_zero()) =>
+            {
                 Look::Down(*since, Arc::clone(failure))
             }
             _ => {
@@ -110,14 +114,6 @@ impl Member {
                 self.dial(&mut state, delay);
                 Look::Wait
             }
-        }
-    }
-
-    /// Returns why the last dial failed, if it failed after `since`.
-    pub(super) fn failed_after(&self, since: Instant) -> Option<Arc<Failure>> {
-        match &lock(&self.state).phase {
-            Phase::Down(failed, failure) if *failed >= since => Some(Arc::clone(failure)),
-            _ => None,
         }
     }
 
@@ -146,7 +142,8 @@ impl Member {
     /// Starts the task that dials after `delay`, and then watches the connection.
     fn dial(self: &Arc<Self>, state: &mut State, delay: Duration) {
         state.phase = Phase::Connecting;
-        let attempt = Attempt { member: Arc::downgrade(self), delay };
+        state.dials += 1;
+        let attempt = Attempt { member: Arc::downgrade(self), number: state.dials, delay };
         let (endpoint, dialling, terms) =
             (self.endpoint.clone(), Arc::clone(&self.dialling), state.terms.clone());
         let task = self.runtime.spawn(attempt.carry_out(endpoint, dialling, terms));
@@ -215,13 +212,14 @@ impl Drop for Member {
 /// A dial. It does not keep its member.
 struct Attempt {
     member: Weak<Member>,
+    number: u64,
     delay: Duration,
 }
 
 impl Attempt {
     async fn carry_out(self, endpoint: Endpoint, dialling: Arc<Dialling>, terms: Option<Arc<Terms>>) {
         // If the runtime drops this task, calls must not wait for the dial.
-        let unfinished = Unfinished(self.member.clone());
+        let unfinished = Unfinished { member: self.member.clone(), number: self.number };
         tokio::time::sleep(self.delay).await;
         if let Some(member) = self.member.upgrade() {
             lock(&member.state).backoff.begin();
@@ -249,12 +247,19 @@ async fn watch_end(member: Weak<Member>, connection: Arc<Connection>) {
 }
 
 /// Notes a dial that was dropped before its end.
-struct Unfinished(Weak<Member>);
+struct Unfinished {
+    member: Weak<Member>,
+    number: u64,
+}
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        let Some(member) = self.0.upgrade() else { return };
-        if matches!(lock(&member.state).phase, Phase::Connecting) {
+        let Some(member) = self.member.upgrade() else { return };
+        let is_current = {
+            let state = lock(&member.state);
+            state.dials == self.number && matches!(state.phase, Phase::Connecting)
+        };
+        if is_current {
             member.set_down(Failure::Interrupted);
         }
     }
@@ -265,7 +270,7 @@ pub(super) async fn keep(member: Weak<Member>) {
     let Some(mut changes) = member.upgrade().map(|member| member.changes.subscribe()) else { return };
     loop {
         changes.mark_unchanged();
-        let Some(look) = member.upgrade().map(|member| member.look()) else { return };
+        let Some(look) = member.upgrade().map(|member| member.look(Instant::now())) else { return };
         let retry = match look {
             Look::Down(..) => member.upgrade().map(|member| lock(&member.state).backoff.remaining()),
             // A connection must not be kept here.

@@ -254,7 +254,7 @@ impl Service<Request<Body>> for RdmaChannel {
         let request = Unsent::new(request);
         let deadline = Deadline::of(request.headers());
         let endpoints = Arc::clone(&self.endpoints);
-        let inner = match endpoints.pick() {
+        let inner = match endpoints.pick(deadline.begun()) {
             Pick::Fail(status) => Inner::Failed(Some(status)),
             Pick::Up(connection) if connection.is_native() => {
                 Inner::Native(NativeCall::new(endpoints, connection, deadline, request))

@@ -219,7 +219,9 @@ impl<K> Core<K> {
     pub(in crate::grpc) fn reset(&mut self, key: StreamKey, code: ResetCode, wakers: &mut Vec<Waker>) {
         let stream = &mut self.streams[key.index()];
         if !stream.closed {
-            if stream.id != 0 && self.ended.is_none() {
+            // A server has not heard of a call whose head waits.
+            let is_known = stream.id != 0 && (self.role == Role::Server || stream.sending.head.is_none());
+            if is_known && self.ended.is_none() {
                 self.resets.push_back((stream.id, code));
                 self.urgent = true;
             }

@@ -30,6 +30,8 @@ mod receive;
 mod state;
 mod stream;
 
+#[cfg(test)]
+mod tests;
 mod transmit;
 mod wire;
 

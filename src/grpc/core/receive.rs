@@ -13,6 +13,8 @@ use crate::grpc::frame::{
 };
 
 impl<K> Core<K> {
+    /// Most answers that wait until the peer takes messages.
+    const MOST_ANSWERS: usize = 1 << 17;
     /// The most credit of a stream.
     const MOST_CREDIT: i64 = 1 << 50;
 
@@ -34,6 +36,10 @@ impl<K> Core<K> {
         let mut frames = Frames::new(message);
         while let Some((header, payload)) = frames.next_frame()? {
             self.frame(&header, &frames, payload, wakers)?;
+        }
+        // A peer that reads nothing, and sends what has to be answered, would fill the memory.
+        if self.taken.len() + self.resets.len() > Self::MOST_ANSWERS {
+            return Err(CallViolation::Unread(Self::MOST_ANSWERS));
         }
         Ok(())
     }
@@ -342,10 +348,12 @@ impl<K> Core<K> {
     }
 
     fn gone_away(&mut self, last: u32, reason: &[u8], wakers: &mut Vec<Waker>) -> Result<(), CallViolation> {
-        if let Some((before, _)) = self.going.last_there
-            && before < last
-        {
-            return Err(CallViolation::GoAwayOrder { seen: last, before });
+        match self.going.last_there {
+            Some((before, _)) if before < last => {
+                return Err(CallViolation::GoAwayOrder { seen: last, before });
+            }
+            Some((before, _)) if before == last => return Ok(()),
+            _ => {}
         }
         let reason = String::from_utf8_lossy(reason).into();
         self.going.last_there = Some((last, reason));

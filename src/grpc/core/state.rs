@@ -311,6 +311,11 @@ impl<K> Core<K> {
                 _ => {}
             }
         }
+        if !is_whole {
+            // The reader gets the fault where the body breaks off.
+            let receiving = &mut self.streams[key.index()].receiving;
+            (receiving.ended, receiving.trailers) = (false, None);
+        }
         self.remove_if_over(key);
     }
 

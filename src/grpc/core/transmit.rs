@@ -58,6 +58,11 @@ impl<K> Core<K> {
         self.again
     }
 
+    /// Returns whether streams wait to send.
+    pub(in crate::grpc) fn has_waiting(&self) -> bool {
+        !(self.ready.is_empty() && self.bulk.is_empty())
+    }
+
     /// Returns whether there may be something to send.
     fn has_output(&self) -> bool {
         !self.settings_sent

@@ -26,6 +26,8 @@ mod header;
 mod limits;
 mod offer;
 mod reset;
+#[cfg(test)]
+mod tests;
 
 mod violation;
 

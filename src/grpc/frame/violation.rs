@@ -53,6 +53,8 @@ pub(in crate::grpc) enum CallViolation {
     OfferOrder { seen: u64, expected: u64 },
     #[error("offer {0} is taken, which is not open")]
     Taken(u64),
+    #[error("more than {0} answers wait, because the peer takes no messages")]
+    Unread(usize),
     #[error("a going away with the last stream {seen} after {before}")]
     GoAwayOrder { seen: u32, before: u32 },
 }

@@ -111,6 +111,9 @@ impl MessageHandler for Shared {
     fn transmit(&self, sender: &mut Sender<'_>, after: &mut Aftermath) -> Result<(), ConnectionFault> {
         let mut state = lock(&self.state);
         state.core.transmit(&mut SenderWire(sender), &mut after.wakers)?;
+        if state.core.has_waiting() && sender.room() == 0 {
+            sender.note_stall();
+        }
         self.run_later(&mut state, after);
         Ok(())
     }

@@ -96,3 +96,17 @@ async fn without_rdma_there_is_a_byte_stream_over_tcp() {
         assert_eq!(&bytes[..14], b"PRI * HTTP/2.0");
     }
 }
+
+/// A client may come between the moment when the port opens and the moment when the server takes its listener over.
+#[tokio::test]
+async fn a_client_that_comes_early_gets_messages_too() {
+    let listener = listener(Config::default()).await;
+    let port = listener.local_addr().port();
+    let dialer = Dialer::new(Config::default());
+    let serve = async {
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        listener.into_negotiated().next().await
+    };
+    let (client, server) = tokio::join!(dialer.dial_for_calls("127.0.0.1", port, None), serve);
+    assert!(matches!((client, server), (Ok(Negotiated::Messages(_)), Some(Negotiated::Messages(_)))));
+}

@@ -1,0 +1,260 @@
+//! A network between two ends. Messages arrive in order; fetches land in any order, and read the memory of the other end when they land.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::IoSlice;
+use std::sync::{Arc, Weak};
+use std::task::Waker;
+
+use bytes::Bytes;
+use fastrand::Rng;
+
+use crate::grpc::core::{Core, FetchPiece, FetchRefused, Role, Wire};
+use crate::grpc::frame::{CallViolation, Remote};
+
+/// Memory that the peer may read as long as this is held.
+pub(super) type Kept = Arc<Bytes>;
+
+/// What an end's device does.
+#[derive(Clone, Debug)]
+pub(super) struct Device {
+    /// Bytes of a message.
+    pub(super) room: usize,
+    /// Messages under way.
+    pub(super) slots: usize,
+    /// How often parts lie in registered memory, in percent.
+    pub(super) exposed: u32,
+    /// How often there is no memory, in percent.
+    pub(super) refused: u32,
+    /// The longest fetch.
+    pub(super) longest: u64,
+}
+
+impl Default for Device {
+    fn default() -> Self {
+        Self { room: 16 << 10, slots: 16, exposed: 0, refused: 0, longest: 1 << 30 }
+    }
+}
+
+/// One end: its state machine, its memory, and what is under way to it.
+#[derive(Debug)]
+pub(super) struct End {
+    pub(super) core: Core<Kept>,
+    pub(super) device: Device,
+    /// Messages under way to the other end.
+    pub(super) sent: VecDeque<Bytes>,
+    memory: HashMap<u64, Weak<Bytes>>,
+    next_address: u64,
+    pub(super) fetches: Vec<Fetch>,
+    /// A fetch was refused for now.
+    pub(super) starved: bool,
+    pub(super) messages: usize,
+}
+
+/// A fetch under way.
+#[derive(Debug)]
+pub(super) struct Fetch {
+    id: u64,
+    /// Addresses and lengths in the memory of the other end, or bytes.
+    pieces: Vec<Result<(u64, u64), Vec<u8>>>,
+    cancelled: bool,
+}
+
+/// The wire of an end.
+struct SimulatedWire<'a> {
+    device: &'a Device,
+    sent: &'a mut VecDeque<Bytes>,
+    memory: &'a mut HashMap<u64, Weak<Bytes>>,
+    next_address: &'a mut u64,
+    fetches: &'a mut Vec<Fetch>,
+    starved: &'a mut bool,
+    messages: &'a mut usize,
+    random: &'a mut Rng,
+}
+
+impl SimulatedWire<'_> {
+    fn lend(&mut self, bytes: Bytes) -> (Remote, Kept) {
+        let (address, kept) = (*self.next_address, Arc::new(bytes));
+        *self.next_address += kept.len() as u64 + 100;
+        self.memory.insert(address, Arc::downgrade(&kept));
+        (Remote { address, rkey: 7 }, kept)
+    }
+}
+
+impl Wire for SimulatedWire<'_> {
+    type Kept = Kept;
+    type Fault = std::convert::Infallible;
+
+    fn room(&self) -> usize {
+        if self.sent.len() < self.device.slots { self.device.room } else { 0 }
+    }
+
+    fn send(&mut self, slices: &[IoSlice<'_>]) -> Result<(), Self::Fault> {
+        let message: Vec<u8> = slices.iter().flat_map(|slice| slice.iter().copied()).collect();
+        assert!(!message.is_empty() && message.len() <= self.device.room && self.room() > 0);
+        self.sent.push_back(message.into());
+        *self.messages += 1;
+        Ok(())
+    }
+
+    fn expose(&mut self, bytes: &[u8]) -> Option<(Remote, Kept)> {
+        let is_exposed = self.random.u32(..100) < self.device.exposed;
+        is_exposed.then(|| self.lend(Bytes::copy_from_slice(bytes)))
+    }
+
+    fn copy(&mut self, bytes: &[u8]) -> Option<(Remote, Kept)> {
+        let is_refused = self.random.u32(..100) < self.device.refused;
+        (!is_refused).then(|| self.lend(Bytes::copy_from_slice(bytes)))
+    }
+
+    fn fetch(&mut self, id: u64, pieces: &[FetchPiece<'_>], aligned_at: usize) -> Result<(), FetchRefused> {
+        let pieces: Vec<_> = pieces
+            .iter()
+            .map(|piece| match piece {
+                FetchPiece::Remote { from, length } => Ok((from.address, *length)),
+                FetchPiece::Inline(bytes) => Err(bytes.to_vec()),
+            })
+            .collect();
+        let lengths = pieces
+            .iter()
+            .map(|piece| piece.as_ref().map_or_else(|bytes| bytes.len() as u64, |piece| piece.1));
+        let length: u64 = lengths.sum();
+        assert!(length > 0 && (aligned_at as u64) < length);
+        if length > self.device.longest {
+            return Err(FetchRefused::Never("too long".into()));
+        }
+        if self.random.u32(..100) < self.device.refused {
+            *self.starved = true;
+            return Err(FetchRefused::Later);
+        }
+        self.fetches.push(Fetch { id, pieces, cancelled: false });
+        Ok(())
+    }
+
+    fn cancel_fetch(&mut self, id: u64) {
+        self.fetches.iter_mut().filter(|fetch| fetch.id == id).for_each(|fetch| fetch.cancelled = true);
+    }
+}
+
+/// Two ends: a client, and a server.
+#[derive(Debug)]
+pub(super) struct Pair {
+    pub(super) ends: [End; 2],
+    pub(super) random: Rng,
+}
+
+/// Limits of an end: calls, bytes of a head, and bytes of a window.
+pub(super) type Limits = (u32, usize, usize);
+
+impl Pair {
+    pub(super) fn new(seed: u64, limits: [Limits; 2], devices: [Device; 2]) -> Self {
+        let [client, server] = devices;
+        let end = |role, (streams, head, window): Limits, device| End {
+            core: Core::new(role, streams, head, window),
+            device,
+            sent: VecDeque::new(),
+            memory: HashMap::new(),
+            next_address: 1000,
+            fetches: Vec::new(),
+            starved: false,
+            messages: 0,
+        };
+        let ends = [end(Role::Client, limits[0], client), end(Role::Server, limits[1], server)];
+        let mut pair = Self { ends, random: Rng::with_seed(seed) };
+        pair.transmit(0);
+        pair.transmit(1);
+        pair
+    }
+
+    pub(super) fn alike() -> Self {
+        let limits = (1 << 16, 16 << 10, 1 << 20);
+        Self::new(0, [limits, limits], [Device::default(), Device::default()])
+    }
+
+    /// Lets an end send.
+    pub(super) fn transmit(&mut self, index: usize) {
+        let End { core, device, sent, memory, next_address, fetches, starved, messages } =
+            &mut self.ends[index];
+        let random = &mut self.random;
+        *starved = false;
+        loop {
+            let mut wire =
+                SimulatedWire { device, sent, memory, next_address, fetches, starved, messages, random };
+            let mut wakers = Vec::new();
+            let Ok(()) = core.transmit(&mut wire, &mut wakers);
+            wakers.into_iter().for_each(Waker::wake);
+            if !core.wants_again() {
+                return;
+            }
+        }
+    }
+
+    /// Delivers the next message to an end. Returns whether there was one.
+    pub(super) fn deliver(&mut self, to: usize) -> bool {
+        let Some(message) = self.ends[1 - to].sent.pop_front() else { return false };
+        self.receive(to, message).expect("a peer that keeps the rules");
+        self.transmit(to);
+        // There is room again at the sender.
+        self.transmit(1 - to);
+        true
+    }
+
+    /// Hands a message to an end.
+    pub(super) fn receive(&mut self, to: usize, message: Bytes) -> Result<(), CallViolation> {
+        let mut wakers = Vec::new();
+        let received = self.ends[to].core.receive(message, &mut wakers);
+        wakers.into_iter().for_each(Waker::wake);
+        received
+    }
+
+    /// Ends one fetch of an end, any of them. Returns whether there was one.
+    pub(super) fn land(&mut self, end: usize) -> bool {
+        let fetches = self.ends[end].fetches.len();
+        if fetches == 0 {
+            return false;
+        }
+        let fetch = self.ends[end].fetches.swap_remove(self.random.usize(..fetches));
+        let memory = &self.ends[1 - end].memory;
+        let mut content = Vec::new();
+        for piece in fetch.pieces {
+            match piece {
+                Ok((address, length)) => content.extend_from_slice(&read(memory, address, length)),
+                Err(bytes) => content.extend(bytes),
+            }
+        }
+        let mut wakers = Vec::new();
+        let content = (!fetch.cancelled).then(|| content.into());
+        self.ends[end].core.landed(fetch.id, content, &mut wakers);
+        wakers.into_iter().for_each(Waker::wake);
+        self.transmit(end);
+        true
+    }
+
+    /// Carries out what is under way until nothing is.
+    pub(super) fn settle(&mut self) {
+        for _ in 0..1_000_000 {
+            let mut moved = false;
+            for end in [0, 1] {
+                moved |= self.deliver(end);
+                moved |= self.land(end);
+                if self.ends[end].starved {
+                    self.transmit(end);
+                    moved = true;
+                }
+            }
+            if !moved {
+                return;
+            }
+        }
+        panic!("the ends never become silent");
+    }
+}
+
+/// Reads memory of an end, which must not have been given back.
+fn read(memory: &HashMap<u64, Weak<Bytes>>, address: u64, length: u64) -> Bytes {
+    let held = memory.iter().find_map(|(start, bytes)| {
+        let bytes = bytes.upgrade()?;
+        let offset = address.checked_sub(*start)? as usize;
+        (offset + length as usize <= bytes.len()).then(|| bytes.slice(offset..offset + length as usize))
+    });
+    held.expect("a READ of memory that was given back, or never lent")
+}

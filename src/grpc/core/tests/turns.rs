@@ -1,0 +1,138 @@
+//! Streams take turns: none waits for another.
+
+use std::task::{Poll, Waker};
+
+use bytes::Bytes;
+use http::HeaderMap;
+
+use super::network::{Device, Pair};
+use crate::grpc::core::{Delivered, StreamKey};
+use crate::grpc::frame::RequestHead;
+
+fn open(pair: &mut Pair) -> StreamKey {
+    let head = RequestHead { path: "/a.B/C".parse().unwrap(), authority: None, headers: HeaderMap::new() };
+    pair.ends[0].core.open(head).unwrap()
+}
+
+fn accept(pair: &mut Pair) -> StreamKey {
+    pair.ends[1].core.next_accepted().unwrap().0
+}
+
+/// Takes what has arrived. Returns its length.
+fn take(pair: &mut Pair, end: usize, key: StreamKey) -> usize {
+    let mut taken = 0;
+    while let Poll::Ready(Some(Ok(Delivered::Data(data) | Delivered::Message(data)))) =
+        pair.ends[end].core.poll_part(key, Some(Waker::noop()))
+    {
+        taken += data.len();
+    }
+    pair.transmit(end);
+    taken
+}
+
+#[test]
+fn a_call_whose_reader_stands_still_costs_others_nothing() {
+    let messages = |blocked: bool| {
+        let mut pair = Pair::alike();
+        pair.settle();
+        if blocked {
+            let key = open(&mut pair);
+            for _ in 0..1000 {
+                pair.ends[0].core.send_data(key, vec![1; 10_000].into(), false);
+            }
+            pair.transmit(0);
+            pair.settle();
+            accept(&mut pair);
+        }
+        let before = pair.ends[0].messages + pair.ends[1].messages;
+        for _ in 0..50 {
+            let key = open(&mut pair);
+            pair.ends[0].core.send_data(key, Bytes::from_static(b"request"), true);
+            pair.transmit(0);
+            pair.settle();
+            let accepted = accept(&mut pair);
+            assert_eq!(take(&mut pair, 1, accepted), 7);
+            let core = &mut pair.ends[1].core;
+            core.send_head(accepted, HeaderMap::new());
+            core.send_data(accepted, Bytes::from_static(b"reply"), false);
+            core.send_trailers(accepted, HeaderMap::new());
+            pair.transmit(1);
+            core_release(&mut pair, 1, accepted);
+            pair.settle();
+            assert!(pair.ends[0].core.poll_head(key, None).is_ready());
+            assert_eq!(take(&mut pair, 0, key), 5);
+            core_release(&mut pair, 0, key);
+        }
+        pair.ends[0].messages + pair.ends[1].messages - before
+    };
+    // One message each way for each call.
+    assert_eq!((messages(false), messages(true)), (100, 100));
+}
+
+fn core_release(pair: &mut Pair, end: usize, key: StreamKey) {
+    pair.ends[end].core.release(key, &mut Vec::new());
+    pair.transmit(end);
+}
+
+#[test]
+fn a_slow_reader_holds_no_more_than_its_window() {
+    let mut pair = Pair::alike();
+    pair.settle();
+    let key = open(&mut pair);
+    for _ in 0..1000 {
+        pair.ends[0].core.send_data(key, vec![1; 3000].into(), false);
+    }
+    pair.transmit(0);
+    pair.settle();
+    let accepted = accept(&mut pair);
+    // Before the first read, only the first window.
+    let arrived = take(&mut pair, 1, accepted);
+    assert!((50_000..=64 << 10).contains(&arrived), "{arrived} bytes");
+    pair.settle();
+    let arrived = take(&mut pair, 1, accepted);
+    assert!((900_000..=1 << 20).contains(&arrived), "{arrived} bytes");
+}
+
+#[test]
+fn a_small_call_goes_before_what_is_left_of_large_ones() {
+    for device in
+        [Device { slots: 1, ..Device::default() }, Device { slots: 1, exposed: 100, ..Device::default() }]
+    {
+        let limits = (1 << 16, 16 << 10, 1 << 20);
+        let mut pair = Pair::new(0, [limits, limits], [device, Device::default()]);
+        pair.settle();
+        let large: Vec<_> = (0..20).map(|_| open(&mut pair)).collect();
+        for key in large {
+            for _ in 0..10 {
+                pair.ends[0].core.send_data(key, vec![1; 1 << 20].into(), false);
+            }
+        }
+        pair.transmit(0);
+        let small = open(&mut pair);
+        pair.ends[0].core.send_data(small, Bytes::from_static(b"small"), true);
+        pair.transmit(0);
+        let mut delivered = 0;
+        let arrived = |pair: &mut Pair| {
+            std::iter::from_fn(|| pair.ends[1].core.next_accepted()).count() > 0
+                && pair.ends[1].core.index.contains_key(&21)
+        };
+        while !arrived(&mut pair) {
+            assert!(pair.deliver(1));
+            delivered += 1;
+        }
+        assert!(delivered <= 3, "the small call came with message {delivered}");
+    }
+}
+
+#[test]
+fn calls_that_are_made_together_share_messages() {
+    let mut pair = Pair::alike();
+    pair.settle();
+    let before = pair.ends[0].messages;
+    for _ in 0..32 {
+        let key = open(&mut pair);
+        pair.ends[0].core.send_data(key, vec![1; 64].into(), true);
+    }
+    pair.transmit(0);
+    assert_eq!(pair.ends[0].messages - before, 1);
+}
