@@ -36,10 +36,8 @@ use super::calls::CallConfig;
 use crate::endpoint::Config;
 use crate::transport::RdmaIncoming;
 
+use error::BoxError;
 pub use error::ServeError;
-
-/// The error of a service or of a body.
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A gRPC server for all clients on one port: peers that know native calls, peers that send HTTP/2 over RDMA, and stock clients over TCP.
 ///
