@@ -41,13 +41,6 @@ pub(crate) fn check(behaviour: &Behaviour) {
             let outcome =
                 catch_unwind(AssertUnwindSafe(|| runtime.run_for_ever(within((behaviour.body)(column)))));
             let place = format!("{} in {runtime:?}", column.heading());
-            if std::env::var_os("RECORD").is_some() {
-                eprintln!(
-                    "REC|{}|{column:?}|{runtime:?}|{}",
-                    behaviour.name,
-                    outcome.as_ref().map_or_else(|p| format!("PANIC {}", text_of(&**p)), Clone::clone)
-                );
-            }
             match outcome {
                 Ok(outcome) if outcome == expected => {}
                 Ok(outcome) if declared.is_some() && outcome == behaviour.outcome => {
@@ -63,9 +56,9 @@ pub(crate) fn check(behaviour: &Behaviour) {
 
 /// Runs a behaviour to its end, or fails if it hangs.
 async fn within(body: impl Future<Output = String>) -> String {
-    // Long enough for a busy machine.
-    let patience = Duration::from_secs(if std::env::var_os("RECORD").is_some() { 6 } else { 40 });
-    tokio::time::timeout(patience, body).await.expect("the behaviour hangs")
+    /// Long enough for a busy machine.
+    const PATIENCE: Duration = Duration::from_secs(40);
+    tokio::time::timeout(PATIENCE, body).await.expect("the behaviour hangs")
 }
 
 /// Returns the kinds of runtime in which a column's behaviours run.
