@@ -6,6 +6,7 @@ use super::handler::MessageHandler;
 use super::settings::MessageSettings;
 use crate::endpoint::connection::member::Carrier;
 use crate::endpoint::counters::Counters;
+#[cfg(test)]
 use crate::endpoint::fault::ConnectionFault;
 use crate::endpoint::info::RdmaConnectInfo;
 use crate::endpoint::polling::Reactor;
@@ -66,6 +67,7 @@ impl MessageEndpoint {
     }
 
     /// Returns the length of the longest message to the peer, in bytes. It is at least 256.
+    #[cfg(test)]
     pub(crate) fn max_message(&self) -> usize {
         self.carrier.connection.max_message()
     }
@@ -116,6 +118,7 @@ impl MessageEndpoint {
     }
 
     /// Returns the reason why the connection ended early, if it did.
+    #[cfg(test)]
     pub(crate) fn fault(&self) -> Option<ConnectionFault> {
         self.carrier.connection.fault()
     }

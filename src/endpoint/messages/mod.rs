@@ -26,5 +26,7 @@ pub(in crate::endpoint) mod traffic;
 
 pub(crate) use endpoint::{CallUnderWay, MessageEndpoint, Negotiated};
 pub(crate) use handler::MessageHandler;
-pub(crate) use sender::{Exposed, FetchError, Piece, Sender};
+#[cfg(test)]
+pub(crate) use sender::Exposed;
+pub(crate) use sender::{FetchError, Piece, Sender};
 pub(crate) use settings::MessageSettings;
