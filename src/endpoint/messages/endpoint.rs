@@ -8,6 +8,7 @@ use crate::endpoint::connection::member::Carrier;
 use crate::endpoint::counters::Counters;
 use crate::endpoint::fault::ConnectionFault;
 use crate::endpoint::info::RdmaConnectInfo;
+use crate::endpoint::polling::Reactor;
 use crate::endpoint::stream::EndpointStream;
 use crate::protocol::AbortCode;
 
@@ -35,6 +36,18 @@ impl Negotiated {
 pub(crate) struct MessageEndpoint {
     carrier: Carrier,
     info: RdmaConnectInfo,
+}
+
+/// A call that is under way, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct CallUnderWay {
+    reactor: Arc<Reactor>,
+}
+
+impl Drop for CallUnderWay {
+    fn drop(&mut self) {
+        self.reactor.call_ends();
+    }
 }
 
 impl MessageEndpoint {
@@ -81,6 +94,13 @@ impl MessageEndpoint {
     /// and returns `Pending`. In a current-thread runtime this looks once.
     pub(crate) fn spin(&self, is_done: impl FnMut() -> bool) -> bool {
         self.carrier.reactor.wait_as_caller(&self.carrier.queue, is_done)
+    }
+
+    /// Notes that a call has begun, until the returned value is dropped. While other calls are under way, a caller whose answer has come
+    /// leaves the queue to the poll task.
+    pub(crate) fn begin_call(&self) -> CallUnderWay {
+        self.carrier.reactor.call_begins();
+        CallUnderWay { reactor: Arc::clone(&self.carrier.reactor) }
     }
 
     /// Closes the connection in good order. Messages that the handler still gives in `transmit` are sent; once it gives none though
