@@ -75,7 +75,7 @@ counters! {
     offered_in_place_bytes => "tonic_rdma_offered_in_place_bytes_total";
     /// Bytes of native calls that were copied into memory from which the peer fetches them.
     offered_copied_bytes => "tonic_rdma_offered_copied_bytes_total";
-    /// Bytes of native calls that were fetched into memory that is handed to the application as it is.
+    /// Bytes of native calls that were fetched from the peer into registered memory.
     landed_bytes => "tonic_rdma_landed_bytes_total";
     /// Bytes of messages of native calls that reached their decoder in the memory that they landed in.
     decoded_in_place_bytes => "tonic_rdma_decoded_in_place_bytes_total";

@@ -9,7 +9,8 @@ use bytes::Bytes;
 /// The memory that landed messages of one connection may occupy, while they arrive and until the application drops them.
 ///
 /// One call gets at most as much as it leaves to others, except that a call without any memory gets what is free. So a call whose
-/// reader keeps everything stops while others go on.
+/// reader keeps everything stops while others go on. Messages that no reader waits for yet get one half of the budget, so that calls
+/// which are not read can't take all of it.
 #[derive(Debug)]
 pub(crate) struct LandingBudget {
     limit: u64,
@@ -32,7 +33,8 @@ impl LandingBudget {
         Arc::new(Self { limit, state: Mutex::default() })
     }
 
-    /// Admits a message of `length` bytes, if there is room for it. Otherwise `waker`, if there is one, is woken when memory comes back.
+    /// Admits a message of `length` bytes, if there is room for it. `waker` is that of the reader, if the reader waits for the message; it is
+    /// woken when memory comes back.
     pub(crate) fn admit(
         self: &Arc<Self>,
         length: u64,
@@ -44,6 +46,7 @@ impl LandingBudget {
         // Relaxed: the lock guards the share.
         let held = share.0.load(Ordering::Relaxed);
         let most = if held == 0 { free } else { free.saturating_sub(held) };
+        let most = if waker.is_some() { most } else { most.min(free.saturating_sub(self.limit / 2)) };
         if length > most {
             if let Some(waker) =
                 waker.filter(|waker| !state.waiting.iter().any(|known| known.will_wake(waker)))
@@ -129,30 +132,43 @@ mod tests {
 
     #[test]
     fn a_call_that_keeps_its_memory_leaves_as_much_to_others() {
-        let budget = LandingBudget::new(100);
+        let (budget, waits) = (LandingBudget::new(100), Some(Waker::noop()));
         let (hoarder, other) = (CallShare::default(), CallShare::default());
-        assert!(budget.admit(101, &other, None).is_none());
-        let held: Vec<_> = std::iter::from_fn(|| budget.admit(10, &hoarder, None)).collect();
+        assert!(budget.admit(101, &other, waits).is_none());
+        let held: Vec<_> = std::iter::from_fn(|| budget.admit(10, &hoarder, waits)).collect();
         assert_eq!(held.len(), 5);
-        let first = budget.admit(40, &other, None).unwrap();
-        assert!(budget.admit(6, &other, None).is_none());
+        let first = budget.admit(40, &other, waits).unwrap();
+        assert!(budget.admit(6, &other, waits).is_none());
         drop(first);
-        let most = budget.admit(50, &other, None);
+        let most = budget.admit(50, &other, waits);
         assert!(most.is_some(), "a call without memory gets what is free");
         drop((held, most));
-        assert!(budget.admit(100, &hoarder, None).is_some());
+        assert!(budget.admit(100, &hoarder, waits).is_some());
+    }
+
+    #[test]
+    fn messages_that_no_reader_waits_for_get_one_half() {
+        let budget = LandingBudget::new(100);
+        let ahead = |length| budget.admit(length, &CallShare::default(), None);
+        let first = ahead(30).unwrap();
+        assert!(ahead(21).is_none());
+        let second = ahead(20).unwrap();
+        assert!(ahead(1).is_none());
+        assert!(budget.admit(50, &CallShare::default(), Some(Waker::noop())).is_some());
+        drop((first, second));
+        assert!(ahead(50).is_some());
     }
 
     #[test]
     fn a_slice_holds_the_charge() {
-        let budget = LandingBudget::new(100);
-        let bytes = budget.admit(60, &CallShare::default(), None).unwrap().hold(Bytes::from(vec![7; 60]));
+        let (budget, waits) = (LandingBudget::new(100), Some(Waker::noop()));
+        let bytes = budget.admit(60, &CallShare::default(), waits).unwrap().hold(Bytes::from(vec![7; 60]));
         let part = bytes.slice(10..20);
         drop(bytes);
-        assert!(budget.admit(41, &CallShare::default(), None).is_none());
+        assert!(budget.admit(41, &CallShare::default(), waits).is_none());
         assert!(budget.describe().contains("60 bytes of the landing budget of 100 bytes"));
         drop(part);
-        assert!(budget.admit(100, &CallShare::default(), None).is_some());
+        assert!(budget.admit(100, &CallShare::default(), waits).is_some());
     }
 
     #[test]
@@ -165,7 +181,7 @@ mod tests {
             }
         }
         let (budget, share) = (LandingBudget::new(100), CallShare::default());
-        let held = budget.admit(100, &share, None).unwrap();
+        let held = budget.admit(100, &share, Some(Waker::noop())).unwrap();
         let wakes = Arc::new(Wakes::default());
         let waker = Waker::from(Arc::clone(&wakes));
         assert!(budget.admit(1, &share, Some(&waker)).is_none());

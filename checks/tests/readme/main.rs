@@ -12,6 +12,7 @@ mod collectives;
 mod configured;
 mod gather;
 mod greeter;
+mod landed;
 mod put;
 mod running;
 mod sites;

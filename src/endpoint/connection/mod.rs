@@ -98,7 +98,8 @@ impl Connection {
             Traffic::Bytes => None,
             Traffic::Messages { domain, reads, .. } => {
                 let budget = Arc::clone(link.pool().budget());
-                Some(Messages::new(domain, budget, reads, Arc::clone(&changed)))
+                let by_cpu = link.queue_pair().peer_work().is_some();
+                Some(Messages::new(domain, budget, (reads, by_cpu), Arc::clone(&changed)))
             }
         };
         Arc::new(Self {

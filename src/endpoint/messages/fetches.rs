@@ -20,6 +20,8 @@ pub(crate) struct Fetches {
     outstanding: u32,
     /// Most READs at a time.
     most: u32,
+    /// Longest READ.
+    piece: u64,
     /// Fetches that are over, with their memory unless they were cancelled.
     over: VecDeque<(u64, Option<Landed>)>,
 }
@@ -37,13 +39,17 @@ struct Fetch {
 }
 
 impl Fetches {
-    /// Longest READ. A READ of this length keeps the device, or the CPU on a software device, for some ten microseconds, and so
-    /// delays messages little.
-    const READ: u64 = 256 << 10;
+    /// Longest READ of a device that works beside the CPU, and most of them at a time: together more than a fast network has under
+    /// way.
+    const BESIDE: (u64, u32) = (256 << 10, 8);
+    /// The same where the CPU does the work: there a READ is a copy, made when it is posted, and delays messages for as long.
+    const BY_CPU: (u64, u32) = (128 << 10, 1);
 
-    /// Makes an empty list, which posts at most `most` READs at a time.
-    pub(crate) fn new(most: u32) -> Self {
-        Self { all: Slab::new(), turns: VecDeque::new(), outstanding: 0, most, over: VecDeque::new() }
+    /// Makes an empty list, which posts at most `most` READs at a time. `by_cpu`: the CPU does the device's work.
+    pub(crate) fn new(most: u32, by_cpu: bool) -> Self {
+        let (piece, limit) = if by_cpu { Self::BY_CPU } else { Self::BESIDE };
+        let most = most.min(limit);
+        Self { all: Slab::new(), turns: VecDeque::new(), outstanding: 0, most, piece, over: VecDeque::new() }
     }
 
     /// Adds a fetch of `pieces` into `landing`, which has room for all of them.
@@ -82,7 +88,7 @@ impl Fetches {
         {
             let Some(fetch) = self.all.get_mut(key as usize) else { continue };
             let Some((from, length, at)) = fetch.rest.last_mut() else { continue };
-            let now = (*length).min(Self::READ);
+            let now = (*length).min(self.piece);
             link.post_landing(&mut fetch.landing, key, *at..*at + now as usize, *from)?;
             from.address = from.address.wrapping_add(now);
             (*length, *at) = (*length - now, *at + now as usize);

@@ -75,6 +75,14 @@ impl<'a> Sender<'a> {
         Self { link, protocol, memory, fetches, counters, refused: false }
     }
 
+    /// Counts that the handler has messages that have to wait for room.
+    pub(crate) fn note_stall(&mut self) {
+        match self.protocol.blocked_on() {
+            Some(Blocked::Credits) => self.counters.credit_stalls.add(1),
+            _ => self.counters.send_stalls.add(1),
+        }
+    }
+
     /// Returns whether memory was refused.
     pub(super) fn was_refused(&self) -> bool {
         self.refused
@@ -84,14 +92,6 @@ impl<'a> Sender<'a> {
     /// [`max_message`](super::MessageEndpoint::max_message) or 0.
     pub(crate) fn room(&self) -> usize {
         self.protocol.eager_room()
-    }
-
-    /// Counts that the handler has messages that have to wait for room.
-    pub(crate) fn note_stall(&mut self) {
-        match self.protocol.blocked_on() {
-            Some(Blocked::Credits) => self.counters.credit_stalls.add(1),
-            _ => self.counters.send_stalls.add(1),
-        }
     }
 
     /// Sends one message, the concatenation of `slices`: at least 1 byte, at most [`room`](Self::room) bytes. The bytes are copied

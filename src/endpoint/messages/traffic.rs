@@ -60,19 +60,20 @@ impl Messages {
     /// Longer messages have memory of their own, so that no short message keeps it.
     const SHORT: usize = 2 << 10;
 
-    /// Makes the state of a connection in `domain` that posts at most `reads` READs at a time. `changed` wakes the connection's
+    /// Makes the state of a connection in `domain` that posts at most `reads` READs at a time. `by_cpu`: the CPU
+    /// does the device's work. `changed` wakes the connection's
     /// supervisor.
     pub(crate) fn new(
         domain: Arc<dyn ProtectionDomain>,
         budget: Arc<Budget>,
-        reads: u32,
+        (reads, by_cpu): (u32, bool),
         changed: Arc<Notify>,
     ) -> Box<Self> {
         Box::new(Self {
             handler: None,
             started: false,
             memory: MessageMemory::new(domain, budget, changed),
-            fetches: Fetches::new(reads),
+            fetches: Fetches::new(reads, by_cpu),
             inbox: BytesMut::new(),
             after: Aftermath::default(),
             exhausted: true,

@@ -347,7 +347,14 @@ impl PollTarget for Reactor {
         if self.mode == PollMode::Busy && !self.sleeping_threads.any() {
             return Step::Sleep;
         }
-        if self.callers.is_looking() || (self.callers.have_looked() && self.serves_callers_only()) {
+        if self.callers.is_looking() {
+            // The caller may be busy with work that its look ran.
+            if watched {
+                self.poll();
+            }
+            return Step::Watch;
+        }
+        if self.callers.have_looked() && self.serves_callers_only() {
             return Step::Watch;
         }
         let Ok(mut spinner) = self.spinner.try_lock() else { return Step::Again };

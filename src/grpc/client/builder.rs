@@ -28,21 +28,16 @@ use crate::grpc::calls::CallConfig;
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until it connects"]
 pub struct RdmaChannelBuilder {
-    target: Target,
+    endpoints: Vec<Endpoint>,
+    /// The channel spreads its calls, and stays connected to all of its endpoints.
+    balances: bool,
     config: Config,
     calls: CallConfig,
 }
 
-/// The endpoints of a channel.
-#[derive(Clone, Debug)]
-pub(super) enum Target {
-    One(Endpoint),
-    Several(Vec<Endpoint>),
-}
-
 impl RdmaChannelBuilder {
-    pub(super) fn new(target: Target) -> Self {
-        Self { target, config: Config::default(), calls: CallConfig::default() }
+    pub(super) fn new(endpoints: Vec<Endpoint>, balances: bool) -> Self {
+        Self { endpoints, balances, config: Config::default(), calls: CallConfig::default() }
     }
 
     /// Sets the configuration of the connections. Default: [`Config::default`].
@@ -76,11 +71,8 @@ impl RdmaChannelBuilder {
     /// # Panics
     /// Outside a tokio runtime, as tonic's method does.
     pub fn connect_lazy(self) -> RdmaChannel {
-        let (endpoints, balances) = match self.target {
-            Target::One(endpoint) => (vec![endpoint], false),
-            Target::Several(endpoints) => (endpoints, true),
-        };
-        RdmaChannel { endpoints: Arc::new(Endpoints::new(endpoints, balances, self.config, self.calls)) }
+        let endpoints = Endpoints::new(self.endpoints, self.balances, self.config, self.calls);
+        RdmaChannel { endpoints: Arc::new(endpoints) }
     }
 }
 

@@ -17,7 +17,7 @@ use super::probe::is_timeout;
 use super::request::{Progress, Pump, Sent, Unsent, advance};
 use super::response::{Begun, ResponseBody};
 use crate::grpc::outgoing::Outgoing;
-use crate::grpc::session::{Part, Stream};
+use crate::grpc::session::Part;
 use crate::transport::balance::connection::{InFlight, Reservation};
 
 /// A call without HTTP/2.
@@ -45,7 +45,7 @@ enum State {
 pub(super) enum End {
     Failed(Status),
     /// The server has not seen the call: it can be sent on another connection.
-    Again(Again),
+    Again(Box<Again>),
 }
 
 /// A call that can be sent on another connection.
@@ -151,7 +151,7 @@ impl NativeCall {
         again: bool,
         context: &mut Context<'_>,
     ) -> Poll<Result<(HeaderMap, Option<Part>), Unanswered>> {
-        let fault = match call.poll(&self.deadline, context, Stream::poll_head) {
+        let fault = match call.poll_head(&self.deadline, context) {
             // The server answers with trailers only, or with an empty head, or it will.
             Poll::Ready(Ok(head)) if head.is_empty() => match call.stream().poll_part(context) {
                 Poll::Ready(Some(Ok(Part::Trailers(trailers)))) => {
@@ -184,7 +184,8 @@ impl NativeCall {
 
     fn again(&mut self, request: Unsent, status: Status, refused: bool) -> End {
         let deadline = std::mem::replace(&mut self.deadline, Deadline::none());
-        End::Again(Again { endpoints: Arc::clone(&self.endpoints), request, deadline, status, refused })
+        let endpoints = Arc::clone(&self.endpoints);
+        End::Again(Box::new(Again { endpoints, request, deadline, status, refused }))
     }
 }
 

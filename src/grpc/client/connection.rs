@@ -1,6 +1,6 @@
 //! A connection to one endpoint: native calls, or HTTP/2.
 
-use std::future::{Ready, ready};
+use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
@@ -168,38 +168,21 @@ type Dial = Pin<Box<dyn Future<Output = Result<EndpointStream, ConnectError>> + 
 impl Service<Uri> for FirstStream {
     type Response = EndpointStream;
     type Error = ConnectError;
-    type Future = FirstOrDial;
+    type Future = Dial;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ConnectError>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, uri: Uri) -> FirstOrDial {
-        if let Some(stream) = self.first.take() {
-            return FirstOrDial::First(ready(Ok(stream)));
-        }
-        let dialling = Arc::clone(&self.dialling);
-        FirstOrDial::Dial(Box::pin(async move {
+    fn call(&mut self, uri: Uri) -> Dial {
+        let (first, dialling) = (self.first.take(), Arc::clone(&self.dialling));
+        Box::pin(async move {
+            if let Some(stream) = first {
+                return Ok(stream);
+            }
             let (host, port) = place(&uri)?;
             dialling.dialer.dial(host, port).await
-        }))
-    }
-}
-
-/// The future of [`FirstStream`].
-enum FirstOrDial {
-    First(Ready<Result<EndpointStream, ConnectError>>),
-    Dial(Dial),
-}
-
-impl Future for FirstOrDial {
-    type Output = Result<EndpointStream, ConnectError>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        match &mut *self {
-            Self::First(first) => Pin::new(first).poll(context),
-            Self::Dial(dial) => dial.as_mut().poll(context),
-        }
+        })
     }
 }
 

@@ -157,7 +157,7 @@ impl RdmaChannel {
     /// # }
     /// ```
     pub fn builder(endpoint: Endpoint) -> RdmaChannelBuilder {
-        RdmaChannelBuilder::new(builder::Target::One(endpoint))
+        RdmaChannelBuilder::new(vec![endpoint], false)
     }
 
     /// Returns a builder of a channel that spreads its calls over several endpoints. An endpoint that is down gets no calls, and is dialled
@@ -175,7 +175,7 @@ impl RdmaChannel {
     /// # }
     /// ```
     pub fn balance(endpoints: impl IntoIterator<Item = Endpoint>) -> RdmaChannelBuilder {
-        RdmaChannelBuilder::new(builder::Target::Several(endpoints.into_iter().collect()))
+        RdmaChannelBuilder::new(endpoints.into_iter().collect(), true)
     }
 
     /// Returns what was negotiated for the last connection; `None` before the first one. The counters in it are live.

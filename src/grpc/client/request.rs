@@ -22,8 +22,10 @@ use crate::transport::gather::landed::{Landing, NativeCall as NativeFlag};
 /// A request that has not been sent, or may be sent again.
 #[derive(Debug)]
 pub(super) struct Unsent {
-    path: PathAndQuery,
-    headers: HeaderMap,
+    /// The head as the server gets it, after [`head`](Self::head).
+    head: Arc<RequestHead>,
+    /// The user agent of the application.
+    user_agent: Option<HeaderValue>,
     extensions: Extensions,
     pub(super) body: RequestBody,
 }
@@ -34,11 +36,14 @@ impl Unsent {
         let path = head.uri.into_parts().path_and_query;
         let path = path.unwrap_or_else(|| PathAndQuery::from_static("/"));
         let body = RequestBody { first: None, more: VecDeque::new(), rest: Some(body) };
-        Self { path, headers: head.headers, extensions: head.extensions, body }
+        let user_agent = head.headers.get(header::USER_AGENT).cloned();
+        let (headers, extensions) = (head.headers, head.extensions);
+        let head = Arc::new(RequestHead { path, authority: None, headers });
+        Self { head, user_agent, extensions, body }
     }
 
     pub(super) fn headers(&self) -> &HeaderMap {
-        &self.headers
+        &self.head.headers
     }
 
     /// Notes that the call goes without HTTP/2, for a body that gathers large fields.
@@ -53,13 +58,12 @@ impl Unsent {
         self.extensions.get().copied()
     }
 
-    /// Returns the head as the server gets it.
-    pub(super) fn head(&self, terms: &Terms) -> RequestHead {
-        let mut headers = self.headers.clone();
-        if let Some(user_agent) = &terms.origin.user_agent {
-            add_user_agent(&mut headers, user_agent);
-        }
-        RequestHead { path: self.path.clone(), authority: terms.origin.authority.clone(), headers }
+    /// Returns the head as the server gets it. A head that was sent before, to a server that refused it, is copied.
+    pub(super) fn head(&mut self, terms: &Terms) -> Arc<RequestHead> {
+        let head = Arc::make_mut(&mut self.head);
+        head.authority.clone_from(&terms.origin.authority);
+        set_user_agent(&mut head.headers, self.user_agent.as_ref(), terms.origin.user_agent.as_ref());
+        Arc::clone(&self.head)
     }
 
     /// Returns the request for a channel of tonic's.
@@ -71,20 +75,28 @@ impl Unsent {
         let mut request = Request::new(body);
         *request.method_mut() = Method::POST;
         *request.version_mut() = Version::HTTP_2;
-        *request.uri_mut() = Uri::from(self.path);
-        *request.headers_mut() = self.headers;
+        let mut head = Arc::unwrap_or_clone(self.head);
+        set_user_agent(&mut head.headers, self.user_agent.as_ref(), None);
+        *request.uri_mut() = Uri::from(head.path);
+        *request.headers_mut() = head.headers;
         *request.extensions_mut() = self.extensions;
         request
     }
 }
 
 /// Sets the user agent as tonic does: that of the application goes first.
-fn add_user_agent(headers: &mut HeaderMap, user_agent: &HeaderValue) {
-    let joined = headers.get(header::USER_AGENT).map(|own| {
-        let bytes = [own.as_bytes(), b" ", user_agent.as_bytes()].concat();
-        HeaderValue::from_bytes(&bytes).unwrap_or_else(|_| user_agent.clone())
-    });
-    headers.insert(header::USER_AGENT, joined.unwrap_or_else(|| user_agent.clone()));
+fn set_user_agent(headers: &mut HeaderMap, own: Option<&HeaderValue>, endpoint: Option<&HeaderValue>) {
+    let value = match (own, endpoint) {
+        (Some(own), Some(endpoint)) => {
+            let bytes = [own.as_bytes(), b" ", endpoint.as_bytes()].concat();
+            HeaderValue::from_bytes(&bytes).ok()
+        }
+        (one, other) => one.or(other).cloned(),
+    };
+    match value {
+        Some(value) => drop(headers.insert(header::USER_AGENT, value)),
+        None => drop(headers.remove(header::USER_AGENT)),
+    }
 }
 
 /// The body of a request: frames that were taken from it, then the rest.

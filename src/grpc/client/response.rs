@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker, ready};
 
 use bytes::Bytes;
+use http::HeaderMap;
 use http_body::Frame;
 use tokio::task::AbortHandle;
 use tonic::Status;
@@ -60,26 +61,33 @@ impl Begun {
         }
     }
 
-    /// Looks for something of the response, for a short time on this thread, then registers the task. `look` is a poll of the stream.
-    pub(super) fn poll<T>(
+    /// Waits for the head of the response. Looks for it on this thread for a short time, then registers the task.
+    pub(super) fn poll_head(
         &self,
         deadline: &Deadline,
         context: &mut Context<'_>,
-        look: impl Fn(&Stream, &mut Context<'_>) -> Poll<T>,
-    ) -> Poll<T> {
-        let mut without_task = Context::from_waker(Waker::noop());
-        let mut found = look(&self.stream, &mut without_task);
-        if found.is_ready() {
-            return found;
+    ) -> Poll<Result<HeaderMap, CallFault>> {
+        self.spin(deadline);
+        self.stream.poll_head(context)
+    }
+
+    /// Waits for the next part of the response, in the same way. Most parts come together with the head, so this looks first.
+    fn poll_part(
+        &self,
+        deadline: &Deadline,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Part, CallFault>>> {
+        let part = self.stream.poll_part(&mut Context::from_waker(Waker::noop()));
+        if part.is_ready() {
+            return part;
         }
-        self.stream.session().endpoint().spin(|| {
-            // The wait may ask once more after it was told that it is over.
-            if found.is_pending() {
-                found = look(&self.stream, &mut without_task);
-            }
-            found.is_ready() || deadline.has_passed()
-        });
-        if found.is_ready() { found } else { look(&self.stream, context) }
+        self.spin(deadline);
+        self.stream.poll_part(context)
+    }
+
+    fn spin(&self, deadline: &Deadline) {
+        let session = self.stream.session();
+        session.endpoint().spin(|| self.stream.has_arrived() || deadline.has_passed());
     }
 }
 
@@ -118,7 +126,7 @@ impl ResponseBody {
         if self.call.ended {
             return Poll::Ready(None);
         }
-        match self.call.poll(&self.deadline, context, Stream::poll_part) {
+        match self.call.poll_part(&self.deadline, context) {
             Poll::Ready(Some(Ok(part))) => Poll::Ready(Some(Ok(part))),
             Poll::Ready(Some(Err(fault))) => Poll::Ready(Some(Err(self.call.status(fault)))),
             Poll::Ready(None) => {

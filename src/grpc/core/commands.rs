@@ -22,7 +22,10 @@ impl<K> Core<K> {
     const QUEUED: usize = 1 << 20;
 
     /// Opens a stream for a call of this client.
-    pub(in crate::grpc) fn open(&mut self, head: RequestHead) -> Result<StreamKey, OpenRefused> {
+    pub(in crate::grpc) fn open(
+        &mut self,
+        head: impl Into<Arc<RequestHead>>,
+    ) -> Result<StreamKey, OpenRefused> {
         if let Some(fault) = &self.ended {
             return Err(OpenRefused::Ended(fault.clone()));
         }
@@ -30,7 +33,7 @@ impl<K> Core<K> {
             return Err(OpenRefused::GoingAway(reason));
         }
         let mut stream = Stream::default();
-        stream.sending.head = Some(OutHead::Request(head));
+        stream.sending.head = Some(OutHead::Request(head.into()));
         stream.sending.queued = Queued::Unopened;
         // A number of streams that does not fit would need more memory than there is.
         let key = StreamKey(self.streams.insert(stream) as u32);

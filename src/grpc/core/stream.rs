@@ -57,7 +57,8 @@ pub(in crate::grpc) enum Delivered {
 /// A head to send.
 #[derive(Debug)]
 pub(super) enum OutHead {
-    Request(RequestHead),
+    /// Shared, because the caller may send it again.
+    Request(Arc<RequestHead>),
     Response(HeaderMap),
 }
 

@@ -22,7 +22,7 @@ use tonic::Status;
 use tonic::body::Body;
 use tower_service::Service;
 
-use super::BoxError;
+use super::error::BoxError;
 use super::status::{STATUS, of_http, trailers_of};
 use crate::grpc::outgoing::Outgoing;
 use crate::grpc::session::{ResetCode, Stream};
@@ -180,7 +180,8 @@ where
                 }
                 None => {
                     outgoing.flush(&*self.stream, false);
-                    self.finish(HeaderMap::new());
+                    self.state = State::Done;
+                    self.stream.end();
                     return Poll::Ready(());
                 }
             }

@@ -16,9 +16,9 @@ use tonic::body::Body;
 use tonic::transport::server::TcpConnectInfo;
 use tower_service::Service;
 
-use super::BoxError;
 use super::body::RequestBody;
 use super::call::Call;
+use super::error::BoxError;
 use super::in_place::{InPlace, Paths};
 use super::status::timeout_of;
 use crate::endpoint::lock::lock;

@@ -4,6 +4,9 @@ use std::io;
 
 use crate::endpoint::ConfigError;
 
+/// The error of a service or of a body.
+pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
 /// The reason why an [`RdmaServer`](super::RdmaServer) could not serve, or stopped.
 ///
 /// ```

@@ -15,10 +15,10 @@ use tonic::transport::Server;
 use tower_service::Service;
 
 use super::connection::{self, Shared};
-use super::error::ServeError;
+use super::error::{BoxError, ServeError};
 use super::plaintext::is_plaintext;
-use super::{BoxError, CallConfig};
 use crate::endpoint::{EndpointStream, Negotiated};
+use crate::grpc::calls::CallConfig;
 use crate::transport::{RdmaIncoming, remote_addresses};
 
 /// Most connections that wait for tonic's server.

@@ -124,9 +124,9 @@ impl Session {
     ///
     /// # Errors
     /// The connection has ended, or takes no new calls.
-    pub(crate) fn open(self: &Arc<Self>, head: RequestHead) -> Result<Stream, OpenError> {
+    pub(crate) fn open(self: &Arc<Self>, head: impl Into<Arc<RequestHead>>) -> Result<Stream, OpenError> {
         let mut state = lock(&self.shared.state);
-        match state.core.open(head) {
+        match state.core.open(head.into()) {
             Ok(key) => Ok(Stream::new(Arc::clone(self), key)),
             Err(OpenRefused::GoingAway(reason)) => Err(OpenError::GoingAway(reason)),
             Err(OpenRefused::Ended(fault)) => Err(OpenError::Ended(state.explain(fault))),

@@ -78,11 +78,64 @@
 //! payload lies in such memory from the start: [`Pool::for_sending`](tonic_rdma_verbs::memory::Pool::for_sending) makes such buffers.
 //! [`copies_avoided_bytes`](crate::CounterSnapshot::copies_avoided_bytes) counts the bytes that were sent without this copy.
 //!
+//! # Native calls: no copy at the receiver either
+//!
+//! Calls between an [`RdmaChannel`](crate::RdmaChannel) and an [`RdmaServer`](crate::RdmaServer) need no HTTP/2. There, a large message can
+//! reach the decoder in the registered memory that it arrived in: [`both`] wraps a channel, and [`both_layer`] is the layer of a server.
+//! They also send large fields by reference, here from 4 KiB on. `Bytes` fields of such a message are slices of that memory. Its
+//! longest field begins at a multiple of 64 bytes, and the memory is free again when the last slice is dropped:
+//!
+//! ```
+//! use tonic_rdma::{RdmaChannel, RdmaIncoming, RdmaServer, gather};
+//! # use tonic::{Request, Response, Status, Streaming};
+//! # use tonic_rdma_proto::transfer::transfer_client::TransferClient;
+//! # use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
+//! # use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest};
+//! # #[derive(Debug)]
+//! # struct Aligned;
+//! #[tonic::async_trait]
+//! impl Transfer for Aligned {
+//!     async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutReply>, Status> {
+//!         let payload = request.into_inner().payload;
+//!         assert_eq!(payload.as_ptr() as usize % 64, 0);
+//!         Ok(Response::new(PutReply { bytes: payload.len() as u64, ..Default::default() }))
+//!     }
+//! #     type EchoStream = Streaming<PutRequest>;
+//! #     async fn echo(&self, request: Request<Self::EchoStream>) -> Result<Response<Self::EchoStream>, Status> {
+//! #         Ok(Response::new(request.into_inner()))
+//! #     }
+//! #     async fn usage(&self, _: Request<UsageRequest>) -> Result<Response<UsageReply>, Status> {
+//! #         Err(Status::unimplemented("not here"))
+//! #     }
+//!     // ...
+//! }
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!
+//! let incoming = RdmaIncoming::bind("127.0.0.1:0").await?;
+//! let address = incoming.local_addr();
+//! let server = RdmaServer::new().layer(gather::both_layer()).add_service(TransferServer::new(Aligned));
+//! tokio::spawn(server.serve_with_incoming(incoming));
+//!
+//! let channel = RdmaChannel::connect(format!("http://{address}")).await?;
+//! let mut client = TransferClient::new(gather::both(channel.clone()));
+//! let payload = bytes::Bytes::from(vec![7; 1 << 20]);
+//! let reply = client.put(PutRequest { payload, ..Default::default() }).await?;
+//! assert_eq!(reply.into_inner().bytes, 1 << 20);
+//! # assert!(channel.last_connection().is_some_and(|info| info.is_native()));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A message lands before tonic sees it. Therefore its limit is set on the wrapper, too, and messages that the application holds count against
+//! [`CallConfig::landing_budget`](crate::CallConfig::landing_budget). [`CounterSnapshot`](crate::CounterSnapshot) has the copies: none were made
+//! while `offered_copied_bytes` and `landed_copied_bytes` are 0.
+//!
 //! # What it costs
 //!
 //! - A field of [`THRESHOLD`] bytes or more gets its own DATA frames. Below that length a copy costs less than a frame.
 //! - The field's memory is held until the transport has taken the bytes, so it is freed later than with a copy.
-//! - The receiver copies as before: from the transport into HTTP/2's buffer, and from there into tonic's buffer.
+//! - Over HTTP/2 the receiver copies as before: from the transport into HTTP/2's buffer, and from there into tonic's buffer.
 //!
 //! # Limits
 //!
