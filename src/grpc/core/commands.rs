@@ -183,6 +183,20 @@ impl<K> Core<K> {
         Poll::Pending
     }
 
+    /// Returns whether `poll_head` or `poll_part` would return something now.
+    pub(in crate::grpc) fn has_arrived(&self, key: StreamKey) -> bool {
+        let stream = &self.streams[key.index()];
+        let receiving = &stream.receiving;
+        if receiving.head.is_some() || stream.fault.is_some() {
+            return true;
+        }
+        match receiving.parts.front() {
+            Some(&InPart::Offer(offer)) => self.inbound[offer].has_landed(),
+            Some(_) => true,
+            None => receiving.ended,
+        }
+    }
+
     /// Returns whether nothing is left to take.
     pub(in crate::grpc) fn is_end(&self, key: StreamKey) -> bool {
         let receiving = &self.streams[key.index()].receiving;

@@ -148,6 +148,12 @@ impl Stream {
         CallFault::NoMemory { length, reason: format!("none for {time:?}: {reason}").into() }
     }
 
+    /// Returns whether [`poll_head`](Self::poll_head) or [`poll_part`](Self::poll_part) would return something now, for callers that
+    /// look at the completion queue themselves.
+    pub(crate) fn has_arrived(&self) -> bool {
+        self.lock().core.has_arrived(self.key)
+    }
+
     /// Returns whether [`poll_part`](Self::poll_part) has returned the last part, or will return `None` at once.
     pub(crate) fn is_end(&self) -> bool {
         self.lock().core.is_end(self.key)
