@@ -17,6 +17,7 @@ mod serve;
 mod status;
 
 use std::convert::Infallible;
+use std::error::Error;
 use std::fmt;
 use std::future::{Future, Pending};
 
@@ -36,7 +37,6 @@ use super::calls::CallConfig;
 use crate::endpoint::Config;
 use crate::transport::RdmaIncoming;
 
-use error::BoxError;
 pub use error::ServeError;
 
 /// A gRPC server for all clients on one port: peers that know native calls, peers that send HTTP/2 over RDMA, and stock clients over TCP.
@@ -64,20 +64,33 @@ pub use error::ServeError;
 /// # }
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use tonic_rdma::{RdmaIncoming, RdmaServer};
+/// use tonic_rdma::{RdmaChannel, RdmaIncoming, RdmaServer};
 ///
 /// let incoming = RdmaIncoming::bind("127.0.0.1:0").await?;
-/// let address = incoming.local_addr();
+/// let uri = format!("http://{}", incoming.local_addr());
 /// let server = RdmaServer::new().add_service(GreeterServer::new(Greets));
-/// tokio::spawn(server.serve_with_incoming(incoming));
+/// tokio::spawn(server.serve_with_incoming(incoming)); // or .serve("0.0.0.0:50051")
 ///
-/// // A stock client.
-/// let mut client = GreeterClient::connect(format!("http://{address}")).await?;
-/// let reply = client.say_hello(HelloRequest { name: "Ada".into() }).await?;
+/// let channel = RdmaChannel::connect(uri.clone()).await?;
+/// assert!(channel.last_connection().is_some_and(|info| info.is_native()));
+/// let reply = GreeterClient::new(channel).say_hello(HelloRequest { name: "Ada".into() }).await?;
 /// assert_eq!(reply.into_inner().message, "Hello Ada!");
+///
+/// let mut stock = GreeterClient::connect(uri).await?;
+/// let reply = stock.say_hello(HelloRequest { name: "Grace".into() }).await?;
+/// assert_eq!(reply.into_inner().message, "Hello Grace!");
 /// # Ok(())
 /// # }
 /// ```
+///
+/// # Where handlers of native calls run
+///
+/// A native call is polled first by the thread that finds it, within the runtime that [`serve`](Self::serve) runs in. A handler that does
+/// not wait is done then, and its reply is sent, without a task of its own. A handler that waits goes on as a task. Calls of methods that
+/// compute for more than about 50 µs go to tasks at once. A handler that blocks its thread delays other calls, as it does in a task; for
+/// such work there is `tokio::task::spawn_blocking`.
+///
+/// A handler that panics ends its own call with UNKNOWN. A call that the client cancels, and one whose deadline passes, drops its handler.
 #[derive(Clone)]
 #[must_use]
 pub struct RdmaServer<L = Identity> {
@@ -183,7 +196,7 @@ impl<L> RdmaServer<L> {
             + 'static,
         S::Future: Send + 'static,
         B: http_body::Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<BoxError>,
+        B::Error: Into<Box<dyn Error + Send + Sync>>,
     {
         self.routes = self.routes.add_service(service);
         self
@@ -203,7 +216,7 @@ impl<L> RdmaServer<L> {
             + 'static,
         S::Future: Send + 'static,
         B: http_body::Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<BoxError>,
+        B::Error: Into<Box<dyn Error + Send + Sync>>,
     {
         match service {
             Some(service) => self.add_service(service),
@@ -248,9 +261,9 @@ impl<L> RdmaServer<L> {
         L: Layer<Routes, Service = S>,
         S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
         S::Future: Send + 'static,
-        S::Error: Into<BoxError> + Send + 'static,
+        S::Error: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
         B: http_body::Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<BoxError>,
+        B::Error: Into<Box<dyn Error + Send + Sync>>,
     {
         let incoming = self.listen(address).await?;
         self.serve_all(incoming, None::<Pending<()>>).await
@@ -270,9 +283,9 @@ impl<L> RdmaServer<L> {
         L: Layer<Routes, Service = S>,
         S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
         S::Future: Send + 'static,
-        S::Error: Into<BoxError> + Send + 'static,
+        S::Error: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
         B: http_body::Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<BoxError>,
+        B::Error: Into<Box<dyn Error + Send + Sync>>,
     {
         let incoming = self.listen(address).await?;
         self.serve_with_incoming_shutdown(incoming, signal).await
@@ -287,9 +300,9 @@ impl<L> RdmaServer<L> {
         L: Layer<Routes, Service = S>,
         S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
         S::Future: Send + 'static,
-        S::Error: Into<BoxError> + Send + 'static,
+        S::Error: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
         B: http_body::Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<BoxError>,
+        B::Error: Into<Box<dyn Error + Send + Sync>>,
     {
         self.serve_all(incoming, None::<Pending<()>>).await
     }
@@ -307,9 +320,9 @@ impl<L> RdmaServer<L> {
         L: Layer<Routes, Service = S>,
         S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
         S::Future: Send + 'static,
-        S::Error: Into<BoxError> + Send + 'static,
+        S::Error: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
         B: http_body::Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<BoxError>,
+        B::Error: Into<Box<dyn Error + Send + Sync>>,
     {
         self.serve_all(incoming, Some(signal)).await
     }
@@ -329,9 +342,9 @@ impl<L> RdmaServer<L> {
         L: Layer<Routes, Service = S>,
         S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
         S::Future: Send + 'static,
-        S::Error: Into<BoxError> + Send + 'static,
+        S::Error: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
         B: http_body::Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<BoxError>,
+        B::Error: Into<Box<dyn Error + Send + Sync>>,
     {
         self.calls.validate()?;
         let service = self.layers.service(self.routes.prepare());
