@@ -47,11 +47,9 @@ pub use error::{ConnectError, NegotiationError, RdmaUnavailable};
 pub use fault::ConnectionFault;
 pub use info::{RdmaConnectInfo, Verdict};
 pub use link::work_id::{WorkId, WorkKind};
-#[allow(unused_imports, reason = "the session above is being written")]
 pub(crate) use messages::{
-    Exposed, FetchError, MessageEndpoint, MessageHandler, MessageSettings, Negotiated, Piece, Sender,
+    CallUnderWay, FetchError, MessageEndpoint, MessageHandler, MessageSettings, Negotiated, Piece, Sender,
 };
-#[allow(unused_imports, reason = "the server above is being written")]
 pub(crate) use negotiate::NegotiatedListener;
 pub use negotiate::{Dialer, Listener, Lost, Place, Places, Source, TooManyWait};
 pub use polling::{

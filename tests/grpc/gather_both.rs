@@ -137,6 +137,33 @@ async fn calls_at_the_same_time_keep_their_messages_apart() {
     }
 }
 
+/// Returns how often this thread has met a page that had no memory.
+fn page_faults() -> u64 {
+    let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+    // The fields after the name, which is in parentheses: state, parent, group, session, terminal, its group, flags, minor faults.
+    let after_name = stat.rsplit(')').next().unwrap();
+    after_name.split_whitespace().nth(7).unwrap().parse().unwrap()
+}
+
+#[tokio::test]
+async fn messages_after_the_first_land_in_memory_that_was_used_before() {
+    const LENGTH: usize = 16 << 20;
+    let (_depot, channel) = depot().await;
+    let pool = Pool::for_sending(64 << 20);
+    let parcel = Parcel::new(5, LENGTH, &[], Some(&pool));
+    let mut before = 0;
+    for round in 0..10 {
+        if round == 2 {
+            before = page_faults();
+        }
+        let receipt = put(both(&channel, LIMIT), parcel.clone()).await.unwrap();
+        assert_eq!((receipt.length, receipt.misaligned), (LENGTH as u64, 0));
+    }
+    let faults = page_faults() - before;
+    // New memory for each would be 32 768 pages of 4 KiB.
+    assert!(faults < 1000, "{faults} page faults");
+}
+
 /// Landed messages may outlive their call, their channel and the server.
 #[tokio::test]
 async fn messages_stay_when_their_connection_ends() {

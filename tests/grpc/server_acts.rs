@@ -87,6 +87,10 @@ impl Acts {
             }
             "fail" => return Err(Status::data_loss(argument)),
             "call" => return say(&mut GreeterClient::new(self.next()), argument).await,
+            "span" => {
+                let span = tracing::Span::current();
+                return Ok(span.metadata().map_or("none", |metadata| metadata.name()).into());
+            }
             "spawn" => tokio::spawn(std::future::ready(())).await.unwrap(),
             _ => {}
         }

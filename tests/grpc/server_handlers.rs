@@ -10,6 +10,7 @@ use tonic_rdma::{CallConfig, RdmaIncoming, RdmaServer};
 use tonic_rdma_proto::greeter::HelloRequest;
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 use tonic_rdma_proto::greeter::greeter_server::GreeterServer;
+use tracing::Instrument as _;
 
 use crate::server_acts::{Acts, in_every_runtime, serve};
 use support::{Runtime, config, outcome, say, until, within};
@@ -179,6 +180,26 @@ fn failures_have_the_words_of_http2() {
         assert_eq!((unknown.code(), unknown.message()), (same.code(), same.message()));
         assert_eq!(unknown.code(), Code::Unimplemented);
     });
+}
+
+#[test]
+fn the_span_of_a_caller_in_the_same_process_is_not_that_of_the_handler() {
+    let subscriber = tracing_subscriber::fmt().with_writer(std::io::sink).finish();
+    let _installed = tracing::subscriber::set_default(subscriber);
+    for runtime in [Runtime::Idle, Runtime::CurrentThread] {
+        runtime.run(within(async {
+            let running = serve(&Acts::default(), CallConfig::default()).await;
+            let client = running.client().await;
+            for _ in 0..20 {
+                let mut client = client.clone();
+                let call = async move {
+                    assert_eq!(tracing::Span::current().metadata().unwrap().name(), "caller");
+                    say(&mut client, "span").await.unwrap()
+                };
+                assert_eq!(call.instrument(tracing::info_span!("caller")).await, "none");
+            }
+        }));
+    }
 }
 
 #[test]

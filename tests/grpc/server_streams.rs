@@ -163,7 +163,7 @@ impl Transfer for Mirror {
             let PutRequest { seed, check, payload } = request?;
             Content::new(seed).check(&payload);
             let payload = Bytes::from(Content::new(seed + 1).take(payload.len()));
-            Ok(PutRequest { seed: seed + 1, check, payload: payload.into() })
+            Ok(PutRequest { seed: seed + 1, check, payload })
         });
         Ok(Response::new(Box::pin(replies)))
     }
@@ -174,7 +174,7 @@ impl Transfer for Mirror {
 }
 
 fn content(seed: u64, length: usize) -> PutRequest {
-    PutRequest { seed, check: 0, payload: Bytes::from(Content::new(seed).take(length)).into() }
+    PutRequest { seed, check: 0, payload: Bytes::from(Content::new(seed).take(length)) }
 }
 
 #[test]

@@ -36,6 +36,7 @@ impl Connection {
     }
 
     /// Returns the length of the longest message to the peer.
+    #[cfg(test)]
     pub(crate) fn max_message(&self) -> usize {
         lock(&self.state).protocol.max_payload()
     }

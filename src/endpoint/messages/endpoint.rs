@@ -6,8 +6,10 @@ use super::handler::MessageHandler;
 use super::settings::MessageSettings;
 use crate::endpoint::connection::member::Carrier;
 use crate::endpoint::counters::Counters;
+#[cfg(test)]
 use crate::endpoint::fault::ConnectionFault;
 use crate::endpoint::info::RdmaConnectInfo;
+use crate::endpoint::polling::Reactor;
 use crate::endpoint::stream::EndpointStream;
 use crate::protocol::AbortCode;
 
@@ -37,6 +39,18 @@ pub(crate) struct MessageEndpoint {
     info: RdmaConnectInfo,
 }
 
+/// A call that is under way, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct CallUnderWay {
+    reactor: Arc<Reactor>,
+}
+
+impl Drop for CallUnderWay {
+    fn drop(&mut self) {
+        self.reactor.call_ends();
+    }
+}
+
 impl MessageEndpoint {
     pub(in crate::endpoint) fn new(carrier: Carrier, info: RdmaConnectInfo) -> Self {
         Self { carrier, info }
@@ -53,6 +67,7 @@ impl MessageEndpoint {
     }
 
     /// Returns the length of the longest message to the peer, in bytes. It is at least 256.
+    #[cfg(test)]
     pub(crate) fn max_message(&self) -> usize {
         self.carrier.connection.max_message()
     }
@@ -83,6 +98,13 @@ impl MessageEndpoint {
         self.carrier.reactor.wait_as_caller(&self.carrier.queue, is_done)
     }
 
+    /// Notes that a call has begun, until the returned value is dropped. While other calls are under way, a caller whose answer has come
+    /// leaves the queue to the poll task.
+    pub(crate) fn begin_call(&self) -> CallUnderWay {
+        self.carrier.reactor.call_begins();
+        CallUnderWay { reactor: Arc::clone(&self.carrier.reactor) }
+    }
+
     /// Closes the connection in good order. Messages that the handler still gives in `transmit` are sent; once it gives none though
     /// there is room, the peer sees the end of the messages. The connection ends when the peer has closed too, at the latest
     /// after [`Config::linger`](crate::Config::linger). The handler receives messages until then.
@@ -96,6 +118,7 @@ impl MessageEndpoint {
     }
 
     /// Returns the reason why the connection ended early, if it did.
+    #[cfg(test)]
     pub(crate) fn fault(&self) -> Option<ConnectionFault> {
         self.carrier.connection.fault()
     }

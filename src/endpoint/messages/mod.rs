@@ -24,7 +24,9 @@ pub(in crate::endpoint) mod settings;
 mod tests;
 pub(in crate::endpoint) mod traffic;
 
-pub(crate) use endpoint::{MessageEndpoint, Negotiated};
+pub(crate) use endpoint::{CallUnderWay, MessageEndpoint, Negotiated};
 pub(crate) use handler::MessageHandler;
-pub(crate) use sender::{Exposed, FetchError, Piece, Sender};
+#[cfg(test)]
+pub(crate) use sender::Exposed;
+pub(crate) use sender::{FetchError, Piece, Sender};
 pub(crate) use settings::MessageSettings;

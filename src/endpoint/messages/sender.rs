@@ -89,7 +89,7 @@ impl<'a> Sender<'a> {
     }
 
     /// Returns how many bytes one message may have now; 0 means to wait for the next call of `transmit`. The value is
-    /// [`max_message`](super::MessageEndpoint::max_message) or 0.
+    /// the length of the longest message, or 0.
     pub(crate) fn room(&self) -> usize {
         self.protocol.eager_room()
     }

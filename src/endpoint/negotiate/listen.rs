@@ -131,6 +131,7 @@ pub(crate) struct NegotiatedListener {
 
 impl NegotiatedListener {
     /// Returns the address that the listener listens on.
+    #[cfg(test)]
     pub(crate) fn local_addr(&self) -> SocketAddr {
         self.listener.local_addr()
     }

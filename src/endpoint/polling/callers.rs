@@ -1,11 +1,11 @@
 //! Futures that look at a completion queue themselves while they wait for the answer to a call.
 //!
 //! One thread of a runtime does so at a time, so that the other workers serve tasks, timers and sockets. Meanwhile the poll task looks
-//! from time to time only, and the queues are not armed. When the caller stops although a future waits, the poll task takes over. When it
-//! stops because its answer has come, and all other arrivals belong to callers too, the queues stay as they are: the next call
-//! usually comes at once, and otherwise the poll task arms them within some milliseconds.
+//! from time to time only, and the queues are not armed. When the caller stops although a future waits or other calls are under way, the
+//! poll task takes over. When it stops because the answer to the only call has come, and nothing else can arrive, the queues stay as they are:
+//! the next call usually comes at once, and otherwise the poll task arms them within some milliseconds.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,8 @@ pub(super) struct Callers {
     looked: AtomicBool,
     /// A future waits that does not look itself.
     waiting: AtomicBool,
+    /// Calls under way.
+    calls: AtomicUsize,
 }
 
 /// The right to look, until dropped.
@@ -39,6 +41,7 @@ impl Callers {
             looking: AtomicBool::new(false),
             looked: AtomicBool::new(false),
             waiting: AtomicBool::new(false),
+            calls: AtomicUsize::new(0),
         }
     }
 
@@ -46,7 +49,7 @@ impl Callers {
     pub(super) fn begin(&self) -> Option<Turn<'_>> {
         let pace = self.pace.try_lock().ok()?;
         self.looking.store(true, Ordering::SeqCst);
-        self.looked.store(true, Ordering::Relaxed);
+        self.looked.store(true, Ordering::SeqCst);
         Some(Turn { callers: self, pace })
     }
 
@@ -62,9 +65,9 @@ impl Callers {
         self.looking.load(Ordering::SeqCst)
     }
 
-    /// Returns whether a caller has looked since the last call of this function, and no future waits that does not look itself.
+    /// Returns whether a caller has looked since the last call of this function, and left nothing to the poll task.
     pub(super) fn have_looked(&self) -> bool {
-        self.looked.swap(false, Ordering::Relaxed) && !self.waiting.load(Ordering::SeqCst)
+        self.looked.swap(false, Ordering::SeqCst) && !self.waiting.load(Ordering::SeqCst)
     }
 
     /// Notes that a future waits that does not look itself.
@@ -72,9 +75,27 @@ impl Callers {
         self.waiting.store(true, Ordering::SeqCst);
     }
 
-    /// Returns whether a future began to wait since the last call of this function.
-    pub(super) fn take_waiting(&self) -> bool {
-        self.waiting.load(Ordering::SeqCst) && self.waiting.swap(false, Ordering::SeqCst)
+    /// Ends a caller's turn, and returns whether the poll task has to take over: a future waits, or other calls are under way.
+    /// `always`: something else may arrive, too.
+    pub(super) fn hand_over(&self, turn: Turn<'_>, always: bool) -> bool {
+        drop(turn);
+        let waiting = self.waiting.load(Ordering::SeqCst) && self.waiting.swap(false, Ordering::SeqCst);
+        let takes_over = waiting || always || self.calls.load(Ordering::SeqCst) > 1;
+        if takes_over {
+            // The poll task looks with its next step.
+            self.looked.store(false, Ordering::SeqCst);
+        }
+        takes_over
+    }
+
+    /// Notes that a call has begun.
+    pub(super) fn call_begins(&self) {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Notes that a call has ended.
+    pub(super) fn call_ends(&self) {
+        self.calls.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

@@ -212,14 +212,13 @@ impl Reactor {
         let Some(mut turn) = self.callers.begin() else {
             self.callers.wait();
             // The caller that looks may have stopped before it could see this.
-            if !self.callers.is_looking() {
+            if !self.callers.is_looking() && !queue.is_asleep() {
                 self.wake_task.notify_one();
             }
             return is_done();
         };
-        let (mut began, mut was_armed, mut done) = (false, false, false);
+        let (mut was_armed, mut done) = (false, false);
         let begin = || {
-            began = true;
             if let Ok(mut spinner) = self.spinner.try_lock() {
                 was_armed = spinner.armed;
                 self.disarm(&mut spinner.armed);
@@ -240,14 +239,23 @@ impl Reactor {
         if !done {
             self.callers.wait();
         }
-        drop(turn);
-        // The poll task takes over where a future waits. If it slept, it looks from time to time from now on, because the queues are
-        // not armed any more.
-        let takes_over = self.callers.take_waiting() || (began && !self.serves_callers_only());
-        if was_armed || (takes_over && began) {
+        let takes_over = self.callers.hand_over(turn, !self.serves_callers_only());
+        // A poll task that sleeps at armed queues is woken by an event. If this caller took the arming back, the poll task looks from
+        // time to time from now on.
+        if was_armed || (takes_over && !queue.is_asleep()) {
             self.wake_task.notify_one();
         }
         done
+    }
+
+    /// Notes that a call of this process has begun, whose future may look at a queue.
+    pub(crate) fn call_begins(&self) {
+        self.callers.call_begins();
+    }
+
+    /// Notes that a call of this process has ended.
+    pub(crate) fn call_ends(&self) {
+        self.callers.call_ends();
     }
 
     /// Returns whether all connections of the reactor's queues belong to callers, so that nothing arrives that no caller waits for.

@@ -17,10 +17,11 @@ use crate::grpc::calls::CallConfig;
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 /// use std::time::Duration;
 /// use tonic::transport::Endpoint;
-/// use tonic_rdma::{Config, RdmaChannel};
+/// use tonic_rdma::{Config, RdmaChannel, RdmaChannelBuilder};
 ///
 /// let endpoint = Endpoint::from_static("http://ps0:50051").timeout(Duration::from_secs(5));
-/// let channel = RdmaChannel::builder(endpoint).config(Config::from_env()?).connect().await?;
+/// let builder: RdmaChannelBuilder = RdmaChannel::builder(endpoint).config(Config::from_env()?);
+/// let channel = builder.connect().await?;
 /// # drop(channel);
 /// # Ok(())
 /// # }
@@ -53,7 +54,7 @@ impl RdmaChannelBuilder {
         self
     }
 
-    /// Connects: to the endpoint, or to at least one of several.
+    /// Connects to the endpoint, or to at least one of several.
     ///
     /// # Errors
     /// A setting has a value that can't be used, there is no endpoint, or no endpoint can be connected to.

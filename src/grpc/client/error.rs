@@ -27,7 +27,7 @@ use crate::transport::balance::error::DialError;
 #[non_exhaustive]
 pub enum ChannelError {
     /// The argument does not name an endpoint, as its source says.
-    #[error("not an endpoint: {0}")]
+    #[error("not an endpoint: {}", innermost(.0.as_ref()))]
     Endpoint(#[source] Box<dyn Error + Send + Sync>),
     /// The channel has no endpoint.
     #[error("the channel has no endpoint to connect to")]
@@ -39,7 +39,7 @@ pub enum ChannelError {
     #[error(transparent)]
     Connect(#[from] ConnectError),
     /// The connection was made, and HTTP/2 or TLS on it failed.
-    #[error("{0}")]
+    #[error("{}", innermost(.0.as_ref()))]
     Http2(#[source] Box<dyn Error + Send + Sync>),
     /// None of several endpoints could be connected. The message and the source are those of the last failure.
     #[error("{}", .0.message())]
@@ -49,14 +49,26 @@ pub enum ChannelError {
 /// The reason why an endpoint has no connection.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failure {
-    #[error("{0}")]
+    #[error("the channel has a setting that can't be used")]
     Config(#[from] ConfigError),
-    #[error("{0}")]
+    #[error("the endpoint can't be connected to")]
     Connect(#[from] ConnectError),
-    #[error("{0}")]
+    #[error("the endpoint was connected to, and HTTP/2 failed")]
     Http2(#[from] DialError),
     #[error("the channel's runtime ended while it connected")]
     Interrupted,
+}
+
+impl Failure {
+    /// Returns the message of the error within.
+    pub(super) fn reason(&self) -> String {
+        self.source().map_or_else(|| self.to_string(), ToString::to_string)
+    }
+}
+
+/// Returns the message of the last source, because tonic's errors around it are general.
+fn innermost(error: &(dyn Error + 'static)) -> String {
+    error.source().map_or_else(|| error.to_string(), innermost)
 }
 
 impl From<Failure> for ChannelError {
@@ -75,9 +87,10 @@ pub(super) fn unavailable(count: usize, last: Option<(Uri, Arc<Failure>)>) -> St
     let Some((uri, failure)) = last else {
         return Status::unavailable("there is no endpoint to call");
     };
+    let reason = failure.reason();
     let message = match count {
-        1 => format!("{uri}: {failure}"),
-        _ => format!("all {count} endpoints are down, the last one to fail was {uri}: {failure}"),
+        1 => format!("{uri}: {reason}"),
+        _ => format!("all {count} endpoints are down, the last one to fail was {uri}: {reason}"),
     };
     let mut status = Status::unavailable(message);
     status.set_source(failure);

@@ -134,7 +134,7 @@ impl Member {
         let (state, calls) = match &state.phase {
             Phase::Idle | Phase::Connecting => (EndpointState::Connecting, 0),
             Phase::Up(connection) => (EndpointState::Up(connection.info().clone()), connection.load()),
-            Phase::Down(_, failure) => (EndpointState::Down(failure.to_string().into()), 0),
+            Phase::Down(_, failure) => (EndpointState::Down(failure.reason().into()), 0),
         };
         EndpointStatus { uri: self.endpoint.uri().clone(), state, calls }
     }
@@ -169,8 +169,7 @@ impl Member {
         let mut state = lock(&self.state);
         state.backoff.failed();
         if let Some(suppressed) = self.lines[1].admit(Instant::now()) {
-            let (uri, reason, retry_in) =
-                (self.endpoint.uri(), failure.to_string(), state.backoff.remaining());
+            let (uri, reason, retry_in) = (self.endpoint.uri(), failure.reason(), state.backoff.remaining());
             tracing::warn!(%uri, reason, ?retry_in, suppressed, "endpoint is down");
         }
         state.phase = Phase::Down(Instant::now(), Arc::new(failure));

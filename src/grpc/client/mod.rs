@@ -197,6 +197,32 @@ impl fmt::Debug for RdmaChannel {
 }
 
 /// The response of a call on an [`RdmaChannel`]. Dropping it cancels the call, also at the server.
+///
+/// Generated clients await this future. A layer of tower can name it:
+///
+/// ```
+/// use std::task::{Context, Poll};
+/// use tonic_rdma::{RdmaChannel, RdmaResponseFuture};
+/// use tower_service::Service;
+///
+/// #[derive(Clone)]
+/// struct Logged(RdmaChannel);
+///
+/// impl Service<http::Request<tonic::body::Body>> for Logged {
+///     type Response = http::Response<tonic::body::Body>;
+///     type Error = tonic::Status;
+///     type Future = RdmaResponseFuture;
+///
+///     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), tonic::Status>> {
+///         self.0.poll_ready(context)
+///     }
+///
+///     fn call(&mut self, request: http::Request<tonic::body::Body>) -> RdmaResponseFuture {
+///         println!("{}", request.uri().path());
+///         self.0.call(request)
+///     }
+/// }
+/// ```
 #[must_use = "a call is not sent unless its future is polled"]
 pub struct RdmaResponseFuture {
     inner: Inner,

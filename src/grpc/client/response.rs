@@ -11,6 +11,7 @@ use tokio::task::AbortHandle;
 use tonic::Status;
 
 use super::deadline::Deadline;
+use crate::endpoint::CallUnderWay;
 use crate::endpoint::lock::lock;
 use crate::grpc::patience::Patience;
 use crate::grpc::session::{CallFault, Part, ResetCode, Stream};
@@ -23,11 +24,13 @@ pub(super) struct Begun {
     /// The task that sends the rest of the request, and the reason why it failed.
     pump: Option<(AbortHandle, Arc<Mutex<Option<Status>>>)>,
     ended: bool,
+    _under_way: CallUnderWay,
 }
 
 impl Begun {
     pub(super) fn new(stream: Arc<Stream>) -> Self {
-        Self { stream, pump: None, ended: false }
+        let under_way = stream.session().endpoint().begin_call();
+        Self { stream, pump: None, ended: false, _under_way: under_way }
     }
 
     pub(super) fn stream(&self) -> &Arc<Stream> {

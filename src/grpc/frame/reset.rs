@@ -3,6 +3,14 @@
 use std::fmt;
 
 /// The reason that an end gives when it resets a call.
+///
+/// ```
+/// use tonic::Code;
+/// use tonic_rdma::{CallFault, ResetCode};
+///
+/// assert_eq!(CallFault::Reset(ResetCode::Cancel).code(), Code::Cancelled);
+/// assert_eq!(CallFault::Reset(ResetCode::Refused).code(), Code::Unavailable);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ResetCode {

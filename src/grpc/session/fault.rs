@@ -9,11 +9,24 @@ use crate::endpoint::ConnectionFault;
 use crate::grpc::frame::ResetCode;
 
 /// The reason why a native call ended early. It is a source of the call's [`Status`].
+///
+/// ```
+/// use std::error::Error;
+/// use tonic_rdma::{CallFault, ResetCode};
+///
+/// /// Returns whether the server reset the call because a limit of its own was exceeded.
+/// fn is_limited(status: &tonic::Status) -> bool {
+///     let fault = status.source().and_then(|source| source.downcast_ref());
+///     matches!(fault, Some(CallFault::Reset(ResetCode::ResourceExhausted)))
+/// }
+/// assert!(is_limited(&CallFault::Reset(ResetCode::ResourceExhausted).into()));
+/// assert!(!is_limited(&CallFault::PeerClosed.into()));
+/// ```
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallFault {
     /// The connection ended while the call ran.
-    #[error("the connection ended: {0}")]
+    #[error("the connection ended while the call ran")]
     Connection(#[source] ConnectionFault),
     /// The peer closed the connection while the call ran.
     #[error("the peer closed the connection before the call ended")]
@@ -84,7 +97,11 @@ impl CallFault {
 
 impl From<CallFault> for Status {
     fn from(fault: CallFault) -> Self {
-        let mut status = Self::new(fault.code(), fault.to_string());
+        let message = match &fault {
+            CallFault::Connection(reason) => format!("{fault}: {reason}"),
+            fault => fault.to_string(),
+        };
+        let mut status = Self::new(fault.code(), message);
         status.set_source(Arc::new(fault) as Arc<dyn Error + Send + Sync>);
         status
     }

@@ -138,11 +138,6 @@ impl Session {
         self.endpoint.drive();
     }
 
-    /// Looks at the completion queue once, and delivers what has arrived. Returns whether anything had arrived.
-    pub(crate) fn poll(&self) -> bool {
-        self.endpoint.poll()
-    }
-
     /// Returns the endpoint, for its information and the budget of callers that spin.
     pub(crate) fn endpoint(&self) -> &MessageEndpoint {
         &self.endpoint
@@ -187,12 +182,6 @@ impl Session {
             Poll::Pending
         })
         .await
-    }
-
-    /// Returns the reason why the connection ended, if it did.
-    pub(crate) fn fault(&self) -> Option<CallFault> {
-        let state = lock(&self.shared.state);
-        state.core.ended().map(|fault| state.explain(fault.clone()))
     }
 
     /// Returns the number of calls that have not ended.

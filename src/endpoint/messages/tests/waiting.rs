@@ -87,6 +87,7 @@ impl World {
 
     /// Sends a message, and waits until `count` answers have come, as a call's future does.
     async fn call(&self, count: usize) {
+        let _under_way = self.client.begin_call();
         self.echo.queue.lock().unwrap().push(Bytes::from_static(b"ping"));
         self.client.drive();
         let mut polls = 0;

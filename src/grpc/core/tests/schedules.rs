@@ -68,7 +68,7 @@ fn run(seed: u64) {
         limits.2 = [16 << 10, 64 << 10, 1 << 20][random.usize(..3)];
     }
     let mut pair = Pair::new(seed, all, [device(random), device(random)]);
-    let longest = if seed % 16 == 0 { 400_000 } else { 30_000 };
+    let longest = if seed.is_multiple_of(16) { 400_000 } else { 30_000 };
     let count = 1 + random.usize(..10);
     let calls: Vec<_> = (0..count).map(|number| call(number, random, longest)).collect();
     let mut sides: Vec<Side> = Vec::new();

@@ -73,7 +73,30 @@ fn a_long_read_needs_no_poll_of_the_peer() {
     }
 }
 
-/// As above, and the peer's poller sleeps whenever a poll has found nothing.
+/// A thread that does not poll posts a READ. The device copies the bytes at once. The poller sleeps, and learns of it by an event.
+#[test]
+fn a_read_that_is_complete_at_once_wakes_the_poller() {
+    let (a, b) = Side::connected();
+    let (into, memory) = (a.large(4096, 0), Arc::new(HostMemory::from_vec(vec![7; 4096])));
+    // SAFETY: no reference to the memory exists.
+    let segments = unsafe { [LocalSegment::new(&*into, 0..4096)] };
+    let region = b.domain.register(memory, all()).unwrap();
+    let remote = RemoteSegment { address: region.memory().address(), rkey: region.rkey() };
+    // The first READ maps the peer's memory.
+    for _ in 0..3 {
+        a.queue.arm().unwrap();
+        assert_eq!(a.queue.poll(&mut [WorkCompletion::EMPTY; 4]), 0);
+        assert!(a.post(Operation::Read { into: &segments, remote }));
+        let descriptor = a.queue.event_fd();
+        let mut waiting = [PollFd::new(&descriptor, PollFlags::IN)];
+        let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+        assert_eq!(rustix::event::poll(&mut waiting, Some(&patience)).unwrap(), 1, "no event");
+        a.queue.acknowledge_events();
+        wait_for("the READ", || !a.drain().is_empty());
+    }
+}
+
+/// As [`a_long_read_needs_no_poll_of_the_peer`], and the peer's poller sleeps whenever a poll has found nothing.
 #[test]
 fn a_long_read_of_a_peer_that_sleeps() {
     for _ in 0..ROUNDS {

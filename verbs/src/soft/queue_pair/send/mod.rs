@@ -242,7 +242,8 @@ impl SendQueue {
     fn ask_for_progress(&self) {
         self.core.want(Attention::PROGRESS);
         Attention::fence::<Native, Shipping>();
-        if self.has_unseen_progress() {
+        // A READ may be complete already, because this end copies the bytes while it posts the request.
+        if self.ended.load(Relaxed) || self.has_unseen_progress() {
             self.core.send_queue.notify();
         }
     }
