@@ -141,7 +141,7 @@ impl State {
                 self.protocol.handle_sends_completed(id.value);
             }
             WorkKind::Read if self.messages.is_some() => {
-                counters.rendezvous_received_bytes.add(completion.byte_len.into());
+                counters.rendezvous_received_bytes.add(completion.byte_len);
                 if let Some(messages) = &mut self.messages {
                     messages.fetches.completed(id.value);
                 }

@@ -83,12 +83,6 @@ impl MessageEndpoint {
         self.carrier.connection.drive();
     }
 
-    /// Looks at the completion queue once, and carries out what the look found. Returns whether there was anything. Does nothing
-    /// while another thread looks. Call this without any lock that a handler, a run or a waker takes.
-    pub(crate) fn poll(&self) -> bool {
-        self.carrier.queue.poll().completions > 0
-    }
-
     /// Waits for `is_done` on this thread for a short time, if that pays and other tasks have another thread; looks at the completion
     /// queue meanwhile. Returns whether `is_done` returned true; after that `is_done` is not called again. Returns false early if a look woke another task.
     ///
