@@ -28,7 +28,7 @@ fn large_requests_land() {
             assert_eq!(reply.into_inner().bytes, LENGTH as u64);
         }
         let counters = channel.last_connection().expect("a connection").counters();
-        assert_eq!(counters.offered_in_place_bytes, ROUNDS * LENGTH);
+        assert_eq!(counters.offered_in_place_bytes, ROUNDS * LENGTH as u64);
         assert_eq!(counters.offered_copied_bytes, 0);
         Ok(())
     });
