@@ -18,13 +18,13 @@ pub(super) struct RequestBody {
     stream: Arc<Stream>,
     presenter: Presenter,
     patience: Patience,
-    /// The call was seen to have ended early.
-    has_failed: bool,
+    /// The status of a call that ended early, until the next poll.
+    failed: Option<Status>,
 }
 
 impl RequestBody {
     pub(super) fn new(stream: Arc<Stream>) -> Self {
-        Self { stream, presenter: Presenter::default(), patience: Patience::default(), has_failed: false }
+        Self { stream, presenter: Presenter::default(), patience: Patience::default(), failed: None }
     }
 }
 
@@ -37,26 +37,32 @@ impl http_body::Body for RequestBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = &mut *self;
+        if let Some(status) = this.failed.take() {
+            return Poll::Ready(Some(Err(status)));
+        }
         let part = match this.stream.poll_part(context) {
             Poll::Ready(part) => part,
             Poll::Pending => Some(Err(ready!(this.patience.poll(&this.stream, context)))),
         };
-        if matches!(part, Some(Err(_))) && !this.has_failed {
-            // tonic takes CANCELLED of a request for its end, so a handler would take a request that was cut short for complete. At the
-            // next poll of the call the handler is dropped. A task that the handler started with the body gets the status then.
-            this.has_failed = true;
-            context.waker().wake_by_ref();
-            return Poll::Pending;
-        }
-        Poll::Ready(part.map(|part| match part {
-            Ok(Part::Data(bytes)) => Ok(Frame::data(bytes)),
-            Ok(Part::Message(message)) => Ok(Frame::data(this.presenter.present(message))),
-            Ok(Part::Trailers(trailers)) => Ok(Frame::trailers(trailers)),
-            Err(fault) => Err(fault.into()),
-        }))
+        let part = match part {
+            Some(Ok(part)) => part,
+            Some(Err(fault)) => {
+                // tonic takes CANCELLED of a request for its end, so a handler would take a request that was cut short for complete. At
+                // the next poll of the call the handler is dropped. A task that the handler started with the body gets the status then.
+                this.failed = Some(fault.into());
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            None => return Poll::Ready(None),
+        };
+        Poll::Ready(Some(Ok(match part {
+            Part::Data(bytes) => Frame::data(bytes),
+            Part::Message(message) => Frame::data(this.presenter.present(message)),
+            Part::Trailers(trailers) => Frame::trailers(trailers),
+        })))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.stream.is_end()
+        self.failed.is_none() && self.stream.is_end()
     }
 }
