@@ -22,6 +22,7 @@ mod stream;
 mod tests;
 mod wire;
 
+use std::cell::RefCell;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -240,10 +241,44 @@ impl Session {
     }
 }
 
+thread_local! {
+    /// The addresses of the sessions whose work this thread is doing, the innermost last.
+    static RUNNING: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The note that this thread does the work of a session, until this is dropped.
+struct Running;
+
+impl Running {
+    /// Begins the work of `session`. Work nests: a handler that is polled in place may drop a call, and so find more work. Returns `None`
+    /// on the third level, because a peer that opens many calls at once would fill the thread's stack. The levels outside go on
+    /// until there is no work.
+    fn begin(session: &Session) -> Option<Self> {
+        let address = std::ptr::from_ref(session).addr();
+        let begin = |running: &RefCell<Vec<usize>>| {
+            let mut running = running.borrow_mut();
+            if running.iter().filter(|&&other| other == address).count() > 1 {
+                return None;
+            }
+            running.push(address);
+            Some(Self)
+        };
+        // A thread that ends does the work without the note.
+        RUNNING.try_with(begin).unwrap_or(Some(Self))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = RUNNING.try_with(|running| running.borrow_mut().pop());
+    }
+}
+
 impl Run for Session {
     /// Accepts calls, and closes the connection if nothing is left to do.
     fn run(self: Arc<Self>) {
         lock(&self.shared.state).will_run = false;
+        let Some(_running) = Running::begin(&self) else { return };
         if let Some(acceptor) = &self.acceptor {
             while self.accept(&**acceptor) {
                 self.drive();

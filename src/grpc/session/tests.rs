@@ -4,6 +4,7 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -42,6 +43,12 @@ struct Pair {
 
 impl Pair {
     async fn new(client: CallConfig, server: CallConfig) -> Self {
+        let (sender, calls) = mpsc::unbounded_channel();
+        Self { calls, ..Self::with(client, server, Arc::new(Calls(sender))).await }
+    }
+
+    /// Makes a pair whose calls `acceptor` gets.
+    async fn with(client: CallConfig, server: CallConfig, acceptor: Arc<dyn Accept>) -> Self {
         let config = Config::default().policy(Policy::Require).provider(ProviderChoice::Soft);
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let listener = Listener::new(listener, config.clone()).unwrap();
@@ -50,11 +57,10 @@ impl Pair {
         let dialer = Dialer::new(config);
         let dial = dialer.dial_for_calls("127.0.0.1", port, None);
         let (dialled, accepted) = tokio::join!(dial, listener.next());
-        let (sender, calls) = mpsc::unbounded_channel();
         Self {
             client: Session::client(messages(dialled.unwrap()), &client),
-            server: Session::server(messages(accepted.unwrap()), &server, Arc::new(Calls(sender))),
-            calls,
+            server: Session::server(messages(accepted.unwrap()), &server, acceptor),
+            calls: mpsc::unbounded_channel().1,
         }
     }
 
@@ -317,4 +323,38 @@ async fn a_head_of_many_messages_arrives_and_a_longer_one_is_refused() {
     let fault = response_head(&call).await.unwrap_err();
     assert!(matches!(fault, CallFault::HeadTooLarge { limit: 100_000, .. }), "{fault}");
     assert_eq!(fault.code(), Code::ResourceExhausted);
+}
+
+/// Drops each call at once, and notes how deep `accept` calls itself.
+#[derive(Debug, Default)]
+struct Refusing {
+    depth: AtomicUsize,
+    deepest: AtomicUsize,
+    accepted: AtomicUsize,
+}
+
+impl Accept for Refusing {
+    fn accept(&self, stream: Stream, _: RequestHead) {
+        let depth = self.depth.fetch_add(1, Ordering::SeqCst) + 1;
+        self.deepest.fetch_max(depth, Ordering::SeqCst);
+        self.accepted.fetch_add(1, Ordering::SeqCst);
+        // This resets the call, which drives.
+        drop(stream);
+        self.depth.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test]
+async fn many_calls_at_once_do_not_nest_in_each_other() {
+    const CALLS: usize = 100;
+    let acceptor = Arc::new(Refusing::default());
+    let pair = Pair::with(CallConfig::default(), CallConfig::default(), acceptor.clone()).await;
+    let streams: Vec<_> = (0..CALLS).map(|_| pair.open("/a.B/C")).collect();
+    pair.client.drive();
+    for stream in &streams {
+        assert_eq!(response_head(stream).await.unwrap_err().code(), Code::Cancelled);
+    }
+    assert_eq!(acceptor.accepted.load(Ordering::SeqCst), CALLS);
+    let deepest = acceptor.deepest.load(Ordering::SeqCst);
+    assert!(deepest <= 2, "accept called itself {deepest} times");
 }
