@@ -84,7 +84,7 @@ impl CallConfig {
         self
     }
 
-    /// Sets the longest time that a server gives a call until its response head, 1 ms to a day. Default: none. The client's own
+    /// Sets the longest time that a server gives a call, with its whole response, 1 ms to a day. Default: none. The client's own
     /// deadline counts if it is shorter. A call that takes longer ends with DEADLINE_EXCEEDED, and its handler is dropped.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);

@@ -147,7 +147,9 @@ impl<K> Core<K> {
         match receiving.parts.front() {
             Some(InPart::Data(_)) => {
                 let Some(InPart::Data(data)) = receiving.parts.pop() else { return Poll::Pending };
-                self.took(key, data.len() as i64 + OVERHEAD);
+                let cost = data.len() as i64 + OVERHEAD;
+                self.unread_data -= cost;
+                self.took(key, cost);
                 return Poll::Ready(Some(Ok(Delivered::Data(data))));
             }
             Some(InPart::Fault(fault)) => {
@@ -256,6 +258,7 @@ impl<K> Core<K> {
         (receiving.head, receiving.trailers) = (None, None);
         let mut parts = std::mem::take(&mut receiving.parts);
         while let Some(part) = parts.pop() {
+            self.unread_data -= part.data_cost();
             if let InPart::Offer(offer) = part {
                 self.discard_offer(offer);
             }

@@ -251,9 +251,14 @@ impl<K> Core<K> {
         let stream = &mut self.streams[key.index()];
         let receiving = &mut stream.receiving;
         receiving.unread -= cost;
-        receiving.target = self.window;
         if receiving.ended || stream.closed {
             return;
+        }
+        // A stream that is read gets a full window, as long as there is memory for that if none is read any more.
+        let more = self.window - receiving.target;
+        if more > 0 && more <= self.most_full_windows - self.full_windows {
+            self.full_windows += more;
+            receiving.target = self.window;
         }
         let missing = receiving.target - receiving.allowance - receiving.unread;
         if missing >= receiving.target / 2 {

@@ -236,6 +236,11 @@ impl<K> Core<K> {
             }
             receiving.allowance -= length + OVERHEAD;
             if stream.held {
+                if self.unread_data + length + OVERHEAD > self.most_unread_data {
+                    self.refuse_data(key, header, wakers);
+                    return Ok(());
+                }
+                self.unread_data += length + OVERHEAD;
                 receiving.unread += length + OVERHEAD;
                 let data = frames.keep(payload, receiving.parts.is_empty());
                 receiving.parts.push(InPart::Data(data));
@@ -246,6 +251,18 @@ impl<K> Core<K> {
             self.peer_ended(key, wakers);
         }
         Ok(())
+    }
+
+    /// Ends a call whose data there is no memory for, because other calls are not read.
+    fn refuse_data(&mut self, key: StreamKey, header: &FrameHeader, wakers: &mut Vec<Waker>) {
+        let reason = format!(
+            "data that the application has not read has {} bytes; read it sooner, or raise CallConfig::landing_budget",
+            self.unread_data
+        );
+        self.resets.push_back((header.stream, ResetCode::ResourceExhausted));
+        self.urgent = true;
+        let fault = StreamFault::NoMemory { length: header.length.into(), reason: reason.into() };
+        self.fail(key, fault, wakers);
     }
 
     fn offered(

@@ -78,6 +78,12 @@ pub(in crate::grpc) struct Core<K> {
     pub(super) cancels: Vec<u64>,
     /// The memory that messages in one piece may have.
     pub(super) budget: Arc<LandingBudget>,
+    /// The cost of data that arrived and was not taken, of all streams, and the most of it.
+    pub(super) unread_data: i64,
+    pub(super) most_unread_data: i64,
+    /// What the streams with a full window have beyond the first window, and the most of it.
+    pub(super) full_windows: i64,
+    pub(super) most_full_windows: i64,
     /// Bytes that were taken since the last question: in one piece, and in others.
     pub(super) landed_bytes: LandedBytes,
     pub(super) accepted: VecDeque<(StreamKey, RequestHead)>,
@@ -179,6 +185,10 @@ impl<K> Core<K> {
             fetchable: VecDeque::new(),
             cancels: Vec::new(),
             budget: LandingBudget::new(u64::MAX),
+            unread_data: 0,
+            most_unread_data: i64::MAX,
+            full_windows: 0,
+            most_full_windows: i64::MAX,
             landed_bytes: LandedBytes::default(),
             accepted: VecDeque::new(),
             going: Going::default(),
@@ -192,8 +202,15 @@ impl<K> Core<K> {
         }
     }
 
-    /// Sets the memory that messages in one piece may have.
+    /// Streams that have full windows at least, however small the budget is.
+    const FULL_WINDOWS: i64 = 8;
+
+    /// Sets the memory that messages in one piece may have. As much may be in windows beyond the first ones, and as much again in data
+    /// that was not taken.
     pub(in crate::grpc) fn set_landing_budget(&mut self, budget: Arc<LandingBudget>) {
+        let limit = i64::try_from(budget.limit()).unwrap_or(i64::MAX);
+        self.most_full_windows = limit.max(self.window.saturating_mul(Self::FULL_WINDOWS));
+        self.most_unread_data = limit.saturating_add(self.most_full_windows);
         self.budget = budget;
     }
 
@@ -308,7 +325,7 @@ impl<K> Core<K> {
                     self.discard_offer(offer);
                 }
                 part if is_whole => self.streams[key.index()].receiving.parts.push(part),
-                _ => {}
+                part => self.unread_data -= part.data_cost(),
             }
         }
         if !is_whole {
@@ -340,7 +357,8 @@ impl<K> Core<K> {
         let Some(stream) = self.streams.get(key.index()) else { return };
         let is_queued = stream.sending.queued != Queued::No || stream.receiving.queued;
         if stream.closed && !stream.held && !is_queued {
-            self.streams.remove(key.index());
+            let stream = self.streams.remove(key.index());
+            self.full_windows -= (stream.receiving.target - i64::from(self.limits.window)).max(0);
         }
     }
 

@@ -92,6 +92,16 @@ pub(super) enum InPart {
     Fault(StreamFault),
 }
 
+impl InPart {
+    /// Returns the cost of data that was not taken. An offer has none, because its bytes are at the peer.
+    pub(super) fn data_cost(&self) -> i64 {
+        match self {
+            Self::Data(data) => data.len() as i64 + OVERHEAD,
+            Self::Offer(_) | Self::Fault(_) => 0,
+        }
+    }
+}
+
 /// A queue whose first element needs no memory of its own, because most calls have one part.
 #[derive(Debug)]
 pub(super) struct Parts<T> {

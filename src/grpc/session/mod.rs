@@ -264,7 +264,7 @@ impl Running {
             Some(Self)
         };
         // A thread that ends does the work without the note.
-        RUNNING.try_with(begin).unwrap_or(Some(Self))
+        RUNNING.try_with(begin).unwrap_or_else(|_| Some(Self))
     }
 }
 

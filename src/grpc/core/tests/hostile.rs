@@ -8,11 +8,13 @@ use proptest::prelude::*;
 
 use super::network::{Device, Pair};
 use crate::grpc::core::stream::StreamFault;
-use crate::grpc::core::{Delivered, StreamKey};
+use crate::grpc::core::{Core, Delivered, StreamKey};
 use crate::grpc::frame::head::Encoder;
 use crate::grpc::frame::{
     CallViolation, END, FrameHeader, Kind, Limits, MESSAGE, MORE, Offer, OfferPiece, Remote, RequestHead,
+    ResetCode,
 };
+use crate::grpc::landing_budget::LandingBudget;
 
 const CLIENT: usize = 0;
 const SERVER: usize = 1;
@@ -363,6 +365,56 @@ fn a_peer_that_reads_nothing_cannot_fill_the_memory() {
         offers.send(&mut pair, SERVER).err()
     });
     assert_eq!(refused, Some(CallViolation::Unread(1 << 17)));
+}
+
+#[test]
+fn data_of_calls_that_are_not_read_has_a_bound() {
+    let mut pair = pair();
+    // 8 windows of 16 KiB, and 1000 bytes.
+    pair.ends[SERVER].core.set_landing_budget(LandingBudget::new(1000));
+    let most = pair.ends[SERVER].core.most_unread_data;
+    assert_eq!(most, 8 * (16 << 10) + 1000);
+    pair.ends[SERVER].core.most_unread_data = 40 << 10;
+    let data = vec![7; 16 << 10];
+    let send = |pair: &mut Pair, stream| {
+        let peer = Peer::new().open(stream).plain(Kind::Data, stream, &data);
+        peer.send(pair, SERVER).unwrap();
+        pair.ends[SERVER].core.next_accepted().unwrap().0
+    };
+    let keys = [1, 2, 3].map(|stream| send(&mut pair, stream));
+    let core = &mut pair.ends[SERVER].core;
+    assert_eq!(core.resets, [(3, ResetCode::ResourceExhausted)]);
+    let refused = core.poll_part(keys[2], None);
+    assert!(matches!(refused, Poll::Ready(Some(Err(StreamFault::NoMemory { .. })))), "{refused:?}");
+    // The others go on, and their memory comes back when they are read or dropped.
+    assert_eq!(core.poll_part(keys[0], None), Poll::Ready(Some(Ok(Delivered::Data(data.clone().into())))));
+    core.release(keys[1], &mut Vec::new());
+    core.release(keys[2], &mut Vec::new());
+    assert_eq!(core.unread_data, 0);
+    let key = send(&mut pair, 4);
+    let core = &mut pair.ends[SERVER].core;
+    assert_eq!(core.poll_part(key, None), Poll::Ready(Some(Ok(Delivered::Data(data.clone().into())))));
+}
+
+#[test]
+fn only_as_many_streams_as_the_budget_covers_have_full_windows() {
+    let limits = (100, 1000, 1 << 20);
+    let mut pair = Pair::new(0, [limits, limits], [Device::default(), Device::default()]);
+    pair.settle();
+    pair.ends[SERVER].core.set_landing_budget(LandingBudget::new(0));
+    let mut keys = Vec::new();
+    for stream in 1..=20 {
+        Peer::new().open(stream).plain(Kind::Data, stream, &[1; 1000]).send(&mut pair, SERVER).unwrap();
+        let core = &mut pair.ends[SERVER].core;
+        keys.push(core.next_accepted().unwrap().0);
+        assert!(core.poll_part(keys[keys.len() - 1], None).is_ready());
+    }
+    let core = &mut pair.ends[SERVER].core;
+    let full = |core: &Core<_>| core.credits.iter().filter(|(_, credit)| *credit > 64 << 10).count();
+    assert_eq!(full(core), 8);
+    // A call that ends leaves its window to others.
+    keys.into_iter().for_each(|key| core.release(key, &mut Vec::new()));
+    assert_eq!(core.full_windows, 0);
 }
 
 #[test]
