@@ -1,4 +1,4 @@
-//! The page of the book that has the tables. `UPDATE_TABLE=1 cargo test --test semantics page` writes it anew.
+//! The pages of the book that have the tables. `UPDATE_TABLE=1 cargo test --test semantics page` writes them anew.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -21,10 +21,20 @@ not in the list fails a test, and so does an entry of the list that is no differ
 Each message's content is checked, byte for byte, at both ends.
 ";
 
+const BEHAVIOURS: &str = "\
+# Behaviours, one by one
+
+The outcome of each behaviour over each column. [What gRPC promises](semantics.md) explains the columns, and lists the differences with their reasons.
+";
+
 #[test]
-fn the_page_is_up_to_date() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/book/src/semantics.md");
-    let page = page();
+fn the_pages_are_up_to_date() {
+    is_up_to_date("semantics.md", &page());
+    is_up_to_date("semantics-behaviours.md", &behaviours());
+}
+
+fn is_up_to_date(name: &str, page: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/book/src").join(name);
     if std::env::var_os("UPDATE_TABLE").is_some() {
         std::fs::write(&path, page).unwrap();
         return;
@@ -76,9 +86,6 @@ fn page() -> String {
         let title = title_of(difference.behaviour);
         let _ = writeln!(page, "| {title} | {} | {} |", difference.column.heading(), difference.because);
     }
-    for group in GROUPS {
-        write_group(&mut page, group);
-    }
     page.push_str(
         "\n## gRPC's own end-to-end tests\n\nThe tests of gRPC core (`test/core/end2end/tests` of \
          [grpc/grpc](https://github.com/grpc/grpc)), and where their questions are asked here.\n\n| test | here |\n|---|---|\n",
@@ -90,6 +97,12 @@ fn page() -> String {
         };
         let _ = writeln!(page, "| `{test}` | {here} |");
     }
+    page
+}
+
+fn behaviours() -> String {
+    let mut page = BEHAVIOURS.to_owned();
+    GROUPS.iter().for_each(|group| write_group(&mut page, group));
     page
 }
 

@@ -13,6 +13,7 @@ mod configured;
 mod gather;
 mod greeter;
 mod landed;
+mod native;
 mod put;
 mod running;
 mod sites;

@@ -89,7 +89,7 @@ impl NativeCall {
                 }
                 Err(end) => Poll::Ready(Err(end)),
             },
-            State::Begun(mut call, again) => match self.poll_head(&mut call, again.is_some(), context) {
+            State::Begun(mut call, again) => match self.poll_begun(&mut call, again.is_some(), context) {
                 Poll::Ready(Ok((head, first))) => Poll::Ready(Ok(self.response(call, head, first))),
                 Poll::Ready(Err(Unanswered { status, unprocessed })) => Poll::Ready(Err(match again {
                     Some(request) if unprocessed => self.again(request, status, true),
@@ -104,7 +104,8 @@ impl NativeCall {
         }
     }
 
-    /// Queues the request as far as it is there, and sends it.
+    /// Queues the request as far as it is there, and sends it: at once if no other call is under way, and otherwise with the next poll of
+    /// one of the calls that were made together.
     fn send(&mut self, mut request: Unsent, context: &mut Context<'_>) -> Result<(), End> {
         let Connection::Native(native) = &*self.connection else {
             return Err(Status::internal("a native call on another connection").into());
@@ -139,9 +140,20 @@ impl NativeCall {
                 None
             }
         };
-        session.drive();
+        session.drive_with_others();
         self.state = State::Begun(call, again);
         Ok(())
+    }
+
+    /// Sends what calls have left to this one to send, and waits for the head of the response.
+    fn poll_begun(
+        &mut self,
+        call: &mut Begun,
+        again: bool,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(HeaderMap, Option<Part>), Unanswered>> {
+        call.stream().session().drive_left();
+        self.poll_head(call, again, context)
     }
 
     /// Waits for the head of the response. Returns a part of the body, too, if one had to be looked at.

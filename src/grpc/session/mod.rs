@@ -24,6 +24,7 @@ mod wire;
 
 use std::future::poll_fn;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 
 use bytes::Bytes;
@@ -78,6 +79,8 @@ pub(crate) struct Session {
     endpoint: MessageEndpoint,
     shared: Arc<Shared>,
     acceptor: Option<Arc<dyn Accept>>,
+    /// Requests are queued that a caller sends with its next poll.
+    left: AtomicBool,
 }
 
 impl Session {
@@ -109,7 +112,7 @@ impl Session {
         core.set_landing_budget(LandingBudget::new(config.landing_budget));
         let session = Arc::new_cyclic(|weak| {
             let shared = Shared::new(core, weak.clone());
-            Self { endpoint, shared, acceptor }
+            Self { endpoint, shared, acceptor, left: AtomicBool::new(false) }
         });
         // As much again, so that messages which the application holds leave memory to calls that copy.
         let landing_budget = config.landing_budget.saturating_mul(2);
@@ -136,6 +139,23 @@ impl Session {
     /// Sends what the streams have queued, as far as there is room. The rest goes when there is room.
     pub(crate) fn drive(&self) {
         self.endpoint.drive();
+    }
+
+    /// Sends what is queued if one call is under way only. With others, the request is left to the next poll of a caller, because calls
+    /// that are made together then share messages. The caller must call [`drive_left`](Self::drive_left) with its next poll.
+    pub(crate) fn drive_with_others(&self) {
+        if self.active_streams() > 1 {
+            self.left.store(true, Ordering::Release);
+        } else {
+            self.drive();
+        }
+    }
+
+    /// Sends requests that [`drive_with_others`](Self::drive_with_others) has left.
+    pub(crate) fn drive_left(&self) {
+        if self.left.load(Ordering::Relaxed) && self.left.swap(false, Ordering::AcqRel) {
+            self.drive();
+        }
     }
 
     /// Returns the endpoint, for its information and the budget of callers that spin.
