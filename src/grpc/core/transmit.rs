@@ -29,6 +29,13 @@ impl<K> Core<K> {
         }
         (self.urgent, self.again, self.copy_budget) = (false, false, Self::COPIED_AT_ONCE);
         self.start_fetches(wire, wakers);
+        let sent = self.send_all(wire, wakers);
+        wakers.append(&mut self.cut_off);
+        sent
+    }
+
+    /// Sends messages while there is room and something to send.
+    fn send_all<W: Wire<Kept = K>>(&mut self, wire: &mut W, wakers: &mut Vec<Waker>) -> Result<(), W::Fault> {
         loop {
             let room = wire.room();
             if room == 0 || !self.has_output() {
@@ -362,6 +369,12 @@ impl<K> Core<K> {
         self.streams[key.index()].sending.done = true;
         if self.role == Role::Server {
             self.close(key);
+            let stream = &mut self.streams[key.index()];
+            if !stream.receiving.ended {
+                // The client sends no more. A task of the handler's may still read.
+                stream.fault.get_or_insert(StreamFault::ResetHere(ResetCode::Cancel));
+                self.cut_off.extend(stream.receiving.waker.take());
+            }
             // Offers of a request that nothing reads any more.
             if !self.streams[key.index()].held {
                 self.drop_arrived(key);
