@@ -35,12 +35,12 @@ impl<K> Core<K> {
                 return Ok(());
             }
             self.message.begin(room);
-            let before = self.copy_budget;
+            let before = (self.copy_budget, self.waiting());
             self.fill(wire, wakers);
             if self.message.is_empty() {
-                // A head that was refused leaves a reset.
+                // A head that was refused leaves a reset. A stream that had nothing to send has left its place to another.
                 let left_reset = !self.resets.is_empty() && self.peer.is_some();
-                if !left_reset && self.copy_budget == before {
+                if !left_reset && (self.copy_budget, self.waiting()) == before {
                     return Ok(());
                 }
             } else {
@@ -58,9 +58,19 @@ impl<K> Core<K> {
         self.again
     }
 
+    /// Returns what [`wants_again`](Self::wants_again) returns, and takes the wish back.
+    pub(in crate::grpc) fn take_again(&mut self) -> bool {
+        std::mem::take(&mut self.again)
+    }
+
     /// Returns whether streams wait to send.
     pub(in crate::grpc) fn has_waiting(&self) -> bool {
         !(self.ready.is_empty() && self.bulk.is_empty())
+    }
+
+    /// Returns the number of places in the queues of streams that wait to send.
+    fn waiting(&self) -> usize {
+        self.ready.len() + self.bulk.len() + self.unopened.len()
     }
 
     /// Returns whether there may be something to send.

@@ -209,10 +209,11 @@ impl Session {
         lock(&self.shared.state).core.active()
     }
 
-    /// Transmits as long as the state machine asks for it. Between two times other threads may have the connection.
+    /// Transmits as long as the state machine asks for it. Between two times other threads may have the connection. A connection that
+    /// has ended transmits nothing, so each wish counts once.
     fn transmit_again(&self) {
         let wants = |state: &mut State| {
-            state.transmits_again = state.core.wants_again();
+            state.transmits_again = state.core.take_again();
             state.transmits_again
         };
         {
