@@ -104,7 +104,7 @@ fn streams_keep_their_messages_apart_both_ways_in_every_runtime() {
             let pool = Pool::for_sending(512 << 20);
             let parcels = move |seed: u64| {
                 let length = SIZES[seed as usize % SIZES.len()].min(1 << 20);
-                Parcel::new(seed, length, &[17, length / 2], (seed % 2 == 0).then_some(&pool))
+                Parcel::new(seed, length, &[17, length / 2], seed.is_multiple_of(2).then_some(&pool))
             };
             let sent = parcels.clone();
             let mut received =
