@@ -198,3 +198,16 @@ async fn the_wrappers_work_over_http2() {
         get(gather::both(channel.clone()), seed, length).await.unwrap().check();
     }
 }
+
+/// A channel that must not show its pool to the server copies the content.
+#[tokio::test]
+async fn content_of_a_pool_is_copied_if_the_channel_says_so() {
+    let depot = Depot::new(LIMIT);
+    let address = serve(&depot, Some(LIMIT), CallConfig::default()).await;
+    let channel = connect(address, CallConfig::default().send_in_place(false)).await;
+    let pool = Pool::for_sending(1 << 24);
+    put(gather::both(channel.clone()), Parcel::new(1, 1 << 20, &[], Some(&pool))).await.unwrap();
+    let counters = channel.last_connection().unwrap().counters();
+    assert_eq!(counters.offered_in_place_bytes, 0);
+    assert!(counters.offered_copied_bytes >= 1 << 20, "{counters:?}");
+}

@@ -116,7 +116,7 @@ impl Session {
         });
         // As much again, so that messages which the application holds leave memory to calls that copy.
         let landing_budget = config.landing_budget.saturating_mul(2);
-        let settings = MessageSettings { landing_budget, expose: true };
+        let settings = MessageSettings { landing_budget, expose: config.send_in_place };
         session.endpoint.start(session.shared.clone(), settings);
         session.drive();
         session
