@@ -35,6 +35,7 @@ pub struct CallConfig {
     pub(crate) max_connection_age_grace: Option<Duration>,
     pub(crate) max_connection_idle: Option<Duration>,
     pub(crate) shutdown_grace: Duration,
+    pub(crate) send_in_place: bool,
 }
 
 impl Default for CallConfig {
@@ -49,6 +50,7 @@ impl Default for CallConfig {
             max_connection_age_grace: None,
             max_connection_idle: None,
             shutdown_grace: Duration::from_secs(60),
+            send_in_place: true,
         }
     }
 }
@@ -115,6 +117,14 @@ impl CallConfig {
     /// connections, and stops to wait for HTTP/2 connections.
     pub fn shutdown_grace(mut self, grace: Duration) -> Self {
         self.shutdown_grace = grace;
+        self
+    }
+
+    /// Sets whether content in memory of a [`Pool::for_sending`](tonic_rdma_verbs::memory::Pool::for_sending) is sent from where it lies.
+    /// Default: true. The peer READs it, and the right to READ holds for whole slabs of the pool: the peer is able to read other content
+    /// of the pool, too. With false the content is copied, to memory that holds only what is sent on this connection.
+    pub fn send_in_place(mut self, in_place: bool) -> Self {
+        self.send_in_place = in_place;
         self
     }
 

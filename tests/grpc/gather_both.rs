@@ -104,7 +104,7 @@ fn streams_keep_their_messages_apart_both_ways_in_every_runtime() {
             let pool = Pool::for_sending(512 << 20);
             let parcels = move |seed: u64| {
                 let length = SIZES[seed as usize % SIZES.len()].min(1 << 20);
-                Parcel::new(seed, length, &[17, length / 2], (seed % 2 == 0).then_some(&pool))
+                Parcel::new(seed, length, &[17, length / 2], seed.is_multiple_of(2).then_some(&pool))
             };
             let sent = parcels.clone();
             let mut received =
@@ -197,4 +197,17 @@ async fn the_wrappers_work_over_http2() {
         assert_eq!((receipt.seed, receipt.length, receipt.in_place), (seed, length as u64, 0));
         get(gather::both(channel.clone()), seed, length).await.unwrap().check();
     }
+}
+
+/// A channel that must not show its pool to the server copies the content.
+#[tokio::test]
+async fn content_of_a_pool_is_copied_if_the_channel_says_so() {
+    let depot = Depot::new(LIMIT);
+    let address = serve(&depot, Some(LIMIT), CallConfig::default()).await;
+    let channel = connect(address, CallConfig::default().send_in_place(false)).await;
+    let pool = Pool::for_sending(1 << 24);
+    put(gather::both(channel.clone()), Parcel::new(1, 1 << 20, &[], Some(&pool))).await.unwrap();
+    let counters = channel.last_connection().unwrap().counters();
+    assert_eq!(counters.offered_in_place_bytes, 0);
+    assert!(counters.offered_copied_bytes >= 1 << 20, "{counters:?}");
 }

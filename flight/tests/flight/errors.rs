@@ -82,7 +82,6 @@ fn limits_hold_at_both_ends() {
             for (bytes, fits_server, fits_client) in
                 sizes.map(|bytes| (bytes, bytes < (1 << 20), bytes < (2 << 20)))
             {
-                eprintln!("{runtime:?} {bytes}");
                 let batch = of_numbers(bytes, 1);
                 store.insert("here", std::slice::from_ref(&batch));
                 let got = client.do_get(Ticket::new("here")).await.unwrap().next().await.unwrap();

@@ -131,8 +131,21 @@ impl MessageMemory {
         Some(Exposed { remote, lease })
     }
 
-    /// Notes at `now` whether the handler was refused memory.
+    /// Notes that the handler is asked now. Memory that is given back from here on is a reason to ask once more.
+    pub(crate) fn will_ask(&self) {
+        let state = &self.shortage.state;
+        // SYNC: the memory that eased the shortage was given back before, so the handler finds it.
+        if state.load(Ordering::Acquire) == Shortage::EASED {
+            state.store(Shortage::SHORT, Ordering::Release);
+        }
+    }
+
+    /// Notes at `now` whether the handler was refused memory. Wakes the supervisor when a shortage begins, because the supervisor does
+    /// not know yet when to ask again.
     pub(crate) fn note_refused(&mut self, refused: bool, now: Instant) {
+        if refused && self.retry.is_none() {
+            self.shortage.changed.notify_one();
+        }
         self.retry = refused.then(|| now + Self::RETRY);
         if !refused && self.shortage.state.load(Ordering::Relaxed) != Shortage::NONE {
             self.shortage.state.store(Shortage::NONE, Ordering::Relaxed);

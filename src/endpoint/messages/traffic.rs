@@ -163,6 +163,7 @@ impl Messages {
     ) -> Result<(), ConnectionFault> {
         let Some(handler) = self.handler.take() else { return Ok(()) };
         let Self { memory, fetches, after, .. } = self;
+        memory.will_ask();
         let mut sender = Sender::new(link, protocol, memory, fetches, counters);
         let sent = handler.transmit(&mut sender, after);
         let refused = sender.was_refused();

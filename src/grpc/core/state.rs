@@ -88,6 +88,8 @@ pub(in crate::grpc) struct Core<K> {
     pub(super) landed_bytes: LandedBytes,
     pub(super) accepted: VecDeque<(StreamKey, RequestHead)>,
     pub(super) going: Going,
+    /// Readers of requests that were cut off by the end of their responses.
+    pub(super) cut_off: Vec<Waker>,
     /// The connection has ended, for this reason.
     pub(super) ended: Option<StreamFault>,
     /// Something was queued that the peer waits for.
@@ -192,6 +194,7 @@ impl<K> Core<K> {
             landed_bytes: LandedBytes::default(),
             accepted: VecDeque::new(),
             going: Going::default(),
+            cut_off: Vec::new(),
             ended: None,
             urgent: false,
             prepares: false,

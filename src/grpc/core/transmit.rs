@@ -29,18 +29,25 @@ impl<K> Core<K> {
         }
         (self.urgent, self.again, self.copy_budget) = (false, false, Self::COPIED_AT_ONCE);
         self.start_fetches(wire, wakers);
+        let sent = self.send_all(wire, wakers);
+        wakers.append(&mut self.cut_off);
+        sent
+    }
+
+    /// Sends messages while there is room and something to send.
+    fn send_all<W: Wire<Kept = K>>(&mut self, wire: &mut W, wakers: &mut Vec<Waker>) -> Result<(), W::Fault> {
         loop {
             let room = wire.room();
             if room == 0 || !self.has_output() {
                 return Ok(());
             }
             self.message.begin(room);
-            let before = self.copy_budget;
+            let before = (self.copy_budget, self.waiting());
             self.fill(wire, wakers);
             if self.message.is_empty() {
-                // A head that was refused leaves a reset.
+                // A head that was refused leaves a reset. A stream that had nothing to send has left its place to another.
                 let left_reset = !self.resets.is_empty() && self.peer.is_some();
-                if !left_reset && self.copy_budget == before {
+                if !left_reset && (self.copy_budget, self.waiting()) == before {
                     return Ok(());
                 }
             } else {
@@ -58,9 +65,19 @@ impl<K> Core<K> {
         self.again
     }
 
+    /// Returns what [`wants_again`](Self::wants_again) returns, and takes the wish back.
+    pub(in crate::grpc) fn take_again(&mut self) -> bool {
+        std::mem::take(&mut self.again)
+    }
+
     /// Returns whether streams wait to send.
     pub(in crate::grpc) fn has_waiting(&self) -> bool {
         !(self.ready.is_empty() && self.bulk.is_empty())
+    }
+
+    /// Returns the number of places in the queues of streams that wait to send.
+    fn waiting(&self) -> usize {
+        self.ready.len() + self.bulk.len() + self.unopened.len()
     }
 
     /// Returns whether there may be something to send.
@@ -352,6 +369,12 @@ impl<K> Core<K> {
         self.streams[key.index()].sending.done = true;
         if self.role == Role::Server {
             self.close(key);
+            let stream = &mut self.streams[key.index()];
+            if !stream.receiving.ended {
+                // The client sends no more. A task of the handler's may still read.
+                stream.fault.get_or_insert(StreamFault::ResetHere(ResetCode::Cancel));
+                self.cut_off.extend(stream.receiving.waker.take());
+            }
             // Offers of a request that nothing reads any more.
             if !self.streams[key.index()].held {
                 self.drop_arrived(key);

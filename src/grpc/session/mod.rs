@@ -117,7 +117,7 @@ impl Session {
         });
         // As much again, so that messages which the application holds leave memory to calls that copy.
         let landing_budget = config.landing_budget.saturating_mul(2);
-        let settings = MessageSettings { landing_budget, expose: true };
+        let settings = MessageSettings { landing_budget, expose: config.send_in_place };
         session.endpoint.start(session.shared.clone(), settings);
         session.drive();
         session
@@ -210,10 +210,11 @@ impl Session {
         lock(&self.shared.state).core.active()
     }
 
-    /// Transmits as long as the state machine asks for it. Between two times other threads may have the connection.
+    /// Transmits as long as the state machine asks for it. Between two times other threads may have the connection. A connection that
+    /// has ended transmits nothing, so each wish counts once.
     fn transmit_again(&self) {
         let wants = |state: &mut State| {
-            state.transmits_again = state.core.wants_again();
+            state.transmits_again = state.core.take_again();
             state.transmits_again
         };
         {

@@ -246,6 +246,32 @@ async fn dropping_a_call_cancels_it_at_the_peer() {
     assert_eq!(pair.client.active_streams(), 0);
 }
 
+/// A handler may leave the request to a task, and answer before the request has ended. The client sends no more then, so the task
+/// gets what has arrived, and then the reason.
+#[tokio::test]
+async fn the_end_of_a_response_ends_a_task_that_still_reads_the_request() {
+    let mut pair = Pair::alike().await;
+    let call = pair.open("/a.B/C");
+    call.send_data(Bytes::from_static(b"first"), false);
+    pair.client.drive();
+    let (stream, _) = pair.accept().await;
+    let stream = Arc::new(stream);
+    let reader = {
+        let stream = Arc::clone(&stream);
+        tokio::spawn(async move { (next(&stream).await, next(&stream).await) })
+    };
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    stream.send_head(HeaderMap::new());
+    stream.send_trailers(fields("grpc-status", "0"));
+    pair.server.drive();
+    let (first, second) = soon(reader).await.unwrap();
+    assert!(matches!(first, Some(Ok(Part::Data(data))) if data == "first"));
+    let fault = second.unwrap().unwrap_err();
+    assert_eq!(fault.code(), Code::Cancelled, "{fault}");
+    response_head(&call).await.unwrap();
+    assert_eq!(read(&call).await, (vec![], Some(fields("grpc-status", "0"))));
+}
+
 #[tokio::test]
 async fn going_away_lets_calls_finish_and_closes() {
     let mut pair = Pair::alike().await;

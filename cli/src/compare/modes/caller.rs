@@ -23,6 +23,7 @@ use crate::measure::transport::rdma::{Rdma, RdmaConnection};
 
 /// A connection in one mode. Clones share it.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "there are few, and each lives as long as its connection")]
 pub(crate) enum Caller {
     Grpc(GrpcCaller),
     Placement(PlacementCaller),

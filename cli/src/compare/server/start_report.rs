@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 /// The line that the server process writes to stdout.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[allow(clippy::large_enum_variant, reason = "there is one")]
 pub(crate) enum StartReport {
     /// The server has started.
     Ready(Addresses),

@@ -28,6 +28,7 @@ impl std::fmt::Display for ProcessName {
 
 /// An event of a child process.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "there are few, and none is kept")]
 pub(crate) enum ChildEvent {
     Report(Report),
     /// The process wrote a line that is no report.

@@ -31,6 +31,7 @@ async fn client() -> Result<usize, BoxError> {
     Ok(rows)
 }
 
+#[allow(clippy::let_and_return, reason = "the page has this line")]
 fn pool() -> Pool {
     // one pool for the program, with the bytes that are on their way at a time
     let pool = Pool::for_sending(1 << 30);

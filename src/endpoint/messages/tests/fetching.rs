@@ -1,5 +1,7 @@
 //! Fetches: content, alignment, many at a time, and memory that runs out.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 
 use super::side::{Side, endpoints, pair, pattern, settings, side};
@@ -114,6 +116,35 @@ async fn without_memory_a_fetch_waits_until_there_is_some() {
         assert!(landed(&server, id).await == pattern(1 << 20, id), "fetch {id}");
     }
     all_taken(&client).await;
+}
+
+/// Memory that comes back without a notice, such as that of another connection, is found soon, although nothing else happens on the
+/// connection.
+#[tokio::test]
+async fn memory_that_comes_back_without_a_notice_is_found() {
+    /// Much less than the time between pings, which would hide a wake-up that is missing.
+    const SOON: Duration = Duration::from_secs(10);
+    let config = Config::default().ping(Duration::from_secs(300), Duration::from_secs(60));
+    let (client, server) = pair(&config, &settings()).await;
+    server.with(|it| it.holds_offers = true);
+    // The client's supervisor has begun, and waits for the next ping.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let content = Bytes::from(pattern(4 << 20, 1));
+    let offers = (0..1000).find(|&id| {
+        client.offer(id, &[], content.clone(), 0);
+        client.waiting_offers() > 0
+    });
+    let last = offers.expect("the memory runs out");
+    // Everything that is under way arrives, so that no message wakes the client later.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(client.waiting_offers(), 1);
+    client.free_offer(last - 1);
+    let all_offered = async {
+        while client.waiting_offers() > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(SOON, all_offered).await.expect("the connection asks for memory again");
 }
 
 #[tokio::test]

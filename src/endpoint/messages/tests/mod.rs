@@ -1,5 +1,5 @@
 //! Message connections over the software device, both ends in one process.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "tests")]
 
 mod ends;
 mod fetching;

@@ -233,6 +233,17 @@ impl Side {
         inner.offered.len() + inner.offers.len()
     }
 
+    /// Frees the memory of an offer, although the peer has not taken it. Nothing learns of that.
+    pub(super) fn free_offer(&self, id: u64) {
+        let freed = self.handler.inner.lock().unwrap().offered.remove(&id);
+        assert!(freed.is_some(), "offer {id} has memory");
+    }
+
+    /// Returns how many offers wait for memory.
+    pub(super) fn waiting_offers(&self) -> usize {
+        self.handler.inner.lock().unwrap().offers.len()
+    }
+
     /// Looks at what has arrived, and changes it.
     pub(super) fn with<T>(&self, look: impl FnOnce(&mut Inner) -> T) -> T {
         look(&mut self.handler.inner.lock().unwrap())

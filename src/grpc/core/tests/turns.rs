@@ -7,7 +7,7 @@ use http::HeaderMap;
 
 use super::network::{Device, Pair};
 use crate::grpc::core::{Delivered, StreamKey};
-use crate::grpc::frame::RequestHead;
+use crate::grpc::frame::{RequestHead, ResetCode};
 
 fn open(pair: &mut Pair) -> StreamKey {
     let head = RequestHead { path: "/a.B/C".parse().unwrap(), authority: None, headers: HeaderMap::new() };
@@ -135,4 +135,30 @@ fn calls_that_are_made_together_share_messages() {
     }
     pair.transmit(0);
     assert_eq!(pair.ends[0].messages - before, 1);
+}
+
+/// A large call that the peer reset still has its place when there is room again. It must not keep the others from their turns.
+#[test]
+fn a_large_call_that_was_reset_leaves_its_turn_to_the_next() {
+    let limits = (1 << 16, 16 << 10, 1 << 20);
+    let device = Device { slots: 1, ..Device::default() };
+    let mut pair = Pair::new(0, [limits, limits], [device, Device::default()]);
+    pair.settle();
+    let keys = [open(&mut pair), open(&mut pair)];
+    for key in keys {
+        pair.ends[0].core.send_data(key, vec![1; 100].into(), false);
+        (0..3).for_each(|_| pair.ends[0].core.send_data(key, vec![1; 40_000].into(), false));
+    }
+    pair.transmit(0);
+    let small = pair.ends[0].sent.pop_front().unwrap();
+    pair.receive(1, small).unwrap();
+    let (_, second) = (accept(&mut pair), accept(&mut pair));
+    assert_eq!(pair.ends[0].core.bulk, [keys[1], keys[0]], "the second call is next");
+    // The server resets that call. Nothing but its message makes the client look.
+    pair.ends[1].core.reset(second, ResetCode::Cancel, &mut Vec::new());
+    pair.transmit(1);
+    let reset = pair.ends[1].sent.pop_back().unwrap();
+    pair.receive(0, reset).unwrap();
+    pair.transmit(0);
+    assert_eq!(pair.ends[0].sent.len(), 1, "the first call has its turn");
 }

@@ -75,7 +75,9 @@ impl Pool {
 
     /// Makes a pool whose buffers every connection can send without a copy, over any device. The application allocates
     /// and fills a buffer, and passes it on as [`Bytes`](bytes::Bytes). A connection that sends such bytes registers their
-    /// slab once with its own protection domain, so that its device can read the slab. Peers get no right to the slab.
+    /// slab once with its own protection domain, so that its device can read the slab. Peers get no right to the slab,
+    /// except the peers of native calls that carry content of this pool: they are able to read the whole slab (`CallConfig::send_in_place`
+    /// of the crate tonic-rdma).
     /// Together with the `gather` codec of the crate tonic-rdma, the sending side does not copy the content of a large
     /// `bytes` field at all.
     ///
