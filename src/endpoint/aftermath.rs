@@ -4,7 +4,9 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::task::Waker;
 
-/// Tasks to wake and work to run. Functions that hold a lock collect them here; the thread that held the lock carries them out once
+use bytes::Bytes;
+
+/// Tasks to wake, work to run, and memory to drop. Functions that hold a lock collect them here; the thread that held the lock carries them out once
 /// it holds no lock.
 #[derive(Debug, Default)]
 pub struct Aftermath {
@@ -12,6 +14,8 @@ pub struct Aftermath {
     pub wakers: Vec<Waker>,
     /// The work to run.
     pub runs: Vec<Arc<dyn Run>>,
+    /// Memory of the application that is not needed any more. Its owner may run code of the application when it is dropped.
+    pub unneeded: Vec<Bytes>,
 }
 
 /// Work for the thread that found it, such as a new call that a server polls in place.
@@ -24,13 +28,14 @@ impl Aftermath {
     /// Returns whether there is nothing to do.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.wakers.is_empty() && self.runs.is_empty()
+        self.wakers.is_empty() && self.runs.is_empty() && self.unneeded.is_empty()
     }
 
-    /// Does the work in order, then wakes the tasks. Both lists are empty afterwards, and keep their memory. The caller holds no
-    /// lock.
+    /// Does the work in order, then wakes the tasks and drops the memory. All lists are empty afterwards, and keep their own memory.
+    /// The caller holds no lock.
     pub fn carry_out(&mut self) {
         self.runs.drain(..).for_each(Run::run);
         self.wakers.drain(..).for_each(Waker::wake);
+        self.unneeded.clear();
     }
 }

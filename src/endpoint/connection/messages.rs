@@ -96,6 +96,7 @@ impl State {
         if let Some(messages) = &mut self.messages {
             after.wakers.append(&mut messages.after.wakers);
             after.runs.append(&mut messages.after.runs);
+            after.unneeded.append(&mut messages.after.unneeded);
         }
     }
 }

@@ -71,6 +71,9 @@ impl<K> Core<K> {
     fn send_part(&mut self, key: StreamKey, part: Option<OutPart>, end: bool) {
         let sending = &mut self.streams[key.index()].sending;
         if sending.done || sending.end {
+            if let Some(part) = part {
+                part.discard(&mut self.unneeded);
+            }
             return;
         }
         if let Some(part) = part {

@@ -51,19 +51,20 @@ impl Message {
         self.bytes.extend_from_slice(payload);
     }
 
-    /// Adds a frame of data. The caller has checked that it fits.
-    pub(super) fn data(&mut self, header: &FrameHeader, data: Bytes) {
+    /// Adds a frame of data. The caller has checked that it fits. Returns the data if the message does not keep it.
+    pub(super) fn data(&mut self, header: &FrameHeader, data: Bytes) -> Option<Bytes> {
         self.bytes.extend_from_slice(&header.encode());
         if data.len() < Self::LONG || self.long.len() == Self::MOST_LONG {
             self.bytes.extend_from_slice(&data);
-        } else {
-            self.long_bytes += data.len();
-            self.long.push((self.bytes.len(), data));
+            return Some(data);
         }
+        self.long_bytes += data.len();
+        self.long.push((self.bytes.len(), data));
+        None
     }
 
-    /// Hands the slices of the message to `send`.
-    pub(super) fn send<T>(&mut self, send: impl FnOnce(&[IoSlice<'_>]) -> T) -> T {
+    /// Hands the slices of the message to `send`, and the memory of the long ones to `unneeded`.
+    pub(super) fn send<T>(&mut self, unneeded: &mut Vec<Bytes>, send: impl FnOnce(&[IoSlice<'_>]) -> T) -> T {
         let sent = if self.long.is_empty() {
             send(&[IoSlice::new(&self.bytes)])
         } else {
@@ -80,6 +81,7 @@ impl Message {
             }
             send(&slices[..count])
         };
+        unneeded.extend(self.long.drain(..).map(|(_, data)| data));
         self.begin(0);
         sent
     }

@@ -1,9 +1,9 @@
 //! Sends parts of bodies: as data, or by reference.
 
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 
 use super::state::{Core, Outstanding};
-use super::stream::{OVERHEAD, OutPart, Preparing, StreamKey};
+use super::stream::{OVERHEAD, OutPart, Preparing, StreamKey, discard_piece};
 use super::wire::Wire;
 use crate::grpc::frame::{END, FrameHeader, Kind, MESSAGE, Offer, OfferPiece};
 
@@ -52,6 +52,7 @@ impl<K> Core<K> {
                 if total < Self::EXPOSED && sending.preparing.is_none() {
                     // A copy costs less than an offer.
                     let whole = if parts.len() == 1 { parts.swap_remove(0) } else { parts.concat().into() };
+                    self.unneeded.append(parts);
                     sending.parts.pop();
                     sending.parts.unpop(OutPart::Data(whole));
                     return None;
@@ -78,6 +79,7 @@ impl<K> Core<K> {
                 let data = std::mem::take(data);
                 let pieces = vec![OfferPiece::Remote { from, length: data.len() as u64 }];
                 self.offer(key, data.len(), 0, pieces, vec![kept], 0, false);
+                self.unneeded.push(data);
                 return Some(Turn::Bulk);
             }
             if data.len() > wire.room().saturating_sub(Self::SPARE) {
@@ -87,7 +89,8 @@ impl<K> Core<K> {
                 let length = data.len().min(Self::COPIED);
                 if let Some((from, kept)) = wire.copy(&data[..length]) {
                     self.copy_budget = self.copy_budget.saturating_sub(length);
-                    data.advance(length);
+                    let copied = data.split_to(length);
+                    self.unneeded.push(copied);
                     let pieces = vec![OfferPiece::Remote { from, length: length as u64 }];
                     self.offer(key, length, 0, pieces, vec![kept], length, false);
                     return Some(Turn::Bulk);
@@ -125,7 +128,7 @@ impl<K> Core<K> {
         let goes_on = !sending.parts.is_empty() && length == fits;
         let flags = if is_end { END } else { 0 };
         let header = FrameHeader { flags, ..FrameHeader::new(Kind::Data, stream.id, length) };
-        self.message.data(&header, taken);
+        self.unneeded.extend(self.message.data(&header, taken));
         if is_end {
             self.sent_end(key);
         }
@@ -164,6 +167,7 @@ impl<K> Core<K> {
         let offer = Offer { id, total: total as u64, aligned_at: aligned_at as u64, pieces };
         self.scratch.clear();
         offer.encode(&mut self.scratch);
+        offer.pieces.into_iter().for_each(|piece| discard_piece(piece, &mut self.unneeded));
         let flags = if is_end { END } else { 0 } | if is_message { MESSAGE } else { 0 };
         let header = FrameHeader { flags, ..FrameHeader::new(Kind::Offer, stream.id, self.scratch.len()) };
         self.message.frame(&header, &self.scratch);
@@ -217,7 +221,7 @@ impl<K> Core<K> {
             prepared.encoded += piece.encoded_length();
             prepared.pieces.push(piece);
             prepared.done += length;
-            part.advance(length);
+            self.unneeded.push(part.split_to(length));
             if part.is_empty() {
                 parts.remove(0);
             }

@@ -5,6 +5,7 @@ use std::hash::BuildHasherDefault;
 use std::sync::Arc;
 use std::task::Waker;
 
+use bytes::Bytes;
 use slab::Slab;
 
 use super::inbound::InOffer;
@@ -78,6 +79,8 @@ pub(in crate::grpc) struct Core<K> {
     pub(super) cancels: Vec<u64>,
     /// The memory that messages in one piece may have.
     pub(super) budget: Arc<LandingBudget>,
+    /// Memory of the application that was sent, or is not sent any more. It is dropped without a lock, because its owner may make calls.
+    pub(in crate::grpc) unneeded: Vec<Bytes>,
     /// The cost of data that arrived and was not taken, of all streams, and the most of it.
     pub(super) unread_data: i64,
     pub(super) most_unread_data: i64,
@@ -187,6 +190,7 @@ impl<K> Core<K> {
             fetchable: VecDeque::new(),
             cancels: Vec::new(),
             budget: LandingBudget::new(u64::MAX),
+            unneeded: Vec::new(),
             unread_data: 0,
             most_unread_data: i64::MAX,
             full_windows: 0,
@@ -342,7 +346,7 @@ impl<K> Core<K> {
     /// Closes both halves of a call. Parts and offers that have arrived stay.
     pub(super) fn close(&mut self, key: StreamKey) {
         let stream = &mut self.streams[key.index()];
-        stream.stop_sending();
+        stream.stop_sending(&mut self.unneeded);
         if stream.closed {
             return;
         }

@@ -80,6 +80,21 @@ impl OutPart {
             Self::Message { parts, .. } => parts.iter().map(Bytes::len).sum(),
         }
     }
+
+    /// Moves the memory of the part to `unneeded`.
+    pub(super) fn discard(self, unneeded: &mut Vec<Bytes>) {
+        match self {
+            Self::Data(data) => unneeded.push(data),
+            Self::Message { parts, .. } => unneeded.extend(parts),
+        }
+    }
+}
+
+/// Moves the memory of a piece to `unneeded`.
+pub(super) fn discard_piece(piece: OfferPiece, unneeded: &mut Vec<Bytes>) {
+    if let OfferPiece::Inline(bytes) = piece {
+        unneeded.push(bytes);
+    }
 }
 
 /// A part of the body that arrived.
@@ -150,11 +165,6 @@ impl<T> Parts<T> {
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
         self.first.iter().chain(&self.rest)
-    }
-
-    pub(super) fn clear(&mut self) {
-        self.first = None;
-        self.rest.clear();
     }
 }
 
@@ -320,12 +330,16 @@ impl<K> Stream<K> {
         }
     }
 
-    /// Drops what is queued to be sent.
-    pub(super) fn stop_sending(&mut self) {
+    /// Moves what is queued to be sent to `unneeded`.
+    pub(super) fn stop_sending(&mut self, unneeded: &mut Vec<Bytes>) {
         let sending = &mut self.sending;
         (sending.head, sending.trailers) = (None, None);
-        sending.parts.clear();
-        sending.preparing = None;
+        while let Some(part) = sending.parts.pop() {
+            part.discard(unneeded);
+        }
+        if let Some(preparing) = sending.preparing.take() {
+            preparing.pieces.into_iter().for_each(|piece| discard_piece(piece, unneeded));
+        }
         sending.bytes = 0;
         sending.done = true;
     }

@@ -51,7 +51,7 @@ impl<K> Core<K> {
                     return Ok(());
                 }
             } else {
-                self.message.send(|slices| wire.send(slices))?;
+                self.message.send(&mut self.unneeded, |slices| wire.send(slices))?;
             }
             if self.copy_budget == 0 {
                 self.again = true;

@@ -56,10 +56,11 @@ impl State {
     }
 
     /// Ends all calls.
-    fn end(&mut self, fault: &StreamFault, wakers: &mut Vec<Waker>) {
-        self.core.end(fault, wakers);
+    fn end(&mut self, fault: &StreamFault, after: &mut Aftermath) {
+        self.core.end(fault, &mut after.wakers);
+        after.unneeded.append(&mut self.core.unneeded);
         self.is_over = true;
-        wakers.append(&mut self.closing);
+        after.wakers.append(&mut self.closing);
     }
 }
 
@@ -94,6 +95,7 @@ impl MessageHandler for Shared {
     fn receive(&self, message: Bytes, after: &mut Aftermath) -> Result<(), ConnectionFault> {
         let mut state = lock(&self.state);
         let received = state.core.receive(message, &mut after.wakers);
+        after.unneeded.append(&mut state.core.unneeded);
         self.run_later(&mut state, after);
         received.map_err(ConnectionFault::of_calls)
     }
@@ -110,7 +112,9 @@ impl MessageHandler for Shared {
 
     fn transmit(&self, sender: &mut Sender<'_>, after: &mut Aftermath) -> Result<(), ConnectionFault> {
         let mut state = lock(&self.state);
-        state.core.transmit(&mut SenderWire(sender), &mut after.wakers)?;
+        let transmitted = state.core.transmit(&mut SenderWire(sender), &mut after.wakers);
+        after.unneeded.append(&mut state.core.unneeded);
+        transmitted?;
         if state.core.has_waiting() && sender.room() == 0 {
             sender.note_stall();
         }
@@ -119,7 +123,7 @@ impl MessageHandler for Shared {
     }
 
     fn peer_finished(&self, after: &mut Aftermath) {
-        lock(&self.state).end(&StreamFault::PeerClosed, &mut after.wakers);
+        lock(&self.state).end(&StreamFault::PeerClosed, after);
         // This end closes too.
         if let Some(session) = self.session.upgrade() {
             after.runs.push(session);
@@ -129,6 +133,6 @@ impl MessageHandler for Shared {
     fn ended(&self, fault: &ConnectionFault, after: &mut Aftermath) {
         let mut state = lock(&self.state);
         state.fault.get_or_insert_with(|| fault.clone());
-        state.end(&StreamFault::Connection, &mut after.wakers);
+        state.end(&StreamFault::Connection, after);
     }
 }

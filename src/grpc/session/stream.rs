@@ -10,9 +10,10 @@ use http::HeaderMap;
 
 use super::fault::CallFault;
 use super::shared::State;
+use super::wire::Kept;
 use super::{Part, ResetCode, Session};
 use crate::endpoint::lock::lock;
-use crate::grpc::core::{Delivered, LandedBytes, StreamKey};
+use crate::grpc::core::{Core, Delivered, LandedBytes, StreamKey};
 use crate::grpc::landed::LandingTarget;
 
 /// One call. Dropping the stream before both directions have ended resets the call with [`ResetCode::Cancel`], at once. A server's
@@ -52,14 +53,14 @@ impl Stream {
 
     /// Queues bytes of the body. With `end` the body ends here, as [`end`](Self::end) says.
     pub(crate) fn send_data(&self, data: Bytes, end: bool) {
-        self.lock().core.send_data(self.key, data, end);
+        self.with(|core| core.send_data(self.key, data, end));
     }
 
     /// Queues one whole gRPC message with its prefix, in parts. Parts in registered memory go from where they lie; small ones are copied. A
     /// peer that [takes landed messages](Self::deliver_landed) gets it in one piece of memory, in which the byte `aligned_at` of the
     /// message is at a multiple of 64 bytes.
     pub(crate) fn send_message(&self, parts: Vec<Bytes>, aligned_at: usize, end: bool) {
-        self.lock().core.send_message(self.key, parts, aligned_at, end);
+        self.with(|core| core.send_message(self.key, parts, aligned_at, end));
     }
 
     /// Queues the trailers. They end the call (servers).
@@ -76,11 +77,10 @@ impl Stream {
     /// Ends the call in both directions, and tells the peer so. What is queued or has arrived is dropped. This drives.
     pub(crate) fn reset(&self, code: ResetCode) {
         let mut wakers = Vec::new();
-        let is_urgent = {
-            let mut state = self.lock();
-            state.core.reset(self.key, code, &mut wakers);
-            state.core.take_urgent()
-        };
+        let is_urgent = self.with(|core| {
+            core.reset(self.key, code, &mut wakers);
+            core.take_urgent()
+        });
         wakers.into_iter().for_each(std::task::Waker::wake);
         if is_urgent {
             self.session.drive();
@@ -174,6 +174,16 @@ impl Stream {
         self.lock().core.deliver_landed(self.key, limit);
     }
 
+    /// Calls `act`, and then drops memory of the application without the lock.
+    fn with<T>(&self, act: impl FnOnce(&mut Core<Kept>) -> T) -> T {
+        let (result, unneeded) = {
+            let core = &mut self.lock().core;
+            (act(core), std::mem::take(&mut core.unneeded))
+        };
+        drop(unneeded);
+        result
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         lock(&self.session.shared.state)
     }
@@ -188,11 +198,10 @@ impl LandingTarget for Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         let mut wakers = Vec::new();
-        let is_urgent = {
-            let mut state = self.lock();
-            state.core.release(self.key, &mut wakers);
-            state.core.take_urgent()
-        };
+        let is_urgent = self.with(|core| {
+            core.release(self.key, &mut wakers);
+            core.take_urgent()
+        });
         wakers.into_iter().for_each(std::task::Waker::wake);
         if is_urgent {
             self.session.drive();

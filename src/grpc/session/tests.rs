@@ -384,3 +384,63 @@ async fn many_calls_at_once_do_not_nest_in_each_other() {
     let deepest = acceptor.deepest.load(Ordering::SeqCst);
     assert!(deepest <= 2, "accept called itself {deepest} times");
 }
+
+/// Memory whose owner makes a call on the same connection when it is dropped.
+struct Calling {
+    bytes: Vec<u8>,
+    session: Arc<Session>,
+    dropped: Arc<AtomicUsize>,
+}
+
+impl AsRef<[u8]> for Calling {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Calling {
+    fn drop(&mut self) {
+        drop(self.session.open(head("/a.B/Dropped")));
+        self.session.drive();
+        self.dropped.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn memory_whose_owner_makes_calls_is_dropped_without_a_lock() {
+    let (done, ended) = std::sync::mpsc::channel();
+    // In a thread of its own, because a deadlock blocks the thread.
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let mut pair = Pair::alike().await;
+            let dropped = Arc::new(AtomicUsize::new(0));
+            let owner = |length| {
+                let (session, dropped) = (Arc::clone(&pair.client), Arc::clone(&dropped));
+                Bytes::from_owner(Calling { bytes: vec![1; length], session, dropped })
+            };
+            // Copied into a message, sent from where it lies, and copied for the peer: as bytes and as parts.
+            let parts = [10, 3000, 100_000, 10, 100_000, 700].map(owner);
+            let rests = [10, 100_000, 100_000].map(owner);
+            let call = pair.open("/a.B/C");
+            let [a, b, c, d, e, f] = parts;
+            [a, b, c].into_iter().for_each(|part| call.send_data(part, false));
+            call.send_message(vec![d, e, f], 10, false);
+            call.send_message(vec![Bytes::from_static(b"x"), Bytes::from_static(b"y")], 0, true);
+            pair.client.drive();
+            let (accepted, _) = pair.accept().await;
+            assert_eq!(read(&accepted).await.0.len(), 203_722);
+            assert_eq!(dropped.load(Ordering::SeqCst), 6);
+            // A call that is dropped, and one that has ended.
+            let other = pair.open("/a.B/C");
+            let [a, b, c] = rests;
+            other.send_data(a, false);
+            other.send_message(vec![b], 0, false);
+            other.reset(ResetCode::Cancel);
+            other.send_data(c, false);
+            assert_eq!(dropped.load(Ordering::SeqCst), 9);
+        });
+        done.send(()).unwrap();
+    });
+    ended.recv_timeout(LONG).unwrap();
+}
