@@ -47,8 +47,8 @@ fn all_modes_are_measured_checked_and_written() {
         measure(&["--models", "gru", "--steps", "2", "--report", report.to_str().unwrap()]);
     assert_eq!((&written["provider"], &written["turns"]), (&"soft".into(), &3.into()));
     // In each direction, of eleven variables: every byte of two mini-batches in each mode, and the stamps of three turns of two.
-    assert_eq!(written["checks"]["every_byte"], 5 * 2 * 2 * 11);
-    assert_eq!(written["checks"]["stamps"], 5 * 3 * 2 * 2 * 11);
+    assert_eq!(written["checks"]["every_byte"], MODES.len() * 2 * 2 * 11);
+    assert_eq!(written["checks"]["stamps"], MODES.len() * 3 * 2 * 2 * 11);
     let rows = written["rows"].as_array().unwrap();
     assert_eq!(rows.iter().map(|row| row["mode"].as_str().unwrap()).collect::<Vec<_>>(), MODES);
     for row in rows {

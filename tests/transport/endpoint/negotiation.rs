@@ -128,7 +128,7 @@ fn peers_that_stop_in_the_middle_delay_no_other_peer() {
     const OF_EACH_KIND: usize = 20;
     Runtime::Idle.run(async {
         let mut listener = listen(patient()).await;
-        let unfinished = [&MAGIC[..], &[2, 0, 1, 0, 200, 0, 0, 0], &[0; 100]].concat();
+        let unfinished = [&MAGIC[..], &[3, 0, 1, 0, 200, 0, 0, 0], &[0; 100]].concat();
         let mut silent = Vec::new();
         let mut half = Vec::new();
         for _ in 0..OF_EACH_KIND {
