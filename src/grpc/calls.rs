@@ -81,6 +81,10 @@ impl CallConfig {
     /// the application drops them ([`gather::both`](crate::gather::both)); 1 MiB to 1 PiB. Default: 256 MiB. Further messages wait at
     /// the peer. A call that keeps its messages gets at most as much as it leaves to others. A call that waits for 10 seconds fails with
     /// RESOURCE_EXHAUSTED. Messages that tonic copies have as much memory of their own.
+    ///
+    /// Small messages that arrived and were not read have a bound as well: this budget twice, or more for a large
+    /// [`stream_window`](Self::stream_window). A call whose data would exceed the bound fails with RESOURCE_EXHAUSTED. While windows
+    /// beyond the first 64 KiB would exceed the budget, further calls keep 64 KiB.
     pub fn landing_budget(mut self, bytes: u64) -> Self {
         self.landing_budget = bytes;
         self
