@@ -109,6 +109,28 @@ fn all_forms<T: Number + From<i8> + PartialEq + std::fmt::Debug>(communicator: &
     communicator.barrier().wait().unwrap();
 }
 
+/// A barrier that fails after [`LIMIT`], so that a rank that panicked does not keep the others waiting for ever.
+struct Meeting {
+    ranks: usize,
+    arrived: std::sync::Mutex<usize>,
+    all: std::sync::Condvar,
+}
+
+impl Meeting {
+    fn new(ranks: usize) -> Self {
+        Self { ranks, arrived: std::sync::Mutex::new(0), all: std::sync::Condvar::new() }
+    }
+
+    /// Waits until all ranks have called this.
+    fn wait(&self) {
+        let mut arrived = self.arrived.lock().unwrap();
+        *arrived += 1;
+        self.all.notify_all();
+        let waited = self.all.wait_timeout_while(arrived, LIMIT, |arrived| *arrived < self.ranks).unwrap();
+        assert!(!waited.1.timed_out(), "not all ranks came");
+    }
+}
+
 #[test]
 fn all_operations_give_the_right_results() {
     let plans = [
@@ -238,7 +260,7 @@ fn buffers_are_not_copied_and_slices_are_copied_once() {
 
 #[test]
 fn calls_that_differ_are_named_on_all_ranks() {
-    let all = std::sync::Barrier::new(3);
+    let all = Meeting::new(3);
     let errors = group(3, PlanChoice::Default, |communicator, _| {
         let count = if communicator.rank() == 1 { 20 } else { 10 };
         let mut elements = vec![1.0_f32; count];
@@ -294,7 +316,7 @@ fn a_rank_that_makes_no_call_is_named_at_the_deadline() {
 
 #[test]
 fn what_a_rank_sent_before_it_left_serves_operations_that_start_later() {
-    let left = std::sync::Barrier::new(2);
+    let left = Meeting::new(2);
     let sums = group(2, PlanChoice::Default, |communicator, _| {
         let mut elements = [0.0_f32; 3];
         if communicator.rank() == 1 {
@@ -326,7 +348,7 @@ fn errors_of_operations_on_slices_fit_any_error_type() {
 
 #[test]
 fn a_dropped_operation_on_a_slice_ends_the_group() {
-    let both = std::sync::Barrier::new(2);
+    let both = Meeting::new(2);
     group(2, PlanChoice::Default, |communicator, _| {
         let mut elements = vec![1.0_f32; 100_000];
         if communicator.rank() == 0 {
