@@ -147,11 +147,13 @@ fn a_killed_server_fails_its_calls_and_comes_back() {
             let codes = [Code::Unavailable, Code::Unknown, Code::Internal, Code::Cancelled];
             let status = call.await.unwrap().unwrap_err();
             assert!(codes.contains(&status.code()), "{status:?}");
-            if kind == Kind::Native {
-                assert_eq!(status.code(), Code::Unavailable, "{status:?}");
-            }
             assert!(chat.next().await.unwrap().is_err());
-            assert_eq!(say(&mut client, "hello").await.unwrap_err().code(), Code::Unavailable);
+            let next = say(&mut client, "hello").await.unwrap_err();
+            // hyper cancels a call that meets the end of its connection.
+            assert!(codes.contains(&next.code()), "{next:?}");
+            if kind == Kind::Native {
+                assert_eq!([status.code(), next.code()], [Code::Unavailable; 2], "{status:?}, {next:?}");
+            }
             let _back = start().await;
             assert_eq!(say(&mut client, "back").await.unwrap(), "back");
             check(&channel, kind);
