@@ -254,7 +254,8 @@ impl<K> Core<K> {
         if receiving.ended || stream.closed {
             return;
         }
-        // A stream that is read gets a full window, as long as there is memory for that if none is read any more.
+        // This stream is being read, so its window becomes full-sized. The number of full windows has a limit, because the reader may stop
+        // later, and then all bytes of the window stay in memory.
         let more = self.window - receiving.target;
         if more > 0 && more <= self.most_full_windows - self.full_windows {
             self.full_windows += more;
