@@ -1,0 +1,4 @@
+//! The command `tonic-rdma-graph`.
+#![forbid(unsafe_code)]
+
+fn main() {}
