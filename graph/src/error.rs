@@ -1,6 +1,7 @@
 //! Errors of graphs.
 
 use std::error::Error;
+use std::path::PathBuf;
 
 /// An error about a graph, a part of it, or a run of it.
 #[derive(Debug, thiserror::Error)]
@@ -13,6 +14,24 @@ pub enum GraphError {
         node: String,
         /// What is wrong.
         reason: String,
+    },
+    /// A file is no model that can be loaded, or a model can't run as asked.
+    #[error("the model {}: {reason}", path.display())]
+    Model {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
+    /// The engine of ONNX models does not know an operator.
+    #[error("the model {}: node {node}: the engine (tract) has no operator {operator}; only models without it can run", path.display())]
+    Operator {
+        /// The file.
+        path: PathBuf,
+        /// The name of the node.
+        node: String,
+        /// The operator.
+        operator: String,
     },
     /// A kernel failed.
     #[error("node {node} ({kind}) failed")]

@@ -19,6 +19,7 @@
 
 pub mod dataflow;
 mod error;
+pub mod onnx;
 pub mod placement;
 pub mod schedule;
 
