@@ -23,6 +23,7 @@ mod error;
 pub mod explain;
 pub mod partition;
 pub mod placement;
+pub mod schedule;
 pub mod sites;
 
 pub use error::GraphError;
