@@ -2,6 +2,5 @@
 
 pub(crate) mod check;
 pub(crate) mod grpc;
-pub(crate) mod shard;
 pub(crate) mod slots;
 pub(crate) mod variables;
