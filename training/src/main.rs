@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod array;
 mod check;
 mod data;
 mod failure;
@@ -14,7 +15,9 @@ mod plot;
 mod processes;
 mod scaling;
 mod show;
+mod step;
 mod train;
+mod variables;
 
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode};

@@ -109,6 +109,11 @@ impl Array {
         Self::floats(&dims, take::vector(&tensor)?)
     }
 
+    /// Makes an array of the elements of a tensor of candle, each changed by `change`. If they lie row-major, one allocation is made.
+    pub(crate) fn mapped(tensor: &Tensor, change: impl Fn(f32) -> f32) -> Result<Self, KernelError> {
+        Self::floats(tensor.dims(), take::mapped(tensor, change)?)
+    }
+
     /// Returns the tensor of candle. Numbers are moved if this is the only reference to them, and copied otherwise.
     pub(crate) fn into_tensor(self) -> Result<Tensor, KernelError> {
         Ok(match self {

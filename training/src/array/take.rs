@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use candle_core::{CpuStorage, Error, InplaceOp1, Layout, Result, Tensor};
+use candle_core::{CpuStorage, Error, InplaceOp1, Layout, Result, Storage, Tensor};
 
 /// An operation that moves the vector out of a tensor.
 struct Take(Mutex<Option<Vec<f32>>>);
@@ -32,4 +32,14 @@ pub(super) fn vector(tensor: &Tensor) -> Result<Vec<f32>> {
         Some(values) => Ok(values),
         None => tensor.flatten_all()?.to_vec1(),
     }
+}
+
+/// Returns the elements, row-major, each changed by `change`.
+pub(super) fn mapped(tensor: &Tensor, change: impl Fn(f32) -> f32) -> Result<Vec<f32>> {
+    let tensor = tensor.contiguous()?;
+    let (storage, layout) = tensor.storage_and_layout();
+    let (Storage::Cpu(CpuStorage::F32(values)), Some((from, to))) = (&*storage, layout.contiguous_offsets()) else {
+        return Err(Error::Msg("only float32 numbers can be changed one by one".to_owned()));
+    };
+    Ok(values.get(from..to).unwrap_or(&[]).iter().map(|value| change(*value)).collect())
 }

@@ -1,5 +1,6 @@
 //! The samples: Fashion-MNIST, 70 000 pictures of clothes in 10 classes (Xiao, Rasul and Vollgraf, 2017, arXiv:1708.07747).
 
+pub(crate) mod fortunes;
 pub(crate) mod idx;
 pub(crate) mod shards;
 
