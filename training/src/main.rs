@@ -6,6 +6,7 @@ mod arguments;
 mod array;
 mod check;
 mod data;
+mod distributed;
 mod failure;
 mod group;
 mod job;

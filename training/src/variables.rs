@@ -91,7 +91,9 @@ impl Variables {
             state.current.values = Block::new(&state.current.values.dims().to_vec(), copy)?;
         } else {
             let found = state.current.number;
-            return Err(format!("variable {name} has version {found}, and step {step} needs version {step}").into());
+            return Err(
+                format!("variable {name} has version {found}, and step {step} needs version {step}").into()
+            );
         }
         Ok(Array::Floats(state.current.values.clone()))
     }
@@ -103,7 +105,10 @@ impl Variables {
         gradient.check(name, length, columns)?;
         if state.current.number != step || state.pending.is_some() {
             let found = state.current.number;
-            return Err(format!("variable {name} has version {found}, and gets another gradient of step {step}").into());
+            return Err(format!(
+                "variable {name} has version {found}, and gets another gradient of step {step}"
+            )
+            .into());
         }
         state.pending = Some(gradient);
         Ok(())
@@ -180,7 +185,10 @@ impl Variables {
             state.pending = None;
             if state.current.number != version {
                 let found = state.current.number;
-                return Err(format!("variable {name} has version {found}, and can't be set to version {version}").into());
+                return Err(format!(
+                    "variable {name} has version {found}, and can't be set to version {version}"
+                )
+                .into());
             }
         }
         Ok(())
@@ -223,9 +231,7 @@ impl Gradient {
     /// Checks that the gradient fits a variable, so that nothing is left out when it is applied.
     fn check(&self, name: &str, length: usize, columns: usize) -> Result<(), KernelError> {
         let wrong = match self {
-            Self::Sum(parts) => {
-                parts.is_empty() || parts.iter().any(|part| part.values().len() != length)
-            }
+            Self::Sum(parts) => parts.is_empty() || parts.iter().any(|part| part.values().len() != length),
             Self::Ranges(ranges) => ranges.iter().map(|range| range.values().len()).sum::<usize>() != length,
             Self::Rows(workers) => workers.iter().any(|(rows, gradients)| {
                 rows.values().len() * columns != gradients.values().len()

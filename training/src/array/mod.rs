@@ -153,8 +153,12 @@ impl Value for Array {
             Self::Floats(block) => share(Dtype::F32, block),
             Self::Words(block) => share(Dtype::U32, block),
             Self::Tensor(tensor) => match tensor.dtype() {
-                DType::F32 => share(Dtype::F32, &Block::new(tensor.dims(), tensor.flatten_all()?.to_vec1::<f32>()?)?),
-                DType::U32 => share(Dtype::U32, &Block::new(tensor.dims(), tensor.flatten_all()?.to_vec1::<u32>()?)?),
+                DType::F32 => {
+                    share(Dtype::F32, &Block::new(tensor.dims(), tensor.flatten_all()?.to_vec1::<f32>()?)?)
+                }
+                DType::U32 => {
+                    share(Dtype::U32, &Block::new(tensor.dims(), tensor.flatten_all()?.to_vec1::<u32>()?)?)
+                }
                 other => Err(format!("a tensor of type {other:?} can't cross").into()),
             },
             Self::Tape(_) => Err("what a forward pass keeps can't cross".into()),
@@ -248,7 +252,9 @@ mod tests {
             Ok(())
         });
         assert_eq!(filled.unwrap().as_words().unwrap().values(), [7, 9]);
-        assert!(Array::filled(&spec(Dtype::F64), &mut |_| Ok(())).unwrap_err().to_string().contains("float64"));
+        assert!(
+            Array::filled(&spec(Dtype::F64), &mut |_| Ok(())).unwrap_err().to_string().contains("float64")
+        );
         let error = Array::floats(&[1], vec![1.0]).unwrap().as_floats().unwrap().range(0..2).unwrap_err();
         assert!(error.to_string().contains("no range 0..2"), "{error}");
     }

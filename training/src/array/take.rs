@@ -38,7 +38,8 @@ pub(super) fn vector(tensor: &Tensor) -> Result<Vec<f32>> {
 pub(super) fn mapped(tensor: &Tensor, change: impl Fn(f32) -> f32) -> Result<Vec<f32>> {
     let tensor = tensor.contiguous()?;
     let (storage, layout) = tensor.storage_and_layout();
-    let (Storage::Cpu(CpuStorage::F32(values)), Some((from, to))) = (&*storage, layout.contiguous_offsets()) else {
+    let (Storage::Cpu(CpuStorage::F32(values)), Some((from, to))) = (&*storage, layout.contiguous_offsets())
+    else {
         return Err(Error::Msg("only float32 numbers can be changed one by one".to_owned()));
     };
     Ok(values.get(from..to).unwrap_or(&[]).iter().map(|value| change(*value)).collect())

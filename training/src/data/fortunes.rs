@@ -38,8 +38,10 @@ impl Texts {
             all.extend(sayings(&bytes).map(|saying| numbers(saying, length)));
         }
         all.retain(|text| text.len() >= LEAST.min(length));
-        let (test, train): (Vec<_>, Vec<_>) = all.into_iter().enumerate().partition(|(number, _)| number % TESTED == 0);
-        let texts = |texts: Vec<(usize, Vec<u8>)>| texts.into_iter().map(|(_, text)| text).collect::<Vec<_>>();
+        let (test, train): (Vec<_>, Vec<_>) =
+            all.into_iter().enumerate().partition(|(number, _)| number % TESTED == 0);
+        let texts =
+            |texts: Vec<(usize, Vec<u8>)>| texts.into_iter().map(|(_, text)| text).collect::<Vec<_>>();
         let texts = Self { train: texts(train), test: texts(test) };
         if texts.train.is_empty() {
             return Err(missing(folder, "has no sayings"));
@@ -50,7 +52,9 @@ impl Texts {
 
 /// Returns the characters that the network sees and those that it has to predict, for these texts: both of shape (texts, the largest
 /// length). The network sees number 0 first, and each text is filled up with 0.
-pub(crate) fn batch<'a>(texts: impl Iterator<Item = &'a Vec<u8>>) -> Result<(Block<u32>, Block<u32>), Failure> {
+pub(crate) fn batch<'a>(
+    texts: impl Iterator<Item = &'a Vec<u8>>,
+) -> Result<(Block<u32>, Block<u32>), Failure> {
     let texts: Vec<&Vec<u8>> = texts.collect();
     let length = texts.iter().map(|text| text.len()).max().unwrap_or(0);
     let (mut seen, mut next) = (Vec::new(), Vec::new());
@@ -63,7 +67,8 @@ pub(crate) fn batch<'a>(texts: impl Iterator<Item = &'a Vec<u8>>) -> Result<(Blo
         next.extend(std::iter::repeat_n(0, padding));
     }
     let block = |numbers| {
-        Block::new(&[texts.len(), length], numbers).map_err(|error| Failure::run("can't make a batch of texts").because(error))
+        Block::new(&[texts.len(), length], numbers)
+            .map_err(|error| Failure::run("can't make a batch of texts").because(error))
     };
     Ok((block(seen)?, block(next)?))
 }
@@ -125,7 +130,9 @@ pub(crate) mod tests {
 
     /// Makes texts that repeat a few characters, of varying length.
     pub(crate) fn texts(number: usize, length: usize) -> Vec<Vec<u8>> {
-        let text = |text: usize| (0..LEAST + text % (length - LEAST + 1)).map(|at| 34 + ((at + text) % 3) as u8).collect();
+        let text = |text: usize| {
+            (0..LEAST + text % (length - LEAST + 1)).map(|at| 34 + ((at + text) % 3) as u8).collect()
+        };
         (0..number).map(text).collect()
     }
 

@@ -83,12 +83,19 @@ impl Network {
 
     /// Counts the pictures that the network puts into their class.
     pub(crate) fn correct(&self, pictures: &Tensor, classes: &Tensor) -> Result<u64> {
+        Ok(self.test(pictures, classes)?.1)
+    }
+
+    /// Returns the sum of the losses of these pictures, and the number of those that the network puts into their class.
+    pub(crate) fn test(&self, pictures: &Tensor, classes: &Tensor) -> Result<(f64, u64)> {
         let mut values = pictures.clone();
         for layer in &self.layers {
             values = layer.forward(&values)?.detach();
         }
+        let losses = log_softmax(&values, 1)?.gather(&classes.unsqueeze(1)?, 1)?.sum_all()?.neg()?;
+        let loss = f64::from(losses.to_scalar::<f32>()?);
         let found = values.argmax(1)?.eq(classes)?.to_dtype(candle_core::DType::U32)?;
-        Ok(u64::from(found.sum_all()?.to_scalar::<u32>()?))
+        Ok((loss, u64::from(found.sum_all()?.to_scalar::<u32>()?)))
     }
 
     /// Computes the gradients of the losses of these pictures, added up and multiplied by `factor`. Passes each gradient to `ready`

@@ -93,7 +93,13 @@ impl Builder {
     }
 
     /// Adds the node that gives a variable out.
-    pub(super) fn assign(&mut self, part: usize, suffix: &str, variable: &str, dims: &[usize]) -> Result<Outlet, GraphError> {
+    pub(super) fn assign(
+        &mut self,
+        part: usize,
+        suffix: &str,
+        variable: &str,
+        dims: &[usize],
+    ) -> Result<Outlet, GraphError> {
         let variables = Arc::clone(&self.variables);
         let node = Described {
             part,

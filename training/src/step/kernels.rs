@@ -43,7 +43,9 @@ impl Tape for LinearTape {
     /// Returns the gradients of the weight, of the bias, and of the input if it is needed.
     fn backward(&self, gradient: &Tensor) -> candle_core::Result<Vec<Tensor>> {
         let gradient = match &self.output {
-            Some(output) => (gradient.reshape(output.shape())? * output.gt(0.0)?.to_dtype(gradient.dtype())?)?,
+            Some(output) => {
+                (gradient.reshape(output.shape())? * output.gt(0.0)?.to_dtype(gradient.dtype())?)?
+            }
             None => gradient.clone(),
         };
         let weight = gradient.t()?.matmul(&self.input)?;

@@ -38,7 +38,7 @@ use crate::model::Architecture;
 use crate::variables::{Gradient, Variable, Variables};
 use builder::Builder;
 
-pub(crate) use recurrent::Recurrent;
+pub(crate) use recurrent::{Recurrent, test as test_recurrent};
 
 /// How the workers exchange gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -173,7 +173,8 @@ fn backward(
         let Array::Tape(tape) = tape else { return Err("the forward pass kept nothing".into()) };
         let mut gradients = tape.backward(&gradient.into_tensor()?)?.into_iter();
         let mut taken = |what: &str| {
-            let gradient = gradients.next().ok_or_else(|| format!("the layer has no gradient of its {what}"))?;
+            let gradient =
+                gradients.next().ok_or_else(|| format!("the layer has no gradient of its {what}"))?;
             Array::take(gradient)
         };
         let mut outputs = vec![taken("weight")?, taken("bias")?];

@@ -84,7 +84,10 @@ pub(super) fn add(
 ) -> Result<Vec<(String, WorkerGradient)>, GraphError> {
     let of = |name: &str| match values.get(name) {
         Some(outlet) => Ok(*outlet),
-        None => Err(GraphError::Node { node: name.to_owned(), reason: "the graph has no such variable".to_owned() }),
+        None => Err(GraphError::Node {
+            node: name.to_owned(),
+            reason: "the graph has no such variable".to_owned(),
+        }),
     };
     let pass = Pass { model: *model, worker, samples: shape.share(worker).len(), batch: shape.batch };
     let characters = builder.feed(worker, Feed::Samples, pass.varying(Dtype::U32, &[]))?;
@@ -97,11 +100,15 @@ pub(super) fn add(
     let above = pass.backward(builder, "output", output(logits, 1), output(loss, 1), pass.of_output())?;
     let mut gradients = Vec::new();
     for (place, name) in ["output.weight", "output.bias"].into_iter().enumerate() {
-        gradients.push((name.to_owned(), WorkerGradient::Dense(pass.clip(builder, name, output(above, place))?)));
+        gradients
+            .push((name.to_owned(), WorkerGradient::Dense(pass.clip(builder, name, output(above, place))?)));
     }
     let below = pass.backward(builder, "lstm", output(states, 1), output(above, 2), pass.of_lstm())?;
     for (place, (name, _)) in LSTM_VARIABLES.iter().enumerate() {
-        gradients.push(((*name).to_owned(), WorkerGradient::Dense(pass.clip(builder, name, output(below, place))?)));
+        gradients.push((
+            (*name).to_owned(),
+            WorkerGradient::Dense(pass.clip(builder, name, output(below, place))?),
+        ));
     }
     let of_rows = pass.clip(builder, EMBEDDING, output(below, LSTM_VARIABLES.len()))?;
     gradients.push((EMBEDDING.to_owned(), WorkerGradient::Rows { rows: characters, gradients: of_rows }));
@@ -116,7 +123,9 @@ pub(crate) fn test(
 ) -> Result<(f64, f64), tonic_rdma_graph::dataflow::KernelError> {
     let of = |name: &str| {
         let found = variables.iter().find(|(known, _)| known == name);
-        found.map(|(_, values)| Array::Floats(values.clone())).ok_or_else(|| format!("there is no variable {name}"))
+        found
+            .map(|(_, values)| Array::Floats(values.clone()))
+            .ok_or_else(|| format!("there is no variable {name}"))
     };
     let table = of(EMBEDDING)?;
     let (mut sum, mut correct, mut number) = (0.0, 0, 0);
@@ -148,7 +157,8 @@ fn steps_of(rows: &Tensor) -> candle_core::Result<Vec<Tensor>> {
 
 /// Runs the LSTM over all time steps. Returns its states, of shape (samples · length, hidden).
 fn run(model: &Recurrent, variables: &[Tensor], steps: &[Tensor]) -> candle_core::Result<Tensor> {
-    let named = LSTM_VARIABLES.iter().zip(variables).map(|((_, name), tensor)| ((*name).to_owned(), tensor.clone()));
+    let named =
+        LSTM_VARIABLES.iter().zip(variables).map(|((_, name), tensor)| ((*name).to_owned(), tensor.clone()));
     let variables = VarBuilder::from_tensors(named.collect(), DType::F32, &Device::Cpu);
     let network: LSTM = lstm(model.embedding, model.hidden, LSTMConfig::default(), variables)?;
     let samples = steps.first().map_or(Ok(0), |step| step.dim(0))?;
@@ -200,14 +210,27 @@ impl Pass {
         vec![floats(&[CHARACTERS, hidden]), floats(&[CHARACTERS]), self.flat(hidden)]
     }
 
-    fn node(&self, name: &str, kind: &'static str, inputs: Vec<Outlet>, outputs: Vec<Fact>, stays: bool) -> Described {
+    fn node(
+        &self,
+        name: &str,
+        kind: &'static str,
+        inputs: Vec<Outlet>,
+        outputs: Vec<Fact>,
+        stays: bool,
+    ) -> Described {
         let name = format!("{name}@{}", self.worker);
         // The length is not known. All nodes of a worker have the same one.
         let work = outputs.iter().map(|fact| fact.bytes(1) as usize).sum::<usize>() * self.samples;
         Described { part: self.worker, name, kind, inputs, outputs, work, stays }
     }
 
-    fn rows(&self, builder: &mut Builder, part: usize, table: Outlet, characters: Outlet) -> Result<Outlet, GraphError> {
+    fn rows(
+        &self,
+        builder: &mut Builder,
+        part: usize,
+        table: Outlet,
+        characters: Outlet,
+    ) -> Result<Outlet, GraphError> {
         let facts = vec![self.varying(Dtype::F32, &[self.model.embedding])];
         let node = Described { part, ..self.node("rows", "Lookup", vec![table, characters], facts, false) };
         Ok(first(builder.node(node, |_, arrays| {
@@ -216,7 +239,12 @@ impl Pass {
         })?))
     }
 
-    fn states(&self, builder: &mut Builder, rows: Outlet, variables: &[Outlet]) -> Result<NodeId, GraphError> {
+    fn states(
+        &self,
+        builder: &mut Builder,
+        rows: Outlet,
+        variables: &[Outlet],
+    ) -> Result<NodeId, GraphError> {
         let model = self.model;
         let inputs = [rows].iter().chain(variables).copied().collect();
         let node = self.node("forward.lstm", "LSTM", inputs, vec![self.flat(model.hidden), tape()], true);
@@ -224,8 +252,10 @@ impl Pass {
             let mut arrays = arrays.into_iter();
             let rows = arrays.next().ok_or("the LSTM has no input")?.into_tensor()?;
             let mut variables = arrays.map(variable).collect::<Result<Vec<Var>, _>>()?;
-            let tensors: Vec<Tensor> = variables.iter().map(|variable| variable.as_tensor().clone()).collect();
-            let steps = steps_of(&rows)?.iter().map(Var::from_tensor).collect::<candle_core::Result<Vec<Var>>>()?;
+            let tensors: Vec<Tensor> =
+                variables.iter().map(|variable| variable.as_tensor().clone()).collect();
+            let steps =
+                steps_of(&rows)?.iter().map(Var::from_tensor).collect::<candle_core::Result<Vec<Var>>>()?;
             let inputs: Vec<Tensor> = steps.iter().map(|step| step.as_tensor().clone()).collect();
             let output = run(&model, &tensors, &inputs)?;
             variables.extend(steps);
@@ -235,9 +265,19 @@ impl Pass {
         })
     }
 
-    fn logits(&self, builder: &mut Builder, states: Outlet, [weight, bias]: [Outlet; 2]) -> Result<NodeId, GraphError> {
-        let node =
-            self.node("forward.output", "Linear", vec![states, weight, bias], vec![self.flat(CHARACTERS), tape()], true);
+    fn logits(
+        &self,
+        builder: &mut Builder,
+        states: Outlet,
+        [weight, bias]: [Outlet; 2],
+    ) -> Result<NodeId, GraphError> {
+        let node = self.node(
+            "forward.output",
+            "Linear",
+            vec![states, weight, bias],
+            vec![self.flat(CHARACTERS), tape()],
+            true,
+        );
         builder.node(node, |_, arrays| {
             let [states, weight, bias] = inputs(arrays)?;
             let (weight, bias) = (weight.into_tensor()?, bias.into_tensor()?);

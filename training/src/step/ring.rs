@@ -38,7 +38,8 @@ pub(super) fn add(builder: &mut Builder, shape: &Shape) -> Result<(), GraphError
         of_worker.push(values);
     }
     // Worker 0 has the table of all workers.
-    if let Some(table) = of_worker.first().and_then(|values| values.get(super::recurrent::EMBEDDING)).copied() {
+    if let Some(table) = of_worker.first().and_then(|values| values.get(super::recurrent::EMBEDDING)).copied()
+    {
         for values in &mut of_worker {
             values.insert(super::recurrent::EMBEDDING.to_owned(), table);
         }
@@ -62,8 +63,10 @@ pub(super) fn add(builder: &mut Builder, shape: &Shape) -> Result<(), GraphError
             .collect();
         match dense {
             Some(gradients) => {
-                let dims = shapes.iter().find(|(known, _)| *known == name).map(|(_, dims)| dims.iter().product());
-                let ring = Ring { name: &name, workers: shape.workers, length: dims.unwrap_or(0), turn: number };
+                let dims =
+                    shapes.iter().find(|(known, _)| *known == name).map(|(_, dims)| dims.iter().product());
+                let ring =
+                    Ring { name: &name, workers: shape.workers, length: dims.unwrap_or(0), turn: number };
                 ring.add(builder, &gradients)?;
             }
             None => {
