@@ -50,15 +50,28 @@ pub(crate) enum Command {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Report {
-    Listening { address: String },
-    Connected { parameters: usize },
+    Listening {
+        address: String,
+    },
+    Connected {
+        parameters: usize,
+    },
     Ran(Ran),
-    Complete { version: u64 },
-    Hash { weights: String },
-    Tested { loss: f64, accuracy: f64 },
+    Complete {
+        version: u64,
+    },
+    Hash {
+        weights: String,
+    },
+    Tested {
+        loss: f64,
+        accuracy: f64,
+    },
     Sent(Vec<SentTensor>),
     /// The part can't go on with the command.
-    Failed { reason: String },
+    Failed {
+        reason: String,
+    },
 }
 
 /// What a part did in a run.

@@ -1,6 +1,7 @@
 //! What is fed into the steps, and what is tested.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use candle_core::Tensor;
 use tonic_rdma_graph::dataflow::KernelError;
@@ -25,8 +26,8 @@ pub(crate) enum Dataset {
 
 /// The samples of the steps, in the order that follows from the seed.
 #[derive(Debug)]
-pub(crate) struct Feeder<'a> {
-    dataset: &'a Dataset,
+pub(crate) struct Feeder {
+    dataset: Arc<Dataset>,
     shape: Shape,
     seed: u64,
     /// The epoch whose order is kept.
@@ -72,8 +73,10 @@ impl Dataset {
             }
             (Self::Texts(texts), Model::Recurrent(model)) => {
                 let texts = texts.test.get(..most.min(texts.test.len())).unwrap_or(&[]);
-                let batches: Vec<_> =
-                    texts.chunks(TEST_BATCH).map(|texts| fortunes::batch(texts.iter())).collect::<Result<_, _>>()?;
+                let batches: Vec<_> = texts
+                    .chunks(TEST_BATCH)
+                    .map(|texts| fortunes::batch(texts.iter()))
+                    .collect::<Result<_, _>>()?;
                 test_recurrent(model, variables, batches.into_iter())
             }
             _ => Err("the samples are those of another model".into()),
@@ -94,9 +97,9 @@ fn test_pictures(network: &Network, samples: &Samples, most: usize) -> Result<(f
     Ok((loss / number, correct as f64 / number))
 }
 
-impl<'a> Feeder<'a> {
+impl Feeder {
     /// Makes the feeder of a job.
-    pub(crate) fn new(dataset: &'a Dataset, shape: Shape, seed: u64) -> Self {
+    pub(crate) fn new(dataset: Arc<Dataset>, shape: Shape, seed: u64) -> Self {
         Self { dataset, shape, seed, epoch: None, targets: None }
     }
 
@@ -132,7 +135,7 @@ impl<'a> Feeder<'a> {
         let share = self.shape.share(worker);
         let range = step * batch + share.start..step * batch + share.end;
         let which = order.get(range).unwrap_or(&[]).iter().map(|sample| *sample as usize);
-        match self.dataset {
+        match &*self.dataset {
             Dataset::Pictures(data) => {
                 let (pictures, classes): (Tensor, Tensor) = data.train.batch(which)?;
                 Ok((Array::Tensor(pictures), Array::Tensor(classes)))

@@ -19,20 +19,20 @@ use crate::step::{Feed, StepGraph};
 use crate::variables::Variables;
 
 /// One part of a job.
-pub(crate) struct Trainer<'a> {
+pub(crate) struct Trainer {
     executor: Executor<Array>,
-    program: Fed<'a>,
+    program: Fed,
     crossings: Vec<(tonic_rdma_graph::placement::CrossingId, String, bool)>,
 }
 
 /// The program of a part: it feeds the samples, and keeps the losses.
-struct Fed<'a> {
-    feeder: Feeder<'a>,
+struct Fed {
+    feeder: Feeder,
     feeds: HashMap<NodeId, (usize, Feed)>,
     losses: Vec<(u64, f32)>,
 }
 
-impl Program<Array> for Fed<'_> {
+impl Program<Array> for Fed {
     fn feed(&mut self, step: u64, input: NodeId) -> Result<Array, KernelError> {
         let (worker, feed) = self.feeds.get(&input).copied().ok_or("the graph has another input")?;
         self.feeder.feed(step, worker, feed)
@@ -45,13 +45,13 @@ impl Program<Array> for Fed<'_> {
     }
 }
 
-impl<'a> Trainer<'a> {
+impl Trainer {
     /// Makes the part `own` of a graph.
     pub(crate) fn new(
         graph: StepGraph,
         own: usize,
         transfers: Box<dyn Transfers<Array>>,
-        feeder: Feeder<'a>,
+        feeder: Feeder,
         registered: u64,
         deadline: Duration,
     ) -> Result<Self, GraphError> {

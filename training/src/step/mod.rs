@@ -156,7 +156,12 @@ impl Shape {
         }
     }
 
-    /// Returns names and lengths of all variables, as [`variables`](Self::variables) has them.
+    /// Returns the number of elements of all variables.
+    pub(crate) fn parameters(&self) -> usize {
+        self.shapes().iter().map(|(_, dims)| dims.iter().product::<usize>()).sum()
+    }
+
+    /// Returns names and shapes of all variables, as [`variables`](Self::variables) has them.
     fn shapes(&self) -> Vec<(String, Vec<usize>)> {
         match self.model {
             Model::Pictures(architecture) => pictures::shapes(architecture),

@@ -8,10 +8,10 @@ use tonic_rdma_graph::schedule::{InMemory, Transfers};
 
 use super::*;
 use crate::array::Array;
+use crate::data::Data;
 use crate::data::fortunes::Texts;
 use crate::data::fortunes::tests::texts;
 use crate::data::tests::samples;
-use crate::data::Data;
 use crate::distributed::samples::{Dataset, Feeder};
 use crate::distributed::trainer::{Trainer, hash};
 use crate::model::Optimiser;
@@ -20,11 +20,11 @@ const SEED: u64 = 3;
 const RATE: f32 = 0.05;
 const MOMENTUM: f32 = 0.5;
 
-fn dataset(model: &Model) -> Dataset {
-    match model {
+fn dataset(model: &Model) -> Arc<Dataset> {
+    Arc::new(match model {
         Model::Pictures(_) => Dataset::Pictures(Data { train: samples(64), test: samples(10) }),
         Model::Recurrent(_) => Dataset::Texts(Texts { train: texts(64, 14), test: texts(9, 14) }),
-    }
+    })
 }
 
 fn shape(model: Model, synchrony: Synchrony, workers: usize) -> Shape {
@@ -50,12 +50,13 @@ fn run(shape: &Shape, variables: &[Arc<Variables>], steps: std::ops::Range<u64>)
             .into_iter()
             .enumerate()
             .map(|(part, transfers): (usize, Box<dyn Transfers<Array>>)| {
-                let (dataset, steps, variables) = (&dataset, steps.clone(), &variables[part]);
+                let (dataset, steps, variables) = (Arc::clone(&dataset), steps.clone(), &variables[part]);
                 let work = move || {
                     let feeder = Feeder::new(dataset, shape.clone(), SEED);
                     let graph = shape.build(part, variables).unwrap();
                     let deadline = Duration::from_secs(60);
-                    let mut trainer = Trainer::new(graph, part, transfers, feeder, 1 << 26, deadline).unwrap();
+                    let mut trainer =
+                        Trainer::new(graph, part, transfers, feeder, 1 << 26, deadline).unwrap();
                     trainer.run(steps).unwrap().losses
                 };
                 thread::Builder::new().stack_size(16 << 20).spawn_scoped(scope, work).unwrap()
@@ -71,7 +72,7 @@ fn run(shape: &Shape, variables: &[Arc<Variables>], steps: std::ops::Range<u64>)
 /// Runs the kernels of all parts one after the other in this thread. Returns the loss of each step.
 fn run_in_one_thread(shape: &Shape, variables: &[Arc<Variables>], steps: std::ops::Range<u64>) -> Vec<f64> {
     let dataset = dataset(&shape.model);
-    let mut feeder = Feeder::new(&dataset, shape.clone(), SEED);
+    let mut feeder = Feeder::new(Arc::clone(&dataset), shape.clone(), SEED);
     let mut graphs: Vec<StepGraph> =
         variables.iter().enumerate().map(|(part, variables)| shape.build(part, variables).unwrap()).collect();
     let graph = Arc::clone(&graphs[0].graph);
@@ -88,7 +89,8 @@ fn run_in_one_thread(shape: &Shape, variables: &[Arc<Variables>], steps: std::op
                     vec![feeder.feed(step, worker, feed).unwrap()]
                 }
             };
-            let outlets = outputs.into_iter().enumerate().map(|(output, value)| (Outlet { node: id, output }, value));
+            let outlets =
+                outputs.into_iter().enumerate().map(|(output, value)| (Outlet { node: id, output }, value));
             values.extend(outlets);
         }
         let loss = |outlet: &Outlet| f64::from(values[outlet].as_floats().unwrap().values()[0]);
@@ -130,11 +132,17 @@ fn executors_give_the_bits_of_one_thread() {
             assert_eq!(losses, run_in_one_thread(&shape, &single, 0..steps), "{shape:?}");
             assert_eq!(losses.len() as u64, steps);
             assert!(losses.iter().all(|loss| loss.is_finite() && *loss > 0.0), "{losses:?}");
-            assert!(losses.windows(2).all(|pair| pair[0] != pair[1]), "each step changes the weights: {losses:?}");
+            assert!(
+                losses.windows(2).all(|pair| pair[0] != pair[1]),
+                "each step changes the weights: {losses:?}"
+            );
             let (split, single) = (settled(&split, steps), settled(&single, steps));
             assert_eq!(split, single, "{shape:?}");
             if synchrony == Synchrony::Allreduce && matches!(model, Model::Pictures(_)) {
-                assert!(split.iter().all(|hash| *hash == split[0]), "all workers have the same weights: {split:?}");
+                assert!(
+                    split.iter().all(|hash| *hash == split[0]),
+                    "all workers have the same weights: {split:?}"
+                );
             }
         }
     });
@@ -150,7 +158,7 @@ fn the_steps_are_those_of_a_training_without_a_graph() {
             let network = crate::model::Network::random(architecture, SEED).unwrap();
             let mut optimiser = Optimiser::new(&network, RATE, MOMENTUM).unwrap();
             let dataset = dataset(&shape.model);
-            let mut whole = Feeder::new(&dataset, Shape { workers: 1, ..shape.clone() }, SEED);
+            let mut whole = Feeder::new(Arc::clone(&dataset), Shape { workers: 1, ..shape.clone() }, SEED);
             for (step, loss) in losses.iter().enumerate() {
                 let pictures = whole.feed(step as u64, 0, Feed::Samples).unwrap().into_tensor().unwrap();
                 let classes = whole.feed(step as u64, 0, Feed::Targets).unwrap().into_tensor().unwrap();
@@ -163,7 +171,10 @@ fn the_steps_are_those_of_a_training_without_a_graph() {
                 for (index, gradient) in all.iter().enumerate() {
                     optimiser.step(&network, index, gradient).unwrap();
                 }
-                assert!((loss - expected).abs() < 1e-4 * expected, "{synchrony:?} step {step}: {loss} {expected}");
+                assert!(
+                    (loss - expected).abs() < 1e-4 * expected,
+                    "{synchrony:?} step {step}: {loss} {expected}"
+                );
             }
             settled(&split, 3);
             let values = split[shape.chief()].values().unwrap();
@@ -212,10 +223,16 @@ fn a_job_goes_on_with_fewer_workers_from_the_last_complete_step() {
         // The job that loses a worker in step 3.
         let parts = variables(&before);
         run(&before, &parts, 0..3);
-        let kept: Vec<_> = parts.iter().enumerate().filter(|(part, _)| *part != 1).map(|(_, kept)| Arc::clone(kept)).collect();
+        let kept: Vec<_> = parts
+            .iter()
+            .enumerate()
+            .filter(|(part, _)| *part != 1)
+            .map(|(_, kept)| Arc::clone(kept))
+            .collect();
         // One process has the values of step 3 already.
         kept[0].assign("weight.0", 3).ok();
-        let version = kept.iter().map(|variables| variables.complete().unwrap()).filter(|steps| *steps > 0).min();
+        let version =
+            kept.iter().map(|variables| variables.complete().unwrap()).filter(|steps| *steps > 0).min();
         assert_eq!(version, Some(3));
         for variables in &kept {
             variables.settle(3).unwrap();
