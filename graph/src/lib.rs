@@ -20,5 +20,6 @@
 pub mod dataflow;
 mod error;
 pub mod placement;
+pub mod schedule;
 
 pub use error::GraphError;
