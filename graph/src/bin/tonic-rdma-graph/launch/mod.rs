@@ -2,4 +2,4 @@
 
 mod child;
 
-pub(crate) use child::{Children, end_with};
+pub(crate) use child::{Children, LISTENING, end_with};
