@@ -1,6 +1,7 @@
 //! Errors of graphs.
 
 use std::error::Error;
+use std::path::PathBuf;
 
 /// An error about a graph, a part of it, or a run of it.
 #[derive(Debug, thiserror::Error)]
@@ -14,6 +15,24 @@ pub enum GraphError {
         /// What is wrong.
         reason: String,
     },
+    /// A file is no model that can be loaded, or a model can't run as asked.
+    #[error("the model {}: {reason}", path.display())]
+    Model {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
+    /// The engine of ONNX models does not know an operator.
+    #[error("the model {}: node {node}: the engine (tract) has no operator {operator}; only models without it can run", path.display())]
+    Operator {
+        /// The file.
+        path: PathBuf,
+        /// The name of the node.
+        node: String,
+        /// The operator.
+        operator: String,
+    },
     /// A kernel failed.
     #[error("node {node} ({kind}) failed")]
     Kernel {
@@ -23,6 +42,55 @@ pub enum GraphError {
         kind: String,
         /// The error of the engine.
         source: Box<dyn Error + Send + Sync>,
+    },
+    /// A partition names a node that the graph does not have.
+    #[error("the graph has no node {node}{}", suggestion(.near))]
+    UnknownNode {
+        /// The name that was given.
+        node: String,
+        /// The name of a node that looks like it.
+        near: Option<String>,
+    },
+    /// A graph can't be split into as many parts.
+    #[error("a split into {parts} parts was asked for: this graph can be split into 1 to {most} parts")]
+    Parts {
+        /// The number of parts that was asked for.
+        parts: usize,
+        /// The largest possible number of parts.
+        most: usize,
+    },
+    /// A partition is written wrongly, or does not fit the graph.
+    #[error("the partition is wrong: {0}")]
+    Partition(String),
+    /// A partition would send an output that can't cross.
+    #[error(
+        "node {producer} is in part {from}, and its consumer {consumer} in part {to}: the output can't cross, because it is in a \
+         form that is private to the engine; put both nodes into one part"
+    )]
+    Stays {
+        /// The node whose output can't cross.
+        producer: String,
+        /// The part of this node.
+        from: usize,
+        /// The consumer in another part.
+        consumer: String,
+        /// The part of the consumer.
+        to: usize,
+    },
+    /// An edge leads from a higher part to a lower part, and a pipeline was asked for.
+    #[error(
+        "node {producer} is in part {from}, and its consumer {consumer} in part {to}: in a pipeline, tensors go from lower to \
+         higher parts only"
+    )]
+    Backward {
+        /// The node whose output goes backward.
+        producer: String,
+        /// The part of this node.
+        from: usize,
+        /// The consumer in a lower part.
+        consumer: String,
+        /// The part of the consumer.
+        to: usize,
     },
     /// A crossing tensor could not be sent, received or made a value.
     #[error("crossing tensor {crossing}, step {step}, between this part and part {peer}")]
@@ -79,4 +147,9 @@ pub enum GraphError {
         /// What is wrong, and which values are right.
         reason: String,
     },
+}
+
+/// Returns the part of a message that names a node with a similar name.
+fn suggestion(near: &Option<String>) -> String {
+    near.as_ref().map(|near| format!("; a node with a similar name: {near}")).unwrap_or_default()
 }

@@ -20,7 +20,7 @@ const PACKAGES: &[(&str, &str, u8)] = &[
     ("tonic_rdma_payload", "cli/payload/src", 3),
     ("tonic_rdma_cli", "cli/src", 4),
     ("tonic_rdma_allreduce", "collective/command/src", 4),
-    ("tonic_rdma_training", "collective/training/src", 4),
+    ("tonic_rdma_training", "training/src", 4),
     ("tonic_rdma_interop", "interop/src", 4),
     ("tonic_rdma_interop_matrix", "interop/src/matrix", 4),
     ("tonic_rdma_generate", "proto/generate/src", 4),

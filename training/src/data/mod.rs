@@ -51,7 +51,7 @@ impl Samples {
             let path = folder.join(format!("{name}-{kind}-idx{dimensions}-ubyte.gz"));
             if !path.exists() {
                 return Err(Failure::run(format!(
-                    "{} is missing; collective/training/prepare installs the files of Fashion-MNIST, and --data names \
+                    "{} is missing; training/prepare installs the files of Fashion-MNIST, and --data names \
                      another folder that has them",
                     path.display()
                 )));
@@ -146,10 +146,7 @@ pub(crate) mod tests {
     fn a_missing_file_names_the_script_that_installs_it() {
         let folder = tempfile::tempdir().unwrap();
         let error = Data::read(folder.path()).unwrap_err().with_causes();
-        assert!(
-            error.contains("train-images-idx3-ubyte.gz is missing; collective/training/prepare"),
-            "{error}"
-        );
+        assert!(error.contains("train-images-idx3-ubyte.gz is missing; training/prepare"), "{error}");
         std::fs::write(folder.path().join("train-images-idx3-ubyte.gz"), "no gzip").unwrap();
         let error = Data::read(folder.path()).unwrap_err().with_causes();
         assert!(error.contains("can't use") && error.contains("train-images"), "{error}");

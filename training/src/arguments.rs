@@ -49,7 +49,7 @@ pub(crate) struct Arguments {
     /// Seed of the weights and of the order of the samples
     #[arg(long, default_value = "1")]
     seed: u64,
-    /// Folder with the files of Fashion-MNIST; collective/training/prepare installs them
+    /// Folder with the files of Fashion-MNIST; training/prepare installs them
     #[arg(long, value_name = "DIR", default_value = data::FOLDER)]
     data: PathBuf,
     /// Train with one rank too, and compare the losses of both

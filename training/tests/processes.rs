@@ -91,7 +91,7 @@ fn a_failed_rank_ends_the_program_with_its_reason() {
     let output = program(&["--ranks", "2", "--data", &folder.path().to_string_lossy()]);
     let errors = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{errors}");
-    assert!(errors.contains("collective/training/prepare installs"), "{errors}");
+    assert!(errors.contains("training/prepare installs"), "{errors}");
     assert!(errors.contains("failed: exit status: 1"), "{errors}");
 }
 
