@@ -31,17 +31,12 @@ impl Failure {
 
     /// Makes the failure of a run with the messages of `error` and of its causes.
     pub(crate) fn because(what: &str, error: &dyn Error) -> Self {
-        let mut text = format!("{what}: {error}");
-        let mut next = error.source();
-        while let Some(cause) = next {
-            let message = cause.to_string();
-            // Some errors repeat the message of their cause.
-            if !text.contains(&message) {
-                text = format!("{text}: {message}");
-            }
-            next = cause.source();
-        }
-        Self::Run(text)
+        Self::Run(format!("{what}: {}", chain(error)))
+    }
+
+    /// Makes the failure of input that can't be used, with the messages of `error` and of its causes.
+    pub(crate) fn refused(error: &dyn Error) -> Self {
+        Self::Usage(chain(error))
     }
 
     /// Makes the failure of a write to stdout.
@@ -63,6 +58,21 @@ impl Failure {
         let _ = writeln!(io::stderr(), "tonic-rdma-graph: {}", one_line(&self.to_string()));
         ExitCode::from(code)
     }
+}
+
+/// Joins the messages of `error` and of its causes.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let message = cause.to_string();
+        // Some errors repeat the message of their cause.
+        if !text.contains(&message) {
+            text = format!("{text}: {message}");
+        }
+        next = cause.source();
+    }
+    text
 }
 
 /// Returns `text` without line breaks and other control characters, which a value of the command line may contain.

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use tonic_rdma_graph::schedule::ReceiveMode;
+use tonic_rdma_graph::transfer::Mode;
 
-use crate::mode::Mode;
 use crate::values::{List, ValueError, parse_list, parse_number, parse_seconds, parse_set};
 
 /// The largest number of parts.
@@ -123,10 +123,10 @@ fn hosts(text: &str) -> Result<List<String>, ValueError> {
 
 fn modes(text: &str) -> Result<List<Mode>, ValueError> {
     parse_set(text, |name| {
-        Mode::ALL.into_iter().find(|mode| mode.name() == name).ok_or_else(|| ValueError::Unknown {
+        name.parse().map_err(|_| ValueError::Unknown {
             kind: "mode",
             given: name.to_owned(),
-            accepted: Mode::ALL.map(Mode::name).join(", "),
+            accepted: Mode::ALL.map(|mode| mode.to_string()).join(", "),
         })
     })
 }

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use tonic_rdma_graph::explain::SenderReport;
 
 use super::proto;
 use crate::failure::Failure;
@@ -34,6 +35,8 @@ pub(crate) struct Job {
     pub(crate) symbols: Vec<String>,
     /// The length of the symbolic dimensions in each set of inputs.
     pub(crate) lengths: Vec<u64>,
+    /// The number of sets of inputs.
+    pub(crate) sets: u64,
     pub(crate) seed: u64,
     /// The part of each node.
     pub(crate) assignment: Vec<usize>,
@@ -81,7 +84,7 @@ pub(crate) enum Report {
     /// A tensor is not what the unsplit model gives. The content has its bytes.
     Differs(Differs),
     /// What is known of the tensors that this part sends.
-    Tensors(Vec<SentTensor>),
+    Tensors(Described),
     /// The part can't go on.
     Failed { reason: String, usage: bool },
 }
@@ -97,8 +100,9 @@ pub(crate) struct Connected {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Done {
     pub(crate) nanos: u64,
-    /// The number of tensors that were compared.
+    /// The number of tensors that were compared, and of those that differ.
     pub(crate) checked: u64,
+    pub(crate) errors: u64,
 }
 
 /// A tensor that is not what the unsplit model gives.
@@ -107,6 +111,8 @@ pub(crate) struct Differs {
     pub(crate) what: Checked,
     pub(crate) mode: String,
     pub(crate) micro_batch: u64,
+    /// The set of inputs.
+    pub(crate) set: u64,
     /// The type and the shape of the tensor that arrived.
     pub(crate) spec: String,
 }
@@ -120,28 +126,21 @@ pub(crate) enum Checked {
     Result(usize),
 }
 
-/// What is known of a tensor that a part sends.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct SentTensor {
-    /// The number of the crossing tensor.
-    pub(crate) crossing: usize,
-    /// The allocation that makes the tensor: the name of the node, and the number of the allocation within the node.
-    pub(crate) site: Option<(String, u32)>,
-    /// Counters for each mode.
+/// What a part knows of the tensors that it sends.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Described {
+    /// Memory and counters of each tensor in `rdma-zerocp`. Empty without this mode.
+    pub(crate) tensors: Vec<SenderReport>,
     pub(crate) modes: Vec<SentCounts>,
 }
 
-/// How often a tensor was sent in a mode, and how.
+/// How a part sent its tensors in a mode, after the first micro-batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SentCounts {
     pub(crate) mode: String,
-    /// Tensors in the first micro-batch that were copied by the sender.
-    pub(crate) copied_first: u64,
-    /// Tensors after the first micro-batch, all and those that were copied by the sender.
-    pub(crate) sent_later: u64,
-    pub(crate) copied_later: u64,
-    /// The bytes of the last tensor.
-    pub(crate) bytes: u64,
+    pub(crate) sent: u64,
+    /// Tensors that the sender copied.
+    pub(crate) copied: u64,
 }
 
 /// Makes the message of an order.

@@ -55,7 +55,7 @@ pub(crate) struct TensorRow {
 /// A mode.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct ModeRow {
-    pub(crate) mode: &'static str,
+    pub(crate) mode: String,
     /// The time of a step, median.
     pub(crate) step_us: f64,
     /// The time for the tensors of a step to cross, median.
@@ -116,8 +116,8 @@ pub(crate) fn check_outputs(files: &[(&str, Option<&Path>)]) -> Result<(), Failu
 
 #[cfg(test)]
 pub(crate) fn sample() -> Results {
-    let mode = |mode, step_us, transfer_us| ModeRow {
-        mode,
+    let mode = |mode: &str, step_us, transfer_us| ModeRow {
+        mode: mode.to_owned(),
         step_us,
         transfer_us,
         sender_copies_per_tensor: 1.0,

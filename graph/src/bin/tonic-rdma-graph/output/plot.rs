@@ -29,7 +29,7 @@ pub(super) fn draw(results: &Results) -> Result<String, Failed> {
         area.fill(&WHITE)?;
         let (above, below) = area.split_vertically(HEIGHT);
         let bars = |value: fn(&super::ModeRow) -> f64| -> Vec<(&str, f64)> {
-            results.modes.iter().map(|row| (row.mode, value(row) / 1000.0)).collect()
+            results.modes.iter().map(|row| (row.mode.as_str(), value(row) / 1000.0)).collect()
         };
         let title = format!("{}, {} parts: ", results.model, results.parts);
         chart(&above, &format!("{title}time of a step (lower is better)"), &bars(|row| row.step_us))?;

@@ -46,7 +46,7 @@ fn modes(results: &Results) -> Table {
     };
     for row in &results.modes {
         table.add_row([
-            row.mode.to_owned(),
+            row.mode.clone(),
             micros(row.step_us),
             over(row, |row| row.step_us),
             micros(row.transfer_us),

@@ -3,14 +3,15 @@
 use std::path::Path;
 
 use bytes::Bytes;
-use tonic_rdma_graph::onnx::{Model, ModelSettings, SymbolicDim, Weights};
+use tonic_rdma_graph::onnx::Model;
 use tonic_rdma_graph::partition;
 use tonic_rdma_graph::placement::{Partition, Placements, analyse};
+use tonic_rdma_graph::transfer::Mode;
 
 use crate::control::messages::Job;
 use crate::failure::Failure;
-use crate::mode::Mode;
 use crate::options::RunOptions;
+use crate::set::settings;
 
 /// The number of sets of inputs of a model without symbolic dimensions.
 const INPUTS: u64 = 3;
@@ -57,19 +58,12 @@ impl Plan {
             sets: self.sets,
             seed: options.seed,
             assignment: partition.parts().iter().map(|part| part.0).collect(),
-            modes: self.modes.clone(),
+            modes: self.modes.iter().map(Mode::to_string).collect(),
             receive: options.receive.to_string(),
             window: options.micro_batches as usize,
             limit_ms: options.timeout.as_millis().try_into().unwrap_or(u64::MAX),
         }
     }
-}
-
-/// Returns the settings of a model. All processes load it with the same settings.
-pub(crate) fn settings(symbols: &[String], seed: u64) -> Result<ModelSettings, Failure> {
-    let dims: Result<Vec<SymbolicDim>, String> = symbols.iter().map(|symbol| symbol.parse()).collect();
-    let dims = dims.map_err(|reason| Failure::usage(format!("--symbol: {reason}")))?;
-    Ok(ModelSettings { weights: Weights::Seeded(seed), dims })
 }
 
 fn split(options: &RunOptions, parts: usize, model: &Model) -> Result<Partition, Failure> {

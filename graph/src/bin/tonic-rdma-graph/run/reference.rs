@@ -1,33 +1,19 @@
 //! The unsplit model: what each crossing tensor and each result has to be.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use tonic_rdma_graph::dataflow::Outlet;
 use tonic_rdma_graph::onnx::ModelValue;
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::plan::Plan;
 use crate::control::messages::{Checked, Differs, Expected};
 use crate::failure::Failure;
+use crate::set::{digest, lengths as lengths_of};
 
 /// The values of the unsplit model, for each set of inputs.
 #[derive(Debug)]
 pub(crate) struct Reference {
     sets: Vec<HashMap<Outlet, ModelValue>>,
-}
-
-/// Returns the lengths of the symbolic dimensions in a set of inputs. Each symbol begins at another place of the list.
-pub(crate) fn lengths_of(symbols: &[String], lengths: &[u64], set: u64) -> BTreeMap<String, u64> {
-    let places = symbols.iter().zip(set as usize..);
-    places.map(|(symbol, place)| (symbol.clone(), lengths[place % lengths.len()])).collect()
-}
-
-/// Returns the digest of a tensor.
-pub(crate) fn digest(value: &ModelValue) -> Result<u64, Failure> {
-    let spec = value.spec().map_err(|error| Failure::run(error.to_string()))?;
-    // Tensors with the same bytes and other shapes differ.
-    let shape = xxh3_64(spec.to_string().as_bytes());
-    Ok(xxh3_64(value.bytes()) ^ shape)
 }
 
 impl Reference {
