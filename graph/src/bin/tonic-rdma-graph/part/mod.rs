@@ -1,6 +1,6 @@
 //! A process that runs a part of a model: for the command that started it, or for a command on another host.
 
-mod inputs_of_step;
+mod checks;
 mod job;
 mod running;
 mod service;
