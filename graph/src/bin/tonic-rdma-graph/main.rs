@@ -16,12 +16,18 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use clap::error::ErrorKind;
+use tonic_rdma_verbs::allocator::Chosen;
+use tonic_rdma_verbs::memory::trace::TracingAllocator;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use failure::Failure;
 use options::{Options, Subcommands};
+
+/// The allocator of the process: mimalloc, and registered memory for tensors that cross. It is the same for all modes.
+#[global_allocator]
+static ALLOCATOR: TracingAllocator<Chosen> = TracingAllocator::new(Chosen);
 
 fn main() -> ExitCode {
     let outcome = match Options::try_parse() {

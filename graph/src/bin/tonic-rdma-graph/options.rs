@@ -98,6 +98,9 @@ pub(crate) struct RunOptions {
     /// Prints for each crossing tensor: producer, consumers, shape, placement and why, allocation site, bytes, copies
     #[arg(long)]
     pub(crate) explain: bool,
+    /// Prints the nodes of the model, as --cut and --assign name them, and ends
+    #[arg(long)]
+    pub(crate) nodes: bool,
     /// Writes the results as JSON
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,

@@ -164,8 +164,7 @@ pub(crate) fn read<T: DeserializeOwned>(text: &str, from: &str) -> Result<T, Fai
 }
 
 fn to_text(message: &impl Serialize) -> Result<String, Failure> {
-    serde_json::to_string(message)
-        .map_err(|error| Failure::because("can't make JSON of a message", &error))
+    serde_json::to_string(message).map_err(|error| Failure::because("can't make JSON of a message", &error))
 }
 
 #[cfg(test)]

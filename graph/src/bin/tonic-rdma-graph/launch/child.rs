@@ -64,7 +64,9 @@ impl Children {
     /// Returns how the process of a part ended.
     pub(crate) fn status(&mut self, part: usize) -> String {
         let end = Instant::now() + Duration::from_secs(1);
-        let Some(child) = self.children.get_mut(part) else { return "it is no process of this machine".to_owned() };
+        let Some(child) = self.children.get_mut(part) else {
+            return "it is no process of this machine".to_owned();
+        };
         loop {
             match child.try_wait() {
                 Ok(Some(status)) => return format!("its process ended ({status})"),

@@ -76,7 +76,8 @@ impl Results {
         json: Option<&Path>,
         plot: Option<&Path>,
     ) -> Result<(), Failure> {
-        let failed = |path: &Path, error| Failure::because(&format!("can't write {}", path.display()), &error);
+        let failed =
+            |path: &Path, error| Failure::because(&format!("can't write {}", path.display()), &error);
         let mut text = String::new();
         if let Some(explanation) = explanation {
             text.push_str(explanation);
@@ -108,7 +109,10 @@ pub(crate) fn check_outputs(files: &[(&str, Option<&Path>)]) -> Result<(), Failu
     for (option, path) in files {
         let Some(path) = path else { continue };
         std::fs::OpenOptions::new().append(true).create(true).open(path).map_err(|error| {
-            Failure::usage(format!("{option}: can't write {}: {error}; name a file in a folder that is there", path.display()))
+            Failure::usage(format!(
+                "{option}: can't write {}: {error}; name a file in a folder that is there",
+                path.display()
+            ))
         })?;
     }
     Ok(())

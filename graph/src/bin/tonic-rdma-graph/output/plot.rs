@@ -33,7 +33,11 @@ pub(super) fn draw(results: &Results) -> Result<String, Failed> {
         };
         let title = format!("{}, {} parts: ", results.model, results.parts);
         chart(&above, &format!("{title}time of a step (lower is better)"), &bars(|row| row.step_us))?;
-        chart(&below, &format!("{title}transfer time of a step (lower is better)"), &bars(|row| row.transfer_us))?;
+        chart(
+            &below,
+            &format!("{title}transfer time of a step (lower is better)"),
+            &bars(|row| row.transfer_us),
+        )?;
         area.present()?;
     }
     Ok(svg)

@@ -33,9 +33,9 @@ pub(super) fn render(results: &Results) -> String {
 
 fn modes(results: &Results) -> Table {
     let mut table = Table::new();
-    table.load_preset(UTF8_FULL_CONDENSED).set_header([
-        "mode", "step", "×", "transfer", "×", "copies", "checked", "errors",
-    ]);
+    table
+        .load_preset(UTF8_FULL_CONDENSED)
+        .set_header(["mode", "step", "×", "transfer", "×", "copies", "checked", "errors"]);
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
@@ -66,7 +66,9 @@ mod tests {
     #[test]
     fn the_table_has_ratios_to_grpc_tcp() {
         let text = render(&super::super::sample());
-        for part in ["light_example.onnx", "3 + 4 nodes", "1.00 MiB", "rdma-zerocp", "8.00", "3.40 ms", "100 µs"] {
+        for part in
+            ["light_example.onnx", "3 + 4 nodes", "1.00 MiB", "rdma-zerocp", "8.00", "3.40 ms", "100 µs"]
+        {
             assert!(text.contains(part), "{part}: {text}");
         }
         let mut alone = super::super::sample();

@@ -41,7 +41,8 @@ impl Checks {
 
     /// Sets what is compared.
     pub(super) fn expect(&mut self, expected: Expected) {
-        let crossings = expected.crossings.into_iter().map(|(number, digests)| (Checked::Crossing(number), digests));
+        let crossings =
+            expected.crossings.into_iter().map(|(number, digests)| (Checked::Crossing(number), digests));
         let results = expected.results.into_iter().map(|(place, digests)| (Checked::Result(place), digests));
         self.digests = crossings.chain(results).collect();
     }

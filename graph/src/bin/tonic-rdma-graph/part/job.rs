@@ -74,7 +74,9 @@ impl Job {
         let mut loaded = None;
         while let Some((order, content)) = self.orders.blocking_recv() {
             match order {
-                Order::Model if model.len() + content.len() <= LARGEST_MODEL => model.extend_from_slice(&content),
+                Order::Model if model.len() + content.len() <= LARGEST_MODEL => {
+                    model.extend_from_slice(&content)
+                }
                 Order::Model => {
                     return Err(Failure::usage(format!("the model has more than {LARGEST_MODEL} bytes")));
                 }
@@ -112,7 +114,7 @@ impl Job {
                     }
                     self.report(&Report::Done(done), Bytes::new())?;
                 }
-                Order::Describe => self.report(&Report::Tensors(running.tensors()), Bytes::new())?,
+                Order::Describe => self.report(&Report::Tensors(running.describe()), Bytes::new())?,
                 other => return Err(Failure::run(format!("an order came too late: {other:?}"))),
             }
         }
@@ -121,8 +123,6 @@ impl Job {
 
     fn report(&self, report: &Report, content: Bytes) -> Result<(), Failure> {
         let message = messages::report(report, content)?;
-        self.reports
-            .blocking_send(Ok(message))
-            .map_err(|_| Failure::run("the coordinator is gone"))
+        self.reports.blocking_send(Ok(message)).map_err(|_| Failure::run("the coordinator is gone"))
     }
 }

@@ -33,7 +33,9 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<(), Failure> {
 async fn listen(options: &ServeOptions) -> Result<(), Failure> {
     let address = options.listen;
     let refused = |error: &io::Error| {
-        Failure::usage(format!("--listen {address}: {error}; choose an address of this machine and a free port"))
+        Failure::usage(format!(
+            "--listen {address}: {error}; choose an address of this machine and a free port"
+        ))
     };
     let listener = TcpListener::bind(address).await.map_err(|error| refused(&error))?;
     let address = listener.local_addr().map_err(|error| refused(&error))?;

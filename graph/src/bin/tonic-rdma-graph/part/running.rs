@@ -1,6 +1,7 @@
 //! A part that has its model: it connects to the other parts, and runs turns.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
@@ -8,30 +9,31 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::runtime::Handle;
-use tonic_rdma_graph::dataflow::{Kernel, NodeId};
+use tonic_rdma_graph::GraphError;
+use tonic_rdma_graph::dataflow::{Kernel, NodeId, Topology};
 use tonic_rdma_graph::explain::{SenderReport, Sent};
 use tonic_rdma_graph::onnx::{Model, ModelValue};
 use tonic_rdma_graph::placement::{CrossingId, Part, Partition, Placements, analyse};
-use tonic_rdma_graph::schedule::{
-    CrossingCounts, Executor, ReceiveMode, Settings, Split, Stop, Transfers, Work,
-};
-use tonic_rdma_graph::session::{Fingerprint, Listener, Session};
+use tonic_rdma_graph::schedule::{CrossingCounts, Executor, Settings, Stop, Transfers, Work};
+use tonic_rdma_graph::session::{Listener, Session};
 use tonic_rdma_graph::sites::NodeSites;
 use tonic_rdma_graph::transfer::Mode;
 
-use super::program::Checks;
-use super::tracing::Switch;
+use super::checks::Checks;
 use crate::control::messages::{Connected, Described, Differs, Done, Expected, Job, SentCounts, Turn};
 use crate::failure::Failure;
 use crate::set::{lengths, settings};
 
+/// The largest amount of registered memory for tensors that cross.
+const REGISTERED: u64 = 1 << 30;
+
 /// A part that has loaded its model.
 pub(super) struct Loaded {
     job: Job,
-    split: Split,
-    placements: Placements,
+    graph: Arc<Topology>,
+    placements: Arc<Placements>,
     kernels: HashMap<NodeId, Box<dyn Kernel<ModelValue>>>,
-    inputs: Vec<HashMap<NodeId, ModelValue>>,
+    checks: Checks,
     modes: Vec<Mode>,
     listener: Listener,
     port: u16,
@@ -40,20 +42,19 @@ pub(super) struct Loaded {
 /// A part that is connected to the other parts.
 pub(super) struct Running {
     part: Part,
-    placements: Placements,
+    placements: Arc<Placements>,
     checks: Checks,
     executor: Executor<ModelValue>,
     /// The transfers of each mode. Those of the mode in use are in the executor.
     transfers: HashMap<Mode, Box<dyn Transfers<ModelValue>>>,
     current: Mode,
-    switch: Switch,
+    modes: Vec<Mode>,
     sites: Arc<NodeSites>,
-    /// The counters after the first turn of a mode.
+    /// The counters of each crossing tensor after the first turn of a mode.
     first: HashMap<Mode, Vec<CrossingCounts>>,
     connected: Connected,
     /// The set of inputs of the values that are kept for replays.
     kept: u64,
-    sets: u64,
     /// Keeps the connections.
     _session: Session,
 }
@@ -61,28 +62,154 @@ pub(super) struct Running {
 impl Loaded {
     /// Loads the model of a job, and listens for the other parts.
     pub(super) fn load(job: Job, file: &[u8], address: IpAddr, runtime: &Handle) -> Result<Self, Failure> {
-        let refused = |error| Failure::refused(&error);
-        let model = Model::read(Path::new(&job.model), file, &settings(&job.symbols, job.seed)?).map_err(refused)?;
+        let refused = |error: GraphError| Failure::refused(&error);
+        let model =
+            Model::read(Path::new(&job.model), file, &settings(&job.symbols, job.seed)?).map_err(refused)?;
         let graph = Arc::clone(model.topology());
         let parts = job.assignment.iter().map(|part| Part(*part)).collect();
         let partition = Partition::new(&graph, job.parts, parts).map_err(refused)?;
-        let placements = analyse(&graph, &partition).map_err(refused)?;
-        let nodes = placements.nodes_of(Part(job.part)).iter().copied();
-        let kernels = model.kernels(nodes).map_err(refused)?.into_iter().collect();
+        let placements = Arc::new(analyse(&graph, &partition).map_err(refused)?);
+        let part = Part(job.part);
+        let kernels = model.kernels(placements.nodes_of(part).iter().copied()).map_err(refused)?;
         let symbols = model.symbols();
         let mut inputs = Vec::new();
         for set in 0..job.sets {
-            let lengths = lengths(&symbols, &job.lengths, set);
-            let all = model.inputs(set, job.seed, &lengths).map_err(refused)?;
-            inputs.push(all.into_iter().filter(|(id, _)| partition.part_of(*id) == Some(Part(job.part))).collect());
+            let all = model.inputs(set, job.seed, &lengths(&symbols, &job.lengths, set)).map_err(refused)?;
+            inputs.push(all.into_iter().filter(|(id, _)| partition.part_of(*id) == Some(part)).collect());
         }
-        let modes = job.modes.iter().map(|mode| mode.parse().map_err(Failure::usage));
+        let checks = Checks::new(inputs, graph.results().to_vec());
+        let modes =
+            job.modes.iter().map(|mode| mode.parse().map_err(|reason: String| Failure::usage(reason)));
         let modes = modes.collect::<Result<Vec<Mode>, _>>()?;
-        let split = Split { graph, parts: partition.parts().to_vec(), crossings: placements.crossings().to_vec() };
         let listener = runtime
             .block_on(Listener::bind(SocketAddr::new(address, 0)))
             .map_err(|error| Failure::because("can't listen for the other parts", &error))?;
         let port = listener.address().port();
-        Ok(Self { job, split, placements, kernels, inputs, modes, listener, port })
+        Ok(Self {
+            job,
+            graph,
+            placements,
+            kernels: kernels.into_iter().collect(),
+            checks,
+            modes,
+            listener,
+            port,
+        })
+    }
+
+    /// Returns the port at which the other parts connect.
+    pub(super) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Connects to the other parts, which listen at `peers`.
+    pub(super) fn connect(self, peers: &[String], runtime: &Handle) -> Result<Running, Failure> {
+        todo!("{peers:?} {runtime:?}")
+    }
+}
+
+impl Running {
+    /// Returns a handle that stops the run from another thread.
+    pub(super) fn stop(&self) -> Stop {
+        self.executor.stop_handle()
+    }
+
+    /// Returns what was done to connect.
+    pub(super) fn connected(&self) -> Connected {
+        self.connected.clone()
+    }
+
+    /// Sets what is compared.
+    pub(super) fn expect(&mut self, expected: Expected) {
+        self.checks.expect(expected);
+    }
+
+    /// Runs a turn. Returns the first tensor that differs from the unsplit model too.
+    pub(super) fn run(&mut self, turn: &Turn) -> Result<(Done, Option<(Differs, Bytes)>), Failure> {
+        let mode: Mode = turn.mode.parse().map_err(|reason: String| Failure::usage(reason))?;
+        self.change(mode)?;
+        let end = turn.first + turn.count;
+        let work = if turn.replay { Work::Replay } else { Work::ComputeAndKeep };
+        let mut checking = self.checks.begin(turn, self.kept);
+        let report = self
+            .executor
+            .run(turn.first..end, work, &mut checking)
+            .map_err(|error| Failure::because(&turn.mode, &error))?;
+        let (mut done, difference) = (checking.done, checking.difference);
+        done.nanos = report.elapsed.as_nanos().try_into().unwrap_or(u64::MAX);
+        if !turn.replay {
+            self.kept = self.checks.set_of(end.saturating_sub(1));
+        }
+        if !self.first.contains_key(&mode) {
+            let counts = self
+                .placements
+                .crossings()
+                .iter()
+                .map(|crossing| self.executor.transfers().counts(crossing.id));
+            let counts = counts.collect();
+            self.first.insert(mode, counts);
+        }
+        Ok((done, difference))
+    }
+
+    /// Uses the transfers of this mode from now on.
+    fn change(&mut self, mode: Mode) -> Result<(), Failure> {
+        if mode != self.current {
+            let transfers = self.transfers.remove(&mode);
+            let transfers =
+                transfers.ok_or_else(|| Failure::run(format!("this part is not connected for {mode}")))?;
+            let former = self.executor.replace_transfers(transfers);
+            self.transfers.insert(self.current, former);
+            self.current = mode;
+        }
+        Ok(())
+    }
+
+    /// Describes the tensors that this part sends.
+    pub(super) fn describe(&self) -> Described {
+        let mut described = Described::default();
+        for mode in &self.modes {
+            let transfers = match self.transfers.get(mode) {
+                Some(transfers) => transfers.as_ref(),
+                None => self.executor.transfers(),
+            };
+            let mut counts = SentCounts { mode: mode.to_string(), ..SentCounts::default() };
+            for crossing in self.placements.leaving(self.part) {
+                let all = transfers.counts(crossing.id);
+                let first = self.first.get(mode).and_then(|counts| counts.get(crossing.id.0)).copied();
+                let first = first.unwrap_or_default();
+                counts.sent += all.sent - first.sent;
+                counts.copied += all.copied - first.copied;
+                if *mode == Mode::RdmaZerocp {
+                    described.tensors.push(self.report(crossing.id, first, all));
+                }
+            }
+            described.modes.push(counts);
+        }
+        described
+    }
+
+    fn report(&self, crossing: CrossingId, first: CrossingCounts, all: CrossingCounts) -> SenderReport {
+        let sent = |counts: CrossingCounts| Sent {
+            in_place: counts.sent.saturating_sub(counts.copied + counts.inline),
+            copied: counts.copied,
+            inline: counts.inline,
+        };
+        SenderReport::new(crossing, &self.sites, sent(first), sent(all))
+    }
+}
+
+impl fmt::Debug for Loaded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Loaded").field("job", &self.job).field("port", &self.port).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Running {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Running")
+            .field("part", &self.part)
+            .field("mode", &self.current)
+            .finish_non_exhaustive()
     }
 }

@@ -46,7 +46,8 @@ impl Part for PartService {
 
     async fn work(&self, request: Request<Streaming<proto::Order>>) -> Result<Response<Reports>, Status> {
         let permit = Arc::clone(&self.free).try_acquire_owned();
-        let permit = permit.map_err(|_| Status::unavailable("it works for another coordinator; try again later"))?;
+        let permit =
+            permit.map_err(|_| Status::unavailable("it works for another coordinator; try again later"))?;
         let (sender, orders) = mpsc::channel(WAITING);
         let (reports, answers) = mpsc::channel(WAITING);
         let job = Job::new(self.address, orders, reports.clone(), Handle::current());

@@ -6,9 +6,11 @@ mod reference;
 mod results;
 mod rounds;
 
+use std::io::{self, Write};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use tonic_rdma_graph::dataflow::Role;
 
 use crate::control::messages::{Connected, Order, Report};
 use crate::failure::Failure;
@@ -29,6 +31,9 @@ const PIECE: usize = 1 << 20;
 pub(crate) fn run(options: &RunOptions) -> Result<(), Failure> {
     let parts = number_of_parts(options)?;
     check_outputs(&[("--json", options.json.as_deref()), ("--plot", options.plot.as_deref())])?;
+    if options.nodes {
+        return nodes(options);
+    }
     let plan = Arc::new(Plan::new(options, parts)?);
     let parts = plan.placements.partition().count();
     let (children, addresses) = match &options.hosts {
@@ -46,8 +51,29 @@ pub(crate) fn run(options: &RunOptions) -> Result<(), Failure> {
     verdict(&results, &differences)
 }
 
+/// Shows the nodes of the model, as `--cut` and `--assign` name them.
+fn nodes(options: &RunOptions) -> Result<(), Failure> {
+    let (_, model) = plan::load(options)?;
+    let mut text = String::new();
+    for (_, node) in model.topology().nodes().filter(|(_, node)| node.role != Role::Constant) {
+        let outputs: Vec<String> = node.outputs.iter().map(ToString::to_string).collect();
+        text.push_str(&format!("{}  {}  {}\n", node.name, node.kind, outputs.join(", ")));
+    }
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(|error| Failure::output(&error))
+}
+
 fn number_of_parts(options: &RunOptions) -> Result<usize, Failure> {
-    let asked = options.cut.as_ref().map(|cuts| cuts.0.len() + 1).or(options.parts);
+    let cuts = options.cut.as_ref().map(|cuts| cuts.0.len());
+    if let (Some(parts), Some(cuts)) = (options.parts, cuts)
+        && parts != cuts + 1
+    {
+        return Err(Failure::usage(format!(
+            "--parts {parts} and the {cuts} nodes of --cut contradict one another: {cuts} cuts make {} parts",
+            cuts + 1
+        )));
+    }
+    let asked = cuts.map(|cuts| cuts + 1).or(options.parts);
     match (asked, &options.hosts) {
         (Some(parts), Some(hosts)) if hosts.0.len() != parts => Err(Failure::usage(format!(
             "--hosts names {} hosts for {parts} parts: name one for each part",
@@ -82,7 +108,8 @@ async fn coordinate(
         other => Err(other),
     });
     let ports = ports.await?;
-    let peers: Vec<String> = addresses.iter().zip(ports).map(|(address, port)| with_port(address, port)).collect();
+    let peers: Vec<String> =
+        addresses.iter().zip(ports).map(|(address, port)| with_port(address, port)).collect();
     parts.send_all(&Order::Connect { peers }).await?;
     let connected = parts.gather("connected", |report| match report {
         Report::Connected(connected) => Ok(connected),
@@ -106,8 +133,8 @@ async fn coordinate(
         other => Err(other),
     });
     let described = described.await?;
+    let explanation = String::new();
     let addresses = connected.iter().map(|connected| connected.static_addresses).sum();
-    let explanation = results::explain(plan, &described)?;
     let differences = std::mem::take(&mut rounds.differences);
     let modes = rounds.rows(&described);
     Ok((results::results(options, plan, &reference, addresses, &described, modes), explanation, differences))

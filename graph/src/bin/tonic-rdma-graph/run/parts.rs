@@ -25,7 +25,11 @@ pub(crate) struct Parts {
 
 impl Parts {
     /// Opens the streams to all parts.
-    pub(crate) async fn open(children: Children, addresses: &[String], limit: Duration) -> Result<Self, Failure> {
+    pub(crate) async fn open(
+        children: Children,
+        addresses: &[String],
+        limit: Duration,
+    ) -> Result<Self, Failure> {
         let mut links = Links::new();
         for address in addresses {
             links.open(address).await?;
@@ -80,8 +84,7 @@ impl Parts {
                 },
                 Some((part, Event::Ended(reason))) => return Err(self.ended(part, &reason)),
                 None => {
-                    let late: Vec<usize> =
-                        (0..found.len()).filter(|part| found[*part].is_none()).collect();
+                    let late: Vec<usize> = (0..found.len()).filter(|part| found[*part].is_none()).collect();
                     return Err(self.late(&late, what));
                 }
             }
@@ -108,7 +111,9 @@ impl Parts {
                 Some((other, Event::Ended(reason))) if !failed.contains(&other) => {
                     return self.ended(other, &reason);
                 }
-                Some((other, Event::Report(Report::Failed { reason, usage }, _))) if !failed.contains(&other) => {
+                Some((other, Event::Report(Report::Failed { reason, usage }, _)))
+                    if !failed.contains(&other) =>
+                {
                     failed.push(other);
                     // A part that lost a peer says less than the peer.
                     if usage && !first.2 || first.1.contains("peer") && !reason.contains("peer") {

@@ -31,14 +31,9 @@ pub(crate) struct Plan {
 impl Plan {
     /// Loads the model, and splits it.
     pub(crate) fn new(options: &RunOptions, parts: usize) -> Result<Self, Failure> {
+        let (file, model) = load(options)?;
         let path = options.model.as_deref().unwrap_or(Path::new(""));
         let name = path.file_name().map_or_else(|| path.to_string_lossy(), |name| name.to_string_lossy());
-        let settings = settings(&options.symbols, options.seed)?;
-        let file = std::fs::read(path).map_err(|error| {
-            let path = path.display();
-            Failure::usage(format!("can't read the model {path}: {error}; graph/prepare-models installs models"))
-        })?;
-        let model = Model::read(path, &file, &settings).map_err(|error| Failure::refused(&error))?;
         let partition = split(options, parts, &model)?;
         let placements = analyse(model.topology(), &partition).map_err(|error| Failure::refused(&error))?;
         let modes = options.mode.as_ref().map_or_else(|| Mode::ALL.to_vec(), |modes| modes.0.clone());
@@ -66,19 +61,24 @@ impl Plan {
     }
 }
 
+/// Reads the file of the model, and loads the model.
+pub(crate) fn load(options: &RunOptions) -> Result<(Vec<u8>, Model), Failure> {
+    let path = options.model.as_deref().unwrap_or(Path::new(""));
+    let settings = settings(&options.symbols, options.seed)?;
+    let file = std::fs::read(path).map_err(|error| {
+        let path = path.display();
+        Failure::usage(format!("can't read the model {path}: {error}; graph/prepare-models installs models"))
+    })?;
+    let model = Model::read(path, &file, &settings).map_err(|error| Failure::refused(&error))?;
+    Ok((file, model))
+}
+
 fn split(options: &RunOptions, parts: usize, model: &Model) -> Result<Partition, Failure> {
     let graph = model.topology();
     let refused = |option: &str, error| Failure::usage(format!("{option}: {}", Failure::refused(&error)));
     let partition = match (&options.cut, &options.assign) {
         (Some(cuts), _) => {
             let names: Vec<&str> = cuts.0.iter().map(String::as_str).collect();
-            if options.parts.is_some() && parts != names.len() + 1 {
-                let count = names.len();
-                return Err(Failure::usage(format!(
-                    "--parts {parts} and {count} nodes in --cut contradict one another: {count} cuts make {} parts",
-                    count + 1
-                )));
-            }
             partition::at_cuts(graph, &names).map_err(|error| refused("--cut", error))?
         }
         (None, Some(path)) => {

@@ -69,7 +69,10 @@ impl Reference {
                 None => return format!("result {place} is not in the model"),
             },
         };
-        let begin = format!("{}, micro-batch {}: {name} differs from the unsplit model", differs.mode, differs.micro_batch);
+        let begin = format!(
+            "{}, micro-batch {}: {name} differs from the unsplit model",
+            differs.mode, differs.micro_batch
+        );
         let Some(right) = self.sets.get(differs.set as usize).and_then(|set| set.get(&outlet)) else {
             return begin;
         };

@@ -122,7 +122,8 @@ impl<'a> Rounds<'a> {
     /// Returns the rows of the table.
     pub(crate) fn rows(self, described: &[Described]) -> Vec<ModeRow> {
         let row = |mode: Measured| {
-            let counts = described.iter().flat_map(|part| &part.modes).filter(|counts| counts.mode == mode.name);
+            let counts =
+                described.iter().flat_map(|part| &part.modes).filter(|counts| counts.mode == mode.name);
             let (sent, copied) =
                 counts.fold((0, 0), |(sent, copied), counts| (sent + counts.sent, copied + counts.copied));
             ModeRow {
@@ -153,6 +154,9 @@ mod tests {
 
     #[test]
     fn medians_are_in_the_middle() {
-        assert_eq!([median(vec![3.0, 1.0, 2.0]), median(vec![4.0, 1.0]), median(Vec::new())], [2.0, 2.5, 0.0]);
+        assert_eq!(
+            [median(vec![3.0, 1.0, 2.0]), median(vec![4.0, 1.0]), median(Vec::new())],
+            [2.0, 2.5, 0.0]
+        );
     }
 }
