@@ -48,7 +48,7 @@ fn models_that_cannot_be_split_as_asked_are_named() {
     refused(&[model, "--symbol", "picture:0=N"], &["picture", "image"]);
     refused(&[model, "--symbol", "image"], &["--symbol", "image"]);
     let list = folder.path().join("parts");
-    std::fs::write(&list, "conv1=1\nconv3=0\n").unwrap();
+    std::fs::write(&list, "conv1.matmatmul=1\nconv3.pad=0\n").unwrap();
     // Later nodes of the model can't be in earlier parts.
     refused(&[model, "--assign", list.to_str().unwrap()], &["--assign", "part 1", "part 0"]);
     refused(&[model, "--assign", "no-such-list"], &["--assign", "no-such-list"]);

@@ -41,7 +41,7 @@ fn a_model_in_two_parts_gives_what_the_unsplit_model_gives_in_all_modes() {
     for tensor in tensors {
         assert_eq!(tensor["placement"], "static", "{tensor}");
         assert_eq!(tensor["sender_copies"], 0, "{tensor}");
-        assert!(tensor["sent_later"].as_u64().unwrap() > 0, "{tensor}");
+        assert!(tensor["later_steps"]["tensors"].as_u64().unwrap() > 0, "{tensor}");
         assert!(tensor["bytes"].as_u64().unwrap() >= 4, "{tensor}");
         let name = tensor["name"].as_str().unwrap();
         assert!(text.contains(name), "{name} is not explained: {text}");

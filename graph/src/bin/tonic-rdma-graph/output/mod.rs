@@ -7,6 +7,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use serde::Serialize;
+use tonic_rdma_graph::explain::Explanation;
 
 use crate::failure::Failure;
 
@@ -23,33 +24,10 @@ pub(crate) struct Results {
     pub(crate) bytes: u64,
     /// The number of addresses of static slots that were distributed before the first step.
     pub(crate) static_addresses: usize,
-    pub(crate) tensors: Vec<TensorRow>,
+    /// The crossing tensors.
+    #[serde(flatten)]
+    pub(crate) explanation: Explanation,
     pub(crate) modes: Vec<ModeRow>,
-}
-
-/// A crossing tensor.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct TensorRow {
-    pub(crate) name: String,
-    pub(crate) from: usize,
-    pub(crate) to: usize,
-    pub(crate) producer: String,
-    pub(crate) consumers: Vec<String>,
-    pub(crate) shape: String,
-    /// The bytes of the largest one that crossed.
-    pub(crate) bytes: u64,
-    /// `static` or `dynamic`.
-    pub(crate) placement: &'static str,
-    /// Why the placement is what it is.
-    pub(crate) why: String,
-    /// The allocation that makes the tensor.
-    pub(crate) site: Option<String>,
-    /// Copies by the sender in the first micro-batch of `rdma-zerocp`.
-    pub(crate) sender_copies_first: Option<u64>,
-    /// Copies by the sender in all later micro-batches of `rdma-zerocp`.
-    pub(crate) sender_copies: Option<u64>,
-    /// The number of these later micro-batches.
-    pub(crate) sent_later: Option<u64>,
 }
 
 /// A mode.
@@ -72,16 +50,15 @@ impl Results {
     /// Shows the results, and writes the files that were asked for.
     pub(crate) fn show(
         &self,
-        explanation: Option<&str>,
+        explain: bool,
         json: Option<&Path>,
         plot: Option<&Path>,
     ) -> Result<(), Failure> {
         let failed =
             |path: &Path, error| Failure::because(&format!("can't write {}", path.display()), &error);
         let mut text = String::new();
-        if let Some(explanation) = explanation {
-            text.push_str(explanation);
-            text.push('\n');
+        if explain {
+            text.push_str(&format!("{}\n", self.explanation));
         }
         text.push_str(&table::render(self));
         let mut stdout = io::stdout().lock();
@@ -136,7 +113,7 @@ pub(crate) fn sample() -> Results {
         nodes: vec![3, 4],
         bytes: 1 << 20,
         static_addresses: 1,
-        tensors: Vec::new(),
+        explanation: Explanation { tensors: Vec::new() },
         modes: vec![mode("grpc-tcp", 4000.0, 800.0), mode("rdma-zerocp", 3400.0, 100.0)],
     }
 }

@@ -4,7 +4,6 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tonic::Status;
 use tonic_rdma_graph::schedule::Stop;
@@ -23,7 +22,6 @@ pub(super) struct Job {
     address: IpAddr,
     orders: mpsc::Receiver<(Order, Bytes)>,
     reports: mpsc::Sender<Result<proto::Report, Status>>,
-    runtime: Handle,
     stop: JobStop,
 }
 
@@ -50,9 +48,8 @@ impl Job {
         address: IpAddr,
         orders: mpsc::Receiver<(Order, Bytes)>,
         reports: mpsc::Sender<Result<proto::Report, Status>>,
-        runtime: Handle,
-    ) -> Self {
-        Self { address, orders, reports, runtime, stop: JobStop::default() }
+        ) -> Self {
+        Self { address, orders, reports, stop: JobStop::default() }
     }
 
     /// Returns a handle that stops this job.
@@ -81,7 +78,7 @@ impl Job {
                     return Err(Failure::usage(format!("the model has more than {LARGEST_MODEL} bytes")));
                 }
                 Order::Load(job) => {
-                    let part = Loaded::load(job, &std::mem::take(&mut model), self.address, &self.runtime)?;
+                    let part = Loaded::load(job, &std::mem::take(&mut model), self.address)?;
                     self.report(&Report::Loaded { port: part.port() }, Bytes::new())?;
                     loaded = Some(part);
                 }
@@ -89,7 +86,7 @@ impl Job {
                     let Some(part) = loaded.take() else {
                         return Err(Failure::run("an order to connect came before the model"));
                     };
-                    let running = part.connect(&peers, &self.runtime)?;
+                    let running = part.connect(peers)?;
                     self.stop.set(running.stop());
                     self.report(&Report::Connected(running.connected()), Bytes::new())?;
                     return self.turns(running);

@@ -8,14 +8,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::runtime::Handle;
 use tonic_rdma_graph::GraphError;
 use tonic_rdma_graph::dataflow::{Kernel, NodeId, Topology};
 use tonic_rdma_graph::explain::{SenderReport, Sent};
 use tonic_rdma_graph::onnx::{Model, ModelValue};
 use tonic_rdma_graph::placement::{CrossingId, Part, Partition, Placements, analyse};
-use tonic_rdma_graph::schedule::{CrossingCounts, Executor, Settings, Stop, Transfers, Work};
-use tonic_rdma_graph::session::{Listener, Session};
+use tonic_rdma_graph::schedule::{self, CrossingCounts, Executor, Stop, Transfers, Work};
+use tonic_rdma_graph::session::{self, Listener, Peering, Session};
 use tonic_rdma_graph::sites::NodeSites;
 use tonic_rdma_graph::transfer::Mode;
 
@@ -36,7 +35,6 @@ pub(super) struct Loaded {
     checks: Checks,
     modes: Vec<Mode>,
     listener: Listener,
-    port: u16,
 }
 
 /// A part that is connected to the other parts.
@@ -61,7 +59,7 @@ pub(super) struct Running {
 
 impl Loaded {
     /// Loads the model of a job, and listens for the other parts.
-    pub(super) fn load(job: Job, file: &[u8], address: IpAddr, runtime: &Handle) -> Result<Self, Failure> {
+    pub(super) fn load(job: Job, file: &[u8], address: IpAddr) -> Result<Self, Failure> {
         let refused = |error: GraphError| Failure::refused(&error);
         let model =
             Model::read(Path::new(&job.model), file, &settings(&job.symbols, job.seed)?).map_err(refused)?;
@@ -81,30 +79,56 @@ impl Loaded {
         let modes =
             job.modes.iter().map(|mode| mode.parse().map_err(|reason: String| Failure::usage(reason)));
         let modes = modes.collect::<Result<Vec<Mode>, _>>()?;
-        let listener = runtime
-            .block_on(Listener::bind(SocketAddr::new(address, 0)))
-            .map_err(|error| Failure::because("can't listen for the other parts", &error))?;
-        let port = listener.address().port();
-        Ok(Self {
-            job,
-            graph,
-            placements,
-            kernels: kernels.into_iter().collect(),
-            checks,
-            modes,
-            listener,
-            port,
-        })
+        let settings = session::Settings::from_env().map_err(refused)?;
+        let listener = Listener::bind(&SocketAddr::new(address, 0).to_string(), settings);
+        let listener = listener.map_err(|error| Failure::because("can't listen for the other parts", &error))?;
+        Ok(Self { job, graph, placements, kernels: kernels.into_iter().collect(), checks, modes, listener })
     }
 
     /// Returns the port at which the other parts connect.
     pub(super) fn port(&self) -> u16 {
-        self.port
+        self.listener.address().port()
     }
 
     /// Connects to the other parts, which listen at `peers`.
-    pub(super) fn connect(self, peers: &[String], runtime: &Handle) -> Result<Running, Failure> {
-        todo!("{peers:?} {runtime:?}")
+    pub(super) fn connect(self, peers: Vec<String>) -> Result<Running, Failure> {
+        let failed = |error: GraphError| Failure::because("can't connect with the other parts", &error);
+        let Self { job, graph, placements, kernels, checks, modes, listener } = self;
+        let (part, limit) = (Part(job.part), Duration::from_millis(job.limit_ms));
+        let mut peering = Peering::new(part, peers, &graph, &placements);
+        peering.modes.clone_from(&modes);
+        peering.window = job.window;
+        peering.timeout = limit;
+        let session = listener.connect(peering).map_err(failed)?;
+        let mut transfers = HashMap::new();
+        for mode in &modes {
+            transfers.insert(*mode, session.transfers(*mode).map_err(failed)?);
+        }
+        let first = modes.first().and_then(|mode| Some((*mode, transfers.remove(mode)?)));
+        let (current, in_use) = first.ok_or_else(|| Failure::usage("no mode was asked for"))?;
+        let mut settings = schedule::Settings::default();
+        settings.receive = job.receive.parse().map_err(|reason: String| Failure::usage(reason))?;
+        settings.window = job.window;
+        settings.deadline = limit;
+        let sites = Arc::new(NodeSites::new(&graph, REGISTERED));
+        let executor =
+            Executor::new(graph, Arc::clone(&placements), part, kernels, in_use, Arc::clone(&sites), settings);
+        let executor = executor.map_err(|error| Failure::because("can't begin", &error))?;
+        let connected = Connected { static_addresses: session.addresses_distributed().learned };
+        Ok(Running {
+            part,
+            placements,
+            checks,
+            executor,
+            transfers,
+            current,
+            modes,
+            sites,
+            first: HashMap::new(),
+            connected,
+            kept: 0,
+            _session: session,
+        })
     }
 }
 
@@ -201,7 +225,7 @@ impl Running {
 
 impl fmt::Debug for Loaded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Loaded").field("job", &self.job).field("port", &self.port).finish_non_exhaustive()
+        f.debug_struct("Loaded").field("job", &self.job).field("listener", &self.listener).finish_non_exhaustive()
     }
 }
 

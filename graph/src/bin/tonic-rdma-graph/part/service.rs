@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::thread;
 
 use bytes::Bytes;
-use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
@@ -50,7 +49,7 @@ impl Part for PartService {
             permit.map_err(|_| Status::unavailable("it works for another coordinator; try again later"))?;
         let (sender, orders) = mpsc::channel(WAITING);
         let (reports, answers) = mpsc::channel(WAITING);
-        let job = Job::new(self.address, orders, reports.clone(), Handle::current());
+        let job = Job::new(self.address, orders, reports.clone());
         let stop = job.stop();
         // The thread sees the end of the orders, also where it waits for other parts.
         tokio::spawn(async move {

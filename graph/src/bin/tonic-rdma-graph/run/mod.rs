@@ -45,9 +45,8 @@ pub(crate) fn run(options: &RunOptions) -> Result<(), Failure> {
     let outcome = runtime.block_on(coordinate(options, &plan, children, &addresses));
     // A reference that still runs is of no use to anybody.
     runtime.shutdown_background();
-    let (results, explanation, differences) = outcome?;
-    let explanation = options.explain.then_some(explanation.as_str());
-    results.show(explanation, options.json.as_deref(), options.plot.as_deref())?;
+    let (results, differences) = outcome?;
+    results.show(options.explain, options.json.as_deref(), options.plot.as_deref())?;
     verdict(&results, &differences)
 }
 
@@ -89,7 +88,7 @@ async fn coordinate(
     plan: &Arc<Plan>,
     children: Children,
     addresses: &[String],
-) -> Result<(Results, String, Vec<String>), Failure> {
+) -> Result<(Results, Vec<String>), Failure> {
     let mut parts = Parts::open(children, addresses, options.timeout).await?;
     for part in 0..parts.len() {
         for start in (0..plan.file.len()).step_by(PIECE) {
@@ -133,11 +132,10 @@ async fn coordinate(
         other => Err(other),
     });
     let described = described.await?;
-    let explanation = String::new();
     let addresses = connected.iter().map(|connected| connected.static_addresses).sum();
     let differences = std::mem::take(&mut rounds.differences);
     let modes = rounds.rows(&described);
-    Ok((results::results(options, plan, &reference, addresses, &described, modes), explanation, differences))
+    Ok((results::results(options, plan, &reference, addresses, &described, modes), differences))
 }
 
 /// Returns the address with another port.
