@@ -12,7 +12,8 @@ const LEGEND: &str = "step: all micro-batches of a step, median. transfer: the s
 
 /// Renders everything that the terminal shows.
 pub(super) fn render(results: &Results) -> String {
-    let count = |placement| results.explanation.tensors.iter().filter(|tensor| tensor.placement == placement).count();
+    let count =
+        |placement| results.explanation.tensors.iter().filter(|tensor| tensor.placement == placement).count();
     let mut text = format!(
         "{}: {} parts of {} nodes; {} crossing tensors ({} static, {} dynamic), {} in a micro-batch; {} addresses of static slots \
          distributed before step 1; {} micro-batches in a step; {}\n",

@@ -48,7 +48,7 @@ impl Job {
         address: IpAddr,
         orders: mpsc::Receiver<(Order, Bytes)>,
         reports: mpsc::Sender<Result<proto::Report, Status>>,
-        ) -> Self {
+    ) -> Self {
         Self { address, orders, reports, stop: JobStop::default() }
     }
 

@@ -81,7 +81,8 @@ impl Loaded {
         let modes = modes.collect::<Result<Vec<Mode>, _>>()?;
         let settings = session::Settings::from_env().map_err(refused)?;
         let listener = Listener::bind(&SocketAddr::new(address, 0).to_string(), settings);
-        let listener = listener.map_err(|error| Failure::because("can't listen for the other parts", &error))?;
+        let listener =
+            listener.map_err(|error| Failure::because("can't listen for the other parts", &error))?;
         Ok(Self { job, graph, placements, kernels: kernels.into_iter().collect(), checks, modes, listener })
     }
 
@@ -111,8 +112,15 @@ impl Loaded {
         settings.window = job.window;
         settings.deadline = limit;
         let sites = Arc::new(NodeSites::new(&graph, REGISTERED));
-        let executor =
-            Executor::new(graph, Arc::clone(&placements), part, kernels, in_use, Arc::clone(&sites), settings);
+        let executor = Executor::new(
+            graph,
+            Arc::clone(&placements),
+            part,
+            kernels,
+            in_use,
+            Arc::clone(&sites),
+            settings,
+        );
         let executor = executor.map_err(|error| Failure::because("can't begin", &error))?;
         let connected = Connected { static_addresses: session.addresses_distributed().learned };
         Ok(Running {
@@ -225,7 +233,10 @@ impl Running {
 
 impl fmt::Debug for Loaded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Loaded").field("job", &self.job).field("listener", &self.listener).finish_non_exhaustive()
+        f.debug_struct("Loaded")
+            .field("job", &self.job)
+            .field("listener", &self.listener)
+            .finish_non_exhaustive()
     }
 }
 
