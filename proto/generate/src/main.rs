@@ -49,9 +49,16 @@ const TARGETS: &[Target] = &[
         descriptors: false,
     },
     Target {
-        protos: &["part.proto"],
+        protos: &["control.proto"],
         include: "graph/proto",
         folder: "graph/src/bin/tonic-rdma-graph/control/proto",
+        codec: Codec::Tonic,
+        descriptors: false,
+    },
+    Target {
+        protos: &["parts.proto"],
+        include: "graph/proto",
+        folder: "graph/src/transfer/proto",
         codec: Codec::Tonic,
         descriptors: false,
     },

@@ -1,4 +1,4 @@
-//! The generated code of `graph/proto/part.proto`.
+//! The generated code of `graph/proto/control.proto`.
 #![allow(
     missing_docs,
     missing_debug_implementations,
@@ -7,4 +7,4 @@
     reason = "generated code"
 )]
 
-include!("tonic_rdma.graph.part.v1.rs");
+include!("tonic_rdma.graph.control.v1.rs");

@@ -130,11 +130,11 @@ pub mod part_client {
                 })?;
             let codec = tonic_prost::ProstCodec::default();
             let path = http::uri::PathAndQuery::from_static(
-                "/tonic_rdma.graph.part.v1.Part/Work",
+                "/tonic_rdma.graph.control.v1.Part/Work",
             );
             let mut req = request.into_streaming_request();
             req.extensions_mut()
-                .insert(GrpcMethod::new("tonic_rdma.graph.part.v1.Part", "Work"));
+                .insert(GrpcMethod::new("tonic_rdma.graph.control.v1.Part", "Work"));
             self.inner.streaming(req, path, codec).await
         }
     }
@@ -242,7 +242,7 @@ pub mod part_server {
         }
         fn call(&mut self, req: http::Request<B>) -> Self::Future {
             match req.uri().path() {
-                "/tonic_rdma.graph.part.v1.Part/Work" => {
+                "/tonic_rdma.graph.control.v1.Part/Work" => {
                     #[allow(non_camel_case_types)]
                     struct WorkSvc<T: Part>(pub Arc<T>);
                     impl<T: Part> tonic::server::StreamingService<super::Order>
@@ -321,7 +321,7 @@ pub mod part_server {
         }
     }
     /// Generated gRPC service name
-    pub const SERVICE_NAME: &str = "tonic_rdma.graph.part.v1.Part";
+    pub const SERVICE_NAME: &str = "tonic_rdma.graph.control.v1.Part";
     impl<T> tonic::server::NamedService for PartServer<T> {
         const NAME: &'static str = SERVICE_NAME;
     }
