@@ -110,7 +110,8 @@ impl TrainingTally {
         let bytes = self.cell.bytes();
         let minibatches = self.nanos.len() as u64;
         let minibatches_per_s = self.rates.get(self.rates.len() / 2).copied().unwrap_or(0.0);
-        let computing = Some(self.load.time.as_secs_f64()).filter(|_| self.load.compute != Compute::None);
+        let computing = Some(self.load.time).filter(|_| self.load.compute != Compute::None);
+        let times_local = computing.map(|time| minibatches_per_s * time.as_secs_f64());
         let millis = |nanos: Option<&u64>| nanos.map_or(0.0, |nanos| *nanos as f64 / 1e6);
         TrainingRow {
             mode: self.mode,
@@ -119,8 +120,8 @@ impl TrainingTally {
             workers: self.cell.workers,
             compute: self.load.compute,
             batch: self.load.batch,
-            compute_ms: computing.map(|seconds| seconds * 1e3),
-            times_local: computing.map(|seconds| minibatches_per_s * seconds).filter(|times| *times > 0.0),
+            compute_ms: computing.map(|time| time.as_nanos() as f64 / 1e6),
+            times_local: times_local.filter(|times| *times > 0.0),
             variables: self.cell.model.variables().len(),
             bytes,
             minibatches,
