@@ -18,7 +18,7 @@ const PROGRAMS: [&str; 2] = ["apt", "docker"];
 const LAUNCHERS: [&str; 3] = ["mpirun", "torchrun", "srun"];
 /// Packages with a command of their own, and their folders.
 const COMMANDS: [(&str, &str); 2] =
-    [("tonic-rdma-allreduce", "collective/command"), ("tonic-rdma-training", "collective/training")];
+    [("tonic-rdma-allreduce", "collective/command"), ("tonic-rdma-training", "training")];
 /// Options of other programs, which pages mention.
 const OPTIONS_OF_OTHERS: [&str; 2] = ["--network", "--ulimit"];
 

@@ -10,15 +10,23 @@
 //!  schedule   an executor of ready nodes; a receive that has not arrived goes to the tail of the queue (§4)
 //!  transfer   senders and receivers of crossing tensors: gRPC calls, static slots, dynamic slots (§3.2, §3.3)
 //!  onnx       ONNX models by tract: nodes, facts, kernels
+//!  explain    what becomes of each crossing tensor, as text and as JSON
 //!  sites      which allocation of which node makes each crossing tensor (§3.4)
+//!  partition  which node belongs to which part: balanced, or as the user says
 //!  placement  crossing tensors, each static or dynamic (§3.4)
-//!  partition  which node belongs to which part
 //!  dataflow   nodes, edges, shapes; what a kernel and a value are
 //! ```
 #![forbid(unsafe_code)]
 
 pub mod dataflow;
 mod error;
+pub mod explain;
+pub mod onnx;
+pub mod partition;
 pub mod placement;
+pub mod schedule;
+pub mod session;
+pub mod sites;
+pub mod transfer;
 
 pub use error::GraphError;

@@ -1,13 +1,29 @@
-//! The tensors that cross from part to part, and how each of them is placed (§3.4).
+//! The parts of a split graph, the tensors that cross from part to part, and how each of them is placed (§3.4).
 //!
 //! A tensor whose shape is known gets a buffer at the receiver before the first step (static placement, §3.2). Any other tensor is read
 //! by the receiver once its shape is known (dynamic allocation, §3.3).
 //!
-//! This module never moves a tensor.
+//! ```text
+//!  Topology ─┐
+//!            ├─ analyse ─▶ Placements: for each part its nodes, and the crossing tensors
+//!  Partition ┘
+//! ```
+//!
+//! This module never moves a tensor, and never decides which node belongs to which part: `partition` does.
+
+mod analysis;
+mod assigned;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
 
 use tonic_rdma_tensor::TensorSpec;
 
 use crate::dataflow::{NodeId, Outlet};
+
+pub use analysis::{Placements, analyse};
+pub use assigned::Partition;
 
 /// The number of a part of a split graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -46,4 +62,17 @@ pub enum Placement {
         /// Why the shape is not known, for people to read.
         why: String,
     },
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Placement {
+    /// Returns whether the shape is known before the first step.
+    pub fn is_static(&self) -> bool {
+        matches!(self, Self::Static(_))
+    }
 }

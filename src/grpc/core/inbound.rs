@@ -14,6 +14,8 @@ use crate::grpc::landing_budget::Charge;
 #[derive(Debug)]
 pub(super) struct InOffer {
     pub(super) offer: Offer,
+    /// The number of the call.
+    pub(super) call: u32,
     /// The stream. None once nothing reads the offer any more.
     pub(super) stream: Option<StreamKey>,
     /// The offer is one whole message.
@@ -40,9 +42,17 @@ pub(super) struct Landing {
 }
 
 impl InOffer {
-    pub(super) fn new(offer: Offer, stream: StreamKey, is_message: bool) -> Self {
-        let stream = Some(stream);
-        Self { offer, stream, is_message, in_one: false, fetched: 0, landings: VecDeque::new(), under_way: 0 }
+    pub(super) fn new(offer: Offer, call: u32, stream: StreamKey, is_message: bool) -> Self {
+        Self {
+            offer,
+            call,
+            stream: Some(stream),
+            is_message,
+            in_one: false,
+            fetched: 0,
+            landings: VecDeque::new(),
+            under_way: 0,
+        }
     }
 
     /// Returns the number of bytes for which no fetch was started.

@@ -196,6 +196,13 @@ impl<K> Core<K> {
         }
         self.taken.push_back(offer.offer.id);
         self.urgent = true;
+        if let Some(owed) = self.owed.get_mut(&offer.call) {
+            *owed -= 1;
+            if *owed == 0 {
+                self.owed.remove(&offer.call);
+                self.owed_ended -= usize::from(!self.index.contains_key(&offer.call));
+            }
+        }
         if offer.stream.is_none() {
             self.inbound.remove(index);
         }

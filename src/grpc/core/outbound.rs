@@ -159,11 +159,13 @@ impl<K> Core<K> {
         }
         sending.bytes -= total;
         sending.copied += copied;
+        sending.offered += total;
+        sending.offers += 1;
         sending.credit -= total as i64 + OVERHEAD;
         let is_end = sending.end && sending.parts.is_empty() && sending.trailers.is_none();
         let id = self.next_offer;
         self.next_offer += 1;
-        self.offers.insert(id, Outstanding { stream: stream.id, copied, kept });
+        self.offers.insert(id, Outstanding { stream: stream.id, total, copied, kept });
         let offer = Offer { id, total: total as u64, aligned_at: aligned_at as u64, pieces };
         self.scratch.clear();
         offer.encode(&mut self.scratch);

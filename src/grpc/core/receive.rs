@@ -175,8 +175,9 @@ impl<K> Core<K> {
             // The client learns from the GOAWAY that this call is not carried out.
             return Ok(());
         }
-        // Handlers of calls that the client has reset may still be running. A client can't start more of them than this.
-        if self.streams.len() > 2 * most {
+        // Handlers of calls that the client has reset may still be running. A client can't start more of them than this. Nor does it
+        // get more responses if it gives none back.
+        if self.streams.len() > 2 * most || self.lingering.len() > (Self::LINGERING + 1) * most {
             self.resets.push_back((id, ResetCode::Refused));
             self.urgent = true;
             return Ok(());
@@ -292,7 +293,8 @@ impl<K> Core<K> {
                 self.urgent = true;
             }
             Some(key) => {
-                let offer = InOffer::new(offer, key, header.has(MESSAGE));
+                let offer = InOffer::new(offer, header.stream, key, header.has(MESSAGE));
+                *self.owed.entry(header.stream).or_default() += 1;
                 let cost = offer.cost();
                 let index = self.inbound.insert(offer);
                 let receiving = &mut self.streams[key.index()].receiving;
@@ -331,9 +333,19 @@ impl<K> Core<K> {
             let id = u64::from_le_bytes(*id);
             let Some(offer) = self.offers.remove(&id) else { return Err(CallViolation::Taken(id)) };
             if let Some(&key) = self.index.get(&offer.stream) {
-                self.streams[key.index()].sending.copied -= offer.copied;
+                let sending = &mut self.streams[key.index()].sending;
+                sending.copied -= offer.copied;
+                sending.offered -= offer.total;
+                sending.offers -= 1;
                 self.schedule(key);
                 self.urgent = true;
+            } else if let Some(left) = self.lingering.get_mut(&offer.stream) {
+                *left -= 1;
+                if *left == 0 {
+                    self.lingering.remove(&offer.stream);
+                    // A call may wait for this.
+                    self.urgent |= !self.unopened.is_empty();
+                }
             }
         }
         Ok(())

@@ -1,17 +1,17 @@
 //! The state machine's state, and the life of its streams.
 
 use std::collections::{HashMap, VecDeque};
-use std::hash::BuildHasherDefault;
 use std::sync::Arc;
 use std::task::Waker;
 
 use bytes::Bytes;
+use foldhash::fast::RandomState;
 use slab::Slab;
 
 use super::inbound::InOffer;
 use super::message::Message;
 use super::stream::{InPart, Queued, Stream, StreamFault, StreamKey};
-use crate::grpc::frame::head::{Decoder, Encoder, Fast};
+use crate::grpc::frame::head::{Decoder, Encoder};
 use crate::grpc::frame::{Kind, Limits, RequestHead, ResetCode};
 use crate::grpc::landing_budget::LandingBudget;
 
@@ -31,8 +31,8 @@ pub(in crate::grpc) enum Role {
     Server,
 }
 
-/// A map with numbers as keys, which count up.
-pub(super) type NumberMap<K, V> = HashMap<K, V, BuildHasherDefault<Fast>>;
+/// A map with numbers as keys. A peer chooses some of them, so the hash function has a secret.
+pub(super) type NumberMap<K, V> = HashMap<K, V, RandomState>;
 
 /// All calls of a connection. `K` keeps memory in place that the peer may read.
 #[derive(Debug)]
@@ -67,10 +67,16 @@ pub(in crate::grpc) struct Core<K> {
     pub(super) taken: VecDeque<u64>,
     /// What the peer may read, by offer.
     pub(super) offers: NumberMap<u64, Outstanding<K>>,
+    /// Calls that have ended, and of which the peer has not given all offers back, with the number of these offers.
+    pub(super) lingering: NumberMap<u32, u32>,
     pub(super) next_offer: u64,
     /// The peer's offers.
     pub(super) inbound: Slab<InOffer>,
     pub(super) expected_offer: u64,
+    /// The number of the peer's offers that are not given back, by call.
+    pub(super) owed: NumberMap<u32, u32>,
+    /// How many of these calls have ended.
+    pub(super) owed_ended: usize,
     /// The index of the offer that a fetch belongs to.
     pub(super) fetches: NumberMap<u64, usize>,
     pub(super) next_fetch: u64,
@@ -129,6 +135,8 @@ pub(super) struct Partial {
 #[derive(Debug)]
 pub(super) struct Outstanding<K> {
     pub(super) stream: u32,
+    /// Bytes of the message or part.
+    pub(super) total: usize,
     /// Bytes that were copied for it.
     pub(super) copied: usize,
     #[expect(dead_code, reason = "keeps the memory in place")]
@@ -147,6 +155,9 @@ pub(super) struct Going {
 }
 
 impl<K> Core<K> {
+    /// Ended calls whose offers may be outstanding before a client opens more calls, in multiples of the calls that may be open. A server
+    /// counts calls as ended whose end the client has not seen yet, so it allows one multiple more.
+    pub(super) const LINGERING: usize = 2;
     /// The most that a stream may be sent ahead before the application reads. A hostile or a busy peer can't fill more memory than that for each
     /// stream.
     const FIRST_WINDOW: usize = 64 << 10;
@@ -182,9 +193,12 @@ impl<K> Core<K> {
             credits: VecDeque::new(),
             taken: VecDeque::new(),
             offers: NumberMap::default(),
+            lingering: NumberMap::default(),
             next_offer: 0,
             inbound: Slab::new(),
             expected_offer: 0,
+            owed: NumberMap::default(),
+            owed_ended: 0,
             fetches: NumberMap::default(),
             next_fetch: 0,
             fetchable: VecDeque::new(),
@@ -299,8 +313,11 @@ impl<K> Core<K> {
         }
         // Nothing is sent and nothing lands any more.
         self.offers.clear();
+        self.lingering.clear();
         self.fetches.clear();
         self.inbound.clear();
+        self.owed.clear();
+        self.owed_ended = 0;
         (self.block, self.partial) = (None, None);
         self.resets.clear();
         self.credits.clear();
@@ -353,6 +370,10 @@ impl<K> Core<K> {
         stream.closed = true;
         if stream.id != 0 {
             self.index.remove(&stream.id);
+            self.owed_ended += usize::from(self.owed.contains_key(&stream.id));
+            if stream.sending.offers > 0 {
+                self.lingering.insert(stream.id, stream.sending.offers);
+            }
         } else if stream.sending.queued == Queued::Unopened {
             self.unopened_dropped += 1;
         }

@@ -197,6 +197,9 @@ pub(super) struct Sending<K> {
     pub(super) credit: i64,
     /// Bytes that were copied for the peer, and that the peer has not read yet.
     pub(super) copied: usize,
+    /// Offers that the peer has not given back, and their bytes.
+    pub(super) offers: u32,
+    pub(super) offered: usize,
     /// The message that is being copied.
     pub(super) preparing: Option<Preparing<K>>,
     pub(super) queued: Queued,
@@ -235,10 +238,19 @@ impl<K> Default for Sending<K> {
             done: false,
             credit: 0,
             copied: 0,
+            offers: 0,
+            offered: 0,
             preparing: None,
             queued: Queued::No,
             waker: None,
         }
+    }
+}
+
+impl<K> Sending<K> {
+    /// Returns whether the peer may be sent parts of the body now.
+    pub(super) fn may_send_parts(&self) -> bool {
+        self.credit > 0 && self.offered < Stream::<K>::MOST_OFFERED
     }
 }
 
@@ -316,6 +328,9 @@ impl<K> Default for Stream<K> {
 impl<K> Stream<K> {
     /// The most copied bytes of a stream that wait for the peer to read them.
     pub(super) const MOST_COPIED: usize = 256 << 10;
+    /// The most offered bytes of a stream that wait for the peer to read them, but for the last offer. Credit does not bound them: the
+    /// peer grants as much as it likes.
+    const MOST_OFFERED: usize = 64 << 20;
 
     /// Returns whether there is something to send that needs no credit, or that there is credit for.
     pub(super) fn can_send(&self) -> bool {
@@ -325,7 +340,7 @@ impl<K> Stream<K> {
         }
         match sending.parts.front() {
             _ if sending.head.is_some() => true,
-            Some(_) => sending.credit > 0 && sending.copied < Self::MOST_COPIED,
+            Some(_) => sending.may_send_parts() && sending.copied < Self::MOST_COPIED,
             None => sending.end || sending.trailers.is_some(),
         }
     }

@@ -142,7 +142,9 @@ impl<K> Core<K> {
         if self.going.last_there.is_some() {
             return;
         }
+        // Calls also wait while this client owes the offers of too many ended calls, or the server does.
         while self.index.len() < peer.streams as usize
+            && self.lingering.len().max(self.owed_ended) < Self::LINGERING * peer.streams as usize
             && self.next_stream < u32::MAX
             && let Some(key) = self.unopened.pop_front()
         {
@@ -238,7 +240,7 @@ impl<K> Core<K> {
         }
         loop {
             let sending = &mut self.streams[key.index()].sending;
-            if sending.done || !sending.parts.is_empty() && sending.credit <= 0 {
+            if sending.done || !sending.parts.is_empty() && !sending.may_send_parts() {
                 return Turn::Over;
             }
             if sending.parts.is_empty() {

@@ -356,6 +356,76 @@ fn offers_that_are_taken_twice_or_never_made_are_refused() {
     assert_eq!(taken(&[0, 0]).send(&mut pair, CLIENT), Err(CallViolation::Taken(0)));
 }
 
+/// Answers calls `streams` at the server, each with 10 000 bytes, which the client is to read.
+fn answer(pair: &mut Pair, streams: std::ops::RangeInclusive<u32>) {
+    for stream in streams {
+        Peer::new().open(stream).flagged(Kind::Data, END, stream, &[]).send(pair, SERVER).unwrap();
+        let core = &mut pair.ends[SERVER].core;
+        let Some((key, _)) = core.next_accepted() else { continue };
+        core.send_head(key, HeaderMap::new());
+        core.send_data(key, vec![1; 10_000].into(), true);
+        core.release(key, &mut Vec::new());
+        pair.transmit(SERVER);
+        pair.ends[SERVER].sent.clear();
+    }
+}
+
+#[test]
+fn a_client_that_gives_no_responses_back_gets_no_more_calls() {
+    let mut pair = pair();
+    pair.ends[SERVER].device.room = 4096;
+    answer(&mut pair, 1..=20);
+    let core = &pair.ends[SERVER].core;
+    // Three times the limit of 3 calls, and one.
+    assert_eq!((core.index.len(), core.offers.len()), (0, 10));
+    let taken: Vec<u8> = (0..10_u64).flat_map(u64::to_le_bytes).collect();
+    Peer::new().plain(Kind::Taken, 0, &taken).send(&mut pair, SERVER).unwrap();
+    answer(&mut pair, 21..=22);
+    assert_eq!(pair.ends[SERVER].core.offers.len(), 2);
+}
+
+#[test]
+fn a_server_that_gives_no_requests_back_gets_no_more_calls() {
+    let mut pair = pair();
+    pair.ends[CLIENT].device.room = 4096;
+    for stream in 1..=20 {
+        let key = open_at_client(&mut pair);
+        pair.ends[CLIENT].core.send_data(key, vec![1; 10_000].into(), true);
+        pair.transmit(CLIENT);
+        let answered = Peer::new().flagged(Kind::Head, END, stream, &[]).send(&mut pair, CLIENT);
+        // Later calls wait, so the server does not know them.
+        let unknown = CallViolation::UnknownStream { kind: Kind::Head, stream };
+        assert_eq!(answered, if stream <= 6 { Ok(()) } else { Err(unknown) });
+        pair.ends[CLIENT].core.release(key, &mut Vec::new());
+        pair.ends[CLIENT].sent.clear();
+    }
+    assert_eq!(pair.ends[CLIENT].core.offers.len(), 6);
+    Peer::new().plain(Kind::Taken, 0, &0_u64.to_le_bytes()).send(&mut pair, CLIENT).unwrap();
+    open_at_client(&mut pair);
+    assert_eq!(pair.ends[CLIENT].core.index.len(), 1);
+}
+
+#[test]
+fn credit_alone_does_not_make_a_stream_offer_without_end() {
+    let mut pair = pair();
+    pair.ends[SERVER].device.exposed = 100;
+    let credit = (1_u64 << 49).to_le_bytes();
+    Peer::new().open(1).plain(Kind::Credit, 1, &credit).send(&mut pair, SERVER).unwrap();
+    let (key, _) = pair.ends[SERVER].core.next_accepted().unwrap();
+    pair.ends[SERVER].core.send_head(key, HeaderMap::new());
+    let part = Bytes::from(vec![1; 16 << 20]);
+    for _ in 0..20 {
+        pair.ends[SERVER].core.send_data(key, part.clone(), false);
+        pair.transmit(SERVER);
+        pair.ends[SERVER].sent.clear();
+    }
+    assert_eq!(pair.ends[SERVER].core.offers.len(), 4, "64 MiB");
+    let taken: Vec<u8> = (0..2_u64).flat_map(u64::to_le_bytes).collect();
+    Peer::new().plain(Kind::Taken, 0, &taken).send(&mut pair, SERVER).unwrap();
+    pair.transmit(SERVER);
+    assert_eq!(pair.ends[SERVER].core.next_offer, 6);
+}
+
 #[test]
 fn a_peer_that_reads_nothing_cannot_fill_the_memory() {
     let mut pair = pair();

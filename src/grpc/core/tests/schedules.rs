@@ -176,6 +176,7 @@ fn check_empty(pair: &Pair) {
         let core = &end.core;
         assert!(end.fetches.is_empty() && end.sent.is_empty());
         assert!(core.offers.is_empty(), "memory is still lent: {:?}", core.offers);
+        assert!(core.lingering.is_empty() && core.owed.is_empty() && core.owed_ended == 0);
         assert!(core.inbound.is_empty(), "offers are left: {:?}", core.inbound);
         assert!(core.fetches.is_empty() && core.cancels.is_empty() && core.fetchable.is_empty());
         assert!(core.streams.is_empty(), "streams are left: {:?}", core.streams);

@@ -1,21 +1,21 @@
 //! Writes heads.
 
 use std::collections::HashMap;
-use std::hash::BuildHasherDefault;
 
+use foldhash::fast::RandomState;
 use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue};
 use http::uri::{Authority, PathAndQuery};
 
-use super::{FIELD, Fast, RequestHead, op};
+use super::{FIELD, RequestHead, op};
 
 /// Writes the heads of one direction of a connection.
 #[derive(Debug, Default)]
 pub(in crate::grpc) struct Encoder {
-    paths: HashMap<PathAndQuery, u16, BuildHasherDefault<Fast>>,
+    paths: HashMap<PathAndQuery, u16, RandomState>,
     /// A client has one authority, rarely a few.
     authorities: Vec<(Authority, u16)>,
-    names: HashMap<HeaderName, Name, BuildHasherDefault<Fast>>,
+    names: HashMap<HeaderName, Name, RandomState>,
     entries: u16,
     room: Room,
 }

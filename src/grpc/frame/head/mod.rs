@@ -18,14 +18,12 @@
 
 mod decoder;
 mod encoder;
-mod hasher;
 
 use http::HeaderMap;
 use http::uri::{Authority, PathAndQuery};
 
 pub(in crate::grpc) use self::decoder::Decoder;
 pub(in crate::grpc) use self::encoder::Encoder;
-pub(in crate::grpc) use self::hasher::Fast;
 
 /// The head of a request. The method is always POST and the scheme `http`, because gRPC uses no others here.
 #[derive(Clone, Debug, PartialEq, Eq)]

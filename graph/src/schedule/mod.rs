@@ -1,0 +1,36 @@
+//! Runs the nodes of one part of a split graph.
+//!
+//! An [`Executor`] belongs to one part, and one thread runs it. A node is *ready* when all its inputs are there. Ready nodes wait in a
+//! queue. A tensor of another part is a *receive*, and what becomes of a receive that has not arrived is the [`ReceiveMode`]:
+//!
+//! ```text
+//!  polling-async   the receive is in the ready queue; a look that finds nothing puts it at the tail (§4)
+//!  blocking        the thread waits when it gets to a node that needs the tensor
+//!  callback        the receive is not in the queue; its arrival puts it there
+//! ```
+//!
+//! A send begins as soon as its node has run. Several steps may be in flight; each node sees its steps in ascending order.
+//!
+//! This module never moves bytes between processes: [`Transfers`] does. It never decides what crosses: the placement did.
+
+mod alarm;
+mod compute;
+mod executor;
+mod flight;
+mod in_memory;
+mod plan;
+mod program;
+mod report;
+mod run;
+mod sends;
+mod settings;
+#[cfg(test)]
+mod tests;
+mod transfers;
+
+pub use executor::Executor;
+pub use in_memory::InMemory;
+pub use program::{Direction, Program};
+pub use report::{Report, StepTime};
+pub use settings::{ReceiveMode, Settings, Stop, Work};
+pub use transfers::{CrossingCounts, Start, Transfers};

@@ -1,0 +1,86 @@
+//! What moves the tensors of crossings between parts.
+
+use std::task::{Context, Poll};
+
+use tonic_rdma_tensor::Tensor;
+
+use crate::error::GraphError;
+use crate::placement::CrossingId;
+
+/// What became of a send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// The send has begun. The transfers hold what they need of the tensor until the send is over.
+    Begun,
+    /// All buffers of this crossing tensor are in use. The executor tries again later, and runs other nodes meanwhile.
+    Busy,
+}
+
+/// How often, and how, a crossing tensor was sent by this part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CrossingCounts {
+    /// Tensors whose send has begun.
+    pub sent: u64,
+    /// Bytes of these tensors.
+    pub bytes: u64,
+    /// Tensors that this end copied before they were sent, or while they were sent.
+    pub copied: u64,
+    /// Tensors so small that they went inline, in the request itself.
+    pub inline: u64,
+}
+
+/// Sends and receives the crossing tensors of one part. One executor uses it, from one thread.
+///
+/// The executor keeps to these rules:
+///
+/// - For each crossing tensor, sends come in ascending order of the steps. After [`Start::Busy`] the same send comes again.
+/// - For each crossing tensor, it asks for one step at a time, in ascending order, and for each step that the other side sends.
+/// - A step that has been taken is never asked for again.
+///
+/// No method waits. A transfer may have threads or a runtime of its own behind this trait.
+pub trait Transfers<V>: Send {
+    /// Begins to send a tensor of this part to the part [`Crossing::to`](crate::placement::Crossing::to).
+    ///
+    /// # Errors
+    /// The peer is gone, or the tensor can't be sent. The error names the crossing tensor and the peer.
+    fn start(&mut self, crossing: CrossingId, step: u64, tensor: &Tensor) -> Result<Start, GraphError>;
+
+    /// Takes a tensor if it has arrived, and frees its buffer for the sender.
+    ///
+    /// # Errors
+    /// The peer is gone, it sent something else, or the engine can't make the value. The error names the crossing tensor and the peer.
+    fn try_take(&mut self, crossing: CrossingId, step: u64) -> Result<Option<V>, GraphError>;
+
+    /// Takes a tensor if it has arrived. Otherwise wakes the waker of `context` when it has, or when it never will. Only the last waker
+    /// counts, for each crossing tensor. A call of [`try_take`](Self::try_take) may forget the waker.
+    ///
+    /// # Errors
+    /// As for [`try_take`](Self::try_take).
+    fn poll_take(
+        &mut self,
+        crossing: CrossingId,
+        step: u64,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<V, GraphError>>;
+
+    /// Returns whether a send of this crossing tensor can begin. Otherwise wakes the waker of `context` when it can, or never will.
+    ///
+    /// # Errors
+    /// The peer is gone.
+    fn poll_ready(&mut self, crossing: CrossingId, context: &mut Context<'_>)
+    -> Poll<Result<(), GraphError>>;
+
+    /// Returns whether all sends that have begun are over: the peers have taken the tensors, or no longer need this part for it.
+    /// Otherwise wakes the waker of `context` when that may be so. The executor calls it at the end of a run.
+    ///
+    /// # Errors
+    /// A peer is gone.
+    fn poll_flushed(&mut self, context: &mut Context<'_>) -> Poll<Result<(), GraphError>>;
+
+    /// Returns how often and how a crossing tensor was sent. It is zero for those that this part receives.
+    fn counts(&self, crossing: CrossingId) -> CrossingCounts;
+
+    /// Tells the peers that this part has failed, and why, so that they end too: their next call of a method here returns
+    /// [`GraphError::PeerFailed`]. Does not wait for their answers.
+    fn abort(&mut self, reason: &str);
+}
