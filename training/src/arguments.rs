@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use clap::Parser;
 
 use crate::data;
+use crate::distributed::{Common, GraphArguments, Named, Plan, Sync};
 use crate::failure::Failure;
 use crate::job::{Compute, Job, OverlapJob, TrainJob};
-use crate::distributed::{Common, GraphArguments, Named, Plan, Sync};
 
 /// The largest number of processes that this program starts.
 const MOST_RANKS: usize = 256;
@@ -239,7 +239,9 @@ mod tests {
 
     #[test]
     fn sync_trains_through_a_graph_or_with_the_collective() {
-        let Ok(Mode::Graph(plan)) = parse("--sync parameter-server --workers 4 --mode grpc-tcp,rdma-cp --model lstm") else {
+        let Ok(Mode::Graph(plan)) =
+            parse("--sync parameter-server --workers 4 --mode grpc-tcp,rdma-cp --model lstm")
+        else {
             panic!("the mode is another")
         };
         assert_eq!((plan.shape.synchrony, plan.shape.workers), (Synchrony::ParameterServer, 4));

@@ -56,7 +56,8 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     if let (Some(part), Some(parent)) = (&arguments.graph.part, arguments.parent) {
         processes::end_with(parent)?;
-        let job = serde_json::from_str(part).map_err(|error| Failure::usage("--part is no job").because(error))?;
+        let job =
+            serde_json::from_str(part).map_err(|error| Failure::usage("--part is no job").because(error))?;
         return distributed::serve(job);
     }
     let mode = arguments.mode()?;

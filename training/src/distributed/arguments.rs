@@ -25,7 +25,13 @@ pub(crate) struct GraphArguments {
     #[arg(long, value_enum, conflicts_with_all = ["ranks", "check", "scaling", "overlap"])]
     pub(crate) sync: Option<Sync>,
     /// With --sync: how tensors cross. Several modes take turns, and must have the same losses bit by bit
-    #[arg(long, value_name = "MODE,MODE...", value_delimiter = ',', requires = "sync", default_value = "rdma-zerocp")]
+    #[arg(
+        long,
+        value_name = "MODE,MODE...",
+        value_delimiter = ',',
+        requires = "sync",
+        default_value = "rdma-zerocp"
+    )]
     mode: Vec<String>,
     /// With --sync: number of workers, 1 to 8
     #[arg(long, value_name = "N", requires = "sync", default_value = "2")]
@@ -151,7 +157,10 @@ impl GraphArguments {
 
     fn check(&self) -> Result<(), Failure> {
         if self.workers == 0 || self.workers > MOST_WORKERS {
-            return Err(Failure::usage(format!("--workers is {}, and has to be 1 to {MOST_WORKERS}", self.workers)));
+            return Err(Failure::usage(format!(
+                "--workers is {}, and has to be 1 to {MOST_WORKERS}",
+                self.workers
+            )));
         }
         for (place, mode) in self.mode.iter().enumerate() {
             mode.parse::<Mode>().map_err(|reason| Failure::usage(format!("--mode: {reason}")))?;
@@ -167,13 +176,21 @@ impl GraphArguments {
         if let Some(target) = self.target_accuracy
             && !(target > 0.0 && target <= 1.0)
         {
-            return Err(Failure::usage(format!("--target-accuracy is {target}, and has to be above 0 and at most 1")));
+            return Err(Failure::usage(format!(
+                "--target-accuracy is {target}, and has to be above 0 and at most 1"
+            )));
         }
         if !(self.deadline >= 0.1 && self.deadline <= 1e5) {
-            return Err(Failure::usage(format!("--deadline is {}, and has to be 0.1 to 100000", self.deadline)));
+            return Err(Failure::usage(format!(
+                "--deadline is {}, and has to be 0.1 to 100000",
+                self.deadline
+            )));
         }
-        let positive =
-            [("--test-every", self.test_every), ("--test-samples", self.test_samples as u64), ("--length", self.length as u64)];
+        let positive = [
+            ("--test-every", self.test_every),
+            ("--test-samples", self.test_samples as u64),
+            ("--length", self.length as u64),
+        ];
         match positive.iter().find(|(_, value)| *value == 0) {
             Some((flag, _)) => Err(Failure::usage(format!("{flag} is 0, and has to be at least 1"))),
             None => Ok(()),

@@ -110,7 +110,11 @@ impl Children {
                     let place = members.iter().position(|member| *member == child);
                     match place.and_then(|place| answers.reports.get_mut(place)) {
                         Some(slot) if slot.is_none() => *slot = Some(report),
-                        _ => return Err(Failure::run(format!("process {child} reported without a command: {report:?}"))),
+                        _ => {
+                            return Err(Failure::run(format!(
+                                "process {child} reported without a command: {report:?}"
+                            )));
+                        }
                     }
                 }
                 Ok((child, Event::Gone)) => {
@@ -148,7 +152,10 @@ impl Children {
                 Ok(None) if Instant::now() < until => thread::sleep(Duration::from_millis(10)),
                 Ok(None) => {
                     let _ = running.process.kill();
-                    return running.process.wait().map_or_else(|error| error.to_string(), |status| format!("was ended: {status}"));
+                    return running
+                        .process
+                        .wait()
+                        .map_or_else(|error| error.to_string(), |status| format!("was ended: {status}"));
                 }
                 Err(error) => return format!("can't be waited for: {error}"),
             }

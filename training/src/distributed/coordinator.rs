@@ -92,8 +92,7 @@ impl<'a> Coordinator<'a> {
             }
         }
         let shape = self.shape.clone();
-        let connect =
-            |part| Command::Connect { shape: shape.clone(), part, peers: peers.clone(), version };
+        let connect = |part| Command::Connect { shape: shape.clone(), part, peers: peers.clone(), version };
         for report in self.all(connect)? {
             match report {
                 Report::Connected { parameters } => self.parameters = parameters,
@@ -136,10 +135,12 @@ impl<'a> Coordinator<'a> {
     fn compare_losses(&self, to: u64) -> Result<(), Failure> {
         let Some((first, others)) = self.results.split_first() else { return Ok(()) };
         for other in others {
-            let differs = first.losses.iter().zip(&other.losses).position(|(one, two)| one.to_bits() != two.to_bits());
+            let differs =
+                first.losses.iter().zip(&other.losses).position(|(one, two)| one.to_bits() != two.to_bits());
             if first.losses.len() != other.losses.len() || differs.is_some() {
                 let step = differs.map_or(to, |step| step as u64);
-                let loss = |result: &ModeResult| result.losses.get(step as usize).copied().unwrap_or(f64::NAN);
+                let loss =
+                    |result: &ModeResult| result.losses.get(step as usize).copied().unwrap_or(f64::NAN);
                 return Err(Failure::run(format!(
                     "step {step}: the loss is {} in mode {}, and {} in mode {}; the same seed has to give the same bits in all modes",
                     loss(first),
@@ -201,7 +202,8 @@ impl<'a> Coordinator<'a> {
             let first = self.plan.shape.name(child);
             format!("{first} (process {})", self.children.process(child))
         };
-        let died: Vec<String> = answers.died.iter().map(|(child, how)| format!("{} {how}", name(*child))).collect();
+        let died: Vec<String> =
+            answers.died.iter().map(|(child, how)| format!("{} {how}", name(*child))).collect();
         let mode_name = self.results.get(mode).map_or("", |result| result.mode.as_str());
         let died = format!("{}, in mode {mode_name}, in a step from {} on", died.join("; "), self.step);
         if !self.plan.goes_on {
@@ -212,7 +214,9 @@ impl<'a> Coordinator<'a> {
             Synchrony::Allreduce => part_of(child) == 0 && matches!(self.shape.model, Model::Recurrent(_)),
         };
         if answers.died.iter().any(|(child, _)| kept_all(*child)) {
-            return Err(Failure::run(format!("{died}; it kept variables that no other process has, so the training can't go on")));
+            return Err(Failure::run(format!(
+                "{died}; it kept variables that no other process has, so the training can't go on"
+            )));
         }
         if answers.died.len() >= self.shape.workers {
             return Err(Failure::run(format!("{died}; no worker is left")));
@@ -223,7 +227,11 @@ impl<'a> Coordinator<'a> {
         let complete = self.all(|_| Command::Complete { mode })?;
         let versions = complete.into_iter().enumerate().map(|(part, report)| match report {
             // Workers of a parameter server keep no variables.
-            Report::Complete { .. } if self.shape.parts() > self.shape.workers && part < self.shape.workers => Ok(None),
+            Report::Complete { .. }
+                if self.shape.parts() > self.shape.workers && part < self.shape.workers =>
+            {
+                Ok(None)
+            }
             Report::Complete { version } => Ok(Some(version)),
             other => Err(unexpected(&other)),
         });
@@ -315,14 +323,20 @@ impl<'a> Coordinator<'a> {
     /// Returns the reports if no part has died or failed.
     fn reports(&self, answers: Answers) -> Result<Vec<Report>, Failure> {
         if let Some((child, how)) = answers.died.first() {
-            return Err(Failure::run(format!("{} (process {}) {how}", self.plan.shape.name(*child), self.children.process(*child))));
+            return Err(Failure::run(format!(
+                "{} (process {}) {how}",
+                self.plan.shape.name(*child),
+                self.children.process(*child)
+            )));
         }
         let reasons: Vec<String> = answers
             .reports
             .iter()
             .zip(&self.members)
             .filter_map(|(report, child)| match report {
-                Some(Report::Failed { reason }) => Some(format!("{}: {reason}", self.plan.shape.name(*child))),
+                Some(Report::Failed { reason }) => {
+                    Some(format!("{}: {reason}", self.plan.shape.name(*child)))
+                }
                 _ => None,
             })
             .collect();

@@ -22,5 +22,5 @@ pub(crate) mod trainer;
 
 pub(crate) use arguments::{Common, GraphArguments, Named, Sync};
 pub(crate) use coordinator::{Plan, run};
-pub(crate) use outcome::{Comparison, figure, text};
+pub(crate) use outcome::{figure, text};
 pub(crate) use process::serve;

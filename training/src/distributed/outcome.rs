@@ -98,8 +98,11 @@ pub(crate) fn text(comparison: &Comparison) -> String {
             mode.sent_later.copied.to_string(),
         ]);
     }
-    let deaths: String =
-        comparison.deaths.iter().map(|death| format!("{}; the others went on from step {}.\n", death.how, death.step)).collect();
+    let deaths: String = comparison
+        .deaths
+        .iter()
+        .map(|death| format!("{}; the others went on from step {}.\n", death.how, death.step))
+        .collect();
     let same = match comparison.modes.as_slice() {
         [] => String::new(),
         [one] => format!("The weights at the end: {}.", one.weights),

@@ -43,7 +43,8 @@ pub(crate) fn serve(job: Job) -> Result<(), Failure> {
     let modes = job.modes.iter().map(|mode| mode.parse()).collect::<Result<Vec<Mode>, _>>();
     let modes = modes.map_err(Failure::usage)?;
     warm_up()?;
-    let mut part = Part { job, modes, listener: None, connection: None, dataset: None, variables: Vec::new() };
+    let mut part =
+        Part { job, modes, listener: None, connection: None, dataset: None, variables: Vec::new() };
     let failed = |error: io::Error| Failure::run("can't talk with the coordinator").because(error);
     for line in io::stdin().lock().lines() {
         let line = line.map_err(failed)?;
@@ -72,7 +73,8 @@ impl Part {
         Ok(match command {
             Command::Listen => {
                 self.disconnect();
-                let settings = Settings::from_env().map_err(|error| Failure::run("bad settings").because(error))?;
+                let settings =
+                    Settings::from_env().map_err(|error| Failure::run("bad settings").because(error))?;
                 let listener = Listener::bind("127.0.0.1:0", settings)
                     .map_err(|error| Failure::run("can't listen for the other parts").because(error))?;
                 let address = listener.address().to_string();
@@ -86,17 +88,23 @@ impl Part {
                 let name = self.name(mode);
                 let trainer = self.connection()?.trainers.get_mut(mode).ok_or_else(|| no_mode(mode))?;
                 let ran = trainer.run(from..to);
-                Report::Ran(ran.map_err(|error| Failure::run(format!("steps {from} to {to} in mode {name}")).because(error))?)
+                Report::Ran(ran.map_err(|error| {
+                    Failure::run(format!("steps {from} to {to} in mode {name}")).because(error)
+                })?)
             }
             Command::Complete { mode } => {
                 self.disconnect();
                 Report::Complete { version: self.variables(mode)?.complete().map_err(kept)? }
             }
-            Command::Hash { mode } => Report::Hash { weights: hash(&self.settled(mode)?).map_err(kept)? },
+            Command::Hash { mode } => {
+                let variables = self.settled(mode)?;
+                Report::Hash { weights: hash(&variables).map_err(kept)? }
+            }
             Command::Test { mode } => {
                 let values = self.settled(mode)?.values().map_err(kept)?;
                 let model = self.connection()?.shape.model;
-                let dataset = self.dataset.as_ref().ok_or_else(|| Failure::run("the samples were not read"))?;
+                let dataset =
+                    self.dataset.as_ref().ok_or_else(|| Failure::run("the samples were not read"))?;
                 let (loss, accuracy) = dataset
                     .test(&model, &values, self.job.tested)
                     .map_err(|error| Failure::run("can't test the weights").because(error))?;
@@ -109,7 +117,13 @@ impl Part {
         })
     }
 
-    fn connect(&mut self, shape: Shape, part: usize, peers: Vec<String>, version: u64) -> Result<usize, Failure> {
+    fn connect(
+        &mut self,
+        shape: Shape,
+        part: usize,
+        peers: Vec<String>,
+        version: u64,
+    ) -> Result<usize, Failure> {
         let dataset = match self.dataset.take() {
             Some(dataset) => dataset,
             None => Arc::new(Dataset::read(&shape.model, Path::new(&self.job.data), self.job.length)?),
@@ -118,7 +132,8 @@ impl Part {
         if self.variables.is_empty() {
             for _ in &self.modes {
                 let variables = shape.variables(part, self.job.seed)?;
-                self.variables.push(Variables::new(variables, self.job.rate, self.job.momentum).map_err(kept)?);
+                self.variables
+                    .push(Variables::new(variables, self.job.rate, self.job.momentum).map_err(kept)?);
             }
         } else {
             self.variables.iter().try_for_each(|variables| variables.settle(version)).map_err(kept)?;
