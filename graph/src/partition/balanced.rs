@@ -70,13 +70,16 @@ pub(super) fn search(
     all: usize,
 ) -> Result<Partition, GraphError> {
     let groups = Groups::of(graph);
-    if parts == 0 || parts > groups.len().max(1) {
-        return Err(GraphError::Parts { parts, most: groups.len().max(1) });
+    let most = groups.len().max(1);
+    if parts == 0 || parts > most {
+        return Err(GraphError::Parts { parts, most });
+    }
+    if parts == 1 {
+        return Partition::new(graph, 1, vec![Part(0); graph.len()]);
     }
     let beginnings =
         all_beginnings(&groups, all).unwrap_or_else(|| of_orders(&groups, OF_AN_ORDER.max(2 * parts)));
-    let chain = best_chain(&groups, &beginnings, parts, percent)
-        .ok_or(GraphError::Parts { parts, most: groups.len().max(1) })?;
+    let chain = best_chain(&groups, &beginnings, parts, percent).ok_or(GraphError::Parts { parts, most })?;
 
     let mut part_of: Vec<Option<Part>> = vec![None; graph.len()];
     for (group, nodes) in groups.members.iter().enumerate() {

@@ -54,7 +54,9 @@ pub fn analyse(graph: &Topology, partition: &Partition) -> Result<Placements, Gr
             name = format!("{name} ({})", id.0);
             names.insert(name.clone());
         }
-        let placement = match fact.spec() {
+        // The size of strings is not known, even if their number is.
+        let sized = fact.dtype.size().is_some();
+        let placement = match fact.spec().filter(|_| sized) {
             Some(spec) => Placement::Static(spec),
             None => Placement::Dynamic { why: symbols.why(graph, fact) },
         };

@@ -24,6 +24,8 @@ mod report;
 mod run;
 mod sends;
 mod settings;
+#[cfg(test)]
+mod tests;
 mod transfers;
 
 pub use executor::Executor;

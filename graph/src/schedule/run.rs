@@ -229,7 +229,10 @@ impl<'a, V: Value> Run<'a, V> {
     /// Looks for a receive once.
     fn try_take(&mut self, receive: usize) -> Result<bool, GraphError> {
         let (crossing, step) = self.next_of(receive);
-        match self.executor.transfers.try_take(crossing, step)? {
+        let receiving = self.executor.sites.receive(crossing);
+        let taken = self.executor.transfers.try_take(crossing, step)?;
+        drop(receiving);
+        match taken {
             Some(value) => self.arrived(receive, step, value).map(|()| true),
             None => {
                 self.missing[receive] = true;
@@ -242,7 +245,10 @@ impl<'a, V: Value> Run<'a, V> {
     /// Looks for a receive. If it has not arrived, the waker is woken when it has.
     fn take_or_wake(&mut self, receive: usize, waker: &Waker) -> Result<bool, GraphError> {
         let (crossing, step) = self.next_of(receive);
-        match self.executor.transfers.poll_take(crossing, step, &mut Context::from_waker(waker)) {
+        let receiving = self.executor.sites.receive(crossing);
+        let taken = self.executor.transfers.poll_take(crossing, step, &mut Context::from_waker(waker));
+        drop(receiving);
+        match taken {
             Poll::Ready(value) => {
                 // In the mode polling-async, the receive stands in the queue while the thread sleeps.
                 self.queue.retain(|entry| !matches!(entry, Entry::Receive(other) if *other == receive));

@@ -24,8 +24,8 @@ pub(super) struct Network {
 
 struct State {
     lanes: Vec<Lane>,
-    /// Why each part has failed.
-    failed: Vec<Option<String>>,
+    /// The parts that have failed, the first one first, and why.
+    failed: Vec<(Part, String)>,
     /// Whether each part has dropped its transfers.
     left: Vec<bool>,
     parcels: BinaryHeap<Parcel>,
@@ -58,7 +58,7 @@ impl Network {
     pub(super) fn new(parts: usize, crossings: usize, depth: usize, delay: Option<Delay>) -> Self {
         let state = State {
             lanes: (0..crossings).map(|_| Lane::default()).collect(),
-            failed: vec![None; parts],
+            failed: Vec::new(),
             left: vec![false; parts],
             parcels: BinaryHeap::new(),
             number: 0,
@@ -174,7 +174,7 @@ impl Network {
     /// Notes that a part has failed.
     pub(super) fn fail(&self, part: Part, reason: &str) {
         let mut state = self.lock();
-        state.failed[part.0].get_or_insert_with(|| reason.to_owned());
+        state.failed.push((part, reason.to_owned()));
         let wakers = state.wakers();
         drop(state);
         wakers.into_iter().for_each(Waker::wake);
@@ -225,10 +225,8 @@ impl Network {
 impl State {
     /// Checks that no other part has failed, and that the peer is there.
     fn check(&self, part: Part, peer: Option<Part>) -> Result<(), GraphError> {
-        for (other, reason) in self.failed.iter().enumerate().filter(|(other, _)| *other != part.0) {
-            if let Some(reason) = reason {
-                return Err(GraphError::PeerFailed { peer: other, reason: reason.clone() });
-            }
+        if let Some((failed, reason)) = self.failed.iter().find(|(failed, _)| *failed != part) {
+            return Err(GraphError::PeerFailed { peer: failed.0, reason: reason.clone() });
         }
         match peer {
             Some(peer) if self.left[peer.0] => {
