@@ -48,6 +48,8 @@ fn threads_execute_nodes_and_free_the_memory_of_one_another() {
                 }
             });
         }
+        // Only the threads have senders, so a thread that fails ends the others.
+        drop(senders);
     });
     let report = trace.report();
     assert_eq!((report.in_use, report.refused, report.sites.len()), (0, 0, THREADS as usize));

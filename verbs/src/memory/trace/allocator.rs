@@ -10,7 +10,7 @@ use super::thread::{self, Current, Execution, Pause};
 /// A global allocator that numbers the allocations of graph nodes, and places those that are sent in registered memory. All
 /// other allocations go to the allocator `A`. The [module](super) has an example.
 ///
-/// ```standalone_crate
+/// ```
 /// use std::alloc::System;
 /// use tonic_rdma_verbs::memory::trace::TracingAllocator;
 ///

@@ -23,7 +23,7 @@
 //!
 //! The main file of the program declares the allocator. It costs some nanoseconds for each allocation that belongs to no node.
 //!
-//! ```standalone_crate
+//! ```
 //! use std::alloc::System;
 //! use tonic_rdma_verbs::memory::trace::{AllocationTrace, TracingAllocator};
 //!
@@ -31,8 +31,8 @@
 //! static ALLOCATOR: TracingAllocator = TracingAllocator::new(System);
 //!
 //! /// Stands for a kernel of an engine, which knows nothing of registered memory.
-//! fn convolution() -> Vec<f32> {
-//!     vec![0.5; 1 << 18]
+//! fn convolution() -> Vec<u8> {
+//!     vec![7; 1 << 20]
 //! }
 //!
 //! let trace = AllocationTrace::new(1 << 30)?;
@@ -41,10 +41,7 @@
 //!         let _execution = trace.enter(7); // the number of the node
 //!         convolution()
 //!     };
-//!     let bytes: Vec<u8> = activations.iter().flat_map(|value| value.to_le_bytes()).collect();
-//!     # assert!(trace.crossed(&bytes).site.is_none());
-//!     # let bytes = unsafe { std::slice::from_raw_parts(activations.as_ptr().cast::<u8>(), 1 << 20) };
-//!     let crossed = trace.crossed(bytes); // the runtime is about to send them
+//!     let crossed = trace.crossed(&activations); // the runtime is about to send them
 //!     assert_eq!(crossed.site.map(|site| (site.node, site.ordinal)), Some((7, 0)));
 //!     assert_eq!(crossed.registered, step > 1);
 //! }
