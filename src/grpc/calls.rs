@@ -36,6 +36,7 @@ pub struct CallConfig {
     pub(crate) max_connection_idle: Option<Duration>,
     pub(crate) shutdown_grace: Duration,
     pub(crate) send_in_place: bool,
+    pub(crate) poll_in_place: bool,
 }
 
 impl Default for CallConfig {
@@ -51,6 +52,7 @@ impl Default for CallConfig {
             max_connection_idle: None,
             shutdown_grace: Duration::from_secs(60),
             send_in_place: true,
+            poll_in_place: true,
         }
     }
 }
@@ -129,6 +131,14 @@ impl CallConfig {
     /// of the pool, too. With false the content is copied, to memory that holds only what is sent on this connection.
     pub fn send_in_place(mut self, in_place: bool) -> Self {
         self.send_in_place = in_place;
+        self
+    }
+
+    /// Sets whether a server polls a call first where it found the call, before it makes a task of it. Default: true, which is quicker.
+    /// A handler that blocks its thread then stops what that thread polls for. Set this to false for handlers that use
+    /// [`block_in_place`](tokio::task::block_in_place) or block in other ways: each call is a task from its beginning, as over HTTP/2.
+    pub fn poll_in_place(mut self, in_place: bool) -> Self {
+        self.poll_in_place = in_place;
         self
     }
 

@@ -255,6 +255,7 @@ pub use regions::remote::RemoteRegion;
 pub use regions::rights::Rights;
 pub use regions::view::RegionView;
 pub use rendezvous::Held;
+pub use slots::counts::{SentCounts, SentTensors};
 pub use slots::dynamic_receiver::DynamicReceiver;
 pub use slots::dynamic_sender::DynamicSender;
 pub use slots::static_receiver::{Arrived, StaticReceiver};

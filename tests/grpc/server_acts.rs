@@ -86,6 +86,12 @@ impl Acts {
                 }
             }
             "fail" => return Err(Status::data_loss(argument)),
+            // A handler of a program that was not written for tasks.
+            "block" => {
+                let (mut client, name) = (GreeterClient::new(self.next()), argument.to_owned());
+                let call = async move { say(&mut client, name).await };
+                return tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(call));
+            }
             "call" => return say(&mut GreeterClient::new(self.next()), argument).await,
             "span" => {
                 let span = tracing::Span::current();

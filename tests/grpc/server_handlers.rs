@@ -116,6 +116,27 @@ fn a_handler_calls_another_server_and_its_own() {
 }
 
 #[test]
+fn handlers_may_block_their_threads_as_tokio_allows() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    // Calls that are polled in place stand still here.
+    let blocking = CallConfig::default().poll_in_place(false);
+    let calls = async {
+        let (front, back) = (Acts::default(), Acts::default());
+        let (first, second) = (serve(&front, blocking.clone()).await, serve(&back, blocking).await);
+        front.calls(second.channel().await);
+        let client = first.client().await;
+        let calls = (0..32).map(|number| {
+            let mut client = client.clone();
+            tokio::spawn(async move { say(&mut client, format!("block {number}")).await.unwrap() })
+        });
+        for (number, call) in calls.collect::<Vec<_>>().into_iter().enumerate() {
+            assert_eq!(call.await.unwrap(), number.to_string());
+        }
+    };
+    runtime.block_on(within(calls));
+}
+
+#[test]
 fn the_deadline_drops_the_handler() {
     in_every_runtime(|| async {
         let acts = Acts::default();

@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Waker;
 use std::time::Duration;
 
 /// What becomes of a receive that has not arrived.
@@ -84,17 +85,33 @@ impl Default for Settings {
 /// Stops a run from another thread. Clones stop the same run.
 #[derive(Clone, Debug, Default)]
 pub struct Stop {
-    stopped: Arc<AtomicBool>,
+    state: Arc<StopState>,
+}
+
+#[derive(Debug, Default)]
+struct StopState {
+    stopped: AtomicBool,
+    waker: Mutex<Option<Waker>>,
 }
 
 impl Stop {
-    /// Stops the run, which returns [`GraphError::Stopped`](crate::GraphError::Stopped).
+    /// Stops the run, which returns [`GraphError::Stopped`](crate::GraphError::Stopped) once the kernel that runs now has ended. Later
+    /// runs return it at once.
     pub fn stop(&self) {
-        self.stopped.store(true, Ordering::SeqCst);
+        self.state.stopped.store(true, Ordering::SeqCst);
+        let waker = self.state.waker.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
     }
 
     /// Returns whether the run was stopped.
     pub fn is_stopped(&self) -> bool {
-        self.stopped.load(Ordering::SeqCst)
+        self.state.stopped.load(Ordering::SeqCst)
+    }
+
+    /// Keeps the waker of the thread that runs.
+    pub(super) fn watched_by(&self, waker: &Waker) {
+        *self.state.waker.lock().unwrap_or_else(PoisonError::into_inner) = Some(waker.clone());
     }
 }

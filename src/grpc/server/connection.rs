@@ -130,7 +130,8 @@ where
         let request = self.request(Arc::clone(&stream), head);
         let service = lock(&self.service).clone();
         let call = Call::new(stream, service, request, arrived, timeout);
-        let turn = if paths.is_quick(path.path()) { InPlace::begin(arrived, *alone) } else { None };
+        let may_run = limits.poll_in_place && paths.is_quick(path.path());
+        let turn = if may_run { InPlace::begin(arrived, *alone) } else { None };
         let Some(turn) = turn else {
             runtime.spawn(call);
             return;

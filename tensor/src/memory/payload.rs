@@ -53,6 +53,11 @@ impl Payload {
         self.metadata.bytes
     }
 
+    /// Returns whether devices can read the bytes where they are.
+    pub(crate) fn is_registered(&self) -> bool {
+        matches!(self.content, Content::Registered(..))
+    }
+
     /// Returns the bytes.
     pub(crate) fn as_slice(&self) -> &[u8] {
         match &self.content {

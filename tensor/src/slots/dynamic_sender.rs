@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use crate::error::ChannelError;
 use crate::memory::payload::Payload;
 use crate::slots::announcement::Announcement;
+use crate::slots::counts::SentCounts;
 use crate::slots::sender::Sender;
 use crate::types::Tensor;
 use tonic_rdma_verbs::internal::{Grant, RemotePlace};
@@ -17,11 +18,12 @@ pub struct DynamicSender {
     sender: Sender,
     /// The rights that the peer may be using, and the epochs whose release ends them.
     lent: VecDeque<(u64, Option<Grant>)>,
+    sent: SentCounts,
 }
 
 impl DynamicSender {
     pub(crate) fn new(sender: Sender) -> Self {
-        Self { sender, lent: VecDeque::new() }
+        Self { sender, lent: VecDeque::new(), sent: SentCounts::default() }
     }
 
     /// Announces a tensor to the peer, once the slot has room. The peer reads the tensor from registered memory
@@ -68,6 +70,29 @@ impl DynamicSender {
         self.offer(tensor)
     }
 
+    /// Returns how many tensors this sender has announced without a copy, and with one. A tensor without elements counts as
+    /// inline.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorMut, TensorSpec};
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// # let _slot = server.dynamic_receiver("activations", 4)?;
+    /// # let mut sender = channel.dynamic_sender("activations").await?;
+    /// # let pool = tonic_rdma::memory::Pool::for_sending(1 << 20);
+    /// let tensor = TensorMut::in_pool(TensorSpec::new(Dtype::U8, Shape::new(&[100])?)?, &pool)?;
+    /// sender.send(&tensor.freeze()).await?;
+    /// assert_eq!((sender.sent().in_place.tensors, sender.sent().copied.tensors), (1, 0));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn sent(&self) -> SentCounts {
+        self.sent
+    }
+
     /// Returns whether the slot has room for the next tensor.
     ///
     /// # Errors
@@ -98,6 +123,12 @@ impl DynamicSender {
         let epoch = self.sender.next();
         let announcement = Announcement { metadata: payload.metadata(), place };
         self.sender.send_copied(&announcement.encode())?;
+        let counts = match (&grant, payload.is_registered()) {
+            (None, _) => &mut self.sent.inline,
+            (Some(_), true) => &mut self.sent.in_place,
+            (Some(_), false) => &mut self.sent.copied,
+        };
+        counts.add(payload.bytes() as usize);
         self.lent.push_back((epoch, grant));
         Ok(())
     }

@@ -15,6 +15,7 @@
 //! (§3.3), and its release frees the memory at the sender.
 
 pub(crate) mod announcement;
+pub(crate) mod counts;
 pub(crate) mod dynamic_receiver;
 pub(crate) mod dynamic_sender;
 pub(crate) mod layout;

@@ -6,6 +6,7 @@ use crate::channel::memcpy::Memcpy;
 use crate::error::ChannelError;
 use crate::error::TransferError;
 use crate::link::token::Token;
+use crate::slots::counts::SentCounts;
 use crate::slots::sender::Sender;
 use crate::types::{Tensor, TensorSpec};
 use tonic_rdma_verbs::internal::LocalMemory;
@@ -23,16 +24,22 @@ use tonic_rdma_verbs::memory::MemRegion;
 pub struct StaticSender {
     sender: Sender,
     spec: TensorSpec,
+    sent: SentCounts,
 }
 
 impl StaticSender {
     pub(crate) fn new(sender: Sender, spec: TensorSpec) -> Self {
-        Self { sender, spec }
+        Self { sender, spec, sent: SentCounts::default() }
     }
 
     /// Returns the type and shape of the tensors.
     pub fn spec(&self) -> &TensorSpec {
         &self.spec
+    }
+
+    /// Returns how many tensors this sender has sent without a copy, and with one. [`SentCounts`] has an example.
+    pub fn sent(&self) -> SentCounts {
+        self.sent
     }
 
     /// Returns whether a buffer is free for the next tensor. This costs one load, as [`StaticReceiver::try_recv`] does.
@@ -141,13 +148,18 @@ impl StaticSender {
         }
         if self.sender.is_small() {
             return match self.sender.send_small(&region[..length]) {
-                Ok(()) => Memcpy::done(region),
+                Ok(()) => {
+                    self.sent.inline.add(length);
+                    Memcpy::done(region)
+                }
                 Err(error) => Memcpy::refused(region, error),
             };
         }
         let (memcpy, token) = Memcpy::new(Arc::clone(self.sender.link()), self.sender.port());
         // The token reports a refusal.
-        let _ = self.sender.send(LocalMemory::Region(region), 0, token);
+        if self.sender.send(LocalMemory::Region(region), 0, token).is_ok() {
+            self.sent.in_place.add(length);
+        }
         memcpy
     }
 
@@ -199,13 +211,15 @@ impl StaticSender {
         if !self.sender.is_small()
             && let Some((lease, range)) = tensor.registered()
         {
-            return self.sender.send(LocalMemory::Lease(lease), range.start as u64, Token::unobserved());
+            self.sender.send(LocalMemory::Lease(lease), range.start as u64, Token::unobserved())?;
+            self.sent.in_place.add(range.len());
+            return Ok(());
         }
         if let Ok(bytes) = tensor.bytes() {
-            return self.sender.send_copied(bytes);
+            return self.send_copied(bytes);
         }
         let contiguous = tensor.to_contiguous()?;
-        self.sender.send_copied(contiguous.bytes()?)
+        self.send_copied(contiguous.bytes()?)
     }
 
     /// Copies `bytes` to registered memory and sends them from there, once a buffer is free. A transport that does not allocate
@@ -226,7 +240,15 @@ impl StaticSender {
     pub fn start_bytes(&mut self, bytes: &[u8]) -> Result<(), ChannelError> {
         self.check_length_exactly(bytes.len())?;
         self.check_ready()?;
-        self.sender.send_copied(bytes)
+        self.send_copied(bytes)
+    }
+
+    /// Sends a copy of `bytes`, and counts it. A buffer must be free.
+    fn send_copied(&mut self, bytes: &[u8]) -> Result<(), ChannelError> {
+        self.sender.send_copied(bytes)?;
+        let counts = if self.sender.is_small() { &mut self.sent.inline } else { &mut self.sent.copied };
+        counts.add(bytes.len());
+        Ok(())
     }
 
     fn payload(&self) -> usize {

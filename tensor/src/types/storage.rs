@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::TensorError;
-use tonic_rdma_verbs::internal::find_sendable;
+use tonic_rdma_verbs::internal::{find_sendable, find_traced};
 use tonic_rdma_verbs::memory::Lease;
 
 /// The memory of a tensor's elements, which never changes.
@@ -50,7 +50,9 @@ impl Storage {
             Self::Lease(lease) => Some((lease.clone(), range)),
             Self::Bytes(bytes) => {
                 let length = range.len();
-                Some((find_sendable(bytes.get(range)?)?, 0..length))
+                let part = bytes.get(range.clone())?;
+                let lease = find_sendable(part).or_else(|| find_traced(&bytes.slice(range)))?;
+                Some((lease, 0..length))
             }
             Self::Heap(_) | Self::Strings(_) => None,
         }

@@ -239,6 +239,10 @@ impl Tensor {
 
     /// Returns the place of the tensor's bytes in a pool's memory: a lease, and a range of its bytes. A device can send the
     /// bytes from there. Returns `None` if the bytes lie elsewhere, or the elements do not lie one after the other.
+    ///
+    /// A tensor of [`from_bytes`](Self::from_bytes) may lie in a pool without the knowledge of the library that allocated it
+    /// ([`memory::trace`](tonic_rdma_verbs::memory::trace)). The lease then holds these `Bytes`, so that the library can neither
+    /// change nor free them while they are sent.
     pub fn registered(&self) -> Option<(Lease, Range<usize>)> {
         self.storage.registered(self.dense_range().ok()?)
     }

@@ -44,6 +44,7 @@ mod settings;
 pub mod sites;
 #[cfg(test)]
 mod tests;
+pub mod trace;
 
 pub use budget::Budget;
 pub use error::PoolError;
@@ -64,4 +65,5 @@ pub(crate) mod machinery {
     pub use super::region::{Grant, LentRegion, RegionLoan, RemotePlace};
     pub use super::registrations::{LocalRegistrations, SlabRegistrations};
     pub use super::sites::unsent::sent_slices;
+    pub use super::trace::handle::find_traced;
 }

@@ -14,17 +14,37 @@ use crate::{HostMemory, LocalSegment, MemoryRegion, OutOfBounds, RemoteSegment};
 
 /// A reference to a frozen buffer, or to a part of one. The bytes stay in place and unchanged until the last clone is
 /// dropped. Keep the lease until all requests that read the bytes have completed.
+///
+/// A lease may also refer to memory that the allocator of [`trace`](crate::memory::trace) has placed. It then holds the
+/// [`Bytes`] that the program sends, and with them their owner, which may be a tensor of an engine. The last clone drops this
+/// owner, on a thread that takes completions.
 #[derive(Clone)]
 pub struct Lease {
-    frozen: Arc<FrozenBuffer>,
+    memory: LeasedMemory,
     offset: usize,
     length: usize,
+}
+
+/// The memory of a lease.
+#[derive(Clone)]
+enum LeasedMemory {
+    Frozen(Arc<FrozenBuffer>),
+    Traced(Arc<TracedBytes>),
+}
+
+/// Bytes that lie in a slab of a pool, where the tracing allocator has placed them.
+struct TracedBytes {
+    /// Keeps the bytes unchanged, and in their piece.
+    bytes: Bytes,
+    slab: Arc<Slab>,
+    /// Offset of the bytes in the slab.
+    start: usize,
 }
 
 impl Lease {
     /// Freezes the first `length` bytes of `held`, and returns a lease of them.
     pub(crate) fn freeze(held: HeldPiece, length: usize) -> Self {
-        Self { frozen: FrozenBuffer::new(held, length), offset: 0, length }
+        Self { memory: LeasedMemory::Frozen(FrozenBuffer::new(held, length)), offset: 0, length }
     }
 
     /// Finds the frozen buffer that holds all `length` bytes at `address`, and returns a lease of these bytes.
@@ -32,8 +52,20 @@ impl Lease {
         index.find(address, length, |start, frozen| {
             let (frozen, offset) = (frozen.upgrade()?, address - start);
             debug_assert!(offset + length <= frozen.length());
-            Some(Self { frozen, offset, length })
+            Some(Self { memory: LeasedMemory::Frozen(frozen), offset, length })
         })
+    }
+
+    /// Makes a lease of `bytes`, which lie in `slab`. Returns `None` if they lie elsewhere. The slab belongs to a pool for
+    /// sending, and serves buffers.
+    pub(crate) fn of_traced(slab: Arc<Slab>, bytes: Bytes) -> Option<Self> {
+        let start = bytes.as_ptr().addr().checked_sub(slab.memory().as_ptr().as_ptr().addr())?;
+        let length = bytes.len();
+        if start.checked_add(length)? > slab.len() {
+            return None;
+        }
+        let memory = LeasedMemory::Traced(Arc::new(TracedBytes { bytes, slab, start }));
+        Some(Self { memory, offset: 0, length })
     }
 
     /// Returns the length in bytes.
@@ -80,7 +112,7 @@ impl Lease {
         let length = range.end.saturating_sub(range.start);
         match range.start.checked_add(length) {
             Some(end) if end <= self.length => {
-                Ok(Self { frozen: Arc::clone(&self.frozen), offset: self.offset + range.start, length })
+                Ok(Self { memory: self.memory.clone(), offset: self.offset + range.start, length })
             }
             _ => Err(OutOfBounds { offset: range.start, length, available: self.length }),
         }
@@ -88,22 +120,24 @@ impl Lease {
 
     /// Returns the address and key by which a peer reads the first byte, if the pool's access rights allow it.
     pub fn remote(&self) -> RemoteSegment {
-        self.frozen.held().remote(self.offset)
+        RemoteSegment { address: self.as_ptr() as u64, rkey: self.slab().region().rkey() }
     }
 
     /// Makes the buffer writable again, if this is the last reference to the buffer and covers all of it.
     ///
     /// # Errors
-    /// Returns the lease if there are other references, or if the lease covers a part: a device may still read the bytes.
+    /// Returns the lease if there are other references, or if the lease covers a part: a device may still read the bytes. Also
+    /// returns the lease if the memory is no frozen buffer.
     pub fn try_into_buffer(self) -> Result<RegisteredBuf, Self> {
-        let Self { frozen, offset, length } = self;
-        if offset != 0 || length != frozen.length() {
-            return Err(Self { frozen, offset, length });
-        }
+        let Self { memory, offset, length } = self;
+        let frozen = match memory {
+            LeasedMemory::Frozen(frozen) if offset == 0 && length == frozen.length() => frozen,
+            memory => return Err(Self { memory, offset, length }),
+        };
         match Arc::try_unwrap(frozen) {
             // From here on no look-up finds the buffer, because the index holds a weak reference.
             Ok(frozen) => Ok(RegisteredBuf::new(frozen.thaw(), length)),
-            Err(frozen) => Err(Self { frozen, offset, length }),
+            Err(frozen) => Err(Self { memory: LeasedMemory::Frozen(frozen), offset, length }),
         }
     }
 
@@ -114,19 +148,26 @@ impl Lease {
 
     /// Returns the slab that the bytes lie in.
     pub(crate) fn slab(&self) -> &Arc<Slab> {
-        self.frozen.held().slab()
+        match &self.memory {
+            LeasedMemory::Frozen(frozen) => frozen.held().slab(),
+            LeasedMemory::Traced(traced) => &traced.slab,
+        }
     }
 
     /// Names all bytes of the lease for a request that reads them, by another registration of the slab.
     pub(crate) fn segment_by(&self, region: &dyn MemoryRegion) -> LocalSegment {
-        self.frozen.held().segment_by(region, self.offset..self.offset + self.length)
+        self.segment_in(region, 0..self.length)
     }
 
     /// Names `range`, in bytes from the start of the lease, for a request that reads it, by another registration of the
     /// slab.
     pub(crate) fn segment_in(&self, region: &dyn MemoryRegion, range: Range<usize>) -> LocalSegment {
         debug_assert!(range.end <= self.length);
-        self.frozen.held().segment_by(region, self.offset + range.start..self.offset + range.end)
+        let range = self.offset + range.start..self.offset + range.end;
+        match &self.memory {
+            LeasedMemory::Frozen(frozen) => frozen.held().segment_by(region, range),
+            LeasedMemory::Traced(traced) => traced.segment_by(region, range),
+        }
     }
 
     /// Returns the memory of the slab, and the range of the lease in that memory.
@@ -138,7 +179,21 @@ impl Lease {
 
     /// Names `range` of the lease. The caller has checked the range.
     fn name(&self, range: Range<usize>) -> LocalSegment {
-        self.frozen.held().segment_within(self.offset + range.start..self.offset + range.end)
+        self.segment_in(self.slab().region(), range)
+    }
+}
+
+impl TracedBytes {
+    /// Names `range` of the bytes by a registration of their slab.
+    fn segment_by(&self, region: &dyn MemoryRegion, range: Range<usize>) -> LocalSegment {
+        debug_assert!(range.end <= self.bytes.len());
+        // SAFETY:
+        // - No request writes to memory with a reference: slabs of pools for sending are registered without the right to
+        //   write, by the slab itself and by `SlabRegistrations`, so the device refuses the request.
+        // - No request reads memory while a `&mut [u8]` to it exists: `bytes` shows the memory as `&[u8]`, and the caller
+        //   keeps the `Lease` until the request has completed. A caller that drops the lease earlier sends the bytes of the
+        //   next owner; accesses of this process stay sound.
+        unsafe { LocalSegment::new(region, self.start + range.start..self.start + range.end) }
     }
 }
 
@@ -146,7 +201,11 @@ impl Deref for Lease {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        let start = self.frozen.held().as_ptr().wrapping_add(self.offset);
+        let frozen = match &self.memory {
+            LeasedMemory::Frozen(frozen) => frozen,
+            LeasedMemory::Traced(traced) => return &traced.bytes[self.offset..self.offset + self.length],
+        };
+        let start = frozen.held().as_ptr().wrapping_add(self.offset);
         // SAFETY:
         // - Offset and length lie within the frozen buffer, as every constructor ensures, in a mapping that `frozen` keeps
         //   alive.

@@ -1,0 +1,89 @@
+//! Wakes the thread of an executor.
+
+use std::mem;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Wake;
+use std::thread::{self, Thread};
+use std::time::Duration;
+
+/// Wakes the thread of an executor, and keeps which receives have arrived.
+#[derive(Debug)]
+pub(super) struct Alarm {
+    thread: Thread,
+    rung: AtomicBool,
+    arrivals: Mutex<Vec<usize>>,
+}
+
+/// The waker of one receive.
+#[derive(Debug)]
+pub(super) struct Arrival {
+    pub(super) alarm: Arc<Alarm>,
+    pub(super) receive: usize,
+}
+
+impl Alarm {
+    /// Makes the alarm of the current thread.
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self { thread: thread::current(), rung: AtomicBool::new(false), arrivals: Mutex::default() })
+    }
+
+    /// Notes that one should look at a receive.
+    pub(super) fn look_at(&self, receive: usize) {
+        self.lock().push(receive);
+    }
+
+    /// Takes the receives that one should look at.
+    pub(super) fn arrivals(&self) -> Vec<usize> {
+        mem::take(&mut *self.lock())
+    }
+
+    /// Returns whether there are receives that one should look at.
+    pub(super) fn has_arrivals(&self) -> bool {
+        !self.lock().is_empty()
+    }
+
+    /// Forgets earlier rings. Call this before the wakers are given out.
+    pub(super) fn set(&self) {
+        self.rung.store(false, Ordering::SeqCst);
+    }
+
+    /// Sleeps until the alarm rings, at most for `longest`. Only the thread that made the alarm may call this.
+    pub(super) fn sleep(&self, longest: Duration) {
+        // A ring after `set` leaves the thread's token, so that it is not lost.
+        if !self.rung.load(Ordering::SeqCst) {
+            thread::park_timeout(longest);
+        }
+    }
+
+    fn ring(&self) {
+        if !self.rung.swap(true, Ordering::SeqCst) {
+            self.thread.unpark();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<usize>> {
+        self.arrivals.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Wake for Alarm {
+    fn wake(self: Arc<Self>) {
+        self.ring();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.ring();
+    }
+}
+
+impl Wake for Arrival {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.alarm.look_at(self.receive);
+        self.alarm.ring();
+    }
+}

@@ -1,0 +1,270 @@
+//! The lanes between the parts, and which parts are left.
+
+use std::collections::{BinaryHeap, VecDeque};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
+
+use tonic_rdma_tensor::Tensor;
+
+use crate::error::GraphError;
+use crate::placement::{CrossingId, Part};
+use crate::schedule::transfers::Start;
+
+/// The delay of a crossing tensor in a step.
+pub(super) type Delay = Box<dyn Fn(CrossingId, u64) -> Duration + Send + Sync>;
+
+pub(super) struct Network {
+    state: Mutex<State>,
+    /// Tells the courier of a new parcel, and of the end.
+    changed: Condvar,
+    depth: usize,
+    delay: Option<Delay>,
+}
+
+struct State {
+    lanes: Vec<Lane>,
+    /// The parts that have failed, the first one first, and why.
+    failed: Vec<(Part, String)>,
+    /// Whether each part has dropped its transfers.
+    left: Vec<bool>,
+    parcels: BinaryHeap<Parcel>,
+    /// The number of the next parcel.
+    number: u64,
+}
+
+/// The tensors of one crossing.
+#[derive(Default)]
+struct Lane {
+    arrived: VecDeque<(u64, Tensor)>,
+    /// Tensors that were sent and have not arrived.
+    under_way: usize,
+    /// When the last tensor arrives.
+    last: Option<Instant>,
+    receiver: Option<Waker>,
+    sender: Option<Waker>,
+}
+
+/// A tensor under way.
+struct Parcel {
+    due: Instant,
+    number: u64,
+    lane: usize,
+    step: u64,
+    tensor: Tensor,
+}
+
+impl Network {
+    pub(super) fn new(parts: usize, crossings: usize, depth: usize, delay: Option<Delay>) -> Self {
+        let state = State {
+            lanes: (0..crossings).map(|_| Lane::default()).collect(),
+            failed: Vec::new(),
+            left: vec![false; parts],
+            parcels: BinaryHeap::new(),
+            number: 0,
+        };
+        Self { state: Mutex::new(state), changed: Condvar::new(), depth, delay }
+    }
+
+    /// Puts a tensor into a lane, or gives it to the courier.
+    pub(super) fn put(
+        &self,
+        part: Part,
+        peer: Part,
+        crossing: CrossingId,
+        step: u64,
+        tensor: &Tensor,
+    ) -> Result<Start, GraphError> {
+        let mut state = self.lock();
+        state.check(part, Some(peer))?;
+        let lane = &mut state.lanes[crossing.0];
+        if lane.arrived.len() + lane.under_way >= self.depth {
+            return Ok(Start::Busy);
+        }
+        let Some(delay) = &self.delay else {
+            lane.arrived.push_back((step, tensor.clone()));
+            let receiver = lane.receiver.take();
+            drop(state);
+            wake(receiver);
+            return Ok(Start::Begun);
+        };
+        let due = Instant::now() + delay(crossing, step);
+        let due = lane.last.map_or(due, |last| due.max(last));
+        lane.last = Some(due);
+        lane.under_way += 1;
+        let number = state.number;
+        state.number += 1;
+        state.parcels.push(Parcel { due, number, lane: crossing.0, step, tensor: tensor.clone() });
+        self.changed.notify_one();
+        Ok(Start::Begun)
+    }
+
+    /// Takes a tensor out of a lane, or keeps the waker.
+    pub(super) fn take(
+        &self,
+        part: Part,
+        peer: Part,
+        crossing: CrossingId,
+        step: u64,
+        waker: Option<&Waker>,
+    ) -> Result<Option<Tensor>, GraphError> {
+        let mut state = self.lock();
+        let lane = &mut state.lanes[crossing.0];
+        match lane.arrived.front() {
+            Some((arrived, _)) if *arrived != step => {
+                let source = format!("the tensor of step {arrived} came instead").into();
+                let crossing = crossing.0.to_string();
+                Err(GraphError::Transfer { crossing, step, peer: peer.0, source })
+            }
+            Some(_) => {
+                let tensor = lane.arrived.pop_front().map(|(_, tensor)| tensor);
+                let sender = lane.sender.take();
+                drop(state);
+                wake(sender);
+                Ok(tensor)
+            }
+            None => {
+                lane.receiver = waker.cloned();
+                let peer = (lane.under_way == 0).then_some(peer);
+                state.check(part, peer)?;
+                Ok(None)
+            }
+        }
+    }
+
+    pub(super) fn poll_ready(
+        &self,
+        part: Part,
+        peer: Part,
+        crossing: CrossingId,
+        waker: &Waker,
+    ) -> Poll<Result<(), GraphError>> {
+        self.poll_until_below(part, peer, crossing, waker, self.depth)
+    }
+
+    pub(super) fn poll_flushed(
+        &self,
+        part: Part,
+        peer: Part,
+        crossing: CrossingId,
+        waker: &Waker,
+    ) -> Poll<Result<(), GraphError>> {
+        self.poll_until_below(part, peer, crossing, waker, 1)
+    }
+
+    /// Returns whether fewer than `below` tensors of a crossing are not taken yet.
+    fn poll_until_below(
+        &self,
+        part: Part,
+        peer: Part,
+        crossing: CrossingId,
+        waker: &Waker,
+        below: usize,
+    ) -> Poll<Result<(), GraphError>> {
+        let mut state = self.lock();
+        let lane = &mut state.lanes[crossing.0];
+        if lane.arrived.len() + lane.under_way < below {
+            return Poll::Ready(Ok(()));
+        }
+        lane.sender = Some(waker.clone());
+        state.check(part, Some(peer))?;
+        Poll::Pending
+    }
+
+    /// Notes that a part has failed.
+    pub(super) fn fail(&self, part: Part, reason: &str) {
+        let mut state = self.lock();
+        state.failed.push((part, reason.to_owned()));
+        let wakers = state.wakers();
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Notes that a part has dropped its transfers.
+    pub(super) fn leave(&self, part: Part) {
+        let mut state = self.lock();
+        state.left[part.0] = true;
+        let wakers = state.wakers();
+        drop(state);
+        self.changed.notify_one();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Puts tensors that are due into their lanes. Returns false when all parts have left.
+    pub(super) fn deliver(&self) -> bool {
+        let mut state = self.lock();
+        if state.left.iter().all(|left| *left) {
+            return false;
+        }
+        let now = Instant::now();
+        let mut wakers = Vec::new();
+        while state.parcels.peek().is_some_and(|parcel| parcel.due <= now) {
+            let Some(Parcel { lane, step, tensor, .. }) = state.parcels.pop() else { break };
+            let lane = &mut state.lanes[lane];
+            lane.under_way -= 1;
+            lane.arrived.push_back((step, tensor));
+            wakers.extend(lane.receiver.take());
+        }
+        if !wakers.is_empty() {
+            drop(state);
+            wakers.into_iter().for_each(Waker::wake);
+            return true;
+        }
+        match state.parcels.peek().map(|parcel| parcel.due.saturating_duration_since(now)) {
+            Some(left) => drop(self.changed.wait_timeout(state, left)),
+            None => drop(self.changed.wait(state)),
+        }
+        true
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Checks that no other part has failed, and that the peer is there.
+    fn check(&self, part: Part, peer: Option<Part>) -> Result<(), GraphError> {
+        if let Some((failed, reason)) = self.failed.iter().find(|(failed, _)| *failed != part) {
+            return Err(GraphError::PeerFailed { peer: failed.0, reason: reason.clone() });
+        }
+        match peer {
+            Some(peer) if self.left[peer.0] => {
+                Err(GraphError::PeerLost { peer: peer.0, source: "it has dropped its transfers".into() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn wakers(&mut self) -> Vec<Waker> {
+        let wakers = self.lanes.iter_mut().flat_map(|lane| [lane.receiver.take(), lane.sender.take()]);
+        wakers.flatten().collect()
+    }
+}
+
+fn wake(waker: Option<Waker>) {
+    if let Some(waker) = waker {
+        waker.wake();
+    }
+}
+
+impl Ord for Parcel {
+    /// The parcel that is due first is the greatest, so that it leaves the heap first.
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (other.due, other.number).cmp(&(self.due, self.number))
+    }
+}
+
+impl PartialOrd for Parcel {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Parcel {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Parcel {}

@@ -1,0 +1,463 @@
+//! One run: the queue of ready nodes and receives, and what the thread does when nothing is ready.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tonic_rdma_tensor::Tensor;
+
+use super::alarm::{Alarm, Arrival};
+use super::compute;
+use super::executor::Executor;
+use super::flight::Flights;
+use super::plan::Source;
+use super::program::{Direction, Program};
+use super::report::{Report, StepTime};
+use super::sends::Sends;
+use super::settings::{ReceiveMode, Work};
+use crate::dataflow::{KernelError, Value};
+use crate::error::GraphError;
+use crate::placement::CrossingId;
+
+/// The longest time that the thread sleeps without a look at the transfers and at the clock.
+const LONGEST_SLEEP: Duration = Duration::from_millis(100);
+
+pub(super) struct Run<'a, V> {
+    executor: &'a mut Executor<V>,
+    program: &'a mut dyn Program<V>,
+    work: Work,
+    /// The steps that are not in flight yet, and the last of all.
+    steps: Range<u64>,
+    flights: Flights<V>,
+    queue: VecDeque<Entry>,
+    /// The number of nodes in the queue.
+    nodes_ready: usize,
+    /// The number of looks without success since something went on.
+    misses: usize,
+    /// The receives of steps in flight that were looked for and not found.
+    missing: Vec<bool>,
+    sends: Sends,
+    alarm: Arc<Alarm>,
+    /// Wakes this thread.
+    waker: Waker,
+    /// Wakes this thread, and says which receive has arrived. Only in the mode callback.
+    arrivals: Vec<Waker>,
+    report: Report,
+    began: Instant,
+    /// When something went on last.
+    progressed: Instant,
+}
+
+/// What stands in the queue.
+#[derive(Clone, Copy, Debug)]
+enum Entry {
+    /// A node whose inputs are there, in a step.
+    Node(u64, usize),
+    /// A receive that may have arrived.
+    Receive(usize),
+}
+
+impl<'a, V: Value> Run<'a, V> {
+    pub(super) fn new(
+        executor: &'a mut Executor<V>,
+        steps: Range<u64>,
+        work: Work,
+        program: &'a mut dyn Program<V>,
+    ) -> Self {
+        let alarm = Alarm::new();
+        let waker = Waker::from(Arc::clone(&alarm));
+        executor.stop.watched_by(&waker);
+        let receives = 0..executor.plan.receives.len();
+        let arrival = |receive| Waker::from(Arc::new(Arrival { alarm: Arc::clone(&alarm), receive }));
+        let arrivals = match executor.settings.receive {
+            ReceiveMode::Callback => receives.clone().map(arrival).collect(),
+            ReceiveMode::PollingAsync | ReceiveMode::Blocking => Vec::new(),
+        };
+        let now = Instant::now();
+        Self {
+            flights: Flights::new(&executor.plan, steps.start),
+            missing: vec![false; receives.len()],
+            executor,
+            program,
+            work,
+            steps,
+            queue: VecDeque::new(),
+            nodes_ready: 0,
+            misses: 0,
+            sends: Sends::default(),
+            alarm,
+            waker,
+            arrivals,
+            report: Report::default(),
+            began: now,
+            progressed: now,
+        }
+    }
+
+    /// Runs until all steps have ended.
+    pub(super) fn drive(mut self) -> Result<Report, GraphError> {
+        loop {
+            self.check_stop()?;
+            self.admit();
+            if self.flights.is_empty() {
+                break;
+            }
+            self.retry_sends()?;
+            let more = match self.executor.settings.receive {
+                ReceiveMode::Blocking => self.turn_in_order()?,
+                ReceiveMode::PollingAsync | ReceiveMode::Callback => self.turn_of_queue()?,
+            };
+            let ended = self.end_steps()?;
+            if !more && !ended {
+                self.idle()?;
+            }
+        }
+        self.flush()?;
+        self.report.elapsed = self.began.elapsed();
+        Ok(self.report)
+    }
+
+    fn check_stop(&self) -> Result<(), GraphError> {
+        if self.executor.stop.is_stopped() { Err(GraphError::Stopped) } else { Ok(()) }
+    }
+
+    /// Fills the window with steps.
+    fn admit(&mut self) {
+        while self.flights.len() < self.executor.settings.window && !self.steps.is_empty() {
+            let step = self.steps.start;
+            self.steps.start += 1;
+            let due = self.flights.admit(&self.executor.plan, step, self.began.elapsed());
+            for receive in due.receives {
+                self.due(receive);
+            }
+            self.ready(due.nodes);
+        }
+    }
+
+    fn retry_sends(&mut self) -> Result<(), GraphError> {
+        if self.sends.oldest().is_some() {
+            for step in self.sends.retry(&mut *self.executor.transfers)? {
+                self.flights.began(step);
+                self.went_on();
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes steps that have ended. Returns whether there were some.
+    fn end_steps(&mut self) -> Result<bool, GraphError> {
+        let mut some = false;
+        while let Some(flight) = self.flights.ended() {
+            some = true;
+            if self.work != Work::Replay {
+                for (constant, outlet) in &self.executor.plan.constant_results {
+                    let Some(value) = self.executor.constants[*constant].get(outlet.output) else { continue };
+                    let result = self.program.result(flight.step, *outlet, value.clone());
+                    let name = self.executor.graph.outlet_name(*outlet);
+                    result.map_err(|source| compute::failed(&name, "result", source))?;
+                }
+            }
+            let (step, began, ended) = (flight.step, flight.began, self.began.elapsed());
+            self.report.steps.push(StepTime { step, began, ended });
+        }
+        Ok(some)
+    }
+
+    /// Notes that nodes are ready.
+    fn ready(&mut self, nodes: impl IntoIterator<Item = (u64, usize)>) {
+        // In the mode blocking, the order of the nodes is the queue.
+        if self.executor.settings.receive != ReceiveMode::Blocking {
+            for (step, node) in nodes {
+                self.queue.push_back(Entry::Node(step, node));
+                self.nodes_ready += 1;
+            }
+        }
+    }
+
+    /// Notes that a receive belongs to a step in flight.
+    fn due(&mut self, receive: usize) {
+        match self.executor.settings.receive {
+            ReceiveMode::PollingAsync => self.queue.push_back(Entry::Receive(receive)),
+            ReceiveMode::Callback => self.alarm.look_at(receive),
+            ReceiveMode::Blocking => {}
+        }
+    }
+
+    /// Takes one entry of the queue. Returns whether another turn is worth while now.
+    fn turn_of_queue(&mut self) -> Result<bool, GraphError> {
+        for receive in self.alarm.arrivals() {
+            // A waker may be woken twice, so that the receive is now that of a step that is not in flight.
+            if self.flights.receive_step(receive) < self.steps.start {
+                let waker = self.arrivals[receive].clone();
+                self.take_or_wake(receive, &waker)?;
+            }
+        }
+        match self.queue.pop_front() {
+            Some(Entry::Node(step, node)) => {
+                self.nodes_ready -= 1;
+                self.run_node(step, node)?;
+                Ok(true)
+            }
+            Some(Entry::Receive(receive)) => {
+                if !self.try_take(receive)? {
+                    self.queue.push_back(Entry::Receive(receive));
+                    self.misses += 1;
+                }
+                Ok(self.nodes_ready > 0 || self.misses < self.queue.len())
+            }
+            None => Ok(false),
+        }
+    }
+
+    /// Runs the next node in topological order if its inputs are there. Returns false to wait for one of them.
+    fn turn_in_order(&mut self) -> Result<bool, GraphError> {
+        let Some((step, node)) = self.flights.first_node() else { return Ok(false) };
+        for input in 0..self.executor.plan.nodes[node].inputs.len() {
+            let Source::Value(value) = self.executor.plan.nodes[node].inputs[input] else { continue };
+            let Some(receive) = self.executor.plan.values[value].receive else { continue };
+            if self.flights.receive_step(receive) == step && !self.try_take(receive)? {
+                return Ok(false);
+            }
+        }
+        self.run_node(step, node)?;
+        Ok(true)
+    }
+
+    /// Looks for a receive once.
+    fn try_take(&mut self, receive: usize) -> Result<bool, GraphError> {
+        let (crossing, step) = self.next_of(receive);
+        let receiving = self.executor.sites.receive(crossing);
+        let taken = self.executor.transfers.try_take(crossing, step)?;
+        drop(receiving);
+        match taken {
+            Some(value) => self.arrived(receive, step, value).map(|()| true),
+            None => {
+                self.missing[receive] = true;
+                self.report.missed += 1;
+                Ok(false)
+            }
+        }
+    }
+
+    /// Looks for a receive. If it has not arrived, the waker is woken when it has.
+    fn take_or_wake(&mut self, receive: usize, waker: &Waker) -> Result<bool, GraphError> {
+        let (crossing, step) = self.next_of(receive);
+        let receiving = self.executor.sites.receive(crossing);
+        let taken = self.executor.transfers.poll_take(crossing, step, &mut Context::from_waker(waker));
+        drop(receiving);
+        match taken {
+            Poll::Ready(value) => {
+                // In the mode polling-async, the receive stands in the queue while the thread sleeps.
+                self.queue.retain(|entry| !matches!(entry, Entry::Receive(other) if *other == receive));
+                self.arrived(receive, step, value?).map(|()| true)
+            }
+            Poll::Pending => {
+                self.missing[receive] = true;
+                self.report.missed += 1;
+                Ok(false)
+            }
+        }
+    }
+
+    fn next_of(&self, receive: usize) -> (CrossingId, u64) {
+        (self.executor.plan.receives[receive].crossing, self.flights.receive_step(receive))
+    }
+
+    fn arrived(&mut self, receive: usize, step: u64, value: V) -> Result<(), GraphError> {
+        self.went_on();
+        self.report.received += 1;
+        self.missing[receive] = false;
+        let planned = &self.executor.plan.receives[receive];
+        let (crossing, place) = (planned.crossing, planned.value);
+        let value = if self.work == Work::Replay {
+            None
+        } else {
+            let seen = self.program.crossed(Direction::Received, crossing, step, &value);
+            seen.map_err(|source| self.transfer_error(crossing, step, source))?;
+            Some(value)
+        };
+        let ready = self.flights.put(&self.executor.plan, step, place, value);
+        self.ready(ready);
+        if self.flights.arrived(step, receive) {
+            self.due(receive);
+        }
+        Ok(())
+    }
+
+    fn run_node(&mut self, step: u64, node: usize) -> Result<(), GraphError> {
+        self.report.ran += 1;
+        self.report.ran_while_outstanding += u64::from(self.missing.contains(&true));
+        let mut outputs = Vec::new();
+        if self.work == Work::Replay {
+            self.replay_sends(step, node)?;
+        } else {
+            outputs = self.compute(step, node)?;
+            self.begin_sends(step, node, &outputs)?;
+            self.give_results(step, node, &outputs)?;
+        }
+        let planned = &self.executor.plan.nodes[node];
+        let (first, count) = (planned.first_value, planned.outputs);
+        let mut outputs = outputs.into_iter();
+        for value in first..first + count {
+            let ready = self.flights.put(&self.executor.plan, step, value, outputs.next());
+            self.ready(ready);
+        }
+        let again = self.flights.ran(step, node);
+        self.ready(again);
+        self.went_on();
+        Ok(())
+    }
+
+    fn compute(&mut self, step: u64, node: usize) -> Result<Vec<V>, GraphError> {
+        let Executor { plan, kernels, constants, sites, .. } = &mut *self.executor;
+        let inputs = self.flights.inputs(plan, step, node, constants);
+        let planned = &plan.nodes[node];
+        compute::outputs(planned, || {
+            let _scope = sites.enter(planned.id);
+            match &mut kernels[node] {
+                Some(kernel) => kernel.run(step, inputs),
+                None => self.program.feed(step, planned.id).map(|value| vec![value]),
+            }
+        })
+    }
+
+    /// Begins the sends of a node.
+    fn begin_sends(&mut self, step: u64, node: usize, outputs: &[V]) -> Result<(), GraphError> {
+        let mut shared: Option<(usize, Tensor)> = None;
+        for send in 0..self.executor.plan.nodes[node].sends.len() {
+            let (output, crossing) = self.executor.plan.nodes[node].sends[send];
+            let seen = self.program.crossed(Direction::Sent, crossing, step, &outputs[output]);
+            seen.map_err(|source| self.transfer_error(crossing, step, source))?;
+            let tensor = match shared.take() {
+                Some((of, tensor)) if of == output => tensor,
+                _ => outputs[output].share().map_err(|source| self.transfer_error(crossing, step, source))?,
+            };
+            self.executor.sites.crossed(crossing, &tensor);
+            if self.work == Work::ComputeAndKeep && step + 1 == self.steps.end {
+                self.executor.kept[crossing.0] = Some(tensor.clone());
+            }
+            self.begin(crossing, step, tensor.clone())?;
+            shared = Some((output, tensor));
+        }
+        Ok(())
+    }
+
+    /// Begins the sends of a node with the tensors of an earlier run.
+    fn replay_sends(&mut self, step: u64, node: usize) -> Result<(), GraphError> {
+        for send in 0..self.executor.plan.nodes[node].sends.len() {
+            let (_, crossing) = self.executor.plan.nodes[node].sends[send];
+            let Some(tensor) = self.executor.kept[crossing.0].clone() else {
+                let reason = "a replay needs a run with `Work::ComputeAndKeep` before it".to_owned();
+                return Err(GraphError::Setting { setting: "work", reason });
+            };
+            self.begin(crossing, step, tensor)?;
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, crossing: CrossingId, step: u64, tensor: Tensor) -> Result<(), GraphError> {
+        if self.sends.start(&mut *self.executor.transfers, crossing, step, tensor)? {
+            self.flights.began(step);
+        } else {
+            self.report.busy += 1;
+        }
+        Ok(())
+    }
+
+    fn give_results(&mut self, step: u64, node: usize, outputs: &[V]) -> Result<(), GraphError> {
+        let planned = &self.executor.plan.nodes[node];
+        for (output, outlet) in &planned.results {
+            let result = self.program.result(step, *outlet, outputs[*output].clone());
+            result.map_err(|source| compute::failed(&planned.name, "result", source))?;
+        }
+        Ok(())
+    }
+
+    fn went_on(&mut self) {
+        self.progressed = Instant::now();
+        self.misses = 0;
+    }
+
+    /// Looks on for a moment, then sleeps until something arrives, a send can begin, or it is time to look at the clock.
+    fn idle(&mut self) -> Result<(), GraphError> {
+        self.misses = 0;
+        let quiet = self.check_deadline()?;
+        if quiet < self.executor.settings.spin {
+            thread::yield_now();
+            return Ok(());
+        }
+        self.alarm.set();
+        let waker = self.waker.clone();
+        if self.executor.settings.receive == ReceiveMode::Callback {
+            if self.alarm.has_arrivals() {
+                return Ok(());
+            }
+        } else {
+            for receive in 0..self.missing.len() {
+                if self.missing[receive] && self.take_or_wake(receive, &waker)? {
+                    return Ok(());
+                }
+            }
+        }
+        let mut context = Context::from_waker(&waker);
+        if !self.sends.can_begin(&mut *self.executor.transfers, &mut context)? {
+            self.sleep(quiet);
+        }
+        Ok(())
+    }
+
+    /// Returns how long nothing has gone on.
+    fn check_deadline(&self) -> Result<Duration, GraphError> {
+        let quiet = self.progressed.elapsed();
+        let deadline = self.executor.settings.deadline;
+        if quiet < deadline {
+            return Ok(quiet);
+        }
+        let late = self.flights.outstanding().into_iter().find(|(_, receive)| self.missing[*receive]);
+        let crossings = self.executor.placements.crossings();
+        let (waits_for, peer) = match (late, self.sends.oldest()) {
+            (Some((step, receive)), _) => {
+                let crossing = &crossings[self.executor.plan.receives[receive].crossing.0];
+                (format!("crossing tensor {} of step {step} has not arrived", crossing.name), crossing.from)
+            }
+            (None, Some((step, crossing))) => {
+                let crossing = &crossings[crossing.0];
+                let text = format!("crossing tensor {} of step {step} finds no free buffer", crossing.name);
+                (text, crossing.to)
+            }
+            (None, None) => ("sends are not over".to_owned(), self.executor.part()),
+        };
+        Err(GraphError::Deadline { waits_for, peer: peer.0, seconds: deadline.as_secs_f64() })
+    }
+
+    fn sleep(&mut self, quiet: Duration) {
+        self.report.slept += 1;
+        let left = self.executor.settings.deadline.saturating_sub(quiet);
+        self.alarm.sleep(left.min(LONGEST_SLEEP));
+    }
+
+    /// Waits until the peers have taken what this part has sent.
+    fn flush(&mut self) -> Result<(), GraphError> {
+        self.went_on();
+        let waker = self.waker.clone();
+        loop {
+            self.check_stop()?;
+            self.alarm.set();
+            let flushed = self.executor.transfers.poll_flushed(&mut Context::from_waker(&waker));
+            if let Poll::Ready(flushed) = flushed {
+                return flushed;
+            }
+            let quiet = self.check_deadline()?;
+            self.sleep(quiet);
+        }
+    }
+
+    fn transfer_error(&self, crossing: CrossingId, step: u64, source: KernelError) -> GraphError {
+        let crossing = &self.executor.placements.crossings()[crossing.0];
+        let peer = if crossing.from == self.executor.part() { crossing.to } else { crossing.from };
+        GraphError::Transfer { crossing: crossing.name.clone(), step, peer: peer.0, source }
+    }
+}

@@ -1,0 +1,173 @@
+//! Failures: each is a named error, and all parts end.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use super::support::{Graph, Kernels, Numbers, run_all, sum};
+use crate::GraphError;
+use crate::dataflow::KernelError;
+use crate::placement::Part;
+use crate::schedule::{Executor, InMemory, ReceiveMode, Settings, Work};
+use crate::sites::NodeSites;
+
+fn settings(receive: ReceiveMode) -> Settings {
+    Settings { receive, window: 2, deadline: Duration::from_secs(20), ..Settings::default() }
+}
+
+/// Makes three parts in a ring: part 1 computes with `kernel`, and part 0 waits for part 2.
+fn ring(
+    receive: ReceiveMode,
+    kernel: impl FnMut(u64, Vec<Numbers>) -> Result<Vec<Numbers>, KernelError> + Send + 'static,
+) -> Vec<Executor<Numbers>> {
+    let mut graph = Graph::default();
+    let input = graph.input("input", 0);
+    let middle = graph.node_with("middle", 1, &[input], kernel);
+    let last = graph.sum("last", 2, &[middle]);
+    let back = graph.sum("back", 0, &[last]);
+    graph.result(back);
+    let split = graph.split();
+    let transfers = InMemory::parts(&split.placements, 2).unwrap();
+    split.executors(transfers, &settings(receive))
+}
+
+fn nothing(_: u64, _: crate::dataflow::NodeId) -> Result<Numbers, KernelError> {
+    Err("there is nothing to feed".into())
+}
+
+#[test]
+fn an_error_of_a_kernel_ends_all_parts() {
+    for mode in ReceiveMode::ALL {
+        let fails = |step, inputs| if step == 3 { Err("no more".into()) } else { sum(step, inputs) };
+        let mut executors = ring(mode, fails);
+        let errors: Vec<_> =
+            run_all(&mut executors, 6).into_iter().map(|(report, _)| report.unwrap_err()).collect();
+        assert!(matches!(&errors[1], GraphError::Kernel { node, .. } if node == "middle"), "{:?}", errors[1]);
+        for part in [0, 2] {
+            let GraphError::PeerFailed { peer: 1, reason } = &errors[part] else {
+                panic!("{:?}", errors[part])
+            };
+            assert_eq!(reason, "node middle (Test) failed: no more", "{mode}");
+        }
+        let again = executors[1].run(10..11, Work::Compute, &mut nothing);
+        assert!(matches!(again, Err(GraphError::Failed)), "{again:?}");
+    }
+}
+
+#[test]
+fn a_kernel_that_panics_is_an_error() {
+    let mut executors = ring(ReceiveMode::PollingAsync, |_, _| panic!("index {} is out of bounds", 7));
+    let errors: Vec<_> = run_all(&mut executors, 1).into_iter().map(|it| it.0.unwrap_err()).collect();
+    let GraphError::PeerFailed { reason, .. } = &errors[0] else { panic!("{:?}", errors[0]) };
+    assert_eq!(reason, "node middle (Test) failed: it panicked: index 7 is out of bounds");
+}
+
+#[test]
+fn a_wrong_number_of_outputs_is_an_error() {
+    let mut executors =
+        ring(ReceiveMode::PollingAsync, |_, _| Ok(vec![Numbers::of(&[1]), Numbers::of(&[2])]));
+    let error = run_all(&mut executors, 1).remove(0).0.unwrap_err().to_string();
+    assert!(error.ends_with("node middle (Test) failed: it returned 2 outputs instead of 1"), "{error}");
+}
+
+#[test]
+fn an_input_that_is_not_fed_is_an_error() {
+    let mut executors = ring(ReceiveMode::PollingAsync, sum);
+    let error = executors[0].run(0..1, Work::Compute, &mut nothing).unwrap_err();
+    assert!(matches!(&error, GraphError::Kernel { node, .. } if node == "input"), "{error}");
+}
+
+#[test]
+fn a_part_that_is_gone_ends_the_others() {
+    for mode in ReceiveMode::ALL {
+        let mut executors = ring(mode, sum);
+        let last = executors.pop().unwrap();
+        let gone = thread::spawn(move || drop(last));
+        for (part, (report, _)) in run_all(&mut executors, 6).into_iter().enumerate() {
+            let error = report.unwrap_err();
+            let named =
+                matches!(&error, GraphError::PeerLost { peer: 2, .. } | GraphError::PeerFailed { .. });
+            assert!(named, "{mode}, part {part}: {error:?}");
+        }
+        gone.join().unwrap();
+    }
+}
+
+#[test]
+fn a_deadline_names_the_tensor_and_the_part_that_it_comes_from() {
+    for mode in ReceiveMode::ALL {
+        // Part 1 and part 2 never run.
+        let mut executors = ring(mode, sum);
+        executors[0].settings_mut().deadline = Duration::from_millis(50);
+        let mut feed = |_, _| Ok(Numbers::of(&[1]));
+        let error = executors[0].run(0..2, Work::Compute, &mut feed).unwrap_err();
+        assert!(matches!(error, GraphError::Deadline { peer: 2, .. }), "{mode}: {error}");
+        assert!(error.to_string().contains("crossing tensor last to part 0 of step 0"), "{mode}: {error}");
+        // The others learn of it.
+        let error = executors[1].run(0..2, Work::Compute, &mut feed).unwrap_err();
+        assert!(matches!(error, GraphError::PeerFailed { peer: 0, .. }), "{mode}: {error}");
+    }
+}
+
+#[test]
+fn a_send_that_finds_no_buffer_until_the_deadline_is_an_error() {
+    let mut graph = Graph::default();
+    let sent = graph.sum("sent", 0, &[]);
+    graph.sum("taken", 1, &[sent]);
+    let split = graph.split();
+    let transfers = InMemory::parts(&split.placements, 1).unwrap();
+    let mut executors = split.executors(transfers, &settings(ReceiveMode::PollingAsync));
+    executors[0].settings_mut().deadline = Duration::from_millis(50);
+    let error = executors[0].run(0..3, Work::Compute, &mut nothing).unwrap_err();
+    assert!(matches!(error, GraphError::Deadline { peer: 1, .. }), "{error}");
+    assert!(error.to_string().contains("sent to part 1 of step 1 finds no free buffer"), "{error}");
+}
+
+#[test]
+fn a_run_that_is_stopped_ends_all_parts() {
+    for mode in ReceiveMode::ALL {
+        let mut executors = ring(mode, sum);
+        let stop = executors[1].stop_handle();
+        // Part 0 does not run, so that part 1 waits.
+        let mut waiting = executors.split_off(1);
+        let stopper = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(20));
+            stop.stop();
+        });
+        let errors: Vec<_> = run_all(&mut waiting, 2).into_iter().map(|it| it.0.unwrap_err()).collect();
+        assert!(matches!(errors[0], GraphError::Stopped), "{mode}: {:?}", errors[0]);
+        assert!(matches!(errors[1], GraphError::PeerFailed { peer: 1, .. }), "{mode}: {:?}", errors[1]);
+        stopper.join().unwrap();
+    }
+}
+
+#[test]
+fn bad_settings_are_named() {
+    let mut executors = ring(ReceiveMode::PollingAsync, sum);
+    let mut feed = |_, _| Ok(Numbers::of(&[1]));
+    executors[0].settings_mut().window = 0;
+    let error = executors[0].run(0..1, Work::Compute, &mut feed).unwrap_err();
+    assert!(error.to_string().starts_with("window: "), "{error}");
+    executors[0].settings_mut().window = 1;
+    let error = executors[0].run(0..1, Work::Replay, &mut feed).unwrap_err();
+    assert!(error.to_string().contains("ComputeAndKeep"), "{error}");
+    let mut executors = ring(ReceiveMode::PollingAsync, sum);
+    executors[0].run(4..4, Work::Compute, &mut feed).unwrap();
+    let error = executors[0].run(3..5, Work::Compute, &mut feed).unwrap_err();
+    assert!(error.to_string().contains("all steps before 4"), "{error}");
+    assert_eq!("polling-async".parse(), Ok(ReceiveMode::PollingAsync));
+    assert!("polling".parse::<ReceiveMode>().unwrap_err().contains("polling-async, blocking or callback"));
+}
+
+#[test]
+fn a_missing_kernel_is_named() {
+    let mut graph = Graph::default();
+    graph.sum("lonely", 0, &[]);
+    let split = graph.split();
+    let transfers = InMemory::parts::<Numbers>(&split.placements, 1).unwrap().remove(0);
+    let sites = Arc::new(NodeSites::untraced(&split.graph));
+    let settings = Settings::default();
+    let made =
+        Executor::new(split.graph, split.placements, Part(0), Kernels::new(), transfers, sites, settings);
+    assert_eq!(made.unwrap_err().to_string(), "node lonely: it has no kernel in part 0");
+}

@@ -1,0 +1,6 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod failures;
+mod order;
+mod random;
+mod support;
