@@ -130,3 +130,6 @@ impl Model {
         Some(OutletId::new(*self.nodes.get(outlet.node.0)?, outlet.output))
     }
 }
+
+#[cfg(test)]
+mod tests;
