@@ -47,6 +47,7 @@ pub(super) struct PlannedNode {
 #[derive(Debug)]
 pub(super) struct PlannedReceive {
     pub(super) crossing: CrossingId,
+    pub(super) producer: NodeId,
     pub(super) value: usize,
 }
 
@@ -129,7 +130,8 @@ impl<'a> Planner<'a> {
                 return Err(GraphError::Node { node, reason });
             }
             self.plan.values.push(PlannedValue { consumers: Vec::new(), receive: Some(receive) });
-            self.plan.receives.push(PlannedReceive { crossing: crossing.id, value });
+            let (crossing, producer) = (crossing.id, crossing.outlet.node);
+            self.plan.receives.push(PlannedReceive { crossing, producer, value });
         }
         Ok(())
     }

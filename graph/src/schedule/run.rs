@@ -18,6 +18,7 @@ use super::program::{Direction, Program};
 use super::report::{Report, StepTime};
 use super::sends::Sends;
 use super::settings::{ReceiveMode, Work};
+use super::transfers::Transfers;
 use crate::dataflow::{KernelError, Value};
 use crate::error::GraphError;
 use crate::placement::CrossingId;
@@ -49,6 +50,8 @@ pub(super) struct Run<'a, V> {
     began: Instant,
     /// When something went on last.
     progressed: Instant,
+    /// Whether the last sleep ended without a ring.
+    timed_out: bool,
 }
 
 /// What stands in the queue.
@@ -94,6 +97,7 @@ impl<'a, V: Value> Run<'a, V> {
             report: Report::default(),
             began: now,
             progressed: now,
+            timed_out: false,
         }
     }
 
@@ -141,6 +145,7 @@ impl<'a, V: Value> Run<'a, V> {
         if self.sends.oldest().is_some() {
             for step in self.sends.retry(&mut *self.executor.transfers)? {
                 self.flights.began(step);
+                self.check_late();
                 self.went_on();
             }
         }
@@ -229,7 +234,7 @@ impl<'a, V: Value> Run<'a, V> {
     /// Looks for a receive once.
     fn try_take(&mut self, receive: usize) -> Result<bool, GraphError> {
         let (crossing, step) = self.next_of(receive);
-        match self.executor.transfers.try_take(crossing, step)? {
+        match self.in_scope(receive, |transfers| transfers.try_take(crossing, step))? {
             Some(value) => self.arrived(receive, step, value).map(|()| true),
             None => {
                 self.missing[receive] = true;
@@ -242,7 +247,8 @@ impl<'a, V: Value> Run<'a, V> {
     /// Looks for a receive. If it has not arrived, the waker is woken when it has.
     fn take_or_wake(&mut self, receive: usize, waker: &Waker) -> Result<bool, GraphError> {
         let (crossing, step) = self.next_of(receive);
-        match self.executor.transfers.poll_take(crossing, step, &mut Context::from_waker(waker)) {
+        let mut context = Context::from_waker(waker);
+        match self.in_scope(receive, |transfers| transfers.poll_take(crossing, step, &mut context)) {
             Poll::Ready(value) => {
                 // In the mode polling-async, the receive stands in the queue while the thread sleeps.
                 self.queue.retain(|entry| !matches!(entry, Entry::Receive(other) if *other == receive));
@@ -256,11 +262,19 @@ impl<'a, V: Value> Run<'a, V> {
         }
     }
 
+    /// Looks at the transfers in the scope of the producer, which runs in another part. If a node of this part passes the tensor on, the
+    /// memory of the tensor that arrived has a site.
+    fn in_scope<R>(&mut self, receive: usize, look: impl FnOnce(&mut dyn Transfers<V>) -> R) -> R {
+        let _scope = self.executor.sites.enter(self.executor.plan.receives[receive].producer);
+        look(&mut *self.executor.transfers)
+    }
+
     fn next_of(&self, receive: usize) -> (CrossingId, u64) {
         (self.executor.plan.receives[receive].crossing, self.flights.receive_step(receive))
     }
 
     fn arrived(&mut self, receive: usize, step: u64, value: V) -> Result<(), GraphError> {
+        self.check_late();
         self.went_on();
         self.report.received += 1;
         self.missing[receive] = false;
@@ -430,7 +444,13 @@ impl<'a, V: Value> Run<'a, V> {
     fn sleep(&mut self, quiet: Duration) {
         self.report.slept += 1;
         let left = self.executor.settings.deadline.saturating_sub(quiet);
-        self.alarm.sleep(left.min(LONGEST_SLEEP));
+        self.timed_out = !self.alarm.sleep(left.min(LONGEST_SLEEP));
+    }
+
+    /// Counts what a sleep found that a timer ended, and for which no waker has been woken since.
+    fn check_late(&mut self) {
+        self.report.late += u64::from(self.timed_out && !self.alarm.has_rung());
+        self.timed_out = false;
     }
 
     /// Waits until the peers have taken what this part has sent.
@@ -442,6 +462,7 @@ impl<'a, V: Value> Run<'a, V> {
             self.alarm.set();
             let flushed = self.executor.transfers.poll_flushed(&mut Context::from_waker(&waker));
             if let Poll::Ready(flushed) = flushed {
+                self.check_late();
                 return flushed;
             }
             let quiet = self.check_deadline()?;
