@@ -41,7 +41,7 @@ pub fn of_book(prefix: &str) -> Vec<Page> {
 
 /// Returns the sources of the packages and of the command, without the sources of tests.
 pub fn sources() -> Vec<(PathBuf, String)> {
-    let files = ["src", "collective/src", "tensor/src", "verbs/src", "cli/src"]
+    let files = ["src", "collective/src", "graph/src", "tensor/src", "verbs/src", "cli/src"]
         .into_iter()
         .flat_map(|folder| files_of(&root().join(folder), "rs"));
     let is_test = |path: &PathBuf| path.components().any(|part| part.as_os_str() == "tests");

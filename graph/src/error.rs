@@ -117,6 +117,70 @@ pub enum GraphError {
         /// The deadline, in seconds.
         seconds: f64,
     },
+    /// A process can't listen for other parts.
+    #[error(
+        "can't listen on {address} for the other parts; no other program may use the port, and this host must have the address"
+    )]
+    Listen {
+        /// The address.
+        address: String,
+        /// The error of the system.
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// Another part runs something else.
+    #[error(
+        "part {peer} at {address} runs something else, these differ: {what}; start all parts with the same model, partition and settings"
+    )]
+    Differs {
+        /// The number of the other part.
+        peer: usize,
+        /// Where the part listens.
+        address: String,
+        /// What differs.
+        what: String,
+    },
+    /// Another part speaks another version of the calls between parts.
+    #[error(
+        "part {peer} at {address} speaks version {theirs} of the calls between parts, and this part version {ours}; start the same program on all hosts"
+    )]
+    Version {
+        /// The number of the other part.
+        peer: usize,
+        /// Where the part listens.
+        address: String,
+        /// The version of this part.
+        ours: u32,
+        /// The version of the other part.
+        theirs: u32,
+    },
+    /// Another part did not come in time.
+    #[error(
+        "part {peer} at {address} is not connected after {seconds} s: {reason}; start all parts, and check that the address is right"
+    )]
+    Unreachable {
+        /// The number of the other part.
+        peer: usize,
+        /// Where the part was called.
+        address: String,
+        /// The time limit, in seconds.
+        seconds: f64,
+        /// What was seen last.
+        reason: String,
+    },
+    /// A mode needs RDMA, and there is none to another part.
+    #[error(
+        "mode {mode} needs RDMA to part {peer} at {address}, and there is none; use grpc-tcp, or see `tonic-rdma devices` on both hosts"
+    )]
+    NoRdma {
+        /// The mode.
+        mode: String,
+        /// The number of the other part.
+        peer: usize,
+        /// Where the part listens.
+        address: String,
+        /// The reason.
+        source: Box<dyn Error + Send + Sync>,
+    },
     /// The connection to another part has ended.
     #[error("part {peer} is gone")]
     PeerLost {

@@ -25,6 +25,8 @@ pub mod onnx;
 pub mod partition;
 pub mod placement;
 pub mod schedule;
+pub mod session;
 pub mod sites;
+pub mod transfer;
 
 pub use error::GraphError;

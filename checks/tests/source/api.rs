@@ -1,4 +1,4 @@
-//! Compares the public API of the published crates with the files in `checks/api`, and limits the number of public items.
+//! Compares the public API of the libraries with the files in `checks/api`, and limits the number of public items.
 //!
 //! After an intended change: `UPDATE_API=1 cargo test -p tonic-rdma-checks --test source api`, and commit the files.
 
@@ -10,10 +10,11 @@ use tonic_rdma_checks::{read, root};
 
 use crate::model::{Kind, Package, PublicItem, Target, public_items};
 
-/// The published crates: name, folder of the sources, and the types that macros define.
+/// The libraries: name, folder of the sources, and the types that macros define.
 pub(crate) const PUBLISHED: &[(&str, &str, &[&str])] = &[
     ("tonic_rdma", "src", &["CounterSnapshot"]),
     ("tonic_rdma_collective", "collective/src", &[]),
+    ("tonic_rdma_graph", "graph/src", &[]),
     ("tonic_rdma_tensor", "tensor/src", &[]),
     ("tonic_rdma_verbs", "verbs/src", &[]),
 ];

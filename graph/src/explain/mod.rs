@@ -7,58 +7,166 @@
 //!
 //! This module counts nothing itself.
 
+mod report;
 #[cfg(test)]
 mod tests;
+mod text;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-use crate::placement::CrossingId;
-use crate::sites::{NodeSites, SeenCrossing};
+use crate::dataflow::{NodeId, Topology};
+use crate::placement::{Crossing, Placement, Placements};
+use crate::sites::{Allocating, Site};
 
-/// How a sender has sent its tensors.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sent {
-    /// The number of tensors that the device took from their own memory.
-    pub in_place: u64,
-    /// The number of tensors that were copied into registered memory first, or into a message.
+pub use report::{SenderReport, Sent};
+
+/// All crossing tensors of a split graph. Its text has a paragraph for each.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Explanation {
+    /// The crossing tensors, by number.
+    pub tensors: Vec<ExplainedTensor>,
+}
+
+/// A crossing tensor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ExplainedTensor {
+    /// The name of the crossing tensor.
+    pub name: String,
+    /// The node whose output crosses, with its operation.
+    pub producer: String,
+    /// The part of the producer.
+    pub from: usize,
+    /// The nodes of the other part that need the tensor.
+    pub consumers: Vec<String>,
+    /// The part of the consumers.
+    pub to: usize,
+    /// Type and shape, such as `float32[N, 3]`.
+    pub shape: String,
+    /// The number of bytes, for a dynamic tensor those of the latest one. `None` if none was sent.
+    pub bytes: Option<u64>,
+    /// `static` or `dynamic`.
+    pub placement: &'static str,
+    /// Why the tensor is placed so.
+    pub why: String,
+    /// The allocation site, in words. `None` if the process of the sender has not reported.
+    pub site: Option<String>,
+    /// The number of tensors that were sent in the first step, and how many of them the sender copied.
+    pub first_step: Option<Copies>,
+    /// The same for all later steps together.
+    pub later_steps: Option<Copies>,
+    /// How many tensors the sender copied after the first step. `None` if there were no later steps, or the process of the sender has not
+    /// reported.
+    pub sender_copies: Option<u64>,
+}
+
+/// How many of the sent tensors the sender copied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Copies {
+    /// All tensors.
+    pub tensors: u64,
+    /// Tensors that the sender copied into registered memory or into a message.
     pub copied: u64,
-    /// The number of tensors that travelled within the request itself, because they are small.
+    /// Small tensors that travelled within the request itself.
     pub inline: u64,
 }
 
-/// What a process counted for a crossing tensor that it sends. It travels to the process that explains.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SenderReport {
-    /// The number of the crossing tensor.
-    pub crossing: usize,
-    /// Its memory.
-    pub seen: SeenCrossing,
-    /// How it was sent in the first step.
-    pub first_step: Sent,
-    /// How it was sent in all later steps.
-    pub later: Sent,
+impl Explanation {
+    /// Explains the crossing tensors of a split graph. A tensor without a report of its sender is explained as far as it is known before
+    /// the first step. If a tensor has several reports, the last one counts.
+    ///
+    /// ```
+    /// use tonic_rdma_graph::dataflow::{Fact, Node, NodeId, Outlet, Role, Topology};
+    /// use tonic_rdma_graph::explain::Explanation;
+    /// use tonic_rdma_graph::partition::balanced;
+    /// use tonic_rdma_graph::placement::analyse;
+    /// use tonic_rdma_tensor::Dtype;
+    ///
+    /// let mut graph = Topology::new();
+    /// for (name, role) in [("image", Role::Input), ("conv", Role::Compute), ("relu", Role::Compute)] {
+    ///     let inputs = graph.len().checked_sub(1).map(|node| Outlet { node: NodeId(node), output: 0 });
+    ///     graph.add(Node {
+    ///         name: name.to_owned(),
+    ///         kind: "Example".to_owned(),
+    ///         role,
+    ///         inputs: inputs.into_iter().collect(),
+    ///         outputs: vec![Fact::known(Dtype::F32, &[1, 3, 8, 8])],
+    ///         work: 100,
+    ///         stays: false,
+    ///     })?;
+    /// }
+    /// let placements = analyse(&graph, &balanced(&graph, 2)?)?;
+    /// let explanation = Explanation::new(&graph, &placements, &[]);
+    /// assert_eq!(explanation.tensors[0].name, "conv to part 1");
+    /// assert!(explanation.to_string().contains("static: all dimensions are known"));
+    /// # Ok::<(), tonic_rdma_graph::GraphError>(())
+    /// ```
+    pub fn new(graph: &Topology, placements: &Placements, reports: &[SenderReport]) -> Self {
+        let tensors = placements.crossings().iter().map(|crossing| {
+            let report = reports.iter().rev().find(|report| report.crossing == crossing.id.0);
+            explain(graph, placements, crossing, report)
+        });
+        Self { tensors: tensors.collect() }
+    }
 }
 
-impl SenderReport {
-    /// Makes the report of a crossing tensor from the counts of its sender after the first step and at the end.
-    ///
-    /// ```
-    /// use tonic_rdma_graph::dataflow::Topology;
-    /// use tonic_rdma_graph::explain::{SenderReport, Sent};
-    /// use tonic_rdma_graph::placement::CrossingId;
-    /// use tonic_rdma_graph::sites::NodeSites;
-    ///
-    /// let sites = NodeSites::untraced(&Topology::new());
-    /// let (first, all) = (Sent { copied: 1, ..Sent::default() }, Sent { copied: 1, in_place: 9, inline: 0 });
-    /// let report = SenderReport::new(CrossingId(0), &sites, first, all);
-    /// assert_eq!(report.later, Sent { in_place: 9, ..Sent::default() });
-    /// ```
-    pub fn new(crossing: CrossingId, sites: &NodeSites, first_step: Sent, all: Sent) -> Self {
-        let later = Sent {
-            in_place: all.in_place.saturating_sub(first_step.in_place),
-            copied: all.copied.saturating_sub(first_step.copied),
-            inline: all.inline.saturating_sub(first_step.inline),
-        };
-        Self { crossing: crossing.0, seen: sites.seen(crossing), first_step, later }
+fn explain(
+    graph: &Topology,
+    placements: &Placements,
+    crossing: &Crossing,
+    report: Option<&SenderReport>,
+) -> ExplainedTensor {
+    let (placement, why, known) = match &crossing.placement {
+        Placement::Static(spec) => ("static", "all dimensions are known".to_owned(), spec.bytes()),
+        Placement::Dynamic { why } => ("dynamic", why.clone(), None),
+    };
+    let seen = report.map(|report| report.seen).filter(|seen| seen.tensors > 0);
+    let later = report.map(|report| Copies::from(report.later));
+    ExplainedTensor {
+        name: crossing.name.clone(),
+        producer: node(graph, crossing.outlet.node),
+        from: crossing.from.0,
+        consumers: crossing.consumers.iter().map(|consumer| node(graph, *consumer)).collect(),
+        to: crossing.to.0,
+        shape: graph.fact(crossing.outlet).map(ToString::to_string).unwrap_or_default(),
+        bytes: known.or(seen.map(|seen| seen.bytes)),
+        placement,
+        why,
+        site: report.map(|report| site(graph, placements, report)),
+        first_step: report.map(|report| Copies::from(report.first_step)),
+        later_steps: later,
+        sender_copies: later.filter(|later| later.tensors > 0).map(|later| later.copied),
+    }
+}
+
+/// Returns the name of a node with its operation.
+fn node(graph: &Topology, id: NodeId) -> String {
+    match graph.node(id) {
+        Some(node) => format!("{} ({})", node.name, node.kind),
+        None => format!("node {}", id.0),
+    }
+}
+
+fn site(graph: &Topology, placements: &Placements, report: &SenderReport) -> String {
+    match report.seen.site {
+        Some(Site { allocating: Allocating::Node(id), ordinal }) => {
+            format!("allocation {ordinal} of node {}", node(graph, NodeId(id)))
+        }
+        Some(Site { allocating: Allocating::Receive(id), ordinal }) => {
+            let received = placements.crossings().get(id).map_or("?", |crossing| crossing.name.as_str());
+            format!("allocation {ordinal} of the receive of {received}")
+        }
+        None if !report.traced => {
+            "not known, because the global allocator of the program does not trace".to_owned()
+        }
+        None if report.seen.tensors == 0 => "not known, because no tensor was sent".to_owned(),
+        None if report.seen.registered > 0 => "no node; the program allocated registered memory".to_owned(),
+        None => "no node: the tensor is small, or was allocated before the first step".to_owned(),
+    }
+}
+
+impl From<Sent> for Copies {
+    fn from(sent: Sent) -> Self {
+        let tensors = sent.in_place + sent.copied + sent.inline;
+        Self { tensors, copied: sent.copied, inline: sent.inline }
     }
 }

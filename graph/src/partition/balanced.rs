@@ -56,6 +56,31 @@ pub fn balanced(graph: &Topology, parts: usize) -> Result<Partition, GraphError>
 
 /// Makes a partition as [`balanced`] does, with a slack of `percent`.
 ///
+/// ```
+/// use tonic_rdma_graph::partition::balanced_within;
+///
+/// # use tonic_rdma_graph::dataflow::{Fact, Node, NodeId, Outlet, Role, Topology};
+/// # use tonic_rdma_graph::placement::Part;
+/// # use tonic_rdma_tensor::Dtype;
+/// # let mut graph = Topology::new();
+/// # for name in ["input", "conv", "relu", "head"] {
+/// #     let inputs = graph.len().checked_sub(1).map(|node| Outlet { node: NodeId(node), output: 0 });
+/// #     graph.add(Node {
+/// #         name: name.to_owned(),
+/// #         kind: "Example".to_owned(),
+/// #         role: if inputs.is_none() { Role::Input } else { Role::Compute },
+/// #         inputs: inputs.into_iter().collect(),
+/// #         outputs: vec![Fact::known(Dtype::F32, &[8])],
+/// #         work: 100,
+/// #         stays: false,
+/// #     })?;
+/// # }
+/// // input ─▶ conv ─▶ relu ─▶ head, with the same work in all nodes
+/// let partition = balanced_within(&graph, 3, 0)?;
+/// assert_eq!(partition.parts(), [0, 0, 1, 2].map(Part));
+/// # Ok::<(), tonic_rdma_graph::GraphError>(())
+/// ```
+///
 /// # Errors
 /// The graph can't be split into as many parts.
 pub fn balanced_within(graph: &Topology, parts: usize, percent: u32) -> Result<Partition, GraphError> {
@@ -70,13 +95,16 @@ pub(super) fn search(
     all: usize,
 ) -> Result<Partition, GraphError> {
     let groups = Groups::of(graph);
-    if parts == 0 || parts > groups.len().max(1) {
-        return Err(GraphError::Parts { parts, most: groups.len().max(1) });
+    let most = groups.len().max(1);
+    if parts == 0 || parts > most {
+        return Err(GraphError::Parts { parts, most });
+    }
+    if parts == 1 {
+        return Partition::new(graph, 1, vec![Part(0); graph.len()]);
     }
     let beginnings =
         all_beginnings(&groups, all).unwrap_or_else(|| of_orders(&groups, OF_AN_ORDER.max(2 * parts)));
-    let chain = best_chain(&groups, &beginnings, parts, percent)
-        .ok_or(GraphError::Parts { parts, most: groups.len().max(1) })?;
+    let chain = best_chain(&groups, &beginnings, parts, percent).ok_or(GraphError::Parts { parts, most })?;
 
     let mut part_of: Vec<Option<Part>> = vec![None; graph.len()];
     for (group, nodes) in groups.members.iter().enumerate() {

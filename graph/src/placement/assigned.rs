@@ -51,7 +51,7 @@ impl Partition {
         }
         for ((_, node), part) in graph.nodes().zip(&parts) {
             if part.0 >= count {
-                let reason = format!("node {} is in part {part}: the parts are 0 to {count} - 1", node.name);
+                let reason = format!("node {} is in part {part}, and there are {count} parts", node.name);
                 return Err(GraphError::Partition(reason));
             }
         }

@@ -47,7 +47,6 @@ pub(super) struct PlannedNode {
 #[derive(Debug)]
 pub(super) struct PlannedReceive {
     pub(super) crossing: CrossingId,
-    pub(super) producer: NodeId,
     pub(super) value: usize,
 }
 
@@ -130,8 +129,7 @@ impl<'a> Planner<'a> {
                 return Err(GraphError::Node { node, reason });
             }
             self.plan.values.push(PlannedValue { consumers: Vec::new(), receive: Some(receive) });
-            let (crossing, producer) = (crossing.id, crossing.outlet.node);
-            self.plan.receives.push(PlannedReceive { crossing, producer, value });
+            self.plan.receives.push(PlannedReceive { crossing: crossing.id, value });
         }
         Ok(())
     }

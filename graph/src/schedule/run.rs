@@ -18,7 +18,6 @@ use super::program::{Direction, Program};
 use super::report::{Report, StepTime};
 use super::sends::Sends;
 use super::settings::{ReceiveMode, Work};
-use super::transfers::Transfers;
 use crate::dataflow::{KernelError, Value};
 use crate::error::GraphError;
 use crate::placement::CrossingId;
@@ -234,7 +233,10 @@ impl<'a, V: Value> Run<'a, V> {
     /// Looks for a receive once.
     fn try_take(&mut self, receive: usize) -> Result<bool, GraphError> {
         let (crossing, step) = self.next_of(receive);
-        match self.in_scope(receive, |transfers| transfers.try_take(crossing, step))? {
+        let receiving = self.executor.sites.receive(crossing);
+        let taken = self.executor.transfers.try_take(crossing, step)?;
+        drop(receiving);
+        match taken {
             Some(value) => self.arrived(receive, step, value).map(|()| true),
             None => {
                 self.missing[receive] = true;
@@ -247,8 +249,10 @@ impl<'a, V: Value> Run<'a, V> {
     /// Looks for a receive. If it has not arrived, the waker is woken when it has.
     fn take_or_wake(&mut self, receive: usize, waker: &Waker) -> Result<bool, GraphError> {
         let (crossing, step) = self.next_of(receive);
-        let mut context = Context::from_waker(waker);
-        match self.in_scope(receive, |transfers| transfers.poll_take(crossing, step, &mut context)) {
+        let receiving = self.executor.sites.receive(crossing);
+        let taken = self.executor.transfers.poll_take(crossing, step, &mut Context::from_waker(waker));
+        drop(receiving);
+        match taken {
             Poll::Ready(value) => {
                 // In the mode polling-async, the receive stands in the queue while the thread sleeps.
                 self.queue.retain(|entry| !matches!(entry, Entry::Receive(other) if *other == receive));
@@ -260,13 +264,6 @@ impl<'a, V: Value> Run<'a, V> {
                 Ok(false)
             }
         }
-    }
-
-    /// Looks at the transfers in the scope of the producer, which runs in another part. If a node of this part passes the tensor on, the
-    /// memory of the tensor that arrived has a site.
-    fn in_scope<R>(&mut self, receive: usize, look: impl FnOnce(&mut dyn Transfers<V>) -> R) -> R {
-        let _scope = self.executor.sites.enter(self.executor.plan.receives[receive].producer);
-        look(&mut *self.executor.transfers)
     }
 
     fn next_of(&self, receive: usize) -> (CrossingId, u64) {

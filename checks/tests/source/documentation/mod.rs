@@ -1,4 +1,4 @@
-//! Checks the documentation of the published crates: entry points have examples, doc tests compile every example, tables name the
+//! Checks the documentation of the libraries: entry points have examples, doc tests compile every example, tables name the
 //! features and variables of the code, and the documentation of functions begins with a verb.
 
 mod examples;
@@ -55,7 +55,7 @@ const FIRST_CALLS: &[(&str, &[&str])] = &[
 
 /// The items and documentation that the tests check, read once for all tests.
 struct PublicDocs {
-    /// Public items of all published crates.
+    /// Public items of all libraries.
     items: Vec<PublicItem>,
     /// Documentation of the library's first page.
     first_page: String,

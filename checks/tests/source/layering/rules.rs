@@ -26,6 +26,21 @@ const FLOORS: &[(&str, &[(&str, u8)])] = &[
         ],
     ),
     ("tonic_rdma_flight", &[("encode", 0), ("decode", 0), ("client", 1), ("server", 1)]),
+    (
+        "tonic_rdma_graph",
+        &[
+            ("error", 0),
+            ("dataflow", 1),
+            ("placement", 2),
+            ("partition", 3),
+            ("sites", 3),
+            ("onnx", 3),
+            ("schedule", 4),
+            ("transfer", 5),
+            ("explain", 5),
+            ("session", 6),
+        ],
+    ),
     // All other modules of this crate are on the ground floor. They define types, and may import from one another.
     (
         "tonic_rdma_verbs",
@@ -53,6 +68,9 @@ const PURE: &[(&str, &str)] = &[
     ("tonic_rdma_collective", "reduce"),
     ("tonic_rdma_collective", "engine"),
     ("tonic_rdma_collective", "tuner"),
+    ("tonic_rdma_graph", "dataflow"),
+    ("tonic_rdma_graph", "placement"),
+    ("tonic_rdma_graph", "partition"),
 ];
 
 /// Paths, and parts of paths, that pure modules must not use. `Instant` is not among them: callers pass the time.

@@ -1,0 +1,107 @@
+//! What all parts must have in common.
+
+use std::fmt::Write as _;
+
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::dataflow::{Node, Topology};
+use crate::placement::{Crossing, Placements};
+
+/// Hashes of what all parts of a split graph must have in common, each with its name. Parts compare them when they connect.
+///
+/// ```
+/// use tonic_rdma_graph::dataflow::Topology;
+/// use tonic_rdma_graph::placement::Placements;
+/// use tonic_rdma_graph::session::Fingerprint;
+///
+/// fn fingerprint(graph: &Topology, placements: &Placements, seed: u64) -> Fingerprint {
+///     // Beside the graph and its partition, all parts need the same seed.
+///     Fingerprint::of(graph, placements).with("the seed", &seed.to_le_bytes())
+/// }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fingerprint {
+    entries: Vec<(String, u64)>,
+}
+
+impl Fingerprint {
+    /// Computes the fingerprint of a split graph: of its nodes and edges, of the parts, and of the crossing tensors and their placement.
+    /// The order of the nodes counts, because parts call nodes and crossing tensors by their numbers.
+    pub fn of(graph: &Topology, placements: &Placements) -> Self {
+        let mut parts = Xxh3::new();
+        let numbers = placements.partition().parts();
+        numbers.iter().for_each(|part| parts.update(&(part.0 as u64).to_le_bytes()));
+        let entries = vec![
+            ("the graph".to_owned(), hash_of_graph(graph)),
+            ("the partition".to_owned(), parts.digest()),
+            ("the placement of crossing tensors".to_owned(), hash_of_crossings(placements.crossings())),
+        ];
+        Self { entries }
+    }
+
+    /// Adds something else that all parts must have in common. `name` goes into the error message if it differs.
+    pub fn with(mut self, name: &str, content: &[u8]) -> Self {
+        self.entries.push((name.to_owned(), xxhash_rust::xxh3::xxh3_64(content)));
+        self
+    }
+
+    /// Returns the names and hashes.
+    pub(super) fn entries(&self) -> &[(String, u64)] {
+        &self.entries
+    }
+
+    /// Returns the names of what differs, or `None` if nothing does.
+    pub(super) fn difference(&self, other: &[(String, u64)]) -> Option<String> {
+        let differs = |(name, hash): &&(String, u64)| !other.iter().any(|it| it.0 == *name && it.1 == *hash);
+        let mut names: Vec<&str> = self.entries.iter().filter(differs).map(|(name, _)| &**name).collect();
+        let missing = |(name, _): &&(String, u64)| !self.entries.iter().any(|it| it.0 == *name);
+        names.extend(other.iter().filter(missing).map(|(name, _)| &**name));
+        match &names[..] {
+            [] => None,
+            [only] => Some((*only).to_owned()),
+            [first @ .., last] => Some(format!("{} and {last}", first.join(", "))),
+        }
+    }
+}
+
+fn hash_of_graph(graph: &Topology) -> u64 {
+    let mut hash = Xxh3::new();
+    let mut text = String::new();
+    for (_, node) in graph.nodes() {
+        text.clear();
+        let Node { name, kind, role, inputs, outputs, work: _, stays } = node;
+        // Writing into a `String` never fails.
+        let _ = write!(text, "{name:?} {kind:?} {role:?} {inputs:?} {stays}");
+        outputs.iter().for_each(|fact| _ = write!(text, " {fact}"));
+        text.push('\n');
+        hash.update(text.as_bytes());
+    }
+    hash.update(format!("{:?}", graph.results()).as_bytes());
+    hash.digest()
+}
+
+fn hash_of_crossings(crossings: &[Crossing]) -> u64 {
+    let mut hash = Xxh3::new();
+    for Crossing { id, name, outlet, from, to, consumers, placement } in crossings {
+        let text = format!("{id:?} {name:?} {outlet:?} {from:?} {to:?} {consumers:?} {placement:?}\n");
+        hash.update(text.as_bytes());
+    }
+    hash.digest()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entries(list: &[(&str, u64)]) -> Vec<(String, u64)> {
+        list.iter().map(|(name, hash)| ((*name).to_owned(), *hash)).collect()
+    }
+
+    #[test]
+    fn differences_are_named() {
+        let ours = Fingerprint { entries: entries(&[("a", 1), ("b", 2), ("c", 3)]) };
+        assert_eq!(ours.difference(&entries(&[("c", 3), ("a", 1), ("b", 2)])), None);
+        assert_eq!(ours.difference(&entries(&[("a", 1), ("b", 9), ("c", 3)])).as_deref(), Some("b"));
+        assert_eq!(ours.difference(&entries(&[("a", 1), ("d", 2)])).as_deref(), Some("b, c and d"));
+    }
+}

@@ -1,0 +1,167 @@
+//! The connections over which one part sends tensors to another.
+
+use std::error::Error;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tonic::Code;
+use tonic_rdma::{Policy, RdmaChannel, RdmaConnector};
+use tonic_rdma_tensor::{Channel, ChannelError, RdmaDevice};
+
+use crate::error::GraphError;
+use crate::placement::{Crossing, Part, Placement};
+use crate::session::control::endpoint;
+use crate::session::listener::{MESSAGE_MARGIN, Peering, Settings, calls};
+use crate::transfer::proto::parts_client::PartsClient;
+use crate::transfer::{Caller, Mode, Reason, SlotSender};
+
+/// What is needed to connect to one part.
+#[derive(Clone, Copy)]
+pub(super) struct Plan<'a> {
+    pub(super) settings: &'a Settings,
+    pub(super) device: &'a RdmaDevice,
+    pub(super) peering: &'a Peering,
+    pub(super) peer: Part,
+    pub(super) token: &'a Bytes,
+}
+
+/// What this part needs to send to another.
+#[derive(Debug, Default)]
+pub(super) struct Sending {
+    pub(super) channel: Option<Channel>,
+    pub(super) calls: Vec<(Mode, (Crossing, Caller, Bytes))>,
+    pub(super) slots: Vec<(Mode, (Crossing, SlotSender))>,
+}
+
+impl Sending {
+    /// Returns the number of static slots whose address is known.
+    pub(super) fn static_slots(&self) -> usize {
+        self.slots.iter().filter(|(_, (_, sender))| matches!(sender, SlotSender::Static(_))).count()
+    }
+}
+
+/// Returns the name of a slot. The token of the sender in it is a secret, so that only the sender finds the slot.
+pub(super) fn slot_name(token: &[u8], mode: Mode, crossing: &Crossing) -> String {
+    let mut name = String::new();
+    // Writing into a `String` never fails.
+    token.iter().for_each(|byte| _ = write!(name, "{byte:02x}"));
+    _ = write!(name, "/{mode}/{}", crossing.id.0);
+    name
+}
+
+/// Opens the connections of all modes to a part to which this part sends.
+pub(super) async fn open(plan: Plan<'_>) -> Result<Sending, GraphError> {
+    let mut sending = Sending::default();
+    let peering = plan.peering;
+    let leaving: Vec<&Crossing> =
+        peering.placements.leaving(peering.part).filter(|crossing| crossing.to == plan.peer).collect();
+    if leaving.is_empty() {
+        return Ok(sending);
+    }
+    for mode in peering.modes.iter().copied() {
+        if mode.uses_slots() {
+            let channel = match sending.channel.take() {
+                Some(channel) => channel,
+                None => channel(plan, mode).await?,
+            };
+            for crossing in &leaving {
+                let sender = attach(plan, &channel, mode, crossing).await?;
+                sending.slots.push((mode, ((*crossing).clone(), sender)));
+            }
+            sending.channel = Some(channel);
+        } else {
+            let caller = caller(plan, mode).await?;
+            let senders = leaving.iter().map(|it| ((*it).clone(), caller.clone(), plan.token.clone()));
+            sending.calls.extend(senders.map(|sender| (mode, sender)));
+        }
+    }
+    Ok(sending)
+}
+
+impl Plan<'_> {
+    fn address(&self) -> &str {
+        self.peering.peers.get(self.peer.0).map_or("", String::as_str)
+    }
+
+    fn no_rdma(&self, mode: Mode, source: Box<dyn Error + Send + Sync>) -> GraphError {
+        GraphError::NoRdma {
+            mode: mode.to_string(),
+            peer: self.peer.0,
+            address: self.address().to_owned(),
+            source,
+        }
+    }
+}
+
+/// Connects for calls in `mode`.
+async fn caller(plan: Plan<'_>, mode: Mode) -> Result<Caller, GraphError> {
+    let endpoint = endpoint(plan.peer, plan.address())?;
+    let config = plan.settings.config.clone().policy(Policy::Require);
+    let longest = usize::try_from(plan.settings.largest_tensor.saturating_add(MESSAGE_MARGIN));
+    let longest = longest.unwrap_or(usize::MAX);
+    match mode {
+        Mode::GrpcNative => {
+            let builder = RdmaChannel::builder(endpoint).config(config).calls(calls(plan.settings));
+            let channel = builder.connect().await.map_err(|error| plan.no_rdma(mode, error.into()))?;
+            let info = channel.last_connection();
+            if !info.as_ref().is_some_and(|info| info.is_native()) {
+                let reason = info
+                    .map_or_else(|| "no connection was made".to_owned(), |info| info.reason().to_string());
+                return Err(plan.no_rdma(mode, Box::new(Reason(reason))));
+            }
+            Ok(Caller::Native(PartsClient::new(channel).max_encoding_message_size(longest)))
+        }
+        Mode::GrpcRdma => {
+            let connecting = endpoint.connect_with_connector(RdmaConnector::with_config(config));
+            let channel = connecting.await.map_err(|error| plan.no_rdma(mode, error.into()))?;
+            Ok(Caller::Http2(PartsClient::new(channel).max_encoding_message_size(longest)))
+        }
+        Mode::GrpcTcp | Mode::RdmaCp | Mode::RdmaZerocp => {
+            let channel = endpoint.connect().await;
+            let lost = |error| GraphError::PeerLost { peer: plan.peer.0, source: Box::new(error) };
+            Ok(Caller::Http2(PartsClient::new(channel.map_err(lost)?).max_encoding_message_size(longest)))
+        }
+    }
+}
+
+/// Opens a channel to the part's tensor device. A part that is asked by many others at once says that it is busy, and is asked again.
+async fn channel(plan: Plan<'_>, mode: Mode) -> Result<Channel, GraphError> {
+    loop {
+        match plan.device.channel(plan.address(), 0).await {
+            Ok(channel) => return Ok(channel),
+            Err(ChannelError::Refused { code: Code::ResourceExhausted, .. }) => {
+                tokio::time::sleep(Duration::from_millis(fastrand::u64(5..50))).await;
+            }
+            Err(error @ (ChannelError::PeerLost { .. } | ChannelError::Closed(_))) => {
+                return Err(GraphError::PeerLost { peer: plan.peer.0, source: Box::new(error) });
+            }
+            Err(error) => return Err(plan.no_rdma(mode, Box::new(error))),
+        }
+    }
+}
+
+/// Learns the address of a slot.
+async fn attach(
+    plan: Plan<'_>,
+    channel: &Channel,
+    mode: Mode,
+    crossing: &Crossing,
+) -> Result<SlotSender, GraphError> {
+    let name = slot_name(plan.token, mode, crossing);
+    let sender = match &crossing.placement {
+        Placement::Static(spec) => channel.static_sender(&name, spec).await.map(SlotSender::Static),
+        Placement::Dynamic { .. } => channel.dynamic_sender(&name).await.map(SlotSender::Dynamic),
+    };
+    sender.map_err(|error| match error {
+        ChannelError::PeerLost { .. } | ChannelError::Closed(_) => {
+            GraphError::PeerLost { peer: plan.peer.0, source: Box::new(error) }
+        }
+        error => GraphError::Transfer {
+            crossing: crossing.name.clone(),
+            step: 0,
+            peer: plan.peer.0,
+            source: Box::new(error),
+        },
+    })
+}

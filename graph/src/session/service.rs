@@ -1,0 +1,133 @@
+//! The gRPC service of a part.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::sync::{mpsc, watch};
+use tokio_stream::Stream;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use crate::session::state::{Hall, State};
+use crate::session::text::MAX_TEXT;
+use crate::transfer::LONGEST_CALL;
+use crate::transfer::proto::parts_server::Parts;
+use crate::transfer::proto::{HelloReply, HelloRequest, PutReply, PutRequest, Standing, WatchRequest};
+
+/// The largest description of a part: entries of a fingerprint.
+const MAX_ENTRIES: usize = 64;
+
+/// The service.
+#[derive(Debug)]
+pub(super) struct Service {
+    hall: Arc<Hall>,
+    /// The number of streams of `Watch`. A part that leaves waits for their end.
+    watchers: Arc<AtomicUsize>,
+}
+
+impl Service {
+    pub(super) fn new(hall: Arc<Hall>, watchers: Arc<AtomicUsize>) -> Self {
+        Self { hall, watchers }
+    }
+
+    fn state(&self) -> Result<&Arc<State>, Status> {
+        self.hall.state().ok_or_else(|| Status::unavailable("this part does not connect yet"))
+    }
+}
+
+#[tonic::async_trait]
+impl Parts for Service {
+    async fn hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
+        let state = self.state()?;
+        if let Some(reason) = state.standing.borrow().failure.clone() {
+            return Err(Status::aborted(reason));
+        }
+        let HelloRequest { caller, expected } = request.into_inner();
+        let caller = caller.ok_or_else(|| Status::invalid_argument("the caller does not describe itself"))?;
+        let texts = caller.fingerprint.iter().map(|entry| entry.name.len()).sum::<usize>();
+        if caller.fingerprint.len() > MAX_ENTRIES || texts > MAX_TEXT || caller.modes.len() > MAX_ENTRIES {
+            return Err(Status::invalid_argument("the caller's description is too long"));
+        }
+        let part = caller.part as usize;
+        let mut reply = HelloReply { server: Some(state.description()), token: Default::default() };
+        match state.compare(&caller) {
+            // The caller finds the difference too, and names it.
+            Err(misfit) => state.note(part, misfit),
+            Ok(()) if expected as usize != state.me.0 || part == state.me.0 => {}
+            Ok(()) => {
+                let unknown = || Status::invalid_argument(format!("there is no part {part}"));
+                reply.token = state.token_of(part).ok_or_else(unknown)?;
+            }
+        }
+        Ok(Response::new(reply))
+    }
+
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<Standing, Status>> + Send>>;
+
+    async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let state = self.state()?;
+        state.caller(&request.get_ref().token).ok_or_else(unknown_token)?;
+        let (send, receive) = mpsc::channel(1);
+        let watcher = Watcher::new(&self.watchers);
+        tokio::spawn(follow(state.standing.subscribe(), send, watcher));
+        Ok(Response::new(Box::pin(ReceiverStream::new(receive))))
+    }
+
+    async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutReply>, Status> {
+        let state = self.state()?;
+        let request = request.into_inner();
+        let caller = state.caller(&request.token).ok_or_else(unknown_token)?;
+        let sequence = request.sequence;
+        let (mailbox, parcel) = state.check(caller, request).map_err(Status::invalid_argument)?;
+        match tokio::time::timeout(LONGEST_CALL, mailbox.put(sequence, parcel)).await {
+            Ok(Ok(())) => Ok(Response::new(PutReply {})),
+            Ok(Err(refusal)) => Err(Status::failed_precondition(refusal.to_string())),
+            Err(_) => Err(Status::deadline_exceeded("the receiver took no earlier tensor in time")),
+        }
+    }
+}
+
+/// Sends the state of this part, and each change, until this part has left or failed or the caller is gone.
+async fn follow(
+    mut standing: watch::Receiver<Standing>,
+    send: mpsc::Sender<Result<Standing, Status>>,
+    _watcher: Watcher,
+) {
+    loop {
+        let now = standing.borrow_and_update().clone();
+        let last = now.left || now.failure.is_some();
+        if send.send(Ok(now)).await.is_err() {
+            return;
+        }
+        if last {
+            // The caller ends its call when it has seen the last message.
+            send.closed().await;
+            return;
+        }
+        tokio::select! {
+            changed = standing.changed() => if changed.is_err() { return },
+            () = send.closed() => return,
+        }
+    }
+}
+
+/// Counts a stream.
+struct Watcher(Arc<AtomicUsize>);
+
+impl Watcher {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn unknown_token() -> Status {
+    Status::permission_denied("the caller is no part of this session")
+}

@@ -1,0 +1,276 @@
+//! The modes with calls: a unary call brings each crossing tensor.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tonic::transport::Channel;
+use tonic::{Code, Request, Status};
+use tonic_rdma::RdmaChannel;
+use tonic_rdma_tensor::Tensor;
+
+use crate::dataflow::{KernelError, Value};
+use crate::error::GraphError;
+use crate::placement::{Crossing, CrossingId};
+use crate::schedule::{CrossingCounts, Start, Transfers};
+use crate::transfer::base::Base;
+use crate::transfer::mailbox::{Mailbox, Parcel};
+use crate::transfer::peers::{Reason, WakerCell, lock};
+use crate::transfer::proto::PutRequest;
+use crate::transfer::proto::parts_client::PartsClient;
+use crate::transfer::{Mode, proto};
+
+/// The longest time that a call may wait for a place at the receiver. The peer's death ends a call much sooner.
+pub(crate) const LONGEST_CALL: Duration = Duration::from_secs(600);
+
+/// A connection to the service of another part.
+#[derive(Clone, Debug)]
+pub(crate) enum Caller {
+    Http2(PartsClient<Channel>),
+    Native(PartsClient<RdmaChannel>),
+}
+
+/// What one part needs for one mode with calls.
+#[derive(Debug)]
+pub(crate) struct CallEnds {
+    pub(crate) mode: Mode,
+    /// The calls in flight of each crossing tensor.
+    pub(crate) window: usize,
+    /// The tensors to send: the connection to the receiver, and this part's token there.
+    pub(crate) senders: Vec<(Crossing, Caller, Bytes)>,
+    pub(crate) mailboxes: Vec<(Crossing, Arc<Mailbox>)>,
+}
+
+/// The transfers of `grpc-tcp`, `grpc-rdma` and `grpc-native`.
+pub(crate) struct CallTransfers {
+    base: Base,
+    mode: Mode,
+    window: usize,
+    outgoing: HashMap<CrossingId, Outgoing>,
+    incoming: HashMap<CrossingId, (Crossing, Arc<Mailbox>)>,
+    /// Woken when no call is in flight any more.
+    flushed: Arc<WakerCell>,
+}
+
+struct Outgoing {
+    crossing: Crossing,
+    caller: Caller,
+    token: Bytes,
+    sequence: u64,
+    counts: CrossingCounts,
+    calls: Arc<Calls>,
+}
+
+/// The calls of one crossing tensor.
+#[derive(Debug)]
+struct Calls {
+    in_flight: AtomicUsize,
+    fault: Mutex<Option<(u64, Status)>>,
+    /// Woken when a call has ended.
+    ended: Arc<WakerCell>,
+    flushed: Arc<WakerCell>,
+}
+
+impl CallTransfers {
+    pub(crate) fn new(base: Base, ends: CallEnds) -> Self {
+        let flushed = base.peers.cell();
+        let outgoing = ends.senders.into_iter().map(|(crossing, caller, token)| {
+            let calls = Arc::new(Calls {
+                in_flight: AtomicUsize::new(0),
+                fault: Mutex::default(),
+                ended: base.peers.cell(),
+                flushed: Arc::clone(&flushed),
+            });
+            let counts = CrossingCounts::default();
+            (crossing.id, Outgoing { crossing, caller, token, sequence: 0, counts, calls })
+        });
+        let outgoing = outgoing.collect();
+        let incoming =
+            ends.mailboxes.into_iter().map(|(crossing, mailbox)| (crossing.id, (crossing, mailbox)));
+        let incoming = incoming.collect();
+        Self { base, mode: ends.mode, window: ends.window.max(1), outgoing, incoming, flushed }
+    }
+
+    /// Takes the next tensor if it is here.
+    fn take<V: Value>(&self, crossing: CrossingId, step: u64) -> Result<Option<V>, GraphError> {
+        let Some((crossing, mailbox)) = self.incoming.get(&crossing) else {
+            return Err(self.base.unknown(crossing, step));
+        };
+        let Some(parcel) = mailbox.take() else {
+            return self.base.peers.check(crossing.from).map(|()| None);
+        };
+        let failed = |source| self.base.transfer(crossing, crossing.from, step, source);
+        let Parcel { step: came, spec, content } = parcel;
+        if came != step {
+            let reason = format!("step {came} came in its place");
+            return Err(failed(Box::new(Reason(reason))));
+        }
+        let value = V::filled(&spec, &mut |memory| copy(&content, memory));
+        value.map(Some).map_err(failed)
+    }
+}
+
+impl<V: Value> Transfers<V> for CallTransfers {
+    fn start(&mut self, crossing: CrossingId, step: u64, tensor: &Tensor) -> Result<Start, GraphError> {
+        let base = &self.base;
+        let out = self.outgoing.get_mut(&crossing).ok_or_else(|| base.unknown(crossing, step))?;
+        base.peers.check(out.crossing.to)?;
+        out.check(base)?;
+        if out.calls.in_flight.load(Ordering::Acquire) >= self.window {
+            return Ok(Start::Busy);
+        }
+        let content = tensor.to_contiguous().and_then(|tensor| tensor.to_bytes());
+        let content =
+            content.map_err(|error| base.transfer(&out.crossing, out.crossing.to, step, error.into()))?;
+        out.counts.sent += 1;
+        out.counts.bytes += content.len() as u64;
+        // tonic's codec copies each message into a buffer of its own.
+        out.counts.copied += 1;
+        let request = PutRequest {
+            token: out.token.clone(),
+            mode: self.mode.number(),
+            crossing: crossing.0 as u64,
+            sequence: out.sequence,
+            step,
+            dtype: tensor.dtype().to_string(),
+            dims: tensor.shape().dims().to_vec(),
+            content,
+        };
+        out.sequence += 1;
+        out.calls.in_flight.fetch_add(1, Ordering::AcqRel);
+        let (caller, calls) = (out.caller.clone(), Arc::clone(&out.calls));
+        base.runtime.spawn(async move {
+            let _call = InFlight(&calls);
+            if let Err(status) = caller.put(request).await {
+                lock(&calls.fault).get_or_insert((step, status));
+            }
+        });
+        Ok(Start::Begun)
+    }
+
+    fn try_take(&mut self, crossing: CrossingId, step: u64) -> Result<Option<V>, GraphError> {
+        self.take(crossing, step)
+    }
+
+    fn poll_take(
+        &mut self,
+        crossing: CrossingId,
+        step: u64,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<V, GraphError>> {
+        if let Some((_, mailbox)) = self.incoming.get(&crossing) {
+            // Before the look, so that no arrival is missed.
+            mailbox.arrived().set(context.waker());
+        }
+        match self.take(crossing, step).transpose() {
+            Some(taken) => Poll::Ready(taken),
+            None => Poll::Pending,
+        }
+    }
+
+    fn poll_ready(
+        &mut self,
+        crossing: CrossingId,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), GraphError>> {
+        let Some(out) = self.outgoing.get(&crossing) else {
+            return Poll::Ready(Err(self.base.unknown(crossing, 0)));
+        };
+        out.calls.ended.set(context.waker());
+        self.base.peers.check(out.crossing.to)?;
+        out.check(&self.base)?;
+        match out.calls.in_flight.load(Ordering::Acquire) < self.window {
+            true => Poll::Ready(Ok(())),
+            false => Poll::Pending,
+        }
+    }
+
+    fn poll_flushed(&mut self, context: &mut Context<'_>) -> Poll<Result<(), GraphError>> {
+        self.flushed.set(context.waker());
+        self.base.peers.check_all()?;
+        let mut flushed = true;
+        for out in self.outgoing.values() {
+            let left = self.base.peers.left(out.crossing.to);
+            if out.calls.in_flight.load(Ordering::Acquire) > 0 {
+                flushed &= left;
+            } else if !left {
+                // A part that has left in good order needs nothing any more.
+                out.check(&self.base)?;
+            }
+        }
+        if flushed { Poll::Ready(Ok(())) } else { Poll::Pending }
+    }
+
+    fn counts(&self, crossing: CrossingId) -> CrossingCounts {
+        self.outgoing.get(&crossing).map(|out| out.counts).unwrap_or_default()
+    }
+
+    fn abort(&mut self, reason: &str) {
+        (self.base.abort)(reason);
+    }
+}
+
+impl Outgoing {
+    /// Returns the error of a call that failed.
+    fn check(&self, base: &Base) -> Result<(), GraphError> {
+        let fault = lock(&self.calls.fault).clone();
+        let Some((step, status)) = fault else { return Ok(()) };
+        let peer = self.crossing.to;
+        match status.code() {
+            // The connection, not the tensor.
+            Code::Unavailable | Code::Unknown | Code::Cancelled => {
+                Err(base.peer_lost(peer, Box::new(status)))
+            }
+            _ => Err(base.transfer(&self.crossing, peer, step, Box::new(status))),
+        }
+    }
+}
+
+/// Counts a call as ended when it is dropped, whatever ended it.
+struct InFlight<'a>(&'a Calls);
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::AcqRel);
+        self.0.ended.wake();
+        self.0.flushed.wake();
+    }
+}
+
+impl Caller {
+    /// Brings a tensor to the other part.
+    async fn put(&self, request: PutRequest) -> Result<(), Status> {
+        let mut request = Request::new(request);
+        request.set_timeout(LONGEST_CALL);
+        let reply: Result<tonic::Response<proto::PutReply>, Status> = match self.clone() {
+            Self::Http2(mut client) => client.put(request).await,
+            Self::Native(mut client) => client.put(request).await,
+        };
+        reply.map(drop)
+    }
+}
+
+/// Copies the content of a message into the memory of the engine.
+fn copy(content: &[u8], memory: &mut [u8]) -> Result<(), KernelError> {
+    if content.len() != memory.len() {
+        let (came, asked) = (content.len(), memory.len());
+        return Err(Box::new(Reason(format!("{came} bytes came, and the engine has room for {asked}"))));
+    }
+    memory.copy_from_slice(content);
+    Ok(())
+}
+
+impl fmt::Debug for CallTransfers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (outgoing, incoming) = (self.outgoing.len(), self.incoming.len());
+        f.debug_struct("CallTransfers")
+            .field("mode", &self.mode)
+            .field("outgoing", &outgoing)
+            .field("incoming", &incoming)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,84 @@
+//! The ways in which tensors cross.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// How the crossing tensors of a run move from part to part. The names are those of the command line.
+///
+/// ```
+/// use tonic_rdma_graph::transfer::Mode;
+///
+/// let mode: Mode = "rdma-zerocp".parse()?;
+/// assert!(mode == Mode::RdmaZerocp && mode.uses_slots());
+/// assert_eq!("tcp".parse::<Mode>().unwrap_err(), "\"tcp\" is no mode; use grpc-tcp, grpc-rdma, grpc-native, rdma-cp or rdma-zerocp");
+/// # Ok::<(), String>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Mode {
+    /// A unary gRPC call for each tensor, with tonic's codec, over HTTP/2 and TCP.
+    GrpcTcp,
+    /// The same calls over HTTP/2 and RDMA.
+    GrpcRdma,
+    /// The same calls over RDMA, without HTTP/2.
+    GrpcNative,
+    /// Slots. Each tensor is copied to registered memory first, as by a transport that does not allocate its users' tensors (the paper's
+    /// RDMA.cp).
+    RdmaCp,
+    /// Slots. A tensor in registered memory is sent from where it lies (the paper's RDMA.zerocp).
+    RdmaZerocp,
+}
+
+impl Mode {
+    /// All modes.
+    pub const ALL: [Self; 5] =
+        [Self::GrpcTcp, Self::GrpcRdma, Self::GrpcNative, Self::RdmaCp, Self::RdmaZerocp];
+
+    /// Returns whether tensors move through slots, without calls.
+    pub fn uses_slots(self) -> bool {
+        matches!(self, Self::RdmaCp | Self::RdmaZerocp)
+    }
+
+    /// Returns whether the mode needs an RDMA device between the parts.
+    pub fn needs_rdma(self) -> bool {
+        self != Self::GrpcTcp
+    }
+
+    /// Returns the number of the mode in messages between parts.
+    pub(crate) fn number(self) -> u32 {
+        match self {
+            Self::GrpcTcp => 1,
+            Self::GrpcRdma => 2,
+            Self::GrpcNative => 3,
+            Self::RdmaCp => 4,
+            Self::RdmaZerocp => 5,
+        }
+    }
+
+    /// Returns the mode with this number.
+    pub(crate) fn of_number(number: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|mode| mode.number() == number)
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::GrpcTcp => "grpc-tcp",
+            Self::GrpcRdma => "grpc-rdma",
+            Self::GrpcNative => "grpc-native",
+            Self::RdmaCp => "rdma-cp",
+            Self::RdmaZerocp => "rdma-zerocp",
+        })
+    }
+}
+
+impl FromStr for Mode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mode = Self::ALL.into_iter().find(|mode| mode.to_string() == text);
+        mode.ok_or_else(|| {
+            format!("{text:?} is no mode; use grpc-tcp, grpc-rdma, grpc-native, rdma-cp or rdma-zerocp")
+        })
+    }
+}

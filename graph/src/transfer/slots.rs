@@ -1,0 +1,369 @@
+//! The modes without calls: each crossing tensor has a slot at its receiver.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::task::{Context, Poll, ready};
+
+use tonic_rdma::memory::Pool;
+use tonic_rdma_tensor::{
+    ChannelError, DynamicReceiver, DynamicSender, StaticReceiver, StaticSender, Tensor, TensorMut,
+};
+
+use crate::dataflow::{KernelError, Value};
+use crate::error::GraphError;
+use crate::placement::{Crossing, CrossingId, Part};
+use crate::schedule::{CrossingCounts, Start, Transfers};
+use crate::transfer::base::Base;
+use crate::transfer::held::Held;
+
+/// The sending end of a crossing tensor's slot.
+#[derive(Debug)]
+pub(crate) enum SlotSender {
+    Static(StaticSender),
+    Dynamic(DynamicSender),
+}
+
+/// The receiving end of a crossing tensor's slot.
+#[derive(Debug)]
+pub(crate) enum SlotReceiver {
+    Static(StaticReceiver),
+    Dynamic(DynamicReceiver),
+}
+
+/// The slots of one part in one mode.
+#[derive(Debug, Default)]
+pub(crate) struct SlotEnds {
+    pub(crate) senders: Vec<(Crossing, SlotSender)>,
+    pub(crate) receivers: Vec<(Crossing, SlotReceiver)>,
+}
+
+/// The transfers of `rdma-cp` and `rdma-zerocp`.
+pub(crate) struct SlotTransfers<V> {
+    base: Base,
+    /// Registered memory for copies, if all tensors are copied (`rdma-cp`).
+    copies: Option<Pool>,
+    outgoing: HashMap<CrossingId, Outgoing>,
+    incoming: HashMap<CrossingId, Incoming<V>>,
+}
+
+struct Outgoing {
+    crossing: Crossing,
+    sender: Held<SlotSender>,
+    counts: CrossingCounts,
+}
+
+struct Incoming<V> {
+    crossing: Crossing,
+    inbox: Held<Inbox<V>>,
+}
+
+/// A receiver, and what a task that waited for it has taken.
+struct Inbox<V> {
+    receiver: SlotReceiver,
+    taken: Option<Result<V, SlotError>>,
+}
+
+/// The reason why a tensor did not go into a slot or come out of one.
+enum SlotError {
+    Channel(ChannelError),
+    Other(KernelError),
+}
+
+impl<V: Value> SlotTransfers<V> {
+    /// Makes the transfers of slots that are attached. Tensors are copied to `copies` if it is there.
+    pub(crate) fn new(base: Base, copies: Option<Pool>, ends: SlotEnds) -> Self {
+        let outgoing = ends.senders.into_iter().map(|(crossing, sender)| {
+            let counts = CrossingCounts::default();
+            (crossing.id, Outgoing { crossing, sender: Held::new(sender), counts })
+        });
+        let incoming = ends.receivers.into_iter().map(|(crossing, receiver)| {
+            let inbox = Held::new(Inbox { receiver, taken: None });
+            (crossing.id, Incoming { crossing, inbox })
+        });
+        Self { base, copies, outgoing: outgoing.collect(), incoming: incoming.collect() }
+    }
+}
+
+impl<V: Value> Transfers<V> for SlotTransfers<V> {
+    fn start(&mut self, crossing: CrossingId, step: u64, tensor: &Tensor) -> Result<Start, GraphError> {
+        let base = &self.base;
+        let out = self.outgoing.get_mut(&crossing).ok_or_else(|| base.unknown(crossing, step))?;
+        let peer = out.crossing.to;
+        base.peers.check(peer)?;
+        let lost = |source: KernelError| base.transfer(&out.crossing, peer, step, source);
+        let Some(sender) = out.sender.here().map_err(|error| lost(error.into()))? else {
+            return Ok(Start::Busy);
+        };
+        match sender.start(tensor, self.copies.as_ref()) {
+            Ok(None) => Ok(Start::Busy),
+            Ok(Some(how)) => {
+                out.counts.sent += 1;
+                out.counts.bytes += tensor.spec().bytes().unwrap_or(0);
+                out.counts.copied += u64::from(how == How::Copied);
+                Ok(Start::Begun)
+            }
+            Err(error) => Err(base.slot_error(&out.crossing, peer, step, error)),
+        }
+    }
+
+    fn try_take(&mut self, crossing: CrossingId, step: u64) -> Result<Option<V>, GraphError> {
+        let base = &self.base;
+        let incoming = self.incoming.get_mut(&crossing).ok_or_else(|| base.unknown(crossing, step))?;
+        let peer = incoming.crossing.from;
+        let inbox = incoming.inbox.here();
+        let inbox = inbox.map_err(|error| base.transfer(&incoming.crossing, peer, step, error.into()))?;
+        let Some(inbox) = inbox else { return Ok(None) };
+        match inbox.try_take() {
+            Ok(Some(value)) => Ok(Some(value)),
+            Ok(None) => base.peers.check(peer).map(|()| None),
+            Err(error) => Err(base.slot_error(&incoming.crossing, peer, step, error)),
+        }
+    }
+
+    fn poll_take(
+        &mut self,
+        crossing: CrossingId,
+        step: u64,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<V, GraphError>> {
+        let base = &self.base;
+        let Some(incoming) = self.incoming.get_mut(&crossing) else {
+            return Poll::Ready(Err(base.unknown(crossing, step)));
+        };
+        let peer = incoming.crossing.from;
+        loop {
+            // The task ends with each change from here on.
+            let mut changes = base.peers.changes();
+            let inbox = match ready!(incoming.inbox.poll_here(context)) {
+                Ok(inbox) => inbox,
+                Err(error) => {
+                    return Poll::Ready(Err(base.transfer(&incoming.crossing, peer, step, error.into())));
+                }
+            };
+            match inbox.try_take() {
+                Ok(Some(value)) => return Poll::Ready(Ok(value)),
+                Ok(None) => base.peers.check(peer)?,
+                Err(error) => {
+                    return Poll::Ready(Err(base.slot_error(&incoming.crossing, peer, step, error)));
+                }
+            }
+            incoming.inbox.lend(&base.runtime, |mut inbox| async move {
+                tokio::select! {
+                    taken = inbox.receiver.receive() => inbox.taken = Some(taken),
+                    _ = changes.changed() => {}
+                }
+                inbox
+            });
+        }
+    }
+
+    fn poll_ready(
+        &mut self,
+        crossing: CrossingId,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), GraphError>> {
+        let base = &self.base;
+        let Some(out) = self.outgoing.get_mut(&crossing) else {
+            return Poll::Ready(Err(base.unknown(crossing, 0)));
+        };
+        let peer = out.crossing.to;
+        loop {
+            let mut changes = base.peers.changes();
+            base.peers.check(peer)?;
+            match ready!(out.sender.poll_here(context)) {
+                Ok(sender) => match sender.is_ready() {
+                    Ok(true) => return Poll::Ready(Ok(())),
+                    Ok(false) => {}
+                    Err(error) => return Poll::Ready(Err(base.peer_lost(peer, error.into()))),
+                },
+                Err(error) => return Poll::Ready(Err(base.peer_lost(peer, error.into()))),
+            }
+            out.sender.lend(&base.runtime, |mut sender| async move {
+                tokio::select! {
+                    // A failure shows at the next look.
+                    _ = sender.ready() => {}
+                    _ = changes.changed() => {}
+                }
+                sender
+            });
+        }
+    }
+
+    fn poll_flushed(&mut self, context: &mut Context<'_>) -> Poll<Result<(), GraphError>> {
+        let base = &self.base;
+        for out in self.outgoing.values_mut() {
+            let peer = out.crossing.to;
+            loop {
+                let mut changes = base.peers.changes();
+                base.peers.check_all()?;
+                let sender = match ready!(out.sender.poll_here(context)) {
+                    Ok(sender) => sender,
+                    Err(error) => return Poll::Ready(Err(base.peer_lost(peer, error.into()))),
+                };
+                match sender.pending() {
+                    Ok(0) => break,
+                    // A part that has left in good order needs nothing any more.
+                    _ if base.peers.left(peer) => break,
+                    Ok(_) => {}
+                    Err(error) => return Poll::Ready(Err(base.peer_lost(peer, error.into()))),
+                }
+                out.sender.lend(&base.runtime, |mut sender| async move {
+                    tokio::select! {
+                        // A failure shows at the next look.
+                        _ = sender.flush() => {}
+                        _ = changes.changed() => {}
+                    }
+                    sender
+                });
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn counts(&self, crossing: CrossingId) -> CrossingCounts {
+        self.outgoing.get(&crossing).map(|out| out.counts).unwrap_or_default()
+    }
+
+    fn abort(&mut self, reason: &str) {
+        (self.base.abort)(reason);
+    }
+}
+
+/// How a tensor was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    InPlace,
+    Copied,
+}
+
+impl SlotSender {
+    /// Begins to send a tensor, or returns `None` if no buffer is free.
+    fn start(&mut self, tensor: &Tensor, copies: Option<&Pool>) -> Result<Option<How>, SlotError> {
+        if !self.is_ready()? {
+            return Ok(None);
+        }
+        let in_place = copies.is_none() && tensor.registered().is_some();
+        match (&mut *self, copies) {
+            (Self::Static(sender), None) => sender.start(tensor)?,
+            (Self::Static(sender), Some(_)) => {
+                if tensor.spec() != sender.spec() {
+                    // The error names both.
+                    sender.start(tensor)?;
+                }
+                sender.start_bytes(tensor.to_contiguous().map_err(other)?.bytes().map_err(other)?)?;
+            }
+            (Self::Dynamic(sender), Some(pool)) if tensor.spec().bytes().is_some_and(|bytes| bytes > 0) => {
+                let mut copy = TensorMut::in_pool(*tensor.spec(), pool).map_err(other)?;
+                tensor.copy_to(copy.bytes_mut()).map_err(other)?;
+                sender.start(&copy.freeze())?;
+            }
+            (Self::Dynamic(sender), _) => sender.start(tensor)?,
+        }
+        Ok(Some(if in_place { How::InPlace } else { How::Copied }))
+    }
+
+    fn is_ready(&mut self) -> Result<bool, ChannelError> {
+        match self {
+            Self::Static(sender) => sender.is_ready(),
+            Self::Dynamic(sender) => sender.is_ready(),
+        }
+    }
+
+    async fn ready(&mut self) -> Result<(), ChannelError> {
+        match self {
+            Self::Static(sender) => sender.ready().await,
+            Self::Dynamic(sender) => sender.ready().await,
+        }
+    }
+
+    fn pending(&mut self) -> Result<u64, ChannelError> {
+        match self {
+            Self::Static(sender) => sender.pending(),
+            Self::Dynamic(sender) => sender.pending(),
+        }
+    }
+
+    async fn flush(&mut self) -> Result<(), ChannelError> {
+        match self {
+            Self::Static(sender) => sender.flush().await,
+            Self::Dynamic(sender) => sender.flush().await,
+        }
+    }
+}
+
+impl<V: Value> Inbox<V> {
+    fn try_take(&mut self) -> Result<Option<V>, SlotError> {
+        match self.taken.take() {
+            Some(taken) => taken.map(Some),
+            None => self.receiver.try_receive(),
+        }
+    }
+}
+
+impl SlotReceiver {
+    fn try_receive<V: Value>(&mut self) -> Result<Option<V>, SlotError> {
+        match self {
+            Self::Static(receiver) => match receiver.try_recv()? {
+                Some(arrived) => taken_from(&arrived).map(Some),
+                None => Ok(None),
+            },
+            Self::Dynamic(receiver) => match receiver.try_recv()? {
+                Some(tensor) => taken_over(&tensor).map(Some),
+                None => Ok(None),
+            },
+        }
+    }
+
+    async fn receive<V: Value>(&mut self) -> Result<V, SlotError> {
+        match self {
+            Self::Static(receiver) => taken_from(&receiver.recv().await?),
+            Self::Dynamic(receiver) => taken_over(&receiver.recv().await?),
+        }
+    }
+}
+
+/// Copies a tensor out of its slot.
+fn taken_from<V: Value>(arrived: &tonic_rdma_tensor::Arrived<'_>) -> Result<V, SlotError> {
+    let value = V::filled(arrived.spec(), &mut |memory| arrived.copy_to(memory).map_err(KernelError::from));
+    value.map_err(SlotError::Other)
+}
+
+/// Copies a tensor that was read from the sender.
+fn taken_over<V: Value>(tensor: &Tensor) -> Result<V, SlotError> {
+    let fill = &mut |memory: &mut [u8]| tensor.copy_to(memory).map_err(KernelError::from);
+    V::filled(tensor.spec(), fill).map_err(SlotError::Other)
+}
+
+impl From<ChannelError> for SlotError {
+    fn from(error: ChannelError) -> Self {
+        Self::Channel(error)
+    }
+}
+
+impl Base {
+    /// Makes the error of a slot. What the session knows of the peer says more than the end of a link.
+    fn slot_error(&self, crossing: &Crossing, peer: Part, step: u64, error: SlotError) -> GraphError {
+        match error {
+            SlotError::Channel(error @ (ChannelError::PeerLost { .. } | ChannelError::Closed(_))) => {
+                self.peer_lost(peer, error.into())
+            }
+            SlotError::Channel(error) => self.transfer(crossing, peer, step, error.into()),
+            SlotError::Other(source) => self.transfer(crossing, peer, step, source),
+        }
+    }
+}
+
+fn other(error: impl Into<KernelError>) -> SlotError {
+    SlotError::Other(error.into())
+}
+
+impl<V> fmt::Debug for SlotTransfers<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (outgoing, incoming) = (self.outgoing.len(), self.incoming.len());
+        f.debug_struct("SlotTransfers")
+            .field("outgoing", &outgoing)
+            .field("incoming", &incoming)
+            .field("copies", &self.copies.is_some())
+            .finish_non_exhaustive()
+    }
+}
