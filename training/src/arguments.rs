@@ -299,6 +299,8 @@ mod tests {
             ("--sync allreduce --test-every 0", "--test-every is 0"),
             ("--sync allreduce --deadline 0", "--deadline is 0"),
             ("--sync allreduce --check", "cannot be used with"),
+            ("--sync collective --workers 9", "--workers is 9"),
+            ("--sync collective --mode grpc-tcp", "leave out --mode"),
             ("--sync star", "star"),
         ] {
             let error = parse(line).unwrap_err();

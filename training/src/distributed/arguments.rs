@@ -123,12 +123,14 @@ pub(crate) struct Common {
 impl GraphArguments {
     /// Returns what is to be done, or `None` if the training needs no graph.
     pub(crate) fn plan(&self, common: &Common) -> Result<Option<Plan>, Failure> {
+        if self.sync.is_some() {
+            self.check()?;
+        }
         let synchrony = match self.sync {
             Some(Sync::ParameterServer) => Synchrony::ParameterServer,
             Some(Sync::Allreduce) => Synchrony::Allreduce,
             Some(Sync::Collective) | None => return Ok(None),
         };
-        self.check()?;
         let (model, data) = match common.model.architecture() {
             Some(architecture) => (Model::Pictures(architecture), &common.data),
             None => (Model::Recurrent(Recurrent { embedding: 64, hidden: 128 }), &self.texts),
@@ -161,6 +163,14 @@ impl GraphArguments {
                 "--workers is {}, and has to be 1 to {MOST_WORKERS}",
                 self.workers
             )));
+        }
+        let of_graphs = self.mode != ["rdma-zerocp"]
+            || self.on_death == OnDeath::Continue
+            || self.target_accuracy.is_some();
+        if self.sync == Some(Sync::Collective) && of_graphs {
+            return Err(Failure::usage(
+                "--sync collective has no graph, so leave out --mode, --on-death and --target-accuracy",
+            ));
         }
         for (place, mode) in self.mode.iter().enumerate() {
             mode.parse::<Mode>().map_err(|reason| Failure::usage(format!("--mode: {reason}")))?;

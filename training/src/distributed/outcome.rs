@@ -161,3 +161,66 @@ fn synchrony(synchrony: Synchrony) -> &'static str {
 fn dash() -> String {
     "–".to_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::step::Recurrent;
+
+    fn comparison(model: Model) -> Comparison {
+        let mode = |mode: &str, milliseconds: f64| ModeResult {
+            mode: mode.to_owned(),
+            losses: vec![2.0, 1.0, 0.5],
+            steps_s: [9.0, 1.0, 1.0].map(|step| step * milliseconds / 1e3).to_vec(),
+            seconds: 11.0 * milliseconds / 1e3,
+            points: vec![Point { step: 3, seconds: milliseconds, loss: 0.4, accuracy: 0.86 }],
+            time_to_target_s: Some(11.0 * milliseconds / 1e3),
+            weights: "abc".to_owned(),
+            sent_in_first_step: Sent { tensors: 24, bytes: 240, copied: 24, inline: 0 },
+            sent_later: Sent { tensors: 48, bytes: 480, copied: 0, inline: 0 },
+            tensors: Vec::new(),
+        };
+        Comparison {
+            synchrony: Synchrony::ParameterServer,
+            model,
+            workers: 2,
+            batch: 128,
+            parameters: 1000,
+            cores: 2,
+            target: Some(0.85),
+            deaths: vec![Death {
+                workers: vec![1],
+                step: 2,
+                how: "worker 1 (process 7) has ended".to_owned(),
+            }],
+            modes: vec![mode("grpc-tcp", 500.0), mode("rdma-zerocp", 200.0)],
+        }
+    }
+
+    #[test]
+    fn a_comparison_has_a_row_for_each_mode_and_names_what_died() {
+        let text = text(&comparison(Model::Recurrent(Recurrent { embedding: 4, hidden: 5 })));
+        // The first step is left out of the median.
+        for part in [
+            "500.00 ms",
+            "200.00 ms",
+            "2.50",
+            "86.0 %",
+            "2.20 s",
+            "bit by bit: abc",
+            "2 cores",
+            "LSTM with 5 states",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(text.contains("worker 1 (process 7) has ended; the others went on from step 2."), "{text}");
+    }
+
+    #[test]
+    fn the_figure_is_of_accuracy_or_of_the_loss_of_texts() {
+        let pictures = figure(&comparison(Model::Pictures(crate::model::Architecture::Cnn)));
+        assert_eq!(pictures.lines[1].points, [(200.0, 86.0)]);
+        let texts = figure(&comparison(Model::Recurrent(Recurrent { embedding: 4, hidden: 5 })));
+        assert_eq!(texts.lines[0].points, [(500.0, 0.4)]);
+    }
+}

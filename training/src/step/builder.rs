@@ -7,7 +7,7 @@ use tonic_rdma_graph::GraphError;
 use tonic_rdma_graph::dataflow::{Dim, Fact, Kernel, KernelError, Node, NodeId, Outlet, Role, Topology};
 use tonic_rdma_tensor::Dtype;
 
-use super::Feed;
+use super::shape::Feed;
 use crate::array::Array;
 use crate::variables::Variables;
 
@@ -18,7 +18,6 @@ pub(super) struct Builder {
     pub(super) parts: Vec<usize>,
     pub(super) kernels: HashMap<NodeId, Box<dyn Kernel<Array>>>,
     pub(super) feeds: HashMap<NodeId, (usize, Feed)>,
-    pub(super) losses: Vec<Outlet>,
     variables: Arc<Variables>,
     own: usize,
 }
@@ -43,7 +42,6 @@ impl Builder {
             parts: Vec::new(),
             kernels: HashMap::new(),
             feeds: HashMap::new(),
-            losses: Vec::new(),
             variables,
             own,
         }
@@ -143,7 +141,6 @@ impl Builder {
 
     /// Declares the loss of the next worker.
     pub(super) fn loss(&mut self, loss: Outlet) -> Result<(), GraphError> {
-        self.losses.push(loss);
         self.graph.result(loss)
     }
 }

@@ -9,8 +9,9 @@ use tonic_rdma_graph::dataflow::{NodeId, Outlet};
 use tonic_rdma_tensor::Dtype;
 
 use super::builder::{Builder, Described, first, floats, known, output, tape};
+use super::gradient::WorkerGradient;
 use super::kernels::{Recorded, cross_entropy, inputs, linear, variable};
-use super::{Feed, Shape, WorkerGradient};
+use super::shape::{Feed, Shape};
 use crate::array::{Array, Tape};
 use crate::data::{CLASSES, SIDE};
 use crate::model::{Architecture, LayerKind, LayerShape, Network, convolve, values};

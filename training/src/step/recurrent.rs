@@ -14,14 +14,15 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::rnn::{LSTM, LSTMConfig, RNN as _};
 use candle_nn::{VarBuilder, lstm};
-use serde::{Deserialize, Serialize};
 use tonic_rdma_graph::GraphError;
 use tonic_rdma_graph::dataflow::{Dim, Fact, NodeId, Outlet};
 use tonic_rdma_tensor::Dtype;
 
 use super::builder::{Builder, Described, first, floats, output, tape, varying};
+use super::embedding;
+use super::gradient::WorkerGradient;
 use super::kernels::{Recorded, cross_entropy, inputs, linear, variable};
-use super::{Feed, Shape, WorkerGradient, embedding};
+use super::shape::{Feed, Recurrent, Shape};
 use crate::array::{Array, Block, Tape};
 use crate::data::fortunes::CHARACTERS;
 use crate::variables::Variable;
@@ -39,13 +40,6 @@ const LSTM_VARIABLES: [(&str, &str); 4] = [
     ("lstm.input-bias", "bias_ih_l0"),
     ("lstm.state-bias", "bias_hh_l0"),
 ];
-
-/// The size of a recurrent network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Recurrent {
-    pub(crate) embedding: usize,
-    pub(crate) hidden: usize,
-}
 
 /// Returns names and shapes of the variables.
 pub(super) fn shapes(model: &Recurrent) -> Vec<(String, Vec<usize>)> {

@@ -17,7 +17,8 @@ use tonic_rdma_graph::GraphError;
 use tonic_rdma_graph::dataflow::{KernelError, Outlet};
 
 use super::builder::{Builder, Described, first, floats, output};
-use super::{Shape, WorkerGradient, gradient_of};
+use super::gradient::{WorkerGradient, gradient_of};
+use super::shape::Shape;
 use crate::array::{Array, Block};
 use crate::data::shards::part;
 use crate::variables::Gradient;

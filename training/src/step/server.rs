@@ -6,7 +6,8 @@ use tonic_rdma_graph::GraphError;
 use tonic_rdma_graph::dataflow::Outlet;
 
 use super::builder::Builder;
-use super::{Shape, WorkerGradient, gradient_of};
+use super::gradient::{WorkerGradient, gradient_of};
+use super::shape::Shape;
 
 /// Adds all nodes of a step.
 pub(super) fn add(builder: &mut Builder, shape: &Shape) -> Result<(), GraphError> {

@@ -1,9 +1,11 @@
 //! The graphs of a step, run by executors with transfers within a process, against the same kernels run one after the other.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use tonic_rdma_graph::dataflow::Outlet;
 use tonic_rdma_graph::schedule::{InMemory, Transfers};
 
 use super::*;
@@ -14,7 +16,8 @@ use crate::data::fortunes::tests::texts;
 use crate::data::tests::samples;
 use crate::distributed::samples::{Dataset, Feeder};
 use crate::distributed::trainer::{Trainer, hash};
-use crate::model::Optimiser;
+use crate::model::{Architecture, Optimiser};
+use crate::variables::Variables;
 
 const SEED: u64 = 3;
 const RATE: f32 = 0.05;
@@ -36,7 +39,9 @@ fn small() -> Model {
 }
 
 fn variables(shape: &Shape) -> Vec<Arc<Variables>> {
-    let of = |part| Variables::new(shape.variables(part, SEED).unwrap(), RATE, MOMENTUM).unwrap();
+    let (rate, momentum) =
+        if matches!(shape.model, Model::Pictures(_)) { (RATE, MOMENTUM) } else { (0.3, 0.9) };
+    let of = |part| Variables::new(shape.variables(part, SEED).unwrap(), rate, momentum).unwrap();
     (0..shape.parts()).map(of).collect()
 }
 
@@ -94,7 +99,7 @@ fn run_in_one_thread(shape: &Shape, variables: &[Arc<Variables>], steps: std::op
             values.extend(outlets);
         }
         let loss = |outlet: &Outlet| f64::from(values[outlet].as_floats().unwrap().values()[0]);
-        losses.push(graphs[0].losses.iter().map(loss).sum());
+        losses.push(graph.results().iter().map(loss).sum());
     }
     losses
 }
