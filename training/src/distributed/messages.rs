@@ -103,6 +103,8 @@ pub(crate) struct SentTensor {
     pub(crate) name: String,
     /// `static` or `dynamic`.
     pub(crate) placement: String,
+    /// What allocated the latest tensor: the node or the receive, and the number of allocations that it had made before.
+    pub(crate) site: Option<(String, u32)>,
     pub(crate) sent: Sent,
 }
 

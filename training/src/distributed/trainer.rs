@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tonic_rdma_graph::GraphError;
-use tonic_rdma_graph::dataflow::{KernelError, NodeId, Outlet};
-use tonic_rdma_graph::placement::Part;
+use tonic_rdma_graph::dataflow::{KernelError, NodeId, Outlet, Topology};
+use tonic_rdma_graph::placement::{Crossing, CrossingId, Part, Placements};
 use tonic_rdma_graph::schedule::{Executor, Program, Settings, Transfers, Work};
-use tonic_rdma_graph::sites::NodeSites;
+use tonic_rdma_graph::sites::{Allocating, NodeSites};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::messages::{Ran, Sent, SentTensor};
@@ -22,7 +22,10 @@ use crate::variables::Variables;
 pub(crate) struct Trainer {
     executor: Executor<Array>,
     program: Fed,
-    crossings: Vec<(tonic_rdma_graph::placement::CrossingId, String, bool)>,
+    sites: Arc<NodeSites>,
+    graph: Arc<Topology>,
+    placements: Arc<Placements>,
+    own: Part,
 }
 
 /// The program of a part: it feeds the samples, and keeps the losses.
@@ -57,16 +60,16 @@ impl Trainer {
     ) -> Result<Self, GraphError> {
         let StepGraph { graph, placements, kernels, feeds, .. } = graph;
         let sites = Arc::new(NodeSites::new(&graph, registered));
-        let crossings = placements
-            .leaving(Part(own))
-            .map(|crossing| (crossing.id, crossing.name.clone(), crossing.placement.is_static()))
-            .collect();
         // A step reads the variables that the step before has changed, so one step is in flight.
         let mut settings = Settings::default();
         settings.window = 1;
         settings.deadline = deadline;
-        let executor = Executor::new(graph, placements, Part(own), kernels, transfers, sites, settings)?;
-        Ok(Self { executor, program: Fed { feeder, feeds, losses: Vec::new() }, crossings })
+        let own = Part(own);
+        let (kept_graph, kept_placements, kept_sites) =
+            (Arc::clone(&graph), Arc::clone(&placements), Arc::clone(&sites));
+        let executor = Executor::new(graph, placements, own, kernels, transfers, sites, settings)?;
+        let program = Fed { feeder, feeds, losses: Vec::new() };
+        Ok(Self { executor, program, sites: kept_sites, graph: kept_graph, placements: kept_placements, own })
     }
 
     /// Runs steps. All parts run the same ones.
@@ -93,20 +96,38 @@ impl Trainer {
 
     /// Returns how each crossing tensor was sent by this part, in all steps.
     pub(crate) fn sent_tensors(&self) -> Vec<SentTensor> {
-        let sent = |(id, name, is_static): &(_, String, bool)| {
-            let counts = self.executor.transfers().counts(*id);
+        let sent = |crossing: &Crossing| {
+            let counts = self.executor.transfers().counts(crossing.id);
+            let sent = Sent {
+                tensors: counts.sent,
+                bytes: counts.bytes,
+                copied: counts.copied,
+                inline: counts.inline,
+            };
             SentTensor {
-                name: name.clone(),
-                placement: if *is_static { "static" } else { "dynamic" }.to_owned(),
-                sent: Sent {
-                    tensors: counts.sent,
-                    bytes: counts.bytes,
-                    copied: counts.copied,
-                    inline: counts.inline,
-                },
+                name: crossing.name.clone(),
+                placement: if crossing.placement.is_static() { "static" } else { "dynamic" }.to_owned(),
+                site: self
+                    .sites
+                    .seen(crossing.id)
+                    .site
+                    .map(|site| (self.name(site.allocating), site.ordinal)),
+                sent,
             }
         };
-        self.crossings.iter().map(sent).collect()
+        self.placements.leaving(self.own).map(sent).collect()
+    }
+
+    fn name(&self, allocating: Allocating) -> String {
+        match allocating {
+            Allocating::Node(node) => {
+                self.graph.node(NodeId(node)).map_or_else(|| node.to_string(), |node| node.name.clone())
+            }
+            Allocating::Receive(crossing) => {
+                let crossing = self.placements.crossing(CrossingId(crossing));
+                format!("receive of {}", crossing.map_or("?", |crossing| crossing.name.as_str()))
+            }
+        }
     }
 }
 

@@ -1,11 +1,15 @@
 //! The ring allreduce as nodes of the graph (Gibiansky, *Bringing HPC techniques to deep learning*, Baidu 2017).
 //!
-//! A gradient is cut into as many ranges as there are workers. In each round, each worker sends one range to its right neighbour:
+//! A gradient is cut into as many ranges as there are workers. In each of W − 1 rounds, each worker sends one range to its right neighbour,
+//! which adds its own range. At the end each range is complete at one worker.
 //!
 //! ```text
-//!  W − 1 rounds   add.…    the neighbour adds its own range; at the end each range is complete at one worker
-//!  W − 1 rounds   pass.…   the neighbour takes the complete range, and passes it on in the next round
+//!  round 1    cut.…@0 ─▶ add.…@1      round 2    add.…@1 ─▶ add.…@2      at the end    add.…@2 ─▶ all workers
 //! ```
+//!
+//! Baidu's second half passes the complete ranges on round the ring. Here the worker that has completed a range sends it to each of the others.
+//! Each worker sends as many bytes as in the ring, (W − 1) / W of the gradient, and the sender is always the node that made the
+//! tensor, so the tensor lies in registered memory.
 //!
 //! Range c is added up in the order of the ring, beginning with worker c. A small gradient is one range, because the rounds of a small
 //! range take as long as those of an empty one; the workers with which such gradients begin follow one another, so that all have the
@@ -105,14 +109,11 @@ impl Ring<'_> {
     fn add(&self, builder: &mut Builder, gradients: &[Outlet]) -> Result<(), GraphError> {
         let ranges = self.ranges();
         let cut = self.cut(builder, gradients, &ranges)?;
-        // The complete ranges at each worker.
-        let mut complete: Vec<Vec<Option<Outlet>>> = vec![vec![None; ranges.len()]; self.workers];
-        let last = self.workers - 1;
         let mut sums: Vec<Outlet> = Vec::new();
         for (place, (begin, _)) in ranges.iter().enumerate() {
             sums.push(of(&cut, *begin, place, self.name)?);
         }
-        for round in 1..=last {
+        for round in 1..self.workers {
             for (place, (begin, range)) in ranges.iter().enumerate() {
                 let worker = (begin + round) % self.workers;
                 let own = of(&cut, worker, place, self.name)?;
@@ -121,24 +122,8 @@ impl Ring<'_> {
                 }
             }
         }
-        for (place, ((begin, _), sum)) in ranges.iter().zip(&sums).enumerate() {
-            set(&mut complete, (begin + last) % self.workers, place, *sum);
-        }
-        for round in 1..=last {
-            for (place, (begin, range)) in ranges.iter().enumerate() {
-                let worker = (begin + last + round) % self.workers;
-                if let Some(sum) = sums.get_mut(place) {
-                    // The last worker of the ring passes nothing on, so it needs no node of its own.
-                    if round < last {
-                        *sum = self.pass(builder, (worker, place, round), *sum, range.len())?;
-                    }
-                    set(&mut complete, worker, place, *sum);
-                }
-            }
-        }
-        for (worker, ranges) in complete.into_iter().enumerate() {
-            let inputs = ranges.into_iter().flatten().collect();
-            builder.push(worker, &format!("@{worker}"), self.name, inputs, |arrays| {
+        for worker in 0..self.workers {
+            builder.push(worker, &format!("@{worker}"), self.name, sums.clone(), |arrays| {
                 let ranges: Result<Vec<Block<f32>>, KernelError> =
                     arrays.iter().map(|array| Ok(array.as_floats()?.clone())).collect();
                 Ok(Gradient::Ranges(ranges?))
@@ -199,25 +184,6 @@ impl Ring<'_> {
             Ok(vec![Array::floats(&[length], sums)?])
         })?))
     }
-
-    fn pass(
-        &self,
-        builder: &mut Builder,
-        (worker, place, round): (usize, usize, usize),
-        complete: Outlet,
-        length: usize,
-    ) -> Result<Outlet, GraphError> {
-        let node = Described {
-            part: worker,
-            name: format!("pass.{}.{place}.{round}@{worker}", self.name),
-            kind: "Pass",
-            inputs: vec![complete],
-            outputs: vec![floats(&[length])],
-            work: 0,
-            stays: false,
-        };
-        Ok(first(builder.node(node, |_, arrays| Ok(arrays))?))
-    }
 }
 
 fn of(outlets: &[Vec<Outlet>], worker: usize, place: usize, name: &str) -> Result<Outlet, GraphError> {
@@ -226,10 +192,4 @@ fn of(outlets: &[Vec<Outlet>], worker: usize, place: usize, name: &str) -> Resul
         node: format!("cut.{name}@{worker}"),
         reason: format!("there is no range {place}"),
     })
-}
-
-fn set(complete: &mut [Vec<Option<Outlet>>], worker: usize, place: usize, outlet: Outlet) {
-    if let Some(slot) = complete.get_mut(worker).and_then(|ranges| ranges.get_mut(place)) {
-        *slot = Some(outlet);
-    }
 }
