@@ -26,14 +26,15 @@ pub(super) struct Loaded {
 /// The largest file. A message of protobuf is not larger.
 const LARGEST: u64 = i32::MAX as u64;
 
-/// Reads and optimises a model.
-pub(super) fn load(path: &Path, settings: &ModelSettings) -> Result<Loaded, GraphError> {
+/// Optimises the model that is the content of the file `path`.
+pub(super) fn load(path: &Path, mut bytes: &[u8], settings: &ModelSettings) -> Result<Loaded, GraphError> {
     let wrong = |reason: String| GraphError::Model { path: path.to_owned(), reason };
-    let bytes = read(path).map_err(wrong)?;
+    if bytes.is_empty() {
+        return Err(wrong("it is no ONNX model: the file is empty".to_owned()));
+    }
     let engine = tract_onnx::onnx();
-    let mut proto = guarded(|| engine.proto_model_for_read(&mut bytes.as_slice()))
+    let mut proto = guarded(|| engine.proto_model_for_read(&mut bytes))
         .map_err(|error| wrong(format!("it is no ONNX model: {error}")))?;
-    drop(bytes);
     if let Some(graph) = &mut proto.graph {
         settings.dims.iter().try_for_each(|dim| set_dim(graph, dim)).map_err(wrong)?;
     }
@@ -49,18 +50,17 @@ pub(super) fn load(path: &Path, settings: &ModelSettings) -> Result<Loaded, Grap
     Ok(Loaded { engine, seeded })
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, String> {
-    let io = |error: std::io::Error| format!("it can't be read: {error}");
+/// Reads the file of a model.
+pub(super) fn read(path: &Path) -> Result<Vec<u8>, GraphError> {
+    let wrong = |reason: String| GraphError::Model { path: path.to_owned(), reason };
+    let io = |error: std::io::Error| wrong(format!("it can't be read: {error}"));
     let mut file = File::open(path).map_err(io)?;
     let metadata = file.metadata().map_err(io)?;
     if !metadata.is_file() || metadata.len() > LARGEST {
-        return Err(format!("it is no file of at most {LARGEST} bytes"));
+        return Err(wrong(format!("it is no file of at most {LARGEST} bytes")));
     }
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).map_err(io)?;
-    if bytes.is_empty() {
-        return Err("it is no ONNX model: the file is empty".to_owned());
-    }
     Ok(bytes)
 }
 

@@ -63,8 +63,17 @@ impl Model {
     /// [`GraphError::Model`]: there is no such file, it is no ONNX, its shapes are not determined, or the engine refuses it.
     /// [`GraphError::Operator`]: the engine does not know an operator.
     pub fn load(path: &Path, settings: &ModelSettings) -> Result<Self, GraphError> {
+        Self::read(path, &load::read(path)?, settings)
+    }
+
+    /// Makes a model of the content of a file. `path` is for messages, and its folder for tensors that the content leaves to other
+    /// files.
+    ///
+    /// # Errors
+    /// As for [`load`](Self::load).
+    pub fn read(path: &Path, content: &[u8], settings: &ModelSettings) -> Result<Self, GraphError> {
         let wrong = |reason: String| GraphError::Model { path: path.to_owned(), reason };
-        let loaded = load::load(path, settings)?;
+        let loaded = load::load(path, content, settings)?;
         let (topology, nodes) =
             convert::convert(&loaded.engine).map_err(|error| wrong(format!("{error:#}")))?;
         Ok(Self {

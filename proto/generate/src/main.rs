@@ -49,6 +49,13 @@ const TARGETS: &[Target] = &[
         descriptors: false,
     },
     Target {
+        protos: &["control.proto"],
+        include: "graph/proto",
+        folder: "graph/src/bin/tonic-rdma-graph/control/proto",
+        codec: Codec::Tonic,
+        descriptors: false,
+    },
+    Target {
         protos: &["parts.proto"],
         include: "graph/proto",
         folder: "graph/src/transfer/proto",

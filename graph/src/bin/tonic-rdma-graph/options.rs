@@ -1,0 +1,159 @@
+//! The options of the command.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use tonic_rdma_graph::schedule::ReceiveMode;
+use tonic_rdma_graph::transfer::Mode;
+
+use crate::values::{List, ValueError, parse_list, parse_number, parse_seconds, parse_set};
+
+/// The largest number of parts.
+pub(crate) const MAX_PARTS: u64 = 64;
+
+const HELP: &str = "\
+Splits the model over processes, streams micro-batches through them in each mode in turn, and compares every tensor that crosses, and
+every result, with the unsplit model, bit by bit. Weights that the file leaves out get seeded random values.
+The transfer time is that of a replay: kernels do not run, and the tensors of the last micro-batch cross again.
+The exit status is 0 only if every check held; bad input makes it 2.
+
+Examples:
+  tonic-rdma-graph light_resnet50.onnx --parts 2
+  tonic-rdma-graph light_vgg19.onnx --parts 4 --mode grpc-tcp,rdma-zerocp --explain
+  tonic-rdma-graph light_resnet50.onnx --symbol gpu_0/data_0:0=N --lengths 1,4,2
+  tonic-rdma-graph serve --listen 0.0.0.0:50070              on each of two other hosts, and then
+  tonic-rdma-graph light_resnet50.onnx --hosts one:50070,two:50070";
+
+/// Runs an ONNX model that is split over processes, and compares how its tensors cross: gRPC and RDMA
+#[derive(Clone, Debug, Parser)]
+#[command(name = "tonic-rdma-graph", version, after_help = HELP, args_conflicts_with_subcommands = true)]
+pub(crate) struct Options {
+    #[command(subcommand)]
+    pub(crate) command: Option<Subcommands>,
+    #[command(flatten)]
+    pub(crate) run: RunOptions,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum Subcommands {
+    /// Runs a part of a model for a `tonic-rdma-graph` on another host. It computes what any peer asks, so listen on a trusted network
+    Serve(ServeOptions),
+}
+
+/// Options of a process that runs a part.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ServeOptions {
+    /// Address and port to listen at; the other parts connect to another port of the same address
+    #[arg(long, value_name = "IP:PORT")]
+    pub(crate) listen: SocketAddr,
+    /// The process with which this one ends.
+    #[arg(long, hide = true)]
+    pub(crate) parent: Option<i32>,
+}
+
+/// Options of a run.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct RunOptions {
+    /// The ONNX file
+    #[arg(value_name = "MODEL.onnx", required = true)]
+    pub(crate) model: Option<PathBuf>,
+    /// Number of parts, each a process, from 1 to 64 [default: 2, or the number of hosts]
+    #[arg(long, value_name = "N", value_parser = parts)]
+    pub(crate) parts: Option<usize>,
+    /// Hosts that run `tonic-rdma-graph serve`, one for each part [default: processes on this machine]
+    #[arg(long, value_name = "HOST:PORT,…", value_parser = hosts)]
+    pub(crate) hosts: Option<List<String>>,
+    /// Modes: grpc-tcp, grpc-rdma, grpc-native, rdma-cp, rdma-zerocp [default: all]
+    #[arg(long, value_name = "LIST", value_parser = modes)]
+    pub(crate) mode: Option<List<Mode>>,
+    /// Names of nodes; a part ends with each of them [default: balanced by bytes and work]
+    #[arg(long, value_name = "NODES", value_parser = names, conflicts_with = "assign")]
+    pub(crate) cut: Option<List<String>>,
+    /// A file with a line `NODE=PART` for each node that is not to go with its inputs
+    #[arg(long, value_name = "FILE")]
+    pub(crate) assign: Option<PathBuf>,
+    /// Makes a dimension of an input symbolic, such as `input:0=N`; can be given several times
+    #[arg(long = "symbol", value_name = "INPUT:DIM=NAME")]
+    pub(crate) symbols: Vec<String>,
+    /// Lengths of the symbolic dimensions; micro-batches take them in turn
+    #[arg(long, value_name = "LIST", value_parser = lengths, default_value = "2,1,3")]
+    pub(crate) lengths: List<u64>,
+    /// Micro-batches of a step, which are under way at the same time
+    #[arg(long, value_name = "M", value_parser = micro_batches, default_value = "2")]
+    pub(crate) micro_batches: u64,
+    /// Measured steps of each mode
+    #[arg(long, value_name = "S", value_parser = steps, default_value = "6")]
+    pub(crate) steps: u64,
+    /// What becomes of a receive that has not arrived: polling-async, blocking, callback
+    #[arg(long, value_name = "NAME", value_parser = receive, default_value = "polling-async")]
+    pub(crate) receive: ReceiveMode,
+    /// The seed of weights and inputs
+    #[arg(long, value_name = "NUMBER", default_value = "1")]
+    pub(crate) seed: u64,
+    /// Longest wait for a part that loads, connects or runs a turn, in seconds
+    #[arg(long, value_name = "SECS", value_parser = parse_seconds, default_value = "300")]
+    pub(crate) timeout: Duration,
+    /// Prints for each crossing tensor: producer, consumers, shape, placement and why, allocation site, bytes, copies
+    #[arg(long)]
+    pub(crate) explain: bool,
+    /// Prints the nodes of the model, as --cut and --assign name them, and ends
+    #[arg(long)]
+    pub(crate) nodes: bool,
+    /// Writes the results as JSON
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Writes a plot of the times as SVG
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plot: Option<PathBuf>,
+}
+
+fn parts(text: &str) -> Result<usize, ValueError> {
+    parse_number(text, 1, MAX_PARTS).map(|number| number as usize)
+}
+
+fn hosts(text: &str) -> Result<List<String>, ValueError> {
+    parse_set(text, |host| match host.rsplit_once(':') {
+        Some((name, port)) if !name.is_empty() && port.parse::<u16>().is_ok() => Ok(host.to_owned()),
+        _ => Err(ValueError::Unknown {
+            kind: "address",
+            given: host.to_owned(),
+            accepted: "HOST:PORT".to_owned(),
+        }),
+    })
+}
+
+fn modes(text: &str) -> Result<List<Mode>, ValueError> {
+    parse_set(text, |name| {
+        name.parse().map_err(|_| ValueError::Unknown {
+            kind: "mode",
+            given: name.to_owned(),
+            accepted: Mode::ALL.map(|mode| mode.to_string()).join(", "),
+        })
+    })
+}
+
+fn names(text: &str) -> Result<List<String>, ValueError> {
+    parse_set(text, |name| Ok(name.to_owned()))
+}
+
+fn lengths(text: &str) -> Result<List<u64>, ValueError> {
+    parse_list(text, |length| parse_number(length, 1, 1 << 20))
+}
+
+fn micro_batches(text: &str) -> Result<u64, ValueError> {
+    parse_number(text, 1, 64)
+}
+
+fn steps(text: &str) -> Result<u64, ValueError> {
+    parse_number(text, 1, 1_000_000)
+}
+
+fn receive(text: &str) -> Result<ReceiveMode, ValueError> {
+    text.parse().map_err(|_| ValueError::Unknown {
+        kind: "receive mode",
+        given: text.to_owned(),
+        accepted: ReceiveMode::ALL.map(|mode| mode.to_string()).join(", "),
+    })
+}

@@ -1,0 +1,119 @@
+//! What a run shows and writes.
+
+mod plot;
+mod table;
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use serde::Serialize;
+use tonic_rdma_graph::explain::Explanation;
+
+use crate::failure::Failure;
+
+/// The results of a run. Scripts rely on the names of the fields.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Results {
+    pub(crate) model: String,
+    pub(crate) parts: usize,
+    pub(crate) micro_batches: u64,
+    pub(crate) receive: String,
+    /// The number of nodes of each part.
+    pub(crate) nodes: Vec<usize>,
+    /// The bytes that cross for a micro-batch; of the largest one if the shapes differ.
+    pub(crate) bytes: u64,
+    /// The number of addresses of static slots that were distributed before the first step.
+    pub(crate) static_addresses: usize,
+    /// The crossing tensors.
+    #[serde(flatten)]
+    pub(crate) explanation: Explanation,
+    pub(crate) modes: Vec<ModeRow>,
+}
+
+/// A mode.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct ModeRow {
+    pub(crate) mode: String,
+    /// The time of a step, median.
+    pub(crate) step_us: f64,
+    /// The time for the tensors of a step to cross, median.
+    pub(crate) transfer_us: f64,
+    /// Copies by senders after the first micro-batch, for each tensor that was sent.
+    pub(crate) sender_copies_per_tensor: f64,
+    /// The number of tensors that were compared.
+    pub(crate) checked: u64,
+    /// The number of tensors that differ.
+    pub(crate) errors: u64,
+}
+
+impl Results {
+    /// Shows the results, and writes the files that were asked for.
+    pub(crate) fn show(
+        &self,
+        explain: bool,
+        json: Option<&Path>,
+        plot: Option<&Path>,
+    ) -> Result<(), Failure> {
+        let failed =
+            |path: &Path, error| Failure::because(&format!("can't write {}", path.display()), &error);
+        let mut text = String::new();
+        if explain {
+            text.push_str(&format!("{}\n", self.explanation));
+        }
+        text.push_str(&table::render(self));
+        let mut stdout = io::stdout().lock();
+        stdout
+            .write_all(text.as_bytes())
+            .and_then(|()| stdout.flush())
+            .map_err(|error| Failure::output(&error))?;
+        if let Some(path) = json {
+            let mut text = serde_json::to_string_pretty(self)
+                .map_err(|error| Failure::because("can't make JSON of the results", &error))?;
+            text.push('\n');
+            std::fs::write(path, text).map_err(|error| failed(path, error))?;
+        }
+        if let Some(path) = plot {
+            let svg = plot::draw(self)
+                .map_err(|error| Failure::run(format!("can't draw {}: {error}", path.display())))?;
+            std::fs::write(path, svg).map_err(|error| failed(path, error))?;
+        }
+        Ok(())
+    }
+}
+
+/// Checks that the output files can be written. This precedes the run, so that no run is lost.
+pub(crate) fn check_outputs(files: &[(&str, Option<&Path>)]) -> Result<(), Failure> {
+    for (option, path) in files {
+        let Some(path) = path else { continue };
+        std::fs::OpenOptions::new().append(true).create(true).open(path).map_err(|error| {
+            Failure::usage(format!(
+                "{option}: can't write {}: {error}; name a file in a folder that is there",
+                path.display()
+            ))
+        })?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+pub(crate) fn sample() -> Results {
+    let mode = |mode: &str, step_us, transfer_us| ModeRow {
+        mode: mode.to_owned(),
+        step_us,
+        transfer_us,
+        sender_copies_per_tensor: 1.0,
+        checked: 12,
+        errors: 0,
+    };
+    Results {
+        model: "light_example.onnx".to_owned(),
+        parts: 2,
+        micro_batches: 2,
+        receive: "polling-async".to_owned(),
+        nodes: vec![3, 4],
+        bytes: 1 << 20,
+        static_addresses: 1,
+        explanation: Explanation { tensors: Vec::new() },
+        modes: vec![mode("grpc-tcp", 4000.0, 800.0), mode("rdma-zerocp", 3400.0, 100.0)],
+    }
+}

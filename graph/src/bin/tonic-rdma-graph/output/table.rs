@@ -1,0 +1,79 @@
+//! The table for the terminal.
+
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::{CellAlignment, Table};
+
+use super::{ModeRow, Results};
+use crate::values::{micros, size};
+
+const LEGEND: &str = "step: all micro-batches of a step, median. transfer: the same with kernels that do not run, so that only \
+                      tensors cross. × : grpc-tcp over this mode. copies: by the sender, for each tensor after the first. errors: \
+                      tensors that differ from the unsplit model.";
+
+/// Renders everything that the terminal shows.
+pub(super) fn render(results: &Results) -> String {
+    let count =
+        |placement| results.explanation.tensors.iter().filter(|tensor| tensor.placement == placement).count();
+    let mut text = format!(
+        "{}: {} parts of {} nodes; {} crossing tensors ({} static, {} dynamic), {} in a micro-batch; {} addresses of static slots \
+         distributed before step 1; {} micro-batches in a step; {}\n",
+        results.model,
+        results.parts,
+        results.nodes.iter().map(usize::to_string).collect::<Vec<_>>().join(" + "),
+        results.explanation.tensors.len(),
+        count("static"),
+        count("dynamic"),
+        size(results.bytes),
+        results.static_addresses,
+        results.micro_batches,
+        results.receive,
+    );
+    text.push_str(&format!("{}\n{LEGEND}\n", modes(results)));
+    text
+}
+
+fn modes(results: &Results) -> Table {
+    let mut table = Table::new();
+    table
+        .load_preset(UTF8_FULL_CONDENSED)
+        .set_header(["mode", "step", "×", "transfer", "×", "copies", "checked", "errors"]);
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    let base = results.modes.iter().find(|row| row.mode == "grpc-tcp");
+    let over = |row: &ModeRow, time: fn(&ModeRow) -> f64| match base {
+        Some(base) if time(row) > 0.0 => format!("{:.2}", time(base) / time(row)),
+        _ => "–".to_owned(),
+    };
+    for row in &results.modes {
+        table.add_row([
+            row.mode.clone(),
+            micros(row.step_us),
+            over(row, |row| row.step_us),
+            micros(row.transfer_us),
+            over(row, |row| row.transfer_us),
+            format!("{:.2}", row.sender_copies_per_tensor),
+            row.checked.to_string(),
+            row.errors.to_string(),
+        ]);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_has_ratios_to_grpc_tcp() {
+        let text = render(&super::super::sample());
+        for part in
+            ["light_example.onnx", "3 + 4 nodes", "1.00 MiB", "rdma-zerocp", "8.00", "3.40 ms", "100 µs"]
+        {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let mut alone = super::super::sample();
+        alone.modes.remove(0);
+        assert!(render(&alone).contains('–'));
+    }
+}

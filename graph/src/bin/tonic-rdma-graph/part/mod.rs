@@ -1,0 +1,55 @@
+//! A process that runs a part of a model: for the command that started it, or for a command on another host.
+
+mod checks;
+mod job;
+mod running;
+mod service;
+
+use std::io::{self, Write};
+
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::transport::Server;
+
+use crate::control::proto::part_server::PartServer;
+use crate::failure::Failure;
+use crate::launch::{LISTENING, end_with};
+use crate::options::ServeOptions;
+use service::PartService;
+
+/// The largest message of a coordinator: a piece of a model, or the digests of all crossing tensors.
+const LARGEST: usize = 64 << 20;
+
+/// Serves coordinators, one at a time, until the process is ended.
+pub(crate) fn serve(options: &ServeOptions) -> Result<(), Failure> {
+    if let Some(parent) = options.parent {
+        end_with(parent)?;
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::because("can't start threads", &error))?;
+    runtime.block_on(listen(options))
+}
+
+async fn listen(options: &ServeOptions) -> Result<(), Failure> {
+    let address = options.listen;
+    let refused = |error: &io::Error| {
+        Failure::usage(format!(
+            "--listen {address}: {error}; choose an address of this machine and a free port"
+        ))
+    };
+    let listener = TcpListener::bind(address).await.map_err(|error| refused(&error))?;
+    let address = listener.local_addr().map_err(|error| refused(&error))?;
+    {
+        let mut stdout = io::stdout().lock();
+        writeln!(stdout, "{LISTENING}{address}")
+            .and_then(|()| stdout.flush())
+            .map_err(|error| Failure::output(&error))?;
+    }
+    let service = PartServer::new(PartService::new(address.ip())).max_decoding_message_size(LARGEST);
+    Server::builder()
+        .tcp_nodelay(true)
+        .add_service(service)
+        .serve_with_incoming(TcpListenerStream::new(listener))
+        .await
+        .map_err(|error| Failure::because(&format!("can't serve at {address}"), &error))
+}

@@ -1,0 +1,250 @@
+//! A part that has its model: it connects to the other parts, and runs turns.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tonic_rdma_graph::GraphError;
+use tonic_rdma_graph::dataflow::{Kernel, NodeId, Topology};
+use tonic_rdma_graph::explain::{SenderReport, Sent};
+use tonic_rdma_graph::onnx::{Model, ModelValue};
+use tonic_rdma_graph::placement::{CrossingId, Part, Partition, Placements, analyse};
+use tonic_rdma_graph::schedule::{self, CrossingCounts, Executor, Stop, Transfers, Work};
+use tonic_rdma_graph::session::{self, Listener, Peering, Session};
+use tonic_rdma_graph::sites::NodeSites;
+use tonic_rdma_graph::transfer::Mode;
+
+use super::checks::Checks;
+use crate::control::messages::{Connected, Described, Differs, Done, Expected, Job, SentCounts, Turn};
+use crate::failure::Failure;
+use crate::set::{lengths, settings};
+
+/// The largest amount of registered memory for tensors that cross.
+const REGISTERED: u64 = 1 << 30;
+
+/// A part that has loaded its model.
+pub(super) struct Loaded {
+    job: Job,
+    graph: Arc<Topology>,
+    placements: Arc<Placements>,
+    kernels: HashMap<NodeId, Box<dyn Kernel<ModelValue>>>,
+    checks: Checks,
+    modes: Vec<Mode>,
+    listener: Listener,
+}
+
+/// A part that is connected to the other parts.
+pub(super) struct Running {
+    part: Part,
+    placements: Arc<Placements>,
+    checks: Checks,
+    executor: Executor<ModelValue>,
+    /// The transfers of each mode. Those of the mode in use are in the executor.
+    transfers: HashMap<Mode, Box<dyn Transfers<ModelValue>>>,
+    current: Mode,
+    modes: Vec<Mode>,
+    sites: Arc<NodeSites>,
+    /// The counters of each crossing tensor after the first turn of a mode.
+    first: HashMap<Mode, Vec<CrossingCounts>>,
+    connected: Connected,
+    /// The set of inputs of the values that are kept for replays.
+    kept: u64,
+    /// Keeps the connections.
+    _session: Session,
+}
+
+impl Loaded {
+    /// Loads the model of a job, and listens for the other parts.
+    pub(super) fn load(job: Job, file: &[u8], address: IpAddr) -> Result<Self, Failure> {
+        let refused = |error: GraphError| Failure::refused(&error);
+        let model =
+            Model::read(Path::new(&job.model), file, &settings(&job.symbols, job.seed)?).map_err(refused)?;
+        let graph = Arc::clone(model.topology());
+        let parts = job.assignment.iter().map(|part| Part(*part)).collect();
+        let partition = Partition::new(&graph, job.parts, parts).map_err(refused)?;
+        let placements = Arc::new(analyse(&graph, &partition).map_err(refused)?);
+        let part = Part(job.part);
+        let kernels = model.kernels(placements.nodes_of(part).iter().copied()).map_err(refused)?;
+        let symbols = model.symbols();
+        let mut inputs = Vec::new();
+        for set in 0..job.sets {
+            let all = model.inputs(set, job.seed, &lengths(&symbols, &job.lengths, set)).map_err(refused)?;
+            inputs.push(all.into_iter().filter(|(id, _)| partition.part_of(*id) == Some(part)).collect());
+        }
+        let checks = Checks::new(inputs, graph.results().to_vec());
+        let modes =
+            job.modes.iter().map(|mode| mode.parse().map_err(|reason: String| Failure::usage(reason)));
+        let modes = modes.collect::<Result<Vec<Mode>, _>>()?;
+        let settings = session::Settings::from_env().map_err(refused)?;
+        let listener = Listener::bind(&SocketAddr::new(address, 0).to_string(), settings);
+        let listener =
+            listener.map_err(|error| Failure::because("can't listen for the other parts", &error))?;
+        Ok(Self { job, graph, placements, kernels: kernels.into_iter().collect(), checks, modes, listener })
+    }
+
+    /// Returns the port at which the other parts connect.
+    pub(super) fn port(&self) -> u16 {
+        self.listener.address().port()
+    }
+
+    /// Connects to the other parts, which listen at `peers`.
+    pub(super) fn connect(self, peers: Vec<String>) -> Result<Running, Failure> {
+        let failed = |error: GraphError| Failure::because("can't connect with the other parts", &error);
+        let Self { job, graph, placements, kernels, checks, modes, listener } = self;
+        let (part, limit) = (Part(job.part), Duration::from_millis(job.limit_ms));
+        let mut peering = Peering::new(part, peers, &graph, &placements);
+        peering.modes.clone_from(&modes);
+        peering.window = job.window;
+        peering.timeout = limit;
+        let session = listener.connect(peering).map_err(failed)?;
+        let mut transfers = HashMap::new();
+        for mode in &modes {
+            transfers.insert(*mode, session.transfers(*mode).map_err(failed)?);
+        }
+        let first = modes.first().and_then(|mode| Some((*mode, transfers.remove(mode)?)));
+        let (current, in_use) = first.ok_or_else(|| Failure::usage("no mode was asked for"))?;
+        let mut settings = schedule::Settings::default();
+        settings.receive = job.receive.parse().map_err(|reason: String| Failure::usage(reason))?;
+        settings.window = job.window;
+        settings.deadline = limit;
+        let sites = Arc::new(NodeSites::new(&graph, REGISTERED));
+        let executor = Executor::new(
+            graph,
+            Arc::clone(&placements),
+            part,
+            kernels,
+            in_use,
+            Arc::clone(&sites),
+            settings,
+        );
+        let executor = executor.map_err(|error| Failure::because("can't begin", &error))?;
+        let connected = Connected { static_addresses: session.addresses_distributed().learned };
+        Ok(Running {
+            part,
+            placements,
+            checks,
+            executor,
+            transfers,
+            current,
+            modes,
+            sites,
+            first: HashMap::new(),
+            connected,
+            kept: 0,
+            _session: session,
+        })
+    }
+}
+
+impl Running {
+    /// Returns a handle that stops the run from another thread.
+    pub(super) fn stop(&self) -> Stop {
+        self.executor.stop_handle()
+    }
+
+    /// Returns what was done to connect.
+    pub(super) fn connected(&self) -> Connected {
+        self.connected.clone()
+    }
+
+    /// Sets what is compared.
+    pub(super) fn expect(&mut self, expected: Expected) {
+        self.checks.expect(expected);
+    }
+
+    /// Runs a turn. Returns the first tensor that differs from the unsplit model too.
+    pub(super) fn run(&mut self, turn: &Turn) -> Result<(Done, Option<(Differs, Bytes)>), Failure> {
+        let mode: Mode = turn.mode.parse().map_err(|reason: String| Failure::usage(reason))?;
+        self.change(mode)?;
+        let end = turn.first + turn.count;
+        let work = if turn.replay { Work::Replay } else { Work::ComputeAndKeep };
+        let mut checking = self.checks.begin(turn, self.kept);
+        let report = self
+            .executor
+            .run(turn.first..end, work, &mut checking)
+            .map_err(|error| Failure::because(&turn.mode, &error))?;
+        let (mut done, difference) = (checking.done, checking.difference);
+        done.nanos = report.elapsed.as_nanos().try_into().unwrap_or(u64::MAX);
+        if !turn.replay {
+            self.kept = self.checks.set_of(end.saturating_sub(1));
+        }
+        if !self.first.contains_key(&mode) {
+            let counts = self
+                .placements
+                .crossings()
+                .iter()
+                .map(|crossing| self.executor.transfers().counts(crossing.id));
+            let counts = counts.collect();
+            self.first.insert(mode, counts);
+        }
+        Ok((done, difference))
+    }
+
+    /// Uses the transfers of this mode from now on.
+    fn change(&mut self, mode: Mode) -> Result<(), Failure> {
+        if mode != self.current {
+            let transfers = self.transfers.remove(&mode);
+            let transfers =
+                transfers.ok_or_else(|| Failure::run(format!("this part is not connected for {mode}")))?;
+            let former = self.executor.replace_transfers(transfers);
+            self.transfers.insert(self.current, former);
+            self.current = mode;
+        }
+        Ok(())
+    }
+
+    /// Describes the tensors that this part sends.
+    pub(super) fn describe(&self) -> Described {
+        let mut described = Described::default();
+        for mode in &self.modes {
+            let transfers = match self.transfers.get(mode) {
+                Some(transfers) => transfers.as_ref(),
+                None => self.executor.transfers(),
+            };
+            let mut counts = SentCounts { mode: mode.to_string(), ..SentCounts::default() };
+            for crossing in self.placements.leaving(self.part) {
+                let all = transfers.counts(crossing.id);
+                let first = self.first.get(mode).and_then(|counts| counts.get(crossing.id.0)).copied();
+                let first = first.unwrap_or_default();
+                counts.sent += all.sent - first.sent;
+                counts.copied += all.copied - first.copied;
+                if *mode == Mode::RdmaZerocp {
+                    described.tensors.push(self.report(crossing.id, first, all));
+                }
+            }
+            described.modes.push(counts);
+        }
+        described
+    }
+
+    fn report(&self, crossing: CrossingId, first: CrossingCounts, all: CrossingCounts) -> SenderReport {
+        let sent = |counts: CrossingCounts| Sent {
+            in_place: counts.sent.saturating_sub(counts.copied + counts.inline),
+            copied: counts.copied,
+            inline: counts.inline,
+        };
+        SenderReport::new(crossing, &self.sites, sent(first), sent(all))
+    }
+}
+
+impl fmt::Debug for Loaded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Loaded")
+            .field("job", &self.job)
+            .field("listener", &self.listener)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Running {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Running")
+            .field("part", &self.part)
+            .field("mode", &self.current)
+            .finish_non_exhaustive()
+    }
+}

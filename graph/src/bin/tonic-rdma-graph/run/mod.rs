@@ -1,0 +1,166 @@
+//! The coordinator: it starts or reaches the parts, has them run turns in each mode, and compares everything with the unsplit model.
+
+mod parts;
+mod plan;
+mod reference;
+mod results;
+mod rounds;
+
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tonic_rdma_graph::dataflow::Role;
+
+use crate::control::messages::{Connected, Order, Report};
+use crate::failure::Failure;
+use crate::launch::Children;
+use crate::options::RunOptions;
+use crate::output::{Results, check_outputs};
+use parts::Parts;
+use plan::Plan;
+use reference::Reference;
+use rounds::Rounds;
+
+/// The number of parts if the command line has none.
+const DEFAULT_PARTS: usize = 2;
+/// The size of the pieces in which a model goes to the parts.
+const PIECE: usize = 1 << 20;
+
+/// Runs a model in parts, shows what was found, and fails if a check did not hold.
+pub(crate) fn run(options: &RunOptions) -> Result<(), Failure> {
+    let parts = number_of_parts(options)?;
+    check_outputs(&[("--json", options.json.as_deref()), ("--plot", options.plot.as_deref())])?;
+    if options.nodes {
+        return nodes(options);
+    }
+    let plan = Arc::new(Plan::new(options, parts)?);
+    let parts = plan.placements.partition().count();
+    let (children, addresses) = match &options.hosts {
+        Some(hosts) => (Children::default(), hosts.0.clone()),
+        None => Children::start(parts)?,
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::because("can't start threads", &error))?;
+    let outcome = runtime.block_on(coordinate(options, &plan, children, &addresses));
+    // A reference that still runs is of no use to anybody.
+    runtime.shutdown_background();
+    let (results, differences) = outcome?;
+    results.show(options.explain, options.json.as_deref(), options.plot.as_deref())?;
+    verdict(&results, &differences)
+}
+
+/// Shows the nodes of the model, as `--cut` and `--assign` name them.
+fn nodes(options: &RunOptions) -> Result<(), Failure> {
+    let (_, model) = plan::load(options)?;
+    let mut text = String::new();
+    for (_, node) in model.topology().nodes().filter(|(_, node)| node.role != Role::Constant) {
+        let outputs: Vec<String> = node.outputs.iter().map(ToString::to_string).collect();
+        text.push_str(&format!("{}  {}  {}\n", node.name, node.kind, outputs.join(", ")));
+    }
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(|error| Failure::output(&error))
+}
+
+fn number_of_parts(options: &RunOptions) -> Result<usize, Failure> {
+    let cuts = options.cut.as_ref().map(|cuts| cuts.0.len());
+    if let (Some(parts), Some(cuts)) = (options.parts, cuts)
+        && parts != cuts + 1
+    {
+        return Err(Failure::usage(format!(
+            "--parts {parts} and the {cuts} nodes of --cut contradict one another: {cuts} cuts make {} parts",
+            cuts + 1
+        )));
+    }
+    let asked = cuts.map(|cuts| cuts + 1).or(options.parts);
+    match (asked, &options.hosts) {
+        (Some(parts), Some(hosts)) if hosts.0.len() != parts => Err(Failure::usage(format!(
+            "--hosts names {} hosts for {parts} parts: name one for each part",
+            hosts.0.len()
+        ))),
+        (None, Some(hosts)) => Ok(hosts.0.len()),
+        (parts, _) => Ok(parts.unwrap_or(DEFAULT_PARTS)),
+    }
+}
+
+async fn coordinate(
+    options: &RunOptions,
+    plan: &Arc<Plan>,
+    children: Children,
+    addresses: &[String],
+) -> Result<(Results, Vec<String>), Failure> {
+    let mut parts = Parts::open(children, addresses, options.timeout).await?;
+    for part in 0..parts.len() {
+        for start in (0..plan.file.len()).step_by(PIECE) {
+            let piece = plan.file.slice(start..plan.file.len().min(start + PIECE));
+            parts.send(part, &Order::Model, piece).await?;
+        }
+        parts.send(part, &Order::Load(plan.job(options, part)), Bytes::new()).await?;
+    }
+    // The parts load the model while this process runs it.
+    let reference = {
+        let (plan, seed, lengths) = (Arc::clone(plan), options.seed, options.lengths.0.clone());
+        tokio::task::spawn_blocking(move || Reference::compute(&plan, seed, &lengths))
+    };
+    let ports = parts.gather("loaded the model", |report| match report {
+        Report::Loaded { port } => Ok(port),
+        other => Err(other),
+    });
+    let ports = ports.await?;
+    let peers: Vec<String> =
+        addresses.iter().zip(ports).map(|(address, port)| with_port(address, port)).collect();
+    parts.send_all(&Order::Connect { peers }).await?;
+    let connected = parts.gather("connected", |report| match report {
+        Report::Connected(connected) => Ok(connected),
+        other => Err(other),
+    });
+    let connected: Vec<Connected> = connected.await?;
+    let reference = reference.await.map_err(|error| Failure::because("the unsplit model", &error))??;
+    for part in 0..parts.len() {
+        parts.send(part, &Order::Expect(reference.expected(plan, part)?), Bytes::new()).await?;
+    }
+    let ready = parts.gather("took what it has to check", |report| match report {
+        Report::Ready => Ok(()),
+        other => Err(other),
+    });
+    ready.await?;
+    let mut rounds = Rounds::new(options, plan, &reference);
+    rounds.run(&mut parts).await?;
+    parts.send_all(&Order::Describe).await?;
+    let described = parts.gather("described its tensors", |report| match report {
+        Report::Tensors(described) => Ok(described),
+        other => Err(other),
+    });
+    let described = described.await?;
+    let addresses = connected.iter().map(|connected| connected.static_addresses).sum();
+    let differences = std::mem::take(&mut rounds.differences);
+    let modes = rounds.rows(&described);
+    Ok((results::results(options, plan, &reference, addresses, &described, modes), differences))
+}
+
+/// Returns the address with another port.
+fn with_port(address: &str, port: u16) -> String {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    format!("{host}:{port}")
+}
+
+/// Fails if a check did not hold.
+fn verdict(results: &Results, differences: &[String]) -> Result<(), Failure> {
+    let errors: u64 = results.modes.iter().map(|mode| mode.errors).sum();
+    match differences.first() {
+        Some(first) => Err(Failure::run(format!("{errors} tensors differ from the unsplit model; {first}"))),
+        None if errors > 0 => Err(Failure::run(format!("{errors} tensors differ from the unsplit model"))),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_gets_another_port() {
+        assert_eq!(with_port("host:1", 2), "host:2");
+        assert_eq!(with_port("[::1]:50", 70), "[::1]:70");
+    }
+}

@@ -1,0 +1,166 @@
+//! The turns of a run: all modes in turn, so that what else the machine does concerns all of them.
+
+use tonic_rdma_graph::transfer::Mode;
+
+use super::parts::Parts;
+use super::plan::Plan;
+use super::reference::Reference;
+use crate::control::messages::{Described, Done, Order, Report, Turn};
+use crate::failure::Failure;
+use crate::options::RunOptions;
+use crate::output::ModeRow;
+
+/// The number of rounds that are measured.
+const ROUNDS: u64 = 3;
+/// The time that a turn of replays should take, in nanoseconds, so that the difference between the starts of two parts does not count.
+const REPLAY: u64 = 150_000_000;
+/// The least and the largest number of steps of a turn of replays.
+const REPLAYS: (u64, u64) = (4, 2000);
+
+/// The turns, and what they showed.
+#[derive(Debug)]
+pub(crate) struct Rounds<'a> {
+    plan: &'a Plan,
+    reference: &'a Reference,
+    /// Micro-batches of a step.
+    batches: u64,
+    steps: u64,
+    /// The number of the next micro-batch.
+    next: u64,
+    modes: Vec<Measured>,
+    /// The first tensor that differs in each turn with errors.
+    pub(crate) differences: Vec<String>,
+}
+
+/// What was measured of a mode.
+#[derive(Clone, Debug, Default)]
+struct Measured {
+    name: String,
+    /// The steps of a turn of replays.
+    replays: u64,
+    /// Time of a step in each round, in nanoseconds.
+    steps: Vec<f64>,
+    transfers: Vec<f64>,
+    checked: u64,
+    errors: u64,
+}
+
+impl<'a> Rounds<'a> {
+    /// Makes the rounds of a run.
+    pub(crate) fn new(options: &RunOptions, plan: &'a Plan, reference: &'a Reference) -> Self {
+        let measured = |name: String| Measured { name, ..Measured::default() };
+        let modes = plan.modes.iter().map(|mode| measured(mode.to_string())).collect();
+        Self {
+            plan,
+            reference,
+            batches: options.micro_batches,
+            steps: options.steps,
+            next: 0,
+            modes,
+            differences: Vec::new(),
+        }
+    }
+
+    /// Has the parts carry out all turns.
+    pub(crate) async fn run(&mut self, parts: &mut Parts) -> Result<(), Failure> {
+        // The mode that copies nothing is first, so that its first micro-batch is the one in which allocation sites are traced.
+        let mut order: Vec<usize> = (0..self.modes.len()).collect();
+        order.sort_by_key(|mode| self.plan.modes[*mode] != Mode::RdmaZerocp);
+        for mode in order {
+            self.warm_up(parts, mode).await?;
+        }
+        let rounds = ROUNDS.min(self.steps);
+        for round in 0..rounds {
+            // The steps are spread over the rounds.
+            let steps = self.steps * (round + 1) / rounds - self.steps * round / rounds;
+            for mode in 0..self.modes.len() {
+                let nanos = self.turn(parts, mode, steps * self.batches, false, true).await?;
+                self.modes[mode].steps.push(nanos as f64 / steps as f64);
+                let replays = self.modes[mode].replays;
+                let nanos = self.turn(parts, mode, replays * self.batches, true, false).await?;
+                self.modes[mode].transfers.push(nanos as f64 / replays as f64);
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the first micro-batches of a mode, and replays, which are compared too.
+    async fn warm_up(&mut self, parts: &mut Parts, mode: usize) -> Result<(), Failure> {
+        self.turn(parts, mode, 1, false, true).await?;
+        self.turn(parts, mode, self.batches, false, true).await?;
+        let steps = REPLAYS.0;
+        // The first replay is slower than later ones.
+        self.turn(parts, mode, steps * self.batches, true, true).await?;
+        let nanos = self.turn(parts, mode, steps * self.batches, true, false).await?;
+        self.modes[mode].replays = (REPLAY / (nanos / steps).max(1)).clamp(REPLAYS.0, REPLAYS.1);
+        Ok(())
+    }
+
+    /// Has all parts run micro-batches, and returns the time of the slowest part.
+    async fn turn(
+        &mut self,
+        parts: &mut Parts,
+        mode: usize,
+        count: u64,
+        replay: bool,
+        check: bool,
+    ) -> Result<u64, Failure> {
+        let name = self.modes[mode].name.clone();
+        let turn = Turn { mode: name, first: self.next, count, replay, check };
+        self.next += count;
+        parts.send_all(&Order::Run(turn)).await?;
+        let done = parts.gather("run its micro-batches", |report| match report {
+            Report::Done(done) => Ok(done),
+            other => Err(other),
+        });
+        let done: Vec<Done> = done.await?;
+        let measured = &mut self.modes[mode];
+        measured.checked += done.iter().map(|done| done.checked).sum::<u64>();
+        measured.errors += done.iter().map(|done| done.errors).sum::<u64>();
+        for (differs, content) in parts.differing.drain(..) {
+            self.differences.push(self.reference.describe(self.plan, &differs, &content));
+        }
+        Ok(done.iter().map(|done| done.nanos).max().unwrap_or(0))
+    }
+
+    /// Returns the rows of the table.
+    pub(crate) fn rows(self, described: &[Described]) -> Vec<ModeRow> {
+        let row = |mode: Measured| {
+            let counts =
+                described.iter().flat_map(|part| &part.modes).filter(|counts| counts.mode == mode.name);
+            let (sent, copied) =
+                counts.fold((0, 0), |(sent, copied), counts| (sent + counts.sent, copied + counts.copied));
+            ModeRow {
+                step_us: median(mode.steps) / 1000.0,
+                transfer_us: median(mode.transfers) / 1000.0,
+                sender_copies_per_tensor: if sent == 0 { 0.0 } else { copied as f64 / sent as f64 },
+                checked: mode.checked,
+                errors: mode.errors,
+                mode: mode.name,
+            }
+        };
+        self.modes.into_iter().map(row).collect()
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    match values.len() {
+        0 => 0.0,
+        count if count % 2 == 1 => values[count / 2],
+        count => f64::midpoint(values[count / 2 - 1], values[count / 2]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_are_in_the_middle() {
+        assert_eq!(
+            [median(vec![3.0, 1.0, 2.0]), median(vec![4.0, 1.0]), median(Vec::new())],
+            [2.0, 2.5, 0.0]
+        );
+    }
+}
