@@ -150,7 +150,10 @@ impl Session {
     pub fn transfers<V: Value>(&self, mode: Mode) -> Result<Box<dyn Transfers<V>>, GraphError> {
         if !self.modes.contains(&mode) {
             let names: Vec<String> = self.modes.iter().map(Mode::to_string).collect();
-            return Err(setting("mode", format!("{mode}: this session was made for {}", names.join(", "))));
+            return Err(setting(
+                "mode",
+                format!("{mode}: this session was made for {}", names.join(" and ")),
+            ));
         }
         let ends = lock(&self.ends).remove(&mode);
         let taken = || setting("mode", format!("{mode}: its transfers were taken already"));
