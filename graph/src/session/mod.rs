@@ -34,6 +34,8 @@ mod links;
 mod listener;
 mod service;
 mod state;
+#[cfg(test)]
+mod tests;
 mod text;
 mod threads;
 

@@ -40,9 +40,7 @@ fn graph() -> (Topology, Arc<Placements>) {
 }
 
 /// Runs `calls` while part 0 connects. Returns how the connecting ended.
-fn while_connecting<F: Future<Output = ()>>(
-    calls: impl FnOnce(Client, HelloReply) -> F,
-) -> GraphError {
+fn while_connecting<F: Future<Output = ()>>(calls: impl FnOnce(Client, HelloReply) -> F) -> GraphError {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (graph, placements) = graph();
     let listener = Listener::bind("127.0.0.1:0", Settings::default()).unwrap();
@@ -113,7 +111,8 @@ fn bad_calls_are_refused_by_name_and_harm_nothing() {
         let token = greet(Some(caller.clone()), 0).await.unwrap().token;
         assert_eq!((token.len(), greet(Some(caller), 0).await.unwrap().token), (16, token.clone()));
 
-        let status = client.clone().watch(WatchRequest { token: Bytes::from_static(&[0; 16]) }).await.unwrap_err();
+        let status =
+            client.clone().watch(WatchRequest { token: Bytes::from_static(&[0; 16]) }).await.unwrap_err();
         assert_eq!(status.message(), "the caller is no part of this session");
 
         let put = |change: &dyn Fn(&mut PutRequest)| {
@@ -140,7 +139,10 @@ fn bad_calls_are_refused_by_name_and_harm_nothing() {
             assert_eq!(reason, "the caller is no part of this session");
         }
         for mode in [0, 2, 9] {
-            assert_eq!(refused(put(&|it| it.mode = mode).await), format!("mode {mode} is not one of this session"));
+            assert_eq!(
+                refused(put(&|it| it.mode = mode).await),
+                format!("mode {mode} is not one of this session")
+            );
         }
         let reason = refused(put(&|it| it.mode = 5).await);
         assert_eq!(reason, "no call brings a tensor in mode rdma-zerocp");
