@@ -12,7 +12,8 @@ use tonic_rdma_tensor::{Channel, ChannelError, RdmaDevice};
 use crate::error::GraphError;
 use crate::placement::{Crossing, Part, Placement};
 use crate::session::control::endpoint;
-use crate::session::listener::{MESSAGE_MARGIN, Peering, Settings, calls};
+use crate::session::peering::Peering;
+use crate::session::settings::{MESSAGE_MARGIN, Settings, calls};
 use crate::transfer::proto::parts_client::PartsClient;
 use crate::transfer::{Caller, Mode, Reason, SlotSender};
 
