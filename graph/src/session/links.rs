@@ -116,7 +116,7 @@ async fn caller(plan: Plan<'_>, mode: Mode) -> Result<Caller, GraphError> {
             let connecting = endpoint.connect_with_connector(connector.clone());
             let channel = connecting.await.map_err(|error| plan.no_rdma(mode, error.into()))?;
             let info = connector.last_connection();
-            if !info.as_ref().is_some_and(|info| info.provider().is_some()) {
+            if info.as_ref().and_then(RdmaConnectInfo::provider).is_none() {
                 return Err(plan.no_rdma(mode, no_connection(info.as_ref())));
             }
             Ok(Caller::Http2(PartsClient::new(channel).max_encoding_message_size(longest)))

@@ -20,6 +20,7 @@ use crate::session::settings::{
 };
 use crate::session::state::Hall;
 use crate::session::threads::Threads;
+use crate::session::unlisted::Unlisted;
 use crate::transfer::proto::parts_server::PartsServer;
 
 /// A process that listens for the other parts of a graph. They may call before this process knows its graph; they wait until it
@@ -112,7 +113,8 @@ async fn listen(
         .max_frame_size(MAX_FRAME)
         .http2_keepalive_interval(Some(PING_INTERVAL))
         .http2_keepalive_timeout(Some(PING_LIMIT));
-    let server = RdmaServer::new().http2(http2).calls(calls(&settings)).add_service(device.service());
+    let server =
+        RdmaServer::new().http2(http2).calls(calls(&settings)).add_service(Unlisted::new(device.service()));
     let server = server.add_service(service).serve_with_incoming(incoming);
     tokio::spawn(async move {
         if let Err(error) = server.await {

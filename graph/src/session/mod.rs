@@ -41,6 +41,7 @@ mod state;
 mod tests;
 mod text;
 mod threads;
+mod unlisted;
 
 pub use connected::{Addresses, Session};
 pub use fingerprint::Fingerprint;

@@ -7,8 +7,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::net::TcpSocket;
-use tonic::transport::Channel;
-use tonic::{Code, Status};
+use tonic::client::Grpc;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Request, Status};
+use tonic_prost::ProstCodec;
 use tonic_rdma_tensor::Dtype;
 
 use super::{Listener, Peering, Settings};
@@ -17,7 +20,7 @@ use crate::dataflow::{Dim, Fact, Node, NodeId, Outlet, Role, Topology};
 use crate::placement::{Part, Partition, Placements, analyse};
 use crate::transfer::Mode;
 use crate::transfer::proto::parts_client::PartsClient;
-use crate::transfer::proto::{Description, HelloReply, HelloRequest, PutRequest, WatchRequest};
+use crate::transfer::proto::{Description, HelloReply, HelloRequest, PutReply, PutRequest, WatchRequest};
 
 type Client = PartsClient<Channel>;
 
@@ -173,4 +176,20 @@ fn bad_calls_are_refused_by_name_and_harm_nothing() {
         end(client).await;
     });
     assert!(matches!(error, GraphError::Version { .. }), "{error}");
+}
+
+/// The names of slots contain secrets.
+#[test]
+fn a_part_does_not_list_its_slots() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let listener = Listener::bind("127.0.0.1:0", Settings::default()).unwrap();
+    let status = runtime.block_on(async {
+        let channel = Endpoint::from_shared(format!("http://{}", listener.address())).unwrap();
+        let mut client = Grpc::new(channel.connect().await.unwrap());
+        client.ready().await.unwrap();
+        let codec = ProstCodec::<PutReply, PutReply>::default();
+        let path = PathAndQuery::from_static("/tonic_rdma.tensor.v1.TensorDevice/Describe");
+        client.unary(Request::new(PutReply {}), path, codec).await.unwrap_err()
+    });
+    assert_eq!((status.code(), status.message()), (Code::PermissionDenied, "a part does not list its slots"));
 }

@@ -106,9 +106,11 @@ impl<V: Value> Transfers<V> for SlotTransfers<V> {
         let inbox = incoming.inbox.here();
         let inbox = inbox.map_err(|error| base.transfer(&incoming.crossing, peer, step, error.into()))?;
         let Some(inbox) = inbox else { return Ok(None) };
+        // Before the look: all that a part had sent when it ended is here.
+        let well = base.peers.check(peer);
         match inbox.try_take() {
             Ok(Some(value)) => Ok(Some(value)),
-            Ok(None) => base.peers.check(peer).map(|()| None),
+            Ok(None) => well.map(|()| None),
             Err(error) => Err(base.slot_error(&incoming.crossing, peer, step, error)),
         }
     }
@@ -133,9 +135,10 @@ impl<V: Value> Transfers<V> for SlotTransfers<V> {
                     return Poll::Ready(Err(base.transfer(&incoming.crossing, peer, step, error.into())));
                 }
             };
+            let well = base.peers.check(peer);
             match inbox.try_take() {
                 Ok(Some(value)) => return Poll::Ready(Ok(value)),
-                Ok(None) => base.peers.check(peer)?,
+                Ok(None) => well?,
                 Err(error) => {
                     return Poll::Ready(Err(base.slot_error(&incoming.crossing, peer, step, error)));
                 }
@@ -344,9 +347,9 @@ impl Base {
     /// Makes the error of a slot. What the session knows of the peer says more than the end of a link.
     fn slot_error(&self, crossing: &Crossing, peer: Part, step: u64, error: SlotError) -> GraphError {
         match error {
-            SlotError::Channel(error @ (ChannelError::PeerLost { .. } | ChannelError::Closed(_))) => {
-                self.peer_lost(peer, error.into())
-            }
+            SlotError::Channel(
+                error @ (ChannelError::PeerLost { .. } | ChannelError::Closed(_) | ChannelError::Device(_)),
+            ) => self.peer_lost(peer, error.into()),
             SlotError::Channel(error) => self.transfer(crossing, peer, step, error.into()),
             SlotError::Other(source) => self.transfer(crossing, peer, step, source),
         }
