@@ -1,6 +1,7 @@
 //! The convergence of training: figure 10 of the paper. `tonic-rdma-training` writes a result for each mode, with all steps. Of
 //! these, a stored figure keeps a row for each mode.
 
+#[allow(dead_code, reason = "the training uses the rest")]
 #[path = "../../../../training/src/plot.rs"]
 mod plot;
 
@@ -17,7 +18,7 @@ use crate::page::Figure;
 pub(crate) fn into_rows(result: &mut Value) {
     let Some(modes) = result["modes"].as_array() else { return };
     let network = result["model"].as_object().and_then(|model| model.iter().next());
-    let texts = network.is_some_and(|(kind, _)| kind == "Recurrent");
+    let texts = network.is_some_and(|(kind, _)| kind == "recurrent");
     let rows: Vec<Value> = modes.iter().map(|mode| row(mode, result, texts)).collect();
     *result = json!({
         "rows": rows,
@@ -123,7 +124,7 @@ mod into_rows_tests {
             json!({ "mode": mode, "losses": [2.0, 1.0, 0.5], "steps_s": [9.0, step, step], "seconds": 9.0 + 2.0 * step,
                     "points": [point(step)], "time_to_target_s": null, "weights": "a", "sent_later": { "copied": 0 } })
         };
-        let mut result = json!({ "model": { "Pictures": "cnn" }, "workers": 2, "batch": 64, "cores": 2, "target": 0.85,
+        let mut result = json!({ "model": { "pictures": "cnn" }, "workers": 2, "batch": 64, "cores": 2, "target": 0.85,
                                  "modes": [mode("grpc-tcp", 0.5), mode("rdma-zerocp", 0.25)] });
         into_rows(&mut result);
         let row = &result["rows"][1];
@@ -143,7 +144,7 @@ mod into_rows_tests {
     fn texts_are_judged_by_their_loss() {
         let mode =
             json!({ "mode": "grpc-tcp", "points": [{ "seconds": 1.0, "loss": 2.5, "accuracy": 0.1 }] });
-        let mut result = json!({ "model": { "Recurrent": { "hidden": 8 } }, "modes": [mode] });
+        let mut result = json!({ "model": { "recurrent": { "hidden": 8 } }, "modes": [mode] });
         into_rows(&mut result);
         assert_eq!(
             (&result["rows"][0]["of"], &result["rows"][0]["points"]),
