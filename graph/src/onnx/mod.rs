@@ -1,7 +1,7 @@
 //! ONNX models, by the engine `tract`.
 //!
 //! ```text
-//!  load        a file, checked; symbolic dimensions; seeded weights   → the engine's graph, optimised
+//!  load        a file, checked; other lengths; seeded weights         → the engine's graph, optimised
 //!  convert     the engine's graph                                     → Topology, in an order that is the same in all processes
 //!  kernel      one node of the engine's graph                         → Kernel; finds the lengths of symbolic dimensions
 //!  value       a tensor of the engine                                 → Value, without a copy
@@ -13,6 +13,7 @@
 mod check;
 mod convert;
 mod kernel;
+mod lengths;
 mod load;
 mod reference;
 mod settings;
@@ -68,6 +69,14 @@ impl Model {
 
     /// Makes a model of the content of a file. `path` is for messages, and its folder for tensors that the content leaves to other
     /// files.
+    ///
+    /// ```
+    /// use std::path::Path;
+    /// use tonic_rdma_graph::onnx::{Model, ModelSettings};
+    ///
+    /// let error = Model::read(Path::new("text.onnx"), b"no model", &ModelSettings::default()).unwrap_err();
+    /// assert!(error.to_string().starts_with("the model text.onnx: "), "{error}");
+    /// ```
     ///
     /// # Errors
     /// As for [`load`](Self::load).
@@ -129,3 +138,6 @@ impl Model {
         Some(OutletId::new(*self.nodes.get(outlet.node.0)?, outlet.output))
     }
 }
+
+#[cfg(test)]
+mod tests;

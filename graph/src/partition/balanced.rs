@@ -12,7 +12,7 @@ use crate::error::GraphError;
 use crate::placement::{Part, Partition};
 
 /// How much more work than necessary the part with the most work may have, in percent, so that fewer bytes cross.
-pub const SLACK_PERCENT: u32 = 25;
+pub const SLACK_PERCENT: u32 = 10;
 
 /// The most beginnings that are looked at as a whole.
 const BEGINNINGS: usize = 1000;
@@ -55,6 +55,31 @@ pub fn balanced(graph: &Topology, parts: usize) -> Result<Partition, GraphError>
 }
 
 /// Makes a partition as [`balanced`] does, with a slack of `percent`.
+///
+/// ```
+/// use tonic_rdma_graph::partition::balanced_within;
+///
+/// # use tonic_rdma_graph::dataflow::{Fact, Node, NodeId, Outlet, Role, Topology};
+/// # use tonic_rdma_graph::placement::Part;
+/// # use tonic_rdma_tensor::Dtype;
+/// # let mut graph = Topology::new();
+/// # for name in ["input", "conv", "relu", "head"] {
+/// #     let inputs = graph.len().checked_sub(1).map(|node| Outlet { node: NodeId(node), output: 0 });
+/// #     graph.add(Node {
+/// #         name: name.to_owned(),
+/// #         kind: "Example".to_owned(),
+/// #         role: if inputs.is_none() { Role::Input } else { Role::Compute },
+/// #         inputs: inputs.into_iter().collect(),
+/// #         outputs: vec![Fact::known(Dtype::F32, &[8])],
+/// #         work: 100,
+/// #         stays: false,
+/// #     })?;
+/// # }
+/// // input ─▶ conv ─▶ relu ─▶ head, with the same work in all nodes
+/// let partition = balanced_within(&graph, 3, 0)?;
+/// assert_eq!(partition.parts(), [0, 0, 1, 2].map(Part));
+/// # Ok::<(), tonic_rdma_graph::GraphError>(())
+/// ```
 ///
 /// # Errors
 /// The graph can't be split into as many parts.
