@@ -8,17 +8,6 @@ use crate::dataflow::{Node, Topology};
 use crate::placement::{Crossing, Placements};
 
 /// Hashes of what all parts of a split graph must have in common, each with its name. Parts compare them when they connect.
-///
-/// ```
-/// use tonic_rdma_graph::dataflow::Topology;
-/// use tonic_rdma_graph::placement::Placements;
-/// use tonic_rdma_graph::session::Fingerprint;
-///
-/// fn fingerprint(graph: &Topology, placements: &Placements, seed: u64) -> Fingerprint {
-///     // Beside the graph and its partition, all parts need the same seed.
-///     Fingerprint::of(graph, placements).with("the seed", &seed.to_le_bytes())
-/// }
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fingerprint {
     entries: Vec<(String, u64)>,
@@ -27,6 +16,17 @@ pub struct Fingerprint {
 impl Fingerprint {
     /// Computes the fingerprint of a split graph: of its nodes and edges, of the parts, and of the crossing tensors and their placement.
     /// The order of the nodes counts, because parts call nodes and crossing tensors by their numbers.
+    ///
+    /// ```
+    /// use tonic_rdma_graph::dataflow::Topology;
+    /// use tonic_rdma_graph::placement::Placements;
+    /// use tonic_rdma_graph::session::Fingerprint;
+    ///
+    /// fn fingerprint(graph: &Topology, placements: &Placements, seed: u64) -> Fingerprint {
+    ///     // Beside the graph and its partition, all parts need the same seed.
+    ///     Fingerprint::of(graph, placements).with("the seed", &seed.to_le_bytes())
+    /// }
+    /// ```
     pub fn of(graph: &Topology, placements: &Placements) -> Self {
         let mut parts = Xxh3::new();
         let numbers = placements.partition().parts();
