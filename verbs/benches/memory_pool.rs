@@ -1,4 +1,5 @@
 //! The cost of the pool's functions that run for every message.
+#![allow(clippy::expect_used, reason = "a bench that can't run says so by stopping")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::hint::black_box;

@@ -8,6 +8,17 @@ use crate::dataflow::{Node, Topology};
 use crate::placement::{Crossing, Placements};
 
 /// Hashes of what all parts of a split graph must have in common, each with its name. Parts compare them when they connect.
+///
+/// ```
+/// use tonic_rdma_graph::dataflow::Topology;
+/// use tonic_rdma_graph::placement::Placements;
+/// use tonic_rdma_graph::session::Fingerprint;
+///
+/// fn fingerprint(graph: &Topology, placements: &Placements, seed: u64) -> Fingerprint {
+///     // Beside the graph and its partition, all parts need the same seed.
+///     Fingerprint::of(graph, placements).with("the seed", &seed.to_le_bytes())
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fingerprint {
     entries: Vec<(String, u64)>,
@@ -18,14 +29,14 @@ impl Fingerprint {
     /// The order of the nodes counts, because parts call nodes and crossing tensors by their numbers.
     ///
     /// ```
-    /// use tonic_rdma_graph::dataflow::Topology;
-    /// use tonic_rdma_graph::placement::Placements;
-    /// use tonic_rdma_graph::session::Fingerprint;
-    ///
-    /// fn fingerprint(graph: &Topology, placements: &Placements, seed: u64) -> Fingerprint {
-    ///     // Beside the graph and its partition, all parts need the same seed.
-    ///     Fingerprint::of(graph, placements).with("the seed", &seed.to_le_bytes())
-    /// }
+    /// # use tonic_rdma_graph::dataflow::Topology;
+    /// # use tonic_rdma_graph::placement::{Partition, analyse};
+    /// # use tonic_rdma_graph::session::Fingerprint;
+    /// # let graph = Topology::new();
+    /// let placements = analyse(&graph, &Partition::new(&graph, 2, vec![])?)?;
+    /// let same = analyse(&graph, &Partition::new(&graph, 2, vec![])?)?;
+    /// assert_eq!(Fingerprint::of(&graph, &placements), Fingerprint::of(&graph, &same));
+    /// # Ok::<(), tonic_rdma_graph::GraphError>(())
     /// ```
     pub fn of(graph: &Topology, placements: &Placements) -> Self {
         let mut parts = Xxh3::new();

@@ -126,7 +126,7 @@ fn guards_that_are_forgotten_or_dropped_in_another_order_do_no_harm() {
         drop((first, one));
         drop((second, other));
         let third = trace().enter(3);
-        std::mem::forget(third);
+        let _ = std::mem::ManuallyDrop::new(third);
         // The trace of this execution is closed.
         let more: Vec<Vec<u8>> = (0..100).map(|byte| vec![byte; 1000]).collect();
         assert!(more.iter().zip(0..).all(|(bytes, byte)| bytes.iter().all(|&found| found == byte)));

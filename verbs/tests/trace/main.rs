@@ -6,13 +6,18 @@ mod memory;
 mod model;
 mod threads;
 
-use std::alloc::System;
-
 use bytes::Bytes;
 use tonic_rdma_verbs::memory::trace::{AllocationTrace, NodeSite, TracingAllocator};
 
+#[cfg(not(feature = "allocator"))]
 #[global_allocator]
-static ALLOCATOR: TracingAllocator = TracingAllocator::new(System);
+static ALLOCATOR: TracingAllocator = TracingAllocator::new(std::alloc::System);
+
+/// The allocator of the commands.
+#[cfg(feature = "allocator")]
+#[global_allocator]
+static ALLOCATOR: TracingAllocator<tonic_rdma_verbs::allocator::Chosen> =
+    TracingAllocator::new(tonic_rdma_verbs::allocator::Chosen);
 
 /// Makes a trace with a pool that is large enough for a test.
 fn trace() -> AllocationTrace {

@@ -1,6 +1,7 @@
 //! The global allocator that traces.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::mem::ManuallyDrop;
 
 use super::report::NodeSite;
 use super::state::room;
@@ -287,11 +288,15 @@ struct AbortOnUnwind;
 
 impl AbortOnUnwind {
     fn defuse(self) {
-        std::mem::forget(self);
+        let _ = ManuallyDrop::new(self);
     }
 }
 
 impl Drop for AbortOnUnwind {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "to unwind out of a global allocator is undefined behaviour"
+    )]
     fn drop(&mut self) {
         std::process::abort();
     }
