@@ -88,7 +88,7 @@ impl Variables {
         } else if state.current.number == step {
             // The first step, or a step that is done again.
             let copy = state.current.values.values().to_vec();
-            state.current.values = Block::new(&state.current.values.dims().to_vec(), copy)?;
+            state.current.values = Block::new(state.current.values.dims(), copy)?;
         } else {
             let found = state.current.number;
             return Err(
@@ -148,7 +148,7 @@ impl Variables {
                 self.update(&mut values, &mut velocities, sums.into_iter());
             }
         }
-        let values = Block::new(&old.values.dims().to_vec(), values)?;
+        let values = Block::new(old.values.dims(), values)?;
         let next = Version { number: old.number + 1, values, velocities };
         state.previous = Some(std::mem::replace(&mut state.current, next));
         Ok(())

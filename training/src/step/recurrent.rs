@@ -127,7 +127,7 @@ pub(crate) fn test(
         let rows = embedding::rows(table.as_floats()?, &characters)?;
         let of_lstm = LSTM_VARIABLES
             .iter()
-            .map(|(name, _)| Ok(of(name)?.into_tensor()?))
+            .map(|(name, _)| of(name)?.into_tensor())
             .collect::<Result<Vec<Tensor>, tonic_rdma_graph::dataflow::KernelError>>()?;
         let steps = steps_of(&rows.into_tensor()?)?;
         let states = run(model, &of_lstm, &steps)?.detach();

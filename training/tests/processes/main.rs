@@ -1,5 +1,5 @@
 //! Runs the program with several ranks as processes, on made-up samples.
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod graph;
 mod program;
