@@ -153,9 +153,14 @@ fn fault_of_launched(words: &[&str]) -> Option<String> {
 
 /// Returns an option that the source of the command in `folder` does not have.
 fn fault_of_options(folder: &str, words: &[&str]) -> Option<String> {
-    let files = ["src/options.rs", "src/arguments.rs", "src/bin/tonic-rdma-graph/options.rs"];
-    let files = files.map(|file| root().join(folder).join(file));
-    let options = files.iter().find_map(|file| fs::read_to_string(file).ok()).unwrap();
+    let files = [
+        "src/options.rs",
+        "src/arguments.rs",
+        "src/distributed/arguments.rs",
+        "src/bin/tonic-rdma-graph/options.rs",
+    ];
+    let files = files.iter().filter_map(|file| fs::read_to_string(root().join(folder).join(file)).ok());
+    let options: String = files.collect();
     let known = |option: &str| options.contains(&format!("{}:", option.replace('-', "_")));
     let unknown = words.iter().filter_map(|word| word.strip_prefix("--")).find(|option| !known(option));
     unknown.map(|option| format!("the command in {folder} has no option --{option}"))
