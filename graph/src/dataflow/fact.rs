@@ -25,6 +25,15 @@ pub struct Fact {
 
 impl Fact {
     /// Makes the fact of a tensor whose shape is known.
+    ///
+    /// ```
+    /// use tonic_rdma_graph::dataflow::Fact;
+    /// use tonic_rdma_tensor::Dtype;
+    ///
+    /// let fact = Fact::known(Dtype::F32, &[1, 3]);
+    /// assert_eq!(fact.to_string(), "float32[1, 3]");
+    /// assert_eq!(fact.bytes(1), 12);
+    /// ```
     pub fn known(dtype: Dtype, dims: &[u64]) -> Self {
         Self { dtype, dims: dims.iter().map(|length| Dim::Known(*length)).collect() }
     }

@@ -56,6 +56,31 @@ pub fn balanced(graph: &Topology, parts: usize) -> Result<Partition, GraphError>
 
 /// Makes a partition as [`balanced`] does, with a slack of `percent`.
 ///
+/// ```
+/// use tonic_rdma_graph::partition::balanced_within;
+///
+/// # use tonic_rdma_graph::dataflow::{Fact, Node, NodeId, Outlet, Role, Topology};
+/// # use tonic_rdma_graph::placement::Part;
+/// # use tonic_rdma_tensor::Dtype;
+/// # let mut graph = Topology::new();
+/// # for name in ["input", "conv", "relu", "head"] {
+/// #     let inputs = graph.len().checked_sub(1).map(|node| Outlet { node: NodeId(node), output: 0 });
+/// #     graph.add(Node {
+/// #         name: name.to_owned(),
+/// #         kind: "Example".to_owned(),
+/// #         role: if inputs.is_none() { Role::Input } else { Role::Compute },
+/// #         inputs: inputs.into_iter().collect(),
+/// #         outputs: vec![Fact::known(Dtype::F32, &[8])],
+/// #         work: 100,
+/// #         stays: false,
+/// #     })?;
+/// # }
+/// // input ─▶ conv ─▶ relu ─▶ head, with the same work in all nodes
+/// let partition = balanced_within(&graph, 3, 0)?;
+/// assert_eq!(partition.parts(), [0, 0, 1, 2].map(Part));
+/// # Ok::<(), tonic_rdma_graph::GraphError>(())
+/// ```
+///
 /// # Errors
 /// The graph can't be split into as many parts.
 pub fn balanced_within(graph: &Topology, parts: usize, percent: u32) -> Result<Partition, GraphError> {

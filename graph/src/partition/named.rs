@@ -7,6 +7,31 @@ use crate::placement::{Part, Partition};
 /// Makes a partition into one part more than there are cuts. Part 0 is the first cut's node and all that it needs. Each further part is the
 /// node of its cut and what it needs, without the earlier parts. The last part is the rest. Tensors go from lower to higher parts only.
 ///
+/// ```
+/// use tonic_rdma_graph::partition::at_cuts;
+///
+/// # use tonic_rdma_graph::dataflow::{Fact, Node, NodeId, Outlet, Role, Topology};
+/// # use tonic_rdma_graph::placement::Part;
+/// # use tonic_rdma_tensor::Dtype;
+/// # let mut graph = Topology::new();
+/// # for name in ["input", "conv", "relu", "head"] {
+/// #     let inputs = graph.len().checked_sub(1).map(|node| Outlet { node: NodeId(node), output: 0 });
+/// #     graph.add(Node {
+/// #         name: name.to_owned(),
+/// #         kind: "Example".to_owned(),
+/// #         role: if inputs.is_none() { Role::Input } else { Role::Compute },
+/// #         inputs: inputs.into_iter().collect(),
+/// #         outputs: vec![Fact::known(Dtype::F32, &[8])],
+/// #         work: 100,
+/// #         stays: false,
+/// #     })?;
+/// # }
+/// // input ─▶ conv ─▶ relu ─▶ head
+/// let partition = at_cuts(&graph, &["relu"])?;
+/// assert_eq!(partition.parts(), [0, 0, 0, 1].map(Part));
+/// # Ok::<(), tonic_rdma_graph::GraphError>(())
+/// ```
+///
 /// # Errors
 /// The graph has no such node, a cut adds no node to the earlier ones, nothing is left for the last part, or a cut separates a node from
 /// its consumer although the output can't cross.
@@ -47,6 +72,31 @@ pub fn at_cuts(graph: &Topology, cuts: &[&str]) -> Result<Partition, GraphError>
 /// Makes a partition into `count` parts from a list of `node=part`, separated by commas or lines. A node that the list does not name
 /// belongs to the highest part of its producers. An input or a constant belongs to the lowest part of its consumers. So a list of the first
 /// nodes of each part is enough for most models. Lines that begin with `#` are comments. Edges may have any direction.
+///
+/// ```
+/// use tonic_rdma_graph::partition::named;
+///
+/// # use tonic_rdma_graph::dataflow::{Fact, Node, NodeId, Outlet, Role, Topology};
+/// # use tonic_rdma_graph::placement::Part;
+/// # use tonic_rdma_tensor::Dtype;
+/// # let mut graph = Topology::new();
+/// # for name in ["input", "conv", "relu", "head"] {
+/// #     let inputs = graph.len().checked_sub(1).map(|node| Outlet { node: NodeId(node), output: 0 });
+/// #     graph.add(Node {
+/// #         name: name.to_owned(),
+/// #         kind: "Example".to_owned(),
+/// #         role: if inputs.is_none() { Role::Input } else { Role::Compute },
+/// #         inputs: inputs.into_iter().collect(),
+/// #         outputs: vec![Fact::known(Dtype::F32, &[8])],
+/// #         work: 100,
+/// #         stays: false,
+/// #     })?;
+/// # }
+/// // input ─▶ conv ─▶ relu ─▶ head
+/// let partition = named(&graph, 3, "relu=1, head=2")?;
+/// assert_eq!(partition.parts(), [0, 0, 1, 2].map(Part));
+/// # Ok::<(), tonic_rdma_graph::GraphError>(())
+/// ```
 ///
 /// # Errors
 /// The list is written wrongly, names a node twice or a node that the graph does not have, names a part of `count` or above, or separates

@@ -22,6 +22,33 @@ pub struct Placements {
 /// Crossing tensors are numbered by producer, output and destination. So all processes with this graph and this partition number them
 /// alike.
 ///
+/// ```
+/// use tonic_rdma_graph::partition::at_cuts;
+/// use tonic_rdma_graph::placement::analyse;
+///
+/// # use tonic_rdma_graph::dataflow::{Fact, Node, NodeId, Outlet, Role, Topology};
+/// # use tonic_rdma_tensor::Dtype;
+/// # let mut graph = Topology::new();
+/// # for name in ["input", "conv", "relu", "head"] {
+/// #     let inputs = graph.len().checked_sub(1).map(|node| Outlet { node: NodeId(node), output: 0 });
+/// #     graph.add(Node {
+/// #         name: name.to_owned(),
+/// #         kind: "Example".to_owned(),
+/// #         role: if inputs.is_none() { Role::Input } else { Role::Compute },
+/// #         inputs: inputs.into_iter().collect(),
+/// #         outputs: vec![Fact { dtype: Dtype::F32, dims: vec![tonic_rdma_graph::dataflow::Dim::Symbolic("N".into())] }],
+/// #         work: 100,
+/// #         stays: false,
+/// #     })?;
+/// # }
+/// // input ─▶ conv ─▶ relu ─▶ head, of a shape that is not known
+/// let placements = analyse(&graph, &at_cuts(&graph, &["relu"])?)?;
+/// let crossing = &placements.crossings()[0];
+/// assert_eq!(crossing.name, "relu to part 1");
+/// assert!(!crossing.placement.is_static());
+/// # Ok::<(), tonic_rdma_graph::GraphError>(())
+/// ```
+///
 /// # Errors
 /// The partition is that of another graph.
 pub fn analyse(graph: &Topology, partition: &Partition) -> Result<Placements, GraphError> {
