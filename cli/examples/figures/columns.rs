@@ -10,14 +10,18 @@ const ENOUGH_FOR_P99: u64 = 100;
 const ENOUGH_FOR_P999: u64 = 1000;
 
 /// A figure that a column can show.
-pub(crate) const FIGURES: [&str; 19] = [
+pub(crate) const FIGURES: [&str; 23] = [
     "run",
     "mode",
     "payload",
     "model",
     "each way",
     "inflight",
+    "servers",
     "workers",
+    "batch",
+    "compute",
+    "local",
     "connections",
     "busy",
     "memory",
@@ -65,11 +69,11 @@ pub(crate) struct Row<'a> {
 }
 
 impl Row<'_> {
-    fn mode(&self) -> &str {
+    pub(crate) fn mode(&self) -> &str {
         self.value["mode"].as_str().unwrap_or_default()
     }
 
-    fn number(&self, name: &str) -> Option<f64> {
+    pub(crate) fn number(&self, name: &str) -> Option<f64> {
         self.value[name].as_f64()
     }
 
@@ -84,7 +88,10 @@ impl Row<'_> {
                 "direction",
                 "rate",
                 "model",
+                "servers",
                 "workers",
+                "compute",
+                "batch",
                 "connections",
                 "busy",
             ]
@@ -97,16 +104,27 @@ impl Row<'_> {
         self.value["bytes"] == bytes && self.value["inflight"] == inflight
     }
 
+    /// Returns whether the field `name` has one of `values`.
+    pub(crate) fn has(&self, name: &str, values: &[&str]) -> bool {
+        let text = match &self.value[name] {
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        values.contains(&text.as_str())
+    }
+
     /// Returns a time in microseconds, stored in microseconds or milliseconds.
     fn micros(&self, micros: &str, millis: &str) -> Option<f64> {
         self.number(micros).or_else(|| Some(self.number(millis)? * 1e3))
     }
 
-    fn p50(&self) -> Option<f64> {
+    /// Returns the median time of an operation or mini-batch in microseconds.
+    pub(crate) fn p50(&self) -> Option<f64> {
         self.micros("p50_us", "p50_ms").filter(|p50| *p50 > 0.0)
     }
 
-    fn each_second(&self) -> Option<f64> {
+    /// Returns operations or mini-batches a second.
+    pub(crate) fn each_second(&self) -> Option<f64> {
         self.number("ops_per_s").or_else(|| self.number("minibatches_per_s")).filter(|each| *each > 0.0)
     }
 
@@ -154,9 +172,14 @@ impl<'a> Column<'a> {
             "each way" => row.value["bytes"]
                 .as_u64()
                 .map(|bytes| format!("{} in {}", units::rough_size(bytes), row.value["variables"])),
-            count @ ("inflight" | "workers" | "connections" | "busy") => {
+            count @ ("inflight" | "servers" | "workers" | "batch" | "connections" | "busy") => {
                 row.value[count].as_u64().map(|count| count.to_string())
             }
+            "compute" => row.value["compute"].as_str().map(|name| match row.number("compute_ms") {
+                Some(millis) => format!("{name} {}", units::micros(millis * 1e3)),
+                None => name.to_owned(),
+            }),
+            "local" => ratio(row.number("times_local"), Some(1.0)),
             "memory" => row.value["memory_bytes_each"].as_u64().map(units::rough_size),
             "rate" => row.number("rate").map(units::count),
             "p50" => row.p50().map(units::micros),

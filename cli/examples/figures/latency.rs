@@ -20,7 +20,7 @@ const MODES: [(&str, RGBColor); 7] = [
 
 /// Draws the medians of the cells in `figure`.
 pub(crate) fn draw(figure: &Figure) -> Result<String, FigureError> {
-    let cells = figure.cells()?;
+    let cells = figure.chosen()?;
     let group = |cell: &Vec<crate::columns::Row<'_>>| {
         let row = cell[0].value;
         let payload = units::size(row["bytes"].as_u64().unwrap_or(0));

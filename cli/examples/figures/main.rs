@@ -8,7 +8,8 @@
 //! ```
 //!
 //! `NAME.json` has the commands, the columns, the selected rows, the date, and the JSON of each run. `NAME.md` is made only from
-//! this file. `headline.json` also gives `latency.svg`.
+//! this file. `headline.json` also gives `latency.svg`. The figures of `benches/paper` also give a picture each, and together
+//! `paper-summary.md`.
 #![forbid(unsafe_code)]
 
 #[allow(dead_code, reason = "the command uses the rest")]
@@ -18,6 +19,7 @@ mod columns;
 mod error;
 mod latency;
 mod page;
+mod paper;
 #[allow(dead_code, reason = "the command uses the rest")]
 #[path = "../../src/units.rs"]
 mod units;
@@ -81,7 +83,11 @@ fn store(
     for (file, content) in pages(name, &figure)? {
         write(&folder.join(file), &content)?;
     }
-    write(&folder.join(format!("{name}.json")), &json)
+    write(&folder.join(format!("{name}.json")), &json)?;
+    match paper::summary(&figures(folder)?)? {
+        Some(content) => write(&folder.join(paper::SUMMARY), &content),
+        None => Ok(()),
+    }
 }
 
 /// Renders all figures stored in `folder`.
@@ -113,27 +119,39 @@ fn check(folder: &Path) -> Result<(), FigureError> {
 /// Returns every file that the figures in `folder` give, by name.
 fn all_pages(folder: &Path) -> Result<BTreeMap<String, String>, FigureError> {
     let mut made = BTreeMap::new();
-    for file in files(folder)? {
-        let Some(name) = file.strip_suffix(".json") else { continue };
-        let figure: Figure = parse(&folder.join(&file))?;
+    let figures = figures(folder)?;
+    for (name, figure) in &figures {
         made.extend(
-            pages(name, &figure).map_err(|error| FigureError::Figure(file.clone(), Box::new(error)))?,
+            pages(name, figure)
+                .map_err(|error| FigureError::Figure(format!("{name}.json"), Box::new(error)))?,
         );
     }
+    made.extend(paper::summary(&figures)?.map(|content| (paper::SUMMARY.to_owned(), content)));
     if made.is_empty() {
         return Err(FigureError::NoFigures(folder.to_owned()));
     }
     Ok(made)
 }
 
+/// Returns all figures that `folder` has, by name.
+fn figures(folder: &Path) -> Result<BTreeMap<String, Figure>, FigureError> {
+    let mut figures = BTreeMap::new();
+    for file in files(folder)? {
+        let Some(name) = file.strip_suffix(".json") else { continue };
+        figures.insert(name.to_owned(), parse(&folder.join(&file))?);
+    }
+    Ok(figures)
+}
+
 /// Returns the files that one figure gives.
 fn pages(name: &str, figure: &Figure) -> Result<Vec<(String, String)>, FigureError> {
     let mut pages = vec![(format!("{name}.md"), figure.markdown()?)];
+    // Markdown would end a picture at an empty line.
+    let picture = |file: String, svg: String| (file, svg.replace("\n\n", "\n"));
     if name == "headline" {
-        // Markdown would end the picture at an empty line.
-        let picture = latency::draw(figure)?.replace("\n\n", "\n");
-        pages.push(("latency.svg".to_owned(), picture));
+        pages.push(picture("latency.svg".to_owned(), latency::draw(figure)?));
     }
+    pages.extend(paper::picture(name, figure)?.map(|svg| picture(format!("{name}.svg"), svg)));
     Ok(pages)
 }
 
@@ -214,6 +232,29 @@ mod tests {
     }
 
     #[test]
+    fn a_field_selects_cells() {
+        let folder = tempfile::tempdir().unwrap();
+        let page = stored(folder.path(), "payload=payload|mode=mode", "bytes=1048576");
+        assert!(page.contains("\n| 1 MiB | grpc-tcp |\n") && !page.contains("64 B"), "{page}");
+    }
+
+    #[test]
+    fn a_figure_of_the_paper_gives_a_picture_and_the_summary() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = json!({ "optimised": true, "machine": { "cpu": "a processor", "cores": 2, "kernel": "6.1" },
+            "rows": [row("grpc-tcp", 64, 100.0, 5000), row("rdma-zerocp", 64, 20.0, 5000)] });
+        let (file, kept) = (folder.path().join("run"), folder.path().join("kept"));
+        write(&file, &run.to_string()).unwrap();
+        let run = ["", "tonic-rdma compare", file.to_str().unwrap()];
+        store(&kept, "paper-8", ["payload=payload|mode=mode", "", "2026-01-02"], &run).unwrap();
+        assert!(read(&kept.join("paper-8.svg")).unwrap().contains("rdma-zerocp"));
+        assert!(read(&kept.join("paper-summary.md")).unwrap().contains("| 1.7 to 61 | 5.00 |"));
+        check(&kept).unwrap();
+        fs::remove_file(kept.join("paper-summary.md")).unwrap();
+        assert!(check(&kept).unwrap_err().to_string().contains("paper-summary.md is missing"));
+    }
+
+    #[test]
     fn rows_of_connections_are_compared_within_their_number() {
         let folder = tempfile::tempdir().unwrap();
         let of = |mode: &str, connections: u64, busy: u64, p50: f64| {
@@ -274,6 +315,7 @@ mod tests {
             ("a=latency:grpc-rdma/grpc-uds", "", "grpc-uds"),
             ("p50", "", "p50"),
             ("a=p50", "4KiB/1", "4KiB/1"),
+            ("a=p50", "bytes=64,3", "bytes=3"),
         ] {
             let other = Figure { columns: columns.to_owned(), rows: rows.to_owned(), ..figure.clone() };
             let reason = other.markdown().unwrap_err().to_string();

@@ -12,7 +12,8 @@ use crate::units;
 pub(crate) struct Figure {
     /// The columns, in the form that [`columns::parse`] accepts.
     pub(crate) columns: String,
-    /// The cells on the page, such as `64/1 64KiB/32` (payload and calls in flight). Empty means all.
+    /// The cells on the page, such as `64/1 64KiB/32` (payload and calls in flight), or the values that a field of theirs
+    /// may have, such as `batch=1,32`. Empty means all.
     pub(crate) rows: String,
     pub(crate) date: String,
     pub(crate) runs: Vec<Run>,
@@ -39,7 +40,7 @@ impl Figure {
         let line = |fields: Vec<String>| format!("| {} |\n", fields.join(" | "));
         page.push_str(&line(columns.iter().map(|column| column.heading.to_owned()).collect()));
         page.push_str(&format!("|{}\n", "---|".repeat(columns.len())));
-        let cells = self.cells()?;
+        let cells = self.chosen()?;
         // If the columns name modes, a line is a cell. Otherwise a line is a mode in a cell.
         let by_cell = columns.iter().any(columns::Column::is_of_mode);
         for cell in &cells {
@@ -52,7 +53,7 @@ impl Figure {
         Ok(page)
     }
 
-    /// Returns the rows on the page, by cell.
+    /// Returns the rows of all runs, by cell.
     pub(crate) fn cells(&self) -> Result<Vec<Vec<Row<'_>>>, FigureError> {
         let mut cells: Vec<Vec<Row<'_>>> = Vec::new();
         for run in &self.runs {
@@ -65,11 +66,28 @@ impl Figure {
                 }
             }
         }
-        if self.rows.is_empty() {
+        Ok(cells)
+    }
+
+    /// Returns the rows on the page, by cell.
+    pub(crate) fn chosen(&self) -> Result<Vec<Vec<Row<'_>>>, FigureError> {
+        let mut cells = self.cells()?;
+        let (fields, wanted): (Vec<&str>, Vec<&str>) =
+            self.rows.split_whitespace().partition(|wanted| wanted.contains('='));
+        for (name, values) in fields.iter().filter_map(|field| field.split_once('=')) {
+            let values: Vec<&str> = values.split(',').collect();
+            for value in &values {
+                if !cells.iter().any(|cell| cell[0].has(name, &[value])) {
+                    return Err(FigureError::NoCell(format!("{name}={value}")));
+                }
+            }
+            cells.retain(|cell| cell[0].has(name, &values));
+        }
+        if wanted.is_empty() {
             return Ok(cells);
         }
         let mut shown = Vec::new();
-        for wanted in self.rows.split_whitespace() {
+        for wanted in wanted {
             let parsed = wanted
                 .split_once('/')
                 .and_then(|(bytes, inflight)| Some((units::parse_size(bytes).ok()?, inflight.parse().ok()?)));
@@ -82,6 +100,11 @@ impl Figure {
             }
         }
         Ok(shown)
+    }
+
+    /// Returns whether a run was made by a build without optimisation.
+    pub(crate) fn is_unoptimised(&self) -> bool {
+        self.runs.iter().any(|run| run.result["optimised"] == false)
     }
 
     /// Describes the machine and its costs, from the first run.

@@ -1,5 +1,6 @@
-//! The cells of a run, and the check that the machine has the memory for them.
+//! The cells of a run, with the loads to measure in each, and the check that the machine has the memory for them.
 
+use super::load::Load;
 use super::mode::TransferMode;
 use super::options::ParameterServerOptions;
 use crate::failure::Failure;
@@ -7,10 +8,11 @@ use crate::measure::machine::memory::available;
 use crate::units;
 use crate::workload::{Model, Variable};
 
-/// A model, and the number of workers that train it.
+/// A model, and the numbers of servers that hold it and of workers that train it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TrainingCell {
     pub(crate) model: Model,
+    pub(crate) servers: usize,
     pub(crate) workers: usize,
 }
 
@@ -23,7 +25,8 @@ impl TrainingCell {
     /// Returns the cell's name for people.
     pub(crate) fn label(&self) -> String {
         let plural = if self.workers == 1 { "" } else { "s" };
-        format!("{}, {} worker{plural}", self.model.name(), self.workers)
+        let servers = if self.servers == 1 { String::new() } else { format!(", {} servers", self.servers) };
+        format!("{}, {} worker{plural}{servers}", self.model.name(), self.workers)
     }
 }
 
@@ -31,25 +34,33 @@ impl TrainingCell {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Planned {
     pub(crate) cell: TrainingCell,
+    /// The loads to measure, in the same processes.
+    pub(crate) loads: Vec<Load>,
     /// The reason why the cell can't be measured.
     pub(crate) skipped: Option<String>,
 }
 
 /// Returns the cells that `options` ask for. Cells beyond the memory are skipped. It is an error if all cells are.
 pub(crate) fn cells(options: &ParameterServerOptions) -> Result<Vec<Planned>, Failure> {
-    plan(&options.models(), &options.workers.0, &options.modes(), available())
+    let mut wanted = Vec::new();
+    for model in options.models() {
+        for workers in &options.workers.0 {
+            let servers = options.servers.beside(*workers);
+            let cell = TrainingCell { model, servers, workers: *workers };
+            wanted.push((cell, options.loads(model, *workers)?));
+        }
+    }
+    plan(wanted, &options.modes(), available())
 }
 
 fn plan(
-    models: &[Model],
-    workers: &[usize],
+    wanted: Vec<(TrainingCell, Vec<Load>)>,
     modes: &[TransferMode],
     available: Option<u64>,
 ) -> Result<Vec<Planned>, Failure> {
-    let cells = models.iter().flat_map(|model| workers.iter().map(|workers| (*model, *workers)));
-    let planned: Vec<Planned> = cells
-        .map(|(model, workers)| {
-            let cell = TrainingCell { model, workers };
+    let planned: Vec<Planned> = wanted
+        .into_iter()
+        .map(|(cell, loads)| {
             let lacking = available.filter(|available| needed(cell, modes) > *available);
             let skipped = lacking.map(|available| {
                 format!(
@@ -58,19 +69,20 @@ fn plan(
                     units::rough_size(available)
                 )
             });
-            Planned { cell, skipped }
+            Planned { cell, loads, skipped }
         })
         .collect();
     let fits = planned.iter().any(|it| it.skipped.is_none());
     match planned.first().filter(|_| !fits) {
-        Some(Planned { cell, skipped: Some(reason) }) => {
+        Some(Planned { cell, skipped: Some(reason), .. }) => {
             Err(Failure::usage(format!("{}: {reason}: take fewer workers or a smaller model", cell.label())))
         }
         _ => Ok(planned),
     }
 }
 
-/// Returns the memory that all processes of a cell need together at most. Every process holds its own tensors. Slots
+/// Returns the memory that all processes of a cell need together at most. Workers hold their own tensors, and servers
+/// hold the variables once. Slots
 /// exist twice, one set for each direction. The mode that needs most memory for messages in flight adds to this, in one
 /// direction at a time.
 fn needed(cell: TrainingCell, modes: &[TransferMode]) -> u64 {
@@ -101,7 +113,10 @@ mod tests {
 
     #[test]
     fn cells_beyond_the_memory_are_skipped_with_both_figures() {
-        let plan = |workers: &[usize], modes, available| plan(&[Model::Vgg16], workers, modes, available);
+        let plan = |workers: &[usize], modes: &[TransferMode], available| {
+            let cell = |workers: &usize| TrainingCell { model: Model::Vgg16, servers: 1, workers: *workers };
+            plan(workers.iter().map(|workers| (cell(workers), vec![Load::NONE])).collect(), modes, available)
+        };
         let planned = plan(&[1, 8], &TransferMode::ALL, Some(8 * GIB)).unwrap();
         assert_eq!((planned.len(), &planned[0].skipped), (2, &None));
         let reason = planned[1].skipped.as_deref().unwrap();

@@ -5,6 +5,7 @@ use std::time::Duration;
 use indicatif::ProgressBar;
 
 use super::cells::{Planned, TrainingCell};
+use super::load::Load;
 use super::mode::TransferMode;
 use super::options::{MAX_STEPS, ParameterServerOptions};
 use crate::failure::Failure;
@@ -36,52 +37,72 @@ impl<'a> TrainingMeter<'a> {
 
     /// Measures every cell that has the memory for it, and returns a row for each mode.
     pub(crate) async fn run(&mut self, planned: &[Planned]) -> Result<Vec<TrainingRow>, Failure> {
-        let turns = u64::from(ROUNDS + 2) * self.options.modes().len() as u64;
-        let measured = planned.iter().filter(|it| it.skipped.is_none()).count() as u64;
-        self.progress.set_length(turns * measured);
+        let measured = planned.iter().filter(|it| it.skipped.is_none());
+        let turns: u64 = measured.map(|it| u64::from(ROUNDS) * it.loads.len() as u64 + 2).sum();
+        self.progress.set_length(turns * self.options.modes().len() as u64);
         let mut rows = Vec::new();
-        for Planned { cell, skipped } in planned {
+        for Planned { cell, loads, skipped } in planned {
             match skipped {
                 Some(reason) => {
-                    let modes = self.options.modes();
-                    rows.extend(modes.into_iter().map(|mode| TrainingRow::skipped(mode, *cell, reason)));
+                    for load in loads {
+                        let modes = self.options.modes().into_iter();
+                        rows.extend(modes.map(|mode| TrainingRow::skipped(mode, *cell, *load, reason)));
+                    }
                 }
-                None => rows.extend(self.cell(*cell).await?),
+                None => rows.extend(self.cell(*cell, loads).await?),
             }
         }
         Ok(rows)
     }
 
-    async fn cell(&mut self, cell: TrainingCell) -> Result<Vec<TrainingRow>, Failure> {
+    /// Measures a cell with each of its loads, in the same processes.
+    async fn cell(&mut self, cell: TrainingCell, loads: &[Load]) -> Result<Vec<TrainingRow>, Failure> {
         self.progress.set_message(format!("{}  starting", cell.label()));
         let mut session = Session::start(cell, self.options, &self.cores).await?;
         self.pinned &= session.is_pinned();
         self.provider = self.provider.take().or(session.provider().map(str::to_owned));
         let modes = self.options.modes();
-        let mut tallies = Vec::new();
         for mode in &modes {
             self.check_every_byte(&mut session, *mode, cell).await?;
-            let steps = self.steps(&mut session, *mode).await?;
-            tallies.push(TrainingTally::new(*mode, cell, steps));
+        }
+        let mut rows = Vec::new();
+        for load in loads {
+            rows.extend(self.load(&mut session, cell, *load).await?);
+        }
+        for mode in &modes {
+            self.check_every_byte(&mut session, *mode, cell).await?;
+        }
+        Ok(rows)
+    }
+
+    async fn load(
+        &mut self,
+        session: &mut Session,
+        cell: TrainingCell,
+        load: Load,
+    ) -> Result<Vec<TrainingRow>, Failure> {
+        let modes = self.options.modes();
+        let mut tallies = Vec::new();
+        for mode in &modes {
+            let steps = self.steps(session, *mode, load).await?;
+            tallies.push(TrainingTally::new(*mode, cell, load, steps));
         }
         for round in 0..ROUNDS as usize {
             for turn in 0..modes.len() {
                 // Each round begins with another mode.
                 let tally = &mut tallies[(turn + round) % modes.len()];
-                self.announce(tally.mode(), cell);
-                let outcome = session.turn(tally.mode(), tally.steps(), false).await?;
+                self.announce(tally.mode(), cell, load);
+                let outcome = session.turn(tally.mode(), tally.steps(), false, load.computing()).await?;
                 self.stamps += outcome.checked;
                 tally.add(outcome);
             }
         }
-        for mode in &modes {
-            self.check_every_byte(&mut session, *mode, cell).await?;
-        }
         Ok(tallies.into_iter().map(TrainingTally::row).collect())
     }
 
-    fn announce(&self, mode: TransferMode, cell: TrainingCell) {
-        self.progress.set_message(format!("{}  {mode}", cell.label()));
+    fn announce(&self, mode: TransferMode, cell: TrainingCell, load: Load) {
+        let load = load.label().map(|load| format!(", {load}")).unwrap_or_default();
+        self.progress.set_message(format!("{}{load}  {mode}", cell.label()));
         self.progress.inc(1);
     }
 
@@ -92,18 +113,18 @@ impl<'a> TrainingMeter<'a> {
         mode: TransferMode,
         cell: TrainingCell,
     ) -> Result<(), Failure> {
-        self.announce(mode, cell);
-        self.every_byte += session.turn(mode, 1, true).await?.checked;
+        self.announce(mode, cell, Load::NONE);
+        self.every_byte += session.turn(mode, 1, true, Load::NONE.computing()).await?.checked;
         Ok(())
     }
 
     /// Returns the number of mini-batches of a turn: the number of the command line, or as many as fit into the time.
-    async fn steps(&mut self, session: &mut Session, mode: TransferMode) -> Result<u32, Failure> {
+    async fn steps(&mut self, session: &mut Session, mode: TransferMode, load: Load) -> Result<u32, Failure> {
         if let Some(steps) = self.options.steps {
             return Ok(steps);
         }
         // Variants of the content alternate. Two mini-batches warm two of them, and the measured one is not the first.
-        let outcome = session.turn(mode, 2, false).await?;
+        let outcome = session.turn(mode, 2, false, load.computing()).await?;
         self.stamps += outcome.checked;
         let longest = outcome.nanos.iter().filter_map(|nanos| nanos.last()).max();
         let longest = Duration::from_nanos(longest.copied().unwrap_or(1).max(1));

@@ -6,7 +6,8 @@
 //!                          │ commands and reports, JSON lines over pipes │
 //!                          ▼                                             ▼
 //!   server process: holds the variables ── pull: every variable ──▶ worker processes, 1 to 8
-//!                   consumes gradients  ◀─ push: every gradient ──  each pulls, then pushes, then the next mini-batch
+//!                   consumes gradients  ◀─ push: every gradient ──  each pulls, then computes if asked, then pushes,
+//!                                                                   then the next mini-batch
 //! ```
 //!
 //! In gRPC modes each variable is a call, with several calls in flight. In the other modes each variable has a static
@@ -14,15 +15,20 @@
 //! receiver checks and consumes, in all modes. The content differs from mini-batch to mini-batch, and from place to
 //! place.
 //!
+//! Several servers hold the variables in turn: variable i is on server i modulo their number, as in the paper.
+//!
 //! This module owns the processes and the measuring, and never a transport.
 
 mod cells;
+mod load;
 mod meter;
 mod mode;
+mod numbers;
 mod options;
 mod output;
 mod processes;
 mod roles;
+mod servers;
 mod transfer;
 
 use self::meter::TrainingMeter;

@@ -6,7 +6,11 @@ use std::time::Duration;
 
 use clap::Args;
 
+use super::load::{Compute, ComputeScale, Load};
 use super::mode::TransferMode;
+use super::numbers::within;
+use super::servers::Servers;
+use crate::failure::Failure;
 use crate::lists::{List, parse_list};
 use crate::measure::consume::Consume;
 use crate::measure::transport::http2::Http2;
@@ -21,26 +25,55 @@ pub(crate) const MAX_WORKERS: usize = 8;
 pub(crate) const MAX_STEPS: u32 = 10_000;
 /// The largest number of calls in flight.
 const MAX_INFLIGHT: usize = 1024;
+/// The largest number of samples of a mini-batch.
+const MAX_BATCH: u32 = 64;
+/// The samples of a mini-batch if workers compute, as in the paper's figure 11.
+const USUAL_BATCH: u32 = 32;
 
 pub(crate) const HELP: &str = "\
 For each mini-batch every worker pulls all of a model's variables from the server, and then pushes a gradient for each.
 Lists are separated by commas. Server and workers are separate processes, spread over the cores. They end with this one.
 Everything that arrives is checked; any error makes the exit status 1, bad input makes it 2.
 
+With --compute each worker computes between its pull and its push, for the time of table 2 of Xue et al. (EuroSys 2019),
+measured on a Tesla P100: alexnet 7.61 ms, inception-v3 68.32 ms, vgg16 30.92 ms, lstm 33.33 ms, gru 30.44 ms, fcn5 4.88 ms.
+The table has the time of one sample, and the paper gives larger batches in words: up to 32 samples take as long as one;
+from there the time of inception-v3, lstm and gru grows, here in proportion, and that of the others does not. resnet50 is not
+in the table. Transfers and computing of one worker do not overlap.
+
+--compute-scale multiplies these times. The paper's network moves at most 12.5 GB/s each way for each machine: a pull and a push of
+N bytes take at least 2 N / 12.5 GB/s. To keep its ratio of computing to transfer, take 12.5 divided by the GB/s that rdma-zerocp has
+here with one worker and without --compute. All workers share the cores here, and each has a network of its own there: the
+factor \"workers\" makes up for this, because W workers then compute W times as long.
+
 Examples:
   tonic-rdma parameter-server                                    seven models, one worker, all modes
   tonic-rdma parameter-server --models gru --duration 0.5        in a few seconds
-  tonic-rdma parameter-server --models vgg16,lstm --workers 1,2,4 --report out";
+  tonic-rdma parameter-server --models vgg16,lstm --workers 1,2,4 --report out
+  tonic-rdma parameter-server --compute wait,work --batch 1,8,32,64   figure 9 of the paper
+  tonic-rdma parameter-server --models lstm --workers 1,2,4,8 --servers workers --compute wait --compute-scale workers";
 
 /// The options of `parameter-server`.
 #[derive(Debug, Args)]
 pub(crate) struct ParameterServerOptions {
-    /// Models: resnet50, alexnet, inception-v3, vgg16, lstm, gru, fcn5 [default: all]
+    /// Models: resnet50, alexnet, inception-v3, vgg16, lstm, gru, fcn5 [default: all; with --compute all but resnet50]
     #[arg(long, value_name = "LIST", value_parser = parse_models)]
     pub(crate) models: Option<List<Model>>,
     /// Numbers of worker processes, from 1 to 8
     #[arg(long, value_name = "LIST", value_parser = parse_workers, default_value = "1")]
     pub(crate) workers: List<usize>,
+    /// Number of server processes, from 1 to 8, or "workers" for as many as workers; servers hold the variables in turn
+    #[arg(long, value_name = "NUMBER|workers", value_parser = Servers::parse, default_value = "1")]
+    pub(crate) servers: Servers,
+    /// Computing between pull and push: none, wait (which takes no core, as an accelerator), work (on the same cores)
+    #[arg(long, value_name = "LIST", value_parser = parse_computes, default_value = "none")]
+    pub(crate) compute: List<Compute>,
+    /// Samples of a worker's mini-batch, from 1 to 64; they decide the computing time [default: 32]
+    #[arg(long, value_name = "LIST", value_parser = parse_batches)]
+    pub(crate) batch: Option<List<u32>>,
+    /// Factor of the computing times: a number from 0.001 to 100, "workers" (their number), or both
+    #[arg(long, value_name = "NUMBER|workers|NUMBER*workers", value_parser = ComputeScale::parse, default_value = "1")]
+    pub(crate) compute_scale: ComputeScale,
     /// Modes: grpc-tcp, grpc-rdma, grpc-rdma-gather (values and gradients by reference), grpc-native (RDMA without
     /// HTTP/2), grpc-native-gather (likewise, values and gradients by reference at both ends), rdma-cp (static slots,
     /// copied to registered memory first), rdma-zerocp (static slots, from registered memory) [default: all]
@@ -77,7 +110,44 @@ pub(crate) struct ParameterServerOptions {
 impl ParameterServerOptions {
     /// Returns the models to measure, in the order of the command line.
     pub(crate) fn models(&self) -> Vec<Model> {
-        self.models.as_ref().map_or_else(|| Model::ALL.to_vec(), |list| list.0.clone())
+        let usual = || {
+            let usual = Model::ALL.into_iter();
+            usual.filter(|model| !self.computes() || model.compute_time(1).is_some()).collect()
+        };
+        self.models.as_ref().map_or_else(usual, |list| list.0.clone())
+    }
+
+    /// Returns whether workers compute in any row.
+    pub(crate) fn computes(&self) -> bool {
+        self.compute.0.iter().any(|compute| *compute != Compute::None)
+    }
+
+    /// Returns the loads to measure with each `model` and number of workers, in the order of the command line.
+    pub(crate) fn loads(&self, model: Model, workers: usize) -> Result<Vec<Load>, Failure> {
+        if !self.computes() && self.batch.is_some() {
+            return Err(Failure::usage(
+                "--batch decides the computing time: give --compute wait or --compute work too",
+            ));
+        }
+        let batches = self.batch.as_ref().map_or_else(|| vec![USUAL_BATCH], |list| list.0.clone());
+        let mut loads = Vec::new();
+        for compute in &self.compute.0 {
+            if *compute == Compute::None {
+                loads.push(Load::NONE);
+                continue;
+            }
+            for batch in &batches {
+                let Some(time) = model.compute_time(*batch) else {
+                    return Err(Failure::usage(format!(
+                        "{}: the paper's table 2 has no computing time for it: leave it out of --models, or leave out --compute",
+                        model.name()
+                    )));
+                };
+                let time = self.compute_scale.apply(time, workers);
+                loads.push(Load { compute: *compute, batch: Some(*batch), time });
+            }
+        }
+        Ok(loads)
     }
 
     /// Returns the modes to measure.
@@ -94,6 +164,11 @@ pub(crate) struct ProcessOptions {
     /// Number of workers, for the server
     #[arg(long, default_value_t = 0)]
     pub(crate) workers: u32,
+    /// Number of server processes, and the number of this one, for a server
+    #[arg(long, default_value_t = 1)]
+    pub(crate) servers: usize,
+    #[arg(long, default_value_t = 0)]
+    pub(crate) server: usize,
     /// Number of this worker, for a worker
     #[arg(long, default_value_t = 0)]
     pub(crate) worker: u32,
@@ -111,20 +186,20 @@ pub(crate) struct ProcessOptions {
     /// Core to run on
     #[arg(long)]
     pub(crate) core: Option<usize>,
-    /// Addresses of the server for a worker: gRPC over TCP, gRPC over RDMA, gRPC over RDMA by reference, native calls,
+    /// Addresses of all servers for a worker, in their order: gRPC over TCP, gRPC over RDMA, gRPC over RDMA by reference, native calls,
     /// native calls by reference, and tensors
-    #[arg(long)]
-    pub(crate) tcp: Option<SocketAddr>,
-    #[arg(long)]
-    pub(crate) rdma: Option<SocketAddr>,
-    #[arg(long)]
-    pub(crate) rdma_gather: Option<SocketAddr>,
-    #[arg(long)]
-    pub(crate) native: Option<SocketAddr>,
-    #[arg(long)]
-    pub(crate) native_gather: Option<SocketAddr>,
-    #[arg(long)]
-    pub(crate) device: Option<String>,
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) tcp: Vec<SocketAddr>,
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) rdma: Vec<SocketAddr>,
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) rdma_gather: Vec<SocketAddr>,
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) native: Vec<SocketAddr>,
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) native_gather: Vec<SocketAddr>,
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) device: Vec<String>,
 }
 
 impl ProcessOptions {
@@ -163,17 +238,21 @@ fn parse_workers(text: &str) -> Result<List<usize>, ValueError> {
     parse_list(text, |item| within(item, "number of workers", MAX_WORKERS))
 }
 
-fn parse_inflight(text: &str) -> Result<usize, ValueError> {
-    within(text, "number of calls in flight", MAX_INFLIGHT)
+fn parse_computes(text: &str) -> Result<List<Compute>, ValueError> {
+    parse_list(text, |item| {
+        Compute::from_name(item).ok_or_else(|| {
+            let accepted = Compute::ALL.map(Compute::name).join(", ");
+            ValueError::unknown_name("way to compute", item, accepted)
+        })
+    })
 }
 
-fn within(text: &str, kind: &'static str, most: usize) -> Result<usize, ValueError> {
-    match text.parse() {
-        Ok(number) if (1..=most).contains(&number) && text.bytes().all(|byte| byte.is_ascii_digit()) => {
-            Ok(number)
-        }
-        _ => Err(ValueError::number(kind, text, format!("whole numbers from 1 to {most}"))),
-    }
+fn parse_batches(text: &str) -> Result<List<u32>, ValueError> {
+    parse_list(text, |item| Ok(within(item, "batch", MAX_BATCH as usize)? as u32))
+}
+
+fn parse_inflight(text: &str) -> Result<usize, ValueError> {
+    within(text, "number of calls in flight", MAX_INFLIGHT)
 }
 
 fn parse_consume(text: &str) -> Result<Consume, ValueError> {

@@ -9,6 +9,7 @@
 //! This module owns the tables and their arithmetic. It does not make content and does not send messages.
 
 pub(crate) mod blocks;
+mod compute_times;
 mod mixes;
 mod models;
 

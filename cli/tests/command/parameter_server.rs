@@ -77,10 +77,123 @@ fn more_workers_than_cores_all_make_progress() {
     }
 }
 
+/// Returns the rows in `written` of this mode, way to compute and batch.
+fn rows_of<'a>(written: &'a Value, mode: &str, compute: &str, batch: Option<u64>) -> Vec<&'a Value> {
+    let rows = written["rows"].as_array().unwrap().iter();
+    rows.filter(|row| row["mode"] == mode && row["compute"] == compute && row["batch"].as_u64() == batch)
+        .collect()
+}
+
+#[test]
+fn workers_compute_for_each_batch_as_a_wait_and_as_work() {
+    let folder = tempfile::tempdir().unwrap();
+    let report = folder.path().join("report");
+    let (written, printed) = measure(&[
+        "--models",
+        "gru",
+        "--steps",
+        "1",
+        "--modes",
+        "grpc-tcp,rdma-zerocp",
+        "--compute",
+        "none,wait,work",
+        "--batch",
+        "1,64",
+        "--compute-scale",
+        "2",
+        "--report",
+        report.to_str().unwrap(),
+    ]);
+    assert_eq!(
+        (written["compute_scale"].as_str(), written["rows"].as_array().unwrap().len()),
+        (Some("2"), 2 * 5)
+    );
+    for mode in ["grpc-tcp", "rdma-zerocp"] {
+        for (compute, batch, milliseconds) in [
+            ("wait", Some(1), 60.88),
+            ("wait", Some(64), 121.76),
+            ("work", Some(1), 60.88),
+            ("work", Some(64), 121.76),
+        ] {
+            let rows = rows_of(&written, mode, compute, batch);
+            assert_eq!(rows.len(), 1, "{mode} {compute} {batch:?}");
+            let row = rows[0];
+            assert_measured(row);
+            assert_eq!(row["compute_ms"], milliseconds);
+            // A mini-batch has the computing in it, and work takes this much of a core.
+            assert!(row["p50_ms"].as_f64().unwrap() >= milliseconds, "{row}");
+            let cpu = row["cpu_ms_per_minibatch"].as_f64().unwrap();
+            assert!(compute == "wait" || cpu >= milliseconds, "{row}");
+            let times = row["minibatches_per_s"].as_f64().unwrap() * milliseconds / 1e3;
+            assert!((row["times_local"].as_f64().unwrap() - times).abs() < 1e-9, "{row}");
+            assert!(times > 0.0 && times <= 1.0, "{row}");
+        }
+        let row = rows_of(&written, mode, "none", None)[0];
+        assert_measured(row);
+        assert!(row.get("compute_ms").is_none() && row.get("times_local").is_none(), "{row}");
+    }
+    for text in ["× local", "wait 60.9 ms", "work 122 ms", "table 2 of the paper × 2"] {
+        assert!(printed.contains(text), "{text:?} is not in {printed}");
+    }
+    let page = std::fs::read_to_string(report.join("index.html")).unwrap();
+    assert!(page.contains("gru, 1 worker, wait: mini-batches a second"), "no plot over batches");
+}
+
+#[test]
+fn several_servers_hold_the_variables_in_turn() {
+    let (written, printed) = measure(&[
+        "--models",
+        "gru",
+        "--steps",
+        "2",
+        "--workers",
+        "1,3",
+        "--servers",
+        "workers",
+        "--compute",
+        "wait",
+        "--compute-scale",
+        "0.1*workers",
+    ]);
+    let rows = written["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2 * MODES.len());
+    for row in rows {
+        assert_measured(row);
+        let workers = row["workers"].as_u64().unwrap();
+        assert_eq!((&row["servers"], &row["minibatches"]), (&workers.into(), &(3 * 2 * workers).into()));
+        let milliseconds = row["compute_ms"].as_f64().unwrap();
+        assert!((milliseconds - 3.044 * workers as f64).abs() < 1e-6 && row["batch"] == 32, "{row}");
+    }
+    // Each worker receives each variable from one server, and each gradient arrives at one.
+    let tensors = 11 * MODES.len() * 2 * (1 + 3);
+    assert_eq!(written["checks"]["every_byte"], tensors * 2);
+    assert_eq!(written["checks"]["stamps"], tensors * 3 * 2);
+    assert!(
+        printed.contains("servers share half of the cores") || printed.contains("not pinned"),
+        "{printed}"
+    );
+}
+
+#[test]
+fn all_models_but_the_one_without_a_time_compute_by_default() {
+    let quick = ["--steps", "1", "--modes", "rdma-zerocp", "--consume", "none"];
+    let (written, _) = measure(&[&quick[..], &["--compute", "wait", "--compute-scale", "0.001"]].concat());
+    let models: Vec<_> =
+        written["rows"].as_array().unwrap().iter().map(|row| row["model"].as_str().unwrap()).collect();
+    assert_eq!(models, ["alexnet", "inception-v3", "vgg16", "lstm", "gru", "fcn5"]);
+}
+
 #[test]
 fn bad_input_is_named_in_one_line() {
     for (arguments, named) in [
-        (&["--models", "vgg19"][..], &["vgg19", "vgg16", "resnet50"][..]),
+        (&["--compute", "sleep"][..], &["sleep", "none, wait, work"][..]),
+        (&["--compute", "wait", "--batch", "65"], &["--batch", "\"65\"", "from 1 to 64"]),
+        (&["--compute", "wait", "--batch", "0"], &["\"0\"", "from 1 to 64"]),
+        (&["--batch", "8"], &["--batch", "--compute wait"]),
+        (&["--compute", "wait", "--models", "resnet50"], &["resnet50", "table 2", "--models"]),
+        (&["--compute-scale", "0"], &["--compute-scale", "\"0\"", "0.001 to 100", "NUMBER*workers"]),
+        (&["--servers", "9"], &["--servers", "\"9\"", "from 1 to 8, or workers"]),
+        (&["--models", "vgg19"], &["vgg19", "vgg16", "resnet50"]),
         (&["--models", "gru,gru"], &["gru", "twice"]),
         (&["--models", ""], &["--models", "empty"]),
         (&["--workers", "9"], &["\"9\"", "from 1 to 8"]),
@@ -102,7 +215,7 @@ fn bad_input_is_named_in_one_line() {
         (&["--provider", "mlx5_9"], &["mlx5_9", "auto, soft"]),
         (&["--json", "/no/such/folder/x.json"], &["--json", "/no/such/folder/x.json"]),
         (&["--report", "/proc/x"], &["--report", "/proc/x"]),
-        (&["--fast"], &["--fast", "--models, --workers, --modes"]),
+        (&["--fast"], &["--fast", "--models, --workers, --servers"]),
     ] {
         refused(&parameter_server(arguments).output().unwrap(), 2, named);
     }
@@ -124,7 +237,12 @@ fn children_of(parent: u32, kind: &str) -> Vec<u32> {
 
 /// Starts a run of two workers that would take an hour.
 fn start(modes: &str) -> Child {
-    let arguments = ["--models", "gru", "--workers", "2", "--duration", "3600", "--modes", modes];
+    start_with(modes, &[])
+}
+
+fn start_with(modes: &str, more: &[&str]) -> Child {
+    let usual = ["--models", "gru", "--workers", "2", "--duration", "3600", "--modes", modes];
+    let arguments = [&usual, more].concat();
     parameter_server(&arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
@@ -158,6 +276,23 @@ fn a_killed_process_is_named_in_every_mode() {
                 wait_for("a worker outlives the run", || is_gone(worker));
             }
         }
+    }
+}
+
+#[test]
+fn a_killed_server_of_several_is_named() {
+    for mode in ["grpc-rdma", "rdma-zerocp"] {
+        let parent = start_with(mode, &["--servers", "2", "--compute", "wait"]);
+        wait_for("no workers", || {
+            Some(children_of(parent.id(), "parameter-server-worker")).filter(|found| found.len() == 2)
+        });
+        // Kills the process while it works.
+        std::thread::sleep(Duration::from_millis(500));
+        kill(children_of(parent.id(), "parameter-server-server")[1]);
+        let output = ended(parent);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{mode}: {said}");
+        assert!(said.contains("server process 1") && said.contains("signal: 9"), "{mode}: {said}");
     }
 }
 

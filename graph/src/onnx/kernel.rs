@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tract_onnx::prelude::*;
-use tract_onnx::tract_core::internal::{SymbolScope, SymbolValues, solve_for};
+use tract_onnx::tract_core::internal::{SymbolScope, SymbolValues, bail, solve_for};
 use tract_onnx::tract_core::plan::{SessionState, eval};
 
 use super::convert::needs;
@@ -45,6 +45,7 @@ impl Kernel<ModelValue> for NodeKernel {
                 return Err(format!("input {index} is {:?}, the node needs {fact:?}", tensor.shape()).into());
             }
         }
+        lengths(&session.resolved_symbols, &self.node)?;
         let inputs: TVec<TValue> = inputs.into_iter().take(self.own).map(ModelValue::into_engine).collect();
         let node = &self.node;
         let outputs = guarded(|| {
@@ -73,6 +74,24 @@ fn resolve(
                     symbols.set(&symbol, value.to_i64()?);
                 }
             }
+        }
+    }
+    Ok(())
+}
+
+/// Checks the shapes of a node's outputs. The engine does not: where a picture is smaller than the filter, it computes with addresses
+/// outside the picture.
+pub(super) fn lengths(symbols: &SymbolValues, node: &TypedNode) -> TractResult<()> {
+    for dim in node.outputs.iter().flat_map(|output| output.fact.shape.iter()) {
+        if matches!(dim, TDim::Val(_)) {
+            continue;
+        }
+        match dim.eval(symbols).to_i64() {
+            Ok(length) if length > 0 => {}
+            Ok(length) => {
+                bail!("{}: the dimension {dim} would be {length}; the inputs are too small", node.name)
+            }
+            Err(_) => bail!("{}: the shapes of the inputs do not determine the dimension {dim}", node.name),
         }
     }
     Ok(())

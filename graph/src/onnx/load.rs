@@ -4,16 +4,14 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use tract_onnx::pb::tensor_shape_proto::dimension;
-use tract_onnx::pb::type_proto::Value;
-use tract_onnx::pb::{GraphProto, ModelProto};
+use tract_onnx::pb::ModelProto;
 use tract_onnx::prelude::*;
 
 use super::check::{Wrong, check};
 use super::kernel::guarded;
-use super::settings::{ModelSettings, SymbolicDim, Weights};
-use super::weights;
-use crate::dataflow::{Dim, KernelError};
+use super::settings::{ModelSettings, Weights};
+use super::{lengths, weights};
+use crate::dataflow::KernelError;
 use crate::error::GraphError;
 
 /// The engine's graph of a model.
@@ -36,7 +34,7 @@ pub(super) fn load(path: &Path, mut bytes: &[u8], settings: &ModelSettings) -> R
     let mut proto = guarded(|| engine.proto_model_for_read(&mut bytes))
         .map_err(|error| wrong(format!("it is no ONNX model: {error}")))?;
     if let Some(graph) = &mut proto.graph {
-        settings.dims.iter().try_for_each(|dim| set_dim(graph, dim)).map_err(wrong)?;
+        settings.dims.iter().try_for_each(|dim| lengths::set(graph, dim)).map_err(wrong)?;
     }
     check(&engine, &proto).map_err(|found| match found {
         Wrong::Reason(reason) => wrong(reason),
@@ -62,42 +60,6 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, GraphError> {
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).map_err(io)?;
     Ok(bytes)
-}
-
-fn set_dim(graph: &mut GraphProto, asked: &SymbolicDim) -> Result<(), String> {
-    let constants: Vec<&str> = graph.initializer.iter().map(|constant| constant.name.as_str()).collect();
-    let mut inputs = graph.input.iter_mut().filter(|input| !constants.contains(&input.name.as_str()));
-    let Some(input) = inputs.find(|input| input.name == asked.input) else {
-        let known: Vec<&str> = graph
-            .input
-            .iter()
-            .map(|input| input.name.as_str())
-            .filter(|name| !constants.contains(name))
-            .collect();
-        return Err(format!(
-            "{asked}: the model has no input of this name; its inputs are {}",
-            known.join(", ")
-        ));
-    };
-    let Some(Value::TensorType(tensor)) =
-        input.r#type.as_mut().and_then(|described| described.value.as_mut())
-    else {
-        return Err(format!("{asked}: this input is no tensor"));
-    };
-    let dims = tensor.shape.as_mut().map(|shape| &mut shape.dim);
-    let rank = dims.as_ref().map_or(0, |dims| dims.len());
-    let Some(dim) = dims.and_then(|dims| dims.get_mut(asked.axis)) else {
-        return Err(format!("{asked}: this input has {rank} dimensions"));
-    };
-    dim.value = Some(match &asked.dim {
-        Dim::Known(length) => {
-            dimension::Value::DimValue(i64::try_from(*length).map_err(|_| format!("{asked} is too long"))?)
-        }
-        Dim::Symbolic(symbol) => dimension::Value::DimParam(symbol.to_string()),
-    });
-    // What the file says of other shapes may be wrong now.
-    graph.value_info.clear();
-    Ok(())
 }
 
 /// Parses the model. Consumes it, so that its weights are not in memory twice for longer than necessary.

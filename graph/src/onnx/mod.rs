@@ -1,7 +1,7 @@
 //! ONNX models, by the engine `tract`.
 //!
 //! ```text
-//!  load        a file, checked; symbolic dimensions; seeded weights   → the engine's graph, optimised
+//!  load        a file, checked; other lengths; seeded weights         → the engine's graph, optimised
 //!  convert     the engine's graph                                     → Topology, in an order that is the same in all processes
 //!  kernel      one node of the engine's graph                         → Kernel; finds the lengths of symbolic dimensions
 //!  value       a tensor of the engine                                 → Value, without a copy
@@ -13,6 +13,7 @@
 mod check;
 mod convert;
 mod kernel;
+mod lengths;
 mod load;
 mod reference;
 mod settings;
@@ -129,3 +130,6 @@ impl Model {
         Some(OutletId::new(*self.nodes.get(outlet.node.0)?, outlet.output))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,7 +9,7 @@ use tract_onnx::tract_core::internal::SymbolValues;
 use tract_onnx::tract_core::plan;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::kernel::guarded;
+use super::kernel::{guarded, lengths};
 use super::{Model, ModelValue};
 use crate::dataflow::{KernelError, NodeId, Outlet, Role, Value};
 use crate::error::GraphError;
@@ -115,6 +115,7 @@ impl Model {
         let plan = SimplePlan::new(Arc::clone(&self.engine))?;
         let mut state = SimpleState::new(plan)?;
         state.run_plan_with_eval(feeds, |session, state, node, inputs| {
+            lengths(&session.resolved_symbols, node)?;
             let outputs = plan::eval(session, state, node, inputs)?;
             for (slot, output) in outputs.iter().enumerate() {
                 if let Some(outlet) = wanted.get(&OutletId::new(node.id, slot)) {

@@ -7,15 +7,17 @@ use tract_onnx::pb::tensor_proto::DataType;
 use tract_onnx::pb::{GraphProto, NodeProto, TensorProto};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use super::lengths::integers;
+
 /// What a weight is for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Use {
-    /// Multiplies this many inputs, whose products are added.
-    Product(i64),
+    /// Multiplies this many inputs, whose products are added. The second number multiplies the scale.
+    Product(i64, f32),
     /// Is added.
     Bias,
-    /// Multiplies one input.
-    Scale,
+    /// Multiplies one input by about this number.
+    Scale(f32),
     /// Is a variance: positive.
     Variance,
 }
@@ -76,18 +78,11 @@ fn shapes(graph: &GraphProto) -> HashMap<String, Vec<i64>> {
         if node.op_type == "Constant" {
             shapes.extend(value.filter(float).map(|tensor| (output.clone(), tensor.dims.clone())));
         } else if value.is_none_or(|tensor| float(&tensor)) {
-            let of = graph.initializer.iter().find(|constant| Some(&constant.name) == node.input.first());
-            shapes.extend(of.map(|shape| (output.clone(), integers(shape))));
+            let shape = node.input.first().and_then(|shape| integers(graph, shape));
+            shapes.extend(shape.map(|shape| (output.clone(), shape)));
         }
     }
     shapes
-}
-
-fn integers(tensor: &TensorProto) -> Vec<i64> {
-    if tensor.raw_data.is_empty() {
-        return tensor.int64_data.clone();
-    }
-    tensor.raw_data.chunks_exact(8).map(|bytes| bytes.try_into().map_or(0, i64::from_le_bytes)).collect()
 }
 
 /// Tells what a constant is for, by the first node that uses it as a weight. Nodes that only change its shape are followed.
@@ -101,26 +96,76 @@ fn find_use(graph: &GraphProto, name: &str, dims: &[i64], depth: usize) -> Optio
     let before_last = *dims.iter().nth_back(1).unwrap_or(&last);
     graph.node.iter().find_map(|node| {
         let input = node.input.iter().position(|input| input == name)?;
+        let gain = share(graph, node);
+        let product = |inputs: i64| {
+            let rectified = node.output.first().is_some_and(|output| rectified(graph, output, 0));
+            Use::Product(inputs, if rectified { gain } else { gain / f32::sqrt(2.0) })
+        };
         match (node.op_type.as_str(), input) {
-            ("Conv", 1) => Some(Use::Product(dims.iter().skip(1).product())),
-            ("ConvTranspose", 1) => Some(Use::Product(dims.first()? * dims.iter().skip(2).product::<i64>())),
-            ("Gemm", 1) if flag(node, "transB") => Some(Use::Product(last)),
-            ("Gemm" | "MatMul", 1) => Some(Use::Product(before_last)),
-            ("MatMul", 0) | ("LSTM" | "GRU" | "RNN", 1 | 2) => Some(Use::Product(last)),
-            ("Gather", 0) if several => Some(Use::Product(1)),
+            ("Conv", 1) => Some(product(dims.iter().skip(1).product())),
+            ("ConvTranspose", 1) => Some(product(dims.first()? * dims.iter().skip(2).product::<i64>())),
+            ("Gemm", 1) if flag(node, "transB") => Some(product(last)),
+            ("Gemm" | "MatMul", 1) => Some(product(before_last)),
+            ("MatMul", 0) | ("LSTM" | "GRU" | "RNN", 1 | 2) => Some(product(last)),
+            ("Gather", 0) if several => Some(product(1)),
             ("Conv" | "ConvTranspose" | "Gemm" | "LayerNormalization" | "InstanceNormalization", 2) => {
                 Some(Use::Bias)
             }
             ("LSTM" | "GRU" | "RNN", 3) | ("BatchNormalization", 2 | 3) => Some(Use::Bias),
-            ("BatchNormalization" | "LayerNormalization" | "InstanceNormalization", 1) => Some(Use::Scale),
+            ("BatchNormalization" | "LayerNormalization" | "InstanceNormalization", 1) => {
+                Some(Use::Scale(gain))
+            }
             ("BatchNormalization", 4) => Some(Use::Variance),
-            ("Mul", _) if several => Some(Use::Scale),
+            ("Mul", _) if several => Some(Use::Scale(gain)),
             ("Add", _) if several => Some(Use::Bias),
             ("Reshape" | "Unsqueeze" | "Squeeze" | "Flatten" | "Identity", 0) => {
                 find_use(graph, node.output.first()?, dims, depth + 1)
             }
             _ => None,
         }
+    })
+}
+
+/// Returns what a node's weights must be multiplied by, so that a sum that its output goes into is not much larger than the output.
+/// Without this, activations grow by half with each block of a residual network, and its results become 0 or 1 for any input.
+fn share(graph: &GraphProto, node: &NodeProto) -> f32 {
+    let Some(output) = node.output.first() else { return 1.0 };
+    let sums = |sum: &&NodeProto| {
+        matches!(sum.op_type.as_str(), "Sum" | "Add") && sum.input.len() > 1 && sum.input.contains(output)
+    };
+    let Some(sum) = graph.node.iter().find(sums) else { return 1.0 };
+    let weighted = |name: &String| {
+        let producer = graph.node.iter().find(|node| node.output.first() == Some(name));
+        producer.is_some_and(|node| {
+            matches!(
+                node.op_type.as_str(),
+                "BatchNormalization" | "Conv" | "ConvTranspose" | "Gemm" | "MatMul" | "Mul"
+            )
+        })
+    };
+    let constant = |name: &String| {
+        let made = |node: &NodeProto| {
+            node.output.first() == Some(name) && (is_constant(node) || node.op_type == "Unsqueeze")
+        };
+        graph.initializer.iter().any(|constant| constant.name == *name) || graph.node.iter().any(made)
+    };
+    match () {
+        // This is a bias.
+        () if sum.input.iter().any(constant) => 1.0,
+        () if sum.input.iter().all(weighted) => (1.0 / sum.input.len() as f32).sqrt(),
+        () => 0.3,
+    }
+}
+
+/// Tells whether a rectifier follows, which makes every other number 0.
+fn rectified(graph: &GraphProto, output: &String, depth: usize) -> bool {
+    let mut users = graph.node.iter().filter(|node| node.input.contains(output));
+    users.any(|user| match user.op_type.as_str() {
+        "Relu" | "LeakyRelu" | "PRelu" | "Clip" => true,
+        "BatchNormalization" | "Mul" | "Add" if depth < 4 => {
+            user.output.first().is_some_and(|output| rectified(graph, output, depth + 1))
+        }
+        _ => false,
     })
 }
 
@@ -133,9 +178,9 @@ fn flag(node: &NodeProto, name: &str) -> bool {
 fn random(of: Use, bytes: usize, mut random: Rng) -> Vec<u8> {
     let (middle, spread) = match of {
         // The variance of evenly distributed numbers from -a to a is a²/3.
-        Use::Product(inputs) => (0.0, (6.0 / inputs.max(1) as f32).sqrt()),
+        Use::Product(inputs, gain) => (0.0, gain * (6.0 / inputs.max(1) as f32).sqrt()),
         Use::Bias => (0.0, 0.1),
-        Use::Scale => (1.0, 0.2),
+        Use::Scale(gain) => (gain, 0.2 * gain),
         Use::Variance => (1.0, 0.2),
     };
     let mut values = vec![0; bytes];

@@ -12,7 +12,7 @@ use crate::error::GraphError;
 use crate::placement::{Part, Partition};
 
 /// How much more work than necessary the part with the most work may have, in percent, so that fewer bytes cross.
-pub const SLACK_PERCENT: u32 = 25;
+pub const SLACK_PERCENT: u32 = 10;
 
 /// The most beginnings that are looked at as a whole.
 const BEGINNINGS: usize = 1000;

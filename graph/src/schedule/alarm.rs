@@ -48,12 +48,19 @@ impl Alarm {
         self.rung.store(false, Ordering::SeqCst);
     }
 
-    /// Sleeps until the alarm rings, at most for `longest`. Only the thread that made the alarm may call this.
-    pub(super) fn sleep(&self, longest: Duration) {
+    /// Sleeps until the alarm rings, at most for `longest`. Returns whether it has rung. Only the thread that made the alarm may call
+    /// this.
+    pub(super) fn sleep(&self, longest: Duration) -> bool {
         // A ring after `set` leaves the thread's token, so that it is not lost.
-        if !self.rung.load(Ordering::SeqCst) {
+        if !self.has_rung() {
             thread::park_timeout(longest);
         }
+        self.has_rung()
+    }
+
+    /// Returns whether the alarm has rung since it was set.
+    pub(super) fn has_rung(&self) -> bool {
+        self.rung.load(Ordering::SeqCst)
     }
 
     fn ring(&self) {

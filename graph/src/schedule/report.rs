@@ -33,4 +33,7 @@ pub struct Report {
     pub busy: u64,
     /// How often the thread slept because nothing was ready.
     pub slept: u64,
+    /// How often a timer ended such a sleep although something had arrived, or a send could begin. It is 0 if the transfers wake their
+    /// wakers.
+    pub late: u64,
 }

@@ -49,6 +49,8 @@ pub(super) struct Run<'a, V> {
     began: Instant,
     /// When something went on last.
     progressed: Instant,
+    /// Whether the last sleep ended without a ring.
+    timed_out: bool,
 }
 
 /// What stands in the queue.
@@ -94,6 +96,7 @@ impl<'a, V: Value> Run<'a, V> {
             report: Report::default(),
             began: now,
             progressed: now,
+            timed_out: false,
         }
     }
 
@@ -141,6 +144,7 @@ impl<'a, V: Value> Run<'a, V> {
         if self.sends.oldest().is_some() {
             for step in self.sends.retry(&mut *self.executor.transfers)? {
                 self.flights.began(step);
+                self.check_late();
                 self.went_on();
             }
         }
@@ -267,6 +271,7 @@ impl<'a, V: Value> Run<'a, V> {
     }
 
     fn arrived(&mut self, receive: usize, step: u64, value: V) -> Result<(), GraphError> {
+        self.check_late();
         self.went_on();
         self.report.received += 1;
         self.missing[receive] = false;
@@ -436,7 +441,13 @@ impl<'a, V: Value> Run<'a, V> {
     fn sleep(&mut self, quiet: Duration) {
         self.report.slept += 1;
         let left = self.executor.settings.deadline.saturating_sub(quiet);
-        self.alarm.sleep(left.min(LONGEST_SLEEP));
+        self.timed_out = !self.alarm.sleep(left.min(LONGEST_SLEEP));
+    }
+
+    /// Counts what a sleep found that a timer ended, and for which no waker has been woken since.
+    fn check_late(&mut self) {
+        self.report.late += u64::from(self.timed_out && !self.alarm.has_rung());
+        self.timed_out = false;
     }
 
     /// Waits until the peers have taken what this part has sent.
@@ -448,6 +459,7 @@ impl<'a, V: Value> Run<'a, V> {
             self.alarm.set();
             let flushed = self.executor.transfers.poll_flushed(&mut Context::from_waker(&waker));
             if let Poll::Ready(flushed) = flushed {
+                self.check_late();
                 return flushed;
             }
             let quiet = self.check_deadline()?;

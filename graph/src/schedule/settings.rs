@@ -67,7 +67,8 @@ pub struct Settings {
     pub window: usize,
     /// The longest time without any progress of this part: no node runs, nothing arrives, and no send begins. The default is 60 s.
     pub deadline: Duration,
-    /// How long an executor that has nothing to do looks for arrivals before its thread sleeps. The default is 20 µs.
+    /// How long an executor that has nothing to do looks for arrivals before its thread sleeps. It gives its
+    /// core to other threads between looks. The default is 100 µs.
     pub spin: Duration,
 }
 
@@ -77,7 +78,7 @@ impl Default for Settings {
             receive: ReceiveMode::default(),
             window: 1,
             deadline: Duration::from_secs(60),
-            spin: Duration::from_micros(20),
+            spin: Duration::from_micros(100),
         }
     }
 }

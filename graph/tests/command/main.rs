@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod onnx;
+mod page;
 mod processes;
 mod results;
 

@@ -8,6 +8,7 @@ use crate::measure::machine::description::Machine;
 use crate::measure::process::allocator::Allocator;
 use crate::parameter_server::meter::{ROUNDS, TrainingMeter};
 use crate::parameter_server::options::ParameterServerOptions;
+use crate::parameter_server::servers::Servers;
 use crate::units;
 
 /// The facts about a run.
@@ -29,10 +30,15 @@ pub(crate) struct TrainingFacts {
     #[serde(skip_serializing_if = "Option::is_none")]
     steps: Option<u32>,
     seconds_per_cell_and_mode: f64,
+    /// The factor of the computing times, if workers compute.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    compute_scale: Option<String>,
     turns: u32,
     /// Whether the build is optimised. An unoptimised build measures itself more than the transport.
     optimised: bool,
     checks: TensorChecks,
+    #[serde(skip)]
+    several_servers: bool,
     #[serde(skip)]
     http2_description: String,
 }
@@ -59,6 +65,8 @@ impl TrainingFacts {
             round_trips: Costs::measure(),
             steps: options.steps,
             seconds_per_cell_and_mode: options.duration.as_secs_f64(),
+            compute_scale: options.computes().then(|| options.compute_scale.to_string()),
+            several_servers: options.servers != Servers::Number(1),
             turns: ROUNDS,
             optimised: !cfg!(debug_assertions),
             checks: TensorChecks { every_byte: meter.every_byte, stamps: meter.stamps },
@@ -89,6 +97,9 @@ impl TrainingFacts {
             (
                 "processes",
                 match self.pinned {
+                    true if self.several_servers => {
+                        "servers share half of the cores, workers share the other half".to_owned()
+                    }
                     true => "the server has a core to itself, workers share the others".to_owned(),
                     false => "not pinned (there are no two cores to pin to)".to_owned(),
                 },
@@ -101,6 +112,11 @@ impl TrainingFacts {
                 format!("all as sent (every byte of {every_byte} tensors, sampled words of {stamps})"),
             ),
         ];
+        if let Some(scale) = &self.compute_scale {
+            let text =
+                format!("the times of table 2 of the paper × {scale}; a worker does not transfer meanwhile");
+            lines.push(("computing", text));
+        }
         if !self.optimised {
             let build = "UNOPTIMISED: build with --release for figures that mean something";
             lines.push(("build", build.to_owned()));

@@ -1,17 +1,28 @@
-//! The rows of a run: figures of each mode with each model and number of workers.
+//! The rows of a run: figures of each mode with each model, number of workers and load.
 
 use serde::Serialize;
 
 use crate::parameter_server::cells::TrainingCell;
+use crate::parameter_server::load::{Compute, Load};
 use crate::parameter_server::mode::TransferMode;
 use crate::parameter_server::processes::session::Outcome;
 
-/// The figures of one mode with one model and one number of workers.
+/// The figures of one mode with one model, one number of workers and one load.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct TrainingRow {
     pub(crate) mode: TransferMode,
     pub(crate) model: &'static str,
+    pub(crate) servers: usize,
     pub(crate) workers: usize,
+    /// What workers do between pull and push, with which batch, and for how long.
+    pub(crate) compute: Compute,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) batch: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) compute_ms: Option<f64>,
+    /// Mini-batches a second of all workers, divided by those of a single process that computes and transfers nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) times_local: Option<f64>,
     /// Number of the model's variables, and their bytes. A mini-batch moves these bytes in each direction.
     pub(crate) variables: usize,
     pub(crate) bytes: u64,
@@ -31,19 +42,26 @@ pub(crate) struct TrainingRow {
     pub(crate) skipped: Option<String>,
     #[serde(skip)]
     pub(crate) cell: TrainingCell,
+    #[serde(skip)]
+    pub(crate) load: Load,
 }
 
 impl TrainingRow {
     /// Makes a row that was not measured, with the reason.
-    pub(crate) fn skipped(mode: TransferMode, cell: TrainingCell, reason: &str) -> Self {
-        let row = TrainingTally::new(mode, cell, 0).row();
+    pub(crate) fn skipped(mode: TransferMode, cell: TrainingCell, load: Load, reason: &str) -> Self {
+        let row = TrainingTally::new(mode, cell, load, 0).row();
         Self { skipped: Some(reason.to_owned()), ..row }
     }
 
-    /// Returns the mini-batches a second of this row divided by those of `mode` in the same cell, or `None` without a
+    /// Returns whether both rows are modes in the same cell with the same load.
+    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+        (self.cell, self.load) == (other.cell, other.load)
+    }
+
+    /// Returns the mini-batches a second of this row divided by those of `mode` beside it, or `None` without a
     /// row to compare with.
     pub(crate) fn times(&self, mode: TransferMode, rows: &[Self]) -> Option<f64> {
-        let base = rows.iter().find(|row| row.mode == mode && row.cell == self.cell)?.minibatches_per_s;
+        let base = rows.iter().find(|row| row.mode == mode && row.is_beside(self))?.minibatches_per_s;
         (base > 0.0 && self.minibatches_per_s > 0.0).then(|| self.minibatches_per_s / base)
     }
 }
@@ -53,6 +71,7 @@ impl TrainingRow {
 pub(crate) struct TrainingTally {
     mode: TransferMode,
     cell: TrainingCell,
+    load: Load,
     steps: u32,
     nanos: Vec<u64>,
     /// Mini-batches a second of all workers, for each turn.
@@ -62,8 +81,8 @@ pub(crate) struct TrainingTally {
 
 impl TrainingTally {
     /// Makes a tally of turns of `steps` mini-batches.
-    pub(crate) fn new(mode: TransferMode, cell: TrainingCell, steps: u32) -> Self {
-        Self { mode, cell, steps, nanos: Vec::new(), rates: Vec::new(), cpu_ms: 0.0 }
+    pub(crate) fn new(mode: TransferMode, cell: TrainingCell, load: Load, steps: u32) -> Self {
+        Self { mode, cell, load, steps, nanos: Vec::new(), rates: Vec::new(), cpu_ms: 0.0 }
     }
 
     pub(crate) fn mode(&self) -> TransferMode {
@@ -91,11 +110,18 @@ impl TrainingTally {
         let bytes = self.cell.bytes();
         let minibatches = self.nanos.len() as u64;
         let minibatches_per_s = self.rates.get(self.rates.len() / 2).copied().unwrap_or(0.0);
+        let computing = Some(self.load.time).filter(|_| self.load.compute != Compute::None);
+        let times_local = computing.map(|time| minibatches_per_s * time.as_secs_f64());
         let millis = |nanos: Option<&u64>| nanos.map_or(0.0, |nanos| *nanos as f64 / 1e6);
         TrainingRow {
             mode: self.mode,
             model: self.cell.model.name(),
+            servers: self.cell.servers,
             workers: self.cell.workers,
+            compute: self.load.compute,
+            batch: self.load.batch,
+            compute_ms: computing.map(|time| time.as_nanos() as f64 / 1e6),
+            times_local: times_local.filter(|times| *times > 0.0),
             variables: self.cell.model.variables().len(),
             bytes,
             minibatches,
@@ -106,6 +132,7 @@ impl TrainingTally {
             cpu_ms_per_minibatch: if minibatches == 0 { 0.0 } else { self.cpu_ms / minibatches as f64 },
             skipped: None,
             cell: self.cell,
+            load: self.load,
         }
     }
 }
@@ -119,10 +146,11 @@ mod tests {
     use super::*;
     use crate::workload::Model;
 
-    const CELL: TrainingCell = TrainingCell { model: Model::Gru, workers: 2 };
+    const CELL: TrainingCell = TrainingCell { model: Model::Gru, servers: 1, workers: 2 };
+    const LOAD: Load = Load { compute: Compute::Wait, batch: Some(8), time: Duration::from_millis(10) };
 
-    fn row(mode: TransferMode, milliseconds: u64) -> TrainingRow {
-        let mut tally = TrainingTally::new(mode, CELL, 2);
+    fn row(mode: TransferMode, load: Load, milliseconds: u64) -> TrainingRow {
+        let mut tally = TrainingTally::new(mode, CELL, load, 2);
         // The median turn counts, and in it the slower worker.
         for factor in [1, 2, 9] {
             let nanos = |slower| vec![milliseconds * 1_000_000 * factor * slower; 2];
@@ -134,7 +162,7 @@ mod tests {
 
     #[test]
     fn a_row_is_the_median_of_its_turns() {
-        let row = row(TransferMode::GrpcTcp, 10);
+        let row = row(TransferMode::GrpcTcp, Load::NONE, 10);
         assert_eq!((row.minibatches, row.variables, row.bytes), (12, 11, 29_278_112));
         // Four mini-batches in 2 × 40 ms.
         assert!((row.minibatches_per_s - 50.0).abs() < 1e-9, "{row:?}");
@@ -144,13 +172,32 @@ mod tests {
 
     #[test]
     fn ratios_compare_measured_rows_of_the_same_cell() {
-        let rows = [row(TransferMode::GrpcTcp, 40), row(TransferMode::RdmaZerocp, 10)];
+        let rows = [
+            row(TransferMode::GrpcTcp, Load::NONE, 40),
+            row(TransferMode::RdmaZerocp, Load::NONE, 10),
+            row(TransferMode::RdmaZerocp, LOAD, 20),
+        ];
         assert_eq!(rows[1].times(TransferMode::GrpcTcp, &rows), Some(4.0));
         assert_eq!(rows[1].times(TransferMode::GrpcRdma, &rows), None);
+        assert_eq!(rows[2].times(TransferMode::GrpcTcp, &rows), None, "the loads differ");
         let other = TrainingCell { workers: 3, ..CELL };
-        let skipped = TrainingRow::skipped(TransferMode::GrpcTcp, other, "no memory");
+        let skipped = TrainingRow::skipped(TransferMode::GrpcTcp, other, LOAD, "no memory");
         assert_eq!((skipped.times(TransferMode::GrpcTcp, &rows), skipped.minibatches), (None, 0));
         assert_eq!(serde_json::to_value(&skipped).unwrap()["skipped"], "no memory");
+        assert_eq!(skipped.times_local, None);
         assert!(serde_json::to_value(&rows[0]).unwrap().get("skipped").is_none());
+    }
+
+    #[test]
+    fn a_row_with_a_load_is_compared_with_computing_alone() {
+        let row = row(TransferMode::GrpcTcp, LOAD, 20);
+        // Four mini-batches in 2 × 80 ms, and one in 10 ms alone.
+        assert_eq!((row.batch, row.compute_ms, row.times_local), (Some(8), Some(10.0), Some(0.25)));
+        let json = serde_json::to_value(&row).unwrap();
+        assert_eq!((&json["compute"], &json["batch"]), (&"wait".into(), &8.into()));
+        let json = serde_json::to_value(super::tests::row(TransferMode::GrpcTcp, Load::NONE, 20)).unwrap();
+        assert!(
+            json["compute"] == "none" && json.get("batch").is_none() && json.get("times_local").is_none()
+        );
     }
 }

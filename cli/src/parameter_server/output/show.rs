@@ -4,29 +4,17 @@ use std::io::{self, Write};
 
 use plotters::style::RGBColor;
 
+use super::columns::{groups, headings};
 use super::facts::TrainingFacts;
 use super::row::TrainingRow;
 use crate::failure::Failure;
 use crate::measure::output::bars::{self, Bars, PlotError, Series};
 use crate::measure::output::files::{check_outputs, write_json};
-use crate::measure::output::grid::{dash, grid, times};
+use crate::measure::output::grid::grid;
 use crate::measure::output::page::Page;
+use crate::parameter_server::load::Load;
 use crate::parameter_server::mode::TransferMode;
 use crate::parameter_server::options::ParameterServerOptions;
-use crate::units;
-
-const HEADINGS: [&str; 10] = [
-    "mode",
-    "model",
-    "workers",
-    "each way",
-    "mini-batches/s",
-    "p50",
-    "GB/s",
-    "CPU/mini-batch",
-    "× grpc-tcp",
-    "× grpc-rdma",
-];
 
 /// A colour for each mode, in the order of [`TransferMode::ALL`]. The colours stay distinct for readers with red-green
 /// colour blindness.
@@ -66,32 +54,10 @@ fn print(facts: &TrainingFacts, rows: &[TrainingRow]) -> Result<(), Failure> {
     for (name, value) in facts.lines() {
         text.push_str(&format!("{name:>12}: {value}\n"));
     }
-    text.push_str(&format!("\n{}\n\n{}\n", grid(&HEADINGS, groups(rows)), legend(rows)));
+    text.push_str(&format!("\n{}\n\n{}\n", grid(&headings(rows), groups(rows)), legend(rows)));
     let mut stdout = io::stdout().lock();
     let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
     written.map_err(|error| Failure::output(&error))
-}
-
-/// Returns groups of rows, one for each cell, as texts.
-fn groups(rows: &[TrainingRow]) -> Vec<Vec<Vec<String>>> {
-    let cells = rows.chunk_by(|one, next| one.cell == next.cell);
-    cells.map(|cell| cell.iter().map(|row| fields(row, rows)).collect()).collect()
-}
-
-fn fields(row: &TrainingRow, rows: &[TrainingRow]) -> Vec<String> {
-    let measured = |text| if row.skipped.is_none() { text } else { dash() };
-    vec![
-        row.mode.to_string(),
-        row.model.to_owned(),
-        row.workers.to_string(),
-        format!("{} in {}", units::rough_size(row.bytes), row.variables),
-        measured(units::count(row.minibatches_per_s)),
-        measured(units::micros(row.p50_ms * 1e3)),
-        measured(units::digits(row.gbytes_per_s)),
-        measured(units::micros(row.cpu_ms_per_minibatch * 1e3)),
-        times(row.times(TransferMode::GrpcTcp, rows)),
-        times(row.times(TransferMode::GrpcRdma, rows)),
-    ]
 }
 
 /// Explains the columns that need an explanation.
@@ -100,6 +66,9 @@ fn legend(rows: &[TrainingRow]) -> String {
                       variables pulled, then all gradients pushed and consumed. GB/s: both directions together. CPU: user + system \
                       time of all processes."
         .to_owned();
+    if rows.iter().any(|row| row.compute_ms.is_some()) {
+        legend.push_str(" computing: of a worker, between its pull and its push. × local: beside one process that only computes.");
+    }
     for cell in rows.chunk_by(|one, next| one.cell == next.cell) {
         if let Some((row, reason)) = cell.first().and_then(|row| Some((row, row.skipped.as_ref()?))) {
             legend.push_str(&format!("\n{} was not measured: {reason}.", row.cell.label()));
@@ -113,29 +82,65 @@ fn page<'a>(facts: &TrainingFacts, rows: &[TrainingRow]) -> Result<Page<'a>, Fai
         title: "tonic-rdma parameter-server",
         facts: facts.lines(),
         plots: plots(rows).map_err(|error| Failure::run("can't make the report").because(error))?,
-        headings: HEADINGS.to_vec(),
+        headings: headings(rows),
         groups: groups(rows),
         legend: legend(rows),
     })
 }
 
-/// Draws all models side by side for each number of workers, as in the paper's figure 9. If there are several numbers
-/// of workers, it also draws how each model scales over them.
+/// Draws all models side by side for each number of workers and load. If there are several numbers of workers, it also
+/// draws how each model scales over them, as in the paper's figure 11. If there are several batches, it draws each model
+/// over them, as in figure 9.
 fn plots(rows: &[TrainingRow]) -> Result<Vec<String>, PlotError> {
     let measured: Vec<&TrainingRow> = rows.iter().filter(|row| row.skipped.is_none()).collect();
+    let select = |chosen: &dyn Fn(&TrainingRow) -> bool| {
+        measured.iter().copied().filter(|row| chosen(row)).collect::<Vec<_>>()
+    };
+    let with = |load: &Load| load.label().map(|load| format!(", {load}")).unwrap_or_default();
+    let (workers, loads, models) = (
+        distinct(measured.iter().map(|row| row.workers)),
+        distinct(measured.iter().map(|row| (row.load.compute, row.load.batch))),
+        distinct(measured.iter().map(|row| row.model)),
+    );
     let mut plots = Vec::new();
-    let workers = distinct(measured.iter().map(|row| row.workers));
     for workers in &workers {
-        let of: Vec<&TrainingRow> = measured.iter().copied().filter(|row| row.workers == *workers).collect();
         let plural = if *workers == 1 { "" } else { "s" };
-        let title = format!("Mini-batches a second, {workers} worker{plural} (higher is better)");
-        plots.push(draw(&title, "model", true, &of, |row| row.model.to_owned())?);
+        for (compute, batch) in &loads {
+            let of = select(&|row| {
+                row.workers == *workers && (row.load.compute, row.load.batch) == (*compute, *batch)
+            });
+            let Some(row) = of.first() else { continue };
+            let title = format!(
+                "Mini-batches a second, {workers} worker{plural}{} (higher is better)",
+                with(&row.load)
+            );
+            plots.push(draw(&title, "model", true, &of, |row| row.model.to_owned())?);
+        }
     }
-    if workers.len() > 1 {
-        for model in distinct(measured.iter().map(|row| row.model)) {
-            let of: Vec<&TrainingRow> = measured.iter().copied().filter(|row| row.model == model).collect();
-            let title = format!("{model}: mini-batches a second of all workers (higher is better)");
+    for model in &models {
+        for (compute, batch) in loads.iter().filter(|_| workers.len() > 1) {
+            let of = select(&|row| {
+                row.model == *model && (row.load.compute, row.load.batch) == (*compute, *batch)
+            });
+            let Some(row) = of.first() else { continue };
+            let title = format!(
+                "{model}{}: mini-batches a second of all workers (higher is better)",
+                with(&row.load)
+            );
             plots.push(draw(&title, "workers", false, &of, |row| row.workers.to_string())?);
+        }
+        for (workers, compute) in distinct(measured.iter().map(|row| (row.workers, row.load.compute))) {
+            let of =
+                select(&|row| row.model == *model && row.workers == workers && row.load.compute == compute);
+            let batches = distinct(of.iter().filter_map(|row| row.load.batch));
+            if batches.len() > 1 {
+                let plural = if workers == 1 { "" } else { "s" };
+                let title = format!(
+                    "{model}, {workers} worker{plural}, {}: mini-batches a second (higher is better)",
+                    compute.name()
+                );
+                plots.push(draw(&title, "batch", false, &of, |row| row.load.batch.unwrap_or(0).to_string())?);
+            }
         }
     }
     Ok(plots)
@@ -174,14 +179,21 @@ fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
+    use std::time::Duration;
+
     use super::super::row::TrainingTally;
     use super::*;
     use crate::parameter_server::cells::TrainingCell;
+    use crate::parameter_server::load::Compute;
     use crate::parameter_server::processes::session::Outcome;
     use crate::workload::Model;
 
     fn row(mode: TransferMode, model: Model, workers: usize) -> TrainingRow {
-        let mut tally = TrainingTally::new(mode, TrainingCell { model, workers }, 1);
+        loaded(mode, model, workers, Load::NONE)
+    }
+
+    fn loaded(mode: TransferMode, model: Model, workers: usize, load: Load) -> TrainingRow {
+        let mut tally = TrainingTally::new(mode, TrainingCell { model, servers: 1, workers }, load, 1);
         tally.add(Outcome { nanos: vec![vec![50_000_000]; workers], ..Outcome::default() });
         tally.row()
     }
@@ -201,14 +213,28 @@ mod tests {
     }
 
     #[test]
+    fn plots_with_loads_are_by_batch_too() {
+        let load =
+            |batch| Load { compute: Compute::Wait, batch: Some(batch), time: Duration::from_millis(5) };
+        let of = |batch| loaded(TransferMode::GrpcTcp, Model::Gru, 1, load(batch));
+        let drawn = plots(&[of(1), of(64)]).unwrap();
+        // One for each batch, and one over both.
+        assert_eq!(drawn.len(), 3);
+        assert!(drawn[1].contains("1 worker, batch 64, wait"), "{}", drawn[1]);
+        assert!(drawn[2].contains("gru, 1 worker, wait"), "{}", drawn[2]);
+        let text = grid(&headings(&[of(8)]), groups(&[of(8)])).to_string();
+        assert!(text.contains("× local") && text.contains("5.00 ms") && !text.contains("servers"), "{text}");
+    }
+
+    #[test]
     fn a_skipped_row_has_dashes_and_a_reason() {
-        let cell = TrainingCell { model: Model::Vgg16, workers: 8 };
+        let cell = TrainingCell { model: Model::Vgg16, servers: 1, workers: 8 };
         let rows = [
             row(TransferMode::GrpcTcp, Model::Gru, 1),
-            TrainingRow::skipped(TransferMode::GrpcTcp, cell, "no memory"),
+            TrainingRow::skipped(TransferMode::GrpcTcp, cell, Load::NONE, "no memory"),
         ];
         assert!(legend(&rows).ends_with("vgg16, 8 workers was not measured: no memory."));
-        let text = grid(&HEADINGS, groups(&rows)).to_string();
+        let text = grid(&headings(&rows), groups(&rows)).to_string();
         let line = text.lines().find(|line| line.contains("vgg16")).unwrap();
         assert!(line.contains('–') && line.contains("512 MiB in 32"), "{text}");
         assert_eq!(plots(&rows).unwrap().len(), 1);

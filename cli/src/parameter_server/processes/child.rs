@@ -13,14 +13,19 @@ use crate::failure::Failure;
 /// The name of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProcessName {
-    Server,
+    /// One of this number of servers.
+    Server {
+        number: usize,
+        of: usize,
+    },
     Worker(usize),
 }
 
 impl std::fmt::Display for ProcessName {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Server => formatter.write_str("the server process"),
+            Self::Server { of: 1, .. } => formatter.write_str("the server process"),
+            Self::Server { number, .. } => write!(formatter, "server process {number}"),
             Self::Worker(number) => write!(formatter, "worker process {number}"),
         }
     }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 use crate::failure::Failure;
+use crate::parameter_server::load::Computing;
 use crate::parameter_server::mode::TransferMode;
 use tonic_rdma_payload::content::VARIANTS;
 use tonic_rdma_payload::reduce::Reduced;
@@ -33,13 +34,15 @@ pub(crate) struct TurnRequest {
     pub(crate) steps: u32,
     /// Whether receivers check every byte.
     pub(crate) every_byte: bool,
+    /// What workers do between pull and push.
+    pub(crate) computing: Computing,
 }
 
-impl Ready {
-    /// Makes the message of a child whose tensors have these results of consuming, for each variant.
-    pub(crate) fn to_send(reduced: [Reduced; VARIANTS]) -> Self {
+impl Sent {
+    /// Makes the description of tensors that have these results of consuming, for each variant.
+    pub(crate) fn new(reduced: [Reduced; VARIANTS]) -> Self {
         let maxima = reduced.map(|variant| variant.maximum.to_bits());
-        Self { maxima, digests: reduced.map(|variant| variant.digest), ..Self::default() }
+        Self { maxima, digests: reduced.map(|variant| variant.digest) }
     }
 }
 
@@ -64,6 +67,32 @@ pub(crate) enum Report {
     },
 }
 
+impl Report {
+    /// Returns the report of a child that is ready, or the report itself if it is another one.
+    pub(crate) fn ready(self) -> Result<Ready, Box<Self>> {
+        match self {
+            Self::Ready(ready) => Ok(ready),
+            other => Err(Box::new(other)),
+        }
+    }
+
+    /// Succeeds for the report of a server that is attached. Returns any other report.
+    pub(crate) fn attached(self) -> Result<(), Box<Self>> {
+        match self {
+            Self::Attached => Ok(()),
+            other => Err(Box::new(other)),
+        }
+    }
+
+    /// Returns the result of a turn, or the report itself if it is another one.
+    pub(crate) fn done(self) -> Result<Done, Box<Self>> {
+        match self {
+            Self::Done(done) => Ok(done),
+            other => Err(Box::new(other)),
+        }
+    }
+}
+
 /// The report of a child that is ready for turns.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Ready {
@@ -79,12 +108,19 @@ pub(crate) struct Ready {
     pub(crate) device: Option<String>,
     /// The provider that a worker uses, such as `soft`.
     pub(crate) provider: Option<String>,
-    /// Bits of the largest element of the tensors that this child sends, for each variant.
-    pub(crate) maxima: [u32; VARIANTS],
-    /// Digest of these tensors, for each variant.
-    pub(crate) digests: [u64; VARIANTS],
+    /// The tensors that this child sends: a worker's gradients for each server, or a server's variables.
+    pub(crate) sent: Vec<Sent>,
     /// Whether the process is pinned to the core that it was given.
     pub(crate) pinned: bool,
+}
+
+/// The result that the consuming of tensors must have.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Sent {
+    /// Bits of the largest element, for each variant.
+    pub(crate) maxima: [u32; VARIANTS],
+    /// Digest of all elements, for each variant.
+    pub(crate) digests: [u64; VARIANTS],
 }
 
 /// The result of a turn.
@@ -145,10 +181,13 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
+    use crate::parameter_server::load::Compute;
 
     #[test]
     fn messages_are_read_back_and_take_one_line() {
-        let turn = TurnRequest { mode: TransferMode::RdmaCp, first: 7, steps: 3, every_byte: true };
+        let computing = Computing { compute: Compute::Wait, nanos: 1 };
+        let turn =
+            TurnRequest { mode: TransferMode::RdmaCp, first: 7, steps: 3, every_byte: true, computing };
         assert_eq!(turn.numbers(), 7..10);
         for command in [ChildCommand::Attach { workers: vec!["a:1".to_owned()] }, ChildCommand::Turn(turn)] {
             let line = serde_json::to_string(&command).unwrap();
@@ -156,7 +195,8 @@ mod tests {
             assert_eq!(serde_json::from_str::<ChildCommand>(&line).unwrap(), command);
         }
         let failed = Report::Failed { reason: "two\nlines".to_owned(), usage: false };
-        let ready = Report::Ready(Ready { maxima: [f32::NAN.to_bits(); VARIANTS], ..Ready::default() });
+        let sent = vec![Sent { maxima: [f32::NAN.to_bits(); VARIANTS], ..Sent::default() }];
+        let ready = Report::Ready(Ready { sent, ..Ready::default() });
         for report in [failed, ready, Report::Attached, Report::Done(Done::default())] {
             let line = serde_json::to_string(&report).unwrap();
             assert!(!line.contains('\n'));

@@ -1,17 +1,20 @@
-//! The processes of a cell: a server and its workers, from their start to their end.
+//! The processes of a cell: servers and workers, from their start to their end.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::Instant;
 
 use super::child::{Child, ChildEvent, ProcessName};
-use super::control::{ChildCommand, Done, Ready, Report, TurnRequest};
+use super::control::{ChildCommand, Done, Ready, Report, Sent, TurnRequest};
 use crate::failure::Failure;
 use crate::measure::consume::Consume;
 use crate::parameter_server::cells::TrainingCell;
+use crate::parameter_server::load::Computing;
 use crate::parameter_server::mode::TransferMode;
 use crate::parameter_server::options::ParameterServerOptions;
+use crate::parameter_server::transfer::shard::Shard;
 use crate::parameter_server::transfer::variables::variant;
 
 /// Longest time until processes are ready, in addition to the time of their memory.
@@ -23,15 +26,15 @@ const SLOWEST: f64 = 20e6;
 /// failures before the end of this process is seen.
 const EXPLANATION: Duration = Duration::from_millis(500);
 
-/// A server and its workers.
+/// The servers and workers of a cell.
 #[derive(Debug)]
 pub(crate) struct Session {
-    server: Child,
+    servers: Vec<Child>,
     workers: Vec<Child>,
     events: UnboundedReceiver<(ProcessName, ChildEvent)>,
     cell: TrainingCell,
     /// The reports of the processes when they were ready.
-    server_ready: Ready,
+    servers_ready: Vec<Ready>,
     workers_ready: Vec<Ready>,
     /// The number of the next mini-batch.
     next: u64,
@@ -59,32 +62,23 @@ impl Session {
         let deadline = Instant::now() + START + slowest(cell.bytes() * (cell.workers as u64 + 1));
         let (sender, events) = unbounded_channel();
         let common = |kind: &str, position: usize| common(kind, cell, options, cores, position);
-        let mut arguments = common("parameter-server-server", 0);
-        arguments.extend(["--workers".to_owned(), cell.workers.to_string()]);
-        let server = Child::start(ProcessName::Server, &arguments, sender.clone())?;
         let reduces = options.consume == Consume::ReduceMax;
-        let (workers, server_ready, workers_ready) = (Vec::new(), Ready::default(), Vec::new());
+        let (servers, workers, servers_ready, workers_ready) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let mut session =
-            Self { server, workers, events, cell, server_ready, workers_ready, next: 0, reduces };
-        session.server_ready = match session.next_report(deadline, ProcessName::Server).await? {
-            (ProcessName::Server, Report::Ready(ready)) => ready,
-            (name, report) => return Err(unexpected(name, &report)),
-        };
+            Self { servers, workers, events, cell, servers_ready, workers_ready, next: 0, reduces };
+        for number in 0..cell.servers {
+            let mut arguments = common("parameter-server-server", number);
+            arguments.extend(["--workers".to_owned(), cell.workers.to_string()]);
+            arguments.extend(["--server".to_owned(), number.to_string()]);
+            let name = ProcessName::Server { number, of: cell.servers };
+            session.servers.push(Child::start(name, &arguments, sender.clone())?);
+        }
+        session.servers_ready = session.from_servers(deadline, Report::ready).await?;
         for number in 0..cell.workers {
-            let mut arguments = common("parameter-server-worker", number + 1);
+            let mut arguments = common("parameter-server-worker", cell.servers + number);
             arguments.extend(["--worker".to_owned(), number.to_string()]);
-            let ready = &session.server_ready;
-            let addresses = [
-                ("--tcp", ready.tcp),
-                ("--rdma", ready.rdma),
-                ("--rdma-gather", ready.rdma_gather),
-                ("--native", ready.native),
-                ("--native-gather", ready.native_gather),
-            ];
-            for (flag, address) in addresses {
-                arguments.extend(address.iter().flat_map(|at| [flag.to_owned(), at.to_string()]));
-            }
-            arguments.extend(ready.device.iter().flat_map(|at| ["--device".to_owned(), at.clone()]));
+            arguments.extend(addresses(&session.servers_ready));
             session.workers.push(Child::start(ProcessName::Worker(number), &arguments, sender.clone())?);
         }
         drop(sender);
@@ -94,26 +88,59 @@ impl Session {
 
     /// Waits until the workers are ready, and sends their addresses to the server.
     async fn connect(&mut self, deadline: Instant) -> Result<(), Failure> {
-        let mut ready = vec![None; self.cell.workers];
-        while let Some(missing) = ready.iter().position(Option::is_none) {
-            match self.next_report(deadline, ProcessName::Worker(missing)).await? {
-                (ProcessName::Worker(number), Report::Ready(it)) if number < ready.len() => {
-                    ready[number] = Some(it)
-                }
-                (name, report) => return Err(unexpected(name, &report)),
-            }
-        }
-        self.workers_ready = ready.into_iter().flatten().collect();
+        self.workers_ready = self.from_workers(deadline, Report::ready).await?;
         let workers: Vec<String> =
             self.workers_ready.iter().filter_map(|ready| ready.device.clone()).collect();
         if workers.is_empty() {
             return Ok(());
         }
-        self.server.send(&ChildCommand::Attach { workers }).await?;
-        match self.next_report(deadline, ProcessName::Server).await? {
-            (ProcessName::Server, Report::Attached) => Ok(()),
-            (name, report) => Err(unexpected(name, &report)),
+        self.tell_servers(&ChildCommand::Attach { workers }).await?;
+        self.from_servers(deadline, Report::attached).await.map(drop)
+    }
+
+    /// Sends a command to every server.
+    async fn tell_servers(&mut self, command: &ChildCommand) -> Result<(), Failure> {
+        for server in &mut self.servers {
+            server.send(command).await?;
         }
+        Ok(())
+    }
+
+    /// Waits for a report of every server, and returns the part that `take` finds in each.
+    async fn from_servers<T: Clone>(
+        &mut self,
+        deadline: Instant,
+        take: fn(Report) -> Result<T, Box<Report>>,
+    ) -> Result<Vec<T>, Failure> {
+        let of = self.cell.servers;
+        self.from_all(deadline, of, |number| ProcessName::Server { number, of }, take).await
+    }
+
+    /// Waits for a report of every worker, and returns the part that `take` finds in each.
+    async fn from_workers<T: Clone>(
+        &mut self,
+        deadline: Instant,
+        take: fn(Report) -> Result<T, Box<Report>>,
+    ) -> Result<Vec<T>, Failure> {
+        self.from_all(deadline, self.cell.workers, ProcessName::Worker, take).await
+    }
+
+    async fn from_all<T: Clone>(
+        &mut self,
+        deadline: Instant,
+        count: usize,
+        name: impl Fn(usize) -> ProcessName,
+        take: fn(Report) -> Result<T, Box<Report>>,
+    ) -> Result<Vec<T>, Failure> {
+        let mut found = vec![None; count];
+        while let Some(missing) = found.iter().position(Option::is_none) {
+            let (from, report) = self.next_report(deadline, name(missing)).await?;
+            let Some(number) = (0..count).find(|number| name(*number) == from) else {
+                return Err(unexpected(from, &report));
+            };
+            found[number] = Some(take(report).map_err(|report| unexpected(from, &report))?);
+        }
+        Ok(found.into_iter().flatten().collect())
     }
 
     /// Returns the provider in use, if a mode needs one.
@@ -123,7 +150,7 @@ impl Session {
 
     /// Returns whether each process is pinned to the core that it was given.
     pub(crate) fn is_pinned(&self) -> bool {
-        self.server_ready.pinned && self.workers_ready.iter().all(|ready| ready.pinned)
+        self.servers_ready.iter().chain(&self.workers_ready).all(|ready| ready.pinned)
     }
 
     /// Makes a turn: all workers make some mini-batches at the same time.
@@ -132,34 +159,25 @@ impl Session {
         mode: TransferMode,
         steps: u32,
         every_byte: bool,
+        computing: Computing,
     ) -> Result<Outcome, Failure> {
-        let turn = TurnRequest { mode, first: self.next, steps, every_byte };
+        let turn = TurnRequest { mode, first: self.next, steps, every_byte, computing };
         self.next += u64::from(steps);
         let bytes = 2 * self.cell.bytes() * self.cell.workers as u64;
-        let patience = PATIENCE + slowest(bytes) * steps;
+        // Workers may share a core.
+        let computing = Duration::from_nanos(computing.nanos) * (1 + self.cell.workers as u32);
+        let patience = PATIENCE + (slowest(bytes) + computing) * steps;
         let deadline = Instant::now() + patience;
         let command = ChildCommand::Turn(turn);
-        self.server.send(&command).await?;
+        self.tell_servers(&command).await?;
         for worker in &mut self.workers {
             worker.send(&command).await?;
         }
-        let mut done = vec![None; self.workers.len()];
-        while let Some(missing) = done.iter().position(Option::is_none) {
-            match self.next_report(deadline, ProcessName::Worker(missing)).await? {
-                (ProcessName::Worker(number), Report::Done(it)) if number < done.len() => {
-                    done[number] = Some(it)
-                }
-                (name, report) => return Err(unexpected(name, &report)),
-            }
-        }
-        self.server.send(&ChildCommand::Collect).await?;
-        let server = match self.next_report(deadline, ProcessName::Server).await? {
-            (ProcessName::Server, Report::Done(it)) => it,
-            (name, report) => return Err(unexpected(name, &report)),
-        };
-        let workers: Vec<Done> = done.into_iter().flatten().collect();
-        self.check(turn, &server, &workers)?;
-        let all = || workers.iter().chain([&server]);
+        let workers = self.from_workers(deadline, Report::done).await?;
+        self.tell_servers(&ChildCommand::Collect).await?;
+        let servers = self.from_servers(deadline, Report::done).await?;
+        self.check(turn, &servers, &workers)?;
+        let all = || workers.iter().chain(&servers);
         Ok(Outcome {
             cpu: Duration::from_nanos(all().map(|done| done.cpu_nanos).sum()),
             checked: all().map(|done| done.checked).sum(),
@@ -169,9 +187,9 @@ impl Session {
 
     /// Checks that every process received every tensor, and that the results of consuming equal the results of the
     /// senders.
-    fn check(&self, turn: TurnRequest, server: &Done, workers: &[Done]) -> Result<(), Failure> {
-        let tensors = self.cell.model.variables().len() as u64 * u64::from(turn.steps);
-        let found = |senders: &[&Ready]| {
+    fn check(&self, turn: TurnRequest, servers: &[Done], workers: &[Done]) -> Result<(), Failure> {
+        let variables = self.cell.model.variables().len();
+        let found = |senders: &[&Sent]| {
             let bits = senders.iter().flat_map(|sender| {
                 turn.numbers().take(sender.maxima.len()).map(|step| sender.maxima[variant(step)])
             });
@@ -182,10 +200,18 @@ impl Session {
             let digest = all.fold(0, u64::wrapping_add);
             (self.reduces.then(|| largest.to_bits()), self.reduces.then_some(digest))
         };
-        let sent: Vec<&Ready> = self.workers_ready.iter().collect();
-        let mut expected = vec![(ProcessName::Server, server, tensors * workers.len() as u64, found(&sent))];
+        let mut expected = Vec::new();
+        for ((number, done), shard) in servers.iter().enumerate().zip(Shard::all(self.cell.servers)) {
+            let name = ProcessName::Server { number, of: self.cell.servers };
+            let sent: Vec<&Sent> =
+                self.workers_ready.iter().filter_map(|ready| ready.sent.get(number)).collect();
+            let tensors = shard.indices(variables).count() * workers.len();
+            expected.push((name, done, tensors as u64 * u64::from(turn.steps), found(&sent)));
+        }
+        let sent: Vec<&Sent> = self.servers_ready.iter().flat_map(|ready| &ready.sent).collect();
         for (number, done) in workers.iter().enumerate() {
-            expected.push((ProcessName::Worker(number), done, tensors, found(&[&self.server_ready])));
+            let tensors = variables as u64 * u64::from(turn.steps);
+            expected.push((ProcessName::Worker(number), done, tensors, found(&sent)));
         }
         for (name, done, tensors, (maximum, digest)) in expected {
             if done.checked != tensors {
@@ -256,6 +282,7 @@ fn common(
     let mut arguments = vec![kind.to_owned()];
     for (flag, value) in [
         ("--model", cell.model.name().to_owned()),
+        ("--servers", cell.servers.to_string()),
         ("--modes", modes.join(",")),
         ("--inflight", options.inflight.to_string()),
         ("--consume", options.consume.to_string()),
@@ -264,18 +291,37 @@ fn common(
     ] {
         arguments.extend([flag.to_owned(), value]);
     }
-    if let Some(core) = core(cores, position) {
+    if let Some(core) = core(cores, cell.servers, position) {
         arguments.extend(["--core".to_owned(), core.to_string()]);
     }
     arguments
 }
 
-/// Returns the core of a process. The server has the first core to itself, and workers share the others.
-fn core(cores: &[usize], position: usize) -> Option<usize> {
-    match (cores, position) {
-        ([] | [_], _) => None,
-        ([first, ..], 0) => Some(*first),
-        ([_, others @ ..], worker) => others.get((worker - 1) % others.len()).copied(),
+/// Returns the arguments that give a worker the addresses of all servers.
+fn addresses(servers: &[Ready]) -> Vec<String> {
+    let texts = |address: fn(&Ready) -> Option<SocketAddr>| {
+        servers.iter().filter_map(address).map(|at| at.to_string()).collect::<Vec<_>>()
+    };
+    let lists = [
+        ("--tcp", texts(|ready| ready.tcp)),
+        ("--rdma", texts(|ready| ready.rdma)),
+        ("--rdma-gather", texts(|ready| ready.rdma_gather)),
+        ("--native", texts(|ready| ready.native)),
+        ("--native-gather", texts(|ready| ready.native_gather)),
+        ("--device", servers.iter().filter_map(|ready| ready.device.clone()).collect()),
+    ];
+    let given = lists.into_iter().filter(|(_, list)| !list.is_empty());
+    given.flat_map(|(flag, list)| [flag.to_owned(), list.join(",")]).collect()
+}
+
+/// Returns the core of a process. Servers come first. A single server has the first core to itself, and workers share
+/// the others. Several servers share half of the cores, and workers share the other half.
+fn core(cores: &[usize], servers: usize, position: usize) -> Option<usize> {
+    let (for_servers, for_workers) = cores.split_at(servers.min(cores.len() / 2));
+    match position.checked_sub(servers) {
+        _ if for_servers.is_empty() => None,
+        None => for_servers.get(position % for_servers.len()).copied(),
+        Some(worker) => for_workers.get(worker % for_workers.len()).copied(),
     }
 }
 
@@ -298,10 +344,15 @@ mod tests {
 
     #[test]
     fn the_server_has_a_core_to_itself_where_there_are_two() {
-        assert_eq!(core(&[], 0), None);
-        assert_eq!(core(&[3], 1), None);
-        let of = |cores: &[usize]| (0..5).map(|position| core(cores, position)).collect::<Vec<_>>();
-        assert_eq!(of(&[0, 1]), [0, 1, 1, 1, 1].map(Some));
-        assert_eq!(of(&[2, 4, 6]), [2, 4, 6, 4, 6].map(Some));
+        assert_eq!(core(&[], 1, 0), None);
+        assert_eq!(core(&[3], 1, 1), None);
+        let of = |cores: &[usize], servers| {
+            (0..5).map(|position| core(cores, servers, position)).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&[0, 1], 1), [0, 1, 1, 1, 1].map(Some));
+        assert_eq!(of(&[2, 4, 6], 1), [2, 4, 6, 4, 6].map(Some));
+        assert_eq!(of(&[0, 1], 3), [0, 0, 0, 1, 1].map(Some));
+        assert_eq!(of(&[0, 1, 2, 3], 3), [0, 1, 0, 2, 3].map(Some));
+        assert_eq!(of(&[0, 1, 2, 3, 4, 5], 2), [0, 1, 2, 3, 4].map(Some));
     }
 }

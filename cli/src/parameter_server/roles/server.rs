@@ -1,4 +1,4 @@
-//! The server process: it holds the variables and takes the gradients.
+//! A server process: it holds variables and takes their gradients.
 
 use std::sync::Arc;
 
@@ -15,9 +15,12 @@ use crate::measure::transport::listener::tcp_listener;
 use crate::measure::transport::rdma::Rdma;
 use crate::parameter_server::mode::TransferMode;
 use crate::parameter_server::options::ProcessOptions;
-use crate::parameter_server::processes::control::{self, ChildCommand, Done, Ready, Report, TurnRequest};
+use crate::parameter_server::processes::control::{
+    self, ChildCommand, Done, Ready, Report, Sent, TurnRequest,
+};
 use crate::parameter_server::transfer::check::Receipt;
 use crate::parameter_server::transfer::grpc::ParameterService;
+use crate::parameter_server::transfer::shard::Shard;
 use crate::parameter_server::transfer::slots::{self, Receivers, Senders, SlotDirection};
 use crate::parameter_server::transfer::variables::{Layout, Origin, Variables};
 
@@ -58,19 +61,21 @@ struct Server {
 
 impl Server {
     async fn start(options: &ProcessOptions) -> Result<(Self, Ready), Failure> {
-        let variables = Arc::new(Variables::new(options.model, Origin::Server)?);
-        let gradients = (0..options.workers).map(|worker| Layout::new(options.model, Origin::Worker(worker)));
+        let shard = Shard::new(options.server, options.servers);
+        let variables = Arc::new(Variables::new(options.model, Origin::Server, shard)?);
+        let gradients =
+            (0..options.workers).map(|worker| Layout::new(options.model, Origin::Worker(worker), shard));
         let gradients: Arc<[Layout]> = gradients.collect::<Result<_, _>>()?;
         let service =
             ParameterService::new(Arc::clone(&variables), Arc::clone(&gradients), options.reduces());
-        let mut ready = Ready::to_send(variables.reduced());
+        let mut ready = Ready { sent: vec![Sent::new(variables.reduced())], ..Ready::default() };
         listen(options, &service, &mut ready).await?;
 
         let (mut device, mut peers) = (None, Vec::new());
         if options.uses_slots() {
             let made = slots::device(&options.provider).await?;
             for (number, layout) in (0..).zip(gradients.iter()) {
-                let receivers = Receivers::new(&made, SlotDirection::Push, number, layout.clone())?;
+                let receivers = Receivers::new(&made, SlotDirection::Push, number, vec![layout.clone()])?;
                 peers.push(Peer { number, receivers, senders: None });
             }
             ready.device = Some(made.endpoint());
@@ -109,7 +114,9 @@ impl Server {
         for (peer, endpoint) in self.peers.iter_mut().zip(workers) {
             let channel = slots::channel(device, endpoint).await?;
             let layout = self.variables.layout();
-            peer.senders = Some(Senders::attach(channel, SlotDirection::Pull, peer.number, layout).await?);
+            let (number, layouts) = (peer.number, [layout]);
+            let senders = Senders::attach(vec![channel], SlotDirection::Pull, number, &layouts).await?;
+            peer.senders = Some(senders);
         }
         Ok(())
     }
@@ -200,6 +207,7 @@ async fn listen(
 async fn serve(mut peer: Peer, turn: TurnRequest, variables: Arc<Variables>, reduces: bool) -> Served {
     let mut receipt = Receipt::of(&turn, reduces);
     let number = peer.number;
+    let variables = [variables];
     let named = |error: Failure| Failure::run(format!("worker {number}")).because(error);
     for step in turn.numbers() {
         let Some(senders) = &mut peer.senders else {

@@ -1,4 +1,4 @@
-//! A worker process: it pulls the variables and pushes gradients, mini-batch after mini-batch.
+//! A worker process: it pulls the variables, computes if asked, and pushes gradients, mini-batch after mini-batch.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -12,9 +12,12 @@ use crate::measure::process::cores;
 use crate::measure::process::runtime::Flavour;
 use crate::parameter_server::mode::TransferMode;
 use crate::parameter_server::options::ProcessOptions;
-use crate::parameter_server::processes::control::{self, ChildCommand, Done, Ready, Report, TurnRequest};
+use crate::parameter_server::processes::control::{
+    self, ChildCommand, Done, Ready, Report, Sent, TurnRequest,
+};
 use crate::parameter_server::transfer::check::Receipt;
 use crate::parameter_server::transfer::grpc::{ParameterClient, lock};
+use crate::parameter_server::transfer::shard::Shard;
 use crate::parameter_server::transfer::slots::{self, Receivers, Senders, SlotDirection};
 use crate::parameter_server::transfer::variables::{Layout, Origin, Variables};
 
@@ -32,9 +35,10 @@ pub(crate) fn run(options: &ProcessOptions) -> Result<(), Failure> {
 }
 
 struct Worker {
-    gradients: Arc<Variables>,
-    /// The expected variables of the server.
-    variables: Layout,
+    /// The gradients for each server.
+    gradients: Vec<Arc<Variables>>,
+    /// The expected variables of each server.
+    variables: Vec<Layout>,
     callers: HashMap<TransferMode, ParameterClient>,
     slots: Option<Slots>,
     reduces: bool,
@@ -48,9 +52,13 @@ struct Slots {
 
 impl Worker {
     async fn start(options: &ProcessOptions) -> Result<(Self, Ready), Failure> {
-        let gradients = Arc::new(Variables::new(options.model, Origin::Worker(options.worker))?);
-        let variables = Layout::new(options.model, Origin::Server)?;
-        let mut ready = Ready::to_send(gradients.reduced());
+        let (mut gradients, mut variables, mut ready) = (Vec::new(), Vec::new(), Ready::default());
+        for shard in Shard::all(options.servers) {
+            let of = Variables::new(options.model, Origin::Worker(options.worker), shard)?;
+            ready.sent.push(Sent::new(of.reduced()));
+            gradients.push(Arc::new(of));
+            variables.push(Layout::new(options.model, Origin::Server, shard)?);
+        }
         let mut callers = HashMap::new();
         for mode in options.modes.0.iter().filter(|mode| !mode.uses_slots()) {
             let (caller, provider) = ParameterClient::connect(*mode, options).await?;
@@ -58,14 +66,18 @@ impl Worker {
             callers.insert(*mode, caller);
         }
         let mut slots = None;
-        if let Some(server) = options.device.as_ref().filter(|_| options.uses_slots()) {
+        if options.uses_slots() {
             let device = slots::device(&options.provider).await?;
             let receivers = Receivers::new(&device, SlotDirection::Pull, options.worker, variables.clone())?;
-            let channel = slots::channel(&device, server).await?;
-            ready.provider = Some(channel.device().0.to_owned());
+            let mut channels = Vec::new();
+            for server in &options.device {
+                let channel = slots::channel(&device, server).await?;
+                ready.provider = Some(channel.device().0.to_owned());
+                channels.push(channel);
+            }
             ready.device = Some(device.endpoint());
-            let layout = gradients.layout();
-            let senders = Senders::attach(channel, SlotDirection::Push, options.worker, layout).await?;
+            let layouts: Vec<&Layout> = gradients.iter().map(|of| of.layout()).collect();
+            let senders = Senders::attach(channels, SlotDirection::Push, options.worker, &layouts).await?;
             slots = Some(Slots { receivers, senders, _device: device });
         }
         let reduces = options.reduces();
@@ -98,6 +110,7 @@ impl Worker {
         for step in turn.numbers() {
             let start = Instant::now();
             receivers.receive(step, &mut receipt).await?;
+            turn.computing.run().await?;
             senders.send(turn.mode, &self.gradients, step).await?;
             senders.flush().await?;
             nanos.push(start.elapsed().as_nanos() as u64);
@@ -113,6 +126,7 @@ impl Worker {
         for step in turn.numbers() {
             let start = Instant::now();
             caller.pull(&self.variables, step, &receipt).await?;
+            turn.computing.run().await?;
             caller.push(&self.gradients, step, turn.every_byte).await?;
             nanos.push(start.elapsed().as_nanos() as u64);
         }

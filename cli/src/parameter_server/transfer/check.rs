@@ -123,13 +123,14 @@ impl std::fmt::Display for TensorPosition<'_> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
+    use super::super::shard::Shard;
     use super::super::variables::{Origin, Variables};
     use super::*;
     use crate::workload::Model;
 
     #[test]
     fn misplaced_and_wrong_tensors_are_named() {
-        let variables = Variables::new(Model::Gru, Origin::Server).unwrap();
+        let variables = Variables::new(Model::Gru, Origin::Server, Shard::WHOLE).unwrap();
         let layout = variables.layout();
         let place = |index, step| TensorPosition { layout, index, step };
         let bytes = variables.bytes(2, 5).unwrap();

@@ -81,74 +81,67 @@ impl ParameterServer for ParameterService {
 
 type Client = ParameterServerClient<GatherRequests<CallChannel>>;
 
-/// A worker's connection.
+/// A connection to one server.
 #[derive(Clone, Debug)]
-pub(crate) struct ParameterClient {
+struct Connection {
     client: Client,
     /// The channel of the client, for a look at its connection.
     channel: CallChannel,
+}
+
+/// A worker's connections, one to each server.
+#[derive(Clone, Debug)]
+pub(crate) struct ParameterClient {
+    servers: Vec<Connection>,
     worker: u32,
     inflight: usize,
 }
 
 impl ParameterClient {
-    /// Connects in `mode`. For RDMA this also returns the provider in use.
+    /// Connects to every server in `mode`. For RDMA this also returns the provider in use.
     pub(crate) async fn connect(
         mode: TransferMode,
         options: &ProcessOptions,
     ) -> Result<(Self, Option<String>), Failure> {
-        let missing = || Failure::run(format!("the server does not serve {mode}"));
-        let (channel, provider): (CallChannel, _) = match mode {
-            TransferMode::GrpcTcp => {
-                let endpoint = endpoint(options.tcp.ok_or_else(missing)?, options.http2)?;
-                let channel = endpoint.connect().await;
-                let channel =
-                    channel.map_err(|error| Failure::run("can't connect over TCP").because(error))?;
-                (channel.into(), None)
-            }
-            TransferMode::GrpcRdma | TransferMode::GrpcRdmaGather => {
-                let gathers = mode == TransferMode::GrpcRdmaGather;
-                let address = if gathers { options.rdma_gather } else { options.rdma };
-                let endpoint = endpoint(address.ok_or_else(missing)?, options.http2)?;
-                let (channel, verdict) = Rdma::new(&options.provider)?.connect(endpoint).await?;
-                (channel.into(), Some(verdict.provider))
-            }
-            TransferMode::GrpcNative | TransferMode::GrpcNativeGather => {
-                let gathers = mode == TransferMode::GrpcNativeGather;
-                let address = if gathers { options.native_gather } else { options.native };
-                let endpoint = endpoint(address.ok_or_else(missing)?, options.http2)?;
-                let (channel, verdict) = Rdma::new(&options.provider)?.connect_native(endpoint).await?;
-                let channel = if gathers { CallChannel::gathering(channel) } else { channel.into() };
-                (channel, Some(verdict.provider))
-            }
+        let addresses = match mode {
+            TransferMode::GrpcTcp => &options.tcp,
+            TransferMode::GrpcRdma => &options.rdma,
+            TransferMode::GrpcRdmaGather => &options.rdma_gather,
+            TransferMode::GrpcNative => &options.native,
+            TransferMode::GrpcNativeGather => &options.native_gather,
             TransferMode::RdmaCp | TransferMode::RdmaZerocp => {
                 return Err(Failure::run(format!("{mode} has no calls")));
             }
         };
-        let encode = match mode {
-            TransferMode::GrpcRdmaGather => Encode::Gather,
-            // The channel of native calls sends by reference itself.
-            _ => Encode::Copy,
-        };
-        let client = ParameterServerClient::new(encode.wrap(channel.clone()));
-        let client = client.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX);
-        Ok((Self { client, channel, worker: options.worker, inflight: options.inflight }, provider))
+        if addresses.len() != options.servers {
+            return Err(Failure::run(format!("the servers do not serve {mode}")));
+        }
+        let (mut servers, mut provider) = (Vec::new(), None);
+        for address in addresses {
+            let (connection, of) = Connection::open(mode, *address, options).await?;
+            servers.push(connection);
+            provider = provider.or(of);
+        }
+        Ok((Self { servers, worker: options.worker, inflight: options.inflight }, provider))
     }
 
     /// Fails if the mode makes native calls and its connection carries HTTP/2.
     pub(crate) fn check_native(&self) -> Result<(), Failure> {
-        Ok(self.channel.check_native()?)
+        for server in &self.servers {
+            server.channel.check_native()?;
+        }
+        Ok(())
     }
 
-    /// Pulls every variable once.
+    /// Pulls every variable once. `layouts` has one for each server.
     pub(crate) async fn pull(
         &self,
-        layout: &Layout,
+        layouts: &[Layout],
         step: u64,
         receipt: &Arc<Mutex<Receipt>>,
     ) -> Result<(), Failure> {
-        self.each(layout.len(), |mut client, index| {
-            let (layout, receipt) = (layout.clone(), Arc::clone(receipt));
+        self.each(layouts.iter().map(Layout::len).sum(), |mut client, index| {
+            let (layout, receipt) = (layouts[index % layouts.len()].clone(), Arc::clone(receipt));
             async move {
                 let reply = client.pull(PullRequest { variable: index as u32, step }).await;
                 let value = reply.map_err(|status| failure("pull", index, &status))?.into_inner().value;
@@ -158,16 +151,16 @@ impl ParameterClient {
         .await
     }
 
-    /// Pushes every gradient once.
+    /// Pushes every gradient once. `gradients` has the tensors for each server.
     pub(crate) async fn push(
         &self,
-        gradients: &Arc<Variables>,
+        gradients: &[Arc<Variables>],
         step: u64,
         every_byte: bool,
     ) -> Result<(), Failure> {
         let worker = self.worker;
-        self.each(gradients.layout().len(), |mut client, index| {
-            let gradient = gradients.bytes(index, step).unwrap_or_default();
+        self.each(gradients.iter().map(|of| of.layout().len()).sum(), |mut client, index| {
+            let gradient = gradients[index % gradients.len()].bytes(index, step).unwrap_or_default();
             let request = PushRequest { worker, variable: index as u32, step, every_byte, gradient };
             async move {
                 let reply = client.push(request).await;
@@ -187,12 +180,55 @@ impl ParameterClient {
             if calls.len() >= self.inflight {
                 ended(calls.join_next().await)?;
             }
-            calls.spawn(call(self.client.clone(), index));
+            let server = &self.servers[index % self.servers.len()];
+            calls.spawn(call(server.client.clone(), index));
         }
         while !calls.is_empty() {
             ended(calls.join_next().await)?;
         }
         Ok(())
+    }
+}
+
+impl Connection {
+    /// Opens a connection in `mode`. For RDMA this also returns the provider in use.
+    async fn open(
+        mode: TransferMode,
+        address: SocketAddr,
+        options: &ProcessOptions,
+    ) -> Result<(Self, Option<String>), Failure> {
+        let endpoint = endpoint(address, options.http2)?;
+        let (channel, provider): (CallChannel, _) = match mode {
+            TransferMode::GrpcTcp => {
+                let channel = endpoint.connect().await;
+                let channel =
+                    channel.map_err(|error| Failure::run("can't connect over TCP").because(error))?;
+                (channel.into(), None)
+            }
+            TransferMode::GrpcRdma | TransferMode::GrpcRdmaGather => {
+                let (channel, verdict) = Rdma::new(&options.provider)?.connect(endpoint).await?;
+                (channel.into(), Some(verdict.provider))
+            }
+            TransferMode::GrpcNative => {
+                let (channel, verdict) = Rdma::new(&options.provider)?.connect_native(endpoint).await?;
+                (channel.into(), Some(verdict.provider))
+            }
+            TransferMode::GrpcNativeGather => {
+                let (channel, verdict) = Rdma::new(&options.provider)?.connect_native(endpoint).await?;
+                (CallChannel::gathering(channel), Some(verdict.provider))
+            }
+            TransferMode::RdmaCp | TransferMode::RdmaZerocp => {
+                return Err(Failure::run(format!("{mode} has no calls")));
+            }
+        };
+        let encode = match mode {
+            TransferMode::GrpcRdmaGather => Encode::Gather,
+            // The channel of native calls sends by reference itself.
+            _ => Encode::Copy,
+        };
+        let client = ParameterServerClient::new(encode.wrap(channel.clone()));
+        let client = client.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX);
+        Ok((Self { client, channel }, provider))
     }
 }
 

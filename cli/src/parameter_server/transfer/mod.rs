@@ -2,5 +2,6 @@
 
 pub(crate) mod check;
 pub(crate) mod grpc;
+pub(crate) mod shard;
 pub(crate) mod slots;
 pub(crate) mod variables;

@@ -1,4 +1,6 @@
-//! The static slots of one peer: one for each variable and direction.
+//! The static slots between a worker and its servers: one for each variable and direction.
+
+use std::sync::Arc;
 
 use tonic_rdma_tensor::{Channel, ChannelError, RdmaDevice, StaticReceiver, StaticSender};
 
@@ -27,68 +29,79 @@ pub(crate) async fn channel(device: &RdmaDevice, endpoint: &str) -> Result<Chann
     device.channel(endpoint, 0).await.map_err(failure)
 }
 
-/// The receiving ends of the slots.
+/// The receiving ends of the slots, in the order of the model's variables.
 #[derive(Debug)]
 pub(crate) struct Receivers {
-    slots: Vec<StaticReceiver>,
-    layout: Layout,
+    slots: Vec<(usize, StaticReceiver)>,
+    layouts: Vec<Layout>,
 }
 
 impl Receivers {
-    /// Makes slots for all tensors of `layout`, which go to or from `worker`.
+    /// Makes slots for all tensors of `layouts`, which go to or from `worker`. A server has its own layout alone. A worker
+    /// has the layouts of all servers, in their order.
     pub(crate) fn new(
         device: &RdmaDevice,
         direction: SlotDirection,
         worker: u32,
-        layout: Layout,
+        layouts: Vec<Layout>,
     ) -> Result<Self, Failure> {
-        let slot = |(index, spec)| device.static_receiver(&name(direction, worker, index), spec, 1);
-        let slots = layout.specs().enumerate().map(slot).collect::<Result<_, _>>().map_err(failure)?;
-        Ok(Self { slots, layout })
+        let slot = |(index, spec)| {
+            Ok((index, device.static_receiver(&name(direction, worker, index), spec, 1).map_err(failure)?))
+        };
+        let mut slots =
+            layouts.iter().flat_map(Layout::specs).map(slot).collect::<Result<Vec<_>, Failure>>()?;
+        slots.sort_by_key(|(index, _)| *index);
+        Ok(Self { slots, layouts })
     }
 
     /// Receives each tensor of mini-batch `step` once, and consumes it in the slot.
     pub(crate) async fn receive(&mut self, step: u64, receipt: &mut Receipt) -> Result<(), Failure> {
-        for (index, slot) in self.slots.iter_mut().enumerate() {
+        for (index, slot) in &mut self.slots {
             let arrived = slot.recv().await.map_err(failure)?;
-            receipt.take_from_slot(TensorPosition { layout: &self.layout, index, step }, &arrived)?;
+            let layout = &self.layouts[*index % self.layouts.len()];
+            receipt.take_from_slot(TensorPosition { layout, index: *index, step }, &arrived)?;
         }
         Ok(())
     }
 }
 
-/// The sending ends of the slots.
+/// The sending ends of the slots, in the order of the model's variables.
 #[derive(Debug)]
 pub(crate) struct Senders {
-    slots: Vec<StaticSender>,
-    _channel: Channel,
+    slots: Vec<(usize, StaticSender)>,
+    _channels: Vec<Channel>,
 }
 
 impl Senders {
-    /// Attaches to all slots of the peer for tensors of `layout`, which go to or from `worker`.
+    /// Attaches to all slots of the peers at the ends of `channels` for tensors of `layouts`, one for each peer. The
+    /// tensors go to or from `worker`.
     pub(crate) async fn attach(
-        channel: Channel,
+        channels: Vec<Channel>,
         direction: SlotDirection,
         worker: u32,
-        layout: &Layout,
+        layouts: &[&Layout],
     ) -> Result<Self, Failure> {
-        let mut slots = Vec::with_capacity(layout.len());
-        for (index, spec) in layout.specs().enumerate() {
-            let slot = channel.static_sender(&name(direction, worker, index), spec).await;
-            slots.push(slot.map_err(failure)?);
+        let mut slots = Vec::new();
+        for (channel, layout) in channels.iter().zip(layouts) {
+            for (index, spec) in layout.specs() {
+                let slot = channel.static_sender(&name(direction, worker, index), spec).await;
+                slots.push((index, slot.map_err(failure)?));
+            }
         }
-        Ok(Self { slots, _channel: channel })
+        slots.sort_by_key(|(index, _)| *index);
+        Ok(Self { slots, _channels: channels })
     }
 
-    /// Sends each tensor of mini-batch `step` in `mode`. Tensors may still be in flight afterwards.
+    /// Sends each tensor of mini-batch `step` in `mode`. Tensors may still be in flight afterwards. `variables` has the
+    /// tensors for each server, or those of one server.
     pub(crate) async fn send(
         &mut self,
         mode: TransferMode,
-        variables: &Variables,
+        variables: &[Arc<Variables>],
         step: u64,
     ) -> Result<(), Failure> {
-        for (index, slot) in self.slots.iter_mut().enumerate() {
-            let tensor = variables.tensor(index, step)?;
+        for (index, slot) in &mut self.slots {
+            let tensor = variables[*index % variables.len()].tensor(*index, step)?;
             let sent = match mode {
                 TransferMode::RdmaZerocp => slot.send(&tensor).await,
                 _ => {
@@ -105,9 +118,9 @@ impl Senders {
         Ok(())
     }
 
-    /// Waits until the peer has consumed all tensors.
+    /// Waits until the peers have consumed all tensors.
     pub(crate) async fn flush(&mut self) -> Result<(), Failure> {
-        for slot in &mut self.slots {
+        for (_, slot) in &mut self.slots {
             slot.flush().await.map_err(failure)?;
         }
         Ok(())

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use tonic_rdma::memory::Pool;
 use tonic_rdma_tensor::{Dtype, Shape, Tensor, TensorSpec};
 
+use super::shard::Shard;
 use crate::failure::Failure;
 use crate::units;
 use crate::workload::{Model, Variable};
@@ -22,10 +23,12 @@ pub(crate) enum Origin {
     Worker(u32),
 }
 
-/// The layout of a process's tensors, as their receivers know it: types, shapes and contents.
+/// The layout of a process's tensors for one server, as their receivers know it: types, shapes and contents. A tensor
+/// has the number of its variable in the model.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     seed: u64,
+    shard: Shard,
     tensors: Arc<[TensorSpan]>,
     room: u64,
 }
@@ -39,8 +42,8 @@ struct TensorSpan {
 }
 
 impl Layout {
-    /// Makes the layout of `origin`'s tensors of `model`. Each begins on a cache line.
-    pub(crate) fn new(model: Model, origin: Origin) -> Result<Self, Failure> {
+    /// Makes the layout of `origin`'s tensors of `model` that belong to `shard`. Each begins on a cache line.
+    pub(crate) fn new(model: Model, origin: Origin, shard: Shard) -> Result<Self, Failure> {
         let mut room = 0;
         let place = |variable: &Variable| {
             let offset = room as usize;
@@ -51,13 +54,16 @@ impl Layout {
                 spec.map_err(|error| Failure::run(format!("a variable of {model:?}")).because(error))?;
             Ok(TensorSpan { spec, length: variable.bytes() as usize, offset })
         };
-        let tensors = model.variables().iter().map(place).collect::<Result<Arc<[_]>, Failure>>()?;
+        let variables = model.variables();
+        let mine = shard.indices(variables.len()).filter_map(|index| variables.get(index));
+        let tensors = mine.map(place).collect::<Result<Arc<[_]>, Failure>>()?;
         let number = match origin {
             Origin::Server => 0,
             Origin::Worker(worker) => u64::from(worker) + 1,
         };
+        let number = number | (shard.number() as u64) << 32;
         let seed = model.name().bytes().fold(number, |seed, byte| mix(seed ^ u64::from(byte)));
-        Ok(Self { seed, tensors, room })
+        Ok(Self { seed, shard, tensors, room })
     }
 
     /// Returns the number of tensors.
@@ -65,14 +71,19 @@ impl Layout {
         self.tensors.len()
     }
 
-    /// Returns type and shape of each tensor.
-    pub(crate) fn specs(&self) -> impl Iterator<Item = &TensorSpec> {
-        self.tensors.iter().map(|place| &place.spec)
+    /// Returns number, type and shape of each tensor.
+    pub(crate) fn specs(&self) -> impl Iterator<Item = (usize, &TensorSpec)> {
+        self.tensors.iter().enumerate().map(|(position, span)| (self.shard.index(position), &span.spec))
     }
 
-    /// Returns length in bytes, and seed in mini-batch `step`, of tensor `index`, or `None` if there are fewer tensors.
+    /// Returns the place of tensor `index`, or `None` if it is not here.
+    fn span(&self, index: usize) -> Option<&TensorSpan> {
+        self.tensors.get(self.shard.position(index)?)
+    }
+
+    /// Returns length in bytes, and seed in mini-batch `step`, of tensor `index`, or `None` if it is not here.
     pub(crate) fn expected(&self, index: usize, step: u64) -> Option<(usize, u64)> {
-        let place = self.tensors.get(index)?;
+        let place = self.span(index)?;
         let seed = content::variant_seed(self.seed, variant(step));
         Some((place.length, seed.wrapping_add(place.offset as u64 / 8)))
     }
@@ -93,9 +104,9 @@ pub(crate) struct Variables {
 }
 
 impl Variables {
-    /// Makes `origin`'s tensors of `model`.
-    pub(crate) fn new(model: Model, origin: Origin) -> Result<Self, Failure> {
-        let layout = Layout::new(model, origin)?;
+    /// Makes `origin`'s tensors of `model` that belong to `shard`.
+    pub(crate) fn new(model: Model, origin: Origin, shard: Shard) -> Result<Self, Failure> {
+        let layout = Layout::new(model, origin, shard)?;
         let bytes = Content::with_variants(layout.room);
         let pool = Pool::for_sending(bytes.next_multiple_of(2 << 20));
         let memory = pool.allocate(bytes as usize);
@@ -112,15 +123,15 @@ impl Variables {
         &self.layout
     }
 
-    /// Returns the bytes of tensor `index` in mini-batch `step`, or `None` if there are fewer tensors.
+    /// Returns the bytes of tensor `index` in mini-batch `step`, or `None` if it is not here.
     pub(crate) fn bytes(&self, index: usize, step: u64) -> Option<Bytes> {
-        let place = self.layout.tensors.get(index)?;
+        let place = self.layout.span(index)?;
         Some(self.content.variant(variant(step)).at(place.offset).cut(place.length))
     }
 
     /// Returns tensor `index` in mini-batch `step`, in registered memory.
     pub(crate) fn tensor(&self, index: usize, step: u64) -> Result<Tensor, Failure> {
-        let (Some(place), Some(bytes)) = (self.layout.tensors.get(index), self.bytes(index, step)) else {
+        let (Some(place), Some(bytes)) = (self.layout.span(index), self.bytes(index, step)) else {
             return Err(Failure::run(format!("there is no variable {index}")));
         };
         Tensor::from_bytes(place.spec, bytes)
@@ -131,7 +142,7 @@ impl Variables {
     pub(crate) fn reduced(&self) -> [Reduced; VARIANTS] {
         std::array::from_fn(|variant| {
             let all: Vec<Bytes> =
-                (0..self.layout.len()).filter_map(|index| self.bytes(index, variant as u64)).collect();
+                self.layout.specs().filter_map(|(index, _)| self.bytes(index, variant as u64)).collect();
             reduce_all(all.iter().map(|bytes| &bytes[..]))
         })
     }
@@ -145,7 +156,7 @@ mod tests {
 
     #[test]
     fn tensors_match_the_model_and_the_receivers_expectation() {
-        let variables = Variables::new(Model::Gru, Origin::Worker(1)).unwrap();
+        let variables = Variables::new(Model::Gru, Origin::Worker(1), Shard::WHOLE).unwrap();
         let model = Model::Gru.variables();
         assert_eq!(variables.layout().len(), model.len());
         for step in [0, 1, 6] {
@@ -165,13 +176,36 @@ mod tests {
 
     #[test]
     fn contents_of_models_and_processes_differ() {
-        let seed = |model, origin| Layout::new(model, origin).unwrap().expected(0, 0).unwrap().1;
+        let seed = |model, origin, number| {
+            let layout = Layout::new(model, origin, Shard::new(number, 2)).unwrap();
+            layout.expected(number, 0).unwrap().1
+        };
         let seeds = [
-            seed(Model::Gru, Origin::Server),
-            seed(Model::Gru, Origin::Worker(0)),
-            seed(Model::Gru, Origin::Worker(1)),
-            seed(Model::Lstm, Origin::Server),
+            seed(Model::Gru, Origin::Server, 0),
+            seed(Model::Gru, Origin::Server, 1),
+            seed(Model::Gru, Origin::Worker(0), 0),
+            seed(Model::Gru, Origin::Worker(1), 0),
+            seed(Model::Lstm, Origin::Server, 0),
         ];
         assert!((1..seeds.len()).all(|index| !seeds[..index].contains(&seeds[index])));
+    }
+
+    #[test]
+    fn a_shard_has_its_tensors_under_their_numbers() {
+        let model = Model::Gru.variables();
+        let mut bytes = 0;
+        for number in 0..3 {
+            let shard = Variables::new(Model::Gru, Origin::Server, Shard::new(number, 3)).unwrap();
+            for (index, variable) in model.iter().enumerate() {
+                let tensor = shard.bytes(index, 0);
+                assert_eq!(tensor.is_some(), index % 3 == number, "{index}");
+                let Some(tensor) = tensor else { continue };
+                let (length, seed) = shard.layout().expected(index, 0).unwrap();
+                assert_eq!((tensor.len(), length as u64), (length, variable.bytes()));
+                assert_eq!(content::check_all(seed, &tensor), None);
+                bytes += tensor.len() as u64;
+            }
+        }
+        assert_eq!(bytes, model.iter().map(Variable::bytes).sum::<u64>());
     }
 }

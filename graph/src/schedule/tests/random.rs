@@ -216,6 +216,7 @@ fn check(case: &Case) {
         let steps: Vec<u64> = report.steps.iter().map(|step| step.step).collect();
         assert_eq!(steps, (0..case.steps).collect::<Vec<_>>());
         assert_eq!(report.received, expected.received.len() as u64);
+        assert_eq!(report.late, 0, "a waker was not woken: {report:?}");
         if case.mode == ReceiveMode::Blocking {
             assert_eq!(report.ran_while_outstanding, 0);
         }

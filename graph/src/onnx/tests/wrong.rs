@@ -1,0 +1,147 @@
+use std::collections::BTreeMap;
+
+use super::*;
+
+fn refused(model: &file::Model, settings: &ModelSettings) -> String {
+    load_file(model, settings).unwrap_err().to_string()
+}
+
+fn graph(model: &mut file::Model) -> &mut file::Graph {
+    model.graph.as_mut().unwrap()
+}
+
+#[test]
+fn files_that_are_no_models() {
+    for (bytes, reason) in [
+        (&b""[..], "the file is empty"),
+        (b"#!/bin/sh\necho no model\n", "it is no ONNX model"),
+        (&[8, 3], "it has no graph"),
+        (&[0xff; 4096], "it is no ONNX model"),
+    ] {
+        let (_folder, path) = written(bytes);
+        let error = Model::load(&path, &ModelSettings::default()).unwrap_err().to_string();
+        assert!(error.contains("model.onnx") && error.contains(reason), "{error}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for (path, reason) in [
+        (folder.path().to_owned(), "it is no file"),
+        (folder.path().join("missing.onnx"), "it can't be read"),
+    ] {
+        let error = Model::load(&path, &ModelSettings::default()).unwrap_err().to_string();
+        assert!(error.contains(reason), "{error}");
+    }
+}
+
+#[test]
+fn a_file_that_ends_too_early() {
+    let bytes = file::residual().encode_to_vec();
+    // Most of the file are weights, so few of these lengths are the end of a message.
+    for length in (0..bytes.len()).step_by(97) {
+        let (_folder, path) = written(&bytes[..length]);
+        assert!(Model::load(&path, &ModelSettings::default()).is_err(), "{length} of {} bytes", bytes.len());
+    }
+}
+
+#[test]
+fn an_operator_that_the_engine_does_not_know() {
+    let mut model = file::residual();
+    graph(&mut model).nodes[4].operator = "Confuse".to_owned();
+    let error = load_file(&model, &ModelSettings::default()).unwrap_err();
+    assert!(
+        matches!(&error, GraphError::Operator { node, operator, .. } if node == "sum" && operator == "Confuse"),
+        "{error}"
+    );
+    assert!(error.to_string().contains("node sum: the engine (tract) has no operator Confuse"), "{error}");
+}
+
+#[test]
+fn graphs_that_contradict_themselves() {
+    let changes: [(fn(&mut file::Graph), &str); 6] = [
+        (
+            |graph| graph.nodes[1].inputs[0] = "nothing".to_owned(),
+            "node relu1: no node, input or constant is called nothing",
+        ),
+        (|graph| graph.outputs[0].name = "nothing".to_owned(), "nothing computes the output nothing"),
+        (|graph| graph.constants[0].raw.truncate(10), "the tensor w1 has 10 bytes for 216 elements"),
+        (|graph| graph.constants[0].elements = 99, "the tensor w1 has elements of type 99"),
+        (|graph| graph.constants[1].dims[0] = -8, "the tensor w2 has the shape [-8, 8, 3, 3]"),
+        (
+            |graph| graph.inputs[0] = file::floats("data", &[-1, 3, 16, 16]),
+            "give it one, or a symbol: data:0=N",
+        ),
+    ];
+    for (change, reason) in changes {
+        let mut model = file::residual();
+        change(graph(&mut model));
+        let error = refused(&model, &ModelSettings::default());
+        assert!(error.contains(reason), "{error}");
+    }
+}
+
+#[test]
+fn shapes_that_do_not_fit() {
+    let mut model = file::residual();
+    graph(&mut model).constants[3] = file::weight("w3", &[10, 77]);
+    let error = refused(&model, &ModelSettings::default());
+    assert!(error.contains("gemm"), "{error}");
+}
+
+#[test]
+fn dimensions_that_do_not_exist() {
+    for (dim, reason) in [
+        ("picture:0=N", "its inputs are data"),
+        ("data:4=N", "this input has 4 dimensions"),
+        ("w1:0=N", "its inputs are data"),
+    ] {
+        let error = refused(&file::residual(), &settings(1, &[dim]));
+        assert!(error.contains(reason) && error.contains(dim), "{error}");
+    }
+    for text in ["data", "data:0", "data:x=N", "data:0=", "data:0=0", "data:0=N+1", ":0=N", "data:0=9x"] {
+        assert!(text.parse::<super::super::SymbolicDim>().unwrap_err().contains(text));
+    }
+}
+
+#[test]
+fn pictures_that_are_too_small() {
+    let nodes =
+        vec![file::node("Conv", &["data", "w"], "result", vec![file::numbers("kernel_shape", &[5, 5])])];
+    let model = file::model(
+        vec![file::floats("data", &[1, 3, 16, 16])],
+        vec![file::floats("result", &[])],
+        vec![file::weight("w", &[4, 3, 5, 5])],
+        nodes,
+    );
+    let model = load_file(&model, &settings(1, &["data:2=H"])).unwrap();
+    check_kernels(&model, &[5, 9]);
+    let lengths = BTreeMap::from([("H".to_owned(), 4)]);
+    let inputs = model.inputs(0, 1, &lengths).unwrap();
+    let error = model.run_unsplit(&inputs, model.topology().results().to_vec()).unwrap_err().to_string();
+    assert!(error.contains("would be 0; the inputs are too small"), "{error}");
+}
+
+#[test]
+fn inputs_that_do_not_fit() {
+    let model = seeded(1, &["data:0=N"]);
+    let result = model.topology().results()[0];
+    let error = model.inputs(0, 1, &BTreeMap::new()).unwrap_err().to_string();
+    assert!(error.contains("the dimension N need a length"), "{error}");
+    let error = model.run_unsplit(&[], [result]).unwrap_err().to_string();
+    assert!(error.contains("the input data is missing"), "{error}");
+    let missing = Outlet { node: NodeId(100_000), output: 0 };
+    assert!(model.run_unsplit(&[], [missing]).is_err());
+    assert!(model.kernels([missing.node]).is_err());
+    // The input of another model.
+    let other = load_file(&file::residual(), &settings(1, &["data:1=3", "data:2=17"])).unwrap();
+    let inputs = other.inputs(0, 1, &BTreeMap::new()).unwrap();
+    assert!(model.run_unsplit(&inputs, [result]).is_err());
+    let first = model
+        .topology()
+        .nodes()
+        .find(|(_, node)| node.role == Role::Compute && node.inputs[0].node == inputs[0].0)
+        .unwrap()
+        .0;
+    let mut kernel = model.kernels([first]).unwrap().remove(&first).unwrap();
+    assert!(kernel.run(0, Vec::new()).unwrap_err().to_string().contains("0 inputs came"));
+    let wrong = vec![inputs[0].1.clone(); model.topology().node(first).unwrap().inputs.len()];
+    assert!(kernel.run(0, wrong).is_err());
+}
