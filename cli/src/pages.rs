@@ -17,8 +17,11 @@ const PROGRAMS: [&str; 2] = ["apt", "docker"];
 /// Programs that start another program, which is the last word without a dash. `PROGRAM` is the reader's own.
 const LAUNCHERS: [&str; 3] = ["mpirun", "torchrun", "srun"];
 /// Packages with a command of their own, and their folders.
-const COMMANDS: [(&str, &str); 2] =
-    [("tonic-rdma-allreduce", "collective/command"), ("tonic-rdma-training", "training")];
+const COMMANDS: [(&str, &str); 3] = [
+    ("tonic-rdma-allreduce", "collective/command"),
+    ("tonic-rdma-graph", "graph"),
+    ("tonic-rdma-training", "training"),
+];
 /// Options of other programs, which pages mention.
 const OPTIONS_OF_OTHERS: [&str; 2] = ["--network", "--ulimit"];
 
@@ -39,6 +42,8 @@ fn every_command_line_is_accepted() {
 #[test]
 fn commands_and_options_in_sentences_are_accepted() {
     let known = options();
+    let of_package =
+        |name: &str| COMMANDS.iter().any(|(_, folder)| fault_of_options(folder, &[name]).is_none());
     let mut faults = Vec::new();
     for (page, text) in pages() {
         for code in inline_code(&text) {
@@ -52,7 +57,7 @@ fn commands_and_options_in_sentences_are_accepted() {
                 ),
                 Some(option) if option.starts_with("--") => {
                     let name = option.split('=').next().unwrap();
-                    if !known.contains(name) && !OPTIONS_OF_OTHERS.contains(&name) {
+                    if !known.contains(name) && !of_package(name) && !OPTIONS_OF_OTHERS.contains(&name) {
                         faults.push(format!("{page}: no command has the option {name}"));
                     }
                 }
@@ -148,7 +153,8 @@ fn fault_of_launched(words: &[&str]) -> Option<String> {
 
 /// Returns an option that the source of the command in `folder` does not have.
 fn fault_of_options(folder: &str, words: &[&str]) -> Option<String> {
-    let files = ["src/options.rs", "src/arguments.rs"].map(|file| root().join(folder).join(file));
+    let files = ["src/options.rs", "src/arguments.rs", "src/bin/tonic-rdma-graph/options.rs"];
+    let files = files.map(|file| root().join(folder).join(file));
     let options = files.iter().find_map(|file| fs::read_to_string(file).ok()).unwrap();
     let known = |option: &str| options.contains(&format!("{}:", option.replace('-', "_")));
     let unknown = words.iter().filter_map(|word| word.strip_prefix("--")).find(|option| !known(option));

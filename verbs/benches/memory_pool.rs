@@ -1,11 +1,18 @@
 //! The cost of the pool's functions that run for every message.
+#![allow(clippy::expect_used, reason = "a bench that can't run says so by stopping")]
 
+use std::alloc::{GlobalAlloc, Layout, System};
 use std::hint::black_box;
 
 use bytes::{BufMut, Bytes};
 use divan::Bencher;
 use tonic_rdma_verbs::memory::sites::{SHORTEST, SiteAllocator, SiteBuf, SitePlacement, SiteSettings, sent};
+use tonic_rdma_verbs::memory::trace::{AllocationTrace, TracingAllocator};
 use tonic_rdma_verbs::memory::{Pool, Quota};
+
+/// Also serves the other benches here, at the cost that `trace_allocate` shows for `idle`.
+#[global_allocator]
+static ALLOCATOR: TracingAllocator = TracingAllocator::new(System);
 
 fn main() {
     divan::main();
@@ -105,6 +112,64 @@ fn sites_allocate(bencher: Bencher<'_, '_>, what: &str) {
             sent(&buffer.freeze());
         }),
     }
+}
+
+/// Allocation and release of 4 KiB of memory:
+/// - `system`: by the inner allocator alone;
+/// - `idle`: by the tracing allocator, outside of executions;
+/// - `live`: the same, while 1000 traced allocations are live;
+/// - `traced`: in an execution of a node that sends nothing, on the heap;
+/// - `placed`: in an execution of a node that sends the allocation, in the pool.
+#[divan::bench(args = ["system", "idle", "live", "traced", "placed"])]
+fn trace_allocate(bencher: Bencher<'_, '_>, what: &str) {
+    let trace = AllocationTrace::new(1 << 30).expect("this program has the allocator");
+    let mut live: Vec<Vec<u8>> = Vec::with_capacity(1000);
+    match what {
+        "live" => {
+            let _execution = trace.enter(0);
+            live.extend((0..1000).map(|_| vec![1; 100]));
+        }
+        "placed" => {
+            let _execution = trace.enter(1);
+            trace.crossed(&Vec::from([0; SHORTEST]));
+        }
+        _ => {}
+    }
+    let _execution = match what {
+        "traced" => Some(trace.enter(0)),
+        "placed" => Some(trace.enter(1)),
+        _ => None,
+    };
+    let layout = Layout::new::<[u8; SHORTEST]>();
+    if what == "system" {
+        bencher.bench_local(|| allocate_and_free(&System, black_box(layout)));
+    } else {
+        bencher.bench_local(|| allocate_and_free(&ALLOCATOR, black_box(layout)));
+    }
+    assert_eq!(trace.report().placed > 0, what == "placed");
+}
+
+/// An execution of a node that allocates nothing, and the look-up of bytes that are sent, among 1000 live allocations.
+#[divan::bench(args = ["enter", "crossed"])]
+fn trace_calls(bencher: Bencher<'_, '_>, what: &str) {
+    let trace = AllocationTrace::new(1 << 30).expect("this program has the allocator");
+    let mut live: Vec<Vec<u8>> = Vec::with_capacity(1000);
+    let execution = trace.enter(0);
+    live.extend((0..1000).map(|_| vec![1; 100]));
+    drop(execution);
+    match what {
+        "enter" => bencher.bench_local(|| drop(trace.enter(black_box(0)))),
+        _ => bencher.bench_local(|| trace.crossed(black_box(&live[500]))),
+    }
+}
+
+/// Allocates memory and frees it.
+fn allocate_and_free(allocator: &impl GlobalAlloc, layout: Layout) {
+    // SAFETY: the layout is not of size zero.
+    let start = black_box(unsafe { allocator.alloc(layout) });
+    assert!(!start.is_null());
+    // SAFETY: the memory came from this allocator, with this layout.
+    unsafe { allocator.dealloc(start, layout) };
 }
 
 /// Makes an allocator that has learnt that the buffers of [`allocate`] are sent.

@@ -29,7 +29,7 @@ impl Value for Content {
     ) -> Result<Self, KernelError> {
         let mut bytes = vec![0; usize::try_from(spec.bytes().ok_or("it has no fixed size")?)?];
         fill(&mut bytes)?;
-        Ok(Self(Tensor::copy_from(spec.clone(), &bytes)?))
+        Ok(Self(Tensor::copy_from(*spec, &bytes)?))
     }
 }
 

@@ -70,6 +70,14 @@ impl Model {
     /// Makes a model of the content of a file. `path` is for messages, and its folder for tensors that the content leaves to other
     /// files.
     ///
+    /// ```
+    /// use std::path::Path;
+    /// use tonic_rdma_graph::onnx::{Model, ModelSettings};
+    ///
+    /// let error = Model::read(Path::new("text.onnx"), b"no model", &ModelSettings::default()).unwrap_err();
+    /// assert!(error.to_string().starts_with("the model text.onnx: "), "{error}");
+    /// ```
+    ///
     /// # Errors
     /// As for [`load`](Self::load).
     pub fn read(path: &Path, content: &[u8], settings: &ModelSettings) -> Result<Self, GraphError> {

@@ -58,6 +58,14 @@ pub enum Work {
 }
 
 /// How an executor runs.
+///
+/// ```
+/// use tonic_rdma_graph::schedule::{ReceiveMode, Settings};
+///
+/// let mut settings = Settings::default();
+/// settings.receive = ReceiveMode::Callback;
+/// settings.window = 4;
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Settings {

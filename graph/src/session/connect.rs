@@ -12,12 +12,14 @@ use tonic_rdma_tensor::RdmaDevice;
 
 use crate::error::GraphError;
 use crate::placement::{Crossing, Part, Placement};
+use crate::session::connected::{Addresses, Core, Ends, Session};
 use crate::session::control::{Met, follow, meet, watch as open_watch};
 use crate::session::links::{self, Plan, Sending};
-use crate::session::listener::{MESSAGE_MARGIN, setting};
-use crate::session::state::{State, Token};
+use crate::session::peering::Peering;
+use crate::session::settings::{MESSAGE_MARGIN, Settings, setting};
+use crate::session::state::{Hall, State, Token};
 use crate::session::text::chain;
-use crate::session::{Addresses, Core, Ends, Listener, Peering, Session, Settings};
+use crate::session::threads::Threads;
 use crate::transfer::proto::Standing;
 use crate::transfer::{CallEnds, Mailbox, Mode, Peers, SlotEnds, SlotReceiver};
 
@@ -36,8 +38,13 @@ struct Context {
 }
 
 /// Connects, and tells the other parts if that fails.
-pub(super) fn connect(listener: Listener, peering: Peering) -> Result<Session, GraphError> {
-    let Listener { address: _, settings, threads, hall, device } = listener;
+pub(super) fn connect(
+    settings: Settings,
+    threads: Threads,
+    hall: &Hall,
+    device: RdmaDevice,
+    peering: Peering,
+) -> Result<Session, GraphError> {
     check(&settings, &peering)?;
     let parts = peering.peers.len();
     let peers = Arc::new(Peers::new(parts));

@@ -11,7 +11,7 @@ use tonic::{Code, Request, Streaming};
 
 use crate::error::GraphError;
 use crate::placement::Part;
-use crate::session::listener::{
+use crate::session::settings::{
     CONNECTION_WINDOW, MAX_FRAME, PING_INTERVAL, PING_LIMIT, STREAM_WINDOW, setting,
 };
 use crate::session::state::{Misfit, State, VERSION};

@@ -27,6 +27,17 @@ pub struct Fingerprint {
 impl Fingerprint {
     /// Computes the fingerprint of a split graph: of its nodes and edges, of the parts, and of the crossing tensors and their placement.
     /// The order of the nodes counts, because parts call nodes and crossing tensors by their numbers.
+    ///
+    /// ```
+    /// # use tonic_rdma_graph::dataflow::Topology;
+    /// # use tonic_rdma_graph::placement::{Partition, analyse};
+    /// # use tonic_rdma_graph::session::Fingerprint;
+    /// # let graph = Topology::new();
+    /// let placements = analyse(&graph, &Partition::new(&graph, 2, vec![])?)?;
+    /// let same = analyse(&graph, &Partition::new(&graph, 2, vec![])?)?;
+    /// assert_eq!(Fingerprint::of(&graph, &placements), Fingerprint::of(&graph, &same));
+    /// # Ok::<(), tonic_rdma_graph::GraphError>(())
+    /// ```
     pub fn of(graph: &Topology, placements: &Placements) -> Self {
         let mut parts = Xxh3::new();
         let numbers = placements.partition().parts();

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tonic::Code;
-use tonic_rdma::{Policy, RdmaChannel, RdmaConnector};
+use tonic_rdma::{Policy, RdmaChannel, RdmaConnectInfo, RdmaConnector};
 use tonic_rdma_tensor::{Channel, ChannelError, RdmaDevice};
 
 use crate::error::GraphError;
 use crate::placement::{Crossing, Part, Placement};
 use crate::session::control::endpoint;
-use crate::session::listener::{MESSAGE_MARGIN, Peering, Settings, calls};
+use crate::session::peering::Peering;
+use crate::session::settings::{MESSAGE_MARGIN, Settings, calls};
 use crate::transfer::proto::parts_client::PartsClient;
 use crate::transfer::{Caller, Mode, Reason, SlotSender};
 
@@ -106,15 +107,18 @@ async fn caller(plan: Plan<'_>, mode: Mode) -> Result<Caller, GraphError> {
             let channel = builder.connect().await.map_err(|error| plan.no_rdma(mode, error.into()))?;
             let info = channel.last_connection();
             if !info.as_ref().is_some_and(|info| info.is_native()) {
-                let reason = info
-                    .map_or_else(|| "no connection was made".to_owned(), |info| info.reason().to_string());
-                return Err(plan.no_rdma(mode, Box::new(Reason(reason))));
+                return Err(plan.no_rdma(mode, no_connection(info.as_ref())));
             }
             Ok(Caller::Native(PartsClient::new(channel).max_encoding_message_size(longest)))
         }
         Mode::GrpcRdma => {
-            let connecting = endpoint.connect_with_connector(RdmaConnector::with_config(config));
+            let connector = RdmaConnector::with_config(config);
+            let connecting = endpoint.connect_with_connector(connector.clone());
             let channel = connecting.await.map_err(|error| plan.no_rdma(mode, error.into()))?;
+            let info = connector.last_connection();
+            if info.as_ref().and_then(RdmaConnectInfo::provider).is_none() {
+                return Err(plan.no_rdma(mode, no_connection(info.as_ref())));
+            }
             Ok(Caller::Http2(PartsClient::new(channel).max_encoding_message_size(longest)))
         }
         Mode::GrpcTcp | Mode::RdmaCp | Mode::RdmaZerocp => {
@@ -123,6 +127,12 @@ async fn caller(plan: Plan<'_>, mode: Mode) -> Result<Caller, GraphError> {
             Ok(Caller::Http2(PartsClient::new(channel.map_err(lost)?).max_encoding_message_size(longest)))
         }
     }
+}
+
+/// Returns why a connection is not of the asked kind.
+fn no_connection(info: Option<&RdmaConnectInfo>) -> Box<dyn Error + Send + Sync> {
+    let reason = info.map_or("no connection was made", RdmaConnectInfo::reason);
+    Box::new(Reason(reason.to_owned()))
 }
 
 /// Opens a channel to the part's tensor device. A part that is asked by many others at once says that it is busy, and is asked again.

@@ -3,167 +3,35 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
 use tonic::transport::Server;
-use tonic_rdma::{CallConfig, Config, Policy, RdmaIncoming, RdmaServer};
+use tonic_rdma::{Policy, RdmaIncoming, RdmaServer};
 use tonic_rdma_tensor::RdmaDevice;
 
-use crate::dataflow::Topology;
 use crate::error::GraphError;
-use crate::placement::{Part, Placements};
 use crate::session::connect;
+use crate::session::connected::Session;
+use crate::session::peering::Peering;
 use crate::session::service::Service;
+use crate::session::settings::{
+    CONNECTION_WINDOW, MAX_FRAME, MESSAGE_MARGIN, PING_INTERVAL, PING_LIMIT, STREAM_WINDOW, Settings, calls,
+    setting,
+};
 use crate::session::state::Hall;
 use crate::session::threads::Threads;
-use crate::session::{Fingerprint, Session};
-use crate::transfer::Mode;
+use crate::session::unlisted::Unlisted;
 use crate::transfer::proto::parts_server::PartsServer;
-
-/// HTTP/2 windows and frames in bytes, of both ends. The command `tonic-rdma compare` found them best for tensors of 64 KiB to 64 MiB over
-/// TCP; larger windows carried no more (`cli/src/measure/transport/http2.rs`).
-pub(super) const STREAM_WINDOW: u32 = 16 << 20;
-pub(super) const CONNECTION_WINDOW: u32 = 32 << 20;
-pub(super) const MAX_FRAME: u32 = 512 << 10;
-
-/// How often a quiet connection is checked, and how long the answer may take. A host that vanishes is found so.
-pub(super) const PING_INTERVAL: Duration = Duration::from_secs(10);
-pub(super) const PING_LIMIT: Duration = Duration::from_secs(20);
-
-/// What a message has beside the content of its tensor, at most.
-pub(super) const MESSAGE_MARGIN: u64 = 4096;
-
-/// The settings of a part's connections.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Settings {
-    /// The RDMA device and its settings. The policy in it has no effect. The default is [`Config::default`].
-    pub config: Config,
-    /// The number of threads that carry calls. The default is the number of cores, from 2 to 8.
-    pub threads: usize,
-    /// The largest crossing tensor, in bytes, that this part accepts if its shape is not known before, and in the modes with calls. The
-    /// default is 2 GiB.
-    pub largest_tensor: u64,
-    /// The most registered memory, in bytes, for copies of dynamic tensors in mode `rdma-cp`. The default is 2 GiB.
-    pub copies: u64,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        let cores = std::thread::available_parallelism().map_or(2, usize::from);
-        Self {
-            config: Config::default(),
-            threads: cores.clamp(2, 8),
-            largest_tensor: 2 << 30,
-            copies: 2 << 30,
-        }
-    }
-}
-
-impl Settings {
-    /// Returns the defaults, with the RDMA settings of the `RDMA_*` variables.
-    ///
-    /// ```
-    /// use tonic_rdma_graph::session::Settings;
-    ///
-    /// let settings = Settings::from_env()?;
-    /// assert!(settings.threads >= 2);
-    /// # Ok::<(), tonic_rdma_graph::GraphError>(())
-    /// ```
-    ///
-    /// # Errors
-    /// A variable has a bad value.
-    pub fn from_env() -> Result<Self, GraphError> {
-        let config = Config::from_env().map_err(|error| setting("RDMA_*", error.to_string()))?;
-        Ok(Self { config, ..Self::default() })
-    }
-}
-
-/// With whom a part connects, and for what.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Peering {
-    /// The part of this process.
-    pub part: Part,
-    /// The address of each part: `host:port`, in the order of the parts. That of this part is not used.
-    pub peers: Vec<String>,
-    /// How the graph is split.
-    pub placements: Arc<Placements>,
-    /// What all parts must have in common.
-    pub fingerprint: Fingerprint,
-    /// The modes in which tensors are to cross. The default is all modes that need no RDMA device: `grpc-tcp`.
-    pub modes: Vec<Mode>,
-    /// The number of buffers of each crossing tensor: the steps in flight. The default is 1.
-    pub window: usize,
-    /// The longest time until all parts are connected. The default is 30 s.
-    pub timeout: Duration,
-}
-
-impl Peering {
-    /// Makes a peering with the default settings.
-    ///
-    /// ```
-    /// use std::sync::Arc;
-    ///
-    /// use tonic_rdma_graph::dataflow::Topology;
-    /// use tonic_rdma_graph::placement::{Part, Placements};
-    /// use tonic_rdma_graph::session::Peering;
-    /// use tonic_rdma_graph::transfer::Mode;
-    ///
-    /// fn peering(graph: &Topology, placements: &Arc<Placements>) -> Peering {
-    ///     let peers = vec!["10.0.0.1:7000".to_owned(), "10.0.0.2:7000".to_owned()];
-    ///     let mut peering = Peering::new(Part(0), peers, graph, placements);
-    ///     peering.modes = vec![Mode::GrpcTcp, Mode::RdmaZerocp];
-    ///     peering.window = 4;
-    ///     peering
-    /// }
-    /// ```
-    pub fn new(part: Part, peers: Vec<String>, graph: &Topology, placements: &Arc<Placements>) -> Self {
-        Self {
-            part,
-            peers,
-            placements: Arc::clone(placements),
-            fingerprint: Fingerprint::of(graph, placements),
-            modes: vec![Mode::GrpcTcp],
-            window: 1,
-            timeout: Duration::from_secs(30),
-        }
-    }
-
-    /// Checks the numbers.
-    pub(super) fn check(&self) -> Result<(), GraphError> {
-        let (part, parts) = (self.part, self.placements.partition().count());
-        if self.peers.len() != parts {
-            let reason =
-                format!("{} addresses for {parts} parts; there must be one for each", self.peers.len());
-            return Err(setting("peers", reason));
-        }
-        if part.0 >= parts {
-            return Err(setting("part", format!("{part} of {parts}: the first part is 0")));
-        }
-        if !(1..=MOST_BUFFERS).contains(&self.window) {
-            return Err(setting("window", format!("{}; it takes 1 to {MOST_BUFFERS}", self.window)));
-        }
-        if self.modes.is_empty() {
-            return Err(setting("modes", "none is given".to_owned()));
-        }
-        Ok(())
-    }
-}
-
-/// The most buffers of a slot.
-const MOST_BUFFERS: usize = 1024;
 
 /// A process that listens for the other parts of a graph. They may call before this process knows its graph; they wait until it
 /// [connects](Self::connect).
 #[derive(Debug)]
 pub struct Listener {
-    pub(super) address: SocketAddr,
-    pub(super) settings: Settings,
-    pub(super) threads: Threads,
-    pub(super) hall: Arc<Hall>,
-    pub(super) device: RdmaDevice,
+    address: SocketAddr,
+    settings: Settings,
+    threads: Threads,
+    hall: Arc<Hall>,
+    device: RdmaDevice,
 }
 
 impl Listener {
@@ -207,7 +75,8 @@ impl Listener {
     /// - [`PeerLost`](GraphError::PeerLost), [`PeerFailed`](GraphError::PeerFailed): a part ended meanwhile.
     /// - [`Setting`](GraphError::Setting): a number is out of range, or there is no memory for the slots.
     pub fn connect(self, peering: Peering) -> Result<Session, GraphError> {
-        connect::connect(self, peering)
+        let Self { address: _, settings, threads, hall, device } = self;
+        connect::connect(settings, threads, &hall, device, peering)
     }
 }
 
@@ -244,7 +113,8 @@ async fn listen(
         .max_frame_size(MAX_FRAME)
         .http2_keepalive_interval(Some(PING_INTERVAL))
         .http2_keepalive_timeout(Some(PING_LIMIT));
-    let server = RdmaServer::new().http2(http2).calls(calls(&settings)).add_service(device.service());
+    let server =
+        RdmaServer::new().http2(http2).calls(calls(&settings)).add_service(Unlisted::new(device.service()));
     let server = server.add_service(service).serve_with_incoming(incoming);
     tokio::spawn(async move {
         if let Err(error) = server.await {
@@ -252,15 +122,4 @@ async fn listen(
         }
     });
     Ok((local, device))
-}
-
-/// Returns the limits of native calls: room for two of the largest messages.
-pub(super) fn calls(settings: &Settings) -> CallConfig {
-    let budget = settings.largest_tensor.saturating_mul(2).clamp(256 << 20, 1 << 50);
-    CallConfig::default().landing_budget(budget)
-}
-
-/// Makes the error of a setting.
-pub(super) fn setting(setting: &'static str, reason: String) -> GraphError {
-    GraphError::Setting { setting, reason }
 }

@@ -8,8 +8,9 @@ use tokio::sync::watch;
 use tonic_rdma_tensor::{Dtype, Shape, TensorSpec};
 
 use crate::placement::{Crossing, Part, Placement};
+use crate::session::fingerprint::Fingerprint;
+use crate::session::peering::Peering;
 use crate::session::text::shortened;
-use crate::session::{Fingerprint, Peering};
 use crate::transfer::proto::{Description, Hash, PutRequest, Standing};
 use crate::transfer::{Mailbox, Mode, Parcel, Peers, lock};
 

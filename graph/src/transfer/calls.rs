@@ -100,9 +100,9 @@ impl CallTransfers {
         let Some((crossing, mailbox)) = self.incoming.get(&crossing) else {
             return Err(self.base.unknown(crossing, step));
         };
-        let Some(parcel) = mailbox.take() else {
-            return self.base.peers.check(crossing.from).map(|()| None);
-        };
+        // Before the look: all that a part had sent when it ended is here.
+        let peer = self.base.peers.check(crossing.from);
+        let Some(parcel) = mailbox.take() else { return peer.map(|()| None) };
         let failed = |source| self.base.transfer(crossing, crossing.from, step, source);
         let Parcel { step: came, spec, content } = parcel;
         if came != step {
@@ -221,11 +221,14 @@ impl Outgoing {
         let Some((step, status)) = fault else { return Ok(()) };
         let peer = self.crossing.to;
         match status.code() {
-            // The connection, not the tensor.
-            Code::Unavailable | Code::Unknown | Code::Cancelled => {
-                Err(base.peer_lost(peer, Box::new(status)))
-            }
-            _ => Err(base.transfer(&self.crossing, peer, step, Box::new(status))),
+            // What the service of a part refuses with. Any other code is that of a connection.
+            Code::InvalidArgument
+            | Code::FailedPrecondition
+            | Code::PermissionDenied
+            | Code::DeadlineExceeded
+            | Code::OutOfRange
+            | Code::ResourceExhausted => Err(base.transfer(&self.crossing, peer, step, Box::new(status))),
+            _ => Err(base.peer_lost(peer, Box::new(status))),
         }
     }
 }

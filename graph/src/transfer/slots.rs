@@ -6,7 +6,7 @@ use std::task::{Context, Poll, ready};
 
 use tonic_rdma::memory::Pool;
 use tonic_rdma_tensor::{
-    ChannelError, DynamicReceiver, DynamicSender, StaticReceiver, StaticSender, Tensor, TensorMut,
+    ChannelError, DynamicReceiver, DynamicSender, SentCounts, StaticReceiver, StaticSender, Tensor, TensorMut,
 };
 
 use crate::dataflow::{KernelError, Value};
@@ -50,6 +50,8 @@ struct Outgoing {
     crossing: Crossing,
     sender: Held<SlotSender>,
     counts: CrossingCounts,
+    /// Tensors that were copied here and not by the sender.
+    copied: u64,
 }
 
 struct Incoming<V> {
@@ -74,7 +76,7 @@ impl<V: Value> SlotTransfers<V> {
     pub(crate) fn new(base: Base, copies: Option<Pool>, ends: SlotEnds) -> Self {
         let outgoing = ends.senders.into_iter().map(|(crossing, sender)| {
             let counts = CrossingCounts::default();
-            (crossing.id, Outgoing { crossing, sender: Held::new(sender), counts })
+            (crossing.id, Outgoing { crossing, sender: Held::new(sender), counts, copied: 0 })
         });
         let incoming = ends.receivers.into_iter().map(|(crossing, receiver)| {
             let inbox = Held::new(Inbox { receiver, taken: None });
@@ -90,18 +92,9 @@ impl<V: Value> Transfers<V> for SlotTransfers<V> {
         let out = self.outgoing.get_mut(&crossing).ok_or_else(|| base.unknown(crossing, step))?;
         let peer = out.crossing.to;
         base.peers.check(peer)?;
-        let lost = |source: KernelError| base.transfer(&out.crossing, peer, step, source);
-        let Some(sender) = out.sender.here().map_err(|error| lost(error.into()))? else {
-            return Ok(Start::Busy);
-        };
-        match sender.start(tensor, self.copies.as_ref()) {
-            Ok(None) => Ok(Start::Busy),
-            Ok(Some(how)) => {
-                out.counts.sent += 1;
-                out.counts.bytes += tensor.spec().bytes().unwrap_or(0);
-                out.counts.copied += u64::from(how == How::Copied);
-                Ok(Start::Begun)
-            }
+        match out.start(tensor, self.copies.as_ref()) {
+            Ok(true) => Ok(Start::Begun),
+            Ok(false) => Ok(Start::Busy),
             Err(error) => Err(base.slot_error(&out.crossing, peer, step, error)),
         }
     }
@@ -113,9 +106,11 @@ impl<V: Value> Transfers<V> for SlotTransfers<V> {
         let inbox = incoming.inbox.here();
         let inbox = inbox.map_err(|error| base.transfer(&incoming.crossing, peer, step, error.into()))?;
         let Some(inbox) = inbox else { return Ok(None) };
+        // Before the look: all that a part had sent when it ended is here.
+        let well = base.peers.check(peer);
         match inbox.try_take() {
             Ok(Some(value)) => Ok(Some(value)),
-            Ok(None) => base.peers.check(peer).map(|()| None),
+            Ok(None) => well.map(|()| None),
             Err(error) => Err(base.slot_error(&incoming.crossing, peer, step, error)),
         }
     }
@@ -140,9 +135,10 @@ impl<V: Value> Transfers<V> for SlotTransfers<V> {
                     return Poll::Ready(Err(base.transfer(&incoming.crossing, peer, step, error.into())));
                 }
             };
+            let well = base.peers.check(peer);
             match inbox.try_take() {
                 Ok(Some(value)) => return Poll::Ready(Ok(value)),
-                Ok(None) => base.peers.check(peer)?,
+                Ok(None) => well?,
                 Err(error) => {
                     return Poll::Ready(Err(base.slot_error(&incoming.crossing, peer, step, error)));
                 }
@@ -229,37 +225,44 @@ impl<V: Value> Transfers<V> for SlotTransfers<V> {
     }
 }
 
-/// How a tensor was sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum How {
-    InPlace,
-    Copied,
-}
-
-impl SlotSender {
-    /// Begins to send a tensor, or returns `None` if no buffer is free.
-    fn start(&mut self, tensor: &Tensor, copies: Option<&Pool>) -> Result<Option<How>, SlotError> {
-        if !self.is_ready()? {
-            return Ok(None);
+impl Outgoing {
+    /// Begins to send a tensor. Returns false if no buffer is free.
+    fn start(&mut self, tensor: &Tensor, copies: Option<&Pool>) -> Result<bool, SlotError> {
+        let Some(sender) = self.sender.here().map_err(other)? else { return Ok(false) };
+        if !sender.is_ready()? {
+            return Ok(false);
         }
-        let in_place = copies.is_none() && tensor.registered().is_some();
-        match (&mut *self, copies) {
-            (Self::Static(sender), None) => sender.start(tensor)?,
-            (Self::Static(sender), Some(_)) => {
-                if tensor.spec() != sender.spec() {
-                    // The error names both.
-                    sender.start(tensor)?;
-                }
-                sender.start_bytes(tensor.to_contiguous().map_err(other)?.bytes().map_err(other)?)?;
+        match (&mut *sender, copies) {
+            (SlotSender::Static(sender), Some(_)) if tensor.spec() == sender.spec() => {
+                let tensor = tensor.to_contiguous().map_err(other)?;
+                sender.start_bytes(tensor.bytes().map_err(other)?)?;
             }
-            (Self::Dynamic(sender), Some(pool)) if tensor.spec().bytes().is_some_and(|bytes| bytes > 0) => {
+            // Refuses a tensor of another type or shape.
+            (SlotSender::Static(sender), _) => sender.start(tensor)?,
+            (SlotSender::Dynamic(sender), Some(pool)) if tensor.spec().bytes().is_some_and(|it| it > 0) => {
                 let mut copy = TensorMut::in_pool(*tensor.spec(), pool).map_err(other)?;
                 tensor.copy_to(copy.bytes_mut()).map_err(other)?;
                 sender.start(&copy.freeze())?;
+                // The sender takes the copy for the tensor of the program.
+                self.copied += 1;
             }
-            (Self::Dynamic(sender), _) => sender.start(tensor)?,
+            (SlotSender::Dynamic(sender), _) => sender.start(tensor)?,
         }
-        Ok(Some(if in_place { How::InPlace } else { How::Copied }))
+        let sent = sender.sent();
+        self.counts.sent += 1;
+        self.counts.bytes += tensor.spec().bytes().unwrap_or(0);
+        self.counts.copied = self.copied + sent.copied.tensors;
+        self.counts.inline = sent.inline.tensors;
+        Ok(true)
+    }
+}
+
+impl SlotSender {
+    fn sent(&self) -> SentCounts {
+        match self {
+            Self::Static(sender) => sender.sent(),
+            Self::Dynamic(sender) => sender.sent(),
+        }
     }
 
     fn is_ready(&mut self) -> Result<bool, ChannelError> {
@@ -344,9 +347,9 @@ impl Base {
     /// Makes the error of a slot. What the session knows of the peer says more than the end of a link.
     fn slot_error(&self, crossing: &Crossing, peer: Part, step: u64, error: SlotError) -> GraphError {
         match error {
-            SlotError::Channel(error @ (ChannelError::PeerLost { .. } | ChannelError::Closed(_))) => {
-                self.peer_lost(peer, error.into())
-            }
+            SlotError::Channel(
+                error @ (ChannelError::PeerLost { .. } | ChannelError::Closed(_) | ChannelError::Device(_)),
+            ) => self.peer_lost(peer, error.into()),
             SlotError::Channel(error) => self.transfer(crossing, peer, step, error.into()),
             SlotError::Other(source) => self.transfer(crossing, peer, step, source),
         }

@@ -10,11 +10,11 @@
 /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
 /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
 /// # let channel = worker.channel(&server.endpoint(), 0).await?;
-/// # let spec = TensorSpec::new(Dtype::U8, Shape::new(&[4096])?)?;
+/// # let spec = TensorSpec::new(Dtype::U8, Shape::new(&[1 << 20])?)?;
 /// # let _slot = server.static_receiver("activations", &spec, 1)?;
 /// let mut sender = channel.static_sender("activations", &spec).await?;
-/// sender.send(&Tensor::copy_from(spec, &[1; 4096])?).await?; // on the heap
-/// assert_eq!((sender.sent().copied.tensors, sender.sent().copied.bytes), (1, 4096));
+/// sender.send(&Tensor::copy_from(spec, &vec![1; 1 << 20])?).await?; // on the heap
+/// assert_eq!((sender.sent().copied.tensors, sender.sent().copied.bytes), (1, 1 << 20));
 /// # Ok(())
 /// # }
 /// ```

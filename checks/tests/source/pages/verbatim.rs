@@ -1,5 +1,5 @@
-//! Compares the Rust code of the pages with the code in `checks/tests/readme`, and in `flight/tests/flight/page` for
-//! Arrow Flight.
+//! Compares the Rust code of the pages with the code in `checks/tests/readme`, in `flight/tests/flight/page` for Arrow Flight, and in
+//! `graph/tests/command/page` for graphs.
 //!
 //! Blank lines divide a block into parts, such as a server and its client, which are two functions in the tests. All lines of a part,
 //! with their comments, must follow one another in one of the files. Only white space may differ. After a line that asks the reader to
@@ -29,7 +29,7 @@ struct Block {
 #[test]
 fn every_block_runs_here() {
     let root = root();
-    let folders = ["checks/tests/readme", "flight/tests/flight/page"];
+    let folders = ["checks/tests/readme", "flight/tests/flight/page", "graph/tests/command/page"];
     let files = folders.map(|folder| files_of(&root.join(folder), "rs")).concat();
     let sources: Vec<Vec<String>> = files.iter().map(|file| lines(&read(file))).collect();
     // A build script needs no `out_dir`, because Cargo names the folder.
@@ -43,7 +43,7 @@ fn every_block_runs_here() {
     let missing: Vec<String> = blocks.iter().flat_map(|block| missing(block, &sources, &scripts)).collect();
     assert!(
         missing.is_empty(),
-        "these stand in no file of checks/tests/readme or flight/tests/flight/page as they are:\n{}",
+        "these stand in no file of checks/tests/readme, flight/tests/flight/page or graph/tests/command/page as they are:\n{}",
         missing.join("\n")
     );
 }

@@ -57,6 +57,21 @@ impl InMemory {
     /// Makes the transfers of all parts, as [`parts`](Self::parts) does. Each tensor arrives when the delay of its crossing tensor and step
     /// is over, but not before earlier tensors of this crossing.
     ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use std::time::Duration;
+    ///
+    /// use tonic_rdma_graph::GraphError;
+    /// use tonic_rdma_graph::dataflow::Value;
+    /// use tonic_rdma_graph::placement::Placements;
+    /// use tonic_rdma_graph::schedule::{InMemory, Transfers};
+    ///
+    /// /// Crossing tensors with higher numbers take longer.
+    /// fn slow<V: Value>(placements: &Arc<Placements>) -> Result<Vec<Box<dyn Transfers<V>>>, GraphError> {
+    ///     InMemory::delayed(placements, 2, |crossing, _step| Duration::from_micros(100 * crossing.0 as u64))
+    /// }
+    /// ```
+    ///
     /// # Errors
     /// `depth` is 0, or the system has no thread left.
     pub fn delayed<V: Value>(

@@ -1,6 +1,7 @@
 //! The global allocator that traces.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::mem::ManuallyDrop;
 
 use super::report::NodeSite;
 use super::state::room;
@@ -136,7 +137,8 @@ impl<A: GlobalAlloc> TracingAllocator<A> {
             Current::Idle | Current::Probe => None,
         };
         // While this thread holds a lock of the table, it reallocates only memory of the table, which comes from `inner`.
-        let known = if thread::is_in_table() { None } else { table::remove(pointer.addr()) };
+        let may_be_known = !thread::is_in_table() && table::may_hold(pointer.addr());
+        let known = if may_be_known { table::remove(pointer.addr()) } else { None };
         // SAFETY: the size does not overflow when rounded up to the alignment, as the caller promises.
         let wanted = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
         let start = match (known, execution) {
@@ -179,7 +181,8 @@ impl<A: GlobalAlloc> TracingAllocator<A> {
                 return pointer;
             }
         }
-        let execution = execution.filter(|execution| execution.trace.number() == known.trace);
+        let may_place = known.piece.is_some() || execution.is_some_and(|execution| execution.places);
+        let execution = execution.filter(|execution| may_place && execution.trace.number() == known.trace);
         let placed = execution.and_then(|execution| place(execution, known.site, wanted, Content::Any));
         let start = match placed {
             Some(start) => start,
@@ -285,11 +288,15 @@ struct AbortOnUnwind;
 
 impl AbortOnUnwind {
     fn defuse(self) {
-        std::mem::forget(self);
+        let _ = ManuallyDrop::new(self);
     }
 }
 
 impl Drop for AbortOnUnwind {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "to unwind out of a global allocator is undefined behaviour"
+    )]
     fn drop(&mut self) {
         std::process::abort();
     }

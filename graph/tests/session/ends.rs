@@ -1,0 +1,187 @@
+//! Ends of parts: in good order, by a failure, and by a kill. And parts that do not fit together.
+
+use std::net::TcpListener;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tonic_rdma::ProviderChoice;
+use tonic_rdma_graph::GraphError;
+use tonic_rdma_graph::schedule::{self, ReceiveMode};
+use tonic_rdma_graph::session::{Listener, Session};
+use tonic_rdma_graph::transfer::Mode;
+
+use crate::chain::{Chain, Checks, HANGS, chain_of, in_threads, listeners, peering, run, settings};
+use crate::child::Child;
+
+const ENDLESS: u64 = u64::MAX;
+
+/// Connects part 0 of this process to children that have the other parts.
+fn with_children(parts: usize, mode: Mode, window: usize, steps: u64) -> (Arc<Chain>, Session, Vec<Child>) {
+    let chain = Arc::new(Chain::new(parts));
+    let listener = Listener::bind("127.0.0.1:0", settings()).unwrap();
+    let mut children: Vec<Child> =
+        (1..parts).map(|part| Child::start(part, parts, mode, window, steps)).collect();
+    let mut addresses = vec![listener.address().to_string()];
+    addresses.extend(children.iter().map(|child| child.address.clone()));
+    children.iter_mut().for_each(|child| child.connect(&addresses));
+    let session = listener.connect(peering(&chain, 0, &addresses, &[mode], window)).unwrap();
+    (chain, session, children)
+}
+
+#[test]
+fn processes_run_in_each_mode_and_leave() {
+    for mode in Mode::ALL {
+        let (chain, session, children) = with_children(3, mode, 2, 5);
+        let mut settings = schedule::Settings::default();
+        settings.window = 2;
+        let mut executor = chain.executor(session.part(), session.transfers(mode).unwrap(), settings);
+        run(&mut executor, 0..5, &mut Checks::of(&chain)).unwrap();
+        drop(executor);
+        session.leave(HANGS);
+        children.into_iter().for_each(Child::ends);
+    }
+}
+
+#[test]
+fn a_killed_part_is_named_by_all_others_in_each_mode() {
+    for (mode, receive) in
+        Mode::ALL.into_iter().zip([ReceiveMode::PollingAsync, ReceiveMode::Callback].into_iter().cycle())
+    {
+        let chain = Arc::new(Chain::new(3));
+        let (listeners, mut addresses) = listeners(2);
+        let mut child = Child::start(2, 3, mode, 2, ENDLESS);
+        addresses.push(child.address.clone());
+        child.connect(&addresses);
+        let (fed, steps) = mpsc::channel();
+        let ends: Vec<_> = listeners
+            .into_iter()
+            .enumerate()
+            .map(|(part, listener)| {
+                let (chain, addresses, fed) = (Arc::clone(&chain), addresses.clone(), fed.clone());
+                thread::spawn(move || {
+                    let session = listener.connect(peering(&chain, part, &addresses, &[mode], 2)).unwrap();
+                    let mut settings = schedule::Settings::default();
+                    (settings.window, settings.receive) = (2, receive);
+                    let transfers = session.transfers(mode).unwrap();
+                    let mut executor = chain.executor(session.part(), transfers, settings);
+                    let mut program = Checks { fed: Some(fed), ..Checks::of(&chain) };
+                    run(&mut executor, 0..ENDLESS, &mut program).unwrap_err()
+                })
+            })
+            .collect();
+        while steps.recv_timeout(HANGS).unwrap() < 5 {}
+        child.process.kill().unwrap();
+        let killed = Instant::now();
+        for end in ends {
+            let error = end.join().unwrap();
+            let text = chain_of(&error);
+            let named = match &error {
+                GraphError::PeerLost { peer, .. } => *peer == 2,
+                // Another part may have found the death first, and says so.
+                GraphError::PeerFailed { reason, .. } => reason.contains("part 2 is gone"),
+                _ => false,
+            };
+            assert!(named, "{mode}: {text}");
+        }
+        assert!(killed.elapsed() < HANGS, "{mode}");
+    }
+}
+
+#[test]
+fn a_part_that_fails_says_why_to_all_others() {
+    let chain = Arc::new(Chain::new(3));
+    let errors = in_threads(&chain, &[Mode::GrpcTcp, Mode::RdmaZerocp], 1, |session| {
+        let mode = if session.part().0 == 1 { Mode::GrpcTcp } else { Mode::RdmaZerocp };
+        if session.part().0 == 1 {
+            let mut transfers = session.transfers::<crate::chain::Registered>(mode).unwrap();
+            transfers.abort("the disk is full");
+            // The failed part keeps its threads until the others know.
+            session.leave(HANGS);
+            return None;
+        }
+        let settings = schedule::Settings::default();
+        let mut executor = chain.executor(session.part(), session.transfers(mode).unwrap(), settings);
+        run(&mut executor, 0..ENDLESS, &mut Checks::of(&chain)).err()
+    });
+    for error in [&errors[0], &errors[2]] {
+        let error = error.as_ref().unwrap();
+        let text = chain_of(error);
+        assert!(
+            matches!(error, GraphError::PeerFailed { .. }) && text.contains("the disk is full"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn parts_that_run_something_else_name_the_difference() {
+    let chain = Chain::new(2);
+    let (listeners, addresses) = listeners(2);
+    let errors: Vec<GraphError> = thread::scope(|scope| {
+        let connecting = listeners.into_iter().enumerate().map(|(part, listener)| {
+            let mut peering = peering(&chain, part, &addresses, &[Mode::GrpcTcp], 1 + part);
+            peering.fingerprint = peering.fingerprint.with("the seed", &[part as u8]);
+            scope.spawn(move || listener.connect(peering).unwrap_err())
+        });
+        let connecting: Vec<_> = connecting.collect();
+        connecting.into_iter().map(|it| it.join().unwrap()).collect()
+    });
+    for (part, error) in errors.iter().enumerate() {
+        let (other, address) = (1 - part, &addresses[1 - part]);
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "part {other} at {address} runs something else, these differ: the seed, the window; start all parts with the same \
+                 model, partition and settings"
+            )
+        );
+    }
+}
+
+#[test]
+fn a_part_that_does_not_come_is_named() {
+    let chain = Chain::new(2);
+    let (mut listeners, mut addresses) = listeners(1);
+    // It listens and never answers.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    addresses.push(silent.local_addr().unwrap().to_string());
+    let mut peering = peering(&chain, 0, &addresses, &[Mode::GrpcTcp], 1);
+    peering.timeout = Duration::from_millis(700);
+    let error = listeners.remove(0).connect(peering).unwrap_err();
+    assert!(matches!(error, GraphError::Unreachable { peer: 1, .. }), "{error}");
+    assert!(
+        error.to_string().starts_with(&format!("part 1 at {} is not connected after 0.7 s", addresses[1])),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_mode_that_needs_rdma_says_that_there_is_none() {
+    for mode in Mode::ALL.into_iter().filter(|mode| mode.needs_rdma()) {
+        let chain = Chain::new(2);
+        let mut no_rdma = settings();
+        no_rdma.config = no_rdma.config.provider(ProviderChoice::Ibverbs);
+        let listeners: Vec<Listener> =
+            (0..2).map(|_| Listener::bind("127.0.0.1:0", no_rdma.clone()).unwrap()).collect();
+        let addresses: Vec<String> = listeners.iter().map(|it| it.address().to_string()).collect();
+        thread::scope(|scope| {
+            for (part, listener) in listeners.into_iter().enumerate() {
+                let peering = peering(&chain, part, &addresses, &[mode], 1);
+                scope.spawn(move || {
+                    let error = listener.connect(peering).unwrap_err();
+                    let text = chain_of(&error);
+                    assert!(text.contains(&format!("mode {mode} needs RDMA to part")), "{text}");
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn an_address_in_use_is_named() {
+    let (listeners, addresses) = listeners(1);
+    let error = Listener::bind(&addresses[0], settings()).unwrap_err();
+    assert!(error.to_string().starts_with(&format!("can't listen on {}", addresses[0])), "{error}");
+    drop(listeners);
+}
