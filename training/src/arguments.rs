@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use clap::Parser;
 
 use crate::data;
+use crate::distributed::{Common, GraphArguments, Named, Plan, Sync};
 use crate::failure::Failure;
 use crate::job::{Compute, Job, OverlapJob, TrainJob};
-use crate::model::Architecture;
 
 /// The largest number of processes that this program starts.
 const MOST_RANKS: usize = 256;
@@ -39,10 +39,10 @@ pub(crate) struct Arguments {
     batch: Option<usize>,
     /// The network
     #[arg(long, value_enum, default_value = "cnn")]
-    model: Architecture,
-    /// Learning rate
-    #[arg(long, default_value = "0.02")]
-    rate: f32,
+    model: Named,
+    /// Learning rate [default: 0.02; lstm: 0.5]
+    #[arg(long)]
+    rate: Option<f32>,
     /// Momentum of the gradients
     #[arg(long, default_value = "0.9")]
     momentum: f32,
@@ -74,10 +74,12 @@ pub(crate) struct Arguments {
     /// With --overlap: where a step computes
     #[arg(long, value_enum, requires = "overlap")]
     compute: Option<Compute>,
+    #[command(flatten)]
+    pub(crate) graph: GraphArguments,
     /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Write a plot to this file, as SVG: the loss by step, or samples a second by ranks
+    /// Write a plot to this file, as SVG: the loss by step, samples a second by ranks, or with --sync the accuracy by time
     #[arg(long, value_name = "FILE", conflicts_with = "overlap")]
     pub(crate) plot: Option<PathBuf>,
     /// Work of a process that this program starts
@@ -107,6 +109,8 @@ pub(crate) enum Mode {
     Check { ranks: usize, job: TrainJob },
     /// A training for each number of ranks, `turns` times. The job is that of one rank.
     Scaling { ranks: Vec<usize>, turns: usize, job: TrainJob },
+    /// A training through a graph.
+    Graph(Plan),
 }
 
 impl Arguments {
@@ -123,7 +127,7 @@ impl Arguments {
         if let Some((flag, _)) = positive.iter().find(|(_, value)| *value == Some(0)) {
             return Err(Failure::usage(format!("{flag} is 0, and has to be at least 1")));
         }
-        for (flag, value) in [("--rate", self.rate), ("--momentum", self.momentum)] {
+        for (flag, value) in [("--rate", self.rate()), ("--momentum", self.momentum)] {
             if !value.is_finite() || value < 0.0 {
                 return Err(Failure::usage(format!("{flag} is {value}, and has to be a number from 0 up")));
             }
@@ -148,7 +152,13 @@ impl Arguments {
             });
             return Ok(Mode::Job { ranks: self.ranks, job });
         }
-        let job = self.train_job();
+        if let Some(plan) = self.graph.plan(&self.common())? {
+            return Ok(Mode::Graph(plan));
+        }
+        let job = self.train_job()?;
+        if self.graph.sync == Some(Sync::Collective) {
+            return Ok(Mode::Job { ranks: Some(self.graph.workers), job: Job::Train(job) });
+        }
         if !self.scaling.is_empty() {
             return Ok(Mode::Scaling { ranks: self.scaling.clone(), turns: self.turns.unwrap_or(3), job });
         }
@@ -158,21 +168,44 @@ impl Arguments {
         Ok(Mode::Job { ranks: self.ranks, job: Job::Train(job) })
     }
 
-    fn train_job(&self) -> TrainJob {
-        let scaling = !self.scaling.is_empty();
-        TrainJob {
+    /// Returns the learning rate.
+    fn rate(&self) -> f32 {
+        self.rate.unwrap_or(if self.model == Named::Lstm { 0.5 } else { 0.02 })
+    }
+
+    fn common(&self) -> Common {
+        Common {
             model: self.model,
+            data: self.data.clone(),
+            epochs: self.epochs.unwrap_or(1),
+            steps: self.steps,
+            batch: self.batch.unwrap_or(BATCH),
+            rate: self.rate(),
+            momentum: self.momentum,
+            seed: self.seed,
+        }
+    }
+
+    fn train_job(&self) -> Result<TrainJob, Failure> {
+        let scaling = !self.scaling.is_empty();
+        let Some(model) = self.model.architecture() else {
+            return Err(Failure::usage(
+                "--model lstm has tensors of varying shape, which need a graph: add --sync parameter-server or --sync allreduce",
+            ));
+        };
+        Ok(TrainJob {
+            model,
             data: self.data.clone(),
             // A scaling run ends by its steps.
             epochs: if scaling { usize::MAX } else { self.epochs.unwrap_or(1) },
             steps: if scaling { Some(self.steps.unwrap_or(SCALING_STEPS)) } else { self.steps },
             batch: if scaling { self.rank_batch.unwrap_or(32) } else { self.batch.unwrap_or(BATCH) },
-            rate: self.rate,
+            rate: self.rate(),
             momentum: self.momentum,
             seed: self.seed,
             test: !scaling,
             warm_up: if scaling { 10 } else { 0 },
-        }
+        })
     }
 }
 
@@ -184,6 +217,8 @@ pub(crate) fn default_ranks() -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::Architecture;
+    use crate::step::Synchrony;
 
     fn parse(line: &str) -> Result<Mode, String> {
         let words = std::iter::once("training").chain(line.split_whitespace());
@@ -200,6 +235,19 @@ mod tests {
         };
         assert_eq!((job.epochs, job.batch, job.model, job.seed), (2, 96, Architecture::Mlp, 9));
         assert_eq!((job.steps, job.test, job.warm_up), (None, true, 0));
+    }
+
+    #[test]
+    fn sync_trains_through_a_graph_or_with_the_collective() {
+        let Ok(Mode::Graph(plan)) =
+            parse("--sync parameter-server --workers 4 --mode grpc-tcp,rdma-cp --model lstm")
+        else {
+            panic!("the mode is another")
+        };
+        assert_eq!((plan.shape.synchrony, plan.shape.workers), (Synchrony::ParameterServer, 4));
+        assert_eq!((plan.job.modes.join(" ").as_str(), plan.job.rate), ("grpc-tcp rdma-cp", 0.5));
+        let collective = parse("--sync collective --workers 3");
+        assert!(matches!(collective, Ok(Mode::Job { ranks: Some(3), job: Job::Train(_) })), "{collective:?}");
     }
 
     #[test]
@@ -241,6 +289,19 @@ mod tests {
             ("--compute cores", "--overlap"),
             ("--rank-batch 5", "--scaling"),
             ("--job {}", "--result"),
+            ("--model lstm", "--sync parameter-server"),
+            ("--workers 2", "--sync"),
+            ("--sync allreduce --workers 9", "--workers is 9"),
+            ("--sync allreduce --mode tcp", "\"tcp\" is no mode; use grpc-tcp"),
+            ("--sync allreduce --mode grpc-tcp,grpc-tcp", "grpc-tcp twice"),
+            ("--sync allreduce --mode grpc-tcp,rdma-cp --on-death continue", "takes one --mode"),
+            ("--sync allreduce --target-accuracy 85", "--target-accuracy is 85"),
+            ("--sync allreduce --test-every 0", "--test-every is 0"),
+            ("--sync allreduce --deadline 0", "--deadline is 0"),
+            ("--sync allreduce --check", "cannot be used with"),
+            ("--sync collective --workers 9", "--workers is 9"),
+            ("--sync collective --mode grpc-tcp", "leave out --mode"),
+            ("--sync star", "star"),
         ] {
             let error = parse(line).unwrap_err();
             assert!(error.contains(text), "{line}: {error}");

@@ -3,8 +3,10 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod array;
 mod check;
 mod data;
+mod distributed;
 mod failure;
 mod group;
 mod job;
@@ -14,18 +16,26 @@ mod plot;
 mod processes;
 mod scaling;
 mod show;
+mod step;
 mod train;
+mod variables;
 
+use std::alloc::System;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode};
 
 use clap::Parser as _;
+use tonic_rdma_verbs::memory::trace::TracingAllocator;
 
 use arguments::{Arguments, Mode, default_ranks};
 use failure::Failure;
 use group::Group;
 use job::{Job, Outcome};
 use processes::THREADS;
+
+/// Places the tensors that cross in registered memory, from the second step of a graph on.
+#[global_allocator]
+static ALLOCATOR: TracingAllocator = TracingAllocator::new(System);
 
 fn main() -> ExitCode {
     match run(&Arguments::parse()) {
@@ -44,6 +54,12 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
             None => Ok(()),
         };
     }
+    if let (Some(part), Some(parent)) = (&arguments.graph.part, arguments.parent) {
+        processes::end_with(parent)?;
+        let job =
+            serde_json::from_str(part).map_err(|error| Failure::usage("--part is no job").because(error))?;
+        return distributed::serve(job);
+    }
     let mode = arguments.mode()?;
     show::check_files([("--json", arguments.json.as_deref()), ("--plot", arguments.plot.as_deref())])?;
     let launched = group::is_launched()?;
@@ -53,7 +69,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
             None => Ok(()),
         },
         _ if launched => Err(Failure::usage(
-            "a launcher started this process as one of several ranks; --ranks, --check and --scaling start processes of their own, \
+            "a launcher started this process as one of several ranks; --ranks, --check, --scaling and --sync start processes of their own, \
              so leave them out or leave out the launcher",
         )),
         Mode::Job { ranks, job } => {
@@ -63,6 +79,11 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
             let check = check::check(ranks, &job)?;
             files(arguments, &check, || Some(show::losses(&[&check.one, &check.several])))?;
             show::print(&show::check(&check))
+        }
+        Mode::Graph(plan) => {
+            let comparison = distributed::run(&plan)?;
+            files(arguments, &comparison, || Some(distributed::figure(&comparison)))?;
+            show::print(&distributed::text(&comparison))
         }
         Mode::Scaling { ranks, turns, job } => {
             let scaling = scaling::measure(&ranks, turns, &job)?;

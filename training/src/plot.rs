@@ -12,6 +12,9 @@ pub(crate) const FIRST: RGBColor = RGBColor(0x33, 0x77, 0xbb);
 pub(crate) const SECOND: RGBColor = RGBColor(0xdd, 0x66, 0x22);
 pub(crate) const GREY: RGBColor = RGBColor(0x88, 0x88, 0x88);
 
+pub(crate) const COLOURS: [RGBColor; 5] =
+    [FIRST, SECOND, RGBColor(0x33, 0x99, 0x66), RGBColor(0xaa, 0x44, 0x99), RGBColor(0x99, 0x77, 0x11)];
+
 /// A plot.
 #[derive(Debug)]
 pub(crate) struct Plot<'a> {

@@ -198,7 +198,8 @@ pub(crate) fn figure<'a>(scaling: &Scaling) -> Plot<'a> {
     }
 }
 
-fn table(headings: &[&str]) -> Table {
+/// Makes a table whose first column is text.
+pub(crate) fn table(headings: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_preset(UTF8_FULL_CONDENSED).set_header(headings);
     for column in table.column_iter_mut().skip(1) {
@@ -213,11 +214,17 @@ fn machine(number: usize, cores: usize) -> String {
     format!("{}, rank 0 on {cores} core{plural}", ranks(number))
 }
 
+/// Returns the number of cores, for people to read.
+pub(crate) fn machine_of(cores: usize) -> String {
+    format!("{cores} core{}", if cores == 1 { "" } else { "s" })
+}
+
 fn ranks(number: usize) -> String {
     if number == 1 { "1 rank".to_owned() } else { format!("{number} ranks") }
 }
 
-fn percent(share: f64) -> String {
+/// Returns a share in percent.
+pub(crate) fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 

@@ -10,7 +10,7 @@ const ENOUGH_FOR_P99: u64 = 100;
 const ENOUGH_FOR_P999: u64 = 1000;
 
 /// A figure that a column can show.
-pub(crate) const FIGURES: [&str; 23] = [
+pub(crate) const FIGURES: [&str; 29] = [
     "run",
     "mode",
     "payload",
@@ -22,6 +22,12 @@ pub(crate) const FIGURES: [&str; 23] = [
     "batch",
     "compute",
     "local",
+    "steps",
+    "target",
+    "training",
+    "accuracy",
+    "loss",
+    "copied",
     "connections",
     "busy",
     "memory",
@@ -180,6 +186,12 @@ impl<'a> Column<'a> {
                 None => name.to_owned(),
             }),
             "local" => ratio(row.number("times_local"), Some(1.0)),
+            "steps" => row.value["steps"].as_u64().map(|steps| steps.to_string()),
+            "target" => row.number("target_s").map(|seconds| units::micros(seconds * 1e6)),
+            "training" => row.number("seconds").map(|seconds| units::micros(seconds * 1e6)),
+            "accuracy" => row.number("accuracy").map(|share| format!("{:.2} %", share * 100.0)),
+            "loss" => row.number("loss").map(|loss| format!("{loss:.4}")),
+            "copied" => row.value["copied_later"].as_u64().map(|tensors| tensors.to_string()),
             "memory" => row.value["memory_bytes_each"].as_u64().map(units::rough_size),
             "rate" => row.number("rate").map(units::count),
             "p50" => row.p50().map(units::micros),

@@ -31,6 +31,8 @@ pub(crate) enum FigureError {
     NoFigure { heading: String, figure: String },
     #[error("{heading}: no row of {mode}")]
     NoRow { heading: String, mode: String },
+    #[error("can't draw a curve")]
+    Curve(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("can't draw the picture")]
     Drawing(#[from] crate::bars::PlotError),
 }

@@ -65,6 +65,7 @@ fn store(
     let run = |parts: &[&str]| {
         let (label, command, file) = (parts[0].to_owned(), parts[1].to_owned(), Path::new(parts[2]));
         let mut result: serde_json::Value = parse(file)?;
+        paper::into_rows(&mut result);
         // The first two numbers of the version are enough. The rest is a detail of this machine.
         if let Some(kernel) = result.pointer_mut("/machine/kernel") {
             let version: Vec<&str> = kernel.as_str().unwrap_or_default().split('.').take(2).collect();
@@ -150,6 +151,9 @@ fn pages(name: &str, figure: &Figure) -> Result<Vec<(String, String)>, FigureErr
     let picture = |file: String, svg: String| (file, svg.replace("\n\n", "\n"));
     if name == "headline" {
         pages.push(picture("latency.svg".to_owned(), latency::draw(figure)?));
+    }
+    if name == "paper-10" {
+        pages.extend(paper::curves(name, figure)?.into_iter().map(|(file, svg)| picture(file, svg)));
     }
     pages.extend(paper::picture(name, figure)?.map(|svg| picture(format!("{name}.svg"), svg)));
     Ok(pages)

@@ -112,13 +112,17 @@ impl Figure {
         let Some(Run { result, .. }) = self.runs.first() else { return String::new() };
         let text = |value: &Value| value.as_str().unwrap_or("unknown").to_owned();
         let machine = &result["machine"];
-        let mut parts = vec![format!(
-            "{}: {}, {} cores, Linux {}",
-            self.date,
-            text(&machine["cpu"]),
-            machine["cores"],
-            text(&machine["kernel"])
-        )];
+        let mut parts = vec![match &machine["cpu"] {
+            // A training does not describe the machine. The other figures of the same day do.
+            Value::Null => format!("{}: {} cores", self.date, machine["cores"]),
+            cpu => format!(
+                "{}: {}, {} cores, Linux {}",
+                self.date,
+                text(cpu),
+                machine["cores"],
+                text(&machine["kernel"])
+            ),
+        }];
         let costs = &result["round_trips"];
         let cost = |name: &str, what: &str| {
             costs[name].as_f64().map(|micros| format!("{what} {}", units::micros(micros)))
@@ -131,7 +135,7 @@ impl Figure {
                 .as_f64()
                 .map(|speed| format!("memcpy {} GB/s", units::digits(speed))),
         );
-        parts.push(format!("allocator {}", text(&result["allocator"])));
+        parts.extend(result["allocator"].as_str().map(|name| format!("allocator {name}")));
         if result["optimised"] == false {
             parts.push("UNOPTIMISED".to_owned());
         }

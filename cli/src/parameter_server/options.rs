@@ -262,3 +262,49 @@ fn parse_consume(text: &str) -> Result<Consume, ValueError> {
         _ => Err(ValueError::unknown("reduce-max, none")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: ParameterServerOptions,
+    }
+
+    fn of(line: &str) -> ParameterServerOptions {
+        Line::try_parse_from(["parameter-server"].into_iter().chain(line.split_whitespace())).unwrap().options
+    }
+
+    #[test]
+    fn all_models_with_a_time_compute_by_default() {
+        assert_eq!(of("").models(), Model::ALL);
+        assert_eq!(of("--compute none").models(), Model::ALL);
+        assert_eq!(of("--compute none,wait").models(), Model::ALL[1..]);
+        assert_eq!(Model::ALL[0], Model::Resnet50);
+    }
+
+    #[test]
+    fn loads_are_each_way_to_compute_with_each_batch() {
+        let loads = |line| of(line).loads(Model::Lstm, 4).unwrap();
+        assert_eq!(loads(""), [Load::NONE]);
+        let load = |compute, batch, micros| Load {
+            compute,
+            batch: Some(batch),
+            time: Duration::from_micros(micros),
+        };
+        assert_eq!(loads("--compute work"), [load(Compute::Work, 32, 33_330)]);
+        assert_eq!(
+            loads("--compute none,wait --batch 1,64 --compute-scale workers"),
+            [Load::NONE, load(Compute::Wait, 1, 133_320), load(Compute::Wait, 64, 266_640)]
+        );
+        let refused = |line, model| of(line).loads(model, 1).unwrap_err().to_string();
+        assert!(refused("--batch 8", Model::Lstm).contains("--compute wait"));
+        assert!(refused("--compute wait", Model::Resnet50).contains("resnet50"));
+    }
+}

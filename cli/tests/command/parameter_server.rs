@@ -175,15 +175,6 @@ fn several_servers_hold_the_variables_in_turn() {
 }
 
 #[test]
-fn all_models_but_the_one_without_a_time_compute_by_default() {
-    let quick = ["--steps", "1", "--modes", "rdma-zerocp", "--consume", "none"];
-    let (written, _) = measure(&[&quick[..], &["--compute", "wait", "--compute-scale", "0.001"]].concat());
-    let models: Vec<_> =
-        written["rows"].as_array().unwrap().iter().map(|row| row["model"].as_str().unwrap()).collect();
-    assert_eq!(models, ["alexnet", "inception-v3", "vgg16", "lstm", "gru", "fcn5"]);
-}
-
-#[test]
 fn bad_input_is_named_in_one_line() {
     for (arguments, named) in [
         (&["--compute", "sleep"][..], &["sleep", "none, wait, work"][..]),

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::runtime::Handle;
 
@@ -9,6 +10,9 @@ use crate::dataflow::KernelError;
 use crate::error::GraphError;
 use crate::placement::{Crossing, CrossingId, Part};
 use crate::transfer::peers::Peers;
+
+/// How long the reason for the end of a connection may take.
+const REASON: Duration = Duration::from_secs(2);
 
 /// What transfers need of their session.
 #[derive(Clone)]
@@ -41,12 +45,23 @@ impl Base {
         GraphError::Transfer { crossing: crossing.name.clone(), step, peer: peer.0, source }
     }
 
-    /// Makes the error of a connection that ended. What the session knows of the peer says more.
-    pub(crate) fn peer_lost(&self, peer: Part, source: KernelError) -> GraphError {
-        match self.peers.check(peer) {
-            Err(error) => error,
-            Ok(()) => GraphError::PeerLost { peer: peer.0, source },
+    /// Notes that a connection to a part has ended. The reason comes by the watch over that part, a moment earlier or later: the part has
+    /// failed, has left, or was killed. If no reason comes, the part counts as lost after a while.
+    ///
+    /// # Errors
+    /// The reason is here.
+    pub(crate) fn connection_ended(&self, peer: Part, source: &KernelError) -> Result<(), GraphError> {
+        self.peers.check(peer)?;
+        if self.peers.doubt(peer) {
+            let (peers, reason) = (Arc::clone(&self.peers), source.to_string());
+            self.runtime.spawn(async move {
+                tokio::time::sleep(REASON).await;
+                if !peers.left(peer) {
+                    peers.is_lost(peer, reason);
+                }
+            });
         }
+        Ok(())
     }
 }
 

@@ -119,8 +119,7 @@ impl<V: Value> Transfers<V> for CallTransfers {
         let base = &self.base;
         let out = self.outgoing.get_mut(&crossing).ok_or_else(|| base.unknown(crossing, step))?;
         base.peers.check(out.crossing.to)?;
-        out.check(base)?;
-        if out.calls.in_flight.load(Ordering::Acquire) >= self.window {
+        if !out.check(base)? || out.calls.in_flight.load(Ordering::Acquire) >= self.window {
             return Ok(Start::Busy);
         }
         let content = tensor.to_contiguous().and_then(|tensor| tensor.to_bytes());
@@ -182,8 +181,7 @@ impl<V: Value> Transfers<V> for CallTransfers {
         };
         out.calls.ended.set(context.waker());
         self.base.peers.check(out.crossing.to)?;
-        out.check(&self.base)?;
-        match out.calls.in_flight.load(Ordering::Acquire) < self.window {
+        match out.check(&self.base)? && out.calls.in_flight.load(Ordering::Acquire) < self.window {
             true => Poll::Ready(Ok(())),
             false => Poll::Pending,
         }
@@ -199,7 +197,7 @@ impl<V: Value> Transfers<V> for CallTransfers {
                 flushed &= left;
             } else if !left {
                 // A part that has left in good order needs nothing any more.
-                out.check(&self.base)?;
+                flushed &= out.check(&self.base)?;
             }
         }
         if flushed { Poll::Ready(Ok(())) } else { Poll::Pending }
@@ -215,10 +213,11 @@ impl<V: Value> Transfers<V> for CallTransfers {
 }
 
 impl Outgoing {
-    /// Returns the error of a call that failed.
-    fn check(&self, base: &Base) -> Result<(), GraphError> {
+    /// Returns the error of a call that failed, or whether calls can go on. They can't if the connection has ended, and the reason is not
+    /// known yet.
+    fn check(&self, base: &Base) -> Result<bool, GraphError> {
         let fault = lock(&self.calls.fault).clone();
-        let Some((step, status)) = fault else { return Ok(()) };
+        let Some((step, status)) = fault else { return Ok(true) };
         let peer = self.crossing.to;
         match status.code() {
             // What the service of a part refuses with. Any other code is that of a connection.
@@ -228,7 +227,7 @@ impl Outgoing {
             | Code::DeadlineExceeded
             | Code::OutOfRange
             | Code::ResourceExhausted => Err(base.transfer(&self.crossing, peer, step, Box::new(status))),
-            _ => Err(base.peer_lost(peer, Box::new(status))),
+            _ => base.connection_ended(peer, &KernelError::from(status)).map(|()| false),
         }
     }
 }

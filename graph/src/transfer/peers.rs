@@ -25,6 +25,8 @@ pub(crate) struct Peers {
 #[derive(Debug)]
 struct Health {
     left: Vec<bool>,
+    /// Parts of which a connection has ended without a known reason.
+    doubted: Vec<bool>,
     /// The first part that failed or was lost.
     end: Option<(Part, End)>,
 }
@@ -43,7 +45,7 @@ pub(crate) struct Reason(pub(crate) String);
 
 impl Peers {
     pub(crate) fn new(parts: usize) -> Self {
-        let health = Health { left: vec![false; parts], end: None };
+        let health = Health { left: vec![false; parts], doubted: vec![false; parts], end: None };
         Self {
             trouble: AtomicBool::new(false),
             health: Mutex::new(health),
@@ -111,6 +113,13 @@ impl Peers {
     /// Returns whether a part has left in good order.
     pub(crate) fn left(&self, part: Part) -> bool {
         lock(&self.health).left.get(part.0).is_some_and(|left| *left)
+    }
+
+    /// Notes that a connection to a part has ended without a known reason. Returns whether this is the first one of that part.
+    pub(crate) fn doubt(&self, part: Part) -> bool {
+        let mut health = lock(&self.health);
+        let Some(doubted) = health.doubted.get_mut(part.0) else { return false };
+        !std::mem::replace(doubted, true)
     }
 
     /// Returns a receiver that sees each later change.

@@ -95,7 +95,7 @@ impl<V: Value> Transfers<V> for SlotTransfers<V> {
         match out.start(tensor, self.copies.as_ref()) {
             Ok(true) => Ok(Start::Begun),
             Ok(false) => Ok(Start::Busy),
-            Err(error) => Err(base.slot_error(&out.crossing, peer, step, error)),
+            Err(error) => base.slot_error(&out.crossing, peer, step, error).map(|()| Start::Busy),
         }
     }
 
@@ -111,7 +111,7 @@ impl<V: Value> Transfers<V> for SlotTransfers<V> {
         match inbox.try_take() {
             Ok(Some(value)) => Ok(Some(value)),
             Ok(None) => well.map(|()| None),
-            Err(error) => Err(base.slot_error(&incoming.crossing, peer, step, error)),
+            Err(error) => base.slot_error(&incoming.crossing, peer, step, error).map(|()| None),
         }
     }
 
@@ -127,25 +127,27 @@ impl<V: Value> Transfers<V> for SlotTransfers<V> {
         };
         let peer = incoming.crossing.from;
         loop {
-            // The task ends with each change from here on.
+            // Before the looks: the task ends with each change from here on.
             let mut changes = base.peers.changes();
+            let well = base.peers.check(peer);
             let inbox = match ready!(incoming.inbox.poll_here(context)) {
                 Ok(inbox) => inbox,
                 Err(error) => {
                     return Poll::Ready(Err(base.transfer(&incoming.crossing, peer, step, error.into())));
                 }
             };
-            let well = base.peers.check(peer);
+            let mut goes_on = true;
             match inbox.try_take() {
                 Ok(Some(value)) => return Poll::Ready(Ok(value)),
                 Ok(None) => well?,
                 Err(error) => {
-                    return Poll::Ready(Err(base.slot_error(&incoming.crossing, peer, step, error)));
+                    base.slot_error(&incoming.crossing, peer, step, error)?;
+                    goes_on = false;
                 }
             }
             incoming.inbox.lend(&base.runtime, |mut inbox| async move {
                 tokio::select! {
-                    taken = inbox.receiver.receive() => inbox.taken = Some(taken),
+                    taken = inbox.receiver.receive(), if goes_on => inbox.taken = Some(taken),
                     _ = changes.changed() => {}
                 }
                 inbox
@@ -166,18 +168,23 @@ impl<V: Value> Transfers<V> for SlotTransfers<V> {
         loop {
             let mut changes = base.peers.changes();
             base.peers.check(peer)?;
-            match ready!(out.sender.poll_here(context)) {
-                Ok(sender) => match sender.is_ready() {
-                    Ok(true) => return Poll::Ready(Ok(())),
-                    Ok(false) => {}
-                    Err(error) => return Poll::Ready(Err(base.peer_lost(peer, error.into()))),
-                },
-                Err(error) => return Poll::Ready(Err(base.peer_lost(peer, error.into()))),
+            let sender = match ready!(out.sender.poll_here(context)) {
+                Ok(sender) => sender,
+                Err(error) => return Poll::Ready(Err(base.transfer(&out.crossing, peer, 0, error.into()))),
+            };
+            let mut goes_on = true;
+            match sender.is_ready() {
+                Ok(true) => return Poll::Ready(Ok(())),
+                Ok(false) => {}
+                Err(error) => {
+                    base.slot_error(&out.crossing, peer, 0, error.into())?;
+                    goes_on = false;
+                }
             }
             out.sender.lend(&base.runtime, |mut sender| async move {
                 tokio::select! {
                     // A failure shows at the next look.
-                    _ = sender.ready() => {}
+                    _ = sender.ready(), if goes_on => {}
                     _ = changes.changed() => {}
                 }
                 sender
@@ -194,19 +201,25 @@ impl<V: Value> Transfers<V> for SlotTransfers<V> {
                 base.peers.check_all()?;
                 let sender = match ready!(out.sender.poll_here(context)) {
                     Ok(sender) => sender,
-                    Err(error) => return Poll::Ready(Err(base.peer_lost(peer, error.into()))),
+                    Err(error) => {
+                        return Poll::Ready(Err(base.transfer(&out.crossing, peer, 0, error.into())));
+                    }
                 };
+                let mut goes_on = true;
                 match sender.pending() {
                     Ok(0) => break,
                     // A part that has left in good order needs nothing any more.
                     _ if base.peers.left(peer) => break,
                     Ok(_) => {}
-                    Err(error) => return Poll::Ready(Err(base.peer_lost(peer, error.into()))),
+                    Err(error) => {
+                        base.slot_error(&out.crossing, peer, 0, error.into())?;
+                        goes_on = false;
+                    }
                 }
                 out.sender.lend(&base.runtime, |mut sender| async move {
                     tokio::select! {
                         // A failure shows at the next look.
-                        _ = sender.flush() => {}
+                        _ = sender.flush(), if goes_on => {}
                         _ = changes.changed() => {}
                     }
                     sender
@@ -344,14 +357,20 @@ impl From<ChannelError> for SlotError {
 }
 
 impl Base {
-    /// Makes the error of a slot. What the session knows of the peer says more than the end of a link.
-    fn slot_error(&self, crossing: &Crossing, peer: Part, step: u64, error: SlotError) -> GraphError {
+    /// Returns the error of a slot. If only the link has ended, the reason may come later; until then there is no error.
+    fn slot_error(
+        &self,
+        crossing: &Crossing,
+        peer: Part,
+        step: u64,
+        error: SlotError,
+    ) -> Result<(), GraphError> {
         match error {
             SlotError::Channel(
                 error @ (ChannelError::PeerLost { .. } | ChannelError::Closed(_) | ChannelError::Device(_)),
-            ) => self.peer_lost(peer, error.into()),
-            SlotError::Channel(error) => self.transfer(crossing, peer, step, error.into()),
-            SlotError::Other(source) => self.transfer(crossing, peer, step, source),
+            ) => self.connection_ended(peer, &KernelError::from(error)),
+            SlotError::Channel(error) => Err(self.transfer(crossing, peer, step, error.into())),
+            SlotError::Other(source) => Err(self.transfer(crossing, peer, step, source)),
         }
     }
 }

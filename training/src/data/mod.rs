@@ -1,5 +1,6 @@
 //! The samples: Fashion-MNIST, 70 000 pictures of clothes in 10 classes (Xiao, Rasul and Vollgraf, 2017, arXiv:1708.07747).
 
+pub(crate) mod fortunes;
 pub(crate) mod idx;
 pub(crate) mod shards;
 
@@ -51,8 +52,8 @@ impl Samples {
             let path = folder.join(format!("{name}-{kind}-idx{dimensions}-ubyte.gz"));
             if !path.exists() {
                 return Err(Failure::run(format!(
-                    "{} is missing; training/prepare installs the files of Fashion-MNIST, and --data names \
-                     another folder that has them",
+                    "{} is missing; training/prepare installs Debian's package dataset-fashion-mnist, and \
+                     --data names another folder with its files",
                     path.display()
                 )));
             }

@@ -29,12 +29,37 @@ pub(crate) struct Layer {
 }
 
 impl Shape {
-    fn weight(&self) -> Vec<usize> {
+    /// Returns the shape of the weight.
+    pub(crate) fn weight(&self) -> Vec<usize> {
         match self.kind {
             Kind::Convolution { kernel } => vec![self.outputs, self.inputs, kernel, kernel],
             Kind::Linear { .. } => vec![self.outputs, self.inputs],
         }
     }
+
+    /// Returns the shape of a sample's output, from that of its input: channels, height and width, or the number of values.
+    pub(crate) fn output(&self, input: &[usize]) -> Vec<usize> {
+        match (self.kind, input) {
+            (Kind::Convolution { kernel }, [_, height, width]) => {
+                let side = |length: &usize| (length + 1).saturating_sub(kernel) / 2;
+                vec![self.outputs, side(height), side(width)]
+            }
+            _ => vec![self.outputs],
+        }
+    }
+
+    /// Returns the multiply-adds of a sample's forward pass, from the shape of its output.
+    pub(crate) fn work(&self, output: &[usize]) -> usize {
+        let pooled = if matches!(self.kind, Kind::Convolution { .. }) { 4 } else { 1 };
+        let places: usize = output.iter().skip(1).product();
+        self.weight().iter().product::<usize>() * places * pooled
+    }
+}
+
+/// Computes the output of a convolution layer.
+pub(crate) fn convolve(input: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
+    let bias = bias.reshape((1, (), 1, 1))?;
+    input.conv2d(weight, 0, 1, 1, 1)?.broadcast_add(&bias)?.max_pool2d(2)?.relu()
 }
 
 impl Layer {
@@ -56,10 +81,7 @@ impl Layer {
     /// Computes the output of the layer.
     pub(crate) fn forward(&self, input: &Tensor) -> Result<Tensor> {
         match self.shape.kind {
-            Kind::Convolution { .. } => {
-                let bias = self.bias.reshape((1, (), 1, 1))?;
-                input.conv2d(&self.weight, 0, 1, 1, 1)?.broadcast_add(&bias)?.max_pool2d(2)?.relu()
-            }
+            Kind::Convolution { .. } => convolve(input, &self.weight, &self.bias),
             Kind::Linear { last } => {
                 let output = input.flatten_from(1)?.matmul(&self.weight.t()?)?.broadcast_add(&self.bias)?;
                 if last { Ok(output) } else { output.relu() }

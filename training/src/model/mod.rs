@@ -13,6 +13,7 @@ use candle_nn::ops::log_softmax;
 use crate::data::{CLASSES, SIDE};
 use layer::{Kind, Layer, Shape};
 
+pub(crate) use layer::{Kind as LayerKind, Shape as LayerShape, convolve};
 pub(crate) use optimiser::Optimiser;
 
 /// The networks of this example.
@@ -23,6 +24,8 @@ pub(crate) enum Architecture {
     Cnn,
     /// Three linear layers, 669 706 parameters: little computation for each gradient
     Mlp,
+    /// Three wide linear layers, 5 824 522 parameters: bound by the communication, with small batches
+    Wide,
 }
 
 /// A network.
@@ -39,7 +42,8 @@ struct Pass {
 }
 
 impl Architecture {
-    fn shapes(self) -> Vec<Shape> {
+    /// Returns the shapes of the layers.
+    pub(crate) fn shapes(self) -> Vec<Shape> {
         let convolution = |inputs, outputs| Shape { kind: Kind::Convolution { kernel: 5 }, inputs, outputs };
         let linear =
             |inputs, outputs| Shape { kind: Kind::Linear { last: outputs == CLASSES }, inputs, outputs };
@@ -49,6 +53,7 @@ impl Architecture {
                 vec![convolution(1, 16), convolution(16, 32), linear(32 * 4 * 4, 256), linear(256, CLASSES)]
             }
             Self::Mlp => vec![linear(SIDE * SIDE, 512), linear(512, 512), linear(512, CLASSES)],
+            Self::Wide => vec![linear(SIDE * SIDE, 2048), linear(2048, 2048), linear(2048, CLASSES)],
         }
     }
 }
@@ -59,6 +64,11 @@ impl Network {
         let mut random = fastrand::Rng::with_seed(seed);
         let layers = architecture.shapes().into_iter().map(|shape| Layer::random(shape, &mut random));
         Ok(Self { layers: layers.collect::<Result<_>>()? })
+    }
+
+    /// Returns the weight and the bias of each layer, from the first layer on.
+    pub(crate) fn layers(&self) -> impl Iterator<Item = (&Var, &Var)> {
+        self.layers.iter().map(|layer| (&layer.weight, &layer.bias))
     }
 
     /// Returns all parameters in the order in which the backward pass computes their gradients.
@@ -73,12 +83,19 @@ impl Network {
 
     /// Counts the pictures that the network puts into their class.
     pub(crate) fn correct(&self, pictures: &Tensor, classes: &Tensor) -> Result<u64> {
+        Ok(self.test(pictures, classes)?.1)
+    }
+
+    /// Returns the sum of the losses of these pictures, and the number of those that the network puts into their class.
+    pub(crate) fn test(&self, pictures: &Tensor, classes: &Tensor) -> Result<(f64, u64)> {
         let mut values = pictures.clone();
         for layer in &self.layers {
             values = layer.forward(&values)?.detach();
         }
+        let losses = log_softmax(&values, 1)?.gather(&classes.unsqueeze(1)?, 1)?.sum_all()?.neg()?;
+        let loss = f64::from(losses.to_scalar::<f32>()?);
         let found = values.argmax(1)?.eq(classes)?.to_dtype(candle_core::DType::U32)?;
-        Ok(u64::from(found.sum_all()?.to_scalar::<u32>()?))
+        Ok((loss, u64::from(found.sum_all()?.to_scalar::<u32>()?)))
     }
 
     /// Computes the gradients of the losses of these pictures, added up and multiplied by `factor`. Passes each gradient to `ready`
@@ -162,7 +179,9 @@ mod tests {
 
     #[test]
     fn the_networks_have_the_stated_numbers_of_parameters() {
-        for (architecture, elements) in [(Architecture::Cnn, 147_146), (Architecture::Mlp, 669_706)] {
+        for (architecture, elements) in
+            [(Architecture::Cnn, 147_146), (Architecture::Mlp, 669_706), (Architecture::Wide, 5_824_522)]
+        {
             let network = Network::random(architecture, 1).unwrap();
             assert_eq!(network.elements(), elements);
             let (_, gradients) = gradients(&network, 0..2, 1.0);

@@ -8,6 +8,7 @@ mod training;
 
 pub(crate) use pictures::picture;
 pub(crate) use summary::{SUMMARY, summary};
+pub(crate) use training::{curves, into_rows};
 
 use crate::columns::Row;
 use crate::units;

@@ -17,6 +17,12 @@ const MODES: [(&str, RGBColor); 4] = [
     ("rdma-zerocp", RGBColor(0x22, 0x22, 0x22)),
 ];
 
+/// Returns the colour of a mode.
+pub(super) fn colour(mode: &str) -> RGBColor {
+    let found = MODES.into_iter().find(|(name, _)| *name == mode);
+    found.map_or(RGBColor(0xbb, 0x22, 0x33), |(_, colour)| colour)
+}
+
 /// What a picture shows of each cell, and the name of the cell.
 struct Subject {
     title: &'static str,

@@ -74,7 +74,7 @@ impl Session {
             let name = ProcessName::Server { number, of: cell.servers };
             session.servers.push(Child::start(name, &arguments, sender.clone())?);
         }
-        session.servers_ready = session.from_servers(deadline, Report::ready).await?;
+        session.servers_ready = session.hear_servers(deadline, Report::ready).await?;
         for number in 0..cell.workers {
             let mut arguments = common("parameter-server-worker", cell.servers + number);
             arguments.extend(["--worker".to_owned(), number.to_string()]);
@@ -88,14 +88,14 @@ impl Session {
 
     /// Waits until the workers are ready, and sends their addresses to the server.
     async fn connect(&mut self, deadline: Instant) -> Result<(), Failure> {
-        self.workers_ready = self.from_workers(deadline, Report::ready).await?;
+        self.workers_ready = self.hear_workers(deadline, Report::ready).await?;
         let workers: Vec<String> =
             self.workers_ready.iter().filter_map(|ready| ready.device.clone()).collect();
         if workers.is_empty() {
             return Ok(());
         }
         self.tell_servers(&ChildCommand::Attach { workers }).await?;
-        self.from_servers(deadline, Report::attached).await.map(drop)
+        self.hear_servers(deadline, Report::attached).await.map(drop)
     }
 
     /// Sends a command to every server.
@@ -107,25 +107,25 @@ impl Session {
     }
 
     /// Waits for a report of every server, and returns the part that `take` finds in each.
-    async fn from_servers<T: Clone>(
+    async fn hear_servers<T: Clone>(
         &mut self,
         deadline: Instant,
         take: fn(Report) -> Result<T, Box<Report>>,
     ) -> Result<Vec<T>, Failure> {
         let of = self.cell.servers;
-        self.from_all(deadline, of, |number| ProcessName::Server { number, of }, take).await
+        self.hear_all(deadline, of, |number| ProcessName::Server { number, of }, take).await
     }
 
     /// Waits for a report of every worker, and returns the part that `take` finds in each.
-    async fn from_workers<T: Clone>(
+    async fn hear_workers<T: Clone>(
         &mut self,
         deadline: Instant,
         take: fn(Report) -> Result<T, Box<Report>>,
     ) -> Result<Vec<T>, Failure> {
-        self.from_all(deadline, self.cell.workers, ProcessName::Worker, take).await
+        self.hear_all(deadline, self.cell.workers, ProcessName::Worker, take).await
     }
 
-    async fn from_all<T: Clone>(
+    async fn hear_all<T: Clone>(
         &mut self,
         deadline: Instant,
         count: usize,
@@ -173,9 +173,9 @@ impl Session {
         for worker in &mut self.workers {
             worker.send(&command).await?;
         }
-        let workers = self.from_workers(deadline, Report::done).await?;
+        let workers = self.hear_workers(deadline, Report::done).await?;
         self.tell_servers(&ChildCommand::Collect).await?;
-        let servers = self.from_servers(deadline, Report::done).await?;
+        let servers = self.hear_servers(deadline, Report::done).await?;
         self.check(turn, &servers, &workers)?;
         let all = || workers.iter().chain(&servers);
         Ok(Outcome {

@@ -1,3 +1,5 @@
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "tests; skips are for people")]
+
 mod file;
 mod light;
 mod small;

@@ -54,9 +54,11 @@ fn an_operator_that_the_engine_does_not_know() {
     assert!(error.to_string().contains("node sum: the engine (tract) has no operator Confuse"), "{error}");
 }
 
+type Change = fn(&mut file::Graph);
+
 #[test]
 fn graphs_that_contradict_themselves() {
-    let changes: [(fn(&mut file::Graph), &str); 6] = [
+    let changes: [(Change, &str); 6] = [
         (
             |graph| graph.nodes[1].inputs[0] = "nothing".to_owned(),
             "node relu1: no node, input or constant is called nothing",

@@ -1,0 +1,261 @@
+//! Tensors of the training graphs: numbers that can cross, and tensors of candle that stay in their process.
+//!
+//! ```text
+//!  Floats, Words   a shared vector, or a range of one    crosses without a copy
+//!  Tensor          a tensor of candle                    crosses with a copy, because candle lends its memory under a lock only
+//!  Tape            what a backward pass needs            never crosses
+//! ```
+//!
+//! A kernel whose output crosses takes the vector out of candle's tensor ([`Array::take`]). This copies nothing.
+
+mod take;
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use candle_core::{DType, Device, Tensor};
+use tonic_rdma_graph::dataflow::{KernelError, Value};
+use tonic_rdma_tensor::{Dtype, Shape, TensorSpec};
+
+/// A tensor of a training graph.
+#[derive(Clone, Debug)]
+pub(crate) enum Array {
+    Floats(Block<f32>),
+    Words(Block<u32>),
+    Tensor(Tensor),
+    Tape(Arc<dyn Tape>),
+}
+
+/// What a forward pass keeps for its backward pass.
+pub(crate) trait Tape: fmt::Debug + Send + Sync {
+    /// Computes the gradients of the parameters and of the input, from that of the output.
+    fn backward(&self, gradient: &Tensor) -> candle_core::Result<Vec<Tensor>>;
+}
+
+/// Numbers, row-major: a range of a shared vector.
+#[derive(Clone)]
+pub(crate) struct Block<T> {
+    dims: Vec<usize>,
+    content: Arc<Vec<T>>,
+    range: Range<usize>,
+}
+
+impl<T: Copy> Block<T> {
+    /// Makes the block of a whole vector, whose length is the product of `dims`.
+    pub(crate) fn new(dims: &[usize], content: Vec<T>) -> Result<Self, KernelError> {
+        let length: usize = dims.iter().product();
+        if content.len() != length {
+            return Err(format!("{} numbers don't fill a tensor of shape {dims:?}", content.len()).into());
+        }
+        Ok(Self { dims: dims.to_vec(), content: Arc::new(content), range: 0..length })
+    }
+
+    pub(crate) fn dims(&self) -> &[usize] {
+        &self.dims
+    }
+
+    pub(crate) fn values(&self) -> &[T] {
+        self.content.get(self.range.clone()).unwrap_or(&[])
+    }
+
+    /// Returns a range of the numbers, which shares the memory.
+    pub(crate) fn range(&self, range: Range<usize>) -> Result<Self, KernelError> {
+        let length = self.range.len();
+        if range.start > range.end || range.end > length {
+            return Err(format!("{length} numbers have no range {range:?}").into());
+        }
+        let from = self.range.start;
+        let range = from + range.start..from + range.end;
+        Ok(Self { dims: vec![range.len()], content: Arc::clone(&self.content), range })
+    }
+
+    /// Returns the numbers, without a copy if this is the only reference to the whole vector.
+    fn into_vec(self) -> Vec<T> {
+        if self.range.len() != self.content.len() {
+            return self.values().to_vec();
+        }
+        Arc::try_unwrap(self.content).unwrap_or_else(|shared| shared.to_vec())
+    }
+}
+
+impl<T> fmt::Debug for Block<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Block").field("dims", &self.dims).finish_non_exhaustive()
+    }
+}
+
+/// The bytes of a block, which keep its memory.
+struct Shared<T>(Block<T>);
+
+impl<T: bytemuck::NoUninit> AsRef<[u8]> for Shared<T> {
+    fn as_ref(&self) -> &[u8] {
+        bytemuck::cast_slice(self.0.values())
+    }
+}
+
+impl Array {
+    /// Makes an array of a vector.
+    pub(crate) fn floats(dims: &[usize], values: Vec<f32>) -> Result<Self, KernelError> {
+        Block::new(dims, values).map(Self::Floats)
+    }
+
+    /// Takes the vector out of a tensor of candle that nothing else refers to, without a copy if the elements fill it, row-major.
+    ///
+    /// The tensor of candle is empty afterwards, with all its clones. So the caller gives a tensor that it has just computed.
+    pub(crate) fn take(tensor: Tensor) -> Result<Self, KernelError> {
+        let dims = tensor.dims().to_vec();
+        Self::floats(&dims, take::vector(&tensor)?)
+    }
+
+    /// Makes an array of the elements of a tensor of candle, each changed by `change`. If they lie row-major, one allocation is made.
+    pub(crate) fn mapped(tensor: &Tensor, change: impl Fn(f32) -> f32) -> Result<Self, KernelError> {
+        Self::floats(tensor.dims(), take::mapped(tensor, change)?)
+    }
+
+    /// Returns the tensor of candle. Numbers are moved if this is the only reference to them, and copied otherwise.
+    pub(crate) fn into_tensor(self) -> Result<Tensor, KernelError> {
+        Ok(match self {
+            Self::Floats(block) => {
+                let dims = block.dims.clone();
+                Tensor::from_vec(block.into_vec(), dims, &Device::Cpu)?
+            }
+            Self::Words(block) => {
+                let dims = block.dims.clone();
+                Tensor::from_vec(block.into_vec(), dims, &Device::Cpu)?
+            }
+            Self::Tensor(tensor) => tensor,
+            Self::Tape(_) => return Err("what a forward pass keeps is no tensor".into()),
+        })
+    }
+
+    /// Returns the numbers of an array that crosses or has crossed.
+    pub(crate) fn as_floats(&self) -> Result<&Block<f32>, KernelError> {
+        match self {
+            Self::Floats(block) => Ok(block),
+            other => Err(format!("float32 numbers are expected, found {other:?}").into()),
+        }
+    }
+
+    /// Returns the whole numbers of an array that crosses or has crossed.
+    pub(crate) fn as_words(&self) -> Result<&Block<u32>, KernelError> {
+        match self {
+            Self::Words(block) => Ok(block),
+            other => Err(format!("uint32 numbers are expected, found {other:?}").into()),
+        }
+    }
+}
+
+impl Value for Array {
+    fn share(&self) -> Result<tonic_rdma_tensor::Tensor, KernelError> {
+        match self {
+            Self::Floats(block) => share(Dtype::F32, block),
+            Self::Words(block) => share(Dtype::U32, block),
+            Self::Tensor(tensor) => match tensor.dtype() {
+                DType::F32 => {
+                    share(Dtype::F32, &Block::new(tensor.dims(), tensor.flatten_all()?.to_vec1::<f32>()?)?)
+                }
+                DType::U32 => {
+                    share(Dtype::U32, &Block::new(tensor.dims(), tensor.flatten_all()?.to_vec1::<u32>()?)?)
+                }
+                other => Err(format!("a tensor of type {other:?} can't cross").into()),
+            },
+            Self::Tape(_) => Err("what a forward pass keeps can't cross".into()),
+        }
+    }
+
+    fn filled(
+        spec: &TensorSpec,
+        fill: &mut dyn FnMut(&mut [u8]) -> Result<(), KernelError>,
+    ) -> Result<Self, KernelError> {
+        let dims: Vec<usize> =
+            spec.shape().dims().iter().map(|length| usize::try_from(*length)).collect::<Result<_, _>>()?;
+        let length = dims.iter().product();
+        match spec.dtype() {
+            Dtype::F32 => {
+                let mut values = vec![0_f32; length];
+                fill(bytemuck::cast_slice_mut(&mut values))?;
+                Block::new(&dims, values).map(Self::Floats)
+            }
+            Dtype::U32 => {
+                let mut values = vec![0_u32; length];
+                fill(bytemuck::cast_slice_mut(&mut values))?;
+                Block::new(&dims, values).map(Self::Words)
+            }
+            other => Err(format!("the training has no tensors of type {other}").into()),
+        }
+    }
+}
+
+fn share<T: bytemuck::NoUninit + Send + Sync>(
+    dtype: Dtype,
+    block: &Block<T>,
+) -> Result<tonic_rdma_tensor::Tensor, KernelError> {
+    let dims: Vec<u64> = block.dims.iter().map(|length| *length as u64).collect();
+    let spec = TensorSpec::new(dtype, Shape::new(&dims)?)?;
+    Ok(tonic_rdma_tensor::Tensor::from_bytes(spec, Bytes::from_owner(Shared(block.clone())))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn values(array: &Array) -> Vec<f32> {
+        array.as_floats().unwrap().values().to_vec()
+    }
+
+    #[test]
+    fn a_shared_array_has_the_memory_of_the_array() {
+        let array = Array::floats(&[2, 3], vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).unwrap();
+        let place = array.as_floats().unwrap().values().as_ptr();
+        let shared = array.share().unwrap();
+        assert_eq!(shared.as_slice::<f32>().unwrap().as_ptr(), place);
+        let part = Array::Floats(array.as_floats().unwrap().range(2..5).unwrap());
+        drop(array);
+        assert_eq!(part.share().unwrap().as_slice::<f32>().unwrap(), [3.0, 4.0, 5.0]);
+        assert_eq!(shared.as_slice::<f32>().unwrap(), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    }
+
+    #[test]
+    fn a_vector_is_taken_out_of_a_tensor_without_a_copy() {
+        let vector = vec![1.0_f32, 2.0, 3.0, 4.0];
+        let place = vector.as_ptr();
+        let tensor = Tensor::from_vec(vector, (2, 2), &Device::Cpu).unwrap();
+        let array = Array::take(tensor).unwrap();
+        assert_eq!(array.as_floats().unwrap().values().as_ptr(), place);
+        assert_eq!(array.into_tensor().unwrap().dims(), [2, 2]);
+    }
+
+    #[test]
+    fn elements_that_are_not_row_major_are_put_in_order() {
+        let tensor = Tensor::from_vec(vec![1.0_f32, 2.0, 3.0, 4.0], (2, 2), &Device::Cpu).unwrap();
+        assert_eq!(values(&Array::take(tensor.t().unwrap()).unwrap()), [1.0, 3.0, 2.0, 4.0]);
+        let tensor = Tensor::from_vec(vec![1.0_f32, 2.0, 3.0, 4.0], (2, 2), &Device::Cpu).unwrap();
+        assert_eq!(values(&Array::take(tensor.narrow(0, 1, 1).unwrap()).unwrap()), [3.0, 4.0]);
+    }
+
+    #[test]
+    fn an_array_that_is_used_elsewhere_is_copied_and_not_emptied() {
+        let array = Array::floats(&[2], vec![1.0, 2.0]).unwrap();
+        let tensor = array.clone().into_tensor().unwrap();
+        assert_eq!(values(&array), [1.0, 2.0]);
+        assert_eq!(tensor.to_vec1::<f32>().unwrap(), [1.0, 2.0]);
+    }
+
+    #[test]
+    fn a_value_is_filled_or_the_type_is_named() {
+        let spec = |dtype| TensorSpec::new(dtype, Shape::new(&[2]).unwrap()).unwrap();
+        let bytes: Vec<u8> = [7_u32, 9].iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let filled = Array::filled(&spec(Dtype::U32), &mut |target| {
+            target.copy_from_slice(&bytes);
+            Ok(())
+        });
+        assert_eq!(filled.unwrap().as_words().unwrap().values(), [7, 9]);
+        assert!(
+            Array::filled(&spec(Dtype::F64), &mut |_| Ok(())).unwrap_err().to_string().contains("float64")
+        );
+        let error = Array::floats(&[1], vec![1.0]).unwrap().as_floats().unwrap().range(0..2).unwrap_err();
+        assert!(error.to_string().contains("no range 0..2"), "{error}");
+    }
+}

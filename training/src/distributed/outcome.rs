@@ -1,0 +1,226 @@
+//! What comes out of a job: JSON, a table, and a plot.
+
+use serde::Serialize;
+
+use super::messages::{Sent, SentTensor};
+use crate::job::Spread;
+use crate::plot::{COLOURS, Line, Plot};
+use crate::show::{machine_of, percent, table};
+use crate::step::{Model, Synchrony};
+
+/// All modes side by side. All had the same losses and the same weights, bit by bit.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Comparison {
+    pub(crate) synchrony: Synchrony,
+    pub(crate) model: Model,
+    pub(crate) workers: usize,
+    pub(crate) batch: usize,
+    pub(crate) parameters: usize,
+    pub(crate) cores: usize,
+    pub(crate) target: Option<f64>,
+    pub(crate) deaths: Vec<Death>,
+    pub(crate) modes: Vec<ModeResult>,
+}
+
+/// Workers that died, and the step from which the others went on.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Death {
+    pub(crate) workers: Vec<usize>,
+    pub(crate) step: u64,
+    pub(crate) how: String,
+}
+
+/// The result of a mode.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct ModeResult {
+    pub(crate) mode: String,
+    /// The mean loss of the samples of each step. `null` if a worker died before it reported the step.
+    pub(crate) losses: Vec<f64>,
+    /// The duration of each step, in seconds.
+    pub(crate) steps_s: Vec<f64>,
+    /// The duration of all steps, without tests.
+    pub(crate) seconds: f64,
+    pub(crate) points: Vec<Point>,
+    pub(crate) time_to_target_s: Option<f64>,
+    /// A hash of all weights at the end.
+    pub(crate) weights: String,
+    pub(crate) sent_in_first_step: Sent,
+    /// From the second step on.
+    pub(crate) sent_later: Sent,
+    pub(crate) tensors: Vec<SentTensor>,
+}
+
+/// A test.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Point {
+    pub(crate) step: u64,
+    /// The duration of the steps before.
+    pub(crate) seconds: f64,
+    pub(crate) loss: f64,
+    pub(crate) accuracy: f64,
+}
+
+impl ModeResult {
+    /// Returns the median duration of a step, in milliseconds, without the first step.
+    fn step_ms(&self) -> f64 {
+        Spread::of(self.steps_s.iter().skip(1).map(|seconds| seconds * 1e3).collect()).median
+    }
+}
+
+/// Returns the text of a comparison.
+pub(crate) fn text(comparison: &Comparison) -> String {
+    let mut table = table(&[
+        "mode",
+        "step",
+        "steps/s × first mode",
+        "all steps",
+        "loss",
+        "accuracy",
+        "time to target",
+        "tensors a step",
+        "copied in step 1",
+        "copied later",
+    ]);
+    let first = comparison.modes.first().map_or(f64::NAN, ModeResult::step_ms);
+    for mode in &comparison.modes {
+        let last = mode.points.last();
+        let later = mode.steps_s.len().saturating_sub(1).max(1) as f64;
+        table.add_row([
+            mode.mode.clone(),
+            format!("{:.2} ms", mode.step_ms()),
+            format!("{:.2}", first / mode.step_ms()),
+            format!("{:.2} s", mode.seconds),
+            last.map_or_else(dash, |point| format!("{:.4}", point.loss)),
+            last.map_or_else(dash, |point| percent(point.accuracy)),
+            mode.time_to_target_s.map_or_else(dash, |seconds| format!("{seconds:.2} s")),
+            format!("{:.0}", mode.sent_later.tensors as f64 / later),
+            mode.sent_in_first_step.copied.to_string(),
+            mode.sent_later.copied.to_string(),
+        ]);
+    }
+    let deaths: String = comparison
+        .deaths
+        .iter()
+        .map(|death| format!("{}; the others went on from step {}.\n", death.how, death.step))
+        .collect();
+    let same = match comparison.modes.as_slice() {
+        [] => String::new(),
+        [one] => format!("The weights at the end: {}.", one.weights),
+        [first, ..] => format!(
+            "All modes had the same losses in all steps and the same weights at the end, bit by bit: {}.",
+            first.weights
+        ),
+    };
+    format!(
+        "{} of {} parameters, {}, {} workers, {} samples a step, {}\n{table}\n{same}\n{deaths}",
+        name(&comparison.model),
+        comparison.parameters,
+        synchrony(comparison.synchrony),
+        comparison.workers,
+        comparison.batch,
+        machine_of(comparison.cores),
+    )
+}
+
+/// Returns the plot of a comparison, the paper's figure 10: how good the model is, by the time of the training.
+pub(crate) fn figure<'a>(comparison: &Comparison) -> Plot<'a> {
+    let texts = matches!(comparison.model, Model::Recurrent(_));
+    let value = |point: &Point| if texts { point.loss } else { point.accuracy * 100.0 };
+    let lines = comparison.modes.iter().zip(COLOURS.into_iter().cycle()).map(|(mode, colour)| Line {
+        name: mode.mode.clone(),
+        colour,
+        points: mode.points.iter().map(|point| (point.seconds, value(point))).collect(),
+    });
+    Plot {
+        title: if texts {
+            "Cross entropy of the tested texts (lower is better)"
+        } else {
+            "Accuracy on the tested pictures (higher is better)"
+        },
+        x_axis: "seconds of training, without tests",
+        y_axis: if texts { "cross entropy" } else { "% right" },
+        lines: lines.collect(),
+        marks: true,
+    }
+}
+
+fn name(model: &Model) -> String {
+    match model {
+        Model::Pictures(architecture) => format!("{architecture:?}"),
+        Model::Recurrent(model) => format!("LSTM with {} states", model.hidden),
+    }
+}
+
+fn synchrony(synchrony: Synchrony) -> &'static str {
+    match synchrony {
+        Synchrony::ParameterServer => "parameter server",
+        Synchrony::Allreduce => "allreduce (ring)",
+    }
+}
+
+fn dash() -> String {
+    "–".to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::step::Recurrent;
+
+    fn comparison(model: Model) -> Comparison {
+        let mode = |mode: &str, milliseconds: f64| ModeResult {
+            mode: mode.to_owned(),
+            losses: vec![2.0, 1.0, 0.5],
+            steps_s: [9.0, 1.0, 1.0].map(|step| step * milliseconds / 1e3).to_vec(),
+            seconds: 11.0 * milliseconds / 1e3,
+            points: vec![Point { step: 3, seconds: milliseconds, loss: 0.4, accuracy: 0.86 }],
+            time_to_target_s: Some(11.0 * milliseconds / 1e3),
+            weights: "abc".to_owned(),
+            sent_in_first_step: Sent { tensors: 24, bytes: 240, copied: 24, inline: 0 },
+            sent_later: Sent { tensors: 48, bytes: 480, copied: 0, inline: 0 },
+            tensors: Vec::new(),
+        };
+        Comparison {
+            synchrony: Synchrony::ParameterServer,
+            model,
+            workers: 2,
+            batch: 128,
+            parameters: 1000,
+            cores: 2,
+            target: Some(0.85),
+            deaths: vec![Death {
+                workers: vec![1],
+                step: 2,
+                how: "worker 1 (process 7) has ended".to_owned(),
+            }],
+            modes: vec![mode("grpc-tcp", 500.0), mode("rdma-zerocp", 200.0)],
+        }
+    }
+
+    #[test]
+    fn a_comparison_has_a_row_for_each_mode_and_names_what_died() {
+        let text = text(&comparison(Model::Recurrent(Recurrent { embedding: 4, hidden: 5 })));
+        // The first step is left out of the median.
+        for part in [
+            "500.00 ms",
+            "200.00 ms",
+            "2.50",
+            "86.0 %",
+            "2.20 s",
+            "bit by bit: abc",
+            "2 cores",
+            "LSTM with 5 states",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(text.contains("worker 1 (process 7) has ended; the others went on from step 2."), "{text}");
+    }
+
+    #[test]
+    fn the_figure_is_of_accuracy_or_of_the_loss_of_texts() {
+        let pictures = figure(&comparison(Model::Pictures(crate::model::Architecture::Cnn)));
+        assert_eq!(pictures.lines[1].points, [(200.0, 86.0)]);
+        let texts = figure(&comparison(Model::Recurrent(Recurrent { embedding: 4, hidden: 5 })));
+        assert_eq!(texts.lines[0].points, [(500.0, 0.4)]);
+    }
+}

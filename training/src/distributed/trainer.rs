@@ -1,0 +1,142 @@
+//! One part of a job in one mode of transfer.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tonic_rdma_graph::GraphError;
+use tonic_rdma_graph::dataflow::{KernelError, NodeId, Outlet, Topology};
+use tonic_rdma_graph::placement::{Crossing, CrossingId, Part, Placements};
+use tonic_rdma_graph::schedule::{Executor, Program, Settings, Transfers, Work};
+use tonic_rdma_graph::sites::{Allocating, NodeSites};
+use xxhash_rust::xxh3::Xxh3;
+
+use super::messages::{Ran, Sent, SentTensor};
+use super::samples::Feeder;
+use crate::array::Array;
+use crate::step::{Feed, StepGraph};
+use crate::variables::Variables;
+
+/// One part of a job.
+pub(crate) struct Trainer {
+    executor: Executor<Array>,
+    program: Fed,
+    sites: Arc<NodeSites>,
+    graph: Arc<Topology>,
+    placements: Arc<Placements>,
+    own: Part,
+}
+
+/// The program of a part: it feeds the samples, and keeps the losses.
+struct Fed {
+    feeder: Feeder,
+    feeds: HashMap<NodeId, (usize, Feed)>,
+    losses: Vec<(u64, f32)>,
+}
+
+impl Program<Array> for Fed {
+    fn feed(&mut self, step: u64, input: NodeId) -> Result<Array, KernelError> {
+        let (worker, feed) = self.feeds.get(&input).copied().ok_or("the graph has another input")?;
+        self.feeder.feed(step, worker, feed)
+    }
+
+    fn result(&mut self, step: u64, _outlet: Outlet, value: Array) -> Result<(), KernelError> {
+        let loss = value.as_floats()?.values().first().copied().ok_or("the loss has no value")?;
+        self.losses.push((step, loss));
+        Ok(())
+    }
+}
+
+impl Trainer {
+    /// Makes the part `own` of a graph.
+    pub(crate) fn new(
+        graph: StepGraph,
+        own: usize,
+        transfers: Box<dyn Transfers<Array>>,
+        feeder: Feeder,
+        registered: u64,
+        deadline: Duration,
+    ) -> Result<Self, GraphError> {
+        let StepGraph { graph, placements, kernels, feeds, .. } = graph;
+        let sites = Arc::new(NodeSites::new(&graph, registered));
+        // A step reads the variables that the step before has changed, so one step is in flight.
+        let mut settings = Settings::default();
+        settings.window = 1;
+        settings.deadline = deadline;
+        let own = Part(own);
+        let (kept_graph, kept_placements, kept_sites) =
+            (Arc::clone(&graph), Arc::clone(&placements), Arc::clone(&sites));
+        let executor = Executor::new(graph, placements, own, kernels, transfers, sites, settings)?;
+        let program = Fed { feeder, feeds, losses: Vec::new() };
+        Ok(Self { executor, program, sites: kept_sites, graph: kept_graph, placements: kept_placements, own })
+    }
+
+    /// Runs steps. All parts run the same ones.
+    pub(crate) fn run(&mut self, steps: Range<u64>) -> Result<Ran, GraphError> {
+        let before = self.sent();
+        self.program.losses.clear();
+        let report = self.executor.run(steps, Work::Compute, &mut self.program)?;
+        self.program.losses.sort_by_key(|(step, _)| *step);
+        let mut times = report.steps;
+        times.sort_by_key(|time| time.step);
+        Ok(Ran {
+            losses: self.program.losses.iter().map(|(_, loss)| *loss).collect(),
+            steps: times.iter().map(|time| time.ended.saturating_sub(time.began).as_secs_f64()).collect(),
+            elapsed: report.elapsed.as_secs_f64(),
+            sent: self.sent() - before,
+        })
+    }
+
+    fn sent(&self) -> Sent {
+        let mut sum = Sent::default();
+        self.sent_tensors().into_iter().for_each(|tensor| sum += tensor.sent);
+        sum
+    }
+
+    /// Returns how each crossing tensor was sent by this part, in all steps.
+    pub(crate) fn sent_tensors(&self) -> Vec<SentTensor> {
+        let sent = |crossing: &Crossing| {
+            let counts = self.executor.transfers().counts(crossing.id);
+            let sent = Sent {
+                tensors: counts.sent,
+                bytes: counts.bytes,
+                copied: counts.copied,
+                inline: counts.inline,
+            };
+            SentTensor {
+                name: crossing.name.clone(),
+                placement: if crossing.placement.is_static() { "static" } else { "dynamic" }.to_owned(),
+                site: self
+                    .sites
+                    .seen(crossing.id)
+                    .site
+                    .map(|site| (self.name(site.allocating), site.ordinal)),
+                sent,
+            }
+        };
+        self.placements.leaving(self.own).map(sent).collect()
+    }
+
+    fn name(&self, allocating: Allocating) -> String {
+        match allocating {
+            Allocating::Node(node) => {
+                self.graph.node(NodeId(node)).map_or_else(|| node.to_string(), |node| node.name.clone())
+            }
+            Allocating::Receive(crossing) => {
+                let crossing = self.placements.crossing(CrossingId(crossing));
+                format!("receive of {}", crossing.map_or("?", |crossing| crossing.name.as_str()))
+            }
+        }
+    }
+}
+
+/// Returns a hash of the bits of all variables.
+pub(crate) fn hash(variables: &Variables) -> Result<String, KernelError> {
+    let mut hash = Xxh3::new();
+    for (name, values) in variables.values()? {
+        hash.update(name.as_bytes());
+        values.values().iter().for_each(|value| hash.update(&value.to_bits().to_le_bytes()));
+    }
+    Ok(format!("{:016x}", hash.digest()))
+}

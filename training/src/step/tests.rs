@@ -1,0 +1,265 @@
+//! The graphs of a step, run by executors with transfers within a process, against the same kernels run one after the other.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use tonic_rdma_graph::dataflow::Outlet;
+use tonic_rdma_graph::schedule::{InMemory, Transfers};
+
+use super::*;
+use crate::array::Array;
+use crate::data::Data;
+use crate::data::fortunes::Texts;
+use crate::data::fortunes::tests::texts;
+use crate::data::tests::samples;
+use crate::distributed::samples::{Dataset, Feeder};
+use crate::distributed::trainer::{Trainer, hash};
+use crate::model::{Architecture, Optimiser};
+use crate::variables::Variables;
+
+const SEED: u64 = 3;
+const RATE: f32 = 0.05;
+const MOMENTUM: f32 = 0.5;
+
+fn dataset(model: &Model) -> Arc<Dataset> {
+    Arc::new(match model {
+        Model::Pictures(_) => Dataset::Pictures(Data { train: samples(64), test: samples(10) }),
+        Model::Recurrent(_) => Dataset::Texts(Texts { train: texts(64, 14), test: texts(9, 14) }),
+    })
+}
+
+fn shape(model: Model, synchrony: Synchrony, workers: usize) -> Shape {
+    Shape { model, synchrony, workers, batch: 9 }
+}
+
+fn small() -> Model {
+    Model::Recurrent(Recurrent { embedding: 8, hidden: 6 })
+}
+
+fn variables(shape: &Shape) -> Vec<Arc<Variables>> {
+    let (rate, momentum) =
+        if matches!(shape.model, Model::Pictures(_)) { (RATE, MOMENTUM) } else { (0.3, 0.9) };
+    let of = |part| Variables::new(shape.variables(part, SEED).unwrap(), rate, momentum).unwrap();
+    (0..shape.parts()).map(of).collect()
+}
+
+/// Runs steps with an executor for each part. Returns the loss of each step.
+fn run(shape: &Shape, variables: &[Arc<Variables>], steps: std::ops::Range<u64>) -> Vec<f64> {
+    let dataset = dataset(&shape.model);
+    let placements = shape.build(0, &variables[0]).unwrap().placements;
+    let transfers = InMemory::parts(&placements, 1).unwrap();
+    let losses: Vec<Vec<f32>> = thread::scope(|scope| {
+        let parts: Vec<_> = transfers
+            .into_iter()
+            .enumerate()
+            .map(|(part, transfers): (usize, Box<dyn Transfers<Array>>)| {
+                let (dataset, steps, variables) = (Arc::clone(&dataset), steps.clone(), &variables[part]);
+                let work = move || {
+                    let feeder = Feeder::new(dataset, shape.clone(), SEED);
+                    let graph = shape.build(part, variables).unwrap();
+                    let deadline = Duration::from_secs(60);
+                    let mut trainer =
+                        Trainer::new(graph, part, transfers, feeder, 1 << 26, deadline).unwrap();
+                    trainer.run(steps).unwrap().losses
+                };
+                thread::Builder::new().stack_size(16 << 20).spawn_scoped(scope, work).unwrap()
+            })
+            .collect();
+        parts.into_iter().map(|part| part.join().unwrap()).collect()
+    });
+    (0..losses[0].len())
+        .map(|step| losses.iter().filter_map(|part| part.get(step)).map(|loss| f64::from(*loss)).sum())
+        .collect()
+}
+
+/// Runs the kernels of all parts one after the other in this thread. Returns the loss of each step.
+fn run_in_one_thread(shape: &Shape, variables: &[Arc<Variables>], steps: std::ops::Range<u64>) -> Vec<f64> {
+    let dataset = dataset(&shape.model);
+    let mut feeder = Feeder::new(Arc::clone(&dataset), shape.clone(), SEED);
+    let mut graphs: Vec<StepGraph> =
+        variables.iter().enumerate().map(|(part, variables)| shape.build(part, variables).unwrap()).collect();
+    let graph = Arc::clone(&graphs[0].graph);
+    let mut losses = Vec::new();
+    for step in steps {
+        let mut values: HashMap<Outlet, Array> = HashMap::new();
+        for (id, node) in graph.nodes() {
+            let inputs: Vec<Array> = node.inputs.iter().map(|input| values[input].clone()).collect();
+            let part = graphs[0].placements.partition().part_of(id).unwrap().0;
+            let outputs = match graphs[part].kernels.get_mut(&id) {
+                Some(kernel) => kernel.run(step, inputs).unwrap(),
+                None => {
+                    let (worker, feed) = graphs[0].feeds[&id];
+                    vec![feeder.feed(step, worker, feed).unwrap()]
+                }
+            };
+            let outlets =
+                outputs.into_iter().enumerate().map(|(output, value)| (Outlet { node: id, output }, value));
+            values.extend(outlets);
+        }
+        let loss = |outlet: &Outlet| f64::from(values[outlet].as_floats().unwrap().values()[0]);
+        losses.push(graph.results().iter().map(loss).sum());
+    }
+    losses
+}
+
+fn settled(variables: &[Arc<Variables>], version: u64) -> Vec<String> {
+    variables
+        .iter()
+        .map(|variables| {
+            variables.settle(version).unwrap();
+            hash(variables).unwrap()
+        })
+        .collect()
+}
+
+fn large_stack(work: impl FnOnce() + Send + 'static) {
+    thread::Builder::new().stack_size(16 << 20).spawn(work).unwrap().join().unwrap();
+}
+
+#[test]
+fn executors_give_the_bits_of_one_thread() {
+    large_stack(|| {
+        for (model, synchrony, workers, steps) in [
+            (Model::Pictures(Architecture::Mlp), Synchrony::ParameterServer, 1, 2),
+            (Model::Pictures(Architecture::Mlp), Synchrony::ParameterServer, 3, 4),
+            (Model::Pictures(Architecture::Mlp), Synchrony::Allreduce, 1, 2),
+            (Model::Pictures(Architecture::Mlp), Synchrony::Allreduce, 2, 4),
+            (Model::Pictures(Architecture::Mlp), Synchrony::Allreduce, 4, 3),
+            (Model::Pictures(Architecture::Cnn), Synchrony::ParameterServer, 2, 3),
+            (small(), Synchrony::ParameterServer, 2, 5),
+            (small(), Synchrony::Allreduce, 3, 5),
+        ] {
+            let shape = shape(model, synchrony, workers);
+            let (split, single) = (variables(&shape), variables(&shape));
+            let losses = run(&shape, &split, 0..steps);
+            assert_eq!(losses, run_in_one_thread(&shape, &single, 0..steps), "{shape:?}");
+            assert_eq!(losses.len() as u64, steps);
+            assert!(losses.iter().all(|loss| loss.is_finite() && *loss > 0.0), "{losses:?}");
+            assert!(
+                losses.windows(2).all(|pair| pair[0] != pair[1]),
+                "each step changes the weights: {losses:?}"
+            );
+            let (split, single) = (settled(&split, steps), settled(&single, steps));
+            assert_eq!(split, single, "{shape:?}");
+            if synchrony == Synchrony::Allreduce && matches!(model, Model::Pictures(_)) {
+                assert!(
+                    split.iter().all(|hash| *hash == split[0]),
+                    "all workers have the same weights: {split:?}"
+                );
+            }
+        }
+    });
+}
+
+#[test]
+fn the_steps_are_those_of_a_training_without_a_graph() {
+    for synchrony in [Synchrony::ParameterServer, Synchrony::Allreduce] {
+        for architecture in [Architecture::Mlp, Architecture::Cnn] {
+            let shape = shape(Model::Pictures(architecture), synchrony, 2);
+            let split = variables(&shape);
+            let losses = run(&shape, &split, 0..3);
+            let network = crate::model::Network::random(architecture, SEED).unwrap();
+            let mut optimiser = Optimiser::new(&network, RATE, MOMENTUM).unwrap();
+            let dataset = dataset(&shape.model);
+            let mut whole = Feeder::new(Arc::clone(&dataset), Shape { workers: 1, ..shape.clone() }, SEED);
+            for (step, loss) in losses.iter().enumerate() {
+                let pictures = whole.feed(step as u64, 0, Feed::Samples).unwrap().into_tensor().unwrap();
+                let classes = whole.feed(step as u64, 0, Feed::Targets).unwrap().into_tensor().unwrap();
+                let mut all = Vec::new();
+                let sum = network.gradients(&pictures, &classes, 1.0 / 9.0, |_, gradient| {
+                    all.push(gradient.to_vec());
+                    Ok::<_, candle_core::Error>(())
+                });
+                let expected = sum.unwrap() / 9.0;
+                for (index, gradient) in all.iter().enumerate() {
+                    optimiser.step(&network, index, gradient).unwrap();
+                }
+                assert!(
+                    (loss - expected).abs() < 1e-4 * expected,
+                    "{synchrony:?} step {step}: {loss} {expected}"
+                );
+            }
+            settled(&split, 3);
+            let values = split[shape.chief()].values().unwrap();
+            for ((weight, bias), variables) in network.layers().zip(values.chunks(2)) {
+                for (expected, (name, found)) in [weight, bias].into_iter().zip(variables) {
+                    let expected = crate::model::values(expected).unwrap();
+                    for (one, other) in expected.iter().zip(found.values()) {
+                        assert!((one - other).abs() < 1e-5 + 1e-3 * one.abs(), "{name}: {one} {other}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_recurrent_network_learns_and_its_lengths_cross_with_shapes_that_vary() {
+    large_stack(|| {
+        let shape = shape(small(), Synchrony::ParameterServer, 2);
+        let split = variables(&shape);
+        let graph = shape.build(0, &split[0]).unwrap();
+        let dynamic: Vec<&str> = graph
+            .placements
+            .crossings()
+            .iter()
+            .filter(|crossing| !crossing.placement.is_static())
+            .map(|crossing| crossing.name.as_str())
+            .collect();
+        // For each worker: the characters, their rows, and the gradients of the rows.
+        assert_eq!(dynamic.len(), 6, "{dynamic:?}");
+        assert!(dynamic.contains(&"clip.embedding@1 to part 2"), "{dynamic:?}");
+        let losses = run(&shape, &split, 0..60);
+        assert!(losses[59] < losses[0] / 2.0, "{losses:?}");
+        settled(&split, 60);
+        let dataset = dataset(&shape.model);
+        let (loss, accuracy) = dataset.test(&shape.model, &split[2].values().unwrap(), 9).unwrap();
+        assert!(loss < losses[0] / 2.0 && accuracy > 0.5, "{loss} {accuracy}");
+    });
+}
+
+#[test]
+fn a_job_goes_on_with_fewer_workers_from_the_last_complete_step() {
+    for synchrony in [Synchrony::ParameterServer, Synchrony::Allreduce] {
+        let before = shape(Model::Pictures(Architecture::Mlp), synchrony, 3);
+        let after = Shape { workers: 2, ..before.clone() };
+        // The job that loses a worker in step 3.
+        let parts = variables(&before);
+        run(&before, &parts, 0..3);
+        let kept: Vec<_> = parts
+            .iter()
+            .enumerate()
+            .filter(|(part, _)| *part != 1)
+            .map(|(_, kept)| Arc::clone(kept))
+            .collect();
+        // One process has the values of step 3 already.
+        kept[0].assign("weight.0", 3).ok();
+        let version =
+            kept.iter().map(|variables| variables.complete().unwrap()).filter(|steps| *steps > 0).min();
+        assert_eq!(version, Some(3));
+        for variables in &kept {
+            variables.settle(3).unwrap();
+        }
+        let losses = run(&after, &kept, 3..6);
+        // A job that was planned so.
+        let planned = variables(&before);
+        run_in_one_thread(&before, &planned, 0..3);
+        settled(&planned, 3);
+        let planned: Vec<_> = [0, 2, 3].iter().filter_map(|part| planned.get(*part).cloned()).collect();
+        assert_eq!(losses, run_in_one_thread(&after, &planned, 3..6));
+        assert_eq!(settled(&kept, 6), settled(&planned, 6));
+    }
+}
+
+#[test]
+fn each_part_numbers_the_graph_alike() {
+    for (model, synchrony) in [(small(), Synchrony::Allreduce), (small(), Synchrony::ParameterServer)] {
+        let shape = shape(model, synchrony, 3);
+        let variables = variables(&shape);
+        let fingerprint = |part: usize| shape.build(part, &variables[part]).unwrap().placements.fingerprint();
+        let all: Vec<u64> = (0..shape.parts()).map(fingerprint).collect();
+        assert!(all.iter().all(|each| *each == all[0]), "{all:?}");
+    }
+}

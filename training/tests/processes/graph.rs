@@ -1,0 +1,247 @@
+//! Trainings through a graph, with real processes.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::program::{command, program, text, write_samples};
+
+/// Far more than a run takes. A run that hangs ends here.
+const LIMIT: Duration = Duration::from_secs(240);
+
+fn results(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+fn losses(mode: &Value) -> Vec<f64> {
+    mode["losses"].as_array().unwrap().iter().map(|loss| loss.as_f64().unwrap_or(f64::NAN)).collect()
+}
+
+#[test]
+fn all_modes_train_alike_and_nothing_is_copied_from_the_second_step_on() {
+    let folder = tempfile::tempdir().unwrap();
+    write_samples(folder.path());
+    let (json, plot) = (folder.path().join("results.json"), folder.path().join("figure.svg"));
+    let output = program(&[
+        "--sync",
+        "parameter-server",
+        "--workers",
+        "2",
+        "--mode",
+        "grpc-tcp,rdma-zerocp",
+        "--model",
+        "mlp",
+        "--batch",
+        "16",
+        "--test-every",
+        "3",
+        "--data",
+        &folder.path().to_string_lossy(),
+        "--json",
+        &json.to_string_lossy(),
+        "--plot",
+        &plot.to_string_lossy(),
+    ]);
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    assert!(
+        text(&output.stdout).contains("All modes had the same losses in all steps"),
+        "{}",
+        text(&output.stdout)
+    );
+    let results = results(&json);
+    let [tcp, zerocp] = [&results["modes"][0], &results["modes"][1]];
+    assert_eq!((&tcp["mode"], &zerocp["mode"]), (&Value::from("grpc-tcp"), &Value::from("rdma-zerocp")));
+    let (one, other) = (losses(tcp), losses(zerocp));
+    assert_eq!(one, other);
+    assert_eq!(one.len(), 6, "96 samples are 6 batches");
+    assert!(one[5] < one[0] / 2.0, "the training does not learn: {one:?}");
+    assert_eq!(tcp["weights"], zerocp["weights"]);
+    assert_eq!(tcp["points"].as_array().unwrap().len(), 2);
+    // For each of 6 variables and 2 workers, the values and the gradient: 24 tensors a step.
+    for mode in [tcp, zerocp] {
+        assert_eq!(mode["sent_in_first_step"]["tensors"], 24);
+        assert_eq!(mode["sent_later"]["tensors"], 5 * 24);
+    }
+    // The first step learns the allocation sites. A tensor that goes to both workers may be copied once for both.
+    let first = zerocp["sent_in_first_step"]["copied"].as_u64().unwrap();
+    assert!((12..=24).contains(&first), "{first}");
+    assert_eq!(zerocp["sent_later"]["copied"], 0, "{}", zerocp["tensors"]);
+    assert_eq!(tcp["sent_later"]["copied"], 5 * 24);
+    let svg = std::fs::read_to_string(&plot).unwrap();
+    assert!(svg.contains("rdma-zerocp") && svg.contains("Accuracy"), "{svg}");
+}
+
+#[test]
+fn texts_of_varying_length_cross_with_dynamic_shapes_in_a_ring() {
+    let folder = tempfile::tempdir().unwrap();
+    let sayings = |number: usize| "ab ".repeat(3 + number % 5);
+    let text_file: String = (0..60).map(|number| format!("{}\n%\n", sayings(number))).collect();
+    std::fs::write(folder.path().join("sayings"), text_file).unwrap();
+    let json = folder.path().join("results.json");
+    let output = program(&[
+        "--sync",
+        "allreduce",
+        "--workers",
+        "3",
+        "--mode",
+        "rdma-cp,rdma-zerocp",
+        "--model",
+        "lstm",
+        "--length",
+        "12",
+        "--batch",
+        "6",
+        "--steps",
+        "4",
+        "--test-every",
+        "4",
+        "--texts",
+        &folder.path().to_string_lossy(),
+        "--json",
+        &json.to_string_lossy(),
+    ]);
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    let results = results(&json);
+    let zerocp = &results["modes"][1];
+    assert_eq!(losses(&results["modes"][0]), losses(zerocp));
+    let dynamic =
+        zerocp["tensors"].as_array().unwrap().iter().filter(|tensor| tensor["placement"] == "dynamic");
+    // For workers 1 and 2: the characters, their rows, and the gradients of the rows.
+    let dynamic: Vec<&Value> = dynamic.collect();
+    assert_eq!(dynamic.len(), 6, "{dynamic:?}");
+    assert!(dynamic.iter().all(|tensor| tensor["sent"]["tensors"] == 4), "{dynamic:?}");
+}
+
+#[test]
+fn a_missing_data_set_names_the_package_and_the_script() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().to_string_lossy();
+    for (arguments, package) in [
+        (["--model", "mlp", "--data", &*place], "dataset-fashion-mnist"),
+        (["--model", "lstm", "--texts", &*place], "fortunes"),
+    ] {
+        let output = program(&[&["--sync", "parameter-server"], &arguments[..]].concat());
+        let errors = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{errors}");
+        assert!(
+            errors.contains(&format!("training/prepare installs Debian's package {package}")),
+            "{errors}"
+        );
+        assert_eq!(errors.lines().count(), 1, "{errors}");
+    }
+}
+
+/// A training whose worker 1 is killed after the first test.
+struct Disturbed {
+    success: bool,
+    errors: String,
+    results: Option<Value>,
+}
+
+fn kill_worker_1(sync: &str, workers: &str, on_death: &str, folder: &Path) -> Disturbed {
+    write_samples(folder);
+    let json = folder.join("results.json");
+    let (data, json_path) = (folder.to_string_lossy(), json.to_string_lossy());
+    let mut training = command(&[
+        "--sync",
+        sync,
+        "--workers",
+        workers,
+        "--model",
+        "mlp",
+        "--batch",
+        "12",
+        "--epochs",
+        "100",
+        "--steps",
+        "60",
+        "--test-every",
+        "5",
+        "--on-death",
+        on_death,
+        "--data",
+        &data,
+        "--json",
+        &json_path,
+    ])
+    .stdout(Stdio::null())
+    .stderr(Stdio::piped())
+    .spawn()
+    .unwrap();
+    let mut stderr = BufReader::new(training.stderr.take().unwrap());
+    let mut worker: Option<i32> = None;
+    let mut errors = String::new();
+    loop {
+        let mut line = String::new();
+        assert_ne!(stderr.read_line(&mut line).unwrap(), 0, "the training ended before the test: {errors}");
+        errors.push_str(&line);
+        if let Some(process) = line.strip_prefix("worker 1 is process ") {
+            worker = process.trim().parse().ok();
+        }
+        if line.starts_with("step ") {
+            break;
+        }
+    }
+    kill_process(Pid::from_raw(worker.unwrap()).unwrap(), Signal::KILL).unwrap();
+    let reader = std::thread::spawn(move || {
+        let mut rest = String::new();
+        stderr.read_to_string(&mut rest).unwrap();
+        rest
+    });
+    let success = wait(&mut training);
+    errors.push_str(&reader.join().unwrap());
+    let results = success.then(|| results(&json));
+    Disturbed { success, errors, results }
+}
+
+fn wait(child: &mut Child) -> bool {
+    let began = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.success();
+        }
+        if began.elapsed() > LIMIT {
+            child.kill().unwrap();
+            panic!("the training hangs");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_worker_that_dies_ends_the_training_with_its_name() {
+    for sync in ["parameter-server", "allreduce"] {
+        let folder = tempfile::tempdir().unwrap();
+        let disturbed = kill_worker_1(sync, "2", "fail", folder.path());
+        assert!(!disturbed.success, "{}", disturbed.errors);
+        let last = disturbed.errors.lines().last().unwrap();
+        for part in ["worker 1 (process ", "signal: 9", "in mode rdma-zerocp", "--on-death continue"] {
+            assert!(last.contains(part), "{part}: {}", disturbed.errors);
+        }
+    }
+}
+
+#[test]
+fn a_training_goes_on_without_a_worker_that_dies_and_its_model_is_not_spoiled() {
+    for (sync, workers, left) in [("parameter-server", "2", 1), ("allreduce", "3", 2)] {
+        let folder = tempfile::tempdir().unwrap();
+        let disturbed = kill_worker_1(sync, workers, "continue", folder.path());
+        let errors = &disturbed.errors;
+        assert!(disturbed.success, "{errors}");
+        assert!(errors.contains(&format!("{left} workers go on from step")), "{errors}");
+        let results = disturbed.results.unwrap();
+        assert_eq!(results["deaths"][0]["workers"], serde_json::json!([1]), "{errors}");
+        let step = results["deaths"][0]["step"].as_u64().unwrap() as usize;
+        assert!((5..60).contains(&step), "{errors}");
+        let losses = losses(&results["modes"][0]);
+        assert_eq!(losses.len(), 60);
+        assert!(losses[step..].iter().all(|loss| loss.is_finite()), "{losses:?}");
+        assert!(losses[59] < losses[0] / 10.0, "{losses:?}");
+        let points = results["modes"][0]["points"].as_array().unwrap();
+        assert!(points.last().unwrap()["accuracy"].as_f64().unwrap() > 0.9, "{points:?}");
+    }
+}
