@@ -93,6 +93,8 @@ fn wrong_command_lines_are_found() {
         "cargo test -p tonic-rdma-verbs --features ibverbs --test devices",
         "cargo run --release -p tonic-rdma-allreduce -- --ranks 2 --quick",
         "mpirun -n 4 target/release/tonic-rdma-allreduce --json rows.json",
+        "tonic-rdma-training --sync parameter-server --workers 2",
+        "tonic-rdma-graph MODEL.onnx --parts 2",
         "srun -n 4 PROGRAM",
         "examples/run-all",
         "apt install gcc",
@@ -113,6 +115,7 @@ fn wrong_command_lines_are_found() {
         "cargo test -p tonic-rdma-quic",
         "cargo run --release -p tonic-rdma-allreduce -- --fast",
         "mpirun -n 4 target/release/tonic-rdma-allreduce --fast",
+        "tonic-rdma-graph MODEL.onnx --fast",
         "mpirun -n 4 target/release/tonic-rdma-none",
         "examples/run-none",
         "curl https://example.com/",
@@ -132,6 +135,7 @@ fn fault(line: &str) -> Option<String> {
         Some(&"cargo") => fault_of_cargo(&words[1..]),
         Some(&"PROGRAM") => None,
         Some(launcher) if LAUNCHERS.contains(launcher) => fault_of_launched(words),
+        Some(program) if folder_of(program).is_some() => fault_of_options(folder_of(program)?, &words[1..]),
         Some(program) if program.contains('/') => {
             let there = root().join(program).is_file();
             (!there).then(|| format!("{program} does not exist"))
@@ -139,6 +143,11 @@ fn fault(line: &str) -> Option<String> {
         Some(program) if PROGRAMS.contains(program) => None,
         other => Some(format!("{other:?} is no program that pages may name")),
     }
+}
+
+/// Returns the folder of a package's command.
+fn folder_of(command: &str) -> Option<&'static str> {
+    COMMANDS.iter().find(|(name, _)| *name == command).map(|(_, folder)| *folder)
 }
 
 /// Returns the fault of the program that a launcher starts: `PROGRAM`, or the command of a package.

@@ -16,7 +16,7 @@ use tonic_rdma::internal::{Aftermath, Participant, WorkId, WorkKind};
 use tonic_rdma_verbs::internal::{
     CopyRange, CopyRanges, FinishedTransfer, InFlight, LocalMemory, Transfer, TransferKind,
 };
-use tonic_rdma_verbs::memory::{Block, Pool, Quota};
+use tonic_rdma_verbs::memory::{Block, Lease, Pool, Quota};
 use tonic_rdma_verbs::{
     CompletionOpcode, CompletionStatus, Operation, Payload, Probe, QueuePairNumber, ReceiveRequest,
     RemoteSegment, Rkey, WorkCompletion,
@@ -174,6 +174,11 @@ impl Port {
         let result = flights.submit(transfer, |number| self.id(number));
         drop(state);
         result.map_err(|error| self.fail(ChannelError::local(error)))
+    }
+
+    /// Returns whether the slab of `lease` is registered, or can be.
+    pub(crate) fn registers(&self, lease: &Lease) -> bool {
+        lock(&self.state).flights.as_mut().is_none_or(|flights| flights.registers(lease))
     }
 
     /// Writes `slices`, one after the other, to a place of the peer. For few bytes: the caller's memory is free when this

@@ -18,6 +18,7 @@ use crate::slots::layout::Layout;
 use crate::wire::tensor_frame::Frame;
 use tonic_rdma_verbs::RemoteSegment;
 use tonic_rdma_verbs::internal::{CopyRange, CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
+use tonic_rdma_verbs::memory::Lease;
 
 /// The sending end of a slot.
 #[derive(Debug)]
@@ -230,6 +231,12 @@ impl Sender {
         // A refused payload takes no buffer: the receiver waits for this epoch.
         self.next += 1;
         Ok(())
+    }
+
+    /// Returns whether the device can read the bytes of `lease`. It can't if there is no budget to register their slab; then they have
+    /// to be copied.
+    pub(crate) fn registers(&self, lease: &Lease) -> bool {
+        self.link.port(self.port).registers(lease)
     }
 
     fn bell(&self) -> Weak<dyn Bell> {

@@ -210,6 +210,7 @@ impl StaticSender {
     fn place(&mut self, tensor: &Tensor) -> Result<(), ChannelError> {
         if !self.sender.is_small()
             && let Some((lease, range)) = tensor.registered()
+            && self.sender.registers(&lease)
         {
             self.sender.send(LocalMemory::Lease(lease), range.start as u64, Token::unobserved())?;
             self.sent.in_place.add(range.len());

@@ -1,9 +1,11 @@
 //! Wrong requests get an error with the reason, and change nothing.
 
 use tonic::Code;
-use tonic_rdma_tensor::{BlockCopy, ChannelError, Dtype, RdmaDevice, Rights, Shape, TensorSpec};
+use tonic_rdma::Config;
+use tonic_rdma::memory::Pool;
+use tonic_rdma_tensor::{BlockCopy, ChannelError, Dtype, RdmaDevice, Rights, Shape, TensorMut, TensorSpec};
 
-use crate::pair;
+use crate::{pair, pattern};
 
 fn code(error: ChannelError) -> Code {
     match error {
@@ -92,4 +94,27 @@ async fn wrong_settings_and_endpoints_are_refused() {
     assert!(matches!(unreachable, ChannelError::NoRdma { .. }), "{unreachable}");
     let malformed = device.channel("not a place", 0).await.unwrap_err();
     assert!(malformed.to_string().contains("not a place"), "{malformed}");
+}
+
+#[tokio::test]
+async fn a_tensor_whose_slab_may_not_be_registered_is_copied() {
+    let server = RdmaDevice::builder().bind("127.0.0.1:0").await.unwrap();
+    let config = Config::from_env().unwrap().pinned_limit(8 << 20);
+    let client = RdmaDevice::builder().config(config).bind("127.0.0.1:0").await.unwrap();
+    let channel = client.channel(&server.endpoint(), 0).await.unwrap();
+    let spec = TensorSpec::new(Dtype::U8, Shape::new(&[100_000]).unwrap()).unwrap();
+    let mut slot = server.static_receiver("weights", &spec, 1).unwrap();
+    let mut sender = channel.static_sender("weights", &spec).await.unwrap();
+    // What is left is enough for copies, and not for a slab of 2 MiB.
+    let mut used: Vec<_> = std::iter::from_fn(|| client.allocate(256 << 10).ok()).collect();
+    used.truncate(used.len() - 3);
+    let pool = Pool::for_sending(64 << 20);
+    for seed in 1..=3 {
+        let mut weights = TensorMut::in_pool(spec, &pool).unwrap();
+        weights.as_mut_slice::<u8>().unwrap().copy_from_slice(&pattern(seed, 100_000));
+        sender.send(&weights.freeze()).await.unwrap();
+        let arrived = slot.recv().await.unwrap().to_tensor().unwrap();
+        assert_eq!(arrived.as_slice::<u8>().unwrap(), pattern(seed, 100_000));
+    }
+    assert_eq!((sender.sent().in_place.tensors, sender.sent().copied.tensors), (0, 3));
 }

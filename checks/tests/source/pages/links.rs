@@ -8,7 +8,7 @@ use tonic_rdma_checks::pages::{self, BOOK, Page};
 use tonic_rdma_checks::{read, root};
 
 /// Folders of the repository. A piece of inline code that begins with one of these is the path of a file.
-const FOLDERS: [&str; 14] = [
+const FOLDERS: [&str; 16] = [
     ".ci/",
     "benches/",
     "checks/",
@@ -17,11 +17,13 @@ const FOLDERS: [&str; 14] = [
     "docs/",
     "examples/",
     "flight/",
+    "graph/",
     "interop/",
     "proto/",
     "src/",
     "tensor/",
     "tests/",
+    "training/",
     "verbs/",
 ];
 

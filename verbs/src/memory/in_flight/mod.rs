@@ -18,6 +18,7 @@ pub use ranges::{CopyRange, CopyRanges};
 use transfer::RequestPart;
 pub use transfer::{FinishedTransfer, LocalMemory, Notice, Transfer, TransferKind};
 
+use super::pieces::Lease;
 use super::registrations::LocalRegistrations;
 use crate::{CompletionStatus, LocalSegment, Operation, Payload, PostError, QueuePair, SendRequest};
 
@@ -106,6 +107,12 @@ impl<T> InFlight<T> {
     /// Returns the number of transfers that have not ended.
     pub fn unfinished(&self) -> usize {
         self.transfers.len()
+    }
+
+    /// Registers the slab of `lease` with the device, unless it is registered. Returns false if the budget or the device refuses that: a
+    /// transfer from the lease would fail.
+    pub fn registers(&mut self, lease: &Lease) -> bool {
+        self.registrations.lease(lease).is_ok()
     }
 
     /// Returns whether more than half of the send queue is in use, so that the caller should poll for completions.

@@ -43,7 +43,7 @@ pub(crate) fn run(options: &RunOptions) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.map_err(|error| Failure::because("can't start threads", &error))?;
     let outcome = runtime.block_on(coordinate(options, &plan, children, &addresses));
-    // A reference that still runs is of no use to anybody.
+    // A run of the unsplit model may still be under way if a part has failed. It is not needed then.
     runtime.shutdown_background();
     let (results, differences) = outcome?;
     results.show(options.explain, options.json.as_deref(), options.plot.as_deref())?;

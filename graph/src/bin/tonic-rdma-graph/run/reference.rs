@@ -1,5 +1,8 @@
 //! The unsplit model: what each crossing tensor and each result has to be.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 
 use tonic_rdma_graph::dataflow::Outlet;

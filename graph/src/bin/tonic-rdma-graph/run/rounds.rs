@@ -10,8 +10,10 @@ use crate::failure::Failure;
 use crate::options::RunOptions;
 use crate::output::ModeRow;
 
-/// The number of rounds that are measured.
+/// The least number of rounds that are measured, if there are as many steps.
 const ROUNDS: u64 = 3;
+/// The time that a turn of steps should take at most, in nanoseconds. The parts report after each turn, so a turn must end in time.
+const TURN: u64 = 5_000_000_000;
 /// The time that a turn of replays should take, in nanoseconds, so that the difference between the starts of two parts does not count.
 const REPLAY: u64 = 150_000_000;
 /// The least and the largest number of steps of a turn of replays.
@@ -36,6 +38,8 @@ pub(crate) struct Rounds<'a> {
 #[derive(Clone, Debug, Default)]
 struct Measured {
     name: String,
+    /// Time of the first step, in nanoseconds.
+    first: u64,
     /// The steps of a turn of replays.
     replays: u64,
     /// Time of a step in each round, in nanoseconds.
@@ -69,7 +73,7 @@ impl<'a> Rounds<'a> {
         for mode in order {
             self.warm_up(parts, mode).await?;
         }
-        let rounds = ROUNDS.min(self.steps);
+        let rounds = self.rounds();
         for round in 0..rounds {
             // The steps are spread over the rounds.
             let steps = self.steps * (round + 1) / rounds - self.steps * round / rounds;
@@ -84,10 +88,16 @@ impl<'a> Rounds<'a> {
         Ok(())
     }
 
+    /// Returns the number of rounds over which the steps are spread.
+    fn rounds(&self) -> u64 {
+        let slowest = self.modes.iter().map(|mode| mode.first).max().unwrap_or(0).max(1);
+        self.steps.div_ceil((TURN / slowest).max(1)).max(ROUNDS.min(self.steps))
+    }
+
     /// Runs the first micro-batches of a mode, and replays, which are compared too.
     async fn warm_up(&mut self, parts: &mut Parts, mode: usize) -> Result<(), Failure> {
         self.turn(parts, mode, 1, false, true).await?;
-        self.turn(parts, mode, self.batches, false, true).await?;
+        self.modes[mode].first = self.turn(parts, mode, self.batches, false, true).await?;
         let steps = REPLAYS.0;
         // The first replay is slower than later ones.
         self.turn(parts, mode, steps * self.batches, true, true).await?;
