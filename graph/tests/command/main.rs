@@ -1,5 +1,11 @@
 //! Runs the command: its results, its exit status, and what becomes of its parts.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "tests, one of which is an example that prints"
+)]
 
 mod bad_input;
 mod onnx;
