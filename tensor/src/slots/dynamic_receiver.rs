@@ -65,19 +65,10 @@ impl DynamicReceiver {
     /// # Errors
     /// The sender is lost, or it announced an impossible tensor, which ends its link.
     pub fn try_recv(&mut self) -> Result<Option<Tensor>, ChannelError> {
-        if self.reading.is_none() {
-            let Some(start) = self.receiver.take()? else { return Ok(None) };
-            if let Err(error) = self.begin(start) {
-                self.reading = None;
-                self.receiver.put_back();
-                return Err(error);
-            }
+        if !self.advance()? {
+            return Ok(None);
         }
-        let Some(reading) = &self.reading else { return Ok(None) };
-        let outcome = reading.outcome.take().or_else(|| {
-            reading.by.link.poll(reading.by.port);
-            reading.outcome.take()
-        });
+        let outcome = self.reading.as_ref().and_then(|reading| reading.outcome.take());
         let Some(outcome) = outcome else { return Ok(None) };
         let Some(Reading { metadata, by, .. }) = self.reading.take() else { return Ok(None) };
         self.receiver.release();
@@ -109,11 +100,40 @@ impl DynamicReceiver {
     /// # Errors
     /// The errors of [`try_recv`](Self::try_recv).
     pub async fn recv(&mut self) -> Result<Tensor, ChannelError> {
-        consume_budget().await;
         loop {
+            self.arrived().await?;
             if let Some(tensor) = self.try_recv()? {
                 return Ok(tensor);
             }
+        }
+    }
+
+    /// Waits until the next tensor is here: the sender has announced it, and it has been read. The receiver keeps it. So one task may wait,
+    /// and another thread may then take the tensor by [`try_recv`](Self::try_recv). Dropping the future loses nothing.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma_tensor::{RdmaDevice, Shape, Tensor};
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// # let mut slot = server.dynamic_receiver("tokens", 4)?;
+    /// # let mut sender = channel.dynamic_sender("tokens").await?;
+    /// # sender.send(&Tensor::from_strings(Shape::new(&[2])?, ["a", "b"])?).await?;
+    /// slot.arrived().await?;
+    /// let tensor = slot.try_recv()?.expect("it is here");
+    /// assert_eq!(tensor.strings()?.count(), 2);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The sender is lost, or it announced an impossible tensor, which ends its link. A failure of the read is the error of the next
+    /// [`try_recv`](Self::try_recv).
+    pub async fn arrived(&mut self) -> Result<(), ChannelError> {
+        consume_budget().await;
+        while !self.advance()? {
             match &self.reading {
                 None => self.receiver.wait().await?,
                 Some(reading) => {
@@ -125,6 +145,24 @@ impl DynamicReceiver {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Begins to read the next tensor if the sender has announced one. Returns whether a read is over.
+    fn advance(&mut self) -> Result<bool, ChannelError> {
+        if self.reading.is_none() {
+            let Some(start) = self.receiver.take()? else { return Ok(false) };
+            if let Err(error) = self.begin(start) {
+                self.reading = None;
+                self.receiver.put_back();
+                return Err(error);
+            }
+        }
+        let Some(reading) = &self.reading else { return Ok(false) };
+        if !reading.outcome.is_over() {
+            reading.by.link.poll(reading.by.port);
+        }
+        Ok(reading.outcome.is_over())
     }
 
     /// Begins to read the tensor that the announcement at `start` describes.

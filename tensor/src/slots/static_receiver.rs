@@ -152,6 +152,33 @@ impl StaticReceiver {
         };
         Ok(Arrived { receiver: self, start })
     }
+
+    /// Waits until the next tensor has arrived, and leaves it in the slot. So one task may wait, and another thread may then take the
+    /// tensor by [`try_recv`](Self::try_recv). Dropping the future loses nothing.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// # let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
+    /// # let mut slot = server.static_receiver("loss", &spec, 1)?;
+    /// # let mut sender = channel.static_sender("loss", &spec).await?;
+    /// # sender.send_bytes(&[1; 1024]).await?;
+    /// slot.arrived().await?;
+    /// let arrived = slot.try_recv()?.expect("it has arrived");
+    /// assert_eq!(arrived.len(), 1024);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The errors of [`try_recv`](Self::try_recv).
+    pub async fn arrived(&mut self) -> Result<(), ChannelError> {
+        self.receiver.wait().await
+    }
 }
 
 impl Arrived<'_> {

@@ -69,3 +69,31 @@ impl FromStaticStr for bytes::Bytes {
         Self::from_static(text.as_bytes())
     }
 }
+
+#[tokio::test]
+async fn a_wait_for_the_next_tensor_takes_nothing() {
+    for way in notifications().await {
+        let (server, _client, channel) = pair_with(RdmaDevice::builder().notification(way)).await;
+        let mut receiver = server.dynamic_receiver("activations", 2).unwrap();
+        let mut sender = channel.dynamic_sender("activations").await.unwrap();
+        for seed in 0..20 {
+            let sent = tensor(None, seed, &[1 + seed * 1000]);
+            let (result, arrived) = tokio::join!(sender.send(&sent), async {
+                // Each wait is dropped at another point.
+                for _ in 0..seed {
+                    tokio::select! {
+                        biased;
+                        _ = receiver.arrived() => {}
+                        () = tokio::task::yield_now() => {}
+                    }
+                }
+                receiver.arrived().await.unwrap();
+                receiver.arrived().await.unwrap();
+                receiver.try_recv().unwrap().expect("it has been read")
+            });
+            result.unwrap();
+            assert!(arrived.bytes().unwrap() == sent.bytes().unwrap(), "{way:?} {seed}");
+            assert!(receiver.try_recv().unwrap().is_none(), "{way:?} {seed}");
+        }
+    }
+}

@@ -258,3 +258,30 @@ async fn thousands_of_tensors_arrive_without_futures() {
         }
     }
 }
+
+#[tokio::test]
+async fn a_wait_for_the_next_tensor_leaves_it_in_the_slot() {
+    for way in notifications().await {
+        let (server, _client, channel) = pair_with(RdmaDevice::builder().notification(way)).await;
+        let spec = bytes(10_000);
+        let mut receiver = server.static_receiver("waited for", &spec, 1).unwrap();
+        let mut sender = channel.static_sender("waited for", &spec).await.unwrap();
+        for seed in 0..20 {
+            let content = pattern(seed, 10_000);
+            let (result, ()) = tokio::join!(sender.send_bytes(&content), async {
+                tokio::select! {
+                    biased;
+                    _ = receiver.arrived() => {}
+                    () = tokio::task::yield_now() => {}
+                }
+                receiver.arrived().await.unwrap();
+                receiver.arrived().await.unwrap();
+            });
+            result.unwrap();
+            assert!(!sender.is_ready().unwrap(), "{way:?}: the tensor is still in its buffer");
+            let arrived = receiver.try_recv().unwrap().expect("it has arrived").to_tensor().unwrap();
+            assert!(arrived.bytes().unwrap() == &content[..], "{way:?} {seed}");
+            assert!(receiver.try_recv().unwrap().is_none(), "{way:?} {seed}");
+        }
+    }
+}
