@@ -44,6 +44,13 @@ impl Fact {
         TensorSpec::new(self.dtype, Shape::new(&dims?).ok()?).ok()
     }
 
+    /// Returns whether a tensor has the type, the number of dimensions and the known lengths of this fact.
+    pub fn fits(&self, spec: &TensorSpec) -> bool {
+        let dims = spec.shape().dims();
+        let known = |(dim, length): (&Dim, &u64)| dim.known().is_none_or(|known| known == *length);
+        self.dtype == spec.dtype() && self.dims.len() == dims.len() && self.dims.iter().zip(dims).all(known)
+    }
+
     /// Returns the number of bytes, with `symbolic` in place of each dimension that is not known.
     pub fn bytes(&self, symbolic: u64) -> u64 {
         let elements = self.dims.iter().map(|dim| dim.known().unwrap_or(symbolic));

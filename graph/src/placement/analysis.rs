@@ -85,7 +85,7 @@ pub fn analyse(graph: &Topology, partition: &Partition) -> Result<Placements, Gr
         let sized = fact.dtype.size().is_some();
         let placement = match fact.spec().filter(|_| sized) {
             Some(spec) => Placement::Static(spec),
-            None => Placement::Dynamic { why: symbols.why(graph, fact) },
+            None => Placement::Dynamic { fact: fact.clone(), why: symbols.why(graph, fact) },
         };
         let from = partition.parts()[outlet.node.0];
         crossings.push(Crossing { id, name, outlet, from, to, consumers, placement });

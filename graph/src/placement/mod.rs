@@ -20,7 +20,7 @@ use std::fmt;
 
 use tonic_rdma_tensor::TensorSpec;
 
-use crate::dataflow::{NodeId, Outlet};
+use crate::dataflow::{Fact, KernelError, NodeId, Outlet};
 
 pub use analysis::{Placements, analyse};
 pub use assigned::Partition;
@@ -59,6 +59,8 @@ pub enum Placement {
     Static(TensorSpec),
     /// The shape is not known: metadata, and a READ by the receiver (§3.3).
     Dynamic {
+        /// What is known: the type, the number of dimensions, and some of the lengths.
+        fact: Fact,
         /// Why the shape is not known, for people to read.
         why: String,
     },
@@ -74,5 +76,31 @@ impl Placement {
     /// Returns whether the shape is known before the first step.
     pub fn is_static(&self) -> bool {
         matches!(self, Self::Static(_))
+    }
+
+    /// Checks that a tensor has the type and the shape of this placement, as far as they are known before the first step.
+    ///
+    /// ```
+    /// use tonic_rdma_graph::dataflow::{Dim, Fact};
+    /// use tonic_rdma_graph::placement::Placement;
+    /// use tonic_rdma_tensor::Dtype;
+    ///
+    /// let fact = Fact { dtype: Dtype::F32, dims: vec![Dim::Symbolic("N".into()), Dim::Known(3)] };
+    /// let placement = Placement::Dynamic { fact, why: "N is a dimension of the input".to_owned() };
+    /// let spec = |dims| Fact::known(Dtype::F32, dims).spec();
+    /// assert!(placement.check(&spec(&[8, 3]).ok_or("known")?).is_ok());
+    /// let error = placement.check(&spec(&[8, 4]).ok_or("known")?).unwrap_err();
+    /// assert_eq!(error.to_string(), "the graph says float32[N, 3], and float32[8, 4] came");
+    /// # Ok::<(), &str>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The type, the number of dimensions or a known length differs. The error has what was found and what the graph says.
+    pub fn check(&self, spec: &TensorSpec) -> Result<(), KernelError> {
+        let (fits, says) = match self {
+            Self::Static(expected) => (expected == spec, expected.to_string()),
+            Self::Dynamic { fact, .. } => (fact.fits(spec), fact.to_string()),
+        };
+        if fits { Ok(()) } else { Err(format!("the graph says {says}, and {spec} came").into()) }
     }
 }

@@ -47,13 +47,18 @@ fn each_crossing_tensor_has_a_placement_and_a_reason() {
     let found: Vec<_> =
         placements.crossings().iter().map(|crossing| (crossing.name.as_str(), &crossing.placement)).collect();
     let spec = Fact::known(Dtype::F32, &[8]).spec().unwrap();
-    let dynamic = |why: &str| Placement::Dynamic { why: why.to_owned() };
+    let crossings = placements.crossings();
+    let dynamic = |crossing: usize, why: &str| Placement::Dynamic {
+        fact: graph.fact(crossings[crossing].outlet).unwrap().clone(),
+        why: why.to_owned(),
+    };
     let expected = [
-        ("tokens to part 1", &dynamic("dimension 0 is N: N is a dimension of the input tokens")),
+        ("tokens to part 1", &dynamic(0, "dimension 0 is N: N is a dimension of the input tokens")),
         ("cell.0 to part 1", &Placement::Static(spec)),
         (
             "cell.1 to part 1",
             &dynamic(
+                2,
                 "dimension 1 is 2*N+K: N is a dimension of the input tokens, K comes from node cell (Test)",
             ),
         ),
@@ -97,7 +102,7 @@ fn strings_are_dynamic_because_their_size_differs() {
     graph.add(node("join", Role::Compute, &[outlet(0, 0)], words())).unwrap();
     let partition = Partition::new(&graph, 2, vec![Part(0), Part(1)]).unwrap();
     let placements = analyse(&graph, &partition).unwrap();
-    let Placement::Dynamic { why } = &placements.crossings()[0].placement else { panic!("static") };
+    let Placement::Dynamic { why, .. } = &placements.crossings()[0].placement else { panic!("static") };
     assert_eq!(why, "elements of type string have no fixed size");
 }
 

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use tokio::sync::watch;
 use tonic_rdma_tensor::{Dtype, Shape, TensorSpec};
 
-use crate::placement::{Crossing, Part, Placement};
+use crate::placement::{Crossing, Part};
 use crate::session::fingerprint::Fingerprint;
 use crate::session::peering::Peering;
 use crate::session::text::shortened;
@@ -165,11 +165,7 @@ impl State {
         let dtype: Dtype = request.dtype.parse().map_err(|_| named("its type is unknown".to_owned()))?;
         let shape = Shape::new(&request.dims).map_err(|error| named(error.to_string()))?;
         let spec = TensorSpec::new(dtype, shape).map_err(|error| named(error.to_string()))?;
-        if let Placement::Static(expected) = &crossing.placement
-            && *expected != spec
-        {
-            return Err(named(format!("it is {expected}, not {spec}")));
-        }
+        crossing.placement.check(&spec).map_err(|error| named(error.to_string()))?;
         let bytes = spec.bytes().ok_or_else(|| named(format!("{spec} has no fixed length")))?;
         if bytes != request.content.len() as u64 {
             return Err(named(format!("{spec} has {bytes} bytes, not {}", request.content.len())));

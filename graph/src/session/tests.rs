@@ -156,7 +156,10 @@ fn bad_calls_are_refused_by_name_and_harm_nothing() {
         }
         let fixed = |reason: &str| format!("crossing tensor \"fixed to part 0\": {reason}");
         assert_eq!(refused(put(&|it| it.dtype = "u9".into()).await), fixed("its type is unknown"));
-        assert_eq!(refused(put(&|it| it.dims = vec![6]).await), fixed("it is uint8[2, 3], not uint8[6]"));
+        assert_eq!(
+            refused(put(&|it| it.dims = vec![6]).await),
+            fixed("the graph says uint8[2, 3], and uint8[6] came")
+        );
         let reason = refused(put(&|it| it.content = Bytes::from_static(&[1; 5])).await);
         assert_eq!(reason, fixed("uint8[2, 3] has 6 bytes, not 5"));
         let free = |it: &mut PutRequest, dims: &[u64]| (it.crossing, it.dims) = (1, dims.to_vec());
