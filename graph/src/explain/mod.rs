@@ -13,6 +13,7 @@ mod tests;
 mod text;
 
 use serde::Serialize;
+use tonic_rdma::memory::trace::SMALLEST_TRACED;
 
 use crate::dataflow::{NodeId, Topology};
 use crate::placement::{Crossing, Placement, Placements};
@@ -117,7 +118,7 @@ fn explain(
 ) -> ExplainedTensor {
     let (placement, why, known) = match &crossing.placement {
         Placement::Static(spec) => ("static", "all dimensions are known".to_owned(), spec.bytes()),
-        Placement::Dynamic { why } => ("dynamic", why.clone(), None),
+        Placement::Dynamic { why, .. } => ("dynamic", why.clone(), None),
     };
     let seen = report.map(|report| report.seen).filter(|seen| seen.tensors > 0);
     let later = report.map(|report| Copies::from(report.later));
@@ -160,7 +161,9 @@ fn site(graph: &Topology, placements: &Placements, report: &SenderReport) -> Str
         }
         None if report.seen.tensors == 0 => "not known, because no tensor was sent".to_owned(),
         None if report.seen.registered > 0 => "no node; the program allocated registered memory".to_owned(),
-        None => "no node: the tensor is small, or was allocated before the first step".to_owned(),
+        None => format!(
+            "no node: the tensor is smaller than {SMALLEST_TRACED} bytes, or was allocated before the first step"
+        ),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Runs kernels. A kernel that fails or panics is a named error.
+//! Runs kernels, and other code of engines and programs. Code that fails or panics is a named error.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -40,8 +40,8 @@ fn counted<V>(outputs: Result<Vec<V>, KernelError>, expected: usize) -> Result<V
     }
 }
 
-/// Calls an engine. After a panic the executor runs no more, so that a kernel in a broken state is not used.
-fn guarded<R>(run: impl FnOnce() -> Result<R, KernelError>) -> Result<R, KernelError> {
+/// Calls an engine or the program. After a panic the executor runs no more, so that a kernel in a broken state is not used.
+pub(super) fn guarded<R>(run: impl FnOnce() -> Result<R, KernelError>) -> Result<R, KernelError> {
     catch_unwind(AssertUnwindSafe(run))
         .unwrap_or_else(|panic| Err(format!("it panicked: {}", message(&*panic)).into()))
 }

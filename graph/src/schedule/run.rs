@@ -159,7 +159,8 @@ impl<'a, V: Value> Run<'a, V> {
             if self.work != Work::Replay {
                 for (constant, outlet) in &self.executor.plan.constant_results {
                     let Some(value) = self.executor.constants[*constant].get(outlet.output) else { continue };
-                    let result = self.program.result(flight.step, *outlet, value.clone());
+                    let result =
+                        compute::guarded(|| self.program.result(flight.step, *outlet, value.clone()));
                     let name = self.executor.graph.outlet_name(*outlet);
                     result.map_err(|source| compute::failed(&name, "result", source))?;
                 }
@@ -233,10 +234,9 @@ impl<'a, V: Value> Run<'a, V> {
     /// Looks for a receive once.
     fn try_take(&mut self, receive: usize) -> Result<bool, GraphError> {
         let (crossing, step) = self.next_of(receive);
-        let receiving = self.executor.sites.receive(crossing);
-        let taken = self.executor.transfers.try_take(crossing, step)?;
-        drop(receiving);
-        match taken {
+        let Executor { transfers, sites, .. } = &mut *self.executor;
+        let taken = compute::guarded(|| Ok(transfers.try_take(crossing, step, sites)));
+        match taken.map_err(|source| self.transfer_error(crossing, step, source))?? {
             Some(value) => self.arrived(receive, step, value).map(|()| true),
             None => {
                 self.missing[receive] = true;
@@ -249,10 +249,10 @@ impl<'a, V: Value> Run<'a, V> {
     /// Looks for a receive. If it has not arrived, the waker is woken when it has.
     fn take_or_wake(&mut self, receive: usize, waker: &Waker) -> Result<bool, GraphError> {
         let (crossing, step) = self.next_of(receive);
-        let receiving = self.executor.sites.receive(crossing);
-        let taken = self.executor.transfers.poll_take(crossing, step, &mut Context::from_waker(waker));
-        drop(receiving);
-        match taken {
+        let Executor { transfers, sites, .. } = &mut *self.executor;
+        let context = &mut Context::from_waker(waker);
+        let taken = compute::guarded(|| Ok(transfers.poll_take(crossing, step, sites, context)));
+        match taken.map_err(|source| self.transfer_error(crossing, step, source))? {
             Poll::Ready(value) => {
                 // In the mode polling-async, the receive stands in the queue while the thread sleeps.
                 self.queue.retain(|entry| !matches!(entry, Entry::Receive(other) if *other == receive));
@@ -280,7 +280,7 @@ impl<'a, V: Value> Run<'a, V> {
         let value = if self.work == Work::Replay {
             None
         } else {
-            let seen = self.program.crossed(Direction::Received, crossing, step, &value);
+            let seen = compute::guarded(|| self.program.crossed(Direction::Received, crossing, step, &value));
             seen.map_err(|source| self.transfer_error(crossing, step, source))?;
             Some(value)
         };
@@ -334,11 +334,13 @@ impl<'a, V: Value> Run<'a, V> {
         let mut shared: Option<(usize, Tensor)> = None;
         for send in 0..self.executor.plan.nodes[node].sends.len() {
             let (output, crossing) = self.executor.plan.nodes[node].sends[send];
-            let seen = self.program.crossed(Direction::Sent, crossing, step, &outputs[output]);
+            let seen =
+                compute::guarded(|| self.program.crossed(Direction::Sent, crossing, step, &outputs[output]));
             seen.map_err(|source| self.transfer_error(crossing, step, source))?;
             let tensor = match shared.take() {
                 Some((of, tensor)) if of == output => tensor,
-                _ => outputs[output].share().map_err(|source| self.transfer_error(crossing, step, source))?,
+                _ => compute::guarded(|| outputs[output].share())
+                    .map_err(|source| self.transfer_error(crossing, step, source))?,
             };
             self.executor.sites.crossed(crossing, &tensor);
             if self.work == Work::ComputeAndKeep && step + 1 == self.steps.end {
@@ -375,7 +377,7 @@ impl<'a, V: Value> Run<'a, V> {
     fn give_results(&mut self, step: u64, node: usize, outputs: &[V]) -> Result<(), GraphError> {
         let planned = &self.executor.plan.nodes[node];
         for (output, outlet) in &planned.results {
-            let result = self.program.result(step, *outlet, outputs[*output].clone());
+            let result = compute::guarded(|| self.program.result(step, *outlet, outputs[*output].clone()));
             result.map_err(|source| compute::failed(&planned.name, "result", source))?;
         }
         Ok(())

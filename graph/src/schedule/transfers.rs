@@ -6,6 +6,7 @@ use tonic_rdma_tensor::Tensor;
 
 use crate::error::GraphError;
 use crate::placement::CrossingId;
+use crate::sites::NodeSites;
 
 /// What became of a send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,11 +46,16 @@ pub trait Transfers<V>: Send {
     /// The peer is gone, or the tensor can't be sent. The error names the crossing tensor and the peer.
     fn start(&mut self, crossing: CrossingId, step: u64, tensor: &Tensor) -> Result<Start, GraphError>;
 
-    /// Takes a tensor if it has arrived, and frees its buffer for the sender.
+    /// Takes a tensor if it has arrived, makes its value by [`NodeSites::filled`], and frees its buffer for the sender.
     ///
     /// # Errors
     /// The peer is gone, it sent something else, or the engine can't make the value. The error names the crossing tensor and the peer.
-    fn try_take(&mut self, crossing: CrossingId, step: u64) -> Result<Option<V>, GraphError>;
+    fn try_take(
+        &mut self,
+        crossing: CrossingId,
+        step: u64,
+        sites: &NodeSites,
+    ) -> Result<Option<V>, GraphError>;
 
     /// Takes a tensor if it has arrived. Otherwise wakes the waker of `context` when it has, or when it never will. Only the last waker
     /// counts, for each crossing tensor. A call of [`try_take`](Self::try_take) may forget the waker.
@@ -60,6 +66,7 @@ pub trait Transfers<V>: Send {
         &mut self,
         crossing: CrossingId,
         step: u64,
+        sites: &NodeSites,
         context: &mut Context<'_>,
     ) -> Poll<Result<V, GraphError>>;
 

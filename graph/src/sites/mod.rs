@@ -7,7 +7,8 @@
 //! because nodes change their inputs in place or pass them on.
 //!
 //! An input of the graph is a node too: a tensor that the program makes while it is asked for the input belongs to the input. So is the
-//! receive of a crossing tensor, because a part may pass on what it received.
+//! receive of a crossing tensor, because a part may pass on what it received. The receive lasts while the engine makes the value
+//! ([`NodeSites::filled`]), on the thread of the executor.
 //!
 //! This module never allocates memory for tensors, and never sends.
 //!
@@ -20,10 +21,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 use tonic_rdma::memory::trace::{AllocationTrace, NodeScope, TraceReport};
-use tonic_rdma_tensor::Tensor;
+use tonic_rdma_tensor::{Tensor, TensorSpec};
 
-use crate::dataflow::{NodeId, Topology};
-use crate::placement::CrossingId;
+use crate::dataflow::{KernelError, NodeId, Topology, Value};
+use crate::placement::{Crossing, CrossingId};
 
 /// The allocation sites of the crossing tensors of a process.
 #[derive(Debug)]
@@ -49,15 +50,17 @@ pub enum Allocating {
 pub struct Site {
     /// What allocates.
     pub allocating: Allocating,
-    /// How many allocations the same execution had made before.
+    /// How many allocations of at least [`SMALLEST_TRACED`](tonic_rdma::memory::trace::SMALLEST_TRACED) bytes the same execution had
+    /// made before.
     pub ordinal: u32,
 }
 
 /// What is known of the memory of a crossing tensor that this process sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SeenCrossing {
-    /// The site of the latest tensor, or `None` if no node allocated it: it is smaller than the allocator looks at, or was allocated
-    /// outside of all nodes, such as a constant, or the allocator is not installed.
+    /// The site of the latest tensor, or `None` if no node allocated it: it is smaller than
+    /// [`SMALLEST_TRACED`](tonic_rdma::memory::trace::SMALLEST_TRACED) (64 bytes), or was allocated outside of all nodes, such as a
+    /// constant, or the allocator is not installed. A tensor without a site is copied at each send.
     pub site: Option<Site>,
     /// The number of tensors.
     pub tensors: u64,
@@ -150,9 +153,21 @@ impl NodeSites {
         self.begin(Allocating::Node(node.0))
     }
 
-    /// Begins a receive of a crossing tensor on this thread, as [`enter`](Self::enter) does for a node.
-    pub fn receive(&self, crossing: CrossingId) -> Entered {
-        self.begin(Allocating::Receive(crossing.0))
+    /// Makes the value of a tensor that has arrived. `fill` writes its content, as for [`Value::filled`]. What the engine allocates
+    /// meanwhile on this thread belongs to the receive. Call this on the thread of the executor, and only when the tensor is there, so
+    /// that the allocations are the same in each step.
+    ///
+    /// # Errors
+    /// The tensor does not have the type and the shape of the crossing tensor, the engine has no tensor of this type, or `fill` failed.
+    pub fn filled<V: Value>(
+        &self,
+        crossing: &Crossing,
+        spec: &TensorSpec,
+        fill: &mut dyn FnMut(&mut [u8]) -> Result<(), KernelError>,
+    ) -> Result<V, KernelError> {
+        crossing.placement.check(spec)?;
+        let _receive = self.begin(Allocating::Receive(crossing.id.0));
+        V::filled(spec, fill)
     }
 
     /// Notes that a tensor is about to be sent. Call this with the tensor that is given to the sender.

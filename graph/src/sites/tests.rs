@@ -62,8 +62,8 @@ fn what_arrives_is_registered_if_it_is_passed_on() {
     let sites = NodeSites::new(&graph(), 1 << 20);
     for step in 0..3 {
         // A look that finds nothing.
-        drop(sites.receive(CrossingId(7)));
-        let scope = sites.receive(CrossingId(7));
+        drop(sites.begin(Allocating::Receive(7)));
+        let scope = sites.begin(Allocating::Receive(7));
         let content = vec![step; LENGTH];
         drop(scope);
         sites.crossed(CrossingId(1), &tensor(content));

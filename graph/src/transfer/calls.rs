@@ -17,6 +17,7 @@ use crate::dataflow::{KernelError, Value};
 use crate::error::GraphError;
 use crate::placement::{Crossing, CrossingId};
 use crate::schedule::{CrossingCounts, Start, Transfers};
+use crate::sites::NodeSites;
 use crate::transfer::base::Base;
 use crate::transfer::mailbox::{Mailbox, Parcel};
 use crate::transfer::peers::{Reason, WakerCell, lock};
@@ -96,7 +97,12 @@ impl CallTransfers {
     }
 
     /// Takes the next tensor if it is here.
-    fn take<V: Value>(&self, crossing: CrossingId, step: u64) -> Result<Option<V>, GraphError> {
+    fn take<V: Value>(
+        &self,
+        crossing: CrossingId,
+        step: u64,
+        sites: &NodeSites,
+    ) -> Result<Option<V>, GraphError> {
         let Some((crossing, mailbox)) = self.incoming.get(&crossing) else {
             return Err(self.base.unknown(crossing, step));
         };
@@ -109,7 +115,7 @@ impl CallTransfers {
             let reason = format!("step {came} came in its place");
             return Err(failed(Box::new(Reason(reason))));
         }
-        let value = V::filled(&spec, &mut |memory| copy(&content, memory));
+        let value = sites.filled(crossing, &spec, &mut |memory| copy(&content, memory));
         value.map(Some).map_err(failed)
     }
 }
@@ -151,21 +157,27 @@ impl<V: Value> Transfers<V> for CallTransfers {
         Ok(Start::Begun)
     }
 
-    fn try_take(&mut self, crossing: CrossingId, step: u64) -> Result<Option<V>, GraphError> {
-        self.take(crossing, step)
+    fn try_take(
+        &mut self,
+        crossing: CrossingId,
+        step: u64,
+        sites: &NodeSites,
+    ) -> Result<Option<V>, GraphError> {
+        self.take(crossing, step, sites)
     }
 
     fn poll_take(
         &mut self,
         crossing: CrossingId,
         step: u64,
+        sites: &NodeSites,
         context: &mut Context<'_>,
     ) -> Poll<Result<V, GraphError>> {
         if let Some((_, mailbox)) = self.incoming.get(&crossing) {
             // Before the look, so that no arrival is missed.
             mailbox.arrived().set(context.waker());
         }
-        match self.take(crossing, step).transpose() {
+        match self.take(crossing, step, sites).transpose() {
             Some(taken) => Poll::Ready(taken),
             None => Poll::Pending,
         }

@@ -22,6 +22,8 @@ mod mode;
 mod peers;
 pub(crate) mod proto;
 mod slots;
+#[cfg(test)]
+mod tests;
 
 pub use mode::Mode;
 

@@ -13,6 +13,7 @@ use crate::dataflow::{KernelError, Value};
 use crate::error::GraphError;
 use crate::placement::{Crossing, CrossingId, Part};
 use crate::schedule::{CrossingCounts, Start, Transfers};
+use crate::sites::NodeSites;
 use crate::transfer::base::Base;
 use crate::transfer::held::Held;
 
@@ -38,12 +39,12 @@ pub(crate) struct SlotEnds {
 }
 
 /// The transfers of `rdma-cp` and `rdma-zerocp`.
-pub(crate) struct SlotTransfers<V> {
+pub(crate) struct SlotTransfers {
     base: Base,
     /// Registered memory for copies, if all tensors are copied (`rdma-cp`).
     copies: Option<Pool>,
     outgoing: HashMap<CrossingId, Outgoing>,
-    incoming: HashMap<CrossingId, Incoming<V>>,
+    incoming: HashMap<CrossingId, Incoming>,
 }
 
 struct Outgoing {
@@ -54,15 +55,10 @@ struct Outgoing {
     copied: u64,
 }
 
-struct Incoming<V> {
+struct Incoming {
     crossing: Crossing,
-    inbox: Held<Inbox<V>>,
-}
-
-/// A receiver, and what a task that waited for it has taken.
-struct Inbox<V> {
-    receiver: SlotReceiver,
-    taken: Option<Result<V, SlotError>>,
+    /// A task only waits for a tensor. The executor's thread takes it, so that what the engine allocates belongs to the receive.
+    receiver: Held<SlotReceiver>,
 }
 
 /// The reason why a tensor did not go into a slot or come out of one.
@@ -71,22 +67,22 @@ enum SlotError {
     Other(KernelError),
 }
 
-impl<V: Value> SlotTransfers<V> {
+impl SlotTransfers {
     /// Makes the transfers of slots that are attached. Tensors are copied to `copies` if it is there.
     pub(crate) fn new(base: Base, copies: Option<Pool>, ends: SlotEnds) -> Self {
         let outgoing = ends.senders.into_iter().map(|(crossing, sender)| {
             let counts = CrossingCounts::default();
             (crossing.id, Outgoing { crossing, sender: Held::new(sender), counts, copied: 0 })
         });
-        let incoming = ends.receivers.into_iter().map(|(crossing, receiver)| {
-            let inbox = Held::new(Inbox { receiver, taken: None });
-            (crossing.id, Incoming { crossing, inbox })
-        });
+        let incoming = ends
+            .receivers
+            .into_iter()
+            .map(|(crossing, receiver)| (crossing.id, Incoming { crossing, receiver: Held::new(receiver) }));
         Self { base, copies, outgoing: outgoing.collect(), incoming: incoming.collect() }
     }
 }
 
-impl<V: Value> Transfers<V> for SlotTransfers<V> {
+impl<V: Value> Transfers<V> for SlotTransfers {
     fn start(&mut self, crossing: CrossingId, step: u64, tensor: &Tensor) -> Result<Start, GraphError> {
         let base = &self.base;
         let out = self.outgoing.get_mut(&crossing).ok_or_else(|| base.unknown(crossing, step))?;
@@ -99,16 +95,22 @@ impl<V: Value> Transfers<V> for SlotTransfers<V> {
         }
     }
 
-    fn try_take(&mut self, crossing: CrossingId, step: u64) -> Result<Option<V>, GraphError> {
+    fn try_take(
+        &mut self,
+        crossing: CrossingId,
+        step: u64,
+        sites: &NodeSites,
+    ) -> Result<Option<V>, GraphError> {
         let base = &self.base;
         let incoming = self.incoming.get_mut(&crossing).ok_or_else(|| base.unknown(crossing, step))?;
         let peer = incoming.crossing.from;
-        let inbox = incoming.inbox.here();
-        let inbox = inbox.map_err(|error| base.transfer(&incoming.crossing, peer, step, error.into()))?;
-        let Some(inbox) = inbox else { return Ok(None) };
+        let receiver = incoming.receiver.here();
+        let receiver =
+            receiver.map_err(|error| base.transfer(&incoming.crossing, peer, step, error.into()))?;
+        let Some(receiver) = receiver else { return Ok(None) };
         // Before the look: all that a part had sent when it ended is here.
         let well = base.peers.check(peer);
-        match inbox.try_take() {
+        match receiver.try_take(&incoming.crossing, sites) {
             Ok(Some(value)) => Ok(Some(value)),
             Ok(None) => well.map(|()| None),
             Err(error) => base.slot_error(&incoming.crossing, peer, step, error).map(|()| None),
@@ -119,6 +121,7 @@ impl<V: Value> Transfers<V> for SlotTransfers<V> {
         &mut self,
         crossing: CrossingId,
         step: u64,
+        sites: &NodeSites,
         context: &mut Context<'_>,
     ) -> Poll<Result<V, GraphError>> {
         let base = &self.base;
@@ -130,14 +133,14 @@ impl<V: Value> Transfers<V> for SlotTransfers<V> {
             // Before the looks: the task ends with each change from here on.
             let mut changes = base.peers.changes();
             let well = base.peers.check(peer);
-            let inbox = match ready!(incoming.inbox.poll_here(context)) {
-                Ok(inbox) => inbox,
+            let receiver = match ready!(incoming.receiver.poll_here(context)) {
+                Ok(receiver) => receiver,
                 Err(error) => {
                     return Poll::Ready(Err(base.transfer(&incoming.crossing, peer, step, error.into())));
                 }
             };
             let mut goes_on = true;
-            match inbox.try_take() {
+            match receiver.try_take(&incoming.crossing, sites) {
                 Ok(Some(value)) => return Poll::Ready(Ok(value)),
                 Ok(None) => well?,
                 Err(error) => {
@@ -145,12 +148,13 @@ impl<V: Value> Transfers<V> for SlotTransfers<V> {
                     goes_on = false;
                 }
             }
-            incoming.inbox.lend(&base.runtime, |mut inbox| async move {
+            incoming.receiver.lend(&base.runtime, |mut receiver| async move {
                 tokio::select! {
-                    taken = inbox.receiver.receive(), if goes_on => inbox.taken = Some(taken),
+                    // A failure shows at the next look.
+                    _ = receiver.arrived(), if goes_on => {}
                     _ = changes.changed() => {}
                 }
-                inbox
+                receiver
             });
         }
     }
@@ -307,47 +311,31 @@ impl SlotSender {
     }
 }
 
-impl<V: Value> Inbox<V> {
-    fn try_take(&mut self) -> Result<Option<V>, SlotError> {
-        match self.taken.take() {
-            Some(taken) => taken.map(Some),
-            None => self.receiver.try_receive(),
-        }
-    }
-}
-
 impl SlotReceiver {
-    fn try_receive<V: Value>(&mut self) -> Result<Option<V>, SlotError> {
-        match self {
-            Self::Static(receiver) => match receiver.try_recv()? {
-                Some(arrived) => taken_from(&arrived).map(Some),
-                None => Ok(None),
-            },
-            Self::Dynamic(receiver) => match receiver.try_recv()? {
-                Some(tensor) => taken_over(&tensor).map(Some),
-                None => Ok(None),
-            },
-        }
+    /// Takes the next tensor if it is here, and copies it into the memory of the engine.
+    fn try_take<V: Value>(&mut self, crossing: &Crossing, sites: &NodeSites) -> Result<Option<V>, SlotError> {
+        let value = match self {
+            Self::Static(receiver) => {
+                let Some(arrived) = receiver.try_recv()? else { return Ok(None) };
+                let fill = &mut |memory: &mut [u8]| arrived.copy_to(memory).map_err(KernelError::from);
+                sites.filled(crossing, arrived.spec(), fill)
+            }
+            Self::Dynamic(receiver) => {
+                let Some(tensor) = receiver.try_recv()? else { return Ok(None) };
+                let fill = &mut |memory: &mut [u8]| tensor.copy_to(memory).map_err(KernelError::from);
+                sites.filled(crossing, tensor.spec(), fill)
+            }
+        };
+        value.map(Some).map_err(SlotError::Other)
     }
 
-    async fn receive<V: Value>(&mut self) -> Result<V, SlotError> {
+    /// Waits until the next tensor is here, and does not take it.
+    async fn arrived(&mut self) -> Result<(), ChannelError> {
         match self {
-            Self::Static(receiver) => taken_from(&receiver.recv().await?),
-            Self::Dynamic(receiver) => taken_over(&receiver.recv().await?),
+            Self::Static(receiver) => receiver.arrived().await,
+            Self::Dynamic(receiver) => receiver.arrived().await,
         }
     }
-}
-
-/// Copies a tensor out of its slot.
-fn taken_from<V: Value>(arrived: &tonic_rdma_tensor::Arrived<'_>) -> Result<V, SlotError> {
-    let value = V::filled(arrived.spec(), &mut |memory| arrived.copy_to(memory).map_err(KernelError::from));
-    value.map_err(SlotError::Other)
-}
-
-/// Copies a tensor that was read from the sender.
-fn taken_over<V: Value>(tensor: &Tensor) -> Result<V, SlotError> {
-    let fill = &mut |memory: &mut [u8]| tensor.copy_to(memory).map_err(KernelError::from);
-    V::filled(tensor.spec(), fill).map_err(SlotError::Other)
 }
 
 impl From<ChannelError> for SlotError {
@@ -379,7 +367,7 @@ fn other(error: impl Into<KernelError>) -> SlotError {
     SlotError::Other(error.into())
 }
 
-impl<V> fmt::Debug for SlotTransfers<V> {
+impl fmt::Debug for SlotTransfers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (outgoing, incoming) = (self.outgoing.len(), self.incoming.len());
         f.debug_struct("SlotTransfers")

@@ -17,6 +17,7 @@ use crate::dataflow::Value;
 use crate::error::GraphError;
 use crate::placement::{Crossing, CrossingId, Part, Placements};
 use crate::schedule::transfers::{CrossingCounts, Start, Transfers};
+use crate::sites::NodeSites;
 use network::Network;
 
 /// Transfers between executors of one process: for tests, and for graphs that are not split.
@@ -118,6 +119,7 @@ impl InMemory {
         &mut self,
         crossing: CrossingId,
         step: u64,
+        sites: &NodeSites,
         context: Option<&mut Context<'_>>,
     ) -> Result<Option<V>, GraphError> {
         let peer = self.crossing(crossing)?.from;
@@ -125,9 +127,15 @@ impl InMemory {
         let Some(tensor) = self.network.take(self.part, peer, crossing, step, waker)? else {
             return Ok(None);
         };
-        let value = V::filled(tensor.spec(), &mut |bytes| Ok(tensor.copy_to(bytes)?));
-        let name = self.crossing(crossing)?.name.clone();
-        value.map(Some).map_err(|source| GraphError::Transfer { crossing: name, step, peer: peer.0, source })
+        let crossing = self.crossing(crossing)?;
+        let value = sites.filled(crossing, tensor.spec(), &mut |bytes| Ok(tensor.copy_to(bytes)?));
+        let name = || crossing.name.clone();
+        value.map(Some).map_err(|source| GraphError::Transfer {
+            crossing: name(),
+            step,
+            peer: peer.0,
+            source,
+        })
     }
 }
 
@@ -147,17 +155,23 @@ impl<V: Value> Transfers<V> for InMemory {
         Ok(start)
     }
 
-    fn try_take(&mut self, crossing: CrossingId, step: u64) -> Result<Option<V>, GraphError> {
-        self.take(crossing, step, None)
+    fn try_take(
+        &mut self,
+        crossing: CrossingId,
+        step: u64,
+        sites: &NodeSites,
+    ) -> Result<Option<V>, GraphError> {
+        self.take(crossing, step, sites, None)
     }
 
     fn poll_take(
         &mut self,
         crossing: CrossingId,
         step: u64,
+        sites: &NodeSites,
         context: &mut Context<'_>,
     ) -> Poll<Result<V, GraphError>> {
-        match self.take(crossing, step, Some(context)) {
+        match self.take(crossing, step, sites, Some(context)) {
             Ok(Some(value)) => Poll::Ready(Ok(value)),
             Ok(None) => Poll::Pending,
             Err(error) => Poll::Ready(Err(error)),

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use super::support::{Graph, Kernels, Numbers, run_all, sum};
+use super::support::{Graph, Kernels, Numbers, PANICS, run_all, sum};
 use crate::GraphError;
-use crate::dataflow::KernelError;
-use crate::placement::Part;
-use crate::schedule::{Executor, InMemory, ReceiveMode, Settings, Work};
+use crate::dataflow::{KernelError, NodeId, Outlet};
+use crate::placement::{CrossingId, Part};
+use crate::schedule::{Direction, Executor, InMemory, Program, ReceiveMode, Settings, Work};
 use crate::sites::NodeSites;
 
 fn settings(receive: ReceiveMode) -> Settings {
@@ -60,6 +60,74 @@ fn a_kernel_that_panics_is_an_error() {
     let errors: Vec<_> = run_all(&mut executors, 1).into_iter().map(|it| it.0.unwrap_err()).collect();
     let GraphError::PeerFailed { reason, .. } = &errors[0] else { panic!("{:?}", errors[0]) };
     assert_eq!(reason, "node middle (Test) failed: it panicked: index 7 is out of bounds");
+}
+
+#[test]
+fn a_receive_whose_value_panics_is_an_error() {
+    for mode in ReceiveMode::ALL {
+        let mut executors = ring(mode, |_, _| Ok(vec![Numbers::of(&[PANICS])]));
+        // Part 1 has ended its only step before.
+        let mut parts = run_all(&mut executors, 1).into_iter().map(|(report, _)| report);
+        let errors = [parts.next(), parts.nth(1)].map(|report| report.unwrap().unwrap_err());
+        let GraphError::Transfer { crossing, peer: 1, source, .. } = &errors[1] else {
+            panic!("{mode}: {:?}", errors[1])
+        };
+        assert_eq!(crossing, "middle to part 2");
+        assert_eq!(source.to_string(), "it panicked: an engine that fails (a test expects it)");
+        assert!(matches!(errors[0], GraphError::PeerFailed { peer: 2, .. }), "{mode}: {:?}", errors[0]);
+    }
+}
+
+/// A program that panics when it sees one of its own values.
+struct Panics {
+    at: Option<Direction>,
+}
+
+impl Program<Numbers> for Panics {
+    fn feed(&mut self, _: u64, _: NodeId) -> Result<Numbers, KernelError> {
+        Ok(Numbers::of(&[1]))
+    }
+
+    fn result(&mut self, _: u64, _: Outlet, _: Numbers) -> Result<(), KernelError> {
+        panic!("a program that fails (this test expects it)")
+    }
+
+    fn crossed(
+        &mut self,
+        direction: Direction,
+        _: CrossingId,
+        _: u64,
+        _: &Numbers,
+    ) -> Result<(), KernelError> {
+        if self.at == Some(direction) {
+            panic!("a program that fails (this test expects it)")
+        } else {
+            Ok(())
+        }
+    }
+}
+
+#[test]
+fn a_program_that_panics_is_an_error() {
+    for (at, expected) in [
+        (Some(Direction::Sent), "crossing tensor input to part 1, step 0, between this part and part 1"),
+        (Some(Direction::Received), "crossing tensor last to part 0, step 0, between this part and part 2"),
+        (None, "node back (result) failed"),
+    ] {
+        let mut executors = ring(ReceiveMode::PollingAsync, sum);
+        let mut rest = executors.split_off(1);
+        let (error, others) = thread::scope(|scope| {
+            let others = scope.spawn(|| run_all(&mut rest, 1));
+            let error = executors[0].run(0..1, Work::Compute, &mut Panics { at }).unwrap_err();
+            (error, others.join().unwrap())
+        });
+        assert_eq!(error.to_string(), expected);
+        let source = std::error::Error::source(&error).unwrap().to_string();
+        assert_eq!(source, "it panicked: a program that fails (this test expects it)");
+        for error in others.into_iter().filter_map(|(report, _)| report.err()) {
+            assert!(matches!(error, GraphError::PeerFailed { .. }), "{error:?}");
+        }
+    }
 }
 
 #[test]

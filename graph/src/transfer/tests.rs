@@ -1,0 +1,194 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+//! Slots, with the allocator that traces.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tonic_rdma_tensor::{Dtype, Shape, Tensor, TensorSpec};
+
+use crate::GraphError;
+use crate::dataflow::{Dim, Fact, Kernel, KernelError, Node, NodeId, Outlet, Role, Topology, Value};
+use crate::placement::{Crossing, Part, Partition, Placements, analyse};
+use crate::schedule::{CrossingCounts, Executor, ReceiveMode, Settings, Work};
+use crate::session::{self, Listener, Peering};
+use crate::sites::{Allocating, NodeSites, SeenCrossing, Site};
+use crate::transfer::Mode;
+
+/// A tensor on the heap, as engines have it.
+#[derive(Clone, Debug)]
+struct Heap(Arc<(TensorSpec, Vec<u8>)>);
+
+impl AsRef<[u8]> for Heap {
+    fn as_ref(&self) -> &[u8] {
+        &self.0.1
+    }
+}
+
+impl Value for Heap {
+    fn share(&self) -> Result<Tensor, KernelError> {
+        Ok(Tensor::from_bytes(self.0.0, Bytes::from_owner(self.clone()))?)
+    }
+
+    fn filled(
+        spec: &TensorSpec,
+        fill: &mut dyn FnMut(&mut [u8]) -> Result<(), KernelError>,
+    ) -> Result<Self, KernelError> {
+        let mut content = vec![0; usize::try_from(spec.bytes().ok_or("too large")?)?];
+        fill(&mut content)?;
+        Ok(Self(Arc::new((*spec, content))))
+    }
+}
+
+fn filled_with(byte: u8, dtype: Dtype, dims: &[u64]) -> Result<Heap, KernelError> {
+    Heap::filled(&TensorSpec::new(dtype, Shape::new(dims)?)?, &mut |memory| {
+        memory.fill(byte);
+        Ok(())
+    })
+}
+
+const LENGTH: u64 = 50_000;
+
+/// Makes a graph of two chains, `fixed` and `free`. Part 0 has the inputs, and each other part passes on what it received.
+fn chains(parts: usize) -> (Topology, Arc<Placements>) {
+    let mut graph = Topology::new();
+    let mut owners = Vec::new();
+    for part in 0..parts {
+        for (chain, dim) in [("fixed", Dim::Known(LENGTH)), ("free", Dim::Symbolic("N".into()))] {
+            let before = graph.len().checked_sub(2).filter(|_| part > 0);
+            graph
+                .add(Node {
+                    name: format!("{chain}{part}"),
+                    kind: "Test".to_owned(),
+                    role: if part == 0 { Role::Input } else { Role::Compute },
+                    inputs: before.map(|node| Outlet { node: NodeId(node), output: 0 }).into_iter().collect(),
+                    outputs: vec![Fact { dtype: Dtype::U8, dims: vec![dim, Dim::Known(2)] }],
+                    work: 1,
+                    stays: false,
+                })
+                .unwrap();
+            owners.push(Part(part));
+        }
+    }
+    let partition = Partition::new(&graph, parts, owners).unwrap();
+    let placements = Arc::new(analyse(&graph, &partition).unwrap());
+    (graph, placements)
+}
+
+/// The counts of a part's sends after each range of steps.
+type Counted = Vec<Vec<(Crossing, CrossingCounts, SeenCrossing)>>;
+
+/// Runs ranges of steps, one after the other. Returns the counts of each part, or its error.
+fn run(
+    parts: usize,
+    mode: Mode,
+    receive: ReceiveMode,
+    ranges: &[Range<u64>],
+    feed: impl Fn(u64, NodeId) -> Result<Heap, KernelError> + Sync,
+) -> Vec<Result<Counted, GraphError>> {
+    let (graph, placements) = chains(parts);
+    let mut settings = session::Settings::default();
+    settings.threads = 2;
+    let bind = |_| Listener::bind("127.0.0.1:0", settings.clone()).unwrap();
+    let listeners: Vec<Listener> = (0..parts).map(bind).collect();
+    let peers: Vec<String> = listeners.iter().map(|listener| listener.address().to_string()).collect();
+    let part = |part: usize, listener: Listener| {
+        let mut peering = Peering::new(Part(part), peers.clone(), &graph, &placements);
+        peering.modes = vec![mode];
+        let session = listener.connect(peering).unwrap();
+        let mut kernels: HashMap<NodeId, Box<dyn Kernel<Heap>>> = HashMap::new();
+        for node in (0..graph.len()).map(NodeId).filter(|node| node.0 >= 2) {
+            kernels.insert(node, Box::new(|_, inputs: Vec<Heap>| Ok(inputs)));
+        }
+        let sites = Arc::new(NodeSites::new(&graph, 64 << 20));
+        let mut settings = Settings::default();
+        (settings.receive, settings.spin) = (receive, Duration::ZERO);
+        let mut executor = Executor::new(
+            Arc::new(graph.clone()),
+            Arc::clone(&placements),
+            Part(part),
+            kernels,
+            session.transfers(mode).unwrap(),
+            Arc::clone(&sites),
+            settings,
+        )
+        .unwrap();
+        let mut counted = Vec::new();
+        let mut outcome = Ok(());
+        for steps in ranges {
+            outcome =
+                executor.run(steps.clone(), Work::Compute, &mut |step, node| feed(step, node)).map(drop);
+            if outcome.is_err() {
+                break;
+            }
+            let leaving = placements.leaving(Part(part)).map(|crossing| {
+                (crossing.clone(), executor.transfers().counts(crossing.id), sites.seen(crossing.id))
+            });
+            counted.push(leaving.collect());
+        }
+        // A part that leaves ends its connections.
+        (outcome.map(|()| counted), executor, session)
+    };
+    thread::scope(|scope| {
+        let part = &part;
+        let start = |(number, listener)| scope.spawn(move || part(number, listener));
+        let threads: Vec<_> = listeners.into_iter().enumerate().map(start).collect();
+        let parts: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        parts.into_iter().map(|(outcome, ..)| outcome).collect()
+    })
+}
+
+/// A tensor that arrives while the thread sleeps is placed as any other one.
+#[test]
+fn what_arrives_and_is_passed_on_is_sent_without_a_copy_from_the_second_step_on() {
+    for receive in ReceiveMode::ALL {
+        let outcomes = run(3, Mode::RdmaZerocp, receive, &[0..1, 1..6], |step, _| {
+            // So that the other parts sleep.
+            thread::sleep(Duration::from_millis(3));
+            filled_with(step as u8, Dtype::U8, &[LENGTH, 2])
+        });
+        for (part, counted) in outcomes.into_iter().enumerate() {
+            let [first, all] = <[_; 2]>::try_from(counted.unwrap()).unwrap();
+            assert_eq!(all.len(), if part == 2 { 0 } else { 2 });
+            for ((crossing, first, _), (_, all, seen)) in first.into_iter().zip(all) {
+                let name = format!("{receive}: {}", crossing.name);
+                assert_eq!((first.sent, all.sent, all.inline), (1, 6, 0), "{name}");
+                assert_eq!(all.copied - first.copied, 0, "{name}: {seen:?}");
+                if part == 1 {
+                    // Those of the inputs have the numbers 0 and 1.
+                    let allocating = Allocating::Receive(crossing.outlet.node.0 - 2);
+                    let expected = Some(Site { allocating, ordinal: 0 });
+                    assert_eq!(seen.site, expected, "{name}: the first allocation is that of the engine");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_dynamic_tensor_that_the_graph_does_not_know_is_an_error() {
+    let wrong: [(Dtype, &[u64]); 3] = [(Dtype::I8, &[8, 2]), (Dtype::U8, &[8, 2, 1]), (Dtype::U8, &[8, 3])];
+    for (mode, (dtype, dims)) in [Mode::RdmaZerocp, Mode::RdmaCp, Mode::GrpcTcp].into_iter().zip(wrong) {
+        let outcomes = run(2, mode, ReceiveMode::PollingAsync, &[0..1], |_, node| match node.0 {
+            0 => filled_with(1, Dtype::U8, &[LENGTH, 2]),
+            _ => filled_with(2, dtype, dims),
+        });
+        let spec = TensorSpec::new(dtype, Shape::new(dims).unwrap()).unwrap();
+        let expected = format!("the graph says uint8[N, 2], and {spec} came");
+        // A call is refused, so that the sender sees it.
+        let (by, other) = if mode == Mode::GrpcTcp { (0, 1) } else { (1, 0) };
+        let GraphError::Transfer { crossing, step: 0, peer, source } = outcomes[by].as_ref().unwrap_err()
+        else {
+            panic!("{mode}: {:?}", outcomes[by])
+        };
+        assert_eq!((crossing.as_str(), *peer), ("free0 to part 1", other), "{mode}");
+        assert!(source.to_string().contains(&expected), "{mode}: {source}");
+        // The sender may have ended its only step before.
+        if let Err(told) = &outcomes[other] {
+            assert!(matches!(told, GraphError::PeerFailed { peer, .. } if *peer == by), "{mode}: {told:?}");
+        }
+    }
+}
