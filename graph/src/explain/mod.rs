@@ -13,7 +13,6 @@ mod tests;
 mod text;
 
 use serde::Serialize;
-use tonic_rdma::memory::trace::SMALLEST_TRACED;
 
 use crate::dataflow::{NodeId, Topology};
 use crate::placement::{Crossing, Placement, Placements};
@@ -161,9 +160,7 @@ fn site(graph: &Topology, placements: &Placements, report: &SenderReport) -> Str
         }
         None if report.seen.tensors == 0 => "not known, because no tensor was sent".to_owned(),
         None if report.seen.registered > 0 => "no node; the program allocated registered memory".to_owned(),
-        None => format!(
-            "no node: the tensor is smaller than {SMALLEST_TRACED} bytes, or was allocated before the first step"
-        ),
+        None => "no node: it was allocated before the first step, or by a thread of a kernel".to_owned(),
     }
 }
 

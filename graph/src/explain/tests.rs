@@ -107,7 +107,7 @@ fn a_missing_site_has_a_reason() {
     assert!(site(false, 1, 0).contains("the global allocator of the program does not trace"));
     assert!(site(true, 0, 0).contains("no tensor was sent"));
     assert!(site(true, 2, 2).contains("the program allocated registered memory"));
-    assert!(site(true, 2, 0).contains("smaller than 64 bytes, or was allocated before"));
+    assert!(site(true, 2, 0).contains("allocated before the first step, or by a thread"));
 }
 
 /// A tensor of bytes.

@@ -50,17 +50,15 @@ pub enum Allocating {
 pub struct Site {
     /// What allocates.
     pub allocating: Allocating,
-    /// How many allocations of at least [`SMALLEST_TRACED`](tonic_rdma::memory::trace::SMALLEST_TRACED) bytes the same execution had
-    /// made before.
+    /// How many allocations the same execution had made before.
     pub ordinal: u32,
 }
 
 /// What is known of the memory of a crossing tensor that this process sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SeenCrossing {
-    /// The site of the latest tensor, or `None` if no node allocated it: it is smaller than
-    /// [`SMALLEST_TRACED`](tonic_rdma::memory::trace::SMALLEST_TRACED) (64 bytes), or was allocated outside of all nodes, such as a
-    /// constant, or the allocator is not installed. A tensor without a site is copied at each send.
+    /// The site of the latest tensor, or `None` if no node allocated it on the thread of the executor: it was allocated outside of all
+    /// nodes, such as a constant, or by a thread that a kernel started, or it has no bytes, or the allocator is not installed.
     pub site: Option<Site>,
     /// The number of tensors.
     pub tensors: u64,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
-use tonic_rdma_verbs::memory::trace::{AllocationTrace, NodeSite, SMALLEST_TRACED};
+use tonic_rdma_verbs::memory::trace::{AllocationTrace, NodeSite};
 
 use super::{execute, trace};
 
@@ -99,13 +99,10 @@ impl Model<'_> {
             }
         });
         self.value = self.value.wrapping_add(8) % 128;
-        let mut ordinals = 0..;
-        for ((bytes, value), &(size, zeroed)) in made.into_iter().zip(allocations) {
-            let site = if size < SMALLEST_TRACED { None } else { ordinals.next() };
-            let site = site.map(|ordinal| NodeSite { node, ordinal });
-            let placed = site.is_some_and(|site| self.is_learnt(site, size));
-            let value = if zeroed { 0 } else { value };
-            self.live.push(Allocation { bytes, value, site, placed: Some(placed) });
+        for ((bytes, value), (ordinal, &(size, zeroed))) in made.into_iter().zip((0..).zip(allocations)) {
+            let site = NodeSite { node, ordinal };
+            let (value, placed) = (if zeroed { 0 } else { value }, Some(self.is_learnt(site, size)));
+            self.live.push(Allocation { bytes, value, site: Some(site), placed });
         }
     }
 
@@ -126,8 +123,6 @@ impl Model<'_> {
         if size == former {
             return;
         }
-        // A small size takes no part in an execution.
-        let node = node.filter(|_| size >= SMALLEST_TRACED);
         if let Some(node) = node {
             site.get_or_insert(NodeSite { node, ordinal: 0 });
         }

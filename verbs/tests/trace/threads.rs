@@ -32,9 +32,9 @@ fn threads_execute_nodes_and_free_the_memory_of_one_another() {
             scope.spawn(move || {
                 let mut random = fastrand::Rng::with_seed(u64::from(index));
                 for step in 0..STEPS {
-                    let (value, size) = ((step + index) as u8, random.usize(128..60_000));
+                    let (value, size) = ((step + index) as u8, random.usize(1..60_000));
                     let (scratch, sent) = execute(&trace, index, || {
-                        let scratch = vec![0xaa_u8; random.usize(64..2000)];
+                        let scratch = vec![0xaa_u8; random.usize(1..2000)];
                         let mut sent = vec![value; size / 2 + 1];
                         sent.resize(size + 1, value);
                         (scratch, sent)

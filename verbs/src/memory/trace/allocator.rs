@@ -3,7 +3,6 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::mem::ManuallyDrop;
 
-use super::SMALLEST_TRACED;
 use super::report::NodeSite;
 use super::state::room;
 use super::table::{self, Traced};
@@ -107,11 +106,6 @@ impl<A: GlobalAlloc> TracingAllocator<A> {
     unsafe fn alloc_for(&self, current: Current, layout: Layout, content: Content) -> *mut u8 {
         let abort = AbortOnUnwind;
         let start = if let Current::Node(execution) = current {
-            if layout.size() < SMALLEST_TRACED {
-                abort.defuse();
-                // SAFETY: the layout is not of size zero, as the caller promises.
-                return unsafe { self.alloc_inner(layout, content) };
-            }
             let site = next_site(execution);
             let placed = if execution.places { place(execution, site, layout, content) } else { None };
             placed.unwrap_or_else(|| {
@@ -139,8 +133,8 @@ impl<A: GlobalAlloc> TracingAllocator<A> {
     unsafe fn realloc_traced(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         let abort = AbortOnUnwind;
         let execution = match thread::current() {
-            Current::Node(execution) if size >= SMALLEST_TRACED => Some(execution),
-            Current::Node(_) | Current::Idle | Current::Probe => None,
+            Current::Node(execution) => Some(execution),
+            Current::Idle | Current::Probe => None,
         };
         // While this thread holds a lock of the table, it reallocates only memory of the table, which comes from `inner`.
         let may_be_known = !thread::is_in_table() && table::may_hold(pointer.addr());

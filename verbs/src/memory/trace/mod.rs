@@ -55,8 +55,9 @@
 //!
 //! # What is placed
 //!
-//! - Only allocations within an execution ([`AllocationTrace::enter`]), on its thread, of at least [`SMALLEST_TRACED`] bytes. Smaller
-//!   ones have no ordinal and no site. An allocation that grows (`realloc`) to that size gets an ordinal then.
+//! - Only allocations within an execution ([`AllocationTrace::enter`]), on its thread. They may have any size: a small tensor whose
+//!   shape is not known before is read by the peer like a large one, so it would be copied without a site. Therefore enter a node only
+//!   while its engine computes, so that other code takes no ordinals.
 //! - Of these, the sites of this node that were sent, and allocations with the size and alignment of one that was sent. A node
 //!   may make other allocations in its first execution than later, because it fills a cache, and the ordinals then change.
 //! - An allocation that grows (`realloc`) keeps its site, and so does memory that another node passes on or changes in place.
@@ -87,8 +88,3 @@ mod thread;
 pub use allocator::TracingAllocator;
 pub use handle::{AllocationTrace, NodeScope};
 pub use report::{Crossed, NodeSite, SentSite, TraceError, TraceReport};
-
-/// The smallest allocation that belongs to a node, in bytes. Nodes make many smaller ones, such as lists of dimensions, which are no
-/// tensors. A tensor below this size that is sent is copied, which is cheaper than to register memory for it: into the request itself
-/// (inline) if its shape is known before, and otherwise into registered memory, at each send.
-pub const SMALLEST_TRACED: usize = 64;
