@@ -117,9 +117,10 @@ fn run(
         .unwrap();
         let mut counted = Vec::new();
         let mut outcome = Ok(());
-        for steps in ranges {
-            outcome =
-                executor.run(steps.clone(), Work::Compute, &mut |step, node| feed(step, node)).map(drop);
+        let mut first = 0;
+        for end in ends {
+            let steps = mem::replace(&mut first, *end)..*end;
+            outcome = executor.run(steps, Work::Compute, &mut |step, node| feed(step, node)).map(drop);
             if outcome.is_err() {
                 break;
             }
