@@ -17,7 +17,7 @@ use crate::session::state::State;
 use crate::session::threads::Threads;
 use crate::transfer::{Base, CallEnds, CallTransfers, Mode, SlotEnds, SlotTransfers, lock};
 
-/// A part that is connected to all other parts. [`Listener::connect`] makes it. It ends when it and all its transfers are dropped; the
+/// A part that is connected to all other parts. [`Listener::connect`](super::Listener::connect) makes it. It ends when it and all its transfers are dropped; the
 /// other parts then learn that this part has left.
 ///
 /// ```
