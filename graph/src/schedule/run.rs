@@ -457,7 +457,7 @@ impl<'a, V: Value> Run<'a, V> {
         self.timed_out = false;
     }
 
-    /// Waits until the peers have taken what this part has sent. The deadline begins anew whenever they have taken something.
+    /// Waits until the sends of this part are over. The deadline begins anew whenever one of them has ended.
     fn flush(&mut self) -> Result<(), GraphError> {
         self.went_on();
         let waker = self.waker.clone();

@@ -90,7 +90,8 @@ pub trait Transfers<V>: Send {
     fn poll_ready(&mut self, crossing: CrossingId, context: &mut Context<'_>)
     -> Poll<Result<(), GraphError>>;
 
-    /// Returns whether all sends that have begun are over: the peers have taken the tensors, or no longer need this part for it.
+    /// Returns whether all sends that have begun are over: this part is not needed for them any more. A tensor is then in memory of the peer,
+    /// which may not have taken it yet, or the peer has left. So the run of a peer may end later than that of this part.
     /// Otherwise wakes the waker of `context` when that may be so, or when a peer is gone. The executor calls it at the end of a run.
     ///
     /// # Errors
