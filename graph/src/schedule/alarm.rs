@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Wake;
 use std::thread::{self, Thread};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Wakes the thread of an executor, and keeps which receives have arrived.
 #[derive(Debug)]
@@ -51,11 +51,17 @@ impl Alarm {
     /// Sleeps until the alarm rings, at most for `longest`. Returns whether it has rung. Only the thread that made the alarm may call
     /// this.
     pub(super) fn sleep(&self, longest: Duration) -> bool {
-        // A ring after `set` leaves the thread's token, so that it is not lost.
-        if !self.has_rung() {
-            thread::park_timeout(longest);
+        // A ring after `set` leaves the thread's token, so that it is not lost. A token may also be left of an earlier ring, or of
+        // another user of this thread: it ends a park early, and is no ring.
+        let began = Instant::now();
+        while !self.has_rung() {
+            let left = longest.saturating_sub(began.elapsed());
+            if left.is_zero() {
+                return false;
+            }
+            thread::park_timeout(left);
         }
-        self.has_rung()
+        true
     }
 
     /// Returns whether the alarm has rung since it was set.
@@ -92,5 +98,22 @@ impl Wake for Arrival {
     fn wake_by_ref(self: &Arc<Self>) {
         self.alarm.look_at(self.receive);
         self.alarm.ring();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_of_an_earlier_ring_does_not_end_a_sleep() {
+        let alarm = Alarm::new();
+        alarm.ring();
+        alarm.set();
+        let began = Instant::now();
+        assert!(!alarm.sleep(Duration::from_millis(30)));
+        assert!(began.elapsed() >= Duration::from_millis(30), "the sleep ended early without a ring");
+        alarm.ring();
+        assert!(alarm.sleep(Duration::from_secs(600)));
     }
 }

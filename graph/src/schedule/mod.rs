@@ -33,4 +33,4 @@ pub use in_memory::InMemory;
 pub use program::{Direction, Program};
 pub use report::{Report, StepTime};
 pub use settings::{ReceiveMode, Settings, Stop, Work};
-pub use transfers::{CrossingCounts, Start, Transfers};
+pub use transfers::{CrossingCounts, Start, Transfers, Unfinished};

@@ -435,7 +435,14 @@ impl<'a, V: Value> Run<'a, V> {
                 let text = format!("crossing tensor {} of step {step} finds no free buffer", crossing.name);
                 (text, crossing.to)
             }
-            (None, None) => ("sends are not over".to_owned(), self.executor.part()),
+            (None, None) => match self.executor.transfers.unfinished() {
+                Some(unfinished) => {
+                    let crossing = &crossings[unfinished.crossing.0];
+                    let text = format!("crossing tensor {} has been sent and is not taken", crossing.name);
+                    (text, crossing.to)
+                }
+                None => ("sends are not over".to_owned(), self.executor.part()),
+            },
         };
         Err(GraphError::Deadline { waits_for, peer: peer.0, seconds: deadline.as_secs_f64() })
     }
@@ -452,10 +459,11 @@ impl<'a, V: Value> Run<'a, V> {
         self.timed_out = false;
     }
 
-    /// Waits until the peers have taken what this part has sent.
+    /// Waits until the sends of this part are over. The deadline begins anew whenever one of them has ended.
     fn flush(&mut self) -> Result<(), GraphError> {
         self.went_on();
         let waker = self.waker.clone();
+        let mut least = u64::MAX;
         loop {
             self.check_stop()?;
             self.alarm.set();
@@ -463,6 +471,11 @@ impl<'a, V: Value> Run<'a, V> {
             if let Poll::Ready(flushed) = flushed {
                 self.check_late();
                 return flushed;
+            }
+            let left = self.executor.transfers.unfinished().map_or(0, |unfinished| unfinished.sends);
+            if left < least {
+                least = left;
+                self.went_on();
             }
             let quiet = self.check_deadline()?;
             self.sleep(quiet);

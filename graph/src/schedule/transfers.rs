@@ -17,6 +17,26 @@ pub enum Start {
     Busy,
 }
 
+/// Sends that have begun and are not over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unfinished {
+    /// One of their crossing tensors.
+    pub crossing: CrossingId,
+    /// The number of these sends, of all crossing tensors.
+    pub sends: u64,
+}
+
+impl Unfinished {
+    /// Adds up the sends of crossing tensors. The first one by number that has sends is named.
+    pub(crate) fn of(sends: impl Iterator<Item = (CrossingId, u64)>) -> Option<Self> {
+        let some = sends.filter(|(_, sends)| *sends > 0);
+        some.map(|(crossing, sends)| Self { crossing, sends }).reduce(|one, other| Self {
+            crossing: one.crossing.min(other.crossing),
+            sends: one.sends + other.sends,
+        })
+    }
+}
+
 /// How often, and how, a crossing tensor was sent by this part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CrossingCounts {
@@ -77,12 +97,17 @@ pub trait Transfers<V>: Send {
     fn poll_ready(&mut self, crossing: CrossingId, context: &mut Context<'_>)
     -> Poll<Result<(), GraphError>>;
 
-    /// Returns whether all sends that have begun are over: the peers have taken the tensors, or no longer need this part for it.
-    /// Otherwise wakes the waker of `context` when that may be so. The executor calls it at the end of a run.
+    /// Returns whether all sends that have begun are over: this part is not needed for them any more. A tensor is then in memory of the peer,
+    /// which may not have taken it yet, or the peer has left. So the run of a peer may end later than that of this part.
+    /// Otherwise wakes the waker of `context` when that may be so, or when a peer is gone. The executor calls it at the end of a run.
     ///
     /// # Errors
     /// A peer is gone.
     fn poll_flushed(&mut self, context: &mut Context<'_>) -> Poll<Result<(), GraphError>>;
+
+    /// Returns the sends that are not over, as the last call of [`poll_flushed`](Self::poll_flushed) found them, or later. `None` if there
+    /// are none. The executor sees by a falling number that a peer goes on, and names the crossing tensor if it does not.
+    fn unfinished(&self) -> Option<Unfinished>;
 
     /// Returns how often and how a crossing tensor was sent. It is zero for those that this part receives.
     fn counts(&self, crossing: CrossingId) -> CrossingCounts;

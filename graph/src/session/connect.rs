@@ -16,7 +16,7 @@ use crate::session::connected::{Addresses, Core, Ends, Session};
 use crate::session::control::{Met, follow, meet, watch as open_watch};
 use crate::session::links::{self, Plan, Sending};
 use crate::session::peering::Peering;
-use crate::session::settings::{MESSAGE_MARGIN, Settings, setting};
+use crate::session::settings::{MAX_CALLS, MESSAGE_MARGIN, OTHER_CALLS, Settings, setting};
 use crate::session::state::{Hall, State, Token};
 use crate::session::text::chain;
 use crate::session::threads::Threads;
@@ -110,6 +110,20 @@ pub(super) fn connect(
 fn check(settings: &Settings, peering: &Peering) -> Result<(), GraphError> {
     peering.check()?;
     let calls = peering.modes.iter().find(|mode| !mode.uses_slots());
+    if let Some(mode) = calls {
+        let most = (MAX_CALLS - OTHER_CALLS) as usize;
+        for peer in (0..peering.peers.len()).map(Part) {
+            let sent =
+                peering.placements.leaving(peering.part).filter(|crossing| crossing.to == peer).count();
+            if sent.saturating_mul(peering.window) > most {
+                let reason = format!(
+                    "{sent} crossing tensors go to part {peer}, and {} of each may be under way; mode {mode} carries {most} tensors at a time to a part",
+                    peering.window
+                );
+                return Err(setting("window", reason));
+            }
+        }
+    }
     let longest = settings.largest_tensor.min(LONGEST_MESSAGE - MESSAGE_MARGIN);
     for crossing in peering.placements.crossings() {
         if let (Placement::Static(spec), Some(mode)) = (&crossing.placement, calls) {

@@ -73,11 +73,12 @@ pub(super) async fn meet(
             Err(_) => trouble = format!("no answer within {ANSWER:?}; the last trouble: {trouble}"),
         }
         state.peers.check_all()?;
-        // The part may have called, have found that it runs something else, and have ended.
-        if let Some(misfit) = state.misfit(peer) {
-            return Err(refused(peer, &address, misfit));
-        }
         if Instant::now() >= until {
+            // The part may have called, have found that it runs something else, and have ended. Before the time is over, that is no
+            // reason to end: the caller may be a process of an earlier run, and the right part may come later.
+            if let Some(misfit) = state.misfit(peer) {
+                return Err(refused(peer, &address, misfit));
+            }
             let seconds = limit.as_secs_f64();
             return Err(GraphError::Unreachable { peer: peer.0, address, seconds, reason: trouble });
         }

@@ -15,8 +15,8 @@ use crate::session::connected::Session;
 use crate::session::peering::Peering;
 use crate::session::service::Service;
 use crate::session::settings::{
-    CONNECTION_WINDOW, MAX_FRAME, MESSAGE_MARGIN, PING_INTERVAL, PING_LIMIT, STREAM_WINDOW, Settings, calls,
-    setting,
+    CONNECTION_WINDOW, MAX_CALLS, MAX_FRAME, MESSAGE_MARGIN, PING_INTERVAL, PING_LIMIT, STREAM_WINDOW,
+    Settings, calls, setting,
 };
 use crate::session::state::Hall;
 use crate::session::threads::Threads;
@@ -111,6 +111,7 @@ async fn listen(
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_frame_size(MAX_FRAME)
+        .max_concurrent_streams(MAX_CALLS)
         .http2_keepalive_interval(Some(PING_INTERVAL))
         .http2_keepalive_timeout(Some(PING_LIMIT));
     let server =

@@ -58,6 +58,7 @@ impl Parts for Service {
             Ok(()) => {
                 let unknown = || Status::invalid_argument(format!("there is no part {part}"));
                 reply.token = state.token_of(part).ok_or_else(unknown)?;
+                state.fits(part);
             }
         }
         Ok(Response::new(reply))

@@ -16,6 +16,12 @@ pub(super) const MAX_FRAME: u32 = 512 << 10;
 pub(super) const PING_INTERVAL: Duration = Duration::from_secs(10);
 pub(super) const PING_LIMIT: Duration = Duration::from_secs(20);
 
+/// The most calls under way in one connection. HTTP/2 makes a caller wait that has more, so all tensors that may be under way to one part
+/// have to fit: the crossing tensors times the window.
+pub(super) const MAX_CALLS: u32 = 1 << 16;
+/// The calls of a connection that bring no tensor: hello and watch, of which a part makes one each. The rest is room for repeated ones.
+pub(super) const OTHER_CALLS: u32 = 16;
+
 /// What a message has beside the content of its tensor, at most.
 pub(super) const MESSAGE_MARGIN: u64 = 4096;
 

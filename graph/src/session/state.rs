@@ -40,7 +40,7 @@ pub(super) struct State {
     pub(super) peers: Arc<Peers>,
     /// What this part tells the others of itself.
     pub(super) standing: watch::Sender<Standing>,
-    /// What the other parts said of themselves when they called, and does not fit.
+    /// What the other parts said of themselves when they called last, if it does not fit.
     misfits: Mutex<HashMap<usize, Misfit>>,
 }
 
@@ -129,6 +129,11 @@ impl State {
         if part < self.parts && part != self.me.0 {
             lock(&self.misfits).insert(part, misfit);
         }
+    }
+
+    /// Notes that a part that called fits.
+    pub(super) fn fits(&self, part: usize) {
+        lock(&self.misfits).remove(&part);
     }
 
     /// Returns why a part that called does not fit.

@@ -55,6 +55,7 @@ fn while_connecting<F: Future<Output = ()>>(calls: impl FnOnce(Client, HelloRepl
     let mut peering = Peering::new(Part(0), peers, &graph, &placements);
     peering.modes = vec![Mode::GrpcTcp, Mode::RdmaZerocp];
     peering.window = 2;
+    peering.timeout = Duration::from_secs(4);
     let connecting = thread::spawn(move || listener.connect(peering).unwrap_err());
     runtime.block_on(async {
         let (client, server) = hello(address).await;
@@ -92,6 +93,22 @@ fn another_version_is_named() {
         end(client).await;
     });
     assert!(matches!(error, GraphError::Version { peer: 1, ours: 1, theirs: 9, .. }), "{error}");
+}
+
+/// A process of an earlier run may call before the right one does.
+#[test]
+fn a_caller_that_fits_makes_up_for_one_that_does_not() {
+    let error = while_connecting(|client, server| async move {
+        let right = Description { part: 1, ..server.server.unwrap() };
+        end(client.clone()).await;
+        // Time in which part 0 could end for this reason.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let hello = HelloRequest { caller: Some(right), expected: 0 };
+        let token = client.clone().hello(hello).await.unwrap().into_inner().token;
+        assert_eq!(token.len(), 16);
+    });
+    // The right part can't be called in this test.
+    assert!(matches!(error, GraphError::Unreachable { peer: 1, .. }), "{error}");
 }
 
 #[test]
@@ -195,4 +212,31 @@ fn a_part_does_not_list_its_slots() {
         client.unary(Request::new(PutReply {}), path, codec).await.unwrap_err()
     });
     assert_eq!((status.code(), status.message()), (Code::PermissionDenied, "a part does not list its slots"));
+}
+
+#[test]
+fn more_tensors_under_way_than_a_connection_carries_are_refused_by_name() {
+    let mut graph = Topology::new();
+    let mut parts = Vec::new();
+    for pair in 0..64 {
+        let fact = || Fact::known(Dtype::U8, &[1]);
+        let outlet = Outlet { node: NodeId(2 * pair), output: 0 };
+        for (part, role, inputs) in [(0, Role::Input, vec![]), (1, Role::Compute, vec![outlet])] {
+            let (name, kind) = (format!("n{pair}.{part}"), "Test".to_owned());
+            graph
+                .add(Node { name, kind, role, inputs, outputs: vec![fact()], work: 1, stays: false })
+                .unwrap();
+            parts.push(Part(part));
+        }
+    }
+    let placements = Arc::new(analyse(&graph, &Partition::new(&graph, 2, parts).unwrap()).unwrap());
+    let listener = Listener::bind("127.0.0.1:0", Settings::default()).unwrap();
+    let peers = vec![listener.address().to_string(); 2];
+    let mut peering = Peering::new(Part(0), peers, &graph, &placements);
+    peering.window = 1024;
+    let error = listener.connect(peering).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "window: 64 crossing tensors go to part 1, and 1024 of each may be under way; mode grpc-tcp carries 65520 tensors at a time to a part"
+    );
 }

@@ -16,7 +16,7 @@ use tonic_rdma_tensor::Tensor;
 use crate::dataflow::{KernelError, Value};
 use crate::error::GraphError;
 use crate::placement::{Crossing, CrossingId};
-use crate::schedule::{CrossingCounts, Start, Transfers};
+use crate::schedule::{CrossingCounts, Start, Transfers, Unfinished};
 use crate::sites::NodeSites;
 use crate::transfer::base::Base;
 use crate::transfer::mailbox::{Mailbox, Parcel};
@@ -213,6 +213,14 @@ impl<V: Value> Transfers<V> for CallTransfers {
             }
         }
         if flushed { Poll::Ready(Ok(())) } else { Poll::Pending }
+    }
+
+    fn unfinished(&self) -> Option<Unfinished> {
+        let sends = |out: &Outgoing| match self.base.peers.left(out.crossing.to) {
+            true => 0,
+            false => out.calls.in_flight.load(Ordering::Acquire) as u64,
+        };
+        Unfinished::of(self.outgoing.iter().map(|(crossing, out)| (*crossing, sends(out))))
     }
 
     fn counts(&self, crossing: CrossingId) -> CrossingCounts {

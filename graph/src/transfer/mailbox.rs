@@ -1,6 +1,6 @@
 //! Tensors that came by calls, and wait for the executor.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
@@ -20,7 +20,7 @@ pub(crate) struct Parcel {
 /// The tensors of one crossing tensor in one mode. Calls that are in flight together may come in any order, so each parcel has a number.
 ///
 /// At most `window` parcels wait here. A call whose parcel comes too early waits until there is a place, so that a parcel that is needed
-/// sooner always has one.
+/// sooner always has one. At most one call waits for each number, so at most `window` calls wait.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     name: String,
@@ -38,6 +38,8 @@ struct State {
     /// The step of the last parcel that was taken.
     last_step: Option<u64>,
     parcels: BTreeMap<u64, Parcel>,
+    /// The numbers whose calls wait for a place.
+    waiting: BTreeSet<u64>,
 }
 
 /// The reason why a parcel was refused.
@@ -45,6 +47,8 @@ struct State {
 pub(crate) enum Refusal {
     #[error("tensor {sequence} of {name:?} came already")]
     Twice { name: String, sequence: u64 },
+    #[error("tensor {sequence} of {name:?} waits already, in another call")]
+    Waits { name: String, sequence: u64 },
     #[error("step {step} of {name:?} came already, or a later step came before it")]
     Step { name: String, step: u64 },
     #[error(
@@ -68,9 +72,10 @@ impl Mailbox {
     /// Puts a parcel in, once there is a place.
     ///
     /// # Errors
-    /// The parcel came already, or could not be sent yet by a sender that keeps to the window.
+    /// The parcel came already, waits already, or could not be sent yet by a sender that keeps to the window.
     pub(crate) async fn put(&self, sequence: u64, parcel: Parcel) -> Result<(), Refusal> {
         let mut parcel = Some(parcel);
+        let mut waiting = None;
         loop {
             let mut room = std::pin::pin!(self.room.notified());
             // From here on no removal is missed.
@@ -78,7 +83,19 @@ impl Mailbox {
             if self.try_put(sequence, &mut parcel)? {
                 return Ok(());
             }
+            if waiting.is_none() {
+                waiting = Some(self.wait(sequence)?);
+            }
             room.await;
+        }
+    }
+
+    /// Notes that a call waits, until the guard is dropped.
+    fn wait(&self, sequence: u64) -> Result<Waiting<'_>, Refusal> {
+        if lock(&self.state).waiting.insert(sequence) {
+            Ok(Waiting { mailbox: self, sequence })
+        } else {
+            Err(Refusal::Waits { name: self.name.clone(), sequence })
         }
     }
 
@@ -127,6 +144,19 @@ impl Mailbox {
     }
 }
 
+/// A call that waits for a place.
+#[derive(Debug)]
+struct Waiting<'a> {
+    mailbox: &'a Mailbox,
+    sequence: u64,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        lock(&self.mailbox.state).waiting.remove(&self.sequence);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::future::Future as _;
@@ -161,6 +191,29 @@ mod tests {
         assert_eq!(put(&mailbox, 2, 30), Some(Ok(())));
         assert_eq!([mailbox.take().unwrap().step, mailbox.take().unwrap().step], [20, 30]);
         assert!(mailbox.take().is_none());
+    }
+
+    #[test]
+    fn a_parcel_waits_once() {
+        let mailbox = Mailbox::new("relu", 1, Arc::default());
+        let mut context = Context::from_waker(Waker::noop());
+        let mut first = Box::pin(mailbox.put(1, parcel(20)));
+        assert!(first.as_mut().poll(&mut context).is_pending(), "there is no place yet");
+        let refusal = put(&mailbox, 1, 20).unwrap().unwrap_err().to_string();
+        assert_eq!(refusal, "tensor 1 of \"relu\" waits already, in another call");
+        // The caller gives up, and sends the tensor again.
+        drop(first);
+        let mut second = Box::pin(mailbox.put(1, parcel(20)));
+        assert!(second.as_mut().poll(&mut context).is_pending());
+        assert_eq!(put(&mailbox, 0, 10), Some(Ok(())));
+        assert_eq!(mailbox.take().unwrap().step, 10);
+        assert!(second.as_mut().poll(&mut context).is_ready());
+        drop(second);
+        assert_eq!(
+            put(&mailbox, 1, 20).unwrap().unwrap_err().to_string(),
+            "tensor 1 of \"relu\" came already"
+        );
+        assert_eq!(mailbox.take().unwrap().step, 20);
     }
 
     #[test]

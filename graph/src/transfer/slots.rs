@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use tonic_rdma::memory::Pool;
 use tonic_rdma_tensor::{
@@ -12,10 +13,13 @@ use tonic_rdma_tensor::{
 use crate::dataflow::{KernelError, Value};
 use crate::error::GraphError;
 use crate::placement::{Crossing, CrossingId, Part};
-use crate::schedule::{CrossingCounts, Start, Transfers};
+use crate::schedule::{CrossingCounts, Start, Transfers, Unfinished};
 use crate::sites::NodeSites;
 use crate::transfer::base::Base;
 use crate::transfer::held::Held;
+
+/// How often a flush counts the sends of a crossing tensor that are left.
+const COUNT: Duration = Duration::from_millis(50);
 
 /// The sending end of a crossing tensor's slot.
 #[derive(Debug)]
@@ -53,6 +57,8 @@ struct Outgoing {
     counts: CrossingCounts,
     /// Tensors that were copied here and not by the sender.
     copied: u64,
+    /// The sends that were not over at the last look of `poll_flushed`.
+    pending: u64,
 }
 
 struct Incoming {
@@ -72,7 +78,7 @@ impl SlotTransfers {
     pub(crate) fn new(base: Base, copies: Option<Pool>, ends: SlotEnds) -> Self {
         let outgoing = ends.senders.into_iter().map(|(crossing, sender)| {
             let counts = CrossingCounts::default();
-            (crossing.id, Outgoing { crossing, sender: Held::new(sender), counts, copied: 0 })
+            (crossing.id, Outgoing { crossing, sender: Held::new(sender), counts, copied: 0, pending: 0 })
         });
         let incoming = ends
             .receivers
@@ -198,39 +204,17 @@ impl<V: Value> Transfers<V> for SlotTransfers {
 
     fn poll_flushed(&mut self, context: &mut Context<'_>) -> Poll<Result<(), GraphError>> {
         let base = &self.base;
+        base.peers.check_all()?;
+        let mut flushed = true;
         for out in self.outgoing.values_mut() {
-            let peer = out.crossing.to;
-            loop {
-                let mut changes = base.peers.changes();
-                base.peers.check_all()?;
-                let sender = match ready!(out.sender.poll_here(context)) {
-                    Ok(sender) => sender,
-                    Err(error) => {
-                        return Poll::Ready(Err(base.transfer(&out.crossing, peer, 0, error.into())));
-                    }
-                };
-                let mut goes_on = true;
-                match sender.pending() {
-                    Ok(0) => break,
-                    // A part that has left in good order needs nothing any more.
-                    _ if base.peers.left(peer) => break,
-                    Ok(_) => {}
-                    Err(error) => {
-                        base.slot_error(&out.crossing, peer, 0, error.into())?;
-                        goes_on = false;
-                    }
-                }
-                out.sender.lend(&base.runtime, |mut sender| async move {
-                    tokio::select! {
-                        // A failure shows at the next look.
-                        _ = sender.flush(), if goes_on => {}
-                        _ = changes.changed() => {}
-                    }
-                    sender
-                });
-            }
+            // All are looked at, so that `unfinished` sees each send that has ended.
+            flushed &= out.poll_flushed(base, context)?.is_ready();
         }
-        Poll::Ready(Ok(()))
+        if flushed { Poll::Ready(Ok(())) } else { Poll::Pending }
+    }
+
+    fn unfinished(&self) -> Option<Unfinished> {
+        Unfinished::of(self.outgoing.iter().map(|(crossing, out)| (*crossing, out.pending)))
     }
 
     fn counts(&self, crossing: CrossingId) -> CrossingCounts {
@@ -243,6 +227,47 @@ impl<V: Value> Transfers<V> for SlotTransfers {
 }
 
 impl Outgoing {
+    /// Returns whether all sends are over, and notes how many are not.
+    fn poll_flushed(&mut self, base: &Base, context: &mut Context<'_>) -> Result<Poll<()>, GraphError> {
+        let peer = self.crossing.to;
+        loop {
+            let mut changes = base.peers.changes();
+            base.peers.check_all()?;
+            let sender = match self.sender.poll_here(context) {
+                Poll::Ready(Ok(sender)) => sender,
+                Poll::Ready(Err(error)) => return Err(base.transfer(&self.crossing, peer, 0, error.into())),
+                Poll::Pending => return Ok(Poll::Pending),
+            };
+            let mut goes_on = true;
+            match sender.pending() {
+                // A part that has left in good order needs nothing any more.
+                Ok(pending) if pending == 0 || base.peers.left(peer) => {
+                    self.pending = 0;
+                    return Ok(Poll::Ready(()));
+                }
+                Ok(pending) => self.pending = pending,
+                Err(_) if base.peers.left(peer) => {
+                    self.pending = 0;
+                    return Ok(Poll::Ready(()));
+                }
+                Err(error) => {
+                    base.slot_error(&self.crossing, peer, 0, error.into())?;
+                    goes_on = false;
+                }
+            }
+            self.sender.lend(&base.runtime, |mut sender| async move {
+                tokio::select! {
+                    // A failure shows at the next look.
+                    _ = sender.flush(), if goes_on => {}
+                    _ = changes.changed() => {}
+                    // Then the sends that are left are counted anew.
+                    () = tokio::time::sleep(COUNT), if goes_on => {}
+                }
+                sender
+            });
+        }
+    }
+
     /// Begins to send a tensor. Returns false if no buffer is free.
     fn start(&mut self, tensor: &Tensor, copies: Option<&Pool>) -> Result<bool, SlotError> {
         let Some(sender) = self.sender.here().map_err(other)? else { return Ok(false) };

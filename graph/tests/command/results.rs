@@ -46,6 +46,25 @@ fn a_model_in_two_parts_gives_what_the_unsplit_model_gives_in_all_modes() {
         let name = tensor["name"].as_str().unwrap();
         assert!(text.contains(name), "{name} is not explained: {text}");
     }
+    // A step has two micro-batches. After the first micro-batch come a step, and two rounds with three micro-batches that are checked (one
+    // for each set of inputs) and a step that is measured. Replays do not count.
+    let (crossing, later) = (tensors.len() as u64, 2 + 2 * (3 + 2));
+    for tensor in tensors {
+        assert_eq!(tensor["first_step"]["tensors"], 1, "{tensor}");
+        assert_eq!(tensor["later_steps"]["tensors"], later, "{tensor}");
+    }
+    for row in json["modes"].as_array().unwrap() {
+        let sent = crossing * later;
+        let copies = if row["mode"] == "rdma-zerocp" { 0 } else { sent };
+        assert_eq!(
+            (row["sent"].as_u64(), row["sender_copies"].as_u64()),
+            (Some(sent), Some(copies)),
+            "{row}"
+        );
+        assert!(text.contains(&format!("{copies} / {sent}")), "{text}");
+        // The model has one result.
+        assert_eq!(row["checked"], (crossing + 1) * (1 + 2 + 2 * 3), "{row}");
+    }
     assert_eq!(json["static_addresses"].as_u64().unwrap() as usize % tensors.len(), 0);
     assert!(json["static_addresses"].as_u64().unwrap() > 0);
     for part in ["transfer", "rdma-zerocp", "2 parts"] {

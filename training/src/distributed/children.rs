@@ -1,5 +1,6 @@
 //! The processes of the parts, as the coordinator sees them.
 
+use std::collections::HashMap;
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, Command as Program, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -7,17 +8,24 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::messages::{Command, Job, Report};
+use super::process::ALIVE;
 use crate::failure::Failure;
 use crate::processes::THREADS;
 
 /// How long the other parts may take to answer after one has failed or died, beyond the deadline of the job.
 const GRACE: Duration = Duration::from_secs(15);
 
+/// How long a process may say nothing. It says every [`ALIVE`] that it runs, unless it is stopped.
+const SILENCE: Duration = Duration::from_secs(12 * ALIVE.as_secs());
+/// The longest wait for an event, after which the clocks are looked at.
+const TICK: Duration = Duration::from_millis(200);
+
 /// All processes of a job. They end when this is dropped.
 pub(super) struct Children {
     children: Vec<Running>,
     events: Receiver<(usize, Event)>,
     deadline: Duration,
+    silence: Duration,
 }
 
 struct Running {
@@ -47,7 +55,7 @@ impl Children {
         let program = std::env::current_exe().map_err(failed)?;
         let (sender, events) = channel();
         let deadline = Duration::from_secs_f64(job.deadline);
-        let mut children = Self { children: Vec::new(), events, deadline };
+        let mut children = Self { children: Vec::new(), events, deadline, silence: SILENCE };
         for number in 0..number {
             let mut process = Program::new(&program)
                 .args(["--parent", &std::process::id().to_string(), "--part", &text])
@@ -76,7 +84,7 @@ impl Children {
     }
 
     /// Gives each of some children a command, and waits for their reports. After the first failure or death, the others have the deadline
-    /// of the job to answer. Those that don't are ended.
+    /// of the job to answer. Those that don't are ended, and so is a child that says nothing for too long.
     pub(super) fn ask(&mut self, commands: Vec<(usize, Command)>) -> Result<Answers, Failure> {
         let mut answers = Answers { reports: commands.iter().map(|_| None).collect(), died: Vec::new() };
         let members: Vec<usize> = commands.iter().map(|(child, _)| *child).collect();
@@ -84,6 +92,8 @@ impl Children {
             self.tell(child, &command)?;
         }
         let mut trouble: Option<Instant> = None;
+        // In time that this process waited, so that a pause of the whole job does not count.
+        let mut silent: HashMap<usize, Duration> = HashMap::new();
         loop {
             let is_dead = |child: usize| answers.died.iter().any(|(dead, _)| *dead == child);
             let waiting: Vec<usize> = members
@@ -102,8 +112,20 @@ impl Children {
                 }
                 continue;
             }
-            match self.events.recv_timeout(Duration::from_millis(200)) {
+            let is_silent = |child: &&usize| silent.get(*child).is_some_and(|since| *since > self.silence);
+            if let Some(child) = waiting.iter().find(is_silent).copied() {
+                trouble.get_or_insert_with(Instant::now);
+                self.end(child);
+                let seconds = self.silence.as_secs();
+                answers.died.push((child, format!("has said nothing for {seconds} s, and was ended")));
+                continue;
+            }
+            match self.events.recv_timeout(TICK) {
+                Ok((child, Event::Report(Report::Alive))) => {
+                    silent.remove(&child);
+                }
                 Ok((child, Event::Report(report))) => {
+                    silent.remove(&child);
                     if matches!(report, Report::Failed { .. }) {
                         trouble.get_or_insert_with(Instant::now);
                     }
@@ -122,7 +144,11 @@ impl Children {
                     let how = self.end(child);
                     answers.died.push((child, how));
                 }
-                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    for child in waiting {
+                        *silent.entry(child).or_default() += TICK;
+                    }
+                }
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(Failure::run("all processes have ended"));
                 }
@@ -187,5 +213,49 @@ impl Drop for Children {
             let _ = child.process.kill();
             let _ = child.process.wait();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    fn sleeping() -> Running {
+        let mut process = Program::new("sleep").arg("600").stdin(Stdio::piped()).spawn().unwrap();
+        let stdin = process.stdin.take();
+        Running { process, stdin }
+    }
+
+    #[test]
+    fn processes_that_say_nothing_are_ended_and_named() {
+        let (sender, events) = channel();
+        let (deadline, silence) = (Duration::from_secs(600), Duration::from_secs(1));
+        let mut children = Children { children: vec![sleeping(), sleeping()], events, deadline, silence };
+        let answers = children.ask(vec![(0, Command::Listen), (1, Command::Listen)]).unwrap();
+        let mut died = answers.died;
+        died.sort();
+        let how = "has said nothing for 1 s, and was ended".to_owned();
+        assert_eq!(died, [(0, how.clone()), (1, how)]);
+        drop(sender);
+    }
+
+    #[test]
+    fn a_process_that_says_that_it_runs_is_waited_for() {
+        let (sender, events) = channel();
+        let (deadline, silence) = (Duration::from_secs(600), Duration::from_secs(2));
+        let mut children = Children { children: vec![sleeping()], events, deadline, silence };
+        let speaking = thread::spawn(move || {
+            for _ in 0..6 {
+                sender.send((0, Event::Report(Report::Alive))).unwrap();
+                thread::sleep(Duration::from_millis(500));
+            }
+            sender.send((0, Event::Report(Report::Listening { address: "there".to_owned() }))).unwrap();
+        });
+        let answers = children.ask(vec![(0, Command::Listen)]).unwrap();
+        assert_eq!(answers.reports, [Some(Report::Listening { address: "there".to_owned() })]);
+        assert_eq!(answers.died, []);
+        speaking.join().unwrap();
     }
 }

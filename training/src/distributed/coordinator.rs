@@ -359,8 +359,9 @@ impl ModeResult {
             let losses = ran.iter().take(workers).filter_map(|ran| ran.losses.get(step));
             self.losses.push(losses.map(|loss| f64::from(*loss)).sum());
         }
+        // A run is over when its slowest part is done.
+        self.seconds += ran.iter().map(|ran| ran.elapsed).fold(0.0, f64::max);
         if let Some(chief) = ran.get(chief) {
-            self.seconds += chief.elapsed;
             self.steps_s.extend(&chief.steps);
         }
         let sent = if from == 0 { &mut self.sent_in_first_step } else { &mut self.sent_later };
@@ -386,4 +387,25 @@ fn unexpected(report: &Report) -> Failure {
 /// Writes progress. stderr may be closed; the results have the same values.
 fn say(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_takes_as_long_as_its_slowest_part() {
+        let ran = |loss: f32, elapsed: f64| Ran {
+            losses: vec![loss],
+            steps: vec![elapsed / 2.0],
+            elapsed,
+            ..Ran::default()
+        };
+        let mut result = ModeResult::new("rdma-cp");
+        result.add(&[ran(1.0, 0.5), ran(2.0, 3.0), ran(9.0, 1.0)], 2, 2, 0);
+        result.add(&[ran(1.0, 2.0), ran(2.0, 0.25), ran(9.0, 1.0)], 2, 2, 1);
+        assert_eq!((result.seconds, &result.losses[..]), (5.0, &[3.0, 3.0][..]));
+        // The durations of steps are those of the chief.
+        assert_eq!(result.steps_s, [0.5, 0.5]);
+    }
 }

@@ -1,4 +1,5 @@
-//! What the coordinator and the parts say to each other. Each message is a line of JSON. Each command is answered by one report.
+//! What the coordinator and the parts say to each other. Each message is a line of JSON. Each command is answered by one report. In between, a process
+//! says that it runs.
 
 use std::path::PathBuf;
 
@@ -68,6 +69,8 @@ pub(crate) enum Report {
         accuracy: f64,
     },
     Sent(Vec<SentTensor>),
+    /// The process runs. It says so now and then, also while it carries out a command. This answers no command.
+    Alive,
     /// The part can't go on with the command.
     Failed {
         reason: String,

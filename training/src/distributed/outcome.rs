@@ -36,9 +36,9 @@ pub(crate) struct ModeResult {
     pub(crate) mode: String,
     /// The mean loss of the samples of each step. `null` if a worker died before it reported the step.
     pub(crate) losses: Vec<f64>,
-    /// The duration of each step, in seconds.
+    /// The duration of each step in the part that takes the loss or keeps the variables, in seconds.
     pub(crate) steps_s: Vec<f64>,
-    /// The duration of all steps, without tests.
+    /// The duration of all steps in the slowest part, without tests.
     pub(crate) seconds: f64,
     pub(crate) points: Vec<Point>,
     pub(crate) time_to_target_s: Option<f64>,

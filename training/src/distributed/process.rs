@@ -3,6 +3,7 @@
 use std::io::{self, BufRead, Write};
 use std::path::Path;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use candle_core::{DType, Device, Tensor};
@@ -19,6 +20,9 @@ use crate::variables::Variables;
 
 /// How long the other parts may take to learn that this one leaves.
 const LEAVE: Duration = Duration::from_secs(2);
+
+/// How often this process says that it runs.
+pub(super) const ALIVE: Duration = Duration::from_secs(10);
 
 /// A part, between two commands.
 struct Part {
@@ -46,6 +50,7 @@ pub(crate) fn serve(job: Job) -> Result<(), Failure> {
     let mut part =
         Part { job, modes, listener: None, connection: None, dataset: None, variables: Vec::new() };
     let failed = |error: io::Error| Failure::run("can't talk with the coordinator").because(error);
+    say_alive().map_err(failed)?;
     for line in io::stdin().lock().lines() {
         let line = line.map_err(failed)?;
         let command = serde_json::from_str(&line)
@@ -53,12 +58,27 @@ pub(crate) fn serve(job: Job) -> Result<(), Failure> {
         let report = part
             .carry_out(command)
             .unwrap_or_else(|failure| Report::Failed { reason: failure.with_causes() });
-        let text = serde_json::to_string(&report).map_err(|error| failed(error.into()))?;
-        let mut stdout = io::stdout().lock();
-        writeln!(stdout, "{text}").and_then(|()| stdout.flush()).map_err(failed)?;
+        tell(&report).map_err(failed)?;
     }
     part.disconnect();
     Ok(())
+}
+
+/// Writes a report.
+fn tell(report: &Report) -> io::Result<()> {
+    let text = serde_json::to_string(report)?;
+    let mut stdout = io::stdout().lock();
+    writeln!(stdout, "{text}").and_then(|()| stdout.flush())
+}
+
+/// Says now and then that this process runs, until the coordinator is gone.
+fn say_alive() -> io::Result<()> {
+    let speak = || {
+        while tell(&Report::Alive).is_ok() {
+            thread::sleep(ALIVE);
+        }
+    };
+    thread::Builder::new().name("alive".to_owned()).spawn(speak).map(drop)
 }
 
 /// Multiplies two matrices. candle's products of matrices allocate memory once in each thread, which is no part of any node.

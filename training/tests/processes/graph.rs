@@ -66,9 +66,26 @@ fn all_modes_train_alike_and_nothing_is_copied_from_the_second_step_on() {
         assert_eq!(mode["sent_in_first_step"]["tensors"], 24);
         assert_eq!(mode["sent_later"]["tensors"], 5 * 24);
     }
-    // The first step learns the allocation sites. A tensor that goes to both workers may be copied once for both.
-    let first = zerocp["sent_in_first_step"]["copied"].as_u64().unwrap();
-    assert!((12..=24).contains(&first), "{first}");
+    // The first step learns the allocation sites, so each tensor is copied once. A bias may be so small that it goes inline in all steps,
+    // which depends on the device; a weight of at least 20 KiB is too large for that.
+    let first = &zerocp["sent_in_first_step"];
+    assert_eq!(first["copied"].as_u64().unwrap() + first["inline"].as_u64().unwrap(), 24, "{first}");
+    let tensors = zerocp["tensors"].as_array().unwrap();
+    assert_eq!(tensors.len(), 24);
+    let of_weights = |tensor: &&Value| {
+        let name = tensor["name"].as_str().unwrap();
+        name.starts_with("assign.weight.") || name.contains(".0 to part 2")
+    };
+    assert_eq!(
+        tensors.iter().filter(of_weights).count(),
+        12,
+        "the weights and their gradients, for two workers"
+    );
+    for tensor in tensors {
+        let counts = (tensor["sent"]["copied"].as_u64().unwrap(), tensor["sent"]["inline"].as_u64().unwrap());
+        let inline = !of_weights(&tensor) && counts == (0, 6);
+        assert!(inline || counts == (1, 0), "{tensor}");
+    }
     assert_eq!(zerocp["sent_later"]["copied"], 0, "{}", zerocp["tensors"]);
     assert_eq!(tcp["sent_later"]["copied"], 5 * 24);
     let svg = std::fs::read_to_string(&plot).unwrap();

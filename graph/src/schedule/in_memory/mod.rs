@@ -16,7 +16,7 @@ use tonic_rdma_tensor::Tensor;
 use crate::dataflow::Value;
 use crate::error::GraphError;
 use crate::placement::{Crossing, CrossingId, Part, Placements};
-use crate::schedule::transfers::{CrossingCounts, Start, Transfers};
+use crate::schedule::transfers::{CrossingCounts, Start, Transfers, Unfinished};
 use crate::sites::NodeSites;
 use network::Network;
 
@@ -195,6 +195,11 @@ impl<V: Value> Transfers<V> for InMemory {
             }
         }
         Poll::Ready(Ok(()))
+    }
+
+    fn unfinished(&self) -> Option<Unfinished> {
+        let leaving = self.placements.leaving(self.part);
+        Unfinished::of(leaving.map(|crossing| (crossing.id, self.network.not_taken(crossing.id) as u64)))
     }
 
     fn counts(&self, crossing: CrossingId) -> CrossingCounts {

@@ -152,6 +152,13 @@ impl Network {
         self.poll_until_below(part, peer, crossing, waker, 1)
     }
 
+    /// Returns the number of tensors of a crossing that were sent and are not taken.
+    pub(super) fn not_taken(&self, crossing: CrossingId) -> usize {
+        let state = self.lock();
+        let lane = &state.lanes[crossing.0];
+        lane.arrived.len() + lane.under_way
+    }
+
     /// Returns whether fewer than `below` tensors of a crossing are not taken yet.
     fn poll_until_below(
         &self,

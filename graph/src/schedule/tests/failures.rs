@@ -191,6 +191,43 @@ fn a_send_that_finds_no_buffer_until_the_deadline_is_an_error() {
     assert!(error.to_string().contains("sent to part 1 of step 1 finds no free buffer"), "{error}");
 }
 
+/// Part 0 sends a tensor for each of `steps` steps at once. Part 1 computes with `kernel`, one step at a time.
+fn sends_first(
+    kernel: impl FnMut(u64, Vec<Numbers>) -> Result<Vec<Numbers>, KernelError> + Send + 'static,
+    steps: usize,
+    deadline: Duration,
+) -> Vec<Executor<Numbers>> {
+    let mut graph = Graph::default();
+    let sent = graph.sum("sent", 0, &[]);
+    graph.node_with("taken", 1, &[sent], kernel);
+    let split = graph.split();
+    let transfers = InMemory::parts(&split.placements, steps).unwrap();
+    let settings = Settings { window: 1, deadline, ..Settings::default() };
+    split.executors(transfers, &settings)
+}
+
+#[test]
+fn a_receiver_that_is_slow_and_goes_on_is_no_error() {
+    let slow = |step, inputs| {
+        thread::sleep(Duration::from_millis(200));
+        sum(step, inputs)
+    };
+    // All steps take longer than the deadline, and one takes much less.
+    let mut executors = sends_first(slow, 10, Duration::from_millis(1500));
+    for (part, (report, _)) in run_all(&mut executors, 10).into_iter().enumerate() {
+        assert!(report.is_ok(), "part {part}: {}", report.unwrap_err());
+    }
+}
+
+#[test]
+fn a_receiver_that_takes_nothing_is_named_with_the_tensor() {
+    let mut executors = sends_first(sum, 3, Duration::from_millis(50));
+    // Part 1 never runs.
+    let error = executors[0].run(0..3, Work::Compute, &mut nothing).unwrap_err();
+    assert!(matches!(error, GraphError::Deadline { peer: 1, .. }), "{error}");
+    assert!(error.to_string().contains("sent to part 1 has been sent and is not taken"), "{error}");
+}
+
 #[test]
 fn a_run_that_is_stopped_ends_all_parts() {
     for mode in ReceiveMode::ALL {

@@ -66,7 +66,7 @@ pub(crate) struct Turn {
     pub(crate) count: u64,
     /// Whether kernels return what they returned before instead of computing.
     pub(crate) replay: bool,
-    /// Whether every tensor that arrives, and every result, is compared.
+    /// Whether every tensor that arrives, and every result, is compared. Replays compare nothing.
     pub(crate) check: bool,
 }
 
@@ -134,7 +134,7 @@ pub(crate) struct Described {
     pub(crate) modes: Vec<SentCounts>,
 }
 
-/// How a part sent its tensors in a mode, after the first micro-batch.
+/// How a part sent its tensors in a mode, after the first micro-batch, in turns that compute.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SentCounts {
     pub(crate) mode: String,

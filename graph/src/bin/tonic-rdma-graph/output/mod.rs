@@ -34,11 +34,15 @@ pub(crate) struct Results {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct ModeRow {
     pub(crate) mode: String,
-    /// The time of a step, median.
+    /// The time of a step in which nothing is compared, median.
     pub(crate) step_us: f64,
     /// The time for the tensors of a step to cross, median.
     pub(crate) transfer_us: f64,
-    /// Copies by senders after the first micro-batch, for each tensor that was sent.
+    /// Tensors that were sent after the first micro-batch. Replays do not count.
+    pub(crate) sent: u64,
+    /// How many of them their senders copied.
+    pub(crate) sender_copies: u64,
+    /// `sender_copies` over `sent`.
     pub(crate) sender_copies_per_tensor: f64,
     /// The number of tensors that were compared.
     pub(crate) checked: u64,
@@ -101,7 +105,9 @@ pub(crate) fn sample() -> Results {
         mode: mode.to_owned(),
         step_us,
         transfer_us,
-        sender_copies_per_tensor: 1.0,
+        sent: 40_000,
+        sender_copies: 1,
+        sender_copies_per_tensor: 1.0 / 40_000.0,
         checked: 12,
         errors: 0,
     };

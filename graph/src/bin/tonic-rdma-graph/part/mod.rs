@@ -4,6 +4,7 @@ mod checks;
 mod job;
 mod running;
 mod service;
+mod tally;
 
 use std::io::{self, Write};
 

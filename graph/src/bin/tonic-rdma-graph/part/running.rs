@@ -10,15 +10,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use tonic_rdma_graph::GraphError;
 use tonic_rdma_graph::dataflow::{Kernel, NodeId, Topology};
-use tonic_rdma_graph::explain::{SenderReport, Sent};
+use tonic_rdma_graph::explain::SenderReport;
 use tonic_rdma_graph::onnx::{Model, ModelValue};
-use tonic_rdma_graph::placement::{CrossingId, Part, Partition, Placements, analyse};
+use tonic_rdma_graph::placement::{Part, Partition, Placements, analyse};
 use tonic_rdma_graph::schedule::{self, CrossingCounts, Executor, Stop, Transfers, Work};
 use tonic_rdma_graph::session::{self, Listener, Peering, Session};
 use tonic_rdma_graph::sites::NodeSites;
 use tonic_rdma_graph::transfer::Mode;
 
 use super::checks::Checks;
+use super::tally::Tally;
 use crate::control::messages::{Connected, Described, Differs, Done, Expected, Job, SentCounts, Turn};
 use crate::failure::Failure;
 use crate::set::{lengths, settings};
@@ -48,11 +49,9 @@ pub(super) struct Running {
     current: Mode,
     modes: Vec<Mode>,
     sites: Arc<NodeSites>,
-    /// The counters of each crossing tensor after the first turn of a mode.
-    first: HashMap<Mode, Vec<CrossingCounts>>,
+    /// How each mode sent tensors in turns that compute.
+    tallies: HashMap<Mode, Tally>,
     connected: Connected,
-    /// The set of inputs of the values that are kept for replays.
-    kept: u64,
     /// Keeps the connections.
     _session: Session,
 }
@@ -132,9 +131,8 @@ impl Loaded {
             current,
             modes,
             sites,
-            first: HashMap::new(),
+            tallies: HashMap::new(),
             connected,
-            kept: 0,
             _session: session,
         })
     }
@@ -162,7 +160,8 @@ impl Running {
         self.change(mode)?;
         let end = turn.first + turn.count;
         let work = if turn.replay { Work::Replay } else { Work::ComputeAndKeep };
-        let mut checking = self.checks.begin(turn, self.kept);
+        let before = self.counts();
+        let mut checking = self.checks.begin(turn);
         let report = self
             .executor
             .run(turn.first..end, work, &mut checking)
@@ -170,18 +169,16 @@ impl Running {
         let (mut done, difference) = (checking.done, checking.difference);
         done.nanos = report.elapsed.as_nanos().try_into().unwrap_or(u64::MAX);
         if !turn.replay {
-            self.kept = self.checks.set_of(end.saturating_sub(1));
-        }
-        if !self.first.contains_key(&mode) {
-            let counts = self
-                .placements
-                .crossings()
-                .iter()
-                .map(|crossing| self.executor.transfers().counts(crossing.id));
-            let counts = counts.collect();
-            self.first.insert(mode, counts);
+            let after = self.counts();
+            self.tallies.entry(mode).or_default().add(&before, &after);
         }
         Ok((done, difference))
+    }
+
+    /// Returns the counters of each crossing tensor in the current mode.
+    fn counts(&self) -> Vec<CrossingCounts> {
+        let transfers = self.executor.transfers();
+        self.placements.crossings().iter().map(|crossing| transfers.counts(crossing.id)).collect()
     }
 
     /// Uses the transfers of this mode from now on.
@@ -201,33 +198,20 @@ impl Running {
     pub(super) fn describe(&self) -> Described {
         let mut described = Described::default();
         for mode in &self.modes {
-            let transfers = match self.transfers.get(mode) {
-                Some(transfers) => transfers.as_ref(),
-                None => self.executor.transfers(),
-            };
             let mut counts = SentCounts { mode: mode.to_string(), ..SentCounts::default() };
             for crossing in self.placements.leaving(self.part) {
-                let all = transfers.counts(crossing.id);
-                let first = self.first.get(mode).and_then(|counts| counts.get(crossing.id.0)).copied();
-                let first = first.unwrap_or_default();
-                counts.sent += all.sent - first.sent;
-                counts.copied += all.copied - first.copied;
+                let (first, all) =
+                    self.tallies.get(mode).map(|tally| tally.of(crossing.id)).unwrap_or_default();
+                let report = SenderReport::new(crossing.id, &self.sites, first.into(), all.into());
+                counts.sent += all.sent.saturating_sub(first.sent);
+                counts.copied += report.later.copied;
                 if *mode == Mode::RdmaZerocp {
-                    described.tensors.push(self.report(crossing.id, first, all));
+                    described.tensors.push(report);
                 }
             }
             described.modes.push(counts);
         }
         described
-    }
-
-    fn report(&self, crossing: CrossingId, first: CrossingCounts, all: CrossingCounts) -> SenderReport {
-        let sent = |counts: CrossingCounts| Sent {
-            in_place: counts.sent.saturating_sub(counts.copied + counts.inline),
-            copied: counts.copied,
-            inline: counts.inline,
-        };
-        SenderReport::new(crossing, &self.sites, sent(first), sent(all))
     }
 }
 

@@ -27,6 +27,8 @@ pub(crate) struct Rounds<'a> {
     /// Micro-batches of a step.
     batches: u64,
     steps: u64,
+    /// The micro-batches of a turn that is checked: a step at least, and each set of inputs at least once.
+    checked: u64,
     /// The number of the next micro-batch.
     next: u64,
     modes: Vec<Measured>,
@@ -59,6 +61,7 @@ impl<'a> Rounds<'a> {
             reference,
             batches: options.micro_batches,
             steps: options.steps,
+            checked: options.micro_batches.max(plan.sets),
             next: 0,
             modes,
             differences: Vec::new(),
@@ -78,7 +81,9 @@ impl<'a> Rounds<'a> {
             // The steps are spread over the rounds.
             let steps = self.steps * (round + 1) / rounds - self.steps * round / rounds;
             for mode in 0..self.modes.len() {
-                let nanos = self.turn(parts, mode, steps * self.batches, false, true).await?;
+                // What is measured is not checked at the same time, because the check takes time of the step.
+                self.turn(parts, mode, self.checked, false, true).await?;
+                let nanos = self.turn(parts, mode, steps * self.batches, false, false).await?;
                 self.modes[mode].steps.push(nanos as f64 / steps as f64);
                 let replays = self.modes[mode].replays;
                 let nanos = self.turn(parts, mode, replays * self.batches, true, false).await?;
@@ -94,13 +99,13 @@ impl<'a> Rounds<'a> {
         self.steps.div_ceil((TURN / slowest).max(1)).max(ROUNDS.min(self.steps))
     }
 
-    /// Runs the first micro-batches of a mode, and replays, which are compared too.
+    /// Runs the first micro-batches of a mode, which are compared, and replays, which are not.
     async fn warm_up(&mut self, parts: &mut Parts, mode: usize) -> Result<(), Failure> {
         self.turn(parts, mode, 1, false, true).await?;
         self.modes[mode].first = self.turn(parts, mode, self.batches, false, true).await?;
         let steps = REPLAYS.0;
         // The first replay is slower than later ones.
-        self.turn(parts, mode, steps * self.batches, true, true).await?;
+        self.turn(parts, mode, steps * self.batches, true, false).await?;
         let nanos = self.turn(parts, mode, steps * self.batches, true, false).await?;
         self.modes[mode].replays = (REPLAY / (nanos / steps).max(1)).clamp(REPLAYS.0, REPLAYS.1);
         Ok(())
@@ -143,6 +148,8 @@ impl<'a> Rounds<'a> {
             ModeRow {
                 step_us: median(mode.steps) / 1000.0,
                 transfer_us: median(mode.transfers) / 1000.0,
+                sent,
+                sender_copies: copied,
                 sender_copies_per_tensor: if sent == 0 { 0.0 } else { copied as f64 / sent as f64 },
                 checked: mode.checked,
                 errors: mode.errors,
