@@ -1,9 +1,9 @@
 //! Communicators of ranks in one process, over real lanes.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
-use std::net::TcpListener;
 use std::time::Duration;
 
+use support::free_address;
 use tonic_rdma::Config;
 use tonic_rdma_collective::{
     Algorithm, CollectiveError, Communicator, Launch, Number, PlanChoice, Reduction,
@@ -11,11 +11,6 @@ use tonic_rdma_collective::{
 
 /// Long enough for a busy machine; only a hang takes so long.
 const LIMIT: Duration = Duration::from_secs(120);
-
-fn free_address() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().to_string()
-}
 
 /// Runs `rank` on a thread of its own for each rank, and returns the results in order.
 fn group<T: Send>(

@@ -1,7 +1,6 @@
 //! Fusion over communicators: each rank is a thread with a communicator of its own.
 #![allow(clippy::unwrap_used, reason = "a test that fails should say so on the spot")]
 
-use std::net::TcpListener;
 use std::time::Duration;
 
 use tonic_rdma_collective::{CollectiveError, Communicator, Fusion, FusionError, Launch};
@@ -17,13 +16,13 @@ fn ranks<R: Send>(size: usize, each: impl Fn(&Communicator) -> R + Sync) -> Vec<
 }
 
 fn ranks_that_may_leave<R: Send>(size: usize, each: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let address = &support::free_address();
     std::thread::scope(|scope| {
         let each = &each;
         let threads: Vec<_> = (0..size)
             .map(|rank| {
                 scope.spawn(move || {
-                    let launch = Launch::new(rank, size, format!("127.0.0.1:{port}"));
+                    let launch = Launch::new(rank, size, address.as_str());
                     let mut runtime = tokio::runtime::Builder::new_multi_thread();
                     let runtime = runtime.worker_threads(1).enable_all().build().unwrap();
                     let builder = Communicator::builder().launch(launch).deadline(Duration::from_secs(60));

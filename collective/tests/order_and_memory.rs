@@ -1,19 +1,14 @@
 //! Operations in unusual orders, and memory of other communicators.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
-use std::net::TcpListener;
 use std::sync::Barrier;
 use std::time::Duration;
 
+use support::free_address;
 use tonic_rdma_collective::{Algorithm, CollectiveError, Communicator, Launch, PlanChoice, Reduction};
 
 /// Long enough for a busy machine; only a hang takes so long.
 const LIMIT: Duration = Duration::from_secs(30);
-
-fn free_address() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().to_string()
-}
 
 /// Runs `rank` on a thread of its own for each rank, with a communicator for each of the plans.
 fn groups(

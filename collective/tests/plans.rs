@@ -1,7 +1,6 @@
 //! How the ranks of a group agree on their plans.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use std::net::TcpListener;
 use std::time::Duration;
 
 use tonic_rdma_collective::{
@@ -16,9 +15,7 @@ fn group<T: Send>(
     choices: &[PlanChoice],
     run: impl Fn(Result<Communicator, CollectiveError>, &tokio::runtime::Runtime) -> T + Sync,
 ) -> Vec<T> {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    drop(listener);
+    let address = support::free_address();
     let (address, run) = (&address, &run);
     std::thread::scope(|scope| {
         let ranks = choices.iter().enumerate().map(|(rank, choice)| {

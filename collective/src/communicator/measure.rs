@@ -150,7 +150,6 @@ fn broken(what: &str, why: &str) -> CollectiveError {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
     use std::sync::Barrier;
 
     use super::{agree, compare, largest, run};
@@ -174,9 +173,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_is_lost_while_the_plans_are_measured_is_named() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap().to_string();
-        drop(listener);
+        let address = support::free_address();
         let (address, all) = (&address, &Barrier::new(3));
         let rank = |rank: usize| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -5,16 +5,14 @@ use std::net::TcpListener;
 use std::thread;
 use std::time::{Duration, Instant};
 
+pub(super) use support::free_address;
+
 use super::agreement::Proposal;
 use super::{Group, Launch, Settings};
 use crate::error::{CollectiveError, Place};
 
 /// Generous: only a hang takes so long.
 const HANG: Duration = Duration::from_secs(60);
-
-pub(super) fn free_address() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
-}
 
 fn settings() -> Settings {
     // Machines of tests are slow and shared, so that a thread may wait for its turn longer than a user's would.

@@ -10,7 +10,7 @@ use crate::dataflow::{NodeId, Outlet, Role, Topology};
 pub(super) struct Groups {
     /// The nodes of each group. Groups are in a topological order.
     pub(super) members: Vec<Vec<NodeId>>,
-    /// The work of each group, at least 1 for each of its nodes.
+    /// The work of each group, at least 1 for each of its nodes that computes. Inputs of the graph are fed, and have no work.
     pub(super) work: Vec<u64>,
     /// The groups that must come before each group.
     pub(super) before: Vec<Vec<usize>>,
@@ -40,8 +40,12 @@ impl Groups {
                 group_of[node.0] = Some(group);
             }
         }
-        let work = |id: &NodeId| graph.node(*id).map_or(1, |node| node.work.max(1));
-        let work = members.iter().map(|nodes| nodes.iter().map(work).fold(0, u64::saturating_add)).collect();
+        let work = |id: &NodeId| {
+            let computes = graph.node(*id).filter(|node| node.role == Role::Compute);
+            computes.map(|node| node.work.max(1))
+        };
+        let work =
+            members.iter().map(|nodes| nodes.iter().filter_map(work).fold(0, u64::saturating_add)).collect();
 
         let mut consumers: BTreeMap<Outlet, Vec<usize>> = BTreeMap::new();
         for (id, node) in graph.nodes() {

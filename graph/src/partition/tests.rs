@@ -203,6 +203,22 @@ fn an_output_that_cannot_cross_is_named() {
     );
 }
 
+#[test]
+fn an_input_that_stays_with_its_consumers_has_no_work() {
+    let graph = graph(&[
+        (0, vec![], 1, 2, true),
+        (2, vec![0], 1, 3, false),
+        (2, vec![0], 1, 4, false),
+        (2, vec![1], 1, 1, false),
+        (2, vec![1, 2], 1, 4, false),
+        (2, vec![1], 1, 1, false),
+    ]);
+    // The first three nodes stay together. The least that the largest part can have is 7, and 45 % more is 10.
+    let found = balanced_within(&graph, 2, 45).unwrap();
+    assert_eq!(parts(&found)[4], 1, "{found:?}");
+    assert!(works(&graph, &found).iter().all(|work| *work <= 10), "{found:?}");
+}
+
 fn drawn(nodes: usize) -> impl Strategy<Value = Vec<Drawn>> {
     let role = prop_oneof![1 => Just(0u8), 1 => Just(1u8), 6 => Just(2u8)];
     let node =

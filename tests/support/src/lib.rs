@@ -10,6 +10,7 @@
     reason = "code of tests"
 )]
 
+mod address;
 mod certificates;
 mod child;
 mod content;
@@ -20,6 +21,7 @@ mod runtime;
 mod scenario;
 mod streams;
 
+pub use address::free_address;
 pub use certificates::Authority;
 pub use child::{Child, ROLE, announce};
 pub use content::{Content, random_length};
