@@ -184,7 +184,8 @@ mod tests {
             });
             let communicator = communicator.unwrap();
             if rank == 2 {
-                follow(&communicator, 7).unwrap();
+                // No trial: on a busy machine any trial may be the last one that there is time for.
+                follow(&communicator, 0).unwrap();
                 drop(communicator);
                 all.wait();
                 return;
