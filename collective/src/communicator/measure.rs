@@ -152,24 +152,9 @@ fn broken(what: &str, why: &str) -> CollectiveError {
 mod tests {
     use std::sync::Barrier;
 
-    use super::{agree, compare, largest, run};
+    use super::{agree, compare, largest};
     use crate::communicator::{Communicator, PlanChoice};
-    use crate::error::CollectiveError;
     use crate::group::{Group, Launch, Settings};
-    use crate::tuner::Trial;
-
-    /// Takes part in some trials as a rank that is not rank 0.
-    fn follow(communicator: &Communicator, trials: usize) -> Result<(), CollectiveError> {
-        compare(communicator, &PlanChoice::Measured)?;
-        largest(communicator)?;
-        for _ in 0..trials {
-            let mut words = [0; 4];
-            communicator.broadcast(&mut words[..], 0).wait()?;
-            let trial = Trial::unpack(words).unwrap().unwrap();
-            run(communicator, trial, communicator.allocate(trial.bytes.div_ceil(4))?)?;
-        }
-        Ok(())
-    }
 
     #[test]
     fn a_rank_that_is_lost_while_the_plans_are_measured_is_named() {
@@ -184,8 +169,9 @@ mod tests {
             });
             let communicator = communicator.unwrap();
             if rank == 2 {
-                // No trial: on a busy machine any trial may be the last one that there is time for.
-                follow(&communicator, 0).unwrap();
+                // Leaves before the first trial: on a busy machine any trial may be the last one that there is time for.
+                compare(&communicator, &PlanChoice::Measured).unwrap();
+                largest(&communicator).unwrap();
                 drop(communicator);
                 all.wait();
                 return;
