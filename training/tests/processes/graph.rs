@@ -134,6 +134,53 @@ fn texts_of_varying_length_cross_with_dynamic_shapes_in_a_ring() {
 }
 
 #[test]
+fn texts_of_varying_length_are_sent_without_a_copy_from_the_second_step_on() {
+    let folder = tempfile::tempdir().unwrap();
+    // 57 sayings to train with, all of another length. So the lengths of a worker's batch differ from step to step, and with 9 batches of
+    // 6 the steps go on into the second epoch.
+    let sayings: String = (0..60).map(|number| format!("{}\n%\n", "a".repeat(20 + number))).collect();
+    std::fs::write(folder.path().join("sayings"), sayings).unwrap();
+    let json = folder.path().join("results.json");
+    let output = program(&[
+        "--sync",
+        "parameter-server",
+        "--workers",
+        "2",
+        "--mode",
+        "rdma-zerocp",
+        "--model",
+        "lstm",
+        "--length",
+        "100",
+        "--batch",
+        "6",
+        "--epochs",
+        "2",
+        "--steps",
+        "12",
+        "--test-every",
+        "4",
+        "--texts",
+        &folder.path().to_string_lossy(),
+        "--json",
+        &json.to_string_lossy(),
+    ]);
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    let results = results(&json);
+    let zerocp = &results["modes"][0];
+    assert_eq!(losses(zerocp).len(), 12);
+    let copied: Vec<&Value> = zerocp["tensors"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|tensor| tensor["sent"]["copied"].as_u64().unwrap() > 1)
+        .collect();
+    assert_eq!(zerocp["sent_later"]["copied"], 0, "{copied:?}");
+    let dynamic = zerocp["tensors"].as_array().unwrap().iter();
+    assert_eq!(dynamic.filter(|tensor| tensor["placement"] == "dynamic").count(), 6);
+}
+
+#[test]
 fn a_missing_data_set_names_the_package_and_the_script() {
     let folder = tempfile::tempdir().unwrap();
     let place = folder.path().to_string_lossy();
