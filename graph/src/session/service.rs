@@ -11,9 +11,9 @@ use tonic::{Request, Response, Status};
 
 use crate::session::state::{Hall, State};
 use crate::session::text::MAX_TEXT;
-use crate::transfer::LONGEST_CALL;
 use crate::transfer::proto::parts_server::Parts;
 use crate::transfer::proto::{HelloReply, HelloRequest, PutReply, PutRequest, Standing, WatchRequest};
+use crate::transfer::{LONGEST_CALL, refusal};
 
 /// The largest description of a part: entries of a fingerprint.
 const MAX_ENTRIES: usize = 64;
@@ -33,6 +33,19 @@ impl Service {
 
     fn state(&self) -> Result<&Arc<State>, Status> {
         self.hall.state().ok_or_else(|| Status::unavailable("this part does not connect yet"))
+    }
+
+    /// Puts a tensor into its mailbox, once there is room.
+    async fn take(&self, request: PutRequest) -> Result<(), Status> {
+        let state = self.state()?;
+        let caller = state.caller(&request.token).ok_or_else(unknown_token)?;
+        let sequence = request.sequence;
+        let (mailbox, parcel) = state.check(caller, request).map_err(Status::invalid_argument)?;
+        match tokio::time::timeout(LONGEST_CALL, mailbox.put(sequence, parcel)).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(refusal)) => Err(Status::failed_precondition(refusal.to_string())),
+            Err(_) => Err(Status::deadline_exceeded("the receiver took no earlier tensor in time")),
+        }
     }
 }
 
@@ -76,16 +89,7 @@ impl Parts for Service {
     }
 
     async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutReply>, Status> {
-        let state = self.state()?;
-        let request = request.into_inner();
-        let caller = state.caller(&request.token).ok_or_else(unknown_token)?;
-        let sequence = request.sequence;
-        let (mailbox, parcel) = state.check(caller, request).map_err(Status::invalid_argument)?;
-        match tokio::time::timeout(LONGEST_CALL, mailbox.put(sequence, parcel)).await {
-            Ok(Ok(())) => Ok(Response::new(PutReply {})),
-            Ok(Err(refusal)) => Err(Status::failed_precondition(refusal.to_string())),
-            Err(_) => Err(Status::deadline_exceeded("the receiver took no earlier tensor in time")),
-        }
+        self.take(request.into_inner()).await.map(|()| Response::new(PutReply {})).map_err(refusal)
     }
 }
 

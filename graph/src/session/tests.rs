@@ -151,7 +151,8 @@ fn bad_calls_are_refused_by_name_and_harm_nothing() {
                 status.code(),
                 Code::InvalidArgument | Code::FailedPrecondition | Code::PermissionDenied
             );
-            assert!(bad, "{status}");
+            let is_marked = status.metadata().contains_key("tonic-rdma-graph-refusal");
+            assert!(bad && is_marked, "{status:?}");
             status.message().to_owned()
         };
         for token in [Bytes::new(), Bytes::from_static(&[0; 16]), token.slice(1..)] {

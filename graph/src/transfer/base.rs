@@ -53,7 +53,11 @@ impl Base {
     pub(crate) fn connection_ended(&self, peer: Part, source: &KernelError) -> Result<(), GraphError> {
         self.peers.check(peer)?;
         if self.peers.doubt(peer) {
-            let (peers, reason) = (Arc::clone(&self.peers), source.to_string());
+            let peers = Arc::clone(&self.peers);
+            let seconds = REASON.as_secs();
+            let reason = format!(
+                "a connection for tensors has ended ({source}), and it has said nothing of that for {seconds} s, though its watch goes on"
+            );
             self.runtime.spawn(async move {
                 tokio::time::sleep(REASON).await;
                 if !peers.left(peer) {

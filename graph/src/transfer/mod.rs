@@ -28,7 +28,7 @@ mod tests;
 pub use mode::Mode;
 
 pub(crate) use base::Base;
-pub(crate) use calls::{CallEnds, CallTransfers, Caller, LONGEST_CALL};
+pub(crate) use calls::{CallEnds, CallTransfers, Caller, LONGEST_CALL, refusal};
 pub(crate) use mailbox::{Mailbox, Parcel};
 pub(crate) use peers::{Peers, Reason, lock};
 pub(crate) use slots::{SlotEnds, SlotReceiver, SlotSender, SlotTransfers};

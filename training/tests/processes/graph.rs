@@ -93,6 +93,42 @@ fn all_modes_train_alike_and_nothing_is_copied_from_the_second_step_on() {
 }
 
 #[test]
+fn eight_workers_train_alike_in_all_modes() {
+    let folder = tempfile::tempdir().unwrap();
+    write_samples(folder.path());
+    for (sync, tensors) in [("parameter-server", 8 * 2 * 6), ("allreduce", 6 * (2 * 7 + 7 * 7))] {
+        let json = folder.path().join(format!("{sync}.json"));
+        let output = program(&[
+            "--sync",
+            sync,
+            "--workers",
+            "8",
+            "--mode",
+            "grpc-tcp,rdma-zerocp",
+            "--model",
+            "mlp",
+            "--batch",
+            "12",
+            "--steps",
+            "3",
+            "--test-every",
+            "3",
+            "--data",
+            &folder.path().to_string_lossy(),
+            "--json",
+            &json.to_string_lossy(),
+        ]);
+        assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+        let results = results(&json);
+        let [tcp, zerocp] = [&results["modes"][0], &results["modes"][1]];
+        assert_eq!(losses(tcp), losses(zerocp));
+        assert_eq!((losses(tcp).len(), &tcp["weights"]), (3, &zerocp["weights"]));
+        assert_eq!(zerocp["sent_in_first_step"]["tensors"], tensors, "{sync}");
+        assert_eq!(zerocp["sent_later"]["copied"], 0, "{}", zerocp["tensors"]);
+    }
+}
+
+#[test]
 fn texts_of_varying_length_cross_with_dynamic_shapes_in_a_ring() {
     let folder = tempfile::tempdir().unwrap();
     let sayings = |number: usize| "ab ".repeat(3 + number % 5);
