@@ -9,6 +9,7 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
+use crate::placement::Part;
 use crate::session::state::{Hall, State};
 use crate::session::text::MAX_TEXT;
 use crate::transfer::proto::parts_server::Parts;
@@ -53,10 +54,11 @@ impl Service {
 impl Parts for Service {
     async fn hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
         let state = self.state()?;
+        let HelloRequest { caller, expected } = request.into_inner();
         if let Some(reason) = state.standing.borrow().failure.clone() {
+            state.has_heard(caller.map(|caller| caller.part as usize));
             return Err(Status::aborted(reason));
         }
-        let HelloRequest { caller, expected } = request.into_inner();
         let caller = caller.ok_or_else(|| Status::invalid_argument("the caller does not describe itself"))?;
         let texts = caller.fingerprint.iter().map(|entry| entry.name.len()).sum::<usize>();
         if caller.fingerprint.len() > MAX_ENTRIES || texts > MAX_TEXT || caller.modes.len() > MAX_ENTRIES {
@@ -81,9 +83,9 @@ impl Parts for Service {
 
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let state = self.state()?;
-        state.caller(&request.get_ref().token).ok_or_else(unknown_token)?;
+        let caller = state.caller(&request.get_ref().token).ok_or_else(unknown_token)?;
         let (send, receive) = mpsc::channel(1);
-        let watcher = Watcher::new(&self.watchers);
+        let watcher = Watcher::new(&self.watchers, state, caller);
         tokio::spawn(follow(state.standing.subscribe(), send, watcher));
         Ok(Response::new(Box::pin(ReceiverStream::new(receive))))
     }
@@ -118,18 +120,24 @@ async fn follow(
 }
 
 /// Counts a stream.
-struct Watcher(Arc<AtomicUsize>);
+struct Watcher {
+    count: Arc<AtomicUsize>,
+    state: Arc<State>,
+    caller: Part,
+}
 
 impl Watcher {
-    fn new(count: &Arc<AtomicUsize>) -> Self {
+    fn new(count: &Arc<AtomicUsize>, state: &Arc<State>, caller: Part) -> Self {
         count.fetch_add(1, Ordering::SeqCst);
-        Self(Arc::clone(count))
+        Self { count: Arc::clone(count), state: Arc::clone(state), caller }
     }
 }
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
+        // The caller ends its stream when it has heard how this part ended, or when it has ended itself.
+        self.state.has_heard(Some(self.caller.0));
+        self.count.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

@@ -15,6 +15,9 @@ use crate::session::state::Hall;
 /// How long the threads go on after the end of a session, so that the other parts learn of the end.
 const FAREWELL: Duration = Duration::from_secs(1);
 
+/// How long they go on if this part has failed, and another part has not called yet to hear why.
+const REASON: Duration = Duration::from_secs(3);
+
 /// A runtime that belongs to the session. When it is dropped, the other parts are told that this part has left, unless it has failed.
 #[derive(Debug)]
 pub(super) struct Threads {
@@ -83,14 +86,20 @@ impl Drop for Threads {
     fn drop(&mut self) {
         let Some(runtime) = self.runtime.take() else { return };
         self.leave();
-        let watchers = Arc::clone(&self.watchers);
+        let (watchers, hall) = (Arc::clone(&self.watchers), Arc::clone(&self.hall));
+        let has_to_say_why = move || hall.state().is_some_and(|state| state.has_to_say_why());
+        let stays = self.watchers.load(Ordering::SeqCst) > 0 || has_to_say_why();
         // The ordinary drop waits for the threads, which is not allowed on a runtime's thread.
         let rest = move || {
+            let until = Instant::now() + REASON;
+            while has_to_say_why() && Instant::now() < until {
+                thread::sleep(Duration::from_millis(2));
+            }
             Self::farewell(&watchers, FAREWELL);
             runtime.shutdown_background();
         };
         // If the system gives no thread, the closure is dropped with the runtime in it; its threads end then.
-        if self.watchers.load(Ordering::SeqCst) > 0 {
+        if stays {
             drop(thread::Builder::new().name("graph-farewell".to_owned()).spawn(rest));
         } else {
             rest();

@@ -9,6 +9,7 @@ use tokio::runtime::Handle;
 use crate::dataflow::KernelError;
 use crate::error::GraphError;
 use crate::placement::{Crossing, CrossingId, Part};
+use crate::transfer::agreement::RunsOfParts;
 use crate::transfer::peers::Peers;
 
 /// How long the reason for the end of a connection may take.
@@ -20,6 +21,8 @@ pub(crate) struct Base {
     pub(crate) peers: Arc<Peers>,
     /// The threads of the session.
     pub(crate) runtime: Handle,
+    /// Which steps the parts run.
+    pub(crate) runs: Arc<dyn RunsOfParts>,
     /// Tells the peers that this part has failed.
     pub(crate) abort: Arc<dyn Fn(&str) + Send + Sync>,
     /// Keeps the connections.
