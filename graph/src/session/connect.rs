@@ -19,7 +19,7 @@ use crate::session::peering::Peering;
 use crate::session::settings::{MAX_CALLS, MESSAGE_MARGIN, OTHER_CALLS, Settings, setting};
 use crate::session::state::{Hall, State, Token};
 use crate::session::text::chain;
-use crate::session::threads::Threads;
+use crate::session::threads::{FAREWELL, Threads};
 use crate::transfer::proto::Standing;
 use crate::transfer::{CallEnds, Mailbox, Mode, Peers, SlotEnds, SlotReceiver};
 
@@ -81,6 +81,7 @@ pub(super) fn connect(
         Ok(connected) => connected,
         Err(error) => {
             state.fail(&chain(&error));
+            threads.fail_within(FAREWELL);
             return Err(error);
         }
     };

@@ -55,22 +55,23 @@ impl Parts for Service {
     async fn hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
         let state = self.state()?;
         let HelloRequest { caller, expected } = request.into_inner();
-        if let Some(reason) = state.standing.borrow().failure.clone() {
-            state.has_heard(caller.map(|caller| caller.part as usize));
-            return Err(Status::aborted(reason));
-        }
         let caller = caller.ok_or_else(|| Status::invalid_argument("the caller does not describe itself"))?;
         let texts = caller.fingerprint.iter().map(|entry| entry.name.len()).sum::<usize>();
         if caller.fingerprint.len() > MAX_ENTRIES || texts > MAX_TEXT || caller.modes.len() > MAX_ENTRIES {
             return Err(Status::invalid_argument("the caller's description is too long"));
         }
         let part = caller.part as usize;
+        let failure = state.standing.borrow().failure.clone();
+        if failure.is_some() {
+            state.has_heard(Some(part));
+        }
         let mut reply = HelloReply { server: Some(state.description()), token: Default::default() };
-        match state.compare(&caller) {
+        match (state.compare(&caller), failure) {
             // The caller finds the difference too, and names it.
-            Err(misfit) => state.note(part, misfit),
-            Ok(()) if expected as usize != state.me.0 || part == state.me.0 => {}
-            Ok(()) => {
+            (Err(misfit), _) => state.note(part, misfit),
+            (Ok(()), Some(reason)) => return Err(Status::aborted(reason)),
+            (Ok(()), None) if expected as usize != state.me.0 || part == state.me.0 => {}
+            (Ok(()), None) => {
                 let unknown = || Status::invalid_argument(format!("there is no part {part}"));
                 reply.token = state.token_of(part).ok_or_else(unknown)?;
                 state.fits(part);
