@@ -23,7 +23,7 @@ use super::service::Service;
 use super::sockets::Sockets;
 use crate::host_memory::MemoryUser;
 use crate::soft::event_socket::EventSocket;
-use crate::soft::shared::end::{End, is_ring};
+use crate::soft::shared::end::{End, EndState, is_ring};
 use crate::soft::shared::table::RegionTable;
 use crate::sync::lock;
 use crate::{HostMemory, VerbsError};
@@ -94,6 +94,7 @@ impl Peer {
     /// Notes that the peer died, and moves its queue pairs to Error.
     pub(crate) fn mark_dead(&self) {
         self.dead.store(true, SeqCst);
+        self.offers.peer_died();
         let users: Vec<_> = lock(&self.users).values().filter_map(Weak::upgrade).collect();
         for user in users {
             user.fail();
@@ -174,6 +175,11 @@ impl Peer {
         Some(offer)
     }
 
+    #[cfg(test)]
+    pub(crate) fn offers(&self) -> &Offers {
+        &self.offers
+    }
+
     /// Takes news of the peer about the segments that this process has offered.
     pub(crate) fn take_news(&self, news: Object) {
         match news {
@@ -183,16 +189,28 @@ impl Peer {
         }
     }
 
-    /// Tells the peer that its segment `id` is not mapped any more. Does not wait. If the socket is full, the peer keeps the charge
-    /// until it leaves.
+    /// Tells the peer that its segment `id` is not mapped any more. Does not wait. If the word is lost, the peer asks again.
     pub(crate) fn say_unmapped(&self, id: u64) {
         self.say_by_any(Object::Unmapped { id });
     }
 
-    /// Sends a request without a reply by any connection to the peer, because the first one may be gone.
+    /// Tells the peer once more of segments that are withdrawn, and that it has not confirmed to have unmapped. Returns whether there are
+    /// any that it has not confirmed. Does not wait.
+    pub(crate) fn remind(&self, now: Instant) -> bool {
+        for id in self.offers.reminders(now) {
+            self.say_by_any(Object::Withdraw { id });
+        }
+        self.offers.has_withdrawn()
+    }
+
+    /// Sends a request without a reply by any connection to the peer, because the first one may be gone. The request is lost if the
+    /// socket is full, or if no queue pair of the peer can take it now.
     fn say_by_any(&self, object: Object) {
         let users: Vec<_> = lock(&self.users).values().filter_map(Weak::upgrade).collect();
-        if let Some(address) = users.iter().find_map(|user| user.peer_address()) {
+        let addresses = users.iter().filter_map(|user| user.peer_address());
+        // A queue pair that is not connected to this process yet, or is gone, sends no confirmation.
+        let best = addresses.max_by_key(|(_, state)| *state == EndState::Ready);
+        if let Some((address, _)) = best {
             let _ = self.say(&address, object, None);
         }
     }
@@ -254,8 +272,14 @@ impl MemoryUser for Peer {
         if !self.offers.withdraw(id) {
             return;
         }
-        // If the socket is full, the peer keeps the segment until this process leaves.
+        if self.is_dead() {
+            self.offers.unmapped(id);
+            return;
+        }
         self.say_by_any(Object::Withdraw { id });
+        if let Some(service) = self.service.upgrade() {
+            service.remind_later();
+        }
     }
 }
 
@@ -268,7 +292,7 @@ impl Drop for Peer {
             && !self.is_dead()
         {
             // The request is about all segments, so it names no queue pair.
-            let request = Request { sequence: 0, number: 0, token: 0, object: Object::Leave };
+            let request = Request { sequence: message::LEAVE, number: 0, token: 0, object: Object::Leave };
             if message::send_request(&socket, &request, None).is_err() {
                 // The socket is full. The peer finds its end, and closes its own.
                 let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Write);

@@ -26,6 +26,7 @@ use super::peers::address::Address;
 use super::peers::local::{ClientMemory, LocalQueuePair, SendAnswer};
 use super::peers::message::Object;
 use super::shared::attention::Attention;
+use super::shared::end::EndState;
 use super::shared::platform::{Native, Shipping};
 use crate::{
     Access, NoView, PathSettings, PeerWork, PostError, Probe, QueuePair, QueuePairAddress, QueuePairCapacity,
@@ -166,9 +167,9 @@ impl LocalQueuePair for Pair {
         self.core.token()
     }
 
-    fn peer_address(&self) -> Option<Address> {
+    fn peer_address(&self) -> Option<(Address, EndState)> {
         let connection = self.core.connection()?;
-        (!self.core.peer_has_ended()).then_some(connection.address)
+        Some((connection.address, connection.end.state()))
     }
 
     fn grant(
@@ -182,7 +183,7 @@ impl LocalQueuePair for Pair {
 
     fn confirm(&self, news: Object) {
         if let Some(connection) = self.core.connection() {
-            // If the socket is full, the peer offers the segment again, or keeps its charge until it leaves.
+            // If the word is lost, the peer offers or withdraws the segment again.
             let _ = connection.peer.say(&connection.address, news, None);
         }
     }
