@@ -10,9 +10,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
-
 use super::address::{Address, DeviceId};
+use super::asking::Asking;
 use super::level::{Identity, Level};
 use super::local::LocalQueuePair;
 use super::message::{self, Answer, EndAnswer, Object, Request};
@@ -42,8 +41,7 @@ pub(crate) struct Peer {
     dead: AtomicBool,
     /// Taken when this value is dropped.
     socket: Option<Received>,
-    /// Number of the last request. Locked while a request is under way.
-    sequence: Mutex<u64>,
+    asking: Asking,
     table: Mutex<HashMap<u64, Weak<RegionTable>>>,
     event_sockets: Mutex<HashMap<u64, Weak<EventSocket>>>,
     /// The segments that this process offers to the peer.
@@ -68,7 +66,7 @@ impl Peer {
             same_user,
             dead: AtomicBool::new(false),
             socket: Some(Received::new(fd)),
-            sequence: Mutex::new(0),
+            asking: Asking::default(),
             table: Mutex::default(),
             event_sockets: Mutex::default(),
             offers: Offers::default(),
@@ -226,7 +224,7 @@ impl Peer {
         message::send_request(self.socket(), &request, fd)
     }
 
-    /// Sends one request and waits for its answer.
+    /// Sends one request and waits for its answer. Other threads may ask at the same time.
     fn ask(
         &self,
         address: &Address,
@@ -245,25 +243,8 @@ impl Peer {
             }
             _ => VerbsError::os(action, error),
         };
-        let deadline = Instant::now() + PATIENCE;
-        let mut last = lock(&self.sequence);
-        *last += 1;
-        let sequence = *last;
-        let request = Request { sequence, number: address.number, token: address.token, object };
-        // Requests to carry out records may have filled the socket.
-        while let Err(error) = message::send_request(self.socket(), &request, None) {
-            if error.kind() != io::ErrorKind::WouldBlock {
-                return Err(os(error));
-            }
-            wait_for(self.socket(), PollFlags::OUT, deadline).map_err(os)?;
-        }
-        loop {
-            wait_for(self.socket(), PollFlags::IN, deadline).map_err(os)?;
-            let (reply, fds) = message::receive_reply(self.socket()).map_err(os)?;
-            if reply.sequence == sequence {
-                return Ok((reply.answer, fds));
-            }
-        }
+        let request = Request { sequence: 0, number: address.number, token: address.token, object };
+        self.asking.ask(self.socket(), request, PATIENCE).map_err(os)
     }
 }
 
@@ -333,21 +314,4 @@ pub(crate) fn check_owner(fd: &impl AsFd, policy: Policy) -> Result<Identity, Ve
     policy.admit(&identity)?;
     tracing::debug!(process = identity.process, level = ?identity.level, "the soft device has a peer");
     Ok(identity)
-}
-
-/// Waits until the socket is ready for `what`.
-fn wait_for(fd: &impl AsFd, what: PollFlags, deadline: Instant) -> io::Result<()> {
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        // Checked first, because a peer may send other replies without end.
-        if left.is_zero() {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "the peer's device did not answer"));
-        }
-        let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(left.subsec_nanos()) };
-        match rustix::event::poll(&mut [PollFd::new(fd, what)], Some(&timeout)) {
-            Ok(0) | Err(rustix::io::Errno::INTR) => {}
-            Ok(_) => return Ok(()),
-            Err(error) => return Err(error.into()),
-        }
-    }
 }
