@@ -198,11 +198,17 @@ impl LocalQueuePair for Pair {
     }
 
     fn carry_out(&self) -> bool {
-        // From now on the peer asks the device at once, until a thread polls. A thread that sleeps in the completion queue learns of
-        // all news itself.
         self.looked_after.store(false, Relaxed);
-        let sleeps = self.core.receive_queue.is_armed();
-        self.core.want(if sleeps { ALL_NEWS } else { Attention::DEVICE });
+        // A thread that sleeps in the completion queue learns of all news itself. If no thread sleeps or polls, the peer asks the
+        // device at once from now on, until a thread polls. If a thread has taken the records since the peer asked, that thread polls.
+        let wanted = if self.core.receive_queue.is_armed() {
+            ALL_NEWS
+        } else if self.target.has_record() || self.target.is_busy() || self.sends.has_waiting() {
+            Attention::DEVICE
+        } else {
+            Attention::POLLED
+        };
+        self.core.want(wanted);
         Attention::fence::<Native, Shipping>();
         let more = self.target.visit(&self.sends, &mut Output::Keep);
         if self.sends.has_waiting() {
