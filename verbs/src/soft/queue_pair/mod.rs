@@ -128,7 +128,7 @@ impl CompletionSource for Pair {
     fn ask_for_events(&self, role: Role) {
         if role.receives {
             let looked_after = self.looked_after.load(Relaxed);
-            self.core.want(if looked_after { Attention::NEWS } else { ALL_NEWS });
+            self.core.ask(if looked_after { Attention::NEWS } else { ALL_NEWS });
         }
         // SYNC: a thread that stores news or posts requests holds one of the two locks while it looks whether the queue is armed, and
         // while it notes its debt and counts its requests. So either this thread sees them, or that thread sees that the queue is
@@ -138,7 +138,7 @@ impl CompletionSource for Pair {
             self.core.settle();
         }
         if role.sends && self.sends.wants_progress() {
-            self.core.want(Attention::PROGRESS);
+            self.core.ask(Attention::PROGRESS);
         }
     }
 
@@ -201,14 +201,11 @@ impl LocalQueuePair for Pair {
         self.looked_after.store(false, Relaxed);
         // A thread that sleeps in the completion queue learns of all news itself. If no thread sleeps or polls, the peer asks the
         // device at once from now on, until a thread polls. If a thread has taken the records since the peer asked, that thread polls.
-        let wanted = if self.core.receive_queue.is_armed() {
-            ALL_NEWS
+        if self.core.receive_queue.is_armed() {
+            self.core.ask(ALL_NEWS);
         } else if self.target.has_record() || self.target.is_busy() || self.sends.has_waiting() {
-            Attention::DEVICE
-        } else {
-            Attention::POLLED
-        };
-        self.core.want(wanted);
+            self.core.want(Attention::DEVICE);
+        }
         Attention::fence::<Native, Shipping>();
         let more = self.target.visit(&self.sends, &mut Output::Keep);
         if self.sends.has_waiting() {
@@ -268,7 +265,7 @@ impl PeerWork for Pair {
             // A queue that is armed later asks itself.
             fence(SeqCst);
             if self.core.receive_queue.is_armed() {
-                self.core.want(ALL_NEWS);
+                self.core.ask(ALL_NEWS);
                 Attention::fence::<Native, Shipping>();
             }
         }

@@ -3,6 +3,7 @@
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::*;
+use crate::soft::completion_queue::Queue;
 use crate::soft::shared::attention::Attention;
 use crate::soft::shared::platform::Native;
 
@@ -41,6 +42,32 @@ fn a_late_request_to_the_device_does_not_end_the_polling() {
     device.carry_out();
     assert!(wants_device());
     assert_eq!(b.drain().len(), 1);
+}
+
+/// A sleeping poller gets one event for all messages that come before it has woken up.
+#[test]
+fn many_messages_wake_a_poller_once() {
+    let (a, b) = Side::connected();
+    exchange(&a, &b);
+    for round in 0..3 {
+        (0..8).for_each(|number| assert!(b.post_receive(number)));
+        b.drain();
+        b.queue.arm().unwrap();
+        assert!(b.drain().is_empty());
+        b.queue.acknowledge_events();
+        b.queue.arm().unwrap();
+        (0..8).for_each(|number| assert!(a.send(number, 10)));
+        assert!(event(&b.queue, 10), "round {round}: the poller sleeps");
+        let events = Queue::of(&b.queue, &the_device()).unwrap().take_peers_events();
+        assert!(events <= 2, "round {round}: {events} events for two times of arming");
+        b.queue.acknowledge_events();
+        let mut messages = 0;
+        wait_for("the messages", || {
+            a.drain();
+            messages += b.drain().len();
+            messages == 8
+        });
+    }
 }
 
 /// Another thread posts a Send while the poller sleeps, and the peer has no receive yet.
