@@ -3,6 +3,9 @@
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::*;
+use crate::soft::completion_queue::Queue;
+use crate::soft::shared::attention::Attention;
+use crate::soft::shared::platform::Native;
 
 /// Returns whether an event of `queue` comes within `seconds`.
 fn event(queue: &Arc<dyn CompletionQueue>, seconds: i64) -> bool {
@@ -21,6 +24,50 @@ fn exchange(a: &Side, b: &Side) {
         theirs += b.drain().len();
         ours == 1 && theirs == 1
     });
+}
+
+/// The peer's request to look at the records comes after a thread has polled them, because the device's thread got no core before.
+/// From then on the peer would ask the device with each message, and each request would cause the next.
+#[test]
+fn a_late_request_to_the_device_does_not_end_the_polling() {
+    let (a, b) = Side::connected();
+    exchange(&a, &b);
+    let wants_device = || Attention::of_own::<Native>(b.core.end.attention_word()).wants(Attention::DEVICE);
+    assert!(!wants_device());
+    let device = the_device().service().queue_pair(b.pair.number().0).unwrap();
+    device.carry_out();
+    assert!(!wants_device(), "a thread polls, and no record waits");
+    // No thread polls, and a message waits.
+    assert!(b.post_receive(2) && a.send(2, 10));
+    device.carry_out();
+    assert!(wants_device());
+    assert_eq!(b.drain().len(), 1);
+}
+
+/// A sleeping poller gets one event for all messages that come before it has woken up.
+#[test]
+fn many_messages_wake_a_poller_once() {
+    let (a, b) = Side::connected();
+    exchange(&a, &b);
+    for round in 0..3 {
+        (0..8).for_each(|number| assert!(b.post_receive(number)));
+        b.drain();
+        b.queue.arm().unwrap();
+        assert!(b.drain().is_empty());
+        b.queue.acknowledge_events();
+        b.queue.arm().unwrap();
+        (0..8).for_each(|number| assert!(a.send(number, 10)));
+        assert!(event(&b.queue, 10), "round {round}: the poller sleeps");
+        let events = Queue::of(&b.queue, &the_device()).unwrap().take_peers_events();
+        assert!(events <= 2, "round {round}: {events} events for two times of arming");
+        b.queue.acknowledge_events();
+        let mut messages = 0;
+        wait_for("the messages", || {
+            a.drain();
+            messages += b.drain().len();
+            messages == 8
+        });
+    }
 }
 
 /// Another thread posts a Send while the poller sleeps, and the peer has no receive yet.
