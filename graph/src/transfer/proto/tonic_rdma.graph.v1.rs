@@ -48,7 +48,7 @@ pub struct WatchRequest {
     #[prost(bytes = "bytes", tag = "1")]
     pub token: ::prost::bytes::Bytes,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Standing {
     /// Whether the part has all addresses and connections that it needs.
     #[prost(bool, tag = "1")]
