@@ -267,6 +267,10 @@ mod tests {
             panic!("the mode is another")
         };
         assert_eq!(job, OverlapJob { compute: Compute::Cores, step_ms: Some(12.5), steps: OVERLAP_STEPS });
+        let Ok(Mode::Job { job: Job::Overlap(job), .. }) = parse("--overlap resnet50 --compute copy") else {
+            panic!("the mode is another")
+        };
+        assert_eq!((job.compute, job.step_ms), (Compute::Copy, None));
         assert!(matches!(parse("--check --ranks 4 --steps 50"), Ok(Mode::Check { ranks: 4, .. })));
     }
 

@@ -47,8 +47,10 @@ pub(crate) struct OverlapJob {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Compute {
-    /// On an accelerator: the core waits and is free
+    /// On an accelerator, which writes the gradients to their places itself: the core waits and is free
     Wait,
+    /// On an accelerator: the core copies each gradient to its place, and else waits and is free
+    Copy,
     /// On the cores that communicate: products of matrices
     Cores,
 }

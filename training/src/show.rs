@@ -147,6 +147,7 @@ fn overlap(overlap: &Overlap) -> String {
     );
     let place = match overlap.compute {
         Compute::Wait => "on an accelerator (a wait that takes no core)",
+        Compute::Copy => "on an accelerator (a wait), from which the core copies the gradients",
         Compute::Cores => "on the cores that communicate",
     };
     format!(

@@ -30,8 +30,7 @@ const STEP: f64 = 1.5;
 /// For how long the speed of the core is measured.
 const MEASURE: Duration = Duration::from_millis(300);
 
-/// A kind of step. In each kind, a gradient is copied to its place as soon as it is computed, so the kinds differ by their
-/// communication alone.
+/// A kind of step. In each kind, a gradient comes to its place in the same way, so the kinds differ by their communication alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// The gradients stay with their rank.
@@ -55,17 +54,20 @@ struct Bench<'a> {
     layers: Vec<usize>,
     schedule: Schedule,
     gradients: Gradients,
+    /// Whether a step with these gradients has ended, so that they have places.
+    has_places: bool,
+    compute: Compute,
 }
 
 /// Measures as one rank of the group. The result is the same on all ranks, but for the reports of the communicator.
 pub(crate) fn measure(job: &OverlapJob, group: &Group) -> Result<Overlap, Failure> {
-    let mut bench = Bench::new(group)?;
+    let mut bench = Bench::new(group, job.compute)?;
     let communication = bench.communication()?;
     // The size of the buckets is chosen anew, for steps with computation.
     bench.gradients = group.gradients(bench.tensors.len())?;
     bench.gradients.set_reported(false);
     let step_ms = job.step_ms.unwrap_or(STEP * communication.median);
-    let processor = bench.processor(job.compute, step_ms)?;
+    let processor = bench.processor(step_ms)?;
     bench.settle(&processor)?;
     let mut milliseconds: [Vec<f64>; 3] = Default::default();
     for step in 0..WARM_UP + job.steps {
@@ -115,7 +117,7 @@ fn mean(ranks: usize, tensor: usize, index: usize) -> f32 {
 }
 
 impl<'a> Bench<'a> {
-    fn new(group: &'a Group) -> Result<Self, Failure> {
+    fn new(group: &'a Group, compute: Compute) -> Result<Self, Failure> {
         let layers = resnet50::layers();
         let lengths: Vec<usize> = layers.iter().flat_map(|layer| layer.tensors.iter().copied()).collect();
         let fill = |(tensor, length): (usize, &usize)| {
@@ -127,6 +129,8 @@ impl<'a> Bench<'a> {
             schedule: Schedule::new(&layers),
             layers: layers.into_iter().map(|layer| layer.tensors.len()).collect(),
             gradients: group.gradients(lengths.len())?,
+            has_places: false,
+            compute,
         })
     }
 
@@ -155,9 +159,11 @@ impl<'a> Bench<'a> {
     }
 
     /// Makes the processor that computes a step in `step_ms` milliseconds.
-    fn processor(&self, compute: Compute, step_ms: f64) -> Result<Processor, Failure> {
-        match compute {
-            Compute::Wait => Ok(Processor::Accelerator { step: Duration::from_secs_f64(step_ms / 1e3) }),
+    fn processor(&self, step_ms: f64) -> Result<Processor, Failure> {
+        match self.compute {
+            Compute::Wait | Compute::Copy => {
+                Ok(Processor::Accelerator { step: Duration::from_secs_f64(step_ms / 1e3) })
+            }
             Compute::Cores => {
                 let matrices = Matrices::new()?;
                 // All ranks measure at the same time, because they also compute at the same time, and may share cores.
@@ -182,6 +188,13 @@ impl<'a> Bench<'a> {
 
     /// Carries out one step, and returns its duration on this rank.
     fn step(&mut self, kind: Kind, processor: &Processor) -> Result<Duration, Failure> {
+        // An accelerator writes the gradients to their places itself, which takes no core. So they are there before the step.
+        // In its first step, the communicator has no places yet.
+        let already_there = self.compute == Compute::Wait && self.has_places;
+        if already_there {
+            // This step starts no bucket, so the next one replaces it, with the same places.
+            fill(&mut self.gradients.begin()?, &self.tensors, 0..self.tensors.len())?;
+        }
         self.group.barrier()?;
         let began = Instant::now();
         let mut computing = processor.begin();
@@ -192,7 +205,9 @@ impl<'a> Bench<'a> {
             computing.until(*until)?;
             let tensors = first..first + tensors;
             first = tensors.end;
-            fill(&mut step, &self.tensors, tensors.clone())?;
+            if !already_there {
+                fill(&mut step, &self.tensors, tensors.clone())?;
+            }
             if kind == Kind::WithOverlap {
                 ready(&mut step, &self.tensors, tensors)?;
             }
@@ -205,6 +220,7 @@ impl<'a> Bench<'a> {
         }
         let means = step.finish()?;
         let duration = began.elapsed();
+        self.has_places = true;
         // The first step checked all elements. These look for a step that did not reduce at all.
         check(&means, self.group.size(), |index| index.is_multiple_of(4096))?;
         Ok(duration)
