@@ -1,6 +1,7 @@
 //! Errors of graphs.
 
 use std::error::Error;
+use std::ops::Range;
 use std::path::PathBuf;
 
 /// An error about a graph, a part of it, or a run of it.
@@ -196,6 +197,20 @@ pub enum GraphError {
         peer: usize,
         /// The error of that part.
         reason: String,
+    },
+    /// Another part runs other steps.
+    #[error(
+        "part {peer} runs the steps {theirs:?} in mode {mode} where this part runs the steps {ours:?}; all parts have to run the same steps"
+    )]
+    OtherSteps {
+        /// The number of the other part.
+        peer: usize,
+        /// The mode.
+        mode: String,
+        /// The steps of the run of this part.
+        ours: Range<u64>,
+        /// The steps of the run of the other part.
+        theirs: Range<u64>,
     },
     /// The program stopped the run.
     #[error("the run was stopped")]

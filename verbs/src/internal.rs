@@ -10,7 +10,7 @@ pub use crate::throttled;
 /// The code of the software device's shared memory, generic over the atomics. The models in `verbs/models` run it.
 pub mod shared_memory {
     pub use crate::soft::shared::arming::{Arming, Guarded};
-    pub use crate::soft::shared::attention::Attention;
+    pub use crate::soft::shared::attention::{Answered, Attention};
     pub use crate::soft::shared::debt::Debt;
     pub use crate::soft::shared::entry::{ENTRY, Entry, holds, remove};
     pub use crate::soft::shared::platform::{Orders, Platform, Shipping, Word};

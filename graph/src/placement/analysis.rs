@@ -2,8 +2,6 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use xxhash_rust::xxh3::Xxh3;
-
 use super::{Crossing, CrossingId, Part, Partition, Placement};
 use crate::dataflow::{Dim, Fact, NodeId, Outlet, Role, Topology};
 use crate::error::GraphError;
@@ -14,7 +12,6 @@ pub struct Placements {
     partition: Partition,
     crossings: Vec<Crossing>,
     nodes: Vec<Vec<NodeId>>,
-    fingerprint: u64,
 }
 
 /// Finds the crossing tensors of a split graph, and places each of them (§3.4, "preallocate data buffers").
@@ -90,8 +87,7 @@ pub fn analyse(graph: &Topology, partition: &Partition) -> Result<Placements, Gr
         let from = partition.parts()[outlet.node.0];
         crossings.push(Crossing { id, name, outlet, from, to, consumers, placement });
     }
-    let fingerprint = fingerprint(graph, &partition);
-    Ok(Placements { partition, crossings, nodes, fingerprint })
+    Ok(Placements { partition, crossings, nodes })
 }
 
 impl Placements {
@@ -124,11 +120,6 @@ impl Placements {
     /// nodes use.
     pub fn nodes_of(&self, part: Part) -> &[NodeId] {
         self.nodes.get(part.0).map_or(&[], Vec::as_slice)
-    }
-
-    /// Returns a number that differs if a name, a shape, an edge or the part of a node differs.
-    pub fn fingerprint(&self) -> u64 {
-        self.fingerprint
     }
 }
 
@@ -201,22 +192,4 @@ fn symbols(dim: &Dim) -> impl Iterator<Item = &str> {
     };
     let names = expression.split(|c: char| !(c.is_alphanumeric() || c == '_'));
     names.filter(|name| name.starts_with(|c: char| c.is_alphabetic() || c == '_'))
-}
-
-fn fingerprint(graph: &Topology, partition: &Partition) -> u64 {
-    let mut hash = Xxh3::new();
-    let mut text = |text: &str| {
-        hash.update(&(text.len() as u64).to_le_bytes());
-        hash.update(text.as_bytes());
-    };
-    text(&format!("{} parts, {} nodes", partition.count(), graph.len()));
-    for ((_, node), part) in graph.nodes().zip(partition.parts()) {
-        text(&node.name);
-        text(&format!("{:?} {:?} {:?} {part}", node.role, node.inputs, node.stays));
-        for fact in &node.outputs {
-            text(&fact.to_string());
-        }
-    }
-    text(&format!("{:?}", graph.results()));
-    hash.digest()
 }

@@ -137,6 +137,7 @@ impl<V: Value> Executor<V> {
             return Err(GraphError::Setting { setting: "window", reason });
         }
         self.next = self.next.max(steps.end);
+        self.transfers.begin(&steps);
         let report = Run::new(self, steps, work, program).drive();
         if let Err(error) = &report {
             self.failed = true;

@@ -108,6 +108,7 @@ impl<'a, V: Value> Run<'a, V> {
         }
         self.flush()?;
         self.report.elapsed = self.began.elapsed();
+        self.agree()?;
         Ok(self.report)
     }
 
@@ -426,7 +427,10 @@ impl<'a, V: Value> Run<'a, V> {
                     let text = format!("crossing tensor {} has been sent and is not taken", crossing.name);
                     (text, crossing.to)
                 }
-                None => ("sends are not over".to_owned(), self.executor.part()),
+                None => {
+                    let text = "another part has not said which steps it runs".to_owned();
+                    (text, self.executor.part())
+                }
             },
         };
         Err(GraphError::Deadline { waits_for, peer: peer.0, seconds: deadline.as_secs_f64() })
@@ -461,6 +465,22 @@ impl<'a, V: Value> Run<'a, V> {
             if left < least {
                 least = left;
                 self.went_on();
+            }
+            let quiet = self.check_deadline()?;
+            self.sleep(quiet);
+        }
+    }
+
+    /// Waits until the parts that send to this one are known to run the same steps. They have said so when their run began.
+    fn agree(&mut self) -> Result<(), GraphError> {
+        self.went_on();
+        let waker = self.waker.clone();
+        loop {
+            self.check_stop()?;
+            self.alarm.set();
+            if let Poll::Ready(agreed) = self.executor.transfers.poll_agreed(&mut Context::from_waker(&waker))
+            {
+                return agreed;
             }
             let quiet = self.check_deadline()?;
             self.sleep(quiet);

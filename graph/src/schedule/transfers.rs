@@ -1,5 +1,6 @@
 //! What moves the tensors of crossings between parts.
 
+use std::ops::Range;
 use std::task::{Context, Poll};
 
 use tonic_rdma_tensor::Tensor;
@@ -60,6 +61,19 @@ pub struct CrossingCounts {
 ///
 /// No method waits. A transfer may have threads or a runtime of its own behind this trait.
 pub trait Transfers<V>: Send {
+    /// Begins a run of these steps. All parts run the same steps. Transfers whose tensors don't carry the number of their step compare the
+    /// steps of the parts.
+    fn begin(&mut self, _steps: &Range<u64>) {}
+
+    /// Returns whether all parts that send to this one are known to run the same steps. Otherwise wakes the waker of `context` when that
+    /// may be so. The executor calls it at the end of a run, so that no run ends well that took tensors of other steps.
+    ///
+    /// # Errors
+    /// A part runs other steps, or is gone.
+    fn poll_agreed(&mut self, _context: &mut Context<'_>) -> Poll<Result<(), GraphError>> {
+        Poll::Ready(Ok(()))
+    }
+
     /// Begins to send a tensor of this part to the part [`Crossing::to`](crate::placement::Crossing::to).
     ///
     /// # Errors

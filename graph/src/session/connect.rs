@@ -19,7 +19,7 @@ use crate::session::peering::Peering;
 use crate::session::settings::{MAX_CALLS, MESSAGE_MARGIN, OTHER_CALLS, Settings, setting};
 use crate::session::state::{Hall, State, Token};
 use crate::session::text::chain;
-use crate::session::threads::Threads;
+use crate::session::threads::{FAREWELL, Threads};
 use crate::transfer::proto::Standing;
 use crate::transfer::{CallEnds, Mailbox, Mode, Peers, SlotEnds, SlotReceiver};
 
@@ -33,8 +33,6 @@ struct Context {
     state: Arc<State>,
     device: RdmaDevice,
     until: Instant,
-    /// What the other parts say of themselves.
-    others: Arc<watch::Sender<Vec<Standing>>>,
 }
 
 /// Connects, and tells the other parts if that fails.
@@ -75,16 +73,15 @@ pub(super) fn connect(
     let state = Arc::new(state);
     hall.open(Arc::clone(&state));
     let until = Instant::now() + peering.timeout;
-    let others = Arc::new(watch::Sender::new(vec![Standing::default(); parts]));
     let modes = peering.modes.clone();
     let copies = settings.copies;
-    let context =
-        Context { settings, peering, state: Arc::clone(&state), device: device.clone(), until, others };
+    let context = Context { settings, peering, state: Arc::clone(&state), device: device.clone(), until };
     let connected = threads.run(connect_all(Arc::new(context)));
     let Connected { sending, addresses } = match connected {
         Ok(connected) => connected,
         Err(error) => {
             state.fail(&chain(&error));
+            threads.fail_within(FAREWELL);
             return Err(error);
         }
     };
@@ -189,8 +186,7 @@ async fn connect_all(context: Arc<Context>) -> Result<Connected, GraphError> {
         let (state, limit) = (Arc::clone(&context.state), peering.timeout);
         let met = meet(state, peer, address, limit, context.until).await?;
         let stream = open_watch(&met, peer, context.until).await?;
-        let (state, others) = (Arc::clone(&context.state), Arc::clone(&context.others));
-        tokio::spawn(follow(state, peer, stream, others));
+        tokio::spawn(follow(Arc::clone(&context.state), peer, stream));
         Ok(met)
     })
     .await?;
@@ -269,7 +265,7 @@ async fn trouble(state: &State, mut changes: watch::Receiver<u64>) -> GraphError
 
 /// Waits until all other parts are ready. Returns the number of static slots here whose address they have.
 async fn all_ready(context: &Context) -> Result<usize, GraphError> {
-    let mut others = context.others.subscribe();
+    let mut others = context.state.others.subscribe();
     let changes = context.state.peers.changes();
     let missing = |others: &[Standing]| {
         let others = others.iter().enumerate().filter(|(part, _)| *part != context.state.me.0);
@@ -287,12 +283,12 @@ async fn all_ready(context: &Context) -> Result<usize, GraphError> {
         () = ready => {}
         error = trouble(&context.state, changes) => return Err(error),
         () = tokio::time::sleep_until(context.until) => {
-            let late_part = missing(&context.others.borrow()).unwrap_or(context.state.me);
+            let late_part = missing(&context.state.others.borrow()).unwrap_or(context.state.me);
             return Err(late(context, late_part, context.peering.timeout, "it is not ready yet"));
         }
     }
     let mut given = 0;
-    for (part, other) in context.others.borrow().iter().enumerate() {
+    for (part, other) in context.state.others.borrow().iter().enumerate() {
         let slots = context.peering.modes.iter().filter(|mode| mode.uses_slots()).count();
         let arriving = context.peering.placements.arriving(context.state.me);
         let expected = slots * arriving.filter(|it| it.from.0 == part && it.placement.is_static()).count();

@@ -15,7 +15,7 @@ use crate::schedule::Transfers;
 use crate::session::settings::setting;
 use crate::session::state::State;
 use crate::session::threads::Threads;
-use crate::transfer::{Base, CallEnds, CallTransfers, Mode, SlotEnds, SlotTransfers, lock};
+use crate::transfer::{Base, CallEnds, CallTransfers, Mode, RunsOfParts, SlotEnds, SlotTransfers, lock};
 
 /// A part that is connected to all other parts. [`Listener::connect`](super::Listener::connect) makes it. It ends when it and all its transfers are dropped; the
 /// other parts then learn that this part has left.
@@ -123,7 +123,7 @@ impl Session {
             Ends::Calls(ends) => Box::new(CallTransfers::new(base, ends)),
             Ends::Slots(ends) => {
                 let copies = (mode == Mode::RdmaCp).then(|| Pool::for_sending(self.copies));
-                Box::new(SlotTransfers::new(base, self.core.device.clone(), copies, ends))
+                Box::new(SlotTransfers::new(base, self.core.device.clone(), mode, copies, ends))
             }
         })
     }
@@ -152,6 +152,7 @@ impl Session {
         Base {
             peers: Arc::clone(&state.peers),
             runtime: self.core.threads.handle().clone(),
+            runs: Arc::clone(&state) as Arc<dyn RunsOfParts>,
             abort: Arc::new(move |reason| state.fail(reason)),
             _session: Arc::clone(&self.core) as Arc<dyn Send + Sync>,
         }

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Streaming};
@@ -122,21 +121,18 @@ pub(super) async fn watch(met: &Met, peer: Part, until: Instant) -> Result<Strea
 }
 
 /// Follows the state of a part until the part has left, has failed or is lost.
-pub(super) async fn follow(
-    state: Arc<State>,
-    peer: Part,
-    mut stream: Streaming<Standing>,
-    others: Arc<watch::Sender<Vec<Standing>>>,
-) {
+pub(super) async fn follow(state: Arc<State>, peer: Part, mut stream: Streaming<Standing>) {
     loop {
         match stream.message().await {
             Ok(Some(standing)) => {
                 let (left, failure) = (standing.left, standing.failure.clone());
-                others.send_modify(|others| {
+                state.others.send_modify(|others| {
                     if let Some(other) = others.get_mut(peer.0) {
                         *other = standing;
                     }
                 });
+                state.compare_runs(peer);
+                state.peers.said_something();
                 if let Some(reason) = failure {
                     return state.peers.has_failed(peer, shortened(&reason));
                 }

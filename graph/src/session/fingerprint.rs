@@ -102,7 +102,13 @@ fn hash_of_crossings(crossings: &[Crossing]) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use tonic_rdma_tensor::Dtype;
+
     use super::*;
+    use crate::dataflow::{Fact, NodeId, Outlet, Role};
+    use crate::placement::{Part, Partition, analyse};
 
     fn entries(list: &[(&str, u64)]) -> Vec<(String, u64)> {
         list.iter().map(|(name, hash)| ((*name).to_owned(), *hash)).collect()
@@ -114,5 +120,41 @@ mod tests {
         assert_eq!(ours.difference(&entries(&[("c", 3), ("a", 1), ("b", 2)])), None);
         assert_eq!(ours.difference(&entries(&[("a", 1), ("b", 9), ("c", 3)])).as_deref(), Some("b"));
         assert_eq!(ours.difference(&entries(&[("a", 1), ("d", 2)])).as_deref(), Some("b, c and d"));
+    }
+
+    /// A chain of three nodes, whose last output has this many elements.
+    fn chain(last: u64) -> Topology {
+        let mut graph = Topology::new();
+        for (name, length) in [("input", 4), ("one", 4), ("two", last)] {
+            let inputs = graph.len().checked_sub(1).map(|node| Outlet { node: NodeId(node), output: 0 });
+            let role = if inputs.is_none() { Role::Input } else { Role::Compute };
+            let (name, kind, outputs) =
+                (name.to_owned(), "Test".to_owned(), vec![Fact::known(Dtype::F32, &[length])]);
+            let inputs = inputs.into_iter().collect();
+            graph.add(Node { name, kind, role, inputs, outputs, work: 1, stays: false }).unwrap();
+        }
+        graph.result(Outlet { node: NodeId(2), output: 0 }).unwrap();
+        graph
+    }
+
+    fn split(graph: &Topology, parts: [usize; 3]) -> Fingerprint {
+        let partition = Partition::new(graph, 2, parts.map(Part).to_vec()).unwrap();
+        Fingerprint::of(graph, &analyse(graph, &partition).unwrap())
+    }
+
+    #[test]
+    fn each_difference_of_two_split_graphs_is_named() {
+        let graph = chain(4);
+        let ours = split(&graph, [0, 0, 1]);
+        let difference = |other: Fingerprint| ours.difference(other.entries());
+        assert_eq!(difference(split(&chain(4), [0, 0, 1])), None);
+        assert_eq!(
+            difference(split(&graph, [0, 1, 1])).as_deref(),
+            Some("the partition and the placement of crossing tensors")
+        );
+        assert_eq!(difference(split(&chain(9), [0, 0, 1])).as_deref(), Some("the graph"), "another shape");
+        let mut other = chain(4);
+        other.result(Outlet { node: NodeId(1), output: 0 }).unwrap();
+        assert_eq!(difference(split(&other, [0, 0, 1])).as_deref(), Some("the graph"), "another result");
     }
 }

@@ -34,6 +34,7 @@ mod fingerprint;
 mod links;
 mod listener;
 mod peering;
+mod runs;
 mod service;
 mod settings;
 mod state;

@@ -9,11 +9,12 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
+use crate::placement::Part;
 use crate::session::state::{Hall, State};
 use crate::session::text::MAX_TEXT;
-use crate::transfer::LONGEST_CALL;
 use crate::transfer::proto::parts_server::Parts;
 use crate::transfer::proto::{HelloReply, HelloRequest, PutReply, PutRequest, Standing, WatchRequest};
+use crate::transfer::{LONGEST_CALL, refusal};
 
 /// The largest description of a part: entries of a fingerprint.
 const MAX_ENTRIES: usize = 64;
@@ -34,15 +35,25 @@ impl Service {
     fn state(&self) -> Result<&Arc<State>, Status> {
         self.hall.state().ok_or_else(|| Status::unavailable("this part does not connect yet"))
     }
+
+    /// Puts a tensor into its mailbox, once there is room.
+    async fn take(&self, request: PutRequest) -> Result<(), Status> {
+        let state = self.state()?;
+        let caller = state.caller(&request.token).ok_or_else(unknown_token)?;
+        let sequence = request.sequence;
+        let (mailbox, parcel) = state.check(caller, request).map_err(Status::invalid_argument)?;
+        match tokio::time::timeout(LONGEST_CALL, mailbox.put(sequence, parcel)).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(refusal)) => Err(Status::failed_precondition(refusal.to_string())),
+            Err(_) => Err(Status::deadline_exceeded("the receiver took no earlier tensor in time")),
+        }
+    }
 }
 
 #[tonic::async_trait]
 impl Parts for Service {
     async fn hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
         let state = self.state()?;
-        if let Some(reason) = state.standing.borrow().failure.clone() {
-            return Err(Status::aborted(reason));
-        }
         let HelloRequest { caller, expected } = request.into_inner();
         let caller = caller.ok_or_else(|| Status::invalid_argument("the caller does not describe itself"))?;
         let texts = caller.fingerprint.iter().map(|entry| entry.name.len()).sum::<usize>();
@@ -50,12 +61,17 @@ impl Parts for Service {
             return Err(Status::invalid_argument("the caller's description is too long"));
         }
         let part = caller.part as usize;
+        let failure = state.standing.borrow().failure.clone();
+        if failure.is_some() {
+            state.has_heard(Some(part));
+        }
         let mut reply = HelloReply { server: Some(state.description()), token: Default::default() };
-        match state.compare(&caller) {
+        match (state.compare(&caller), failure) {
             // The caller finds the difference too, and names it.
-            Err(misfit) => state.note(part, misfit),
-            Ok(()) if expected as usize != state.me.0 || part == state.me.0 => {}
-            Ok(()) => {
+            (Err(misfit), _) => state.note(part, misfit),
+            (Ok(()), Some(reason)) => return Err(Status::aborted(reason)),
+            (Ok(()), None) if expected as usize != state.me.0 || part == state.me.0 => {}
+            (Ok(()), None) => {
                 let unknown = || Status::invalid_argument(format!("there is no part {part}"));
                 reply.token = state.token_of(part).ok_or_else(unknown)?;
                 state.fits(part);
@@ -68,24 +84,15 @@ impl Parts for Service {
 
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let state = self.state()?;
-        state.caller(&request.get_ref().token).ok_or_else(unknown_token)?;
+        let caller = state.caller(&request.get_ref().token).ok_or_else(unknown_token)?;
         let (send, receive) = mpsc::channel(1);
-        let watcher = Watcher::new(&self.watchers);
+        let watcher = Watcher::new(&self.watchers, state, caller);
         tokio::spawn(follow(state.standing.subscribe(), send, watcher));
         Ok(Response::new(Box::pin(ReceiverStream::new(receive))))
     }
 
     async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutReply>, Status> {
-        let state = self.state()?;
-        let request = request.into_inner();
-        let caller = state.caller(&request.token).ok_or_else(unknown_token)?;
-        let sequence = request.sequence;
-        let (mailbox, parcel) = state.check(caller, request).map_err(Status::invalid_argument)?;
-        match tokio::time::timeout(LONGEST_CALL, mailbox.put(sequence, parcel)).await {
-            Ok(Ok(())) => Ok(Response::new(PutReply {})),
-            Ok(Err(refusal)) => Err(Status::failed_precondition(refusal.to_string())),
-            Err(_) => Err(Status::deadline_exceeded("the receiver took no earlier tensor in time")),
-        }
+        self.take(request.into_inner()).await.map(|()| Response::new(PutReply {})).map_err(refusal)
     }
 }
 
@@ -114,18 +121,24 @@ async fn follow(
 }
 
 /// Counts a stream.
-struct Watcher(Arc<AtomicUsize>);
+struct Watcher {
+    count: Arc<AtomicUsize>,
+    state: Arc<State>,
+    caller: Part,
+}
 
 impl Watcher {
-    fn new(count: &Arc<AtomicUsize>) -> Self {
+    fn new(count: &Arc<AtomicUsize>, state: &Arc<State>, caller: Part) -> Self {
         count.fetch_add(1, Ordering::SeqCst);
-        Self(Arc::clone(count))
+        Self { count: Arc::clone(count), state: Arc::clone(state), caller }
     }
 }
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
+        // The caller ends its stream when it has heard how this part ended, or when it has ended itself.
+        self.state.has_heard(Some(self.caller.0));
+        self.count.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

@@ -15,7 +15,7 @@ use crate::transfer::proto::{Description, Hash, PutRequest, Standing};
 use crate::transfer::{Mailbox, Mode, Parcel, Peers, lock};
 
 /// The version of the calls between parts.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 /// A secret of one part and one of its peers.
 pub(super) type Token = [u8; 16];
@@ -40,8 +40,12 @@ pub(super) struct State {
     pub(super) peers: Arc<Peers>,
     /// What this part tells the others of itself.
     pub(super) standing: watch::Sender<Standing>,
+    /// What the other parts say of themselves.
+    pub(super) others: watch::Sender<Vec<Standing>>,
     /// What the other parts said of themselves when they called last, if it does not fit.
     misfits: Mutex<HashMap<usize, Misfit>>,
+    /// Which parts have heard how this part ended, or have ended themselves.
+    heard: Mutex<Vec<bool>>,
 }
 
 /// The reason why two parts can't run together.
@@ -80,7 +84,9 @@ impl State {
             mailboxes,
             peers,
             standing: watch::Sender::new(Standing::default()),
+            others: watch::Sender::new(vec![Standing::default(); peering.peers.len()]),
             misfits: Mutex::default(),
+            heard: Mutex::new((0..peering.peers.len()).map(|part| part == peering.part.0).collect()),
         }
     }
 
@@ -91,6 +97,19 @@ impl State {
             standing.failure.get_or_insert_with(|| shortened(reason));
             first
         });
+    }
+
+    /// Notes that a part has heard how this part ended, or has ended itself.
+    pub(super) fn has_heard(&self, part: Option<usize>) {
+        let mut all = lock(&self.heard);
+        if let Some(heard) = part.and_then(|part| all.get_mut(part)) {
+            *heard = true;
+        }
+    }
+
+    /// Returns whether this part has failed, and another part has not heard why.
+    pub(super) fn has_to_say_why(&self) -> bool {
+        self.standing.borrow().failure.is_some() && lock(&self.heard).contains(&false)
     }
 
     /// Describes this part.

@@ -69,7 +69,7 @@ async fn hello(address: SocketAddr) -> (Client, HelloReply) {
     let client = PartsClient::connect(format!("http://{address}")).await.unwrap();
     loop {
         // Part 7 does not exist, so that the difference is not that of part 1.
-        let caller = Some(Description { version: 1, part: 7, ..Description::default() });
+        let caller = Some(Description { version: 2, part: 7, ..Description::default() });
         match client.clone().hello(HelloRequest { caller, expected: 0 }).await {
             Ok(reply) => return (client, reply.into_inner()),
             Err(status) => assert_eq!(status.code(), Code::Unavailable, "{status}"),
@@ -88,11 +88,11 @@ async fn end(mut client: Client) {
 #[test]
 fn another_version_is_named() {
     let error = while_connecting(|client, server| async move {
-        assert_eq!(server.server.unwrap().version, 1);
+        assert_eq!(server.server.unwrap().version, 2);
         assert!(server.token.is_empty(), "no secret for a caller that runs something else");
         end(client).await;
     });
-    assert!(matches!(error, GraphError::Version { peer: 1, ours: 1, theirs: 9, .. }), "{error}");
+    assert!(matches!(error, GraphError::Version { peer: 1, ours: 2, theirs: 9, .. }), "{error}");
 }
 
 /// A process of an earlier run may call before the right one does.
@@ -151,7 +151,8 @@ fn bad_calls_are_refused_by_name_and_harm_nothing() {
                 status.code(),
                 Code::InvalidArgument | Code::FailedPrecondition | Code::PermissionDenied
             );
-            assert!(bad, "{status}");
+            let is_marked = status.metadata().contains_key("tonic-rdma-graph-refusal");
+            assert!(bad && is_marked, "{status:?}");
             status.message().to_owned()
         };
         for token in [Bytes::new(), Bytes::from_static(&[0; 16]), token.slice(1..)] {

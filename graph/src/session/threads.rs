@@ -13,7 +13,13 @@ use crate::error::GraphError;
 use crate::session::state::Hall;
 
 /// How long the threads go on after the end of a session, so that the other parts learn of the end.
-const FAREWELL: Duration = Duration::from_secs(1);
+pub(super) const FAREWELL: Duration = Duration::from_secs(1);
+
+/// How long they go on if this part has failed, and another part has not called yet to hear why.
+const REASON: Duration = Duration::from_secs(3);
+
+/// How long the answer to a call may take to leave this process.
+const LAST_ANSWER: Duration = Duration::from_millis(50);
 
 /// A runtime that belongs to the session. When it is dropped, the other parts are told that this part has left, unless it has failed.
 #[derive(Debug)]
@@ -72,6 +78,24 @@ impl Threads {
         }
     }
 
+    /// Waits until the other parts have heard why this one has failed, at most for `limit`.
+    fn say_why(hall: &Hall, limit: Duration) {
+        let until = Instant::now() + limit;
+        let has_to_say_why = || hall.state().is_some_and(|state| state.has_to_say_why());
+        if !has_to_say_why() {
+            return;
+        }
+        while has_to_say_why() && Instant::now() < until {
+            thread::sleep(Duration::from_millis(2));
+        }
+        thread::sleep(LAST_ANSWER);
+    }
+
+    /// Waits for a moment until the other parts have heard why this one can't connect, because a program may end after such an error.
+    pub(super) fn fail_within(&self, limit: Duration) {
+        Self::say_why(&self.hall, limit);
+    }
+
     /// Leaves, and waits until the other parts know, at most for `limit`.
     pub(super) fn leave_within(&self, limit: Duration) {
         self.leave();
@@ -83,14 +107,17 @@ impl Drop for Threads {
     fn drop(&mut self) {
         let Some(runtime) = self.runtime.take() else { return };
         self.leave();
-        let watchers = Arc::clone(&self.watchers);
+        let (watchers, hall) = (Arc::clone(&self.watchers), Arc::clone(&self.hall));
+        let has_to_say_why = hall.state().is_some_and(|state| state.has_to_say_why());
+        let stays = self.watchers.load(Ordering::SeqCst) > 0 || has_to_say_why;
         // The ordinary drop waits for the threads, which is not allowed on a runtime's thread.
         let rest = move || {
+            Self::say_why(&hall, REASON);
             Self::farewell(&watchers, FAREWELL);
             runtime.shutdown_background();
         };
         // If the system gives no thread, the closure is dropped with the runtime in it; its threads end then.
-        if self.watchers.load(Ordering::SeqCst) > 0 {
+        if stays {
             drop(thread::Builder::new().name("graph-farewell".to_owned()).spawn(rest));
         } else {
             rest();

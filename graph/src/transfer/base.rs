@@ -9,6 +9,7 @@ use tokio::runtime::Handle;
 use crate::dataflow::KernelError;
 use crate::error::GraphError;
 use crate::placement::{Crossing, CrossingId, Part};
+use crate::transfer::agreement::RunsOfParts;
 use crate::transfer::peers::Peers;
 
 /// How long the reason for the end of a connection may take.
@@ -20,6 +21,8 @@ pub(crate) struct Base {
     pub(crate) peers: Arc<Peers>,
     /// The threads of the session.
     pub(crate) runtime: Handle,
+    /// Which steps the parts run.
+    pub(crate) runs: Arc<dyn RunsOfParts>,
     /// Tells the peers that this part has failed.
     pub(crate) abort: Arc<dyn Fn(&str) + Send + Sync>,
     /// Keeps the connections.
@@ -53,7 +56,11 @@ impl Base {
     pub(crate) fn connection_ended(&self, peer: Part, source: &KernelError) -> Result<(), GraphError> {
         self.peers.check(peer)?;
         if self.peers.doubt(peer) {
-            let (peers, reason) = (Arc::clone(&self.peers), source.to_string());
+            let peers = Arc::clone(&self.peers);
+            let seconds = REASON.as_secs();
+            let reason = format!(
+                "a connection for tensors has ended ({source}), and it has said nothing of that for {seconds} s, though its watch goes on"
+            );
             self.runtime.spawn(async move {
                 tokio::time::sleep(REASON).await;
                 if !peers.left(peer) {

@@ -8,6 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use tonic::metadata::MetadataValue;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 use tonic_rdma::RdmaChannel;
@@ -27,6 +28,9 @@ use crate::transfer::{Mode, proto};
 
 /// The longest time that a call may wait for a place at the receiver. The peer's death ends a call much sooner.
 pub(crate) const LONGEST_CALL: Duration = Duration::from_secs(600);
+
+/// The entry in the metadata of a status that marks a refusal by the service of a part.
+const REFUSAL: &str = "tonic-rdma-graph-refusal";
 
 /// A connection to the service of another part.
 #[derive(Clone, Debug)]
@@ -239,17 +243,24 @@ impl Outgoing {
         let fault = lock(&self.calls.fault).clone();
         let Some((step, status)) = fault else { return Ok(true) };
         let peer = self.crossing.to;
-        match status.code() {
-            // What the service of a part refuses with. Any other code is that of a connection.
-            Code::InvalidArgument
-            | Code::FailedPrecondition
-            | Code::PermissionDenied
-            | Code::DeadlineExceeded
-            | Code::OutOfRange
-            | Code::ResourceExhausted => Err(base.transfer(&self.crossing, peer, step, Box::new(status))),
-            _ => base.connection_ended(peer, &KernelError::from(status)).map(|()| false),
+        match is_of_call(&status) {
+            true => Err(base.transfer(&self.crossing, peer, step, Box::new(status))),
+            false => base.connection_ended(peer, &KernelError::from(status)).map(|()| false),
         }
     }
+}
+
+/// Returns whether a status is about the call, and not about its connection. The service of a part marks its refusals. A message that is
+/// too long or late is refused before it comes to the service, so these codes count too.
+fn is_of_call(status: &Status) -> bool {
+    let is_marked = status.metadata().contains_key(REFUSAL);
+    is_marked || matches!(status.code(), Code::DeadlineExceeded | Code::OutOfRange | Code::ResourceExhausted)
+}
+
+/// Marks a status as a refusal by the service of a part.
+pub(crate) fn refusal(mut status: Status) -> Status {
+    status.metadata_mut().insert(REFUSAL, MetadataValue::from_static("1"));
+    status
 }
 
 /// Counts a call as ended when it is dropped, whatever ended it.
@@ -294,5 +305,22 @@ impl fmt::Debug for CallTransfers {
             .field("outgoing", &outgoing)
             .field("incoming", &incoming)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_of_a_part_is_told_from_the_end_of_a_connection_whatever_its_code() {
+        for code in [Code::InvalidArgument, Code::Unavailable, Code::Internal, Code::Aborted, Code::Unknown] {
+            let status = Status::new(code, "why");
+            assert!(!is_of_call(&status), "{status}");
+            let marked = refusal(status);
+            assert!(is_of_call(&marked), "{marked}");
+            assert_eq!((marked.code(), marked.message()), (code, "why"));
+        }
+        assert!(is_of_call(&Status::out_of_range("a message that is too long")));
     }
 }

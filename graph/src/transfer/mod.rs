@@ -14,6 +14,7 @@
 //!
 //! This module never decides how a tensor is placed, and never connects: the [session](crate::session) hands it open connections.
 
+mod agreement;
 mod base;
 mod calls;
 mod held;
@@ -27,8 +28,9 @@ mod tests;
 
 pub use mode::Mode;
 
+pub(crate) use agreement::RunsOfParts;
 pub(crate) use base::Base;
-pub(crate) use calls::{CallEnds, CallTransfers, Caller, LONGEST_CALL};
+pub(crate) use calls::{CallEnds, CallTransfers, Caller, LONGEST_CALL, refusal};
 pub(crate) use mailbox::{Mailbox, Parcel};
 pub(crate) use peers::{Peers, Reason, lock};
 pub(crate) use slots::{SlotEnds, SlotReceiver, SlotSender, SlotTransfers};

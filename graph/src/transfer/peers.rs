@@ -1,6 +1,7 @@
 //! What is known of the other parts: whether they are well, have left, have failed, or are lost.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
@@ -36,6 +37,8 @@ struct Health {
 enum End {
     Failed(String),
     Lost(String),
+    /// It runs other steps than this part: the mode, the steps of this part, and those of the other one.
+    OtherSteps(String, Range<u64>, Range<u64>),
 }
 
 /// The reason why a part is gone.
@@ -72,6 +75,17 @@ impl Peers {
         self.ended(part, End::Lost(reason));
     }
 
+    /// Notes that a part runs other steps in a mode than this one.
+    pub(crate) fn runs_other_steps(&self, part: Part, mode: String, ours: Range<u64>, theirs: Range<u64>) {
+        self.ended(part, End::OtherSteps(mode, ours, theirs));
+    }
+
+    /// Wakes all transfers, because a part has said something of itself.
+    pub(crate) fn said_something(&self) {
+        let cells = lock(&self.cells).clone();
+        cells.iter().for_each(|cell| cell.wake());
+    }
+
     fn ended(&self, part: Part, end: End) {
         lock(&self.health).end.get_or_insert((part, end));
         self.changed();
@@ -80,8 +94,7 @@ impl Peers {
     fn changed(&self) {
         self.trouble.store(true, Ordering::Release);
         self.changes.send_modify(|count| *count += 1);
-        let cells = lock(&self.cells).clone();
-        cells.iter().for_each(|cell| cell.wake());
+        self.said_something();
     }
 
     /// Returns an error if any part has failed or is lost, or if `needed` has left.
@@ -106,6 +119,10 @@ impl Peers {
             }
             Some((part, End::Lost(reason))) => {
                 Err(GraphError::PeerLost { peer: part.0, source: Box::new(Reason(reason.clone())) })
+            }
+            Some((part, End::OtherSteps(mode, ours, theirs))) => {
+                let (mode, ours, theirs) = (mode.clone(), ours.clone(), theirs.clone());
+                Err(GraphError::OtherSteps { peer: part.0, mode, ours, theirs })
             }
         }
     }

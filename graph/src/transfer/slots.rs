@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::ops::Range;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -16,6 +17,8 @@ use crate::error::GraphError;
 use crate::placement::{Crossing, CrossingId, Part};
 use crate::schedule::{CrossingCounts, Start, Transfers, Unfinished};
 use crate::sites::NodeSites;
+use crate::transfer::Mode;
+use crate::transfer::agreement::Agreement;
 use crate::transfer::base::Base;
 use crate::transfer::held::Held;
 
@@ -53,6 +56,7 @@ pub(crate) struct SlotTransfers {
     copies: Option<Pool>,
     outgoing: HashMap<CrossingId, Outgoing>,
     incoming: HashMap<CrossingId, Incoming>,
+    agreement: Agreement,
 }
 
 struct Outgoing {
@@ -79,7 +83,15 @@ enum SlotError {
 
 impl SlotTransfers {
     /// Makes the transfers of slots that are attached. Tensors are copied to `copies` if it is there.
-    pub(crate) fn new(base: Base, device: RdmaDevice, copies: Option<Pool>, ends: SlotEnds) -> Self {
+    pub(crate) fn new(
+        base: Base,
+        device: RdmaDevice,
+        mode: Mode,
+        copies: Option<Pool>,
+        ends: SlotEnds,
+    ) -> Self {
+        let senders = ends.receivers.iter().map(|(crossing, _)| crossing.from);
+        let agreement = Agreement::new(&base, mode, senders);
         let outgoing = ends.senders.into_iter().map(|(crossing, sender)| {
             let counts = CrossingCounts::default();
             (crossing.id, Outgoing { crossing, sender: Held::new(sender), counts, copied: 0, pending: 0 })
@@ -89,7 +101,7 @@ impl SlotTransfers {
             .into_iter()
             .map(|(crossing, receiver)| (crossing.id, Incoming { crossing, receiver: Held::new(receiver) }));
         let (outgoing, incoming) = (outgoing.collect(), incoming.collect());
-        Self { base, device, polling: None, copies, outgoing, incoming }
+        Self { base, device, polling: None, copies, outgoing, incoming, agreement }
     }
 
     /// Notes that the executor looks at slots itself from now on.
@@ -99,6 +111,14 @@ impl SlotTransfers {
 }
 
 impl<V: Value> Transfers<V> for SlotTransfers {
+    fn begin(&mut self, steps: &Range<u64>) {
+        self.agreement.begin(&self.base, steps);
+    }
+
+    fn poll_agreed(&mut self, context: &mut Context<'_>) -> Poll<Result<(), GraphError>> {
+        self.agreement.poll(&self.base, context)
+    }
+
     fn start(&mut self, crossing: CrossingId, step: u64, tensor: &Tensor) -> Result<Start, GraphError> {
         // A part that receives something begins with its first look for it.
         if self.polling.is_some() || self.incoming.is_empty() {

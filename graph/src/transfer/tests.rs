@@ -89,6 +89,18 @@ fn run(
     ends: &[u64],
     feed: impl Fn(u64, NodeId) -> Result<Heap, KernelError> + Sync,
 ) -> Vec<Result<Counted, GraphError>> {
+    run_from(&vec![0; parts], mode, receive, ends, feed)
+}
+
+/// Runs as [`run`] does, each part from a first step of its own. The ends of its runs are that much later.
+fn run_from(
+    firsts: &[u64],
+    mode: Mode,
+    receive: ReceiveMode,
+    ends: &[u64],
+    feed: impl Fn(u64, NodeId) -> Result<Heap, KernelError> + Sync,
+) -> Vec<Result<Counted, GraphError>> {
+    let parts = firsts.len();
     let (graph, placements) = chains(parts);
     let settings = session::Settings { threads: 2, ..session::Settings::default() };
     let bind = |_| Listener::bind("127.0.0.1:0", settings.clone()).unwrap();
@@ -117,9 +129,9 @@ fn run(
         .unwrap();
         let mut counted = Vec::new();
         let mut outcome = Ok(());
-        let mut first = 0;
-        for end in ends {
-            let steps = mem::replace(&mut first, *end)..*end;
+        let mut first = firsts[part];
+        for end in ends.iter().map(|end| end + firsts[part]) {
+            let steps = mem::replace(&mut first, end)..end;
             outcome = executor.run(steps, Work::Compute, &mut |step, node| feed(step, node)).map(drop);
             if outcome.is_err() {
                 break;
@@ -189,6 +201,30 @@ fn a_dynamic_tensor_that_the_graph_does_not_know_is_an_error() {
         // The sender may have ended its only step before.
         if let Err(told) = &outcomes[other] {
             assert!(matches!(told, GraphError::PeerFailed { peer, .. } if *peer == by), "{mode}: {told:?}");
+        }
+    }
+}
+
+#[test]
+fn parts_that_run_other_steps_learn_so_before_their_run_ends_well() {
+    for mode in [Mode::RdmaZerocp, Mode::RdmaCp] {
+        for receive in ReceiveMode::ALL {
+            // Part 1 takes the tensors of the steps 0 and 1 for those of the steps 5 and 6.
+            let outcomes = run_from(&[0, 5], mode, receive, &[2], |step, _| {
+                filled_with(step as u8, Dtype::U8, &[LENGTH, 2])
+            });
+            let error = outcomes[1].as_ref().unwrap_err();
+            let named = match error {
+                GraphError::OtherSteps { peer, mode: found, ours, theirs } => {
+                    *found == mode.to_string() && (*peer, ours, theirs) == (0, &(5..7), &(0..2))
+                }
+                // Part 0 may have seen the difference first, and says so.
+                GraphError::PeerFailed { peer: 0, reason } => {
+                    reason.contains("runs the steps 5..7") && reason.contains("this part runs the steps 0..2")
+                }
+                _ => false,
+            };
+            assert!(named, "{mode}, {receive}: {error}");
         }
     }
 }

@@ -8,6 +8,7 @@
 )]
 
 mod bad_input;
+mod hosts;
 mod onnx;
 mod page;
 mod processes;

@@ -1,6 +1,5 @@
 //! What becomes of the parts, and of a run without them.
 
-use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
@@ -22,7 +21,7 @@ fn parts(parent: &Child, count: usize) -> Vec<u32> {
     }
 }
 
-fn kill(pid: u32) {
+pub(crate) fn kill(pid: u32) {
     assert!(Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap().success());
 }
 
@@ -78,49 +77,4 @@ fn a_host_that_is_not_there_is_named() {
     let text = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("127.0.0.1:1") && text.contains("serve --listen"), "{text}");
-}
-
-/// A process that serves as a host.
-struct Host(Child, String);
-
-impl Host {
-    fn start() -> Self {
-        let mut child = command(&["serve", "--listen", "127.0.0.1:0"]).spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let address = line.trim_end().strip_prefix("listening on ").expect("an address").to_owned();
-        Self(child, address)
-    }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-}
-
-#[test]
-fn hosts_serve_one_run_after_the_other() {
-    let (_folder, path) = file(&onnx::convolutions());
-    let hosts = [Host::start(), Host::start()];
-    let list = format!("{},{}", hosts[0].1, hosts[1].1);
-    let model = path.to_str().unwrap();
-    for mode in ["grpc-tcp,rdma-zerocp", "rdma-cp"] {
-        let output = run(&[model, "--hosts", &list, "--mode", mode, "--steps", "2"]);
-        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    }
-    // A part that is killed has no process on this machine, as far as the command knows.
-    let mut parent = command(&[model, "--hosts", &list, "--steps", "1000000"]).spawn().unwrap();
-    std::thread::sleep(Duration::from_millis(1500));
-    kill(hosts[1].0.id());
-    let end = Instant::now() + PATIENCE;
-    while parent.try_wait().unwrap().is_none() {
-        assert!(Instant::now() < end, "the command goes on without part 1");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let output = parent.wait_with_output().unwrap();
-    let text = stderr(&output);
-    assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains("part 1"), "{text}");
 }

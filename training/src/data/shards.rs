@@ -4,11 +4,17 @@ use std::ops::Range;
 
 /// Returns the samples of an epoch in their order. It depends on the seed and the epoch alone, so all ranks have the same order.
 pub(crate) fn order(samples: usize, seed: u64, epoch: usize) -> Vec<u32> {
-    let mut order: Vec<u32> = (0..u32::try_from(samples).unwrap_or(u32::MAX)).collect();
+    let mut order = vec![0; samples];
+    reorder(&mut order, seed, epoch);
+    order
+}
+
+/// Puts the samples of an epoch in their order, as [`order`] does, into memory that is there. `order` has an element for each sample.
+pub(crate) fn reorder(order: &mut [u32], seed: u64, epoch: usize) {
+    order.iter_mut().zip(0..).for_each(|(place, sample)| *place = sample);
     // The odd factor (2⁶⁴ divided by the golden ratio) keeps the seeds of the epochs apart.
     let seed = seed.wrapping_add((epoch as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    fastrand::Rng::with_seed(seed).shuffle(&mut order);
-    order
+    fastrand::Rng::with_seed(seed).shuffle(order);
 }
 
 /// Returns the part of `length` that belongs to a rank. The lengths of two parts differ by one at most.

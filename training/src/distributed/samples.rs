@@ -8,7 +8,7 @@ use tonic_rdma_graph::dataflow::KernelError;
 
 use crate::array::{Array, Block};
 use crate::data::fortunes::{self, Texts};
-use crate::data::shards::order;
+use crate::data::shards::reorder;
 use crate::data::{Data, Samples};
 use crate::failure::Failure;
 use crate::model::{Network, set};
@@ -30,8 +30,10 @@ pub(crate) struct Feeder {
     dataset: Arc<Dataset>,
     shape: Shape,
     seed: u64,
-    /// The epoch whose order is kept.
-    epoch: Option<(usize, Vec<u32>)>,
+    /// The samples in the order of an epoch. The memory is allocated before the first step: a step that begins an epoch makes the same
+    /// allocations as any other step, so that the samples always come from the same allocation site.
+    order: Vec<u32>,
+    epoch: Option<usize>,
     /// The targets of the last samples that were fed, with their step.
     targets: Option<(u64, Array)>,
 }
@@ -100,7 +102,8 @@ fn test_pictures(network: &Network, samples: &Samples, most: usize) -> Result<(f
 impl Feeder {
     /// Makes the feeder of a job.
     pub(crate) fn new(dataset: Arc<Dataset>, shape: Shape, seed: u64) -> Self {
-        Self { dataset, shape, seed, epoch: None, targets: None }
+        let order = vec![0; dataset.len()];
+        Self { dataset, shape, seed, order, epoch: None, targets: None }
     }
 
     /// Returns an input of a worker in a step.
@@ -128,13 +131,13 @@ impl Feeder {
             return Err(format!("{} samples don't fill a batch of {batch}", self.dataset.len()).into());
         }
         let (epoch, step) = (step as usize / steps, step as usize % steps);
-        if self.epoch.as_ref().is_none_or(|(kept, _)| *kept != epoch) {
-            self.epoch = Some((epoch, order(self.dataset.len(), self.seed, epoch)));
+        if self.epoch != Some(epoch) {
+            reorder(&mut self.order, self.seed, epoch);
+            self.epoch = Some(epoch);
         }
-        let order = self.epoch.as_ref().map_or(&[][..], |(_, order)| order);
         let share = self.shape.share(worker);
         let range = step * batch + share.start..step * batch + share.end;
-        let which = order.get(range).unwrap_or(&[]).iter().map(|sample| *sample as usize);
+        let which = self.order.get(range).unwrap_or(&[]).iter().map(|sample| *sample as usize);
         match &*self.dataset {
             Dataset::Pictures(data) => {
                 let (pictures, classes): (Tensor, Tensor) = data.train.batch(which)?;

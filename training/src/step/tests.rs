@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tonic_rdma_graph::dataflow::Outlet;
 use tonic_rdma_graph::schedule::{InMemory, Transfers};
+use tonic_rdma_graph::session::Fingerprint;
 
 use super::*;
 use crate::array::Array;
@@ -258,8 +259,11 @@ fn each_part_numbers_the_graph_alike() {
     for (model, synchrony) in [(small(), Synchrony::Allreduce), (small(), Synchrony::ParameterServer)] {
         let shape = shape(model, synchrony, 3);
         let variables = variables(&shape);
-        let fingerprint = |part: usize| shape.build(part, &variables[part]).unwrap().placements.fingerprint();
-        let all: Vec<u64> = (0..shape.parts()).map(fingerprint).collect();
+        let fingerprint = |part: usize| {
+            let built = shape.build(part, &variables[part]).unwrap();
+            Fingerprint::of(&built.graph, &built.placements)
+        };
+        let all: Vec<Fingerprint> = (0..shape.parts()).map(fingerprint).collect();
         assert!(all.iter().all(|each| *each == all[0]), "{all:?}");
     }
 }

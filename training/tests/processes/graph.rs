@@ -93,6 +93,42 @@ fn all_modes_train_alike_and_nothing_is_copied_from_the_second_step_on() {
 }
 
 #[test]
+fn eight_workers_train_alike_in_all_modes() {
+    let folder = tempfile::tempdir().unwrap();
+    write_samples(folder.path());
+    for (sync, tensors) in [("parameter-server", 8 * 2 * 6), ("allreduce", 6 * (2 * 7 + 7 * 7))] {
+        let json = folder.path().join(format!("{sync}.json"));
+        let output = program(&[
+            "--sync",
+            sync,
+            "--workers",
+            "8",
+            "--mode",
+            "grpc-tcp,rdma-zerocp",
+            "--model",
+            "mlp",
+            "--batch",
+            "12",
+            "--steps",
+            "3",
+            "--test-every",
+            "3",
+            "--data",
+            &folder.path().to_string_lossy(),
+            "--json",
+            &json.to_string_lossy(),
+        ]);
+        assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+        let results = results(&json);
+        let [tcp, zerocp] = [&results["modes"][0], &results["modes"][1]];
+        assert_eq!(losses(tcp), losses(zerocp));
+        assert_eq!((losses(tcp).len(), &tcp["weights"]), (3, &zerocp["weights"]));
+        assert_eq!(zerocp["sent_in_first_step"]["tensors"], tensors, "{sync}");
+        assert_eq!(zerocp["sent_later"]["copied"], 0, "{}", zerocp["tensors"]);
+    }
+}
+
+#[test]
 fn texts_of_varying_length_cross_with_dynamic_shapes_in_a_ring() {
     let folder = tempfile::tempdir().unwrap();
     let sayings = |number: usize| "ab ".repeat(3 + number % 5);
@@ -131,6 +167,53 @@ fn texts_of_varying_length_cross_with_dynamic_shapes_in_a_ring() {
     let dynamic: Vec<&Value> = dynamic.collect();
     assert_eq!(dynamic.len(), 6, "{dynamic:?}");
     assert!(dynamic.iter().all(|tensor| tensor["sent"]["tensors"] == 4), "{dynamic:?}");
+}
+
+#[test]
+fn texts_of_varying_length_are_sent_without_a_copy_from_the_second_step_on() {
+    let folder = tempfile::tempdir().unwrap();
+    // 57 sayings to train with, all of another length. So the lengths of a worker's batch differ from step to step, and with 9 batches of
+    // 6 the steps go on into the second epoch.
+    let sayings: String = (0..60).map(|number| format!("{}\n%\n", "a".repeat(20 + number))).collect();
+    std::fs::write(folder.path().join("sayings"), sayings).unwrap();
+    let json = folder.path().join("results.json");
+    let output = program(&[
+        "--sync",
+        "parameter-server",
+        "--workers",
+        "2",
+        "--mode",
+        "rdma-zerocp",
+        "--model",
+        "lstm",
+        "--length",
+        "100",
+        "--batch",
+        "6",
+        "--epochs",
+        "2",
+        "--steps",
+        "12",
+        "--test-every",
+        "4",
+        "--texts",
+        &folder.path().to_string_lossy(),
+        "--json",
+        &json.to_string_lossy(),
+    ]);
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    let results = results(&json);
+    let zerocp = &results["modes"][0];
+    assert_eq!(losses(zerocp).len(), 12);
+    let copied: Vec<&Value> = zerocp["tensors"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|tensor| tensor["sent"]["copied"].as_u64().unwrap() > 1)
+        .collect();
+    assert_eq!(zerocp["sent_later"]["copied"], 0, "{copied:?}");
+    let dynamic = zerocp["tensors"].as_array().unwrap().iter();
+    assert_eq!(dynamic.filter(|tensor| tensor["placement"] == "dynamic").count(), 6);
 }
 
 #[test]

@@ -52,6 +52,10 @@ impl Word for LoomWord {
         self.0.fetch_or(set, Ordering::Relaxed);
     }
 
+    fn add(&self, value: u64) {
+        self.0.fetch_add(value, Ordering::Relaxed);
+    }
+
     fn raise(&self, value: u64, order: Ordering) {
         self.0.fetch_max(value, order);
     }

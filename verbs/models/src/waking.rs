@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use loom::sync::Mutex;
 use loom::thread;
 use tonic_rdma_verbs::internal::shared_memory::{
-    Arming, Attention, Debt, Flags, Guarded, Header, Kind, Orders, Reader, Word, Writer,
+    Answered, Arming, Attention, Debt, Flags, Guarded, Header, Kind, Orders, Reader, Word, Writer,
 };
 
 use crate::{Loom, LoomWord, explore, words};
@@ -49,6 +49,41 @@ pub fn no_news_is_lost<O: Orders + 'static>() -> u64 {
         let sleeps = Reader::<Loom, O>::new(RING, KEY).peek(&ring) == Ok(None);
         assert!(peer.join().is_ok());
         assert!(!sleeps || event.load(Relaxed) == 1, "model: the owner sleeps, and a record has come");
+    })
+}
+
+/// The peer makes one event for each request of the owner, although more records come. An owner that has taken the event asks anew
+/// before it sleeps. The event is a socket, whose operations have a total order, so all accesses read and write: loom has no such order
+/// for plain stores.
+pub fn each_request_gets_an_event<O: Orders + 'static>() -> u64 {
+    explore(|| {
+        let news = Arc::new(LoomWord::new(0));
+        let attention = Arc::new(LoomWord::new(0));
+        let event = Arc::new(LoomWord::new(0));
+        let peer = {
+            let (news, attention, event) = (Arc::clone(&news), Arc::clone(&attention), Arc::clone(&event));
+            thread::spawn(move || {
+                let answered = Answered::<Loom>::default();
+                for count in 1..=2 {
+                    news.store(count, Release);
+                    // As `Connection::settle`.
+                    let attention = Attention::of_peer::<Loom, O>(&attention);
+                    if attention.wants(Attention::NEWS) && answered.answer(attention) {
+                        event.add(1);
+                    }
+                }
+            })
+        };
+        // As `Queue::arm`.
+        Attention::NEWS.ask::<Loom>(&attention);
+        Attention::fence::<Loom, O>();
+        // As `Queue::acknowledge_events`, then `Queue::arm`, and the last look.
+        event.take(Relaxed);
+        Attention::NEWS.ask::<Loom>(&attention);
+        Attention::fence::<Loom, O>();
+        let sleeps = news.load(Acquire) < 2;
+        assert!(peer.join().is_ok());
+        assert!(!sleeps || event.take(Relaxed) != 0, "model: the owner sleeps, and a record has come");
     })
 }
 

@@ -23,6 +23,7 @@ pass! {
     places_are_used_again: ring::places_are_used_again::<Shipping>;
     records_skip_the_end: ring::records_skip_the_end::<Shipping>;
     no_news_is_lost: waking::no_news_is_lost::<Shipping>;
+    each_request_gets_an_event: waking::each_request_gets_an_event::<Shipping>;
     no_progress_is_lost: waking::no_progress_is_lost::<Shipping>;
     no_work_is_lost: waking::no_work_is_lost::<Shipping>;
     no_record_is_unguarded: waking::no_record_is_unguarded::<Shipping>;
@@ -66,6 +67,8 @@ fail! {
     news_fence_acq_rel: NEWS_FENCE = AcqRel, waking::no_news_is_lost, "model: the owner sleeps";
     news_fence_acq_rel_and_progress: NEWS_FENCE = AcqRel, waking::no_progress_is_lost, "model: the poller sleeps";
     news_fence_acq_rel_and_guard: NEWS_FENCE = AcqRel, waking::no_record_is_unguarded, "model: the record has no guard";
+    news_fence_acq_rel_and_requests: NEWS_FENCE = AcqRel, waking::each_request_gets_an_event, "model: the owner sleeps";
+    attention_fence_acq_rel_and_requests: ATTENTION_FENCE = AcqRel, waking::each_request_gets_an_event, "model: the owner sleeps";
     attention_fence_none: ATTENTION_FENCE = Relaxed, waking::no_news_is_lost, "model: the owner sleeps";
     attention_fence_acq_rel: ATTENTION_FENCE = AcqRel, waking::no_news_is_lost, "model: the owner sleeps";
     attention_fence_acq_rel_and_progress: ATTENTION_FENCE = AcqRel, waking::no_progress_is_lost, "model: the poller sleeps";

@@ -151,6 +151,12 @@ impl Queue {
         self.events.add_socket()
     }
 
+    /// Takes the events that peers have made. Returns their number.
+    #[cfg(test)]
+    pub(super) fn take_peers_events(&self) -> usize {
+        self.events.take_peers_events()
+    }
+
     /// Reserves a slot for a queue pair that is about to be created.
     pub(super) fn reserve(&self) -> Result<u32, VerbsError> {
         let mut members = lock(&self.members);

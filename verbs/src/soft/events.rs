@@ -99,6 +99,13 @@ impl Events {
         }
     }
 
+    /// Takes the events that peers have made. Returns their number.
+    #[cfg(test)]
+    pub(super) fn take_peers_events(&self) -> usize {
+        let one = |socket: &&Received| matches!(message::receive(*socket, &mut [0u8; 8]), Ok((1.., _)));
+        lock(&self.sockets).values().map(|socket| std::iter::repeat(socket).take_while(one).count()).sum()
+    }
+
     /// Takes the events that have come. Returns whether there was one.
     pub(super) fn take(&self) -> bool {
         let mut events = Vec::with_capacity(BATCH);

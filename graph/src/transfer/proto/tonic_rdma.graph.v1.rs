@@ -2,7 +2,7 @@
 /// What a part runs. Parts that run together have the same, apart from `part`.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Description {
-    /// Version of this protocol: 1.
+    /// Version of this protocol: 2.
     #[prost(uint32, tag = "1")]
     pub version: u32,
     /// The number of the part.
@@ -62,6 +62,22 @@ pub struct Standing {
     /// Whether the part has left in good order.
     #[prost(bool, tag = "4")]
     pub left: bool,
+    /// The latest runs of the part in modes with slots, as many as another part may be behind.
+    #[prost(message, repeated, tag = "5")]
+    pub runs: ::prost::alloc::vec::Vec<Run>,
+}
+/// The steps that a part runs at once, from `first` to the one before `end`. All parts run the same steps.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Run {
+    #[prost(uint32, tag = "1")]
+    pub mode: u32,
+    /// Counts the runs of this part in this mode from 0.
+    #[prost(uint64, tag = "2")]
+    pub number: u64,
+    #[prost(uint64, tag = "3")]
+    pub first: u64,
+    #[prost(uint64, tag = "4")]
+    pub end: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PutRequest {

@@ -10,6 +10,7 @@ use super::address::Address;
 use super::message::{Answer, Object};
 use super::segments::Segments;
 use crate::soft::events::EventEnd;
+use crate::soft::shared::end::EndState;
 
 /// A function that sends an answer and its descriptors to a peer.
 pub(crate) type SendAnswer<'a> = dyn FnMut(Answer, &[BorrowedFd<'_>]) -> io::Result<()> + 'a;
@@ -34,8 +35,8 @@ pub(crate) trait LocalQueuePair: Any + Debug + Send + Sync {
     /// Returns the secret that a peer must know to ask for anything.
     fn token(&self) -> u64;
 
-    /// Returns the address of the connected queue pair of the peer; `None` if there is none, or it has ended.
-    fn peer_address(&self) -> Option<Address>;
+    /// Returns the address and the state of the queue pair of the peer that this one is connected to.
+    fn peer_address(&self) -> Option<(Address, EndState)>;
 
     /// Sends `object` to the process `client` with `send`, if this queue pair may share the object. Returns what `send` returned.
     fn grant(

@@ -94,6 +94,9 @@ pub(crate) struct EndAnswer {
     pub(crate) receive_queue: u64,
 }
 
+/// The sequence number of [`Object::Leave`]. Requests that a thread waits for have greater numbers.
+pub(crate) const LEAVE: u64 = 0;
+
 const REQUEST: usize = 40;
 const REPLY: usize = 72;
 

@@ -1,6 +1,7 @@
 //! The exchange of descriptors between processes, and the detection of dead peers.
 
 pub(super) mod address;
+mod asking;
 pub(super) mod clients;
 pub(super) mod level;
 pub(super) mod local;

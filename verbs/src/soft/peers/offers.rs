@@ -4,6 +4,9 @@
 //!  offered ──▶ mapped by the peer ──▶ withdrawn, because the memory is gone here ──▶ unmapped by the peer
 //! ```
 //! While the peer may have a segment mapped, the segment stays charged to the budget, even if the memory is gone in this process.
+//!
+//! Each word between the two devices can get lost: the socket may be full, and the queue pair that a word names may be gone, or may not be
+//! connected yet. Therefore an offer, and a word that a segment is withdrawn, are said again until the peer confirms them.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -17,13 +20,18 @@ use crate::sync::lock;
 const MOST: usize = 1024;
 /// Time after which a peer that has not confirmed an offer gets it once more.
 const AGAIN: Duration = Duration::from_secs(1);
+/// Time after which a peer that has not confirmed that it has unmapped a segment is told once more. Each further time doubles it.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// Longest time between two reminders. A view can keep a segment mapped for long.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// Most segments that a peer is reminded of at once, so that the words do not fill the socket.
+const REMINDERS: usize = 64;
 
 /// The segments that this process offers to a peer.
 #[derive(Debug, Default)]
 pub(crate) struct Offers {
     offered: Mutex<HashMap<u64, Arc<Offer>>>,
-    /// Segments whose memory is gone here, and which the peer may have mapped.
-    withdrawn: Mutex<HashMap<u64, Option<Charge>>>,
+    withdrawn: Mutex<HashMap<u64, Withdrawn>>,
 }
 
 /// One segment that this process offers to a peer.
@@ -33,6 +41,15 @@ pub(crate) struct Offer {
     mapped: AtomicBool,
     offered: Mutex<Option<Instant>>,
     charge: Option<Charge>,
+}
+
+/// A segment whose memory is gone here, and which the peer may have mapped.
+#[derive(Debug)]
+struct Withdrawn {
+    charge: Option<Charge>,
+    /// When the peer is told once more, and the time until the reminder after that.
+    again: Instant,
+    pause: Duration,
 }
 
 impl Offer {
@@ -92,7 +109,8 @@ impl Offers {
         offer.mapped.store(false, Relaxed);
         let sent = lock(&offer.offered).is_some();
         if sent {
-            lock(&self.withdrawn).insert(id, offer.charge.clone());
+            let (charge, again) = (offer.charge.clone(), Instant::now() + FIRST_PAUSE);
+            lock(&self.withdrawn).insert(id, Withdrawn { charge, again, pause: 2 * FIRST_PAUSE });
         }
         sent
     }
@@ -102,9 +120,33 @@ impl Offers {
         drop(lock(&self.withdrawn).remove(&id));
     }
 
+    /// Returns the withdrawn segments that the peer is to be told of once more at `now`, a limited number of them.
+    pub(crate) fn reminders(&self, now: Instant) -> Vec<u64> {
+        let mut withdrawn = lock(&self.withdrawn);
+        let due = withdrawn.iter_mut().filter(|(_, segment)| segment.again <= now).take(REMINDERS);
+        due.map(|(id, segment)| {
+            segment.again = now + segment.pause;
+            segment.pause = (2 * segment.pause).min(LONGEST_PAUSE);
+            *id
+        })
+        .collect()
+    }
+
+    /// Returns whether the peer may have a segment mapped that is withdrawn.
+    pub(crate) fn has_withdrawn(&self) -> bool {
+        !lock(&self.withdrawn).is_empty()
+    }
+
+    /// Notes that the peer is dead, so that it has no withdrawn segment mapped any more.
+    pub(crate) fn peer_died(&self) {
+        let withdrawn = std::mem::take(&mut *lock(&self.withdrawn));
+        drop(withdrawn);
+    }
+
     /// Returns the charges of all segments that the peer may have mapped.
     pub(crate) fn charges(&self) -> Vec<Charge> {
-        let withdrawn: Vec<_> = lock(&self.withdrawn).values().flatten().cloned().collect();
+        let withdrawn: Vec<_> =
+            lock(&self.withdrawn).values().filter_map(|segment| segment.charge.clone()).collect();
         let offered = lock(&self.offered);
         let sent = offered.values().filter(|offer| lock(&offer.offered).is_some());
         sent.filter_map(|offer| offer.charge.clone()).chain(withdrawn).collect()
@@ -148,6 +190,48 @@ mod tests {
         offers.mapped(1);
         offers.unmapped(1);
         assert_eq!(offers.charges().len(), 1);
+    }
+
+    /// The word that a segment is withdrawn, or the answer to it, may be lost.
+    #[test]
+    fn a_peer_is_reminded_until_it_has_unmapped_the_segment() {
+        let (offers, charge) = (Offers::default(), charge().unwrap());
+        let (offer, _) = offers.get(1, || Some(Arc::clone(&charge))).unwrap();
+        assert!(offer.is_due());
+        drop(offer);
+        assert!(!offers.has_withdrawn() && offers.withdraw(1) && offers.has_withdrawn());
+        let mut now = Instant::now();
+        assert!(offers.reminders(now - FIRST_PAUSE).is_empty(), "the peer was just told");
+        let mut pauses = Vec::new();
+        while pauses.len() < 10 {
+            let before = now;
+            while offers.reminders(now).is_empty() {
+                now += Duration::from_millis(50);
+            }
+            pauses.push(now - before);
+        }
+        assert!(pauses.is_sorted() && pauses[9] == LONGEST_PAUSE, "{pauses:?}");
+        offers.unmapped(1);
+        assert!(!offers.has_withdrawn() && offers.reminders(now + LONGEST_PAUSE).is_empty());
+        assert_eq!(Arc::strong_count(&charge), 1);
+    }
+
+    #[test]
+    fn a_peer_is_reminded_of_all_segments_in_turn() {
+        let offers = Offers::default();
+        let count = 2 * REMINDERS as u64 + 1;
+        for id in 0..count {
+            assert!(offers.get(id, charge).is_some_and(|(offer, _)| offer.is_due()));
+            assert!(offers.withdraw(id));
+        }
+        let later = Instant::now() + FIRST_PAUSE;
+        let turns: Vec<_> = (0..4).map(|_| offers.reminders(later)).collect();
+        assert_eq!(turns.iter().map(Vec::len).collect::<Vec<_>>(), [REMINDERS, REMINDERS, 1, 0]);
+        let mut all = turns.concat();
+        all.sort_unstable();
+        assert!(all.into_iter().eq(0..count));
+        offers.peer_died();
+        assert!(!offers.has_withdrawn() && offers.charges().is_empty());
     }
 
     #[test]

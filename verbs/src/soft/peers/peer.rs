@@ -10,9 +10,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
-
 use super::address::{Address, DeviceId};
+use super::asking::Asking;
 use super::level::{Identity, Level};
 use super::local::LocalQueuePair;
 use super::message::{self, Answer, EndAnswer, Object, Request};
@@ -23,7 +22,7 @@ use super::service::Service;
 use super::sockets::Sockets;
 use crate::host_memory::MemoryUser;
 use crate::soft::event_socket::EventSocket;
-use crate::soft::shared::end::{End, is_ring};
+use crate::soft::shared::end::{End, EndState, is_ring};
 use crate::soft::shared::table::RegionTable;
 use crate::sync::lock;
 use crate::{HostMemory, VerbsError};
@@ -42,8 +41,7 @@ pub(crate) struct Peer {
     dead: AtomicBool,
     /// Taken when this value is dropped.
     socket: Option<Received>,
-    /// Number of the last request. Locked while a request is under way.
-    sequence: Mutex<u64>,
+    asking: Asking,
     table: Mutex<HashMap<u64, Weak<RegionTable>>>,
     event_sockets: Mutex<HashMap<u64, Weak<EventSocket>>>,
     /// The segments that this process offers to the peer.
@@ -68,7 +66,7 @@ impl Peer {
             same_user,
             dead: AtomicBool::new(false),
             socket: Some(Received::new(fd)),
-            sequence: Mutex::new(0),
+            asking: Asking::default(),
             table: Mutex::default(),
             event_sockets: Mutex::default(),
             offers: Offers::default(),
@@ -94,6 +92,7 @@ impl Peer {
     /// Notes that the peer died, and moves its queue pairs to Error.
     pub(crate) fn mark_dead(&self) {
         self.dead.store(true, SeqCst);
+        self.offers.peer_died();
         let users: Vec<_> = lock(&self.users).values().filter_map(Weak::upgrade).collect();
         for user in users {
             user.fail();
@@ -174,6 +173,11 @@ impl Peer {
         Some(offer)
     }
 
+    #[cfg(test)]
+    pub(crate) fn offers(&self) -> &Offers {
+        &self.offers
+    }
+
     /// Takes news of the peer about the segments that this process has offered.
     pub(crate) fn take_news(&self, news: Object) {
         match news {
@@ -183,16 +187,28 @@ impl Peer {
         }
     }
 
-    /// Tells the peer that its segment `id` is not mapped any more. Does not wait. If the socket is full, the peer keeps the charge
-    /// until it leaves.
+    /// Tells the peer that its segment `id` is not mapped any more. Does not wait. If the word is lost, the peer asks again.
     pub(crate) fn say_unmapped(&self, id: u64) {
         self.say_by_any(Object::Unmapped { id });
     }
 
-    /// Sends a request without a reply by any connection to the peer, because the first one may be gone.
+    /// Tells the peer once more of segments that are withdrawn, and that it has not confirmed to have unmapped. Returns whether there are
+    /// any that it has not confirmed. Does not wait.
+    pub(crate) fn remind(&self, now: Instant) -> bool {
+        for id in self.offers.reminders(now) {
+            self.say_by_any(Object::Withdraw { id });
+        }
+        self.offers.has_withdrawn()
+    }
+
+    /// Sends a request without a reply by any connection to the peer, because the first one may be gone. The request is lost if the
+    /// socket is full, or if no queue pair of the peer can take it now.
     fn say_by_any(&self, object: Object) {
         let users: Vec<_> = lock(&self.users).values().filter_map(Weak::upgrade).collect();
-        if let Some(address) = users.iter().find_map(|user| user.peer_address()) {
+        let addresses = users.iter().filter_map(|user| user.peer_address());
+        // A queue pair that is not connected to this process yet, or is gone, sends no confirmation.
+        let best = addresses.max_by_key(|(_, state)| *state == EndState::Ready);
+        if let Some((address, _)) = best {
             let _ = self.say(&address, object, None);
         }
     }
@@ -208,7 +224,7 @@ impl Peer {
         message::send_request(self.socket(), &request, fd)
     }
 
-    /// Sends one request and waits for its answer.
+    /// Sends one request and waits for its answer. Other threads may ask at the same time.
     fn ask(
         &self,
         address: &Address,
@@ -227,25 +243,8 @@ impl Peer {
             }
             _ => VerbsError::os(action, error),
         };
-        let deadline = Instant::now() + PATIENCE;
-        let mut last = lock(&self.sequence);
-        *last += 1;
-        let sequence = *last;
-        let request = Request { sequence, number: address.number, token: address.token, object };
-        // Requests to carry out records may have filled the socket.
-        while let Err(error) = message::send_request(self.socket(), &request, None) {
-            if error.kind() != io::ErrorKind::WouldBlock {
-                return Err(os(error));
-            }
-            wait_for(self.socket(), PollFlags::OUT, deadline).map_err(os)?;
-        }
-        loop {
-            wait_for(self.socket(), PollFlags::IN, deadline).map_err(os)?;
-            let (reply, fds) = message::receive_reply(self.socket()).map_err(os)?;
-            if reply.sequence == sequence {
-                return Ok((reply.answer, fds));
-            }
-        }
+        let request = Request { sequence: 0, number: address.number, token: address.token, object };
+        self.asking.ask(self.socket(), request, PATIENCE).map_err(os)
     }
 }
 
@@ -254,8 +253,14 @@ impl MemoryUser for Peer {
         if !self.offers.withdraw(id) {
             return;
         }
-        // If the socket is full, the peer keeps the segment until this process leaves.
+        if self.is_dead() {
+            self.offers.unmapped(id);
+            return;
+        }
         self.say_by_any(Object::Withdraw { id });
+        if let Some(service) = self.service.upgrade() {
+            service.remind_later();
+        }
     }
 }
 
@@ -268,7 +273,7 @@ impl Drop for Peer {
             && !self.is_dead()
         {
             // The request is about all segments, so it names no queue pair.
-            let request = Request { sequence: 0, number: 0, token: 0, object: Object::Leave };
+            let request = Request { sequence: message::LEAVE, number: 0, token: 0, object: Object::Leave };
             if message::send_request(&socket, &request, None).is_err() {
                 // The socket is full. The peer finds its end, and closes its own.
                 let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Write);
@@ -309,21 +314,4 @@ pub(crate) fn check_owner(fd: &impl AsFd, policy: Policy) -> Result<Identity, Ve
     policy.admit(&identity)?;
     tracing::debug!(process = identity.process, level = ?identity.level, "the soft device has a peer");
     Ok(identity)
-}
-
-/// Waits until the socket is ready for `what`.
-fn wait_for(fd: &impl AsFd, what: PollFlags, deadline: Instant) -> io::Result<()> {
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        // Checked first, because a peer may send other replies without end.
-        if left.is_zero() {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "the peer's device did not answer"));
-        }
-        let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(left.subsec_nanos()) };
-        match rustix::event::poll(&mut [PollFd::new(fd, what)], Some(&timeout)) {
-            Ok(0) | Err(rustix::io::Errno::INTR) => {}
-            Ok(_) => return Ok(()),
-            Err(error) => return Err(error.into()),
-        }
-    }
 }

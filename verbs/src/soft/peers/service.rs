@@ -48,6 +48,8 @@ pub(crate) struct Service {
     deadlines: Mutex<BinaryHeap<Deadline>>,
     /// Queue pairs whose records this thread looks after.
     guarded: Mutex<Vec<Weak<dyn LocalQueuePair>>>,
+    /// Whether peers are to be reminded of segments that are withdrawn.
+    reminding: AtomicBool,
     /// Charges of memory that a peer may have mapped, by the token of the socket to that peer.
     kept: Mutex<HashMap<u64, (Received, Vec<Charge>)>>,
 }
@@ -70,6 +72,7 @@ impl Service {
             queue_pairs: Mutex::default(),
             deadlines: Mutex::default(),
             guarded: Mutex::default(),
+            reminding: AtomicBool::new(false),
             kept: Mutex::default(),
         })
     }
@@ -123,6 +126,26 @@ impl Service {
         }
     }
 
+    /// Reminds peers from now on of the segments that are withdrawn, until the peers have confirmed all of them.
+    pub(crate) fn remind_later(&self) {
+        if !self.reminding.swap(true, SeqCst) {
+            self.wake();
+        }
+    }
+
+    /// Reminds peers of segments that are withdrawn. Returns whether there are any that the peers have not confirmed.
+    fn remind(&self) -> bool {
+        // Before the look, so that a segment that is withdrawn meanwhile is not overlooked.
+        self.reminding.store(false, SeqCst);
+        let peers: Vec<_> = lock(&self.peers).values().filter_map(Weak::upgrade).collect();
+        let now = Instant::now();
+        let mut left = false;
+        for peer in peers {
+            left |= peer.remind(now);
+        }
+        self.reminding.fetch_or(left, SeqCst) || left
+    }
+
     /// Wakes the pollers of the queue pair's completion queues at `when`, so that a poll finds the deadline passed.
     pub(crate) fn notify_at(&self, when: Instant, queue_pair: Weak<dyn LocalQueuePair>) {
         let mut deadlines = lock(&self.deadlines);
@@ -164,10 +187,13 @@ impl Service {
     pub(crate) fn run(&self) {
         /// Time between two looks at the guarded queue pairs.
         const LOOK: Duration = Duration::from_millis(4);
+        /// Time between two looks for segments that peers are to be reminded of.
+        const REMIND: Duration = Duration::from_millis(100);
         let mut clients = Clients::default();
         let mut events = Vec::with_capacity(64);
         let mut asked = Vec::new();
         let mut looked = Instant::now();
+        let mut reminded = Instant::now();
         while !self.stop.load(SeqCst) {
             let mut timeout = self.notify_due();
             let more = self.carry_out(&mut asked);
@@ -182,7 +208,16 @@ impl Service {
                 (false, true) => Some(LOOK.saturating_sub(looked.elapsed())),
                 (false, false) => None,
             };
-            if let Some(limit) = limit {
+            let reminds = self.reminding.load(SeqCst) && {
+                if reminded.elapsed() >= REMIND {
+                    reminded = Instant::now();
+                    self.remind()
+                } else {
+                    true
+                }
+            };
+            let reminder = reminds.then(|| REMIND.saturating_sub(reminded.elapsed()));
+            for limit in [limit, reminder].into_iter().flatten() {
                 let limit = Timespec { tv_sec: 0, tv_nsec: i64::from(limit.subsec_nanos()) };
                 timeout = Some(timeout.map_or(limit, |timeout| timeout.min(limit)));
             }
@@ -208,7 +243,7 @@ impl Service {
     }
 
     fn handle(&self, token: u64, clients: &mut Clients, asked: &mut Vec<Weak<dyn LocalQueuePair>>) {
-        if lock(&self.kept).remove(&token).is_some() {
+        if self.end_kept(token) {
             return;
         }
         if let Some(client) = clients.get(token) {
@@ -228,6 +263,22 @@ impl Service {
             );
             peer.mark_dead();
         }
+    }
+
+    /// Drops the charges that are kept for the peer at the socket `token`, if the peer has unmapped the memory or is gone. Returns
+    /// false if none are kept.
+    fn end_kept(&self, token: u64) -> bool {
+        let mut kept = lock(&self.kept);
+        let Some((socket, _)) = kept.get(&token) else { return false };
+        let over = match message::receive_reply(socket) {
+            // A late answer to an earlier request, which a thread has given up.
+            Ok((reply, _)) => reply.sequence == message::LEAVE,
+            Err(error) => !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
+        };
+        let ended = if over { kept.remove(&token) } else { None };
+        drop(kept);
+        drop(ended);
+        true
     }
 
     fn accept(&self, clients: &mut Clients) {
@@ -440,6 +491,37 @@ mod tests {
         }
         drop(theirs);
         assert_eq!(service.serve(clients.get(5).unwrap(), &mut Vec::new()), Served::Ended);
+    }
+
+    /// A thread that asked the peer gave up, and the peer's answer comes after the request to leave.
+    #[test]
+    fn a_late_answer_is_no_word_that_memory_is_unmapped() {
+        let device = DeviceId { process: 1, nonce: crate::random::random().unwrap(), directory: 0 };
+        let listener = Sockets::Namespace.listen(device, Policy::User, Origin::here().unwrap()).unwrap();
+        let service = Service::new(listener, Policy::User).unwrap();
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        for ends in [false, true] {
+            let (ours, theirs) =
+                rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+            let charge: Charge = Arc::new(());
+            let token = service.next_token.load(SeqCst);
+            service.keep_until_unmapped(Received::new(ours), vec![Arc::clone(&charge)]);
+            let handle = || service.handle(token, &mut Clients::default(), &mut Vec::new());
+            handle();
+            for (sequence, answer) in [(1, Answer::Object), (2, Answer::Refused)] {
+                message::send_reply(&theirs, &Reply { sequence, answer }, &[]).unwrap();
+                handle();
+                assert_eq!(Arc::strong_count(&charge), 2, "the peer has not said that it has unmapped");
+            }
+            if ends {
+                drop(theirs);
+            } else {
+                let reply = Reply { sequence: message::LEAVE, answer: Answer::Object };
+                message::send_reply(&theirs, &reply, &[]).unwrap();
+            }
+            handle();
+            assert_eq!(Arc::strong_count(&charge), 1);
+        }
     }
 
     /// A descriptor that a client sends with a request can block its last close. The thread must not be the one that closes it.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crate::soft::device::Device;
-use crate::soft::event_socket::EventSocket;
+use crate::soft::event_socket::PeerWaker;
 use crate::soft::peers::address::Address;
 use crate::soft::peers::peer::Peer;
 use crate::soft::shared::attention::Attention;
@@ -25,8 +25,8 @@ pub(crate) struct Connection {
     pub(crate) table: Option<Arc<RegionTable>>,
     pub(crate) domain: u64,
     pub(crate) access: Access,
-    send_event: Arc<EventSocket>,
-    receive_event: Arc<EventSocket>,
+    send_event: PeerWaker,
+    receive_event: PeerWaker,
 }
 
 /// The looks at the peer's attention that an end owes.
@@ -41,8 +41,8 @@ impl Connection {
         let shares = answer.shares_memory && peer.shares_memory();
         Ok(Self {
             table: if shares { Some(peer.table(&address)?) } else { None },
-            send_event: peer.event_socket(&address, answer.send_queue)?,
-            receive_event: peer.event_socket(&address, answer.receive_queue)?,
+            send_event: PeerWaker::new(peer.event_socket(&address, answer.send_queue)?),
+            receive_event: PeerWaker::new(peer.event_socket(&address, answer.receive_queue)?),
             domain: answer.domain,
             access: answer.access,
             peer,
@@ -62,7 +62,7 @@ impl Connection {
     #[inline]
     pub(super) fn announce_news(&self, debt: u8) {
         let attention = Attention::of_own::<Native>(self.end.attention_word());
-        if attention != Attention::POLLED {
+        if !attention.is_polled() {
             self.wake_for_news(attention, debt);
         }
     }
@@ -71,7 +71,7 @@ impl Connection {
     fn wake_for_news(&self, attention: Attention, debt: u8) {
         let wanted = if debt & Debt::NEWS != 0 { Attention::NEWS } else { Attention::WRITES };
         if attention.wants(wanted) {
-            self.receive_event.signal();
+            self.receive_event.answer(attention);
         } else if attention.wants(Attention::DEVICE) {
             self.poke();
         }
@@ -97,7 +97,7 @@ impl Connection {
     #[cold]
     fn wake_for_progress(&self, attention: Attention) {
         if attention.wants(Attention::PROGRESS) {
-            self.send_event.signal();
+            self.send_event.answer(attention);
         }
         if attention.wants(Attention::STUCK) {
             // READs that the peer serves may wait for room in its ring, which the poller of its receives looks after.
@@ -108,7 +108,7 @@ impl Connection {
     /// Looks once more whether the peer wants to be woken, so that it is woken for all that this end has stored before.
     pub(super) fn settle(&self, debt: u8) {
         let attention = Attention::of_peer::<Native, Shipping>(self.end.attention_word());
-        if debt & (Debt::NEWS | Debt::WRITES) != 0 && attention != Attention::POLLED {
+        if debt & (Debt::NEWS | Debt::WRITES) != 0 && !attention.is_polled() {
             self.wake_for_news(attention, debt);
         }
         if debt & Debt::PROGRESS != 0 && attention.wants(Attention::PROGRESS.with(Attention::STUCK)) {
@@ -120,10 +120,10 @@ impl Connection {
     pub(crate) fn announce_end(&self) {
         let attention = Attention::of_peer::<Native, Shipping>(self.end.attention_word());
         if attention.wants(Attention::NEWS) {
-            self.receive_event.signal();
+            self.receive_event.wake();
         }
         if attention.wants(Attention::PROGRESS) {
-            self.send_event.signal();
+            self.send_event.wake();
         }
     }
 

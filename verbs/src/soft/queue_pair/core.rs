@@ -535,6 +535,11 @@ impl Core {
         self.domain.remove_queue_pair(self.number);
     }
 
+    /// Asks the peer for `attention`, as a new request. The owner calls [`Attention::fence`] before it looks for news.
+    pub(crate) fn ask(&self, attention: Attention) {
+        attention.ask::<Native>(self.end.attention_word());
+    }
+
     /// Shows that this end wants `attention`. The owner calls [`Attention::fence`] before it looks for news.
     pub(crate) fn want(&self, attention: Attention) {
         attention.add::<Native>(self.end.attention_word());

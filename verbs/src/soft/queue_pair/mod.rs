@@ -26,6 +26,7 @@ use super::peers::address::Address;
 use super::peers::local::{ClientMemory, LocalQueuePair, SendAnswer};
 use super::peers::message::Object;
 use super::shared::attention::Attention;
+use super::shared::end::EndState;
 use super::shared::platform::{Native, Shipping};
 use crate::{
     Access, NoView, PathSettings, PeerWork, PostError, Probe, QueuePair, QueuePairAddress, QueuePairCapacity,
@@ -128,7 +129,7 @@ impl CompletionSource for Pair {
     fn ask_for_events(&self, role: Role) {
         if role.receives {
             let looked_after = self.looked_after.load(Relaxed);
-            self.core.want(if looked_after { Attention::NEWS } else { ALL_NEWS });
+            self.core.ask(if looked_after { Attention::NEWS } else { ALL_NEWS });
         }
         // SYNC: a thread that stores news or posts requests holds one of the two locks while it looks whether the queue is armed, and
         // while it notes its debt and counts its requests. So either this thread sees them, or that thread sees that the queue is
@@ -138,7 +139,7 @@ impl CompletionSource for Pair {
             self.core.settle();
         }
         if role.sends && self.sends.wants_progress() {
-            self.core.want(Attention::PROGRESS);
+            self.core.ask(Attention::PROGRESS);
         }
     }
 
@@ -166,9 +167,9 @@ impl LocalQueuePair for Pair {
         self.core.token()
     }
 
-    fn peer_address(&self) -> Option<Address> {
+    fn peer_address(&self) -> Option<(Address, EndState)> {
         let connection = self.core.connection()?;
-        (!self.core.peer_has_ended()).then_some(connection.address)
+        Some((connection.address, connection.end.state()))
     }
 
     fn grant(
@@ -182,7 +183,7 @@ impl LocalQueuePair for Pair {
 
     fn confirm(&self, news: Object) {
         if let Some(connection) = self.core.connection() {
-            // If the socket is full, the peer offers the segment again, or keeps its charge until it leaves.
+            // If the word is lost, the peer offers or withdraws the segment again.
             let _ = connection.peer.say(&connection.address, news, None);
         }
     }
@@ -198,11 +199,14 @@ impl LocalQueuePair for Pair {
     }
 
     fn carry_out(&self) -> bool {
-        // From now on the peer asks the device at once, until a thread polls. A thread that sleeps in the completion queue learns of
-        // all news itself.
         self.looked_after.store(false, Relaxed);
-        let sleeps = self.core.receive_queue.is_armed();
-        self.core.want(if sleeps { ALL_NEWS } else { Attention::DEVICE });
+        // A thread that sleeps in the completion queue learns of all news itself. If no thread sleeps or polls, the peer asks the
+        // device at once from now on, until a thread polls. If a thread has taken the records since the peer asked, that thread polls.
+        if self.core.receive_queue.is_armed() {
+            self.core.ask(ALL_NEWS);
+        } else if self.target.has_record() || self.target.is_busy() || self.sends.has_waiting() {
+            self.core.want(Attention::DEVICE);
+        }
         Attention::fence::<Native, Shipping>();
         let more = self.target.visit(&self.sends, &mut Output::Keep);
         if self.sends.has_waiting() {
@@ -262,7 +266,7 @@ impl PeerWork for Pair {
             // A queue that is armed later asks itself.
             fence(SeqCst);
             if self.core.receive_queue.is_armed() {
-                self.core.want(ALL_NEWS);
+                self.core.ask(ALL_NEWS);
                 Attention::fence::<Native, Shipping>();
             }
         }

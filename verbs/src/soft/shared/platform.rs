@@ -30,6 +30,9 @@ pub trait Word {
     /// Sets the bits `set` and clears the bits `clear`.
     fn change(&self, set: u64, clear: u64);
 
+    /// Adds `value`. Wraps.
+    fn add(&self, value: u64);
+
     /// Stores `value`, unless the word has a greater value.
     fn raise(&self, value: u64, order: Ordering);
 
@@ -114,6 +117,11 @@ impl Word for AtomicU64 {
     #[inline]
     fn change(&self, set: u64, clear: u64) {
         let _ = self.fetch_update(Relaxed, Relaxed, |value| Some(value & !clear | set));
+    }
+
+    #[inline]
+    fn add(&self, value: u64) {
+        self.fetch_add(value, Relaxed);
     }
 
     #[inline]

@@ -33,7 +33,7 @@ use super::shared::ring::{Flags, Header, Kind};
 use crate::{
     Access, CompletionQueue, CompletionStatus, Context, HostMemory, LocalSegment, MemoryRegion, Operation,
     PathSettings, Payload, ProtectionDomain, QueuePair, QueuePairCapacity, ReceiveRequest, RemoteSegment,
-    SendRequest, WorkCompletion, soft,
+    SendRequest, VerbsError, WorkCompletion, soft,
 };
 
 /// Receives that a queue pair of these tests can have.
@@ -42,8 +42,8 @@ const RECEIVES: u64 = 16;
 const REQUEST: u64 = 1000;
 /// Bytes of the registered memory of a side.
 const MEMORY: usize = 1 << 16;
-/// Longest time that a test waits for something that comes at once. Only a hang lasts as long.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Longest time that a test waits for something that comes at once. Only a hang lasts as long: beside other work, a test may get a small part of the processor.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// One side of a connection, with its own completion queues.
 struct Side {
@@ -94,16 +94,27 @@ impl Side {
     }
 
     fn connect(&self, peer: &Self) {
-        let settings = PathSettings::default();
-        self.pair.to_rtr(&peer.pair.local_address(), &settings).unwrap();
-        self.pair.to_rts(&settings).unwrap();
+        self.try_to_connect(peer).unwrap();
     }
 
+    fn try_to_connect(&self, peer: &Self) -> Result<(), VerbsError> {
+        let settings = PathSettings::default();
+        self.pair.to_rtr(&peer.pair.local_address(), &settings)?;
+        self.pair.to_rts(&settings)
+    }
+
+    /// Makes two sides that are connected. On a busy machine the answer of the device may come too late; then two other sides take their
+    /// place.
     fn connected() -> (Self, Self) {
-        let (a, b) = (Self::new(), Self::new());
-        a.connect(&b);
-        b.connect(&a);
-        (a, b)
+        for _ in 0..10 {
+            let (a, b) = (Self::new(), Self::new());
+            match a.try_to_connect(&b).and_then(|()| b.try_to_connect(&a)) {
+                Ok(()) => return (a, b),
+                Err(VerbsError::Os { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+        panic!("the device was too late each time");
     }
 
     fn memory(&self) -> &HostMemory {

@@ -5,6 +5,7 @@ use std::sync::Weak;
 
 use super::*;
 use crate::QueuePairState;
+use crate::soft::peers::message::Object;
 
 /// Publishes a record that names places in the memory of the hostile process.
 fn pull(hostile: &mut Hostile, victim: &Side, places: &[[u64; 3]], total: u64) {
@@ -145,6 +146,48 @@ fn memory_of_an_earlier_connection_is_unmapped() {
     wait_for("the mapping", || offer.is_mapped());
     drop((a, b));
     drop((memory, offer));
+    wait_for("the charge", || watched.strong_count() == 0);
+    drop(honest);
+}
+
+/// The memory goes while the peer's queue pair is not connected back, so the peer can't confirm that it has unmapped the memory.
+#[test]
+fn memory_is_unmapped_by_a_peer_that_connects_later() {
+    let (a, b) = (Side::new(), Side::new());
+    a.connect(&b);
+    let charge: Arc<Charge> = Arc::new(Charge);
+    let watched = Arc::downgrade(&charge);
+    let memory = Arc::new(HostMemory::shared(MEMORY, 4096).unwrap());
+    memory.set_charge(charge);
+    let connection = a.core.connection().unwrap();
+    let offer = connection.peer.offer(&connection.address, &memory).unwrap();
+    let segments = Arc::clone(b.core.segments().unwrap());
+    let id = memory.id();
+    wait_for("the mapping", || segments.find(id).is_some());
+    drop((memory, offer));
+    wait_for("the news", || segments.find(id).is_none());
+    b.connect(&a);
+    wait_for("the charge", || watched.strong_count() == 0);
+}
+
+/// The queue pair that the news name is gone before the peer's device takes the news, and another connection goes on.
+#[test]
+fn memory_is_unmapped_though_the_news_name_a_queue_pair_that_is_gone() {
+    let honest = Honest::connected();
+    let (a, b) = Side::connected();
+    let charge: Arc<Charge> = Arc::new(Charge);
+    let watched = Arc::downgrade(&charge);
+    let memory = Arc::new(HostMemory::shared(MEMORY, 4096).unwrap());
+    memory.set_charge(charge);
+    let connection = a.core.connection().unwrap();
+    let offer = connection.peer.offer(&connection.address, &memory).unwrap();
+    wait_for("the mapping", || offer.is_mapped());
+    let (peer, gone) = (Arc::clone(&connection.peer), connection.address);
+    drop((a, b));
+    assert!(peer.offers().withdraw(memory.id()));
+    peer.say(&gone, Object::Withdraw { id: memory.id() }, None).unwrap();
+    drop((memory, offer));
+    the_device().service().remind_later();
     wait_for("the charge", || watched.strong_count() == 0);
     drop(honest);
 }

@@ -3,6 +3,9 @@
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::*;
+use crate::soft::completion_queue::Queue;
+use crate::soft::shared::attention::Attention;
+use crate::soft::shared::platform::Native;
 
 /// Returns whether an event of `queue` comes within `seconds`.
 fn event(queue: &Arc<dyn CompletionQueue>, seconds: i64) -> bool {
@@ -21,6 +24,137 @@ fn exchange(a: &Side, b: &Side) {
         theirs += b.drain().len();
         ours == 1 && theirs == 1
     });
+}
+
+/// The peer's request to look at the records comes after a thread has polled them, because the device's thread got no core before.
+/// From then on the peer would ask the device with each message, and each request would cause the next.
+#[test]
+fn a_late_request_to_the_device_does_not_end_the_polling() {
+    let (a, b) = Side::connected();
+    exchange(&a, &b);
+    let wants_device = || Attention::of_own::<Native>(b.core.end.attention_word()).wants(Attention::DEVICE);
+    assert!(!wants_device());
+    let device = the_device().service().queue_pair(b.pair.number().0).unwrap();
+    device.carry_out();
+    assert!(!wants_device(), "a thread polls, and no record waits");
+    // No thread polls, and a message waits.
+    assert!(b.post_receive(2) && a.send(2, 10));
+    device.carry_out();
+    assert!(wants_device());
+    assert_eq!(b.drain().len(), 1);
+}
+
+/// A sleeping poller gets one event for all messages that come before it has woken up.
+#[test]
+fn many_messages_wake_a_poller_once() {
+    let (a, b) = Side::connected();
+    exchange(&a, &b);
+    for round in 0..3 {
+        (0..8).for_each(|number| assert!(b.post_receive(number)));
+        b.drain();
+        b.queue.arm().unwrap();
+        assert!(b.drain().is_empty());
+        b.queue.acknowledge_events();
+        b.queue.arm().unwrap();
+        (0..8).for_each(|number| assert!(a.send(number, 10)));
+        assert!(event(&b.queue, 10), "round {round}: the poller sleeps");
+        let events = Queue::of(&b.queue, &the_device()).unwrap().take_peers_events();
+        assert!(events <= 2, "round {round}: {events} events for two times of arming");
+        b.queue.acknowledge_events();
+        let mut messages = 0;
+        wait_for("the messages", || {
+            a.drain();
+            messages += b.drain().len();
+            messages == 8
+        });
+    }
+}
+
+/// Another thread posts a Send while the poller sleeps, and the peer has no receive yet.
+#[test]
+fn a_request_that_waits_wakes_a_poller_that_sleeps() {
+    let (a, b) = Side::connected();
+    exchange(&a, &b);
+    exchange(&b, &a);
+    a.queue.arm().unwrap();
+    assert!(a.drain().is_empty());
+    a.queue.acknowledge_events();
+    assert!(a.send(2, 10));
+    assert!(b.post_receive(2));
+    assert!(event(&a.queue, 10), "the Send waits for ever");
+    wait_for("the message", || {
+        a.drain();
+        !b.drain().is_empty()
+    });
+}
+
+/// The bytes of a READ come as records, which the poller of the other queue takes.
+#[test]
+fn a_read_wakes_the_poller_of_its_own_queue() {
+    let (a, b) = (Side::with_queues(true), Side::new());
+    a.connect(&b);
+    b.connect(&a);
+    exchange(&a, &b);
+    exchange(&b, &a);
+    let into = a.part(0, 64);
+    // Private memory, which the peer does not map.
+    let domain = Arc::clone(&b.core.domain);
+    let memory = Arc::new(HostMemory::from_vec(vec![9; 64]));
+    let key = domain.insert_region(&memory, &(0..64), all()).unwrap();
+    let remote = RemoteSegment { address: memory.address(), rkey: crate::Rkey(key) };
+    let before = b.core.end.taken_word().load(Relaxed);
+    a.sends.arm().unwrap();
+    assert!(a.drain().is_empty());
+    assert!(a.post(Operation::Read { into: &into, remote }));
+    // The peer takes the request, and sends the bytes.
+    wait_for("the request", || {
+        b.drain();
+        b.core.end.taken_word().load(Relaxed) == before + 64
+    });
+    // The peer has told this end of its progress once it has nothing else to do.
+    (0..4).for_each(|_| drop(b.drain()));
+    // The event for the progress of the request has come. The poller looks and sleeps again.
+    let mut completions = [WorkCompletion::EMPTY; 4];
+    a.sends.acknowledge_events();
+    a.sends.arm().unwrap();
+    let device = the_device().service().queue_pair(b.pair.number().0).unwrap();
+    // On a machine that is busy, the device's thread may take a message before this thread polls.
+    wait_for("the device to leave the polling to this thread", || {
+        exchange(&a, &b);
+        device.carry_out();
+        !wants_device()
+    });
+    // No thread polls, and a message waits.
+    assert!(b.post_receive(2) && a.send(2, 10));
+    device.carry_out();
+    assert!(wants_device());
+    assert_eq!(b.drain().len(), 1);
+}
+
+/// A sleeping poller gets one event for all messages that come before it has woken up.
+#[test]
+fn many_messages_wake_a_poller_once() {
+    let (a, b) = Side::connected();
+    exchange(&a, &b);
+    for round in 0..3 {
+        (0..8).for_each(|number| assert!(b.post_receive(number)));
+        b.drain();
+        b.queue.arm().unwrap();
+        assert!(b.drain().is_empty());
+        b.queue.acknowledge_events();
+        b.queue.arm().unwrap();
+        (0..8).for_each(|number| assert!(a.send(number, 10)));
+        assert!(event(&b.queue, 10), "round {round}: the poller sleeps");
+        let events = Queue::of(&b.queue, &the_device()).unwrap().take_peers_events();
+        assert!(events <= 2, "round {round}: {events} events for two times of arming");
+        b.queue.acknowledge_events();
+        let mut messages = 0;
+        wait_for("the messages", || {
+            a.drain();
+            messages += b.drain().len();
+            messages == 8
+        });
+    }
 }
 
 /// Another thread posts a Send while the poller sleeps, and the peer has no receive yet.

@@ -1,0 +1,263 @@
+//! Requests to a peer's device that threads wait for. Several requests can be under way at a time: one of the threads that wait reads the
+//! answers, and passes on those of the other threads.
+//!
+//! If the requests went one after the other, many threads that connect at once would wait for one another longer than a peer may
+//! take.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use super::message::{self, Answer, LEAVE, Reply, Request};
+use super::received::Received;
+use crate::sync::lock;
+
+/// Most requests under way at a time. The peer's device hangs up if its answers fill the socket, and the socket has room for many more.
+const MOST: usize = 16;
+
+/// The requests to one device that threads wait for.
+#[derive(Debug, Default)]
+pub(crate) struct Asking {
+    state: Mutex<State>,
+    /// Signalled when an answer has come, when a request ends, and when no thread reads any more.
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Number of the last request.
+    last: u64,
+    /// The requests under way by number, with the answers that have come.
+    under_way: HashMap<u64, Option<FullAnswer>>,
+    /// Whether a thread reads answers.
+    is_read: bool,
+}
+
+/// An answer with its descriptors.
+pub(crate) type FullAnswer = (Answer, Vec<Received>);
+
+impl Default for State {
+    fn default() -> Self {
+        Self { last: LEAVE, under_way: HashMap::new(), is_read: false }
+    }
+}
+
+/// A request under way. Dropping it makes room for another one.
+struct UnderWay<'a> {
+    asking: &'a Asking,
+    sequence: u64,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        let answer = lock(&self.asking.state).under_way.remove(&self.sequence);
+        self.asking.changed.notify_all();
+        drop(answer);
+    }
+}
+
+impl Asking {
+    /// Sends `request` with a number of its own, and waits for its answer, at most for `patience`. All callers use one `socket`.
+    pub(crate) fn ask(
+        &self,
+        socket: &impl AsFd,
+        request: Request,
+        patience: Duration,
+    ) -> io::Result<FullAnswer> {
+        let deadline = Instant::now() + patience;
+        let under_way = self.begin(deadline)?;
+        let request = Request { sequence: under_way.sequence, ..request };
+        // Requests to carry out records may have filled the socket.
+        while let Err(error) = message::send_request(socket, &request, None) {
+            if error.kind() != io::ErrorKind::WouldBlock {
+                return Err(error);
+            }
+            wait_for(socket, PollFlags::OUT, deadline)?;
+        }
+        let mut state = lock(&self.state);
+        loop {
+            let answer = state.under_way.get_mut(&request.sequence).and_then(Option::take);
+            if let Some(answer) = answer {
+                return Ok(answer);
+            }
+            if state.is_read {
+                state = self.wait(state, deadline)?;
+                continue;
+            }
+            state.is_read = true;
+            drop(state);
+            let read =
+                wait_for(socket, PollFlags::IN, deadline).and_then(|()| message::receive_reply(socket));
+            state = lock(&self.state);
+            state.is_read = false;
+            self.changed.notify_all();
+            let (Reply { sequence, answer }, fds) = read?;
+            // Other answers are late ones, of requests whose threads have given up.
+            if let Some(place @ None) = state.under_way.get_mut(&sequence) {
+                *place = Some((answer, fds));
+            }
+        }
+    }
+
+    /// Notes a new request, as soon as there is room for it.
+    fn begin(&self, deadline: Instant) -> io::Result<UnderWay<'_>> {
+        let mut state = lock(&self.state);
+        while state.under_way.len() >= MOST {
+            state = self.wait(state, deadline)?;
+        }
+        state.last += 1;
+        let sequence = state.last;
+        state.under_way.insert(sequence, None);
+        Ok(UnderWay { asking: self, sequence })
+    }
+
+    /// Waits until the state may have changed.
+    fn wait<'a>(
+        &'a self,
+        state: MutexGuard<'a, State>,
+        deadline: Instant,
+    ) -> io::Result<MutexGuard<'a, State>> {
+        let left = left_until(deadline)?;
+        let waited = self.changed.wait_timeout(state, left);
+        Ok(waited.unwrap_or_else(PoisonError::into_inner).0)
+    }
+}
+
+fn left_until(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(io::Error::new(io::ErrorKind::TimedOut, "the peer's device did not answer"));
+    }
+    Ok(left)
+}
+
+/// Waits until the socket is ready for `what`.
+fn wait_for(fd: &impl AsFd, what: PollFlags, deadline: Instant) -> io::Result<()> {
+    loop {
+        // Checked first, because a peer may send other replies without end.
+        let left = left_until(deadline)?;
+        let seconds = left.as_secs().min(3600) as i64;
+        let timeout = Timespec { tv_sec: seconds, tv_nsec: i64::from(left.subsec_nanos()) };
+        match rustix::event::poll(&mut [PollFd::new(fd, what)], Some(&timeout)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use std::os::fd::OwnedFd;
+    use std::thread::scope;
+
+    use super::*;
+    use crate::Access;
+    use crate::soft::peers::message::{EndAnswer, Object};
+
+    /// Only a hang lasts as long.
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    fn socket_pair() -> (OwnedFd, OwnedFd) {
+        let flags = rustix::net::SocketFlags::CLOEXEC | rustix::net::SocketFlags::NONBLOCK;
+        let (family, kind) = (rustix::net::AddressFamily::UNIX, rustix::net::SocketType::SEQPACKET);
+        rustix::net::socketpair(family, kind, flags, None).unwrap()
+    }
+
+    /// Asks for the object `id`. Returns the number in the answer.
+    fn ask(asking: &Asking, socket: &OwnedFd, id: u64, patience: Duration) -> io::Result<u64> {
+        let request = Request { sequence: 0, number: 1, token: 2, object: Object::EventSocket(id) };
+        match asking.ask(socket, request, patience)?.0 {
+            Answer::End(end) => Ok(end.domain),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Waits for a request.
+    fn receive(device: &OwnedFd) -> Request {
+        wait_for(device, PollFlags::IN, Instant::now() + PATIENCE).unwrap();
+        message::receive_request(device).unwrap().unwrap().0
+    }
+
+    /// Answers with the number of the object that the request names.
+    fn answer(device: &OwnedFd, request: &Request) {
+        let Object::EventSocket(domain) = request.object else { panic!("{request:?}") };
+        let access = Access::REMOTE_READ;
+        let end = EndAnswer { access, shares_memory: true, ring: 0, domain, send_queue: 0, receive_queue: 0 };
+        let reply = Reply { sequence: request.sequence, answer: Answer::End(end) };
+        message::send_reply(device, &reply, &[]).unwrap();
+    }
+
+    #[test]
+    fn each_thread_gets_its_answer_in_whatever_order_they_come() {
+        let (asking, (ours, device)) = (Asking::default(), socket_pair());
+        scope(|scope| {
+            let ask = |id| ask(&asking, &ours, id, PATIENCE);
+            let threads: Vec<_> = (0..4).map(|id| scope.spawn(move || ask(id))).collect();
+            let requests: Vec<_> = (0..4).map(|_| receive(&device)).collect();
+            requests.iter().rev().for_each(|request| answer(&device, request));
+            for (id, thread) in threads.into_iter().enumerate() {
+                assert_eq!(thread.join().unwrap().unwrap(), id as u64);
+            }
+        });
+        assert!(lock(&asking.state).under_way.is_empty());
+    }
+
+    #[test]
+    fn a_thread_that_gives_up_harms_no_other() {
+        let (asking, (ours, device)) = (Asking::default(), socket_pair());
+        scope(|scope| {
+            let ask = |id, patience| ask(&asking, &ours, id, patience);
+            let impatient = scope.spawn(move || ask(1, Duration::from_millis(20)));
+            let late = receive(&device);
+            let patient = scope.spawn(move || ask(2, PATIENCE));
+            let request = receive(&device);
+            assert_eq!(impatient.join().unwrap().unwrap_err().kind(), io::ErrorKind::TimedOut);
+            answer(&device, &late);
+            answer(&device, &request);
+            assert_eq!(patient.join().unwrap().unwrap(), 2);
+        });
+    }
+
+    #[test]
+    fn a_limited_number_of_requests_is_under_way() {
+        let (asking, (ours, device)) = (Asking::default(), socket_pair());
+        let count = 4 * MOST;
+        scope(|scope| {
+            let ask = |id| ask(&asking, &ours, id, PATIENCE);
+            let threads: Vec<_> = (0..count as u64).map(|id| scope.spawn(move || ask(id))).collect();
+            let mut requests: Vec<_> = (0..MOST).map(|_| receive(&device)).collect();
+            assert!(message::receive_request(&device).is_err(), "one too many");
+            for _ in MOST..count {
+                answer(&device, &requests.remove(0));
+                requests.push(receive(&device));
+            }
+            requests.iter().for_each(|request| answer(&device, request));
+            for (id, thread) in threads.into_iter().enumerate() {
+                assert_eq!(thread.join().unwrap().unwrap(), id as u64);
+            }
+        });
+    }
+
+    #[test]
+    fn all_threads_learn_that_the_device_is_gone() {
+        let (asking, (ours, device)) = (Asking::default(), socket_pair());
+        scope(|scope| {
+            let ask = |id| ask(&asking, &ours, id, PATIENCE);
+            let threads: Vec<_> = (0..4).map(|id| scope.spawn(move || ask(id))).collect();
+            for _ in 0..4 {
+                receive(&device);
+            }
+            drop(device);
+            for thread in threads {
+                let kind = thread.join().unwrap().unwrap_err().kind();
+                assert!(matches!(kind, io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset));
+            }
+        });
+    }
+}
