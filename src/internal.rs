@@ -3,8 +3,9 @@
 //! Any release may change or remove these names. Programs use the names at the root of the crate.
 
 pub use crate::endpoint::{
-    Aftermath, Lost, Observation, OpenError, Pace, Participant, Place, Places, Polled, Provider, Queue,
-    QueueFull, Reactor, Run, Source, TooManyWait, UnannouncedArrival, Watched, WorkId, WorkKind, may_spin,
+    Aftermath, Lost, Observation, OpenError, OwnPolling, Pace, Participant, Place, Places, Polled, Provider,
+    Queue, QueueFull, Reactor, Run, Source, TooManyWait, UnannouncedArrival, Watched, WorkId, WorkKind,
+    may_spin,
 };
 
 pub use crate::endpoint::tuner;

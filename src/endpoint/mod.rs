@@ -53,8 +53,8 @@ pub(crate) use messages::{
 pub(crate) use negotiate::NegotiatedListener;
 pub use negotiate::{Dialer, Listener, Lost, Place, Places, Source, TooManyWait};
 pub use polling::{
-    Observation, Pace, Participant, Polled, Queue, QueueFull, Reactor, UnannouncedArrival, Watched,
-    idle_polling, may_spin,
+    Observation, OwnPolling, Pace, Participant, Polled, Queue, QueueFull, Reactor, UnannouncedArrival,
+    Watched, idle_polling, may_spin,
 };
 pub use provider::{NoDevice, OpenError, Provider};
 pub use stream::EndpointStream;

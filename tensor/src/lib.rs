@@ -245,6 +245,7 @@ pub use channel::copy::{BlockCopy, RegionRead, RegionWrite};
 pub use channel::memcpy::Memcpy;
 pub use device::RdmaDevice;
 pub use device::builder::DeviceBuilder;
+pub use device::own_polling::OwnPolling;
 pub use error::{Cause, ChannelError, TransferError};
 pub use exchange::{Offer, Request, Requested};
 pub use link::notification::Notification;

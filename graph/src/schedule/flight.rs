@@ -95,27 +95,26 @@ impl<V: Clone> Flights<V> {
         inputs
     }
 
-    /// Notes that a value is there. Tells which nodes are ready.
+    /// Notes that a value is there. Calls `ready` with each node that is ready now.
     pub(super) fn put(
         &mut self,
         plan: &Plan,
         step: u64,
         value: usize,
         content: Option<V>,
-    ) -> Vec<(u64, usize)> {
+        mut ready: impl FnMut(u64, usize),
+    ) {
         let consumers = &plan.values[value].consumers;
-        let mut ready = Vec::new();
-        let Some(flight) = self.flights.iter_mut().find(|flight| flight.step == step) else { return ready };
+        let Some(flight) = self.flights.iter_mut().find(|flight| flight.step == step) else { return };
         if !consumers.is_empty() {
             flight.values[value].value = content;
         }
         for consumer in consumers {
             flight.waits_for[*consumer] -= 1;
             if flight.waits_for[*consumer] == 0 && self.node_steps[*consumer] == step {
-                ready.push((step, *consumer));
+                ready(step, *consumer);
             }
         }
-        ready
     }
 
     /// Notes that a node has run. Tells whether it is ready in the next step.

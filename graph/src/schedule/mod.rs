@@ -20,6 +20,7 @@ mod flight;
 mod in_memory;
 mod plan;
 mod program;
+mod queue;
 mod report;
 mod run;
 mod sends;

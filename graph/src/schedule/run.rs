@@ -1,6 +1,5 @@
 //! One run: the queue of ready nodes and receives, and what the thread does when nothing is ready.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -15,6 +14,7 @@ use super::executor::Executor;
 use super::flight::Flights;
 use super::plan::Source;
 use super::program::{Direction, Program};
+use super::queue::{Entry, Queue};
 use super::report::{Report, StepTime};
 use super::sends::Sends;
 use super::settings::{ReceiveMode, Work};
@@ -32,9 +32,7 @@ pub(super) struct Run<'a, V> {
     /// The steps that are not in flight yet, and the last of all.
     steps: Range<u64>,
     flights: Flights<V>,
-    queue: VecDeque<Entry>,
-    /// The number of nodes in the queue.
-    nodes_ready: usize,
+    queue: Queue,
     /// The number of looks without success since something went on.
     misses: usize,
     /// The receives of steps in flight that were looked for and not found.
@@ -47,19 +45,10 @@ pub(super) struct Run<'a, V> {
     arrivals: Vec<Waker>,
     report: Report,
     began: Instant,
-    /// When something went on last.
-    progressed: Instant,
+    /// When the thread found that nothing goes on. `None` while something does, because a look at the clock for each node costs time.
+    quiet_since: Option<Instant>,
     /// Whether the last sleep ended without a ring.
     timed_out: bool,
-}
-
-/// What stands in the queue.
-#[derive(Clone, Copy, Debug)]
-enum Entry {
-    /// A node whose inputs are there, in a step.
-    Node(u64, usize),
-    /// A receive that may have arrived.
-    Receive(usize),
 }
 
 impl<'a, V: Value> Run<'a, V> {
@@ -78,7 +67,7 @@ impl<'a, V: Value> Run<'a, V> {
             ReceiveMode::Callback => receives.clone().map(arrival).collect(),
             ReceiveMode::PollingAsync | ReceiveMode::Blocking => Vec::new(),
         };
-        let now = Instant::now();
+        let takes_nodes = executor.settings.receive != ReceiveMode::Blocking;
         Self {
             flights: Flights::new(&executor.plan, steps.start),
             missing: vec![false; receives.len()],
@@ -86,16 +75,15 @@ impl<'a, V: Value> Run<'a, V> {
             program,
             work,
             steps,
-            queue: VecDeque::new(),
-            nodes_ready: 0,
+            queue: Queue::new(takes_nodes),
             misses: 0,
             sends: Sends::default(),
             alarm,
             waker,
             arrivals,
             report: Report::default(),
-            began: now,
-            progressed: now,
+            began: Instant::now(),
+            quiet_since: None,
             timed_out: false,
         }
     }
@@ -137,7 +125,7 @@ impl<'a, V: Value> Run<'a, V> {
             for receive in due.receives {
                 self.due(receive);
             }
-            self.ready(due.nodes);
+            due.nodes.into_iter().for_each(|(step, node)| self.queue.ready(step, node));
         }
     }
 
@@ -172,21 +160,10 @@ impl<'a, V: Value> Run<'a, V> {
         Ok(some)
     }
 
-    /// Notes that nodes are ready.
-    fn ready(&mut self, nodes: impl IntoIterator<Item = (u64, usize)>) {
-        // In the mode blocking, the order of the nodes is the queue.
-        if self.executor.settings.receive != ReceiveMode::Blocking {
-            for (step, node) in nodes {
-                self.queue.push_back(Entry::Node(step, node));
-                self.nodes_ready += 1;
-            }
-        }
-    }
-
     /// Notes that a receive belongs to a step in flight.
     fn due(&mut self, receive: usize) {
         match self.executor.settings.receive {
-            ReceiveMode::PollingAsync => self.queue.push_back(Entry::Receive(receive)),
+            ReceiveMode::PollingAsync => self.queue.look_later(receive),
             ReceiveMode::Callback => self.alarm.look_at(receive),
             ReceiveMode::Blocking => {}
         }
@@ -194,6 +171,27 @@ impl<'a, V: Value> Run<'a, V> {
 
     /// Takes one entry of the queue. Returns whether another turn is worth while now.
     fn turn_of_queue(&mut self) -> Result<bool, GraphError> {
+        if self.executor.settings.receive == ReceiveMode::Callback {
+            self.take_arrivals()?;
+        }
+        match self.queue.pop() {
+            Some(Entry::Node(step, node)) => {
+                self.run_node(step, node)?;
+                Ok(true)
+            }
+            Some(Entry::Receive(receive)) => {
+                if !self.try_take(receive)? {
+                    self.queue.look_later(receive);
+                    self.misses += 1;
+                }
+                Ok(self.queue.has_nodes() || self.misses < self.queue.len())
+            }
+            None => Ok(false),
+        }
+    }
+
+    /// Takes the receives whose wakers were woken.
+    fn take_arrivals(&mut self) -> Result<(), GraphError> {
         for receive in self.alarm.arrivals() {
             // A waker may be woken twice, so that the receive is now that of a step that is not in flight.
             if self.flights.receive_step(receive) < self.steps.start {
@@ -201,21 +199,7 @@ impl<'a, V: Value> Run<'a, V> {
                 self.take_or_wake(receive, &waker)?;
             }
         }
-        match self.queue.pop_front() {
-            Some(Entry::Node(step, node)) => {
-                self.nodes_ready -= 1;
-                self.run_node(step, node)?;
-                Ok(true)
-            }
-            Some(Entry::Receive(receive)) => {
-                if !self.try_take(receive)? {
-                    self.queue.push_back(Entry::Receive(receive));
-                    self.misses += 1;
-                }
-                Ok(self.nodes_ready > 0 || self.misses < self.queue.len())
-            }
-            None => Ok(false),
-        }
+        Ok(())
     }
 
     /// Runs the next node in topological order if its inputs are there. Returns false to wait for one of them.
@@ -256,7 +240,7 @@ impl<'a, V: Value> Run<'a, V> {
         match taken.map_err(|source| self.transfer_error(crossing, step, source))? {
             Poll::Ready(value) => {
                 // In the mode polling-async, the receive stands in the queue while the thread sleeps.
-                self.queue.retain(|entry| !matches!(entry, Entry::Receive(other) if *other == receive));
+                self.queue.remove(receive);
                 self.arrived(receive, step, value?).map(|()| true)
             }
             Poll::Pending => {
@@ -285,8 +269,8 @@ impl<'a, V: Value> Run<'a, V> {
             seen.map_err(|source| self.transfer_error(crossing, step, source))?;
             Some(value)
         };
-        let ready = self.flights.put(&self.executor.plan, step, place, value);
-        self.ready(ready);
+        let Self { flights, executor, queue, .. } = self;
+        flights.put(&executor.plan, step, place, value, |step, node| queue.ready(step, node));
         if self.flights.arrived(step, receive) {
             self.due(receive);
         }
@@ -307,12 +291,13 @@ impl<'a, V: Value> Run<'a, V> {
         let planned = &self.executor.plan.nodes[node];
         let (first, count) = (planned.first_value, planned.outputs);
         let mut outputs = outputs.into_iter();
+        let Self { flights, executor, queue, .. } = self;
         for value in first..first + count {
-            let ready = self.flights.put(&self.executor.plan, step, value, outputs.next());
-            self.ready(ready);
+            flights.put(&executor.plan, step, value, outputs.next(), |step, node| queue.ready(step, node));
         }
-        let again = self.flights.ran(step, node);
-        self.ready(again);
+        if let Some((step, node)) = flights.ran(step, node) {
+            queue.ready(step, node);
+        }
         self.went_on();
         Ok(())
     }
@@ -385,7 +370,7 @@ impl<'a, V: Value> Run<'a, V> {
     }
 
     fn went_on(&mut self) {
-        self.progressed = Instant::now();
+        self.quiet_since = None;
         self.misses = 0;
     }
 
@@ -418,8 +403,8 @@ impl<'a, V: Value> Run<'a, V> {
     }
 
     /// Returns how long nothing has gone on.
-    fn check_deadline(&self) -> Result<Duration, GraphError> {
-        let quiet = self.progressed.elapsed();
+    fn check_deadline(&mut self) -> Result<Duration, GraphError> {
+        let quiet = self.quiet_since.get_or_insert_with(Instant::now).elapsed();
         let deadline = self.executor.settings.deadline;
         if quiet < deadline {
             return Ok(quiet);

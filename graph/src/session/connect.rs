@@ -99,7 +99,7 @@ pub(super) fn connect(
             }
         }
     }
-    let core = Arc::new(Core { state, channels, _device: device, threads });
+    let core = Arc::new(Core { state, channels, device, threads });
     Ok(Session { core, modes, ends: Mutex::new(ends), addresses, copies })
 }
 

@@ -77,7 +77,7 @@ pub(super) struct Core {
     pub(super) state: Arc<State>,
     /// Links to the other parts, for as long as the session lives.
     pub(super) channels: Vec<Channel>,
-    pub(super) _device: RdmaDevice,
+    pub(super) device: RdmaDevice,
     /// Dropped last.
     pub(super) threads: Threads,
 }
@@ -123,7 +123,7 @@ impl Session {
             Ends::Calls(ends) => Box::new(CallTransfers::new(base, ends)),
             Ends::Slots(ends) => {
                 let copies = (mode == Mode::RdmaCp).then(|| Pool::for_sending(self.copies));
-                Box::new(SlotTransfers::new(base, mode, copies, ends))
+                Box::new(SlotTransfers::new(base, self.core.device.clone(), mode, copies, ends))
             }
         })
     }

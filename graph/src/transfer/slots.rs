@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use tonic_rdma::memory::Pool;
 use tonic_rdma_tensor::{
-    ChannelError, DynamicReceiver, DynamicSender, SentCounts, StaticReceiver, StaticSender, Tensor, TensorMut,
+    ChannelError, DynamicReceiver, DynamicSender, OwnPolling, RdmaDevice, SentCounts, StaticReceiver,
+    StaticSender, Tensor, TensorMut,
 };
 
 use crate::dataflow::{KernelError, Value};
@@ -48,6 +49,9 @@ pub(crate) struct SlotEnds {
 /// The transfers of `rdma-cp` and `rdma-zerocp`.
 pub(crate) struct SlotTransfers {
     base: Base,
+    device: RdmaDevice,
+    /// Here while the executor looks at slots itself, and not while it sleeps. Then what arrives, or was sent, wakes no other thread.
+    polling: Option<OwnPolling>,
     /// Registered memory for copies, if all tensors are copied (`rdma-cp`).
     copies: Option<Pool>,
     outgoing: HashMap<CrossingId, Outgoing>,
@@ -79,7 +83,13 @@ enum SlotError {
 
 impl SlotTransfers {
     /// Makes the transfers of slots that are attached. Tensors are copied to `copies` if it is there.
-    pub(crate) fn new(base: Base, mode: Mode, copies: Option<Pool>, ends: SlotEnds) -> Self {
+    pub(crate) fn new(
+        base: Base,
+        device: RdmaDevice,
+        mode: Mode,
+        copies: Option<Pool>,
+        ends: SlotEnds,
+    ) -> Self {
         let senders = ends.receivers.iter().map(|(crossing, _)| crossing.from);
         let agreement = Agreement::new(&base, mode, senders);
         let outgoing = ends.senders.into_iter().map(|(crossing, sender)| {
@@ -90,7 +100,13 @@ impl SlotTransfers {
             .receivers
             .into_iter()
             .map(|(crossing, receiver)| (crossing.id, Incoming { crossing, receiver: Held::new(receiver) }));
-        Self { base, copies, outgoing: outgoing.collect(), incoming: incoming.collect(), agreement }
+        let (outgoing, incoming) = (outgoing.collect(), incoming.collect());
+        Self { base, device, polling: None, copies, outgoing, incoming, agreement }
+    }
+
+    /// Notes that the executor looks at slots itself from now on.
+    fn polls(&mut self) -> &OwnPolling {
+        self.polling.get_or_insert_with(|| self.device.own_polling())
     }
 }
 
@@ -104,6 +120,11 @@ impl<V: Value> Transfers<V> for SlotTransfers {
     }
 
     fn start(&mut self, crossing: CrossingId, step: u64, tensor: &Tensor) -> Result<Start, GraphError> {
+        // A part that receives something begins with its first look for it.
+        if self.polling.is_some() || self.incoming.is_empty() {
+            // Gives the memory of earlier tensors back.
+            self.polls().poll();
+        }
         let base = &self.base;
         let out = self.outgoing.get_mut(&crossing).ok_or_else(|| base.unknown(crossing, step))?;
         let peer = out.crossing.to;
@@ -121,6 +142,7 @@ impl<V: Value> Transfers<V> for SlotTransfers {
         step: u64,
         sites: &NodeSites,
     ) -> Result<Option<V>, GraphError> {
+        self.polls();
         let base = &self.base;
         let incoming = self.incoming.get_mut(&crossing).ok_or_else(|| base.unknown(crossing, step))?;
         let peer = incoming.crossing.from;
@@ -144,6 +166,7 @@ impl<V: Value> Transfers<V> for SlotTransfers {
         sites: &NodeSites,
         context: &mut Context<'_>,
     ) -> Poll<Result<V, GraphError>> {
+        self.polling = None;
         let base = &self.base;
         let Some(incoming) = self.incoming.get_mut(&crossing) else {
             return Poll::Ready(Err(base.unknown(crossing, step)));
@@ -184,6 +207,7 @@ impl<V: Value> Transfers<V> for SlotTransfers {
         crossing: CrossingId,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), GraphError>> {
+        self.polling = None;
         let base = &self.base;
         let Some(out) = self.outgoing.get_mut(&crossing) else {
             return Poll::Ready(Err(base.unknown(crossing, 0)));
@@ -217,6 +241,7 @@ impl<V: Value> Transfers<V> for SlotTransfers {
     }
 
     fn poll_flushed(&mut self, context: &mut Context<'_>) -> Poll<Result<(), GraphError>> {
+        self.polling = None;
         let base = &self.base;
         base.peers.check_all()?;
         let mut flushed = true;
@@ -236,6 +261,7 @@ impl<V: Value> Transfers<V> for SlotTransfers {
     }
 
     fn abort(&mut self, reason: &str) {
+        self.polling = None;
         (self.base.abort)(reason);
     }
 }

@@ -24,6 +24,8 @@ pub(super) struct Callers {
     waiting: AtomicBool,
     /// Calls under way.
     calls: AtomicUsize,
+    /// Threads that poll themselves for a while.
+    own_polling: AtomicUsize,
 }
 
 /// The right to look, until dropped.
@@ -42,6 +44,7 @@ impl Callers {
             looked: AtomicBool::new(false),
             waiting: AtomicBool::new(false),
             calls: AtomicUsize::new(0),
+            own_polling: AtomicUsize::new(0),
         }
     }
 
@@ -60,9 +63,19 @@ impl Callers {
         }
     }
 
-    /// Returns whether a caller is looking.
+    /// Returns whether a caller is looking, or a thread polls itself.
     pub(super) fn is_looking(&self) -> bool {
-        self.looking.load(Ordering::SeqCst)
+        self.looking.load(Ordering::SeqCst) || self.own_polling.load(Ordering::SeqCst) > 0
+    }
+
+    /// Notes that a thread polls itself from now on.
+    pub(super) fn begin_own_polling(&self) {
+        self.own_polling.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Notes that a thread polls itself no more.
+    pub(super) fn end_own_polling(&self) {
+        self.own_polling.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// Returns whether a caller has looked since the last call of this function, and left nothing to the poll task.

@@ -7,6 +7,7 @@ mod busy;
 mod callers;
 mod device_events;
 mod late_arrivals;
+mod own_polling;
 mod pace;
 mod park_hook;
 mod participant;
@@ -16,6 +17,7 @@ mod reactor;
 mod registry;
 mod watched;
 
+pub use own_polling::OwnPolling;
 pub use pace::{Observation, Pace};
 pub use park_hook::idle_polling;
 pub use participant::Participant;

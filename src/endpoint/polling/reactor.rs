@@ -152,7 +152,7 @@ impl Reactor {
     }
 
     /// Polls every queue once.
-    fn poll(&self) -> Polled {
+    pub(super) fn poll(&self) -> Polled {
         self.queues.iter().map(|queue| queue.poll()).fold(Polled::default(), Polled::plus)
     }
 
@@ -246,6 +246,25 @@ impl Reactor {
             self.wake_task.notify_one();
         }
         done
+    }
+
+    /// Notes that a thread polls the queues itself from now on.
+    pub(super) fn begin_own_polling(&self) {
+        self.callers.begin_own_polling();
+        // If the poll task is in a step, it may arm the queues once more. Then the first event wakes it, and it does not arm them again.
+        if let Ok(mut spinner) = self.spinner.try_lock()
+            && spinner.armed
+        {
+            self.disarm(&mut spinner.armed);
+            // No event would wake the poll task now. It looks from time to time from now on.
+            self.wake_task.notify_one();
+        }
+    }
+
+    /// Notes that a thread polls the queues itself no more. The poll task takes over.
+    pub(super) fn end_own_polling(&self) {
+        self.callers.end_own_polling();
+        self.wake_task.notify_one();
     }
 
     /// Notes that a call of this process has begun, whose future may look at a queue.

@@ -3,6 +3,7 @@
 pub(crate) mod builder;
 mod exports;
 mod offers;
+pub(crate) mod own_polling;
 mod receivers;
 pub(crate) mod settings;
 pub(crate) mod shared;
@@ -115,6 +116,7 @@ impl RdmaDevice {
             unconfirmed: Places::new(Settings::UNCONFIRMED, Settings::LEAST_WAIT, Settings::WAITING),
             opened: tokio::sync::Mutex::default(),
             offered: Mutex::default(),
+            reactors: Mutex::default(),
             server: Mutex::default(),
         });
         Self { shared }

@@ -18,7 +18,7 @@ use crate::link::prepare::Prepared;
 use crate::link::{Link, LinkId};
 use crate::lock::lock;
 use crate::memory::landing::Landing;
-use tonic_rdma::internal::{Places, Provider};
+use tonic_rdma::internal::{Places, Provider, Reactor};
 use tonic_rdma_verbs::memory::Budget;
 
 /// The shared state of a device.
@@ -40,6 +40,8 @@ pub(crate) struct Shared {
     pub(crate) offers: Arc<Offers>,
     pub(crate) landing: Arc<Landing>,
     pub(crate) server: Mutex<Option<AbortHandle>>,
+    /// The reactors that poll the queues of the links.
+    pub(crate) reactors: Mutex<Vec<Weak<Reactor>>>,
 }
 
 /// A link that a peer opened.
@@ -59,10 +61,23 @@ impl Shared {
         provider: Provider,
         queue_pairs: u32,
     ) -> Result<Prepared, ChannelError> {
-        let shared = Arc::clone(shared);
+        let (shared, made) = (Arc::clone(shared), Arc::clone(shared));
         let prepare =
             move || Prepared::new(provider, queue_pairs, &shared.settings, &shared.budget, &shared.landing);
-        tokio::task::spawn_blocking(prepare).await.map_err(ChannelError::local)?
+        let prepared = tokio::task::spawn_blocking(prepare).await.map_err(ChannelError::local)??;
+        made.know(&prepared);
+        Ok(prepared)
+    }
+
+    /// Keeps the reactors of a new link.
+    fn know(&self, prepared: &Prepared) {
+        let mut reactors = lock(&self.reactors);
+        reactors.retain(|known| known.strong_count() > 0);
+        for reactor in prepared.reactors() {
+            if !reactors.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(reactor))) {
+                reactors.push(Arc::downgrade(reactor));
+            }
+        }
     }
 
     /// Offers something to peers under `name`.

@@ -21,7 +21,7 @@ pub(crate) struct PolledPort {
     /// The time for which a future looks at a word itself before its thread sleeps. Only one future at a time does so.
     pub(crate) pace: Option<Mutex<Pace>>,
     /// The queue is polled as long as this is held.
-    pub(crate) _reactor: Arc<Reactor>,
+    pub(crate) reactor: Arc<Reactor>,
 }
 
 impl PolledPort {

@@ -93,7 +93,7 @@ impl Prepared {
             let (key, port) = made.map_err(ChannelError::local)??;
             let pace = reactor.pace_of_callers().map(Mutex::new);
             let looks = AtomicU32::new(0);
-            Ok(PolledPort { port, queue, work, looks, key, pace, _reactor: Arc::clone(&reactor) })
+            Ok(PolledPort { port, queue, work, looks, key, pace, reactor: Arc::clone(&reactor) })
         };
         let ports = (0..queue_pairs).map(port).collect::<Result<Vec<_>, ChannelError>>()?;
         let (settings, landing) = (settings.clone(), Arc::clone(landing));
@@ -107,6 +107,11 @@ impl Prepared {
             (bytes.unwrap_or_default(), Port::RECEIVES)
         };
         self.ports.iter().map(address).collect()
+    }
+
+    /// Returns the reactor of each queue pair.
+    pub(crate) fn reactors(&self) -> impl Iterator<Item = &Arc<Reactor>> {
+        self.ports.iter().map(|polled| &polled.reactor)
     }
 
     /// Returns the place that the peer writes its words to.

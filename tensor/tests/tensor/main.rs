@@ -15,6 +15,7 @@ mod hostile_queue_pair;
 mod inline_writes;
 mod large;
 mod memcpy;
+mod own_polling;
 mod raw_peer;
 mod refusals;
 mod rendezvous;
