@@ -67,6 +67,9 @@ impl CallConfig {
 
     /// Sets the most bytes of a call's head (path, authority and metadata) or trailers that this end accepts, 1024 to 1 048 576.
     /// Default: 16 384, as with tonic over HTTP/2. Names and values count with 32 bytes each pair (RFC 9113, 6.5.2).
+    ///
+    /// The heads of one connection's calls together have a bound as well: a quarter of the [`landing_budget`](Self::landing_budget), or 64
+    /// heads of this length if that is more. A call whose head would exceed this bound fails with RESOURCE_EXHAUSTED.
     pub fn max_head_bytes(mut self, bytes: usize) -> Self {
         self.max_head_bytes = bytes;
         self

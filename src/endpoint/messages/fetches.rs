@@ -1,7 +1,8 @@
 //! Fetches: content in the peer's memory that READs bring here.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
+use foldhash::fast::RandomState;
 use slab::Slab;
 
 use crate::endpoint::fault::ConnectionFault;
@@ -14,6 +15,8 @@ use tonic_rdma_verbs::internal::{Landed, Landing};
 #[derive(Debug)]
 pub(crate) struct Fetches {
     all: Slab<Fetch>,
+    /// The keys of the fetches, by the handler's numbers.
+    by_id: HashMap<u64, usize, RandomState>,
     /// Keys of the fetches with bytes that no READ was posted for.
     turns: VecDeque<u32>,
     /// READs that were posted and have not completed.
@@ -49,7 +52,15 @@ impl Fetches {
     pub(crate) fn new(most: u32, by_cpu: bool) -> Self {
         let (piece, limit) = if by_cpu { Self::BY_CPU } else { Self::BESIDE };
         let most = most.min(limit);
-        Self { all: Slab::new(), turns: VecDeque::new(), outstanding: 0, most, piece, over: VecDeque::new() }
+        Self {
+            all: Slab::new(),
+            by_id: HashMap::default(),
+            turns: VecDeque::new(),
+            outstanding: 0,
+            most,
+            piece,
+            over: VecDeque::new(),
+        }
     }
 
     /// Adds a fetch of `pieces` into `landing`, which has room for all of them.
@@ -74,6 +85,7 @@ impl Fetches {
         let fetch = Fetch { id, landing, rest, cancelled: false };
         let is_over = fetch.rest.is_empty();
         let key = self.all.insert(fetch);
+        self.by_id.insert(id, key);
         match is_over {
             true => self.finish(key),
             false => self.turns.push_back(key as u32),
@@ -116,7 +128,8 @@ impl Fetches {
 
     /// Ends the fetch with the handler's number `id`, if it has not landed.
     pub(crate) fn cancel(&mut self, id: u64) {
-        let Some((key, fetch)) = self.all.iter_mut().find(|(_, fetch)| fetch.id == id) else { return };
+        let Some(&key) = self.by_id.get(&id) else { return };
+        let Some(fetch) = self.all.get_mut(key) else { return };
         fetch.cancelled = true;
         fetch.rest.clear();
         if fetch.landing.reads() == 0 {
@@ -141,6 +154,7 @@ impl Fetches {
 
     fn finish(&mut self, key: usize) {
         let Fetch { id, landing, cancelled, .. } = self.all.remove(key);
+        self.by_id.remove(&id);
         let landed = if cancelled { None } else { landing.finish().ok() };
         self.over.push_back((id, landed));
     }

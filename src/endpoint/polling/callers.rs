@@ -124,3 +124,36 @@ impl Drop for Turn<'_> {
         self.callers.looking.store(false, Ordering::SeqCst);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn the_poll_task_does_not_wait_after_a_caller_that_stopped_without_its_answer() {
+        let callers = Callers::new(Duration::from_micros(120));
+        callers.call_begins();
+        let turn = callers.begin().unwrap();
+        assert!(callers.is_looking());
+        callers.wait();
+        assert!(callers.hand_over(turn, false), "a future waits");
+        assert!(!callers.is_looking() && !callers.have_looked(), "nothing else would look at the queue");
+    }
+
+    #[test]
+    fn the_poll_task_waits_once_for_the_next_call_of_the_only_caller() {
+        let callers = Callers::new(Duration::from_micros(120));
+        callers.call_begins();
+        let turn = callers.begin().unwrap();
+        assert!(!callers.hand_over(turn, false));
+        assert!(callers.have_looked());
+        assert!(!callers.have_looked(), "no caller came since");
+        // Other calls wait for their answers.
+        callers.call_begins();
+        let turn = callers.begin().unwrap();
+        assert!(callers.hand_over(turn, false));
+        assert!(!callers.have_looked());
+    }
+}

@@ -122,6 +122,7 @@ impl<K> Core<K> {
     ) -> Poll<Result<HeaderMap, StreamFault>> {
         let stream = &mut self.streams[key.index()];
         if let Some(head) = stream.receiving.head.take() {
+            self.uncharge_heads(key);
             return Poll::Ready(Ok(head));
         }
         if let Some(fault) = &stream.fault {
@@ -171,6 +172,7 @@ impl<K> Core<K> {
             }
             None => {
                 if let Some(trailers) = receiving.trailers.take() {
+                    self.uncharge_heads(key);
                     return Poll::Ready(Some(Ok(Delivered::Trailers(trailers))));
                 }
                 if receiving.ended {
@@ -259,6 +261,8 @@ impl<K> Core<K> {
     pub(super) fn drop_arrived(&mut self, key: StreamKey) {
         let receiving = &mut self.streams[key.index()].receiving;
         (receiving.head, receiving.trailers) = (None, None);
+        self.uncharge_heads(key);
+        let receiving = &mut self.streams[key.index()].receiving;
         let mut parts = std::mem::take(&mut receiving.parts);
         while let Some(part) = parts.pop() {
             self.unread_data -= part.data_cost();

@@ -135,10 +135,18 @@ impl<K> Core<K> {
             return Err(CallViolation::Head("a response with a path or an authority"));
         }
         let Some(key) = self.find(kind, id)? else { return Ok(()) };
-        let receiving = &mut self.streams[key.index()].receiving;
-        match (kind, receiving.head_seen) {
+        match (kind, self.streams[key.index()].receiving.head_seen) {
             (Kind::Head, true) => return Err(CallViolation::SecondHead(id)),
-            (Kind::Head, false) => {
+            (Kind::Trailers, false) => return Err(CallViolation::BeforeHead { kind, stream: id }),
+            _ => {}
+        }
+        if !self.charge_head(key, head.counted) {
+            self.refuse_response(key, id, head.counted, wakers);
+            return Ok(());
+        }
+        let receiving = &mut self.streams[key.index()].receiving;
+        match kind {
+            Kind::Head => {
                 receiving.head_seen = true;
                 receiving.head = Some(head.headers);
                 wakers.extend(receiving.waker.take());
@@ -146,13 +154,25 @@ impl<K> Core<K> {
                     self.peer_ended(key, wakers);
                 }
             }
-            (_, false) => return Err(CallViolation::BeforeHead { kind, stream: id }),
-            (_, true) => {
+            _ => {
                 receiving.trailers = Some(head.headers);
                 self.peer_ended(key, wakers);
             }
         }
         Ok(())
+    }
+
+    /// Ends a call whose response has a head that there is no memory for, because the heads of other calls were not taken.
+    fn refuse_response(&mut self, key: StreamKey, id: u32, counted: usize, wakers: &mut Vec<Waker>) {
+        let reason = format!(
+            "heads of responses that the application has not taken have {} bytes; poll the calls sooner, or raise \
+             CallConfig::landing_budget",
+            self.heads
+        );
+        self.resets.push_back((id, ResetCode::ResourceExhausted));
+        self.urgent = true;
+        let fault = StreamFault::NoMemory { length: counted as u64, reason: reason.into() };
+        self.fail(key, fault, wakers);
     }
 
     /// Takes the head of a request, which opens a call.
@@ -182,6 +202,11 @@ impl<K> Core<K> {
             self.urgent = true;
             return Ok(());
         }
+        if !self.has_room_for_head(head.counted) {
+            self.resets.push_back((id, ResetCode::ResourceExhausted));
+            self.urgent = true;
+            return Ok(());
+        }
         let mut stream = Stream { id, ..Stream::default() };
         stream.sending.credit = self.peer.map_or(0, |peer| peer.window.into());
         stream.receiving.allowance = self.limits.window.into();
@@ -190,6 +215,7 @@ impl<K> Core<K> {
         stream.receiving.ended = is_end;
         let key = StreamKey(self.streams.insert(stream) as u32);
         self.index.insert(id, key);
+        self.charge_head(key, head.counted);
         self.accepted
             .push_back((key, RequestHead { path, authority: head.authority, headers: head.headers }));
         Ok(())

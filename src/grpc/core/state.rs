@@ -90,6 +90,9 @@ pub(in crate::grpc) struct Core<K> {
     /// The cost of data that arrived and was not taken, of all streams, and the most of it.
     pub(super) unread_data: i64,
     pub(super) most_unread_data: i64,
+    /// What the heads and trailers count that arrived and that the application may still hold, of all streams, and the most of it.
+    pub(super) heads: usize,
+    pub(super) most_heads: usize,
     /// What the streams with a full window have beyond the first window, and the most of it.
     pub(super) full_windows: i64,
     pub(super) most_full_windows: i64,
@@ -207,6 +210,8 @@ impl<K> Core<K> {
             unneeded: Vec::new(),
             unread_data: 0,
             most_unread_data: i64::MAX,
+            heads: 0,
+            most_heads: usize::MAX,
             full_windows: 0,
             most_full_windows: i64::MAX,
             landed_bytes: LandedBytes::default(),
@@ -226,13 +231,44 @@ impl<K> Core<K> {
     /// Streams that have full windows at least, however small the budget is.
     const FULL_WINDOWS: i64 = 8;
 
+    /// Heads of the longest kind that there is room for at least, however small the budget is.
+    const LONG_HEADS: usize = 64;
+
     /// Sets the memory that messages in one piece may have. As much may be in windows beyond the first ones, and as much again in data
-    /// that was not taken.
+    /// that was not taken. A quarter may be in heads.
     pub(in crate::grpc) fn set_landing_budget(&mut self, budget: Arc<LandingBudget>) {
         let limit = i64::try_from(budget.limit()).unwrap_or(i64::MAX);
         self.most_full_windows = limit.max(self.window.saturating_mul(Self::FULL_WINDOWS));
         self.most_unread_data = limit.saturating_add(self.most_full_windows);
+        let longest = self.limits.head_bytes as usize;
+        let heads = usize::try_from(budget.limit() / 4).unwrap_or(usize::MAX);
+        self.most_heads = heads.max(longest.saturating_mul(Self::LONG_HEADS));
         self.budget = budget;
+    }
+
+    /// Notes that a head which counts `counted` bytes has arrived for the stream. Returns false, and notes nothing, if heads have too much
+    /// memory already.
+    pub(super) fn charge_head(&mut self, key: StreamKey, counted: usize) -> bool {
+        if !self.has_room_for_head(counted) {
+            return false;
+        }
+        self.heads += counted;
+        self.streams[key.index()].receiving.head_bytes += counted;
+        true
+    }
+
+    /// Returns whether a head that counts `counted` bytes stays within the bound of all heads.
+    pub(super) fn has_room_for_head(&self, counted: usize) -> bool {
+        self.heads.saturating_add(counted) <= self.most_heads
+    }
+
+    /// Gives the memory of a response's head and trailers back, if none of them waits to be taken. The head of a request counts until the
+    /// handle of its stream is gone, because the handler has the head.
+    pub(super) fn uncharge_heads(&mut self, key: StreamKey) {
+        let receiving = &mut self.streams[key.index()].receiving;
+        if self.role == Role::Client && receiving.head.is_none() && receiving.trailers.is_none() {
+            self.heads -= std::mem::take(&mut receiving.head_bytes);
+        }
     }
 
     /// Returns how many landed bytes were taken since the last question.
@@ -386,6 +422,7 @@ impl<K> Core<K> {
         let is_queued = stream.sending.queued != Queued::No || stream.receiving.queued;
         if stream.closed && !stream.held && !is_queued {
             let stream = self.streams.remove(key.index());
+            self.heads -= stream.receiving.head_bytes;
             self.full_windows -= (stream.receiving.target - i64::from(self.limits.window)).max(0);
         }
     }

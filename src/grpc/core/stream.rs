@@ -261,6 +261,8 @@ pub(super) struct Receiving {
     pub(super) head_seen: bool,
     pub(super) parts: Parts<InPart>,
     pub(super) trailers: Option<HeaderMap>,
+    /// What the head and the trailers count, as long as they have memory.
+    pub(super) head_bytes: usize,
     /// The peer has ended its half.
     pub(super) ended: bool,
     /// The cost that the peer may still send.

@@ -466,6 +466,72 @@ fn data_of_calls_that_are_not_read_has_a_bound() {
     assert_eq!(core.poll_part(key, None), Poll::Ready(Some(Ok(Delivered::Data(data.clone().into())))));
 }
 
+/// A field of 500 bytes in each head counts 500 and the length of its name, and 32 twice.
+fn long_field() -> HeaderMap {
+    HeaderMap::from_iter([("n".parse().unwrap(), "v".repeat(500).parse().unwrap())])
+}
+
+#[test]
+fn heads_of_requests_have_a_bound_until_their_handlers_are_gone() {
+    let limits = (1000, 1000, 16 << 10);
+    let mut pair = Pair::new(0, [limits, limits], [Device::default(), Device::default()]);
+    pair.settle();
+    pair.ends[SERVER].core.set_landing_budget(LandingBudget::new(1000));
+    assert_eq!(pair.ends[SERVER].core.most_heads, 64 * 1000);
+    let mut peer = Peer::new();
+    let mut open = |pair: &mut Pair, stream| {
+        let block = peer.block(long_field());
+        Peer::new().plain(Kind::Head, stream, &block).send(pair, SERVER).unwrap();
+        pair.ends[SERVER].core.next_accepted().map(|(key, _)| key)
+    };
+    let keys: Vec<_> = (1..=200).map_while(|stream| open(&mut pair, stream)).collect();
+    // 571 bytes each: the path of 6 bytes, the name, the value, and 32 twice.
+    assert_eq!((keys.len(), pair.ends[SERVER].core.heads), (112, 112 * 571));
+    let core = &mut pair.ends[SERVER].core;
+    assert_eq!(core.resets, [(113, ResetCode::ResourceExhausted)]);
+    // The handler of a call that was reset still has the head.
+    Peer::new().plain(Kind::Reset, 1, &[]).send(&mut pair, SERVER).unwrap();
+    assert_eq!(open(&mut pair, 114), None);
+    let core = &mut pair.ends[SERVER].core;
+    core.release(keys[0], &mut Vec::new());
+    assert!(open(&mut pair, 115).is_some());
+    let core = &mut pair.ends[SERVER].core;
+    keys[1..].iter().for_each(|key| core.release(*key, &mut Vec::new()));
+    assert_eq!(core.heads, 571);
+}
+
+#[test]
+fn heads_and_trailers_of_responses_that_are_not_taken_have_a_bound() {
+    let mut pair = pair();
+    pair.ends[CLIENT].core.most_heads = 1200;
+    let keys = [1, 2, 3].map(|_| open_at_client(&mut pair));
+    let mut peer = Peer::new();
+    let mut answer = |pair: &mut Pair, kind, stream| {
+        let mut block = Vec::new();
+        peer.encoder.fields(&long_field(), &mut block);
+        Peer::new().plain(kind, stream, &block).send(pair, CLIENT).unwrap();
+    };
+    answer(&mut pair, Kind::Head, 1);
+    answer(&mut pair, Kind::Head, 2);
+    let core = &mut pair.ends[CLIENT].core;
+    assert_eq!(core.heads, 2 * 533);
+    core.resets.clear();
+    answer(&mut pair, Kind::Head, 3);
+    let core = &mut pair.ends[CLIENT].core;
+    assert_eq!(core.resets, [(3, ResetCode::ResourceExhausted)]);
+    let refused = core.poll_head(keys[2], None);
+    assert!(matches!(refused, Poll::Ready(Err(StreamFault::NoMemory { length: 533, .. }))), "{refused:?}");
+    // A head that is taken leaves room for the trailers.
+    assert_eq!(core.poll_head(keys[0], None), Poll::Ready(Ok(long_field())));
+    answer(&mut pair, Kind::Trailers, 1);
+    let core = &mut pair.ends[CLIENT].core;
+    assert_eq!(core.heads, 2 * 533);
+    let trailers = core.poll_part(keys[0], None);
+    assert_eq!(trailers, Poll::Ready(Some(Ok(Delivered::Trailers(long_field())))));
+    keys.into_iter().for_each(|key| core.release(key, &mut Vec::new()));
+    assert_eq!(core.heads, 0);
+}
+
 #[test]
 fn only_as_many_streams_as_the_budget_covers_have_full_windows() {
     let limits = (100, 1000, 1 << 20);

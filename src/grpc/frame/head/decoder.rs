@@ -14,6 +14,8 @@ pub(in crate::grpc) struct Decoded {
     pub(in crate::grpc) path: Option<PathAndQuery>,
     pub(in crate::grpc) authority: Option<Authority>,
     pub(in crate::grpc) headers: HeaderMap,
+    /// How much the head counts.
+    pub(in crate::grpc) counted: usize,
 }
 
 /// Reads the heads of one direction of a connection.
@@ -84,6 +86,7 @@ impl Decoder {
                 return Err(CallViolation::HeadTooLong(self.head_bytes));
             }
         }
+        head.counted = counted;
         if only_references && block.len() <= Self::KNOWN_LENGTH {
             self.remember(block, &head);
         }
