@@ -1,5 +1,5 @@
 //! A hostile or confused peer. This process goes on, whatever the peer writes to shared memory or sends over the socket.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 #![cfg_attr(fuzzing, allow(dead_code, reason = "a fuzzer has no other tests"))]
 
 #[cfg(test)]
