@@ -48,12 +48,11 @@ impl Links {
         Self { orders: Vec::new(), events, sender, readers: Vec::new() }
     }
 
-    /// Opens the stream to the next part.
-    pub(crate) async fn open(&mut self, address: &str) -> Result<(), Failure> {
+    /// Opens the stream to the next part. If the part can't be reached, `hint` tells what is known of it.
+    pub(crate) async fn open(&mut self, address: &str, hint: impl FnOnce() -> String) -> Result<(), Failure> {
         let part = self.orders.len();
         let refused = |reason: String| {
-            let hint = format!("start `tonic-rdma-graph serve --listen {address}` there");
-            Failure::run(format!("can't reach part {part} at {address}: {reason}; {hint}"))
+            Failure::run(format!("can't reach part {part} at {address}: {reason}; {}", hint()))
         };
         let endpoint = Endpoint::from_shared(format!("http://{address}"))
             .map_err(|error| Failure::usage(format!("part {part}: bad address {address:?}: {error}")))?;

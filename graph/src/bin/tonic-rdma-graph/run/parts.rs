@@ -26,13 +26,17 @@ pub(crate) struct Parts {
 impl Parts {
     /// Opens the streams to all parts.
     pub(crate) async fn open(
-        children: Children,
+        mut children: Children,
         addresses: &[String],
         limit: Duration,
     ) -> Result<Self, Failure> {
         let mut links = Links::new();
-        for address in addresses {
-            links.open(address).await?;
+        for (part, address) in addresses.iter().enumerate() {
+            let hint = || match children.has(part) {
+                true => children.status(part),
+                false => format!("start `tonic-rdma-graph serve --listen {address}` there"),
+            };
+            links.open(address, hint).await?;
         }
         Ok(Self { links, children, limit, differing: Vec::new() })
     }
