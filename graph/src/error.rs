@@ -200,7 +200,7 @@ pub enum GraphError {
     },
     /// Another part runs other steps.
     #[error(
-        "part {peer} runs the steps {theirs:?} in mode {mode} where this part runs the steps {ours:?}; all parts have to run the same steps"
+        "part {peer} runs the steps {theirs:?} in mode {mode} where this part runs the steps {ours:?}; all parts have to call `run` with the same steps"
     )]
     OtherSteps {
         /// The number of the other part.

@@ -146,7 +146,9 @@ fn overlap(overlap: &Overlap) -> String {
         |share| format!("The overlap hides {} of the communication.", percent(share)),
     );
     let place = match overlap.compute {
-        Compute::Wait => "on an accelerator (a wait that takes no core)",
+        Compute::Wait => {
+            "on an accelerator (a wait that takes no core; the gradients lie in their places before the step)"
+        }
         Compute::Copy => "on an accelerator (a wait), from which the core copies the gradients",
         Compute::Cores => "on the cores that communicate",
     };

@@ -114,11 +114,11 @@ impl<V: Value> Executor<V> {
     }
 
     /// Runs steps. Steps of later calls are higher. Returns when all nodes of this part have run in all steps, and all sends are over.
-    /// All parts run the same steps with the same work.
+    /// All parts call this with the same steps and the same work.
     ///
     /// # Errors
-    /// A kernel or the program failed, a peer is gone or has failed, nothing went on for longer than the deadline, or the run was
-    /// stopped. The peers are told. After such an error the executor runs no more.
+    /// A kernel or the program failed, a peer is gone, has failed or runs other steps, nothing went on for longer than the deadline, or the run
+    /// was stopped. The peers are told. After such an error the executor runs no more.
     pub fn run(
         &mut self,
         steps: Range<u64>,

@@ -19,7 +19,7 @@ pub struct StepTime {
 pub struct Report {
     /// The steps, in the order in which they ended.
     pub steps: Vec<StepTime>,
-    /// The time from the beginning of the run to the end of the last send.
+    /// The time from the beginning of the run until the last send has ended, and the parts have agreed on the steps.
     pub elapsed: Duration,
     /// Nodes that ran, fed inputs included.
     pub ran: u64,

@@ -107,8 +107,8 @@ impl<'a, V: Value> Run<'a, V> {
             }
         }
         self.flush()?;
-        self.report.elapsed = self.began.elapsed();
         self.agree()?;
+        self.report.elapsed = self.began.elapsed();
         Ok(self.report)
     }
 
@@ -427,10 +427,10 @@ impl<'a, V: Value> Run<'a, V> {
                     let text = format!("crossing tensor {} has been sent and is not taken", crossing.name);
                     (text, crossing.to)
                 }
-                None => {
-                    let text = "another part has not said which steps it runs".to_owned();
-                    (text, self.executor.part())
-                }
+                None => match self.executor.transfers.unheard() {
+                    Some(part) => (format!("part {} has not said which steps it runs", part.0), part),
+                    None => ("sends are not over".to_owned(), self.executor.part()),
+                },
             },
         };
         Err(GraphError::Deadline { waits_for, peer: peer.0, seconds: deadline.as_secs_f64() })

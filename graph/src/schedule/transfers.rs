@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use tonic_rdma_tensor::Tensor;
 
 use crate::error::GraphError;
-use crate::placement::CrossingId;
+use crate::placement::{CrossingId, Part};
 use crate::sites::NodeSites;
 
 /// What became of a send.
@@ -72,6 +72,11 @@ pub trait Transfers<V>: Send {
     /// A part runs other steps, or is gone.
     fn poll_agreed(&mut self, _context: &mut Context<'_>) -> Poll<Result<(), GraphError>> {
         Poll::Ready(Ok(()))
+    }
+
+    /// Returns a part of which [`poll_agreed`](Self::poll_agreed) still waits to hear.
+    fn unheard(&self) -> Option<Part> {
+        None
     }
 
     /// Begins to send a tensor of this part to the part [`Crossing::to`](crate::placement::Crossing::to).

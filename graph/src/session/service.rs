@@ -62,14 +62,17 @@ impl Parts for Service {
         }
         let part = caller.part as usize;
         let failure = state.standing.borrow().failure.clone();
-        if failure.is_some() {
-            state.has_heard(Some(part));
-        }
         let mut reply = HelloReply { server: Some(state.description()), token: Default::default() };
         match (state.compare(&caller), failure) {
-            // The caller finds the difference too, and names it.
-            (Err(misfit), _) => state.note(part, misfit),
-            (Ok(()), Some(reason)) => return Err(Status::aborted(reason)),
+            // The caller finds the difference too, and names it. It does not call again.
+            (Err(misfit), _) => {
+                state.has_heard(Some(part));
+                state.note(part, misfit);
+            }
+            (Ok(()), Some(reason)) => {
+                state.has_heard(Some(part));
+                return Err(Status::aborted(reason));
+            }
             (Ok(()), None) if expected as usize != state.me.0 || part == state.me.0 => {}
             (Ok(()), None) => {
                 let unknown = || Status::invalid_argument(format!("there is no part {part}"));

@@ -53,9 +53,18 @@ impl Agreement {
         // Before the look, so that nothing that is said later is missed.
         self.heard.set(context.waker());
         // Before the look at the steps: a part whose steps differ is in trouble before it counts as heard.
-        let heard = |peer: &Part| base.runs.has_begun(*peer, self.mode, number) || base.peers.left(*peer);
-        let all = self.senders.iter().all(heard);
+        let all = self.senders.iter().all(|peer| self.has_heard(base, *peer, number));
         base.peers.check_all()?;
         if all { Poll::Ready(Ok(())) } else { Poll::Pending }
+    }
+
+    /// Returns a sender that has not said which steps it runs.
+    pub(crate) fn unheard(&self, base: &Base) -> Option<Part> {
+        let number = self.number?;
+        self.senders.iter().copied().find(|peer| !self.has_heard(base, *peer, number))
+    }
+
+    fn has_heard(&self, base: &Base, peer: Part, number: u64) -> bool {
+        base.runs.has_begun(peer, self.mode, number) || base.peers.left(peer)
     }
 }

@@ -59,7 +59,7 @@ impl Base {
             let peers = Arc::clone(&self.peers);
             let seconds = REASON.as_secs();
             let reason = format!(
-                "a connection for tensors has ended ({source}), and it has said nothing of that for {seconds} s, though its watch goes on"
+                "a connection for tensors has ended ({source}), and in {seconds} s the part has not said why"
             );
             self.runtime.spawn(async move {
                 tokio::time::sleep(REASON).await;

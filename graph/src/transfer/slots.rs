@@ -119,6 +119,10 @@ impl<V: Value> Transfers<V> for SlotTransfers {
         self.agreement.poll(&self.base, context)
     }
 
+    fn unheard(&self) -> Option<Part> {
+        self.agreement.unheard(&self.base)
+    }
+
     fn start(&mut self, crossing: CrossingId, step: u64, tensor: &Tensor) -> Result<Start, GraphError> {
         // A part that receives something begins with its first look for it.
         if self.polling.is_some() || self.incoming.is_empty() {

@@ -65,7 +65,12 @@ impl Callers {
 
     /// Returns whether a caller is looking, or a thread polls itself.
     pub(super) fn is_looking(&self) -> bool {
-        self.looking.load(Ordering::SeqCst) || self.own_polling.load(Ordering::SeqCst) > 0
+        self.looking.load(Ordering::SeqCst) || self.is_own_polled()
+    }
+
+    /// Returns whether a thread polls itself.
+    pub(super) fn is_own_polled(&self) -> bool {
+        self.own_polling.load(Ordering::SeqCst) > 0
     }
 
     /// Notes that a thread polls itself from now on.
@@ -140,6 +145,17 @@ mod tests {
         callers.wait();
         assert!(callers.hand_over(turn, false), "a future waits");
         assert!(!callers.is_looking() && !callers.have_looked(), "nothing else would look at the queue");
+    }
+
+    #[test]
+    fn threads_that_poll_themselves_keep_the_poll_task_waiting() {
+        let callers = Callers::new(Duration::from_micros(120));
+        callers.begin_own_polling();
+        callers.begin_own_polling();
+        callers.end_own_polling();
+        assert!(callers.is_looking() && callers.is_own_polled(), "one is left");
+        callers.end_own_polling();
+        assert!(!callers.is_looking() && !callers.is_own_polled());
     }
 
     #[test]

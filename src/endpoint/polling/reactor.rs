@@ -158,7 +158,8 @@ impl Reactor {
 
     /// Spins for as long as that pays, then arms the queues. Called when a thread of the runtime is about to park.
     pub(super) fn idle(&self) {
-        if self.mode != PollMode::Adaptive || self.multi_thread {
+        // While another thread polls, the poll task looks from time to time.
+        if self.mode != PollMode::Adaptive || self.multi_thread || self.callers.is_own_polled() {
             return;
         }
         self.idle_polled.store(true, Ordering::Relaxed);
@@ -375,8 +376,9 @@ impl PollTarget for Reactor {
             return Step::Sleep;
         }
         if self.callers.is_looking() {
-            // The caller may be busy with work that its look ran.
-            if watched {
+            // The caller may be busy with work that its look ran. A thread that polls itself may be busy too, and wake-ups may keep this
+            // task from waiting for a whole time.
+            if watched || self.callers.is_own_polled() {
                 self.poll();
             }
             return Step::Watch;

@@ -16,8 +16,10 @@ pub struct OwnPolling {
 impl RdmaDevice {
     /// Tells the device that the calling thread looks at slots again and again, and takes completions itself, until it drops the result.
     /// Meanwhile, a tensor that arrives, or was sent, wakes no thread of the runtime; a wake-up costs more than a small transfer. A
-    /// thread of the runtime still looks once in a millisecond. Drop the result before this thread sleeps or computes for long. Links that
-    /// are opened later are not included.
+    /// thread of the runtime still looks once in a millisecond. Drop the result before this thread sleeps or computes for long.
+    ///
+    /// This holds for all links and native calls of this runtime on the same verbs device: their futures may wait a millisecond longer. A
+    /// link that is opened later on another verbs device is not included.
     ///
     /// ```
     /// # #[tokio::main]

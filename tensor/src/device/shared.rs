@@ -61,16 +61,16 @@ impl Shared {
         provider: Provider,
         queue_pairs: u32,
     ) -> Result<Prepared, ChannelError> {
-        let (shared, made) = (Arc::clone(shared), Arc::clone(shared));
+        let (shared, this) = (Arc::clone(shared), Arc::clone(shared));
         let prepare =
             move || Prepared::new(provider, queue_pairs, &shared.settings, &shared.budget, &shared.landing);
         let prepared = tokio::task::spawn_blocking(prepare).await.map_err(ChannelError::local)??;
-        made.know(&prepared);
+        this.keep_reactors_of(&prepared);
         Ok(prepared)
     }
 
     /// Keeps the reactors of a new link.
-    fn know(&self, prepared: &Prepared) {
+    fn keep_reactors_of(&self, prepared: &Prepared) {
         let mut reactors = lock(&self.reactors);
         reactors.retain(|known| known.strong_count() > 0);
         for reactor in prepared.reactors() {

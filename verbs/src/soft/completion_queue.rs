@@ -290,6 +290,9 @@ impl CompletionQueue for Queue {
         }
         let members = lock(&self.members);
         self.armed.arm();
+        // SYNC: before the looks whether other threads look after the queue pairs. Pairs with `LocalQueuePair::carry_out` and
+        // `PeerWork::need_events`.
+        Attention::fence::<Native, Shipping>();
         members.list.iter().for_each(|member| member.source.ask_for_events(member.role));
         Attention::fence::<Native, Shipping>();
         Ok(())

@@ -37,7 +37,8 @@ impl PeerWaker {
         Self { socket, answered: Answered::default() }
     }
 
-    /// Makes an event, unless the peer got one since it has asked. The caller has stored its news before it loaded `attention`.
+    /// Makes an event, unless the peer got one since it has asked. The caller has stored its news before it loaded `attention`,
+    /// or owes another look with a fence between.
     pub(crate) fn answer(&self, attention: Attention) {
         if self.answered.answer(attention) {
             self.socket.signal();

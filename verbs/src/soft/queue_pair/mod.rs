@@ -138,8 +138,13 @@ impl CompletionSource for Pair {
         if self.core.owes() {
             self.core.settle();
         }
-        if role.sends && self.sends.wants_progress() {
-            self.core.ask(Attention::PROGRESS);
+        if role.sends {
+            if self.sends.wants_progress() {
+                self.core.ask(Attention::PROGRESS);
+            } else if !role.receives {
+                // A request that is posted later belongs to this sleep: see `SendQueue::after_post`.
+                self.core.ask(Attention::NONE);
+            }
         }
     }
 
@@ -200,6 +205,9 @@ impl LocalQueuePair for Pair {
 
     fn carry_out(&self) -> bool {
         self.looked_after.store(false, Relaxed);
+        // SYNC: pairs with the fence after `arm`: either this thread sees that the queue is armed, or the thread that arms it sees this
+        // store.
+        fence(SeqCst);
         // A thread that sleeps in the completion queue learns of all news itself. If no thread sleeps or polls, the peer asks the
         // device at once from now on, until a thread polls. If a thread has taken the records since the peer asked, that thread polls.
         if self.core.receive_queue.is_armed() {

@@ -35,6 +35,8 @@ impl<P: Platform> Answered<P> {
 pub struct Attention(u64);
 
 impl Attention {
+    /// No wake-up.
+    pub const NONE: Self = Self(0);
     /// The owner's device looks at the end when the peer asks for it, because no thread polls the end.
     pub const DEVICE: Self = Self(1);
     /// News in the ring makes an event of the completion queue of receives. WRITEs without immediate data are no such news.

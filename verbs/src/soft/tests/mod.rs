@@ -106,8 +106,13 @@ impl Side {
     /// Makes two sides that are connected. On a busy machine the answer of the device may come too late; then two other sides take their
     /// place.
     fn connected() -> (Self, Self) {
+        Self::connected_as(|| (Self::new(), Self::new()))
+    }
+
+    /// Connects the two sides that `make` makes.
+    fn connected_as(make: impl Fn() -> (Self, Self)) -> (Self, Self) {
         for _ in 0..10 {
-            let (a, b) = (Self::new(), Self::new());
+            let (a, b) = make();
             match a.try_to_connect(&b).and_then(|()| b.try_to_connect(&a)) {
                 Ok(()) => return (a, b),
                 Err(VerbsError::Os { .. }) => {}
