@@ -84,7 +84,7 @@ impl Attention {
 
     /// Returns the number of the owner's request.
     #[inline]
-    fn request(self) -> u64 {
+    pub fn request(self) -> u64 {
         self.0 / Self::REQUEST
     }
 
