@@ -48,7 +48,7 @@ impl Links {
         Self { orders: Vec::new(), events, sender, readers: Vec::new() }
     }
 
-    /// Opens the stream to the next part. If the part can't be reached, `hint` tells what is known of it.
+    /// Opens the stream to the next part. If the part can't be reached, `hint` returns how its process ended, or how to start it.
     pub(crate) async fn open(&mut self, address: &str, hint: impl FnOnce() -> String) -> Result<(), Failure> {
         let part = self.orders.len();
         let refused = |reason: String| {
