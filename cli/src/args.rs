@@ -4,11 +4,11 @@ use std::io::{self, Write};
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
+use tonic_rdma_commands::{Failure, one_line};
 
 use crate::bridge::{self, BridgeOptions};
 use crate::compare::options::{self as compare, CompareOptions, ServerOptions};
 use crate::devices::DevicesOptions;
-use crate::failure::{Failure, one_line};
 use crate::parameter_server::{self, ParameterServerOptions, ProcessOptions};
 use crate::tune::{self, TuneOptions};
 

@@ -6,25 +6,16 @@ mod args;
 mod bridge;
 mod compare;
 mod devices;
-mod failure;
-mod lists;
 mod measure;
 #[cfg(test)]
 mod pages;
 mod parameter_server;
 mod tune;
-mod units;
-mod value_error;
 mod workload;
 
-use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
-use tracing_subscriber::filter::Targets;
-use tracing_subscriber::layer::SubscriberExt as _;
-use tracing_subscriber::util::SubscriberInitExt as _;
-
-use failure::Failure;
+use tonic_rdma_commands::Failure;
 
 /// The allocator of the process, for all modes. Reports name it because it has more influence on large messages than
 /// the transport has. It is mimalloc unless the environment asks for the system's allocator, as `compare --allocator`
@@ -44,34 +35,16 @@ fn main() -> ExitCode {
             args::Command::Devices(options) => devices::run(&options),
             args::Command::Tune(options) => tune::run(&options),
         });
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(),
-    }
+    tonic_rdma_commands::status("tonic-rdma", outcome)
 }
 
 /// Sends log messages to stderr.
 fn log(command: &args::Command) -> Result<(), Failure> {
-    let (option, usual) = match command {
+    match command {
         // Operators of a bridge want to see first which transport its connections use.
-        args::Command::Bridge(options) => (options.log.as_deref(), "warn,tonic_rdma::bridge=info"),
-        _ => (None, "warn"),
-    };
-    let variable = std::env::var("RUST_LOG").ok();
-    let (origin, filter) = match (option, &variable) {
-        (Some(option), _) => ("--log ", option),
-        (None, Some(variable)) => ("RUST_LOG=", variable.as_str()),
-        (None, None) => ("", usual),
-    };
-    let targets: Targets = filter.parse().map_err(|error| {
-        Failure::usage(format!(
-            "{origin}{filter}: {error}; accepted: error, warn, info, debug, trace, off, or targets with a level each, \
-             such as warn,tonic_rdma::bridge=info"
-        ))
-    })?;
-    let lines = tracing_subscriber::fmt::layer()
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr);
-    tracing_subscriber::registry().with(lines).with(targets).init();
-    Ok(())
+        args::Command::Bridge(options) => {
+            tonic_rdma_commands::log(options.log.as_deref(), "warn,tonic_rdma::bridge=info")
+        }
+        _ => tonic_rdma_commands::log(None, "warn"),
+    }
 }

@@ -4,6 +4,8 @@ use std::error::Error;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use tonic_rdma_commands::{chain, one_line};
+
 /// The error that caused a failure.
 type Cause = Box<dyn Error + Send + Sync>;
 
@@ -42,18 +44,7 @@ impl Failure {
 
     /// Returns the message and the messages of all causes, in one line.
     pub(crate) fn with_causes(&self) -> String {
-        let mut text = self.message.clone();
-        let mut cause = self.source();
-        while let Some(error) = cause {
-            let message = error.to_string();
-            // Some errors repeat the message of their cause.
-            if !text.ends_with(&message) {
-                text.push_str(": ");
-                text.push_str(&message);
-            }
-            cause = error.source();
-        }
-        text.replace('\n', " ")
+        one_line(&chain(self))
     }
 }
 

@@ -1,9 +1,9 @@
 //! Columns of a table. A column shows a figure of one row, or of the rows of one cell.
 
 use serde_json::Value;
+use tonic_rdma_commands::units;
 
 use crate::error::FigureError;
-use crate::units;
 
 /// The least number of operations for which a percentile is shown.
 const ENOUGH_FOR_P99: u64 = 100;

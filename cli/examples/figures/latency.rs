@@ -1,11 +1,11 @@
 //! Latency as bars, for README.
 
 use plotters::style::RGBColor;
+use tonic_rdma_commands::units;
 
 use crate::bars::{self, Bars, Series};
 use crate::error::FigureError;
 use crate::page::Figure;
-use crate::units;
 
 /// The modes in the drawing. The colours stay distinct for readers with red-green colour blindness.
 const MODES: [(&str, RGBColor); 7] = [

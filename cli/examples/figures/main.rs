@@ -20,9 +20,6 @@ mod error;
 mod latency;
 mod page;
 mod paper;
-#[allow(dead_code, reason = "the command uses the rest")]
-#[path = "../../src/units.rs"]
-mod units;
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tonic_rdma_commands::units;
 
 use crate::columns::{self, Row};
 use crate::error::FigureError;
-use crate::units;
 
 /// Stored runs, and the selection that the page shows.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -40,13 +40,13 @@ use tonic_rdma::Dialer;
 
 pub(crate) use options::{BridgeOptions, HELP};
 
-use crate::failure::Failure;
 use crate::measure::process::limits::pinned;
 use address::Address;
 use dial::AttemptError;
 use listen::Bound;
 use route::Route;
 use serve::{Phase, Shared};
+use tonic_rdma_commands::Failure;
 
 /// A route and its listening socket.
 type Listening = (Bound, Arc<Route>);

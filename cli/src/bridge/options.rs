@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use tonic_rdma_commands::units::parse_seconds;
 
 use super::address::Address;
-use crate::units::parse_seconds;
 
 pub(crate) const HELP: &str = "\
 ADDR is tcp://HOST:PORT, unix:PATH, unix:@NAME (abstract) or rdma://HOST:PORT; IPv6 goes in brackets, port 0 picks a free port. \

@@ -41,7 +41,6 @@ use self::server::serve;
 use self::server::start_report::Addresses;
 use self::turns::meter::Meter;
 use self::turns::participant::Participant;
-use crate::failure::Failure;
 use crate::measure::machine::costs::Costs;
 use crate::measure::output::files::{check_outputs, write_json};
 use crate::measure::output::progress::progress_bar;
@@ -50,6 +49,7 @@ use crate::measure::process::limits::raise_open_files;
 use crate::measure::transport::encode::Encode;
 use crate::measure::transport::http2::Http2;
 use crate::measure::transport::rdma::{Rdma, RdmaConnection};
+use tonic_rdma_commands::Failure;
 
 /// Runs the comparison and shows its results.
 pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {

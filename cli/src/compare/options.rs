@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use tonic_rdma_commands::{List, units};
 
 use super::values::{
     parse_connections, parse_inflight, parse_modes, parse_rates, parse_ratio, parse_sizes, parse_workloads,
@@ -11,14 +12,12 @@ use super::values::{
 };
 use crate::compare::modes::mode::Mode;
 use crate::compare::plan::direction::Direction;
-use crate::lists::List;
 use crate::measure::consume::Consume;
 use crate::measure::process::allocator::Allocator;
 use crate::measure::process::runtime::Flavour;
 use crate::measure::transport::encode::Encode;
 use crate::measure::transport::http2::Http2;
 use crate::measure::transport::rdma::parse_provider;
-use crate::units;
 use crate::workload::Workload;
 
 pub(crate) const HELP: &str = "\

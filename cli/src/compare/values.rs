@@ -1,16 +1,15 @@
 //! Parsers of the values that the options of `compare` take.
 
+use tonic_rdma_commands::{List, ValueError, parse_set, units};
+
 use super::modes::mode::Mode;
 use super::plan::cell::{MAX_BYTES, MAX_INFLIGHT};
 use super::plan::connections::MAX_CONNECTIONS;
-use crate::lists::{List, parse_list};
-use crate::units::{self, parse_size};
-use crate::value_error::ValueError;
 use crate::workload::Workload;
 
 /// Parses names of modes.
 pub(crate) fn parse_modes(text: &str) -> Result<List<Mode>, ValueError> {
-    parse_list(text, |item| {
+    parse_set(text, |item| {
         let accepted = || Mode::ALL.map(Mode::name).join(", ");
         Mode::from_name(item).ok_or_else(|| ValueError::unknown_name("mode", item, accepted()))
     })
@@ -18,13 +17,13 @@ pub(crate) fn parse_modes(text: &str) -> Result<List<Mode>, ValueError> {
 
 /// Parses payload sizes.
 pub(crate) fn parse_sizes(text: &str) -> Result<List<u64>, ValueError> {
-    parse_list(text, |item| {
+    parse_set(text, |item| {
         let given = item.to_owned();
         let beyond = |fault| {
             let accepted = format!("1 to {}", units::size(MAX_BYTES));
             Err(ValueError::SizeRange { given: given.clone(), fault, accepted })
         };
-        match parse_size(item) {
+        match units::parse_size(item) {
             Ok(0) => beyond("zero"),
             Ok(bytes) if bytes > MAX_BYTES => beyond("too large"),
             Ok(bytes) => Ok(bytes),
@@ -35,7 +34,7 @@ pub(crate) fn parse_sizes(text: &str) -> Result<List<u64>, ValueError> {
 
 /// Parses names of workloads.
 pub(crate) fn parse_workloads(text: &str) -> Result<List<Workload>, ValueError> {
-    parse_list(text, |item| {
+    parse_set(text, |item| {
         let accepted = || Workload::all().map(Workload::name).collect::<Vec<_>>().join(", ");
         Workload::from_name(item).ok_or_else(|| ValueError::unknown_name("workload", item, accepted()))
     })
@@ -46,7 +45,7 @@ const RATES: std::ops::RangeInclusive<f64> = 0.1..=1e6;
 
 /// Parses rates of an open loop.
 pub(crate) fn parse_rates(text: &str) -> Result<List<f64>, ValueError> {
-    parse_list(text, |item| match item.parse::<f64>() {
+    parse_set(text, |item| match item.parse::<f64>() {
         Ok(rate) if RATES.contains(&rate) => Ok(rate),
         _ => {
             let accepted =
@@ -58,7 +57,7 @@ pub(crate) fn parse_rates(text: &str) -> Result<List<f64>, ValueError> {
 
 /// Parses numbers of calls in flight.
 pub(crate) fn parse_inflight(text: &str) -> Result<List<usize>, ValueError> {
-    parse_list(text, |item| match item.parse() {
+    parse_set(text, |item| match item.parse() {
         Ok(calls @ 1..=MAX_INFLIGHT) if item.bytes().all(|byte| byte.is_ascii_digit()) => Ok(calls),
         _ => {
             let accepted = format!("whole numbers from 1 to {MAX_INFLIGHT}");

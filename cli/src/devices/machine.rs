@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::units;
+use tonic_rdma_commands::units;
 use tonic_rdma_verbs::internal;
 
 /// A setting or limit, and advice about it.

@@ -10,13 +10,12 @@ use comfy_table::{Table, presets};
 use machine::Finding;
 use serde::Serialize;
 use tonic_rdma::Config;
+use tonic_rdma_commands::{Failure, units};
 use tonic_rdma_verbs::{self, DeviceAttributes, FoundDevice, FoundGid, FoundPort, PathSettings};
 
 use self_test::Tested;
 
 pub(crate) use self::options::DevicesOptions;
-use crate::failure::Failure;
-use crate::units;
 
 /// The output of the command.
 #[derive(Debug, Serialize)]

@@ -1,11 +1,11 @@
 //! The cells of a run, with the loads to measure in each, and the check that the machine has the memory for them.
 
+use tonic_rdma_commands::{Failure, units};
+
 use super::load::Load;
 use super::mode::TransferMode;
 use super::options::ParameterServerOptions;
-use crate::failure::Failure;
 use crate::measure::machine::memory::available;
-use crate::units;
 use crate::workload::{Model, Variable};
 
 /// A model, and the numbers of servers that hold it and of workers that train it.

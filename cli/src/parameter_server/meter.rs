@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use indicatif::ProgressBar;
+use tonic_rdma_commands::Failure;
 
 use super::cells::{Planned, TrainingCell};
 use super::load::Load;
 use super::mode::TransferMode;
 use super::options::{MAX_STEPS, ParameterServerOptions};
-use crate::failure::Failure;
 use crate::parameter_server::output::row::{TrainingRow, TrainingTally};
 use crate::parameter_server::processes::session::Session;
 

@@ -37,10 +37,10 @@ use self::output::facts::TrainingFacts;
 use self::output::show;
 use self::roles::server;
 use self::roles::worker;
-use crate::failure::Failure;
 use crate::measure::output::progress::progress_bar;
 use crate::measure::process::cores;
 use crate::measure::transport::rdma::Rdma;
+use tonic_rdma_commands::Failure;
 
 /// Measures, and shows the results.
 pub(crate) fn run(options: &ParameterServerOptions) -> Result<(), Failure> {

@@ -1,6 +1,6 @@
 //! Whole numbers on the command line.
 
-use crate::value_error::ValueError;
+use tonic_rdma_commands::ValueError;
 
 /// Parses a whole number from 1 to `most`.
 pub(crate) fn within(text: &str, kind: &'static str, most: usize) -> Result<usize, ValueError> {

@@ -5,18 +5,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use tonic_rdma_commands::{Failure, List, ValueError, parse_set, units};
 
 use super::load::{Compute, ComputeScale, Load};
 use super::mode::TransferMode;
 use super::numbers::within;
 use super::servers::Servers;
-use crate::failure::Failure;
-use crate::lists::{List, parse_list};
 use crate::measure::consume::Consume;
 use crate::measure::transport::http2::Http2;
 use crate::measure::transport::rdma::parse_provider;
-use crate::units;
-use crate::value_error::ValueError;
 use crate::workload::Model;
 
 /// The largest number of worker processes.
@@ -215,7 +212,7 @@ impl ProcessOptions {
 }
 
 fn parse_models(text: &str) -> Result<List<Model>, ValueError> {
-    parse_list(text, parse_model)
+    parse_set(text, parse_model)
 }
 
 fn parse_model(name: &str) -> Result<Model, ValueError> {
@@ -226,7 +223,7 @@ fn parse_model(name: &str) -> Result<Model, ValueError> {
 }
 
 fn parse_modes(text: &str) -> Result<List<TransferMode>, ValueError> {
-    parse_list(text, |item| {
+    parse_set(text, |item| {
         TransferMode::from_name(item).ok_or_else(|| {
             let accepted = TransferMode::ALL.map(TransferMode::name).join(", ");
             ValueError::unknown_name("mode", item, accepted)
@@ -235,11 +232,11 @@ fn parse_modes(text: &str) -> Result<List<TransferMode>, ValueError> {
 }
 
 fn parse_workers(text: &str) -> Result<List<usize>, ValueError> {
-    parse_list(text, |item| within(item, "number of workers", MAX_WORKERS))
+    parse_set(text, |item| within(item, "number of workers", MAX_WORKERS))
 }
 
 fn parse_computes(text: &str) -> Result<List<Compute>, ValueError> {
-    parse_list(text, |item| {
+    parse_set(text, |item| {
         Compute::from_name(item).ok_or_else(|| {
             let accepted = Compute::ALL.map(Compute::name).join(", ");
             ValueError::unknown_name("way to compute", item, accepted)
@@ -248,7 +245,7 @@ fn parse_computes(text: &str) -> Result<List<Compute>, ValueError> {
 }
 
 fn parse_batches(text: &str) -> Result<List<u32>, ValueError> {
-    parse_list(text, |item| Ok(within(item, "batch", MAX_BATCH as usize)? as u32))
+    parse_set(text, |item| Ok(within(item, "batch", MAX_BATCH as usize)? as u32))
 }
 
 fn parse_inflight(text: &str) -> Result<usize, ValueError> {

@@ -2,8 +2,9 @@
 
 use std::fmt;
 
+use tonic_rdma_commands::ValueError;
+
 use super::numbers::within;
-use crate::value_error::ValueError;
 
 /// The largest number of server processes: each of them holds a variable of each model.
 const MAX_SERVERS: usize = 8;

@@ -12,11 +12,10 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use tonic_rdma::Config;
 use tonic_rdma::internal::tuner::{Calibration, ChunkPoint, Origin, Point, Tuned, tune};
+use tonic_rdma_commands::{Failure, units};
 use tonic_rdma_verbs::{self, Context};
 
 pub(crate) use self::options::{HELP, TuneOptions};
-use crate::failure::Failure;
-use crate::units;
 
 /// Time for the measurement. Connections measure in the background, in less time.
 const BUDGET: Duration = Duration::from_millis(1500);

@@ -2,9 +2,9 @@
 
 use plotters::prelude::*;
 use tonic_rdma::internal::tuner::Calibration;
+use tonic_rdma_commands::units;
 
 use super::curve;
-use crate::units;
 
 const WIDTH: u32 = 860;
 const HEIGHT: u32 = 420;

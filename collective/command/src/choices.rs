@@ -1,8 +1,7 @@
 //! The choices of the command line that have names: algorithms, types, reductions, operands.
 
 use serde::{Deserialize, Serialize};
-
-use crate::values::ValueError;
+use tonic_rdma_commands::ValueError;
 
 /// Values that have names on the command line, in tables and in JSON.
 pub(crate) trait Named: Copy + PartialEq + 'static {
@@ -19,11 +18,11 @@ pub(crate) trait Named: Copy + PartialEq + 'static {
     /// Returns the value with this name.
     fn parse(text: &str) -> Result<Self, ValueError> {
         Self::ALL.iter().find(|(_, name)| *name == text).map(|(value, _)| *value).ok_or_else(|| {
-            ValueError::Unknown {
-                kind: Self::KIND,
-                given: text.to_owned(),
-                accepted: Self::ALL.iter().map(|(_, name)| *name).collect::<Vec<_>>().join(", "),
-            }
+            ValueError::unknown_name(
+                Self::KIND,
+                text,
+                Self::ALL.iter().map(|(_, name)| *name).collect::<Vec<_>>().join(", "),
+            )
         })
     }
 }

@@ -4,13 +4,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
+use tonic_rdma_commands::units::{parse_number, parse_seconds, parse_size};
+use tonic_rdma_commands::{Failure, List, ValueError, parse_list, parse_set};
 
 use crate::choices::{Algorithm, Named, Operand, Reduction, Type};
-use crate::failure::Failure;
-use crate::values::{List, ValueError, parse_list, parse_number, parse_seconds, parse_set, parse_size};
 
 /// The largest number of local ranks.
 pub(crate) const MAX_RANKS: u64 = 64;
+/// The largest size of an operand.
+pub(crate) const MAX_BYTES: u64 = 4 << 30;
 const MAX_ITERATIONS: u64 = 10_000_000;
 
 const SIZES: &str = "8,64,1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB";
@@ -245,11 +247,22 @@ fn each(option: &str, list: &List<u64>, index: usize, sizes: usize) -> Result<u6
 }
 
 fn ranks(text: &str) -> Result<List<usize>, ValueError> {
-    parse_set(text, |item| parse_number(item, 1, MAX_RANKS).map(|number| number as usize))
+    parse_set(text, |item| parse_number("number", item, 1..=MAX_RANKS).map(|number| number as usize))
 }
 
 fn sizes(text: &str) -> Result<List<u64>, ValueError> {
-    parse_set(text, parse_size)
+    parse_set(text, size)
+}
+
+fn size(text: &str) -> Result<u64, ValueError> {
+    match parse_size(text) {
+        Ok(bytes) if bytes <= MAX_BYTES => Ok(bytes),
+        _ => Err(ValueError::number(
+            "size",
+            text,
+            "a number of bytes up to 4GiB, optionally with B, KiB, MiB or GiB (64, 4KiB, 1MiB)".to_owned(),
+        )),
+    }
 }
 
 fn types(text: &str) -> Result<List<Type>, ValueError> {
@@ -265,15 +278,15 @@ fn operands(text: &str) -> Result<List<Operand>, ValueError> {
 }
 
 fn iterations(text: &str) -> Result<List<u64>, ValueError> {
-    parse_list(text, |item| parse_number(item, 1, MAX_ITERATIONS))
+    parse_list(text, |item| parse_number("number", item, 1..=MAX_ITERATIONS))
 }
 
 fn losses(text: &str) -> Result<u64, ValueError> {
-    parse_number(text, 1, MAX_ITERATIONS)
+    parse_number("number", text, 1..=MAX_ITERATIONS)
 }
 
 fn warm_ups(text: &str) -> Result<List<u64>, ValueError> {
-    parse_list(text, |item| parse_number(item, 0, MAX_ITERATIONS))
+    parse_list(text, |item| parse_number("number", item, 0..=MAX_ITERATIONS))
 }
 
 #[cfg(test)]
@@ -331,7 +344,7 @@ mod tests {
             (&["--types", "bf16", "--reduction", "mean"], &["--types bf16", "16 ranks"]),
         ] {
             let failure = of(arguments).unwrap().cells(16).unwrap_err();
-            assert!(matches!(failure, Failure::Usage(_)));
+            assert!(failure.is_usage());
             let text = failure.to_string();
             assert!(words.iter().all(|word| text.contains(word)), "{text}");
         }

@@ -26,7 +26,6 @@ mod session;
 mod settings;
 mod state;
 mod survivors;
-mod unlisted;
 
 use std::sync::Arc;
 use std::time::Duration;

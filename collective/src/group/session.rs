@@ -25,7 +25,6 @@ use crate::group::runtime::OwnRuntime;
 use crate::group::service::{MAX_REQUEST, Service};
 use crate::group::settings::Settings;
 use crate::group::state::{Epoch, GroupId, State};
-use crate::group::unlisted::Unlisted;
 
 /// The number of channels that are opened at once.
 const OPENING: usize = 16;
@@ -141,10 +140,7 @@ async fn listen(
     let mut server = server
         .http2_keepalive_interval(Some(Duration::from_secs(10)))
         .http2_keepalive_timeout(Some(Duration::from_secs(20)));
-    let server = server
-        .add_service(Unlisted::new(device.service()))
-        .add_service(service)
-        .serve_with_incoming(connections);
+    let server = server.add_service(device.service()).add_service(service).serve_with_incoming(connections);
     tokio::spawn(async move {
         if let Err(error) = server.await {
             tracing::error!(error = chain(&error), "the server of a rank has ended");

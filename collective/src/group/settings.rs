@@ -58,7 +58,8 @@ impl Settings {
 
     /// Returns the builder of the tensor device with these settings.
     pub(crate) fn device(&self) -> DeviceBuilder {
-        let builder = DeviceBuilder::default();
+        // The names of regions contain secrets, so that only ranks of the group can attach them.
+        let builder = DeviceBuilder::default().listed(false);
         let builder = match &self.config {
             Some(config) => builder.config(config.clone()),
             None => builder,

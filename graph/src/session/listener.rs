@@ -20,7 +20,6 @@ use crate::session::settings::{
 };
 use crate::session::state::Hall;
 use crate::session::threads::Threads;
-use crate::session::unlisted::Unlisted;
 use crate::transfer::proto::parts_server::PartsServer;
 
 /// A process that listens for the other parts of a graph. They may call before this process knows its graph; they wait until it
@@ -98,6 +97,8 @@ async fn listen(
     let device = RdmaDevice::builder()
         .config(config.clone())
         .max_tensor_bytes(settings.largest_tensor)
+        // The names of slots contain secrets, so that only parts of the session can attach.
+        .listed(false)
         .without_listener()
         .map_err(|error| setting("config", error.to_string()))?;
     let incoming = RdmaIncoming::bind_with(&*address, config.clone())
@@ -114,8 +115,7 @@ async fn listen(
         .max_concurrent_streams(MAX_CALLS)
         .http2_keepalive_interval(Some(PING_INTERVAL))
         .http2_keepalive_timeout(Some(PING_LIMIT));
-    let server =
-        RdmaServer::new().http2(http2).calls(calls(&settings)).add_service(Unlisted::new(device.service()));
+    let server = RdmaServer::new().http2(http2).calls(calls(&settings)).add_service(device.service());
     let server = server.add_service(service).serve_with_incoming(incoming);
     tokio::spawn(async move {
         if let Err(error) = server.await {

@@ -42,7 +42,6 @@ mod state;
 mod tests;
 mod text;
 mod threads;
-mod unlisted;
 
 pub use connected::{Addresses, Session};
 pub use fingerprint::Fingerprint;

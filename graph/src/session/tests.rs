@@ -212,7 +212,10 @@ fn a_part_does_not_list_its_slots() {
         let path = PathAndQuery::from_static("/tonic_rdma.tensor.v1.TensorDevice/Describe");
         client.unary(Request::new(PutReply {}), path, codec).await.unwrap_err()
     });
-    assert_eq!((status.code(), status.message()), (Code::PermissionDenied, "a part does not list its slots"));
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::PermissionDenied, "this tensor device does not list its regions and slots")
+    );
 }
 
 #[test]

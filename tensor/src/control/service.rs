@@ -51,6 +51,9 @@ impl TensorDevice for Service {
 
     async fn describe(&self, _: Request<DescribeRequest>) -> Result<Response<DescribeReply>, Status> {
         let shared = self.shared()?;
+        if !shared.settings.listed {
+            return Err(Status::permission_denied("this tensor device does not list its regions and slots"));
+        }
         let mut offered: Vec<_> =
             shared.offered().into_iter().map(|(name, offered)| offered.describe(&name)).collect();
         offered.sort_by(|one, other| one.name.cmp(&other.name));

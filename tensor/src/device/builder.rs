@@ -107,6 +107,22 @@ impl DeviceBuilder {
         self
     }
 
+    /// Sets whether the device tells every caller the names of its regions and slots, in answer to the call `Describe`. If the
+    /// names are secrets, only peers that know a name can attach what has it: then set this to no. The device refuses
+    /// `Describe` with the status `PERMISSION_DENIED`. Default: yes.
+    ///
+    /// ```
+    /// use tonic_rdma_tensor::RdmaDevice;
+    ///
+    /// // Slots have secret names.
+    /// let builder = RdmaDevice::builder().listed(false);
+    /// # drop(builder);
+    /// ```
+    pub fn listed(mut self, listed: bool) -> Self {
+        self.settings.listed = listed;
+        self
+    }
+
     /// Sets how long an offered tensor waits for its readers, and how long a request waits for its tensor. Default: 60 s.
     pub fn rendezvous_timeout(mut self, timeout: Duration) -> Self {
         self.settings.rendezvous_timeout = timeout;

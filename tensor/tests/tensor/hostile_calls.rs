@@ -4,11 +4,20 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tonic::Code;
-use tonic_rdma_proto::tensor_device::{AttachRequest, Kind, OpenRequest, Place, QueuePair};
+use tonic_rdma_proto::tensor_device::{AttachRequest, DescribeRequest, Kind, OpenRequest, Place, QueuePair};
 use tonic_rdma_tensor::{ChannelError, Dtype, RdmaDevice, Rights, Shape, TensorSpec};
 
-use crate::raw_peer::{RawPeer, describe};
+use crate::raw_peer::{RawPeer, client, describe};
 use crate::{Served, eventually, pair, pair_with, pattern};
+
+#[tokio::test]
+async fn a_device_that_is_not_listed_refuses_describe() {
+    let (server, _client, channel) = pair_with(RdmaDevice::builder().listed(false)).await;
+    let status = client(&server.endpoint()).await.describe(DescribeRequest {}).await.unwrap_err();
+    assert_eq!(status.code(), Code::PermissionDenied, "{status}");
+    assert_eq!(status.message(), "this tensor device does not list its regions and slots");
+    drop(channel);
+}
 
 #[tokio::test]
 async fn wrong_open_calls_are_refused() {

@@ -10,8 +10,9 @@ pub(crate) use pictures::picture;
 pub(crate) use summary::{SUMMARY, summary};
 pub(crate) use training::{curves, into_rows};
 
+use tonic_rdma_commands::units;
+
 use crate::columns::Row;
-use crate::units;
 
 /// The paper's six models, in the order of its table 2.
 const MODELS: [&str; 6] = ["alexnet", "inception-v3", "vgg16", "lstm", "gru", "fcn5"];

@@ -1,13 +1,13 @@
 //! The pictures of the paper's figures, with our values.
 
 use plotters::style::RGBColor;
+use tonic_rdma_commands::units;
 
 use super::{speed_up, time_ratio};
 use crate::bars::{self, Bars, Series};
 use crate::columns::Row;
 use crate::error::FigureError;
 use crate::page::Figure;
-use crate::units;
 
 /// The modes, in the colours of the command's reports.
 const MODES: [(&str, RGBColor); 4] = [

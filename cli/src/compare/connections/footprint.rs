@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::failure::Failure;
+use tonic_rdma_commands::Failure;
 
 /// Memory and descriptors of both processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

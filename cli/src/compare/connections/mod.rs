@@ -32,8 +32,8 @@ use crate::compare::results::row::{Checks, Row};
 use crate::compare::server::start_report::Addresses;
 use crate::compare::turns::meter::{cpu_time, seed};
 use crate::compare::turns::tally::Tally;
-use crate::failure::Failure;
 use crate::measure::transport::rdma::{Rdma, RdmaConnection};
+use tonic_rdma_commands::Failure;
 
 /// Time after the last call until memory is measured, so that both ends have handled the last messages.
 const SETTLE: Duration = Duration::from_millis(50);

@@ -2,15 +2,15 @@
 
 use std::path::Path;
 
+use tonic_rdma_commands::{Failure, units};
+
 use super::row::ConnectionRow;
 use crate::compare::modes::mode::Mode;
 use crate::compare::results::facts::Facts;
 use crate::compare::results::plots;
-use crate::failure::Failure;
 use crate::measure::output::bars::{self, Bars, PlotError, Series};
 use crate::measure::output::grid::{dash, grid, times};
 use crate::measure::output::page::Page;
-use crate::units;
 
 const HEADINGS: [&str; 13] = [
     "mode",

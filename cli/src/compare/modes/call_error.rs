@@ -4,12 +4,11 @@ use std::time::Duration;
 
 use tokio::task::JoinError;
 use tonic_rdma::memory::PoolError;
+use tonic_rdma_commands::{Failure, units};
 use tonic_rdma_tensor::{ChannelError, ShapeError, TensorError};
 
 use crate::compare::modes::placement::record::Discrepancy;
-use crate::failure::Failure;
 use crate::measure::transport::calls::NotNative;
-use crate::units;
 use tonic_rdma_payload::reduce::Reduced;
 
 /// The reason why a call counts as an error.

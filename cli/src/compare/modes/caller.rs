@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use tonic_rdma_commands::Failure;
 use tonic_rdma_proto::transfer::Check;
 
 use super::call_error::CallError;
@@ -17,7 +18,6 @@ use crate::compare::modes::grpc::connect;
 use crate::compare::operations::{Operation, Operations};
 use crate::compare::options::CompareOptions;
 use crate::compare::server::start_report::Addresses;
-use crate::failure::Failure;
 use crate::measure::transport::http2::Http2;
 use crate::measure::transport::rdma::{Rdma, RdmaConnection};
 

@@ -10,8 +10,8 @@ use bytes::Bytes;
 
 use self::layout::Layout;
 use crate::compare::plan::cell::Load;
-use crate::failure::Failure;
 use crate::workload::{Message, Workload};
+use tonic_rdma_commands::Failure;
 use tonic_rdma_payload::content::{Content, VARIANTS};
 use tonic_rdma_payload::reduce::{Reduced, reduce, reduce_all};
 

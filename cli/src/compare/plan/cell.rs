@@ -1,7 +1,8 @@
 //! A cell: one combination of load, calls in flight, and rate.
 
+use tonic_rdma_commands::units;
+
 use crate::compare::modes::mode::Mode;
-use crate::units;
 use crate::workload::Workload;
 
 /// The largest payload on the command line. The machine's memory and the modes set lower limits.

@@ -4,9 +4,8 @@ use super::cell::{Cell, Load};
 use super::direction::Direction;
 use crate::compare::modes::mode::Mode;
 use crate::compare::operations::layout::room;
-use crate::failure::Failure;
 use crate::measure::machine::memory::available;
-use crate::units;
+use tonic_rdma_commands::{Failure, units};
 use tonic_rdma_payload::content::VARIANTS;
 
 /// Refuses cells that need more memory than is available now. This precedes the measuring.

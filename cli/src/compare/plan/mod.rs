@@ -16,8 +16,7 @@ use crate::compare::conditions::Conditions;
 use crate::compare::modes::mode::Mode;
 use crate::compare::options::CompareOptions;
 use crate::compare::turns::arrivals::MAX_ARRIVALS;
-use crate::failure::Failure;
-use crate::lists::List;
+use tonic_rdma_commands::{Failure, List};
 
 /// The cells of a run without `--sizes` and `--inflight`: small calls alone and many at once, then one large call at a
 /// time.

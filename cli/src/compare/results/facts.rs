@@ -1,6 +1,7 @@
 //! The facts about a run, without which its figures mean nothing.
 
 use serde::Serialize;
+use tonic_rdma_commands::units;
 
 use super::row::Checks;
 use crate::compare::conditions::RunContext;
@@ -16,7 +17,6 @@ use crate::measure::process::allocator::Allocator;
 use crate::measure::transport::encode::Encode;
 use crate::measure::transport::http2::Http2Sizes;
 use crate::measure::transport::rdma::RdmaConnection;
-use crate::units;
 
 /// The facts about a run.
 #[derive(Clone, Debug, Serialize)]

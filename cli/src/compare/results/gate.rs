@@ -1,11 +1,11 @@
 //! `--at-least`: the ratio to grpc-tcp that modes over RDMA must reach for the command to succeed.
 
+use tonic_rdma_commands::{Failure, units};
+
 use super::row::{Ratio, Row};
 use crate::compare::modes::mode::Mode;
 use crate::compare::options::CompareOptions;
 use crate::compare::plan::Plan;
-use crate::failure::Failure;
-use crate::units;
 
 /// Refuses a run that has nothing to compare, before the measuring.
 pub(crate) fn check_plan(options: &CompareOptions, plan: &Plan) -> Result<(), Failure> {

@@ -1,12 +1,12 @@
 //! Plots of the rows, as SVG.
 
 use plotters::style::RGBColor;
+use tonic_rdma_commands::units;
 
 use super::row::{Ratio, Row};
 use crate::compare::modes::mode::Mode;
 use crate::compare::plan::cell::Cell;
 use crate::measure::output::bars::{self, Bars, PlotError, Series};
-use crate::units;
 
 /// A colour for each mode, in the order of [`Mode::ALL`]. The colours stay distinct for readers with red-green colour
 /// blindness.

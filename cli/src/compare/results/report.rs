@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
+use tonic_rdma_commands::Failure;
+
 use super::facts::Facts;
 use super::plots;
 use super::row::Row;
 use super::table::{columns, legend};
-use crate::failure::Failure;
 use crate::measure::output::page::Page;
 
 /// Writes `index.html` to `directory`.

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
+use tonic_rdma_commands::Failure;
 
 use super::start_report::{Addresses, StartReport};
 use crate::compare::conditions::RunContext;
 use crate::compare::options::CompareOptions;
-use crate::failure::Failure;
 
 /// Longest time until the server process has started.
 const START: Duration = Duration::from_secs(20);

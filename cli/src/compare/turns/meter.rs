@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
 use tokio::time::error::Elapsed;
+use tonic_rdma_commands::Failure;
 use tonic_rdma_proto::transfer::Check;
 
 use super::arrivals::poisson_arrivals;
@@ -19,7 +20,6 @@ use crate::compare::operations::sequence::Position;
 use crate::compare::plan::Plan;
 use crate::compare::plan::cell::Cell;
 use crate::compare::results::row::{Checks, Row};
-use crate::failure::Failure;
 use crate::measure::process::cores;
 use tonic_rdma_payload::seeded::mix;
 

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
+use tonic_rdma_commands::Failure;
 
 use super::outcome::TurnOutcome;
 use crate::compare::modes::mode::Mode;
 use crate::compare::plan::cell::Cell;
 use crate::compare::plan::direction::Direction;
 use crate::compare::results::row::Row;
-use crate::failure::Failure;
 
 /// The longest latency that is recorded, in nanoseconds. A longer latency counts as this value.
 const MAX_LATENCY: u64 = 600_000_000_000;

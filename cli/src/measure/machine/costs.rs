@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 use serde::Serialize;
+use tonic_rdma_commands::units;
 
 use crate::measure::process::cores::{self, Cores};
-use crate::units;
 
 /// Time to measure each cost.
 const LENGTH: Duration = Duration::from_millis(10);

@@ -3,8 +3,7 @@
 use std::error::Error;
 
 use plotters::prelude::*;
-
-use crate::units;
+use tonic_rdma_commands::units;
 
 /// Least width of a plot, and its height, in pixels.
 const WIDTH: u32 = 860;

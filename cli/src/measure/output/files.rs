@@ -4,8 +4,7 @@ use std::fs::OpenOptions;
 use std::path::Path;
 
 use serde::Serialize;
-
-use crate::failure::Failure;
+use tonic_rdma_commands::Failure;
 
 /// Checks that the output files can be written. This precedes the measuring, so that no run is lost.
 pub(crate) fn check_outputs(json: Option<&Path>, report: Option<&Path>) -> Result<(), Failure> {

@@ -5,9 +5,8 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
 use clap::ValueEnum;
+use tonic_rdma_commands::Failure;
 use tonic_rdma_verbs::allocator::{VARIABLE, in_use};
-
-use crate::failure::Failure;
 
 /// The setting `--allocator`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

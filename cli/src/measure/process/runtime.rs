@@ -5,8 +5,7 @@ use std::io;
 
 use tokio::runtime::{Builder, Runtime};
 use tonic_rdma::runtime::idle_polling;
-
-use crate::value_error::ValueError;
+use tonic_rdma_commands::ValueError;
 
 /// The largest accepted number of worker threads.
 const MAX_WORKERS: usize = 256;

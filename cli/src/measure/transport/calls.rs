@@ -8,10 +8,10 @@ use tonic::codegen::{Service, StdError};
 use tonic::transport::Channel;
 use tonic_rdma::RdmaChannel;
 use tonic_rdma::gather::{self, GatherBoth};
+use tonic_rdma_commands::Failure;
 use tower::ServiceExt as _;
 use tower::util::{Either, MapErr};
 
-use crate::failure::Failure;
 use crate::measure::transport::rdma::RdmaConnection;
 
 /// A channel, whose errors have one type whatever the transport.

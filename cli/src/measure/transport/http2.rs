@@ -4,9 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 use tonic::transport::{Endpoint, Server};
-
-use crate::units::{self, parse_size};
-use crate::value_error::ValueError;
+use tonic_rdma_commands::{ValueError, units, units::parse_size};
 
 /// Window and frame sizes, or tonic's defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,8 +4,7 @@ use std::io;
 use std::net::Ipv4Addr;
 
 use tonic::transport::server::TcpIncoming;
-
-use crate::failure::Failure;
+use tonic_rdma_commands::Failure;
 
 pub(crate) fn listen_error(what: &str, error: io::Error) -> Failure {
     Failure::run(format!("can't listen on {what}")).because(error)

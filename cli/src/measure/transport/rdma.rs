@@ -5,13 +5,12 @@ use std::net::SocketAddr;
 
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic_rdma::{Config, Policy, ProviderChoice, RdmaChannel, RdmaConnector, RdmaIncoming, RdmaServer};
+use tonic_rdma_commands::{Failure, ValueError};
 use tonic_rdma_tensor::{DeviceBuilder, RdmaDevice};
 
 use super::calls::native_connection;
 use super::http2::Http2;
-use crate::failure::Failure;
 use crate::measure::process::limits::pinned;
-use crate::value_error::ValueError;
 
 /// The settings of RDMA connections: the command line has precedence over the `RDMA_*` variables.
 #[derive(Clone, Debug)]

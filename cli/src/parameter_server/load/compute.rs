@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tonic_rdma_commands::Failure;
 
-use crate::failure::Failure;
 use crate::measure::process::cores::thread_cpu_time;
 
 /// A way to compute.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::value_error::ValueError;
+use tonic_rdma_commands::ValueError;
 
 /// The least and the largest factor.
 const LEAST: f64 = 0.001;

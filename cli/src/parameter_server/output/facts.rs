@@ -1,6 +1,7 @@
 //! The facts about a run, without which its figures mean nothing.
 
 use serde::Serialize;
+use tonic_rdma_commands::units;
 
 use crate::measure::consume::Consume;
 use crate::measure::machine::costs::Costs;
@@ -9,7 +10,6 @@ use crate::measure::process::allocator::Allocator;
 use crate::parameter_server::meter::{ROUNDS, TrainingMeter};
 use crate::parameter_server::options::ParameterServerOptions;
 use crate::parameter_server::servers::Servers;
-use crate::units;
 
 /// The facts about a run.
 #[derive(Clone, Debug, Serialize)]

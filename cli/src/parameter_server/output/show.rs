@@ -3,11 +3,11 @@
 use std::io::{self, Write};
 
 use plotters::style::RGBColor;
+use tonic_rdma_commands::Failure;
 
 use super::columns::{groups, headings};
 use super::facts::TrainingFacts;
 use super::row::TrainingRow;
-use crate::failure::Failure;
 use crate::measure::output::bars::{self, Bars, PlotError, Series};
 use crate::measure::output::files::{check_outputs, write_json};
 use crate::measure::output::grid::grid;

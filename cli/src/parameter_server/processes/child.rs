@@ -6,9 +6,9 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{ChildStdin, ChildStdout, Command as Program};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::AbortHandle;
+use tonic_rdma_commands::Failure;
 
 use super::control::{ChildCommand, Report};
-use crate::failure::Failure;
 
 /// The name of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use crate::failure::Failure;
 use crate::parameter_server::load::Computing;
 use crate::parameter_server::mode::TransferMode;
+use tonic_rdma_commands::Failure;
 use tonic_rdma_payload::content::VARIANTS;
 use tonic_rdma_payload::reduce::Reduced;
 

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::Instant;
+use tonic_rdma_commands::Failure;
 
 use super::child::{Child, ChildEvent, ProcessName};
 use super::control::{ChildCommand, Done, Ready, Report, Sent, TurnRequest};
-use crate::failure::Failure;
 use crate::measure::consume::Consume;
 use crate::parameter_server::cells::TrainingCell;
 use crate::parameter_server::load::Computing;

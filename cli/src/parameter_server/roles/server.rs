@@ -6,9 +6,9 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinSet;
 use tonic::transport::Server as Tonic;
 use tonic_rdma::gather;
+use tonic_rdma_commands::Failure;
 use tonic_rdma_tensor::RdmaDevice;
 
-use crate::failure::Failure;
 use crate::measure::process::cores;
 use crate::measure::process::runtime::Flavour;
 use crate::measure::transport::listener::tcp_listener;

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use tokio::sync::mpsc::UnboundedReceiver;
+use tonic_rdma_commands::Failure;
 use tonic_rdma_tensor::RdmaDevice;
 
-use crate::failure::Failure;
 use crate::measure::process::cores;
 use crate::measure::process::runtime::Flavour;
 use crate::parameter_server::mode::TransferMode;

@@ -1,9 +1,9 @@
 //! The check and the use of a tensor by its receiver.
 
+use tonic_rdma_commands::Failure;
 use tonic_rdma_tensor::Arrived;
 
 use super::variables::Layout;
-use crate::failure::Failure;
 use crate::parameter_server::processes::control::{Done, TurnRequest};
 use tonic_rdma_payload::content::{check_all, check_stamps, check_stamps_of};
 use tonic_rdma_payload::reduce::{Reduced, Reduction, reduce};

@@ -8,13 +8,13 @@ use tokio::task::JoinSet;
 use tonic::transport::Endpoint;
 use tonic::{Request, Response, Status};
 use tonic_rdma::gather::GatherRequests;
+use tonic_rdma_commands::Failure;
 use tonic_rdma_proto::parameters::parameter_server_client::ParameterServerClient;
 use tonic_rdma_proto::parameters::parameter_server_server::{ParameterServer, ParameterServerServer};
 use tonic_rdma_proto::parameters::{PullReply, PullRequest, PushReply, PushRequest};
 
 use super::check::{Receipt, TensorPosition};
 use super::variables::{Layout, Variables};
-use crate::failure::Failure;
 use crate::measure::transport::calls::CallChannel;
 use crate::measure::transport::encode::Encode;
 use crate::measure::transport::http2::Http2;

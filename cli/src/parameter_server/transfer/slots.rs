@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use tonic_rdma_commands::Failure;
 use tonic_rdma_tensor::{Channel, ChannelError, RdmaDevice, StaticReceiver, StaticSender};
 
 use super::check::{Receipt, TensorPosition};
 use super::variables::{Layout, Variables};
-use crate::failure::Failure;
 use crate::measure::transport::rdma::Rdma;
 use crate::parameter_server::mode::TransferMode;
 

@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use tonic_rdma::memory::Pool;
+use tonic_rdma_commands::{Failure, units};
 use tonic_rdma_tensor::{Dtype, Shape, Tensor, TensorSpec};
 
 use super::shard::Shard;
-use crate::failure::Failure;
-use crate::units;
 use crate::workload::{Model, Variable};
 use tonic_rdma_payload::content::{self, Content, VARIANTS};
 use tonic_rdma_payload::reduce::{Reduced, reduce_all};

@@ -21,10 +21,10 @@ pub(crate) use self::trial::{Batch, Loss};
 
 use self::summary::{Heard, Summary};
 use self::trial::Trial;
-use crate::failure::Failure;
 use crate::launch::{Event, Processes, places};
 use crate::options::Options;
 use crate::report::Report;
+use tonic_rdma_commands::Failure;
 
 /// The longest time without a message of any rank. Only a hang takes so long.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -45,9 +45,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     }
     if let Some(file) = &options.json {
         let text = serde_json::to_string_pretty(&summaries)
-            .map_err(|error| Failure::because("can't write the summary", &error))?;
+            .map_err(|error| Failure::run("can't write the summary").because(error))?;
         std::fs::write(file, text + "\n")
-            .map_err(|error| Failure::because(&format!("--json {}", file.display()), &error))?;
+            .map_err(|error| Failure::run(format!("--json {}", file.display())).because(error))?;
     }
     for summary in &summaries {
         summary.show()?;
@@ -89,7 +89,7 @@ fn lose(loss: Loss, trials: u64, numbers: &[usize]) -> Result<Summary, Failure> 
 fn batch(ranks: usize, batch: Batch) -> Heard {
     let mut heard = Heard::default();
     if let Err(failure) = collect(ranks, batch, &mut heard) {
-        heard.fault = Some(failure.to_string());
+        heard.fault = Some(failure.with_causes());
     }
     heard
 }

@@ -8,11 +8,11 @@ use std::time::Duration;
 use rustix::process::{Signal, getpid, kill_process};
 use tokio::runtime::Runtime;
 use tonic_rdma_collective::{CollectiveError, Communicator, Launch, PlanChoice, Reduction};
+use tonic_rdma_commands::Failure;
 
 use super::content;
 use super::said::Said;
 use super::trial::{Batch, COMBINATIONS, Loss, Trial, plans};
-use crate::failure::Failure;
 use crate::launch::Place;
 use crate::rank::{config, now};
 use crate::report::Report;
@@ -30,7 +30,7 @@ const AFTER: u64 = 1_000;
 pub(crate) fn work_as_child(place: &Place, batch: Batch) -> Result<(), Failure> {
     match work(place, batch) {
         Ok(()) => report(&Report::Done { wrong: 0 }),
-        Err(failure) => report(&Report::Failed { reason: failure.to_string() }),
+        Err(failure) => report(&Report::Failed { reason: failure.with_causes() }),
     }
 }
 
@@ -39,7 +39,7 @@ fn work(place: &Place, batch: Batch) -> Result<(), Failure> {
         .worker_threads(1)
         .enable_all()
         .build()
-        .map_err(|error| Failure::because("can't start the runtime", &error))?;
+        .map_err(|error| Failure::run("can't start the runtime").because(error))?;
     let address = place.addresses.first().cloned().unwrap_or_default();
     let limit = if batch.loss == Loss::Kill { HANG } else { STOPPED };
     let builder =
@@ -47,7 +47,7 @@ fn work(place: &Place, batch: Batch) -> Result<(), Failure> {
     let builder = builder.launch(Launch::new(place.rank, place.size, address));
     let mut communicator = runtime
         .block_on(builder.connect())
-        .map_err(|error| Failure::because(&format!("rank {} can't meet the others", place.rank), &error))?;
+        .map_err(|error| Failure::run(format!("rank {} can't meet the others", place.rank)).because(error))?;
     let mut hashes = results(&communicator, None, 0)?;
     for number in batch.first..batch.first + batch.trials {
         let trial = Trial { number, size: communicator.size() };
@@ -63,13 +63,13 @@ fn work(place: &Place, batch: Batch) -> Result<(), Failure> {
                 return say(Said::Resumed { trial: number, excluded: false, error });
             }
             result => result.map_err(|failed| {
-                Failure::because(&format!("trial {number}: no group of survivors after {error:?}"), &failed)
+                Failure::run(format!("trial {number}: no group of survivors after {error:?}")).because(failed)
             })?,
         };
         hashes = results(&communicator, Some(number), trial.combination())?;
     }
     let end = communicator.barrier().wait();
-    end.map(drop).map_err(|error| Failure::because("the last barrier", &error))?;
+    end.map(drop).map_err(|error| Failure::run("the last barrier").because(error))?;
     if batch.loss == Loss::Stop && batch.trials > 0 {
         // A rank that goes on now has to find the group without it, and not its end.
         std::thread::sleep(LINGER);
@@ -89,10 +89,8 @@ fn results(communicator: &Communicator, trial: Option<u64>, first: usize) -> Res
     for index in 0..COMBINATIONS.len() {
         let combination = (first + index) % COMBINATIONS.len();
         let result = reduce(communicator, combination, index.is_multiple_of(2)).map_err(|error| {
-            Failure::because(
-                &format!("after trial {trial:?}, combination {combination}, {size} ranks"),
-                &error,
-            )
+            Failure::run(format!("after trial {trial:?}, combination {combination}, {size} ranks"))
+                .because(error)
         })?;
         first_result.get_or_insert_with(now);
         hashes[combination] = content::fingerprint(&result);
@@ -195,7 +193,7 @@ fn say(said: Said) -> Result<(), Failure> {
 /// Writes a report with one call, so that a rank that ends at once has written all of it.
 fn report(report: &Report) -> Result<(), Failure> {
     let mut line =
-        serde_json::to_string(report).map_err(|error| Failure::because("can't write a report", &error))?;
+        serde_json::to_string(report).map_err(|error| Failure::run("can't write a report").because(error))?;
     line.push('\n');
     let mut stdout = io::stdout().lock();
     stdout.write_all(line.as_bytes()).and_then(|()| stdout.flush()).map_err(|error| Failure::output(&error))

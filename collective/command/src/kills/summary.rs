@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IsTerminal as _, Write as _};
 
 use serde::Serialize;
+use tonic_rdma_commands::Failure;
 
 use super::rank::STOPPED;
 use super::said::Said;
 use super::trial::{COMBINATIONS, Loss, Trial};
-use crate::failure::Failure;
 use crate::statistics::median;
 
 /// The most faults that a summary keeps as text.

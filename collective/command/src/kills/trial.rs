@@ -2,8 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use tonic_rdma_collective::PlanTable;
-
-use crate::failure::Failure;
+use tonic_rdma_commands::Failure;
 
 /// An algorithm and a number of elements that the table below gives to it.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +36,7 @@ const PLANS: &str = "one-shot:..32,halving-doubling:..64,ring:..128,\
 
 /// Returns the plans.
 pub(crate) fn plans() -> Result<PlanTable, Failure> {
-    PLANS.parse().map_err(|error| Failure::because("the plans of the trials", &error))
+    PLANS.parse().map_err(|error| Failure::run("the plans of the trials").because(error))
 }
 
 /// How a rank is lost.

@@ -9,14 +9,14 @@ use std::io::{self, IsTerminal, Write};
 use std::net::TcpListener;
 use std::time::Duration;
 
+use tonic_rdma_commands::{Failure, units};
+
 use crate::choices::Named;
 use crate::cores;
-use crate::failure::Failure;
 pub(crate) use crate::launch::processes::{Event, Processes};
 use crate::options::{Length, Options, Pin};
 use crate::output::Results;
 use crate::report::Report;
-use crate::values;
 
 /// The longest time without a message of any rank. Rank 0 sends one each second while it measures.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -172,8 +172,8 @@ pub(crate) fn announce(report: &Report) {
             row.ranks,
             row.algorithm.name(),
             row.operand.name(),
-            values::size(row.bytes),
-            values::micros(row.p50_us)
+            units::size(row.bytes),
+            units::micros(row.p50_us)
         );
     }
 }

@@ -2,9 +2,9 @@
 
 use rustix::process::{Pid, Signal};
 use serde::{Deserialize, Serialize};
+use tonic_rdma_commands::Failure;
 
 use crate::cores;
-use crate::failure::Failure;
 use crate::kills::Batch;
 
 /// What a process must know to be a rank.
@@ -25,7 +25,7 @@ pub(crate) struct Place {
 impl Place {
     /// Returns the text for the command line of the rank.
     pub(crate) fn to_text(&self) -> Result<String, Failure> {
-        serde_json::to_string(self).map_err(|error| Failure::because("can't describe a rank", &error))
+        serde_json::to_string(self).map_err(|error| Failure::run("can't describe a rank").because(error))
     }
 
     /// Reads the text of the command line.
@@ -36,14 +36,14 @@ impl Place {
     /// Makes this process the rank: it ends with its parent, and stays on its core.
     pub(crate) fn take(&self) -> Result<(), Failure> {
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
-            .map_err(|error| Failure::because("can't ask for the signal of the parent's end", &error))?;
+            .map_err(|error| Failure::run("can't ask for the signal of the parent's end").because(error))?;
         // The parent may have ended before the call.
         if rustix::process::getppid().map(Pid::as_raw_pid) != Some(self.parent) {
             return Err(Failure::run("the process that started this rank has ended"));
         }
         match self.core {
             Some(core) => cores::pin(core).map_err(|error| {
-                Failure::because(&format!("can't keep rank {} on core {core}", self.rank), &error)
+                Failure::run(format!("can't keep rank {} on core {core}", self.rank)).because(error)
             }),
             None => Ok(()),
         }
@@ -60,6 +60,6 @@ mod tests {
         let place = Place { rank: 1, size: 4, addresses, core: Some(1), batch: None, parent: 77 };
         assert_eq!(Place::parse(&place.to_text().unwrap()).unwrap(), place);
         let error = Place::parse("{}").unwrap_err();
-        assert!(matches!(&error, Failure::Usage(text) if text.contains("--child")), "{error}");
+        assert!(error.is_usage() && error.to_string().contains("--child"), "{error}");
     }
 }

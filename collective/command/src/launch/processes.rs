@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use tonic_rdma_commands::Failure;
 
-use crate::failure::Failure;
 use crate::launch::Place;
 use crate::report::Report;
 
@@ -40,7 +40,7 @@ impl Processes {
     /// thread that lives as long as the process.
     pub(crate) fn start(places: &[Place]) -> Result<Self, Failure> {
         let program = std::env::current_exe()
-            .map_err(|error| Failure::because("can't find the program to start", &error))?;
+            .map_err(|error| Failure::run("can't find the program to start").because(error))?;
         let arguments: Vec<_> = std::env::args_os().skip(1).collect();
         let (sender, events) = mpsc::channel();
         let none = vec![false; places.len()];
@@ -55,7 +55,7 @@ impl Processes {
 
     fn spawn(&mut self, mut command: Command, rank: usize, sender: &Sender<Event>) -> Result<(), Failure> {
         command.stdin(Stdio::null()).stdout(Stdio::piped());
-        let failure = |error| Failure::because(&format!("can't start rank {rank}"), &error);
+        let failure = |error| Failure::run(format!("can't start rank {rank}")).because(error);
         let mut child = command.spawn().map_err(failure)?;
         let stdout = child.stdout.take();
         self.children.push(child);
@@ -90,7 +90,7 @@ impl Processes {
 
     /// Sends a signal to a rank.
     pub(crate) fn signal(&self, rank: usize, signal: Signal) -> Result<(), Failure> {
-        let failure = |error| Failure::because(&format!("can't send a signal to rank {rank}"), &error);
+        let failure = |error| Failure::run(format!("can't send a signal to rank {rank}")).because(error);
         // The process has not been waited for, so that its number is its own.
         kill_process(Pid::from_child(&self.children[rank]), signal).map_err(failure)
     }

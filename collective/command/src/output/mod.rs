@@ -7,8 +7,8 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use serde::Serialize;
+use tonic_rdma_commands::Failure;
 
-use crate::failure::Failure;
 use crate::options::Options;
 use crate::report::{Compared, Counted, Plans, Report, Row, Verdict};
 
@@ -46,11 +46,15 @@ impl Results {
     pub(crate) fn show(&self, options: &Options) -> Result<(), Failure> {
         if let Some(path) = &options.json {
             let json = serde_json::to_string_pretty(self);
-            write(path, "--json", &json.map_err(|error| Failure::because("can't make the JSON", &error))?)?;
+            write(
+                path,
+                "--json",
+                &json.map_err(|error| Failure::run("can't make the JSON").because(error))?,
+            )?;
         }
         if let Some(path) = &options.plot {
             let svg =
-                plot::draw(&self.rows).map_err(|error| Failure::because("can't draw the plot", &error))?;
+                plot::draw(&self.rows).map_err(|error| Failure::run("can't draw the plot").because(error))?;
             write(path, "--plot", &svg)?;
         }
         let mut stdout = io::stdout().lock();
@@ -97,7 +101,7 @@ impl Results {
 
 fn write(path: &Path, option: &str, text: &str) -> Result<(), Failure> {
     std::fs::write(path, text)
-        .map_err(|error| Failure::because(&format!("{option}: can't write {}", path.display()), &error))
+        .map_err(|error| Failure::run(format!("{option}: can't write {}", path.display())).because(error))
 }
 
 #[cfg(test)]

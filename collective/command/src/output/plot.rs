@@ -4,10 +4,10 @@ use std::error::Error;
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
+use tonic_rdma_commands::units;
 
 use crate::choices::Named;
 use crate::report::Row;
-use crate::values;
 
 const WIDTH: u32 = 860;
 const HEIGHT: u32 = 420;
@@ -115,8 +115,8 @@ fn chart(
     chart
         .configure_mesh()
         .x_labels(12)
-        .x_label_formatter(&|bytes| values::size(bytes.round() as u64))
-        .y_label_formatter(&|value| values::digits(*value))
+        .x_label_formatter(&|bytes| units::size(bytes.round() as u64))
+        .y_label_formatter(&|value| units::digits(*value))
         .x_desc("size")
         .y_desc(unit)
         .draw()?;

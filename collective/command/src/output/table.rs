@@ -2,11 +2,11 @@
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
+use tonic_rdma_commands::units::{digits, micros, size};
 
 use super::Results;
 use crate::choices::Named;
 use crate::report::{Compared, Counted, Row, Verdict};
-use crate::values::{digits, micros, size};
 
 /// Renders everything that the terminal shows.
 pub(super) fn render(results: &Results) -> String {

@@ -3,10 +3,10 @@
 use tokio::runtime::Runtime;
 use tonic_rdma::Config;
 use tonic_rdma_collective::{Buffer, CollectiveError, Communicator, Launch, PlanChoice};
+use tonic_rdma_commands::Failure;
 
 use super::content::Value;
 use crate::choices::{Algorithm, Reduction};
-use crate::failure::Failure;
 
 /// The largest message of a step of a fixed algorithm, in bytes.
 const PIECE: usize = 256 << 10;
@@ -51,9 +51,9 @@ impl Group {
         if let Some(fixed) = library_algorithm(algorithm) {
             builder = builder.plans(PlanChoice::Fixed { algorithm: fixed, piece_bytes: PIECE });
         }
-        let communicator = runtime
-            .block_on(builder.connect())
-            .map_err(|error| Failure::because(&format!("rank {rank} can't meet the other ranks"), &error))?;
+        let communicator = runtime.block_on(builder.connect()).map_err(|error| {
+            Failure::run(format!("rank {rank} can't meet the other ranks")).because(error)
+        })?;
         Ok(Self { communicator, algorithm })
     }
 
@@ -116,7 +116,7 @@ impl Group {
 
     /// Makes the failure of an operation.
     pub(crate) fn failure(&self, error: CollectiveError) -> Failure {
-        Failure::because("an operation failed", &error)
+        Failure::run("an operation failed").because(error)
     }
 }
 

@@ -2,13 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use tonic_rdma_commands::Failure;
+
 use super::clock;
 use super::content::{Pattern, Value};
 use super::group::{Group, Moved};
 use super::operands::Operands;
 use super::sink::Sink;
 use crate::choices::Type;
-use crate::failure::Failure;
 use crate::options::{Cell, Length};
 use crate::report::Report;
 

@@ -16,13 +16,13 @@ use self::group::Group;
 use self::meter::{Figures, Meter};
 use self::sink::{Own, Parent, Sink};
 use crate::choices::Algorithm;
-use crate::failure::Failure;
 use crate::kills;
 use crate::launch::Place;
 use crate::options::{Cell, Options, Pin};
 use crate::output::Results;
 use crate::report::{Compared, Counted, Plans, Report, Row};
 use crate::statistics::median;
+use tonic_rdma_commands::Failure;
 
 /// Variables of launchers: one of them is set in each rank that a launcher started.
 const LAUNCHED: &[&str] = &["RDMA_COLLECTIVE_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"];
@@ -47,7 +47,7 @@ pub(crate) fn work_as_child(options: &Options, place: &str) -> Result<(), Failur
     let result = work(options, launches.collect(), place.core.is_some(), &mut sink);
     match result {
         Ok(wrong) => sink.report(Report::Done { wrong }),
-        Err(failure) => sink.report(Report::Failed { reason: failure.to_string() }),
+        Err(failure) => sink.report(Report::Failed { reason: failure.with_causes() }),
     }
 }
 
@@ -93,7 +93,7 @@ fn work(
         .worker_threads(1)
         .enable_all()
         .build()
-        .map_err(|error| Failure::because("can't start the runtime", &error))?;
+        .map_err(|error| Failure::run("can't start the runtime").because(error))?;
     let _context = runtime.enter();
     let mut groups = Vec::new();
     for (launch, algorithm) in launches.into_iter().zip(options.algorithms()) {

@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use tonic_rdma_collective::Buffer;
+use tonic_rdma_commands::Failure;
 
 use super::content::{Pattern, Value};
 use super::group::{Group, library_reduction};
 use crate::choices::{Operand, Reduction};
-use crate::failure::Failure;
 use crate::options;
 
 /// Operands of one size for one communicator.

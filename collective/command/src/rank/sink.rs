@@ -3,7 +3,8 @@
 use std::fmt::Debug;
 use std::io::{self, Write};
 
-use crate::failure::Failure;
+use tonic_rdma_commands::Failure;
+
 use crate::launch;
 use crate::output::Results;
 use crate::report::Report;
@@ -27,7 +28,7 @@ impl Sink for Parent {
             return Ok(());
         }
         let line = serde_json::to_string(&report)
-            .map_err(|error| Failure::because("can't write a report", &error))?;
+            .map_err(|error| Failure::run("can't write a report").because(error))?;
         let mut stdout = io::stdout().lock();
         writeln!(stdout, "{line}").and_then(|()| stdout.flush()).map_err(|error| Failure::output(&error))
     }

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use tonic_rdma_commands::units::{parse_number, parse_seconds_within};
+use tonic_rdma_commands::{List, ValueError, parse_list, parse_set};
 use tonic_rdma_graph::schedule::ReceiveMode;
 use tonic_rdma_graph::transfer::Mode;
-
-use crate::values::{List, ValueError, parse_list, parse_number, parse_seconds, parse_set};
 
 /// The largest number of parts.
 pub(crate) const MAX_PARTS: u64 = 64;
@@ -93,7 +93,7 @@ pub(crate) struct RunOptions {
     #[arg(long, value_name = "NUMBER", default_value = "1")]
     pub(crate) seed: u64,
     /// Longest wait for a part that loads, connects or runs a turn, in seconds
-    #[arg(long, value_name = "SECS", value_parser = parse_seconds, default_value = "300")]
+    #[arg(long, value_name = "SECS", value_parser = seconds, default_value = "300")]
     pub(crate) timeout: Duration,
     /// Prints for each crossing tensor: producer, consumers, shape, placement and why, allocation site, bytes, copies
     #[arg(long)]
@@ -110,26 +110,20 @@ pub(crate) struct RunOptions {
 }
 
 fn parts(text: &str) -> Result<usize, ValueError> {
-    parse_number(text, 1, MAX_PARTS).map(|number| number as usize)
+    parse_number("number", text, 1..=MAX_PARTS).map(|number| number as usize)
 }
 
 fn hosts(text: &str) -> Result<List<String>, ValueError> {
     parse_set(text, |host| match host.rsplit_once(':') {
         Some((name, port)) if !name.is_empty() && port.parse::<u16>().is_ok() => Ok(host.to_owned()),
-        _ => Err(ValueError::Unknown {
-            kind: "address",
-            given: host.to_owned(),
-            accepted: "HOST:PORT".to_owned(),
-        }),
+        _ => Err(ValueError::unknown_name("address", host, "HOST:PORT".to_owned())),
     })
 }
 
 fn modes(text: &str) -> Result<List<Mode>, ValueError> {
     parse_set(text, |name| {
-        name.parse().map_err(|_| ValueError::Unknown {
-            kind: "mode",
-            given: name.to_owned(),
-            accepted: Mode::ALL.map(|mode| mode.to_string()).join(", "),
+        name.parse().map_err(|_| {
+            ValueError::unknown_name("mode", name, Mode::ALL.map(|mode| mode.to_string()).join(", "))
         })
     })
 }
@@ -139,21 +133,27 @@ fn names(text: &str) -> Result<List<String>, ValueError> {
 }
 
 fn lengths(text: &str) -> Result<List<u64>, ValueError> {
-    parse_list(text, |length| parse_number(length, 1, 1 << 20))
+    parse_list(text, |length| parse_number("number", length, 1..=1 << 20))
 }
 
 fn micro_batches(text: &str) -> Result<u64, ValueError> {
-    parse_number(text, 1, 64)
+    parse_number("number", text, 1..=64)
 }
 
 fn steps(text: &str) -> Result<u64, ValueError> {
-    parse_number(text, 1, 1_000_000)
+    parse_number("number", text, 1..=1_000_000)
+}
+
+fn seconds(text: &str) -> Result<Duration, ValueError> {
+    parse_seconds_within(text, 0.1..=86400.0)
 }
 
 fn receive(text: &str) -> Result<ReceiveMode, ValueError> {
-    text.parse().map_err(|_| ValueError::Unknown {
-        kind: "receive mode",
-        given: text.to_owned(),
-        accepted: ReceiveMode::ALL.map(|mode| mode.to_string()).join(", "),
+    text.parse().map_err(|_| {
+        ValueError::unknown_name(
+            "receive mode",
+            text,
+            ReceiveMode::ALL.map(|mode| mode.to_string()).join(", "),
+        )
     })
 }

@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use tonic_rdma_commands::Failure;
 use tonic_rdma_graph::onnx::{ModelSettings, ModelValue, SymbolicDim, Weights};
 use xxhash_rust::xxh3::xxh3_64;
-
-use crate::failure::Failure;
 
 /// Returns the settings of a model. All processes load it with the same settings.
 pub(crate) fn settings(symbols: &[String], seed: u64) -> Result<ModelSettings, Failure> {

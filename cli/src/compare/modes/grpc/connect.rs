@@ -9,10 +9,10 @@ use std::time::Duration;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
+use tonic_rdma_commands::Failure;
 
 use crate::compare::modes::mode::Mode;
 use crate::compare::server::start_report::Addresses;
-use crate::failure::Failure;
 use crate::measure::transport::calls::CallChannel;
 use crate::measure::transport::http2::Http2;
 use crate::measure::transport::rdma::{Rdma, RdmaConnection};

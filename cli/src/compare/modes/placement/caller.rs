@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
 use tonic::transport::Channel as Grpc;
+use tonic_rdma_commands::Failure;
 use tonic_rdma_proto::placement::placement_client::PlacementClient;
 use tonic_rdma_proto::placement::prepare_request::Load as Wanted;
 use tonic_rdma_proto::placement::{BeginRequest, EndRequest, PrepareRequest, ReleaseRequest};
@@ -21,7 +22,6 @@ use crate::compare::modes::mode::Mode;
 use crate::compare::operations::sequence::{Done, Position};
 use crate::compare::operations::{Operation, Operations};
 use crate::compare::plan::cell::Load;
-use crate::failure::Failure;
 use crate::measure::transport::rdma::{Rdma, RdmaConnection};
 
 /// A channel in one of the modes. Clones share it, and one clone at a time sends.

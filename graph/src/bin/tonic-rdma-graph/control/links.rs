@@ -8,11 +8,11 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Endpoint;
+use tonic_rdma_commands::Failure;
 
 use super::messages::{self, Order, Report};
 use super::proto::part_client::PartClient;
 use super::{proto, proto::part_server::SERVICE_NAME};
-use crate::failure::Failure;
 
 /// The number of orders that may wait for a part. The pieces of a model are orders too.
 const ORDERS: usize = 8;
@@ -64,7 +64,9 @@ impl Links {
             .keep_alive_while_idle(true);
         let channel = match timeout(CONNECT, endpoint.connect()).await {
             Ok(Ok(channel)) => channel,
-            Ok(Err(error)) => return Err(refused(Failure::because("no connection", &error).to_string())),
+            Ok(Err(error)) => {
+                return Err(refused(Failure::run("no connection").because(error).with_causes()));
+            }
             Err(_) => return Err(refused(format!("no connection within {} s", CONNECT.as_secs()))),
         };
         let (orders, waiting) = mpsc::channel(ORDERS);
@@ -85,7 +87,7 @@ impl Links {
                 };
                 let event = match messages::read(&message.json, &format!("part {part}")) {
                     Ok(report) => Event::Report(report, message.content),
-                    Err(failure) => break failure.to_string(),
+                    Err(failure) => break failure.with_causes(),
                 };
                 if events.send((part, event)).is_err() {
                     return;

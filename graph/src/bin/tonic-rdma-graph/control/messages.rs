@@ -3,10 +3,10 @@
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use tonic_rdma_commands::Failure;
 use tonic_rdma_graph::explain::SenderReport;
 
 use super::proto;
-use crate::failure::Failure;
 
 /// An order of the coordinator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -164,7 +164,8 @@ pub(crate) fn read<T: DeserializeOwned>(text: &str, from: &str) -> Result<T, Fai
 }
 
 fn to_text(message: &impl Serialize) -> Result<String, Failure> {
-    serde_json::to_string(message).map_err(|error| Failure::because("can't make JSON of a message", &error))
+    serde_json::to_string(message)
+        .map_err(|error| Failure::run("can't make JSON of a message").because(error))
 }
 
 #[cfg(test)]

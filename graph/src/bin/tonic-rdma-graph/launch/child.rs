@@ -7,8 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
-
-use crate::failure::Failure;
+use tonic_rdma_commands::Failure;
 
 /// The first words of the line in which a part says where it listens.
 pub(crate) const LISTENING: &str = "listening on ";
@@ -28,12 +27,13 @@ impl Children {
     /// that calls this, so this must be the thread that lives as long as this process.
     pub(crate) fn start(parts: usize) -> Result<(Self, Vec<String>), Failure> {
         let program = std::env::current_exe()
-            .map_err(|error| Failure::because("can't find the program to start", &error))?;
+            .map_err(|error| Failure::run("can't find the program to start").because(error))?;
         let parent = rustix::process::getpid().as_raw_nonzero().get().to_string();
         let mut children = Self::default();
         let mut lines = Vec::new();
         for part in 0..parts {
-            let failed = |error| Failure::because(&format!("can't start the process of part {part}"), &error);
+            let failed =
+                |error| Failure::run(format!("can't start the process of part {part}")).because(error);
             let mut command = Command::new(&program);
             command.args(["serve", "--listen", "127.0.0.1:0", "--parent", &parent]);
             command.stdin(Stdio::null()).stdout(Stdio::piped());
@@ -98,7 +98,7 @@ impl Drop for Children {
 /// Makes this process end with `parent`, which started it.
 pub(crate) fn end_with(parent: i32) -> Result<(), Failure> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
-        .map_err(|error| Failure::because("can't ask for the signal of the parent's end", &error))?;
+        .map_err(|error| Failure::run("can't ask for the signal of the parent's end").because(error))?;
     // The parent may have ended before the call.
     if rustix::process::getppid().map(Pid::as_raw_pid) != Some(parent) {
         return Err(Failure::run("the process that started this part has ended"));

@@ -7,9 +7,8 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use serde::Serialize;
+use tonic_rdma_commands::Failure;
 use tonic_rdma_graph::explain::Explanation;
-
-use crate::failure::Failure;
 
 /// The results of a run. Scripts rely on the names of the fields.
 #[derive(Clone, Debug, Serialize)]
@@ -59,7 +58,7 @@ impl Results {
         plot: Option<&Path>,
     ) -> Result<(), Failure> {
         let failed =
-            |path: &Path, error| Failure::because(&format!("can't write {}", path.display()), &error);
+            |path: &Path, error| Failure::run(format!("can't write {}", path.display())).because(error);
         let mut text = String::new();
         if explain {
             text.push_str(&format!("{}\n", self.explanation));
@@ -72,7 +71,7 @@ impl Results {
             .map_err(|error| Failure::output(&error))?;
         if let Some(path) = json {
             let mut text = serde_json::to_string_pretty(self)
-                .map_err(|error| Failure::because("can't make JSON of the results", &error))?;
+                .map_err(|error| Failure::run("can't make JSON of the results").because(error))?;
             text.push('\n');
             std::fs::write(path, text).map_err(|error| failed(path, error))?;
         }

@@ -4,9 +4,9 @@ use std::error::Error;
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
+use tonic_rdma_commands::units::digits;
 
 use super::Results;
-use crate::values::digits;
 
 const WIDTH: u32 = 860;
 const HEIGHT: u32 = 360;

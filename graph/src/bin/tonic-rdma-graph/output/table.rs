@@ -2,9 +2,9 @@
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
+use tonic_rdma_commands::units::{micros, rough_size};
 
 use super::{ModeRow, Results};
-use crate::values::{micros, size};
 
 const LEGEND: &str = "step: all micro-batches of a step, with the making of inputs and without the check, median. transfer: the same \
                       with kernels that do not run, so that only tensors cross. × : grpc-tcp over this mode. copies: tensors that \
@@ -24,7 +24,7 @@ pub(super) fn render(results: &Results) -> String {
         results.explanation.tensors.len(),
         count("static"),
         count("dynamic"),
-        size(results.bytes),
+        rough_size(results.bytes),
         results.static_addresses,
         results.micro_batches,
         results.receive,

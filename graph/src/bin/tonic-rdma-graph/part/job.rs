@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bytes::Bytes;
 use tokio::sync::mpsc;
 use tonic::Status;
+use tonic_rdma_commands::Failure;
 use tonic_rdma_graph::schedule::Stop;
 
 use super::running::{Loaded, Running};
 use crate::control::messages::{self, Order, Report};
 use crate::control::proto;
-use crate::failure::Failure;
 
 /// The largest model that is taken.
 const LARGEST_MODEL: usize = 4 << 30;
@@ -60,9 +60,9 @@ impl Job {
     /// Carries out the orders until they end.
     pub(super) fn run(mut self) {
         if let Err(failure) = self.work() {
-            let usage = matches!(failure, Failure::Usage(_));
+            let usage = failure.is_usage();
             // The coordinator may be gone.
-            let _ = self.report(&Report::Failed { reason: failure.to_string(), usage }, Bytes::new());
+            let _ = self.report(&Report::Failed { reason: failure.with_causes(), usage }, Bytes::new());
         }
     }
 

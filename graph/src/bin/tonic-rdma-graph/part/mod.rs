@@ -13,10 +13,10 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::Server;
 
 use crate::control::proto::part_server::PartServer;
-use crate::failure::Failure;
 use crate::launch::{LISTENING, end_with};
 use crate::options::ServeOptions;
 use service::PartService;
+use tonic_rdma_commands::Failure;
 
 /// The largest message of a coordinator: a piece of a model, or the digests of all crossing tensors.
 const LARGEST: usize = 64 << 20;
@@ -27,7 +27,7 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<(), Failure> {
         end_with(parent)?;
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    let runtime = runtime.map_err(|error| Failure::because("can't start threads", &error))?;
+    let runtime = runtime.map_err(|error| Failure::run("can't start threads").because(error))?;
     runtime.block_on(listen(options))
 }
 
@@ -52,5 +52,5 @@ async fn listen(options: &ServeOptions) -> Result<(), Failure> {
         .add_service(service)
         .serve_with_incoming(TcpListenerStream::new(listener))
         .await
-        .map_err(|error| Failure::because(&format!("can't serve at {address}"), &error))
+        .map_err(|error| Failure::run(format!("can't serve at {address}")).because(error))
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use tonic_rdma_commands::Failure;
 use tonic_rdma_graph::GraphError;
 use tonic_rdma_graph::dataflow::{Kernel, NodeId, Topology};
 use tonic_rdma_graph::explain::SenderReport;
@@ -21,7 +22,6 @@ use tonic_rdma_graph::transfer::Mode;
 use super::checks::Checks;
 use super::tally::Tally;
 use crate::control::messages::{Connected, Described, Differs, Done, Expected, Job, SentCounts, Turn};
-use crate::failure::Failure;
 use crate::set::{lengths, settings};
 
 /// The largest amount of registered memory for tensors that cross.
@@ -81,7 +81,7 @@ impl Loaded {
         let settings = session::Settings::from_env().map_err(refused)?;
         let listener = Listener::bind(&SocketAddr::new(address, 0).to_string(), settings);
         let listener =
-            listener.map_err(|error| Failure::because("can't listen for the other parts", &error))?;
+            listener.map_err(|error| Failure::run("can't listen for the other parts").because(error))?;
         Ok(Self { job, graph, placements, kernels: kernels.into_iter().collect(), checks, modes, listener })
     }
 
@@ -92,7 +92,7 @@ impl Loaded {
 
     /// Connects to the other parts, which listen at `peers`.
     pub(super) fn connect(self, peers: Vec<String>) -> Result<Running, Failure> {
-        let failed = |error: GraphError| Failure::because("can't connect with the other parts", &error);
+        let failed = |error: GraphError| Failure::run("can't connect with the other parts").because(error);
         let Self { job, graph, placements, kernels, checks, modes, listener } = self;
         let (part, limit) = (Part(job.part), Duration::from_millis(job.limit_ms));
         let mut peering = Peering::new(part, peers, &graph, &placements);
@@ -120,7 +120,7 @@ impl Loaded {
             Arc::clone(&sites),
             settings,
         );
-        let executor = executor.map_err(|error| Failure::because("can't begin", &error))?;
+        let executor = executor.map_err(|error| Failure::run("can't begin").because(error))?;
         let connected = Connected { static_addresses: session.addresses_distributed().learned };
         Ok(Running {
             part,
@@ -165,7 +165,7 @@ impl Running {
         let report = self
             .executor
             .run(turn.first..end, work, &mut checking)
-            .map_err(|error| Failure::because(&turn.mode, &error))?;
+            .map_err(|error| Failure::run(&turn.mode).because(error))?;
         let (mut done, difference) = (checking.done, checking.difference);
         done.nanos = report.elapsed.as_nanos().try_into().unwrap_or(u64::MAX);
         if !turn.replay {

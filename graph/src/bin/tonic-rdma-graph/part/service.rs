@@ -10,12 +10,12 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
+use tonic_rdma_commands::Failure;
 
 use super::job::Job;
 use crate::control::messages::{self, Order};
 use crate::control::proto;
 use crate::control::proto::part_server::Part;
-use crate::failure::Failure;
 
 /// The number of orders, and of reports, that may wait.
 const WAITING: usize = 8;
@@ -54,7 +54,7 @@ impl Part for PartService {
         // The thread sees the end of the orders, also where it waits for other parts.
         tokio::spawn(async move {
             if let Err(failure) = pass(request.into_inner(), &sender).await {
-                let _ = reports.send(Err(Status::invalid_argument(failure.to_string()))).await;
+                let _ = reports.send(Err(Status::invalid_argument(failure.with_causes()))).await;
             }
             stop.stop();
         });

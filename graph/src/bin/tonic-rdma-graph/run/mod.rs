@@ -10,10 +10,10 @@ use std::io::{self, Write};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use tonic_rdma_commands::Failure;
 use tonic_rdma_graph::dataflow::Role;
 
 use crate::control::messages::{Connected, Order, Report};
-use crate::failure::Failure;
 use crate::launch::Children;
 use crate::options::RunOptions;
 use crate::output::{Results, check_outputs};
@@ -41,7 +41,7 @@ pub(crate) fn run(options: &RunOptions) -> Result<(), Failure> {
         None => Children::start(parts)?,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-    let runtime = runtime.map_err(|error| Failure::because("can't start threads", &error))?;
+    let runtime = runtime.map_err(|error| Failure::run("can't start threads").because(error))?;
     let outcome = runtime.block_on(coordinate(options, &plan, children, &addresses));
     // A run of the unsplit model may still be under way if a part has failed. It is not needed then.
     runtime.shutdown_background();
@@ -115,7 +115,7 @@ async fn coordinate(
         other => Err(other),
     });
     let connected: Vec<Connected> = connected.await?;
-    let reference = reference.await.map_err(|error| Failure::because("the unsplit model", &error))??;
+    let reference = reference.await.map_err(|error| Failure::run("the unsplit model").because(error))??;
     for part in 0..parts.len() {
         parts.send(part, &Order::Expect(reference.expected(plan, part)?), Bytes::new()).await?;
     }

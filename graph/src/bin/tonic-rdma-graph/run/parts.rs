@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use tonic_rdma_commands::Failure;
 
 use crate::control::messages::{Differs, Order, Report};
 use crate::control::{Event, Links};
-use crate::failure::Failure;
 use crate::launch::Children;
 
 /// How long the other parts may take to report after one has failed. The first to report is not always the one that failed first.

@@ -3,13 +3,13 @@
 use std::path::Path;
 
 use bytes::Bytes;
+use tonic_rdma_commands::Failure;
 use tonic_rdma_graph::onnx::Model;
 use tonic_rdma_graph::partition;
 use tonic_rdma_graph::placement::{Partition, Placements, analyse};
 use tonic_rdma_graph::transfer::Mode;
 
 use crate::control::messages::Job;
-use crate::failure::Failure;
 use crate::options::RunOptions;
 use crate::set::settings;
 

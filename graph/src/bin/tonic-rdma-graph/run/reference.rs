@@ -5,12 +5,12 @@ mod tests;
 
 use std::collections::HashMap;
 
+use tonic_rdma_commands::Failure;
 use tonic_rdma_graph::dataflow::Outlet;
 use tonic_rdma_graph::onnx::ModelValue;
 
 use super::plan::Plan;
 use crate::control::messages::{Checked, Differs, Expected};
-use crate::failure::Failure;
 use crate::set::{digest, lengths as lengths_of};
 
 /// The values of the unsplit model, for each set of inputs.
@@ -22,7 +22,7 @@ pub(crate) struct Reference {
 impl Reference {
     /// Runs the unsplit model with each set of inputs.
     pub(crate) fn compute(plan: &Plan, seed: u64, lengths: &[u64]) -> Result<Self, Failure> {
-        let failed = |error| Failure::because("the unsplit model", &error);
+        let failed = |error| Failure::run("the unsplit model").because(error);
         let graph = plan.model.topology();
         let crossings = plan.placements.crossings().iter().map(|crossing| crossing.outlet);
         let wanted: Vec<Outlet> = crossings.chain(graph.results().iter().copied()).collect();

@@ -1,12 +1,12 @@
 //! The turns of a run: all modes in turn, so that what else the machine does concerns all of them.
 
+use tonic_rdma_commands::Failure;
 use tonic_rdma_graph::transfer::Mode;
 
 use super::parts::Parts;
 use super::plan::Plan;
 use super::reference::Reference;
 use crate::control::messages::{Described, Done, Order, Report, Turn};
-use crate::failure::Failure;
 use crate::options::RunOptions;
 use crate::output::ModeRow;
 

@@ -1,18 +1,21 @@
 //! Sizes and times as people write them: parsers and formatters.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
+
+use crate::value_error::ValueError;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
 /// The forms that [`parse_size`] accepts, for messages.
-pub(crate) const SIZE_FORMS: &str =
-    "a whole number of bytes, optionally with B, KiB, MiB or GiB (64, 4KiB, 1GiB)";
+pub const SIZE_FORMS: &str = "a whole number of bytes, optionally with B, KiB, MiB or GiB (64, 4KiB, 1GiB)";
 
 /// The reason why a text is not a size.
+#[expect(missing_docs, reason = "the texts say what each is")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum SizeError {
+pub enum SizeError {
     #[error("the size is empty")]
     Empty,
     #[error("the unit is unknown or the number is not a whole one")]
@@ -22,7 +25,11 @@ pub(crate) enum SizeError {
 }
 
 /// Parses a number of bytes: `64`, `4KiB`, `1 MiB`, `1gib`.
-pub(crate) fn parse_size(text: &str) -> Result<u64, SizeError> {
+///
+/// # Errors
+///
+/// Fails if `text` has no whole number, an unknown unit, or more than 64 bits hold.
+pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     let text = text.trim();
     if text.is_empty() {
         return Err(SizeError::Empty);
@@ -45,7 +52,7 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, SizeError> {
 }
 
 /// Formats `bytes` in the largest unit that divides it: `64 B`, `4 KiB`, `1 GiB`.
-pub(crate) fn size(bytes: u64) -> String {
+pub fn size(bytes: u64) -> String {
     match bytes {
         0 => "0 B".to_owned(),
         _ if bytes.is_multiple_of(GIB) => format!("{} GiB", bytes / GIB),
@@ -56,7 +63,7 @@ pub(crate) fn size(bytes: u64) -> String {
 }
 
 /// Formats `bytes` with three digits, for measured amounts: `7.9 GiB`.
-pub(crate) fn rough_size(bytes: u64) -> String {
+pub fn rough_size(bytes: u64) -> String {
     let value = bytes as f64;
     match bytes {
         GIB.. => format!("{} GiB", digits(value / GIB as f64)),
@@ -67,7 +74,7 @@ pub(crate) fn rough_size(bytes: u64) -> String {
 }
 
 /// Formats microseconds with a unit that keeps them readable: `11.5 µs`, `1.70 ms`, `2.1 s`.
-pub(crate) fn micros(value: f64) -> String {
+pub fn micros(value: f64) -> String {
     match value {
         v if v >= 1e6 => format!("{} s", digits(v / 1e6)),
         v if v >= 1e3 => format!("{} ms", digits(v / 1e3)),
@@ -76,7 +83,7 @@ pub(crate) fn micros(value: f64) -> String {
 }
 
 /// Formats a count with a metric suffix: `113 k`, `2.1 M`.
-pub(crate) fn count(value: f64) -> String {
+pub fn count(value: f64) -> String {
     match value {
         v if v >= 1e6 => format!("{} M", digits(v / 1e6)),
         v if v >= 1e4 => format!("{} k", digits(v / 1e3)),
@@ -85,7 +92,7 @@ pub(crate) fn count(value: f64) -> String {
 }
 
 /// Formats three significant digits, without an exponent.
-pub(crate) fn digits(value: f64) -> String {
+pub fn digits(value: f64) -> String {
     match value.abs() {
         v if v >= 99.95 => format!("{value:.0}"),
         v if v >= 9.995 => format!("{value:.1}"),
@@ -95,20 +102,49 @@ pub(crate) fn digits(value: f64) -> String {
     }
 }
 
-/// The longest accepted duration of one cell: an hour.
-const MAX_SECONDS: f64 = 3600.0;
+/// Parses seconds, from a millisecond to an hour: `0.2`, `5`, `5s`.
+///
+/// # Errors
+///
+/// Fails as [`parse_seconds_within`] does.
+pub fn parse_seconds(text: &str) -> Result<Duration, ValueError> {
+    parse_seconds_within(text, 1e-3..=3600.0)
+}
 
-/// The error of a text that is no accepted duration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("takes seconds from 0.001 to 3600")]
-pub(crate) struct SecondsError;
-
-/// Parses seconds, more than 0 and at most an hour: `0.2`, `5`, `5s`.
-pub(crate) fn parse_seconds(text: &str) -> Result<Duration, SecondsError> {
+/// Parses seconds within `accepted`: `0.2`, `5`, `5s`.
+///
+/// # Errors
+///
+/// Fails if `text` is no number, or out of the range.
+pub fn parse_seconds_within(text: &str, accepted: RangeInclusive<f64>) -> Result<Duration, ValueError> {
     let number = text.trim().trim_end_matches('s').trim_end();
     match number.parse::<f64>() {
-        Ok(seconds) if (1e-3..=MAX_SECONDS).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
-        _ => Err(SecondsError),
+        Ok(seconds) if accepted.contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        _ => {
+            let accepted = format!("seconds from {} to {}", accepted.start(), accepted.end());
+            Err(ValueError::number("duration", text, accepted))
+        }
+    }
+}
+
+/// Parses a whole number within `accepted`, which `kind` names in an error.
+///
+/// # Errors
+///
+/// Fails if `text` has anything but digits, or is out of the range.
+pub fn parse_number(
+    kind: &'static str,
+    text: &str,
+    accepted: RangeInclusive<u64>,
+) -> Result<u64, ValueError> {
+    match text.parse() {
+        Ok(number) if accepted.contains(&number) && text.bytes().all(|byte| byte.is_ascii_digit()) => {
+            Ok(number)
+        }
+        _ => {
+            let accepted = format!("whole numbers from {} to {}", accepted.start(), accepted.end());
+            Err(ValueError::number(kind, text, accepted))
+        }
     }
 }
 
@@ -172,6 +208,7 @@ mod tests {
         assert_eq!(micros(1_700.0), "1.70 ms");
         assert_eq!(micros(2_100_000.0), "2.10 s");
         assert_eq!(count(113_400.0), "113 k");
+        assert_eq!(rough_size(1_605_632), "1.53 MiB");
         assert_eq!(digits(99.96), "100");
         assert_eq!(digits(0.0), "0");
         assert_eq!(digits(0.0123), "0.0123");
@@ -188,6 +225,7 @@ mod tests {
         fn no_text_makes_the_parsers_panic(text in "\\PC*") {
             let _ = parse_size(&text);
             let _ = parse_seconds(&text);
+            let _ = parse_number("number", &text, 0..=9);
         }
     }
 }

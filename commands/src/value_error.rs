@@ -3,8 +3,9 @@
 use crate::units::{SIZE_FORMS, SizeError};
 
 /// The reason why the value of an option is refused.
+#[expect(missing_docs, reason = "the texts say what each is")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum ValueError {
+pub enum ValueError {
     #[error("the list is empty")]
     EmptyList,
     #[error("an item of the list is empty")]
@@ -28,17 +29,17 @@ pub(crate) enum ValueError {
 
 impl ValueError {
     /// Makes the error of a value that is none of the words of `accepted`.
-    pub(crate) fn unknown(accepted: impl Into<String>) -> Self {
+    pub fn unknown(accepted: impl Into<String>) -> Self {
         Self::Unknown(accepted.into())
     }
 
     /// Makes the error of an item that is none of the names of `accepted`.
-    pub(crate) fn unknown_name(kind: &'static str, given: &str, accepted: String) -> Self {
+    pub fn unknown_name(kind: &'static str, given: &str, accepted: String) -> Self {
         Self::UnknownName { kind, given: given.to_owned(), accepted }
     }
 
     /// Makes the error of a bad number.
-    pub(crate) fn number(kind: &'static str, given: &str, accepted: String) -> Self {
+    pub fn number(kind: &'static str, given: &str, accepted: String) -> Self {
         Self::Number { kind, given: given.to_owned(), accepted }
     }
 }

@@ -8,8 +8,9 @@ use std::process::ExitCode;
 type Cause = Box<dyn Error + Send + Sync>;
 
 /// The reason why a command did not succeed. Each is reported as one line on stderr.
+#[expect(missing_docs, reason = "the texts say what each is")]
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Failure {
+pub enum Failure {
     /// The command line makes no sense or can't be satisfied: exit status 2.
     #[error("{message}")]
     Usage { message: String, source: Option<Cause> },
@@ -26,17 +27,17 @@ pub(crate) enum Failure {
 
 impl Failure {
     /// Makes the failure of a run.
-    pub(crate) fn run(message: impl Into<String>) -> Self {
+    pub fn run(message: impl Into<String>) -> Self {
         Self::Run { message: message.into(), source: None }
     }
 
     /// Makes the failure of a command line that can't be satisfied.
-    pub(crate) fn usage(message: impl Into<String>) -> Self {
+    pub fn usage(message: impl Into<String>) -> Self {
         Self::Usage { message: message.into(), source: None }
     }
 
     /// Adds the error that caused the failure.
-    pub(crate) fn because(self, cause: impl Into<Cause>) -> Self {
+    pub fn because(self, cause: impl Into<Cause>) -> Self {
         let source = Some(cause.into());
         match self {
             Self::Usage { message, .. } => Self::Usage { message, source },
@@ -45,8 +46,13 @@ impl Failure {
         }
     }
 
+    /// Makes the failure of input that can't be used, with the messages of `error` and of its causes.
+    pub fn refused(error: &dyn Error) -> Self {
+        Self::usage(chain(error))
+    }
+
     /// Makes the failure of a write to stdout.
-    pub(crate) fn output(error: &io::Error) -> Self {
+    pub fn output(error: &io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::BrokenPipe => Self::OutputClosed,
             _ => Self::run(format!("can't write to stdout: {error}")),
@@ -54,17 +60,17 @@ impl Failure {
     }
 
     /// Returns whether the command line is wrong.
-    pub(crate) const fn is_usage(&self) -> bool {
+    pub const fn is_usage(&self) -> bool {
         matches!(self, Self::Usage { .. })
     }
 
     /// Returns the message with the messages of all causes, in one line.
-    pub(crate) fn with_causes(&self) -> String {
+    pub fn with_causes(&self) -> String {
         one_line(&chain(self))
     }
 
-    /// Reports the failure on stderr, and returns the exit status.
-    pub(crate) fn report(&self) -> ExitCode {
+    /// Reports the failure on stderr with the name of the command, and returns the exit status.
+    pub fn report(&self, command: &str) -> ExitCode {
         let code = match self {
             Self::Usage { .. } => 2,
             Self::Run { .. } => 1,
@@ -72,13 +78,13 @@ impl Failure {
             Self::OutputClosed => return ExitCode::SUCCESS,
         };
         // stderr may be closed. The exit status still reports the failure.
-        let _ = writeln!(io::stderr(), "tonic-rdma: {}", self.with_causes());
+        let _ = writeln!(io::stderr(), "{command}: {}", self.with_causes());
         ExitCode::from(code)
     }
 }
 
 /// Joins the messages of `error` and of its causes. Some errors repeat the message of their cause, which is left out then.
-pub(crate) fn chain(error: &dyn Error) -> String {
+pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {
@@ -92,7 +98,7 @@ pub(crate) fn chain(error: &dyn Error) -> String {
 }
 
 /// Returns `text` without line breaks and other control characters, which a value of the command line may contain.
-pub(crate) fn one_line(text: &str) -> String {
+pub fn one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     for character in text.trim().chars() {
         match character {
