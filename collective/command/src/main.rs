@@ -4,6 +4,7 @@
 mod choices;
 mod cores;
 mod failure;
+mod grid;
 mod kills;
 mod launch;
 mod options;

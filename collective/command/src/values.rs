@@ -32,6 +32,14 @@ pub(crate) enum ValueError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct List<T>(pub(crate) Vec<T>);
 
+/// How many ranks are lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trials {
+    Number(u64),
+    /// One for each step.
+    All,
+}
+
 /// Parses a list in which no value is there twice.
 pub(crate) fn parse_set<T: PartialEq>(
     text: &str,
