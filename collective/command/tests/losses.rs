@@ -147,7 +147,7 @@ fn torchrun_starts_ranks() {
     }
 }
 
-/// Slurm itself is not here. Its srun sets these variables.
+/// Its srun sets these variables. `interop/launchers` runs Slurm itself.
 #[test]
 fn ranks_find_one_another_by_the_variables_of_slurm() {
     let file = rows("slurm");
