@@ -3,6 +3,7 @@
 
 mod choices;
 mod cores;
+mod grid;
 mod kills;
 mod launch;
 mod options;

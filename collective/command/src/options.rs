@@ -12,15 +12,27 @@ use crate::choices::{Algorithm, Named, Operand, Reduction, Type};
 /// The largest number of local ranks.
 pub(crate) const MAX_RANKS: u64 = 64;
 /// The largest size of an operand.
-pub(crate) const MAX_BYTES: u64 = 4 << 30;
+const MAX_BYTES: u64 = 4 << 30;
 const MAX_ITERATIONS: u64 = 10_000_000;
 
 const SIZES: &str = "8,64,1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB";
 const QUICK_SIZES: &str = "8,1KiB,64KiB,1MiB";
 
 /// Options that have no meaning where ranks are lost.
-const MEASURING: [&str; 9] =
-    ["sizes", "algorithm", "counters", "tuner_check", "duration", "iterations", "warm_ups", "quick", "plot"];
+const MEASURING: [&str; 12] = [
+    "sizes",
+    "types",
+    "reduction",
+    "operand",
+    "pin",
+    "counters",
+    "tuner_check",
+    "duration",
+    "iterations",
+    "warm_ups",
+    "quick",
+    "plot",
+];
 
 const HELP: &str = "\
 Starts the ranks as local processes. Without --ranks, and started by mpirun, torchrun or srun, this process is one rank.
@@ -35,7 +47,16 @@ Examples:
   tonic-rdma-allreduce --ranks 2,3,4,8 --tuner-check       the tuner's choice beside each algorithm
   tonic-rdma-allreduce --ranks 3 --algorithm ring --counters
   tonic-rdma-allreduce --kills 100                         ranks that are killed, and what the others do
+  tonic-rdma-allreduce --kills all --ranks 3 --algorithm ring
   mpirun -n 4 tonic-rdma-allreduce --json rows.json";
+
+/// How many ranks are lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trials {
+    Number(u64),
+    /// One for each step.
+    All,
+}
 
 /// Measures and checks allreduce over RDMA: latency and bus bandwidth by ranks, size, type and algorithm
 #[derive(Clone, Debug, Parser)]
@@ -50,9 +71,9 @@ pub(crate) struct Options {
     /// Types: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64
     #[arg(long, value_name = "LIST", value_parser = types, default_value = "f32")]
     pub(crate) types: List<Type>,
-    /// Algorithms: auto (the tuner's choice), one-shot, ring, halving-doubling
-    #[arg(long, value_name = "LIST", value_parser = algorithms, default_value = "auto")]
-    pub(crate) algorithm: List<Algorithm>,
+    /// Algorithms: auto (the tuner's choice), one-shot, ring, halving-doubling [default: auto; with --kills and --stops all but auto]
+    #[arg(long, value_name = "LIST", value_parser = algorithms)]
+    pub(crate) algorithm: Option<List<Algorithm>>,
     /// Reduction: sum, mean (of floating-point types), min, max
     #[arg(long, value_name = "NAME", value_parser = Reduction::parse, default_value = "sum")]
     pub(crate) reduction: Reduction,
@@ -79,12 +100,13 @@ pub(crate) struct Options {
     /// Show the bytes that each rank moved beside 2(N-1)/N times the size, and the bytes copied; check the ring's
     #[arg(long)]
     pub(crate) counters: bool,
-    /// Kill this many ranks, at all steps of all algorithms, and check what the others do. Groups begin with 8 ranks (--ranks)
-    #[arg(long, value_name = "N", value_parser = losses, conflicts_with_all = MEASURING)]
-    pub(crate) kills: Option<u64>,
+    /// Kill this many ranks, one before each step of each algorithm in turn, and check what the others do; all: once before each
+    /// step. In groups of 2 to 8 ranks, or of those that --ranks lists
+    #[arg(long, value_name = "N|all", value_parser = losses, conflicts_with_all = MEASURING)]
+    pub(crate) kills: Option<Trials>,
     /// Stop this many ranks in the same way, and let them go on later
-    #[arg(long, value_name = "N", value_parser = losses, conflicts_with_all = MEASURING)]
-    pub(crate) stops: Option<u64>,
+    #[arg(long, value_name = "N|all", value_parser = losses, conflicts_with_all = MEASURING)]
+    pub(crate) stops: Option<Trials>,
     /// Measure four sizes for 0.1 s each
     #[arg(long)]
     pub(crate) quick: bool,
@@ -143,7 +165,24 @@ impl Options {
         if self.tuner_check {
             Algorithm::ALL.iter().map(|(algorithm, _)| *algorithm).collect()
         } else {
-            self.algorithm.0.clone()
+            self.algorithm.as_ref().map_or_else(|| vec![Algorithm::Auto], |list| list.0.clone())
+        }
+    }
+
+    /// Returns the algorithms in whose steps ranks are lost.
+    ///
+    /// # Errors
+    ///
+    /// `auto`, which is no algorithm with steps of its own.
+    pub(crate) fn lossy_algorithms(&self) -> Result<Vec<Algorithm>, Failure> {
+        let fixed = |algorithm: &Algorithm| *algorithm != Algorithm::Auto;
+        match &self.algorithm {
+            Some(list) if list.0.iter().all(fixed) => Ok(list.0.clone()),
+            Some(_) => Err(Failure::usage(
+                "--algorithm auto: ranks are lost at the steps of an algorithm (--kills, --stops); accepted: one-shot, \
+                 halving-doubling, ring",
+            )),
+            None => Ok(Algorithm::ALL.iter().map(|(algorithm, _)| *algorithm).filter(fixed).collect()),
         }
     }
 
@@ -281,8 +320,17 @@ fn iterations(text: &str) -> Result<List<u64>, ValueError> {
     parse_list(text, |item| parse_number("number", item, 1..=MAX_ITERATIONS))
 }
 
-fn losses(text: &str) -> Result<u64, ValueError> {
-    parse_number("number", text, 1..=MAX_ITERATIONS)
+fn losses(text: &str) -> Result<Trials, ValueError> {
+    match text {
+        "all" => Ok(Trials::All),
+        _ => parse_number("number", text, 1..=MAX_ITERATIONS).map(Trials::Number).map_err(|_| {
+            ValueError::unknown_name(
+                "number of ranks",
+                text,
+                format!("whole numbers from 1 to {MAX_ITERATIONS}, and all"),
+            )
+        }),
+    }
 }
 
 fn warm_ups(text: &str) -> Result<List<u64>, ValueError> {
@@ -320,6 +368,8 @@ mod tests {
             ("--iterations", "0", "from 1"),
             ("--warm-up", "-1", "from 0"),
             ("--pin", "maybe", "auto"),
+            ("--kills", "0", "from 1"),
+            ("--stops", "some", "and all"),
         ] {
             let error = of(&[&format!("{option}={value}")]).unwrap_err().to_string();
             assert!(error.contains(option) && error.contains(accepted), "{option} {value}: {error}");
@@ -328,9 +378,12 @@ mod tests {
             &["--iterations", "1", "--duration", "1"][..],
             &["--tuner-check", "--sizes", "8"],
             &["--tuner-check", "--algorithm", "ring"],
+            &["--kills=all", "--types", "f64"],
+            &["--stops=3", "--pin", "no"],
         ] {
             let error = of(options).unwrap_err().to_string();
-            assert!(error.contains(options[0]) && error.contains("cannot be used with"), "{error}");
+            let option = options[0].split('=').next().unwrap();
+            assert!(error.contains(option) && error.contains("cannot be used with"), "{error}");
         }
     }
 

@@ -44,10 +44,11 @@ fn rows(name: &str) -> std::path::PathBuf {
     std::env::temp_dir().join(format!("tonic-rdma-allreduce-{name}-{}.json", std::process::id()))
 }
 
-fn lose(option: &str, trials: u64, ranks: &str) -> Value {
+/// Returns the rows of the summary.
+fn lose(option: &str, trials: u64, more: &[&str]) -> Vec<Value> {
     let file = rows(&option[2..]);
     let mut command = Command::new(PROGRAM);
-    command.args([option, &trials.to_string(), "--ranks", ranks, "--json"]).arg(&file);
+    command.args([option, &trials.to_string()]).args(more).arg("--json").arg(&file);
     let output = run(command).unwrap();
     let said = text(&output);
     println!("{said}");
@@ -55,18 +56,23 @@ fn lose(option: &str, trials: u64, ranks: &str) -> Value {
     let summary: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
     std::fs::remove_file(file).unwrap();
     assert_eq!(summary[0]["trials"], trials);
-    assert_eq!(summary[0]["notice_ms"].as_array().unwrap().len() as u64, trials);
-    summary
+    let rows = summary[0]["rows"].as_array().unwrap().clone();
+    assert_eq!(rows.iter().map(|row| row["trials"].as_u64().unwrap()).sum::<u64>(), trials);
+    // A step counts once, and each of these trials has a step of its own.
+    assert!(rows.iter().all(|row| row["steps_reached"] == row["trials"]), "{rows:?}");
+    rows
 }
 
 #[test]
 fn killed_ranks_are_named_and_the_others_have_the_results_of_a_fresh_group() {
-    lose("--kills", 36, "6,3");
+    let rows = lose("--kills", 45, &["--ranks", "2,3,4,5,6"]);
+    assert_eq!(rows.len(), 15, "three algorithms with five numbers of ranks: {rows:?}");
 }
 
 #[test]
 fn stopped_ranks_are_named_at_the_deadline_and_excluded() {
-    lose("--stops", 6, "4");
+    let rows = lose("--stops", 6, &["--ranks", "4,3,2", "--algorithm", "ring,one-shot"]);
+    assert_eq!(rows.len(), 6, "two algorithms with three numbers of ranks: {rows:?}");
 }
 
 #[test]
@@ -74,6 +80,9 @@ fn options_of_losses_are_checked() {
     for (arguments, words) in [
         (&["--kills", "0"][..], "--kills"),
         (&["--kills", "3", "--ranks", "1"], "--ranks"),
+        (&["--kills", "some"], "--kills"),
+        (&["--kills", "3", "--algorithm", "ring,auto"], "--algorithm auto"),
+        (&["--kills", "3", "--types", "f64"], "cannot be used with"),
         (&["--stops", "3", "--quick"], "cannot be used with"),
     ] {
         let mut command = Command::new(PROGRAM);
@@ -138,7 +147,7 @@ fn torchrun_starts_ranks() {
     }
 }
 
-/// Slurm itself is not here. Its srun sets these variables.
+/// Its srun sets these variables. `interop/launchers` runs Slurm itself.
 #[test]
 fn ranks_find_one_another_by_the_variables_of_slurm() {
     let file = rows("slurm");

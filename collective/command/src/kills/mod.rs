@@ -1,26 +1,29 @@
 //! Losses of ranks: `--kills` and `--stops`.
 //!
-//! Ranks reduce operands whose sums depend on the order of additions. In each trial one rank ends or stops itself before a certain
-//! step. The others say when they noticed it, shrink the group, and reduce all combinations of algorithms and kinds of messages.
-//! All bits of the results must be those of a fresh group of that size. One group of processes serves many trials.
+//! Ranks reduce operands whose sums depend on the order of additions. In each trial one rank kills or stops itself before a certain
+//! step of a certain algorithm. The others say when they noticed it, shrink the group, and reduce all combinations of algorithms and
+//! kinds of messages. All bits of the results must be those of a fresh group of that size. One group of processes serves many trials.
 
 mod content;
 mod rank;
 mod said;
+mod schedule;
 mod summary;
 mod trial;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, IsTerminal as _, Write as _};
 use std::time::Duration;
 
 use rustix::process::Signal;
 
 pub(crate) use self::rank::work_as_child;
 pub(crate) use self::said::Said;
-pub(crate) use self::trial::{Batch, Loss};
+pub(crate) use self::trial::Batch;
 
-use self::summary::{Heard, Summary};
-use self::trial::Trial;
+use self::schedule::Schedule;
+use self::summary::{Fresh, Heard, Summary};
+use self::trial::Loss;
 use crate::launch::{Event, Processes, places};
 use crate::options::Options;
 use crate::report::Report;
@@ -28,19 +31,27 @@ use tonic_rdma_commands::Failure;
 
 /// The longest time without a message of any rank. Only a hang takes so long.
 const SILENCE: Duration = Duration::from_secs(60);
-/// The ranks of a group at its start, unless `--ranks` says otherwise.
-const RANKS: usize = 8;
+/// The numbers of ranks of which one is lost, unless `--ranks` says otherwise.
+const RANKS: std::ops::RangeInclusive<usize> = 2..=8;
 
 /// Carries out the trials that the options ask for.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    let numbers = options.ranks.as_ref().map_or_else(|| vec![RANKS], |list| list.0.clone());
-    if numbers.iter().any(|ranks| *ranks < 2) {
+    let sizes: BTreeSet<usize> = match &options.ranks {
+        Some(list) => list.0.iter().copied().collect(),
+        None => RANKS.collect(),
+    };
+    let sizes: Vec<usize> = sizes.into_iter().collect();
+    if sizes.iter().any(|ranks| *ranks < 2) {
         return Err(Failure::usage("--ranks: a rank can be lost only where there are 2 or more"));
     }
+    let algorithms = options.lossy_algorithms()?;
     let mut summaries = Vec::new();
     for (loss, trials) in [(Loss::Kill, options.kills), (Loss::Stop, options.stops)] {
         if let Some(trials) = trials {
-            summaries.push(lose(loss, trials, &numbers)?);
+            let fresh = fresh(loss, sizes.last().copied().unwrap_or(0))?;
+            let steps = fresh.iter().map(|(size, fresh)| (*size, fresh.steps.clone())).collect();
+            let schedule = Schedule::new(loss, trials, &sizes, &algorithms, &steps);
+            summaries.push(lose(loss, schedule, &fresh));
         }
     }
     if let Some(file) = &options.json {
@@ -58,35 +69,44 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     }
 }
 
-fn lose(loss: Loss, trials: u64, numbers: &[usize]) -> Result<Summary, Failure> {
-    let most = numbers.iter().copied().max().unwrap_or(RANKS);
-    let mut fresh = BTreeMap::new();
-    for size in 1..=most {
-        let heard = batch(size, Batch { loss, first: 0, trials: 0 });
-        match heard.fresh(size) {
-            Ok(hashes) => fresh.insert(size, hashes),
-            Err(fault) => return Err(Failure::run(format!("a fresh group of {size} ranks: {fault}"))),
-        };
-    }
-    let mut summary = Summary::new(loss, most);
-    let (mut first, mut turn) = (0, 0);
-    while first < trials {
-        let ranks = numbers[turn % numbers.len()];
-        turn += 1;
-        let batch_of = Batch { loss, first, trials: (ranks as u64 - 1).min(trials - first) };
-        let heard = batch(ranks, batch_of);
-        for index in 0..batch_of.trials {
-            let trial = Trial { number: first + index, size: ranks - index as usize };
-            summary.add(trial, &heard, &fresh);
+/// Asks fresh groups of up to `most` ranks for their results.
+fn fresh(loss: Loss, most: usize) -> Result<BTreeMap<usize, Fresh>, Failure> {
+    let of = |size| {
+        let heard = batch(size, &Batch { loss, trials: Vec::new() });
+        let said = heard.fresh(size);
+        said.map(|fresh| (size, fresh))
+            .map_err(|fault| Failure::run(format!("a fresh group of {size} ranks: {fault}")))
+    };
+    (1..=most).map(of).collect()
+}
+
+fn lose(loss: Loss, mut schedule: Schedule, fresh: &BTreeMap<usize, Fresh>) -> Summary {
+    let mut summary = Summary::new(loss);
+    let mut done = 0;
+    while let Some(next) = schedule.batch() {
+        let ranks = next.trials.first().map_or(0, |trial| trial.size);
+        let heard = batch(ranks, &next);
+        for trial in &next.trials {
+            summary.add(*trial, &heard, fresh);
         }
-        first += batch_of.trials;
-        summary.announce(first, trials);
+        done += next.trials.len() as u64;
+        announce(done, schedule.trials());
     }
-    Ok(summary)
+    summary.end(&schedule);
+    summary
+}
+
+/// Says on a terminal how far the trials are.
+fn announce(done: u64, trials: u64) {
+    let mut stderr = io::stderr();
+    if stderr.is_terminal() || done == trials {
+        // The trials go on if stderr is closed.
+        let _ = writeln!(stderr, "{done} of {trials} trials");
+    }
 }
 
 /// Starts ranks, and collects what they say until all have ended.
-fn batch(ranks: usize, batch: Batch) -> Heard {
+fn batch(ranks: usize, batch: &Batch) -> Heard {
     let mut heard = Heard::default();
     if let Err(failure) = collect(ranks, batch, &mut heard) {
         heard.fault = Some(failure.with_causes());
@@ -94,9 +114,9 @@ fn batch(ranks: usize, batch: Batch) -> Heard {
     heard
 }
 
-fn collect(ranks: usize, batch: Batch, heard: &mut Heard) -> Result<(), Failure> {
+fn collect(ranks: usize, batch: &Batch, heard: &mut Heard) -> Result<(), Failure> {
     let mut places = places(ranks, 1, None)?;
-    places.iter_mut().for_each(|place| place.batch = Some(batch));
+    places.iter_mut().for_each(|place| place.batch = Some(batch.clone()));
     let mut processes = Processes::start(&places)?;
     let mut ended = 0;
     let mut stopped = BTreeMap::new();
@@ -105,8 +125,8 @@ fn collect(ranks: usize, batch: Batch, heard: &mut Heard) -> Result<(), Failure>
             Some(Event::Report(rank, Report::Trial(said))) => {
                 match &said {
                     Said::Gone { trial, .. } if batch.loss == Loss::Stop => {
-                        let others = ranks - 1 - (trial - batch.first) as usize;
-                        stopped.insert(*trial, (rank, others));
+                        let size = batch.trials.iter().find(|it| it.number == *trial).map_or(1, |it| it.size);
+                        stopped.insert(*trial, (rank, size - 1));
                     }
                     Said::Works { trial: Some(trial), .. } => {
                         if let Some((rank, waiting)) = stopped.get_mut(trial) {

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use rustix::process::{Signal, getpid, kill_process};
@@ -12,7 +12,7 @@ use tonic_rdma_commands::Failure;
 
 use super::content;
 use super::said::Said;
-use super::trial::{Batch, COMBINATIONS, Loss, Trial, plans};
+use super::trial::{Batch, COMBINATIONS, END, Loss, Trial, plans};
 use crate::launch::Place;
 use crate::rank::{config, now};
 use crate::report::Report;
@@ -27,14 +27,14 @@ const LINGER: Duration = Duration::from_secs(3);
 const AFTER: u64 = 1_000;
 
 /// Works as a rank that this command started.
-pub(crate) fn work_as_child(place: &Place, batch: Batch) -> Result<(), Failure> {
+pub(crate) fn work_as_child(place: &Place, batch: &Batch) -> Result<(), Failure> {
     match work(place, batch) {
         Ok(()) => report(&Report::Done { wrong: 0 }),
         Err(failure) => report(&Report::Failed { reason: failure.with_causes() }),
     }
 }
 
-fn work(place: &Place, batch: Batch) -> Result<(), Failure> {
+fn work(place: &Place, batch: &Batch) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
@@ -48,11 +48,14 @@ fn work(place: &Place, batch: Batch) -> Result<(), Failure> {
     let mut communicator = runtime
         .block_on(builder.connect())
         .map_err(|error| Failure::run(format!("rank {} can't meet the others", place.rank)).because(error))?;
+    if batch.trials.is_empty() {
+        say(Said::Steps { rank: communicator.rank(), steps: steps(&communicator)? })?;
+    }
     let mut hashes = results(&communicator, None, 0)?;
-    for number in batch.first..batch.first + batch.trials {
-        let trial = Trial { number, size: communicator.size() };
+    for trial in &batch.trials {
+        let (trial, number) = (*trial, trial.number);
         let error = lose(&communicator, trial, batch.loss, &hashes)?;
-        let stopped = batch.loss == Loss::Stop && communicator.rank() == trial.victim();
+        let stopped = batch.loss == Loss::Stop && communicator.rank() == trial.victim;
         communicator = match shrink(&runtime, &communicator) {
             Err(error) if stopped => {
                 let excluded = matches!(error, CollectiveError::Excluded { .. });
@@ -66,11 +69,11 @@ fn work(place: &Place, batch: Batch) -> Result<(), Failure> {
                 Failure::run(format!("trial {number}: no group of survivors after {error:?}")).because(failed)
             })?,
         };
-        hashes = results(&communicator, Some(number), trial.combination())?;
+        hashes = results(&communicator, Some(number), trial.combination)?;
     }
     let end = communicator.barrier().wait();
     end.map(drop).map_err(|error| Failure::run("the last barrier").because(error))?;
-    if batch.loss == Loss::Stop && batch.trials > 0 {
+    if batch.loss == Loss::Stop && !batch.trials.is_empty() {
         // A rank that goes on now has to find the group without it, and not its end.
         std::thread::sleep(LINGER);
     }
@@ -79,6 +82,22 @@ fn work(place: &Place, batch: Batch) -> Result<(), Failure> {
 
 fn shrink(runtime: &Runtime, communicator: &Communicator) -> Result<Communicator, CollectiveError> {
     runtime.block_on(communicator.shrink())
+}
+
+/// Returns the steps of this rank in each combination.
+fn steps(communicator: &Communicator) -> Result<Vec<u32>, Failure> {
+    let seen = Arc::new(AtomicU32::new(0));
+    let watched = Arc::clone(&seen);
+    communicator.watch_steps(move |place| watched.store(place.steps, Ordering::Relaxed));
+    let mut all = Vec::new();
+    for combination in 0..COMBINATIONS.len() {
+        seen.store(0, Ordering::Relaxed);
+        reduce(communicator, combination, true)
+            .map_err(|error| Failure::run(format!("combination {combination}")).because(error))?;
+        all.push(seen.load(Ordering::Relaxed));
+    }
+    communicator.watch_steps(|_| {});
+    Ok(all)
 }
 
 /// Reduces each combination once, says that the group works, and returns the fingerprints of the results.
@@ -108,16 +127,16 @@ fn lose(
     loss: Loss,
     hashes: &[u64],
 ) -> Result<CollectiveError, Failure> {
-    let (number, combination) = (trial.number, trial.combination());
-    let is_victim = communicator.rank() == trial.victim();
+    let (number, combination) = (trial.number, trial.combination);
+    let is_victim = communicator.rank() == trial.victim;
     let armed = Arc::new(AtomicBool::new(false));
     if is_victim {
         // The others end the operations before, also where ranks outnumber the cores: those do not belong to this trial.
         std::thread::sleep(Duration::from_millis(50));
         let armed = Arc::clone(&armed);
         communicator.watch_steps(move |place| {
-            if place.step == trial.step(place.steps) && armed.swap(false, Ordering::Relaxed) {
-                go(loss, number, place.step, place.steps);
+            if place.step == trial.step && armed.swap(false, Ordering::Relaxed) {
+                go(loss, number, place.step);
             }
         });
     }
@@ -130,7 +149,7 @@ fn lose(
             }
             Ok(_) => {}
             Err(error) => {
-                let named = names(&error, trial.victim());
+                let named = names(&error, trial.victim);
                 if !is_victim {
                     say(Said::Noticed { trial: number, at: now(), named, error: error.to_string() })?;
                 }
@@ -138,20 +157,20 @@ fn lose(
             }
         }
         if fatal && armed.swap(false, Ordering::Relaxed) {
-            go(loss, number, u32::MAX, u32::MAX);
+            go(loss, number, END);
         }
     }
     Err(Failure::run(format!("trial {number}: {AFTER} operations succeeded after a rank was lost")))
 }
 
 /// Says that this rank goes, and goes.
-fn go(loss: Loss, trial: u64, step: u32, steps: u32) {
+fn go(loss: Loss, trial: u64, step: u32) {
     let signal = match loss {
         Loss::Kill => Signal::KILL,
         Loss::Stop => Signal::STOP,
     };
     // The parent notices if this fails: the rank is then not lost.
-    let _ = say(Said::Gone { trial, at: now(), step, steps });
+    let _ = say(Said::Gone { trial, at: now(), step });
     let _ = kill_process(getpid(), signal);
 }
 

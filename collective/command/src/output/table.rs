@@ -1,11 +1,11 @@
 //! The tables for the terminal.
 
-use comfy_table::presets::UTF8_FULL_CONDENSED;
-use comfy_table::{CellAlignment, Table};
+use comfy_table::Table;
 use tonic_rdma_commands::units::{digits, micros, size};
 
 use super::Results;
 use crate::choices::Named;
+use crate::grid::grid;
 use crate::report::{Compared, Counted, Row, Verdict};
 
 /// Renders everything that the terminal shows.
@@ -33,21 +33,6 @@ pub(super) fn render(results: &Results) -> String {
 const LEGEND: &str = "p50, p99: of the slowest rank in each iteration. bus GB/s: 2(N-1)/N times the size over p50. \
                       errors: wrong elements.";
 const COUNTERS: &str = "For each operation, of a rank on average. least: 2(N-1)/N times the size.";
-
-fn grid(headings: &[&str], groups: impl IntoIterator<Item = Vec<Vec<String>>>) -> Table {
-    let mut table = Table::new();
-    table.load_preset(UTF8_FULL_CONDENSED).set_header(headings);
-    for column in table.column_iter_mut() {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    for (index, group) in groups.into_iter().enumerate() {
-        if index > 0 {
-            table.add_row(vec![""; headings.len()]);
-        }
-        table.add_rows(group);
-    }
-    table
-}
 
 fn rows(rows: &[Row]) -> Table {
     let headings =

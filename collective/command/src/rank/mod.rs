@@ -39,7 +39,7 @@ pub(crate) fn is_launched() -> bool {
 pub(crate) fn work_as_child(options: &Options, place: &str) -> Result<(), Failure> {
     let place = Place::parse(place)?;
     place.take()?;
-    if let Some(batch) = place.batch {
+    if let Some(batch) = &place.batch {
         return kills::work_as_child(&place, batch);
     }
     let mut sink = Parent { first: place.rank == 0 };

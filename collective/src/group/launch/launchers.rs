@@ -136,6 +136,14 @@ fn slurm(variables: &Variables<'_>) -> Result<Option<Said>, CollectiveError> {
     let Some(size) = variables.first_number(&["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"])? else {
         return Err(missing("SLURM_PROCID", "SLURM_NTASKS"));
     };
+    let step = variables.first(&["SLURM_STEP_ID", "SLURM_STEPID"])?;
+    // In a batch script Slurm sets the variables of task 0, and starts no other tasks. A script may start and number ranks itself.
+    if step.is_none() && variables.number(SIZE)?.unwrap_or(size) > 1 && variables.number(RANK)?.is_none() {
+        return Err(setup(format!(
+            "this process runs in a batch script of Slurm, and not as one of {size} tasks: start it with srun, or set {RANK}, \
+             {SIZE} and {ADDRESS}"
+        )));
+    }
     let nodes = variables.first_number(&["SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES", "SLURM_NNODES"])?;
     let listed = variables.first(&["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"])?;
     let host = match listed.as_deref().and_then(first_host) {
@@ -146,8 +154,7 @@ fn slurm(variables: &Variables<'_>) -> Result<Option<Said>, CollectiveError> {
             .ok_or("neither SLURM_JOB_NODELIST nor SLURM_LAUNCH_NODE_IPADDR is set"),
     };
     let job = variables.first(&["SLURM_JOB_ID", "SLURM_JOBID"])?.unwrap_or_default();
-    let step = variables.first(&["SLURM_STEP_ID", "SLURM_STEPID"])?.unwrap_or_default();
-    let job = format!("Slurm {job}.{step}");
+    let job = format!("Slurm {job}.{}", step.unwrap_or_default());
     Ok(Some(Said { launcher: "Slurm", rank, size, host, port: port::of(&job, None), job }))
 }
 

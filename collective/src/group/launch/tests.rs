@@ -97,6 +97,22 @@ fn slurm_tells_rank_size_and_the_first_host() {
     assert_ne!(launch.address(), other_step.address());
 }
 
+/// In a batch script Slurm sets the variables of a task, and starts no other tasks.
+#[test]
+fn a_batch_script_of_slurm_is_no_rank_unless_it_is_the_only_one() {
+    let batch = without(SLURM, "SLURM_STEP_ID");
+    let said = of(&with(&batch, &[("SLURM_PROCID", "0")])).unwrap_err().to_string();
+    assert!(said.contains("srun") && said.contains("RDMA_COLLECTIVE_RANK"), "{said}");
+    let alone = of(&with(&batch, &[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1")])).unwrap();
+    assert_eq!((alone.rank(), alone.size()), (0, 1));
+    // Older releases have this name.
+    let older = of(&with(&batch, &[("SLURM_STEPID", "0")])).unwrap();
+    assert_eq!(older.address(), of(SLURM).unwrap().address());
+    // Who starts the ranks in the script numbers them.
+    let numbered = of(&with(&batch, &[("RDMA_COLLECTIVE_RANK", "2")])).unwrap();
+    assert_eq!((numbered.rank(), numbered.size()), (2, 16));
+}
+
 #[test]
 fn torchrun_and_open_mpi_within_slurm_count_more_than_slurm() {
     assert_eq!(of(&with(SLURM, OPEN_MPI)).unwrap(), of(OPEN_MPI).unwrap());
