@@ -21,6 +21,7 @@ use std::fmt;
 use tonic_rdma_tensor::TensorSpec;
 
 use crate::dataflow::{Fact, KernelError, NodeId, Outlet};
+use crate::error::GraphError;
 
 pub use analysis::{Placements, analyse};
 pub use assigned::Partition;
@@ -50,6 +51,13 @@ pub struct Crossing {
     pub consumers: Vec<NodeId>,
     /// How the tensor is placed.
     pub placement: Placement,
+}
+
+impl Crossing {
+    /// Makes the error of a tensor that could not be sent, received or made a value. `peer` is the other part.
+    pub(crate) fn failed(&self, peer: Part, step: u64, source: impl Into<KernelError>) -> GraphError {
+        GraphError::Transfer { crossing: self.name.clone(), step, peer: peer.0, source: source.into() }
+    }
 }
 
 /// How a crossing tensor is placed.

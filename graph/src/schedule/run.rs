@@ -490,6 +490,6 @@ impl<'a, V: Value> Run<'a, V> {
     fn transfer_error(&self, crossing: CrossingId, step: u64, source: KernelError) -> GraphError {
         let crossing = &self.executor.placements.crossings()[crossing.0];
         let peer = if crossing.from == self.executor.part() { crossing.to } else { crossing.from };
-        GraphError::Transfer { crossing: crossing.name.clone(), step, peer: peer.0, source }
+        crossing.failed(peer, step, source)
     }
 }

@@ -167,11 +167,6 @@ async fn attach(
         ChannelError::PeerLost { .. } | ChannelError::Closed(_) => {
             GraphError::PeerLost { peer: plan.peer.0, source: Box::new(error) }
         }
-        error => GraphError::Transfer {
-            crossing: crossing.name.clone(),
-            step: 0,
-            peer: plan.peer.0,
-            source: Box::new(error),
-        },
+        error => crossing.failed(plan.peer, 0, error),
     })
 }

@@ -12,6 +12,7 @@ use tonic_rdma_tensor::RdmaDevice;
 use crate::error::GraphError;
 use crate::session::connect;
 use crate::session::connected::Session;
+use crate::session::farewell;
 use crate::session::peering::Peering;
 use crate::session::service::Service;
 use crate::session::settings::{
@@ -55,7 +56,10 @@ impl Listener {
         let threads = Threads::new(runtime, Arc::clone(&hall), Arc::clone(&watchers));
         let service = Service::new(Arc::clone(&hall), watchers);
         let listening = listen(address.to_owned(), settings.clone(), service);
+        // This process may still tell the parts of an earlier session why it has failed.
+        farewell::make_room(address);
         let (address, device) = threads.run(listening)?;
+        threads.listen_at(address);
         Ok(Self { address, settings, threads, hall, device })
     }
 

@@ -30,6 +30,7 @@
 mod connect;
 mod connected;
 mod control;
+mod farewell;
 mod fingerprint;
 mod links;
 mod listener;

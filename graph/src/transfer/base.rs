@@ -8,7 +8,7 @@ use tokio::runtime::Handle;
 
 use crate::dataflow::KernelError;
 use crate::error::GraphError;
-use crate::placement::{Crossing, CrossingId, Part};
+use crate::placement::{CrossingId, Part};
 use crate::transfer::agreement::RunsOfParts;
 use crate::transfer::peers::Peers;
 
@@ -35,17 +35,6 @@ impl Base {
         let reason =
             format!("crossing tensor {} (step {step}) is none of this part in this direction", crossing.0);
         GraphError::Setting { setting: "crossing", reason }
-    }
-
-    /// Makes the error of a tensor.
-    pub(crate) fn transfer(
-        &self,
-        crossing: &Crossing,
-        peer: Part,
-        step: u64,
-        source: KernelError,
-    ) -> GraphError {
-        GraphError::Transfer { crossing: crossing.name.clone(), step, peer: peer.0, source }
     }
 
     /// Notes that a connection to a part has ended. The reason comes by the watch over that part, a moment earlier or later: the part has

@@ -113,7 +113,7 @@ impl CallTransfers {
         // Before the look: all that a part had sent when it ended is here.
         let peer = self.base.peers.check(crossing.from);
         let Some(parcel) = mailbox.take() else { return peer.map(|()| None) };
-        let failed = |source| self.base.transfer(crossing, crossing.from, step, source);
+        let failed = |source: KernelError| crossing.failed(crossing.from, step, source);
         let Parcel { step: came, spec, content } = parcel;
         if came != step {
             let reason = format!("step {came} came in its place");
@@ -133,8 +133,7 @@ impl<V: Value> Transfers<V> for CallTransfers {
             return Ok(Start::Busy);
         }
         let content = tensor.to_contiguous().and_then(|tensor| tensor.to_bytes());
-        let content =
-            content.map_err(|error| base.transfer(&out.crossing, out.crossing.to, step, error.into()))?;
+        let content = content.map_err(|error| out.crossing.failed(out.crossing.to, step, error))?;
         out.counts.sent += 1;
         out.counts.bytes += content.len() as u64;
         // tonic's codec copies each message into a buffer of its own.
@@ -244,7 +243,7 @@ impl Outgoing {
         let Some((step, status)) = fault else { return Ok(true) };
         let peer = self.crossing.to;
         match is_of_call(&status) {
-            true => Err(base.transfer(&self.crossing, peer, step, Box::new(status))),
+            true => Err(self.crossing.failed(peer, step, status)),
             false => base.connection_ended(peer, &KernelError::from(status)).map(|()| false),
         }
     }

@@ -151,8 +151,7 @@ impl<V: Value> Transfers<V> for SlotTransfers {
         let incoming = self.incoming.get_mut(&crossing).ok_or_else(|| base.unknown(crossing, step))?;
         let peer = incoming.crossing.from;
         let receiver = incoming.receiver.here();
-        let receiver =
-            receiver.map_err(|error| base.transfer(&incoming.crossing, peer, step, error.into()))?;
+        let receiver = receiver.map_err(|error| incoming.crossing.failed(peer, step, error))?;
         let Some(receiver) = receiver else { return Ok(None) };
         // Before the look: all that a part had sent when it ended is here.
         let well = base.peers.check(peer);
@@ -182,9 +181,7 @@ impl<V: Value> Transfers<V> for SlotTransfers {
             let well = base.peers.check(peer);
             let receiver = match ready!(incoming.receiver.poll_here(context)) {
                 Ok(receiver) => receiver,
-                Err(error) => {
-                    return Poll::Ready(Err(base.transfer(&incoming.crossing, peer, step, error.into())));
-                }
+                Err(error) => return Poll::Ready(Err(incoming.crossing.failed(peer, step, error))),
             };
             let mut goes_on = true;
             match receiver.try_take(&incoming.crossing, sites) {
@@ -222,7 +219,7 @@ impl<V: Value> Transfers<V> for SlotTransfers {
             base.peers.check(peer)?;
             let sender = match ready!(out.sender.poll_here(context)) {
                 Ok(sender) => sender,
-                Err(error) => return Poll::Ready(Err(base.transfer(&out.crossing, peer, 0, error.into()))),
+                Err(error) => return Poll::Ready(Err(out.crossing.failed(peer, 0, error))),
             };
             let mut goes_on = true;
             match sender.is_ready() {
@@ -279,7 +276,7 @@ impl Outgoing {
             base.peers.check_all()?;
             let sender = match self.sender.poll_here(context) {
                 Poll::Ready(Ok(sender)) => sender,
-                Poll::Ready(Err(error)) => return Err(base.transfer(&self.crossing, peer, 0, error.into())),
+                Poll::Ready(Err(error)) => return Err(self.crossing.failed(peer, 0, error)),
                 Poll::Pending => return Ok(Poll::Pending),
             };
             let mut goes_on = true;
@@ -426,8 +423,8 @@ impl Base {
             SlotError::Channel(
                 error @ (ChannelError::PeerLost { .. } | ChannelError::Closed(_) | ChannelError::Device(_)),
             ) => self.connection_ended(peer, &KernelError::from(error)),
-            SlotError::Channel(error) => Err(self.transfer(crossing, peer, step, error.into())),
-            SlotError::Other(source) => Err(self.transfer(crossing, peer, step, source)),
+            SlotError::Channel(error) => Err(crossing.failed(peer, step, error)),
+            SlotError::Other(source) => Err(crossing.failed(peer, step, source)),
         }
     }
 }

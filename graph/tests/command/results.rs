@@ -89,6 +89,22 @@ fn a_model_in_four_parts_with_a_symbolic_batch_crosses_through_dynamic_slots() {
 }
 
 #[test]
+fn rounds_can_be_chosen_and_each_has_its_transfer_time() {
+    let (json, text, _) = measure(&["--mode", "rdma-cp,rdma-zerocp", "--rounds", "5"]);
+    check_modes(&json, &["rdma-cp", "rdma-zerocp"]);
+    for row in json["modes"].as_array().unwrap() {
+        let of = |field: &str| -> Vec<f64> {
+            row[field].as_array().unwrap().iter().map(|time| time.as_f64().unwrap()).collect()
+        };
+        let mut transfers = of("transfer_us_of_rounds");
+        assert_eq!((transfers.len(), of("step_us_of_rounds").len()), (5, 2), "{row}");
+        transfers.sort_by(f64::total_cmp);
+        assert_eq!(row["transfer_us"], transfers[2], "{row}");
+    }
+    assert!(text.contains('[') && text.contains("] "), "{text}");
+}
+
+#[test]
 fn all_ways_to_receive_give_the_same() {
     for receive in ["polling-async", "blocking", "callback"] {
         let arguments = ["--receive", receive, "--mode", "grpc-tcp,rdma-zerocp", "--micro-batches", "3"];

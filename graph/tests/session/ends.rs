@@ -157,6 +157,21 @@ fn a_part_that_does_not_come_is_named() {
 }
 
 #[test]
+fn after_a_failed_connect_the_port_is_free() {
+    let chain = Chain::new(2);
+    let (mut listeners, mut addresses) = listeners(1);
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    addresses.push(silent.local_addr().unwrap().to_string());
+    for _ in 0..2 {
+        let mut peering = peering(&chain, 0, &addresses, &[Mode::GrpcTcp], 1);
+        peering.timeout = Duration::from_millis(300);
+        let error = listeners.remove(0).connect(peering).unwrap_err();
+        assert!(matches!(error, GraphError::Unreachable { peer: 1, .. }), "{error}");
+        listeners.push(Listener::bind(&addresses[0], settings()).unwrap());
+    }
+}
+
+#[test]
 fn a_mode_that_needs_rdma_says_that_there_is_none() {
     for mode in Mode::ALL.into_iter().filter(|mode| mode.needs_rdma()) {
         let chain = Chain::new(2);

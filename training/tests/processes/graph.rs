@@ -1,20 +1,67 @@
 //! Trainings through a graph, with real processes.
 
 use std::io::{BufRead, BufReader, Read};
-use std::path::Path;
-use std::process::{Child, Stdio};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use tempfile::TempDir;
 
 use crate::program::{command, program, text, write_samples};
 
 /// Far more than a run takes. A run that hangs ends here.
 const LIMIT: Duration = Duration::from_secs(240);
 
-fn results(path: &Path) -> Value {
-    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+/// A training in a folder of its own.
+struct Training {
+    folder: TempDir,
+}
+
+impl Training {
+    /// Has made-up pictures to train with.
+    fn with_pictures() -> Self {
+        let training = Self { folder: tempfile::tempdir().unwrap() };
+        write_samples(training.folder.path());
+        training
+    }
+
+    /// Has these texts to train with.
+    fn with_texts(texts: impl Iterator<Item = String>) -> Self {
+        let training = Self { folder: tempfile::tempdir().unwrap() };
+        let file: String = texts.map(|text| format!("{text}\n%\n")).collect();
+        std::fs::write(training.path("sayings"), file).unwrap();
+        training
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Makes the command with these options, separated by spaces, and the data and the results of this folder.
+    fn command(&self, options: &str) -> Command {
+        let mut command = command(&options.split_whitespace().collect::<Vec<_>>());
+        for (option, path) in [
+            ("--data", self.folder.path()),
+            ("--texts", self.folder.path()),
+            ("--json", &self.path("results.json")),
+        ] {
+            command.arg(option).arg(path);
+        }
+        command
+    }
+
+    /// Trains with these options. Returns the results and what the terminal shows.
+    fn run(&self, options: &str) -> (Value, String) {
+        let output = self.command(options).output().unwrap();
+        assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+        (self.results(), text(&output.stdout))
+    }
+
+    fn results(&self) -> Value {
+        serde_json::from_slice(&std::fs::read(self.path("results.json")).unwrap()).unwrap()
+    }
 }
 
 fn losses(mode: &Value) -> Vec<f64> {
@@ -23,36 +70,13 @@ fn losses(mode: &Value) -> Vec<f64> {
 
 #[test]
 fn all_modes_train_alike_and_nothing_is_copied_from_the_second_step_on() {
-    let folder = tempfile::tempdir().unwrap();
-    write_samples(folder.path());
-    let (json, plot) = (folder.path().join("results.json"), folder.path().join("figure.svg"));
-    let output = program(&[
-        "--sync",
-        "parameter-server",
-        "--workers",
-        "2",
-        "--mode",
-        "grpc-tcp,rdma-zerocp",
-        "--model",
-        "mlp",
-        "--batch",
-        "16",
-        "--test-every",
-        "3",
-        "--data",
-        &folder.path().to_string_lossy(),
-        "--json",
-        &json.to_string_lossy(),
-        "--plot",
-        &plot.to_string_lossy(),
-    ]);
-    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
-    assert!(
-        text(&output.stdout).contains("All modes had the same losses in all steps"),
-        "{}",
-        text(&output.stdout)
-    );
-    let results = results(&json);
+    let training = Training::with_pictures();
+    let plot = training.path("figure.svg");
+    let (results, shown) = training.run(&format!(
+        "--sync parameter-server --workers 2 --mode grpc-tcp,rdma-zerocp --model mlp --batch 16 --test-every 3 --plot {}",
+        plot.display()
+    ));
+    assert!(shown.contains("All modes had the same losses in all steps"), "{shown}");
     let [tcp, zerocp] = [&results["modes"][0], &results["modes"][1]];
     assert_eq!((&tcp["mode"], &zerocp["mode"]), (&Value::from("grpc-tcp"), &Value::from("rdma-zerocp")));
     let (one, other) = (losses(tcp), losses(zerocp));
@@ -94,32 +118,11 @@ fn all_modes_train_alike_and_nothing_is_copied_from_the_second_step_on() {
 
 #[test]
 fn eight_workers_train_alike_in_all_modes() {
-    let folder = tempfile::tempdir().unwrap();
-    write_samples(folder.path());
+    let training = Training::with_pictures();
     for (sync, tensors) in [("parameter-server", 8 * 2 * 6), ("allreduce", 6 * (2 * 7 + 7 * 7))] {
-        let json = folder.path().join(format!("{sync}.json"));
-        let output = program(&[
-            "--sync",
-            sync,
-            "--workers",
-            "8",
-            "--mode",
-            "grpc-tcp,rdma-zerocp",
-            "--model",
-            "mlp",
-            "--batch",
-            "12",
-            "--steps",
-            "3",
-            "--test-every",
-            "3",
-            "--data",
-            &folder.path().to_string_lossy(),
-            "--json",
-            &json.to_string_lossy(),
-        ]);
-        assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
-        let results = results(&json);
+        let (results, _) = training.run(&format!(
+            "--sync {sync} --workers 8 --mode grpc-tcp,rdma-zerocp --model mlp --batch 12 --steps 3 --test-every 3"
+        ));
         let [tcp, zerocp] = [&results["modes"][0], &results["modes"][1]];
         assert_eq!(losses(tcp), losses(zerocp));
         assert_eq!((losses(tcp).len(), &tcp["weights"]), (3, &zerocp["weights"]));
@@ -130,35 +133,10 @@ fn eight_workers_train_alike_in_all_modes() {
 
 #[test]
 fn texts_of_varying_length_cross_with_dynamic_shapes_in_a_ring() {
-    let folder = tempfile::tempdir().unwrap();
-    let sayings = |number: usize| "ab ".repeat(3 + number % 5);
-    let text_file: String = (0..60).map(|number| format!("{}\n%\n", sayings(number))).collect();
-    std::fs::write(folder.path().join("sayings"), text_file).unwrap();
-    let json = folder.path().join("results.json");
-    let output = program(&[
-        "--sync",
-        "allreduce",
-        "--workers",
-        "3",
-        "--mode",
-        "rdma-cp,rdma-zerocp",
-        "--model",
-        "lstm",
-        "--length",
-        "12",
-        "--batch",
-        "6",
-        "--steps",
-        "4",
-        "--test-every",
-        "4",
-        "--texts",
-        &folder.path().to_string_lossy(),
-        "--json",
-        &json.to_string_lossy(),
-    ]);
-    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
-    let results = results(&json);
+    let training = Training::with_texts((0..60).map(|number| "ab ".repeat(3 + number % 5)));
+    let (results, _) = training.run(
+        "--sync allreduce --workers 3 --mode rdma-cp,rdma-zerocp --model lstm --length 12 --batch 6 --steps 4 --test-every 4",
+    );
     let zerocp = &results["modes"][1];
     assert_eq!(losses(&results["modes"][0]), losses(zerocp));
     let dynamic =
@@ -171,38 +149,12 @@ fn texts_of_varying_length_cross_with_dynamic_shapes_in_a_ring() {
 
 #[test]
 fn texts_of_varying_length_are_sent_without_a_copy_from_the_second_step_on() {
-    let folder = tempfile::tempdir().unwrap();
     // 57 sayings to train with, all of another length. So the lengths of a worker's batch differ from step to step, and with 9 batches of
     // 6 the steps go on into the second epoch.
-    let sayings: String = (0..60).map(|number| format!("{}\n%\n", "a".repeat(20 + number))).collect();
-    std::fs::write(folder.path().join("sayings"), sayings).unwrap();
-    let json = folder.path().join("results.json");
-    let output = program(&[
-        "--sync",
-        "parameter-server",
-        "--workers",
-        "2",
-        "--mode",
-        "rdma-zerocp",
-        "--model",
-        "lstm",
-        "--length",
-        "100",
-        "--batch",
-        "6",
-        "--epochs",
-        "2",
-        "--steps",
-        "12",
-        "--test-every",
-        "4",
-        "--texts",
-        &folder.path().to_string_lossy(),
-        "--json",
-        &json.to_string_lossy(),
-    ]);
-    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
-    let results = results(&json);
+    let training = Training::with_texts((0..60).map(|number| "a".repeat(20 + number)));
+    let (results, _) = training.run(
+        "--sync parameter-server --workers 2 --mode rdma-zerocp --model lstm --length 100 --batch 6 --epochs 2 --steps 12 --test-every 4",
+    );
     let zerocp = &results["modes"][0];
     assert_eq!(losses(zerocp).len(), 12);
     let copied: Vec<&Value> = zerocp["tensors"]
@@ -242,37 +194,13 @@ struct Disturbed {
     results: Option<Value>,
 }
 
-fn kill_worker_1(sync: &str, workers: &str, on_death: &str, folder: &Path) -> Disturbed {
-    write_samples(folder);
-    let json = folder.join("results.json");
-    let (data, json_path) = (folder.to_string_lossy(), json.to_string_lossy());
-    let mut training = command(&[
-        "--sync",
-        sync,
-        "--workers",
-        workers,
-        "--model",
-        "mlp",
-        "--batch",
-        "12",
-        "--epochs",
-        "100",
-        "--steps",
-        "60",
-        "--test-every",
-        "5",
-        "--on-death",
-        on_death,
-        "--data",
-        &data,
-        "--json",
-        &json_path,
-    ])
-    .stdout(Stdio::null())
-    .stderr(Stdio::piped())
-    .spawn()
-    .unwrap();
-    let mut stderr = BufReader::new(training.stderr.take().unwrap());
+fn kill_worker_1(sync: &str, workers: u32, on_death: &str) -> Disturbed {
+    let training = Training::with_pictures();
+    let mut command = training.command(&format!(
+        "--sync {sync} --workers {workers} --model mlp --batch 12 --epochs 100 --steps 60 --test-every 5 --on-death {on_death}"
+    ));
+    let mut process = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stderr = BufReader::new(process.stderr.take().unwrap());
     let mut worker: Option<i32> = None;
     let mut errors = String::new();
     loop {
@@ -292,9 +220,9 @@ fn kill_worker_1(sync: &str, workers: &str, on_death: &str, folder: &Path) -> Di
         stderr.read_to_string(&mut rest).unwrap();
         rest
     });
-    let success = wait(&mut training);
+    let success = wait(&mut process);
     errors.push_str(&reader.join().unwrap());
-    let results = success.then(|| results(&json));
+    let results = success.then(|| training.results());
     Disturbed { success, errors, results }
 }
 
@@ -315,8 +243,7 @@ fn wait(child: &mut Child) -> bool {
 #[test]
 fn a_worker_that_dies_ends_the_training_with_its_name() {
     for sync in ["parameter-server", "allreduce"] {
-        let folder = tempfile::tempdir().unwrap();
-        let disturbed = kill_worker_1(sync, "2", "fail", folder.path());
+        let disturbed = kill_worker_1(sync, 2, "fail");
         assert!(!disturbed.success, "{}", disturbed.errors);
         let last = disturbed.errors.lines().last().unwrap();
         for part in ["worker 1 (process ", "signal: 9", "in mode rdma-zerocp", "--on-death continue"] {
@@ -327,9 +254,8 @@ fn a_worker_that_dies_ends_the_training_with_its_name() {
 
 #[test]
 fn a_training_goes_on_without_a_worker_that_dies_and_its_model_is_not_spoiled() {
-    for (sync, workers, left) in [("parameter-server", "2", 1), ("allreduce", "3", 2)] {
-        let folder = tempfile::tempdir().unwrap();
-        let disturbed = kill_worker_1(sync, workers, "continue", folder.path());
+    for (sync, workers, left) in [("parameter-server", 2, 1), ("allreduce", 3, 2)] {
+        let disturbed = kill_worker_1(sync, workers, "continue");
         let errors = &disturbed.errors;
         assert!(disturbed.success, "{errors}");
         assert!(errors.contains(&format!("{left} workers go on from step")), "{errors}");

@@ -86,6 +86,10 @@ pub(crate) struct RunOptions {
     /// Measured steps of each mode
     #[arg(long, value_name = "S", value_parser = steps, default_value = "6")]
     pub(crate) steps: u64,
+    /// Rounds, in each of which all modes take a turn of steps and one of replays; more if the steps of a round take long. With fewer
+    /// steps than rounds, some rounds have replays alone [default: 3]
+    #[arg(long, value_name = "R", value_parser = rounds)]
+    pub(crate) rounds: Option<u64>,
     /// What becomes of a receive that has not arrived: polling-async, blocking, callback
     #[arg(long, value_name = "NAME", value_parser = receive, default_value = "polling-async")]
     pub(crate) receive: ReceiveMode,
@@ -146,6 +150,10 @@ fn steps(text: &str) -> Result<u64, ValueError> {
 
 fn seconds(text: &str) -> Result<Duration, ValueError> {
     parse_seconds_within(text, 0.1..=86400.0)
+}
+
+fn rounds(text: &str) -> Result<u64, ValueError> {
+    parse_number("number", text, 1..=10_000)
 }
 
 fn receive(text: &str) -> Result<ReceiveMode, ValueError> {

@@ -129,13 +129,7 @@ impl InMemory {
         };
         let crossing = self.crossing(crossing)?;
         let value = sites.filled(crossing, tensor.spec(), &mut |bytes| Ok(tensor.copy_to(bytes)?));
-        let name = || crossing.name.clone();
-        value.map(Some).map_err(|source| GraphError::Transfer {
-            crossing: name(),
-            step,
-            peer: peer.0,
-            source,
-        })
+        value.map(Some).map_err(|source| crossing.failed(peer, step, source))
     }
 }
 

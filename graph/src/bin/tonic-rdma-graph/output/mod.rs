@@ -37,6 +37,10 @@ pub(crate) struct ModeRow {
     pub(crate) step_us: f64,
     /// The time for the tensors of a step to cross, median.
     pub(crate) transfer_us: f64,
+    /// The time of a step in each round that had steps.
+    pub(crate) step_us_of_rounds: Vec<f64>,
+    /// The transfer time in each round. All modes take turns in a round, so values of one round belong together.
+    pub(crate) transfer_us_of_rounds: Vec<f64>,
     /// Tensors that were sent after the first micro-batch. Replays do not count.
     pub(crate) sent: u64,
     /// How many of them their senders copied.
@@ -104,6 +108,8 @@ pub(crate) fn sample() -> Results {
         mode: mode.to_owned(),
         step_us,
         transfer_us,
+        step_us_of_rounds: vec![step_us],
+        transfer_us_of_rounds: vec![transfer_us, 0.9 * transfer_us, 1.25 * transfer_us],
         sent: 40_000,
         sender_copies: 1,
         sender_copies_per_tensor: 1.0 / 40_000.0,

@@ -7,7 +7,8 @@ use tonic_rdma_commands::units::{micros, rough_size};
 use super::{ModeRow, Results};
 
 const LEGEND: &str = "step: all micro-batches of a step, with the making of inputs and without the check, median. transfer: the same \
-                      with kernels that do not run, so that only tensors cross. × : grpc-tcp over this mode. copies: tensors that \
+                      with kernels that do not run, so that only tensors cross. In brackets: the least and the largest of the \
+                      rounds. × : grpc-tcp over this mode. copies: tensors that \
                       the sender copied / tensors sent, after the first micro-batch and without the transfer turns. errors: \
                       tensors that differ from the unsplit model.";
 
@@ -49,9 +50,9 @@ fn modes(results: &Results) -> Table {
     for row in &results.modes {
         table.add_row([
             row.mode.clone(),
-            micros(row.step_us),
+            spread(row.step_us, &row.step_us_of_rounds),
             over(row, |row| row.step_us),
-            micros(row.transfer_us),
+            spread(row.transfer_us, &row.transfer_us_of_rounds),
             over(row, |row| row.transfer_us),
             format!("{} / {}", row.sender_copies, row.sent),
             row.checked.to_string(),
@@ -59,6 +60,17 @@ fn modes(results: &Results) -> Table {
         ]);
     }
     table
+}
+
+/// Formats a median, and the least and the largest of the values that it is of.
+fn spread(median: f64, values: &[f64]) -> String {
+    let least = values.iter().copied().reduce(f64::min);
+    match least.zip(values.iter().copied().reduce(f64::max)) {
+        Some((least, most)) if values.len() > 1 => {
+            format!("{} [{} – {}]", micros(median), micros(least), micros(most))
+        }
+        _ => micros(median),
+    }
 }
 
 #[cfg(test)]
@@ -75,7 +87,7 @@ mod tests {
             "rdma-zerocp",
             "8.00",
             "3.40 ms",
-            "100 µs",
+            "100 µs [90.0 µs – 125 µs]",
             "1 / 40000",
         ] {
             assert!(text.contains(part), "{part}: {text}");

@@ -15,9 +15,9 @@ const ROUNDS: u64 = 3;
 /// The time that a turn of steps should take at most, in nanoseconds. The parts report after each turn, so a turn must end in time.
 const TURN: u64 = 5_000_000_000;
 /// The time that a turn of replays should take, in nanoseconds, so that the difference between the starts of two parts does not count.
-const REPLAY: u64 = 150_000_000;
+const REPLAY: u64 = 250_000_000;
 /// The least and the largest number of steps of a turn of replays.
-const REPLAYS: (u64, u64) = (4, 2000);
+const REPLAYS: (u64, u64) = (4, 20_000);
 
 /// The turns, and what they showed.
 #[derive(Debug)]
@@ -27,6 +27,8 @@ pub(crate) struct Rounds<'a> {
     /// Micro-batches of a step.
     batches: u64,
     steps: u64,
+    /// The number of rounds, if the user chose it.
+    asked: Option<u64>,
     /// The micro-batches of a turn that is checked: a step at least, and each set of inputs at least once.
     checked: u64,
     /// The number of the next micro-batch.
@@ -61,6 +63,7 @@ impl<'a> Rounds<'a> {
             reference,
             batches: options.micro_batches,
             steps: options.steps,
+            asked: options.rounds,
             checked: options.micro_batches.max(plan.sets),
             next: 0,
             modes,
@@ -81,13 +84,14 @@ impl<'a> Rounds<'a> {
             // The steps are spread over the rounds.
             let steps = self.steps * (round + 1) / rounds - self.steps * round / rounds;
             for mode in 0..self.modes.len() {
-                // What is measured is not checked at the same time, because the check takes time of the step.
-                self.turn(parts, mode, self.checked, false, true).await?;
-                let nanos = self.turn(parts, mode, steps * self.batches, false, false).await?;
-                self.modes[mode].steps.push(nanos as f64 / steps as f64);
-                let replays = self.modes[mode].replays;
-                let nanos = self.turn(parts, mode, replays * self.batches, true, false).await?;
-                self.modes[mode].transfers.push(nanos as f64 / replays as f64);
+                if steps > 0 {
+                    // What is measured is not checked at the same time, because the check takes time of the step.
+                    self.turn(parts, mode, self.checked, false, true).await?;
+                    let nanos = self.turn(parts, mode, steps * self.batches, false, false).await?;
+                    self.modes[mode].steps.push(nanos as f64 / steps as f64);
+                }
+                let replay = self.replay(parts, mode, self.modes[mode].replays).await?;
+                self.modes[mode].transfers.push(replay);
             }
         }
         Ok(())
@@ -96,19 +100,29 @@ impl<'a> Rounds<'a> {
     /// Returns the number of rounds over which the steps are spread.
     fn rounds(&self) -> u64 {
         let slowest = self.modes.iter().map(|mode| mode.first).max().unwrap_or(0).max(1);
-        self.steps.div_ceil((TURN / slowest).max(1)).max(ROUNDS.min(self.steps))
+        self.steps.div_ceil((TURN / slowest).max(1)).max(self.asked.unwrap_or(ROUNDS.min(self.steps)))
     }
 
     /// Runs the first micro-batches of a mode, which are compared, and replays, which are not.
     async fn warm_up(&mut self, parts: &mut Parts, mode: usize) -> Result<(), Failure> {
         self.turn(parts, mode, 1, false, true).await?;
         self.modes[mode].first = self.turn(parts, mode, self.batches, false, true).await?;
-        let steps = REPLAYS.0;
         // The first replay is slower than later ones.
-        self.turn(parts, mode, steps * self.batches, true, false).await?;
-        let nanos = self.turn(parts, mode, steps * self.batches, true, false).await?;
-        self.modes[mode].replays = (REPLAY / (nanos / steps).max(1)).clamp(REPLAYS.0, REPLAYS.1);
+        let mut steps = REPLAYS.0;
+        for _ in 0..2 {
+            let nanos = self.replay(parts, mode, steps).await?;
+            // From a few steps follows a number that is far off, so it grows by and by.
+            steps = ((REPLAY as f64 / nanos.max(1.0)) as u64).clamp(REPLAYS.0, 8 * steps);
+        }
+        let nanos = self.replay(parts, mode, steps).await?;
+        self.modes[mode].replays = ((REPLAY as f64 / nanos.max(1.0)) as u64).clamp(REPLAYS.0, REPLAYS.1);
         Ok(())
+    }
+
+    /// Sends the tensors of the last micro-batch again, for this number of steps. Returns the time of a step, in nanoseconds.
+    async fn replay(&mut self, parts: &mut Parts, mode: usize, steps: u64) -> Result<f64, Failure> {
+        let nanos = self.turn(parts, mode, steps * self.batches, true, false).await?;
+        Ok(nanos as f64 / steps as f64)
     }
 
     /// Has all parts run micro-batches, and returns the time of the slowest part.
@@ -145,9 +159,14 @@ impl<'a> Rounds<'a> {
                 described.iter().flat_map(|part| &part.modes).filter(|counts| counts.mode == mode.name);
             let (sent, copied) =
                 counts.fold((0, 0), |(sent, copied), counts| (sent + counts.sent, copied + counts.copied));
+            let micros =
+                |nanos: Vec<f64>| nanos.into_iter().map(|nanos| nanos / 1000.0).collect::<Vec<f64>>();
+            let (steps, transfers) = (micros(mode.steps), micros(mode.transfers));
             ModeRow {
-                step_us: median(mode.steps) / 1000.0,
-                transfer_us: median(mode.transfers) / 1000.0,
+                step_us: median(steps.clone()),
+                transfer_us: median(transfers.clone()),
+                step_us_of_rounds: steps,
+                transfer_us_of_rounds: transfers,
                 sent,
                 sender_copies: copied,
                 sender_copies_per_tensor: if sent == 0 { 0.0 } else { copied as f64 / sent as f64 },
