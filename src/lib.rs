@@ -260,7 +260,7 @@ pub use endpoint::{
     ProviderChoice, RdmaConnectInfo, RdmaUnavailable, SharedReceive, StockClients, TuneCache, Verdict,
 };
 pub use grpc::{
-    CallConfig, CallFault, ChannelError, RdmaChannel, RdmaChannelBuilder, RdmaResponseFuture, RdmaServer,
+    CallConfig, CallFault, ChannelError, RdmaChannel, RdmaChannelBuilder, RdmaResponseFuture, RdmaRoutes, RdmaServer,
     ResetCode, ServeError,
 };
 pub use protocol::{AbortCode, Violation};

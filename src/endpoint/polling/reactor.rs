@@ -203,7 +203,10 @@ impl Reactor {
     /// returned true, it is not called again.
     pub(crate) fn wait_as_caller(&self, queue: &Queue, mut is_done: impl FnMut() -> bool) -> bool {
         if is_done() {
-            self.callers.arrived();
+            // With one thread, callers have no pace, because they look once.
+            if self.multi_thread {
+                self.callers.arrived();
+            }
             return true;
         }
         if self.mode != PollMode::Adaptive || !self.multi_thread || !may_spin() {

@@ -186,7 +186,7 @@ impl NativeCall {
     }
 
     fn response(&mut self, call: Begun, head: HeaderMap, first: Option<Part>) -> Response<Body> {
-        let mut deadline = std::mem::replace(&mut self.deadline, Deadline::none());
+        let mut deadline = self.deadline.take();
         deadline.head_has_come();
         let mut response = Response::new(Body::new(ResponseBody::new(call, deadline, first)));
         *response.version_mut() = Version::HTTP_2;
@@ -195,7 +195,7 @@ impl NativeCall {
     }
 
     fn again(&mut self, request: Unsent, status: Status, refused: bool) -> End {
-        let deadline = std::mem::replace(&mut self.deadline, Deadline::none());
+        let deadline = self.deadline.take();
         let endpoints = Arc::clone(&self.endpoints);
         End::Again(Box::new(Again { endpoints, request, deadline, status, refused }))
     }

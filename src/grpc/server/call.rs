@@ -15,6 +15,7 @@ use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body::Body as _;
 use tokio::time::Sleep;
@@ -23,6 +24,7 @@ use tonic::body::Body;
 use tower_service::Service;
 
 use super::error::BoxError;
+use super::routes::{Boxed, boxed};
 use super::status::{STATUS, of_http, trailers_of};
 use crate::grpc::outgoing::Outgoing;
 use crate::grpc::session::{ResetCode, Stream};
@@ -41,7 +43,7 @@ pub(super) struct Call<S: Service<Request<Body>>> {
 
 enum State<S: Service<Request<Body>>> {
     Waiting(S, Request<Body>),
-    Running(Pin<Box<S::Future>>),
+    Running(Boxed<Result<S::Response, S::Error>>),
     Responding(Body, Outgoing),
     Done,
 }
@@ -72,7 +74,8 @@ impl<S: Service<Request<Body>>> fmt::Debug for Call<S> {
 impl<S, B> Call<S>
 where
     S: Service<Request<Body>, Response = Response<B>>,
-    S::Error: Into<BoxError>,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError> + 'static,
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
@@ -90,13 +93,9 @@ where
         Self { stream, state: State::Waiting(service, request), limit, answered: false }
     }
 
-    /// Polls the call where it was found. Returns the call if it waits: it goes on as a task then. What it has to send is queued.
-    pub(super) fn poll_in_place(mut self) -> Option<Self> {
-        let mut context = Context::from_waker(Waker::noop());
-        match self.guarded(&mut context) {
-            Poll::Ready(()) => None,
-            Poll::Pending => Some(self),
-        }
+    /// Polls the call where it was found. Returns whether it waits: then it is to go on as a task. What it has to send is queued.
+    pub(super) fn poll_in_place(&mut self) -> bool {
+        self.guarded(&mut Context::from_waker(Waker::noop())).is_pending()
     }
 
     /// Carries the call on, and catches panics of the handler.
@@ -119,7 +118,7 @@ where
                     let result = ready!(service.poll_ready(context)).map_err(Into::into);
                     match (result, mem::replace(&mut self.state, State::Done)) {
                         (Ok(()), State::Waiting(mut service, request)) => {
-                            self.state = State::Running(Box::pin(service.call(request)));
+                            self.state = State::Running(boxed(service.call(request)));
                         }
                         (Err(error), _) => return self.refuse(error),
                         (Ok(()), _) => return Poll::Ready(()),
@@ -137,8 +136,12 @@ where
 
     /// Sends the head of the response.
     fn answer(&mut self, response: Response<B>) {
-        let (parts, body) = response.into_parts();
+        let (mut parts, body) = response.into_parts();
         let body = Body::new(body);
+        // tonic's routes add this, and a service that was found without them has it, too.
+        if let Some(length) = body.size_hint().exact() {
+            parts.headers.entry(CONTENT_LENGTH).or_insert_with(|| length.into());
+        }
         if parts.status != StatusCode::OK && !parts.headers.contains_key(STATUS) {
             let mut trailers = parts.headers;
             trailers.extend(trailers_of(&of_http(parts.status)));
@@ -229,7 +232,8 @@ where
 impl<S, B> Future for Call<S>
 where
     S: Service<Request<Body>, Response = Response<B>>,
-    S::Error: Into<BoxError>,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError> + 'static,
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {

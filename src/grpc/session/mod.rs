@@ -69,9 +69,9 @@ pub(crate) enum OpenError {
 /// Takes the calls that arrive at a server.
 pub(crate) trait Accept: std::fmt::Debug + Send + Sync + 'static {
     /// Takes a call. The thread that polled the completion queue calls this, outside of a runtime's context if it is a thread of the
-    /// device's, and without any lock. After some calls of `accept` the session drives once, so that replies which are queued here
-    /// share messages.
-    fn accept(&self, stream: Stream, head: RequestHead);
+    /// device's, and without any lock. Replies that are queued here by some calls of `accept` share messages: the one with `is_last` calls
+    /// [`Session::drive`], once the reply is queued, and before it does anything else that takes time.
+    fn accept(&self, stream: Stream, head: RequestHead, is_last: bool);
 }
 
 /// The calls of one connection.
@@ -231,14 +231,19 @@ impl Session {
         }
     }
 
-    /// Hands calls that the peer has opened to the acceptor. Returns whether there were any.
-    fn accept(self: &Arc<Self>, acceptor: &dyn Accept) -> bool {
-        for accepted in 0..Self::ACCEPTED {
-            let next = lock(&self.shared.state).core.next_accepted();
-            let Some((key, head)) = next else { return accepted > 0 };
-            acceptor.accept(Stream::new(Arc::clone(self), key), head);
+    /// Hands calls that the peer has opened to the acceptor, which sends their replies.
+    fn accept(self: &Arc<Self>, acceptor: &dyn Accept) {
+        let mut accepted = 0;
+        loop {
+            let (next, is_last) = {
+                let core = &mut lock(&self.shared.state).core;
+                (core.next_accepted(), !core.has_accepted())
+            };
+            let Some((key, head)) = next else { return };
+            accepted += 1;
+            let is_last = is_last || accepted % Self::ACCEPTED == 0;
+            acceptor.accept(Stream::new(Arc::clone(self), key), head, is_last);
         }
-        true
     }
 }
 
@@ -281,9 +286,7 @@ impl Run for Session {
         lock(&self.shared.state).will_run = false;
         let Some(_running) = Running::begin(&self) else { return };
         if let Some(acceptor) = &self.acceptor {
-            while self.accept(&**acceptor) {
-                self.drive();
-            }
+            self.accept(&**acceptor);
         }
         self.transmit_again();
         let wakers = {
