@@ -44,8 +44,21 @@ pub(super) struct Call<S: Service<Request<Body>>> {
 enum State<S: Service<Request<Body>>> {
     Waiting(S, Request<Body>),
     Running(Boxed<Result<S::Response, S::Error>>),
-    Responding(Body, Outgoing),
+    Responding(Body, Outgoing, Option<Unsent>),
     Done,
+}
+
+/// The start of a response: its head, and small messages. It waits for the trailers, to be queued with them, or until the body has nothing
+/// more for now.
+struct Unsent {
+    head: HeaderMap,
+    data: Option<Bytes>,
+}
+
+impl Unsent {
+    fn send(self, stream: &Stream, trailers: Option<HeaderMap>) {
+        stream.send_response(self.head, self.data, trailers);
+    }
 }
 
 /// The deadline of a call.
@@ -149,22 +162,38 @@ where
         } else if body.is_end_stream() {
             self.finish(parts.headers);
         } else {
-            self.stream.send_head(parts.headers);
+            let unsent = Unsent { head: parts.headers, data: None };
             self.answered = true;
-            self.state = State::Responding(body, Outgoing::default());
+            self.state = State::Responding(body, Outgoing::default(), Some(unsent));
         }
     }
 
     /// Sends the body of the response.
     fn respond(&mut self, context: &mut Context<'_>) -> Poll<()> {
         for _ in 0..FRAMES {
-            let State::Responding(body, outgoing) = &mut self.state else { return Poll::Ready(()) };
-            if ready!(self.stream.poll_send_ready(context)).is_err() {
+            let State::Responding(body, outgoing, unsent) = &mut self.state else { return Poll::Ready(()) };
+            if unsent.is_none() && ready!(self.stream.poll_send_ready(context)).is_err() {
                 // The client has reset the call, or the connection has ended.
                 self.state = State::Done;
                 return Poll::Ready(());
             }
-            let Poll::Ready(next) = Pin::new(body).poll_frame(context) else {
+            let next = Pin::new(body).poll_frame(context);
+            if let Some(start) = unsent {
+                match &next {
+                    Poll::Ready(Some(Ok(frame))) => match frame.data_ref() {
+                        Some(data) if start.data.is_none() && outgoing.is_small(data) => {
+                            start.data = Some(data.clone());
+                            continue;
+                        }
+                        Some(_) => self.begin_response(),
+                        // The trailers go with the start.
+                        None => {}
+                    },
+                    Poll::Ready(Some(Err(_)) | None) | Poll::Pending => self.begin_response(),
+                }
+            }
+            let State::Responding(_, outgoing, _) = &mut self.state else { return Poll::Ready(()) };
+            let Poll::Ready(next) = next else {
                 outgoing.flush(&*self.stream, false);
                 return Poll::Pending;
             };
@@ -194,6 +223,15 @@ where
         Poll::Pending
     }
 
+    /// Queues the start of the response, if it waits.
+    fn begin_response(&mut self) {
+        if let State::Responding(_, _, unsent) = &mut self.state
+            && let Some(unsent) = unsent.take()
+        {
+            unsent.send(&self.stream, None);
+        }
+    }
+
     /// Ends a call whose service returned an error instead of a response. Errors that hold a status become this status, as with tonic.
     fn refuse(&mut self, error: BoxError) -> Poll<()> {
         match Status::try_from_error(error) {
@@ -219,8 +257,9 @@ where
 
     /// Sends the trailers, and drops the handler. Without a body the response is a head alone, which has the status.
     fn finish(&mut self, trailers: HeaderMap) {
-        self.state = State::Done;
-        if self.answered {
+        if let State::Responding(_, _, Some(unsent)) = mem::replace(&mut self.state, State::Done) {
+            unsent.send(&self.stream, Some(trailers));
+        } else if self.answered {
             self.stream.send_trailers(trailers);
         } else {
             self.stream.send_head(trailers);

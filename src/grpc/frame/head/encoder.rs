@@ -72,7 +72,9 @@ impl Encoder {
     /// Adds the head of a request to `out`.
     pub(in crate::grpc) fn request(&mut self, head: &RequestHead, out: &mut Vec<u8>) {
         let RequestHead { path, authority, headers } = head;
-        self.write(Some(path), authority.as_ref(), headers, out, |encoder, out| encoder.request_anew(head, out));
+        self.write(Some(path), authority.as_ref(), headers, out, |encoder, out| {
+            encoder.request_anew(head, out)
+        });
     }
 
     /// Adds fields to `out`.
@@ -95,7 +97,8 @@ impl Encoder {
         let start = out.len();
         anew(self, out);
         let bytes = &out[start..];
-        if bytes.chunks(REFERENCE).all(|reference| reference[0] == op::ENTRY) && headers.len() <= Self::FIELDS {
+        if bytes.chunks(REFERENCE).all(|reference| reference[0] == op::ENTRY) && headers.len() <= Self::FIELDS
+        {
             let fields = headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
             let (path, authority) = (path.cloned(), authority.cloned());
             let known = Known { path, authority, fields, bytes: bytes.into() };
@@ -204,9 +207,10 @@ impl Known {
         self.fields.len() == headers.len()
             && self.path.as_ref() == path
             && self.authority.as_ref().map(Authority::as_str) == authority.map(Authority::as_str)
-            && headers.iter().zip(&self.fields).all(|((name, value), known)| {
-                *name == known.0 && *value == known.1 && !value.is_sensitive()
-            })
+            && headers
+                .iter()
+                .zip(&self.fields)
+                .all(|((name, value), known)| *name == known.0 && *value == known.1 && !value.is_sensitive())
     }
 }
 
