@@ -25,8 +25,15 @@ use super::tuner::{Explanation, TransferDecision, WriteLoad};
 /// }
 /// # let _ = describe;
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct RdmaConnectInfo {
+    /// Each request has a clone.
+    facts: Arc<ConnectionFacts>,
+}
+
+/// What is known of a connection.
+#[derive(Clone, Debug)]
+pub(crate) struct ConnectionFacts {
     pub(crate) verdict: Verdict,
     pub(crate) provider: Option<&'static str>,
     pub(crate) device: Option<Arc<str>>,
@@ -81,72 +88,92 @@ impl RdmaConnectInfo {
     pub(crate) fn tcp(peer: SocketAddr, local: SocketAddr, reason: impl Into<Arc<str>>) -> Self {
         let (provider, device, telemetry) = (None, None, None);
         let (reason, first_byte) = (reason.into(), Arc::default());
-        let native = false;
-        Self { verdict: Verdict::Tcp, provider, device, reason, native, peer, local, telemetry, first_byte }
+        let (verdict, native) = (Verdict::Tcp, false);
+        Self::new(ConnectionFacts {
+            verdict,
+            provider,
+            device,
+            reason,
+            native,
+            peer,
+            local,
+            telemetry,
+            first_byte,
+        })
+    }
+
+    pub(crate) fn new(facts: ConnectionFacts) -> Self {
+        Self { facts: Arc::new(facts) }
     }
 
     /// Returns the transport of the connection.
     pub fn verdict(&self) -> Verdict {
-        self.verdict
+        self.facts.verdict
     }
 
     /// Returns the provider of the RDMA device in use, such as `soft`. `None` on TCP.
     pub fn provider(&self) -> Option<&'static str> {
-        self.provider
+        self.facts.provider
     }
 
     /// Returns the name of the RDMA device in use, such as `soft0`. `None` on TCP.
     pub fn device(&self) -> Option<&str> {
-        self.device.as_deref()
+        self.facts.device.as_deref()
     }
 
     /// Returns whether calls go over this connection without HTTP/2, as messages of RDMA. If not, [`reason`](Self::reason) says why
     /// not, if this end asked for it.
     pub fn is_native(&self) -> bool {
-        self.native
+        self.facts.native
     }
 
     /// Adds the reason why there are no native calls to the reason of the verdict.
     pub(crate) fn not_native(&mut self, because: &str) {
-        self.reason = format!("{}; calls use HTTP/2, because {because}", self.reason).into();
+        let facts = Arc::make_mut(&mut self.facts);
+        facts.reason = format!("{}; calls use HTTP/2, because {because}", facts.reason).into();
     }
 
     /// Returns the reason for the verdict, in words.
     pub fn reason(&self) -> &str {
-        &self.reason
+        &self.facts.reason
     }
 
     /// Returns the peer's address on the TCP connection that the negotiation went over.
     pub fn peer_addr(&self) -> SocketAddr {
-        self.peer
+        self.facts.peer
     }
 
     /// Returns this end's address on that TCP connection.
     pub fn local_addr(&self) -> SocketAddr {
-        self.local
+        self.facts.local
+    }
+
+    /// Returns what keeps the first byte of the peer.
+    pub(super) fn first_byte(&self) -> &FirstByte {
+        &self.facts.first_byte
     }
 
     /// Returns whether the peer uses TLS on this connection, as its first byte shows. Returns `false` before that byte has
     /// arrived; a request arrives later. This does not show whether the peer has a certificate.
     pub fn is_tls(&self) -> bool {
-        self.first_byte.is_tls() == Some(true)
+        self.facts.first_byte.is_tls() == Some(true)
     }
 
     /// Returns whether the peer has sent a first byte, and the byte is not of TLS.
     #[doc(hidden)]
     pub fn is_plaintext(&self) -> bool {
-        self.first_byte.is_tls() == Some(false)
+        self.facts.first_byte.is_tls() == Some(false)
     }
 
     /// Returns whether both values describe one connection.
     #[doc(hidden)]
     pub fn is_same_connection(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.first_byte, &other.first_byte)
+        Arc::ptr_eq(&self.facts.first_byte, &other.facts.first_byte)
     }
 
     /// Returns the counters of the connection; all are 0 on TCP. They stay readable after the connection has ended.
     pub fn counters(&self) -> CounterSnapshot {
-        let Some(telemetry) = &self.telemetry else { return CounterSnapshot::default() };
+        let Some(telemetry) = &self.facts.telemetry else { return CounterSnapshot::default() };
         let (polls, sleeps) = telemetry.polling.values();
         CounterSnapshot { polls, sleeps, ..telemetry.counters.snapshot() }
     }
@@ -157,7 +184,13 @@ impl RdmaConnectInfo {
     /// 64 KiB by rendezvous: threshold 32 KiB, set by calibration of rxe0
     /// ```
     pub fn why(&self, size: usize, load: WriteLoad) -> Option<TransferDecision> {
-        self.telemetry.as_ref().map(|telemetry| telemetry.explanation.why(size, load))
+        self.facts.telemetry.as_ref().map(|telemetry| telemetry.explanation.why(size, load))
+    }
+}
+
+impl fmt::Debug for RdmaConnectInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RdmaConnectInfo").field(&self.facts).finish()
     }
 }
 

@@ -136,7 +136,7 @@ impl AsyncRead for EndpointStream {
             && let Some(first) = buffer.filled().get(before)
         {
             self.has_read = true;
-            self.info.first_byte.set(*first);
+            self.info.first_byte().set(*first);
         }
         polled
     }

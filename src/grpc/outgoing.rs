@@ -81,6 +81,11 @@ impl Outgoing {
         self.opaque |= self.missing > 0 && count > 0;
     }
 
+    /// Returns whether `data`, the next frame, is whole small messages, which a sink gets as they are.
+    pub(super) fn is_small(&mut self, data: &Bytes) -> bool {
+        self.missing == 0 && !self.opaque && self.small(data) == data.len() && !self.opaque
+    }
+
     /// Returns the length of the small messages at the start of `data`.
     fn small(&mut self, data: &Bytes) -> usize {
         let mut at = 0;

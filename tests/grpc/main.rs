@@ -18,4 +18,5 @@ mod server_acts;
 mod server_end;
 mod server_handlers;
 mod server_port;
+mod server_routes;
 mod server_streams;

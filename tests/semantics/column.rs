@@ -1,5 +1,6 @@
 //! The three columns: how each serves and how each connects.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -12,7 +13,9 @@ use tonic::service::Routes;
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Endpoint, Server};
 use tonic_rdma::{CallConfig, Config, RdmaChannel, RdmaConnector, RdmaIncoming, RdmaServer, Verdict};
+use tower::layer::layer_fn;
 use tower::layer::util::Identity;
+use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service};
 
 use crate::caller::Caller;
@@ -93,6 +96,17 @@ impl Running {
 
 const ANY_PORT: &str = "127.0.0.1:0";
 
+/// What layers wrap: the routes of tonic's server, or the services of ours.
+pub(crate) type Inner = BoxCloneSyncService<http::Request<Body>, http::Response<Body>, Infallible>;
+
+/// What a server serves.
+enum Served {
+    /// One service, which our server finds by its name.
+    Service(Probe),
+    /// Routes, which our server has from tonic.
+    Routes(Routes),
+}
+
 impl Column {
     /// Serves `probe` with default settings on a free port.
     pub(crate) async fn serve(self, probe: Probe) -> Running {
@@ -101,19 +115,19 @@ impl Column {
 
     /// Serves `probe` on a free port.
     pub(crate) async fn serve_with(self, settings: ServerSettings, probe: Probe) -> Running {
-        self.serve_routes(ANY_PORT, settings, Identity::new(), Routes::new(probe)).await
+        self.serve_routes(ANY_PORT, settings, Identity::new(), Served::Service(probe)).await
     }
 
     /// Serves `probe` on a reserved port.
     pub(crate) async fn serve_on(self, port: &Port, probe: Probe) -> Running {
         let address = port.address.to_string();
-        self.serve_routes(&address, ServerSettings::default(), Identity::new(), Routes::new(probe)).await
+        self.serve_routes(&address, ServerSettings::default(), Identity::new(), Served::Service(probe)).await
     }
 
     /// Serves `routes` inside of `layer` on a free port.
     pub(crate) async fn serve_layered<L, B>(self, layer: L, routes: Routes) -> Running
     where
-        L: Layer<Routes> + Clone + Send + Sync + 'static,
+        L: Layer<Inner> + Clone + Send + Sync + 'static,
         L::Service:
             Service<http::Request<Body>, Response = http::Response<B>> + Clone + Send + Sync + 'static,
         <L::Service as Service<http::Request<Body>>>::Future: Send,
@@ -121,19 +135,19 @@ impl Column {
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        self.serve_routes(ANY_PORT, ServerSettings::default(), layer, routes).await
+        self.serve_routes(ANY_PORT, ServerSettings::default(), layer, Served::Routes(routes)).await
     }
 
-    /// Serves `routes` inside of `layer` on `address`.
+    /// Serves `served` inside of `layer` on `address`.
     async fn serve_routes<L, B>(
         self,
         address: &str,
         settings: ServerSettings,
         layer: L,
-        routes: Routes,
+        served: Served,
     ) -> Running
     where
-        L: Layer<Routes> + Clone + Send + Sync + 'static,
+        L: Layer<Inner> + Clone + Send + Sync + 'static,
         L::Service:
             Service<http::Request<Body>, Response = http::Response<B>> + Clone + Send + Sync + 'static,
         <L::Service as Service<http::Request<Body>>>::Future: Send,
@@ -148,7 +162,12 @@ impl Column {
                 std::future::pending::<()>().await;
             }
         };
-        let router = stock_server(settings).layer(layer.clone()).add_routes(routes.clone());
+        let routes = match &served {
+            Served::Service(probe) => Routes::new(probe.clone()),
+            Served::Routes(routes) => routes.clone(),
+        };
+        let stock = stock_server(settings).layer(layer.clone());
+        let router = stock.layer(layer_fn(BoxCloneSyncService::new)).add_routes(routes);
         match self {
             Self::Tcp => {
                 let incoming = TcpIncoming::bind(address.parse().unwrap()).unwrap().with_nodelay(Some(true));
@@ -167,7 +186,12 @@ impl Column {
             Self::Native => {
                 let incoming = RdmaIncoming::bind_with(address, config(settings.keepalive)).await.unwrap();
                 let address = incoming.local_addr();
-                let server = RdmaServer::new().calls(call_config(settings)).layer(layer).add_routes(routes);
+                let server = RdmaServer::new().calls(call_config(settings)).layer(layer);
+                let server = server.layer(layer_fn(BoxCloneSyncService::new));
+                let server = match served {
+                    Served::Service(probe) => server.add_service(probe),
+                    Served::Routes(routes) => server.add_routes(routes),
+                };
                 let serving = server.serve_with_incoming_shutdown(incoming, signal);
                 let server = tokio::spawn(async move { serving.await.map_err(Into::into) });
                 Running { address, stop, server }

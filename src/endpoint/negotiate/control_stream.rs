@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::established::Established;
 use crate::endpoint::error::NegotiationError;
-use crate::endpoint::info::{RdmaConnectInfo, Verdict};
+use crate::endpoint::info::{ConnectionFacts, RdmaConnectInfo, Verdict};
 use crate::endpoint::journal::Journal;
 use crate::endpoint::messages::{MessageEndpoint, Negotiated};
 use crate::endpoint::stream::EndpointStream;
@@ -101,7 +101,7 @@ impl ControlStream {
         if native {
             reason.push_str("; both ends take native calls");
         }
-        let info = RdmaConnectInfo {
+        let info = RdmaConnectInfo::new(ConnectionFacts {
             verdict: Verdict::Rdma,
             provider: Some(established.provider()),
             device: Some(established.device().into()),
@@ -111,8 +111,8 @@ impl ControlStream {
             local: self.tcp.local_addr()?,
             telemetry: Some(established.telemetry()),
             first_byte: Arc::default(),
-        };
-        let (carrier, supervisor) = established.supervise(self.tcp, info.peer, self.journal);
+        });
+        let (carrier, supervisor) = established.supervise(self.tcp, info.peer_addr(), self.journal);
         let span = tracing::info_span!("rdma", device = info.device());
         tokio::spawn(tracing::Instrument::instrument(supervisor.run(), span));
         Ok(match native {

@@ -203,7 +203,10 @@ impl Reactor {
     /// returned true, it is not called again.
     pub(crate) fn wait_as_caller(&self, queue: &Queue, mut is_done: impl FnMut() -> bool) -> bool {
         if is_done() {
-            self.callers.arrived();
+            // With one thread, callers have no pace, because they look once.
+            if self.multi_thread {
+                self.callers.arrived();
+            }
             return true;
         }
         if self.mode != PollMode::Adaptive || !self.multi_thread || !may_spin() {
@@ -292,10 +295,16 @@ impl Reactor {
         const MOST: Duration = Duration::from_micros(60);
         let Spinner { pace, armed, .. } = spinner;
         let disarm = || self.disarm(armed);
-        let mut ran: Option<(Instant, Instant)> = None;
+        /// Looks for each look at the clock.
+        const LOOKS: u32 = 8;
+        let (mut ran, mut looks): (Option<(Instant, Instant)>, u32) = (None, 0);
         let woken = pace.spin(disarm, || match self.poll() {
             Polled { completions: 0, .. } => match ran {
                 Some((first, last)) => {
+                    looks = looks.wrapping_add(1);
+                    if looks % LOOKS != 0 {
+                        return Observation::Nothing;
+                    }
                     let now = Instant::now();
                     let over = now - last > NEXT || now - first > MOST;
                     if over { Observation::Wanted } else { Observation::Nothing }

@@ -116,14 +116,26 @@ impl NativeCall {
         request.goes_native();
         request.body.look(context)?;
         let session = &native.session;
-        let stream = match session.open(request.head(&native.terms)) {
-            Ok(stream) => Arc::new(stream),
+        let whole = request.body.whole(context);
+        let head = request.head(&native.terms);
+        let is_whole = whole.is_some();
+        let opened = match whole {
+            Some(body) => session.open_with(head, body),
+            None => session.open(head).map(|stream| (stream, false)),
+        };
+        let (stream, is_alone) = match opened {
+            Ok((stream, is_alone)) => (Arc::new(stream), is_alone),
             Err(error) => return Err(self.again(request, super::error::not_opened(error), false)),
         };
         if let Some(landing) = request.landing() {
             stream.deliver_landed(landing.limit());
         }
         let mut call = Begun::new(Arc::clone(&stream));
+        if is_whole {
+            session.drive_if(is_alone);
+            self.state = State::Begun(call, Some(request));
+            return Ok(());
+        }
         let (mut sent, mut outgoing) = (Sent::default(), Outgoing::default());
         let again = match advance(&mut request.body, &mut outgoing, &stream, Some(&mut sent), context) {
             Progress::Failed(status) => return Err(status.into()),
@@ -186,7 +198,7 @@ impl NativeCall {
     }
 
     fn response(&mut self, call: Begun, head: HeaderMap, first: Option<Part>) -> Response<Body> {
-        let mut deadline = std::mem::replace(&mut self.deadline, Deadline::none());
+        let mut deadline = self.deadline.take();
         deadline.head_has_come();
         let mut response = Response::new(Body::new(ResponseBody::new(call, deadline, first)));
         *response.version_mut() = Version::HTTP_2;
@@ -195,7 +207,7 @@ impl NativeCall {
     }
 
     fn again(&mut self, request: Unsent, status: Status, refused: bool) -> End {
-        let deadline = std::mem::replace(&mut self.deadline, Deadline::none());
+        let deadline = self.deadline.take();
         let endpoints = Arc::clone(&self.endpoints);
         End::Again(Box::new(Again { endpoints, request, deadline, status, refused }))
     }

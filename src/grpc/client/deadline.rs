@@ -30,9 +30,14 @@ impl Deadline {
         Self { begun, own, endpoint: None, timer: None }
     }
 
-    /// Makes a deadline that never passes.
-    pub(super) fn none() -> Self {
-        Self { begun: Instant::now(), own: None, endpoint: None, timer: None }
+    /// Takes the deadline. What is left never passes.
+    pub(super) fn take(&mut self) -> Self {
+        Self {
+            begun: self.begun,
+            own: self.own.take(),
+            endpoint: self.endpoint.take(),
+            timer: self.timer.take(),
+        }
     }
 
     /// Returns the time when the call began.

@@ -35,7 +35,7 @@ impl Unsent {
         let (head, body) = request.into_parts();
         let path = head.uri.into_parts().path_and_query;
         let path = path.unwrap_or_else(|| PathAndQuery::from_static("/"));
-        let body = RequestBody { first: None, more: VecDeque::new(), rest: Some(body) };
+        let body = RequestBody { rest: Some(body), ..RequestBody::default() };
         let user_agent = head.headers.get(header::USER_AGENT).cloned();
         let (headers, extensions) = (head.headers, head.extensions);
         let head = Arc::new(RequestHead { path, authority: None, headers });
@@ -69,7 +69,7 @@ impl Unsent {
     /// Returns the request for a channel of tonic's.
     pub(super) fn into_request(self) -> Request<Body> {
         let body = match self.body {
-            RequestBody { first: None, more, rest: Some(rest) } if more.is_empty() => rest,
+            RequestBody { first: None, more, failed: None, rest: Some(rest) } if more.is_empty() => rest,
             body => Body::new(body),
         };
         let mut request = Request::new(body);
@@ -100,11 +100,13 @@ fn set_user_agent(headers: &mut HeaderMap, own: Option<&HeaderValue>, endpoint: 
 }
 
 /// The body of a request: frames that were taken from it, then the rest.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct RequestBody {
     /// The first frame. Most bodies have no other, so it needs no memory of its own.
     first: Option<Bytes>,
     more: VecDeque<Bytes>,
+    /// The status of a body that failed behind these frames.
+    failed: Option<Status>,
     /// `None` if there is no more.
     rest: Option<Body>,
 }
@@ -121,9 +123,27 @@ impl RequestBody {
         Ok(())
     }
 
+    /// Returns the body if it is one frame of small messages, and has ended. Looks for the end behind the first frame.
+    pub(super) fn whole(&mut self, context: &mut Context<'_>) -> Option<Bytes> {
+        let first = self.first.as_ref()?;
+        if !Outgoing::default().is_small(first) || !self.more.is_empty() || self.failed.is_some() {
+            return None;
+        }
+        match self.poll_rest(context) {
+            Poll::Ready(None) => return self.first.clone(),
+            Poll::Ready(Some(Ok(frame))) => self.more.push_back(frame),
+            Poll::Ready(Some(Err(status))) => self.failed = Some(status),
+            Poll::Pending => {}
+        }
+        None
+    }
+
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Status>>> {
         if let Some(frame) = self.first.take().or_else(|| self.more.pop_front()) {
             return Poll::Ready(Some(Ok(frame)));
+        }
+        if let Some(status) = self.failed.take() {
+            return Poll::Ready(Some(Err(status)));
         }
         self.poll_rest(context)
     }
@@ -151,6 +171,7 @@ impl RequestBody {
     fn is_at_end(&self) -> bool {
         self.first.is_none()
             && self.more.is_empty()
+            && self.failed.is_none()
             && self.rest.as_ref().is_none_or(http_body::Body::is_end_stream)
     }
 }
@@ -197,7 +218,11 @@ impl Sent {
 
     /// Returns the whole body, if all frames were kept.
     pub(super) fn into_body(self) -> Option<RequestBody> {
-        (self.bytes <= Self::MOST).then_some(RequestBody { first: self.first, more: self.more, rest: None })
+        (self.bytes <= Self::MOST).then_some(RequestBody {
+            first: self.first,
+            more: self.more,
+            ..RequestBody::default()
+        })
     }
 }
 

@@ -70,8 +70,12 @@ impl Begun {
         deadline: &Deadline,
         context: &mut Context<'_>,
     ) -> Poll<Result<HeaderMap, CallFault>> {
-        self.spin(deadline);
-        self.stream.poll_head(context)
+        let mut head = Poll::Pending;
+        self.stream.session().endpoint().spin(|| {
+            head = self.stream.take_head();
+            head.is_ready() || deadline.has_passed()
+        });
+        if head.is_ready() { head } else { self.stream.poll_head(context) }
     }
 
     /// Waits for the next part of the response, in the same way. Most parts come together with the head, so this looks first.

@@ -202,6 +202,43 @@ fn a_sensitive_value_never_enters_a_table() {
 }
 
 #[test]
+fn a_head_that_was_written_before_is_no_other_head() {
+    let (mut encoder, mut decoder) = ends();
+    let field = |value: &str| (Name::from_static("key"), HeaderValue::from_str(value).unwrap());
+    let head = |path: &str, authority: Option<&str>, values: &[&str]| RequestHead {
+        path: path.parse().unwrap(),
+        authority: authority.map(|authority| authority.parse().unwrap()),
+        headers: values.iter().map(|value| field(value)).collect(),
+    };
+    let heads = [
+        head("/a.B/C", Some("a:1"), &["one"]),
+        head("/a.B/D", Some("a:1"), &["one"]),
+        head("/a.B/C", None, &["one"]),
+        head("/a.B/C", Some("b:1"), &["one"]),
+        head("/a.B/C", Some("a:1"), &["two"]),
+        head("/a.B/C", Some("a:1"), &[]),
+    ];
+    for _ in 0..5 {
+        for head in &heads {
+            let mut block = Vec::new();
+            encoder.request(head, &mut block);
+            let decoded = decoder.decode(&block).unwrap();
+            assert_eq!((decoded.path, decoded.authority), (Some(head.path.clone()), head.authority.clone()));
+            assert_eq!(decoded.headers, head.headers);
+        }
+        // The fields of a request, as a response has them.
+        let mut block = Vec::new();
+        encoder.fields(&heads[0].headers, &mut block);
+        assert_eq!(decoder.decode(&block).unwrap().path, None);
+    }
+    let mut secret = HeaderMap::from_iter([field("one")]);
+    secret["key"].set_sensitive(true);
+    let mut block = Vec::new();
+    encoder.fields(&secret, &mut block);
+    assert!(decoder.decode(&block).unwrap().headers["key"].is_sensitive(), "the same bytes, but sensitive");
+}
+
+#[test]
 fn a_short_part_does_not_keep_a_long_message() {
     let message = |length: usize| {
         let header = FrameHeader::new(Kind::Data, 1, length).encode();

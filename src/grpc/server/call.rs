@@ -15,6 +15,7 @@ use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body::Body as _;
 use tokio::time::Sleep;
@@ -23,6 +24,7 @@ use tonic::body::Body;
 use tower_service::Service;
 
 use super::error::BoxError;
+use super::routes::{Boxed, boxed};
 use super::status::{STATUS, of_http, trailers_of};
 use crate::grpc::outgoing::Outgoing;
 use crate::grpc::session::{ResetCode, Stream};
@@ -41,9 +43,22 @@ pub(super) struct Call<S: Service<Request<Body>>> {
 
 enum State<S: Service<Request<Body>>> {
     Waiting(S, Request<Body>),
-    Running(Pin<Box<S::Future>>),
-    Responding(Body, Outgoing),
+    Running(Boxed<Result<S::Response, S::Error>>),
+    Responding(Body, Outgoing, Option<Unsent>),
     Done,
+}
+
+/// The start of a response: its head, and small messages. It waits for the trailers, to be queued with them, or until the body has nothing
+/// more for now.
+struct Unsent {
+    head: HeaderMap,
+    data: Option<Bytes>,
+}
+
+impl Unsent {
+    fn send(self, stream: &Stream, trailers: Option<HeaderMap>) {
+        stream.send_response(self.head, self.data, trailers);
+    }
 }
 
 /// The deadline of a call.
@@ -72,7 +87,8 @@ impl<S: Service<Request<Body>>> fmt::Debug for Call<S> {
 impl<S, B> Call<S>
 where
     S: Service<Request<Body>, Response = Response<B>>,
-    S::Error: Into<BoxError>,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError> + 'static,
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
@@ -90,13 +106,9 @@ where
         Self { stream, state: State::Waiting(service, request), limit, answered: false }
     }
 
-    /// Polls the call where it was found. Returns the call if it waits: it goes on as a task then. What it has to send is queued.
-    pub(super) fn poll_in_place(mut self) -> Option<Self> {
-        let mut context = Context::from_waker(Waker::noop());
-        match self.guarded(&mut context) {
-            Poll::Ready(()) => None,
-            Poll::Pending => Some(self),
-        }
+    /// Polls the call where it was found. Returns whether it waits: then it is to go on as a task. What it has to send is queued.
+    pub(super) fn poll_in_place(&mut self) -> bool {
+        self.guarded(&mut Context::from_waker(Waker::noop())).is_pending()
     }
 
     /// Carries the call on, and catches panics of the handler.
@@ -119,7 +131,7 @@ where
                     let result = ready!(service.poll_ready(context)).map_err(Into::into);
                     match (result, mem::replace(&mut self.state, State::Done)) {
                         (Ok(()), State::Waiting(mut service, request)) => {
-                            self.state = State::Running(Box::pin(service.call(request)));
+                            self.state = State::Running(boxed(service.call(request)));
                         }
                         (Err(error), _) => return self.refuse(error),
                         (Ok(()), _) => return Poll::Ready(()),
@@ -137,8 +149,12 @@ where
 
     /// Sends the head of the response.
     fn answer(&mut self, response: Response<B>) {
-        let (parts, body) = response.into_parts();
+        let (mut parts, body) = response.into_parts();
         let body = Body::new(body);
+        // tonic's routes add this, and a service that was found without them has it, too.
+        if let Some(length) = body.size_hint().exact() {
+            parts.headers.entry(CONTENT_LENGTH).or_insert_with(|| length.into());
+        }
         if parts.status != StatusCode::OK && !parts.headers.contains_key(STATUS) {
             let mut trailers = parts.headers;
             trailers.extend(trailers_of(&of_http(parts.status)));
@@ -146,22 +162,38 @@ where
         } else if body.is_end_stream() {
             self.finish(parts.headers);
         } else {
-            self.stream.send_head(parts.headers);
+            let unsent = Unsent { head: parts.headers, data: None };
             self.answered = true;
-            self.state = State::Responding(body, Outgoing::default());
+            self.state = State::Responding(body, Outgoing::default(), Some(unsent));
         }
     }
 
     /// Sends the body of the response.
     fn respond(&mut self, context: &mut Context<'_>) -> Poll<()> {
         for _ in 0..FRAMES {
-            let State::Responding(body, outgoing) = &mut self.state else { return Poll::Ready(()) };
-            if ready!(self.stream.poll_send_ready(context)).is_err() {
+            let State::Responding(body, outgoing, unsent) = &mut self.state else { return Poll::Ready(()) };
+            if unsent.is_none() && ready!(self.stream.poll_send_ready(context)).is_err() {
                 // The client has reset the call, or the connection has ended.
                 self.state = State::Done;
                 return Poll::Ready(());
             }
-            let Poll::Ready(next) = Pin::new(body).poll_frame(context) else {
+            let next = Pin::new(body).poll_frame(context);
+            if let Some(start) = unsent {
+                match &next {
+                    Poll::Ready(Some(Ok(frame))) => match frame.data_ref() {
+                        Some(data) if start.data.is_none() && outgoing.is_small(data) => {
+                            start.data = Some(data.clone());
+                            continue;
+                        }
+                        Some(_) => self.begin_response(),
+                        // The trailers go with the start.
+                        None => {}
+                    },
+                    Poll::Ready(Some(Err(_)) | None) | Poll::Pending => self.begin_response(),
+                }
+            }
+            let State::Responding(_, outgoing, _) = &mut self.state else { return Poll::Ready(()) };
+            let Poll::Ready(next) = next else {
                 outgoing.flush(&*self.stream, false);
                 return Poll::Pending;
             };
@@ -191,6 +223,15 @@ where
         Poll::Pending
     }
 
+    /// Queues the start of the response, if it waits.
+    fn begin_response(&mut self) {
+        if let State::Responding(_, _, unsent) = &mut self.state
+            && let Some(unsent) = unsent.take()
+        {
+            unsent.send(&self.stream, None);
+        }
+    }
+
     /// Ends a call whose service returned an error instead of a response. Errors that hold a status become this status, as with tonic.
     fn refuse(&mut self, error: BoxError) -> Poll<()> {
         match Status::try_from_error(error) {
@@ -216,8 +257,9 @@ where
 
     /// Sends the trailers, and drops the handler. Without a body the response is a head alone, which has the status.
     fn finish(&mut self, trailers: HeaderMap) {
-        self.state = State::Done;
-        if self.answered {
+        if let State::Responding(_, _, Some(unsent)) = mem::replace(&mut self.state, State::Done) {
+            unsent.send(&self.stream, Some(trailers));
+        } else if self.answered {
             self.stream.send_trailers(trailers);
         } else {
             self.stream.send_head(trailers);
@@ -229,7 +271,8 @@ where
 impl<S, B> Future for Call<S>
 where
     S: Service<Request<Body>, Response = Response<B>>,
-    S::Error: Into<BoxError>,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError> + 'static,
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {

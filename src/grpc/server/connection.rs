@@ -99,13 +99,17 @@ where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    fn accept(&self, stream: Stream, head: RequestHead) {
+    fn accept(&self, stream: Stream, head: RequestHead, is_last: bool) {
         self.accepted.fetch_add(1, Ordering::Relaxed);
         let _context = self.shared.runtime.enter();
+        let mut drives = is_last.then(|| Arc::clone(stream.session()));
         // Calls catch the panics of handlers themselves. This is for a service that panics when it is cloned or dropped: the stream is
         // dropped then, which resets the call, and the thread that polls for others goes on.
-        if catch_unwind(AssertUnwindSafe(|| self.begin(stream, head))).is_err() {
+        if catch_unwind(AssertUnwindSafe(|| self.begin(stream, head, &mut drives))).is_err() {
             tracing::debug!("a service panicked when a native call began or ended");
+        }
+        if let Some(session) = drives {
+            session.drive();
         }
     }
 }
@@ -118,7 +122,8 @@ where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    fn begin(&self, stream: Stream, head: RequestHead) {
+    /// Begins a call. Drives the session that is in `drives`, and takes it out, if the call was polled here.
+    fn begin(&self, stream: Stream, head: RequestHead, drives: &mut Option<Arc<Session>>) {
         let Shared { limits, runtime, alone, paths } = &*self.shared;
         let arrived = Instant::now();
         let stream = Arc::new(stream);
@@ -129,7 +134,7 @@ where
         };
         let request = self.request(Arc::clone(&stream), head);
         let service = lock(&self.service).clone();
-        let call = Call::new(stream, service, request, arrived, timeout);
+        let mut call = Call::new(stream, service, request, arrived, timeout);
         let may_run = limits.poll_in_place && paths.is_quick(path.path());
         let turn = if may_run { InPlace::begin(arrived, *alone) } else { None };
         let Some(turn) = turn else {
@@ -137,8 +142,13 @@ where
             return;
         };
         let waits = call.poll_in_place();
-        paths.took(path.path(), turn.end());
-        if let Some(call) = waits {
+        let took = turn.end();
+        // The client waits for the reply, and for nothing of what follows.
+        if let Some(session) = drives.take() {
+            session.drive();
+        }
+        paths.took(path.path(), took);
+        if waits {
             runtime.spawn(call);
         }
     }

@@ -13,6 +13,7 @@ mod connection;
 mod error;
 mod in_place;
 mod plaintext;
+mod routes;
 mod serve;
 mod status;
 
@@ -33,11 +34,13 @@ use tower::layer::Layer;
 use tower::layer::util::{Identity, Stack};
 use tower_service::Service;
 
+use self::routes::Named;
 use super::calls::CallConfig;
 use crate::endpoint::Config;
 use crate::transport::RdmaIncoming;
 
 pub use error::ServeError;
+pub use routes::RdmaRoutes;
 
 /// A gRPC server for all clients on one port: peers that know native calls, peers that send HTTP/2 over RDMA, and stock clients over TCP.
 ///
@@ -99,6 +102,8 @@ pub struct RdmaServer<L = Identity> {
     http2: Server,
     layers: ServiceBuilder<L>,
     routes: Routes,
+    /// The services that native calls find without these routes; `None` if the user has routes, which may take other paths.
+    named: Option<Named>,
 }
 
 impl RdmaServer {
@@ -118,6 +123,7 @@ impl RdmaServer {
             http2: Server::builder(),
             layers: ServiceBuilder::new(),
             routes: Routes::default(),
+            named: Some(Named::default()),
         }
     }
 }
@@ -178,8 +184,8 @@ impl<L> RdmaServer<L> {
     /// # drop(server);
     /// ```
     pub fn layer<N>(self, layer: N) -> RdmaServer<Stack<N, L>> {
-        let Self { config, calls, http2, layers, routes } = self;
-        RdmaServer { config, calls, http2, layers: layers.layer(layer), routes }
+        let Self { config, calls, http2, layers, routes, named } = self;
+        RdmaServer { config, calls, http2, layers: layers.layer(layer), routes, named }
     }
 
     /// Adds a service, such as a generated one.
@@ -198,6 +204,7 @@ impl<L> RdmaServer<L> {
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Box<dyn Error + Send + Sync>>,
     {
+        self.named = self.named.and_then(|named| named.with(service.clone()));
         self.routes = self.routes.add_service(service);
         self
     }
@@ -224,7 +231,8 @@ impl<L> RdmaServer<L> {
         }
     }
 
-    /// Adds routes. Paths that they don't have go to the services added before. The fallback of these routes does not count.
+    /// Adds routes. Paths that they don't have go to the services added before. The fallback of these routes does not count. Native calls of
+    /// a server without added routes are quicker.
     ///
     /// ```
     /// use tonic::service::Routes;
@@ -240,6 +248,7 @@ impl<L> RdmaServer<L> {
     pub fn add_routes(mut self, routes: Routes) -> Self {
         let added = routes.into_axum_router().reset_fallback();
         self.routes = self.routes.into_axum_router().merge(added).into();
+        self.named = None;
         self
     }
 
@@ -258,7 +267,7 @@ impl<L> RdmaServer<L> {
     /// A setting has a value that can't be used, the address can't be listened on, or tonic's server failed.
     pub async fn serve<S, B>(self, address: impl ToSocketAddrs) -> Result<(), ServeError>
     where
-        L: Layer<Routes, Service = S>,
+        L: Layer<RdmaRoutes, Service = S>,
         S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
         S::Future: Send + 'static,
         S::Error: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
@@ -280,7 +289,7 @@ impl<L> RdmaServer<L> {
         signal: impl Future<Output = ()>,
     ) -> Result<(), ServeError>
     where
-        L: Layer<Routes, Service = S>,
+        L: Layer<RdmaRoutes, Service = S>,
         S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
         S::Future: Send + 'static,
         S::Error: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
@@ -297,7 +306,7 @@ impl<L> RdmaServer<L> {
     /// A limit of the calls has a value that can't be used, or tonic's server failed.
     pub async fn serve_with_incoming<S, B>(self, incoming: RdmaIncoming) -> Result<(), ServeError>
     where
-        L: Layer<Routes, Service = S>,
+        L: Layer<RdmaRoutes, Service = S>,
         S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
         S::Future: Send + 'static,
         S::Error: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
@@ -317,7 +326,7 @@ impl<L> RdmaServer<L> {
         signal: impl Future<Output = ()>,
     ) -> Result<(), ServeError>
     where
-        L: Layer<Routes, Service = S>,
+        L: Layer<RdmaRoutes, Service = S>,
         S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
         S::Future: Send + 'static,
         S::Error: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
@@ -339,7 +348,7 @@ impl<L> RdmaServer<L> {
         signal: Option<impl Future<Output = ()>>,
     ) -> Result<(), ServeError>
     where
-        L: Layer<Routes, Service = S>,
+        L: Layer<RdmaRoutes, Service = S>,
         S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
         S::Future: Send + 'static,
         S::Error: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
@@ -347,14 +356,14 @@ impl<L> RdmaServer<L> {
         B::Error: Into<Box<dyn Error + Send + Sync>>,
     {
         self.calls.validate()?;
-        let service = self.layers.service(self.routes.prepare());
+        let service = self.layers.service(RdmaRoutes::new(self.routes, self.named.unwrap_or_default()));
         serve::serve(incoming, self.http2, service, self.calls, signal).await
     }
 }
 
 impl<L> fmt::Debug for RdmaServer<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { config, calls, http2, layers: _, routes } = self;
+        let Self { config, calls, http2, layers: _, routes, named: _ } = self;
         f.debug_struct("RdmaServer")
             .field("config", config)
             .field("calls", calls)

@@ -24,8 +24,8 @@ mod wire;
 
 use std::cell::RefCell;
 use std::future::poll_fn;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, MutexGuard};
 use std::task::Poll;
 
 use bytes::Bytes;
@@ -33,7 +33,7 @@ use http::HeaderMap;
 
 use self::shared::{Shared, State};
 use super::calls::CallConfig;
-use super::core::{Core, OpenRefused, Role};
+use super::core::{Core, Role};
 use super::landing_budget::LandingBudget;
 use crate::endpoint::lock::lock;
 use crate::endpoint::{ConnectionFault, MessageEndpoint, MessageSettings, RdmaConnectInfo, Run};
@@ -69,9 +69,9 @@ pub(crate) enum OpenError {
 /// Takes the calls that arrive at a server.
 pub(crate) trait Accept: std::fmt::Debug + Send + Sync + 'static {
     /// Takes a call. The thread that polled the completion queue calls this, outside of a runtime's context if it is a thread of the
-    /// device's, and without any lock. After some calls of `accept` the session drives once, so that replies which are queued here
-    /// share messages.
-    fn accept(&self, stream: Stream, head: RequestHead);
+    /// device's, and without any lock. Replies that are queued here by some calls of `accept` share messages: the one with `is_last` calls
+    /// [`Session::drive`], once the reply is queued, and before it does anything else that takes time.
+    fn accept(&self, stream: Stream, head: RequestHead, is_last: bool);
 }
 
 /// The calls of one connection.
@@ -129,12 +129,25 @@ impl Session {
     /// # Errors
     /// The connection has ended, or takes no new calls.
     pub(crate) fn open(self: &Arc<Self>, head: impl Into<Arc<RequestHead>>) -> Result<Stream, OpenError> {
+        let key = lock(&self.shared.state).open(head.into())?;
+        Ok(Stream::new(Arc::clone(self), key))
+    }
+
+    /// Opens a stream as [`open`](Self::open) does, and queues `body`, which is the whole body. Returns also whether this is the only call.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub(crate) fn open_with(
+        self: &Arc<Self>,
+        head: Arc<RequestHead>,
+        body: Bytes,
+    ) -> Result<(Stream, bool), OpenError> {
         let mut state = lock(&self.shared.state);
-        match state.core.open(head.into()) {
-            Ok(key) => Ok(Stream::new(Arc::clone(self), key)),
-            Err(OpenRefused::GoingAway(reason)) => Err(OpenError::GoingAway(reason)),
-            Err(OpenRefused::Ended(fault)) => Err(OpenError::Ended(state.explain(fault))),
-        }
+        let key = state.open(head)?;
+        state.core.send_data(key, body, true);
+        let is_alone = state.core.active() <= 1;
+        drop(state);
+        Ok((Stream::new(Arc::clone(self), key), is_alone))
     }
 
     /// Sends what the streams have queued, as far as there is room. The rest goes when there is room.
@@ -145,10 +158,15 @@ impl Session {
     /// Sends what is queued if one call is under way only. With others, the request is left to the next poll of a caller, because calls
     /// that are made together then share messages. The caller must call [`drive_left`](Self::drive_left) with its next poll.
     pub(crate) fn drive_with_others(&self) {
-        if self.active_streams() > 1 {
-            self.left.store(true, Ordering::Release);
-        } else {
+        self.drive_if(self.active_streams() <= 1);
+    }
+
+    /// Does what [`drive_with_others`](Self::drive_with_others) does, for a caller that knows whether its call is the only one.
+    pub(crate) fn drive_if(&self, is_alone: bool) {
+        if is_alone {
             self.drive();
+        } else {
+            self.left.store(true, Ordering::Release);
         }
     }
 
@@ -212,33 +230,36 @@ impl Session {
 
     /// Transmits as long as the state machine asks for it. Between two times other threads may have the connection. A connection that
     /// has ended transmits nothing, so each wish counts once.
-    fn transmit_again(&self) {
-        let wants = |state: &mut State| {
-            state.transmits_again = state.core.take_again();
-            state.transmits_again
-        };
-        {
-            let mut state = lock(&self.shared.state);
-            if state.transmits_again || !wants(&mut state) {
-                return;
-            }
+    fn transmit_again<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        if state.transmits_again {
+            return state;
         }
         loop {
-            self.drive();
-            if !wants(&mut lock(&self.shared.state)) {
-                return;
+            state.transmits_again = state.core.take_again();
+            if !state.transmits_again {
+                return state;
             }
+            drop(state);
+            self.drive();
+            state = lock(&self.shared.state);
         }
     }
 
-    /// Hands calls that the peer has opened to the acceptor. Returns whether there were any.
-    fn accept(self: &Arc<Self>, acceptor: &dyn Accept) -> bool {
-        for accepted in 0..Self::ACCEPTED {
-            let next = lock(&self.shared.state).core.next_accepted();
-            let Some((key, head)) = next else { return accepted > 0 };
-            acceptor.accept(Stream::new(Arc::clone(self), key), head);
+    /// Hands calls that the peer has opened to the acceptor, which sends their replies.
+    fn accept<'a>(
+        self: &'a Arc<Self>,
+        acceptor: &dyn Accept,
+        mut state: MutexGuard<'a, State>,
+    ) -> MutexGuard<'a, State> {
+        let mut accepted = 0;
+        while let Some((key, head)) = state.core.next_accepted() {
+            accepted += 1;
+            let is_last = !state.core.has_accepted() || accepted % Self::ACCEPTED == 0;
+            drop(state);
+            acceptor.accept(Stream::new(Arc::clone(self), key), head, is_last);
+            state = lock(&self.shared.state);
         }
-        true
+        state
     }
 }
 
@@ -278,22 +299,22 @@ impl Drop for Running {
 impl Run for Session {
     /// Accepts calls, and closes the connection if nothing is left to do.
     fn run(self: Arc<Self>) {
-        lock(&self.shared.state).will_run = false;
-        let Some(_running) = Running::begin(&self) else { return };
-        if let Some(acceptor) = &self.acceptor {
-            while self.accept(&**acceptor) {
-                self.drive();
-            }
+        let running = Running::begin(&self);
+        let mut state = lock(&self.shared.state);
+        state.will_run = false;
+        if running.is_none() {
+            return;
         }
-        self.transmit_again();
-        let wakers = {
-            let mut state = lock(&self.shared.state);
-            if !state.is_over && !state.core.is_drained() {
-                return;
-            }
-            state.is_over = true;
-            std::mem::take(&mut state.closing)
-        };
+        if let Some(acceptor) = &self.acceptor {
+            state = self.accept(&**acceptor, state);
+        }
+        state = self.transmit_again(state);
+        if !state.is_over && !state.core.is_drained() {
+            return;
+        }
+        state.is_over = true;
+        let wakers = std::mem::take(&mut state.closing);
+        drop(state);
         self.endpoint.close();
         wakers.into_iter().for_each(std::task::Waker::wake);
     }

@@ -5,12 +5,12 @@ use std::task::Waker;
 
 use bytes::Bytes;
 
-use super::Session;
 use super::fault::CallFault;
 use super::wire::{Kept, SenderWire};
+use super::{OpenError, RequestHead, Session};
 use crate::endpoint::lock::lock;
 use crate::endpoint::{Aftermath, ConnectionFault, MessageHandler, Sender};
-use crate::grpc::core::{Core, StreamFault};
+use crate::grpc::core::{Core, OpenRefused, StreamFault, StreamKey};
 
 /// The state of a session, which the connection's handler and the handles of streams share.
 #[derive(Debug)]
@@ -37,6 +37,14 @@ pub(super) struct State {
 }
 
 impl State {
+    /// Opens a stream.
+    pub(super) fn open(&mut self, head: Arc<RequestHead>) -> Result<StreamKey, OpenError> {
+        self.core.open(head).map_err(|refused| match refused {
+            OpenRefused::GoingAway(reason) => OpenError::GoingAway(reason),
+            OpenRefused::Ended(fault) => OpenError::Ended(self.explain(fault)),
+        })
+    }
+
     /// Returns a stream's fault with its reason.
     pub(super) fn explain(&self, fault: StreamFault) -> CallFault {
         match fault {

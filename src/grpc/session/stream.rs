@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -24,11 +24,13 @@ pub(crate) struct Stream {
     key: StreamKey,
     /// There was no memory for the next part when it was asked for.
     starved: AtomicBool,
+    /// The last part was taken.
+    ended: AtomicBool,
 }
 
 impl Stream {
     pub(super) fn new(session: Arc<Session>, key: StreamKey) -> Self {
-        Self { session, key, starved: AtomicBool::new(false) }
+        Self { session, key, starved: AtomicBool::new(false), ended: AtomicBool::new(false) }
     }
 
     /// Returns the session.
@@ -49,6 +51,19 @@ impl Stream {
     /// Queues the head of the response (servers).
     pub(crate) fn send_head(&self, headers: HeaderMap) {
         self.lock().core.send_head(self.key, headers);
+    }
+
+    /// Queues the head of the response, bytes of its body, and its trailers, which end the call (servers).
+    pub(crate) fn send_response(&self, head: HeaderMap, data: Option<Bytes>, trailers: Option<HeaderMap>) {
+        self.with(|core| {
+            core.send_head(self.key, head);
+            if let Some(data) = data {
+                core.send_data(self.key, data, false);
+            }
+            if let Some(trailers) = trailers {
+                core.send_trailers(self.key, trailers);
+            }
+        });
     }
 
     /// Queues bytes of the body. With `end` the body ends here, as [`end`](Self::end) says.
@@ -93,8 +108,21 @@ impl Stream {
     /// # Errors
     /// The call was reset, or the connection has ended.
     pub(crate) fn poll_head(&self, context: &mut Context<'_>) -> Poll<Result<HeaderMap, CallFault>> {
+        self.look_for_head(Some(context.waker()))
+    }
+
+    /// Takes the head of the response if it has arrived (clients), and registers no task, for callers that look at the completion queue
+    /// themselves.
+    ///
+    /// # Errors
+    /// As [`poll_head`](Self::poll_head).
+    pub(crate) fn take_head(&self) -> Poll<Result<HeaderMap, CallFault>> {
+        self.look_for_head(None)
+    }
+
+    fn look_for_head(&self, waker: Option<&Waker>) -> Poll<Result<HeaderMap, CallFault>> {
         let mut state = self.lock();
-        let head = state.core.poll_head(self.key, Some(context.waker()));
+        let head = state.core.poll_head(self.key, waker);
         head.map_err(|fault| state.explain(fault))
     }
 
@@ -104,12 +132,17 @@ impl Stream {
     /// # Errors
     /// The call was reset, or the connection has ended.
     pub(crate) fn poll_part(&self, context: &mut Context<'_>) -> Poll<Option<Result<Part, CallFault>>> {
+        if self.ended.load(Ordering::Relaxed) {
+            return Poll::Ready(None);
+        }
         let mut state = self.lock();
         let part = state.core.poll_part(self.key, Some(context.waker()));
         let is_urgent = state.core.take_urgent();
+        // Relaxed: only the reader looks at the flags.
         if part.is_pending() {
-            // Relaxed: only the reader looks at the flag.
             self.starved.store(state.core.starved(self.key).is_some(), Ordering::Relaxed);
+        } else if state.core.is_end(self.key) {
+            self.ended.store(true, Ordering::Relaxed);
         }
         let landed = state.core.take_landed_bytes();
         if landed != LandedBytes::default() {
@@ -156,7 +189,7 @@ impl Stream {
 
     /// Returns whether [`poll_part`](Self::poll_part) has returned the last part, or will return `None` at once.
     pub(crate) fn is_end(&self) -> bool {
-        self.lock().core.is_end(self.key)
+        self.ended.load(Ordering::Relaxed) || self.lock().core.is_end(self.key)
     }
 
     /// Waits until the call ends early: the peer reset it, or the connection ended. A server drops the handler then. Stays pending

@@ -28,9 +28,13 @@ const LONG: Duration = Duration::from_secs(20);
 struct Calls(mpsc::UnboundedSender<(Stream, RequestHead)>);
 
 impl Accept for Calls {
-    fn accept(&self, stream: Stream, head: RequestHead) {
+    fn accept(&self, stream: Stream, head: RequestHead, is_last: bool) {
+        let session = Arc::clone(stream.session());
         // A test that no longer accepts has ended.
         let _ = self.0.send((stream, head));
+        if is_last {
+            session.drive();
+        }
     }
 }
 
@@ -360,12 +364,16 @@ struct Refusing {
 }
 
 impl Accept for Refusing {
-    fn accept(&self, stream: Stream, _: RequestHead) {
+    fn accept(&self, stream: Stream, _: RequestHead, is_last: bool) {
         let depth = self.depth.fetch_add(1, Ordering::SeqCst) + 1;
         self.deepest.fetch_max(depth, Ordering::SeqCst);
         self.accepted.fetch_add(1, Ordering::SeqCst);
+        let session = Arc::clone(stream.session());
         // This resets the call, which drives.
         drop(stream);
+        if is_last {
+            session.drive();
+        }
         self.depth.fetch_sub(1, Ordering::SeqCst);
     }
 }

@@ -12,9 +12,8 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::body::Body;
 use tonic::codegen::http::{Request, Response};
 use tonic::codegen::{Body as HttpBody, Bytes, Service, StdError};
-use tonic::service::Routes;
 use tonic::transport::Server;
-use tonic_rdma::{RdmaIncoming, RdmaServer, gather};
+use tonic_rdma::{RdmaIncoming, RdmaRoutes, RdmaServer, gather};
 use tonic_rdma_commands::Failure;
 use tonic_rdma_proto::transfer::turns_server::TurnsServer;
 use tonic_rdma_tensor::RdmaDevice;
@@ -203,7 +202,7 @@ impl Services {
         incoming: RdmaIncoming,
     ) -> Result<(), StdError>
     where
-        L: Layer<Routes, Service = S> + Send + 'static,
+        L: Layer<RdmaRoutes, Service = S> + Send + 'static,
         S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
         S::Future: Send + 'static,
         S::Error: Into<StdError> + Send + 'static,

@@ -18,6 +18,19 @@ pub(in crate::grpc) struct Encoder {
     names: HashMap<HeaderName, Name, RandomState>,
     entries: u16,
     room: Room,
+    /// Heads that were written as references only. As entries never change, such a head is always written in the same way.
+    known: Vec<Known>,
+    /// The place in `known` of the head that is replaced next.
+    replace: usize,
+}
+
+/// A head, and how it is written.
+#[derive(Debug)]
+struct Known {
+    path: Option<PathAndQuery>,
+    authority: Option<Authority>,
+    fields: Vec<(HeaderName, HeaderValue)>,
+    bytes: Box<[u8]>,
 }
 
 /// The room in the table.
@@ -44,6 +57,9 @@ impl Encoder {
     const AUTHORITIES: usize = 8;
     /// The longest value in the table, in bytes.
     const VALUE: usize = 512;
+    /// Most heads that are known, and most fields of each.
+    const KNOWN: usize = 8;
+    const FIELDS: usize = 16;
     /// Entries and bytes that this end uses of a larger table.
     const MOST: Room = Room { entries: 1024, bytes: 64 << 10 };
 
@@ -55,6 +71,46 @@ impl Encoder {
 
     /// Adds the head of a request to `out`.
     pub(in crate::grpc) fn request(&mut self, head: &RequestHead, out: &mut Vec<u8>) {
+        let RequestHead { path, authority, headers } = head;
+        self.write(Some(path), authority.as_ref(), headers, out, |encoder, out| {
+            encoder.request_anew(head, out)
+        });
+    }
+
+    /// Adds fields to `out`.
+    pub(in crate::grpc) fn fields(&mut self, headers: &HeaderMap, out: &mut Vec<u8>) {
+        self.write(None, None, headers, out, |encoder, out| encoder.fields_anew(headers, out));
+    }
+
+    /// Adds a head to `out`: as it was written before, or as `anew` writes it.
+    fn write(
+        &mut self,
+        path: Option<&PathAndQuery>,
+        authority: Option<&Authority>,
+        headers: &HeaderMap,
+        out: &mut Vec<u8>,
+        anew: impl FnOnce(&mut Self, &mut Vec<u8>),
+    ) {
+        if let Some(known) = self.known.iter().find(|known| known.is(path, authority, headers)) {
+            return out.extend_from_slice(&known.bytes);
+        }
+        let start = out.len();
+        anew(self, out);
+        let bytes = &out[start..];
+        if bytes.chunks(REFERENCE).all(|reference| reference[0] == op::ENTRY) && headers.len() <= Self::FIELDS
+        {
+            let fields = headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
+            let (path, authority) = (path.cloned(), authority.cloned());
+            let known = Known { path, authority, fields, bytes: bytes.into() };
+            match self.known.get_mut(self.replace) {
+                Some(place) => *place = known,
+                None => self.known.push(known),
+            }
+            self.replace = (self.replace + 1) % Self::KNOWN;
+        }
+    }
+
+    fn request_anew(&mut self, head: &RequestHead, out: &mut Vec<u8>) {
         if let Some(entry) = self.paths.get(&head.path) {
             reference(*entry, out);
         } else {
@@ -68,7 +124,7 @@ impl Encoder {
         if let Some(authority) = &head.authority {
             self.authority(authority, out);
         }
-        self.fields(&head.headers, out);
+        self.fields_anew(&head.headers, out);
     }
 
     fn authority(&mut self, authority: &Authority, out: &mut Vec<u8>) {
@@ -85,8 +141,7 @@ impl Encoder {
         }
     }
 
-    /// Adds fields to `out`.
-    pub(in crate::grpc) fn fields(&mut self, headers: &HeaderMap, out: &mut Vec<u8>) {
+    fn fields_anew(&mut self, headers: &HeaderMap, out: &mut Vec<u8>) {
         for (name, value) in headers {
             self.field(name, value, out);
         }
@@ -144,6 +199,23 @@ impl Encoder {
         Some(self.entries - 1)
     }
 }
+
+impl Known {
+    /// Returns whether this is the head with these parts. A sensitive value is not known, because it is never a reference.
+    fn is(&self, path: Option<&PathAndQuery>, authority: Option<&Authority>, headers: &HeaderMap) -> bool {
+        // Heads of one connection differ in their paths first, and in the number of fields.
+        self.fields.len() == headers.len()
+            && self.path.as_ref() == path
+            && self.authority.as_ref().map(Authority::as_str) == authority.map(Authority::as_str)
+            && headers
+                .iter()
+                .zip(&self.fields)
+                .all(|((name, value), known)| *name == known.0 && *value == known.1 && !value.is_sensitive())
+    }
+}
+
+/// The length of a reference to an entry, in bytes.
+const REFERENCE: usize = 3;
 
 fn reference(entry: u16, out: &mut Vec<u8>) {
     let [low, high] = entry.to_le_bytes();

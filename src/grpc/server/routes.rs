@@ -1,0 +1,211 @@
+//! The services of a server, as its layers see them.
+//!
+//! A native call finds its service by the first segment of its path, in a table. That is quicker than tonic's router, which matches the whole
+//! path, and puts the bodies of request and response into boxes of its own. HTTP/2 peers, and servers with routes of the user, have
+//! tonic's router.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use foldhash::fast::RandomState;
+use http::{Request, Response};
+use tonic::body::Body;
+use tonic::server::NamedService;
+use tonic::service::Routes;
+use tower::ServiceExt as _;
+use tower_service::Service;
+
+use super::error::BoxError;
+use crate::grpc::landed::LandingSwitch;
+
+/// A future in a box.
+pub(super) type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// The future of a response of [`RdmaRoutes`].
+type Responding = Boxed<Result<Response<Body>, Infallible>>;
+
+/// The services of an [`RdmaServer`](super::RdmaServer): what its [layers](super::RdmaServer::layer) wrap. It answers calls of unknown
+/// services with UNIMPLEMENTED.
+///
+/// A layer of one's own rarely names this type, because it takes any service:
+///
+/// ```
+/// use std::task::{Context, Poll};
+/// use tonic_rdma::RdmaServer;
+/// use tower::layer::layer_fn;
+/// use tower_service::Service;
+///
+/// #[derive(Clone)]
+/// struct Logged<S>(S);
+///
+/// impl<S: Service<http::Request<B>>, B> Service<http::Request<B>> for Logged<S> {
+///     type Response = S::Response;
+///     type Error = S::Error;
+///     type Future = S::Future;
+///
+///     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+///         self.0.poll_ready(context)
+///     }
+///
+///     fn call(&mut self, request: http::Request<B>) -> S::Future {
+///         println!("{}", request.uri().path());
+///         self.0.call(request)
+///     }
+/// }
+///
+/// let server = RdmaServer::new().layer(layer_fn(Logged));
+/// # drop(server);
+/// ```
+#[derive(Clone)]
+pub struct RdmaRoutes {
+    /// All services.
+    routes: Routes,
+    /// The services that calls find by their names.
+    named: Arc<Named>,
+}
+
+/// Services by name.
+#[derive(Clone, Default)]
+pub(super) struct Named(HashMap<&'static str, Arc<dyn Callable>, RandomState>);
+
+impl RdmaRoutes {
+    pub(super) fn new(routes: Routes, named: Named) -> Self {
+        Self { routes: routes.prepare(), named: Arc::new(named) }
+    }
+
+    /// Returns the service of a native call.
+    fn find<B>(&self, request: &Request<B>) -> Option<&dyn Callable> {
+        // Native requests have a switch. Calls over HTTP/2 have methods and header fields that only the router knows.
+        request.extensions().get::<LandingSwitch>()?;
+        self.named.find(request.uri().path())
+    }
+}
+
+impl fmt::Debug for RdmaRoutes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RdmaRoutes").field("routes", &self.routes).field("named", &self.named).finish()
+    }
+}
+
+impl<B> Service<Request<B>> for RdmaRoutes
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        match self.find(&request) {
+            Some(service) => service.call_clone(request.map(Body::new)),
+            // tonic's router is always ready, too.
+            None => Box::pin(self.routes.call(request)),
+        }
+    }
+}
+
+impl Named {
+    /// Adds a service. Returns `None` if its name is not one segment of a path: then only tonic's router can tell which service a path
+    /// belongs to.
+    pub(super) fn with<S, B>(mut self, service: S) -> Option<Self>
+    where
+        S: Service<Request<Body>, Response = Response<B>, Error = Infallible>
+            + NamedService
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+        S::Future: Send + 'static,
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        // The router takes names with these characters for patterns.
+        if S::NAME.is_empty() || S::NAME.contains(['/', '{', '}', '*', ':']) {
+            return None;
+        }
+        self.0.insert(S::NAME, Arc::new(service));
+        Some(self)
+    }
+
+    /// Returns the service of a path, as tonic's router does: a path without a method has none.
+    fn find(&self, path: &str) -> Option<&dyn Callable> {
+        let (name, method) = path.strip_prefix('/')?.split_once('/')?;
+        if method.is_empty() {
+            return None;
+        }
+        self.0.get(name).map(|service| &**service)
+    }
+}
+
+impl fmt::Debug for Named {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
+}
+
+/// A service of any type.
+trait Callable: Send + Sync {
+    /// Calls a clone of the service, once the clone is ready.
+    fn call_clone(&self, request: Request<Body>) -> Responding;
+}
+
+impl<S, B> Callable for S
+where
+    S: Service<Request<Body>, Response = Response<B>, Error = Infallible> + Clone + Send + Sync + 'static,
+    S::Future: Send + 'static,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    fn call_clone(&self, request: Request<Body>) -> Responding {
+        let mut service = self.clone();
+        // Generated services are always ready.
+        if service.poll_ready(&mut Context::from_waker(Waker::noop())).is_ready() {
+            return with_body(service.call(request));
+        }
+        Box::pin(async move { service.oneshot(request).await.map(|response| response.map(Body::new)) })
+    }
+}
+
+/// Puts a service's future into a box, and its responses' body into tonic's type. A future that is such a box already stays as it is.
+fn with_body<F, B>(future: F) -> Responding
+where
+    F: Future<Output = Result<Response<B>, Infallible>> + Send + 'static,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    match same::<F, Responding>(future) {
+        Ok(boxed) => boxed,
+        Err(future) => Box::pin(async move { future.await.map(|response| response.map(Body::new)) }),
+    }
+}
+
+/// Puts a future into a box, unless it is one.
+pub(super) fn boxed<F: Future + Send + 'static>(future: F) -> Boxed<F::Output>
+where
+    F::Output: 'static,
+{
+    same(future).unwrap_or_else(|future| Box::pin(future))
+}
+
+/// Returns `value` as a `To`, if both types are the same.
+fn same<From: 'static, To: 'static>(value: From) -> Result<To, From> {
+    let mut value = Some(value);
+    let same = (&mut value as &mut dyn Any).downcast_mut::<Option<To>>().and_then(Option::take);
+    match (same, value) {
+        (Some(same), _) => Ok(same),
+        (None, Some(value)) => Err(value),
+        (None, None) => unreachable!("a value of the same type was taken"),
+    }
+}
