@@ -15,7 +15,7 @@
 //! 3. the sizes between two neighbours that have different best algorithms;
 //! 4. sizes at which two algorithms are about equal, again.
 //!
-//! One rank decides on the trials, and tells the others ([`Trial::pack`]): the times that ranks measure differ. Its table becomes
+//! One rank decides on the trials, and tells the others ([`Trial::pack`]). Its table becomes
 //! that of all ranks ([`PlanTable::encode`]).
 
 mod decide;

@@ -14,7 +14,7 @@ const GRID: [usize; 13] =
 /// The part of the time that the grid may use.
 const GRID_SHARE: f64 = 0.7;
 /// The time that a trial of several operations should take.
-const TRIAL: Duration = Duration::from_micros(600);
+const TRIAL: Duration = Duration::from_micros(1500);
 /// The largest number of operations of a trial.
 const MOST_REPETITIONS: u32 = 40;
 /// The number of operations of a trial whose time can't be foreseen.
