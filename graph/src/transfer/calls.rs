@@ -133,8 +133,7 @@ impl<V: Value> Transfers<V> for CallTransfers {
             return Ok(Start::Busy);
         }
         let content = tensor.to_contiguous().and_then(|tensor| tensor.to_bytes());
-        let content =
-            content.map_err(|error| out.crossing.failed(out.crossing.to, step, error))?;
+        let content = content.map_err(|error| out.crossing.failed(out.crossing.to, step, error))?;
         out.counts.sent += 1;
         out.counts.bytes += content.len() as u64;
         // tonic's codec copies each message into a buffer of its own.

@@ -159,7 +159,8 @@ impl<'a> Rounds<'a> {
                 described.iter().flat_map(|part| &part.modes).filter(|counts| counts.mode == mode.name);
             let (sent, copied) =
                 counts.fold((0, 0), |(sent, copied), counts| (sent + counts.sent, copied + counts.copied));
-            let micros = |nanos: Vec<f64>| nanos.into_iter().map(|nanos| nanos / 1000.0).collect::<Vec<f64>>();
+            let micros =
+                |nanos: Vec<f64>| nanos.into_iter().map(|nanos| nanos / 1000.0).collect::<Vec<f64>>();
             let (steps, transfers) = (micros(mode.steps), micros(mode.transfers));
             ModeRow {
                 step_us: median(steps.clone()),
