@@ -1,6 +1,7 @@
 //! Checks a model before the engine parses it, because the engine panics on some models that are wrong.
 
 use std::collections::HashSet;
+use std::fmt;
 
 use tract_onnx::Onnx;
 use tract_onnx::pb::attribute_proto::AttributeType;
@@ -23,15 +24,18 @@ impl From<String> for Wrong {
     }
 }
 
+/// Says that a file is no model, and what to do.
+pub(super) fn no_model(reason: impl fmt::Display) -> String {
+    format!("it is no ONNX model: {reason}; name a file that a framework has exported as ONNX")
+}
+
 /// Checks names, types and lengths, and that the engine knows all operators.
 pub(super) fn check(engine: &Onnx, model: &ModelProto) -> Result<(), Wrong> {
     let Some(graph) = &model.graph else {
-        return Err("it is no ONNX model: it has no graph".to_owned().into());
+        return Err(no_model("it has no graph").into());
     };
     if graph.node.is_empty() || graph.output.is_empty() {
-        return Err("it is no ONNX model that can run: its graph has no nodes or no outputs"
-            .to_owned()
-            .into());
+        return Err(no_model("its graph has no nodes or no outputs").into());
     }
     check_graph(engine, graph, &HashSet::new())?;
     let constants: HashSet<&str> = graph.initializer.iter().map(|constant| constant.name.as_str()).collect();

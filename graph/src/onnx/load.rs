@@ -7,7 +7,7 @@ use std::path::Path;
 use tract_onnx::pb::ModelProto;
 use tract_onnx::prelude::*;
 
-use super::check::{Wrong, check};
+use super::check::{Wrong, check, no_model};
 use super::kernel::guarded;
 use super::settings::{ModelSettings, Weights};
 use super::{lengths, weights};
@@ -28,11 +28,11 @@ const LARGEST: u64 = i32::MAX as u64;
 pub(super) fn load(path: &Path, mut bytes: &[u8], settings: &ModelSettings) -> Result<Loaded, GraphError> {
     let wrong = |reason: String| GraphError::Model { path: path.to_owned(), reason };
     if bytes.is_empty() {
-        return Err(wrong("it is no ONNX model: the file is empty".to_owned()));
+        return Err(wrong(no_model("the file is empty")));
     }
     let engine = tract_onnx::onnx();
-    let mut proto = guarded(|| engine.proto_model_for_read(&mut bytes))
-        .map_err(|error| wrong(format!("it is no ONNX model: {error}")))?;
+    let mut proto =
+        guarded(|| engine.proto_model_for_read(&mut bytes)).map_err(|error| wrong(no_model(error)))?;
     if let Some(graph) = &mut proto.graph {
         settings.dims.iter().try_for_each(|dim| lengths::set(graph, dim)).map_err(wrong)?;
     }

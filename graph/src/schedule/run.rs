@@ -47,6 +47,8 @@ pub(super) struct Run<'a, V> {
     began: Instant,
     /// When the thread found that nothing goes on. `None` while something does, because a look at the clock for each node costs time.
     quiet_since: Option<Instant>,
+    /// How long the thread looks on before it sleeps.
+    spin: Duration,
     /// Whether the last sleep ended without a ring.
     timed_out: bool,
 }
@@ -68,6 +70,7 @@ impl<'a, V: Value> Run<'a, V> {
             ReceiveMode::PollingAsync | ReceiveMode::Blocking => Vec::new(),
         };
         let takes_nodes = executor.settings.receive != ReceiveMode::Blocking;
+        let spin = executor.settings.spin.unwrap_or_else(|| executor.transfers.spin());
         Self {
             flights: Flights::new(&executor.plan, steps.start),
             missing: vec![false; receives.len()],
@@ -84,6 +87,7 @@ impl<'a, V: Value> Run<'a, V> {
             report: Report::default(),
             began: Instant::now(),
             quiet_since: None,
+            spin,
             timed_out: false,
         }
     }
@@ -378,7 +382,7 @@ impl<'a, V: Value> Run<'a, V> {
     fn idle(&mut self) -> Result<(), GraphError> {
         self.misses = 0;
         let quiet = self.check_deadline()?;
-        if quiet < self.executor.settings.spin {
+        if quiet < self.spin {
             thread::yield_now();
             return Ok(());
         }

@@ -76,18 +76,14 @@ pub struct Settings {
     /// The longest time without any progress of this part: no node runs, nothing arrives, and no send begins. The default is 60 s.
     pub deadline: Duration,
     /// How long an executor that has nothing to do looks for arrivals before its thread sleeps. It gives its
-    /// core to other threads between looks. The default is 100 µs.
-    pub spin: Duration,
+    /// core to other threads between looks. `None`, the default, leaves this to the transfers
+    /// ([`Transfers::spin`](crate::schedule::Transfers::spin)).
+    pub spin: Option<Duration>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self {
-            receive: ReceiveMode::default(),
-            window: 1,
-            deadline: Duration::from_secs(60),
-            spin: Duration::from_micros(100),
-        }
+        Self { receive: ReceiveMode::default(), window: 1, deadline: Duration::from_secs(60), spin: None }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use tonic_rdma_tensor::Tensor;
 
@@ -130,6 +131,12 @@ pub trait Transfers<V>: Send {
 
     /// Returns how often and how a crossing tensor was sent. It is zero for those that this part receives.
     fn counts(&self, crossing: CrossingId) -> CrossingCounts;
+
+    /// Returns how long an executor that has nothing to do should look for arrivals before its thread sleeps. Transfers that other threads
+    /// carry on need these threads' cores, so the default is only 100 µs.
+    fn spin(&self) -> Duration {
+        Duration::from_micros(100)
+    }
 
     /// Tells the peers that this part has failed, and why, so that they end too: their next call of a method here returns
     /// [`GraphError::PeerFailed`]. Does not wait for their answers.

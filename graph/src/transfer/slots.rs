@@ -25,6 +25,10 @@ use crate::transfer::held::Held;
 /// How often a flush counts the sends of a crossing tensor that are left.
 const COUNT: Duration = Duration::from_millis(50);
 
+/// How long the executor's thread looks at slots before it sleeps. This thread moves the tensors itself. Once it sleeps, each arrival costs
+/// two wake-ups, and another thread moves the tensor. The parts of a pipeline wait for one another longer than for 100 µs.
+const SPIN: Duration = Duration::from_micros(300);
+
 /// The sending end of a crossing tensor's slot.
 #[derive(Debug)]
 pub(crate) enum SlotSender {
@@ -259,6 +263,10 @@ impl<V: Value> Transfers<V> for SlotTransfers {
 
     fn counts(&self, crossing: CrossingId) -> CrossingCounts {
         self.outgoing.get(&crossing).map(|out| out.counts).unwrap_or_default()
+    }
+
+    fn spin(&self) -> Duration {
+        SPIN
     }
 
     fn abort(&mut self, reason: &str) {

@@ -116,7 +116,7 @@ fn run_from(
         }
         let sites = Arc::new(NodeSites::new(&graph, 64 << 20));
         let mut settings = Settings::default();
-        (settings.receive, settings.spin) = (receive, Duration::ZERO);
+        (settings.receive, settings.spin) = (receive, Some(Duration::ZERO));
         let mut executor = Executor::new(
             Arc::new(graph.clone()),
             Arc::clone(&placements),

@@ -32,7 +32,7 @@ fn files_that_are_no_models_are_named() {
     refused(&["no-such-model.onnx"], &["no-such-model.onnx", "prepare-models"]);
     for content in [&b""[..], b"this is no protobuf", &[0xff; 100]] {
         let (_folder, path) = file(content);
-        refused(&[path.to_str().unwrap()], &["model.onnx", "no ONNX"]);
+        refused(&[path.to_str().unwrap()], &["model.onnx", "no ONNX", "exported as ONNX"]);
     }
     let (_folder, path) = file(&onnx::operator("Frobnicate"));
     refused(&[path.to_str().unwrap()], &["Frobnicate", "only"]);
@@ -43,7 +43,7 @@ fn models_that_cannot_be_split_as_asked_are_named() {
     let (folder, path) = file(&onnx::convolutions());
     let model = path.to_str().unwrap();
     refused(&[model, "--parts", "64"], &["--parts", "64 parts"]);
-    refused(&[model, "--cut", "no_such_node"], &["--cut", "no_such_node"]);
+    refused(&[model, "--cut", "no_such_node"], &["--cut", "no_such_node", "--nodes"]);
     refused(&[model, "--parts", "4", "--cut", "conv1"], &["--parts 4", "--cut"]);
     refused(&[model, "--symbol", "picture:0=N"], &["picture", "image"]);
     refused(&[model, "--symbol", "image"], &["--symbol", "image"]);

@@ -192,7 +192,7 @@ fn a_thread_with_nothing_to_do_sleeps() {
         let split = graph.split();
         let delay = |_: CrossingId, _| Duration::from_millis(150);
         let transfers = InMemory::delayed(&split.placements, 1, delay).unwrap();
-        let settings = Settings { spin: Duration::ZERO, ..settings(mode, 1) };
+        let settings = Settings { spin: Some(Duration::ZERO), ..settings(mode, 1) };
         let report = run_all(&mut split.executors(transfers, &settings), 1).remove(1).0.unwrap();
         assert!(report.slept >= 1, "{mode}: {report:?}");
         assert_eq!(report.late, 0, "{mode}: {report:?}");

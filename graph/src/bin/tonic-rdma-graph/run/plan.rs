@@ -4,6 +4,7 @@ use std::path::Path;
 
 use bytes::Bytes;
 use tonic_rdma_commands::Failure;
+use tonic_rdma_graph::GraphError;
 use tonic_rdma_graph::onnx::Model;
 use tonic_rdma_graph::partition;
 use tonic_rdma_graph::placement::{Partition, Placements, analyse};
@@ -75,7 +76,11 @@ pub(crate) fn load(options: &RunOptions) -> Result<(Vec<u8>, Model), Failure> {
 
 fn split(options: &RunOptions, parts: usize, model: &Model) -> Result<Partition, Failure> {
     let graph = model.topology();
-    let refused = |option: &str, error| Failure::usage(format!("{option}: {}", Failure::refused(&error)));
+    let refused = |option: &str, error: GraphError| {
+        let names = matches!(error, GraphError::UnknownNode { .. });
+        let hint = if names { "; --nodes prints the names" } else { "" };
+        Failure::usage(format!("{option}: {}{hint}", Failure::refused(&error)))
+    };
     let partition = match (&options.cut, &options.assign) {
         (Some(cuts), _) => {
             let names: Vec<&str> = cuts.0.iter().map(String::as_str).collect();
