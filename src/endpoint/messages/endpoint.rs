@@ -92,6 +92,11 @@ impl MessageEndpoint {
         self.carrier.reactor.wait_as_caller(&self.carrier.queue, is_done)
     }
 
+    /// Looks at the completion queue once. Call this without any lock that the handler takes.
+    pub(crate) fn look(&self) {
+        self.carrier.queue.poll();
+    }
+
     /// Notes that a call has begun, until the returned value is dropped. While other calls are under way, a caller whose answer has come
     /// leaves the queue to the poll task.
     pub(crate) fn begin_call(&self) -> CallUnderWay {

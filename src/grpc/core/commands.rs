@@ -204,6 +204,16 @@ impl<K> Core<K> {
         }
     }
 
+    /// Returns whether the next bytes are being fetched.
+    pub(in crate::grpc) fn is_landing(&self, key: StreamKey) -> bool {
+        match self.streams[key.index()].receiving.parts.front() {
+            Some(&InPart::Offer(offer)) => {
+                self.inbound[offer].under_way > 0 && !self.inbound[offer].has_landed()
+            }
+            _ => false,
+        }
+    }
+
     /// Returns whether nothing is left to take.
     pub(in crate::grpc) fn is_end(&self, key: StreamKey) -> bool {
         let receiving = &self.streams[key.index()].receiving;

@@ -108,7 +108,12 @@ where
 
     /// Polls the call where it was found. Returns whether it waits: then it is to go on as a task. What it has to send is queued.
     pub(super) fn poll_in_place(&mut self) -> bool {
-        self.guarded(&mut Context::from_waker(Waker::noop())).is_pending()
+        let mut context = Context::from_waker(Waker::noop());
+        if self.guarded(&mut context).is_ready() {
+            return false;
+        }
+        // A request that the CPU reads from the client's memory is there already.
+        !self.stream.look_for_landing() || self.guarded(&mut context).is_pending()
     }
 
     /// Carries the call on, and catches panics of the handler.

@@ -187,6 +187,16 @@ impl Stream {
         self.lock().core.has_arrived(self.key)
     }
 
+    /// Looks at the completion queue once, if the next part is being read from the peer's memory. Returns whether it has landed thereby, as it has
+    /// on devices where the CPU does the reading.
+    pub(crate) fn look_for_landing(&self) -> bool {
+        if !self.lock().core.is_landing(self.key) {
+            return false;
+        }
+        self.session.endpoint.look();
+        !self.lock().core.is_landing(self.key)
+    }
+
     /// Returns whether [`poll_part`](Self::poll_part) has returned the last part, or will return `None` at once.
     pub(crate) fn is_end(&self) -> bool {
         self.ended.load(Ordering::Relaxed) || self.lock().core.is_end(self.key)
