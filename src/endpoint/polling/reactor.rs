@@ -302,7 +302,7 @@ impl Reactor {
             Polled { completions: 0, .. } => match ran {
                 Some((first, last)) => {
                     looks = looks.wrapping_add(1);
-                    if looks % LOOKS != 0 {
+                    if !looks.is_multiple_of(LOOKS) {
                         return Observation::Nothing;
                     }
                     let now = Instant::now();

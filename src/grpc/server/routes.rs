@@ -34,11 +34,11 @@ type Responding = Boxed<Result<Response<Body>, Infallible>>;
 /// The services of an [`RdmaServer`](super::RdmaServer): what its [layers](super::RdmaServer::layer) wrap. It answers calls of unknown
 /// services with UNIMPLEMENTED.
 ///
-/// A layer of one's own rarely names this type, because it takes any service:
+/// Most layers take any service. A function that makes a layer's service names this type:
 ///
 /// ```
 /// use std::task::{Context, Poll};
-/// use tonic_rdma::RdmaServer;
+/// use tonic_rdma::{RdmaRoutes, RdmaServer};
 /// use tower::layer::layer_fn;
 /// use tower_service::Service;
 ///
@@ -60,7 +60,11 @@ type Responding = Boxed<Result<Response<Body>, Infallible>>;
 ///     }
 /// }
 ///
-/// let server = RdmaServer::new().layer(layer_fn(Logged));
+/// fn logged(services: RdmaRoutes) -> Logged<RdmaRoutes> {
+///     Logged(services)
+/// }
+///
+/// let server = RdmaServer::new().layer(layer_fn(logged));
 /// # drop(server);
 /// ```
 #[derive(Clone)]

@@ -251,10 +251,10 @@ impl Session {
         acceptor: &dyn Accept,
         mut state: MutexGuard<'a, State>,
     ) -> MutexGuard<'a, State> {
-        let mut accepted = 0;
+        let mut accepted = 0_usize;
         while let Some((key, head)) = state.core.next_accepted() {
             accepted += 1;
-            let is_last = !state.core.has_accepted() || accepted % Self::ACCEPTED == 0;
+            let is_last = !state.core.has_accepted() || accepted.is_multiple_of(Self::ACCEPTED);
             drop(state);
             acceptor.accept(Stream::new(Arc::clone(self), key), head, is_last);
             state = lock(&self.shared.state);
