@@ -15,7 +15,9 @@ use tonic::codegen::StdError;
 use tonic::service::Routes;
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Endpoint, Server};
-use tonic_rdma::{Config, RdmaChannel, RdmaConnectInfo, RdmaConnector, RdmaIncoming, RdmaServer, Verdict};
+use tonic_rdma::{
+    Config, RdmaChannel, RdmaConnectInfo, RdmaConnector, RdmaIncoming, RdmaRoutes, RdmaServer, Verdict,
+};
 use tower::layer::layer_fn;
 use tower_service::Service;
 
@@ -102,7 +104,7 @@ impl Listener {
             }
             Self::Native(incoming) => {
                 // These routes may be one service for all paths, their fallback, which `add_routes` leaves out.
-                let all = layer_fn(move |_: Routes| routes.clone());
+                let all = layer_fn(move |_: RdmaRoutes| routes.clone());
                 let server = RdmaServer::new().http2(server).layer(all);
                 let served = server.serve_with_incoming_shutdown(incoming, ended).await;
                 served.map_err(|error| failed(&error))
