@@ -83,7 +83,7 @@ impl Outgoing {
 
     /// Returns whether `data`, the next frame, is whole small messages, which a sink gets as they are.
     pub(super) fn is_small(&mut self, data: &Bytes) -> bool {
-        self.missing == 0 && !self.opaque && self.small(data) == data.len() && !self.opaque
+        self.missing == 0 && !self.opaque && self.small(data) == data.len()
     }
 
     /// Returns the length of the small messages at the start of `data`.
