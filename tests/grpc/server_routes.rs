@@ -11,13 +11,15 @@ use http_body_util::{BodyExt as _, Full};
 use tonic::body::Body;
 use tonic::server::NamedService;
 use tonic::service::Routes;
+use tonic::transport::Endpoint;
 use tonic::{Request, Status};
-use tonic_rdma::{RdmaChannel, RdmaServer};
+use tonic_rdma::{RdmaChannel, RdmaIncoming, RdmaServer};
 use tonic_rdma_proto::greeter::greeter_server::GreeterServer;
+use tower::layer::layer_fn;
 use tower::{Service, ServiceExt as _};
 
 use crate::server_acts::{Acts, serve_as};
-use support::{Runtime, within};
+use support::{Runtime, config, within};
 
 /// A service that is not ready when it is asked first, and whose body is not tonic's. It answers with the path.
 #[derive(Clone, Debug, Default)]
@@ -51,10 +53,37 @@ impl Service<http::Request<Body>> for Slow {
     }
 }
 
+tokio::task_local! {
+    /// What a layer of the server says to its services.
+    static SAID: &'static str;
+}
+
+/// A layer that puts something around the future of each response.
+#[derive(Clone)]
+struct Saying<S>(S);
+
+impl<S: Service<http::Request<Body>, Future: Send + 'static>> Service<http::Request<Body>> for Saying<S> {
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = std::pin::Pin<Box<dyn Future<Output = Result<S::Response, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.0.poll_ready(context)
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let response = self.0.call(request);
+        Box::pin(SAID.scope("hello", response))
+    }
+}
+
 /// Returns what a server answers to calls of these paths: head, body and trailers as text.
 async fn answers(server: RdmaServer, paths: &[&str]) -> Vec<String> {
     let running = serve_as(server).await;
-    let mut channel: RdmaChannel = running.channel().await;
+    answers_over(running.channel().await, paths).await
+}
+
+async fn answers_over(mut channel: RdmaChannel, paths: &[&str]) -> Vec<String> {
     let mut answers = Vec::new();
     for path in paths {
         let mut request = http::Request::post(*path).body(Body::empty()).unwrap();
@@ -144,5 +173,26 @@ fn an_interceptor_of_one_service_sees_its_calls() {
         let server = RdmaServer::new().add_service(GreeterServer::with_interceptor(Acts::default(), refuse));
         let answers = answers(server, &["/tonic_rdma.greeter.v1.Greeter/SayHello"]).await;
         assert!(answers[0].contains("not%20you"), "{}", answers[0]);
+    }));
+}
+
+#[test]
+fn a_service_runs_within_what_layers_put_around_its_future() {
+    Runtime::CurrentThread.run(within(async {
+        let heard = |_: Request<()>| {
+            let said = SAID.try_with(|said| *said).unwrap_or("nothing");
+            Err::<Request<()>, _>(Status::aborted(said))
+        };
+        let greeter = || GreeterServer::with_interceptor(Acts::default(), heard);
+        for server in
+            [RdmaServer::new().add_service(greeter()), RdmaServer::new().add_routes(Routes::new(greeter()))]
+        {
+            let incoming = RdmaIncoming::bind_with("127.0.0.1:0", config()).await.unwrap();
+            let endpoint = Endpoint::from_shared(format!("http://{}", incoming.local_addr())).unwrap();
+            tokio::spawn(server.layer(layer_fn(Saying)).serve_with_incoming(incoming));
+            let channel = RdmaChannel::builder(endpoint).config(config()).connect().await.unwrap();
+            let answers = answers_over(channel, &["/tonic_rdma.greeter.v1.Greeter/SayHello"]).await;
+            assert!(answers[0].contains("hello"), "{}", answers[0]);
+        }
     }));
 }

@@ -21,7 +21,7 @@ use crate::plan::Algorithm;
 use crate::reduce::Reduction;
 use crate::tuner::{PlanTable, Trial, Tuner};
 
-/// The time that all trials take together.
+/// The time that the measured operations take together, without the barriers before them.
 const BUDGET: Duration = Duration::from_millis(300);
 /// The trials end after this time also if they took longer than they should, because other work keeps the ranks from running.
 const END: Duration = Duration::from_secs(1);

@@ -28,8 +28,8 @@ pub(super) const VARIABLE: &str = "RDMA_COLLECTIVE_PLANS";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PlanChoice {
-    /// The ranks measure the algorithms when they connect, which takes 0.3 seconds, and a little more on a busy machine. Rank 0
-    /// decides, and all ranks use its table.
+    /// The ranks measure the algorithms when they connect, which takes some 0.3 seconds, and at most about a second
+    /// where many ranks share a core. Rank 0 decides, and all ranks use its table.
     ///
     /// A group that [`shrink`](crate::Communicator::shrink) makes has other plans, because the best algorithms depend on the number
     /// of ranks: those of [`Default`](Self::Default), so that the survivors go on at once.

@@ -15,7 +15,6 @@ use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body::Body as _;
 use tokio::time::Sleep;
@@ -37,7 +36,7 @@ pub(super) struct Call<S: Service<Request<Body>>> {
     stream: Arc<Stream>,
     state: State<S>,
     limit: Option<Limit>,
-    /// The head of the response was sent.
+    /// The head of the response was sent, or waits in [`Unsent`].
     answered: bool,
 }
 
@@ -106,14 +105,16 @@ where
         Self { stream, state: State::Waiting(service, request), limit, answered: false }
     }
 
-    /// Polls the call where it was found. Returns whether it waits: then it is to go on as a task. What it has to send is queued.
-    pub(super) fn poll_in_place(&mut self) -> bool {
+    /// Polls the call where it was found. Returns whether it waits: then it is to go on as a task. What it has to send is queued. Also
+    /// returns the time of a look at the completion queue, which is not the handler's.
+    pub(super) fn poll_in_place(&mut self) -> (bool, Duration) {
         let mut context = Context::from_waker(Waker::noop());
         if self.guarded(&mut context).is_ready() {
-            return false;
+            return (false, Duration::ZERO);
         }
         // A request that the CPU reads from the client's memory is there already.
-        !self.stream.look_for_landing() || self.guarded(&mut context).is_pending()
+        let Some(looked) = self.stream.look_for_landing() else { return (true, Duration::ZERO) };
+        (self.guarded(&mut context).is_pending(), looked)
     }
 
     /// Carries the call on, and catches panics of the handler.
@@ -152,14 +153,10 @@ where
         }
     }
 
-    /// Sends the head of the response.
+    /// Begins the response. Its head is sent with what the body has at once.
     fn answer(&mut self, response: Response<B>) {
-        let (mut parts, body) = response.into_parts();
+        let (parts, body) = response.into_parts();
         let body = Body::new(body);
-        // tonic's routes add this, and a service that was found without them has it, too.
-        if let Some(length) = body.size_hint().exact() {
-            parts.headers.entry(CONTENT_LENGTH).or_insert_with(|| length.into());
-        }
         if parts.status != StatusCode::OK && !parts.headers.contains_key(STATUS) {
             let mut trailers = parts.headers;
             trailers.extend(trailers_of(&of_http(parts.status)));

@@ -141,16 +141,17 @@ where
             runtime.spawn(call);
             return;
         };
-        let waits = call.poll_in_place();
-        let took = turn.end();
+        let (waits, looked) = call.poll_in_place();
+        let took = turn.end().saturating_sub(looked);
+        if waits {
+            // Before the session drives, because that may take other calls, and this one has to be polled when it can go on.
+            runtime.spawn(call);
+        }
         // The client waits for the reply, and for nothing of what follows.
         if let Some(session) = drives.take() {
             session.drive();
         }
         paths.took(path.path(), took);
-        if waits {
-            runtime.spawn(call);
-        }
     }
 
     /// Makes the request that services see. It is that which tonic makes of the same call over HTTP/2.

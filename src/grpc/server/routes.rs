@@ -11,11 +11,13 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use foldhash::fast::RandomState;
+use http::header::CONTENT_LENGTH;
 use http::{Request, Response};
+use http_body::Body as _;
 use tonic::body::Body;
 use tonic::server::NamedService;
 use tonic::service::Routes;
@@ -135,7 +137,7 @@ impl Named {
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        // The router takes names with these characters for patterns.
+        // The router takes names with some of these characters for patterns.
         if S::NAME.is_empty() || S::NAME.contains(['/', '{', '}', '*', ':']) {
             return None;
         }
@@ -173,26 +175,23 @@ where
     B::Error: Into<BoxError>,
 {
     fn call_clone(&self, request: Request<Body>) -> Responding {
-        let mut service = self.clone();
-        // Generated services are always ready.
-        if service.poll_ready(&mut Context::from_waker(Waker::noop())).is_ready() {
-            return with_body(service.call(request));
-        }
-        Box::pin(async move { service.oneshot(request).await.map(|response| response.map(Body::new)) })
+        let service = self.clone();
+        // Called when the response is first polled, as by tonic's router: layers may have put something around the future by then.
+        Box::pin(async move { service.oneshot(request).await.map(with_length) })
     }
 }
 
-/// Puts a service's future into a box, and its responses' body into tonic's type. A future that is such a box already stays as it is.
-fn with_body<F, B>(future: F) -> Responding
+/// Adds the length of a body that is known. tonic's router adds it, too.
+fn with_length<B>(response: Response<B>) -> Response<Body>
 where
-    F: Future<Output = Result<Response<B>, Infallible>> + Send + 'static,
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    match same::<F, Responding>(future) {
-        Ok(boxed) => boxed,
-        Err(future) => Box::pin(async move { future.await.map(|response| response.map(Body::new)) }),
+    let mut response = response.map(Body::new);
+    if let Some(length) = response.body().size_hint().exact() {
+        response.headers_mut().entry(CONTENT_LENGTH).or_insert_with(|| length.into());
     }
+    response
 }
 
 /// Puts a future into a box, unless it is one.

@@ -7,7 +7,7 @@
 //!  client                                         server
 //!  open(head)                                     accept(stream, head)          on the thread that polled
 //!  send_data(request, true), drive ──────────▶    poll_part … None
-//!  poll_head, poll_part …          ◀──────────    send_head, send_data, send_trailers    (the session drives)
+//!  poll_head, poll_part …          ◀──────────    send_head, send_data, send_trailers, drive
 //! ```
 //!
 //! All methods of a stream take `&self`, so that a stream can be shared: one task may send while another reads. A stream has three
@@ -70,7 +70,8 @@ pub(crate) enum OpenError {
 pub(crate) trait Accept: std::fmt::Debug + Send + Sync + 'static {
     /// Takes a call. The thread that polled the completion queue calls this, outside of a runtime's context if it is a thread of the
     /// device's, and without any lock. Replies that are queued here by some calls of `accept` share messages: the one with `is_last` calls
-    /// [`Session::drive`], once the reply is queued, and before it does anything else that takes time.
+    /// [`Session::drive`], once the reply is queued, and before it does anything else that takes time. If another thread took the last
+    /// call, the session drives.
     fn accept(&self, stream: Stream, head: RequestHead, is_last: bool);
 }
 
@@ -251,15 +252,26 @@ impl Session {
         acceptor: &dyn Accept,
         mut state: MutexGuard<'a, State>,
     ) -> MutexGuard<'a, State> {
-        let mut accepted = 0_usize;
-        while let Some((key, head)) = state.core.next_accepted() {
+        let (mut accepted, mut is_unsent) = (0_usize, false);
+        loop {
+            let Some((key, head)) = state.core.next_accepted() else {
+                if !is_unsent {
+                    return state;
+                }
+                // Another thread, or a call that drove, has taken the last call, and sent its reply before those of this loop.
+                is_unsent = false;
+                drop(state);
+                self.drive();
+                state = lock(&self.shared.state);
+                continue;
+            };
             accepted += 1;
             let is_last = !state.core.has_accepted() || accepted.is_multiple_of(Self::ACCEPTED);
+            is_unsent = !is_last;
             drop(state);
             acceptor.accept(Stream::new(Arc::clone(self), key), head, is_last);
             state = lock(&self.shared.state);
         }
-        state
     }
 }
 

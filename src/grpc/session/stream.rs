@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -187,14 +187,15 @@ impl Stream {
         self.lock().core.has_arrived(self.key)
     }
 
-    /// Looks at the completion queue once, if the next part is being read from the peer's memory. Returns whether it has landed thereby, as it has
-    /// on devices where the CPU does the reading.
-    pub(crate) fn look_for_landing(&self) -> bool {
+    /// Looks at the completion queue once, if the next part is being read from the peer's memory. Returns the time of the look, if the part
+    /// has landed thereby, as it has on devices where the CPU does the reading, or if the call has failed meanwhile.
+    pub(crate) fn look_for_landing(&self) -> Option<Duration> {
         if !self.lock().core.is_landing(self.key) {
-            return false;
+            return None;
         }
+        let began = Instant::now();
         self.session.endpoint.look();
-        !self.lock().core.is_landing(self.key)
+        (!self.lock().core.is_landing(self.key)).then(|| began.elapsed())
     }
 
     /// Returns whether [`poll_part`](Self::poll_part) has returned the last part, or will return `None` at once.

@@ -53,7 +53,9 @@ impl Pair {
 
     /// Makes a pair whose calls `acceptor` gets.
     async fn with(client: CallConfig, server: CallConfig, acceptor: Arc<dyn Accept>) -> Self {
-        let config = Config::default().policy(Policy::Require).provider(ProviderChoice::Soft);
+        // A ping would also send what was left queued, and so hide that it was.
+        let config =
+            Config::default().policy(Policy::Require).provider(ProviderChoice::Soft).ping(10 * LONG, LONG);
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let listener = Listener::new(listener, config.clone()).unwrap();
         let port = listener.local_addr().port();
@@ -391,6 +393,34 @@ async fn many_calls_at_once_do_not_nest_in_each_other() {
     assert_eq!(acceptor.accepted.load(Ordering::SeqCst), CALLS);
     let deepest = acceptor.deepest.load(Ordering::SeqCst);
     assert!(deepest <= 2, "accept called itself {deepest} times");
+}
+
+/// Answers the first call only after it has driven, which takes the second call.
+#[derive(Debug, Default)]
+struct Driving(std::sync::Mutex<Vec<Stream>>);
+
+impl Accept for Driving {
+    fn accept(&self, stream: Stream, _: RequestHead, is_last: bool) {
+        let session = Arc::clone(stream.session());
+        if !is_last {
+            session.drive();
+        }
+        stream.send_head(HeaderMap::new());
+        if is_last {
+            session.drive();
+        }
+        self.0.lock().unwrap().push(stream);
+    }
+}
+
+#[tokio::test]
+async fn a_reply_goes_out_if_the_last_call_was_taken_meanwhile() {
+    let pair = Pair::with(CallConfig::default(), CallConfig::default(), Arc::new(Driving::default())).await;
+    let streams = [pair.open("/a.B/C"), pair.open("/a.B/D")];
+    pair.client.drive();
+    for stream in &streams {
+        response_head(stream).await.unwrap();
+    }
 }
 
 /// Memory whose owner makes a call on the same connection when it is dropped.

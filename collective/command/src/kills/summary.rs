@@ -181,6 +181,10 @@ impl Summary {
             return;
         };
         self.row(trial).reached.insert((trial.combination, step));
+        if step != trial.step {
+            self.row(trial).failed += 1;
+            self.note(trial, "the rank was lost before another step, or at the end");
+        }
         let milliseconds = |then: u64| then.saturating_sub(at) as f64 / 1e6;
         let (mut known, mut works) = (Vec::new(), Vec::new());
         let (mut named_wrongly, mut wrong, mut resumed) = (None, None, None);

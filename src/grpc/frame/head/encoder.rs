@@ -58,7 +58,7 @@ impl Encoder {
     /// The longest value in the table, in bytes.
     const VALUE: usize = 512;
     /// Most heads that are known, and most fields of each.
-    const KNOWN: usize = 8;
+    const KNOWN: usize = 16;
     const FIELDS: usize = 16;
     /// Entries and bytes that this end uses of a larger table.
     const MOST: Room = Room { entries: 1024, bytes: 64 << 10 };
