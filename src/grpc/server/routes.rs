@@ -15,9 +15,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use foldhash::fast::RandomState;
-use http::header::CONTENT_LENGTH;
 use http::{Request, Response};
-use http_body::Body as _;
 use tonic::body::Body;
 use tonic::server::NamedService;
 use tonic::service::Routes;
@@ -177,21 +175,8 @@ where
     fn call_clone(&self, request: Request<Body>) -> Responding {
         let service = self.clone();
         // Called when the response is first polled, as by tonic's router: layers may have put something around the future by then.
-        Box::pin(async move { service.oneshot(request).await.map(with_length) })
+        Box::pin(async move { service.oneshot(request).await.map(|response| response.map(Body::new)) })
     }
-}
-
-/// Adds the length of a body that is known. tonic's router adds it, too.
-fn with_length<B>(response: Response<B>) -> Response<Body>
-where
-    B: http_body::Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
-{
-    let mut response = response.map(Body::new);
-    if let Some(length) = response.body().size_hint().exact() {
-        response.headers_mut().entry(CONTENT_LENGTH).or_insert_with(|| length.into());
-    }
-    response
 }
 
 /// Puts a future into a box, unless it is one.
