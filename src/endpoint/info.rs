@@ -31,7 +31,7 @@ pub struct RdmaConnectInfo {
     facts: Arc<ConnectionFacts>,
 }
 
-/// What is known of a connection.
+/// The facts of a connection, which all its requests share.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectionFacts {
     pub(crate) verdict: Verdict,
