@@ -212,14 +212,24 @@ pub(crate) fn in_threads<T: Send>(
     window: usize,
     work: impl Fn(Session) -> T + Sync,
 ) -> Vec<T> {
+    after_connects(chain, modes, window, |_, connected| work(connected.unwrap()))
+}
+
+/// Lets all parts connect, each in a thread, and carries out `work` there with what came of it.
+pub(crate) fn after_connects<T: Send>(
+    chain: &Arc<Chain>,
+    modes: &[Mode],
+    window: usize,
+    work: impl Fn(Part, Result<Session, GraphError>) -> T + Sync,
+) -> Vec<T> {
     let (listeners, addresses) = listeners(chain.parts());
     let outcomes = Mutex::new(Vec::new());
     thread::scope(|scope| {
         for (part, listener) in listeners.into_iter().enumerate() {
             let (outcomes, addresses, work) = (&outcomes, &addresses, &work);
             scope.spawn(move || {
-                let session = listener.connect(peering(chain, part, addresses, modes, window)).unwrap();
-                let outcome = work(session);
+                let connected = listener.connect(peering(chain, part, addresses, modes, window));
+                let outcome = work(Part(part), connected);
                 outcomes.lock().unwrap().push((part, outcome));
             });
         }

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use tonic_rdma::ProviderChoice;
 use tonic_rdma_graph::GraphError;
+use tonic_rdma_graph::placement::Part;
 use tonic_rdma_graph::schedule::{self, ReceiveMode};
 use tonic_rdma_graph::session::{Listener, Session};
 use tonic_rdma_graph::transfer::Mode;
 
-use crate::chain::{Chain, Checks, HANGS, chain_of, in_threads, listeners, peering, run, settings};
+use crate::chain::{Chain, Checks, HANGS, after_connects, chain_of, listeners, peering, run, settings};
 use crate::child::Child;
 
 const ENDLESS: u64 = u64::MAX;
@@ -91,17 +92,22 @@ fn a_killed_part_is_named_by_all_others_in_each_mode() {
 #[test]
 fn a_part_that_fails_says_why_to_all_others() {
     let chain = Arc::new(Chain::new(3));
-    let errors = in_threads(&chain, &[Mode::GrpcTcp, Mode::RdmaZerocp], 1, |session| {
-        let mode = if session.part().0 == 1 { Mode::GrpcTcp } else { Mode::RdmaZerocp };
-        if session.part().0 == 1 {
-            let mut transfers = session.transfers::<crate::chain::Registered>(mode).unwrap();
+    let errors = after_connects(&chain, &[Mode::GrpcTcp, Mode::RdmaZerocp], 1, |part, connected| {
+        if part == Part(1) {
+            let session = connected.unwrap();
+            let mut transfers = session.transfers::<crate::chain::Registered>(Mode::GrpcTcp).unwrap();
             transfers.abort("the disk is full");
             // The failed part keeps its threads until the others know.
             session.leave(HANGS);
             return None;
         }
+        let session = match connected {
+            Ok(session) => session,
+            // Part 1 knew first that all are ready, and has failed since.
+            Err(error) => return Some(error),
+        };
         let settings = schedule::Settings::default();
-        let mut executor = chain.executor(session.part(), session.transfers(mode).unwrap(), settings);
+        let mut executor = chain.executor(part, session.transfers(Mode::RdmaZerocp).unwrap(), settings);
         run(&mut executor, 0..ENDLESS, &mut Checks::of(&chain)).err()
     });
     for error in [&errors[0], &errors[2]] {
