@@ -6,6 +6,7 @@ use std::net::TcpStream;
 use std::os::unix::fs::FileExt as _;
 use std::time::Duration;
 
+use rustix::process::{Signal, getpid, kill_process};
 use tonic::transport::{Channel, Endpoint};
 use tonic_rdma::RdmaConnector;
 use tonic_rdma_proto::transfer::PutRequest;
@@ -20,9 +21,14 @@ use super::server::{payload, print_line};
 const HALF_OPEN: usize = 1000;
 /// Calls that a flooding neighbour has in flight.
 const CALLS: usize = 64;
-/// Calls that a paced neighbour has in flight, and the time between two of them: 800 calls a second.
+/// Loops of a paced neighbour, and the time from the begin of a call to the next one of its loop: 800 calls a second.
 const PACED: usize = 8;
 const PAUSE: Duration = Duration::from_millis(10);
+/// Loops of a stopped neighbour, and the time from the begin of a call to the next one of its loop: 200 calls a second.
+const STOPPED: usize = 4;
+const STOPPED_PAUSE: Duration = Duration::from_millis(20);
+/// How long a neighbour makes calls before it is stopped: until a moment after all its loops have begun a call.
+const LIFE: Duration = Duration::from_micros(61_000);
 /// Bytes of a large call.
 const LARGE: usize = 4 << 20;
 
@@ -36,21 +42,32 @@ pub(crate) fn run(arguments: &[String]) -> ! {
     Flavour::from_name(runtime).run(async {
         match Neighbour::from_name(neighbour) {
             Neighbour::None => panic!("no neighbour does nothing"),
-            Neighbour::Flooding => calls(transport, address, CALLS, 64 << 10, None).await,
-            Neighbour::Paced => calls(transport, address, PACED, 64 << 10, Some(PAUSE)).await,
-            Neighbour::Stopped => calls(transport, address, 4, LARGE, None).await,
+            Neighbour::Flooding => calls(transport, address, CALLS, 64 << 10, None, || {}).await,
+            Neighbour::Paced => calls(transport, address, PACED, 64 << 10, Some(PAUSE), || {}).await,
+            Neighbour::Stopped => {
+                let dies = || drop(std::thread::spawn(stop));
+                calls(transport, address, STOPPED, LARGE, Some(STOPPED_PAUSE), dies).await;
+            }
             Neighbour::HalfOpen => hold_connections(address),
             Neighbour::Scribbling => {
                 std::thread::spawn(overwrite_shared_memory);
-                calls(transport, address, 4, 256 << 10, None).await;
+                calls(transport, address, 4, 256 << 10, None, || {}).await;
             }
         }
     });
     unreachable!("a neighbour goes on for ever")
 }
 
-/// Keeps `count` calls in flight, of 64 bytes and of `bytes` bytes; with a `pause`, each of them begins that long after the last. Connects again when the connection has ended.
-async fn calls(transport: Transport, address: &str, count: usize, bytes: usize, pause: Option<Duration>) {
+/// Keeps `count` calls in flight, of 64 bytes and of `bytes` bytes; with a `pause`, each of them begins that long after the last. Connects
+/// again when the connection has ended. Calls `begun` with the first calls.
+async fn calls(
+    transport: Transport,
+    address: &str,
+    count: usize,
+    bytes: usize,
+    pause: Option<Duration>,
+    begun: impl Fn(),
+) {
     let mut announce = true;
     loop {
         if let Ok(channel) = connect(transport, address).await {
@@ -75,6 +92,7 @@ async fn calls(transport: Transport, address: &str, count: usize, bytes: usize, 
                 .collect();
             if std::mem::take(&mut announce) {
                 print_line("ready");
+                begun();
             }
             for call in calls {
                 let _ = call.await;
@@ -109,6 +127,12 @@ fn hold_connections(address: &str) {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Stops this process after its [`LIFE`].
+fn stop() {
+    std::thread::sleep(LIFE);
+    kill_process(getpid(), Signal::STOP).unwrap();
 }
 
 /// Overwrites all memory of this process that other processes share, again and again. The kernel writes it, and refuses to write to

@@ -120,7 +120,7 @@ async fn connect(transport: Transport, address: &str) -> Result<TransferClient<C
     let channel = match transport {
         Transport::Tcp => endpoint.connect().await?,
         Transport::Rdma => {
-            let config = Config::default().policy(Policy::Require);
+            let config = Config::from_env()?.policy(Policy::Require);
             endpoint.connect_with_connector(RdmaConnector::with_config(config)).await?
         }
     };
@@ -157,12 +157,9 @@ impl BadNeighbours {
         self.processes.push_back(Process::start(&[BAD, transport, self.runtime, neighbour, &self.address]).0);
     }
 
-    /// Stops the newest neighbour in mid-transfer, if that is its kind, and replaces those that have ended.
+    /// Starts the next neighbour that stops itself, if that is its kind, and replaces those that have ended.
     fn keep_going(&mut self) {
         if self.cell.neighbour == Neighbour::Stopped {
-            if let Some(newest) = self.processes.back() {
-                newest.stop();
-            }
             // The oldest is killed while it is stopped.
             while self.processes.len() > STOPPED {
                 self.processes.pop_front();

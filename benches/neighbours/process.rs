@@ -3,8 +3,6 @@
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-use rustix::process::{Pid, Signal, kill_process};
-
 /// First argument of the server process.
 pub(crate) const SERVER: &str = "server";
 /// First argument of the process of a bad neighbour.
@@ -49,12 +47,6 @@ impl Process {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
         line.trim().to_owned()
-    }
-
-    /// Stops the process until it is killed.
-    pub(crate) fn stop(&self) {
-        let process = Pid::from_child(&self.child);
-        kill_process(process, Signal::STOP).unwrap();
     }
 }
 
