@@ -37,15 +37,27 @@ fn an_error_of_the_program_cancels_its_put() {
     for runtime in Runtime::ALL {
         runtime.run(async {
             let (store, mut client, _) = start().await;
-            let failing = encoded("broken", vec![of_numbers(1 << 20, 1)])
-                .chain(tokio_stream::once(Err(FlightError::protocol("no more"))));
-            // The server replies after the last batch, so the error is there first.
-            let error = client.do_put(failing).await.unwrap_err();
+            let (begun, ended) =
+                (|| store.begun.load(Ordering::Relaxed), || store.ended.load(Ordering::Relaxed));
+            let (send, receive) = tokio::sync::mpsc::channel(4);
+            let feeds = async {
+                for message in encoded("broken", vec![of_numbers(1 << 20, 1)]).collect::<Vec<_>>().await {
+                    send.send(message).await.unwrap();
+                }
+                // The service waits for more.
+                support::until(|| begun() == 1).await;
+                send.send(Err(FlightError::protocol("no more"))).await.unwrap();
+            };
+            let failing = tokio_stream::wrappers::ReceiverStream::new(receive);
+            let (put, ()) = tokio::join!(client.do_put(failing), feeds);
+            let error = put.unwrap_err();
             assert!(error.to_string().contains("no more"), "{error}");
+            support::until(|| ended() == 1).await;
+            // This error may come before the service has begun.
             let another_schema = vec![of_numbers(100, 1), crate::batches::of_all_kinds(3, 1)];
             let error = client.do_put(encoded("broken", another_schema)).await.unwrap_err();
             assert!(error.to_string().contains("28 columns instead of 2"), "{error}");
-            support::until(|| store.ended.load(Ordering::Relaxed) == 2).await;
+            support::until(|| begun() == ended()).await;
             assert!(store.stored("broken").is_none());
         });
     }

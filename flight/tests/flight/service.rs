@@ -36,6 +36,8 @@ pub(crate) struct Stored {
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
     pub(crate) streams: Arc<Mutex<HashMap<String, Stored>>>,
+    /// Puts that began.
+    pub(crate) begun: Arc<AtomicUsize>,
     /// Puts that ended, in whatever way.
     pub(crate) ended: Arc<AtomicUsize>,
     pool: Pool,
@@ -53,7 +55,7 @@ impl Drop for End {
 impl Store {
     pub(crate) fn new() -> Self {
         let pool = Pool::for_sending(256 << 20);
-        Self { streams: Arc::default(), ended: Arc::default(), pool }
+        Self { streams: Arc::default(), begun: Arc::default(), ended: Arc::default(), pool }
     }
 
     pub(crate) fn insert(&self, name: &str, batches: &[RecordBatch]) {
@@ -110,6 +112,7 @@ impl FlightService for Store {
         &self,
         request: Request<Streaming<FlightData>>,
     ) -> Result<Response<Self::DoPutStream>, Status> {
+        self.begun.fetch_add(1, Ordering::Relaxed);
         let _end = End(Arc::clone(&self.ended));
         self.receive(request.into_inner()).await?;
         let reply = PutResult { app_metadata: "stored".into() };
