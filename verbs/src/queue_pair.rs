@@ -47,7 +47,7 @@ pub trait QueuePair: Sealed + Any + Send + Sync + Debug {
     fn to_init(&self, access: Access) -> Result<(), VerbsError>;
 
     /// Connects to `peer` and moves from Init to Rtr (ready to receive). The call may wait for an answer of the peer's
-    /// device, for about a second at most.
+    /// device, for 2.5 seconds at most.
     ///
     /// # Errors
     /// - [`State`](VerbsError::State) in another state than Init.

@@ -39,7 +39,7 @@ impl Established {
     /// Longest time for the peer's answer over the queue pair.
     const PATIENCE: Duration = Duration::from_secs(2);
     /// Longest time that a client needs to connect its queue pair ([`QueuePair::to_rtr`]) and to check that connection.
-    pub(super) const CONNECTING: Duration = Duration::from_secs(4);
+    pub(super) const CONNECTING: Duration = Duration::from_secs(5);
 
     /// Returns the proof that both ends reach one another's memory.
     pub(super) fn probe(&self) -> Probe {

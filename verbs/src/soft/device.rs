@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use super::forked::Origin;
 use super::limits;
@@ -182,15 +183,16 @@ impl Device {
         lock(&self.memory).by_id.get(&id).and_then(Weak::upgrade)
     }
 
-    /// Returns the connection to the device `id`. Connects if there is no connection yet.
-    pub(super) fn peer(&self, id: DeviceId) -> Result<Arc<Peer>, VerbsError> {
+    /// Returns the connection to the device `id`. If there is no connection yet, connects until `deadline`.
+    pub(super) fn peer(&self, id: DeviceId, deadline: Instant) -> Result<Arc<Peer>, VerbsError> {
         let known = |peers: &HashMap<DeviceId, Weak<Peer>>| {
             peers.get(&id).and_then(Weak::upgrade).filter(|peer| !peer.is_dead())
         };
         if let Some(peer) = known(&lock(&self.peers)) {
             return Ok(peer);
         }
-        let peer = Arc::new(Peer::connect(id, (&self.reach.sockets, self.reach.policy), &self.service)?);
+        let reach = (&self.reach.sockets, self.reach.policy);
+        let peer = Arc::new(Peer::connect(id, reach, &self.service, deadline)?);
         let mut peers = lock(&self.peers);
         if let Some(other) = known(&peers) {
             return Ok(other);

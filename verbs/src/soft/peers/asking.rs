@@ -61,14 +61,13 @@ impl Drop for UnderWay<'_> {
 }
 
 impl Asking {
-    /// Sends `request` with a number of its own, and waits for its answer, at most for `patience`. All callers use one `socket`.
+    /// Sends `request` with a number of its own, and waits for its answer until `deadline`. All callers use one `socket`.
     pub(crate) fn ask(
         &self,
         socket: &impl AsFd,
         request: Request,
-        patience: Duration,
+        deadline: Instant,
     ) -> io::Result<FullAnswer> {
-        let deadline = Instant::now() + patience;
         let under_way = self.begin(deadline)?;
         let request = Request { sequence: under_way.sequence, ..request };
         // Requests to carry out records may have filled the socket.
@@ -172,7 +171,7 @@ mod tests {
     /// Asks for the object `id`. Returns the number in the answer.
     fn ask(asking: &Asking, socket: &OwnedFd, id: u64, patience: Duration) -> io::Result<u64> {
         let request = Request { sequence: 0, number: 1, token: 2, object: Object::EventSocket(id) };
-        match asking.ask(socket, request, patience)?.0 {
+        match asking.ask(socket, request, Instant::now() + patience)?.0 {
             Answer::End(end) => Ok(end.domain),
             other => panic!("{other:?}"),
         }

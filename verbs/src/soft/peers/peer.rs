@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::address::{Address, DeviceId};
 use super::asking::Asking;
@@ -26,9 +26,6 @@ use crate::soft::shared::end::{End, EndState, is_ring};
 use crate::soft::shared::table::RegionTable;
 use crate::sync::lock;
 use crate::{HostMemory, VerbsError};
-
-/// Longest time that a peer's device may take to answer.
-const PATIENCE: Duration = Duration::from_millis(800);
 
 /// The device of another process.
 #[derive(Debug)]
@@ -52,13 +49,14 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Connects to `device`. Fails if the device can't be found, or if `policy` does not let it in.
+    /// Connects to `device` until `deadline`. Fails if the device can't be found, or if `policy` does not let it in.
     pub(crate) fn connect(
         device: DeviceId,
         (sockets, policy): (&Sockets, Policy),
         service: &Arc<Service>,
+        deadline: Instant,
     ) -> Result<Self, VerbsError> {
-        let fd = sockets.connect(device)?;
+        let fd = sockets.connect(device, deadline)?;
         let Identity { process, level, same_user, .. } = check_owner(&fd, policy)?;
         Ok(Self {
             process,
@@ -120,9 +118,10 @@ impl Peer {
         &self,
         address: &Address,
         requester: u64,
+        deadline: Instant,
     ) -> Result<(End, EndAnswer), VerbsError> {
         let action = "connecting to the peer's queue pair";
-        let (answer, mut fds) = self.ask(address, Object::End { requester }, action)?;
+        let (answer, mut fds) = self.ask(address, Object::End { requester }, action, deadline)?;
         match (answer, fds.pop()) {
             (Answer::End(end), Some(fd)) if is_ring(end.ring) => {
                 let mapped = End::import(&fd, end.ring).map_err(|error| VerbsError::os(action, error))?;
@@ -132,20 +131,25 @@ impl Peer {
         }
     }
 
-    pub(crate) fn table(&self, address: &Address) -> Result<Arc<RegionTable>, VerbsError> {
+    pub(crate) fn table(&self, address: &Address, deadline: Instant) -> Result<Arc<RegionTable>, VerbsError> {
         let action = "mapping the peer's region table";
         cached(&self.table, 0, || {
-            let (_, fds) = self.ask(address, Object::Table, action)?;
+            let (_, fds) = self.ask(address, Object::Table, action, deadline)?;
             let fd = fds.first().ok_or_else(missing)?;
             RegionTable::import(fd).map_err(|error| VerbsError::os(action, error))
         })
     }
 
     /// Returns the socket that wakes the poller of the peer's completion queue `id`.
-    pub(crate) fn event_socket(&self, address: &Address, id: u64) -> Result<Arc<EventSocket>, VerbsError> {
+    pub(crate) fn event_socket(
+        &self,
+        address: &Address,
+        id: u64,
+        deadline: Instant,
+    ) -> Result<Arc<EventSocket>, VerbsError> {
         let action = "taking the event socket of the peer's completion queue";
         cached(&self.event_sockets, id, || {
-            let (_, mut fds) = self.ask(address, Object::EventSocket(id), action)?;
+            let (_, mut fds) = self.ask(address, Object::EventSocket(id), action, deadline)?;
             fds.pop().map(EventSocket::new).ok_or_else(missing)
         })
     }
@@ -224,12 +228,13 @@ impl Peer {
         message::send_request(self.socket(), &request, fd)
     }
 
-    /// Sends one request and waits for its answer. Other threads may ask at the same time.
+    /// Sends one request and waits for its answer until `deadline`. Other threads may ask at the same time.
     fn ask(
         &self,
         address: &Address,
         object: Object,
         action: &'static str,
+        deadline: Instant,
     ) -> Result<(Answer, Vec<Received>), VerbsError> {
         let os = |error: io::Error| match error.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
@@ -244,7 +249,7 @@ impl Peer {
             _ => VerbsError::os(action, error),
         };
         let request = Request { sequence: 0, number: address.number, token: address.token, object };
-        self.asking.ask(self.socket(), request, PATIENCE).map_err(os)
+        self.asking.ask(self.socket(), request, deadline).map_err(os)
     }
 }
 

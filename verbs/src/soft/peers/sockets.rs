@@ -39,8 +39,6 @@ const SETTLED: Duration = Duration::from_secs(60);
 const PROBES: usize = 64;
 /// Most files of the directory that are read when a device opens.
 const FILES: usize = 4096;
-/// Longest time that a peer's device may take to accept a connection.
-const PATIENCE: Duration = Duration::from_millis(800);
 const BACKLOG: i32 = 128;
 
 /// The place of the sockets.
@@ -122,8 +120,8 @@ impl Sockets {
         }
     }
 
-    /// Connects to `device`. Fails with the reason if the two devices do not find one another.
-    pub(crate) fn connect(&self, device: DeviceId) -> Result<OwnedFd, VerbsError> {
+    /// Connects to `device` until `deadline`. Fails with the reason if the two devices do not find one another.
+    pub(crate) fn connect(&self, device: DeviceId, deadline: Instant) -> Result<OwnedFd, VerbsError> {
         let os = |error: Errno| VerbsError::os("connecting to the peer's soft device", error);
         let name = match self {
             Self::Namespace if device.directory != 0 => return Err(self.unseen(device)),
@@ -133,7 +131,6 @@ impl Sockets {
         };
         let name = name.map_err(os)?;
         let socket = new_socket().map_err(os)?;
-        let deadline = Instant::now() + PATIENCE;
         loop {
             match rustix::net::connect(&socket, &name) {
                 Ok(()) => return Ok(socket),

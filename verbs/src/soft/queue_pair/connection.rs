@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use crate::soft::device::Device;
 use crate::soft::event_socket::PeerWaker;
@@ -12,6 +13,9 @@ use crate::soft::shared::end::End;
 use crate::soft::shared::platform::{Native, Shipping};
 use crate::soft::shared::table::RegionTable;
 use crate::{Access, VerbsError};
+
+/// Longest time that the peer's device may take, for the connection and all answers together.
+const PATIENCE: Duration = Duration::from_millis(2500);
 
 /// The peer's side of a connected queue pair.
 #[derive(Debug)]
@@ -34,15 +38,16 @@ pub(super) type Debt = crate::soft::shared::debt::Debt<Native, Shipping>;
 
 impl Connection {
     /// Connects the queue pair with the token `own_token` to the queue pair at `address`: maps the peer's end and table, and
-    /// takes the sockets of its completion queues.
+    /// takes the sockets of its completion queues. The peer's device may take [`PATIENCE`] for all that together.
     pub(crate) fn import(device: &Device, address: Address, own_token: u64) -> Result<Self, VerbsError> {
-        let peer = device.peer(address.device)?;
-        let (end, answer) = peer.import_end(&address, own_token)?;
+        let deadline = Instant::now() + PATIENCE;
+        let peer = device.peer(address.device, deadline)?;
+        let (end, answer) = peer.import_end(&address, own_token, deadline)?;
         let shares = answer.shares_memory && peer.shares_memory();
         Ok(Self {
-            table: if shares { Some(peer.table(&address)?) } else { None },
-            send_event: PeerWaker::new(peer.event_socket(&address, answer.send_queue)?),
-            receive_event: PeerWaker::new(peer.event_socket(&address, answer.receive_queue)?),
+            table: if shares { Some(peer.table(&address, deadline)?) } else { None },
+            send_event: PeerWaker::new(peer.event_socket(&address, answer.send_queue, deadline)?),
+            receive_event: PeerWaker::new(peer.event_socket(&address, answer.receive_queue, deadline)?),
             domain: answer.domain,
             access: answer.access,
             peer,

@@ -34,6 +34,10 @@ impl Drop for Scratch {
     }
 }
 
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(20)
+}
+
 fn device(sockets: &Sockets) -> DeviceId {
     DeviceId { process: std::process::id(), nonce: random().unwrap(), directory: sockets.identity() }
 }
@@ -52,9 +56,9 @@ fn devices_find_one_another_in_one_place() {
     for sockets in [Sockets::Namespace, scratch.sockets()] {
         let device = device(&sockets);
         let listener = listen(&sockets, device, Policy::User);
-        sockets.connect(device).unwrap();
+        sockets.connect(device, soon()).unwrap();
         drop(listener);
-        assert!(matches!(sockets.connect(device), Err(VerbsError::Unreachable(_))));
+        assert!(matches!(sockets.connect(device, soon()), Err(VerbsError::Unreachable(_))));
     }
     assert_eq!(scratch.names(), [""; 0], "the file of a device that closed is gone");
 }
@@ -66,7 +70,7 @@ fn process_numbers_do_not_matter() {
     let sockets = scratch.sockets();
     let here = device(&sockets);
     let listener = listen(&sockets, here, Policy::User);
-    sockets.connect(DeviceId { process: 1, ..here }).unwrap();
+    sockets.connect(DeviceId { process: 1, ..here }, soon()).unwrap();
     drop(listener);
 }
 
@@ -76,7 +80,7 @@ fn the_reason_names_both_places() {
     let reason = |ours: &Sockets, theirs: &Sockets| {
         let there = device(theirs);
         let listener = listen(theirs, there, Policy::User);
-        let error = ours.connect(there).unwrap_err().to_string();
+        let error = ours.connect(there, soon()).unwrap_err().to_string();
         drop(listener);
         error
     };
@@ -88,9 +92,9 @@ fn the_reason_names_both_places() {
     let ours = reason(&one.sockets(), &Sockets::Namespace);
     assert!(ours.contains("the peer has no RDMA_SOFT_DIR"), "{ours}");
     assert!(ours.contains(&one.0.display().to_string()), "{ours}");
-    let gone = one.sockets().connect(device(&one.sockets())).unwrap_err().to_string();
+    let gone = one.sockets().connect(device(&one.sockets()), soon()).unwrap_err().to_string();
     assert!(gone.contains("the peer is gone"), "{gone}");
-    let gone = Sockets::Namespace.connect(device(&Sockets::Namespace)).unwrap_err().to_string();
+    let gone = Sockets::Namespace.connect(device(&Sockets::Namespace), soon()).unwrap_err().to_string();
     assert!(gone.contains("another network namespace"), "{gone}");
 }
 
@@ -113,7 +117,7 @@ fn values_that_name_no_usable_directory_are_refused() {
     let sockets = Sockets::new(Some(fits.as_os_str())).unwrap();
     let device = device(&sockets);
     let listener = listen(&sockets, device, Policy::Any);
-    sockets.connect(device).unwrap();
+    sockets.connect(device, soon()).unwrap();
     drop(listener);
 }
 
@@ -163,7 +167,7 @@ fn only_sockets_of_dead_processes_are_removed() {
     remove_dead(&scratch.0, Duration::ZERO);
     let removed: Vec<_> = before.into_iter().filter(|file| !scratch.names().contains(file)).collect();
     assert_eq!(removed, [name(2), name(3)]);
-    sockets.connect(alive).unwrap();
+    sockets.connect(alive, soon()).unwrap();
     drop((listener, stream));
 }
 
