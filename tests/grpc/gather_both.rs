@@ -4,7 +4,7 @@ use tokio_stream::StreamExt as _;
 use tonic_rdma::memory::Pool;
 use tonic_rdma::{CallConfig, RdmaChannel, gather};
 
-use crate::gather_support::{Depot, Parcel, Receipt, both, connect, echo, get, next, put, serve};
+use crate::gather_support::{Depot, Parcel, Receipt, both, connect, echo, get, next, put, serve, tasks};
 use support::Runtime;
 
 const LIMIT: usize = 256 << 20;
@@ -69,6 +69,36 @@ async fn registered_fields_are_copied_at_neither_end_and_are_aligned() {
     let last = put(both(&channel, LIMIT), Parcel::new(1, 0, &[], None)).await.unwrap();
     assert_eq!(last.offered_copied, 0, "the server copied nothing");
     assert!(last.offered > 3 * (8 << 20));
+}
+
+/// A handler that waits for its request's content is polled once more where the call was found, because a look at the queue brings the
+/// content.
+#[test]
+fn requests_that_land_at_once_become_no_tasks() {
+    for runtime in [Runtime::CurrentThread, Runtime::Idle] {
+        runtime.run(async {
+            let depot = Depot::new(LIMIT);
+            let pool = Pool::for_sending(64 << 20);
+            let mut in_place = Vec::new();
+            for polls in [true, false] {
+                let config = CallConfig::default().poll_in_place(polls);
+                let address = serve(&depot, Some(LIMIT), config).await;
+                let channel = connect(address, CallConfig::default()).await;
+                let put = |seed| put(both(&channel, LIMIT), Parcel::new(seed, 65_536, &[], Some(&pool)));
+                put(0).await.unwrap();
+                let mut count = 0;
+                for seed in 1..100 {
+                    let before = tasks();
+                    let receipt = put(seed).await.unwrap();
+                    assert_eq!((receipt.length, receipt.copied), (65_536, 0));
+                    count += u64::from(receipt.tasks == before);
+                }
+                in_place.push(count);
+            }
+            // A machine that is busy may make the method slow, and then its calls become tasks.
+            assert!(in_place[0] > 0 && in_place[1] == 0, "{in_place:?}");
+        });
+    }
 }
 
 /// Returns the bytes of `in_place` that are prefixes and small fields: a few for each message.

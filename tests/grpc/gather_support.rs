@@ -57,6 +57,9 @@ pub(crate) struct Receipt {
     pub(crate) offered: u64,
     #[prost(uint64, tag = "8")]
     pub(crate) offered_copied: u64,
+    /// The tasks of the server's runtime while the handler ran.
+    #[prost(uint64, tag = "9")]
+    pub(crate) tasks: u64,
 }
 
 impl Parcel {
@@ -114,8 +117,14 @@ impl Receipt {
         self.copied = counters.landed_copied_bytes;
         self.offered = counters.offered_in_place_bytes;
         self.offered_copied = counters.offered_copied_bytes;
+        self.tasks = tasks();
         self
     }
+}
+
+/// Returns the number of tasks of this runtime.
+pub(crate) fn tasks() -> u64 {
+    tokio::runtime::Handle::current().metrics().num_alive_tasks() as u64
 }
 
 /// The service.

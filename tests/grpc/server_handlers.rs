@@ -1,5 +1,7 @@
 //! What handlers may do: wait, panic, compute for long, call other servers and their own.
 
+use std::future::poll_fn;
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -39,6 +41,64 @@ fn handlers_that_wait_delay_no_other() {
         }
         assert_eq!((acts.waiting(), acts.dropped()), (0, 0));
     });
+}
+
+/// Requests of calls that are made together are sent together. None of them depends on another call's task for that.
+#[test]
+fn a_call_that_is_polled_once_keeps_no_other_from_being_sent() {
+    in_every_runtime(|| async {
+        let acts = Acts::default();
+        let running = serve(&acts, CallConfig::default()).await;
+        let client = running.client().await;
+        // Calls are made together only while another one is under way.
+        let mut other = client.clone();
+        let held = tokio::spawn(async move { say(&mut other, "wait").await });
+        until(|| acts.waiting() == 1).await;
+        for is_dropped in [false, true] {
+            let (mut one, mut two) = (client.clone(), client.clone());
+            let mut first = Box::pin(say(&mut one, "first"));
+            let polled = poll_fn(|context| Poll::Ready(first.as_mut().poll(context).is_ready())).await;
+            assert!(!polled, "no call ends in its first poll");
+            if is_dropped {
+                drop(first);
+                assert_eq!(within(say(&mut two, "second")).await.unwrap(), "second");
+            } else {
+                assert_eq!(within(say(&mut two, "second")).await.unwrap(), "second");
+                assert_eq!(first.await.unwrap(), "first");
+            }
+        }
+        acts.release(1);
+        assert_eq!(held.await.unwrap().unwrap(), "wait");
+    });
+}
+
+/// The connection belongs to a runtime of one thread, and the calls are made in another runtime.
+#[test]
+fn calls_of_another_runtime_are_sent() {
+    for runtime in Runtime::ALL {
+        let (give, take) = std::sync::mpsc::channel();
+        let (end, ended) = tokio::sync::oneshot::channel::<()>();
+        let home = std::thread::spawn(move || {
+            runtime.run_for_ever(async {
+                let running = serve(&Acts::default(), CallConfig::default()).await;
+                give.send(running.client().await).unwrap();
+                let _ = ended.await;
+            });
+        });
+        let client = take.recv().unwrap();
+        Runtime::CurrentThread.run(async {
+            let calls = (0..50).map(|number| {
+                let mut client = client.clone();
+                tokio::spawn(async move { (say(&mut client, format!("{number}")).await.unwrap(), number) })
+            });
+            for call in calls.collect::<Vec<_>>() {
+                let (reply, number) = call.await.unwrap();
+                assert_eq!(reply, number.to_string());
+            }
+        });
+        drop((end, client));
+        home.join().unwrap();
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
@@ -21,18 +22,40 @@ use tower::{Service, ServiceExt as _};
 use crate::server_acts::{Acts, serve_as};
 use support::{Runtime, config, within};
 
-/// A service that is not ready when it is asked first, and whose body is not tonic's. It answers with the path.
-#[derive(Clone, Debug, Default)]
-struct Slow {
-    asked: bool,
-    calls: Arc<AtomicUsize>,
+/// The name of a service.
+trait Named: Clone + Send + Sync + 'static {
+    const NAME: &'static str;
 }
 
-impl NamedService for Slow {
+/// A name of one segment.
+#[derive(Clone, Debug, Default)]
+struct Plain;
+
+impl Named for Plain {
     const NAME: &'static str = "test.Slow";
 }
 
-impl Service<http::Request<Body>> for Slow {
+/// A name below the other one.
+#[derive(Clone, Debug, Default)]
+struct Below;
+
+impl Named for Below {
+    const NAME: &'static str = "test.Slow/Taken";
+}
+
+/// A service that is not ready when it is asked first, and whose body is not tonic's. It answers with the path.
+#[derive(Clone, Debug, Default)]
+struct Slow<N> {
+    asked: bool,
+    calls: Arc<AtomicUsize>,
+    name: PhantomData<N>,
+}
+
+impl<N: Named> NamedService for Slow<N> {
+    const NAME: &'static str = N::NAME;
+}
+
+impl<N: Named> Service<http::Request<Body>> for Slow<N> {
     type Response = http::Response<Full<Bytes>>;
     type Error = Infallible;
     type Future = Ready<Result<Self::Response, Infallible>>;
@@ -117,8 +140,8 @@ fn both_ways_to_a_service_give_the_same_answers() {
     for runtime in Runtime::ALL {
         runtime.run(within(async {
             let greeter = || GreeterServer::new(Acts::default());
-            let named = RdmaServer::new().add_service(Slow::default()).add_service(greeter());
-            let routed = Routes::new(Slow::default()).add_service(greeter());
+            let named = RdmaServer::new().add_service(Slow::<Plain>::default()).add_service(greeter());
+            let routed = Routes::new(Slow::<Plain>::default()).add_service(greeter());
             let routed = RdmaServer::new().add_routes(routed);
             let (named, routed) = (answers(named, &PATHS).await, answers(routed, &PATHS).await);
             assert!(named[0].contains("answered") && named[0].contains("/test.Slow/Method"), "{}", named[0]);
@@ -127,40 +150,18 @@ fn both_ways_to_a_service_give_the_same_answers() {
     }
 }
 
-/// A service below another one's name.
-#[derive(Clone, Debug, Default)]
-struct Below(Slow);
-
-impl NamedService for Below {
-    const NAME: &'static str = "test.Slow/Taken";
-}
-
-impl Service<http::Request<Body>> for Below {
-    type Response = http::Response<Full<Bytes>>;
-    type Error = Infallible;
-    type Future = Ready<Result<Self::Response, Infallible>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        self.0.poll_ready(context)
-    }
-
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        self.0.call(request)
-    }
-}
-
 #[test]
 fn the_longest_path_goes_before_a_name() {
     Runtime::CurrentThread.run(within(async {
         for is_added in [false, true] {
-            let (slow, below) = (Slow::default(), Below::default());
+            let (slow, below) = (Slow::<Plain>::default(), Slow::<Below>::default());
             let server = RdmaServer::new().add_service(slow.clone());
             let server = match is_added {
                 true => server.add_routes(Routes::new(below.clone())),
                 false => server.add_service(below.clone()),
             };
             answers(server, &["/test.Slow/Taken/x", "/test.Slow/Other"]).await;
-            let calls = [slow.calls, below.0.calls].map(|calls| calls.load(Ordering::SeqCst));
+            let calls = [slow.calls, below.calls].map(|calls| calls.load(Ordering::SeqCst));
             assert_eq!(calls, [1, 1], "{is_added}");
         }
     }));

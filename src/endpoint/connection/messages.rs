@@ -1,7 +1,6 @@
 //! A connection that carries messages instead of a byte stream.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::Connection;
 use super::state::State;
@@ -46,7 +45,7 @@ impl Connection {
         let mut after = Aftermath::default();
         let mut state = lock(&self.state);
         change(&mut state);
-        state.settle(Instant::now(), &self.counters, &self.changed);
+        state.settle(&self.counters, &self.changed);
         state.take_aftermath(&mut after);
         drop(state);
         after.carry_out();
@@ -58,7 +57,6 @@ impl State {
     pub(super) fn progress_messages(
         &mut self,
         messages: &mut Messages,
-        now: Instant,
         counters: &Counters,
     ) -> Result<(), ConnectionFault> {
         loop {
@@ -68,7 +66,7 @@ impl State {
             }
             self.post_receives()?;
             self.handle_events()?;
-            messages.transmit(&mut self.link, &mut self.protocol, counters, now)?;
+            messages.transmit(&mut self.link, &mut self.protocol, counters)?;
             // A fetch that needs no READ is over at once.
             if !messages.fetches.has_over() {
                 break;

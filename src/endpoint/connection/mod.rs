@@ -133,7 +133,7 @@ impl Connection {
             let mut state = lock(&self.state);
             state.protocol.ping();
             state.awaits_pong = true;
-            state.settle(Instant::now(), &self.counters, &self.changed);
+            state.settle(&self.counters, &self.changed);
         }
         loop {
             self.changed.notified().await;
@@ -195,7 +195,7 @@ impl Connection {
         let mut state = lock(&self.state);
         if state.obstacle().is_none() {
             state.protocol.close_write();
-            state.settle(Instant::now(), &self.counters, &self.changed);
+            state.settle(&self.counters, &self.changed);
         }
         Poll::Ready(Ok(()))
     }
@@ -214,7 +214,7 @@ impl Connection {
         match state.read(buffer) {
             Ok(0) => {}
             Ok(_) => {
-                state.settle(Instant::now(), &self.counters, &self.changed);
+                state.settle(&self.counters, &self.changed);
                 return Poll::Ready(Ok(()));
             }
             Err(fault) => return Poll::Ready(Err(self.fail_with(&mut state, fault))),
@@ -229,7 +229,7 @@ impl Connection {
         // A task that waits for an answer adds nothing to its request, so the gathered writes go out now.
         if !state.staging.is_empty() {
             state.flush_wanted = true;
-            state.settle(Instant::now(), &self.counters, &self.changed);
+            state.settle(&self.counters, &self.changed);
         }
         state.quota.renew();
         state.reader = Some(context.waker().clone());
@@ -261,7 +261,7 @@ impl Connection {
         if lock(&self.state).messages.is_some() {
             return self.close_messages();
         }
-        let (mut state, now) = (lock(&self.state), Instant::now());
+        let mut state = lock(&self.state);
         state.detached = true;
         state.flush_wanted = true;
         (state.reader, state.writer, state.closer) = (None, None, None);
@@ -270,7 +270,7 @@ impl Connection {
         {
             state.end(fault, &self.changed);
         }
-        state.settle(now, &self.counters, &self.changed);
+        state.settle(&self.counters, &self.changed);
         self.changed.notify_one();
     }
 
@@ -279,7 +279,7 @@ impl Connection {
         let mut after = Aftermath::default();
         let mut state = lock(&self.state);
         state.fail(fault);
-        state.settle(Instant::now(), &self.counters, &self.changed);
+        state.settle(&self.counters, &self.changed);
         state.take_wakers(&mut after.wakers);
         state.take_aftermath(&mut after);
         drop(state);
@@ -291,7 +291,7 @@ impl Connection {
         let mut state = lock(&self.state);
         if state.obstacle().is_none() {
             state.protocol.abort(code);
-            state.settle(Instant::now(), &self.counters, &self.changed);
+            state.settle(&self.counters, &self.changed);
         }
         drop(state);
         self.fail(fault);
@@ -302,7 +302,7 @@ impl Connection {
         let mut after = Aftermath::default();
         let mut state = lock(&self.state);
         state.protocol.handle_timeout(now);
-        state.settle(now, &self.counters, &self.changed);
+        state.settle(&self.counters, &self.changed);
         state.take_wakers(&mut after.wakers);
         state.take_aftermath(&mut after);
         drop(state);
@@ -350,7 +350,7 @@ impl Connection {
     /// Ends the connection with `fault`; returns the error for the caller.
     fn fail_with(&self, state: &mut State, fault: ConnectionFault) -> io::Error {
         state.end(fault.clone(), &self.changed);
-        state.settle(Instant::now(), &self.counters, &self.changed);
+        state.settle(&self.counters, &self.changed);
         fault.into()
     }
 }
@@ -368,7 +368,7 @@ impl Participant for Connection {
                 state.end(fault, &self.changed);
             }
         }
-        state.settle(now, &self.counters, &self.changed);
+        state.settle(&self.counters, &self.changed);
         state.take_wakers(&mut after.wakers);
         state.take_aftermath(after);
         if now.saturating_duration_since(state.published) > Self::PUBLISH_EVERY {

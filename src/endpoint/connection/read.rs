@@ -13,13 +13,13 @@ use tonic_rdma_verbs::memory::{PoolError, Quota};
 
 impl State {
     /// Posts READs for the chunks that the peer offered, as far as there is memory for them.
-    pub(super) fn start_reads(&mut self, counters: &Counters, now: Instant) -> Result<(), ConnectionFault> {
+    pub(super) fn start_reads(&mut self, counters: &Counters) -> Result<(), ConnectionFault> {
         while let Some(request) = self.protocol.peek_read() {
             let block = match self.link.pool().lease(request.length as usize, Quota::Receive) {
                 Ok(block) => block,
                 // Delivery of the READs in progress frees memory.
                 Err(PoolError::QuotaExhausted { .. }) if !self.landings.is_empty() => return Ok(()),
-                Err(PoolError::Budget { .. }) if self.shortage.keep_waiting(now) => return Ok(()),
+                Err(PoolError::Budget { .. }) if self.shortage.keep_waiting(Instant::now()) => return Ok(()),
                 Err(error) => return Err(ConnectionFault::local(error)),
             };
             self.link.post_read(&request, &block)?;

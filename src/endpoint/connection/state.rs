@@ -186,9 +186,9 @@ impl State {
     }
 
     /// Does all that the protocol asks for, and wakes the supervisor if that ended the connection.
-    pub(super) fn settle(&mut self, now: Instant, counters: &Counters, changed: &Notify) {
+    pub(super) fn settle(&mut self, counters: &Counters, changed: &Notify) {
         let progress = match self.obstacle() {
-            None => self.progress(now, counters),
+            None => self.progress(counters),
             Some(_) => self.handle_events().and_then(|()| self.deliver_messages(counters)),
         };
         if let Err(fault) = progress {
@@ -221,9 +221,9 @@ impl State {
     }
 
     /// Posts receives, reads, writes and control messages that are due.
-    fn progress(&mut self, now: Instant, counters: &Counters) -> Result<(), ConnectionFault> {
+    fn progress(&mut self, counters: &Counters) -> Result<(), ConnectionFault> {
         if let Some(mut messages) = self.messages.take() {
-            let progress = self.progress_messages(&mut messages, now, counters);
+            let progress = self.progress_messages(&mut messages, counters);
             self.messages = Some(messages);
             return progress;
         }
@@ -232,7 +232,7 @@ impl State {
         }
         self.post_receives()?;
         self.handle_events()?;
-        self.start_reads(counters, now)?;
+        self.start_reads(counters)?;
         if self.flush_wanted {
             self.flush_staging(counters)?;
         }

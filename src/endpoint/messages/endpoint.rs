@@ -1,6 +1,7 @@
 //! The handle of a message connection.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::handler::MessageHandler;
 use super::settings::MessageSettings;
@@ -87,9 +88,10 @@ impl MessageEndpoint {
     /// queue meanwhile. Returns whether `is_done` returned true; after that `is_done` is not called again. Returns false early if a look woke another task.
     ///
     /// A future calls this in each poll but its first. If the result is false, the future registers its waker, checks once more,
-    /// and returns `Pending`. In a current-thread runtime this looks once.
-    pub(crate) fn spin(&self, is_done: impl FnMut() -> bool) -> bool {
-        self.carrier.reactor.wait_as_caller(&self.carrier.queue, is_done)
+    /// and returns `Pending`. In a current-thread runtime this looks once. It looks for some microseconds if a single call is under way that
+    /// has `begun` just now, and if the runtime polls when it is idle; then `is_done` may see what arrives only.
+    pub(crate) fn spin(&self, begun: Option<Instant>, is_done: impl FnMut() -> bool) -> bool {
+        self.carrier.reactor.wait_as_caller(&self.carrier.queue, begun, is_done)
     }
 
     /// Looks at the completion queue once. Call this without any lock that the handler takes.

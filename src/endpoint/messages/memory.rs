@@ -140,13 +140,13 @@ impl MessageMemory {
         }
     }
 
-    /// Notes at `now` whether the handler was refused memory. Wakes the supervisor when a shortage begins, because the supervisor does
+    /// Notes whether the handler was refused memory. Wakes the supervisor when a shortage begins, because the supervisor does
     /// not know yet when to ask again.
-    pub(crate) fn note_refused(&mut self, refused: bool, now: Instant) {
+    pub(crate) fn note_refused(&mut self, refused: bool) {
         if refused && self.retry.is_none() {
             self.shortage.changed.notify_one();
         }
-        self.retry = refused.then(|| now + Self::RETRY);
+        self.retry = refused.then(|| Instant::now() + Self::RETRY);
         if !refused && self.shortage.state.load(Ordering::Relaxed) != Shortage::NONE {
             self.shortage.state.store(Shortage::NONE, Ordering::Relaxed);
         }

@@ -1,7 +1,6 @@
 //! The part of a connection's state that only message connections have.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use tokio::sync::Notify;
@@ -159,7 +158,6 @@ impl Messages {
         link: &mut Link,
         protocol: &mut protocol::Connection,
         counters: &Counters,
-        now: Instant,
     ) -> Result<(), ConnectionFault> {
         let Some(handler) = self.handler.take() else { return Ok(()) };
         let Self { memory, fetches, after, .. } = self;
@@ -168,7 +166,7 @@ impl Messages {
         let sent = handler.transmit(&mut sender, after);
         let refused = sender.was_refused();
         self.exhausted = !refused && sender.room() > 0;
-        self.memory.note_refused(refused, now);
+        self.memory.note_refused(refused);
         self.handler = Some(handler);
         sent?;
         let reads = self.fetches.post(link)?;

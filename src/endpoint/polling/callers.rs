@@ -111,6 +111,11 @@ impl Callers {
         self.calls.fetch_add(1, Ordering::SeqCst);
     }
 
+    /// Returns whether one call is under way.
+    pub(super) fn is_single_call(&self) -> bool {
+        self.calls.load(Ordering::Relaxed) == 1
+    }
+
     /// Notes that a call has ended.
     pub(super) fn call_ends(&self) {
         self.calls.fetch_sub(1, Ordering::SeqCst);

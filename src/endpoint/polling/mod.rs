@@ -15,6 +15,7 @@ mod poll_task;
 mod queue;
 mod reactor;
 mod registry;
+mod short_waits;
 mod watched;
 
 pub use own_polling::OwnPolling;

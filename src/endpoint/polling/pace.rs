@@ -89,6 +89,12 @@ impl Pace {
         self.missed = false;
     }
 
+    /// Notes that arrivals were found elsewhere meanwhile. The time since the last one that this pace knows is no gap between arrivals.
+    #[inline]
+    pub fn resume(&mut self) {
+        (self.last_arrival, self.missed) = (None, false);
+    }
+
     /// Calls `look` until it returns [`Observation::Wanted`] (true) or the budget is spent (false). Calls `begin` before the
     /// first look, unless the budget is zero.
     #[inline]
@@ -247,6 +253,20 @@ mod tests {
         assert_eq!(pace.budget(now), Duration::ZERO);
         pace.arrived(now);
         assert!(pace.budget(now) > Duration::ZERO, "one long pause among close arrivals");
+    }
+
+    #[test]
+    fn arrivals_that_others_found_are_no_long_gap() {
+        let (mut pace, mut now) = fed(Duration::from_micros(10));
+        for _ in 0..100 {
+            now += Duration::from_secs(1);
+            pace.missed();
+            pace.resume();
+            assert!(pace.budget(now) > Duration::ZERO);
+            pace.arrived(now);
+        }
+        let budget = pace.budget(now);
+        assert!(budget <= Duration::from_micros(50), "{budget:?}");
     }
 
     #[test]

@@ -29,6 +29,7 @@ use super::pace::{Observation, Pace};
 use super::poll_task::{self, PollTarget, Step};
 use super::queue::{Polled, Queue};
 use super::registry::{Key, Registry};
+use super::short_waits::ShortWaits;
 use crate::endpoint::config::{Config, PollMode, SharedReceive};
 use crate::endpoint::link::isolation;
 use crate::endpoint::link::shared_receive::SharedBuffers;
@@ -55,6 +56,7 @@ pub struct Reactor {
     events: Option<AbortHandle>,
     sleeping_threads: Arc<SleepingThreads>,
     callers: Callers,
+    short_waits: ShortWaits,
     late: LateArrivals,
     _threads: Vec<BusyThread>,
 }
@@ -137,6 +139,7 @@ impl Reactor {
             events,
             sleeping_threads,
             callers: Callers::new(config.spin_limit),
+            short_waits: ShortWaits::new(config.spin_limit),
             late: LateArrivals::default(),
             _threads: threads,
         });
@@ -169,6 +172,9 @@ impl Reactor {
         }
         self.was_idle.store(true, Ordering::Relaxed);
         let was_armed = spinner.armed;
+        if self.short_waits.take_answered() {
+            spinner.pace.resume();
+        }
         match self.spin(&mut spinner) {
             // The queues are not armed any more, so nothing else would wake the poll task if this thread stays busy.
             Spun::Woke if was_armed => self.wake_task.notify_one(),
@@ -199,9 +205,15 @@ impl Reactor {
     }
 
     /// Looks at `queue` on behalf of a future until `is_done` returns true (true), or until looking does not pay any more (false):
-    /// then the future returns `Pending`, and the poll task polls. In a runtime with one worker this looks once. Once `is_done` has
+    /// then the future returns `Pending`, and the poll task polls. In a runtime with one worker this looks once, or for some microseconds if
+    /// nothing else needs the thread: `begun` is the time when a call began that waits for the first part of its answer. Once `is_done` has
     /// returned true, it is not called again.
-    pub(crate) fn wait_as_caller(&self, queue: &Queue, mut is_done: impl FnMut() -> bool) -> bool {
+    pub(crate) fn wait_as_caller(
+        &self,
+        queue: &Queue,
+        begun: Option<Instant>,
+        mut is_done: impl FnMut() -> bool,
+    ) -> bool {
         if is_done() {
             // With one thread, callers have no pace, because they look once.
             if self.multi_thread {
@@ -210,8 +222,7 @@ impl Reactor {
             return true;
         }
         if self.mode != PollMode::Adaptive || !self.multi_thread || !may_spin() {
-            queue.poll();
-            return is_done();
+            return self.wait_shortly(queue, begun, is_done);
         }
         let Some(mut turn) = self.callers.begin() else {
             self.callers.wait();
@@ -250,6 +261,26 @@ impl Reactor {
             self.wake_task.notify_one();
         }
         done
+    }
+
+    /// Waits as the only thread of a runtime: looks at `queue` once, or for some microseconds.
+    fn wait_shortly(&self, queue: &Queue, begun: Option<Instant>, mut is_done: impl FnMut() -> bool) -> bool {
+        // Elsewhere the poll task would have to take over, which costs what the wait saves.
+        let is_alone = self.idle_polled.load(Ordering::Relaxed) && self.callers.is_single_call();
+        let start = begun.filter(|_| is_alone).and_then(|begun| self.short_waits.begin(begun));
+        let Some(start) = start else {
+            queue.poll();
+            return is_done();
+        };
+        self.was_idle.store(true, Ordering::Relaxed);
+        if let Ok(mut spinner) = self.spinner.try_lock()
+            && spinner.armed
+        {
+            self.disarm(&mut spinner.armed);
+            // No event would wake the poll task now, if this thread stays busy.
+            self.wake_task.notify_one();
+        }
+        self.short_waits.wait(start, || queue.poll(), is_done)
     }
 
     /// Notes that a thread polls the queues itself from now on.
@@ -298,26 +329,29 @@ impl Reactor {
         /// Looks for each look at the clock.
         const LOOKS: u32 = 8;
         let (mut ran, mut looks): (Option<(Instant, Instant)>, u32) = (None, 0);
-        let woken = pace.spin(disarm, || match self.poll() {
-            Polled { completions: 0, .. } => match ran {
-                Some((first, last)) => {
-                    looks = looks.wrapping_add(1);
-                    if !looks.is_multiple_of(LOOKS) {
-                        return Observation::Nothing;
-                    }
-                    let now = Instant::now();
-                    let over = now - last > NEXT || now - first > MOST;
-                    if over { Observation::Wanted } else { Observation::Nothing }
-                }
-                None => Observation::Nothing,
-            },
-            Polled { woken: 0, ran: 0, .. } => Observation::Arrival,
-            Polled { woken: 0, .. } => {
-                let now = Instant::now();
-                ran = Some((ran.map_or(now, |(first, _)| first), now));
-                Observation::Arrival
+        let is_over = |first: Instant, last: Instant| {
+            let now = Instant::now();
+            now - last > NEXT || now - first > MOST
+        };
+        let woken = pace.spin(disarm, || match (self.poll(), ran) {
+            (Polled { completions: 0, .. }, None) => Observation::Nothing,
+            (Polled { completions: 0, .. }, Some((first, last))) => {
+                looks = looks.wrapping_add(1);
+                let over = looks.is_multiple_of(LOOKS) && is_over(first, last);
+                if over { Observation::Wanted } else { Observation::Nothing }
             }
-            Polled { .. } => Observation::Wanted,
+            // READs of a large transfer may complete with each look, and the tasks must not wait for its end.
+            (Polled { woken: 0, ran: 0, .. }, Some((first, last))) if is_over(first, last) => {
+                Observation::Wanted
+            }
+            (Polled { woken: 0, ran: 0, .. }, _) => Observation::Arrival,
+            (Polled { woken: 0, .. }, _) => {
+                let now = Instant::now();
+                let first = ran.map_or(now, |(first, _)| first);
+                ran = Some((first, now));
+                if now - first > MOST { Observation::Wanted } else { Observation::Arrival }
+            }
+            (Polled { .. }, _) => Observation::Wanted,
         });
         match (woken, ran) {
             (_, Some(_)) => Spun::Ran,

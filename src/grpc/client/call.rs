@@ -22,7 +22,7 @@ use crate::transport::balance::connection::{InFlight, Reservation};
 
 /// A call without HTTP/2.
 ///
-/// The first poll sends what the request has, and lets other tasks run, so that calls which are made together go out together. Later
+/// The first poll queues what the request has, and lets other tasks run, so that calls which are made together go out together. Later
 /// polls look at the completion queue for a short time before they wait.
 #[derive(Debug)]
 pub(super) struct NativeCall {
@@ -80,33 +80,58 @@ impl NativeCall {
     }
 
     pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Response<Body>, End>> {
-        match std::mem::replace(&mut self.state, State::Ended) {
-            State::Unsent(request) => match self.send(request, context) {
-                Ok(()) => {
-                    // Calls that are made together go out before this one looks for its response.
-                    context.waker().wake_by_ref();
-                    Poll::Pending
-                }
-                Err(end) => Poll::Ready(Err(end)),
-            },
-            State::Begun(mut call, again) => match self.poll_begun(&mut call, again.is_some(), context) {
-                Poll::Ready(Ok((head, first))) => Poll::Ready(Ok(self.response(call, head, first))),
-                Poll::Ready(Err(Unanswered { status, unprocessed })) => Poll::Ready(Err(match again {
-                    Some(request) if unprocessed => self.again(request, status, true),
-                    _ => End::Failed(status),
-                })),
-                Poll::Pending => {
-                    self.state = State::Begun(call, again);
-                    Poll::Pending
-                }
-            },
-            State::Ended => Poll::Ready(Err(Status::internal("the call was polled after its end").into())),
+        match &mut self.state {
+            State::Unsent(_) => {}
+            // A call is large, so it stays where it is.
+            State::Begun(call, again) => {
+                call.stream().session().drive_left();
+                let answered = ready!(poll_head(call, &mut self.deadline, again.is_some(), context));
+                return Poll::Ready(self.end(answered));
+            }
+            State::Ended => {
+                return Poll::Ready(Err(Status::internal("the call was polled after its end").into()));
+            }
+        }
+        let State::Unsent(request) = std::mem::replace(&mut self.state, State::Ended) else {
+            return Poll::Pending;
+        };
+        let has_sender = match self.send(request, context) {
+            Ok(has_sender) => has_sender,
+            Err(end) => return Poll::Ready(Err(end)),
+        };
+        if !(has_sender && self.waits(context)) {
+            // Calls that are made together go out before this one looks for its response.
+            context.waker().wake_by_ref();
+        }
+        Poll::Pending
+    }
+
+    /// Registers the task for the response. Returns false if the call has come to an end already.
+    fn waits(&mut self, context: &mut Context<'_>) -> bool {
+        let State::Begun(call, _) = &self.state else { return false };
+        call.stream().wait(context.waker()) && self.deadline.poll_passed_under_way(context).is_pending()
+    }
+
+    /// Ends the wait for the head of the response.
+    fn end(
+        &mut self,
+        answered: Result<(HeaderMap, Option<Part>), Unanswered>,
+    ) -> Result<Response<Body>, End> {
+        let State::Begun(call, again) = std::mem::replace(&mut self.state, State::Ended) else {
+            return Err(Status::internal("a call ends before it has begun").into());
+        };
+        match (answered, again) {
+            (Ok((head, first)), _) => Ok(self.response(call, head, first)),
+            (Err(Unanswered { status, unprocessed: true }), Some(request)) => {
+                Err(self.again(request, status, true))
+            }
+            (Err(Unanswered { status, .. }), _) => Err(End::Failed(status)),
         }
     }
 
-    /// Queues the request as far as it is there, and sends it: at once if no other call is under way, and otherwise with the next poll of
-    /// one of the calls that were made together.
-    fn send(&mut self, mut request: Unsent, context: &mut Context<'_>) -> Result<(), End> {
+    /// Queues the request as far as it is there, and sends it: at once if no other call is under way, and otherwise later, with those of calls
+    /// that are made together. Returns whether a task of the session does that; otherwise it is the next poll of one of these calls.
+    fn send(&mut self, mut request: Unsent, context: &mut Context<'_>) -> Result<bool, End> {
         let Connection::Native(native) = &*self.connection else {
             return Err(Status::internal("a native call on another connection").into());
         };
@@ -132,9 +157,9 @@ impl NativeCall {
         }
         let mut call = Begun::new(Arc::clone(&stream));
         if is_whole {
-            session.drive_if(is_alone);
+            let has_sender = session.drive_if(is_alone);
             self.state = State::Begun(call, Some(request));
-            return Ok(());
+            return Ok(has_sender);
         }
         let (mut sent, mut outgoing) = (Sent::default(), Outgoing::default());
         let again = match advance(&mut request.body, &mut outgoing, &stream, Some(&mut sent), context) {
@@ -152,49 +177,9 @@ impl NativeCall {
                 None
             }
         };
-        session.drive_with_others();
+        let has_sender = session.drive_with_others();
         self.state = State::Begun(call, again);
-        Ok(())
-    }
-
-    /// Sends what calls have left to this one to send, and waits for the head of the response.
-    fn poll_begun(
-        &mut self,
-        call: &mut Begun,
-        again: bool,
-        context: &mut Context<'_>,
-    ) -> Poll<Result<(HeaderMap, Option<Part>), Unanswered>> {
-        call.stream().session().drive_left();
-        self.poll_head(call, again, context)
-    }
-
-    /// Waits for the head of the response. Returns a part of the body, too, if one had to be looked at.
-    fn poll_head(
-        &mut self,
-        call: &mut Begun,
-        again: bool,
-        context: &mut Context<'_>,
-    ) -> Poll<Result<(HeaderMap, Option<Part>), Unanswered>> {
-        let fault = match call.poll_head(&self.deadline, context) {
-            // The server answers with trailers only, or with an empty head, or it will.
-            Poll::Ready(Ok(head)) if head.is_empty() => match call.stream().poll_part(context) {
-                Poll::Ready(Some(Ok(Part::Trailers(trailers)))) => {
-                    call.has_ended();
-                    return Poll::Ready(Ok((trailers, None)));
-                }
-                Poll::Ready(Some(Ok(part))) => return Poll::Ready(Ok((head, Some(part)))),
-                Poll::Ready(Some(Err(fault))) => fault,
-                Poll::Ready(None) | Poll::Pending => return Poll::Ready(Ok((head, None))),
-            },
-            Poll::Ready(Ok(head)) => return Poll::Ready(Ok((head, None))),
-            Poll::Ready(Err(fault)) => fault,
-            Poll::Pending => {
-                ready!(self.deadline.poll_passed(context));
-                return Poll::Ready(Err(Unanswered { status: call.is_late(), unprocessed: false }));
-            }
-        };
-        let unprocessed = again && fault.is_unprocessed();
-        Poll::Ready(Err(Unanswered { status: call.status(fault), unprocessed }))
+        Ok(has_sender)
     }
 
     fn response(&mut self, call: Begun, head: HeaderMap, first: Option<Part>) -> Response<Body> {
@@ -211,6 +196,35 @@ impl NativeCall {
         let endpoints = Arc::clone(&self.endpoints);
         End::Again(Box::new(Again { endpoints, request, deadline, status, refused }))
     }
+}
+
+/// Waits for the head of the response. Returns a part of the body, too, if one had to be looked at. The call can be sent `again`.
+fn poll_head(
+    call: &mut Begun,
+    deadline: &mut Deadline,
+    again: bool,
+    context: &mut Context<'_>,
+) -> Poll<Result<(HeaderMap, Option<Part>), Unanswered>> {
+    let fault = match call.poll_head(deadline, context) {
+        // The server answers with trailers only, or with an empty head, or it will.
+        Poll::Ready(Ok(head)) if head.is_empty() => match call.stream().poll_part(context) {
+            Poll::Ready(Some(Ok(Part::Trailers(trailers)))) => {
+                call.has_ended();
+                return Poll::Ready(Ok((trailers, None)));
+            }
+            Poll::Ready(Some(Ok(part))) => return Poll::Ready(Ok((head, Some(part)))),
+            Poll::Ready(Some(Err(fault))) => fault,
+            Poll::Ready(None) | Poll::Pending => return Poll::Ready(Ok((head, None))),
+        },
+        Poll::Ready(Ok(head)) => return Poll::Ready(Ok((head, None))),
+        Poll::Ready(Err(fault)) => fault,
+        Poll::Pending => {
+            ready!(deadline.poll_passed_under_way(context));
+            return Poll::Ready(Err(Unanswered { status: call.is_late(), unprocessed: false }));
+        }
+    };
+    let unprocessed = again && fault.is_unprocessed();
+    Poll::Ready(Err(Unanswered { status: call.status(fault), unprocessed }))
 }
 
 /// A call that has no response.

@@ -2,11 +2,12 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::Uri;
+use tokio::sync::watch;
 use tokio::time::timeout;
 use tonic::transport::Endpoint;
 use tower_service::Service;
@@ -74,6 +75,7 @@ impl Connection {
                 };
                 *lock(&dialling.last) = Some(endpoint_of_messages.info().clone());
                 let session = Session::client(endpoint_of_messages, &dialling.calls);
+                tokio::spawn(wake_calls(Arc::downgrade(&session), terms.timeout.changes()));
                 Ok(Self::Native(NativeConnection { session, terms }))
             }
             Negotiated::Stream(stream) => {
@@ -135,6 +137,16 @@ impl Terms {
     async fn of(endpoint: &Endpoint) -> Self {
         let (origin, timeout) = probe::learn(endpoint).await;
         Self { origin, timeout: Arc::new(timeout) }
+    }
+}
+
+/// Wakes the calls of a session when the time-out of their endpoint becomes known, so that they make their timers.
+async fn wake_calls(session: Weak<Session>, mut timeout: watch::Receiver<Option<Duration>>) {
+    while timeout.changed().await.is_ok() {
+        match session.upgrade() {
+            Some(session) => session.wake_readers(),
+            None => return,
+        }
     }
 }
 

@@ -74,6 +74,13 @@ impl Deadline {
         timer.as_mut().poll(context)
     }
 
+    /// Waits for the deadline of a call that is under way. Its session wakes it when the endpoint's time-out becomes known, so most calls
+    /// need no timer.
+    pub(super) fn poll_passed_under_way(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let is_endless = self.own.is_none() && self.endpoint.as_ref().is_none_or(|it| it.get().is_none());
+        if is_endless { Poll::Pending } else { self.poll_passed(context) }
+    }
+
     /// Returns the earliest end that is known.
     fn next(&self) -> Option<Instant> {
         let endpoint = self.endpoint.as_ref().and_then(|endpoint| self.begun.checked_add(endpoint.get()?));

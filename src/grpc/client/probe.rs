@@ -7,6 +7,7 @@
 //! its own time-out is learned in time.
 
 use std::convert::Infallible;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -34,6 +35,8 @@ pub(super) struct Origin {
 #[derive(Debug)]
 pub(super) struct EndpointTimeout {
     known: watch::Receiver<Option<Duration>>,
+    /// The same in nanoseconds, for calls, which look often; 0 as long as it is not known.
+    nanoseconds: Arc<AtomicU64>,
     probe: AbortHandle,
 }
 
@@ -48,17 +51,28 @@ const PIPE: usize = 4096;
 pub(super) async fn learn(endpoint: &Endpoint) -> (Origin, EndpointTimeout) {
     let (head, seen) = oneshot::channel();
     let (found, known) = watch::channel(None);
+    let nanoseconds = Arc::<AtomicU64>::default();
+    let found = Found { known: found, nanoseconds: Arc::clone(&nanoseconds) };
     let probe = tokio::spawn(measure(endpoint.clone(), head, found)).abort_handle();
     let origin = seen
         .await
         .unwrap_or_else(|_| Origin { authority: endpoint.uri().authority().cloned(), user_agent: None });
-    (origin, EndpointTimeout { known, probe })
+    (origin, EndpointTimeout { known, nanoseconds, probe })
 }
 
 impl EndpointTimeout {
     /// Returns the time-out, if it is known already.
     pub(super) fn get(&self) -> Option<Duration> {
-        *self.known.borrow()
+        // SYNC: a call that saw 0 after it had registered its waker is woken by the change of `known`, which comes later.
+        match self.nanoseconds.load(Ordering::SeqCst) {
+            0 => None,
+            nanoseconds => Some(Duration::from_nanos(nanoseconds)),
+        }
+    }
+
+    /// Returns what changes when the time-out becomes known. It does not keep the probe.
+    pub(super) fn changes(&self) -> watch::Receiver<Option<Duration>> {
+        self.known.clone()
     }
 
     /// Waits until the time-out is known. Never ready for an endpoint without one.
@@ -82,14 +96,29 @@ impl Drop for EndpointTimeout {
     }
 }
 
+/// Where the probe tells what it has found.
+struct Found {
+    known: watch::Sender<Option<Duration>>,
+    nanoseconds: Arc<AtomicU64>,
+}
+
+impl Found {
+    fn tell(&self, timeout: Duration) {
+        let nanoseconds = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+        self.nanoseconds.store(nanoseconds.max(1), Ordering::SeqCst);
+        self.known.send_replace(Some(timeout));
+    }
+}
+
 /// Measures the time-out, and sends the first call's head to `head`.
-async fn measure(endpoint: Endpoint, head: oneshot::Sender<Origin>, found: watch::Sender<Option<Duration>>) {
+async fn measure(endpoint: Endpoint, head: oneshot::Sender<Origin>, found: Found) {
     let mut head = Some(head);
     let mut shortest = None;
     for _ in 0..MEASUREMENTS {
         let Some(measured) = silent_call(&endpoint, head.take()).await else { return };
-        shortest = Some(shortest.map_or(measured, |least: Duration| least.min(measured)));
-        found.send_replace(shortest);
+        let least = shortest.map_or(measured, |least: Duration| least.min(measured));
+        shortest = Some(least);
+        found.tell(least);
     }
 }
 

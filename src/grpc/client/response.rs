@@ -71,7 +71,7 @@ impl Begun {
         context: &mut Context<'_>,
     ) -> Poll<Result<HeaderMap, CallFault>> {
         let mut head = Poll::Pending;
-        self.stream.session().endpoint().spin(|| {
+        self.stream.session().endpoint().spin(Some(deadline.begun()), || {
             head = self.stream.take_head();
             head.is_ready() || deadline.has_passed()
         });
@@ -94,7 +94,7 @@ impl Begun {
 
     fn spin(&self, deadline: &Deadline) {
         let session = self.stream.session();
-        session.endpoint().spin(|| self.stream.has_arrived() || deadline.has_passed());
+        session.endpoint().spin(None, || self.stream.has_arrived() || deadline.has_passed());
     }
 }
 

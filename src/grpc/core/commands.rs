@@ -190,6 +190,11 @@ impl<K> Core<K> {
         Poll::Pending
     }
 
+    /// Takes the wakers of all tasks that wait in `poll_head` or `poll_part`.
+    pub(in crate::grpc) fn wake_readers(&mut self, wakers: &mut Vec<Waker>) {
+        wakers.extend(self.streams.iter_mut().filter_map(|(_, stream)| stream.receiving.waker.take()));
+    }
+
     /// Returns whether `poll_head` or `poll_part` would return something now.
     pub(in crate::grpc) fn has_arrived(&self, key: StreamKey) -> bool {
         let stream = &self.streams[key.index()];
@@ -202,6 +207,15 @@ impl<K> Core<K> {
             Some(_) => true,
             None => receiving.ended,
         }
+    }
+
+    /// Registers the task of `waker`, unless `poll_head` or `poll_part` would return something now. Returns whether it was registered.
+    pub(in crate::grpc) fn wait(&mut self, key: StreamKey, waker: &Waker) -> bool {
+        let waits = !self.has_arrived(key);
+        if waits {
+            keep(&mut self.streams[key.index()].receiving.waker, waker);
+        }
+        waits
     }
 
     /// Returns whether the next bytes are being fetched.

@@ -64,7 +64,10 @@ pub(in crate::grpc) struct Core<K> {
     pub(super) partial: Option<Partial>,
     pub(super) resets: VecDeque<(u32, ResetCode)>,
     pub(super) credits: VecDeque<(u32, u64)>,
+    /// Offers of the peer whose memory is free.
     pub(super) taken: VecDeque<u64>,
+    /// They wait for a message that follows at once.
+    pub(super) keeps_taken: bool,
     /// What the peer may read, by offer.
     pub(super) offers: NumberMap<u64, Outstanding<K>>,
     /// Calls that have ended, and of which the peer has not given all offers back, with the number of these offers.
@@ -195,6 +198,7 @@ impl<K> Core<K> {
             resets: VecDeque::new(),
             credits: VecDeque::new(),
             taken: VecDeque::new(),
+            keeps_taken: false,
             offers: NumberMap::default(),
             lingering: NumberMap::default(),
             next_offer: 0,

@@ -177,7 +177,7 @@ impl<K> Core<K> {
             message.frame(&FrameHeader { extra, ..FrameHeader::new(Kind::Reset, stream, 0) }, &[]);
             self.resets.pop_front();
         }
-        if !self.taken.is_empty() {
+        if !self.taken.is_empty() && !self.keeps_taken {
             let count = (message.payload_left() / 8).min(self.taken.len());
             if count == 0 {
                 return false;

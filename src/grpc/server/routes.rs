@@ -123,18 +123,7 @@ where
 impl Named {
     /// Adds a service. Returns `None` if its name is not one segment of a path: then only tonic's router can tell which service a path
     /// belongs to.
-    pub(super) fn with<S, B>(mut self, service: S) -> Option<Self>
-    where
-        S: Service<Request<Body>, Response = Response<B>, Error = Infallible>
-            + NamedService
-            + Clone
-            + Send
-            + Sync
-            + 'static,
-        S::Future: Send + 'static,
-        B: http_body::Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<BoxError>,
-    {
+    pub(super) fn with<S: NamedService + Callable + 'static>(mut self, service: S) -> Option<Self> {
         // The router takes names with some of these characters for patterns.
         if S::NAME.is_empty() || S::NAME.contains(['/', '{', '}', '*', ':']) {
             return None;
@@ -159,8 +148,8 @@ impl fmt::Debug for Named {
     }
 }
 
-/// A service of any type.
-trait Callable: Send + Sync {
+/// A service of any type: each one that a server takes.
+pub(super) trait Callable: Send + Sync {
     /// Calls a clone of the service, once the clone is ready.
     fn call_clone(&self, request: Request<Body>) -> Responding;
 }

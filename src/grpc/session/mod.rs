@@ -16,6 +16,7 @@
 //! task that asked.
 
 mod fault;
+mod left;
 mod shared;
 mod stream;
 #[cfg(test)]
@@ -31,6 +32,7 @@ use std::task::Poll;
 use bytes::Bytes;
 use http::HeaderMap;
 
+use self::left::LeftRequests;
 use self::shared::{Shared, State};
 use super::calls::CallConfig;
 use super::core::{Core, Role};
@@ -82,7 +84,8 @@ pub(crate) struct Session {
     shared: Arc<Shared>,
     acceptor: Option<Arc<dyn Accept>>,
     /// Requests are queued that a caller sends with its next poll.
-    left: AtomicBool,
+    left_to_callers: AtomicBool,
+    left: LeftRequests,
 }
 
 impl Session {
@@ -91,7 +94,16 @@ impl Session {
 
     /// Begins the calls of a client.
     pub(crate) fn client(endpoint: MessageEndpoint, config: &CallConfig) -> Arc<Self> {
-        Self::start(endpoint, config, Role::Client, None)
+        let session = Self::start(endpoint, config, Role::Client, None);
+        let weak = Arc::downgrade(&session);
+        session.left.start(move || {
+            let Some(session) = weak.upgrade() else { return false };
+            session.drive();
+            // The callers do not look before they wait.
+            session.endpoint.look();
+            true
+        });
+        session
     }
 
     /// Begins the calls of a server. `acceptor` gets each call.
@@ -114,7 +126,13 @@ impl Session {
         core.set_landing_budget(LandingBudget::new(config.landing_budget));
         let session = Arc::new_cyclic(|weak| {
             let shared = Shared::new(core, weak.clone());
-            Self { endpoint, shared, acceptor, left: AtomicBool::new(false) }
+            Self {
+                endpoint,
+                shared,
+                acceptor,
+                left_to_callers: AtomicBool::new(false),
+                left: LeftRequests::default(),
+            }
         });
         // As much again, so that messages which the application holds leave memory to calls that copy.
         let landing_budget = config.landing_budget.saturating_mul(2);
@@ -157,23 +175,30 @@ impl Session {
     }
 
     /// Sends what is queued if one call is under way only. With others, the request is left to the next poll of a caller, because calls
-    /// that are made together then share messages. The caller must call [`drive_left`](Self::drive_left) with its next poll.
-    pub(crate) fn drive_with_others(&self) {
-        self.drive_if(self.active_streams() <= 1);
+    /// that are made together then share messages. Returns whether a task of the session sends it; otherwise the caller must call
+    /// [`drive_left`](Self::drive_left) with its next poll, soon.
+    pub(crate) fn drive_with_others(&self) -> bool {
+        self.drive_if(self.active_streams() <= 1)
     }
 
-    /// Does what [`drive_with_others`](Self::drive_with_others) does, for a caller that knows whether its call is the only one.
-    pub(crate) fn drive_if(&self, is_alone: bool) {
+    /// Does what [`drive_with_others`](Self::drive_with_others) does, for a caller that knows whether its call is the only one. Returns
+    /// whether a task of the session sends the request: then the caller need not be polled before its answer has come.
+    pub(crate) fn drive_if(&self, is_alone: bool) -> bool {
         if is_alone {
             self.drive();
-        } else {
-            self.left.store(true, Ordering::Release);
+            return false;
         }
+        let has_task = self.left.leave();
+        if !has_task {
+            self.left_to_callers.store(true, Ordering::Release);
+        }
+        has_task
     }
 
     /// Sends requests that [`drive_with_others`](Self::drive_with_others) has left.
     pub(crate) fn drive_left(&self) {
-        if self.left.load(Ordering::Relaxed) && self.left.swap(false, Ordering::AcqRel) {
+        let left = &self.left_to_callers;
+        if left.load(Ordering::Relaxed) && left.swap(false, Ordering::AcqRel) {
             self.drive();
         }
     }
@@ -227,6 +252,13 @@ impl Session {
     /// Returns the number of calls that have not ended.
     pub(crate) fn active_streams(&self) -> usize {
         lock(&self.shared.state).core.active()
+    }
+
+    /// Wakes the tasks that wait for heads and parts of bodies.
+    pub(crate) fn wake_readers(&self) {
+        let mut wakers = Vec::new();
+        lock(&self.shared.state).core.wake_readers(&mut wakers);
+        wakers.into_iter().for_each(std::task::Waker::wake);
     }
 
     /// Transmits as long as the state machine asks for it. Between two times other threads may have the connection. A connection that

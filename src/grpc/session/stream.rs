@@ -120,6 +120,11 @@ impl Stream {
         self.look_for_head(None)
     }
 
+    /// Registers the task of `waker` for the head of the response and what follows. Returns false if something has come already.
+    pub(crate) fn wait(&self, waker: &Waker) -> bool {
+        self.lock().core.wait(self.key, waker)
+    }
+
     fn look_for_head(&self, waker: Option<&Waker>) -> Poll<Result<HeaderMap, CallFault>> {
         let mut state = self.lock();
         let head = state.core.poll_head(self.key, waker);
@@ -188,14 +193,21 @@ impl Stream {
     }
 
     /// Looks at the completion queue once, if the next part is being read from the peer's memory. Returns the time of the look, if the part
-    /// has landed thereby, as it has on devices where the CPU does the reading, or if the call has failed meanwhile.
+    /// has landed thereby, as it has on devices where the CPU does the reading, or if the call has failed meanwhile. The caller must drive
+    /// afterwards: the peer is told with the next message that its memory is free, which is usually the reply.
     pub(crate) fn look_for_landing(&self) -> Option<Duration> {
-        if !self.lock().core.is_landing(self.key) {
-            return None;
+        {
+            let core = &mut self.lock().core;
+            if !core.is_landing(self.key) {
+                return None;
+            }
+            core.keep_taken(true);
         }
         let began = Instant::now();
         self.session.endpoint.look();
-        (!self.lock().core.is_landing(self.key)).then(|| began.elapsed())
+        let core = &mut self.lock().core;
+        core.keep_taken(false);
+        (!core.is_landing(self.key)).then(|| began.elapsed())
     }
 
     /// Returns whether [`poll_part`](Self::poll_part) has returned the last part, or will return `None` at once.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use std::io::IoSlice;
@@ -87,14 +87,14 @@ impl World {
 
     /// Sends a message, and waits until `count` answers have come, as a call's future does.
     async fn call(&self, count: usize) {
-        let _under_way = self.client.begin_call();
+        let (_under_way, begun) = (self.client.begin_call(), Instant::now());
         self.echo.queue.lock().unwrap().push(Bytes::from_static(b"ping"));
         self.client.drive();
         let mut polls = 0;
         poll_fn(|context: &mut Context<'_>| {
             polls += 1;
             let is_done = || self.echo.arrived.load(Ordering::SeqCst) >= count;
-            if polls > 1 && self.client.spin(is_done) {
+            if polls > 1 && self.client.spin(Some(begun), is_done) {
                 return Poll::Ready(());
             }
             if polls == 1 {
@@ -191,7 +191,7 @@ async fn a_late_answer_wakes_a_caller_that_sleeps() {
         });
         let wait = poll_fn(|context: &mut Context<'_>| {
             let is_done = || echo.arrived.load(Ordering::SeqCst) >= count;
-            if client.spin(is_done) {
+            if client.spin(None, is_done) {
                 return Poll::Ready(());
             }
             echo.wakers.lock().unwrap().push(context.waker().clone());

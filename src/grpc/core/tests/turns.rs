@@ -69,6 +69,38 @@ fn a_call_whose_reader_stands_still_costs_others_nothing() {
     assert_eq!((messages(false), messages(true)), (100, 100));
 }
 
+/// A server that polls a call where it found it sends the reply at once, and what it owes the client goes with the reply.
+#[test]
+fn the_reply_takes_along_that_the_request_has_landed() {
+    let messages = |keeps: bool| {
+        let exposed = Device { exposed: 100, ..Device::default() };
+        let limits = (1 << 16, 16 << 10, 1 << 20);
+        let mut pair = Pair::new(0, [limits, limits], [exposed, Device::default()]);
+        pair.settle();
+        let key = open(&mut pair);
+        pair.ends[0].core.send_message(key, vec![vec![1; 65_536].into()], 0, true);
+        pair.transmit(0);
+        while pair.deliver(1) {}
+        let accepted = accept(&mut pair);
+        pair.ends[1].core.deliver_landed(accepted, 1 << 20);
+        assert_eq!(take(&mut pair, 1, accepted), 0);
+        assert!(pair.ends[1].core.is_landing(accepted));
+        let before = pair.ends[1].messages;
+        pair.ends[1].core.keep_taken(keeps);
+        assert!(pair.land(1));
+        assert_eq!(pair.ends[1].messages - before, usize::from(!keeps));
+        pair.ends[1].core.keep_taken(false);
+        assert_eq!(pair.ends[0].core.offers.len(), 1);
+        pair.ends[1].core.send_head(accepted, HeaderMap::new());
+        pair.ends[1].core.send_trailers(accepted, HeaderMap::new());
+        assert_eq!(take(&mut pair, 1, accepted), 65_536);
+        pair.settle();
+        assert!(pair.ends[0].core.offers.is_empty(), "the client's memory is free");
+        pair.ends[1].messages - before
+    };
+    assert_eq!((messages(false), messages(true)), (2, 1));
+}
+
 fn core_release(pair: &mut Pair, end: usize, key: StreamKey) {
     pair.ends[end].core.release(key, &mut Vec::new());
     pair.transmit(end);
