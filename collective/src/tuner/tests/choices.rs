@@ -164,8 +164,9 @@ fn reasons_name_the_times() {
     assert_eq!(
         table.to_string(),
         "below 24 KiB: one-shot, because it took 7.38 µs at 256 B, halving-doubling 20.2 µs\n\
-         from 24 KiB on: ring in pieces of 64 KiB, because it took 442 µs at 1 MiB, one-shot 1.02 ms, \
-         halving-doubling 573 µs"
+         24 KiB to 384 KiB: halving-doubling in pieces of 64 KiB, because it took 69.2 µs at 64 KiB, one-shot 105 µs, ring 64.4 µs; \
+         the difference is too small for a change\n\
+         from 384 KiB on: ring in pieces of 64 KiB, because it took 1.54 ms at 4 MiB, one-shot 3.95 ms, halving-doubling 2.11 ms"
     );
 }
 
