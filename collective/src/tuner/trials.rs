@@ -8,8 +8,8 @@ use super::table::PlanTable;
 use super::times::Times;
 use crate::plan::Algorithm;
 
-/// The sizes that a table covers, in bytes. Larger ones are like the last. Up to 16 KiB a message holds its elements; then its time rises
-/// by a step, and no time between these of 16 and of 64 KiB could be guessed.
+/// The sizes that a table covers, in bytes. Larger ones are like the last. Up to 16 KiB a message holds its elements. Above, the time rises
+/// by a step, so the time at 32 KiB does not follow from those at 16 and 64 KiB.
 const GRID: [usize; 14] = [
     8,
     16,
@@ -50,9 +50,9 @@ const CLOSE_IF_LONG: f64 = 1.25;
 /// From this length on, in bytes, each algorithm is measured with the pieces only that were its best at the size before. Such operations take
 /// most of the time, and pieces matter less than algorithms.
 const ONE_PIECE_FROM: usize = 16 << 20;
-/// The number of rounds behind the grid, and of the first of these in front of which the sizes between two neighbours are measured.
+/// The number of rounds behind the grid. The sizes between two neighbours are measured after so many of them.
 const ROUNDS: u32 = 4;
-const BETWEEN_BEFORE: u32 = 2;
+const BETWEEN_AFTER: u32 = 2;
 
 /// One measurement: all-reduces of one kind, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -231,14 +231,14 @@ impl Tuner {
             }
             Phase::Between => {
                 self.queue.extend(self.between());
-                self.phase = Phase::Round(BETWEEN_BEFORE);
+                self.phase = Phase::Round(BETWEEN_AFTER);
             }
             Phase::Round(ROUNDS) => self.phase = Phase::Over,
             Phase::Round(round) => {
                 let is_close = |bytes, ratio| ratio < if bytes < LONG { CLOSE } else { CLOSE_IF_LONG };
                 self.queue.extend(self.again(is_close));
                 self.phase =
-                    if round + 1 == BETWEEN_BEFORE { Phase::Between } else { Phase::Round(round + 1) };
+                    if round + 1 == BETWEEN_AFTER { Phase::Between } else { Phase::Round(round + 1) };
             }
             Phase::Over => {}
         }
