@@ -44,6 +44,8 @@ def measure(size, iterations, warmups, align):
         begin = now()
         group.all_reduce(tensor)
         end = now()
+        if not align:
+            group.barrier()
         if variant >= warmups:
             times.append(end - begin)
         expected = sum(pattern[shift(of, variant) :][:count] for of in range(ranks))

@@ -3,7 +3,8 @@
 // - Each size has several buffers, which take turns. Before each iteration the ranks write new content, outside the timed part.
 // - Each element of each result is checked, outside the timed part.
 // - The ranks meet at a barrier before the timed part. Ranks with a core of their own then start at the next multiple of START on
-//   the clock that all processes share, so that the barrier's own skew does not count.
+//   the clock that all processes share, so that the barrier's own skew does not count. Ranks that share cores meet at a barrier
+//   behind the timed part too, so that none checks its result while another needs the core for the timed part.
 // - The latency of an iteration is that of the slowest rank. The figures are the median and the 99th percentile of the iterations.
 //
 //   mpirun -n RANKS mpi --cells BYTES:ITERATIONS:WARMUPS,... [--cores CORE,...]
@@ -101,6 +102,7 @@ static void measure(size_t bytes, long iterations, long warmups, int in_place, i
     int64_t begin = now();
     int status = MPI_Allreduce(in_place ? MPI_IN_PLACE : inputs[turn], outputs[turn], (int)count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
     int64_t end = now();
+    if (!align) MPI_Barrier(MPI_COMM_WORLD);
     if (status != MPI_SUCCESS) fail("MPI_Allreduce failed");
     if (iteration >= 0) times[iteration] = end - begin;
     errors += wrong(outputs[turn], pattern, count, variant);

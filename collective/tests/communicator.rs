@@ -343,9 +343,11 @@ fn errors_of_operations_on_slices_fit_any_error_type() {
 
 #[test]
 fn a_dropped_operation_on_a_slice_ends_the_group() {
-    let both = Meeting::new(2);
+    let (connected, both) = (Meeting::new(2), Meeting::new(2));
     group(2, PlanChoice::Default, |communicator, _| {
         let mut elements = vec![1.0_f32; 100_000];
+        // A rank that has connected may end the group while the other one still connects, which then fails there.
+        connected.wait();
         if communicator.rank() == 0 {
             drop(communicator.all_reduce(&mut elements[..], Reduction::Sum).start());
             let error = communicator.barrier().wait().unwrap_err();

@@ -1,5 +1,5 @@
 //! What the commands of this repository share: how values of options are parsed and figures are written for people, the failures
-//! with their exit status, and log messages.
+//! with their exit status, log messages, and tables.
 //!
 //! It is a part of the commands, not of the library: nothing here is published.
 #![forbid(unsafe_code)]
@@ -7,6 +7,7 @@
 mod failure;
 mod lists;
 mod start;
+pub mod table;
 pub mod units;
 mod value_error;
 

@@ -23,7 +23,6 @@ mod cells;
 mod load;
 mod meter;
 mod mode;
-mod numbers;
 mod options;
 mod output;
 mod processes;

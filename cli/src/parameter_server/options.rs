@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use tonic_rdma_commands::{Failure, List, ValueError, parse_set, units};
+use tonic_rdma_commands::units::{self, parse_number};
+use tonic_rdma_commands::{Failure, List, ValueError, parse_set};
 
 use super::load::{Compute, ComputeScale, Load};
 use super::mode::TransferMode;
-use super::numbers::within;
 use super::servers::Servers;
 use crate::measure::consume::Consume;
 use crate::measure::transport::http2::Http2;
@@ -21,7 +21,7 @@ pub(crate) const MAX_WORKERS: usize = 8;
 /// The largest number of mini-batches of a turn.
 pub(crate) const MAX_STEPS: u32 = 10_000;
 /// The largest number of calls in flight.
-const MAX_INFLIGHT: usize = 1024;
+const MAX_INFLIGHT: u64 = 1024;
 /// The largest number of samples of a mini-batch.
 const MAX_BATCH: u32 = 64;
 /// The samples of a mini-batch if workers compute, as in the paper's figure 11.
@@ -232,7 +232,9 @@ fn parse_modes(text: &str) -> Result<List<TransferMode>, ValueError> {
 }
 
 fn parse_workers(text: &str) -> Result<List<usize>, ValueError> {
-    parse_set(text, |item| within(item, "number of workers", MAX_WORKERS))
+    parse_set(text, |item| {
+        parse_number("number of workers", item, 1..=MAX_WORKERS as u64).map(|number| number as usize)
+    })
 }
 
 fn parse_computes(text: &str) -> Result<List<Compute>, ValueError> {
@@ -245,11 +247,11 @@ fn parse_computes(text: &str) -> Result<List<Compute>, ValueError> {
 }
 
 fn parse_batches(text: &str) -> Result<List<u32>, ValueError> {
-    parse_set(text, |item| Ok(within(item, "batch", MAX_BATCH as usize)? as u32))
+    parse_set(text, |item| Ok(parse_number("batch", item, 1..=MAX_BATCH.into())? as u32))
 }
 
 fn parse_inflight(text: &str) -> Result<usize, ValueError> {
-    within(text, "number of calls in flight", MAX_INFLIGHT)
+    parse_number("number of calls in flight", text, 1..=MAX_INFLIGHT).map(|number| number as usize)
 }
 
 fn parse_consume(text: &str) -> Result<Consume, ValueError> {

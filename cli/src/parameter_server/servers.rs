@@ -3,11 +3,10 @@
 use std::fmt;
 
 use tonic_rdma_commands::ValueError;
-
-use super::numbers::within;
+use tonic_rdma_commands::units::parse_number;
 
 /// The largest number of server processes: each of them holds a variable of each model.
-const MAX_SERVERS: usize = 8;
+const MAX_SERVERS: u64 = 8;
 
 /// The number of server processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,11 +21,11 @@ impl Servers {
     pub(crate) fn parse(text: &str) -> Result<Self, ValueError> {
         match text {
             "workers" => Ok(Self::AsWorkers),
-            _ => match within(text, "number of servers", MAX_SERVERS) {
+            _ => match parse_number("number of servers", text, 1..=MAX_SERVERS) {
                 Err(ValueError::Number { kind, given, accepted }) => {
                     Err(ValueError::number(kind, &given, format!("{accepted}, or workers")))
                 }
-                other => other.map(Self::Number),
+                other => other.map(|number| Self::Number(number as usize)),
             },
         }
     }

@@ -3,7 +3,6 @@
 
 mod choices;
 mod cores;
-mod grid;
 mod kills;
 mod launch;
 mod options;

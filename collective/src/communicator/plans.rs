@@ -28,7 +28,7 @@ pub(super) const VARIABLE: &str = "RDMA_COLLECTIVE_PLANS";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PlanChoice {
-    /// The ranks measure the algorithms when they connect, which takes some 0.3 seconds, and at most about a second
+    /// The ranks measure the algorithms when they connect, which takes some 0.5 seconds, and at most some 1.5 seconds
     /// where many ranks share a core. Rank 0 decides, and all ranks use its table.
     ///
     /// A group that [`shrink`](crate::Communicator::shrink) makes has other plans, because the best algorithms depend on the number

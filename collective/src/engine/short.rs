@@ -77,6 +77,11 @@ impl Short {
             self.sent += 1;
             moved = true;
         }
+        if moved && self.ranks == 2 {
+            // A look at once would take the line from the peer while the peer writes its message, and the peer would have to fetch
+            // the line again.
+            std::hint::spin_loop();
+        }
         while self.next < self.ranks {
             let from = self.next;
             if from != self.rank {

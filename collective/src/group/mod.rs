@@ -31,6 +31,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
+use tonic::Code;
 use tonic_rdma_tensor::{Channel, RdmaDevice};
 
 use crate::error::CollectiveError;
@@ -44,8 +45,10 @@ pub(crate) use position::Position;
 pub(crate) use settings::Settings;
 pub(crate) use survivors::Survivors;
 
-/// The longest time that a report takes.
+/// The longest time that one try of a report takes.
 const REPORT: Duration = Duration::from_secs(1);
+/// The number of tries. A rank that lives may be late: on a busy machine, or because its process is stopped for a while.
+const REPORTS: u32 = 30;
 
 /// One generation of a group, as one rank sees it. When the last clone of all generations is dropped, the channels and the server
 /// of this rank end, and so do the channels of the other ranks to it.
@@ -158,8 +161,13 @@ impl Group {
             let Some(Some(other)) = self.session.peers.get(original) else { continue };
             let (peer, message) = (other.peer.clone(), Arc::clone(&message));
             self.runtime().spawn(async move {
-                // A rank that can't be told notices the end of the group by itself.
-                let _ = peer.report(&group, generation, me, &message, REPORT).await;
+                for _ in 0..REPORTS {
+                    match peer.report(&group, generation, me, &message, REPORT).await {
+                        Err(late) if late.code() == Code::DeadlineExceeded => {}
+                        // A rank that can't be told notices the end of the group by itself.
+                        Ok(()) | Err(_) => break,
+                    }
+                }
             });
         }
     }

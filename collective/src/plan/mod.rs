@@ -13,7 +13,7 @@
 //! | all-reduce | [`one_shot`] | [`halving_doubling`] | [`ring`] |
 //! | reduce-scatter, all-gather | [`one_shot`] | [`circulant`] | [`ring`] |
 //! | broadcast | the root sends to every rank | binomial tree | chain |
-//! | barrier | dissemination | dissemination | dissemination |
+//! | barrier | direct, or dissemination | the same | the same |
 //!
 //! Each element is reduced in one order, which depends on the arguments alone. So all ranks get the same bits, whatever the timing.
 

@@ -47,11 +47,21 @@ impl Estimate {
 }
 
 /// The measured times of one candidate at one size.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Samples {
-    /// The smallest. Other work on the machine only adds to a time.
+    /// The median of all trials; of an even number, the smaller of the two in the middle. The smallest time would be that of the luckiest
+    /// placement of the ranks on their cores.
     nanos: f64,
-    count: u32,
+    /// In order.
+    all: Vec<f64>,
+}
+
+impl Samples {
+    fn add(&mut self, nanos: f64) {
+        let at = self.all.partition_point(|other| *other < nanos);
+        self.all.insert(at, nanos);
+        self.nanos = self.all[(self.all.len() - 1) / 2];
+    }
 }
 
 /// All measured times.
@@ -105,14 +115,12 @@ impl Times {
     pub(super) fn record(&mut self, index: usize, bytes: usize, time: Duration) {
         // A clock that stands still would make a time of 0, which no ratio can be made of.
         let nanos = (time.as_nanos() as f64).max(1.0);
-        let samples = self.samples[index].entry(bytes).or_insert(Samples { nanos, count: 0 });
-        samples.nanos = samples.nanos.min(nanos);
-        samples.count += 1;
+        self.samples[index].entry(bytes).or_insert(Samples { nanos, all: Vec::new() }).add(nanos);
     }
 
-    /// Returns how often this candidate was measured at this size.
-    pub(super) fn count(&self, index: usize, bytes: usize) -> u32 {
-        self.samples[index].get(&bytes).map_or(0, |samples| samples.count)
+    /// Returns whether this candidate was measured at this size.
+    pub(super) fn is_measured(&self, index: usize, bytes: usize) -> bool {
+        self.samples[index].contains_key(&bytes)
     }
 
     /// Returns the largest size at which anything was measured.

@@ -8,13 +8,28 @@ use super::table::PlanTable;
 use super::times::Times;
 use crate::plan::Algorithm;
 
-/// The sizes that a table covers, in bytes. Larger ones are like the last.
-const GRID: [usize; 13] =
-    [8, 16, 64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
+/// The sizes that a table covers, in bytes. Larger ones are like the last. Up to 16 KiB a message holds its elements. Above, the time rises
+/// by a step, so the time at 32 KiB does not follow from those at 16 and 64 KiB.
+const GRID: [usize; 14] = [
+    8,
+    16,
+    64,
+    256,
+    1 << 10,
+    4 << 10,
+    16 << 10,
+    32 << 10,
+    64 << 10,
+    256 << 10,
+    1 << 20,
+    4 << 20,
+    16 << 20,
+    64 << 20,
+];
 /// The part of the time that the grid may use.
-const GRID_SHARE: f64 = 0.7;
+const GRID_SHARE: f64 = 0.6;
 /// The time that a trial of several operations should take.
-const TRIAL: Duration = Duration::from_micros(1500);
+const TRIAL: Duration = Duration::from_micros(1000);
 /// The largest number of operations of a trial.
 const MOST_REPETITIONS: u32 = 40;
 /// The number of operations of a trial whose time can't be foreseen.
@@ -25,10 +40,19 @@ const GROWS_FROM: usize = 8 << 10;
 const JUDGED_FROM: usize = 256 << 10;
 /// One-shot is given up after two sizes of at least this length at which it takes this many times as long as the best.
 const GIVE_UP_FROM: usize = 16 << 10;
-const GIVE_UP_RATIO: f64 = 2.5;
-/// Two times are close if they differ by less than this factor. They are measured up to three times.
-const CLOSE: f64 = 1.15;
-const MOST_SAMPLES: u32 = 3;
+const GIVE_UP_RATIO: f64 = 1.8;
+/// Two times are close if they differ by less than this factor. They are measured again in each round. Where ranks outnumber cores, the
+/// time of a small operation is that of some changes from process to process, so that two trials of it may differ by this factor.
+const CLOSE: f64 = 1.6;
+/// The same for operations of at least this length, in bytes.
+const LONG: usize = 1 << 20;
+const CLOSE_IF_LONG: f64 = 1.25;
+/// From this length on, in bytes, each algorithm is measured with the pieces only that were its best at the size before. Such operations take
+/// most of the time, and pieces matter less than algorithms.
+const ONE_PIECE_FROM: usize = 16 << 20;
+/// The number of rounds behind the grid. The sizes between two neighbours are measured after so many of them.
+const ROUNDS: u32 = 4;
+const BETWEEN_AFTER: u32 = 2;
 
 /// One measurement: all-reduces of one kind, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,9 +123,9 @@ enum Phase {
     Grid(usize),
     /// Times that do not fit those of the sizes around them.
     Doubts,
+    /// Candidates that are close. The number of rounds so far.
+    Round(u32),
     Between,
-    /// The number of rounds so far.
-    Close(u32),
     Over,
 }
 
@@ -132,11 +156,15 @@ impl Tuner {
         self.current.map(|(_, trial)| trial)
     }
 
-    /// Takes the time of one operation of the current trial: the median of its repetitions.
-    pub(crate) fn record(&mut self, time: Duration) {
+    /// Takes the times of the operations of the current trial.
+    pub(crate) fn record(&mut self, times: &[Duration]) {
         let Some((index, trial)) = self.current.take() else { return };
-        self.times.record(index, trial.bytes, time);
-        self.spent += time.as_nanos() as f64 * f64::from(trial.repetitions + 1);
+        for time in times {
+            self.times.record(index, trial.bytes, *time);
+        }
+        let sum: Duration = times.iter().sum();
+        // One more operation did not count.
+        self.spent += sum.as_nanos() as f64 * (1.0 + 1.0 / times.len().max(1) as f64);
     }
 
     /// Returns the table of what was measured so far.
@@ -198,17 +226,19 @@ impl Tuner {
                 }
             }
             Phase::Doubts => {
-                self.queue.extend(self.again(|_| false));
-                self.phase = Phase::Between;
+                self.queue.extend(self.again(|_, _| false));
+                self.phase = Phase::Round(0);
             }
             Phase::Between => {
                 self.queue.extend(self.between());
-                self.phase = Phase::Close(1);
+                self.phase = Phase::Round(BETWEEN_AFTER);
             }
-            Phase::Close(MOST_SAMPLES) => self.phase = Phase::Over,
-            Phase::Close(rounds) => {
-                self.queue.extend(self.again(|ratio| ratio < CLOSE));
-                self.phase = Phase::Close(rounds + 1);
+            Phase::Round(ROUNDS) => self.phase = Phase::Over,
+            Phase::Round(round) => {
+                let is_close = |bytes, ratio| ratio < if bytes < LONG { CLOSE } else { CLOSE_IF_LONG };
+                self.queue.extend(self.again(is_close));
+                self.phase =
+                    if round + 1 == BETWEEN_AFTER { Phase::Between } else { Phase::Round(round + 1) };
             }
             Phase::Over => {}
         }
@@ -227,7 +257,18 @@ impl Tuner {
                 && last.len() == 2
                 && last.into_iter().all(is_slow)
         };
-        self.times.distinct(bytes).into_iter().filter(|index| !is_hopeless(*index)).collect()
+        let has_best_pieces = |index: usize| {
+            let Some(before) = self.times.largest().filter(|_| bytes >= ONE_PIECE_FROM) else { return true };
+            let nanos = |index: usize| self.times.estimate(index, before).map_or(f64::MAX, |time| time.nanos);
+            let candidates = self.times.candidates();
+            let alike = |other: &usize| candidates[*other].algorithm == candidates[index].algorithm;
+            let best = (0..candidates.len())
+                .filter(alike)
+                .min_by(|one, other| nanos(*one).total_cmp(&nanos(*other)));
+            best == Some(index)
+        };
+        let in_question = |index: &usize| !is_hopeless(*index) && has_best_pieces(*index);
+        self.times.distinct(bytes).into_iter().filter(in_question).collect()
     }
 
     /// Returns trials of the sizes between two neighbours for which the table has different candidates.
@@ -247,21 +288,20 @@ impl Tuner {
         trials
     }
 
-    /// Returns trials that are made again, unless they were made often enough: those of doubtful times, and those of candidates that are
-    /// rivals at a size. `is_rival` gets the ratio of a candidate's time to the best.
-    fn again(&self, is_rival: impl Fn(f64) -> bool) -> Vec<(usize, usize)> {
+    /// Returns trials that are made again: those of doubtful times, and those of candidates that are rivals at a size. `is_rival` gets the
+    /// size, and the ratio of a candidate's time to the best.
+    fn again(&self, is_rival: impl Fn(usize, f64) -> bool) -> Vec<(usize, usize)> {
         let mut trials = Vec::new();
         for bytes in self.times.sizes() {
             let Some((_, best)) = self.times.best(bytes) else { continue };
             let ratio = |index: usize| Some(self.times.estimate(index, bytes)?.nanos / best.nanos);
             let measured = self.times.distinct(bytes).into_iter();
-            let measured: Vec<usize> = measured.filter(|index| self.times.count(*index, bytes) > 0).collect();
-            let rivals: Vec<usize> =
-                measured.iter().copied().filter(|index| ratio(*index).is_some_and(&is_rival)).collect();
+            let measured: Vec<usize> =
+                measured.filter(|index| self.times.is_measured(*index, bytes)).collect();
+            let is_rival = |index: &usize| ratio(*index).is_some_and(|ratio| is_rival(bytes, ratio));
+            let rivals: Vec<usize> = measured.iter().copied().filter(is_rival).collect();
             let again = measured.into_iter().filter(|index| {
-                let is_open =
-                    (rivals.len() > 1 && rivals.contains(index)) || self.times.is_doubtful(*index, bytes);
-                is_open && self.times.count(*index, bytes) < MOST_SAMPLES
+                (rivals.len() > 1 && rivals.contains(index)) || self.times.is_doubtful(*index, bytes)
             });
             trials.extend(again.map(|index| (index, bytes)));
         }
@@ -280,7 +320,7 @@ pub(crate) fn tune<E>(
 ) -> Result<PlanTable, E> {
     while let Some(trial) = tuner.next() {
         let time = measure(trial)?;
-        tuner.record(time);
+        tuner.record(&vec![time; trial.repetitions as usize]);
     }
     Ok(tuner.table())
 }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use tonic_rdma_commands::table::{dash, grid, times};
 use tonic_rdma_commands::{Failure, units};
 
 use super::row::ConnectionRow;
@@ -9,7 +10,6 @@ use crate::compare::modes::mode::Mode;
 use crate::compare::results::facts::Facts;
 use crate::compare::results::plots;
 use crate::measure::output::bars::{self, Bars, PlotError, Series};
-use crate::measure::output::grid::{dash, grid, times};
 use crate::measure::output::page::Page;
 
 const HEADINGS: [&str; 13] = [

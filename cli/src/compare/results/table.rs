@@ -3,12 +3,12 @@
 use std::io::{self, Write};
 
 use comfy_table::Table;
+use tonic_rdma_commands::table::{dash, grid, times};
 use tonic_rdma_commands::{Failure, units};
 
 use super::facts::Facts;
 use super::row::{Ratio, Row};
 use crate::compare::modes::mode::Mode;
-use crate::measure::output::grid::{dash, grid, times};
 
 /// A column: the heading, and a function from a row and all rows to the text of the row.
 pub(crate) struct Column {

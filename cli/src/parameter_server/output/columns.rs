@@ -1,9 +1,9 @@
 //! The columns of the table.
 
+use tonic_rdma_commands::table::{dash, times};
 use tonic_rdma_commands::units;
 
 use super::row::TrainingRow;
-use crate::measure::output::grid::{dash, times};
 use crate::parameter_server::mode::TransferMode;
 
 /// A column: its heading, and the text of a row.

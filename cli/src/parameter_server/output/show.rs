@@ -4,13 +4,13 @@ use std::io::{self, Write};
 
 use plotters::style::RGBColor;
 use tonic_rdma_commands::Failure;
+use tonic_rdma_commands::table::grid;
 
 use super::columns::{groups, headings};
 use super::facts::TrainingFacts;
 use super::row::TrainingRow;
 use crate::measure::output::bars::{self, Bars, PlotError, Series};
 use crate::measure::output::files::{check_outputs, write_json};
-use crate::measure::output::grid::grid;
 use crate::measure::output::page::Page;
 use crate::parameter_server::load::Load;
 use crate::parameter_server::mode::TransferMode;

@@ -5,13 +5,13 @@ use std::io::{self, Write as _};
 
 use serde::{Serialize, Serializer};
 use tonic_rdma_commands::Failure;
+use tonic_rdma_commands::table::grid;
 
 use super::rank::STOPPED;
 use super::said::Said;
 use super::schedule::{Schedule, Steps};
 use super::trial::{COMBINATIONS, Loss, Trial};
 use crate::choices::{Algorithm, Named as _};
-use crate::grid::grid;
 use crate::statistics::{median, p99};
 
 /// The most faults that a summary keeps as text.

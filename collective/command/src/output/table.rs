@@ -1,11 +1,11 @@
 //! The tables for the terminal.
 
 use comfy_table::Table;
+use tonic_rdma_commands::table::grid;
 use tonic_rdma_commands::units::{digits, micros, size};
 
 use super::Results;
 use crate::choices::Named;
-use crate::grid::grid;
 use crate::report::{Compared, Counted, Row, Verdict};
 
 /// Renders everything that the terminal shows.

@@ -16,6 +16,11 @@ use crate::report::Report;
 /// Bounds of the iterations that are chosen by a duration.
 const LEAST: u64 = 5;
 const MOST: u64 = 100_000;
+/// The least number of iterations of a check of the tuner's choice. Medians of five differ by up to 20 %.
+const LEAST_OF_CHECK: u64 = 15;
+/// How long ranks that share cores sleep before each turn of a check. Then the system puts them on cores anew, as it does in the
+/// tuner's trials. Otherwise a check would be one of the placement that the ranks have at that time.
+const NAP: Duration = Duration::from_micros(50);
 /// Iterations from which the number of iterations is computed.
 const TRIALS: u32 = 3;
 /// An algorithm whose least time in the warm-up is this many times that of the fastest is left out, if that is asked for and the
@@ -45,8 +50,8 @@ pub(crate) struct Meter<'a> {
     pub(crate) groups: &'a [Group],
     /// Whether each rank has a core of its own, so that all may wait busily for a common start.
     pub(crate) own_cores: bool,
-    /// Whether algorithms that are far behind are left out.
-    pub(crate) leave_out: bool,
+    /// Whether this is a check of the tuner's choice. Then algorithms that are far behind are left out.
+    pub(crate) check: bool,
     /// Wrong elements of this rank, in all cells.
     pub(crate) wrong: u64,
 }
@@ -96,11 +101,12 @@ impl Meter<'_> {
                 takes_part: true,
             });
         }
-        let mut clock = Turns { next: 0, beat: Instant::now(), own_cores: self.own_cores };
+        let naps = self.check && !self.own_cores;
+        let mut clock = Turns { next: 0, beat: Instant::now(), own_cores: self.own_cores, naps };
         for _ in 0..cell.warm_ups {
             clock.turn(&mut sides, cell, &pattern, sink)?;
         }
-        if self.leave_out && cell.bytes > LARGE {
+        if self.check && cell.bytes > LARGE {
             leave_out(first, &mut sides)?;
         }
         let iterations = match cell.length {
@@ -110,7 +116,8 @@ impl Meter<'_> {
                 for _ in 0..TRIALS {
                     clock.turn(&mut sides, cell, &pattern, sink)?;
                 }
-                iterations(first, begin.elapsed() / TRIALS, duration)?
+                let least = if self.check { LEAST_OF_CHECK } else { LEAST };
+                iterations(first, begin.elapsed() / TRIALS, duration, least)?
             }
         };
         for side in &mut sides {
@@ -140,6 +147,7 @@ struct Turns {
     next: u64,
     beat: Instant,
     own_cores: bool,
+    naps: bool,
 }
 
 impl Turns {
@@ -153,6 +161,9 @@ impl Turns {
     ) -> Result<(), Failure> {
         let iteration = self.next;
         self.next += 1;
+        if self.naps {
+            std::thread::sleep(NAP);
+        }
         for index in 0..sides.len() {
             let index = (index + (iteration % sides.len() as u64) as usize) % sides.len();
             let side = &mut sides[index];
@@ -167,6 +178,10 @@ impl Turns {
             }
             let took = side.operands.reduce(side.group, cell.reduction, iteration)?;
             side.moved.add(side.group.moved().since(before));
+            if !self.own_cores {
+                // A rank that checks its result would take the core from a rank that is still in the timed part.
+                side.group.barrier()?;
+            }
             side.latencies.push(took.as_nanos() as f64 / 1000.0);
             side.wrong += side.operands.wrong(pattern, iteration)?;
         }
@@ -195,8 +210,8 @@ fn least(latencies: &[f64]) -> f64 {
 }
 
 /// Returns how many iterations fit into the duration, which is the same number on all ranks.
-fn iterations(group: &Group, each: Duration, duration: Duration) -> Result<u64, Failure> {
+fn iterations(group: &Group, each: Duration, duration: Duration, least: u64) -> Result<u64, Failure> {
     let mut seconds = [each.as_secs_f64()];
     group.maximum(&mut seconds)?;
-    Ok(((duration.as_secs_f64() / seconds[0].max(1e-9)) as u64).clamp(LEAST, MOST))
+    Ok(((duration.as_secs_f64() / seconds[0].max(1e-9)) as u64).clamp(least, MOST))
 }

@@ -102,7 +102,7 @@ fn work(
     for group in groups.iter().filter(|group| group.is_auto()) {
         sink.report(Report::Plans(Plans { ranks: size, text: group.plans() }))?;
     }
-    let mut meter = Meter { groups: &groups, own_cores, leave_out: options.tuner_check, wrong: 0 };
+    let mut meter = Meter { groups: &groups, own_cores, check: options.tuner_check, wrong: 0 };
     for cell in &cells {
         let figures = meter.cell(cell, sink)?;
         report(options, size, cell, &groups, &figures, sink)?;

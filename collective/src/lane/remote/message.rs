@@ -29,8 +29,14 @@ const IS_REFERENCE: u64 = 0xffff;
 pub(super) const MOST_INLINE: usize = 32 << 10;
 const STEP: u64 = (1 << 24) - 1;
 
-/// The first line of a slot.
-pub(super) type Line = [u8; LINE];
+/// What a message begins with, as numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Head {
+    pub(super) word: u64,
+    /// The operation and the step.
+    pub(super) place: u64,
+    pub(super) call: u64,
+}
 
 /// What a message has beside its tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,40 +90,77 @@ impl Layout {
     }
 }
 
-/// Makes the first line of message `number`, with the first bytes of its payload. Returns the line and its word.
-#[inline]
-pub(super) fn inline_line(number: u64, tag: Tag, payload: &[u8]) -> (Line, u64) {
-    let word = word_of(number, payload.len() as u64);
-    let mut line = line_of(word, tag);
-    let first = payload.len().min(SHORT);
-    line[HEADER..HEADER + first].copy_from_slice(&payload[..first]);
-    (line, word)
-}
-
-/// Makes the line of a reference. Returns the line and its word.
-pub(super) fn reference_line(number: u64, tag: Tag, reference: Reference) -> (Line, u64) {
-    let word = word_of(number, IS_REFERENCE);
-    let mut line = line_of(word, tag);
-    let Reference { number, offset, length } = reference;
-    for (at, value) in [number, offset, length].into_iter().enumerate() {
-        line[HEADER + 8 * at..HEADER + 8 * (at + 1)].copy_from_slice(&value.to_le_bytes());
+impl Head {
+    /// Makes the head of message `number`, whose payload has `length` bytes.
+    #[inline]
+    pub(super) fn inline(number: u64, tag: Tag, length: usize) -> Self {
+        Self::new(number, tag, length as u64)
     }
-    (line, word)
+
+    /// Makes the head of message `number`, which is a reference.
+    #[inline]
+    pub(super) fn reference(number: u64, tag: Tag) -> Self {
+        Self::new(number, tag, IS_REFERENCE)
+    }
+
+    #[inline]
+    fn new(number: u64, tag: Tag, length: u64) -> Self {
+        let place = tag.operation << 24 | (u64::from(tag.step) & STEP);
+        Self { word: number.wrapping_add(1) << 16 | length, place, call: tag.call }
+    }
+
+    /// Returns the bytes in memory.
+    pub(super) fn to_bytes(self) -> [u8; HEADER] {
+        bytes_of([self.word, self.place, self.call])
+    }
+
+    /// Returns the head of these bytes.
+    pub(super) fn from_bytes(bytes: [u8; HEADER]) -> Self {
+        let [word, place, call] = words_of(bytes);
+        Self { word, place, call }
+    }
+
+    /// Returns the tag. `operation` is the operation of the message before it.
+    #[inline]
+    pub(super) fn tag(self, operation: u64) -> Tag {
+        Tag {
+            operation: nearest(self.place >> 24, operation),
+            step: (self.place & STEP) as u32,
+            call: self.call,
+        }
+    }
+
+    /// Returns the length of the payload in bytes, or `None` for a reference.
+    #[inline]
+    pub(super) fn length(self) -> Option<usize> {
+        let length = self.word & 0xffff;
+        (length != IS_REFERENCE).then_some(length as usize)
+    }
+}
+
+impl Reference {
+    /// Returns the payload of a message.
+    #[inline]
+    pub(super) fn to_bytes(self) -> [u8; REFERENCE] {
+        bytes_of([self.number, self.offset, self.length])
+    }
+
+    /// Returns the reference of a payload.
+    #[inline]
+    pub(super) fn from_bytes(bytes: [u8; REFERENCE]) -> Self {
+        let [number, offset, length] = words_of(bytes);
+        Self { number, offset, length }
+    }
 }
 
 #[inline]
-fn line_of(word: u64, tag: Tag) -> Line {
-    let mut line = [0; LINE];
-    line[..8].copy_from_slice(&word.to_le_bytes());
-    let place = tag.operation << 24 | (u64::from(tag.step) & STEP);
-    line[8..16].copy_from_slice(&place.to_le_bytes());
-    line[16..24].copy_from_slice(&tag.call.to_le_bytes());
-    line
+fn bytes_of(words: [u64; 3]) -> [u8; 24] {
+    bytemuck::cast(words.map(u64::to_le))
 }
 
 #[inline]
-fn word_of(number: u64, length: u64) -> u64 {
-    number.wrapping_add(1) << 16 | length
+fn words_of(bytes: [u8; 24]) -> [u64; 3] {
+    bytemuck::pod_read_unaligned::<[u64; 3]>(&bytes).map(u64::from_le)
 }
 
 /// What the word of a slot says about the message that is expected there.
@@ -141,41 +184,6 @@ pub(super) fn look(word: u64, number: u64, slots: u32) -> Look {
     if found == earlier { Look::NotYet } else { Look::Wrong }
 }
 
-/// Reads the first line of a message. `word` is its word, `operation` is the operation of the message before it, and `inline` is
-/// the largest payload of a message.
-///
-/// # Errors
-/// The length of the payload exceeds `inline`.
-#[inline]
-pub(super) fn decode(word: u64, line: &Line, operation: u64, inline: u32) -> Result<(Tag, Content), u64> {
-    let place = field(line, 8);
-    let tag = Tag {
-        operation: nearest(place >> 24, operation),
-        step: (place & STEP) as u32,
-        call: field(line, 16),
-    };
-    let length = word & 0xffff;
-    if length == IS_REFERENCE {
-        let reference = Reference {
-            number: field(line, HEADER),
-            offset: field(line, HEADER + 8),
-            length: field(line, HEADER + 16),
-        };
-        return Ok((tag, Content::Reference(reference)));
-    }
-    if length > u64::from(inline) {
-        return Err(length);
-    }
-    Ok((tag, Content::Inline { length: length as usize }))
-}
-
-#[inline]
-fn field(line: &Line, at: usize) -> u64 {
-    let mut bytes = [0; 8];
-    bytes.copy_from_slice(&line[at..at + 8]);
-    u64::from_le_bytes(bytes)
-}
-
 /// Returns the number nearest to `before` whose low 40 bits are `low`.
 #[inline]
 fn nearest(low: u64, before: u64) -> u64 {
@@ -191,24 +199,19 @@ mod tests {
     const TAG: Tag = Tag { operation: 77, step: 5, call: u64::MAX - 3 };
 
     #[test]
-    fn a_message_decodes_to_what_was_sent() {
-        for length in [0, 1, 39, 40, 41, 8192] {
-            let payload: Vec<u8> = (0..length).map(|at| at as u8).collect();
-            let (line, word) = inline_line(9, TAG, &payload);
-            assert_eq!(look(word, 9, 8), Look::Arrived);
-            assert_eq!(decode(word, &line, 70, 8192), Ok((TAG, Content::Inline { length })));
-            let first = length.min(SHORT);
-            assert_eq!(line[HEADER..HEADER + first], payload[..first]);
+    fn a_head_says_what_was_sent() {
+        for length in [0, 1, 39, 40, 41, 8192, MOST_INLINE] {
+            let head = Head::inline(9, TAG, length);
+            assert_eq!(look(head.word, 9, 8), Look::Arrived);
+            assert_eq!((head.tag(70), head.length()), (TAG, Some(length)));
+            assert_eq!(Head::from_bytes(head.to_bytes()), head);
         }
+        let head = Head::reference(0, TAG);
+        assert_eq!((head.tag(77), head.length(), look(head.word, 0, 8)), (TAG, None, Look::Arrived));
+        assert_eq!(head.to_bytes()[..8], [0xff, 0xff, 1, 0, 0, 0, 0, 0]);
         let reference = Reference { number: 1 << 60, offset: 3, length: u64::MAX };
-        let (line, word) = reference_line(0, TAG, reference);
-        assert_eq!(decode(word, &line, 0, 64), Ok((TAG, Content::Reference(reference))));
-    }
-
-    #[test]
-    fn a_length_above_the_limit_is_refused() {
-        let (line, word) = inline_line(0, TAG, &[0; 100]);
-        assert_eq!(decode(word, &line, 0, 99), Err(100));
+        assert_eq!(Reference::from_bytes(reference.to_bytes()), reference);
+        assert_eq!(reference.to_bytes()[8], 3);
     }
 
     #[test]
@@ -222,7 +225,7 @@ mod tests {
 
     #[test]
     fn only_the_message_of_the_lap_before_may_be_in_a_slot_that_waits() {
-        let word = |number| inline_line(number, TAG, &[]).1;
+        let word = |number| Head::inline(number, TAG, 0).word;
         assert_eq!(look(0, 3, 8), Look::NotYet);
         assert_eq!(look(0, 11, 8), Look::Wrong);
         assert_eq!(look(word(3), 11, 8), Look::NotYet);

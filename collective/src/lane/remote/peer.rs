@@ -3,9 +3,7 @@
 use tonic_rdma_tensor::{Channel, ChannelError};
 
 use crate::lane::remote::fault::violation;
-use crate::lane::remote::message::{
-    self, Content, HEADER, LINE, Layout, Line, Reference, SHORT, inline_line, reference_line,
-};
+use crate::lane::remote::message::{self, Content, HEADER, Head, LINE, Layout, Reference, SHORT};
 use crate::lane::remote::pull::{Pull, Sink};
 use crate::lane::remote::scratch::Scratch;
 use crate::lane::remote::settings::LaneCounters;
@@ -47,11 +45,7 @@ struct Shown {
     tag: Tag,
     content: Content,
     length: usize,
-    line: AlignedLine,
 }
-
-#[repr(align(64))]
-struct AlignedLine(Line);
 
 /// What the lanes to all peers have in common.
 pub(super) struct Common {
@@ -163,9 +157,7 @@ impl Peer {
                 self.layout.inline
             )));
         }
-        let (line, word) = inline_line(self.sent, tag, payload);
-        let rest = payload.get(SHORT..).unwrap_or_default();
-        if !self.put(&line, word, rest, HEADER + payload.len())? {
+        if !self.put(Head::inline(self.sent, tag, payload.len()), payload)? {
             return Ok(false);
         }
         counters.sent += 1;
@@ -186,8 +178,7 @@ impl Peer {
             return Ok(None);
         }
         let number = self.sent;
-        let (line, word) = reference_line(number, tag, reference);
-        if !self.put(&line, word, &[], HEADER + message::REFERENCE)? {
+        if !self.put(Head::reference(number, tag), &reference.to_bytes())? {
             return Ok(None);
         }
         counters.sent += 1;
@@ -218,21 +209,29 @@ impl Peer {
             Wire::View(wire) => wire.look(slot, self.next, slots)?,
             Wire::Write(wire) => wire.look(slot, self.next, slots)?,
         };
-        let Some((word, line)) = found else {
+        let Some(head) = found else {
             self.check_open()?;
             return Ok(None);
         };
-        let inline = self.layout.inline;
-        let (tag, content) = message::decode(word, &line, self.operation, inline).map_err(|length| {
-            violation(format!("an inline message of {length} bytes; the limit is {inline}"))
-        })?;
-        let length = match content {
-            Content::Inline { length } => length,
-            Content::Reference(Reference { length, .. }) => usize::try_from(length)
-                .map_err(|_| violation(format!("a reference to {length} bytes, more than memory has")))?,
+        let (content, length) = match head.length() {
+            Some(length) if length <= self.layout.inline as usize => (Content::Inline { length }, length),
+            Some(length) => {
+                let inline = self.layout.inline;
+                return Err(violation(format!("an inline message of {length} bytes; the limit is {inline}")));
+            }
+            None => {
+                let mut bytes = [0; message::REFERENCE];
+                self.copy_out(0, &mut bytes)?;
+                let reference = Reference::from_bytes(bytes);
+                let length = usize::try_from(reference.length).map_err(|_| {
+                    violation(format!("a reference to {} bytes, more than memory has", reference.length))
+                })?;
+                (Content::Reference(reference), length)
+            }
         };
+        let tag = head.tag(self.operation);
         self.operation = tag.operation;
-        self.shown = Some(Shown { tag, content, length, line: AlignedLine(line) });
+        self.shown = Some(Shown { tag, content, length });
         Ok(Some((tag, length)))
     }
 
@@ -253,7 +252,9 @@ impl Peer {
         match shown.content {
             Content::Inline { .. } => {
                 if length <= SHORT {
-                    let payload = &shown.line.0[HEADER..HEADER + length];
+                    let mut words = [0; SHORT / 8];
+                    self.short_payload(&mut words[..length.div_ceil(8)])?;
+                    let payload = &bytemuck::bytes_of(&words)[..length];
                     match &mut sink {
                         Sink::Memory(into) => into.copy_from_slice(payload),
                         Sink::Pieces(then) if length > 0 => then(0, payload),
@@ -305,17 +306,24 @@ impl Peer {
     }
 
     #[inline]
-    fn put(&mut self, line: &Line, word: u64, rest: &[u8], length: usize) -> Result<bool, LaneFault> {
+    fn put(&mut self, head: Head, payload: &[u8]) -> Result<bool, LaneFault> {
         let slot = self.layout.slot(self.sent);
-        let put = match &mut self.wire {
+        match &mut self.wire {
             Wire::View(wire) => {
-                wire.put(slot, line, word, rest)?;
-                true
+                wire.put(slot, head, payload)?;
+                self.sent += 1;
+                // The next message to this peer often follows when the peer's has come. Until then there is time.
+                if self.sent - self.done < u64::from(self.layout.slots) {
+                    wire.claim(self.layout.slot(self.sent), payload.len())?;
+                }
+                Ok(true)
             }
-            Wire::Write(wire) => wire.put(slot, line, rest, length)?,
-        };
-        self.sent += u64::from(put);
-        Ok(put)
+            Wire::Write(wire) => {
+                let put = wire.put(slot, head, payload)?;
+                self.sent += u64::from(put);
+                Ok(put)
+            }
+        }
     }
 
     fn look_at_taken(&mut self) -> Result<(), LaneFault> {
@@ -334,6 +342,25 @@ impl Peer {
         Ok(())
     }
 
+    /// Copies payload bytes of the next message, from `at` on.
+    #[inline]
+    fn copy_out(&self, at: usize, into: &mut [u8]) -> Result<(), LaneFault> {
+        let at = self.layout.slot(self.next) + HEADER + at;
+        match &self.wire {
+            Wire::View(wire) => wire.copy_out(at, into),
+            Wire::Write(wire) => wire.copy_out(at, into),
+        }
+    }
+
+    /// Fills `into` with the payload of the next message, which lies in the first line. All words are in the first line.
+    #[inline]
+    fn short_payload(&self, into: &mut [u64]) -> Result<(), LaneFault> {
+        match &self.wire {
+            Wire::View(wire) => wire.words(self.layout.slot(self.next) + HEADER, into),
+            Wire::Write(_) => self.copy_out(0, bytemuck::cast_slice_mut(into)),
+        }
+    }
+
     /// Copies an inline payload that is longer than the first line.
     fn copy_payload(
         &self,
@@ -341,11 +368,7 @@ impl Peer {
         sink: &mut Sink<'_>,
         scratch: &mut Scratch,
     ) -> Result<(), LaneFault> {
-        let start = self.layout.slot(self.next) + HEADER;
-        let copy = |at: usize, piece: &mut [u8]| match &self.wire {
-            Wire::View(wire) => wire.copy_out(start + at, piece),
-            Wire::Write(wire) => wire.copy_out(start + at, piece),
-        };
+        let copy = |at: usize, piece: &mut [u8]| self.copy_out(at, piece);
         match sink {
             Sink::Memory(into) => copy(0, into),
             Sink::Pieces(then) => scratch.pieces(length, copy, then),
@@ -406,14 +429,7 @@ impl Peer {
         self.next += 1;
         counters.taken += 1;
         match &mut self.wire {
-            Wire::View(wire) => {
-                wire.report(self.next)?;
-                // The next message to this peer often follows at once.
-                if self.sent - self.done < u64::from(self.layout.slots) {
-                    wire.claim(self.layout.slot(self.sent))?;
-                }
-                Ok(())
-            }
+            Wire::View(wire) => wire.report(self.next),
             // A peer that is gone needs no report, and what it sent is still received.
             Wire::Write(_) if self.closed.is_some() => Ok(()),
             Wire::Write(wire) => {

@@ -10,7 +10,7 @@ use tonic_rdma_tensor::{RegionView, SharedRegion};
 
 use crate::lane::LaneFault;
 use crate::lane::remote::fault::violation;
-use crate::lane::remote::message::{LINE, Layout, Line, Look, look};
+use crate::lane::remote::message::{HEADER, Head, LINE, Layout, Look, SHORT, look};
 
 /// The memory of both ends.
 pub(super) struct ViewWire {
@@ -27,44 +27,72 @@ impl ViewWire {
         Self { board, ours, view, theirs }
     }
 
-    /// Puts a message into the slot at `slot`. `rest` is the payload behind the first line.
+    /// Puts a message into the slot at `slot`.
+    ///
+    /// The first line is stored word by word: a store of a whole vector would have to wait for the words that it is made of.
     #[inline]
-    pub(super) fn put(&self, slot: usize, line: &Line, word: u64, rest: &[u8]) -> Result<(), LaneFault> {
+    pub(super) fn put(&self, slot: usize, head: Head, payload: &[u8]) -> Result<(), LaneFault> {
         let at = self.ours + slot;
+        let (first, rest) = payload.split_at(payload.len().min(SHORT));
         if !rest.is_empty() {
             self.board.copy_in(at + LINE, rest).map_err(|_| outside())?;
         }
-        self.board.copy_in(at + 8, &line[8..]).map_err(|_| outside())?;
+        let store = |offset, word| self.board.store_u64(at + offset, word).map_err(|_| outside());
+        let (words, few) = first.as_chunks::<8>();
+        for (index, word) in words.iter().enumerate() {
+            store(HEADER + 8 * index, u64::from_ne_bytes(*word))?;
+        }
+        if !few.is_empty() {
+            let mut word = [0; 8];
+            word[..few.len()].copy_from_slice(few);
+            store(HEADER + 8 * words.len(), u64::from_ne_bytes(word))?;
+        }
+        store(8, head.place.to_le())?;
+        store(16, head.call.to_le())?;
         // The word comes last: a peer that sees the word sees the message.
-        self.board.store_u64(at, word.to_le()).map_err(|_| outside())
+        store(0, head.word.to_le())
     }
 
-    /// Has this processor get the first line of the free slot at `slot` for writing. The peer has looked at this line before, so the
-    /// next message would have to wait for the line. The store changes no word that the peer looks at.
+    /// Has this processor get the first lines of the free slot at `slot` for writing, as many as a payload of `length` bytes needs. The
+    /// peer has looked at these lines before, so the next message would have to wait for them. The stores change no word that the peer
+    /// looks at.
     #[inline]
-    pub(super) fn claim(&self, slot: usize) -> Result<(), LaneFault> {
-        self.board.store_u64(self.ours + slot + 8, 0).map_err(|_| outside())
+    pub(super) fn claim(&self, slot: usize, length: usize) -> Result<(), LaneFault> {
+        /// The most lines; a longer message takes some time anyway.
+        const MOST: usize = 4;
+        let lines = (HEADER + length).div_ceil(LINE).min(MOST);
+        for line in 0..lines {
+            self.board.store_u64(self.ours + slot + LINE * line + 8, 0).map_err(|_| outside())?;
+        }
+        Ok(())
     }
 
-    /// Returns the word and the first line of message `number`, if the message is in the slot at `slot`.
+    /// Returns the head of message `number`, if the message is in the slot at `slot`.
     #[inline]
-    pub(super) fn look(
-        &self,
-        slot: usize,
-        number: u64,
-        slots: u32,
-    ) -> Result<Option<(u64, Line)>, LaneFault> {
-        let at = self.theirs + slot;
-        let word = u64::from_le(self.view.load_u64(at).map_err(|_| outside())?);
+    pub(super) fn look(&self, slot: usize, number: u64, slots: u32) -> Result<Option<Head>, LaneFault> {
+        let word = self.word(slot)?;
         match look(word, number, slots) {
             Look::Arrived => {
-                let mut line = [0; LINE];
-                self.view.copy_out(at + 8, &mut line[8..]).map_err(|_| outside())?;
-                Ok(Some((word, line)))
+                let (place, call) = (self.word(slot + 8)?, self.word(slot + 16)?);
+                Ok(Some(Head { word, place, call }))
             }
             Look::NotYet => Ok(None),
             Look::Wrong => Err(wrong_word(word, number)),
         }
+    }
+
+    #[inline]
+    fn word(&self, offset: usize) -> Result<u64, LaneFault> {
+        self.view.load_u64(self.theirs + offset).map(u64::from_le).map_err(|_| outside())
+    }
+
+    /// Fills `into` with words of the payload that begins at `offset` of the slots, in the order of bytes in memory.
+    #[inline]
+    pub(super) fn words(&self, offset: usize, into: &mut [u64]) -> Result<(), LaneFault> {
+        for (index, word) in into.iter_mut().enumerate() {
+            *word = self.view.load_u64(self.theirs + offset + 8 * index).map_err(|_| outside())?;
+        }
+        Ok(())
     }
 
     /// Copies payload bytes at `offset` of the slots into `into`.

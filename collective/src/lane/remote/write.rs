@@ -15,7 +15,7 @@ use tonic_rdma_tensor::{Channel, ChannelError, ExportedRegion, RemoteRegion};
 
 use crate::lane::LaneFault;
 use crate::lane::remote::fault::violation;
-use crate::lane::remote::message::{LINE, Layout, Line, Look, look};
+use crate::lane::remote::message::{HEADER, Head, Layout, Look, look};
 use crate::lane::remote::view::wrong_word;
 
 /// The rings of both ends.
@@ -43,39 +43,25 @@ impl WriteWire {
         Self { channel, ring, remote, arrived: 0, taken: 0, reported: 0, urgent: false, idle: 0 }
     }
 
-    /// Writes a message of `length` bytes, header included, into the slot at `slot`. Returns false if the queue is full.
-    pub(super) fn put(
-        &self,
-        slot: usize,
-        line: &Line,
-        rest: &[u8],
-        length: usize,
-    ) -> Result<bool, LaneFault> {
-        let first = &line[..length.min(LINE)];
-        self.write(slot, &[IoSlice::new(first), IoSlice::new(rest)], true)
+    /// Writes a message into the slot at `slot`. Returns false if the queue is full.
+    pub(super) fn put(&self, slot: usize, head: Head, payload: &[u8]) -> Result<bool, LaneFault> {
+        self.write(slot, &[IoSlice::new(&head.to_bytes()), IoSlice::new(payload)], true)
     }
 
-    /// Returns the word and the first line of message `number`, if the message has arrived.
-    pub(super) fn look(
-        &mut self,
-        slot: usize,
-        number: u64,
-        slots: u32,
-    ) -> Result<Option<(u64, Line)>, LaneFault> {
+    /// Returns the head of message `number`, if the message has arrived.
+    pub(super) fn look(&mut self, slot: usize, number: u64, slots: u32) -> Result<Option<Head>, LaneFault> {
         if self.arrived <= number {
             self.take_notice(slots)?;
         }
         if self.arrived <= number {
             return Ok(None);
         }
-        let mut line = [0; LINE];
-        self.copy_out(slot, &mut line)?;
-        let mut word = [0; 8];
-        word.copy_from_slice(&line[..8]);
-        let word = u64::from_le_bytes(word);
-        match look(word, number, slots) {
-            Look::Arrived => Ok(Some((word, line))),
-            Look::NotYet | Look::Wrong => Err(wrong_word(word, number)),
+        let mut bytes = [0; HEADER];
+        self.copy_out(slot, &mut bytes)?;
+        let head = Head::from_bytes(bytes);
+        match look(head.word, number, slots) {
+            Look::Arrived => Ok(Some(head)),
+            Look::NotYet | Look::Wrong => Err(wrong_word(head.word, number)),
         }
     }
 

@@ -9,7 +9,7 @@ use super::{Trial, Tuner, tune};
 use crate::plan::Algorithm;
 use crate::tuner::PlanTable;
 
-const BUDGET: Duration = Duration::from_millis(300);
+const BUDGET: Duration = Duration::from_millis(400);
 const LARGEST: usize = 64 << 20;
 
 /// What operations cost on a machine.

@@ -6,7 +6,7 @@ use tonic_rdma_tensor::{ExportedRegion, RemoteRegion, Rights, SharedRegion};
 
 use super::*;
 use crate::lane::LaneFault;
-use crate::lane::remote::message::{Layout, Reference, inline_line, reference_line};
+use crate::lane::remote::message::{Head, Layout, Reference};
 
 /// A rank that speaks the set-up, and then puts any bytes where it likes.
 struct Hostile {
@@ -142,7 +142,8 @@ async fn a_reference_to_memory_that_is_not_there_is_a_violation() {
             let (mut lanes, hostile, _device, _pool) = with_hostile(kind).await;
             let memory = memory.map(|bytes| hostile.pool.take(bytes).unwrap());
             let number = memory.as_ref().map_or(77, |memory| memory.number());
-            hostile.put(0, &reference_line(0, tag(0), Reference { number, offset, length }).0);
+            let reference = Reference { number, offset, length }.to_bytes();
+            hostile.put(0, &[&Head::reference(0, tag(0)).to_bytes()[..], &reference].concat());
             let found = violation_of(&mut lanes);
             assert!(found.contains(expected), "{kind:?}: {found}");
         }
@@ -153,13 +154,12 @@ async fn a_reference_to_memory_that_is_not_there_is_a_violation() {
 async fn a_message_that_is_too_long_or_out_of_turn_is_a_violation() {
     for kind in KINDS {
         let (mut lanes, hostile, _device, _pool) = with_hostile(kind).await;
-        let long = inline_line(0, tag(0), &[0; 5000]).0;
-        hostile.put(0, &long);
+        hostile.put(0, &Head::inline(0, tag(0), 5000).to_bytes());
         let found = violation_of(&mut lanes);
         assert!(found.contains("an inline message of 5000 bytes; the limit is 4096"), "{found}");
 
         let (mut lanes, hostile, _device, _pool) = with_hostile(kind).await;
-        hostile.put(0, &inline_line(3, tag(0), &[]).0);
+        hostile.put(0, &Head::inline(3, tag(0), 0).to_bytes());
         let found = violation_of(&mut lanes);
         assert!(found.contains("the slot of message 0"), "{found}");
     }
@@ -182,7 +182,7 @@ async fn a_wrong_count_of_taken_messages_is_a_violation() {
 async fn messages_beyond_the_ring_are_a_violation() {
     let (mut lanes, hostile, _device, _pool) = with_hostile(LaneKind::Write).await;
     for number in 0..6 {
-        hostile.put(number, &inline_line(number, tag(number), &[]).0);
+        hostile.put(number, &Head::inline(number, tag(number), 0).to_bytes());
     }
     let error = until("a violation", || lanes.progress().err());
     assert!(
@@ -200,7 +200,7 @@ async fn random_lines_do_no_harm() {
             let mut line = content(seed, 64);
             if seed % 3 > 0 {
                 // The number fits, so that the rest is looked at.
-                line[..8].copy_from_slice(&inline_line(0, tag(0), &[]).1.to_le_bytes());
+                line[..8].copy_from_slice(&Head::inline(0, tag(0), 0).to_bytes()[..8]);
                 let length = if seed % 3 == 1 { [0xff, 0xff] } else { [line[20], line[21] & 15] };
                 line[..2].copy_from_slice(&length);
             }

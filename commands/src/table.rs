@@ -1,0 +1,63 @@
+//! Tables for the terminal.
+
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::{CellAlignment, Table};
+
+/// Makes a table of `headings` and rows in groups, with an empty line between groups. The first column is aligned to the left, and all
+/// others to the right.
+pub fn grid(headings: &[&str], groups: impl IntoIterator<Item = Vec<Vec<String>>>) -> Table {
+    let mut table = Table::new();
+    table.load_preset(UTF8_FULL_CONDENSED).set_header(headings);
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    for (index, group) in groups.into_iter().enumerate() {
+        if index > 0 {
+            table.add_row(vec![""; headings.len()]);
+        }
+        table.add_rows(group);
+    }
+    table
+}
+
+/// Formats a ratio, or a [`dash`] if there is none: `4.76`.
+pub fn times(value: Option<f64>) -> String {
+    value.map_or_else(dash, |value| format!("{value:.2}"))
+}
+
+/// Returns the text of a cell without a value.
+pub fn dash() -> String {
+    "–".to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_stand_apart_and_numbers_to_the_right() {
+        let row = |name: &str, number: &str| vec![name.to_owned(), number.to_owned()];
+        let table = grid(&["name", "number"], [vec![row("a", "1"), row("b", "20")], vec![row("c", "3")]]);
+        let text = table.to_string();
+        let lines: Vec<Vec<&str>> = text.lines().filter(|line| line.starts_with('│')).map(cells).collect();
+        assert_eq!(
+            lines,
+            [
+                [" name ", " number "],
+                [" a    ", "      1 "],
+                [" b    ", "     20 "],
+                ["      ", "        "],
+                [" c    ", "      3 "]
+            ]
+        );
+    }
+
+    fn cells(line: &str) -> Vec<&str> {
+        line.trim_matches('│').split('┆').collect()
+    }
+
+    #[test]
+    fn a_ratio_has_two_digits_and_may_be_missing() {
+        assert_eq!([times(Some(4.756)), times(None)], ["4.76", "–"]);
+    }
+}
