@@ -19,6 +19,7 @@ mod initiator;
 mod peer;
 mod perf;
 mod side;
+mod steps;
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
     match arguments.split_first() {
         Some((first, rest)) if first == peer::ARGUMENT => peer::run(rest),
+        Some((first, rest)) if first == "steps" => steps::run(rest),
         Some((first, rest)) if first == "perf" => return perf::run(rest),
         _ => divan::main(),
     }

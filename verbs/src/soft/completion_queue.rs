@@ -9,14 +9,14 @@ use std::fmt::Debug;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use super::biased_lock::BiasedLock;
 use super::device::Device;
 use super::events::{EventEnd, Events};
 use super::shared::arming::Arming;
 use super::shared::attention::Attention;
 use super::shared::platform::{Native, Shipping};
-use crate::sync::lock;
 use crate::{CompletionQueue, VerbsError, WorkCompletion};
 
 /// Maximum number of queue pairs of one completion queue.
@@ -29,7 +29,7 @@ pub(super) struct Queue {
     id: u64,
     capacity: usize,
     /// Held during a poll, so one thread polls at a time. Locked before any lock of a queue pair, never after.
-    members: Mutex<Members>,
+    members: BiasedLock<Members>,
     /// Signalled requests whose completions were not polled yet.
     signaled: AtomicUsize,
     overrun: AtomicBool,
@@ -122,7 +122,7 @@ impl Queue {
             device: Arc::clone(device),
             id: device.object_id(),
             capacity: capacity as usize,
-            members: Mutex::default(),
+            members: BiasedLock::new(Members::default()),
             signaled: AtomicUsize::new(0),
             overrun: AtomicBool::new(false),
             armed: Arming::default(),
@@ -159,7 +159,7 @@ impl Queue {
 
     /// Reserves a slot for a queue pair that is about to be created.
     pub(super) fn reserve(&self) -> Result<u32, VerbsError> {
-        let mut members = lock(&self.members);
+        let mut members = self.members.lock();
         if members.used == SLOTS {
             let (asked, limit) = (u64::from(SLOTS) + 1, u64::from(SLOTS));
             return Err(VerbsError::Limit { what: "queue pairs of one completion queue", asked, limit });
@@ -174,12 +174,12 @@ impl Queue {
 
     /// Enters a queue pair at a reserved slot.
     pub(super) fn occupy(&self, slot: u32, source: Arc<dyn CompletionSource>, role: Role) {
-        lock(&self.members).list.push(Member { slot, source, role });
+        self.members.lock().list.push(Member { slot, source, role });
     }
 
     /// Frees the slot.
     pub(super) fn vacate(&self, slot: u32) {
-        let mut members = lock(&self.members);
+        let mut members = self.members.lock();
         let index = members.list.iter().position(|member| member.slot == slot);
         let gone = index.map(|index| members.list.swap_remove(index));
         members.free.push(slot);
@@ -273,7 +273,7 @@ impl CompletionQueue for Queue {
         if self.device.is_forked() {
             return 0;
         }
-        let mut members = lock(&self.members);
+        let mut members = self.members.lock();
         let mut sink = Sink { completions, filled: 0 };
         // Every other poll takes sends first, so that neither sends nor receives starve.
         members.receives_first = !members.receives_first;
@@ -288,7 +288,7 @@ impl CompletionQueue for Queue {
         if self.device.is_forked() {
             return Ok(());
         }
-        let members = lock(&self.members);
+        let members = self.members.lock();
         self.armed.arm();
         // SYNC: before the looks whether other threads look after the queue pairs. Pairs with `LocalQueuePair::carry_out` and
         // `PeerWork::need_events`.
@@ -302,7 +302,7 @@ impl CompletionQueue for Queue {
         if self.device.is_forked() {
             return;
         }
-        let members = lock(&self.members);
+        let members = self.members.lock();
         self.stop_asking(&members);
     }
 

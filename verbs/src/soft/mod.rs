@@ -107,6 +107,8 @@
 //! malice. The book has the promise, line by line, with the tests and the bounds: `docs/book/src/software-device.md`. The reasons for the
 //! design are in `docs/book/src/design/0015-pull.md`.
 
+pub(crate) mod barrier;
+mod biased_lock;
 mod completion_queue;
 mod context;
 mod device;

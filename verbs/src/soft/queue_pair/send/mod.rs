@@ -8,7 +8,7 @@ mod read;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::connection::{Connection, Debt};
@@ -17,17 +17,17 @@ use super::outstanding::{Outstanding, Progress, Reading};
 use super::pulls::Pulls;
 use super::source;
 use super::waiting::Waiting;
+use crate::soft::biased_lock::{BiasedLock, Held};
 use crate::soft::shared::attention::Attention;
 use crate::soft::shared::end::Writer;
 use crate::soft::shared::platform::{Native, Shipping};
-use crate::sync::lock;
 use crate::{CompletionStatus, Operation, Payload, PostError, PostErrorKind, QueuePairState, SendRequest};
 
 /// The send queue of a queue pair.
 #[derive(Debug)]
 pub(super) struct SendQueue {
     core: Arc<Core>,
-    state: Mutex<SendState>,
+    state: BiasedLock<SendState>,
     /// Number of requests that have no completion yet. A poll that finds 0 here does not lock `state`.
     pending: AtomicUsize,
     /// Number of requests whose progress a sleeping poller waits for: those that are signalled, and those that wait.
@@ -113,7 +113,7 @@ impl SendQueue {
         };
         let [pending, awaited, waiting] = [const { AtomicUsize::new(0) }; 3];
         let (seen, ended) = (AtomicU64::new(0), AtomicBool::new(false));
-        Self { core: Arc::clone(core), state: Mutex::new(state), pending, awaited, seen, ended, waiting }
+        Self { core: Arc::clone(core), state: BiasedLock::new(state), pending, awaited, seen, ended, waiting }
     }
 
     /// Returns whether a poll may have something to do. Takes no lock.
@@ -166,8 +166,8 @@ impl SendQueue {
     }
 
     /// Locks the state.
-    pub(super) fn lock(&self) -> MutexGuard<'_, SendState> {
-        lock(&self.state)
+    pub(super) fn lock(&self) -> Held<'_, SendState> {
+        self.state.lock()
     }
 
     /// Posts requests in order, and carries them out as far as possible.

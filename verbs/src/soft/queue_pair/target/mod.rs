@@ -7,7 +7,7 @@ mod serve;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use super::connection::Connection;
 use super::core::Core;
@@ -15,10 +15,10 @@ use super::message::{Message, Pull};
 use super::pulls::Pulls;
 use super::receives::{Posted, Receives};
 use super::send::SendQueue;
+use crate::soft::biased_lock::BiasedLock;
 use crate::soft::completion_queue::Sink;
 use crate::soft::shared::end::{Failure, Reader};
 use crate::soft::shared::ring::{Flags, Kind, Record};
-use crate::sync::lock;
 use crate::{
     Access, CompletionOpcode, CompletionStatus, PostError, PostErrorKind, QueuePairNumber, QueuePairState,
     ReceiveRequest, WorkCompletion,
@@ -33,7 +33,7 @@ const VISIT_RECORDS: usize = 256;
 #[derive(Debug)]
 pub(super) struct Target {
     core: Arc<Core>,
-    state: Mutex<TargetState>,
+    state: BiasedLock<TargetState>,
     /// Index in the peer's ring of the next record's tag, and the tag. A poll that does not find the tag does not lock `state`.
     next: AtomicUsize,
     tag: AtomicU64,
@@ -104,12 +104,12 @@ impl Target {
         };
         let (next, tag) = (AtomicUsize::new(usize::MAX), AtomicU64::new(0));
         let [busy, serves, flushed] = [const { AtomicBool::new(false) }; 3];
-        Self { core: Arc::clone(core), state: Mutex::new(state), next, tag, busy, serves, flushed }
+        Self { core: Arc::clone(core), state: BiasedLock::new(state), next, tag, busy, serves, flushed }
     }
 
     /// Begins to look for records, because this end is connected.
     pub(super) fn connect(&self) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if let (None, Some(connection)) = (&state.reader, self.core.connection()) {
             let reader = Reader::new(connection.end.ring_bytes(), connection.end.key());
             self.look_for_record_of(&reader);
@@ -160,12 +160,12 @@ impl Target {
 
     /// Waits until no thread is carrying out records.
     pub(super) fn wait_for_visit(&self) {
-        drop(lock(&self.state));
+        drop(self.state.lock());
     }
 
     /// Posts receives in order.
     pub(super) fn post(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let before = state.receives.posted();
         let result = requests.iter().enumerate().try_for_each(|(index, request)| {
             self.post_one(&mut state, request).map_err(|kind| PostError { index, kind })
@@ -204,7 +204,7 @@ impl Target {
     /// Takes the records that have come, within the limits of a visit. Returns true if there is more to do, or `output` has no
     /// room for the rest.
     pub(super) fn visit(&self, sends: &SendQueue, output: &mut Output<'_, '_>) -> bool {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let state = &mut *state;
         while let Output::Poll(sink) = output
             && !state.ready.is_empty()
