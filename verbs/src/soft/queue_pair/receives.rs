@@ -49,12 +49,6 @@ impl Receives {
         self.next
     }
 
-    /// Returns the number of receives that messages have taken so far.
-    #[inline]
-    pub(super) fn used(&self) -> u64 {
-        self.taken
-    }
-
     /// Adds a receive. The caller has checked that there is room, and that the segments are not too many.
     #[inline]
     pub(super) fn push(&mut self, wr_id: u64, into: &[LocalSegment]) {

@@ -51,7 +51,23 @@ impl Local<'_> {
     /// - `to` must be valid for writing `length` bytes, which no reference covers.
     /// - There must be `length` bytes from `offset` on, and [`check`](Self::check) must have succeeded since the locks of the
     ///   queue pair were taken.
+    #[inline]
     pub(super) unsafe fn copy_out(&self, offset: u64, length: u64, to: *mut u8) {
+        let one = match self {
+            Self::Slices([slice]) => slice.as_ptr(),
+            Self::Segments([segment]) => segment.address() as *const u8,
+            // SAFETY: the contract is the same.
+            _ => return unsafe { self.copy_parts_out(offset, length, to) },
+        };
+        // SAFETY: as in `copy_parts_out`; the one part has all bytes.
+        unsafe { copy_bytes(one.wrapping_add(offset as usize), to, length as usize) };
+    }
+
+    /// Copies `length` bytes from `offset` on to `to`, from several slices or segments.
+    ///
+    /// # Safety
+    /// Those of [`copy_out`](Self::copy_out).
+    unsafe fn copy_parts_out(&self, offset: u64, length: u64, to: *mut u8) {
         let (mut skip, mut left, mut to) = (offset, length, to);
         let mut copy = |from: *const u8, available: u64| {
             let from = from.wrapping_add(skip.min(available) as usize);

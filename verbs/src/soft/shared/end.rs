@@ -5,7 +5,7 @@
 //!       8  attention · state            Waiting → Ready → Ended
 //!      10  failure · its position       the record of the peer that this end refused
 //!      16  taken                        the position in the peer's ring up to which this end has carried out the records
-//!      17  posted                       the number of receives posted so far
+//!      24  posted                       the number of receives posted so far
 //!      64  ring                         the records for the peer
 //! ```
 //! A peer may write anything to its own segment at any time. This end uses no value of it as an index without a check, and
@@ -27,7 +27,7 @@ const KEY: usize = 2;
 const ATTENTION: usize = 8;
 const STATE: usize = 9;
 const TAKEN: usize = 16;
-const POSTED: usize = 17;
+const POSTED: usize = 24;
 const FAILURE: usize = 10;
 const FAILED_AT: usize = 11;
 const RING: usize = 64;
@@ -98,6 +98,19 @@ impl End {
     pub(crate) fn payload(&self, index: usize, length: u64) -> Option<*mut u8> {
         let offset = ((RING + index) * 8) as u64;
         self.mapping.range(offset, length).map(|place| place.as_ptr())
+    }
+
+    /// Has the processor load the line at word `index` of the ring, if the ring has it, without waiting for it.
+    #[inline]
+    pub(crate) fn prefetch(&self, index: usize) {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        if let Some(word) = self.ring().get(index) {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY: the instruction has no effect but on caches, and the processor has it.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(word.as_ptr().cast()) };
+        }
+        #[cfg(any(miri, not(target_arch = "x86_64")))]
+        let _ = index;
     }
 
     pub(crate) fn nonce(&self) -> u64 {

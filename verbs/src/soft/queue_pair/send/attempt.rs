@@ -92,15 +92,17 @@ impl SendQueue {
         }
         let total = data.length();
         if let (0, Local::Segments(segments), PULL..) = (*done, data, total)
-            && let Some(places) = queue.pulls.places(&self.core, connection, segments)
+            && let Some(result) = self.attempt_to_offer(queue, connection, request, (segments, target, total))
         {
-            return self.offer_to_pull(queue, connection, request, (&places, target, total));
+            return result;
         }
         loop {
             let first = *done == 0;
-            let Some(chunk) = self.chunk(queue, connection, total - *done) else { return Err(Wait::Room) };
-            let Some(place) = queue.writer.reserve(self.core.end.ring(), chunk) else {
-                return Err(Wait::Room);
+            let left = total - *done;
+            let whole = if left <= CHUNK { queue.writer.reserve(self.core.end.ring(), left) } else { None };
+            let (place, chunk) = match whole {
+                Some(place) => (place, left),
+                None => self.reserve_part(queue, connection, left).ok_or(Wait::Room)?,
             };
             if let Some(to) = self.core.end.payload(place.payload(), chunk) {
                 // SAFETY:
@@ -150,6 +152,27 @@ impl SendQueue {
             }
             self.core.announce_news(connection, if takes_receive { Debt::NEWS } else { Debt::WRITES });
         }
+    }
+
+    /// Reserves the place of the next record of a message with `left` bytes left, which may have less bytes; `None` if there is no
+    /// room.
+    #[inline(never)]
+    fn reserve_part(&self, queue: &mut SendState, connection: &Connection, left: u64) -> Option<(Place, u64)> {
+        let chunk = self.chunk(queue, connection, left)?;
+        Some((queue.writer.reserve(self.core.end.ring(), chunk)?, chunk))
+    }
+
+    /// Offers the peer to take a message from our memory; `None` if the peer can't.
+    #[inline(never)]
+    fn attempt_to_offer(
+        &self,
+        queue: &mut SendState,
+        connection: &Connection,
+        request: &SendRequest<'_>,
+        (segments, target, total): (&[LocalSegment], Target, u64),
+    ) -> Option<Result<(), Wait>> {
+        let places = queue.pulls.places(&self.core, connection, segments)?;
+        Some(self.offer_to_pull(queue, connection, request, (&places, target, total)))
     }
 
     /// Publishes a record with the places in our memory from which the peer takes the bytes of a message.

@@ -173,7 +173,6 @@ impl SendQueue {
     /// Posts requests in order, and carries them out as far as possible.
     pub(super) fn post(&self, requests: &[SendRequest<'_>]) -> Result<(), PostError> {
         let mut queue = self.lock();
-        self.core.show_receives();
         if !queue.waiting.is_empty() {
             self.run(&mut queue);
         }

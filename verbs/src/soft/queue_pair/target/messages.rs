@@ -8,6 +8,28 @@ use crate::soft::shared::ring::{Flags, Kind, Record};
 use crate::{Access, CompletionOpcode, CompletionStatus, QueuePairNumber, WorkCompletion};
 
 impl Target {
+    /// Carries out a record that has a whole message.
+    #[inline]
+    pub(super) fn take_whole(
+        &self,
+        state: &mut TargetState,
+        record: &Record,
+        from: *const u8,
+        output: &mut Output<'_, '_>,
+    ) -> Result<(), Fault> {
+        let length = u64::from(record.header.length);
+        if state.message.is_some() || record.header.total != length {
+            return Err(Fault::Violation);
+        }
+        let mut message = Self::receive_for(state, record)?;
+        if length > 0 {
+            let stores = Stores { ends_a_word: true, past_caches: false };
+            // SAFETY: the payload lies in the peer's end, which stays mapped as long as the connection.
+            unsafe { self.put(state, &mut message, from, length, stores)? };
+        }
+        self.finish(state, &message, output)
+    }
+
     /// Checks a message before its first byte is stored.
     #[inline]
     pub(super) fn begin(&self, state: &TargetState, record: &Record) -> Result<Message, Fault> {
@@ -15,6 +37,17 @@ impl Target {
         if state.message.is_some() || header.total > MAX_MESSAGE {
             return Err(Fault::Violation);
         }
+        let message = Self::receive_for(state, record)?;
+        if message.destination != Destination::Receive && header.total > 0 {
+            self.check(header.key, header.address, header.total, Access::REMOTE_WRITE)?;
+        }
+        Ok(message)
+    }
+
+    /// Checks that a message has the receive that it takes, and that the receive has room.
+    #[inline]
+    fn receive_for(state: &TargetState, record: &Record) -> Result<Message, Fault> {
+        let header = &record.header;
         let immediate = header.flags.contains(Flags::IMMEDIATE).then_some(header.immediate);
         let destination = match header.kind {
             Kind::Send => Destination::Receive,
@@ -28,9 +61,6 @@ impl Target {
                     Some(CompletionStatus::LocalLength),
                 ));
             }
-        }
-        if destination != Destination::Receive && header.total > 0 {
-            self.check(header.key, header.address, header.total, Access::REMOTE_WRITE)?;
         }
         Ok(Message { destination, immediate, total: header.total, done: 0 })
     }
@@ -121,10 +151,14 @@ impl Target {
         Ok(())
     }
 
-    /// Ends the message, and completes the receive that it takes.
+    /// Ends a message, and completes the receive that it takes.
     #[inline]
-    pub(super) fn finish(&self, state: &mut TargetState, output: &mut Output<'_, '_>) -> Result<(), Fault> {
-        let message = state.message.take().ok_or(Fault::Violation)?;
+    pub(super) fn finish(
+        &self,
+        state: &mut TargetState,
+        message: &Message,
+        output: &mut Output<'_, '_>,
+    ) -> Result<(), Fault> {
         let opcode = match message.destination {
             Destination::Receive => CompletionOpcode::Receive,
             Destination::Memory { .. } if message.immediate.is_none() => return Ok(()),
@@ -132,15 +166,14 @@ impl Target {
         };
         let posted = state.receives.first().ok_or(Fault::Violation)?;
         state.receives.pop();
-        let completion = WorkCompletion {
+        output.push_made(state, || WorkCompletion {
             wr_id: posted.wr_id,
             status: CompletionStatus::Success,
             opcode,
             byte_len: message.total,
             immediate: message.immediate,
             queue_pair: QueuePairNumber(self.core.number()),
-        };
-        output.push(state, completion);
+        });
         Ok(())
     }
 }

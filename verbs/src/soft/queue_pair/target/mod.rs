@@ -18,7 +18,7 @@ use super::send::SendQueue;
 use crate::soft::biased_lock::BiasedLock;
 use crate::soft::completion_queue::Sink;
 use crate::soft::shared::end::{Failure, Reader};
-use crate::soft::shared::ring::{Flags, Kind, Record};
+use crate::soft::shared::ring::{Flags, Kind, LINE, Record};
 use crate::{
     Access, CompletionOpcode, CompletionStatus, PostError, PostErrorKind, QueuePairNumber, QueuePairState,
     ReceiveRequest, WorkCompletion,
@@ -28,6 +28,8 @@ use crate::{
 const VISIT_BYTES: u64 = 1 << 20;
 /// Most records of one visit.
 const VISIT_RECORDS: usize = 256;
+/// Bytes of records after which a visit notes its progress before its end.
+const MUCH: u64 = 4 << 10;
 
 /// The target of the peer's requests, and the receive queue.
 #[derive(Debug)]
@@ -137,7 +139,12 @@ impl Target {
         self.core.connection().is_some_and(|connection| {
             let next = self.next.load(Relaxed);
             let tag = self.tag.load(Relaxed);
-            connection.end.ring().get(next).is_some_and(|word| word.load(Relaxed) == tag)
+            let found = connection.end.ring().get(next).is_some_and(|word| word.load(Relaxed) == tag);
+            if found {
+                // The record's second line comes from the other core meanwhile.
+                connection.end.prefetch(next + LINE);
+            }
+            found
         })
     }
 
@@ -172,7 +179,7 @@ impl Target {
         });
         let posted = state.receives.posted();
         if posted != before {
-            self.core.posted(posted, state.receives.used());
+            self.core.posted(posted);
         }
         drop(state);
         // SYNC: checked after posting. Either the thread that moves to Error sees the receive when it flushes, or this thread
@@ -243,6 +250,7 @@ impl Target {
     ) -> bool {
         let Some(mut reader) = state.reader.take() else { return false };
         let (mut bytes, mut records, mut more, mut awaited) = (0, 0, false, false);
+        let mut told = reader.position();
         while !self.core.is_closed() {
             if bytes >= VISIT_BYTES || records >= VISIT_RECORDS || output.is_full(state, &self.core) {
                 more = true;
@@ -278,14 +286,15 @@ impl Target {
                 // The records before this one were carried out.
                 self.core.took(connection, reader.position(), false);
                 self.fail(state, at, fault, output);
-            } else {
+            } else if reader.position() - told >= MUCH {
                 // The peer may write the next records meanwhile.
-                self.core.took(connection, reader.position(), false);
+                told = reader.position();
+                self.core.took(connection, told, false);
             }
         }
         self.look_for_record_of(&reader);
-        if awaited {
-            self.core.took(connection, reader.position(), true);
+        if reader.position() != told || awaited {
+            self.core.took(connection, reader.position(), awaited);
         }
         // A queue pair in Error uses no memory any more: its regions may go (see `Core::end`).
         if !state.served.is_empty() && !self.core.has_failed() {
@@ -309,6 +318,9 @@ impl Target {
         let length = u64::from(header.length);
         let from = connection.end.payload(record.payload, length).ok_or(Fault::Violation)?.cast_const();
         match header.kind {
+            Kind::Send | Kind::Write if header.flags.is_whole() => {
+                self.take_whole(state, record, from, output)
+            }
             Kind::Send | Kind::Write => {
                 if header.flags.contains(Flags::FIRST) {
                     let message = self.begin(state, record)?;
@@ -322,7 +334,8 @@ impl Target {
                 }
                 self.store(state, record, from, length)?;
                 if header.flags.contains(Flags::LAST) {
-                    self.finish(state, output)?;
+                    let message = state.message.take().ok_or(Fault::Violation)?;
+                    self.finish(state, &message, output)?;
                 }
                 Ok(())
             }
@@ -420,6 +433,15 @@ impl Output<'_, '_> {
         match self {
             Self::Poll(sink) => sink.push(completion),
             Self::Keep => state.ready.push_back(completion),
+        }
+    }
+
+    /// Adds the completion that `make` makes. A completion that goes to a poll is made in its place there.
+    #[inline(always)]
+    fn push_made(&mut self, state: &mut TargetState, make: impl Fn() -> WorkCompletion) {
+        match self {
+            Self::Poll(sink) => sink.push(make()),
+            Self::Keep => state.ready.push_back(make()),
         }
     }
 }
