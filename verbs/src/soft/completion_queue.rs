@@ -40,12 +40,9 @@ pub(super) struct Queue {
 
 /// A queue pair, as its completion queues use it.
 pub(super) trait CompletionSource: Debug + Send + Sync {
-    /// Returns whether a visit may have something to do. Takes no lock.
-    fn has_news(&self, role: Role) -> bool;
-
-    /// Carries out the peer's records and the own requests that can run now, and moves completions to `sink`: those of receives
-    /// first if `receives_first`. Returns true if `sink` has no room for the rest.
-    fn visit(&self, role: Role, receives_first: bool, sink: &mut Sink<'_>) -> bool;
+    /// If there is something to do, carries out the peer's records and the own requests that can run now, and moves completions to
+    /// `sink`. Without work this takes no lock.
+    fn poll(&self, role: Role, poll: Poll, sink: &mut Sink<'_>) -> Found;
 
     /// Asks the peer for an event with its next record, and with the next progress of own requests.
     fn ask_for_events(&self, role: Role);
@@ -83,6 +80,27 @@ struct Member {
 pub(super) struct Role {
     pub(super) sends: bool,
     pub(super) receives: bool,
+}
+
+/// A poll of a completion queue.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Poll {
+    /// Completions of receives come before those of sends.
+    pub(super) receives_first: bool,
+    /// The queue is armed, so that queue pairs keep their requests for events.
+    pub(super) armed: bool,
+}
+
+/// What a poll has found at a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    Nothing,
+    /// Work, which is done.
+    All,
+    /// Work, and the array has no room for the rest, or the rest is for the next poll.
+    Part,
+    /// Work, of which nothing is done because the array is full.
+    NoRoom,
 }
 
 /// The caller's array, which polling fills.
@@ -240,25 +258,21 @@ impl Queue {
         if self.overrun.load(Relaxed) && self.overrun.swap(false, Relaxed) {
             members.list.iter().for_each(|member| member.source.fail());
         }
-        let armed = self.armed.is_armed();
-        let count = members.list.len();
-        let first = if members.cursor < count { members.cursor } else { 0 };
+        let poll = Poll { receives_first: members.receives_first, armed: self.armed.is_armed() };
+        let first = if members.cursor < members.list.len() { members.cursor } else { 0 };
         let mut more = false;
-        for index in (first..count).chain(0..first) {
-            let member = &members.list[index];
-            if !member.source.has_news(member.role) {
-                continue;
-            }
-            if sink.is_full() {
-                members.cursor = index;
-                return true;
-            }
-            if !armed {
-                member.source.is_polled(member.role);
-            }
-            if member.source.visit(member.role, members.receives_first, sink) {
-                members.cursor = index + 1;
-                more = true;
+        let (before, from) = members.list.split_at(first);
+        for (index, member) in (first..).zip(from).chain((0..).zip(before)) {
+            match member.source.poll(member.role, poll, sink) {
+                Found::Nothing | Found::All => {}
+                Found::Part => {
+                    members.cursor = index + 1;
+                    more = true;
+                }
+                Found::NoRoom => {
+                    members.cursor = index;
+                    return true;
+                }
             }
         }
         more

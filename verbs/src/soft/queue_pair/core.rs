@@ -192,6 +192,12 @@ impl Core {
         }
     }
 
+    /// Returns whether the queue pair is in Rts, or was when this process last looked at its peer.
+    #[inline]
+    pub(super) fn is_ready_to_send(&self) -> bool {
+        self.state.load(Acquire) == RTS
+    }
+
     /// Returns whether the queue pair is in Error.
     #[inline]
     pub(crate) fn has_failed(&self) -> bool {

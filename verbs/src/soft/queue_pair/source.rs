@@ -30,14 +30,17 @@ pub(super) struct NotRegistered;
 
 impl Local<'_> {
     /// Returns the number of bytes.
+    #[inline]
     pub(super) fn length(&self) -> u64 {
         match self {
             Self::Segments(segments) => total(segments),
+            Self::Slices([slice]) => slice.len() as u64,
             Self::Slices(slices) => slices.iter().map(|slice| slice.len() as u64).sum(),
         }
     }
 
     /// Checks that all segments may be read.
+    #[inline]
     pub(super) fn check(&self, domain: &Domain) -> Result<(), NotRegistered> {
         match self {
             Self::Segments(segments) => check(segments, domain, Access::LOCAL_READ),

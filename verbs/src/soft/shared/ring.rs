@@ -103,8 +103,9 @@ impl Flags {
     }
 
     /// Returns these flags and, on the condition, `other`.
+    #[inline]
     pub fn with_if(self, other: Self, condition: bool) -> Self {
-        if condition { self.with(other) } else { self }
+        Self(self.0 | other.0 * u8::from(condition))
     }
 }
 

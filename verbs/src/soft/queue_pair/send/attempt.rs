@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Bytes from which the peer takes a message from registered memory where it lies, instead of from the ring.
-const PULL: u64 = 8 << 10;
+pub(super) const PULL: u64 = 8 << 10;
 
 /// Most bytes of payload in one record. A long message has many records, so that the peer takes the first ones while this end
 /// writes the next.
@@ -40,8 +40,8 @@ impl Operation<'_> {
 }
 
 impl SendQueue {
-    /// Carries out a request from byte `done` on, or returns the reason why the request has to wait.
-    #[inline]
+    /// Carries out a request from byte `done` on, or returns the reason why the request has to wait. See
+    /// [`post_short`](Self::post_short), too.
     pub(super) fn attempt(
         &self,
         queue: &mut SendState,
@@ -73,7 +73,6 @@ impl SendQueue {
         }
     }
 
-    #[inline]
     fn attempt_message(
         &self,
         queue: &mut SendState,
@@ -98,11 +97,9 @@ impl SendQueue {
         }
         loop {
             let first = *done == 0;
-            let left = total - *done;
-            let whole = if left <= CHUNK { queue.writer.reserve(self.core.end.ring(), left) } else { None };
-            let (place, chunk) = match whole {
-                Some(place) => (place, left),
-                None => self.reserve_part(queue, connection, left).ok_or(Wait::Room)?,
+            let Some(chunk) = self.chunk(queue, connection, total - *done) else { return Err(Wait::Room) };
+            let Some(place) = queue.writer.reserve(self.core.end.ring(), chunk) else {
+                return Err(Wait::Room);
             };
             if let Some(to) = self.core.end.payload(place.payload(), chunk) {
                 // SAFETY:
@@ -152,14 +149,6 @@ impl SendQueue {
             }
             self.core.announce_news(connection, if takes_receive { Debt::NEWS } else { Debt::WRITES });
         }
-    }
-
-    /// Reserves the place of the next record of a message with `left` bytes left, which may have less bytes; `None` if there is no
-    /// room.
-    #[inline(never)]
-    fn reserve_part(&self, queue: &mut SendState, connection: &Connection, left: u64) -> Option<(Place, u64)> {
-        let chunk = self.chunk(queue, connection, left)?;
-        Some((queue.writer.reserve(self.core.end.ring(), chunk)?, chunk))
     }
 
     /// Offers the peer to take a message from our memory; `None` if the peer can't.
