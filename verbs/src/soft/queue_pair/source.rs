@@ -165,6 +165,7 @@ pub(super) struct Stores {
 ///
 /// # Safety
 /// - `from` must be valid for reading `length` bytes, and `to` for writing them; the ranges must not overlap.
+#[inline]
 pub(super) unsafe fn place(from: *const u8, to: *mut u8, length: u64, stores: Stores) {
     let ends_a_word =
         stores.ends_a_word && length >= WORD && (to as u64).wrapping_add(length).is_multiple_of(WORD);

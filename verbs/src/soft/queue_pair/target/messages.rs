@@ -1,6 +1,7 @@
 //! Messages of the peer: the checks before the first byte, the stores, and the completion.
 
 use super::super::message::{Destination, Message};
+use super::super::receives::Segment;
 use super::super::source::{self, Stores};
 use super::{Fault, Output, Target, TargetState};
 use crate::soft::limits::MAX_MESSAGE;
@@ -23,11 +24,49 @@ impl Target {
         }
         let mut message = Self::receive_for(state, record)?;
         if length > 0 {
-            let stores = Stores { ends_a_word: true, past_caches: false };
             // SAFETY: the payload lies in the peer's end, which stays mapped as long as the connection.
-            unsafe { self.put(state, &mut message, from, length, stores)? };
+            unsafe { self.put_whole(state, &mut message, from, length)? };
         }
         self.finish(state, &message, output)
+    }
+
+    /// Stores all bytes of a message at its destination, for which [`receive_for`](Self::receive_for) has found room.
+    ///
+    /// # Safety
+    /// - `from` must be valid for reading `length` bytes.
+    #[inline]
+    unsafe fn put_whole(
+        &self,
+        state: &TargetState,
+        message: &mut Message,
+        from: *const u8,
+        length: u64,
+    ) -> Result<(), Fault> {
+        let stores = Stores { ends_a_word: true, past_caches: false };
+        let (to, stores) = match (message.destination, state.receives.segments()) {
+            (Destination::Memory { address, key }, _) => {
+                self.check(key, address, length, Access::REMOTE_WRITE)?;
+                (address, stores)
+            }
+            (Destination::Receive, [segment]) => {
+                self.check_segment(segment, segment.address(), length)?;
+                (segment.address(), Stores { ends_a_word: false, ..stores })
+            }
+            // SAFETY: the contract is the same.
+            (Destination::Receive, _) => return unsafe { self.put(state, message, from, length, stores) },
+        };
+        // SAFETY: as in `put`.
+        unsafe { source::place(from, to as *mut u8, length, stores) };
+        Ok(())
+    }
+
+    /// Checks that `length` bytes at `to`, a part of a posted receive, are registered for writing.
+    #[inline]
+    fn check_segment(&self, segment: &Segment, to: u64, length: u64) -> Result<(), Fault> {
+        if self.core.domain.find_local(segment.lkey(), to, length, Access::LOCAL_WRITE) {
+            return Ok(());
+        }
+        Err(Fault::Refused(CompletionStatus::RemoteOperation, Some(CompletionStatus::LocalProtection)))
     }
 
     /// Checks a message before its first byte is stored.
@@ -98,7 +137,6 @@ impl Target {
     ///
     /// # Safety
     /// - `from` must be valid for reading `length` bytes.
-    #[inline]
     pub(super) unsafe fn put(
         &self,
         state: &TargetState,
@@ -132,12 +170,7 @@ impl Target {
                     }
                     let count = (segment.length() - offset).min(left);
                     let to = segment.address() + offset;
-                    if !self.core.domain.find_local(segment.lkey(), to, count, Access::LOCAL_WRITE) {
-                        return Err(Fault::Refused(
-                            CompletionStatus::RemoteOperation,
-                            Some(CompletionStatus::LocalProtection),
-                        ));
-                    }
+                    self.check_segment(segment, to, count)?;
                     let stores = Stores { ends_a_word: false, ..stores };
                     // SAFETY: as above; the destination is a part of a posted receive.
                     unsafe { source::place(from, to as *mut u8, count, stores) };
