@@ -254,15 +254,19 @@ impl Queue {
 
     /// Visits the queue pairs that have news, beginning after the one that filled the last poll, so that a busy queue pair does
     /// not starve the others. Returns true if there is more to do.
+    #[inline]
     fn visit_all(&self, members: &mut Members, sink: &mut Sink<'_>) -> bool {
         if self.overrun.load(Relaxed) && self.overrun.swap(false, Relaxed) {
             members.list.iter().for_each(|member| member.source.fail());
         }
         let poll = Poll { receives_first: members.receives_first, armed: self.armed.is_armed() };
-        let first = if members.cursor < members.list.len() { members.cursor } else { 0 };
+        let count = members.list.len();
+        let mut next = members.cursor;
         let mut more = false;
-        let (before, from) = members.list.split_at(first);
-        for (index, member) in (first..).zip(from).chain((0..).zip(before)) {
+        for _ in 0..count {
+            let index = if next < count { next } else { 0 };
+            next = index + 1;
+            let member = &members.list[index];
             match member.source.poll(member.role, poll, sink) {
                 Found::Nothing | Found::All => {}
                 Found::Part => {

@@ -94,6 +94,23 @@ impl MemoryUser for Pair {
 }
 
 impl Pair {
+    /// Carries out records of the peer, and leaves the completions to the next poll. Returns whether there were any.
+    #[inline]
+    fn work(&self) -> bool {
+        if !self.target.has_record() {
+            if self.core.owes() {
+                self.core.settle();
+            }
+            return false;
+        }
+        self.target.visit(&self.sends, &mut Output::Keep);
+        if self.target.is_busy() {
+            // Completions, or more work.
+            self.core.notify();
+        }
+        true
+    }
+
     /// Returns whether a visit may have something to do. Takes no lock.
     #[inline]
     fn has_news(&self, role: Role) -> bool {
@@ -265,20 +282,12 @@ impl LocalQueuePair for Pair {
 impl PeerWork for Pair {
     #[inline]
     fn progress(&self) -> bool {
-        if !self.target.has_record() {
-            if self.core.owes() {
-                self.core.settle();
-            }
-            return false;
+        let worked = self.work();
+        if worked {
+            // SYNC: the caller looks for threads that wait for the stored words.
+            fence(SeqCst);
         }
-        self.target.visit(&self.sends, &mut Output::Keep);
-        // SYNC: the caller looks for threads that wait for the stored words.
-        fence(SeqCst);
-        if self.target.is_busy() {
-            // Completions, or more work.
-            self.core.notify();
-        }
-        true
+        worked
     }
 
     #[inline]
@@ -385,7 +394,7 @@ impl QueuePair for Handle {
     }
 
     fn progress(&self) {
-        PeerWork::progress(&*self.0);
+        self.0.work();
     }
 
     fn peer_work(&self) -> Option<Arc<dyn PeerWork>> {
