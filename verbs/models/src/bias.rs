@@ -4,44 +4,50 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use loom::cell::UnsafeCell;
-use loom::sync::Mutex;
+use loom::sync::{Mutex, MutexGuard};
 use loom::thread;
-use tonic_rdma_verbs::internal::shared_memory::{Bias, Orders, Word};
+use tonic_rdma_verbs::internal::shared_memory::{Bias, Orders, Seats, Word};
 
 use crate::{Loom, LoomWord, explore};
 
 /// A lock, as `BiasedLock`.
 struct Lock<O> {
     bias: Bias<Loom, O>,
-    gate: Mutex<()>,
+    gate: Mutex<Seats>,
     /// What the lock guards. loom checks that two threads do not use it at one time.
     content: UnsafeCell<()>,
 }
 
 impl<O: Orders> Lock<O> {
     fn new() -> Arc<Self> {
-        Arc::new(Self { bias: Bias::default(), gate: Mutex::new(()), content: UnsafeCell::new(()) })
+        Arc::new(Self { bias: Bias::default(), gate: Mutex::new(Seats::default()), content: UnsafeCell::new(()) })
     }
 
     /// Takes the lock as the thread `me`, and uses what it guards. If the thread comes through the gate, it `claims` the bias.
     fn take(&self, me: u64, claims: bool) {
-        if self.bias.enter(me) {
+        if let Some(seat) = self.bias.enter(me) {
             self.use_content();
-            self.bias.leave();
+            self.bias.leave(seat);
             return;
         }
-        let Ok(gate) = self.gate.lock() else { panic!("model: a lock") };
-        if self.bias.is_given() {
-            self.bias.take_away();
-            while !self.bias.is_free() {
+        let mut gate = self.pass_gate(me);
+        self.use_content();
+        if claims {
+            self.bias.give(me, &mut gate);
+        }
+        drop(gate);
+    }
+
+    /// As `BiasedLock::lock_by_gate`.
+    fn pass_gate(&self, me: u64) -> MutexGuard<'_, Seats> {
+        let Ok(mut gate) = self.gate.lock() else { panic!("model: a lock") };
+        if let Some(seat) = self.bias.take_away() {
+            while !self.bias.is_free(seat) {
                 thread::yield_now();
             }
         }
-        self.use_content();
-        if claims {
-            self.bias.give(me);
-        }
-        drop(gate);
+        gate.free(me);
+        gate
     }
 
     fn use_content(&self) {
@@ -64,7 +70,8 @@ pub fn one_thread_is_inside<O: Orders + 'static>() -> u64 {
     })
 }
 
-/// Two threads take the bias from one another.
+/// Two threads take the bias from one another. A thread that is interrupted between its two looks at the bias, while the other one
+/// gets it, does no harm.
 pub fn the_bias_moves<O: Orders + 'static>() -> u64 {
     explore(|| {
         let lock = Lock::<O>::new();
@@ -98,13 +105,11 @@ pub fn the_lock_orders_what_is_beside_it<O: Orders + 'static>() -> u64 {
             })
         };
         let entered = lock.bias.enter(1);
-        let gate = if entered { None } else { lock.gate.lock().ok() };
+        let gate = if entered.is_some() { None } else { Some(lock.pass_gate(1)) };
         posted.store(1, Relaxed);
         let finds = armed.load(Relaxed);
-        match gate {
-            Some(gate) => drop(gate),
-            None => lock.bias.leave(),
-        }
+        drop(gate);
+        entered.into_iter().for_each(|seat| lock.bias.leave(seat));
         let found = poller.join().unwrap_or(0);
         assert!(finds == 1 || found == 1, "model: neither thread finds the other's store");
     })

@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use super::barrier;
-use super::shared::bias::Bias;
+use super::shared::bias::{Bias, Seat, Seats};
 use super::shared::platform::{Native, Shipping};
 use crate::sync::lock;
 
@@ -44,15 +44,21 @@ struct Gate {
     times: u32,
     /// The number of times after which a thread gets the bias.
     needed: u32,
+    seats: Seats,
 }
 
 /// The lock, held. The value is the caller's until this is dropped.
 pub(super) struct Held<'a, T> {
     lock: &'a BiasedLock<T>,
-    /// `None`: held by the bias.
-    gate: Option<MutexGuard<'a, Gate>>,
+    by: By<'a>,
     /// Only the thread that holds the lock releases it.
     stays: PhantomData<*const ()>,
+}
+
+/// How a lock is held.
+enum By<'a> {
+    Bias(Seat),
+    Gate(Option<MutexGuard<'a, Gate>>),
 }
 
 impl<T> BiasedLock<T> {
@@ -62,7 +68,7 @@ impl<T> BiasedLock<T> {
     }
 
     fn with_first(value: T, needed: u32) -> Self {
-        let gate = Mutex::new(Gate { last: 0, times: 0, needed });
+        let gate = Mutex::new(Gate { last: 0, times: 0, needed, seats: Seats::default() });
         Self { bias: Bias::default(), gate, value: UnsafeCell::new(value) }
     }
 
@@ -70,17 +76,21 @@ impl<T> BiasedLock<T> {
     #[inline]
     pub(super) fn lock(&self) -> Held<'_, T> {
         let me = number_of_this_thread();
-        let gate = if self.bias.enter(me) { None } else { Some(self.lock_by_gate(me)) };
-        Held { lock: self, gate, stays: PhantomData }
+        let by = match self.bias.enter(me) {
+            Some(seat) => By::Bias(seat),
+            None => By::Gate(Some(self.lock_by_gate(me))),
+        };
+        Held { lock: self, by, stays: PhantomData }
     }
 
     #[inline(never)]
     fn lock_by_gate(&self, me: u64) -> MutexGuard<'_, Gate> {
         let mut gate = lock(&self.gate);
-        if self.bias.is_given() {
-            self.take_bias_away();
+        if let Some(seat) = self.bias.take_away() {
+            self.wait_for(seat);
             gate.needed = gate.needed.saturating_mul(FACTOR).min(MOST);
         }
+        gate.seats.free(me);
         if gate.last == me {
             gate.times = gate.times.saturating_add(1);
         } else {
@@ -89,16 +99,15 @@ impl<T> BiasedLock<T> {
         gate
     }
 
-    /// Takes the bias away, and waits until its owner is outside. The owner never waits for a peer while it holds the lock.
+    /// Waits until the former owner of the bias is outside. It never waits for a peer while it holds the lock.
     #[cold]
-    fn take_bias_away(&self) {
+    fn wait_for(&self, seat: Seat) {
         /// Looks before this thread lets others run, and before it sleeps: the owner may have lost its core.
         const SPINS: u32 = 100;
         const YIELDS: u32 = 120;
         const NAP: Duration = Duration::from_micros(50);
-        self.bias.take_away();
         let mut looks = 0;
-        while !self.bias.is_free() {
+        while !self.bias.is_free(seat) {
             match looks {
                 0..SPINS => std::hint::spin_loop(),
                 SPINS..YIELDS => std::thread::yield_now(),
@@ -109,9 +118,10 @@ impl<T> BiasedLock<T> {
     }
 
     #[inline(never)]
-    fn release_gate(&self, gate: MutexGuard<'_, Gate>) {
+    fn release_gate(&self, mut gate: MutexGuard<'_, Gate>) {
         if gate.times >= gate.needed && barrier::is_ready() {
-            self.bias.give(gate.last);
+            let me = gate.last;
+            self.bias.give(me, &mut gate.seats);
         }
     }
 }
@@ -137,9 +147,9 @@ impl<T> DerefMut for Held<'_, T> {
 impl<T> Drop for Held<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        match self.gate.take() {
-            None => self.lock.bias.leave(),
-            Some(gate) => self.lock.release_gate(gate),
+        match &mut self.by {
+            By::Bias(seat) => self.lock.bias.leave(*seat),
+            By::Gate(gate) => gate.take().into_iter().for_each(|gate| self.lock.release_gate(gate)),
         }
     }
 }
@@ -176,8 +186,8 @@ mod tests {
 
     impl<T> BiasedLock<T> {
         fn is_biased(&self) -> bool {
-            let _gate = lock(&self.gate);
-            self.bias.is_given()
+            let gate = lock(&self.gate);
+            gate.times >= gate.needed
         }
     }
 
