@@ -20,7 +20,11 @@ struct Lock<O> {
 
 impl<O: Orders> Lock<O> {
     fn new() -> Arc<Self> {
-        Arc::new(Self { bias: Bias::default(), gate: Mutex::new(Seats::default()), content: UnsafeCell::new(()) })
+        Arc::new(Self {
+            bias: Bias::default(),
+            gate: Mutex::new(Seats::default()),
+            content: UnsafeCell::new(()),
+        })
     }
 
     /// Takes the lock as the thread `me`, and uses what it guards. If the thread comes through the gate, it `claims` the bias.

@@ -295,14 +295,21 @@ impl Core {
         self.owe(connection, debt);
     }
 
-    /// Notes that this end has carried out the peer's records up to the position `taken`. `awaited`: the peer waits for one of them.
+    /// Notes that this end has carried out the peer's records up to the position `taken`. Before the visit ends, it tells the peer
+    /// (see [`took`](Self::took)).
+    #[inline]
+    pub(super) fn carried_out(&self, taken: u64) {
+        // SYNC: pairs with `show_progress`, which another thread may run: it shows the position after this thread's copies.
+        self.taken.store(taken, Release);
+    }
+
+    /// Tells the peer of the records that this end has [carried out](Self::carried_out), up to the position `taken`. `awaited`: the peer
+    /// waits for one of them.
     ///
     /// Tells the peer now, if the peer waits for it or it is much, and otherwise with the next poll that finds nothing else to do. So
     /// an answer to the peer's message does not wait for the cache line with the progress.
     #[inline]
     pub(super) fn took(&self, connection: &Connection, taken: u64, awaited: bool) {
-        // SYNC: pairs with `show_progress`, which another thread may run: it shows the position after this thread's copies.
-        self.taken.store(taken, Release);
         let shown = self.end.taken_word().load(Relaxed);
         if awaited
             || taken.saturating_sub(shown) >= connection.end.ring_bytes() / 8

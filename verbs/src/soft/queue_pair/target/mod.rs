@@ -6,8 +6,8 @@ mod pulling;
 mod serve;
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::connection::Connection;
 use super::core::Core;
@@ -28,7 +28,7 @@ use crate::{
 const VISIT_BYTES: u64 = 1 << 20;
 /// Most records of one visit.
 const VISIT_RECORDS: usize = 256;
-/// Bytes of records after which a visit notes its progress before its end.
+/// Bytes of records after which a visit tells the peer of its progress before its end.
 const MUCH: u64 = 4 << 10;
 
 /// The target of the peer's requests, and the receive queue.
@@ -282,6 +282,7 @@ impl Target {
                     Err(_) => Err(Fault::Violation),
                 }
             };
+            self.core.carried_out(reader.position());
             if let Err(fault) = result {
                 // The records before this one were carried out.
                 self.core.took(connection, reader.position(), false);
