@@ -32,7 +32,8 @@ pub(super) fn execute() {
     fence(SeqCst);
     let expedited = || membarrier(MembarrierCommand::PrivateExpedited).is_ok();
     // A forked child may have to ask anew. A sandbox that this process has entered meanwhile may refuse the call.
-    if !expedited() && !(register() && expedited()) {
+    let executed = expedited() || (register() && expedited());
+    if !executed {
         std::thread::sleep(LONG);
     }
     fence(SeqCst);

@@ -58,6 +58,7 @@ pub(super) struct Held<'a, T> {
 /// How a lock is held.
 enum By<'a> {
     Bias(Seat),
+    /// The gate is taken out when the lock is released.
     Gate(Option<MutexGuard<'a, Gate>>),
 }
 
@@ -149,7 +150,11 @@ impl<T> Drop for Held<'_, T> {
     fn drop(&mut self) {
         match &mut self.by {
             By::Bias(seat) => self.lock.bias.leave(*seat),
-            By::Gate(gate) => gate.take().into_iter().for_each(|gate| self.lock.release_gate(gate)),
+            By::Gate(gate) => {
+                if let Some(gate) = gate.take() {
+                    self.lock.release_gate(gate);
+                }
+            }
         }
     }
 }

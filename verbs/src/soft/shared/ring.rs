@@ -105,7 +105,7 @@ impl Flags {
     /// Returns these flags and, on the condition, `other`.
     #[inline]
     pub fn with_if(self, other: Self, condition: bool) -> Self {
-        Self(self.0 | other.0 * u8::from(condition))
+        Self(self.0 | (other.0 * u8::from(condition)))
     }
 }
 
