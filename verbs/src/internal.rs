@@ -11,6 +11,7 @@ pub use crate::throttled;
 pub mod shared_memory {
     pub use crate::soft::shared::arming::{Arming, Guarded};
     pub use crate::soft::shared::attention::{Answered, Attention};
+    pub use crate::soft::shared::bias::{Bias, Seats};
     pub use crate::soft::shared::debt::Debt;
     pub use crate::soft::shared::entry::{ENTRY, Entry, holds, remove};
     pub use crate::soft::shared::platform::{Orders, Platform, Shipping, Word};

@@ -4,6 +4,7 @@
 //! cargo bench --bench soft_device                              # all benches, by divan
 //! cargo bench --bench soft_device -- latency Write             # benches with these words in their names
 //! cargo bench --bench soft_device -- perf write 64 1000000     # one figure, measured as by `ucx_perftest` (`perf`)
+//! cargo bench --bench soft_device -- steps send 64 100000      # the processor's time of each step of a message (`steps`)
 //!
 //! # The other process in namespaces of its own, as in another container:
 //! SOFT_DEVICE_PEER="unshare --user --map-root-user --net --ipc --mount --pid --fork" \
@@ -19,6 +20,7 @@ mod initiator;
 mod peer;
 mod perf;
 mod side;
+mod steps;
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -35,6 +37,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
     match arguments.split_first() {
         Some((first, rest)) if first == peer::ARGUMENT => peer::run(rest),
+        Some((first, rest)) if first == "steps" => steps::run(rest),
         Some((first, rest)) if first == "perf" => return perf::run(rest),
         _ => divan::main(),
     }

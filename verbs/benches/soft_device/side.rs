@@ -167,16 +167,17 @@ impl Side {
         self.posted += 1;
         let signaled = signaled || self.posted.is_multiple_of(SIGNAL_EVERY);
         let slices = [IoSlice::new(&self.message)];
-        let segments = self.segment(self.outbox());
-        let data =
-            if self.length <= INLINE { Payload::Inline(&slices) } else { Payload::Registered(&segments) };
+        let is_inline = self.length <= INLINE && opcode != Opcode::Read;
+        let segments = if is_inline { None } else { Some(self.segment(self.outbox())) };
+        let segments = segments.as_slice().as_flattened();
+        let data = if is_inline { Payload::Inline(&slices) } else { Payload::Registered(segments) };
         let remote = self.peer;
         let operation = match opcode {
             Opcode::Send => Operation::Send { data, immediate: None },
             Opcode::SendWithImm => Operation::Send { data, immediate: Some(7) },
             Opcode::Write => Operation::Write { data, remote, immediate: None },
             Opcode::WriteWithImm => Operation::Write { data, remote, immediate: Some(7) },
-            Opcode::Read => Operation::Read { into: &segments, remote },
+            Opcode::Read => Operation::Read { into: segments, remote },
         };
         self.pair.post_send(&[SendRequest { wr_id: RECEIVES, operation, signaled }]).unwrap();
     }

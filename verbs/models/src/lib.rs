@@ -10,6 +10,7 @@
 #![allow(clippy::panic, reason = "a model fails by a panic")]
 #![allow(clippy::arc_with_non_send_sync, reason = "loom runs all threads of a model on one thread")]
 
+pub mod bias;
 pub mod revocation;
 pub mod ring;
 pub mod waking;
@@ -26,6 +27,15 @@ impl Platform for Loom {
     type Word = LoomWord;
 
     fn fence(order: Ordering) {
+        loom::sync::atomic::fence(order);
+    }
+
+    /// A light fence and a heavy one order as two ordinary fences do. Nothing here relies on two light ones.
+    fn light_fence(order: Ordering) {
+        loom::sync::atomic::fence(order);
+    }
+
+    fn heavy_fence(order: Ordering) {
         loom::sync::atomic::fence(order);
     }
 }

@@ -5,7 +5,7 @@ use std::any::Any;
 use std::panic::catch_unwind;
 use std::sync::atomic::Ordering::{self, AcqRel, Acquire, Relaxed, Release};
 
-use tonic_rdma_models::{revocation, ring, waking};
+use tonic_rdma_models::{bias, revocation, ring, waking};
 use tonic_rdma_verbs::internal::shared_memory::{Orders, Shipping};
 
 /// Runs each model with the shipping orderings.
@@ -30,6 +30,9 @@ pass! {
     polls_settle_debts: waking::polls_settle_debts::<Shipping>;
     polls_show_progress: waking::polls_show_progress::<Shipping>;
     arming_settles_debts: waking::arming_settles_debts::<Shipping>;
+    one_thread_is_inside: bias::one_thread_is_inside::<Shipping>;
+    the_bias_moves: bias::the_bias_moves::<Shipping>;
+    the_lock_orders_what_is_beside_it: bias::the_lock_orders_what_is_beside_it::<Shipping>;
     copies_by_key_are_discarded: revocation::copies_by_key_are_discarded::<Shipping>;
     copies_of_an_ended_peer_are_discarded: revocation::copies_of_an_ended_peer_are_discarded::<Shipping>;
     entries_come_before_their_keys: revocation::entries_come_before_their_keys::<Shipping>;
@@ -95,6 +98,12 @@ fail! {
     show_relaxed: SHOW = Relaxed, revocation::a_ready_end_is_complete, "model: the end is ready";
     show_relaxed_and_failure: SHOW = Relaxed, revocation::a_refused_record_is_seen_before_the_end, "model: ";
     look_relaxed: LOOK = Relaxed, revocation::a_ready_end_is_complete, "model: the end is ready";
+    enter_fence_none: ENTER_FENCE = Relaxed, bias::one_thread_is_inside, "Causality violation";
+    enter_fence_acq_rel: ENTER_FENCE = AcqRel, bias::one_thread_is_inside, "Causality violation";
+    take_away_fence_none: TAKE_AWAY_FENCE = Relaxed, bias::one_thread_is_inside, "Causality violation";
+    take_away_fence_acq_rel: TAKE_AWAY_FENCE = AcqRel, bias::one_thread_is_inside, "Causality violation";
+    leave_relaxed: LEAVE = Relaxed, bias::the_bias_moves, "Causality violation";
+    claim_relaxed: CLAIM = Relaxed, bias::the_bias_moves, "Causality violation";
     look_relaxed_and_failure: LOOK = Relaxed, revocation::a_refused_record_is_seen_before_the_end, "model: ";
 }
 

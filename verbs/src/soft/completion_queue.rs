@@ -8,15 +8,15 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 
+use super::biased_lock::BiasedLock;
 use super::device::Device;
 use super::events::{EventEnd, Events};
 use super::shared::arming::Arming;
 use super::shared::attention::Attention;
 use super::shared::platform::{Native, Shipping};
-use crate::sync::lock;
 use crate::{CompletionQueue, VerbsError, WorkCompletion};
 
 /// Maximum number of queue pairs of one completion queue.
@@ -29,7 +29,7 @@ pub(super) struct Queue {
     id: u64,
     capacity: usize,
     /// Held during a poll, so one thread polls at a time. Locked before any lock of a queue pair, never after.
-    members: Mutex<Members>,
+    members: BiasedLock<Members>,
     /// Signalled requests whose completions were not polled yet.
     signaled: AtomicUsize,
     overrun: AtomicBool,
@@ -40,12 +40,9 @@ pub(super) struct Queue {
 
 /// A queue pair, as its completion queues use it.
 pub(super) trait CompletionSource: Debug + Send + Sync {
-    /// Returns whether a visit may have something to do. Takes no lock.
-    fn has_news(&self, role: Role) -> bool;
-
-    /// Carries out the peer's records and the own requests that can run now, and moves completions to `sink`: those of receives
-    /// first if `receives_first`. Returns true if `sink` has no room for the rest.
-    fn visit(&self, role: Role, receives_first: bool, sink: &mut Sink<'_>) -> bool;
+    /// If there is something to do, carries out the peer's records and the own requests that can run now, and moves completions to
+    /// `sink`. Without work this takes no lock.
+    fn poll(&self, role: Role, poll: Poll, sink: &mut Sink<'_>) -> Found;
 
     /// Asks the peer for an event with its next record, and with the next progress of own requests.
     fn ask_for_events(&self, role: Role);
@@ -85,6 +82,27 @@ pub(super) struct Role {
     pub(super) receives: bool,
 }
 
+/// A poll of a completion queue.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Poll {
+    /// Completions of receives come before those of sends.
+    pub(super) receives_first: bool,
+    /// The queue is armed, so that queue pairs keep their requests for events.
+    pub(super) armed: bool,
+}
+
+/// What a poll has found at a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    Nothing,
+    /// Work, which is done.
+    All,
+    /// Work, and the array has no room for the rest, or the rest is for the next poll.
+    Part,
+    /// Work, of which nothing is done because the array is full.
+    NoRoom,
+}
+
 /// The caller's array, which polling fills.
 #[derive(Debug)]
 pub(super) struct Sink<'a> {
@@ -122,7 +140,7 @@ impl Queue {
             device: Arc::clone(device),
             id: device.object_id(),
             capacity: capacity as usize,
-            members: Mutex::default(),
+            members: BiasedLock::new(Members::default()),
             signaled: AtomicUsize::new(0),
             overrun: AtomicBool::new(false),
             armed: Arming::default(),
@@ -159,7 +177,7 @@ impl Queue {
 
     /// Reserves a slot for a queue pair that is about to be created.
     pub(super) fn reserve(&self) -> Result<u32, VerbsError> {
-        let mut members = lock(&self.members);
+        let mut members = self.members.lock();
         if members.used == SLOTS {
             let (asked, limit) = (u64::from(SLOTS) + 1, u64::from(SLOTS));
             return Err(VerbsError::Limit { what: "queue pairs of one completion queue", asked, limit });
@@ -174,12 +192,12 @@ impl Queue {
 
     /// Enters a queue pair at a reserved slot.
     pub(super) fn occupy(&self, slot: u32, source: Arc<dyn CompletionSource>, role: Role) {
-        lock(&self.members).list.push(Member { slot, source, role });
+        self.members.lock().list.push(Member { slot, source, role });
     }
 
     /// Frees the slot.
     pub(super) fn vacate(&self, slot: u32) {
-        let mut members = lock(&self.members);
+        let mut members = self.members.lock();
         let index = members.list.iter().position(|member| member.slot == slot);
         let gone = index.map(|index| members.list.swap_remove(index));
         members.free.push(slot);
@@ -236,29 +254,29 @@ impl Queue {
 
     /// Visits the queue pairs that have news, beginning after the one that filled the last poll, so that a busy queue pair does
     /// not starve the others. Returns true if there is more to do.
+    #[inline]
     fn visit_all(&self, members: &mut Members, sink: &mut Sink<'_>) -> bool {
         if self.overrun.load(Relaxed) && self.overrun.swap(false, Relaxed) {
             members.list.iter().for_each(|member| member.source.fail());
         }
-        let armed = self.armed.is_armed();
+        let poll = Poll { receives_first: members.receives_first, armed: self.armed.is_armed() };
         let count = members.list.len();
-        let first = if members.cursor < count { members.cursor } else { 0 };
+        let mut next = members.cursor;
         let mut more = false;
-        for index in (first..count).chain(0..first) {
+        for _ in 0..count {
+            let index = if next < count { next } else { 0 };
+            next = index + 1;
             let member = &members.list[index];
-            if !member.source.has_news(member.role) {
-                continue;
-            }
-            if sink.is_full() {
-                members.cursor = index;
-                return true;
-            }
-            if !armed {
-                member.source.is_polled(member.role);
-            }
-            if member.source.visit(member.role, members.receives_first, sink) {
-                members.cursor = index + 1;
-                more = true;
+            match member.source.poll(member.role, poll, sink) {
+                Found::Nothing | Found::All => {}
+                Found::Part => {
+                    members.cursor = index + 1;
+                    more = true;
+                }
+                Found::NoRoom => {
+                    members.cursor = index;
+                    return true;
+                }
             }
         }
         more
@@ -273,7 +291,7 @@ impl CompletionQueue for Queue {
         if self.device.is_forked() {
             return 0;
         }
-        let mut members = lock(&self.members);
+        let mut members = self.members.lock();
         let mut sink = Sink { completions, filled: 0 };
         // Every other poll takes sends first, so that neither sends nor receives starve.
         members.receives_first = !members.receives_first;
@@ -288,7 +306,7 @@ impl CompletionQueue for Queue {
         if self.device.is_forked() {
             return Ok(());
         }
-        let members = lock(&self.members);
+        let members = self.members.lock();
         self.armed.arm();
         // SYNC: before the looks whether other threads look after the queue pairs. Pairs with `LocalQueuePair::carry_out` and
         // `PeerWork::need_events`.
@@ -302,7 +320,7 @@ impl CompletionQueue for Queue {
         if self.device.is_forked() {
             return;
         }
-        let members = lock(&self.members);
+        let members = self.members.lock();
         self.stop_asking(&members);
     }
 

@@ -47,6 +47,7 @@ impl Domain {
     }
 
     /// Returns whether `length` bytes at `address` lie in the region of `key`, and the region grants `access`.
+    #[inline]
     pub(super) fn find_local(&self, key: Lkey, address: u64, length: u64, access: Access) -> bool {
         self.device.table().find(key.0).is_some_and(|entry| {
             entry.domain == self.id

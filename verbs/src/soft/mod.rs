@@ -28,6 +28,7 @@
 //! | `queue_pair/` | queue pairs: own requests (`send`), the peer's requests (`target`), and copies from memory of the peer (`pulls`) |
 //! | `shared/` | the structures in shared memory, and the checks when this process reads them |
 //! | `peers/` | other processes: sockets, policy and level, the exchange of descriptors, the device's thread, and the bounds |
+//! | `biased_lock`, `barrier` | locks that cost nothing while one thread alone takes them; the fence by which another thread takes them over |
 //! | `reach` | the settings of the device: where it finds peers, and which peers it lets in |
 //! | `forked` | the mark of a process that was forked from the one that opened the device |
 //! | `system` | system calls that have no safe wrapper |
@@ -107,6 +108,8 @@
 //! malice. The book has the promise, line by line, with the tests and the bounds: `docs/book/src/software-device.md`. The reasons for the
 //! design are in `docs/book/src/design/0015-pull.md`.
 
+pub(crate) mod barrier;
+mod biased_lock;
 mod completion_queue;
 mod context;
 mod device;

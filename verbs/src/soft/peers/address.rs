@@ -4,7 +4,7 @@ use crate::{QueuePairAddress, VerbsError};
 
 /// Version of the layout of shared memory. Both sides must have one version. Every change of the layout increments the
 /// version.
-pub(crate) const VERSION: u8 = 3;
+pub(crate) const VERSION: u8 = 4;
 
 const MAGIC: u8 = b's';
 const LENGTH: usize = 34;

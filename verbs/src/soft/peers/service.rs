@@ -24,6 +24,7 @@ use super::received::Received;
 use super::segments::LeaveAnswer;
 use super::sockets::Listener;
 use crate::host_memory::Charge;
+use crate::soft::barrier;
 use crate::sync::lock;
 
 const LISTENER: u64 = 0;
@@ -174,7 +175,13 @@ impl Service {
         looked.retain(|queue_pair| queue_pair.upgrade().is_some_and(|queue_pair| queue_pair.look_after()));
         let mut guarded = lock(&self.guarded);
         guarded.append(&mut looked);
-        !guarded.is_empty()
+        let guards = !guarded.is_empty();
+        drop(guarded);
+        if guards {
+            // There is traffic, so the locks of queue pairs are worth a bias.
+            barrier::prepare();
+        }
+        guards
     }
 
     /// Carries out records of the queue pairs that peers have asked for, a limited number of each. Returns whether there are more.

@@ -48,10 +48,9 @@ pub(crate) struct Core {
     /// The peer's memory that this process has mapped. Set when the peer takes our end.
     segments: OnceLock<Arc<Segments>>,
     debt: Debt,
-    /// The position up to which this end has carried out the peer's records, and the number of receives posted. The end shows
-    /// them later: see [`progressed`](Self::progressed).
+    /// The position up to which this end has carried out the peer's records. The end shows it later: see
+    /// [`took`](Self::took).
     taken: AtomicU64,
-    posted: AtomicU64,
     /// The position in our ring up to which records are published. Written with the send queue locked.
     pub(crate) published: AtomicU64,
     /// Whether the device's thread guards the records of this queue pair.
@@ -121,7 +120,6 @@ impl Core {
             segments: OnceLock::new(),
             debt: Debt::default(),
             taken: AtomicU64::new(0),
-            posted: AtomicU64::new(0),
             published: AtomicU64::new(0),
             guarded: Guarded::default(),
             guard: Mutex::default(),
@@ -192,6 +190,12 @@ impl Core {
             RTS => QueuePairState::Rts,
             _ => QueuePairState::Error,
         }
+    }
+
+    /// Returns whether the queue pair is in Rts, or was when this process last looked at its peer.
+    #[inline]
+    pub(super) fn is_ready_to_send(&self) -> bool {
+        self.state.load(Acquire) == RTS
     }
 
     /// Returns whether the queue pair is in Error.
@@ -291,37 +295,26 @@ impl Core {
         self.owe(connection, debt);
     }
 
-    /// Notes that this end has carried out the peer's records up to the position `taken`. `awaited`: the peer waits for one of them.
+    /// Notes that this end has carried out the peer's records up to the position `taken`. Before the visit ends, it tells the peer
+    /// (see [`took`](Self::took)).
     #[inline]
-    pub(super) fn took(&self, connection: &Connection, taken: u64, awaited: bool) {
+    pub(super) fn carried_out(&self, taken: u64) {
         // SYNC: pairs with `show_progress`, which another thread may run: it shows the position after this thread's copies.
         self.taken.store(taken, Release);
+    }
+
+    /// Tells the peer of the records that this end has [carried out](Self::carried_out), up to the position `taken`. `awaited`: the peer
+    /// waits for one of them.
+    ///
+    /// Tells the peer now, if the peer waits for it or it is much, and otherwise with the next poll that finds nothing else to do. So
+    /// an answer to the peer's message does not wait for the cache line with the progress.
+    #[inline]
+    pub(super) fn took(&self, connection: &Connection, taken: u64, awaited: bool) {
         let shown = self.end.taken_word().load(Relaxed);
-        self.progressed(
-            connection,
-            awaited || taken.saturating_sub(shown) >= connection.end.ring_bytes() / 8,
-        );
-    }
-
-    /// Notes that `posted` receives were posted so far, of which messages have taken `used`.
-    #[inline]
-    pub(super) fn posted(&self, posted: u64, used: u64) {
-        self.posted.store(posted, Release);
-        match self.connection() {
-            Some(connection) => {
-                // The receives that the peer knows of, and has not used as far as this end knows.
-                let known = self.end.posted_word().load(Relaxed).saturating_sub(used);
-                self.progressed(connection, known < u64::from(self.capacity.receive_requests / 2));
-            }
-            None => self.show_progress(),
-        }
-    }
-
-    /// Tells the peer of this end's progress: now, if the peer waits for it or it is `much`, and otherwise with the next poll that
-    /// finds nothing else to do. So an answer to the peer's message does not wait for the cache line with the progress.
-    #[inline]
-    fn progressed(&self, connection: &Connection, much: bool) {
-        if much || connection.awaits_progress() || self.receive_queue.is_armed() || self.send_queue.is_armed()
+        if awaited
+            || taken.saturating_sub(shown) >= connection.end.ring_bytes() / 8
+            || connection.awaits_progress()
+            || self.is_armed()
         {
             self.show_progress();
             connection.announce_progress();
@@ -329,25 +322,32 @@ impl Core {
         self.owe(connection, Debt::PROGRESS);
     }
 
-    /// Shows the peer all posted receives. Called before this end sends anything, because a message may promise them.
+    /// Shows the peer that `posted` receives were posted so far. Called with the target locked, so that one thread stores the number at
+    /// a time. The number has a cache line of its own, which the peer reads only when it knows of no receive.
     #[inline]
-    pub(super) fn show_receives(&self) {
-        let posted = self.posted.load(Acquire);
-        if posted > self.end.posted_word().load(Relaxed) {
-            self.end.posted_word().fetch_max(posted, Release);
+    pub(super) fn posted(&self, posted: u64) {
+        self.end.posted_word().store(posted, Release);
+        if let Some(connection) = self.connection() {
+            connection.announce_progress();
+            self.owe(connection, Debt::PROGRESS);
         }
     }
 
     /// Shows the peer this end's progress. Several threads may do this at a time.
     fn show_progress(&self) {
         self.end.taken_word().fetch_max(self.taken.load(Acquire), Release);
-        self.end.posted_word().fetch_max(self.posted.load(Acquire), Release);
+    }
+
+    /// Returns whether a poller of this queue pair sleeps, or is about to.
+    #[inline]
+    fn is_armed(&self) -> bool {
+        self.receive_queue.is_armed() || self.send_queue.is_armed()
     }
 
     /// Leaves the look with a fence to the next poll; makes it now if the poller sleeps.
     #[inline]
     fn owe(&self, connection: &Connection, debt: u8) {
-        if self.receive_queue.is_armed() || self.send_queue.is_armed() {
+        if self.is_armed() {
             self.look(connection, debt);
         } else {
             self.debt.add(debt);

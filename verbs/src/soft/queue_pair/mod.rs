@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst, fence};
 use self::core::Core;
 use self::send::SendQueue;
 use self::target::{Output, Target};
-use super::completion_queue::{CompletionSource, Queue, Role, Sink};
+use super::completion_queue::{CompletionSource, Found, Poll, Queue, Role, Sink};
 use super::device::Device;
 use super::domain::{Domain, MemoryUser};
 use super::peers::address::Address;
@@ -93,7 +93,25 @@ impl MemoryUser for Pair {
     }
 }
 
-impl CompletionSource for Pair {
+impl Pair {
+    /// Carries out records of the peer, and leaves the completions to the next poll. Returns whether there were any.
+    #[inline]
+    fn work(&self) -> bool {
+        if !self.target.has_record() {
+            if self.core.owes() {
+                self.core.settle();
+            }
+            return false;
+        }
+        self.target.visit(&self.sends, &mut Output::Keep);
+        if self.target.is_busy() {
+            // Completions, or more work.
+            self.core.notify();
+        }
+        true
+    }
+
+    /// Returns whether a visit may have something to do. Takes no lock.
     #[inline]
     fn has_news(&self, role: Role) -> bool {
         let news = (role.receives && self.target.has_news())
@@ -105,6 +123,9 @@ impl CompletionSource for Pair {
         news
     }
 
+    /// Carries out the peer's records and the own requests that can run now. Returns true if `sink` has no room for all completions, or
+    /// if there is more to do.
+    #[inline]
     fn visit(&self, role: Role, receives_first: bool, sink: &mut Sink<'_>) -> bool {
         let mut more = false;
         if role.receives && receives_first {
@@ -124,6 +145,21 @@ impl CompletionSource for Pair {
             self.core.fail_requests();
         }
         more
+    }
+}
+
+impl CompletionSource for Pair {
+    fn poll(&self, role: Role, poll: Poll, sink: &mut Sink<'_>) -> Found {
+        if !self.has_news(role) {
+            return Found::Nothing;
+        }
+        if sink.is_full() {
+            return Found::NoRoom;
+        }
+        if !poll.armed {
+            self.is_polled(role);
+        }
+        if self.visit(role, poll.receives_first, sink) { Found::Part } else { Found::All }
     }
 
     fn ask_for_events(&self, role: Role) {
@@ -150,12 +186,14 @@ impl CompletionSource for Pair {
 
     #[inline]
     fn is_polled(&self, role: Role) {
-        if role.receives {
-            self.core.want_no_more(ALL_NEWS.with(Attention::DEVICE));
-        }
-        if role.sends {
-            self.core.want_no_more(Attention::PROGRESS);
-        }
+        const OF_RECEIVES: Attention = ALL_NEWS.with(Attention::DEVICE);
+        const OF_BOTH: Attention = OF_RECEIVES.with(Attention::PROGRESS);
+        self.core.want_no_more(match role {
+            Role { receives: true, sends: true } => OF_BOTH,
+            Role { receives: true, sends: false } => OF_RECEIVES,
+            Role { receives: false, sends: true } => Attention::PROGRESS,
+            Role { receives: false, sends: false } => Attention::NONE,
+        });
     }
 
     fn fail(&self) {
@@ -244,20 +282,12 @@ impl LocalQueuePair for Pair {
 impl PeerWork for Pair {
     #[inline]
     fn progress(&self) -> bool {
-        if !self.target.has_record() {
-            if self.core.owes() {
-                self.core.settle();
-            }
-            return false;
+        let worked = self.work();
+        if worked {
+            // SYNC: the caller looks for threads that wait for the stored words.
+            fence(SeqCst);
         }
-        self.target.visit(&self.sends, &mut Output::Keep);
-        // SYNC: the caller looks for threads that wait for the stored words.
-        fence(SeqCst);
-        if self.target.is_busy() {
-            // Completions, or more work.
-            self.core.notify();
-        }
-        true
+        worked
     }
 
     #[inline]
@@ -364,7 +394,7 @@ impl QueuePair for Handle {
     }
 
     fn progress(&self) {
-        PeerWork::progress(&*self.0);
+        self.0.work();
     }
 
     fn peer_work(&self) -> Option<Arc<dyn PeerWork>> {

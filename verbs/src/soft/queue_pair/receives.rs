@@ -1,13 +1,13 @@
 //! The receives that are posted to a queue pair. They are private to this process: the peer learns only their number.
 
-use crate::LocalSegment;
+use crate::{Lkey, LocalSegment};
 
 /// The posted receives, in order.
 #[derive(Debug)]
 pub(super) struct Receives {
     slots: Box<[Posted]>,
     /// The segments of all slots, `width` for each.
-    segments: Box<[Option<LocalSegment>]>,
+    segments: Box<[Segment]>,
     width: usize,
     /// Numbers of the next receive to post, and of the next to take.
     next: u64,
@@ -23,6 +23,46 @@ pub(super) struct Posted {
     count: usize,
 }
 
+/// A segment of a posted receive. It has the address of its end instead of its length, because the callers make their segments just
+/// before they post them: a processor can't load two words at once that were just stored one by one, and waits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Segment {
+    start: u64,
+    end: u64,
+    key: Lkey,
+}
+
+impl Default for Segment {
+    fn default() -> Self {
+        Self { start: 0, end: 0, key: Lkey(0) }
+    }
+}
+
+impl From<&LocalSegment> for Segment {
+    #[inline]
+    fn from(segment: &LocalSegment) -> Self {
+        let end = segment.address().wrapping_add(segment.length());
+        Self { start: segment.address(), end, key: segment.lkey() }
+    }
+}
+
+impl Segment {
+    #[inline]
+    pub(super) fn address(&self) -> u64 {
+        self.start
+    }
+
+    #[inline]
+    pub(super) fn length(&self) -> u64 {
+        self.end.wrapping_sub(self.start)
+    }
+
+    #[inline]
+    pub(super) fn lkey(&self) -> Lkey {
+        self.key
+    }
+}
+
 impl Receives {
     /// Makes room for `receives` receives of `segments` segments each.
     pub(super) fn new(receives: u32, segments: u32) -> Self {
@@ -30,7 +70,7 @@ impl Receives {
         let width = segments as usize;
         Self {
             slots: vec![Posted::default(); slots].into(),
-            segments: vec![None; slots * width].into(),
+            segments: vec![Segment::default(); slots * width].into(),
             width,
             next: 0,
             taken: 0,
@@ -49,12 +89,6 @@ impl Receives {
         self.next
     }
 
-    /// Returns the number of receives that messages have taken so far.
-    #[inline]
-    pub(super) fn used(&self) -> u64 {
-        self.taken
-    }
-
     /// Adds a receive. The caller has checked that there is room, and that the segments are not too many.
     #[inline]
     pub(super) fn push(&mut self, wr_id: u64, into: &[LocalSegment]) {
@@ -62,7 +96,7 @@ impl Receives {
         let room = super::source::total(into);
         self.slots[slot] = Posted { wr_id, room, count: into.len() };
         for (place, segment) in self.segments[slot * self.width..].iter_mut().zip(into) {
-            *place = Some(*segment);
+            *place = Segment::from(segment);
         }
         self.next += 1;
     }
@@ -75,10 +109,10 @@ impl Receives {
 
     /// Returns the segments of the oldest receive.
     #[inline]
-    pub(super) fn segments(&self) -> impl Iterator<Item = LocalSegment> + '_ {
+    pub(super) fn segments(&self) -> &[Segment] {
         let slot = self.taken as usize & (self.slots.len() - 1);
         let count = self.slots[slot].count;
-        self.segments[slot * self.width..][..count].iter().copied().flatten()
+        &self.segments[slot * self.width..][..count]
     }
 
     /// Takes the oldest receive.

@@ -30,14 +30,17 @@ pub(super) struct NotRegistered;
 
 impl Local<'_> {
     /// Returns the number of bytes.
+    #[inline]
     pub(super) fn length(&self) -> u64 {
         match self {
             Self::Segments(segments) => total(segments),
+            Self::Slices([slice]) => slice.len() as u64,
             Self::Slices(slices) => slices.iter().map(|slice| slice.len() as u64).sum(),
         }
     }
 
     /// Checks that all segments may be read.
+    #[inline]
     pub(super) fn check(&self, domain: &Domain) -> Result<(), NotRegistered> {
         match self {
             Self::Segments(segments) => check(segments, domain, Access::LOCAL_READ),
@@ -51,7 +54,23 @@ impl Local<'_> {
     /// - `to` must be valid for writing `length` bytes, which no reference covers.
     /// - There must be `length` bytes from `offset` on, and [`check`](Self::check) must have succeeded since the locks of the
     ///   queue pair were taken.
+    #[inline]
     pub(super) unsafe fn copy_out(&self, offset: u64, length: u64, to: *mut u8) {
+        let one = match self {
+            Self::Slices([slice]) => slice.as_ptr(),
+            Self::Segments([segment]) => segment.address() as *const u8,
+            // SAFETY: the contract is the same.
+            _ => return unsafe { self.copy_parts_out(offset, length, to) },
+        };
+        // SAFETY: as in `copy_parts_out`; the one part has all bytes.
+        unsafe { copy_bytes(one.wrapping_add(offset as usize), to, length as usize) };
+    }
+
+    /// Copies `length` bytes from `offset` on to `to`, from several slices or segments.
+    ///
+    /// # Safety
+    /// Those of [`copy_out`](Self::copy_out).
+    unsafe fn copy_parts_out(&self, offset: u64, length: u64, to: *mut u8) {
         let (mut skip, mut left, mut to) = (offset, length, to);
         let mut copy = |from: *const u8, available: u64| {
             let from = from.wrapping_add(skip.min(available) as usize);
@@ -146,6 +165,7 @@ pub(super) struct Stores {
 ///
 /// # Safety
 /// - `from` must be valid for reading `length` bytes, and `to` for writing them; the ranges must not overlap.
+#[inline]
 pub(super) unsafe fn place(from: *const u8, to: *mut u8, length: u64, stores: Stores) {
     let ends_a_word =
         stores.ends_a_word && length >= WORD && (to as u64).wrapping_add(length).is_multiple_of(WORD);

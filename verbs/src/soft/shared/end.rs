@@ -5,7 +5,7 @@
 //!       8  attention · state            Waiting → Ready → Ended
 //!      10  failure · its position       the record of the peer that this end refused
 //!      16  taken                        the position in the peer's ring up to which this end has carried out the records
-//!      17  posted                       the number of receives posted so far
+//!      24  posted                       the number of receives posted so far
 //!      64  ring                         the records for the peer
 //! ```
 //! A peer may write anything to its own segment at any time. This end uses no value of it as an index without a check, and
@@ -13,6 +13,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -27,7 +28,7 @@ const KEY: usize = 2;
 const ATTENTION: usize = 8;
 const STATE: usize = 9;
 const TAKEN: usize = 16;
-const POSTED: usize = 17;
+const POSTED: usize = 24;
 const FAILURE: usize = 10;
 const FAILED_AT: usize = 11;
 const RING: usize = 64;
@@ -41,8 +42,15 @@ pub(crate) type Reader = super::ring::Reader<Native, Shipping>;
 #[derive(Debug)]
 pub(crate) struct End {
     mapping: Mapping,
-    ring: u64,
+    /// The words of the mapping before the ring, and those of the ring. They are kept here because each message needs several of them.
+    head: NonNull<[AtomicU64; RING]>,
+    ring: NonNull<[AtomicU64]>,
 }
+
+// SAFETY: the memory is reached only through atomics and raw copies, which are sound from any thread.
+unsafe impl Send for End {}
+// SAFETY: as above.
+unsafe impl Sync for End {}
 
 /// Returns whether a ring may have this number of bytes.
 pub(crate) fn is_ring(bytes: u64) -> bool {
@@ -64,7 +72,7 @@ impl End {
     /// Creates our own end, with a ring of `ring` bytes. `nonce` and `key` are random.
     pub(crate) fn create(ring: u64, nonce: u64, key: u64) -> io::Result<(Self, OwnedFd)> {
         let (mapping, fd) = Mapping::create(RING * 8 + ring as usize)?;
-        let end = Self { mapping, ring };
+        let end = Self::of(mapping)?;
         end.word(NONCE).store(nonce, Release);
         end.word(KEY).store(key, Release);
         Attention::DEVICE.add::<Native>(end.attention_word());
@@ -74,22 +82,35 @@ impl End {
     /// Maps the peer's end for reading.
     pub(crate) fn import(fd: &impl AsFd, ring: u64) -> io::Result<Self> {
         let length = (RING * 8) as u64 + ring;
-        Ok(Self { mapping: Mapping::import(fd, length)?, ring })
+        Self::of(Mapping::import(fd, length)?)
     }
 
+    fn of(mapping: Mapping) -> io::Result<Self> {
+        let (head, ring) = mapping
+            .words()
+            .split_first_chunk()
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "a segment without a ring"))?;
+        let (head, ring) = (NonNull::from(head), NonNull::from(ring));
+        Ok(Self { mapping, head, ring })
+    }
+
+    #[inline]
     fn word(&self, index: usize) -> &AtomicU64 {
-        &self.mapping.words()[index]
+        // SAFETY: these words are part of the mapping, which lives as long as `self`.
+        unsafe { &self.head.as_ref()[index] }
     }
 
     /// Returns the words of the ring.
     #[inline]
     pub(crate) fn ring(&self) -> &[AtomicU64] {
-        &self.mapping.words()[RING..RING + (self.ring / 8) as usize]
+        // SAFETY: as above.
+        unsafe { self.ring.as_ref() }
     }
 
     /// Returns the bytes of the ring.
+    #[inline]
     pub(crate) fn ring_bytes(&self) -> u64 {
-        self.ring
+        self.ring.len() as u64 * 8
     }
 
     /// Returns the address of the payload of `length` bytes that begins at word `index` of the ring; `None` if the payload does
@@ -98,6 +119,19 @@ impl End {
     pub(crate) fn payload(&self, index: usize, length: u64) -> Option<*mut u8> {
         let offset = ((RING + index) * 8) as u64;
         self.mapping.range(offset, length).map(|place| place.as_ptr())
+    }
+
+    /// Has the processor load the line at word `index` of the ring, if the ring has it, without waiting for it.
+    #[inline]
+    pub(crate) fn prefetch(&self, index: usize) {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        if let Some(word) = self.ring().get(index) {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY: the instruction has no effect but on caches, and the processor has it.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(word.as_ptr().cast()) };
+        }
+        #[cfg(any(miri, not(target_arch = "x86_64")))]
+        let _ = index;
     }
 
     pub(crate) fn nonce(&self) -> u64 {

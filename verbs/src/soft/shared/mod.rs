@@ -3,6 +3,7 @@
 
 pub(crate) mod arming;
 pub(crate) mod attention;
+pub(crate) mod bias;
 pub(crate) mod debt;
 pub(super) mod end;
 pub(crate) mod entry;

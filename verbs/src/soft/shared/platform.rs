@@ -5,7 +5,9 @@
 
 use std::fmt::Debug;
 use std::sync::atomic::Ordering::{self, Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicU64, fence};
+use std::sync::atomic::{AtomicU64, compiler_fence, fence};
+
+use crate::soft::barrier;
 
 /// A kind of atomics.
 pub trait Platform {
@@ -14,6 +16,13 @@ pub trait Platform {
 
     /// Orders the accesses of this thread.
     fn fence(order: Ordering);
+
+    /// Orders the accesses of this thread as [`fence`](Self::fence) does, for threads that execute a
+    /// [`heavy_fence`](Self::heavy_fence). Costs no time.
+    fn light_fence(order: Ordering);
+
+    /// Orders the accesses of this thread, and those of all threads of the process that execute a light fence.
+    fn heavy_fence(order: Ordering);
 }
 
 /// A 64-bit atomic.
@@ -78,6 +87,14 @@ pub trait Orders {
     const SETTLE: Ordering = Acquire;
     /// Order of the fence between the store that ends a guard and the last look for records.
     const GUARD_FENCE: Ordering = SeqCst;
+    /// Order of the light fence between the store that the owner of a bias is inside, and the look whether the bias is still its own.
+    const ENTER_FENCE: Ordering = SeqCst;
+    /// Order of the heavy fence between the store that takes a bias away, and the look whether the owner is inside.
+    const TAKE_AWAY_FENCE: Ordering = SeqCst;
+    /// Order of the store that the owner of a bias is outside, after what it did inside.
+    const LEAVE: Ordering = Release;
+    /// Order of the load that finds the former owner outside, before what the lock guards is used.
+    const CLAIM: Ordering = Acquire;
 }
 
 /// The shipping orderings.
@@ -96,6 +113,15 @@ impl Platform for Native {
     #[inline]
     fn fence(order: Ordering) {
         fence(order);
+    }
+
+    #[inline]
+    fn light_fence(order: Ordering) {
+        compiler_fence(order);
+    }
+
+    fn heavy_fence(_: Ordering) {
+        barrier::execute();
     }
 }
 
@@ -140,5 +166,20 @@ impl Word for AtomicU64 {
 pub(crate) fn fence_of<P: Platform>(order: Ordering) {
     if order != Relaxed {
         P::fence(order);
+    }
+}
+
+/// Executes a light fence of `order`; none if `order` is `Relaxed`.
+#[inline]
+pub(crate) fn light_fence_of<P: Platform>(order: Ordering) {
+    if order != Relaxed {
+        P::light_fence(order);
+    }
+}
+
+/// Executes a heavy fence of `order`; none if `order` is `Relaxed`.
+pub(crate) fn heavy_fence_of<P: Platform>(order: Ordering) {
+    if order != Relaxed {
+        P::heavy_fence(order);
     }
 }

@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::platform::{Orders, Platform, Word};
 
 /// Words of a cache line, the unit of places in the ring.
-const LINE: usize = 8;
+pub(crate) const LINE: usize = 8;
 /// Bytes of a cache line.
 const LINE_BYTES: u64 = 64;
 /// Words of a record before its payload.
@@ -90,14 +90,22 @@ impl Flags {
         self.0 & other.0 == other.0
     }
 
+    /// Returns whether these are the flags of a record that has a whole message.
+    #[inline]
+    pub fn is_whole(self) -> bool {
+        const PARTS: Flags = Flags::FIRST.with(Flags::LAST).with(Flags::PULL);
+        self.0 & PARTS.0 == Self::FIRST.with(Self::LAST).0
+    }
+
     /// Returns these flags and `other`.
     pub const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
     /// Returns these flags and, on the condition, `other`.
+    #[inline]
     pub fn with_if(self, other: Self, condition: bool) -> Self {
-        if condition { self.with(other) } else { self }
+        Self(self.0 | (other.0 * u8::from(condition)))
     }
 }
 
@@ -161,6 +169,7 @@ pub struct Writer<P, O> {
     /// Bytes that the reader has given back so far.
     freed: u64,
     key: u64,
+    /// A power of two.
     size: u64,
     marker: PhantomData<fn() -> (P, O)>,
 }
@@ -177,6 +186,12 @@ pub struct Reader<P, O> {
 /// Returns the lines of a record with `length` bytes of payload.
 fn lines_of(length: u64) -> u64 {
     (HEADER_BYTES + length).div_ceil(LINE_BYTES)
+}
+
+/// Returns the place of `position` in a ring of `size` bytes, a power of two. The processor needs no division for it.
+#[inline]
+fn place_of(position: u64, size: u64) -> u64 {
+    position & (size - 1)
 }
 
 /// Returns the tag of the record at `position`.
@@ -222,7 +237,7 @@ impl<P: Platform, O: Orders> Writer<P, O> {
     #[inline]
     pub fn room(&self) -> Option<u64> {
         let free = self.size - (self.head - self.freed);
-        let to_end = self.size - self.head % self.size;
+        let to_end = self.size - place_of(self.head, self.size);
         let best = if free <= to_end { free } else { to_end.max(free - to_end) };
         best.checked_sub(HEADER_BYTES)
     }
@@ -232,7 +247,7 @@ impl<P: Platform, O: Orders> Writer<P, O> {
     pub fn reserve(&mut self, ring: &[P::Word], length: u64) -> Option<Place> {
         let lines = lines_of(length);
         let free = self.size - (self.head - self.freed);
-        let at = self.head % self.size;
+        let at = place_of(self.head, self.size);
         let to_end = self.size - at;
         if lines * LINE_BYTES > to_end {
             if to_end + lines * LINE_BYTES > free {
@@ -252,7 +267,7 @@ impl<P: Platform, O: Orders> Writer<P, O> {
         } else if lines * LINE_BYTES > free {
             return None;
         }
-        Some(Place { start: (self.head % self.size / 8) as usize, lines: lines as u32 })
+        Some(Place { start: (place_of(self.head, self.size) / 8) as usize, lines: lines as u32 })
     }
 
     /// Publishes the record at `place`, whose payload the caller has written.
@@ -288,7 +303,7 @@ impl<P: Platform, O: Orders> Reader<P, O> {
     /// Returns the index of the word that has the next record's tag, and the tag.
     #[inline]
     pub fn next(&self) -> (usize, u64) {
-        ((self.position % self.size / 8) as usize, tag(self.key, self.position))
+        ((place_of(self.position, self.size) / 8) as usize, tag(self.key, self.position))
     }
 
     /// Returns the next record, if it has come.

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Bytes from which the peer takes a message from registered memory where it lies, instead of from the ring.
-const PULL: u64 = 8 << 10;
+pub(super) const PULL: u64 = 8 << 10;
 
 /// Most bytes of payload in one record. A long message has many records, so that the peer takes the first ones while this end
 /// writes the next.
@@ -40,8 +40,8 @@ impl Operation<'_> {
 }
 
 impl SendQueue {
-    /// Carries out a request from byte `done` on, or returns the reason why the request has to wait.
-    #[inline]
+    /// Carries out a request from byte `done` on, or returns the reason why the request has to wait. See
+    /// [`post_short`](Self::post_short), too.
     pub(super) fn attempt(
         &self,
         queue: &mut SendState,
@@ -73,7 +73,6 @@ impl SendQueue {
         }
     }
 
-    #[inline]
     fn attempt_message(
         &self,
         queue: &mut SendState,
@@ -92,9 +91,9 @@ impl SendQueue {
         }
         let total = data.length();
         if let (0, Local::Segments(segments), PULL..) = (*done, data, total)
-            && let Some(places) = queue.pulls.places(&self.core, connection, segments)
+            && let Some(result) = self.attempt_to_offer(queue, connection, request, (segments, target, total))
         {
-            return self.offer_to_pull(queue, connection, request, (&places, target, total));
+            return result;
         }
         loop {
             let first = *done == 0;
@@ -150,6 +149,19 @@ impl SendQueue {
             }
             self.core.announce_news(connection, if takes_receive { Debt::NEWS } else { Debt::WRITES });
         }
+    }
+
+    /// Offers the peer to take a message from our memory; `None` if the peer can't.
+    #[inline(never)]
+    fn attempt_to_offer(
+        &self,
+        queue: &mut SendState,
+        connection: &Connection,
+        request: &SendRequest<'_>,
+        (segments, target, total): (&[LocalSegment], Target, u64),
+    ) -> Option<Result<(), Wait>> {
+        let places = queue.pulls.places(&self.core, connection, segments)?;
+        Some(self.offer_to_pull(queue, connection, request, (&places, target, total)))
     }
 
     /// Publishes a record with the places in our memory from which the peer takes the bytes of a message.

@@ -41,6 +41,11 @@ impl SendQueue {
         while let Some(first) = queue.outstanding.front() {
             let status = match first.progress {
                 Progress::InRing { end } | Progress::Pulled { end } if end <= taken => {
+                    if !first.signaled {
+                        queue.outstanding.pop_front();
+                        queue.unsignaled += 1;
+                        continue;
+                    }
                     CompletionStatus::Success
                 }
                 Progress::Read => CompletionStatus::Success,

@@ -5,29 +5,31 @@ mod attempt;
 mod complete;
 mod patience;
 mod read;
+mod short;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use super::connection::{Connection, Debt};
 use super::core::Core;
 use super::outstanding::{Outstanding, Progress, Reading};
 use super::pulls::Pulls;
-use super::source;
+use super::source::{self, Local};
 use super::waiting::Waiting;
+use crate::soft::biased_lock::{BiasedLock, Held};
+use crate::soft::limits::MAX_MESSAGE;
 use crate::soft::shared::attention::Attention;
 use crate::soft::shared::end::Writer;
 use crate::soft::shared::platform::{Native, Shipping};
-use crate::sync::lock;
 use crate::{CompletionStatus, Operation, Payload, PostError, PostErrorKind, QueuePairState, SendRequest};
 
 /// The send queue of a queue pair.
 #[derive(Debug)]
 pub(super) struct SendQueue {
     core: Arc<Core>,
-    state: Mutex<SendState>,
+    state: BiasedLock<SendState>,
     /// Number of requests that have no completion yet. A poll that finds 0 here does not lock `state`.
     pending: AtomicUsize,
     /// Number of requests whose progress a sleeping poller waits for: those that are signalled, and those that wait.
@@ -113,7 +115,7 @@ impl SendQueue {
         };
         let [pending, awaited, waiting] = [const { AtomicUsize::new(0) }; 3];
         let (seen, ended) = (AtomicU64::new(0), AtomicBool::new(false));
-        Self { core: Arc::clone(core), state: Mutex::new(state), pending, awaited, seen, ended, waiting }
+        Self { core: Arc::clone(core), state: BiasedLock::new(state), pending, awaited, seen, ended, waiting }
     }
 
     /// Returns whether a poll may have something to do. Takes no lock.
@@ -166,28 +168,32 @@ impl SendQueue {
     }
 
     /// Locks the state.
-    pub(super) fn lock(&self) -> MutexGuard<'_, SendState> {
-        lock(&self.state)
+    pub(super) fn lock(&self) -> Held<'_, SendState> {
+        self.state.lock()
     }
 
     /// Posts requests in order, and carries them out as far as possible.
     pub(super) fn post(&self, requests: &[SendRequest<'_>]) -> Result<(), PostError> {
         let mut queue = self.lock();
-        self.core.show_receives();
         if !queue.waiting.is_empty() {
             self.run(&mut queue);
         }
         let mut result = Ok(());
         for (index, request) in requests.iter().enumerate() {
-            if let Err(kind) = self.check_post(&queue, request) {
-                result = Err(PostError { index, kind });
-                break;
-            }
+            let total = match self.check_post(&queue, request) {
+                Ok(total) => total,
+                Err(kind) => {
+                    result = Err(PostError { index, kind });
+                    break;
+                }
+            };
             queue.posted += 1;
             if request.signaled && !self.core.send_queue.expect_completion() {
                 self.core.fail();
             }
-            self.post_one(&mut queue, request);
+            if !self.post_short(&mut queue, request, total) {
+                self.post_one(&mut queue, request);
+            }
         }
         self.after(&mut queue);
         self.after_post(&queue);
@@ -248,38 +254,46 @@ impl SendQueue {
         }
     }
 
+    /// Returns the bytes of a request that may be posted.
     #[inline]
-    fn check_post(&self, queue: &SendState, request: &SendRequest<'_>) -> Result<(), PostErrorKind> {
+    fn check_post(&self, queue: &SendState, request: &SendRequest<'_>) -> Result<u64, PostErrorKind> {
         if self.core.domain.device().is_forked() {
             return Err(PostErrorKind::State(QueuePairState::Error));
         }
-        match self.core.state() {
-            QueuePairState::Rts | QueuePairState::Error => {}
-            state => return Err(PostErrorKind::State(state)),
+        if !self.core.is_ready_to_send() {
+            match self.core.state() {
+                QueuePairState::Rts | QueuePairState::Error => {}
+                state => return Err(PostErrorKind::State(state)),
+            }
         }
-        let (segments, inline) = match request.operation {
-            Operation::Send { data, .. } | Operation::Write { data, .. } => match data {
-                Payload::Registered(segments) => (segments, None),
-                Payload::Inline(_) => (&[][..], Some(data.length())),
-            },
-            Operation::Read { into, .. } => (into, None),
+        let total = match request.operation {
+            Operation::Send { data: Payload::Inline(slices), .. }
+            | Operation::Write { data: Payload::Inline(slices), .. } => {
+                let total = Local::Slices(slices).length();
+                if total > self.core.capacity.inline.into() {
+                    return Err(PostErrorKind::InlineTooLong);
+                }
+                total
+            }
+            Operation::Send { data: Payload::Registered(segments), .. }
+            | Operation::Write { data: Payload::Registered(segments), .. }
+            | Operation::Read { into: segments, .. } => {
+                if segments.len() > self.core.capacity.send_segments as usize {
+                    return Err(PostErrorKind::TooManySegments);
+                }
+                let total = source::total(segments);
+                if total > MAX_MESSAGE {
+                    return Err(PostErrorKind::MessageTooLong);
+                }
+                total
+            }
         };
-        if segments.len() > self.core.capacity.send_segments as usize {
-            return Err(PostErrorKind::TooManySegments);
-        }
-        if inline.is_some_and(|length| length > self.core.capacity.inline.into()) {
-            return Err(PostErrorKind::InlineTooLong);
-        }
-        if source::total(segments) > self.core.domain.device().limits().max_message_size {
-            return Err(PostErrorKind::MessageTooLong);
-        }
         if queue.posted - queue.freed >= self.core.capacity.send_requests.into() {
             return Err(PostErrorKind::QueueFull);
         }
-        Ok(())
+        Ok(total)
     }
 
-    #[inline]
     fn post_one(&self, queue: &mut SendState, request: &SendRequest<'_>) {
         let mut done = 0;
         if queue.waiting.is_empty() && !queue.stopped && !self.core.has_failed() {

@@ -6,8 +6,8 @@ mod pulling;
 mod serve;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 
 use super::connection::Connection;
 use super::core::Core;
@@ -15,10 +15,10 @@ use super::message::{Message, Pull};
 use super::pulls::Pulls;
 use super::receives::{Posted, Receives};
 use super::send::SendQueue;
+use crate::soft::biased_lock::BiasedLock;
 use crate::soft::completion_queue::Sink;
 use crate::soft::shared::end::{Failure, Reader};
-use crate::soft::shared::ring::{Flags, Kind, Record};
-use crate::sync::lock;
+use crate::soft::shared::ring::{Flags, Kind, LINE, Record};
 use crate::{
     Access, CompletionOpcode, CompletionStatus, PostError, PostErrorKind, QueuePairNumber, QueuePairState,
     ReceiveRequest, WorkCompletion,
@@ -28,12 +28,14 @@ use crate::{
 const VISIT_BYTES: u64 = 1 << 20;
 /// Most records of one visit.
 const VISIT_RECORDS: usize = 256;
+/// Bytes of records after which a visit tells the peer of its progress before its end.
+const MUCH: u64 = 4 << 10;
 
 /// The target of the peer's requests, and the receive queue.
 #[derive(Debug)]
 pub(super) struct Target {
     core: Arc<Core>,
-    state: Mutex<TargetState>,
+    state: BiasedLock<TargetState>,
     /// Index in the peer's ring of the next record's tag, and the tag. A poll that does not find the tag does not lock `state`.
     next: AtomicUsize,
     tag: AtomicU64,
@@ -104,12 +106,12 @@ impl Target {
         };
         let (next, tag) = (AtomicUsize::new(usize::MAX), AtomicU64::new(0));
         let [busy, serves, flushed] = [const { AtomicBool::new(false) }; 3];
-        Self { core: Arc::clone(core), state: Mutex::new(state), next, tag, busy, serves, flushed }
+        Self { core: Arc::clone(core), state: BiasedLock::new(state), next, tag, busy, serves, flushed }
     }
 
     /// Begins to look for records, because this end is connected.
     pub(super) fn connect(&self) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if let (None, Some(connection)) = (&state.reader, self.core.connection()) {
             let reader = Reader::new(connection.end.ring_bytes(), connection.end.key());
             self.look_for_record_of(&reader);
@@ -137,7 +139,12 @@ impl Target {
         self.core.connection().is_some_and(|connection| {
             let next = self.next.load(Relaxed);
             let tag = self.tag.load(Relaxed);
-            connection.end.ring().get(next).is_some_and(|word| word.load(Relaxed) == tag)
+            let found = connection.end.ring().get(next).is_some_and(|word| word.load(Relaxed) == tag);
+            if found {
+                // The record's second line comes from the other core meanwhile.
+                connection.end.prefetch(next + LINE);
+            }
+            found
         })
     }
 
@@ -160,19 +167,19 @@ impl Target {
 
     /// Waits until no thread is carrying out records.
     pub(super) fn wait_for_visit(&self) {
-        drop(lock(&self.state));
+        drop(self.state.lock());
     }
 
     /// Posts receives in order.
     pub(super) fn post(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let before = state.receives.posted();
         let result = requests.iter().enumerate().try_for_each(|(index, request)| {
             self.post_one(&mut state, request).map_err(|kind| PostError { index, kind })
         });
         let posted = state.receives.posted();
         if posted != before {
-            self.core.posted(posted, state.receives.used());
+            self.core.posted(posted);
         }
         drop(state);
         // SYNC: checked after posting. Either the thread that moves to Error sees the receive when it flushes, or this thread
@@ -204,7 +211,7 @@ impl Target {
     /// Takes the records that have come, within the limits of a visit. Returns true if there is more to do, or `output` has no
     /// room for the rest.
     pub(super) fn visit(&self, sends: &SendQueue, output: &mut Output<'_, '_>) -> bool {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let state = &mut *state;
         while let Output::Poll(sink) = output
             && !state.ready.is_empty()
@@ -243,6 +250,7 @@ impl Target {
     ) -> bool {
         let Some(mut reader) = state.reader.take() else { return false };
         let (mut bytes, mut records, mut more, mut awaited) = (0, 0, false, false);
+        let mut told = reader.position();
         while !self.core.is_closed() {
             if bytes >= VISIT_BYTES || records >= VISIT_RECORDS || output.is_full(state, &self.core) {
                 more = true;
@@ -274,18 +282,20 @@ impl Target {
                     Err(_) => Err(Fault::Violation),
                 }
             };
+            self.core.carried_out(reader.position());
             if let Err(fault) = result {
                 // The records before this one were carried out.
                 self.core.took(connection, reader.position(), false);
                 self.fail(state, at, fault, output);
-            } else {
+            } else if reader.position() - told >= MUCH {
                 // The peer may write the next records meanwhile.
-                self.core.took(connection, reader.position(), false);
+                told = reader.position();
+                self.core.took(connection, told, false);
             }
         }
         self.look_for_record_of(&reader);
-        if awaited {
-            self.core.took(connection, reader.position(), true);
+        if reader.position() != told || awaited {
+            self.core.took(connection, reader.position(), awaited);
         }
         // A queue pair in Error uses no memory any more: its regions may go (see `Core::end`).
         if !state.served.is_empty() && !self.core.has_failed() {
@@ -309,6 +319,9 @@ impl Target {
         let length = u64::from(header.length);
         let from = connection.end.payload(record.payload, length).ok_or(Fault::Violation)?.cast_const();
         match header.kind {
+            Kind::Send | Kind::Write if header.flags.is_whole() => {
+                self.take_whole(state, record, from, output)
+            }
             Kind::Send | Kind::Write => {
                 if header.flags.contains(Flags::FIRST) {
                     let message = self.begin(state, record)?;
@@ -322,7 +335,8 @@ impl Target {
                 }
                 self.store(state, record, from, length)?;
                 if header.flags.contains(Flags::LAST) {
-                    self.finish(state, output)?;
+                    let message = state.message.take().ok_or(Fault::Violation)?;
+                    self.finish(state, &message, output)?;
                 }
                 Ok(())
             }
@@ -420,6 +434,15 @@ impl Output<'_, '_> {
         match self {
             Self::Poll(sink) => sink.push(completion),
             Self::Keep => state.ready.push_back(completion),
+        }
+    }
+
+    /// Adds the completion that `make` makes. A completion that goes to a poll is made in its place there.
+    #[inline(always)]
+    fn push_made(&mut self, state: &mut TargetState, make: impl Fn() -> WorkCompletion) {
+        match self {
+            Self::Poll(sink) => sink.push(make()),
+            Self::Keep => state.ready.push_back(make()),
         }
     }
 }

@@ -59,8 +59,7 @@ impl Target {
         let stores = Stores { ends_a_word: true, past_caches: false };
         // SAFETY: `word` is ours.
         unsafe { self.put(state, &mut message, word.as_ptr(), at as u64, stores)? };
-        state.message = Some(message);
-        self.finish(state, output)?;
+        self.finish(state, &message, output)?;
         Ok(Some(pull.record))
     }
 

@@ -1,0 +1,267 @@
+//! A lock that costs a thread little if this thread alone takes it again and again: no operation that reads and writes memory at once,
+//! and no fence. Queue pairs and completion queues have such locks, because most of them belong to one thread.
+//!
+//! At first the lock is an ordinary mutex, the *gate*. When one thread has taken it often, and no other thread meanwhile, the lock
+//! gets a [bias](super::shared::bias) towards this thread. Another thread that takes the lock takes the bias away, for some
+//! microseconds of waiting, and the lock is its gate again. Each time it takes longer until the lock gets a bias.
+
+use std::cell::{Cell, UnsafeCell};
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use super::barrier;
+use super::shared::bias::{Bias, Seat, Seats};
+use super::shared::platform::{Native, Shipping};
+use crate::sync::lock;
+
+/// Times that one thread takes a new lock before it gets the bias. Taking the bias away costs about as much as this saves.
+const FIRST: u32 = 1 << 10;
+/// Factor for the next bias, after one was taken away, and the most times.
+const FACTOR: u32 = 8;
+const MOST: u32 = 1 << 20;
+
+/// A lock around a value.
+pub(super) struct BiasedLock<T> {
+    bias: Bias<Native, Shipping>,
+    gate: Mutex<Gate>,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value is reached by one thread at a time, by `Held`.
+unsafe impl<T: Send> Send for BiasedLock<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for BiasedLock<T> {}
+
+/// Who has taken the lock by its gate.
+#[derive(Debug)]
+struct Gate {
+    /// The last thread, and how many times it has taken the lock since another one did.
+    last: u64,
+    times: u32,
+    /// The number of times after which a thread gets the bias.
+    needed: u32,
+    seats: Seats,
+}
+
+/// The lock, held. The value is the caller's until this is dropped.
+pub(super) struct Held<'a, T> {
+    lock: &'a BiasedLock<T>,
+    by: By<'a>,
+    /// Only the thread that holds the lock releases it.
+    stays: PhantomData<*const ()>,
+}
+
+/// How a lock is held.
+enum By<'a> {
+    Bias(Seat),
+    /// The gate is taken out when the lock is released.
+    Gate(Option<MutexGuard<'a, Gate>>),
+}
+
+impl<T> BiasedLock<T> {
+    /// Makes a lock without a bias.
+    pub(super) fn new(value: T) -> Self {
+        Self::with_first(value, FIRST)
+    }
+
+    fn with_first(value: T, needed: u32) -> Self {
+        let gate = Mutex::new(Gate { last: 0, times: 0, needed, seats: Seats::default() });
+        Self { bias: Bias::default(), gate, value: UnsafeCell::new(value) }
+    }
+
+    /// Takes the lock. Like that of a mutex, this call does not end if this thread holds the lock already.
+    #[inline]
+    pub(super) fn lock(&self) -> Held<'_, T> {
+        let me = number_of_this_thread();
+        let by = match self.bias.enter(me) {
+            Some(seat) => By::Bias(seat),
+            None => By::Gate(Some(self.lock_by_gate(me))),
+        };
+        Held { lock: self, by, stays: PhantomData }
+    }
+
+    #[inline(never)]
+    fn lock_by_gate(&self, me: u64) -> MutexGuard<'_, Gate> {
+        let mut gate = lock(&self.gate);
+        if let Some(seat) = self.bias.take_away() {
+            self.wait_for(seat);
+            gate.needed = gate.needed.saturating_mul(FACTOR).min(MOST);
+        }
+        gate.seats.free(me);
+        if gate.last == me {
+            gate.times = gate.times.saturating_add(1);
+        } else {
+            (gate.last, gate.times) = (me, 0);
+        }
+        gate
+    }
+
+    /// Waits until the former owner of the bias is outside. It never waits for a peer while it holds the lock.
+    #[cold]
+    fn wait_for(&self, seat: Seat) {
+        /// Looks before this thread lets others run, and before it sleeps: the owner may have lost its core.
+        const SPINS: u32 = 100;
+        const YIELDS: u32 = 120;
+        const NAP: Duration = Duration::from_micros(50);
+        let mut looks = 0;
+        while !self.bias.is_free(seat) {
+            match looks {
+                0..SPINS => std::hint::spin_loop(),
+                SPINS..YIELDS => std::thread::yield_now(),
+                _ => std::thread::sleep(NAP),
+            }
+            looks += 1;
+        }
+    }
+
+    #[inline(never)]
+    fn release_gate(&self, mut gate: MutexGuard<'_, Gate>) {
+        if gate.times >= gate.needed && barrier::is_ready() {
+            let me = gate.last;
+            self.bias.give(me, &mut gate.seats);
+        }
+    }
+}
+
+impl<T> Deref for Held<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: this thread holds the lock, by the gate or by the bias, so no other thread reaches the value.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> DerefMut for Held<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as above, and `self` is borrowed mutably.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T> Drop for Held<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        match &mut self.by {
+            By::Bias(seat) => self.lock.bias.leave(*seat),
+            By::Gate(gate) => {
+                if let Some(gate) = gate.take() {
+                    self.lock.release_gate(gate);
+                }
+            }
+        }
+    }
+}
+
+impl<T> fmt::Debug for BiasedLock<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BiasedLock").field("bias", &self.bias).finish_non_exhaustive()
+    }
+}
+
+/// Returns the number of this thread, which no other thread of this process has or had.
+#[inline]
+fn number_of_this_thread() -> u64 {
+    thread_local! {
+        static NUMBER: Cell<u64> = const { Cell::new(0) };
+    }
+    #[cold]
+    fn new() -> u64 {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        let number = LAST.fetch_add(1, Relaxed) + 1;
+        NUMBER.set(number);
+        number
+    }
+    match NUMBER.get() {
+        0 => new(),
+        number => number,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    impl<T> BiasedLock<T> {
+        fn is_biased(&self) -> bool {
+            let gate = lock(&self.gate);
+            gate.times >= gate.needed
+        }
+    }
+
+    fn take(lock: &BiasedLock<[u64; 2]>, times: u64) {
+        for _ in 0..times {
+            let mut held = lock.lock();
+            held[0] += 1;
+            std::hint::black_box(&mut *held);
+            held[1] += 1;
+            assert_eq!(held[0], held[1]);
+        }
+    }
+
+    #[test]
+    fn a_thread_that_is_alone_gets_the_bias_and_another_takes_it_away() {
+        barrier::prepare();
+        if !barrier::is_ready() {
+            return;
+        }
+        let lock = BiasedLock::with_first([0; 2], 10);
+        take(&lock, 10);
+        assert!(!lock.is_biased());
+        take(&lock, 1000);
+        assert!(lock.is_biased());
+        std::thread::scope(|scope| scope.spawn(|| take(&lock, 1)).join().unwrap());
+        assert!(!lock.is_biased());
+        take(&lock, 11);
+        assert!(!lock.is_biased(), "the next bias takes longer");
+        take(&lock, 1000);
+        assert!(lock.is_biased());
+        assert_eq!(*lock.lock(), [2022; 2]);
+    }
+
+    /// The threads often take the bias from one another, because it comes at once.
+    #[test]
+    fn one_thread_at_a_time_holds_the_lock() {
+        barrier::prepare();
+        const ROUNDS: u64 = 2000;
+        let lock = BiasedLock::with_first([0; 2], 0);
+        std::thread::scope(|scope| {
+            for thread in 1..4 {
+                let lock = &lock;
+                scope.spawn(move || {
+                    for round in 0..ROUNDS {
+                        take(lock, thread);
+                        if round % 16 == thread {
+                            std::thread::yield_now();
+                        }
+                        // Biases come as quickly as at first.
+                        super::lock(&lock.gate).needed = 3;
+                    }
+                });
+            }
+        });
+        assert_eq!(*lock.lock(), [6 * ROUNDS; 2]);
+    }
+
+    #[test]
+    fn a_holder_that_panics_releases_the_lock() {
+        barrier::prepare();
+        let lock = BiasedLock::with_first([0; 2], 3);
+        take(&lock, 100);
+        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _held = lock.lock();
+            std::panic::resume_unwind(Box::new(()));
+        }));
+        assert!(panic.is_err());
+        take(&lock, 1);
+        std::thread::scope(|scope| scope.spawn(|| take(&lock, 1)).join().unwrap());
+        assert_eq!(*lock.lock(), [102; 2]);
+    }
+}
