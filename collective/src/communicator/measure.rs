@@ -84,7 +84,9 @@ fn compare(communicator: &Communicator, choice: &PlanChoice) -> Result<(), Colle
 /// Makes the trials, and returns the table of rank 0.
 fn measure(communicator: &Communicator) -> Result<PlanTable, CollectiveError> {
     let largest = largest(communicator)?;
-    let mut tuner = (communicator.rank() == 0).then(|| Tuner::new(communicator.size(), largest, BUDGET));
+    let crowded = communicator.shared.crowded;
+    let tuner = || Tuner::new(communicator.size(), largest, BUDGET).crowded(crowded);
+    let mut tuner = (communicator.rank() == 0).then(tuner);
     let mut buffer = touch(communicator)?;
     let began = Instant::now();
     loop {

@@ -2,7 +2,8 @@
 //!
 //! The table is the path through the sizes that costs least. At each size, an algorithm that takes longer than the best one costs the
 //! logarithm of the ratio, more than that if the ratio is large, and nothing if it is within the noise. A change from one size to the next
-//! costs as much as 8 % at one size. So noise changes nothing, and a difference that lasts over some sizes does.
+//! costs as much as 8 % at one size. So noise changes nothing, and a difference that lasts over some sizes does. Where ranks share cores, a
+//! ring counts as 10 % longer.
 
 use super::table::{PIECE, PlanTable, Row};
 use super::times::{Candidate, Source, Times};
@@ -14,7 +15,7 @@ const CHANGE: f64 = 0.08;
 const CHANGE_OF_PIECES: f64 = 0.04;
 /// The logarithm of a ratio that costs nothing. Medians of the same operation differ by some 2 %.
 const NOISE: f64 = 0.02;
-/// What a ring costs beside its time. Where ranks share cores, trials show rings about as fast as halving and doubling at lengths at
+/// What a ring costs beside its time where ranks share cores: there trials show rings about as fast as halving and doubling at lengths at
 /// which rings are some 10 % slower in a longer measurement.
 const RING: f64 = 0.1;
 /// How much more a large ratio costs: at 20 %, about as much again.
@@ -101,7 +102,8 @@ fn change(from: Candidate, to: Candidate) -> f64 {
 fn loss(times: &Times, index: usize, bytes: usize) -> f64 {
     match (times.estimate(index, bytes), times.best(bytes)) {
         (Some(time), Some((_, best))) => {
-            let more = if times.candidates()[index].algorithm == Algorithm::Ring { RING } else { 0.0 };
+            let is_ring = times.candidates()[index].algorithm == Algorithm::Ring;
+            let more = if is_ring && times.is_crowded() { RING } else { 0.0 };
             let ratio = ((time.nanos / best.nanos).ln() + more - NOISE).max(0.0);
             ratio + STEEPNESS * ratio * ratio
         }
@@ -145,14 +147,18 @@ fn reason(times: &Times, chosen: usize, sizes: &[usize]) -> String {
         return "it was the best at the sizes around".into();
     };
     let mut others: Vec<String> = Vec::new();
-    let mut best_other = f64::MAX;
+    let (mut best_other, mut best_ring) = (f64::MAX, f64::MAX);
     for algorithm in Algorithm::ALL {
         let rivals =
             times.distinct(bytes).into_iter().filter(|index| candidates[*index].algorithm == algorithm);
         let rivals = rivals.filter_map(|index| times.estimate(index, bytes).map(|time| (index, time)));
         let best = rivals.min_by(|(_, one), (_, other)| one.nanos.total_cmp(&other.nanos));
         let Some((index, rival)) = best else { continue };
-        best_other = best_other.min(rival.nanos);
+        if algorithm == Algorithm::Ring && times.is_crowded() && candidates[chosen].algorithm != algorithm {
+            best_ring = rival.nanos;
+        } else {
+            best_other = best_other.min(rival.nanos);
+        }
         if algorithm != candidates[chosen].algorithm {
             others.push(format!("{algorithm} {}", Time(rival.duration())));
         } else if rival.nanos * EQUAL < own.nanos {
@@ -171,6 +177,8 @@ fn reason(times: &Times, chosen: usize, sizes: &[usize]) -> String {
     }
     if best_other * EQUAL < own.nanos {
         reason.push_str("; the difference is too small for a change");
+    } else if best_ring * EQUAL < own.nanos {
+        reason.push_str("; a ring counts as 10 % longer where ranks share cores");
     }
     reason
 }

@@ -16,7 +16,7 @@
 //! 4. the sizes between two neighbours that have different best algorithms;
 //! 5. two more rounds.
 //!
-//! A time is the median of its rounds. Each round comes some time after the one before, because what disturbs a trial lasts: other
+//! A time is the median of all measured operations of its rounds. Each round comes some time after the one before, because what disturbs a trial lasts: other
 //! work, or the cores on which the system has put the ranks.
 //!
 //! One rank decides on the trials, and tells the others ([`Trial::pack`]). Its table becomes

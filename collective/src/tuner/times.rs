@@ -68,6 +68,8 @@ impl Samples {
 #[derive(Clone, Debug)]
 pub(super) struct Times {
     ranks: usize,
+    /// Ranks share cores.
+    crowded: bool,
     candidates: Vec<Candidate>,
     samples: Vec<BTreeMap<usize, Samples>>,
 }
@@ -80,7 +82,16 @@ impl Times {
             |algorithm: &Algorithm| PIECES.map(|piece| Candidate { algorithm: *algorithm, piece });
         let candidates: Vec<Candidate> = algorithms.iter().flat_map(with_pieces).collect();
         let samples = vec![BTreeMap::new(); candidates.len()];
-        Self { ranks, candidates, samples }
+        Self { ranks, crowded: false, candidates, samples }
+    }
+
+    pub(super) fn set_crowded(&mut self, crowded: bool) {
+        self.crowded = crowded;
+    }
+
+    /// Returns whether ranks share cores.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.crowded
     }
 
     pub(super) fn candidates(&self) -> &[Candidate] {

@@ -145,6 +145,12 @@ impl Tuner {
         }
     }
 
+    /// Notes whether ranks share cores.
+    pub(crate) fn crowded(mut self, crowded: bool) -> Self {
+        self.times.set_crowded(crowded);
+        self
+    }
+
     /// Returns the next trial, or `None` if there are enough. The same trial comes again until [`record`](Self::record) is called.
     pub(crate) fn next(&mut self) -> Option<Trial> {
         while self.current.is_none() && self.phase != Phase::Over {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use http::Uri;
 use tokio::sync::watch;
+use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use tonic::transport::Endpoint;
 use tower_service::Service;
@@ -41,6 +42,17 @@ pub(super) enum Connection {
 pub(super) struct NativeConnection {
     pub(super) session: Arc<Session>,
     pub(super) terms: Arc<Terms>,
+    _wakes: Wakes,
+}
+
+/// The task that wakes calls when their time-out becomes known. Dropping this ends the task.
+#[derive(Debug)]
+struct Wakes(AbortHandle);
+
+impl Drop for Wakes {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 /// What each native call to an endpoint gets.
@@ -75,8 +87,9 @@ impl Connection {
                 };
                 *lock(&dialling.last) = Some(endpoint_of_messages.info().clone());
                 let session = Session::client(endpoint_of_messages, &dialling.calls);
-                tokio::spawn(wake_calls(Arc::downgrade(&session), terms.timeout.changes()));
-                Ok(Self::Native(NativeConnection { session, terms }))
+                let wakes = wake_calls(Arc::downgrade(&session), terms.timeout.changes());
+                let wakes = Wakes(tokio::spawn(wakes).abort_handle());
+                Ok(Self::Native(NativeConnection { session, terms, _wakes: wakes }))
             }
             Negotiated::Stream(stream) => {
                 *lock(&dialling.last) = Some(stream.info().clone());

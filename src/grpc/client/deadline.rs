@@ -19,6 +19,8 @@ pub(super) struct Deadline {
     own: Option<Instant>,
     endpoint: Option<Arc<EndpointTimeout>>,
     timer: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    /// The timer has ended, so it must not be polled again.
+    is_over: bool,
 }
 
 impl Deadline {
@@ -27,7 +29,7 @@ impl Deadline {
         let begun = Instant::now();
         // A time too far away to be represented is none.
         let own = headers.get("grpc-timeout").and_then(|value| begun.checked_add(parse(value.as_bytes())?));
-        Self { begun, own, endpoint: None, timer: None }
+        Self { begun, own, endpoint: None, timer: None, is_over: false }
     }
 
     /// Takes the deadline. What is left never passes.
@@ -37,6 +39,7 @@ impl Deadline {
             own: self.own.take(),
             endpoint: self.endpoint.take(),
             timer: self.timer.take(),
+            is_over: self.is_over,
         }
     }
 
@@ -48,13 +51,13 @@ impl Deadline {
     /// Notes the time-out of the endpoint that the call goes to.
     pub(super) fn goes_to(&mut self, endpoint: &Arc<EndpointTimeout>) {
         self.endpoint = Some(Arc::clone(endpoint));
-        self.timer = None;
+        (self.timer, self.is_over) = (None, false);
     }
 
     /// Notes that the head of the response has come: only the call's own time is left.
     pub(super) fn head_has_come(&mut self) {
         self.endpoint = None;
-        self.timer = None;
+        (self.timer, self.is_over) = (None, false);
     }
 
     /// Returns whether the deadline has passed, by the clock.
@@ -67,11 +70,16 @@ impl Deadline {
         if self.own.is_none() && self.endpoint.is_none() {
             return Poll::Pending;
         }
+        if self.is_over {
+            return Poll::Ready(());
+        }
         let timer = self.timer.get_or_insert_with(|| {
             Box::pin(wait(self.begun, self.own, self.endpoint.clone()))
                 as Pin<Box<dyn Future<Output = ()> + Send>>
         });
-        timer.as_mut().poll(context)
+        let passed = timer.as_mut().poll(context);
+        self.is_over = passed.is_ready();
+        passed
     }
 
     /// Waits for the deadline of a call that is under way. Its session wakes it when the endpoint's time-out becomes known, so most calls

@@ -61,8 +61,18 @@ impl Drop for LeftRequests {
     }
 }
 
+/// Notes that the task has ended: callers send their requests themselves again.
+struct Ends(Arc<Shared>);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        self.0.thread.store(0, Ordering::Relaxed);
+    }
+}
+
 impl Shared {
     async fn run(self: Arc<Self>, mut send: impl FnMut() -> bool) {
+        let _ends = Ends(Arc::clone(&self));
         loop {
             // A runtime of one thread may be run by one thread after the other.
             self.thread.store(this_thread(), Ordering::Relaxed);

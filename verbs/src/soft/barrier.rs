@@ -1,22 +1,28 @@
 //! A fence that this thread makes all threads of the process execute (`membarrier`).
 
-use std::sync::OnceLock;
-use std::sync::atomic::{Ordering::SeqCst, fence};
+use std::sync::atomic::{AtomicU8, Ordering::Acquire, Ordering::Release, Ordering::SeqCst, fence};
 use std::time::Duration;
 
 use rustix::thread::{MembarrierCommand, membarrier, membarrier_query};
 
-/// Whether the kernel makes such fences; empty until this process has asked.
-static READY: OnceLock<bool> = OnceLock::new();
+const UNKNOWN: u8 = 0;
+const READY: u8 = 1;
+const REFUSED: u8 = 2;
+
+/// Whether the kernel makes such fences. No lock guards this, because a fork might leave the lock taken in the child for ever; to ask twice
+/// does no harm.
+static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
 
 /// Asks the kernel for such fences, once. With several threads this may take some milliseconds, so the device's thread does it.
 pub(super) fn prepare() {
-    READY.get_or_init(register);
+    if STATE.load(Acquire) == UNKNOWN {
+        STATE.store(if register() { READY } else { REFUSED }, Release);
+    }
 }
 
 /// Returns whether the kernel makes such fences.
 pub(super) fn is_ready() -> bool {
-    READY.get() == Some(&true)
+    STATE.load(Acquire) == READY
 }
 
 fn register() -> bool {
@@ -34,6 +40,8 @@ pub(super) fn execute() {
     // A forked child may have to ask anew. A sandbox that this process has entered meanwhile may refuse the call.
     let executed = expedited() || (register() && expedited());
     if !executed {
+        // No lock gets a bias any more.
+        STATE.store(REFUSED, Release);
         std::thread::sleep(LONG);
     }
     fence(SeqCst);

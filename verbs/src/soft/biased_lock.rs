@@ -114,7 +114,7 @@ impl<T> BiasedLock<T> {
                 SPINS..YIELDS => std::thread::yield_now(),
                 _ => std::thread::sleep(NAP),
             }
-            looks += 1;
+            looks = looks.saturating_add(1);
         }
     }
 

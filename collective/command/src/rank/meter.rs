@@ -19,7 +19,7 @@ const MOST: u64 = 100_000;
 /// The least number of iterations of a check of the tuner's choice. Medians of five differ by up to 20 %.
 const LEAST_OF_CHECK: u64 = 15;
 /// How long ranks that share cores sleep before each turn of a check. Then the system puts them on cores anew, as it does in the
-/// tuner's trials. Otherwise a check would be one of the placement that the ranks have at that time.
+/// tuner's trials. Otherwise a check would measure only the placement that the ranks happen to have.
 const NAP: Duration = Duration::from_micros(50);
 /// Iterations from which the number of iterations is computed.
 const TRIALS: u32 = 3;

@@ -70,6 +70,8 @@ impl Asking {
     ) -> io::Result<FullAnswer> {
         let under_way = self.begin(deadline)?;
         let request = Request { sequence: under_way.sequence, ..request };
+        // The peer gives each object once, so nothing is asked for without time for the answer.
+        left_until(deadline)?;
         // Requests to carry out records may have filled the socket.
         while let Err(error) = message::send_request(socket, &request, None) {
             if error.kind() != io::ErrorKind::WouldBlock {

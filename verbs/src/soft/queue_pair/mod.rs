@@ -94,13 +94,17 @@ impl MemoryUser for Pair {
 }
 
 impl Pair {
-    /// Carries out records of the peer, and leaves the completions to the next poll. Returns whether there were any.
+    /// Carries out records of the peer, and leaves the completions to the next poll. Returns whether there were any. In a forked child
+    /// this does nothing.
     #[inline]
     fn work(&self) -> bool {
         if !self.target.has_record() {
-            if self.core.owes() {
+            if self.core.owes() && !self.is_forked() {
                 self.core.settle();
             }
+            return false;
+        }
+        if self.is_forked() {
             return false;
         }
         self.target.visit(&self.sends, &mut Output::Keep);
@@ -111,7 +115,11 @@ impl Pair {
         true
     }
 
-    /// Returns whether a visit may have something to do. Takes no lock.
+    fn is_forked(&self) -> bool {
+        self.core.domain.device().is_forked()
+    }
+
+    /// Returns whether a visit may have something to do. Takes no lock of the queue pair.
     #[inline]
     fn has_news(&self, role: Role) -> bool {
         let news = (role.receives && self.target.has_news())
@@ -292,6 +300,9 @@ impl PeerWork for Pair {
 
     #[inline]
     fn need_no_events(&self) -> bool {
+        if self.is_forked() {
+            return false;
+        }
         if !self.looked_after.load(Relaxed) {
             self.looked_after.store(true, Relaxed);
         }
@@ -300,7 +311,7 @@ impl PeerWork for Pair {
     }
 
     fn need_events(&self) {
-        if self.looked_after.swap(false, Relaxed) {
+        if !self.is_forked() && self.looked_after.swap(false, Relaxed) {
             // A queue that is armed later asks itself.
             fence(SeqCst);
             if self.core.receive_queue.is_armed() {

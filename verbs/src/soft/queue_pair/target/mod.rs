@@ -258,6 +258,11 @@ impl Target {
             }
             let at = reader.position();
             let result = if state.pull.is_some() {
+                if at != told {
+                    // A pull takes long, and the peer may wait for the records before it.
+                    told = at;
+                    self.core.took(connection, told, false);
+                }
                 self.go_on_pulling(state, connection, &mut bytes, output).map(|done| match done {
                     Some(record) => {
                         reader.advance(&record);
