@@ -160,12 +160,20 @@ fn a_trial_that_fails_ends_the_tuning() {
 #[test]
 fn reasons_name_the_times() {
     let model = Model { ranks: 4, message: 5000.0, byte: 0.5, hidden: 0.4, ring: 0.7 };
-    let (table, _) = model.tune(0.0, 0);
+    let table = |crowded| {
+        let measure = |trial: Trial| {
+            let nanos = model.nanos(trial.algorithm, trial.piece, trial.bytes);
+            Ok::<_, ()>(Duration::from_nanos(nanos as u64))
+        };
+        tune(Tuner::new(model.ranks, LARGEST, BUDGET).crowded(crowded), measure).unwrap().to_string()
+    };
+    let alone = table(false);
+    assert!(alone.contains("from 24 KiB on: ring in pieces of 64 KiB, because it took"), "{alone}");
     assert_eq!(
-        table.to_string(),
+        table(true),
         "below 24 KiB: one-shot, because it took 7.38 µs at 256 B, halving-doubling 20.2 µs\n\
          24 KiB to 384 KiB: halving-doubling in pieces of 64 KiB, because it took 69.2 µs at 64 KiB, one-shot 105 µs, ring 64.4 µs; \
-         the difference is too small for a change\n\
+         a ring counts as 10 % longer where ranks share cores\n\
          from 384 KiB on: ring in pieces of 64 KiB, because it took 1.54 ms at 4 MiB, one-shot 3.95 ms, halving-doubling 2.11 ms"
     );
 }
