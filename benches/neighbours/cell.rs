@@ -14,6 +14,8 @@ pub(crate) enum Neighbour {
     None,
     /// A client that makes a fixed number of calls a second.
     Paced,
+    /// A client that makes a fixed number of calls a second, nearly as many as TCP carries.
+    Busy,
     /// A client with as many calls in flight as it can.
     Flooding,
     /// Clients that are stopped in the middle of large calls, and are killed after a while.
@@ -41,13 +43,21 @@ impl Transport {
 }
 
 impl Neighbour {
-    pub(crate) const ALL: [Self; 6] =
-        [Self::None, Self::Paced, Self::Flooding, Self::Stopped, Self::HalfOpen, Self::Scribbling];
+    pub(crate) const ALL: [Self; 7] = [
+        Self::None,
+        Self::Paced,
+        Self::Busy,
+        Self::Flooding,
+        Self::Stopped,
+        Self::HalfOpen,
+        Self::Scribbling,
+    ];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::None => "none",
             Self::Paced => "paced",
+            Self::Busy => "busy",
             Self::Flooding => "flooding",
             Self::Stopped => "stopped",
             Self::HalfOpen => "half-open",
