@@ -1,7 +1,9 @@
 //! A task whose reads or writes never have to wait lets the other tasks of its thread run.
 
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tonic_rdma::EagerThreshold;
@@ -17,12 +19,12 @@ const BETWEEN_TURNS: usize = 1000;
 async fn turns_during(work: impl Future<Output = ()> + Send + 'static) -> usize {
     let turns = Arc::<AtomicUsize>::default();
     let counted = Arc::clone(&turns);
-    let ticker = tokio::spawn(async move {
-        loop {
-            counted.fetch_add(1, Ordering::Relaxed);
-            tokio::task::yield_now().await;
-        }
-    });
+    // `yield_now` would wait until the runtime looks for events, which is after 61 turns of other tasks.
+    let ticker = tokio::spawn(poll_fn(move |context| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        context.waker().wake_by_ref();
+        Poll::<()>::Pending
+    }));
     let work = tokio::spawn(async move {
         let before = turns.load(Ordering::Relaxed);
         work.await;
@@ -51,6 +53,35 @@ fn a_reader_of_a_full_stream_lets_other_tasks_run() {
             });
             let turns = turns.await;
             assert!(turns >= STEPS / BETWEEN_TURNS, "{turns} turns beside {STEPS} reads");
+            drop(client);
+        });
+    }
+}
+
+#[test]
+fn a_reader_of_a_large_message_lets_other_tasks_run() {
+    const PIECE: usize = 16 << 10;
+    const PIECES: usize = 64;
+    /// Most pieces between two turns of another task.
+    const BETWEEN_TURNS: usize = 8;
+    for runtime in [Runtime::CurrentThread, Runtime::Idle] {
+        runtime.run(async {
+            // One large chunk, which has arrived as soon as its first byte can be read.
+            let config = config().eager_threshold(EagerThreshold::Bytes(4096)).chunk_size(2 * PIECE * PIECES);
+            let (mut client, mut server) = pair(config).await;
+            let content = Content::new(3).take(1 + PIECE * PIECES);
+            client.write_all(&content).await.unwrap();
+            client.flush().await.unwrap();
+            assert_eq!(server.read_u8().await.unwrap(), content[0]);
+            let turns = turns_during(async move {
+                let mut piece = vec![0; PIECE];
+                for expected in content[1..].chunks(PIECE) {
+                    server.read_exact(&mut piece).await.unwrap();
+                    assert!(piece == expected, "other bytes than were sent");
+                }
+            });
+            let turns = turns.await;
+            assert!(turns >= PIECES / BETWEEN_TURNS, "{turns} turns beside {PIECES} reads of {PIECE} bytes");
             drop(client);
         });
     }
