@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 pub(super) use support::free_address;
 
 use super::agreement::Proposal;
-use super::{Group, Launch, REPORT, Settings};
+use super::{Group, Launch, Settings};
 use crate::error::{CollectiveError, Place};
 
 /// Generous: only a hang takes so long.
@@ -213,22 +213,6 @@ fn a_report_ends_the_operations_of_all_ranks() {
         assert_eq!(failure, "rank 1 ended the operations of this group: the lengths differ");
     }
     assert_eq!(groups[1].failure().reason().unwrap().to_string(), "the lengths differ");
-}
-
-#[test]
-fn a_report_reaches_a_rank_that_stood_still() {
-    let groups = join_all(3);
-    let (stands, stood) = std::sync::mpsc::channel();
-    // Longer than one report waits for its answer.
-    let still = REPORT + Duration::from_secs(1);
-    groups[2].runtime().spawn(async move {
-        stands.send(()).unwrap();
-        thread::sleep(still);
-    });
-    stood.recv().unwrap();
-    groups[1].report(CollectiveError::Argument("the lengths differ".into()));
-    let failure = block_on(groups[2].failure().wait()).to_string();
-    assert_eq!(failure, "rank 1 ended the operations of this group: the lengths differ");
 }
 
 #[test]
