@@ -82,6 +82,16 @@ pub(super) enum Output<'a, 'b> {
     Keep,
 }
 
+/// What a visit of the device's thread has found.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Visited {
+    /// There was a record, or READs of the peer have bytes left. Completions that no poll has taken do not count: the thread that left
+    /// them may look again and again, and poll seldom.
+    pub(super) found_work: bool,
+    /// There is more to do.
+    pub(super) more: bool,
+}
+
 /// The reason why a record can't be taken.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
@@ -212,7 +222,29 @@ impl Target {
     /// room for the rest.
     pub(super) fn visit(&self, sends: &SendQueue, output: &mut Output<'_, '_>) -> bool {
         let mut state = self.state.lock();
-        let state = &mut *state;
+        self.visit_locked(&mut state, sends, output)
+    }
+
+    /// Does as [`visit`](Self::visit) does, for the device's thread. Returns what this visit itself has found.
+    pub(super) fn visit_unpolled(&self, sends: &SendQueue) -> Visited {
+        let mut state = self.state.lock();
+        let position = |state: &TargetState| state.reader.as_ref().map(Reader::position);
+        let before = position(&state);
+        let more = self.visit_locked(&mut state, sends, &mut Output::Keep);
+        let found_work = more || !state.served.is_empty() || position(&state) != before;
+        Visited { found_work, more }
+    }
+
+    /// Does as [`visit`](Self::visit) does. Calls `inside` when this thread has locked the target.
+    #[cfg(test)]
+    pub(super) fn visit_after(&self, sends: &SendQueue, inside: impl FnOnce()) {
+        let mut state = self.state.lock();
+        inside();
+        self.visit_locked(&mut state, sends, &mut Output::Keep);
+    }
+
+    #[inline]
+    fn visit_locked(&self, state: &mut TargetState, sends: &SendQueue, output: &mut Output<'_, '_>) -> bool {
         while let Output::Poll(sink) = output
             && !state.ready.is_empty()
         {
