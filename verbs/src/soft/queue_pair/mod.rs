@@ -91,6 +91,15 @@ impl Pair {
         self.target.visit_after(&self.sends, inside);
     }
 
+    /// Calls `inside` while this thread holds the locks of both queues.
+    #[cfg(test)]
+    pub(super) fn while_locked(&self, inside: impl FnOnce()) {
+        self.target.visit_after(&self.sends, || {
+            let _sends = self.sends.lock();
+            inside();
+        });
+    }
+
     /// Returns whether threads look for work of the peer again and again.
     #[cfg(test)]
     pub(super) fn is_looked_after(&self) -> bool {

@@ -17,6 +17,7 @@ use super::receives::{Posted, Receives};
 use super::send::SendQueue;
 use crate::soft::biased_lock::BiasedLock;
 use crate::soft::completion_queue::Sink;
+use crate::soft::forked;
 use crate::soft::shared::end::{Failure, Reader};
 use crate::soft::shared::ring::{Flags, Kind, LINE, Record};
 use crate::{
@@ -182,6 +183,10 @@ impl Target {
 
     /// Posts receives in order.
     pub(super) fn post(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError> {
+        if self.core.domain.device().is_forked() {
+            // Before the lock, which a thread of the parent may have held when the process forked.
+            return forked::refuse(requests.len());
+        }
         let mut state = self.state.lock();
         let before = state.receives.posted();
         let result = requests.iter().enumerate().try_for_each(|(index, request)| {
@@ -202,9 +207,6 @@ impl Target {
     }
 
     fn post_one(&self, state: &mut TargetState, request: &ReceiveRequest<'_>) -> Result<(), PostErrorKind> {
-        if self.core.domain.device().is_forked() {
-            return Err(PostErrorKind::State(QueuePairState::Error));
-        }
         if self.core.state() == QueuePairState::Reset {
             return Err(PostErrorKind::State(QueuePairState::Reset));
         }
