@@ -85,19 +85,13 @@ impl Pair {
         &self.core
     }
 
-    /// Carries out the peer's records, as a thread that polls. Calls `inside` when no other thread can do so any more.
+    /// Carries out the peer's records, as a thread that polls. Waits twice at `barrier`, with the locks of both queues held.
     #[cfg(test)]
-    pub(super) fn visit_after(&self, inside: impl FnOnce()) {
-        self.target.visit_after(&self.sends, inside);
-    }
-
-    /// Calls `inside` while this thread holds the locks of both queues.
-    #[cfg(test)]
-    pub(super) fn while_locked(&self, inside: impl FnOnce()) {
-        self.target.visit_after(&self.sends, || {
-            let _sends = self.sends.lock();
-            inside();
-        });
+    pub(super) fn visit_with_pause(&self, barrier: &Arc<std::sync::Barrier>) {
+        let sends = self.sends.lock();
+        self.target.pause_next_visit(Arc::clone(barrier));
+        self.target.visit(&self.sends, &mut Output::Keep);
+        drop(sends);
     }
 
     /// Returns whether threads look for work of the peer again and again.
@@ -143,14 +137,13 @@ impl Pair {
     fn carry_out_unpolled(&self) -> bool {
         // This visit waits for a thread that is carrying out records now. If the thread has taken all of them, it polls: if the peer
         // asked the device from now on, the device's thread would come between the thread and the next record, and find this record.
-        let visited = self.target.visit_unpolled(&self.sends);
-        if !visited.found_work && !self.sends.has_waiting() {
-            return false;
-        }
+        let mut output = Output::Unpolled { found_work: self.sends.has_waiting() };
+        let more = self.target.visit(&self.sends, &mut output);
+        let Output::Unpolled { found_work: true } = output else { return false };
         self.core.want(Attention::DEVICE);
         Attention::fence::<Native, Shipping>();
         // A record that came before the peer could see that this end wants to be asked for.
-        visited.more || self.target.visit(&self.sends, &mut Output::Keep)
+        more || self.target.visit(&self.sends, &mut output)
     }
 
     fn is_forked(&self) -> bool {

@@ -41,15 +41,10 @@ fn posts_of_a_child_take_no_lock() {
     let operation = Operation::Send { data: Payload::Registered(&into), immediate: None };
     let send = [SendRequest { wr_id: 2, operation, signaled: true }];
     let mut status = -1;
-    let (locked, forked) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+    let inside = Arc::new(std::sync::Barrier::new(2));
     std::thread::scope(|scope| {
-        scope.spawn(|| {
-            pair.while_locked(|| {
-                locked.wait();
-                forked.wait();
-            });
-        });
-        locked.wait();
+        scope.spawn(|| pair.visit_with_pause(&inside));
+        inside.wait();
         // SAFETY: the child takes no lock of this process, and ends without destructors.
         let child = unsafe { libc::fork() };
         if child == 0 {
@@ -61,7 +56,7 @@ fn posts_of_a_child_take_no_lock() {
         }
         // SAFETY: the status is writable.
         unsafe { libc::waitpid(child, &raw mut status, 0) };
-        forked.wait();
+        inside.wait();
     });
     assert_eq!(status, 0, "the child has a signal, or a post that succeeds");
 }

@@ -93,12 +93,14 @@ fn a_request_to_the_device_during_a_visit_does_not_end_the_polling() {
         exchange(&a, &b);
         b.pair.peer_work().unwrap().need_no_events();
         write(&a, &b, || {
+            let inside = Arc::new(std::sync::Barrier::new(2));
             std::thread::scope(|scope| {
-                pair.visit_after(|| {
-                    scope.spawn(|| device.carry_out());
-                    wait_for("the device's thread", || !pair.is_looked_after());
-                    std::thread::sleep(Duration::from_millis(2));
-                });
+                scope.spawn(|| pair.visit_with_pause(&inside));
+                inside.wait();
+                scope.spawn(|| device.carry_out());
+                wait_for("the device's thread", || !pair.is_looked_after());
+                std::thread::sleep(Duration::from_millis(2));
+                inside.wait();
             });
             polled += u32::from(!wants_device(&b));
         });
