@@ -1,7 +1,7 @@
 //! The lock with a bias towards one thread.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::Relaxed;
 
 use loom::cell::UnsafeCell;
 use loom::sync::{Mutex, MutexGuard};
@@ -89,33 +89,6 @@ pub fn the_bias_moves<O: Orders + 'static>() -> u64 {
         };
         lock.take(1, true);
         assert!(other.join().is_ok());
-    })
-}
-
-/// A thread has ended. Another thread gets its seat and the bias, while a third one comes.
-pub fn a_seat_goes_to_another_thread<O: Orders + 'static>() -> u64 {
-    explore(|| {
-        let lock = Lock::<O>::new();
-        let ended = Arc::new(LoomWord::new(0));
-        lock.take(1, true);
-        let first = {
-            let (lock, ended) = (Arc::clone(&lock), Arc::clone(&ended));
-            thread::spawn(move || {
-                lock.take(1, false);
-                // As `Own::drop`.
-                ended.store(1, Release);
-            })
-        };
-        // As `BiasedLock::release_gate`.
-        let mut gate = lock.pass_gate(2);
-        lock.use_content();
-        if ended.load(Acquire) == 1 {
-            gate.free(1);
-        }
-        lock.bias.give(2, &mut gate);
-        drop(gate);
-        lock.take(2, false);
-        assert!(first.join().is_ok());
     })
 }
 

@@ -32,7 +32,6 @@ pass! {
     arming_settles_debts: waking::arming_settles_debts::<Shipping>;
     one_thread_is_inside: bias::one_thread_is_inside::<Shipping>;
     the_bias_moves: bias::the_bias_moves::<Shipping>;
-    a_seat_goes_to_another_thread: bias::a_seat_goes_to_another_thread::<Shipping>;
     the_lock_orders_what_is_beside_it: bias::the_lock_orders_what_is_beside_it::<Shipping>;
     copies_by_key_are_discarded: revocation::copies_by_key_are_discarded::<Shipping>;
     copies_of_an_ended_peer_are_discarded: revocation::copies_of_an_ended_peer_are_discarded::<Shipping>;

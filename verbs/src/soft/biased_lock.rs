@@ -3,17 +3,15 @@
 //!
 //! At first the lock is an ordinary mutex, the *gate*. When one thread has taken it often, and no other thread meanwhile, the lock
 //! gets a [bias](super::shared::bias) towards this thread. Another thread that takes the lock takes the bias away, for some
-//! microseconds of waiting, and the lock is its gate again. Until the lock gets another bias, it takes longer if the last one was of little
-//! use. A thread that ends gives its seats in all locks back.
+//! microseconds of waiting, and the lock is its gate again. Each time it takes longer until the lock gets a bias.
 
 use std::cell::{Cell, UnsafeCell};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
 
 use super::barrier;
 use super::shared::bias::{Bias, Seat, Seats};
@@ -25,8 +23,6 @@ const FIRST: u32 = 1 << 10;
 /// Factor for the next bias, after one was taken away, and the most times.
 const FACTOR: u32 = 8;
 const MOST: u32 = 1 << 20;
-/// A bias that lasted so long was worth its cost. The next one comes as soon as the first.
-const WORTH: Duration = Duration::from_secs(1);
 
 /// A lock around a value.
 pub(super) struct BiasedLock<T> {
@@ -46,22 +42,9 @@ struct Gate {
     /// The last thread, and how many times it has taken the lock since another one did.
     last: u64,
     times: u32,
-    /// The number of times after which a thread gets the bias, now and for the first bias.
+    /// The number of times after which a thread gets the bias.
     needed: u32,
-    first: u32,
-    /// When the last bias was given.
-    given: Instant,
     seats: Seats,
-    /// The threads that have a seat.
-    seated: Vec<Arc<Thread>>,
-}
-
-/// A thread of this process.
-#[derive(Debug)]
-struct Thread {
-    number: u64,
-    /// Whether the thread has ended, and so has left all locks.
-    ended: AtomicBool,
 }
 
 /// The lock, held. The value is the caller's until this is dropped.
@@ -86,9 +69,7 @@ impl<T> BiasedLock<T> {
     }
 
     fn with_first(value: T, needed: u32) -> Self {
-        let (seats, seated) = (Seats::default(), Vec::new());
-        let gate = Gate { last: 0, times: 0, needed, first: needed, given: Instant::now(), seats, seated };
-        let gate = Mutex::new(gate);
+        let gate = Mutex::new(Gate { last: 0, times: 0, needed, seats: Seats::default() });
         Self { bias: Bias::default(), gate, value: UnsafeCell::new(value) }
     }
 
@@ -108,9 +89,9 @@ impl<T> BiasedLock<T> {
         let mut gate = lock(&self.gate);
         if let Some(seat) = self.bias.take_away() {
             self.wait_for(seat);
-            gate.needed = gate.needed_after(gate.given.elapsed());
+            gate.needed = gate.needed.saturating_mul(FACTOR).min(MOST);
         }
-        gate.free_seats(|thread| thread.number == me);
+        gate.seats.free(me);
         if gate.last == me {
             gate.times = gate.times.saturating_add(1);
         } else {
@@ -139,36 +120,10 @@ impl<T> BiasedLock<T> {
 
     #[inline(never)]
     fn release_gate(&self, mut gate: MutexGuard<'_, Gate>) {
-        if gate.times >= gate.needed
-            && barrier::is_ready()
-            && let Some(me) = this_thread()
-        {
-            // SYNC: pairs with `Own::drop`: what the thread has stored inside this lock comes before.
-            gate.free_seats(|thread| thread.ended.load(Acquire));
-            if self.bias.give(me.number, &mut gate.seats) {
-                gate.seated.push(me);
-                gate.given = Instant::now();
-            }
+        if gate.times >= gate.needed && barrier::is_ready() {
+            let me = gate.last;
+            self.bias.give(me, &mut gate.seats);
         }
-    }
-}
-
-impl Gate {
-    /// Returns the times until the next bias, after the last one has lasted for `lasted`.
-    fn needed_after(&self, lasted: Duration) -> u32 {
-        if lasted >= WORTH { self.first } else { self.needed.saturating_mul(FACTOR).min(MOST) }
-    }
-
-    /// Frees the seats of the threads that `goes` names.
-    fn free_seats(&mut self, goes: impl Fn(&Thread) -> bool) {
-        let seats = &mut self.seats;
-        self.seated.retain(|thread| {
-            let goes = goes(thread);
-            if goes {
-                seats.free(thread.number);
-            }
-            !goes
-        });
     }
 }
 
@@ -210,46 +165,18 @@ impl<T> fmt::Debug for BiasedLock<T> {
     }
 }
 
-/// The number of threads that are ending. They get no bias.
-const ENDING: u64 = 1;
-
-thread_local! {
-    static NUMBER: Cell<u64> = const { Cell::new(0) };
-    static OWN: Own = Own::new();
-}
-
-/// A thread's own reference to its record.
-struct Own(Arc<Thread>);
-
-impl Own {
-    fn new() -> Self {
-        static LAST: AtomicU64 = AtomicU64::new(ENDING);
-        let number = LAST.fetch_add(1, Relaxed) + 1;
-        NUMBER.set(number);
-        Self(Arc::new(Thread { number, ended: AtomicBool::new(false) }))
-    }
-}
-
-impl Drop for Own {
-    fn drop(&mut self) {
-        // Destructors that run later take locks by their gates.
-        NUMBER.set(ENDING);
-        // SYNC: pairs with `release_gate`, which gives the seats of this thread to others.
-        self.0.ended.store(true, Release);
-    }
-}
-
-/// Returns the record of this thread; `None` if the thread is ending.
-fn this_thread() -> Option<Arc<Thread>> {
-    OWN.try_with(|own| Arc::clone(&own.0)).ok()
-}
-
-/// Returns the number of this thread, which no other thread of this process has or had, except for threads that are ending.
+/// Returns the number of this thread, which no other thread of this process has or had.
 #[inline]
 fn number_of_this_thread() -> u64 {
+    thread_local! {
+        static NUMBER: Cell<u64> = const { Cell::new(0) };
+    }
     #[cold]
     fn new() -> u64 {
-        this_thread().map_or(ENDING, |thread| thread.number)
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        let number = LAST.fetch_add(1, Relaxed) + 1;
+        NUMBER.set(number);
+        number
     }
     match NUMBER.get() {
         0 => new(),
@@ -298,66 +225,11 @@ mod tests {
         assert!(lock.is_biased());
         std::thread::scope(|scope| scope.spawn(|| take(&lock, 1)).join().unwrap());
         assert!(!lock.is_biased());
-        take(&lock, 1011);
+        take(&lock, 11);
+        assert!(!lock.is_biased(), "the next bias takes longer");
+        take(&lock, 1000);
         assert!(lock.is_biased());
         assert_eq!(*lock.lock(), [2022; 2]);
-    }
-
-    #[test]
-    fn the_next_bias_takes_longer_if_the_last_one_was_of_little_use() {
-        let lock = BiasedLock::with_first((), 10);
-        let mut gate = super::lock(&lock.gate);
-        for needed in [80, 640, 5120] {
-            gate.needed = gate.needed_after(WORTH / 2);
-            assert_eq!(gate.needed, needed);
-        }
-        assert_eq!(gate.needed_after(WORTH), 10);
-    }
-
-    /// More threads than a lock has seats take it one after the other, and end.
-    #[test]
-    fn threads_that_end_give_their_seats_back() {
-        barrier::prepare();
-        if !barrier::is_ready() {
-            return;
-        }
-        let lock = BiasedLock::with_first([0; 2], 3);
-        for thread in 0..12 {
-            let ours = std::thread::scope(|scope| {
-                let turn = || {
-                    super::lock(&lock.gate).needed = 3;
-                    take(&lock, 100);
-                    lock.is_ours()
-                };
-                scope.spawn(turn).join().unwrap()
-            });
-            assert!(ours, "thread {thread} has no bias");
-        }
-        assert!(super::lock(&lock.gate).seated.len() <= 4);
-    }
-
-    /// A destructor of a thread takes a lock after the thread has given its seats back.
-    #[test]
-    fn a_thread_that_is_ending_takes_locks() {
-        struct Late(Arc<BiasedLock<[u64; 2]>>);
-        impl Drop for Late {
-            fn drop(&mut self) {
-                take(&self.0, 100);
-            }
-        }
-        thread_local!(static LATE: Cell<Option<Late>> = const { Cell::new(None) });
-        barrier::prepare();
-        let shared = Arc::new(BiasedLock::with_first([0; 2], 3));
-        for _ in 0..6 {
-            let lock = Arc::clone(&shared);
-            let run = move || {
-                // Destructors run in the reverse order.
-                LATE.set(Some(Late(Arc::clone(&lock))));
-                take(&lock, 100);
-            };
-            std::thread::spawn(run).join().unwrap();
-        }
-        assert_eq!(*shared.lock(), [1200; 2]);
     }
 
     /// The variable that makes [`in_a_sandbox`] run.

@@ -8,7 +8,7 @@
 //!
 //! A former owner that was interrupted between its two looks at the bias may store at any later time that it is inside, and then that
 //! it is not. So each owner has a word of its own for that. The word goes to another thread only after the former owner has come
-//! through the gate, or has ended, and so has done with it.
+//! through the gate, and so has done with it.
 
 use std::fmt::Debug;
 use std::marker::PhantomData;
@@ -75,12 +75,12 @@ impl<P: Platform, O: Orders> Bias<P, O> {
     }
 
     /// Gives the bias to the thread `me`, which calls this function, holds the gate, and is about to release it. Without a free seat
-    /// there is no bias. Returns whether there is one.
-    pub fn give(&self, me: u64, seats: &mut Seats) -> bool {
-        let Some(seat) = seats.0.iter().position(|thread| *thread == 0) else { return false };
-        seats.0[seat] = me;
-        self.owner.store(me * SEATS as u64 + seat as u64, Relaxed);
-        true
+    /// there is no bias.
+    pub fn give(&self, me: u64, seats: &mut Seats) {
+        if let Some(seat) = seats.0.iter().position(|thread| *thread == 0) {
+            seats.0[seat] = me;
+            self.owner.store(me * SEATS as u64 + seat as u64, Relaxed);
+        }
     }
 
     /// Takes the bias away, if a thread has it. The caller holds the gate. Returns the seat of that thread: the caller waits until the
@@ -104,10 +104,9 @@ impl<P: Platform, O: Orders> Bias<P, O> {
 }
 
 impl Seats {
-    /// Frees the seat of the thread `number`, which calls this function and has come through the gate, or has ended. An end happens
-    /// before the call.
-    pub fn free(&mut self, number: u64) {
-        for thread in self.0.iter_mut().filter(|thread| **thread == number) {
+    /// Frees the seat of the thread `me`, which calls this function and has come through the gate.
+    pub fn free(&mut self, me: u64) {
+        for thread in self.0.iter_mut().filter(|thread| **thread == me) {
             *thread = 0;
         }
     }
