@@ -78,8 +78,8 @@ impl Short {
             moved = true;
         }
         if moved && self.ranks == 2 {
-            // A look at once would take the line from the peer while the peer writes its message, and the peer would have to fetch
-            // the line again.
+            // A look at once may take the line from the peer while the peer writes its message, and the peer has to fetch the line
+            // again. One pause makes that less likely.
             std::hint::spin_loop();
         }
         while self.next < self.ranks {

@@ -296,6 +296,9 @@ impl Queue {
         }
         // The words are checked after the completions, because completions bring the values if the device does not place bytes in
         // order.
+        // SYNC: a poll that stores a value may have no fence before this check, and then miss a word that a task adds at this moment,
+        // while that task misses the value. The next poll checks again. Before the poller sleeps, it arms the queues, which executes a
+        // fence, and polls once more.
         let arrived = self.watched.check(&mut batch.after.wakers, &mut batch.checked);
         batch.checked.clear();
         count + arrived

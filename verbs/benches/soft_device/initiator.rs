@@ -11,7 +11,7 @@ pub(crate) struct Initiator {
     opcode: Opcode,
     batch: u64,
     stamp: u64,
-    /// Number of messages that the peer has not acknowledged.
+    /// Number of messages that the peer has not acknowledged, or that have no completion yet.
     outstanding: u64,
 }
 
@@ -72,26 +72,31 @@ impl Initiator {
         self.batch
     }
 
-    /// Sends a batch of messages. For opcodes that the peer receives, this function does not wait for the batch: it only waits
-    /// while the messages on the way would be too many for the peer's receives, or more than four batches.
+    /// Sends a batch of messages. This function does not wait for the batch: it only waits while the messages on the way would be too
+    /// many for the peer's receives, or more than four batches.
     pub(crate) fn batch(&mut self) {
-        if !self.opcode.is_received() {
-            return self.run_one_sided(self.batch);
-        }
-        (0..self.batch).for_each(|_| self.side.post(self.opcode, false));
+        let is_one_sided = !self.opcode.is_received();
+        (1..self.batch).for_each(|_| self.side.post(self.opcode, false));
+        self.side.post(self.opcode, is_one_sided);
         self.outstanding += self.batch;
         while self.outstanding + self.batch > RECEIVES.min(4 * self.batch) {
-            self.outstanding -= self.poll().receives * self.batch;
-            relax();
+            self.take_acknowledgements();
         }
     }
 
     /// Waits until the peer has received all messages.
     pub(crate) fn drain(&mut self) {
         while self.outstanding > 0 {
-            self.outstanding -= self.poll().receives * self.batch;
-            relax();
+            self.take_acknowledgements();
         }
+    }
+
+    /// Takes the peer's acknowledgements of batches. Those of a one-sided opcode are the completions of the last requests.
+    fn take_acknowledgements(&mut self) {
+        let polled = self.poll();
+        let batches = if self.opcode.is_received() { polled.receives } else { polled.sends };
+        self.outstanding -= batches * self.batch;
+        relax();
     }
 
     fn poll(&mut self) -> Polled {

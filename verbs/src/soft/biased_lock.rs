@@ -194,6 +194,12 @@ mod tests {
             let gate = lock(&self.gate);
             gate.times >= gate.needed
         }
+
+        /// Returns whether the lock has a bias towards this thread.
+        fn is_ours(&self) -> bool {
+            let seat = self.bias.enter(number_of_this_thread());
+            seat.inspect(|seat| self.bias.leave(*seat)).is_some()
+        }
     }
 
     fn take(lock: &BiasedLock<[u64; 2]>, times: u64) {
@@ -224,6 +230,79 @@ mod tests {
         take(&lock, 1000);
         assert!(lock.is_biased());
         assert_eq!(*lock.lock(), [2022; 2]);
+    }
+
+    /// The variable that makes [`in_a_sandbox`] run.
+    const SANDBOX: &str = "TONIC_RDMA_NO_MEMBARRIER";
+
+    /// A kernel or a sandbox refuses the fences of all threads: before the first bias, or when a bias is to be taken away.
+    #[test]
+    fn locks_do_without_the_fence_of_all_threads() {
+        for moment in ["before", "meanwhile"] {
+            let output = std::process::Command::new(std::env::current_exe().unwrap())
+                .args([
+                    "soft::biased_lock::tests::in_a_sandbox",
+                    "--exact",
+                    "--nocapture",
+                    "--test-threads=1",
+                ])
+                .env(SANDBOX, moment)
+                .output()
+                .unwrap();
+            let printed = |bytes| String::from_utf8_lossy(bytes).into_owned();
+            assert!(
+                output.status.success(),
+                "{moment}: {}{}",
+                printed(&output.stdout),
+                printed(&output.stderr)
+            );
+        }
+    }
+
+    /// Has the kernel refuse `membarrier` to this thread, and to the threads that it starts.
+    fn refuse_membarrier() {
+        const LOAD_NUMBER: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+        const SKIP_UNLESS: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+        const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+        let step = |code, jf, k| libc::sock_filter { code, jt: 0, jf, k };
+        let mut steps = [
+            step(LOAD_NUMBER, 0, 0),
+            step(SKIP_UNLESS, 1, libc::SYS_membarrier as u32),
+            step(RETURN, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+            step(RETURN, 0, libc::SECCOMP_RET_ALLOW),
+        ];
+        let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
+        // SAFETY: the program and its steps live until the calls return. The calls change only what this thread may ask the kernel for.
+        let refused = unsafe {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+                && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
+        };
+        assert!(refused, "{}", std::io::Error::last_os_error());
+    }
+
+    /// Runs in a process of its own. Without [`SANDBOX`] this test does nothing.
+    #[test]
+    fn in_a_sandbox() {
+        let Some(moment) = std::env::var_os(SANDBOX) else { return };
+        if moment == "before" {
+            refuse_membarrier();
+        }
+        barrier::prepare();
+        let lock = BiasedLock::with_first([0; 2], 3);
+        take(&lock, 100);
+        let had_one = lock.is_ours();
+        assert!(moment != "before" || !had_one);
+        refuse_membarrier();
+        // The threads take the bias of this one away, though the kernel refuses the fence.
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| take(&lock, 1000));
+            }
+            take(&lock, 1000);
+        });
+        assert_eq!(*lock.lock(), [3100; 2]);
+        assert!(!lock.is_ours(), "no lock gets a bias any more");
+        assert!(!had_one || !barrier::is_ready());
     }
 
     /// The threads often take the bias from one another, because it comes at once.

@@ -41,7 +41,7 @@ pub(super) struct Queue {
 /// A queue pair, as its completion queues use it.
 pub(super) trait CompletionSource: Debug + Send + Sync {
     /// If there is something to do, carries out the peer's records and the own requests that can run now, and moves completions to
-    /// `sink`. Without work this takes no lock.
+    /// `sink`. Without work this takes no lock of the queue pair. (A look at the peer that is owed may lock the list of guarded queue pairs.)
     fn poll(&self, role: Role, poll: Poll, sink: &mut Sink<'_>) -> Found;
 
     /// Asks the peer for an event with its next record, and with the next progress of own requests.

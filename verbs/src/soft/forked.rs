@@ -13,6 +13,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
+use crate::{PostError, PostErrorKind, QueuePairState};
+
 /// Number of forks between the first process of the family that had a device and this process.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 /// The result of the registration of [`count`].
@@ -41,6 +43,13 @@ impl Origin {
         // The fork itself orders the store: it happened before the child had any thread.
         FORKS.load(Relaxed) != self.forks
     }
+}
+
+/// Refuses `requests` requests that a forked child posts.
+#[cold]
+pub(super) fn refuse(requests: usize) -> Result<(), PostError> {
+    let kind = PostErrorKind::State(QueuePairState::Error);
+    if requests == 0 { Ok(()) } else { Err(PostError { index: 0, kind }) }
 }
 
 /// Notes a descriptor whose other end must notice when this process ends. A forked child gets another file in its place, because a

@@ -81,6 +81,33 @@ fn family() {
     let (one, two) = default_pair(&Soft);
     exchange(&one, &two, 1);
 
+    // A WRITE has come that no thread has carried out, and threads of the parent look for such work.
+    let work = two.pair.peer_work().unwrap();
+    work.need_no_events();
+    two.fill(8192, &pattern(9, 4096));
+    one.fill(0, &pattern(8, 4096));
+    one.post(
+        3,
+        Operation::Write {
+            data: Payload::Registered(&[one.segment(0, 4096)]),
+            remote: two.remote(8192),
+            immediate: None,
+        },
+    );
+    let idle = in_child(|| {
+        two.pair.progress();
+        assert!(!work.progress(), "the child carries out work of its parent");
+        assert!(!work.need_no_events(), "the child takes requests of its parent back");
+        work.need_events();
+    });
+    assert!(idle, "the child took part in the work of its parent");
+    assert!(
+        work.progress() || two.content(8192, 4096) == pattern(8, 4096),
+        "the work is not the parent's any more"
+    );
+    one.expect(3, CompletionOpcode::Write);
+    assert_eq!(two.content(8192, 4096), pattern(8, 4096));
+
     // Each call of the child on an object of its parent fails.
     let refused = in_child(|| {
         let unusable = |error| assert!(matches!(error, VerbsError::Unusable(_)), "{error}");

@@ -132,9 +132,9 @@ impl Offers {
         .collect()
     }
 
-    /// Returns whether the peer may have a segment mapped that is withdrawn.
-    pub(crate) fn has_withdrawn(&self) -> bool {
-        !lock(&self.withdrawn).is_empty()
+    /// Returns when the next reminder is due; `None` if the peer has no segment mapped that is withdrawn.
+    pub(crate) fn next_reminder(&self) -> Option<Instant> {
+        lock(&self.withdrawn).values().map(|segment| segment.again).min()
     }
 
     /// Notes that the peer is dead, so that it has no withdrawn segment mapped any more.
@@ -199,20 +199,21 @@ mod tests {
         let (offer, _) = offers.get(1, || Some(Arc::clone(&charge))).unwrap();
         assert!(offer.is_due());
         drop(offer);
-        assert!(!offers.has_withdrawn() && offers.withdraw(1) && offers.has_withdrawn());
+        assert!(offers.next_reminder().is_none() && offers.withdraw(1));
         let mut now = Instant::now();
         assert!(offers.reminders(now - FIRST_PAUSE).is_empty(), "the peer was just told");
         let mut pauses = Vec::new();
         while pauses.len() < 10 {
-            let before = now;
-            while offers.reminders(now).is_empty() {
-                now += Duration::from_millis(50);
-            }
-            pauses.push(now - before);
+            // The device's thread looks when a reminder is due, and not before.
+            let due = offers.next_reminder().unwrap();
+            assert!(offers.reminders(due - Duration::from_millis(1)).is_empty());
+            assert_eq!(offers.reminders(due), [1]);
+            pauses.push(due - now);
+            now = due;
         }
-        assert!(pauses.is_sorted() && pauses[9] == LONGEST_PAUSE, "{pauses:?}");
+        assert!(pauses[1..].is_sorted() && pauses[9] == LONGEST_PAUSE, "{pauses:?}");
         offers.unmapped(1);
-        assert!(!offers.has_withdrawn() && offers.reminders(now + LONGEST_PAUSE).is_empty());
+        assert!(offers.next_reminder().is_none() && offers.reminders(now + LONGEST_PAUSE).is_empty());
         assert_eq!(Arc::strong_count(&charge), 1);
     }
 
@@ -231,7 +232,7 @@ mod tests {
         all.sort_unstable();
         assert!(all.into_iter().eq(0..count));
         offers.peer_died();
-        assert!(!offers.has_withdrawn() && offers.charges().is_empty());
+        assert!(offers.next_reminder().is_none() && offers.charges().is_empty());
     }
 
     #[test]

@@ -196,13 +196,13 @@ impl Peer {
         self.say_by_any(Object::Unmapped { id });
     }
 
-    /// Tells the peer once more of segments that are withdrawn, and that it has not confirmed to have unmapped. Returns whether there are
-    /// any that it has not confirmed. Does not wait.
-    pub(crate) fn remind(&self, now: Instant) -> bool {
+    /// Tells the peer once more of segments that are withdrawn, and that it has not confirmed to have unmapped. Returns when it is
+    /// to be told next. Does not wait.
+    pub(crate) fn remind(&self, now: Instant) -> Option<Instant> {
         for id in self.offers.reminders(now) {
             self.say_by_any(Object::Withdraw { id });
         }
-        self.offers.has_withdrawn()
+        self.offers.next_reminder()
     }
 
     /// Sends a request without a reply by any connection to the peer, because the first one may be gone. The request is lost if the

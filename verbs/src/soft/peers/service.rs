@@ -33,6 +33,14 @@ const FIRST_TOKEN: u64 = 2;
 /// Requests of one client that are answered before the other clients have their turn.
 const REQUESTS_OF_A_TURN: usize = 8;
 
+/// The looks for segments that peers are to be reminded of.
+#[derive(Debug)]
+struct Reminders {
+    /// The last look, and the next one.
+    looked: Instant,
+    next: Option<Instant>,
+}
+
 /// State that the thread and the device share.
 #[derive(Debug)]
 pub(crate) struct Service {
@@ -49,7 +57,7 @@ pub(crate) struct Service {
     deadlines: Mutex<BinaryHeap<Deadline>>,
     /// Queue pairs whose records this thread looks after.
     guarded: Mutex<Vec<Weak<dyn LocalQueuePair>>>,
-    /// Whether peers are to be reminded of segments that are withdrawn.
+    /// Whether a segment was withdrawn since the last look for those that peers are to be reminded of.
     reminding: AtomicBool,
     /// Charges of memory that a peer may have mapped, by the token of the socket to that peer.
     kept: Mutex<HashMap<u64, (Received, Vec<Charge>)>>,
@@ -134,17 +142,23 @@ impl Service {
         }
     }
 
-    /// Reminds peers of segments that are withdrawn. Returns whether there are any that the peers have not confirmed.
-    fn remind(&self) -> bool {
+    /// Reminds peers of segments that are withdrawn, if a reminder is due. Returns when the next one is due; `None` if the peers have
+    /// confirmed all.
+    fn remind(&self, reminders: &mut Reminders) -> Option<Instant> {
+        /// Least time between two looks for segments that peers are to be reminded of.
+        const PAUSE: Duration = Duration::from_millis(100);
+        let soonest = reminders.looked + PAUSE;
+        let due = if self.reminding.load(SeqCst) { Some(soonest) } else { reminders.next }?;
+        let now = Instant::now();
+        if due > now {
+            return Some(due);
+        }
         // Before the look, so that a segment that is withdrawn meanwhile is not overlooked.
         self.reminding.store(false, SeqCst);
         let peers: Vec<_> = lock(&self.peers).values().filter_map(Weak::upgrade).collect();
-        let now = Instant::now();
-        let mut left = false;
-        for peer in peers {
-            left |= peer.remind(now);
-        }
-        self.reminding.fetch_or(left, SeqCst) || left
+        let next = peers.iter().filter_map(|peer| peer.remind(now)).min();
+        *reminders = Reminders { looked: now, next: next.map(|next| next.max(now + PAUSE)) };
+        reminders.next
     }
 
     /// Wakes the pollers of the queue pair's completion queues at `when`, so that a poll finds the deadline passed.
@@ -194,16 +208,19 @@ impl Service {
     pub(crate) fn run(&self) {
         /// Time between two looks at the guarded queue pairs.
         const LOOK: Duration = Duration::from_millis(4);
-        /// Time between two looks for segments that peers are to be reminded of.
-        const REMIND: Duration = Duration::from_millis(100);
         let mut clients = Clients::default();
         let mut events = Vec::with_capacity(64);
         let mut asked = Vec::new();
         let mut looked = Instant::now();
-        let mut reminded = Instant::now();
+        let mut reminders = Reminders { looked: Instant::now(), next: None };
         while !self.stop.load(SeqCst) {
             let mut timeout = self.notify_due();
+            let is_asked = !asked.is_empty();
             let more = self.carry_out(&mut asked);
+            if is_asked {
+                // There is traffic, perhaps only of the peer, so the locks of queue pairs are worth a bias.
+                barrier::prepare();
+            }
             let guards = if looked.elapsed() >= LOOK {
                 looked = Instant::now();
                 self.look_after()
@@ -215,17 +232,11 @@ impl Service {
                 (false, true) => Some(LOOK.saturating_sub(looked.elapsed())),
                 (false, false) => None,
             };
-            let reminds = self.reminding.load(SeqCst) && {
-                if reminded.elapsed() >= REMIND {
-                    reminded = Instant::now();
-                    self.remind()
-                } else {
-                    true
-                }
-            };
-            let reminder = reminds.then(|| REMIND.saturating_sub(reminded.elapsed()));
+            let reminder =
+                self.remind(&mut reminders).map(|due| due.saturating_duration_since(Instant::now()));
             for limit in [limit, reminder].into_iter().flatten() {
-                let limit = Timespec { tv_sec: 0, tv_nsec: i64::from(limit.subsec_nanos()) };
+                let limit =
+                    Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
                 timeout = Some(timeout.map_or(limit, |timeout| timeout.min(limit)));
             }
             events.clear();

@@ -192,7 +192,8 @@ impl Core {
         }
     }
 
-    /// Returns whether the queue pair is in Rts, or was when this process last looked at its peer.
+    /// Returns whether this end is in Rts. Does not look at the peer, whose end moves this end to Error only with a poll:
+    /// [`state`](Self::state) looks.
     #[inline]
     pub(super) fn is_ready_to_send(&self) -> bool {
         self.state.load(Acquire) == RTS

@@ -84,6 +84,21 @@ impl Pair {
     pub(super) fn core(&self) -> &Arc<Core> {
         &self.core
     }
+
+    /// Carries out the peer's records, as a thread that polls. Waits twice at `barrier`, with the locks of both queues held.
+    #[cfg(test)]
+    pub(super) fn visit_with_pause(&self, barrier: &Arc<std::sync::Barrier>) {
+        let sends = self.sends.lock();
+        self.target.pause_next_visit(Arc::clone(barrier));
+        self.target.visit(&self.sends, &mut Output::Keep);
+        drop(sends);
+    }
+
+    /// Returns whether threads look for work of the peer again and again.
+    #[cfg(test)]
+    pub(super) fn is_looked_after(&self) -> bool {
+        self.looked_after.load(Relaxed)
+    }
 }
 
 impl MemoryUser for Pair {
@@ -107,12 +122,28 @@ impl Pair {
         if self.is_forked() {
             return false;
         }
+        // This thread looks after the records, so the peer need not ask the device.
+        self.core.want_no_more(Attention::DEVICE);
         self.target.visit(&self.sends, &mut Output::Keep);
         if self.target.is_busy() {
             // Completions, or more work.
             self.core.notify();
         }
         true
+    }
+
+    /// Carries out records of the peer, in the device's thread. If no thread polls, the peer asks the device at once from now on, until a
+    /// thread polls.
+    fn carry_out_unpolled(&self) -> bool {
+        // This visit waits for a thread that is carrying out records now. If the thread has taken all of them, it polls: if the peer
+        // asked the device from now on, the device's thread would come between the thread and the next record, and find this record.
+        let mut output = Output::Unpolled { found_work: self.sends.has_waiting() };
+        let more = self.target.visit(&self.sends, &mut output);
+        let Output::Unpolled { found_work: true } = output else { return false };
+        self.core.want(Attention::DEVICE);
+        Attention::fence::<Native, Shipping>();
+        // A record that came before the peer could see that this end wants to be asked for.
+        more || self.target.visit(&self.sends, &mut output)
     }
 
     fn is_forked(&self) -> bool {
@@ -254,15 +285,14 @@ impl LocalQueuePair for Pair {
         // SYNC: pairs with the fence after `arm`: either this thread sees that the queue is armed, or the thread that arms it sees this
         // store.
         fence(SeqCst);
-        // A thread that sleeps in the completion queue learns of all news itself. If no thread sleeps or polls, the peer asks the
-        // device at once from now on, until a thread polls. If a thread has taken the records since the peer asked, that thread polls.
-        if self.core.receive_queue.is_armed() {
+        // A thread that sleeps in the completion queue learns of all news itself.
+        let more = if self.core.receive_queue.is_armed() {
             self.core.ask(ALL_NEWS);
-        } else if self.target.has_record() || self.target.is_busy() || self.sends.has_waiting() {
-            self.core.want(Attention::DEVICE);
-        }
-        Attention::fence::<Native, Shipping>();
-        let more = self.target.visit(&self.sends, &mut Output::Keep);
+            Attention::fence::<Native, Shipping>();
+            self.target.visit(&self.sends, &mut Output::Keep)
+        } else {
+            self.carry_out_unpolled()
+        };
         if self.sends.has_waiting() {
             self.sends.run_waiting();
         }

@@ -27,3 +27,36 @@ fn memory_of_a_dropped_queue_pair_stays() {
         assert!(bytes.iter().all(|byte| *byte == 0), "round {round}");
     }
 }
+
+/// A thread of the parent holds the locks of a queue pair while another thread forks. The posts of the child fail, and do not wait for
+/// the thread, which the child does not have.
+#[test]
+fn posts_of_a_child_take_no_lock() {
+    const PATIENCE: u32 = 10;
+    let (a, _b) = Side::connected();
+    let local: Arc<dyn Any + Send + Sync> = the_device().service().queue_pair(a.pair.number().0).unwrap();
+    let pair = local.downcast::<Pair>().unwrap();
+    let into = a.part(0, 8);
+    let receive = [ReceiveRequest { wr_id: 1, into: &into }];
+    let operation = Operation::Send { data: Payload::Registered(&into), immediate: None };
+    let send = [SendRequest { wr_id: 2, operation, signaled: true }];
+    let mut status = -1;
+    let inside = Arc::new(std::sync::Barrier::new(2));
+    std::thread::scope(|scope| {
+        scope.spawn(|| pair.visit_with_pause(&inside));
+        inside.wait();
+        // SAFETY: the child takes no lock of this process, and ends without destructors.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: sets a timer of the child, whose signal ends it.
+            unsafe { libc::alarm(PATIENCE) };
+            let fails = a.pair.post_receive(&receive).is_err() && a.pair.post_send(&send).is_err();
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(i32::from(!fails)) };
+        }
+        // SAFETY: the status is writable.
+        unsafe { libc::waitpid(child, &raw mut status, 0) };
+        inside.wait();
+    });
+    assert_eq!(status, 0, "the child has a signal, or a post that succeeds");
+}

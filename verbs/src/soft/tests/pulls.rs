@@ -6,6 +6,7 @@ use std::sync::Weak;
 use super::*;
 use crate::QueuePairState;
 use crate::soft::peers::message::Object;
+use crate::soft::peers::offers::Offer;
 
 /// Publishes a record that names places in the memory of the hostile process.
 fn pull(hostile: &mut Hostile, victim: &Side, places: &[[u64; 3]], total: u64) {
@@ -99,16 +100,22 @@ fn a_pull_from_withdrawn_memory_ends_the_connection() {
 /// A part of a budget that a test counts.
 struct Charge;
 
+/// Offers memory that has a charge to the peer of `side`.
+fn offered_by(side: &Side) -> (Arc<HostMemory>, Arc<Offer>, Weak<Charge>) {
+    let charge: Arc<Charge> = Arc::new(Charge);
+    let watched = Arc::downgrade(&charge);
+    let memory = Arc::new(HostMemory::shared(MEMORY, 4096).unwrap());
+    memory.set_charge(charge);
+    let connection = side.core.connection().unwrap();
+    let offer = connection.peer.offer(&connection.address, &memory).unwrap();
+    (memory, offer, watched)
+}
+
 /// Memory that a peer may have mapped stays charged until the peer has unmapped it, though it is gone in this process.
 #[test]
 fn memory_stays_charged_until_it_is_unmapped() {
     let (a, b) = Side::connected();
-    let charge: Arc<Charge> = Arc::new(Charge);
-    let watched: Weak<Charge> = Arc::downgrade(&charge);
-    let memory = Arc::new(HostMemory::shared(MEMORY, 4096).unwrap());
-    memory.set_charge(charge);
-    let connection = a.core.connection().unwrap();
-    let offer = connection.peer.offer(&connection.address, &memory).unwrap();
+    let (memory, offer, watched) = offered_by(&a);
     wait_for("the mapping", || offer.is_mapped());
     assert!(b.core.segments().unwrap().find(memory.id()).is_some());
     let id = memory.id();
@@ -121,12 +128,7 @@ fn memory_stays_charged_until_it_is_unmapped() {
 #[test]
 fn a_connection_that_goes_leaves_no_charge() {
     let (a, b) = Side::connected();
-    let charge: Arc<Charge> = Arc::new(Charge);
-    let watched = Arc::downgrade(&charge);
-    let memory = Arc::new(HostMemory::shared(MEMORY, 4096).unwrap());
-    memory.set_charge(charge);
-    let connection = a.core.connection().unwrap();
-    let offer = connection.peer.offer(&connection.address, &memory).unwrap();
+    let (memory, offer, watched) = offered_by(&a);
     wait_for("the mapping", || offer.is_mapped());
     drop((a, b, memory, offer));
     wait_for("the charge", || watched.strong_count() == 0);
@@ -137,12 +139,7 @@ fn a_connection_that_goes_leaves_no_charge() {
 fn memory_of_an_earlier_connection_is_unmapped() {
     let honest = Honest::connected();
     let (a, b) = Side::connected();
-    let charge: Arc<Charge> = Arc::new(Charge);
-    let watched = Arc::downgrade(&charge);
-    let memory = Arc::new(HostMemory::shared(MEMORY, 4096).unwrap());
-    memory.set_charge(charge);
-    let connection = a.core.connection().unwrap();
-    let offer = connection.peer.offer(&connection.address, &memory).unwrap();
+    let (memory, offer, watched) = offered_by(&a);
     wait_for("the mapping", || offer.is_mapped());
     drop((a, b));
     drop((memory, offer));
@@ -155,12 +152,7 @@ fn memory_of_an_earlier_connection_is_unmapped() {
 fn memory_is_unmapped_by_a_peer_that_connects_later() {
     let (a, b) = (Side::new(), Side::new());
     a.connect(&b);
-    let charge: Arc<Charge> = Arc::new(Charge);
-    let watched = Arc::downgrade(&charge);
-    let memory = Arc::new(HostMemory::shared(MEMORY, 4096).unwrap());
-    memory.set_charge(charge);
-    let connection = a.core.connection().unwrap();
-    let offer = connection.peer.offer(&connection.address, &memory).unwrap();
+    let (memory, offer, watched) = offered_by(&a);
     let segments = Arc::clone(b.core.segments().unwrap());
     let id = memory.id();
     wait_for("the mapping", || segments.find(id).is_some());
@@ -175,13 +167,9 @@ fn memory_is_unmapped_by_a_peer_that_connects_later() {
 fn memory_is_unmapped_though_the_news_name_a_queue_pair_that_is_gone() {
     let honest = Honest::connected();
     let (a, b) = Side::connected();
-    let charge: Arc<Charge> = Arc::new(Charge);
-    let watched = Arc::downgrade(&charge);
-    let memory = Arc::new(HostMemory::shared(MEMORY, 4096).unwrap());
-    memory.set_charge(charge);
-    let connection = a.core.connection().unwrap();
-    let offer = connection.peer.offer(&connection.address, &memory).unwrap();
+    let (memory, offer, watched) = offered_by(&a);
     wait_for("the mapping", || offer.is_mapped());
+    let connection = a.core.connection().unwrap();
     let (peer, gone) = (Arc::clone(&connection.peer), connection.address);
     drop((a, b));
     assert!(peer.offers().withdraw(memory.id()));

@@ -46,6 +46,92 @@ fn a_late_request_to_the_device_does_not_end_the_polling() {
     assert_eq!(b.drain().len(), 1);
 }
 
+/// Returns whether the peer asks the device of `side` with each message, because no thread seems to poll.
+fn wants_device(side: &Side) -> bool {
+    Attention::of_own::<Native>(side.core.end.attention_word()).wants(Attention::DEVICE)
+}
+
+/// Writes a word to the memory of `b`. The completion is taken, and nothing of it is left.
+fn write(a: &Side, b: &Side, take: impl FnOnce()) {
+    let slices = [IoSlice::new(&[7; 8])];
+    let data = Payload::Inline(&slices);
+    assert!(a.post(Operation::Write { data, remote: b.remote(0), immediate: None }));
+    take();
+    wait_for("the WRITE", || {
+        b.drain();
+        !a.drain().is_empty()
+    });
+}
+
+/// A thread that waits for a value in memory looks for records, and seldom polls the completion queue.
+#[test]
+fn progress_ends_requests_to_the_device() {
+    let (a, b) = Side::connected();
+    exchange(&a, &b);
+    let mut ends = 0;
+    for _ in 0..100 {
+        write(&a, &b, || {
+            b.core.want(Attention::DEVICE);
+            b.pair.progress();
+            ends += u32::from(!wants_device(&b));
+        });
+    }
+    // On a machine that is busy, the device's thread may take a record before this thread looks.
+    assert!(ends > 0);
+}
+
+/// The device's thread comes while another thread carries out a record. That thread polls, so the peer need not ask the device.
+#[test]
+fn a_request_to_the_device_during_a_visit_does_not_end_the_polling() {
+    let (a, b) = Side::connected();
+    exchange(&a, &b);
+    let device = the_device().service().queue_pair(b.pair.number().0).unwrap();
+    let any: Arc<dyn Any + Send + Sync> = Arc::clone(&device) as _;
+    let pair = any.downcast::<Pair>().unwrap();
+    let mut polled = 0;
+    for _ in 0..10 {
+        exchange(&a, &b);
+        b.pair.peer_work().unwrap().need_no_events();
+        write(&a, &b, || {
+            let inside = Arc::new(std::sync::Barrier::new(2));
+            std::thread::scope(|scope| {
+                scope.spawn(|| pair.visit_with_pause(&inside));
+                inside.wait();
+                scope.spawn(|| device.carry_out());
+                wait_for("the device's thread", || !pair.is_looked_after());
+                std::thread::sleep(Duration::from_millis(2));
+                inside.wait();
+            });
+            polled += u32::from(!wants_device(&b));
+        });
+    }
+    // On a machine that is busy, the device's thread may take a record before this thread does.
+    assert!(polled > 0);
+}
+
+/// A thread that looks for records leaves the completions to a later poll. It polls.
+#[test]
+fn completions_that_are_left_do_not_end_the_polling() {
+    let (a, b) = Side::connected();
+    let device = the_device().service().queue_pair(b.pair.number().0).unwrap();
+    let mut polled = 0;
+    for _ in 0..100 {
+        exchange(&a, &b);
+        assert!(b.post_receive(1) && a.send(1, 10));
+        b.pair.progress();
+        device.carry_out();
+        polled += u32::from(!wants_device(&b));
+        let mut messages = 0;
+        wait_for("the message", || {
+            a.drain();
+            messages += b.drain().len();
+            messages == 1
+        });
+    }
+    // On a machine that is busy, the device's thread may take a message before this thread looks.
+    assert!(polled > 0);
+}
+
 /// A sleeping poller gets one event for all messages that come before it has woken up.
 #[test]
 fn many_messages_wake_a_poller_once() {

@@ -19,6 +19,7 @@ use super::pulls::Pulls;
 use super::source::{self, Local};
 use super::waiting::Waiting;
 use crate::soft::biased_lock::{BiasedLock, Held};
+use crate::soft::forked;
 use crate::soft::limits::MAX_MESSAGE;
 use crate::soft::shared::attention::Attention;
 use crate::soft::shared::end::Writer;
@@ -174,6 +175,10 @@ impl SendQueue {
 
     /// Posts requests in order, and carries them out as far as possible.
     pub(super) fn post(&self, requests: &[SendRequest<'_>]) -> Result<(), PostError> {
+        if self.core.domain.device().is_forked() {
+            // Before the lock, which a thread of the parent may have held when the process forked.
+            return forked::refuse(requests.len());
+        }
         let mut queue = self.lock();
         if !queue.waiting.is_empty() {
             self.run(&mut queue);
@@ -257,9 +262,6 @@ impl SendQueue {
     /// Returns the bytes of a request that may be posted.
     #[inline]
     fn check_post(&self, queue: &SendState, request: &SendRequest<'_>) -> Result<u64, PostErrorKind> {
-        if self.core.domain.device().is_forked() {
-            return Err(PostErrorKind::State(QueuePairState::Error));
-        }
         if !self.core.is_ready_to_send() {
             match self.core.state() {
                 QueuePairState::Rts | QueuePairState::Error => {}

@@ -10,7 +10,7 @@ use crate::{CompletionOpcode, Operation, RemoteSegment, Rkey, SendRequest};
 
 impl SendQueue {
     /// Puts a message of `total` bytes into the ring. Returns false if the message is not short, or something stands in its way; then
-    /// nothing has changed, and [`attempt`](Self::attempt) finds the reason.
+    /// no record was published, and [`attempt`](Self::attempt) finds the reason. (What this end knows of the peer's receives may be newer.)
     #[inline]
     pub(super) fn post_short(&self, queue: &mut SendState, request: &SendRequest<'_>, total: u64) -> bool {
         const NOWHERE: RemoteSegment = RemoteSegment { address: 0, rkey: Rkey(0) };

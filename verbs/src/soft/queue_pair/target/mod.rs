@@ -17,6 +17,7 @@ use super::receives::{Posted, Receives};
 use super::send::SendQueue;
 use crate::soft::biased_lock::BiasedLock;
 use crate::soft::completion_queue::Sink;
+use crate::soft::forked;
 use crate::soft::shared::end::{Failure, Reader};
 use crate::soft::shared::ring::{Flags, Kind, LINE, Record};
 use crate::{
@@ -45,6 +46,9 @@ pub(super) struct Target {
     serves: AtomicBool,
     /// Whether the receives were flushed, after the queue pair failed.
     flushed: AtomicBool,
+    /// The next visit waits here twice, with the target locked.
+    #[cfg(test)]
+    pause: std::sync::Mutex<Option<Arc<std::sync::Barrier>>>,
 }
 
 #[derive(Debug)]
@@ -78,8 +82,14 @@ struct Served {
 pub(super) enum Output<'a, 'b> {
     /// A poll's array.
     Poll(&'a mut Sink<'b>),
-    /// The queue pair, because no thread polls.
+    /// The queue pair, because this thread polls no completion queue.
     Keep,
+    /// The same, for the device's thread.
+    Unpolled {
+        /// Set if this visit has found a record, or if READs of the peer have bytes left. Completions that no poll has taken do not count:
+        /// the thread that left them may look again and again, and poll seldom.
+        found_work: bool,
+    },
 }
 
 /// The reason why a record can't be taken.
@@ -106,7 +116,17 @@ impl Target {
         };
         let (next, tag) = (AtomicUsize::new(usize::MAX), AtomicU64::new(0));
         let [busy, serves, flushed] = [const { AtomicBool::new(false) }; 3];
-        Self { core: Arc::clone(core), state: BiasedLock::new(state), next, tag, busy, serves, flushed }
+        Self {
+            core: Arc::clone(core),
+            state: BiasedLock::new(state),
+            next,
+            tag,
+            busy,
+            serves,
+            flushed,
+            #[cfg(test)]
+            pause: std::sync::Mutex::default(),
+        }
     }
 
     /// Begins to look for records, because this end is connected.
@@ -172,6 +192,10 @@ impl Target {
 
     /// Posts receives in order.
     pub(super) fn post(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError> {
+        if self.core.domain.device().is_forked() {
+            // Before the lock, which a thread of the parent may have held when the process forked.
+            return forked::refuse(requests.len());
+        }
         let mut state = self.state.lock();
         let before = state.receives.posted();
         let result = requests.iter().enumerate().try_for_each(|(index, request)| {
@@ -192,9 +216,6 @@ impl Target {
     }
 
     fn post_one(&self, state: &mut TargetState, request: &ReceiveRequest<'_>) -> Result<(), PostErrorKind> {
-        if self.core.domain.device().is_forked() {
-            return Err(PostErrorKind::State(QueuePairState::Error));
-        }
         if self.core.state() == QueuePairState::Reset {
             return Err(PostErrorKind::State(QueuePairState::Reset));
         }
@@ -208,11 +229,29 @@ impl Target {
         Ok(())
     }
 
+    /// Has the next visit wait twice at `barrier`, with the target locked.
+    #[cfg(test)]
+    pub(super) fn pause_next_visit(&self, barrier: Arc<std::sync::Barrier>) {
+        *crate::sync::lock(&self.pause) = Some(barrier);
+    }
+
+    #[cfg(test)]
+    fn pause_visit(&self) {
+        let pause = crate::sync::lock(&self.pause).take();
+        if let Some(pause) = pause {
+            pause.wait();
+            pause.wait();
+        }
+    }
+
     /// Takes the records that have come, within the limits of a visit. Returns true if there is more to do, or `output` has no
     /// room for the rest.
     pub(super) fn visit(&self, sends: &SendQueue, output: &mut Output<'_, '_>) -> bool {
         let mut state = self.state.lock();
         let state = &mut *state;
+        #[cfg(test)]
+        self.pause_visit();
+        let before = state.position();
         while let Output::Poll(sink) = output
             && !state.ready.is_empty()
         {
@@ -238,6 +277,9 @@ impl Target {
         let has_work = more || !state.ready.is_empty() || !state.served.is_empty() || state.message_waits();
         self.busy.store(has_work, Relaxed);
         self.serves.store(!state.served.is_empty(), Relaxed);
+        if let Output::Unpolled { found_work } = output {
+            *found_work |= more || !state.served.is_empty() || state.position() != before;
+        }
         more
     }
 
@@ -419,6 +461,12 @@ impl Target {
 }
 
 impl TargetState {
+    /// Returns the position in the peer's ring up to which records were taken.
+    #[inline]
+    fn position(&self) -> u64 {
+        self.reader.as_ref().map_or(0, Reader::position)
+    }
+
     /// Returns whether a message goes on without a new record.
     fn message_waits(&self) -> bool {
         self.pull.is_some()
@@ -430,7 +478,7 @@ impl Output<'_, '_> {
     fn is_full(&self, state: &TargetState, core: &Core) -> bool {
         match self {
             Self::Poll(sink) => sink.is_full(),
-            Self::Keep => state.ready.len() > core.capacity.receive_requests as usize,
+            Self::Keep | Self::Unpolled { .. } => state.ready.len() > core.capacity.receive_requests as usize,
         }
     }
 
@@ -438,7 +486,7 @@ impl Output<'_, '_> {
     fn push(&mut self, state: &mut TargetState, completion: WorkCompletion) {
         match self {
             Self::Poll(sink) => sink.push(completion),
-            Self::Keep => state.ready.push_back(completion),
+            Self::Keep | Self::Unpolled { .. } => state.ready.push_back(completion),
         }
     }
 
@@ -447,7 +495,7 @@ impl Output<'_, '_> {
     fn push_made(&mut self, state: &mut TargetState, make: impl Fn() -> WorkCompletion) {
         match self {
             Self::Poll(sink) => sink.push(make()),
-            Self::Keep => state.ready.push_back(make()),
+            Self::Keep | Self::Unpolled { .. } => state.ready.push_back(make()),
         }
     }
 }
