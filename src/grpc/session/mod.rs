@@ -372,7 +372,9 @@ impl Run for Session {
         let running = Running::begin(&self);
         let mut state = lock(&self.shared.state);
         state.will_run = false;
-        if running.is_none() {
+        // A call that is being polled in place has driven, to read its request. New calls are taken when that call has been polled. Here they
+        // would become tasks.
+        if running.is_none() || self.will_drive() {
             return;
         }
         if let Some(acceptor) = &self.acceptor {
