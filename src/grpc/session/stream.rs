@@ -156,13 +156,15 @@ impl Stream {
         part
     }
 
-    /// Drives. What the peer is to be told about its memory is kept back if this thread drives once more when the reader has what
-    /// has landed.
+    /// Drives. What the peer is to be told about the memory of a whole message is kept back if this thread drives once more when the reader
+    /// has the message. The peer waits for the memory of a message that comes in pieces.
     fn drive_for_reader(&self) {
-        let keeps = self.session.will_drive();
-        if keeps {
-            self.lock().core.keep_taken(true);
-        }
+        let keeps = self.session.will_drive() && {
+            let core = &mut self.lock().core;
+            let keeps = core.delivers_landed(self.key);
+            core.keep_taken(keeps);
+            keeps
+        };
         self.session.drive();
         if keeps {
             self.lock().core.keep_taken(false);
