@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::sealed::Sealed;
 use super::{
-    Access, LocalSegment, NoView, PostError, QueuePairState, ReceiveRequest, RemoteSegment, RemoteView, SendRequest,
-    VerbsError,
+    Access, LocalSegment, NoView, PostError, QueuePairState, ReceiveRequest, RemoteSegment, RemoteView,
+    SendRequest, VerbsError,
 };
 
 /// A reliable connected (RC) queue pair (`struct ibv_qp`). Dropping the last reference destroys it; outstanding

@@ -29,8 +29,9 @@ use super::shared::attention::Attention;
 use super::shared::end::EndState;
 use super::shared::platform::{Native, Shipping};
 use crate::{
-    Access, LocalSegment, NoView, PathSettings, PeerWork, PostError, Probe, QueuePair, QueuePairAddress, QueuePairCapacity,
-    QueuePairNumber, QueuePairState, ReceiveRequest, RemoteSegment, RemoteView, SendRequest, VerbsError,
+    Access, LocalSegment, NoView, PathSettings, PeerWork, PostError, Probe, QueuePair, QueuePairAddress,
+    QueuePairCapacity, QueuePairNumber, QueuePairState, ReceiveRequest, RemoteSegment, RemoteView,
+    SendRequest, VerbsError,
 };
 
 /// All news in the ring make an event of the completion queue of receives.
