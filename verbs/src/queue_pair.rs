@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::sealed::Sealed;
 use super::{
-    Access, NoView, PostError, QueuePairState, ReceiveRequest, RemoteSegment, RemoteView, SendRequest,
-    VerbsError,
+    Access, LocalSegment, NoView, PostError, QueuePairState, ReceiveRequest, RemoteSegment, RemoteView,
+    SendRequest, VerbsError,
 };
 
 /// A reliable connected (RC) queue pair (`struct ibv_qp`). Dropping the last reference destroys it; outstanding
@@ -92,6 +92,14 @@ pub trait QueuePair: Sealed + Any + Send + Sync + Debug {
     /// semantics ([`HostMemory::load_u64`](super::HostMemory::load_u64)). The order of other bytes is not defined.
     /// The new value must differ from every earlier value at that address: use an epoch, not a flag.
     fn places_in_order(&self) -> bool {
+        false
+    }
+
+    /// Carries out a READ of `remote` into `into` at once, on a device where this thread can copy the bytes itself. Returns whether the
+    /// bytes have arrived. If so, there is no completion. If not, nothing has happened but that some of the bytes may have arrived, and
+    /// the caller posts an ordinary READ, which also finds the reason.
+    fn read_at_once(&self, into: &[LocalSegment], remote: RemoteSegment) -> bool {
+        let _ = (into, remote);
         false
     }
 

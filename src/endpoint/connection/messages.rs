@@ -59,6 +59,7 @@ impl State {
         messages: &mut Messages,
         counters: &Counters,
     ) -> Result<(), ConnectionFault> {
+        messages.fetches.renew();
         loop {
             messages.deliver(&self.link, &mut self.protocol, counters)?;
             if self.detached && !messages.is_started() {
@@ -67,7 +68,7 @@ impl State {
             self.post_receives()?;
             self.handle_events()?;
             messages.transmit(&mut self.link, &mut self.protocol, counters)?;
-            // A fetch that needs no READ is over at once.
+            // A fetch may be over at once.
             if !messages.fetches.has_over() {
                 break;
             }

@@ -193,6 +193,16 @@ impl Link {
         Ok(landing.post_read(&*self.queue_pair, wr_id, range, remote)?)
     }
 
+    /// Reads `remote` into `range` of `landing` at once, if the device can. Returns whether it did; there is no completion.
+    pub(crate) fn land_at_once(
+        &self,
+        landing: &mut Landing,
+        range: Range<usize>,
+        remote: RemoteSegment,
+    ) -> bool {
+        landing.read_at_once(&*self.queue_pair, range, remote)
+    }
+
     /// Returns the first bytes of a received message.
     pub(crate) fn head<const LENGTH: usize>(&self, slot: u32) -> Result<[u8; LENGTH], ConnectionFault> {
         let mut head = [0; LENGTH];

@@ -25,6 +25,10 @@ pub(crate) struct Fetches {
     most: u32,
     /// Longest READ.
     piece: u64,
+    /// Bytes that may still be read at once, without a completion, before the thread does other work of the connection.
+    at_once: u64,
+    /// Most of these bytes.
+    most_at_once: u64,
     /// Fetches that are over, with their memory unless they were cancelled.
     over: VecDeque<(u64, Option<Landed>)>,
 }
@@ -51,7 +55,7 @@ impl Fetches {
     /// Makes an empty list, which posts at most `most` READs at a time. `by_cpu`: the CPU does the device's work.
     pub(crate) fn new(most: u32, by_cpu: bool) -> Self {
         let (piece, limit) = if by_cpu { Self::BY_CPU } else { Self::BESIDE };
-        let most = most.min(limit);
+        let (most, most_at_once) = (most.min(limit), if by_cpu { piece } else { 0 });
         Self {
             all: Slab::new(),
             by_id: HashMap::default(),
@@ -59,6 +63,8 @@ impl Fetches {
             outstanding: 0,
             most,
             piece,
+            at_once: 0,
+            most_at_once,
             over: VecDeque::new(),
         }
     }
@@ -92,13 +98,26 @@ impl Fetches {
         }
     }
 
-    /// Posts READs, as many as may be outstanding. Returns their number.
-    pub(crate) fn post(&mut self, link: &Link) -> Result<u64, ConnectionFault> {
-        let mut posted = 0;
+    /// Allows READs at once again. The connection calls this when it begins to carry on.
+    pub(crate) fn renew(&mut self) {
+        self.at_once = self.most_at_once;
+    }
+
+    /// Posts READs, as many as may be outstanding. Returns their number, and the bytes of those without a completion. Where the CPU does the work, short fetches, and the ends of long
+    /// ones, are read at once, and are over when this returns.
+    pub(crate) fn post(&mut self, link: &Link) -> Result<(u64, u64), ConnectionFault> {
+        let (mut posted, before) = (0, self.at_once);
         while self.outstanding < self.most
             && let Some(key) = self.turns.pop_front()
         {
             let Some(fetch) = self.all.get_mut(key as usize) else { continue };
+            posted += fetch.land(&mut self.at_once, link);
+            if fetch.rest.is_empty() {
+                if fetch.landing.reads() == 0 {
+                    self.finish(key as usize);
+                }
+                continue;
+            }
             let Some((from, length, at)) = fetch.rest.last_mut() else { continue };
             let now = (*length).min(self.piece);
             link.post_landing(&mut fetch.landing, key, *at..*at + now as usize, *from)?;
@@ -113,7 +132,7 @@ impl Fetches {
             self.outstanding += 1;
             posted += 1;
         }
-        Ok(posted)
+        Ok((posted, before - self.at_once))
     }
 
     /// Notes that a READ of the fetch `key` has completed with success.
@@ -157,5 +176,24 @@ impl Fetches {
         self.by_id.remove(&id);
         let landed = if cancelled { None } else { landing.finish().ok() };
         self.over.push_back((id, landed));
+    }
+}
+
+impl Fetch {
+    /// Reads the rest at once, if it has at most `most` bytes, which become fewer. Returns the number of READs.
+    fn land(&mut self, most: &mut u64, link: &Link) -> u64 {
+        let left = self.rest.iter().fold(0_u64, |sum, (_, length, _)| sum.saturating_add(*length));
+        if left > *most {
+            return 0;
+        }
+        let mut count = 0;
+        while let Some(&(from, length, at)) = self.rest.last()
+            && link.land_at_once(&mut self.landing, at..at + length as usize, from)
+        {
+            *most -= length;
+            self.rest.pop();
+            count += 1;
+        }
+        count
     }
 }

@@ -169,7 +169,8 @@ impl Messages {
         self.memory.note_refused(refused);
         self.handler = Some(handler);
         sent?;
-        let reads = self.fetches.post(link)?;
+        let (reads, read_at_once) = self.fetches.post(link)?;
+        counters.rendezvous_received_bytes.add(read_at_once);
         counters.reads.add(reads);
         counters.work_requests.add(reads);
         Ok(())

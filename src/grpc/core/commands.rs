@@ -218,6 +218,11 @@ impl<K> Core<K> {
         waits
     }
 
+    /// Returns whether messages of the stream are delivered in one piece.
+    pub(in crate::grpc) fn delivers_landed(&self, key: StreamKey) -> bool {
+        self.streams[key.index()].receiving.landed_limit.is_some()
+    }
+
     /// Returns whether the next bytes are being fetched.
     pub(in crate::grpc) fn is_landing(&self, key: StreamKey) -> bool {
         match self.streams[key.index()].receiving.parts.front() {

@@ -57,12 +57,11 @@ impl<K> Core<K> {
                     sending.parts.unpop(OutPart::Data(whole));
                     return None;
                 }
-                if !is_bulk {
-                    return Some(Turn::Bulk);
-                }
-                return match self.prepare(key, total, wire) {
+                // A message of which nothing has to be copied costs no more than a small one.
+                let most_copied = if is_bulk { Self::COPIED } else { 0 };
+                return match self.prepare(key, total, most_copied, wire) {
                     Prepared::Again => {
-                        self.prepares = true;
+                        self.prepares |= is_bulk;
                         Some(Turn::Bulk)
                     }
                     Prepared::Over => None,
@@ -179,8 +178,14 @@ impl<K> Core<K> {
     }
 
     /// Goes on to prepare a message in parts of `total` bytes, and offers it when all of its bytes can be read. Exposes what lies in
-    /// registered memory, and copies the rest, a piece in each turn.
-    fn prepare<W: Wire<Kept = K>>(&mut self, key: StreamKey, total: usize, wire: &mut W) -> Prepared {
+    /// registered memory, and copies the rest, a piece in each turn, until `most_copied` bytes were copied.
+    fn prepare<W: Wire<Kept = K>>(
+        &mut self,
+        key: StreamKey,
+        total: usize,
+        most_copied: usize,
+        wire: &mut W,
+    ) -> Prepared {
         let sending = &mut self.streams[key.index()].sending;
         let mut prepared = sending.preparing.take().unwrap_or_default();
         let Some(OutPart::Message { parts, aligned_at }) = sending.parts.front_mut() else {
@@ -202,7 +207,7 @@ impl<K> Core<K> {
                 length = part.len();
                 OfferPiece::Inline(part.clone())
             } else {
-                if copied_now >= Self::COPIED {
+                if copied_now >= most_copied {
                     break;
                 }
                 length = part.len().min(longest);

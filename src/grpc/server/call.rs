@@ -120,7 +120,12 @@ where
     /// Carries the call on, and catches panics of the handler.
     fn guarded(&mut self, context: &mut Context<'_>) -> Poll<()> {
         // The call is not used after a panic, but for its stream, which has locks of its own.
-        match catch_unwind(AssertUnwindSafe(|| self.step(context))) {
+        // Both callers drive the session afterwards.
+        let session = Arc::clone(self.stream.session());
+        let later = session.drives_later();
+        let stepped = catch_unwind(AssertUnwindSafe(|| self.step(context)));
+        drop(later);
+        match stepped {
             Ok(polled) => polled,
             Err(_) => {
                 tracing::debug!("a handler of a native call panicked");

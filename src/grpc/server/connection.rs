@@ -27,6 +27,9 @@ use crate::grpc::calls::CallConfig;
 use crate::grpc::landed::{LandingSwitch, LandingTarget};
 use crate::grpc::session::{Accept, RequestHead, Session, Stream};
 
+/// The replies of calls that took longer than this do not wait for those of other calls, to share a message with them.
+const SHARED: Duration = Duration::from_micros(2);
+
 /// What all native connections of a server share.
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -132,6 +135,7 @@ where
             (Some(client), Some(server)) => Some(client.min(server)),
             (client, server) => client.or(server),
         };
+        let session = Arc::clone(stream.session());
         let request = self.request(Arc::clone(&stream), head);
         let service = lock(&self.service).clone();
         let mut call = Call::new(stream, service, request, arrived, timeout);
@@ -148,7 +152,7 @@ where
             runtime.spawn(call);
         }
         // The client waits for the reply, and for nothing of what follows.
-        if let Some(session) = drives.take() {
+        if drives.take().is_some() || took > SHARED {
             session.drive();
         }
         paths.took(path.path(), took);

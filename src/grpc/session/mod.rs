@@ -23,7 +23,7 @@ mod stream;
 mod tests;
 mod wire;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard};
@@ -174,6 +174,17 @@ impl Session {
         self.endpoint.drive();
     }
 
+    /// Notes that this thread [drives](Self::drive) when it has dropped the returned value. Until then it does not tell the peer by a message
+    /// of its own that its memory is free.
+    pub(crate) fn drives_later(&self) -> WillDrive {
+        WillDrive { outer: WILL_DRIVE.replace(std::ptr::from_ref(self).addr()) }
+    }
+
+    /// Returns whether this thread [drives later](Self::drives_later).
+    fn will_drive(&self) -> bool {
+        WILL_DRIVE.get() == std::ptr::from_ref(self).addr()
+    }
+
     /// Sends what is queued if one call is under way only. With others, the request is left to the next poll of a caller, because calls
     /// that are made together then share messages. Returns whether a task of the session sends it; otherwise the caller must call
     /// [`drive_left`](Self::drive_left) with its next poll, soon.
@@ -310,6 +321,21 @@ impl Session {
 thread_local! {
     /// The addresses of the sessions whose work this thread is doing, the innermost last.
     static RUNNING: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    /// The address of the session that this thread is about to drive; 0 if there is none.
+    static WILL_DRIVE: Cell<usize> = const { Cell::new(0) };
+}
+
+/// The note that this thread drives a session when it has done what it does now, until this is dropped.
+pub(crate) struct WillDrive {
+    /// What was noted before.
+    outer: usize,
+}
+
+impl Drop for WillDrive {
+    fn drop(&mut self) {
+        // A thread that ends has no notes.
+        let _ = WILL_DRIVE.try_with(|session| session.set(self.outer));
+    }
 }
 
 /// The note that this thread does the work of a session, until this is dropped.
@@ -346,7 +372,9 @@ impl Run for Session {
         let running = Running::begin(&self);
         let mut state = lock(&self.shared.state);
         state.will_run = false;
-        if running.is_none() {
+        // A call that is being polled in place has driven, to read its request. New calls are taken when that call has been polled. Here they
+        // would become tasks.
+        if running.is_none() || self.will_drive() {
             return;
         }
         if let Some(acceptor) = &self.acceptor {

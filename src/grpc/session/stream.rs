@@ -140,6 +140,39 @@ impl Stream {
         if self.ended.load(Ordering::Relaxed) {
             return Poll::Ready(None);
         }
+        let (part, is_urgent) = self.look_for_part(context);
+        if !is_urgent {
+            return part;
+        }
+        self.drive_for_reader();
+        if part.is_ready() {
+            return part;
+        }
+        // Where the CPU reads from the peer's memory, a message of moderate length has landed now.
+        let (part, is_urgent) = self.look_for_part(context);
+        if is_urgent {
+            self.drive_for_reader();
+        }
+        part
+    }
+
+    /// Drives. What the peer is to be told about the memory of a whole message is kept back if this thread drives once more when the reader
+    /// has the message. The peer waits for the memory of a message that comes in pieces.
+    fn drive_for_reader(&self) {
+        let keeps = self.session.will_drive() && {
+            let core = &mut self.lock().core;
+            let keeps = core.delivers_landed(self.key);
+            core.keep_taken(keeps);
+            keeps
+        };
+        self.session.drive();
+        if keeps {
+            self.lock().core.keep_taken(false);
+        }
+    }
+
+    /// Returns the next part of the body, if it is there, and whether the session is to be driven.
+    fn look_for_part(&self, context: &mut Context<'_>) -> (Poll<Option<Result<Part, CallFault>>>, bool) {
         let mut state = self.lock();
         let part = state.core.poll_part(self.key, Some(context.waker()));
         let is_urgent = state.core.take_urgent();
@@ -163,11 +196,7 @@ impl Stream {
                 Err(fault) => Err(state.explain(fault)),
             })
         });
-        drop(state);
-        if is_urgent {
-            self.session.drive();
-        }
-        part
+        (part, is_urgent)
     }
 
     /// Returns whether the last [`poll_part`](Self::poll_part) waits for memory, which the application has to give back first. Readers

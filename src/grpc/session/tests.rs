@@ -5,6 +5,7 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -232,6 +233,73 @@ async fn a_message_lands_in_one_piece_at_its_place() {
     let fault = next(&accepted).await.unwrap().unwrap_err();
     assert!(matches!(fault, CallFault::MessageTooLarge { length: 299_995, limit: 1000 }), "{fault}");
     assert_eq!(fault.code(), Code::OutOfRange);
+}
+
+/// The CPU reads from the client's memory, so a message of moderate length needs no completion.
+#[tokio::test]
+async fn a_message_of_moderate_length_lands_in_the_poll_that_asks_for_it() {
+    let mut pair = Pair::alike().await;
+    let mut at_once = 0;
+    for _ in 0..100 {
+        let call = pair.open("/a.B/C");
+        call.send_message(vec![noise(65_536)], 5, true);
+        pair.client.drive();
+        let (accepted, _) = pair.accept().await;
+        accepted.deliver_landed(1 << 20);
+        let part = poll_fn(|context| Poll::Ready(accepted.poll_part(context))).await;
+        at_once += usize::from(matches!(part, Poll::Ready(Some(Ok(Part::Message(_))))));
+        // The message is there when the client drops the call.
+        if part.is_pending() {
+            assert!(matches!(next(&accepted).await, Some(Ok(Part::Message(_)))));
+        }
+    }
+    // The first ones, until the memory is mapped, come with completions.
+    assert!(at_once > 0);
+}
+
+/// Reads requests where the calls are found, as a server does.
+#[derive(Debug, Default)]
+struct Reading {
+    depth: AtomicUsize,
+    nested: AtomicUsize,
+}
+
+impl Accept for Reading {
+    fn accept(&self, stream: Stream, _: RequestHead, _: bool) {
+        let session = Arc::clone(stream.session());
+        if self.depth.fetch_add(1, Ordering::SeqCst) > 0 {
+            self.nested.fetch_add(1, Ordering::SeqCst);
+        }
+        let later = session.drives_later();
+        stream.deliver_landed(1 << 20);
+        let _ = stream.poll_part(&mut Context::from_waker(Waker::noop()));
+        drop(later);
+        self.depth.fetch_sub(1, Ordering::SeqCst);
+        stream.send_head(HeaderMap::new());
+        stream.end();
+        session.drive();
+    }
+}
+
+/// A call that is being polled reads its request. Other calls wait until it has been polled, and become no tasks.
+#[tokio::test]
+async fn a_call_that_reads_its_request_lets_no_other_call_begin_within_it() {
+    let acceptor = Arc::new(Reading::default());
+    let pair = Pair::with(CallConfig::default(), CallConfig::default(), acceptor.clone()).await;
+    for _ in 0..10 {
+        let calls: Vec<_> = (0..8)
+            .map(|_| {
+                let call = pair.open("/a.B/C");
+                call.send_message(vec![noise(65_536)], 5, true);
+                call
+            })
+            .collect();
+        pair.client.drive();
+        for call in &calls {
+            response_head(call).await.unwrap();
+        }
+    }
+    assert_eq!(acceptor.nested.load(Ordering::SeqCst), 0);
 }
 
 #[tokio::test]

@@ -69,6 +69,36 @@ fn a_call_whose_reader_stands_still_costs_others_nothing() {
     assert_eq!((messages(false), messages(true)), (100, 100));
 }
 
+/// Calls that are made together share messages, also if their requests lie in registered memory. Those that have to be copied do not wait for
+/// one another.
+#[test]
+fn requests_by_reference_share_a_message() {
+    let messages = |exposed| {
+        let device = Device { exposed, ..Device::default() };
+        let limits = (1 << 16, 16 << 10, 1 << 20);
+        let mut pair = Pair::new(0, [limits, limits], [device, Device::default()]);
+        pair.settle();
+        let before = pair.ends[0].messages;
+        for _ in 0..8 {
+            let key = open(&mut pair);
+            pair.ends[0].core.send_message(key, vec![vec![0; 20].into(), vec![1; 65_536].into()], 20, true);
+        }
+        pair.transmit(0);
+        let messages = pair.ends[0].messages - before;
+        pair.settle();
+        for _ in 0..8 {
+            let accepted = accept(&mut pair);
+            pair.ends[1].core.deliver_landed(accepted, 1 << 20);
+            take(&mut pair, 1, accepted);
+            while pair.land(1) {}
+            assert_eq!(take(&mut pair, 1, accepted), 65_556);
+        }
+        messages
+    };
+    assert_eq!(messages(100), 1);
+    assert!(messages(0) > 1);
+}
+
 /// A server that polls a call where it found it sends the reply at once, and what it owes the client goes with the reply.
 #[test]
 fn the_reply_takes_along_that_the_request_has_landed() {

@@ -103,6 +103,22 @@ impl Landing {
         Ok(())
     }
 
+    /// Reads the peer's memory at `remote` into `range` of the content at once, if the device can and the range is within the content.
+    /// Returns whether the bytes have arrived; there is no completion. Otherwise post a READ.
+    pub fn read_at_once(
+        &mut self,
+        queue_pair: &dyn QueuePair,
+        range: Range<usize>,
+        remote: RemoteSegment,
+    ) -> bool {
+        let length = range.end.saturating_sub(range.start);
+        if self.check(range.start, length).is_err() {
+            return false;
+        }
+        let from = self.start + range.start;
+        queue_pair.read_at_once(&[self.segment(from..from + length)], remote)
+    }
+
     /// Notes that one of the posted READs has completed with success.
     pub fn read_completed(&mut self) {
         self.reads = self.reads.saturating_sub(1);

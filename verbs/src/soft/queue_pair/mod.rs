@@ -29,8 +29,9 @@ use super::shared::attention::Attention;
 use super::shared::end::EndState;
 use super::shared::platform::{Native, Shipping};
 use crate::{
-    Access, NoView, PathSettings, PeerWork, PostError, Probe, QueuePair, QueuePairAddress, QueuePairCapacity,
-    QueuePairNumber, QueuePairState, ReceiveRequest, RemoteSegment, RemoteView, SendRequest, VerbsError,
+    Access, LocalSegment, NoView, PathSettings, PeerWork, PostError, Probe, QueuePair, QueuePairAddress,
+    QueuePairCapacity, QueuePairNumber, QueuePairState, ReceiveRequest, RemoteSegment, RemoteView,
+    SendRequest, VerbsError,
 };
 
 /// All news in the ring make an event of the completion queue of receives.
@@ -415,6 +416,10 @@ impl QueuePair for Handle {
 
     fn post_receive(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError> {
         self.0.target.post(requests)
+    }
+
+    fn read_at_once(&self, into: &[LocalSegment], remote: RemoteSegment) -> bool {
+        self.0.sends.read_at_once(into, remote)
     }
 
     fn probe(&self) -> Probe {

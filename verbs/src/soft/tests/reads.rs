@@ -96,6 +96,42 @@ fn a_read_that_is_complete_at_once_wakes_the_poller() {
     }
 }
 
+/// A READ at once brings the bytes without a completion, and refuses what an ordinary READ refuses.
+#[test]
+fn a_read_at_once_has_no_completion() {
+    let (a, b) = Side::connected();
+    let into = a.large(4096, 0);
+    // SAFETY: no reference to the memory exists.
+    let segments = unsafe { [LocalSegment::new(&*into, 8..4096)] };
+    let memory = Arc::new(HostMemory::shared(8192, 4096).unwrap());
+    memory.copy_in(100, &[7; 4088]).unwrap();
+    let region = b.domain.register(Arc::clone(&memory), all()).unwrap();
+    let at = |offset| RemoteSegment { address: memory.address() + offset, rkey: region.rkey() };
+    // An ordinary READ maps the memory of the peer.
+    wait_for("a READ at once", || {
+        if a.pair.read_at_once(&segments, at(100)) {
+            return true;
+        }
+        assert!(a.post(Operation::Read { into: &segments, remote: at(0) }));
+        wait_for("the READ", || !a.drain().is_empty());
+        false
+    });
+    let mut arrived = [0; 4096];
+    into.memory().copy_out(0, &mut arrived).unwrap();
+    assert!(arrived[..8] == [0; 8] && arrived[8..] == [7; 4088]);
+    assert!(a.drain().is_empty(), "no completion");
+    assert!(!a.pair.read_at_once(&segments, at(8192 - 4087)), "beyond the region");
+    // SAFETY: no reference to the memory exists.
+    let beyond = unsafe { [LocalSegment::new(&*into, 8..4097)] };
+    assert!(!a.pair.read_at_once(&beyond, at(100)), "beyond the own region");
+    let remote = at(100);
+    drop(region);
+    assert!(!a.pair.read_at_once(&segments, remote), "the owner has taken the memory back");
+    b.pair.to_error();
+    a.pair.to_error();
+    assert!(!a.pair.read_at_once(&segments, remote), "in Error");
+}
+
 /// As [`a_long_read_needs_no_poll_of_the_peer`], and the peer's poller sleeps whenever a poll has found nothing.
 #[test]
 fn a_long_read_of_a_peer_that_sleeps() {

@@ -251,14 +251,8 @@ impl SendQueue {
             self.end_with(queue, request, Some(CompletionStatus::LocalProtection));
             return Ok(());
         }
-        if queue.last_write > queue.writer.freed()
-            && queue.writer.reclaim(connection.end.taken_word()).is_err()
-        {
-            self.violation();
-        }
         // A READ sees the WRITEs before it.
-        if queue.last_write <= queue.writer.freed() && queue.pulls.read(&self.core, connection, into, remote)
-        {
+        if self.sees_writes(queue, connection) && queue.pulls.read(&self.core, connection, into, remote) {
             queue.signaled += usize::from(request.signaled);
             queue.outstanding.push_back(Outstanding {
                 wr_id: request.wr_id,

@@ -4,11 +4,47 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::super::connection::Connection;
 use super::super::outstanding::Progress;
+use super::super::source;
 use super::{SendQueue, SendState};
-use crate::CompletionStatus;
+use crate::soft::limits::MAX_MESSAGE;
+use crate::soft::shared::end::EndState;
 use crate::soft::shared::ring::{Flags, Header, Kind};
+use crate::{Access, CompletionStatus, LocalSegment, RemoteSegment};
 
 impl SendQueue {
+    /// Carries out a READ if this end can copy the bytes now, and no earlier request waits. Returns whether the bytes have arrived.
+    pub(in crate::soft::queue_pair) fn read_at_once(
+        &self,
+        into: &[LocalSegment],
+        remote: RemoteSegment,
+    ) -> bool {
+        let mut queue = self.lock();
+        let queue = &mut *queue;
+        let Some(connection) = self.core.connection() else { return false };
+        self.core.is_ready_to_send()
+            && !self.core.domain.device().is_forked()
+            && into.len() <= self.core.capacity.send_segments as usize
+            && source::total(into) <= MAX_MESSAGE
+            && queue.waiting.is_empty()
+            && !queue.stopped
+            && !self.core.has_failed()
+            && connection.end.state() == EndState::Ready
+            && !connection.peer.is_dead()
+            && source::check(into, &self.core.domain, Access::LOCAL_WRITE).is_ok()
+            && self.sees_writes(queue, connection)
+            && queue.pulls.read(&self.core, connection, into, remote)
+    }
+
+    /// Returns whether the peer has taken the WRITEs of this end, so that a READ sees them.
+    pub(super) fn sees_writes(&self, queue: &mut SendState, connection: &Connection) -> bool {
+        if queue.last_write > queue.writer.freed()
+            && queue.writer.reclaim(connection.end.taken_word()).is_err()
+        {
+            self.violation();
+        }
+        queue.last_write <= queue.writer.freed()
+    }
+
     /// Stores the bytes of a record with data of a READ. Returns false if no READ waits for them.
     ///
     /// # Safety
