@@ -108,27 +108,35 @@ impl Stream {
     /// # Errors
     /// The call was reset, or the connection has ended.
     pub(crate) fn poll_head(&self, context: &mut Context<'_>) -> Poll<Result<HeaderMap, CallFault>> {
-        self.look_for_head(Some(context.waker()))
+        let mut state = self.lock();
+        let head = state.core.poll_head(self.key, Some(context.waker()));
+        head.map_err(|fault| state.explain(fault))
     }
 
     /// Takes the head of the response if it has arrived (clients), and registers no task, for callers that look at the completion queue
-    /// themselves.
+    /// themselves. If the rest of the response is there, one part and trailers, both are taken, too.
     ///
     /// # Errors
     /// As [`poll_head`](Self::poll_head).
-    pub(crate) fn take_head(&self) -> Poll<Result<HeaderMap, CallFault>> {
-        self.look_for_head(None)
+    pub(crate) fn take_answer(
+        &self,
+        first: &mut Option<Part>,
+        trailers: &mut Option<HeaderMap>,
+    ) -> Poll<Result<HeaderMap, CallFault>> {
+        let mut state = self.lock();
+        let head = state.core.poll_head(self.key, None);
+        if matches!(head, Poll::Ready(Ok(_)))
+            && let Some((data, rest)) = state.core.take_rest(self.key)
+        {
+            (*first, *trailers) = (Some(Part::Data(data)), Some(rest));
+            self.ended.store(true, Ordering::Relaxed);
+        }
+        head.map_err(|fault| state.explain(fault))
     }
 
     /// Registers the task of `waker` for the head of the response and what follows. Returns false if something has come already.
     pub(crate) fn wait(&self, waker: &Waker) -> bool {
         self.lock().core.wait(self.key, waker)
-    }
-
-    fn look_for_head(&self, waker: Option<&Waker>) -> Poll<Result<HeaderMap, CallFault>> {
-        let mut state = self.lock();
-        let head = state.core.poll_head(self.key, waker);
-        head.map_err(|fault| state.explain(fault))
     }
 
     /// Waits for the next part of the body. Returns `None` at its end: after the trailers, or where the peer's half ended without.
@@ -234,7 +242,10 @@ impl Stream {
     fn with<T>(&self, act: impl FnOnce(&mut Core<Kept>) -> T) -> T {
         let (result, unneeded) = {
             let core = &mut self.lock().core;
-            (act(core), std::mem::take(&mut core.unneeded))
+            // An empty list keeps its memory for the next use.
+            let take =
+                |list: &mut Vec<Bytes>| if list.is_empty() { Vec::new() } else { std::mem::take(list) };
+            (act(core), take(&mut core.unneeded))
         };
         drop(unneeded);
         result
