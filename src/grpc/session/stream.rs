@@ -204,18 +204,11 @@ impl Stream {
     /// has landed thereby, as it has on devices where the CPU does the reading, or if the call has failed meanwhile. The caller must drive
     /// afterwards: the peer is told with the next message that its memory is free, which is usually the reply.
     pub(crate) fn look_for_landing(&self) -> Option<Duration> {
-        {
-            let core = &mut self.lock().core;
-            if !core.is_landing(self.key) {
-                return None;
-            }
-            core.keep_taken(true);
-        }
+        let keeps = KeepsTaken::unless(self, |core| !core.is_landing(self.key))?;
         let began = Instant::now();
         self.session.endpoint.look();
-        let core = &mut self.lock().core;
-        core.keep_taken(false);
-        (!core.is_landing(self.key)).then(|| began.elapsed())
+        drop(keeps);
+        (!self.lock().core.is_landing(self.key)).then(|| began.elapsed())
     }
 
     /// Returns whether [`poll_part`](Self::poll_part) has returned the last part, or will return `None` at once.
@@ -256,6 +249,27 @@ impl Stream {
     }
 }
 
+/// While this exists, TAKEN waits for the next message. A task that a look wakes may panic, so the end of the wait is a drop.
+struct KeepsTaken<'a>(&'a Stream);
+
+impl<'a> KeepsTaken<'a> {
+    /// Begins the wait, unless `is_needless` says that there is nothing to wait for.
+    fn unless(stream: &'a Stream, is_needless: impl FnOnce(&Core<Kept>) -> bool) -> Option<Self> {
+        let core = &mut stream.lock().core;
+        if is_needless(core) {
+            return None;
+        }
+        core.keep_taken(true);
+        Some(Self(stream))
+    }
+}
+
+impl Drop for KeepsTaken<'_> {
+    fn drop(&mut self) {
+        self.0.lock().core.keep_taken(false);
+    }
+}
+
 impl LandingTarget for Stream {
     fn deliver_landed(&self, limit: usize) {
         Self::deliver_landed(self, limit);
@@ -272,6 +286,28 @@ impl Drop for Stream {
         wakers.into_iter().for_each(std::task::Waker::wake);
         if is_urgent {
             self.session.drive();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::panic, reason = "tests")]
+
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    impl Stream {
+        /// Panics while TAKEN waits. Returns whether it still waits.
+        pub(in crate::grpc::session) fn keeps_taken_after_a_panic(&self) -> bool {
+            let look = || {
+                let _keeps = KeepsTaken::unless(self, |_| false);
+                assert!(self.lock().core.keeps_taken());
+                panic!("a task that a look woke");
+            };
+            assert!(catch_unwind(AssertUnwindSafe(look)).is_err());
+            self.lock().core.keeps_taken()
         }
     }
 }
