@@ -87,7 +87,7 @@ impl Client {
         callers.join_all().await.concat()
     }
 
-    /// Opens a stream of messages that nobody reads, and waits until its window is full.
+    /// Opens a stream of messages without a reader, and waits until its window is full.
     pub(crate) async fn block(&self) -> Streaming<PutRequest> {
         let message = PutRequest { payload: vec![1; 10_000].into(), ..PutRequest::default() };
         let requests = tokio_stream::iter([message]);

@@ -1,8 +1,9 @@
-//! What a small native call costs: rung by rung, beside a stream that nobody reads, and beside a large transfer.
+//! What a small native call costs: rung by rung, beside a stream without a reader, and beside a large transfer.
 //!
 //! ```sh
-//! cargo bench --bench native                              # all three
+//! cargo bench --bench native                              # all
 //! cargo bench --bench native -- rungs --seconds 3         # a call without generated code, and with it
+//! cargo bench --bench native -- together                  # the same, one caller, client and server on one thread
 //! cargo bench --bench native -- blocked --rounds 9        # 31 callers, alone and beside a blocked stream
 //! cargo bench --bench native -- beside                    # one caller, alone and beside transfers of 64 MiB
 //! ```
@@ -49,15 +50,21 @@ fn main() {
         match *pair {
             ["--rounds", value] => rounds = value.parse().unwrap(),
             ["--seconds", value] => seconds = value.parse().unwrap(),
-            _ => panic!("rungs, blocked or beside, --rounds N and --seconds S, not {pair:?}"),
+            _ => panic!("rungs, together, blocked or beside, --rounds N and --seconds S, not {pair:?}"),
         }
     }
     let length = Duration::from_secs_f64(seconds);
+    if matches!(what, "together" | "all") {
+        run(0, together(rounds, length));
+    }
+    if what == "together" {
+        return;
+    }
     let server = ServerProcess::start();
     run(0, async {
         let client = Client::connect(&server.uri).await;
         if matches!(what, "rungs" | "all") {
-            rungs(&client, rounds, length).await;
+            rungs(&client, &[1, 32], rounds, length).await;
         }
         if matches!(what, "blocked" | "all") {
             blocked(&client, rounds, length).await;
@@ -78,8 +85,16 @@ fn run<T>(core: usize, future: impl Future<Output = T>) -> T {
     tonic_rdma::runtime::idle_polling(&mut builder).enable_all().build().unwrap().block_on(future)
 }
 
-async fn rungs(client: &Client, rounds: usize, length: Duration) {
-    for inflight in [1, 32] {
+/// Measures calls of this thread to itself. Nothing waits for another core, so these times are the work of both ends.
+async fn together(rounds: usize, length: Duration) {
+    let (uri, server) = server::bind().await;
+    tokio::spawn(server);
+    println!("client and server on one thread:");
+    rungs(&Client::connect(&uri).await, &[1], rounds, length).await;
+}
+
+async fn rungs(client: &Client, inflight: &[usize], rounds: usize, length: Duration) {
+    for &inflight in inflight {
         for rung in [Rung::Plain, Rung::Generated] {
             let mut figures = Vec::new();
             for _ in 0..rounds {

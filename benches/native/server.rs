@@ -36,10 +36,10 @@ impl ServerProcess {
         let mut command = Command::new(std::env::current_exe().unwrap());
         let command = command.arg(ARGUMENT).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = command.spawn().unwrap();
-        let mut address = String::new();
-        BufReader::new(process.stdout.take().unwrap()).read_line(&mut address).unwrap();
+        let mut uri = String::new();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut uri).unwrap();
         let input = process.stdin.take();
-        Self { process, input, uri: format!("http://{}", address.trim()) }
+        Self { process, input, uri: uri.trim().to_owned() }
     }
 }
 
@@ -58,12 +58,20 @@ pub(crate) fn serve() {
         std::process::exit(0);
     });
     run(1, async {
-        let incoming = RdmaIncoming::bind("127.0.0.1:0").await.unwrap();
-        println!("{}", incoming.local_addr());
-        let server = RdmaServer::new().layer(gather::both_layer().max_decoding_message_size(usize::MAX));
-        let transfer = TransferServer::new(Answers).max_decoding_message_size(usize::MAX);
-        server.add_service(Answers).add_service(transfer).serve_with_incoming(incoming).await.unwrap();
+        let (uri, server) = bind().await;
+        println!("{uri}");
+        server.await;
     });
+}
+
+/// Returns the address of a new server, and the future that serves.
+pub(crate) async fn bind() -> (String, impl Future<Output = ()> + Send) {
+    let incoming = RdmaIncoming::bind("127.0.0.1:0").await.unwrap();
+    let uri = format!("http://{}", incoming.local_addr());
+    let server = RdmaServer::new().layer(gather::both_layer().max_decoding_message_size(usize::MAX));
+    let transfer = TransferServer::new(Answers).max_decoding_message_size(usize::MAX);
+    let server = server.add_service(Answers).add_service(transfer).serve_with_incoming(incoming);
+    (uri, async { server.await.unwrap() })
 }
 
 /// Answers each call at once.

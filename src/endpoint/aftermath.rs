@@ -1,5 +1,6 @@
 //! Work that was found under a lock and is carried out after the lock.
 
+use std::cell::RefCell;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::task::Waker;
@@ -24,7 +25,40 @@ pub trait Run: Send + Sync + Debug {
     fn run(self: Arc<Self>);
 }
 
+thread_local! {
+    /// Empty lists with memory.
+    static REUSED: RefCell<Aftermath> = const { RefCell::new(Aftermath::new()) };
+}
+
 impl Aftermath {
+    const fn new() -> Self {
+        Self { wakers: Vec::new(), runs: Vec::new(), unneeded: Vec::new() }
+    }
+
+    /// Returns empty lists, which have the memory of those that this thread has given to [`reuse`](Self::reuse).
+    pub fn reused() -> Self {
+        // A thread that ends, or that is carrying something out, gets new ones.
+        REUSED.try_with(RefCell::take).unwrap_or_default()
+    }
+
+    /// Keeps the memory of the lists, which are empty, for the next ones of this thread.
+    pub fn reuse(self) {
+        /// Longer lists are rare, and give their memory back.
+        const LONGEST: usize = 256;
+        if self.wakers.capacity().max(self.runs.capacity()).max(self.unneeded.capacity()) <= LONGEST {
+            let _ = REUSED.try_with(|reused| reused.replace(self));
+        }
+    }
+
+    /// Moves all that `other` has to the ends of these lists.
+    pub fn append(&mut self, other: &mut Self) {
+        if !other.is_empty() {
+            self.wakers.append(&mut other.wakers);
+            self.runs.append(&mut other.runs);
+            self.unneeded.append(&mut other.unneeded);
+        }
+    }
+
     /// Returns whether there is nothing to do.
     #[inline]
     pub fn is_empty(&self) -> bool {

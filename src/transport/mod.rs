@@ -5,6 +5,7 @@
 
 pub(crate) mod balance;
 mod connector;
+pub(crate) mod fields;
 pub mod gather;
 mod incoming;
 mod request;

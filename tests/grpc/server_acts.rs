@@ -17,7 +17,7 @@ use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 use tonic_rdma_proto::greeter::greeter_server::{Greeter, GreeterServer};
 use tonic_rdma_proto::greeter::{HelloReply, HelloRequest};
 
-use support::{Runtime, config, say, within};
+use support::{Runtime, config, say, until, within};
 
 /// A client of the service.
 pub(crate) type Client = GreeterClient<RdmaChannel>;
@@ -58,6 +58,14 @@ impl Acts {
     /// Lets so many waiting handlers go on.
     pub(crate) fn release(&self, handlers: usize) {
         self.shared.releases.add_permits(handlers);
+    }
+
+    /// Makes a call whose handler waits, once it waits.
+    pub(crate) async fn held(&self, client: &Client) -> JoinHandle<Result<String, Status>> {
+        let (mut client, before) = (client.clone(), self.waiting());
+        let held = tokio::spawn(async move { say(&mut client, "wait").await });
+        until(|| self.waiting() > before).await;
+        held
     }
 
     /// Sets the server that handlers call.

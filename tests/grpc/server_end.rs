@@ -101,9 +101,7 @@ fn an_old_connection_is_replaced_without_an_error() {
         let channel = running.channel().await;
         let first = channel.last_connection().unwrap();
         let client = GreeterClient::new(channel.clone());
-        let mut other = client.clone();
-        let held = tokio::spawn(async move { say(&mut other, "wait").await });
-        until(|| acts.waiting() == 1).await;
+        let held = acts.held(&client).await;
         while channel.last_connection().unwrap().is_same_connection(&first) {
             assert_eq!(say(&mut client.clone(), "hello").await.unwrap(), "hello");
             tokio::time::sleep(Duration::from_millis(5)).await;

@@ -51,9 +51,7 @@ fn a_call_that_is_polled_once_keeps_no_other_from_being_sent() {
         let running = serve(&acts, CallConfig::default()).await;
         let client = running.client().await;
         // Calls are made together only while another one is under way.
-        let mut other = client.clone();
-        let held = tokio::spawn(async move { say(&mut other, "wait").await });
-        until(|| acts.waiting() == 1).await;
+        let held = acts.held(&client).await;
         for is_dropped in [false, true] {
             let (mut one, mut two) = (client.clone(), client.clone());
             let mut first = Box::pin(say(&mut one, "first"));
@@ -72,7 +70,7 @@ fn a_call_that_is_polled_once_keeps_no_other_from_being_sent() {
     });
 }
 
-/// The connection belongs to a runtime of one thread, and the calls are made in another runtime.
+/// The connection belongs to one runtime, of each kind, and the calls are made in another, of one thread.
 #[test]
 fn calls_of_another_runtime_are_sent() {
     for runtime in Runtime::ALL {
@@ -107,9 +105,7 @@ fn a_panic_ends_its_call_only() {
         let acts = Acts::default();
         let running = serve(&acts, CallConfig::default()).await;
         let client = running.client().await;
-        let mut other = client.clone();
-        let held = tokio::spawn(async move { say(&mut other, "wait").await });
-        until(|| acts.waiting() == 1).await;
+        let held = acts.held(&client).await;
         for _ in 0..10 {
             let status = say(&mut client.clone(), "panic").await.unwrap_err();
             assert_eq!(
@@ -230,9 +226,7 @@ fn a_cancelled_call_drops_its_handler_at_once() {
         let running = serve(&acts, CallConfig::default()).await;
         let client = running.client().await;
         for round in 0..10 {
-            let mut other = client.clone();
-            let call = tokio::spawn(async move { say(&mut other, "wait").await });
-            until(|| acts.waiting() == 1).await;
+            let call = acts.held(&client).await;
             call.abort();
             until(|| acts.dropped() == 2 * round + 1).await;
             // By a response that is dropped.

@@ -42,13 +42,14 @@ impl Connection {
 
     /// Calls `change`, does what is due, and carries out what follows from it without the lock.
     fn settle_messages(&self, change: impl FnOnce(&mut State)) {
-        let mut after = Aftermath::default();
+        let mut after = Aftermath::reused();
         let mut state = lock(&self.state);
         change(&mut state);
         state.settle(&self.counters, &self.changed);
         state.take_aftermath(&mut after);
         drop(state);
         after.carry_out();
+        after.reuse();
     }
 }
 
@@ -61,13 +62,15 @@ impl State {
     ) -> Result<(), ConnectionFault> {
         messages.fetches.renew();
         loop {
-            messages.deliver(&self.link, &mut self.protocol, counters)?;
+            let has_work = messages.deliver(&self.link, &mut self.protocol, counters)?;
             if self.detached && !messages.is_started() {
                 self.discard();
             }
             self.post_receives()?;
             self.handle_events()?;
-            messages.transmit(&mut self.link, &mut self.protocol, counters)?;
+            if has_work || self.detached {
+                messages.transmit(&mut self.link, &mut self.protocol, counters)?;
+            }
             // A fetch may be over at once.
             if !messages.fetches.has_over() {
                 break;
@@ -85,7 +88,7 @@ impl State {
             return Ok(());
         }
         match &mut self.messages {
-            Some(messages) => messages.deliver(&self.link, &mut self.protocol, counters),
+            Some(messages) => messages.deliver(&self.link, &mut self.protocol, counters).map(drop),
             None => Ok(()),
         }
     }
@@ -93,9 +96,7 @@ impl State {
     /// Moves the work for the thread that holds the lock to `after`.
     pub(super) fn take_aftermath(&mut self, after: &mut Aftermath) {
         if let Some(messages) = &mut self.messages {
-            after.wakers.append(&mut messages.after.wakers);
-            after.runs.append(&mut messages.after.runs);
-            after.unneeded.append(&mut messages.after.unneeded);
+            after.append(&mut messages.after);
         }
     }
 }

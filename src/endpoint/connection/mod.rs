@@ -4,6 +4,7 @@
 //! passes completions in ([`Connection::handle_completions`]); the stream's task writes and reads. After that, each of them also
 //! does the work that the protocol asks for ([`State::settle`]), so that no data waits for another task.
 
+mod clock;
 pub(super) mod member;
 mod messages;
 mod read;
@@ -361,8 +362,8 @@ impl Participant for Connection {
     }
 
     fn handle_completions(&self, completions: &[WorkCompletion], after: &mut Aftermath) {
-        let now = Instant::now();
         let mut state = lock(&self.state);
+        let now = state.clock.now();
         for completion in completions {
             if let Err(fault) = state.handle_completion(completion, &self.counters, now) {
                 state.end(fault, &self.changed);

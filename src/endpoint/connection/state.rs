@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
+use super::clock::Clock;
 use super::read_quota::ReadQuota;
 use super::shortage::Shortage;
 use crate::endpoint::counters::Counters;
@@ -59,6 +60,7 @@ pub(super) struct State {
     pub(super) awaits_pong: bool,
     pub(super) quota: ReadQuota,
     pub(super) shortage: Shortage,
+    pub(super) clock: Clock,
     /// Time of the last addition of the counters to the process's metrics.
     pub(super) published: Instant,
 }
@@ -114,6 +116,7 @@ impl State {
             awaits_pong: false,
             quota: ReadQuota::default(),
             shortage: Shortage::default(),
+            clock: Clock::default(),
             published: Instant::now(),
         }
     }

@@ -14,11 +14,12 @@ use crate::endpoint::fault::ConnectionFault;
 ///
 /// A function that returns an error ends the connection with this error.
 pub(crate) trait MessageHandler: Send + Sync + Debug + 'static {
-    /// Takes a message. Messages arrive in the order in which the peer sent them.
+    /// Takes a message. Messages arrive in the order in which the peer sent them. Returns whether [`transmit`](Self::transmit) would have
+    /// something to do after that.
     ///
     /// # Errors
     /// The message breaks the rules of the call protocol.
-    fn receive(&self, message: Bytes, after: &mut Aftermath) -> Result<(), ConnectionFault>;
+    fn receive(&self, message: Bytes, after: &mut Aftermath) -> Result<bool, ConnectionFault>;
 
     /// Notes that a fetch is over: no READ of it is under way, so the peer may free its memory. `memory` is the content, or `None` for a
     /// fetch that was cancelled. The memory goes back to its pool when the last clone and slice of `memory` is dropped.
@@ -29,8 +30,8 @@ pub(crate) trait MessageHandler: Send + Sync + Debug + 'static {
     -> Result<(), ConnectionFault>;
 
     /// Gives messages and fetches to `sender`, while it has room and the handler has some. The connection calls this function again
-    /// after each [`drive`](super::MessageEndpoint::drive), after each group of completions, and when there is memory or room again
-    /// that `sender` had refused.
+    /// after each [`drive`](super::MessageEndpoint::drive), after each group of completions (unless the group brought messages and
+    /// [`receive`](Self::receive) says that there is nothing to do), and when there is memory or room again that `sender` had refused.
     ///
     /// # Errors
     /// The handler can't go on, or an error of `sender`.

@@ -98,14 +98,15 @@ impl Messages {
         self.exhausted && self.fetches.is_empty() && !self.fetches.has_over()
     }
 
-    /// Hands fetches that are over and messages that have arrived to the handler.
+    /// Hands fetches that are over and messages that have arrived to the handler. Returns whether [`transmit`](Self::transmit) may have
+    /// something to do.
     pub(crate) fn deliver(
         &mut self,
         link: &Link,
         protocol: &mut protocol::Connection,
         counters: &Counters,
-    ) -> Result<(), ConnectionFault> {
-        let Some(handler) = self.handler.take() else { return Ok(()) };
+    ) -> Result<bool, ConnectionFault> {
+        let Some(handler) = self.handler.take() else { return Ok(true) };
         let delivered = self.deliver_to(&*handler, link, protocol, counters);
         self.handler = Some(handler);
         delivered
@@ -117,7 +118,9 @@ impl Messages {
         link: &Link,
         protocol: &mut protocol::Connection,
         counters: &Counters,
-    ) -> Result<(), ConnectionFault> {
+    ) -> Result<bool, ConnectionFault> {
+        // Only the answer to the last message counts, as nothing else changes the handler's state meanwhile but what drives by itself.
+        let mut has_work = true;
         while let Some((fetch, landed)) = self.fetches.poll_over() {
             if let Some(landed) = &landed {
                 counters.landed_bytes.add(landed.len() as u64);
@@ -143,13 +146,13 @@ impl Messages {
                 self.inbox.split().freeze()
             };
             protocol.consume(length);
-            handler.receive(message, &mut self.after)?;
+            has_work = handler.receive(message, &mut self.after)?;
         }
         if !self.told_finished && protocol.is_read_closed() {
             self.told_finished = true;
             handler.peer_finished(&mut self.after);
         }
-        Ok(())
+        Ok(has_work || !self.is_exhausted())
     }
 
     /// Asks the handler for messages and fetches, and sends them.

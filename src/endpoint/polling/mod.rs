@@ -16,6 +16,8 @@ mod queue;
 mod reactor;
 mod registry;
 mod short_waits;
+mod spin;
+mod this_thread;
 mod watched;
 
 pub use own_polling::OwnPolling;
@@ -24,4 +26,5 @@ pub use park_hook::idle_polling;
 pub use participant::Participant;
 pub use queue::{Polled, Queue, QueueFull};
 pub use reactor::{Reactor, may_spin};
+pub(crate) use this_thread::this_thread;
 pub use watched::{UnannouncedArrival, Watched};

@@ -30,6 +30,8 @@ use super::poll_task::{self, PollTarget, Step};
 use super::queue::{Polled, Queue};
 use super::registry::{Key, Registry};
 use super::short_waits::ShortWaits;
+use super::spin::{Spin, Spun};
+use super::this_thread::this_thread;
 use crate::endpoint::config::{Config, PollMode, SharedReceive};
 use crate::endpoint::link::isolation;
 use crate::endpoint::link::shared_receive::SharedBuffers;
@@ -48,6 +50,8 @@ pub struct Reactor {
     spin_limit: Duration,
     /// The runtime's `on_thread_park` polls this reactor.
     idle_polled: AtomicBool,
+    /// The thread that did so last; 0 before.
+    home: AtomicUsize,
     /// `on_thread_park` has polled since the poll task last looked.
     was_idle: AtomicBool,
     multi_thread: bool,
@@ -68,17 +72,6 @@ struct Spinner {
     armed: bool,
     spinning_since: Option<Instant>,
     last_yield: Instant,
-}
-
-/// The end of a spin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Spun {
-    /// The budget is spent.
-    Nothing,
-    /// A task was woken.
-    Woke,
-    /// Work was run, which may have made tasks ready.
-    Ran,
 }
 
 static REACTORS: LazyLock<Registry<Reactor>> = LazyLock::new(Registry::default);
@@ -133,6 +126,7 @@ impl Reactor {
             mode: config.poll_mode,
             spin_limit: config.spin_limit,
             idle_polled: AtomicBool::new(false),
+            home: AtomicUsize::new(0),
             was_idle: AtomicBool::new(false),
             multi_thread: runtime.runtime_flavor() != RuntimeFlavor::CurrentThread,
             task: OnceLock::new(),
@@ -166,6 +160,7 @@ impl Reactor {
             return;
         }
         self.idle_polled.store(true, Ordering::Relaxed);
+        self.home.store(this_thread(), Ordering::Relaxed);
         let Ok(mut spinner) = self.spinner.try_lock() else { return };
         if self.queues.iter().all(|queue| queue.is_unused()) {
             return;
@@ -265,8 +260,9 @@ impl Reactor {
 
     /// Waits as the only thread of a runtime: looks at `queue` once, or for some microseconds.
     fn wait_shortly(&self, queue: &Queue, begun: Option<Instant>, mut is_done: impl FnMut() -> bool) -> bool {
-        // Elsewhere the poll task would have to take over, which costs what the wait saves.
-        let is_alone = self.idle_polled.load(Ordering::Relaxed) && self.callers.is_single_call();
+        // Elsewhere the poll task would have to take over, which costs what the wait saves. The thread of another runtime has tasks of its own.
+        let is_home = self.home.load(Ordering::Relaxed) == this_thread();
+        let is_alone = is_home && self.callers.is_single_call();
         let start = begun.filter(|_| is_alone).and_then(|begun| self.short_waits.begin(begun));
         let Some(start) = start else {
             queue.poll();
@@ -317,47 +313,12 @@ impl Reactor {
         self.queues.iter().all(|queue| queue.serves_callers_only())
     }
 
-    /// Spins until a task was woken (true) or the budget is spent. Work that a look ran may have made tasks ready, which this thread
-    /// can't know. So it goes on for a short time only: the next work often comes at once.
+    /// Spins until a look has woken a task, or [another reason](Spin) ends the spin.
     fn spin(&self, spinner: &mut Spinner) -> Spun {
-        /// Time for the next work after some was run.
-        const NEXT: Duration = Duration::from_micros(8);
-        /// Longest time from the first work on.
-        const MOST: Duration = Duration::from_micros(60);
         let Spinner { pace, armed, .. } = spinner;
-        let disarm = || self.disarm(armed);
-        /// Looks for each look at the clock.
-        const LOOKS: u32 = 8;
-        let (mut ran, mut looks): (Option<(Instant, Instant)>, u32) = (None, 0);
-        let is_over = |first: Instant, last: Instant| {
-            let now = Instant::now();
-            now - last > NEXT || now - first > MOST
-        };
-        let woken = pace.spin(disarm, || match (self.poll(), ran) {
-            (Polled { completions: 0, .. }, None) => Observation::Nothing,
-            (Polled { completions: 0, .. }, Some((first, last))) => {
-                looks = looks.wrapping_add(1);
-                let over = looks.is_multiple_of(LOOKS) && is_over(first, last);
-                if over { Observation::Wanted } else { Observation::Nothing }
-            }
-            // READs of a large transfer may complete with each look, and the tasks must not wait for its end.
-            (Polled { woken: 0, ran: 0, .. }, Some((first, last))) if is_over(first, last) => {
-                Observation::Wanted
-            }
-            (Polled { woken: 0, ran: 0, .. }, _) => Observation::Arrival,
-            (Polled { woken: 0, .. }, _) => {
-                let now = Instant::now();
-                let first = ran.map_or(now, |(first, _)| first);
-                ran = Some((first, now));
-                if now - first > MOST { Observation::Wanted } else { Observation::Arrival }
-            }
-            (Polled { .. }, _) => Observation::Wanted,
-        });
-        match (woken, ran) {
-            (_, Some(_)) => Spun::Ran,
-            (true, None) => Spun::Woke,
-            (false, None) => Spun::Nothing,
-        }
+        let mut spin = Spin::default();
+        let wanted = pace.spin(|| self.disarm(armed), || spin.found(self.poll(), Instant::now));
+        spin.end(wanted)
     }
 
     /// Returns whether the poll task has time left for its spin. The task spins by running again and again.
@@ -507,7 +468,28 @@ impl Drop for Reactor {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
     use super::*;
+
+    #[tokio::test]
+    async fn a_call_of_another_thread_looks_once() {
+        let context = tonic_rdma_verbs::soft::open().unwrap();
+        let reactor = Reactor::current(&context, &Config::default()).unwrap();
+        let looks = || {
+            let queue = reactor.assign();
+            let before = queue.polling().polls.value();
+            reactor.wait_as_caller(queue, Some(Instant::now()), || false);
+            queue.polling().polls.value() - before
+        };
+        reactor.call_begins();
+        assert_eq!(looks(), 1, "the runtime does not poll when it is idle");
+        reactor.idle();
+        assert!(looks() > 1);
+        let elsewhere = std::thread::scope(|scope| scope.spawn(looks).join().unwrap());
+        assert_eq!(elsewhere, 1, "that thread may have tasks of another runtime");
+        reactor.call_ends();
+    }
 
     #[tokio::test]
     async fn connections_are_spread_over_the_queues_in_turn() {

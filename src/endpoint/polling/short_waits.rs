@@ -11,7 +11,7 @@ use super::queue::Polled;
 
 /// Decides whether a future waits, and learns from the waits before.
 ///
-/// Only the runtime's thread uses this, so no operation has to be atomic with another.
+/// Only one thread uses this at a time, that of the runtime, so no operation has to be atomic with another.
 #[derive(Debug)]
 pub(super) struct ShortWaits {
     /// Longest wait.
@@ -58,7 +58,7 @@ impl ShortWaits {
     }
 
     /// Looks from `start` on until `is_done` (true). Returns false when the time is over, or when a look has made other tasks ready. Calls
-    /// `is_done` only after looks that found something.
+    /// `is_done` after looks that found something, and with each look at the clock: another thread may have looked, too.
     pub(super) fn wait(
         &self,
         start: Instant,
@@ -71,15 +71,16 @@ impl ShortWaits {
                 let polled = look();
                 if polled.completions > 0 {
                     if is_done() {
-                        self.failed.store(0, Ordering::Relaxed);
-                        self.answered.store(true, Ordering::Relaxed);
-                        return true;
+                        return self.note_answer();
                     }
                     if polled.woken + polled.ran > 0 {
                         return false;
                     }
                 }
                 std::hint::spin_loop();
+            }
+            if is_done() {
+                return self.note_answer();
             }
             if start.elapsed() > self.longest {
                 let failed = (self.failed.load(Ordering::Relaxed) + 1).min(Self::MOST_FAILED);
@@ -88,6 +89,12 @@ impl ShortWaits {
                 return false;
             }
         }
+    }
+
+    fn note_answer(&self) -> bool {
+        self.failed.store(0, Ordering::Relaxed);
+        self.answered.store(true, Ordering::Relaxed);
+        true
     }
 
     /// Returns whether a wait has brought an answer since the last call of this function.
@@ -131,6 +138,18 @@ mod tests {
         }));
         assert_eq!((looks, asked), (10, 2), "nothing has changed after looks that found nothing");
         assert!(waits.take_answered() && !waits.take_answered());
+    }
+
+    #[test]
+    fn a_wait_ends_with_an_answer_that_another_thread_has_found() {
+        let waits = ShortWaits::new(LIMIT);
+        let far = Instant::now() + Duration::from_secs(3600);
+        let mut asked = 0;
+        assert!(waits.wait(far, nothing, || {
+            asked += 1;
+            asked == 3
+        }));
+        assert!(waits.take_answered());
     }
 
     #[test]

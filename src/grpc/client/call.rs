@@ -29,15 +29,10 @@ pub(super) struct NativeCall {
     endpoints: Arc<Endpoints>,
     connection: Arc<Connection>,
     deadline: Deadline,
-    state: State,
-}
-
-#[derive(Debug)]
-enum State {
-    Unsent(Unsent),
-    /// The request is under way. The second value is the request if it can be sent again.
-    Begun(Begun, Option<Unsent>),
-    Ended,
+    /// The request until it is under way, and then as long as it can be sent again.
+    request: Option<Unsent>,
+    /// The call, while its request is under way.
+    begun: Option<Begun>,
 }
 
 /// The end of a call without a response.
@@ -76,28 +71,23 @@ impl NativeCall {
         if let Some(terms) = connection.terms() {
             deadline.goes_to(&terms.timeout);
         }
-        Self { endpoints, connection, deadline, state: State::Unsent(request) }
+        Self { endpoints, connection, deadline, request: Some(request), begun: None }
     }
 
     pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Response<Body>, End>> {
-        match &mut self.state {
-            State::Unsent(_) => {}
-            // A call is large, so it stays where it is.
-            State::Begun(call, again) => {
-                call.stream().session().drive_left();
-                let answered = ready!(poll_head(call, &mut self.deadline, again.is_some(), context));
-                return Poll::Ready(self.end(answered));
-            }
-            State::Ended => {
-                return Poll::Ready(Err(Status::internal("the call was polled after its end").into()));
-            }
+        // A call and its request are large, so they stay where they are.
+        if let Some(call) = &mut self.begun {
+            call.stream().session().drive_left();
+            let again = self.request.is_some();
+            let answered = ready!(poll_head(call, &mut self.deadline, again, context));
+            return Poll::Ready(self.end(answered));
         }
-        let State::Unsent(request) = std::mem::replace(&mut self.state, State::Ended) else {
-            return Poll::Pending;
-        };
-        let has_sender = match self.send(request, context) {
+        let has_sender = match self.send(context) {
             Ok(has_sender) => has_sender,
-            Err(end) => return Poll::Ready(Err(end)),
+            Err(end) => {
+                self.request = None;
+                return Poll::Ready(Err(end));
+            }
         };
         if !(has_sender && self.waits(context)) {
             // Calls that are made together go out before this one looks for its response.
@@ -108,20 +98,18 @@ impl NativeCall {
 
     /// Registers the task for the response. Returns false if the call has come to an end already.
     fn waits(&mut self, context: &mut Context<'_>) -> bool {
-        let State::Begun(call, _) = &self.state else { return false };
+        let Some(call) = &self.begun else { return false };
         call.stream().wait(context.waker()) && self.deadline.poll_passed_under_way(context).is_pending()
     }
 
     /// Ends the wait for the head of the response.
-    fn end(
-        &mut self,
-        answered: Result<(HeaderMap, Option<Part>), Unanswered>,
-    ) -> Result<Response<Body>, End> {
-        let State::Begun(call, again) = std::mem::replace(&mut self.state, State::Ended) else {
-            return Err(Status::internal("a call ends before it has begun").into());
-        };
-        match (answered, again) {
-            (Ok((head, first)), _) => Ok(self.response(call, head, first)),
+    fn end(&mut self, answered: Result<HeaderMap, Unanswered>) -> Result<Response<Body>, End> {
+        let (begun, request) = (self.begun.take(), self.request.take());
+        match (answered, request) {
+            (Ok(head), _) => {
+                let call = begun.ok_or_else(polled_again)?;
+                Ok(self.response(call, head))
+            }
             (Err(Unanswered { status, unprocessed: true }), Some(request)) => {
                 Err(self.again(request, status, true))
             }
@@ -131,7 +119,8 @@ impl NativeCall {
 
     /// Queues the request as far as it is there, and sends it: at once if no other call is under way, and otherwise later, with those of calls
     /// that are made together. Returns whether a task of the session does that; otherwise it is the next poll of one of these calls.
-    fn send(&mut self, mut request: Unsent, context: &mut Context<'_>) -> Result<bool, End> {
+    fn send(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
+        let Some(request) = &mut self.request else { return Err(polled_again().into()) };
         let Connection::Native(native) = &*self.connection else {
             return Err(Status::internal("a native call on another connection").into());
         };
@@ -150,42 +139,50 @@ impl NativeCall {
         };
         let (stream, is_alone) = match opened {
             Ok((stream, is_alone)) => (Arc::new(stream), is_alone),
-            Err(error) => return Err(self.again(request, super::error::not_opened(error), false)),
+            Err(error) => {
+                let request = self.request.take().ok_or_else(polled_again)?;
+                return Err(self.again(request, super::error::not_opened(error), false));
+            }
         };
         if let Some(landing) = request.landing() {
             stream.deliver_landed(landing.limit());
         }
-        let mut call = Begun::new(Arc::clone(&stream));
         if is_whole {
             let has_sender = session.drive_if(is_alone);
-            self.state = State::Begun(call, Some(request));
+            self.begun = Some(Begun::new(stream));
+            // The request is on its way, so nobody waits for the clock.
+            self.deadline.begun();
             return Ok(has_sender);
         }
+        let call = self.begun.insert(Begun::new(Arc::clone(&stream)));
         let (mut sent, mut outgoing) = (Sent::default(), Outgoing::default());
-        let again = match advance(&mut request.body, &mut outgoing, &stream, Some(&mut sent), context) {
-            Progress::Failed(status) => return Err(status.into()),
-            Progress::Finished | Progress::Ended => sent.into_body().map(|body| {
-                request.body = body;
-                request
-            }),
+        match advance(&mut request.body, &mut outgoing, &stream, Some(&mut sent), context) {
+            Progress::Failed(status) => {
+                self.begun = None;
+                return Err(status.into());
+            }
+            Progress::Finished | Progress::Ended => match sent.into_body() {
+                Some(body) => request.body = body,
+                None => self.request = None,
+            },
             Progress::Waits => {
-                let failed = Arc::default();
-                let pump = Pump::new(request.body, outgoing, stream, Arc::clone(&failed));
+                let (failed, body) = (Arc::default(), std::mem::take(&mut request.body));
+                let pump = Pump::new(body, outgoing, stream, Arc::clone(&failed));
                 let runtime = Handle::try_current();
                 let task = runtime.as_ref().unwrap_or(self.endpoints.runtime()).spawn(pump);
                 call.sends(task.abort_handle(), failed);
-                None
+                self.request = None;
             }
-        };
+        }
         let has_sender = session.drive_with_others();
-        self.state = State::Begun(call, again);
+        self.deadline.begun();
         Ok(has_sender)
     }
 
-    fn response(&mut self, call: Begun, head: HeaderMap, first: Option<Part>) -> Response<Body> {
+    fn response(&mut self, call: Begun, head: HeaderMap) -> Response<Body> {
         let mut deadline = self.deadline.take();
         deadline.head_has_come();
-        let mut response = Response::new(Body::new(ResponseBody::new(call, deadline, first)));
+        let mut response = Response::new(Body::new(ResponseBody::new(call, deadline)));
         *response.version_mut() = Version::HTTP_2;
         *response.headers_mut() = head;
         response
@@ -198,25 +195,34 @@ impl NativeCall {
     }
 }
 
-/// Waits for the head of the response. Returns a part of the body, too, if one had to be looked at. The call can be sent `again`.
+fn polled_again() -> Status {
+    Status::internal("the call was polled after its end")
+}
+
+/// Waits for the head of the response. The call keeps parts of the body that were looked at. The call can be sent `again`.
 fn poll_head(
     call: &mut Begun,
     deadline: &mut Deadline,
     again: bool,
     context: &mut Context<'_>,
-) -> Poll<Result<(HeaderMap, Option<Part>), Unanswered>> {
+) -> Poll<Result<HeaderMap, Unanswered>> {
     let fault = match call.poll_head(deadline, context) {
         // The server answers with trailers only, or with an empty head, or it will.
-        Poll::Ready(Ok(head)) if head.is_empty() => match call.stream().poll_part(context) {
-            Poll::Ready(Some(Ok(Part::Trailers(trailers)))) => {
-                call.has_ended();
-                return Poll::Ready(Ok((trailers, None)));
+        Poll::Ready(Ok(head)) if head.is_empty() && !call.has_first() => {
+            match call.stream().poll_part(context) {
+                Poll::Ready(Some(Ok(Part::Trailers(trailers)))) => {
+                    call.has_ended();
+                    return Poll::Ready(Ok(trailers));
+                }
+                Poll::Ready(Some(Ok(part))) => {
+                    call.keep_first(part);
+                    return Poll::Ready(Ok(head));
+                }
+                Poll::Ready(Some(Err(fault))) => fault,
+                Poll::Ready(None) | Poll::Pending => return Poll::Ready(Ok(head)),
             }
-            Poll::Ready(Some(Ok(part))) => return Poll::Ready(Ok((head, Some(part)))),
-            Poll::Ready(Some(Err(fault))) => fault,
-            Poll::Ready(None) | Poll::Pending => return Poll::Ready(Ok((head, None))),
-        },
-        Poll::Ready(Ok(head)) => return Poll::Ready(Ok((head, None))),
+        }
+        Poll::Ready(Ok(head)) => return Poll::Ready(Ok(head)),
         Poll::Ready(Err(fault)) => fault,
         Poll::Pending => {
             ready!(deadline.poll_passed_under_way(context));

@@ -10,11 +10,13 @@ use http::HeaderMap;
 use tonic::Status;
 
 use super::probe::EndpointTimeout;
+use crate::transport::fields::field;
 
 /// The deadline of a call: the time in its field `grpc-timeout`, which holds until the end of the response, and the endpoint's time-out,
 /// which holds until the head of the response, as tonic has it. No timer runs until [`poll_passed`](Self::poll_passed).
 pub(super) struct Deadline {
-    begun: Instant,
+    /// The time when the call began, once somebody has asked for it. Most calls are sent before that.
+    begun: Option<Instant>,
     /// The end of the call's own time.
     own: Option<Instant>,
     endpoint: Option<Arc<EndpointTimeout>>,
@@ -26,9 +28,10 @@ pub(super) struct Deadline {
 impl Deadline {
     /// Begins the time of a call with these metadata.
     pub(super) fn of(headers: &HeaderMap) -> Self {
-        let begun = Instant::now();
+        let time = field(headers, "grpc-timeout").and_then(|value| parse(value.as_bytes()));
+        let begun = time.map(|_| Instant::now());
         // A time too far away to be represented is none.
-        let own = headers.get("grpc-timeout").and_then(|value| begun.checked_add(parse(value.as_bytes())?));
+        let own = time.and_then(|time| begun?.checked_add(time));
         Self { begun, own, endpoint: None, timer: None, is_over: false }
     }
 
@@ -43,9 +46,9 @@ impl Deadline {
         }
     }
 
-    /// Returns the time when the call began.
-    pub(super) fn begun(&self) -> Instant {
-        self.begun
+    /// Returns the time when the call began: now, if nobody has asked before.
+    pub(super) fn begun(&mut self) -> Instant {
+        *self.begun.get_or_insert_with(Instant::now)
     }
 
     /// Notes the time-out of the endpoint that the call goes to.
@@ -73,9 +76,9 @@ impl Deadline {
         if self.is_over {
             return Poll::Ready(());
         }
+        let begun = self.begun();
         let timer = self.timer.get_or_insert_with(|| {
-            Box::pin(wait(self.begun, self.own, self.endpoint.clone()))
-                as Pin<Box<dyn Future<Output = ()> + Send>>
+            Box::pin(wait(begun, self.own, self.endpoint.clone())) as Pin<Box<dyn Future<Output = ()> + Send>>
         });
         let passed = timer.as_mut().poll(context);
         self.is_over = passed.is_ready();
@@ -91,7 +94,7 @@ impl Deadline {
 
     /// Returns the earliest end that is known.
     fn next(&self) -> Option<Instant> {
-        let endpoint = self.endpoint.as_ref().and_then(|endpoint| self.begun.checked_add(endpoint.get()?));
+        let endpoint = self.endpoint.as_ref().and_then(|endpoint| self.begun?.checked_add(endpoint.get()?));
         [self.own, endpoint].into_iter().flatten().min()
     }
 

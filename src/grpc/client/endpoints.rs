@@ -60,6 +60,14 @@ impl Endpoints {
         }
     }
 
+    /// Returns the native connection of the only endpoint, if there is one. It may refuse the call.
+    pub(super) fn only_native(&self) -> Option<Arc<Connection>> {
+        match &*self.members {
+            [only] => only.native_connection(),
+            _ => None,
+        }
+    }
+
     /// Returns a connection for a call that has `begun` then: that of the endpoint, or the less busy one of two that are up, at random.
     pub(super) fn pick(&self, begun: Instant) -> Pick {
         let count = self.members.len();

@@ -91,6 +91,14 @@ impl Member {
         &self.endpoint
     }
 
+    /// Returns the native connection if there is one. It may take no calls any more: a call that it refuses can be sent again.
+    pub(super) fn native_connection(&self) -> Option<Arc<Connection>> {
+        match &lock(&self.state).phase {
+            Phase::Up(connection) if connection.is_native() => Some(Arc::clone(connection)),
+            _ => None,
+        }
+    }
+
     /// Returns the connection if there is one that takes calls. Otherwise begins to dial, unless the back-off forbids that. The
     /// only endpoint of a channel is dialled for each call that needs it, as tonic does, though not more often than each
     /// [`SHORT_WAIT`]: the failure of a dial ends the calls that `begun` before.

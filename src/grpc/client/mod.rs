@@ -278,9 +278,10 @@ impl Service<Request<Body>> for RdmaChannel {
 
     fn call(&mut self, request: Request<Body>) -> RdmaResponseFuture {
         let request = Unsent::new(request);
-        let deadline = Deadline::of(request.headers());
+        let mut deadline = Deadline::of(request.headers());
         let endpoints = Arc::clone(&self.endpoints);
-        let inner = match endpoints.pick(deadline.begun()) {
+        let up = endpoints.only_native().map_or_else(|| endpoints.pick(deadline.begun()), Pick::Up);
+        let inner = match up {
             Pick::Fail(status) => Inner::Failed(Some(status)),
             Pick::Up(connection) if connection.is_native() => {
                 Inner::Native(NativeCall::new(endpoints, connection, deadline, request))

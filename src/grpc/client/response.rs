@@ -24,13 +24,27 @@ pub(super) struct Begun {
     /// The task that sends the rest of the request, and the reason why it failed.
     pump: Option<(AbortHandle, Arc<Mutex<Option<Status>>>)>,
     ended: bool,
+    /// A part that came with the head, and trailers behind it.
+    first: Option<Part>,
+    trailers: Option<HeaderMap>,
     _under_way: CallUnderWay,
 }
 
 impl Begun {
     pub(super) fn new(stream: Arc<Stream>) -> Self {
         let under_way = stream.session().endpoint().begin_call();
-        Self { stream, pump: None, ended: false, _under_way: under_way }
+        let (first, trailers) = (None, None);
+        Self { stream, pump: None, ended: false, first, trailers, _under_way: under_way }
+    }
+
+    /// Returns whether a part of the body came with the head.
+    pub(super) fn has_first(&self) -> bool {
+        self.first.is_some()
+    }
+
+    /// Keeps a part that came with the head.
+    pub(super) fn keep_first(&mut self, part: Part) {
+        self.first = Some(part);
     }
 
     pub(super) fn stream(&self) -> &Arc<Stream> {
@@ -66,13 +80,14 @@ impl Begun {
 
     /// Waits for the head of the response. Looks for it on this thread for a short time, then registers the task.
     pub(super) fn poll_head(
-        &self,
-        deadline: &Deadline,
+        &mut self,
+        deadline: &mut Deadline,
         context: &mut Context<'_>,
     ) -> Poll<Result<HeaderMap, CallFault>> {
         let mut head = Poll::Pending;
-        self.stream.session().endpoint().spin(Some(deadline.begun()), || {
-            head = self.stream.take_head();
+        let (begun, first, trailers) = (deadline.begun(), &mut self.first, &mut self.trailers);
+        self.stream.session().endpoint().spin(Some(begun), || {
+            head = self.stream.take_answer(first, trailers);
             head.is_ready() || deadline.has_passed()
         });
         if head.is_ready() { head } else { self.stream.poll_head(context) }
@@ -115,20 +130,21 @@ impl Drop for Begun {
 pub(super) struct ResponseBody {
     call: Begun,
     deadline: Deadline,
-    /// A part that came with the head.
-    first: Option<Part>,
     presenter: Presenter,
     patience: Patience,
 }
 
 impl ResponseBody {
-    pub(super) fn new(call: Begun, deadline: Deadline, first: Option<Part>) -> Self {
-        Self { call, deadline, first, presenter: Presenter::default(), patience: Patience::default() }
+    pub(super) fn new(call: Begun, deadline: Deadline) -> Self {
+        Self { call, deadline, presenter: Presenter::default(), patience: Patience::default() }
     }
 
     fn poll_part(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Part, Status>>> {
-        if let Some(part) = self.first.take() {
+        if let Some(part) = self.call.first.take() {
             return Poll::Ready(Some(Ok(part)));
+        }
+        if let Some(trailers) = self.call.trailers.take() {
+            return Poll::Ready(Some(Ok(Part::Trailers(trailers))));
         }
         if self.call.ended {
             return Poll::Ready(None);
@@ -173,6 +189,6 @@ impl http_body::Body for ResponseBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.first.is_none() && self.call.ended
+        self.call.first.is_none() && self.call.ended
     }
 }

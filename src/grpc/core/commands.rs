@@ -20,6 +20,8 @@ pub(in crate::grpc) enum OpenRefused {
 impl<K> Core<K> {
     /// The most bytes of a body that a stream queues before its sender is to wait.
     const QUEUED: usize = 1 << 20;
+    /// The most bytes that are taken with the head.
+    const LITTLE: usize = 4096;
 
     /// Opens a stream for a call of this client.
     pub(in crate::grpc) fn open(
@@ -135,6 +137,22 @@ impl<K> Core<K> {
             keep(&mut stream.receiving.waker, waker);
         }
         Poll::Pending
+    }
+
+    /// Takes the rest of a response, if it is all there: one part with little data, and trailers. Longer data counts until somebody asks
+    /// for it.
+    pub(in crate::grpc) fn take_rest(&mut self, key: StreamKey) -> Option<(Bytes, HeaderMap)> {
+        let receiving = &mut self.streams[key.index()].receiving;
+        if !receiving.ended || receiving.trailers.is_none() || !receiving.parts.is_only_data(Self::LITTLE) {
+            return None;
+        }
+        let Some(InPart::Data(data)) = receiving.parts.pop() else { return None };
+        let trailers = receiving.trailers.take();
+        let cost = data.len() as i64 + OVERHEAD;
+        self.unread_data -= cost;
+        self.took(key, cost);
+        self.uncharge_heads(key);
+        Some((data, trailers?))
     }
 
     /// Takes the next part of the body.

@@ -188,6 +188,12 @@ impl<K> Core<K> {
         self.give_back(index);
     }
 
+    /// Returns whether TAKEN waits.
+    #[cfg(test)]
+    pub(in crate::grpc) fn keeps_taken(&self) -> bool {
+        self.keeps_taken
+    }
+
     /// Keeps back what the peer is to be told about its memory (true), or lets the next message take it along (false).
     pub(in crate::grpc) fn keep_taken(&mut self, keeps: bool) {
         self.keeps_taken = keeps;

@@ -10,7 +10,7 @@ use slab::Slab;
 
 use super::inbound::InOffer;
 use super::message::Message;
-use super::stream::{InPart, Queued, Stream, StreamFault, StreamKey};
+use super::stream::{InPart, OutHead, Queued, Stream, StreamFault, StreamKey};
 use crate::grpc::frame::head::{Decoder, Encoder};
 use crate::grpc::frame::{Kind, Limits, RequestHead, ResetCode};
 use crate::grpc::landing_budget::LandingBudget;
@@ -93,6 +93,8 @@ pub(in crate::grpc) struct Core<K> {
     /// The cost of data that arrived and was not taken, of all streams, and the most of it.
     pub(super) unread_data: i64,
     pub(super) most_unread_data: i64,
+    /// Heads and trailers that were sent.
+    pub(super) spent: Vec<OutHead>,
     /// What the heads and trailers count that arrived and that the application may still hold, of all streams, and the most of it.
     pub(super) heads: usize,
     pub(super) most_heads: usize,
@@ -212,6 +214,7 @@ impl<K> Core<K> {
             cancels: Vec::new(),
             budget: LandingBudget::new(u64::MAX),
             unneeded: Vec::new(),
+            spent: Vec::new(),
             unread_data: 0,
             most_unread_data: i64::MAX,
             heads: 0,

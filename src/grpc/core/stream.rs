@@ -168,6 +168,13 @@ impl<T> Parts<T> {
     }
 }
 
+impl Parts<InPart> {
+    /// Returns whether there is one part, with at most `most` bytes of data.
+    pub(super) fn is_only_data(&self, most: usize) -> bool {
+        matches!(&self.first, Some(InPart::Data(data)) if data.len() <= most) && self.rest.is_empty()
+    }
+}
+
 /// The queue that a stream waits in to send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Queued {

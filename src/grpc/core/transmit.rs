@@ -31,15 +31,25 @@ impl<K> Core<K> {
         self.start_fetches(wire, wakers);
         let sent = self.send_all(wire, wakers);
         wakers.append(&mut self.cut_off);
-        sent
+        if sent? {
+            // The message is on its way, so nobody waits for this.
+            self.spent.clear();
+            self.decoder.prepare();
+        }
+        Ok(())
     }
 
-    /// Sends messages while there is room and something to send.
-    fn send_all<W: Wire<Kept = K>>(&mut self, wire: &mut W, wakers: &mut Vec<Waker>) -> Result<(), W::Fault> {
+    /// Sends messages while there is room and something to send. Returns whether it has sent one.
+    fn send_all<W: Wire<Kept = K>>(
+        &mut self,
+        wire: &mut W,
+        wakers: &mut Vec<Waker>,
+    ) -> Result<bool, W::Fault> {
+        let mut has_sent = false;
         loop {
             let room = wire.room();
             if room == 0 || !self.has_output() {
-                return Ok(());
+                return Ok(has_sent);
             }
             self.message.begin(room);
             let before = (self.copy_budget, self.waiting());
@@ -48,16 +58,22 @@ impl<K> Core<K> {
                 // A head that was refused leaves a reset. A stream that had nothing to send has left its place to another.
                 let left_reset = !self.resets.is_empty() && self.peer.is_some();
                 if !left_reset && (self.copy_budget, self.waiting()) == before {
-                    return Ok(());
+                    return Ok(has_sent);
                 }
             } else {
                 self.message.send(&mut self.unneeded, |slices| wire.send(slices))?;
+                has_sent = true;
             }
             if self.copy_budget == 0 {
                 self.again = true;
-                return Ok(());
+                return Ok(has_sent);
             }
         }
+    }
+
+    /// Returns whether `transmit` would do nothing.
+    pub(in crate::grpc) fn is_idle(&self) -> bool {
+        !self.has_output() && self.fetchable.is_empty() && self.cancels.is_empty() && self.cut_off.is_empty()
     }
 
     /// Returns whether the last `transmit` left work, though there was room. Then it is to be called again soon.
@@ -296,6 +312,7 @@ impl<K> Core<K> {
         let sending = &stream.sending;
         let is_end = sending.end && sending.parts.is_empty() && sending.trailers.is_none();
         let (id, flags) = (stream.id, if is_end { END } else { 0 });
+        self.spent.push(head);
         let is_whole = self.send_scratch(Kind::Head, id, flags);
         if is_end {
             self.sent_end(key);
@@ -330,6 +347,7 @@ impl<K> Core<K> {
         }
         self.scratch.clear();
         self.encoder.fields(&trailers, &mut self.scratch);
+        self.spent.push(OutHead::Response(trailers));
         let is_whole = self.send_scratch(Kind::Trailers, id, 0);
         self.sent_end(key);
         is_whole

@@ -95,12 +95,11 @@ where
         stream: Arc<Stream>,
         service: S,
         request: Request<Body>,
-        arrived: Instant,
         timeout: Option<Duration>,
     ) -> Self {
         let limit = timeout.and_then(|timeout| {
             // A time beyond the clock's range is no limit.
-            Some(Limit { timeout, at: arrived.checked_add(timeout)?, sleep: None })
+            Some(Limit { timeout, at: Instant::now().checked_add(timeout)?, sleep: None })
         });
         Self { stream, state: State::Waiting(service, request), limit, answered: false }
     }
@@ -184,12 +183,12 @@ where
                 self.state = State::Done;
                 return Poll::Ready(());
             }
-            let next = Pin::new(body).poll_frame(context);
+            let mut next = Pin::new(body).poll_frame(context);
             if let Some(start) = unsent {
-                match &next {
-                    Poll::Ready(Some(Ok(frame))) => match frame.data_ref() {
+                match &mut next {
+                    Poll::Ready(Some(Ok(frame))) => match frame.data_mut() {
                         Some(data) if start.data.is_none() && outgoing.is_small(data) => {
-                            start.data = Some(data.clone());
+                            start.data = Some(std::mem::take(data));
                             continue;
                         }
                         Some(_) => self.begin_response(),

@@ -5,11 +5,11 @@ use std::future::pending;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::uri::Scheme;
-use http::{Method, Request, Response, Uri, Version};
+use http::{Extensions, Method, Request, Response, Uri, Version};
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::watch;
 use tonic::body::Body;
@@ -69,7 +69,7 @@ pub(super) fn serve<S, B>(
         TcpConnectInfo { local_addr: Some(info.local_addr()), remote_addr: Some(info.peer_addr()) };
     let acceptor = Arc::new(Acceptor {
         shared: Arc::clone(shared),
-        service: Mutex::new(service),
+        prepared: Mutex::new(Prepared { service, next: None }),
         info,
         addresses,
         accepted: AtomicU64::new(0),
@@ -81,11 +81,18 @@ pub(super) fn serve<S, B>(
 /// Takes the calls of one connection.
 struct Acceptor<S> {
     shared: Arc<Shared>,
-    service: Mutex<S>,
+    prepared: Mutex<Prepared<S>>,
     info: RdmaConnectInfo,
     addresses: TcpConnectInfo,
     /// The number of calls so far.
     accepted: AtomicU64,
+}
+
+/// The service, and what the next call gets.
+struct Prepared<S> {
+    service: S,
+    /// A clone of the service, and what services see of the connection. It is made when a reply was sent, so that no client waits for it.
+    next: Option<(S, Extensions)>,
 }
 
 impl<S> fmt::Debug for Acceptor<S> {
@@ -128,57 +135,82 @@ where
     /// Begins a call. Drives the session that is in `drives`, and takes it out, if the call was polled here.
     fn begin(&self, stream: Stream, head: RequestHead, drives: &mut Option<Arc<Session>>) {
         let Shared { limits, runtime, alone, paths } = &*self.shared;
-        let arrived = Instant::now();
         let stream = Arc::new(stream);
         let path = head.path.clone();
         let timeout = match (timeout_of(&head.headers), limits.timeout) {
             (Some(client), Some(server)) => Some(client.min(server)),
             (client, server) => client.or(server),
         };
-        let session = Arc::clone(stream.session());
-        let request = self.request(Arc::clone(&stream), head);
-        let service = lock(&self.service).clone();
-        let mut call = Call::new(stream, service, request, arrived, timeout);
+        // The last call drives anyway.
+        let session = drives.is_none().then(|| Arc::clone(stream.session()));
+        let (service, extensions) = self.prepared();
+        let request = request(Arc::clone(&stream), head, extensions);
+        let mut call = Call::new(stream, service, request, timeout);
         let may_run = limits.poll_in_place && paths.is_quick(path.path());
-        let turn = if may_run { InPlace::begin(arrived, *alone) } else { None };
+        let turn = if may_run { InPlace::begin(paths.have_slow(), *alone) } else { None };
         let Some(turn) = turn else {
             runtime.spawn(call);
             return;
         };
         let (waits, looked) = call.poll_in_place();
-        let took = turn.end().saturating_sub(looked);
+        let took = turn.end().map(|took| took.saturating_sub(looked));
         if waits {
             // Before the session drives, because that may take other calls, and this one has to be polled when it can go on.
             runtime.spawn(call);
         }
         // The client waits for the reply, and for nothing of what follows.
-        if drives.take().is_some() || took > SHARED {
+        let is_last = drives.take().map(|session| session.drive()).is_some();
+        if let (Some(session), Some(SHARED..)) = (&session, took) {
             session.drive();
         }
-        paths.took(path.path(), took);
+        if let Some(took) = took {
+            paths.took(path.path(), took);
+        }
+        if is_last {
+            self.prepare();
+        }
     }
 
-    /// Makes the request that services see. It is that which tonic makes of the same call over HTTP/2.
-    fn request(&self, stream: Arc<Stream>, head: RequestHead) -> Request<Body> {
-        let RequestHead { path, authority, headers } = head;
-        let mut uri = http::uri::Parts::default();
-        uri.path_and_query = Some(path);
-        if authority.is_some() {
-            uri.scheme = Some(Scheme::HTTP);
-            uri.authority = authority;
-        }
-        let landed = LandingSwitch::new(Arc::downgrade(&stream) as Weak<dyn LandingTarget>);
-        let mut request = Request::new(Body::new(RequestBody::new(stream)));
-        *request.method_mut() = Method::POST;
-        // A path alone, and a path with scheme and authority, are URIs.
-        *request.uri_mut() = Uri::from_parts(uri).unwrap_or_default();
-        *request.version_mut() = Version::HTTP_2;
-        *request.headers_mut() = headers;
-        request.extensions_mut().insert(landed);
-        request.extensions_mut().insert(self.info.clone());
-        request.extensions_mut().insert(self.addresses.clone());
-        request
+    /// Returns a clone of the service, and what services see of the connection.
+    fn prepared(&self) -> (S, Extensions) {
+        let mut prepared = lock(&self.prepared);
+        prepared.next.take().unwrap_or_else(|| self.next(&prepared.service))
     }
+
+    /// Makes what the next call gets, unless it is there.
+    fn prepare(&self) {
+        let mut prepared = lock(&self.prepared);
+        if prepared.next.is_none() {
+            prepared.next = Some(self.next(&prepared.service));
+        }
+    }
+
+    fn next(&self, service: &S) -> (S, Extensions) {
+        let mut extensions = Extensions::new();
+        extensions.insert(self.info.clone());
+        extensions.insert(self.addresses.clone());
+        (service.clone(), extensions)
+    }
+}
+
+/// Makes the request that services see. It is that which tonic makes of the same call over HTTP/2.
+fn request(stream: Arc<Stream>, head: RequestHead, mut extensions: Extensions) -> Request<Body> {
+    let RequestHead { path, authority, headers } = head;
+    let mut uri = http::uri::Parts::default();
+    uri.path_and_query = Some(path);
+    if authority.is_some() {
+        uri.scheme = Some(Scheme::HTTP);
+        uri.authority = authority;
+    }
+    extensions.insert(LandingSwitch::new(Arc::downgrade(&stream) as Weak<dyn LandingTarget>));
+    let mut request = Request::new(Body::new(RequestBody::new(stream)));
+    *request.method_mut() = Method::POST;
+    // A path alone, and a path with scheme and authority, are URIs.
+    *request.uri_mut() = Uri::from_parts(uri).unwrap_or_default();
+    *request.version_mut() = Version::HTTP_2;
+    *request.headers_mut() = headers;
+    *request.extensions_mut() = extensions;
+    request
 }
 
 /// Lets a connection end: because of its age, because it is idle, or because the server shuts down.

@@ -20,12 +20,19 @@ const RETRY: u32 = 64;
 const TURN: Duration = Duration::from_micros(200);
 /// A pause ends a turn.
 const PAUSE: Duration = Duration::from_micros(5);
+/// Of so many polls in the only thread of a runtime, one is measured.
+const MEASURED: u32 = 8;
 /// Most paths whose time is known. A server has fewer methods.
 const PATHS: usize = 4096;
 
 thread_local! {
     static THREAD: Thread = const {
-        Thread { polls: Cell::new(false), ended: Cell::new(None), spent: Cell::new(Duration::ZERO) }
+        Thread {
+            polls: Cell::new(false),
+            count: Cell::new(0),
+            ended: Cell::new(None),
+            spent: Cell::new(Duration::ZERO),
+        }
     };
 }
 
@@ -33,6 +40,8 @@ thread_local! {
 struct Thread {
     /// The thread polls a call in place.
     polls: Cell<bool>,
+    /// Calls that it has polled in place.
+    count: Cell<u32>,
     /// The end of its last poll in place.
     ended: Cell<Option<Instant>>,
     /// The time that it has spent in this turn.
@@ -42,16 +51,33 @@ struct Thread {
 /// The right of this thread to poll one call in place. Dropping this gives the right back.
 #[derive(Debug)]
 pub(super) struct InPlace {
-    started: Instant,
+    /// `None` if the poll is not measured.
+    started: Option<Instant>,
 }
 
 impl InPlace {
-    /// Takes the right. `alone` says that the runtime has no other thread. Returns `None` if the call belongs into a task.
-    pub(super) fn begin(now: Instant, alone: bool) -> Option<Self> {
+    /// Takes the right. `alone` says that the runtime has no other thread. Returns `None` if the call belongs into a task. The poll is
+    /// measured, which needs two looks at the clock, if the runtime has other threads, if there are slow paths, and otherwise for one
+    /// call of eight.
+    pub(super) fn begin(have_slow: bool, alone: bool) -> Option<Self> {
+        let is_measured = |thread: &Thread| {
+            let count = thread.count.get();
+            thread.count.set(count.wrapping_add(1));
+            !alone || have_slow || count.is_multiple_of(MEASURED)
+        };
+        let now = THREAD.with(|thread| is_measured(thread).then(Instant::now));
+        Self::begin_at(now, alone)
+    }
+
+    fn begin_at(now: Option<Instant>, alone: bool) -> Option<Self> {
         THREAD.with(|thread| {
             if thread.polls.get() || !tracing::Span::current().is_none() {
                 return None;
             }
+            let Some(now) = now else {
+                thread.polls.set(true);
+                return Some(Self { started: None });
+            };
             let paused = thread.ended.get().is_none_or(|ended| now.saturating_duration_since(ended) > PAUSE);
             if paused {
                 thread.spent.set(Duration::ZERO);
@@ -60,19 +86,20 @@ impl InPlace {
                 return None;
             }
             thread.polls.set(true);
-            Some(Self { started: now })
+            Some(Self { started: Some(now) })
         })
     }
 
-    /// Ends the poll, and returns how long it took.
-    pub(super) fn end(self) -> Duration {
+    /// Ends the poll, and returns how long it took, if it was measured.
+    pub(super) fn end(self) -> Option<Duration> {
+        let started = self.started?;
         let now = Instant::now();
-        let took = now.saturating_duration_since(self.started);
+        let took = now.saturating_duration_since(started);
         THREAD.with(|thread| {
             thread.ended.set(Some(now));
             thread.spent.set(thread.spent.get().saturating_add(took));
         });
-        took
+        Some(took)
     }
 }
 
@@ -100,6 +127,12 @@ struct Average {
 }
 
 impl Paths {
+    /// Returns whether there are slow paths.
+    pub(super) fn have_slow(&self) -> bool {
+        // Relaxed: a thread that does not see the first slow path yet treats its calls as quick once more.
+        self.any.load(Ordering::Relaxed)
+    }
+
     /// Returns whether a call of `path` is quick enough to be polled in place.
     pub(super) fn is_quick(&self, path: &str) -> bool {
         self.find(path).is_none_or(|average| average.is_quick())
@@ -109,6 +142,11 @@ impl Paths {
     pub(super) fn took(&self, path: &str, time: Duration) {
         if let Some(average) = self.find(path) {
             average.add(time);
+            if average.is_forgotten() {
+                let mut slow = self.slow.write().unwrap_or_else(PoisonError::into_inner);
+                slow.remove(path);
+                self.any.store(!slow.is_empty(), Ordering::Relaxed);
+            }
         } else if time > SLOW {
             let mut slow = self.slow.write().unwrap_or_else(PoisonError::into_inner);
             if slow.len() < PATHS {
@@ -119,8 +157,7 @@ impl Paths {
     }
 
     fn find(&self, path: &str) -> Option<Arc<Average>> {
-        // Relaxed: a thread that does not see the first slow path yet treats its calls as quick once more.
-        if !self.any.load(Ordering::Relaxed) {
+        if !self.have_slow() {
             return None;
         }
         self.slow.read().unwrap_or_else(PoisonError::into_inner).get(path).cloned()
@@ -134,6 +171,12 @@ impl Average {
     fn is_quick(&self) -> bool {
         self.nanoseconds.load(Ordering::Relaxed) <= nanoseconds(SLOW)
             || self.left.fetch_add(1, Ordering::Relaxed) % RETRY == RETRY - 1
+    }
+
+    /// Returns whether the path has been quick for some time. The first call of a path is often slow, because its code and memory are
+    /// touched for the first time.
+    fn is_forgotten(&self) -> bool {
+        self.nanoseconds.load(Ordering::Relaxed) <= nanoseconds(SLOW) / 16
     }
 
     /// Adds a poll. Two threads at a time may lose one poll of two.
@@ -163,16 +206,27 @@ mod tests {
 
     #[test]
     fn a_thread_does_not_poll_a_call_within_a_call() {
-        let first = InPlace::begin(Instant::now(), true).unwrap();
-        assert!(InPlace::begin(Instant::now(), true).is_none());
+        let first = InPlace::begin(false, true).unwrap();
+        assert!(InPlace::begin(false, true).is_none());
         first.end();
-        drop(InPlace::begin(Instant::now(), true).unwrap());
-        assert!(InPlace::begin(Instant::now(), true).is_some());
+        drop(InPlace::begin(false, true).unwrap());
+        assert!(InPlace::begin(false, true).is_some());
+    }
+
+    #[test]
+    fn the_only_thread_of_a_runtime_measures_some_calls_until_there_are_slow_ones() {
+        let measured = |have_slow, alone| {
+            (0..800).filter(|_| InPlace::begin(have_slow, alone).unwrap().end().is_some()).count()
+        };
+        assert_eq!(measured(false, true), 100);
+        assert_eq!(measured(true, true), 800);
+        THREAD.with(|thread| (thread.ended.set(None), thread.spent.set(Duration::ZERO)));
+        assert!(InPlace::begin(false, false).unwrap().end().is_some());
     }
 
     #[test]
     fn a_thread_with_others_beside_it_stops_after_a_turn() {
-        let begin = |now, alone| InPlace::begin(now, alone).map(drop).is_some();
+        let begin = |now, alone| InPlace::begin_at(Some(now), alone).map(drop).is_some();
         let now = Instant::now();
         THREAD.with(|thread| {
             thread.ended.set(Some(now));
@@ -197,6 +251,19 @@ mod tests {
         assert_eq!(quick(RETRY * 3), 3, "three trials");
         paths.took(PATH, SLOW / 50);
         assert_eq!(quick(10), 10);
+    }
+
+    #[test]
+    fn a_path_that_is_quick_again_costs_nothing_any_more() {
+        let paths = Paths::default();
+        paths.took(PATH, SLOW * 2);
+        assert!(paths.any.load(Ordering::Relaxed));
+        for _ in 0..100 {
+            paths.took(PATH, SLOW / 50);
+        }
+        assert!(!paths.any.load(Ordering::Relaxed) && paths.slow.read().unwrap().is_empty());
+        paths.took(PATH, SLOW * 2);
+        assert!(paths.find(PATH).is_some());
     }
 
     #[test]

@@ -5,6 +5,8 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderValue, StatusCode};
 use tonic::{Code, Status};
 
+use crate::transport::fields::field;
+
 /// The field that holds the code of a call's status.
 pub(super) const STATUS: &str = "grpc-status";
 /// The field that holds the client's deadline.
@@ -14,7 +16,7 @@ const TIMEOUT_DIGITS: usize = 8;
 
 /// Returns the time that the client gives the call. A field that can't be read does not count, as with tonic.
 pub(super) fn timeout_of(headers: &HeaderMap) -> Option<Duration> {
-    let text = headers.get(TIMEOUT)?.to_str().ok()?;
+    let text = field(headers, TIMEOUT)?.to_str().ok()?;
     let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     if number.is_empty()
         || number.len() > TIMEOUT_DIGITS

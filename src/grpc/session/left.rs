@@ -5,10 +5,13 @@
 //! requests are left.
 
 use std::sync::Arc;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::runtime::{Handle, Id, RuntimeFlavor};
 use tokio::sync::Notify;
+
+use crate::endpoint::this_thread;
 
 /// The session's handle of its task. Dropping this ends the task.
 #[derive(Debug, Default)]
@@ -20,32 +23,30 @@ struct Shared {
     wanted: AtomicBool,
     /// The thread that runs the task, once it has run; 0 before.
     thread: AtomicUsize,
+    /// The runtime of the task.
+    runtime: OnceLock<Id>,
     wake: Notify,
-}
-
-thread_local! {
-    /// Its address tells threads apart.
-    static THREAD: u8 = const { 0 };
-}
-
-/// Returns a number that no other thread of this process has, and that is not 0.
-fn this_thread() -> usize {
-    THREAD.try_with(|byte| std::ptr::from_ref(byte).addr()).unwrap_or(usize::MAX)
 }
 
 impl LeftRequests {
     /// Starts the task, if the current runtime has one thread. It calls `send` when requests were left, until `send` returns false.
     pub(super) fn start(&self, send: impl FnMut() -> bool + Send + 'static) {
         let Ok(runtime) = Handle::try_current() else { return };
-        if runtime.runtime_flavor() == RuntimeFlavor::CurrentThread {
+        if runtime.runtime_flavor() == RuntimeFlavor::CurrentThread
+            && self.0.runtime.set(runtime.id()).is_ok()
+        {
             runtime.spawn(Arc::clone(&self.0).run(send));
         }
     }
 
-    /// Leaves a request to the task. Returns false if there is no task on this thread.
+    /// Leaves a request to the task. Returns false if there is no task in this runtime, on this thread.
     pub(super) fn leave(&self) -> bool {
-        let Shared { wanted, thread, wake } = &*self.0;
+        let Shared { wanted, thread, runtime, wake } = &*self.0;
         if thread.load(Ordering::Relaxed) != this_thread() {
+            return false;
+        }
+        // A thread may run one runtime after the other: the task of the one sends nothing while the thread runs the other.
+        if !Handle::try_current().is_ok_and(|current| runtime.get() == Some(&current.id())) {
             return false;
         }
         if !wanted.swap(true, Ordering::AcqRel) {
@@ -83,5 +84,28 @@ impl Shared {
                 return;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn a_request_is_left_only_within_the_runtime_of_the_task() {
+        let runtime = || tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let (home, other) = (runtime(), runtime());
+        let left = LeftRequests::default();
+        home.block_on(async {
+            assert!(!left.leave(), "the task does not run yet");
+            left.start(|| true);
+            tokio::task::yield_now().await;
+            assert!(left.leave());
+        });
+        other.block_on(async { assert!(!left.leave(), "the thread does not run the task now") });
+        assert!(!left.leave(), "no runtime");
+        home.block_on(async { assert!(left.leave()) });
     }
 }

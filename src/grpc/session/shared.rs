@@ -100,12 +100,13 @@ impl Shared {
 }
 
 impl MessageHandler for Shared {
-    fn receive(&self, message: Bytes, after: &mut Aftermath) -> Result<(), ConnectionFault> {
+    fn receive(&self, message: Bytes, after: &mut Aftermath) -> Result<bool, ConnectionFault> {
         let mut state = lock(&self.state);
         let received = state.core.receive(message, &mut after.wakers);
         after.unneeded.append(&mut state.core.unneeded);
         self.run_later(&mut state, after);
-        received.map_err(ConnectionFault::of_calls)
+        received.map_err(ConnectionFault::of_calls)?;
+        Ok(!state.core.is_idle())
     }
 
     fn landed(

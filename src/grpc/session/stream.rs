@@ -108,27 +108,35 @@ impl Stream {
     /// # Errors
     /// The call was reset, or the connection has ended.
     pub(crate) fn poll_head(&self, context: &mut Context<'_>) -> Poll<Result<HeaderMap, CallFault>> {
-        self.look_for_head(Some(context.waker()))
+        let mut state = self.lock();
+        let head = state.core.poll_head(self.key, Some(context.waker()));
+        head.map_err(|fault| state.explain(fault))
     }
 
     /// Takes the head of the response if it has arrived (clients), and registers no task, for callers that look at the completion queue
-    /// themselves.
+    /// themselves. If the rest of the response is there, one part and trailers, both are taken, too.
     ///
     /// # Errors
     /// As [`poll_head`](Self::poll_head).
-    pub(crate) fn take_head(&self) -> Poll<Result<HeaderMap, CallFault>> {
-        self.look_for_head(None)
+    pub(crate) fn take_answer(
+        &self,
+        first: &mut Option<Part>,
+        trailers: &mut Option<HeaderMap>,
+    ) -> Poll<Result<HeaderMap, CallFault>> {
+        let mut state = self.lock();
+        let head = state.core.poll_head(self.key, None);
+        if matches!(head, Poll::Ready(Ok(_)))
+            && let Some((data, rest)) = state.core.take_rest(self.key)
+        {
+            (*first, *trailers) = (Some(Part::Data(data)), Some(rest));
+            self.ended.store(true, Ordering::Relaxed);
+        }
+        head.map_err(|fault| state.explain(fault))
     }
 
     /// Registers the task of `waker` for the head of the response and what follows. Returns false if something has come already.
     pub(crate) fn wait(&self, waker: &Waker) -> bool {
         self.lock().core.wait(self.key, waker)
-    }
-
-    fn look_for_head(&self, waker: Option<&Waker>) -> Poll<Result<HeaderMap, CallFault>> {
-        let mut state = self.lock();
-        let head = state.core.poll_head(self.key, waker);
-        head.map_err(|fault| state.explain(fault))
     }
 
     /// Waits for the next part of the body. Returns `None` at its end: after the trailers, or where the peer's half ended without.
@@ -225,18 +233,11 @@ impl Stream {
     /// has landed thereby, as it has on devices where the CPU does the reading, or if the call has failed meanwhile. The caller must drive
     /// afterwards: the peer is told with the next message that its memory is free, which is usually the reply.
     pub(crate) fn look_for_landing(&self) -> Option<Duration> {
-        {
-            let core = &mut self.lock().core;
-            if !core.is_landing(self.key) {
-                return None;
-            }
-            core.keep_taken(true);
-        }
+        let keeps = KeepsTaken::unless(self, |core| !core.is_landing(self.key))?;
         let began = Instant::now();
         self.session.endpoint.look();
-        let core = &mut self.lock().core;
-        core.keep_taken(false);
-        (!core.is_landing(self.key)).then(|| began.elapsed())
+        drop(keeps);
+        (!self.lock().core.is_landing(self.key)).then(|| began.elapsed())
     }
 
     /// Returns whether [`poll_part`](Self::poll_part) has returned the last part, or will return `None` at once.
@@ -263,7 +264,10 @@ impl Stream {
     fn with<T>(&self, act: impl FnOnce(&mut Core<Kept>) -> T) -> T {
         let (result, unneeded) = {
             let core = &mut self.lock().core;
-            (act(core), std::mem::take(&mut core.unneeded))
+            // An empty list keeps its memory for the next use.
+            let take =
+                |list: &mut Vec<Bytes>| if list.is_empty() { Vec::new() } else { std::mem::take(list) };
+            (act(core), take(&mut core.unneeded))
         };
         drop(unneeded);
         result
@@ -271,6 +275,27 @@ impl Stream {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         lock(&self.session.shared.state)
+    }
+}
+
+/// While this exists, TAKEN waits for the next message. A task that a look wakes may panic, so the end of the wait is a drop.
+struct KeepsTaken<'a>(&'a Stream);
+
+impl<'a> KeepsTaken<'a> {
+    /// Begins the wait, unless `is_needless` says that there is nothing to wait for.
+    fn unless(stream: &'a Stream, is_needless: impl FnOnce(&Core<Kept>) -> bool) -> Option<Self> {
+        let core = &mut stream.lock().core;
+        if is_needless(core) {
+            return None;
+        }
+        core.keep_taken(true);
+        Some(Self(stream))
+    }
+}
+
+impl Drop for KeepsTaken<'_> {
+    fn drop(&mut self) {
+        self.0.lock().core.keep_taken(false);
     }
 }
 
@@ -290,6 +315,28 @@ impl Drop for Stream {
         wakers.into_iter().for_each(std::task::Waker::wake);
         if is_urgent {
             self.session.drive();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::panic, reason = "tests")]
+
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    impl Stream {
+        /// Panics while TAKEN waits. Returns whether it still waits.
+        pub(in crate::grpc::session) fn keeps_taken_after_a_panic(&self) -> bool {
+            let look = || {
+                let _keeps = KeepsTaken::unless(self, |_| false);
+                assert!(self.lock().core.keeps_taken());
+                panic!("a task that a look woke");
+            };
+            assert!(catch_unwind(AssertUnwindSafe(look)).is_err());
+            self.lock().core.keeps_taken()
         }
     }
 }

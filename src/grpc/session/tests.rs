@@ -550,3 +550,12 @@ fn memory_whose_owner_makes_calls_is_dropped_without_a_lock() {
     });
     ended.recv_timeout(LONG).unwrap();
 }
+
+#[tokio::test]
+async fn a_panic_does_not_keep_the_clients_memory() {
+    let mut pair = Pair::alike().await;
+    let _call = pair.open("/a.B/C");
+    pair.client.drive();
+    let (served, _) = pair.accept().await;
+    assert!(!served.keeps_taken_after_a_panic());
+}

@@ -163,6 +163,8 @@ pub use codec::{GatherCodec, GatherDecoder, GatherEncoder};
 use body::GatherBody;
 use landed::NativeCall;
 
+use super::fields::field;
+
 /// The shortest content of a `bytes` field that goes by reference, in bytes. From this length on a copy costs more than another DATA frame.
 pub const THRESHOLD: usize = 32 * 1024;
 
@@ -242,5 +244,5 @@ fn gathered(body: Body, native: NativeCall) -> Body {
 }
 
 fn is_compressed(headers: &HeaderMap) -> bool {
-    headers.get("grpc-encoding").is_some_and(|encoding| encoding != "identity")
+    field(headers, "grpc-encoding").is_some_and(|encoding| encoding != "identity")
 }

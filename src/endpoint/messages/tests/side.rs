@@ -88,7 +88,7 @@ const TAKEN: u8 = 2;
 const BLOCK: usize = 1 << 20;
 
 impl MessageHandler for Keeper {
-    fn receive(&self, mut message: Bytes, _: &mut Aftermath) -> Result<(), ConnectionFault> {
+    fn receive(&self, mut message: Bytes, _: &mut Aftermath) -> Result<bool, ConnectionFault> {
         let mut inner = self.inner.lock().unwrap();
         match message.get_u8() {
             PLAIN => inner.messages.push(message),
@@ -107,7 +107,7 @@ impl MessageHandler for Keeper {
             }
         }
         self.changed.notify_one();
-        Ok(())
+        Ok(true)
     }
 
     fn landed(&self, fetch: u64, memory: Option<Bytes>, _: &mut Aftermath) -> Result<(), ConnectionFault> {

@@ -36,14 +36,14 @@ impl Run for Answer {
 }
 
 impl MessageHandler for Echo {
-    fn receive(&self, message: Bytes, after: &mut Aftermath) -> Result<(), ConnectionFault> {
+    fn receive(&self, message: Bytes, after: &mut Aftermath) -> Result<bool, ConnectionFault> {
         self.arrived.fetch_add(1, Ordering::SeqCst);
         if let Some(endpoint) = &*self.served_by.lock().unwrap() {
             self.queue.lock().unwrap().push(message);
             after.runs.push(Arc::new(Answer(Arc::clone(endpoint))));
         }
         after.wakers.append(&mut self.wakers.lock().unwrap());
-        Ok(())
+        Ok(true)
     }
 
     fn landed(&self, _: u64, _: Option<Bytes>, _: &mut Aftermath) -> Result<(), ConnectionFault> {

@@ -28,9 +28,20 @@ pub(in crate::grpc) struct Decoder {
     /// The most that a head may count.
     head_bytes: usize,
     /// Heads of references only, with their meaning. As entries never change, such a head always means the same.
-    known: Vec<(Box<[u8]>, Decoded)>,
+    known: Vec<Known>,
+    /// Spares are missing.
+    incomplete: bool,
     /// The place in `known` of the head that is replaced next.
     replace: usize,
+}
+
+/// A head of references only.
+#[derive(Debug)]
+struct Known {
+    block: Box<[u8]>,
+    head: Decoded,
+    /// A clone, made while nobody waited for it.
+    spare: Option<Decoded>,
 }
 
 /// The size of a decoder's table.
@@ -57,7 +68,8 @@ impl Decoder {
     pub(in crate::grpc) fn new(entries: u32, bytes: u32, head_bytes: u32) -> Self {
         let limits = TableLimits { entries: entries as usize, bytes: bytes as usize };
         let (table, known) = (Vec::new(), Vec::new());
-        Self { table, bytes: 0, limits, head_bytes: head_bytes as usize, known, replace: 0 }
+        let head_bytes = head_bytes as usize;
+        Self { table, bytes: 0, limits, head_bytes, known, incomplete: false, replace: 0 }
     }
 
     /// Reads a head.
@@ -66,9 +78,10 @@ impl Decoder {
     /// The bytes are no head, or break a limit. Then the table may have changed, and the connection has to end.
     pub(in crate::grpc) fn decode(&mut self, block: &[u8]) -> Result<Decoded, CallViolation> {
         if block.len() <= Self::KNOWN_LENGTH
-            && let Some((_, known)) = self.known.iter().find(|(known, _)| **known == *block)
+            && let Some(known) = self.known.iter_mut().find(|known| is_same(&known.block, block))
         {
-            return Ok(known.clone());
+            self.incomplete = true;
+            return Ok(known.spare.take().unwrap_or_else(|| known.head.clone()));
         }
         let mut head = Decoded::default();
         let (mut rest, mut counted, mut only_references) = (block, 0, true);
@@ -93,8 +106,17 @@ impl Decoder {
         Ok(head)
     }
 
+    /// Clones the known heads whose clones were taken. Call this when no answer waits for it.
+    pub(in crate::grpc) fn prepare(&mut self) {
+        if std::mem::take(&mut self.incomplete) {
+            for Known { head, spare, .. } in &mut self.known {
+                spare.get_or_insert_with(|| head.clone());
+            }
+        }
+    }
+
     fn remember(&mut self, block: &[u8], head: &Decoded) {
-        let known = (block.into(), head.clone());
+        let known = Known { block: block.into(), head: head.clone(), spare: None };
         match self.known.get_mut(self.replace) {
             Some(place) => *place = known,
             None => self.known.push(known),
@@ -175,6 +197,16 @@ impl Decoder {
         self.table.push(entry);
         Ok(())
     }
+}
+
+/// Returns whether two short blocks are equal. The bytes have arrived just now, and a comparison of the library's loads them in a way that
+/// has to wait until they have left the store buffer.
+fn is_same(known: &[u8], block: &[u8]) -> bool {
+    let ((known, known_rest), (block, rest)) = (known.as_chunks::<4>(), block.as_chunks::<4>());
+    known.len() == block.len()
+        && known_rest.len() == rest.len()
+        && known.iter().zip(block).all(|(one, other)| u32::from_ne_bytes(*one) == u32::from_ne_bytes(*other))
+        && known_rest.iter().zip(rest).all(|(one, other)| one == other)
 }
 
 fn bad(what: &'static str) -> CallViolation {
