@@ -160,7 +160,9 @@ where
         }
         // The client waits for the reply, and for nothing of what follows.
         let is_last = drives.take().map(|session| session.drive()).is_some();
-        if let (Some(session), Some(SHARED..)) = (&session, took) {
+        if let Some(session) = session
+            && took.is_some_and(|took| took > SHARED)
+        {
             session.drive();
         }
         if let Some(took) = took {
