@@ -150,7 +150,7 @@ impl NativeCall {
         if is_whole {
             let has_sender = session.drive_if(is_alone);
             self.begun = Some(Begun::new(stream));
-            // The request is on its way, so nobody waits for the clock.
+            // The request is on its way, so this look at the clock delays no peer.
             self.deadline.begun();
             return Ok(has_sender);
         }

@@ -46,7 +46,7 @@ impl Deadline {
         }
     }
 
-    /// Returns the time when the call began: now, if nobody has asked before.
+    /// Returns the time when the call began: now, at the first request for it.
     pub(super) fn begun(&mut self) -> Instant {
         *self.begun.get_or_insert_with(Instant::now)
     }

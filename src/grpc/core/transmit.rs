@@ -32,7 +32,7 @@ impl<K> Core<K> {
         let sent = self.send_all(wire, wakers);
         wakers.append(&mut self.cut_off);
         if sent? {
-            // The message is on its way, so nobody waits for this.
+            // The message is on its way, so this delays no peer.
             self.spent.clear();
             self.decoder.prepare();
         }

@@ -40,7 +40,7 @@ pub(in crate::grpc) struct Decoder {
 struct Known {
     block: Box<[u8]>,
     head: Decoded,
-    /// A clone, made while nobody waited for it.
+    /// A clone, made in advance: after a message was sent, while the peer works.
     spare: Option<Decoded>,
 }
 
