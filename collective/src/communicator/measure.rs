@@ -177,10 +177,15 @@ fn broken(what: &str, why: &str) -> CollectiveError {
 
 #[cfg(test)]
 mod tests {
+    use std::future::Future;
+    use std::pin::Pin;
     use std::sync::Barrier;
+    use std::task::{Context, Waker};
 
-    use super::{agree, compare, largest};
+    use super::{CHOICE, agree, compare, largest};
+    use crate::communicator::shared::Which;
     use crate::communicator::{Communicator, PlanChoice};
+    use crate::error::CollectiveError;
     use crate::group::{Group, Launch, Settings};
 
     #[test]
@@ -209,6 +214,48 @@ mod tests {
         };
         std::thread::scope(|scope| {
             let ranks: Vec<_> = (0..3).map(|number| scope.spawn(move || rank(number))).collect();
+            ranks.into_iter().for_each(|rank| rank.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn a_late_rank_ends_its_set_up_after_a_rank_that_went_on_has_failed() {
+        let address = support::free_address();
+        let (address, all, done) = (&address, &Barrier::new(2), &Barrier::new(2));
+        let rank = |rank: usize| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let communicator = runtime.block_on(async {
+                let group = Group::join(Launch::new(rank, 2, address.as_str()), Settings::default()).await?;
+                let pool = crate::memory::MemoryPool::new(group.device(), crate::memory::MemoryPool::KEPT);
+                Communicator::over(group, pool, Communicator::builder()).await
+            });
+            let communicator = communicator.unwrap();
+            communicator.shared.engine(Which::Group).number_set_up();
+            // Both ranks send their plans. Only rank 0 takes the answer before the group fails.
+            if rank == 1 {
+                let mut texts = vec![0_u8; 2 * CHOICE];
+                texts[CHOICE..][..7].copy_from_slice(b"default");
+                let mut gathered = communicator.all_gather(&mut texts[..]);
+                let mut context = Context::from_waker(Waker::noop());
+                assert!(Pin::new(&mut gathered).poll(&mut context).is_pending());
+                all.wait();
+                let reason = runtime.block_on(communicator.shared.group.failure().wait());
+                // This is what the progress thread does before this thread looks again.
+                communicator.shared.hear(&reason, None, false);
+                let ended = gathered.wait().map(drop);
+                done.wait();
+                ended.unwrap();
+                assert!(texts.starts_with(b"default"));
+                return;
+            }
+            all.wait();
+            let agreed = agree(&communicator, &PlanChoice::Default);
+            communicator.shared.group.report(CollectiveError::Argument("a later call differs".into()));
+            done.wait();
+            agreed.unwrap();
+        };
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> = (0..2).map(|number| scope.spawn(move || rank(number))).collect();
             ranks.into_iter().for_each(|rank| rank.join().unwrap());
         });
     }

@@ -150,9 +150,10 @@ impl Shared {
     }
 
     /// Ends the operations because the group has failed. If a rank is lost, operations end only once they stand still: what the
-    /// rank sent before is there, and an operation that needs no more of it ends well.
-    fn hear(&self, reason: &CollectiveError, now: Option<Instant>, moved: bool) {
-        if matches!(reason, CollectiveError::RankLost { .. }) {
+    /// rank sent before is there, and an operation that needs no more of it ends well. The same holds while this rank still sets
+    /// up the group: another rank may have gone on, and have reported the failure of a later operation.
+    pub(super) fn hear(&self, reason: &CollectiveError, now: Option<Instant>, moved: bool) {
+        if matches!(reason, CollectiveError::RankLost { .. }) || self.engine(Which::Group).is_setting_up() {
             let idle = [Which::Group, Which::Pairs].into_iter().all(|which| self.engine(which).is_idle());
             let mut since = self.stands_still.lock().unwrap_or_else(PoisonError::into_inner);
             if idle || moved {
@@ -200,6 +201,11 @@ impl Shared {
     /// Returns whether an engine has operations under way that no thread polls. A thread polls one engine only.
     fn has_work(&self) -> bool {
         [Which::Group, Which::Pairs].into_iter().any(|which| self.needs_thread(which))
+    }
+
+    /// Returns whether a thread polls an engine.
+    fn is_polled(&self) -> bool {
+        self.pollers.iter().any(|pollers| pollers.load(Ordering::SeqCst) > 0)
     }
 
     fn needs_thread(&self, which: Which) -> bool {
@@ -281,7 +287,10 @@ fn carry_on(shared: &Weak<Shared>) {
     };
     let mut now = None;
     while let Some(shared) = shared.upgrade() {
-        if let Some(reason) = shared.group.failure().reason() {
+        // A thread that polls hears of the failure by itself, after each look. This one does not know what that thread has found.
+        if let Some(reason) = shared.group.failure().reason()
+            && !shared.is_polled()
+        {
             shared.hear(reason, None, false);
         }
         if !shared.has_work() {

@@ -436,6 +436,11 @@ impl<L: Lanes> Engine<L> {
         self.numbers.group = SET_UP;
     }
 
+    /// Returns whether operations are those of the set-up.
+    pub(crate) fn is_setting_up(&self) -> bool {
+        self.numbers.group >= SET_UP
+    }
+
     /// Counts operations from 0 again. All ranks do this after the same operation, when none is under way.
     pub(crate) fn restart_numbers(&mut self) {
         debug_assert!(self.under.is_empty(), "operations are under way");
