@@ -241,7 +241,7 @@ mod tests {
                 all.wait();
                 let reason = runtime.block_on(communicator.shared.group.failure().wait());
                 // This is what the progress thread does before this thread looks again.
-                communicator.shared.hear(&reason, None, false);
+                communicator.shared.hear(reason, None, false);
                 let ended = gathered.wait().map(drop);
                 done.wait();
                 ended.unwrap();
