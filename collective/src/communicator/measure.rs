@@ -181,25 +181,31 @@ mod tests {
     use std::pin::Pin;
     use std::sync::Barrier;
     use std::task::{Context, Waker};
+    use std::time::Duration;
 
     use super::{CHOICE, agree, compare, largest};
-    use crate::communicator::shared::Which;
+    use crate::communicator::shared::{Polling, Which};
     use crate::communicator::{Communicator, PlanChoice};
     use crate::error::CollectiveError;
     use crate::group::{Group, Launch, Settings};
+
+    /// Joins the group, without the agreement on the plans. Blocks this thread.
+    fn join(rank: usize, ranks: usize, address: &str) -> (tokio::runtime::Runtime, Communicator) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let communicator = runtime.block_on(async {
+            let group = Group::join(Launch::new(rank, ranks, address), Settings::default()).await?;
+            let pool = crate::memory::MemoryPool::new(group.device(), crate::memory::MemoryPool::KEPT);
+            Communicator::over(group, pool, Communicator::builder()).await
+        });
+        (runtime, communicator.unwrap())
+    }
 
     #[test]
     fn a_rank_that_is_lost_while_the_plans_are_measured_is_named() {
         let address = support::free_address();
         let (address, all) = (&address, &Barrier::new(3));
         let rank = |rank: usize| {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            let communicator = runtime.block_on(async {
-                let group = Group::join(Launch::new(rank, 3, address.as_str()), Settings::default()).await?;
-                let pool = crate::memory::MemoryPool::new(group.device(), crate::memory::MemoryPool::KEPT);
-                Communicator::over(group, pool, Communicator::builder()).await
-            });
-            let communicator = communicator.unwrap();
+            let (_runtime, communicator) = join(rank, 3, address);
             if rank == 2 {
                 // Leaves before the first trial: on a busy machine any trial may be the last one that there is time for.
                 compare(&communicator, &PlanChoice::Measured).unwrap();
@@ -223,13 +229,7 @@ mod tests {
         let address = support::free_address();
         let (address, all, done) = (&address, &Barrier::new(2), &Barrier::new(2));
         let rank = |rank: usize| {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            let communicator = runtime.block_on(async {
-                let group = Group::join(Launch::new(rank, 2, address.as_str()), Settings::default()).await?;
-                let pool = crate::memory::MemoryPool::new(group.device(), crate::memory::MemoryPool::KEPT);
-                Communicator::over(group, pool, Communicator::builder()).await
-            });
-            let communicator = communicator.unwrap();
+            let (runtime, communicator) = join(rank, 2, address);
             communicator.shared.engine(Which::Group).number_set_up();
             // Both ranks send their plans. Only rank 0 takes the answer before the group fails.
             if rank == 1 {
@@ -238,11 +238,15 @@ mod tests {
                 let mut gathered = communicator.all_gather(&mut texts[..]);
                 let mut context = Context::from_waker(Waker::noop());
                 assert!(Pin::new(&mut gathered).poll(&mut context).is_pending());
+                let polling = Polling::new(&communicator.shared, Which::Group);
                 all.wait();
                 let reason = runtime.block_on(communicator.shared.group.failure().wait());
-                // This is what the progress thread does before this thread looks again.
+                // This is what a look of any thread does that finds nothing.
                 communicator.shared.hear(reason, None, false);
+                // This thread polls but does not run for a while. The progress thread must not end the operation meanwhile.
+                std::thread::sleep(Duration::from_millis(300));
                 let ended = gathered.wait().map(drop);
+                drop(polling);
                 done.wait();
                 ended.unwrap();
                 assert!(texts.starts_with(b"default"));
