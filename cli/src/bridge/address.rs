@@ -157,7 +157,11 @@ impl fmt::Display for Address {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(place) | Self::Rdma(place) => write!(formatter, "{}://{place}", self.scheme()),
-            Self::Unix(UnixName::Path(path)) => write!(formatter, "unix:{}", path.display()),
+            // A parser takes the first two slashes after the scheme off, so a path that begins with two needs two more.
+            Self::Unix(UnixName::Path(path)) => {
+                let slashes = if path.as_os_str().as_encoded_bytes().starts_with(b"//") { "//" } else { "" };
+                write!(formatter, "unix:{slashes}{}", path.display())
+            }
             Self::Unix(UnixName::Abstract(name)) => write!(formatter, "unix:@{name}"),
         }
     }
@@ -191,6 +195,7 @@ mod tests {
             ("rdma://ps0.example:1", "rdma://ps0.example:1"),
             ("unix:/run/a.sock", "unix:/run/a.sock"),
             ("unix:///run/a.sock", "unix:/run/a.sock"),
+            ("unix:////run/a.sock", "unix:////run/a.sock"),
             ("unix:relative.sock", "unix:relative.sock"),
             ("unix:@bridge", "unix:@bridge"),
         ] {
