@@ -153,7 +153,7 @@ impl Answering<'_> {
         while let Some(count) = self.poll() {
             owed += count;
             while owed >= batch {
-                self.side.post(Opcode::SendWithImm, false);
+                self.side.acknowledge();
                 owed -= batch;
             }
             relax();

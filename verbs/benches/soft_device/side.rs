@@ -162,6 +162,15 @@ impl Side {
         }
     }
 
+    /// Posts a message of one word, inline, which says that a batch has arrived.
+    pub(crate) fn acknowledge(&mut self) {
+        self.posted += 1;
+        let signaled = self.posted.is_multiple_of(SIGNAL_EVERY);
+        let slices = [IoSlice::new(&[0; 8])];
+        let operation = Operation::Send { data: Payload::Inline(&slices), immediate: Some(7) };
+        self.pair.post_send(&[SendRequest { wr_id: RECEIVES, operation, signaled }]).unwrap();
+    }
+
     /// Posts one request. Unless `signaled` is set, one of [`SIGNAL_EVERY`] requests is signalled.
     pub(crate) fn post(&mut self, opcode: Opcode, signaled: bool) {
         self.posted += 1;
