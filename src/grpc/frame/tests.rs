@@ -70,6 +70,34 @@ fn decode_offer(payload: &[u8]) -> Result<Offer, CallViolation> {
     Offer::decode(&frames, payload)
 }
 
+/// Reads one head with all its fields as new ones.
+fn decoded(fields: &[(&'static str, &'static str)]) -> HeaderMap {
+    let fields =
+        fields.iter().map(|&(name, value)| (Name::from_static(name), HeaderValue::from_static(value)));
+    let head = RequestHead { path: "/a.B/C".parse().unwrap(), authority: None, headers: fields.collect() };
+    let (mut encoder, mut decoder) = ends();
+    let mut block = Vec::new();
+    encoder.request(&head, &mut block);
+    decoder.decode(&block).unwrap().headers
+}
+
+#[test]
+fn common_fields_need_no_memory_of_their_own() {
+    let fields = [("content-type", "application/grpc"), ("te", "trailers"), ("grpc-status", "0")];
+    let (one, other) = (decoded(&fields), decoded(&fields));
+    for (name, value) in &one {
+        assert_eq!(value.as_bytes().as_ptr(), other[name].as_bytes().as_ptr(), "{name}");
+    }
+    let name =
+        |headers: &HeaderMap| headers.keys().find(|name| *name == "grpc-status").unwrap().as_str().as_ptr();
+    assert_eq!(name(&one), name(&other));
+    let own = [("user-agent", "tonic/0.14")];
+    assert_ne!(
+        decoded(&own)["user-agent"].as_bytes().as_ptr(),
+        decoded(&own)["user-agent"].as_bytes().as_ptr()
+    );
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 

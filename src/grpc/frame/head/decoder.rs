@@ -163,7 +163,7 @@ impl Decoder {
                 return set_authority(head, authority);
             }
             op::FIELD | op::FIELD_NEW_NAME => {
-                let name = HeaderName::from_bytes(text(rest)?).map_err(|_| bad("a name that is none"))?;
+                let name = name(text(rest)?)?;
                 if instruction == op::FIELD_NEW_NAME {
                     self.insert(Entry::Name(name.clone()), name.as_str().len())?;
                 }
@@ -256,10 +256,29 @@ fn text<'a>(rest: &mut &'a [u8]) -> Result<&'a [u8], CallViolation> {
     split(rest, length.into())
 }
 
-/// Reads a value. It is copied, because metadata may be kept much longer than the message that it came in.
+/// Returns the name. A clone of a common name counts no references.
+fn name(name: &[u8]) -> Result<HeaderName, CallViolation> {
+    Ok(match name {
+        b"grpc-status" => HeaderName::from_static("grpc-status"),
+        b"grpc-encoding" => HeaderName::from_static("grpc-encoding"),
+        b"grpc-accept-encoding" => HeaderName::from_static("grpc-accept-encoding"),
+        b"grpc-timeout" => HeaderName::from_static("grpc-timeout"),
+        _ => HeaderName::from_bytes(name).map_err(|_| bad("a name that is none"))?,
+    })
+}
+
+/// Reads a value. It is copied, because metadata may be kept much longer than the message that it came in. A clone of a common value
+/// counts no references.
 fn value(rest: &mut &[u8], sensitive: bool) -> Result<HeaderValue, CallViolation> {
     let length = u32::from_le_bytes(take(rest)?);
-    let bytes = Bytes::copy_from_slice(split(rest, length as usize)?);
+    let bytes = match split(rest, length as usize)? {
+        b"application/grpc" => Bytes::from_static(b"application/grpc"),
+        b"trailers" => Bytes::from_static(b"trailers"),
+        b"0" => Bytes::from_static(b"0"),
+        b"gzip" => Bytes::from_static(b"gzip"),
+        b"identity" => Bytes::from_static(b"identity"),
+        bytes => Bytes::copy_from_slice(bytes),
+    };
     let mut value = HeaderValue::from_maybe_shared(bytes).map_err(|_| bad("a value that is none"))?;
     value.set_sensitive(sensitive);
     Ok(value)
