@@ -15,6 +15,9 @@ pub(super) const MAX_SEGMENTS: u32 = 32;
 pub(super) const MAX_READS: usize = 128;
 /// Most inline bytes of one request.
 pub(super) const MAX_INLINE: u32 = 128 << 10;
+/// Messages and READs of at least this length go past the caches, because they are as long as the last-level cache and would not stay
+/// there.
+pub(super) const PAST_CACHES: u64 = 32 << 20;
 
 /// Returns the abilities and limits of the software device.
 ///

@@ -3,12 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::pulls::Place;
-use crate::soft::limits::MAX_SEGMENTS;
+use crate::soft::limits::{MAX_SEGMENTS, PAST_CACHES};
 use crate::soft::shared::ring::Record;
-
-/// Messages of at least this length go past the caches, because they are as long as the last-level cache and would not stay
-/// there.
-const PAST_CACHES: u64 = 32 << 20;
 
 /// A message of the peer.
 #[derive(Debug)]

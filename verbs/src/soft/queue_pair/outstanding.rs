@@ -2,6 +2,7 @@
 
 use super::source::{self, Stores};
 use crate::soft::domain::Domain;
+use crate::soft::limits::PAST_CACHES;
 use crate::{Access, CompletionOpcode, CompletionStatus, LocalSegment};
 
 /// A request that was started.
@@ -69,7 +70,7 @@ impl Reading {
         if source::check(&self.into, domain, Access::LOCAL_WRITE).is_err() {
             return Err(CompletionStatus::LocalProtection);
         }
-        let stores = Stores { ends_a_word: last, past_caches: false };
+        let stores = Stores { ends_a_word: last, past_caches: self.total >= PAST_CACHES };
         // SAFETY:
         // - `from` is valid, as the caller promises; and
         // - the segments have these bytes, as checked above, and are registered while the send queue is locked.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use super::connection::Connection;
 use super::core::Core;
 use super::source::{self, Stores, WORD};
-use crate::soft::limits::MAX_SEGMENTS;
+use crate::soft::limits::{MAX_SEGMENTS, PAST_CACHES};
 use crate::soft::peers::offers::Offer;
 use crate::soft::peers::segments::Segment;
 use crate::soft::shared::end::EndState;
@@ -16,9 +16,6 @@ use crate::soft::shared::platform::{Native, Shipping};
 use crate::soft::shared::states::unless_revoked;
 use crate::soft::shared::table::{Entry, RegionTable};
 use crate::{Access, LocalSegment, NoView, RemoteSegment};
-
-/// Copies of at least this length go past the caches.
-const PAST_CACHES: u64 = 32 << 20;
 
 /// The memory that a queue pair and its peer have mapped of one another, as far as the queue pair has used it.
 #[derive(Debug, Default)]

@@ -7,6 +7,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::*;
 use crate::soft::domain::Domain;
+use crate::soft::limits::PAST_CACHES;
 use crate::soft::shared::attention::Attention;
 use crate::soft::shared::platform::Native;
 
@@ -74,6 +75,31 @@ fn a_long_read_needs_no_poll_of_the_peer() {
 }
 
 /// A thread that does not poll posts a READ. The device copies the bytes at once. The poller sleeps, and learns of it by an event.
+/// So long a READ does not stay in the caches, so it is stored past them. Its memory begins at no multiple of a line.
+#[test]
+fn a_read_longer_than_the_caches_arrives_whole() {
+    const START: usize = 3;
+    let length = PAST_CACHES as usize + 101;
+    let bytes: Vec<u8> = (0..length).map(|at| (at ^ at >> 8 ^ at >> 16) as u8).collect();
+    let (a, b) = Side::connected();
+    let source = Private::of(&b, bytes.clone());
+    let into = a.large(START + length + 1, 0);
+    // SAFETY: no reference to the memory exists.
+    let segments = unsafe { [LocalSegment::new(&*into, START..START + length)] };
+    assert!(a.post(Operation::Read { into: &segments, remote: source.remote() }));
+    let mut done = Vec::new();
+    wait_for("the READ", || {
+        done.extend(a.drain());
+        !done.is_empty()
+    });
+    assert_eq!((done.len(), done[0].status), (1, CompletionStatus::Success));
+    let mut arrived = vec![1; START + length + 1];
+    into.memory().copy_out(0, &mut arrived).unwrap();
+    assert!(arrived[START..START + length] == bytes);
+    let around = [&arrived[..START], &arrived[START + length..]].concat();
+    assert_eq!(around, [0; START + 1], "bytes beside the READ's memory");
+}
+
 #[test]
 fn a_read_that_is_complete_at_once_wakes_the_poller() {
     let (a, b) = Side::connected();
