@@ -139,7 +139,7 @@ impl CallConfig {
 
     /// Sets whether a server polls a call first where it found the call, before it makes a task of it. Default: true, which is quicker.
     /// A handler that blocks its thread then stops what that thread polls for. Set this to false for handlers that use
-    /// [`block_in_place`](tokio::task::block_in_place) or block in other ways: each call is a task from its beginning, as over HTTP/2.
+    /// `tokio::task::block_in_place` or block in other ways: each call is a task from its beginning, as over HTTP/2.
     pub fn poll_in_place(mut self, in_place: bool) -> Self {
         self.poll_in_place = in_place;
         self
