@@ -16,6 +16,12 @@ pub trait CompletionQueue: Sealed + Any + Send + Sync + Debug {
     /// Takes up to `completions.len()` completions and returns their number. Never blocks.
     fn poll(&self, completions: &mut [WorkCompletion]) -> usize;
 
+    /// Returns whether the last poll has moved a part of a message, on a device whose work the CPU does. Then the next polls are likely to
+    /// move more, and the message waits as long as no thread polls.
+    fn is_moving(&self) -> bool {
+        false
+    }
+
     /// Asks for one event with the next completion.
     fn arm(&self) -> Result<(), VerbsError>;
 

@@ -104,9 +104,15 @@ pub trait QueuePair: Sealed + Any + Send + Sync + Debug {
     }
 
     /// Carries out what the peer has asked of this queue pair, on a device whose work the CPU does. A thread that waits for a
-    /// value in its memory, and does not poll the completion queue, calls this function while it waits. On other devices this
-    /// function does nothing.
+    /// value in its memory, and does not poll the completion queue, calls this function while it waits. Also goes on with requests
+    /// of this queue pair for which the device had no room. On other devices this function does nothing.
     fn progress(&self) {}
+
+    /// Returns whether a READ is a copy that the thread makes which posts the READ, once the peer's memory is mapped. False where the
+    /// device, or the CPU of the peer, brings the bytes; then several READs at a time are faster than one.
+    fn reads_by_copy(&self) -> bool {
+        false
+    }
 
     /// Returns the work that the peer asks of this queue pair, for threads that do not hold the queue pair; `None` on devices that
     /// work without the CPU.
@@ -135,7 +141,7 @@ pub trait QueuePair: Sealed + Any + Send + Sync + Debug {
 /// call these functions. Once the queue pair is destroyed, they do nothing.
 pub trait PeerWork: Send + Sync + Debug {
     /// Carries out work of the peer, at most about a megabyte. Returns whether there was any. Without work, this function takes a
-    /// few loads from the cache.
+    /// few loads from the cache. Also goes on with requests of this queue pair for which the device had no room.
     ///
     /// If this function returns true, a sequentially consistent fence has followed the stores to memory. Completions stay for the
     /// next poll. They make an event if the completion queue is armed.

@@ -99,8 +99,8 @@ impl Connection {
             Traffic::Bytes => None,
             Traffic::Messages { domain, reads, .. } => {
                 let budget = Arc::clone(link.pool().budget());
-                let by_cpu = link.queue_pair().peer_work().is_some();
-                Some(Messages::new(domain, budget, (reads, by_cpu), Arc::clone(&changed)))
+                let by_copy = link.queue_pair().reads_by_copy();
+                Some(Messages::new(domain, budget, (reads, by_copy), Arc::clone(&changed)))
             }
         };
         Arc::new(Self {

@@ -46,16 +46,16 @@ struct Fetch {
 }
 
 impl Fetches {
-    /// Longest READ of a device that works beside the CPU, and most of them at a time: together more than a fast network has under
-    /// way.
+    /// Longest READ whose bytes a device, or the peer, brings beside the CPU of this end, and most of them at a time: together more than
+    /// a fast network has under way.
     const BESIDE: (u64, u32) = (256 << 10, 8);
-    /// The same where the CPU does the work: there a READ is a copy, made when it is posted, and delays messages for as long.
-    const BY_CPU: (u64, u32) = (128 << 10, 1);
+    /// The same where a READ is a copy, made when it is posted, which delays messages for as long.
+    const BY_COPY: (u64, u32) = (128 << 10, 1);
 
-    /// Makes an empty list, which posts at most `most` READs at a time. `by_cpu`: the CPU does the device's work.
-    pub(crate) fn new(most: u32, by_cpu: bool) -> Self {
-        let (piece, limit) = if by_cpu { Self::BY_CPU } else { Self::BESIDE };
-        let (most, most_at_once) = (most.min(limit), if by_cpu { piece } else { 0 });
+    /// Makes an empty list, which posts at most `most` READs at a time. `by_copy`: a READ is a copy by the thread that posts it.
+    pub(crate) fn new(most: u32, by_copy: bool) -> Self {
+        let (piece, limit) = if by_copy { Self::BY_COPY } else { Self::BESIDE };
+        let (most, most_at_once) = (most.min(limit), if by_copy { piece } else { 0 });
         Self {
             all: Slab::new(),
             by_id: HashMap::default(),

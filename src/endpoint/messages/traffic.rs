@@ -59,20 +59,19 @@ impl Messages {
     /// Longer messages have memory of their own, so that no short message keeps it.
     const SHORT: usize = 2 << 10;
 
-    /// Makes the state of a connection in `domain` that posts at most `reads` READs at a time. `by_cpu`: the CPU
-    /// does the device's work. `changed` wakes the connection's
-    /// supervisor.
+    /// Makes the state of a connection in `domain` that posts at most `reads` READs at a time. `by_copy`: a READ is a copy by the thread
+    /// that posts it. `changed` wakes the connection's supervisor.
     pub(crate) fn new(
         domain: Arc<dyn ProtectionDomain>,
         budget: Arc<Budget>,
-        (reads, by_cpu): (u32, bool),
+        (reads, by_copy): (u32, bool),
         changed: Arc<Notify>,
     ) -> Box<Self> {
         Box::new(Self {
             handler: None,
             started: false,
             memory: MessageMemory::new(domain, budget, changed),
-            fetches: Fetches::new(reads, by_cpu),
+            fetches: Fetches::new(reads, by_copy),
             inbox: BytesMut::new(),
             after: Aftermath::default(),
             exhausted: true,

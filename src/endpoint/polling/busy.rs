@@ -100,7 +100,7 @@ fn spin(queue: &Queue, stopped: &AtomicBool, sleeping_threads: &SleepingThreads)
     let mut last_yield = Instant::now();
     while !stopped.load(Ordering::Relaxed) {
         for _ in 0..POLLS_PER_LOOK {
-            if queue.poll().completions == 0 {
+            if !queue.poll().has_arrivals() {
                 std::hint::spin_loop();
             }
         }

@@ -80,6 +80,8 @@ pub struct Polled {
     pub woken: usize,
     /// Pieces of work that were run. They may have woken tasks, too.
     pub ran: usize,
+    /// A part of a message was moved, and the next polls are likely to move more.
+    pub moving: bool,
 }
 
 impl Polled {
@@ -89,7 +91,13 @@ impl Polled {
             completions: self.completions + other.completions,
             woken: self.woken + other.woken,
             ran: self.ran + other.ran,
+            moving: self.moving || other.moving,
         }
+    }
+
+    /// Returns whether completions, or parts of a message, have come.
+    pub fn has_arrivals(self) -> bool {
+        self.completions > 0 || self.moving
     }
 }
 
@@ -276,8 +284,9 @@ impl Queue {
 
     fn poll_with(&self, mut batch: MutexGuard<'_, Batch>) -> Polled {
         let completions = self.take_completions(&mut batch);
+        let moving = self.completions.is_moving();
         let (woken, ran) = self.carry_out(batch);
-        Polled { completions, woken, ran }
+        Polled { completions, woken, ran, moving }
     }
 
     /// Takes completions and hands them to their participants. Returns their number, with the watched words that have arrived.

@@ -241,7 +241,7 @@ impl Reactor {
                 true => Observation::Wanted,
                 // A task that this look woke may wait for this thread, so that task goes first.
                 false if polled.woken + polled.ran > 0 => Observation::Wanted,
-                false if polled.completions > 0 => Observation::Arrival,
+                false if polled.has_arrivals() => Observation::Arrival,
                 false => Observation::Nothing,
             }
         };
@@ -346,7 +346,7 @@ impl Reactor {
         false
     }
 
-    /// Arms every queue, and polls once more. Returns whether there were completions by then.
+    /// Arms every queue, and polls once more. Returns whether there were arrivals by then.
     fn arm(&self, spinner: &mut Spinner) -> bool {
         if !spinner.armed {
             for queue in &self.queues {
@@ -359,10 +359,10 @@ impl Reactor {
         }
         // Another thread that is polling may have looked before the queue was armed, so this thread polls too.
         let polled = self.queues.iter().map(|queue| queue.poll_now()).fold(Polled::default(), Polled::plus);
-        if polled.completions > 0 {
+        if polled.has_arrivals() {
             spinner.pace.arrived(Instant::now());
         }
-        polled.completions > 0
+        polled.has_arrivals()
     }
 
     fn disarm(&self, armed: &mut bool) {
@@ -392,7 +392,7 @@ impl PollTarget for Reactor {
         }
         let Ok(mut spinner) = self.spinner.try_lock() else { return Step::Again };
         for _ in 0..self.looks(&spinner) {
-            if self.poll().completions > 0 {
+            if self.poll().has_arrivals() {
                 spinner.pace.arrived(Instant::now());
                 spinner.spinning_since = None;
                 return Step::Again;

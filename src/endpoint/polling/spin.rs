@@ -45,7 +45,7 @@ impl Spin {
         if polled.woken > 0 {
             return Observation::Wanted;
         }
-        if polled.completions == 0 {
+        if !polled.has_arrivals() {
             // Without work of this spin, its budget is the bound.
             let Some(last) = self.ran else { return Observation::Nothing };
             self.looks = self.looks.wrapping_add(1);
@@ -83,10 +83,12 @@ impl Spin {
 mod tests {
     use super::*;
 
-    const NOTHING: Polled = Polled { completions: 0, woken: 0, ran: 0 };
+    const NOTHING: Polled = Polled { completions: 0, woken: 0, ran: 0, moving: false };
     const ARRIVAL: Polled = Polled { completions: 1, ..NOTHING };
-    const WORK: Polled = Polled { completions: 1, ran: 1, woken: 0 };
-    const TASK: Polled = Polled { completions: 1, ran: 0, woken: 1 };
+    const WORK: Polled = Polled { ran: 1, ..ARRIVAL };
+    const TASK: Polled = Polled { woken: 1, ..ARRIVAL };
+    /// A part of a message that has no completion yet.
+    const PART: Polled = Polled { moving: true, ..NOTHING };
 
     /// Gives a spin the result of a look each microsecond, until it ends. Returns the end, and its time.
     fn spin(look: impl Fn(u64) -> Polled) -> (Spun, u64) {
@@ -124,6 +126,7 @@ mod tests {
     #[test]
     fn arrivals_that_wake_no_task_end_the_spin_when_they_go_on_for_long() {
         assert_eq!(spin(|_| ARRIVAL), (Spun::Ran, 61), "the poll task has to look, as no task is ready");
+        assert_eq!(spin(|_| PART), (Spun::Ran, 61), "a long message arrives in parts");
         let (end, time) = spin(|time| if time % 20 == 0 { ARRIVAL } else { NOTHING });
         assert!(end == Spun::Ran && (60..100).contains(&time), "{end:?} {time}");
     }

@@ -33,6 +33,8 @@ pub(super) struct Queue {
     /// Signalled requests whose completions were not polled yet.
     signaled: AtomicUsize,
     overrun: AtomicBool,
+    /// Whether the last poll has moved a part of a message, and no completion has come of it yet.
+    is_moving: AtomicBool,
     /// Whether the next completion makes an event.
     armed: Arming<Native, Shipping>,
     events: Arc<Events>,
@@ -97,6 +99,8 @@ pub(super) enum Found {
     Nothing,
     /// Work, which is done.
     All,
+    /// Work, which is done, and the beginning of a message whose rest follows when the other end has gone on.
+    Beginning,
     /// Work, and the array has no room for the rest, or the rest is for the next poll.
     Part,
     /// Work, of which nothing is done because the array is full.
@@ -143,6 +147,7 @@ impl Queue {
             members: BiasedLock::new(Members::default()),
             signaled: AtomicUsize::new(0),
             overrun: AtomicBool::new(false),
+            is_moving: AtomicBool::new(false),
             armed: Arming::default(),
             events: Arc::new(events),
         })
@@ -262,13 +267,14 @@ impl Queue {
         let poll = Poll { receives_first: members.receives_first, armed: self.armed.is_armed() };
         let count = members.list.len();
         let mut next = members.cursor;
-        let mut more = false;
+        let (mut more, mut moving) = (false, false);
         for _ in 0..count {
             let index = if next < count { next } else { 0 };
             next = index + 1;
             let member = &members.list[index];
             match member.source.poll(member.role, poll, sink) {
                 Found::Nothing | Found::All => {}
+                Found::Beginning => moving = true,
                 Found::Part => {
                     members.cursor = index + 1;
                     more = true;
@@ -279,6 +285,7 @@ impl Queue {
                 }
             }
         }
+        self.is_moving.store(more || moving, Relaxed);
         more
     }
 }
@@ -300,6 +307,10 @@ impl CompletionQueue for Queue {
             self.fire(&members);
         }
         sink.filled
+    }
+
+    fn is_moving(&self) -> bool {
+        self.is_moving.load(Relaxed)
     }
 
     fn arm(&self) -> Result<(), VerbsError> {

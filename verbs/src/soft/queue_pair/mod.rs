@@ -2,6 +2,7 @@
 
 pub(super) mod connection;
 pub(super) mod core;
+mod left;
 mod message;
 mod outstanding;
 mod pulls;
@@ -17,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst, fence};
 
 use self::core::Core;
+use self::left::Left;
 use self::send::SendQueue;
 use self::target::{Output, Target};
 use super::completion_queue::{CompletionSource, Found, Poll, Queue, Role, Sink};
@@ -110,10 +112,13 @@ impl MemoryUser for Pair {
 }
 
 impl Pair {
-    /// Carries out records of the peer, and leaves the completions to the next poll. Returns whether there were any. In a forked child
-    /// this does nothing.
+    /// Carries out records of the peer, and leaves the completions to the next poll. Returns whether there were any. Also goes on with
+    /// what did not fit into the ring, if the peer has made room. In a forked child this does nothing.
     #[inline]
     fn work(&self) -> bool {
+        if self.sends.may_go_on() && !self.is_forked() {
+            self.go_on();
+        }
         if !self.target.has_record() {
             if self.core.owes() && !self.is_forked() {
                 self.core.settle();
@@ -133,18 +138,30 @@ impl Pair {
         true
     }
 
+    /// Goes on with requests of this end, and with READs of the peer, that had to wait for room in the ring.
+    #[cold]
+    fn go_on(&self) {
+        if self.sends.has_waiting() {
+            self.sends.run_waiting();
+        }
+        if self.target.serves() {
+            self.target.visit(&self.sends, &mut Output::Keep);
+            self.core.notify();
+        }
+    }
+
     /// Carries out records of the peer, in the device's thread. If no thread polls, the peer asks the device at once from now on, until a
     /// thread polls.
     fn carry_out_unpolled(&self) -> bool {
         // This visit waits for a thread that is carrying out records now. If the thread has taken all of them, it polls: if the peer
         // asked the device from now on, the device's thread would come between the thread and the next record, and find this record.
         let mut output = Output::Unpolled { found_work: self.sends.has_waiting() };
-        let more = self.target.visit(&self.sends, &mut output);
+        let more = self.target.visit(&self.sends, &mut output) == Left::Work;
         let Output::Unpolled { found_work: true } = output else { return false };
         self.core.want(Attention::DEVICE);
         Attention::fence::<Native, Shipping>();
         // A record that came before the peer could see that this end wants to be asked for.
-        more || self.target.visit(&self.sends, &mut output)
+        more || self.target.visit(&self.sends, &mut output) == Left::Work
     }
 
     fn is_forked(&self) -> bool {
@@ -163,28 +180,28 @@ impl Pair {
         news
     }
 
-    /// Carries out the peer's records and the own requests that can run now. Returns true if `sink` has no room for all completions, or
-    /// if there is more to do.
+    /// Carries out the peer's records and the own requests that can run now. Returns [`Left::Work`], too, if `sink` has no room for all
+    /// completions.
     #[inline]
-    fn visit(&self, role: Role, receives_first: bool, sink: &mut Sink<'_>) -> bool {
-        let mut more = false;
+    fn visit(&self, role: Role, receives_first: bool, sink: &mut Sink<'_>) -> Left {
+        let mut left = Left::Nothing;
         if role.receives && receives_first {
-            more |= self.target.visit(&self.sends, &mut Output::Poll(sink));
+            left = self.target.visit(&self.sends, &mut Output::Poll(sink));
         }
         if role.sends && self.sends.has_news() {
-            more |= self.sends.poll(sink);
+            left = left.max(self.sends.poll(sink));
         }
         if role.receives && !receives_first {
-            more |= self.target.visit(&self.sends, &mut Output::Poll(sink));
+            left = left.max(self.target.visit(&self.sends, &mut Output::Poll(sink)));
             // The records may have completed READs.
             if role.sends && self.sends.has_news() {
-                more |= self.sends.poll(sink);
+                left = left.max(self.sends.poll(sink));
             }
         }
         if !role.receives && self.core.peer_is_gone() {
             self.core.fail_requests();
         }
-        more
+        left
     }
 }
 
@@ -199,7 +216,11 @@ impl CompletionSource for Pair {
         if !poll.armed {
             self.is_polled(role);
         }
-        if self.visit(role, poll.receives_first, sink) { Found::Part } else { Found::All }
+        match self.visit(role, poll.receives_first, sink) {
+            Left::Nothing => Found::All,
+            Left::Message => Found::Beginning,
+            Left::Work => Found::Part,
+        }
     }
 
     fn ask_for_events(&self, role: Role) {
@@ -290,7 +311,7 @@ impl LocalQueuePair for Pair {
         let more = if self.core.receive_queue.is_armed() {
             self.core.ask(ALL_NEWS);
             Attention::fence::<Native, Shipping>();
-            self.target.visit(&self.sends, &mut Output::Keep)
+            self.target.visit(&self.sends, &mut Output::Keep) == Left::Work
         } else {
             self.carry_out_unpolled()
         };
@@ -441,6 +462,10 @@ impl QueuePair for Handle {
 
     fn progress(&self) {
         self.0.work();
+    }
+
+    fn reads_by_copy(&self) -> bool {
+        self.0.core.connection().is_some_and(|connection| connection.shares_memory())
     }
 
     fn peer_work(&self) -> Option<Arc<dyn PeerWork>> {

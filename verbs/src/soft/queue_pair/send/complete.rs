@@ -2,14 +2,15 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use super::super::left::Left;
 use super::super::outstanding::{Outstanding, Progress};
 use super::{SendQueue, SendState};
 use crate::soft::completion_queue::Sink;
 use crate::{CompletionStatus, QueuePairNumber, WorkCompletion};
 
 impl SendQueue {
-    /// Carries out waiting requests, and moves completions to `sink`. Returns true if `sink` has no room for all of them.
-    pub(crate) fn poll(&self, sink: &mut Sink<'_>) -> bool {
+    /// Carries out waiting requests, and moves completions to `sink`. Returns [`Left::Work`] if `sink` has no room for all of them.
+    pub(in crate::soft::queue_pair) fn poll(&self, sink: &mut Sink<'_>) -> Left {
         let mut queue = self.lock();
         self.ended.store(false, Relaxed);
         let more = self.take(&mut queue, sink);
@@ -17,11 +18,13 @@ impl SendQueue {
         if more {
             self.ended.store(true, Relaxed);
         }
+        let before = queue.writer.head();
         if !queue.waiting.is_empty() {
             self.run(&mut queue);
         }
         self.after(&mut queue);
-        more
+        let has_moved = queue.writer.head() != before;
+        Left::message_if(has_moved && !queue.waiting.is_empty()).max(Left::work_if(more))
     }
 
     #[inline]

@@ -41,7 +41,13 @@ pub(super) struct SendQueue {
     ended: AtomicBool,
     /// Number of requests that wait. A poll that finds 0 here does not try them.
     waiting: AtomicUsize,
+    /// The position that the peer had taken when requests, or bytes for READs of the peer, last had to wait. [`NOT_STUCK`] if none
+    /// of them waits.
+    stuck_at: AtomicU64,
 }
+
+/// No position of a ring.
+const NOT_STUCK: u64 = u64::MAX;
 
 /// The requests of a send queue, and their progress.
 #[derive(Debug)]
@@ -115,8 +121,10 @@ impl SendQueue {
             unannounced_news: false,
         };
         let [pending, awaited, waiting] = [const { AtomicUsize::new(0) }; 3];
-        let (seen, ended) = (AtomicU64::new(0), AtomicBool::new(false));
-        Self { core: Arc::clone(core), state: BiasedLock::new(state), pending, awaited, seen, ended, waiting }
+        let (seen, stuck_at) = (AtomicU64::new(0), AtomicU64::new(NOT_STUCK));
+        let ended = AtomicBool::new(false);
+        let (core, state) = (Arc::clone(core), BiasedLock::new(state));
+        Self { core, state, pending, awaited, seen, ended, waiting, stuck_at }
     }
 
     /// Returns whether a poll may have something to do. Takes no lock.
@@ -144,6 +152,17 @@ impl SendQueue {
     /// Returns whether requests wait.
     pub(super) fn has_waiting(&self) -> bool {
         self.waiting.load(Relaxed) != 0
+    }
+
+    /// Returns whether the peer has taken records since requests, or bytes for its READs, had to wait. Takes no lock.
+    #[inline]
+    pub(super) fn may_go_on(&self) -> bool {
+        let stuck_at = self.stuck_at.load(Relaxed);
+        stuck_at != NOT_STUCK
+            && self
+                .core
+                .connection()
+                .is_some_and(|connection| connection.end.taken_word().load(Relaxed) != stuck_at)
     }
 
     /// Returns whether the peer has made progress that a poller waits for and has not seen.
@@ -230,6 +249,8 @@ impl SendQueue {
     fn after(&self, queue: &mut SendState) {
         self.pending.store(queue.waiting.len() + queue.outstanding.len(), Relaxed);
         self.awaited.store(queue.waiting.len() + queue.signaled, Relaxed);
+        let waits = queue.serves || !queue.waiting.is_empty();
+        self.stuck_at.store(if waits { queue.writer.freed() } else { NOT_STUCK }, Relaxed);
         if std::mem::take(&mut queue.unannounced) {
             self.core.published.store(queue.writer.head(), Relaxed);
             if let Some(connection) = self.core.connection() {

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::connection::Connection;
 use super::core::Core;
+use super::left::Left;
 use super::message::{Message, Pull};
 use super::pulls::Pulls;
 use super::receives::{Posted, Receives};
@@ -244,9 +245,8 @@ impl Target {
         }
     }
 
-    /// Takes the records that have come, within the limits of a visit. Returns true if there is more to do, or `output` has no
-    /// room for the rest.
-    pub(super) fn visit(&self, sends: &SendQueue, output: &mut Output<'_, '_>) -> bool {
+    /// Takes the records that have come, within the limits of a visit. Returns [`Left::Work`], too, if `output` has no room for the rest.
+    pub(super) fn visit(&self, sends: &SendQueue, output: &mut Output<'_, '_>) -> Left {
         let mut state = self.state.lock();
         let state = &mut *state;
         #[cfg(test)]
@@ -256,31 +256,32 @@ impl Target {
             && !state.ready.is_empty()
         {
             if sink.is_full() {
-                return true;
+                return Left::Work;
             }
             state.ready.pop_front().into_iter().for_each(|completion| sink.push(completion));
         }
-        let more = match self.core.connection() {
+        let left = match self.core.connection() {
             Some(connection) => {
                 // SYNC: the end of the peer is noticed before the last look at its records.
                 let peer_is_gone = self.core.peer_is_gone();
-                let more = self.take_records(state, connection, sends, output);
-                if peer_is_gone && !more {
+                let left = self.take_records(state, connection, sends, output);
+                if peer_is_gone && left != Left::Work {
                     self.core.fail();
                 }
-                more
+                left
             }
-            None => false,
+            None => Left::Nothing,
         };
-        let drained = self.core.is_closed() || self.core.has_failed() && !more;
-        let more = if drained { self.flush(state, output) } else { more };
+        let drained = self.core.is_closed() || self.core.has_failed() && left != Left::Work;
+        let left = if drained { Left::work_if(self.flush(state, output)) } else { left };
+        let more = left == Left::Work;
         let has_work = more || !state.ready.is_empty() || !state.served.is_empty() || state.message_waits();
         self.busy.store(has_work, Relaxed);
         self.serves.store(!state.served.is_empty(), Relaxed);
         if let Output::Unpolled { found_work } = output {
             *found_work |= more || !state.served.is_empty() || state.position() != before;
         }
-        more
+        left
     }
 
     fn take_records(
@@ -289,9 +290,10 @@ impl Target {
         connection: &Connection,
         sends: &SendQueue,
         output: &mut Output<'_, '_>,
-    ) -> bool {
-        let Some(mut reader) = state.reader.take() else { return false };
+    ) -> Left {
+        let Some(mut reader) = state.reader.take() else { return Left::Nothing };
         let (mut bytes, mut records, mut more, mut awaited) = (0, 0, false, false);
+        let mut left = Left::Nothing;
         let mut told = reader.position();
         while !self.core.is_closed() {
             if bytes >= VISIT_BYTES || records >= VISIT_RECORDS || output.is_full(state, &self.core) {
@@ -323,6 +325,7 @@ impl Target {
                             records += 1;
                             awaited |= record.header.flags.contains(Flags::AWAITED);
                             bytes += u64::from(record.header.length);
+                            left = Left::message_if(record.header.goes_on());
                         }
                         result
                     }
@@ -346,10 +349,10 @@ impl Target {
         }
         // A queue pair in Error uses no memory any more: its regions may go (see `Core::end`).
         if !state.served.is_empty() && !self.core.has_failed() {
-            more |= self.serve(state, connection, sends);
+            left = left.max(self.serve(state, connection, sends));
         }
         state.reader = Some(reader);
-        more
+        left.max(Left::work_if(more))
     }
 
     /// Carries out one record.

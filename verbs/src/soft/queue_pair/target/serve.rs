@@ -1,6 +1,7 @@
 //! READs of the peer that this end serves through its ring.
 
 use super::super::connection::Connection;
+use super::super::left::Left;
 use super::super::pulls::Pulls;
 use super::super::send::SendQueue;
 use super::{Fault, Served, Target, TargetState, VISIT_BYTES};
@@ -32,9 +33,10 @@ impl Target {
         Ok(())
     }
 
-    /// Puts the bytes of the peer's READs into our ring, as far as there is room, within the limit of a visit. Returns true if the
-    /// limit is the reason why bytes are left. Then the peer does not say when there is room, because there is room already.
-    pub(super) fn serve(&self, state: &mut TargetState, connection: &Connection, sends: &SendQueue) -> bool {
+    /// Puts the bytes of the peer's READs into our ring, as far as there is room, within the limit of a visit. Returns
+    /// [`Left::Work`] if the limit is the reason why bytes are left. Then the peer does not say when there is room, because there is room
+    /// already.
+    pub(super) fn serve(&self, state: &mut TargetState, connection: &Connection, sends: &SendQueue) -> Left {
         let mut queue = sends.lock();
         let (mut bytes, mut asked, mut more) = (0, false, false);
         while let Some(first) = state.served.front_mut() {
@@ -46,7 +48,7 @@ impl Target {
                 state.served.clear();
                 drop(queue);
                 self.core.refuse(failure);
-                return false;
+                return Left::Nothing;
             }
             if bytes >= VISIT_BYTES {
                 more = true;
@@ -72,6 +74,6 @@ impl Target {
             }
         }
         sends.served(&mut queue, !state.served.is_empty());
-        more
+        Left::message_if(bytes > 0 && !state.served.is_empty()).max(Left::work_if(more))
     }
 }
