@@ -44,8 +44,8 @@ use self::turns::participant::Participant;
 use crate::measure::machine::costs::Costs;
 use crate::measure::output::files::{check_outputs, write_json};
 use crate::measure::output::progress::progress_bar;
-use crate::measure::process::cores;
 use crate::measure::process::limits::raise_open_files;
+use crate::measure::process::{container, cores};
 use crate::measure::transport::encode::Encode;
 use crate::measure::transport::http2::Http2;
 use crate::measure::transport::rdma::{Rdma, RdmaConnection};
@@ -57,6 +57,9 @@ pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
     let conditions = Conditions::of(options);
     gate::check_plan(options, &plan)?;
     conditions.allocator.ensure()?;
+    if options.container {
+        container::check()?;
+    }
     let rdma = match plan.modes.iter().any(|mode| mode.uses_rdma()) {
         true => Some(Rdma::new(&options.provider)?.for_connections(plan.most_connections())),
         false => None,

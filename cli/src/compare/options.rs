@@ -34,6 +34,7 @@ Examples:
   tonic-rdma compare --rate 1000,10000,50000               latency under load: calls begin when they are due
   tonic-rdma compare --runtime multi-thread:2 --sizes 64 --inflight 32
   tonic-rdma compare --newcomer                            with #[tokio::main], the system's malloc, and not pinned
+  tonic-rdma compare --container                           the server in a container of its own, as another pod
   tonic-rdma compare --connections 100                     cost of calls as connections grow, and memory of each
   tonic-rdma compare --direction down --sizes 64KiB,16MiB  large replies in place of large requests
   tonic-rdma compare --newcomer --quick --at-least 0.5     the same for CI: fails if RDMA is slower than half of TCP";
@@ -109,6 +110,11 @@ pub(crate) struct CompareOptions {
     /// Allocator of both processes: mimalloc, or the system's, which a Rust program has by default [default: mimalloc]
     #[arg(long, value_name = "system|mimalloc", hide_possible_values = true)]
     pub(crate) allocator: Option<Allocator>,
+    /// Start the server in a container of its own: another user, pid, ipc and mount namespace, as another pod of the
+    /// same node has. Bytes then go through rings, as between processes that don't trust one another. Needs unshare
+    /// (util-linux)
+    #[arg(long, conflicts_with = "connections")]
+    pub(crate) container: bool,
     /// Settings of a program that chooses nothing: --runtime multi-thread --pin no --allocator system, and cells of its
     /// own. Each of the three options takes precedence if it is given too
     #[arg(long)]

@@ -124,6 +124,28 @@ fn newcomer_sets_the_conditions_of_a_default_tokio_program() {
 }
 
 #[test]
+fn the_server_runs_in_a_container_of_its_own() {
+    let arguments =
+        ["compare", "--container", "--modes", "grpc-tcp,grpc-uds,grpc-rdma,grpc-native,rdma-zerocp"];
+    let more = ["--sizes", "64,4MiB", "--inflight", "1", "--duration", "0.05"];
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("rows.json");
+    let output = run(&[&arguments[..], &more, &["--json", json.to_str().unwrap()]].concat());
+    let said = String::from_utf8_lossy(&output.stderr);
+    if said.contains("unshare makes no namespaces") {
+        println!("skipped: a new user namespace is not permitted here");
+        return;
+    }
+    assert!(output.status.success(), "{said}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("the server is in a container of its own"));
+    let written: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    assert_eq!((&written["container"], &written["provider"]), (&true.into(), &"soft".into()));
+    let rows = written["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 10);
+    assert!(rows.iter().all(|row| row["errors"] == 0 && row["ops"].as_u64().unwrap() > 0), "{written}");
+}
+
+#[test]
 fn a_mode_below_the_ratio_is_named_and_the_command_fails() {
     // No mode of gRPC is a thousand times as fast as another.
     let arguments = ["compare", "--modes", "grpc-tcp,grpc-rdma", "--sizes", "64,1MiB", "--duration", "0.05"];

@@ -151,6 +151,7 @@ fn run(own: u64) -> String {
         Err(error) => panic!("{error}"),
     }
     side.pair.to_rts(&side.settings).unwrap();
+    assert!(!side.pair.reads_by_copy(), "processes of two containers map no memory of one another");
     for (round, length) in (0..).zip(LENGTHS) {
         messages(&side, there, (own + 10 * round, 3 - own + 10 * round), length);
     }

@@ -83,7 +83,6 @@ macro_rules! suite {
                 many_queue_pairs_on_one_queue, separate_queues, no_queue_pair_starves);
             suite!(@cases $fabric; peer_work:
                 writes_make_events, threads_that_look_need_no_events, a_long_write_leaves_an_event_for_the_rest,
-                a_long_write_goes_on_without_polls, a_long_read_goes_on_without_polls_of_its_target,
                 work_of_a_destroyed_queue_pair,
                 work_of_an_ended_peer_and_a_destroyed_queue_pair);
             suite!(@cases $fabric; shared_receive:

@@ -16,6 +16,7 @@ fn work(fabric: &dyn Fabric, side: &Side) -> Option<Arc<dyn PeerWork>> {
     let work = side.pair.peer_work();
     assert_eq!(work.is_some(), side.pair.announces_writes());
     assert_eq!(work.is_some(), fabric.name() == "soft", "the software device works by the CPU");
+    assert_eq!(work.is_some(), side.pair.reads_by_copy(), "one process maps its own memory");
     work
 }
 
@@ -120,47 +121,6 @@ pub fn a_long_write_leaves_an_event_for_the_rest(fabric: &dyn Fabric) {
         assert!(b.content(0, LENGTH) == bytes, "round {round}");
     }
     assert!(carried_out_in_parts);
-}
-
-/// Has both sides look at words of their memory, as threads do that poll no completion queue, so many times that any length of a test
-/// fits through the ring. That takes less time than the device's thread leaves to threads that do not look.
-fn look_for_long(a: &Side, b: &Side) {
-    for _ in 0..1000 {
-        a.pair.progress();
-        b.pair.progress();
-    }
-}
-
-/// A WRITE that does not fit into the ring goes on while the thread that has posted it looks at words.
-pub fn a_long_write_goes_on_without_polls(fabric: &dyn Fabric) {
-    const LENGTH: usize = 8 << 20;
-    let (a, b) = connected(fabric, &Options { memory: LENGTH, ..Options::default() });
-    if work(fabric, &b).is_none() {
-        return;
-    }
-    let bytes = pattern(1, LENGTH);
-    a.fill(0, &bytes);
-    // The first WRITE from new memory comes through the ring.
-    a.write(1, a.segment(0, LENGTH), b.remote(0));
-    look_for_long(&a, &b);
-    assert!(b.content(0, LENGTH) == bytes, "the WRITE waits for a poll");
-    a.expect(1, CompletionOpcode::Write);
-}
-
-/// A READ that does not fit into the ring goes on while a thread of the other side looks at words.
-pub fn a_long_read_goes_on_without_polls_of_its_target(fabric: &dyn Fabric) {
-    const LENGTH: usize = 8 << 20;
-    let (a, b) = connected(fabric, &Options { memory: LENGTH, ..Options::default() });
-    if work(fabric, &b).is_none() {
-        return;
-    }
-    let bytes = pattern(2, LENGTH);
-    b.fill(0, &bytes);
-    // The bytes of the first READ of memory come through the ring.
-    a.read(1, a.segment(0, LENGTH), b.remote(0));
-    look_for_long(&a, &b);
-    assert!(a.content(0, LENGTH) == bytes, "the READ waits for a poll of its target");
-    a.expect(1, CompletionOpcode::Read);
 }
 
 /// The last records of a peer that has ended are still taken, but not for a queue pair that is destroyed.

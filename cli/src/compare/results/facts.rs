@@ -40,6 +40,8 @@ pub(crate) struct Facts {
     pub(crate) pin: bool,
     /// Whether runtime, pinning and allocator are those of a program that chooses nothing, except for given options.
     pub(crate) newcomer: bool,
+    /// Whether the server ran in a container of its own.
+    pub(crate) container: bool,
     /// Cores that the processes were kept on; absent if they were not pinned.
     pub(crate) cores: Option<CoreFacts>,
     pub(crate) machine: Machine,
@@ -114,6 +116,7 @@ impl Facts {
             runtime: conditions.runtime.to_string(),
             pin: conditions.pin,
             newcomer: conditions.newcomer,
+            container: options.container,
             cores: cores.map(|cores| CoreFacts { client: cores.client, server: cores.server }),
             machine: Machine::this(),
             round_trips: costs,
@@ -132,6 +135,7 @@ impl Facts {
             Some(cores) => format!("client on core {}, server on core {}", cores.client, cores.server),
             None => format!("not pinned ({})", self.why_not_pinned),
         };
+        let apart = if self.container { "; the server is in a container of its own" } else { "" };
         let mut lines = vec![("provider", self.provider.clone())];
         if self.newcomer {
             lines.push(("newcomer", "yes: the allocator, runtime and processes below".to_owned()));
@@ -144,7 +148,7 @@ impl Facts {
             ("encoding", self.encode.to_string()),
             ("receiver", self.receiver()),
             ("runtime", format!("tokio, {}, in both processes", self.runtime)),
-            ("processes", cores),
+            ("processes", cores + apart),
             (
                 "machine",
                 format!("{}, {} cores, Linux {}", self.machine.cpu, self.machine.cores, self.machine.kernel),

@@ -10,6 +10,7 @@ use tonic_rdma_commands::Failure;
 use super::start_report::{Addresses, StartReport};
 use crate::compare::conditions::RunContext;
 use crate::compare::options::CompareOptions;
+use crate::measure::process::container;
 
 /// Longest time until the server process has started.
 const START: Duration = Duration::from_secs(20);
@@ -34,7 +35,10 @@ impl ServerProcess {
         let RunContext { conditions, cores, .. } = context;
         let program = std::env::current_exe()
             .map_err(|error| Failure::run("can't find the program to start as the server").because(error))?;
-        let mut command = Command::new(program);
+        let mut command = match options.container {
+            true => Command::from(container::command(&program)),
+            false => Command::new(program),
+        };
         let provider = options.server_provider.as_ref().unwrap_or(&options.provider);
         command.args(["compare-server", "--provider", provider, "--http2", &options.http2.name()]);
         let (runtime, allocator) = (conditions.runtime.to_string(), conditions.allocator);

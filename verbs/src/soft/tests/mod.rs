@@ -8,6 +8,8 @@ pub(crate) mod fuzz;
 #[cfg(test)]
 mod lifetimes;
 #[cfg(test)]
+mod long_messages;
+#[cfg(test)]
 mod pulls;
 #[cfg(test)]
 mod reads;
