@@ -17,8 +17,9 @@ impl Connection {
     /// Takes the handler of the messages, and delivers the messages that have arrived already.
     pub(crate) fn start_messages(&self, handler: Arc<dyn MessageHandler>, settings: &MessageSettings) {
         self.settle_messages(|state| {
+            let by_copy = state.link.queue_pair().reads_by_copy();
             if let Some(messages) = &mut state.messages {
-                messages.start(handler, settings);
+                messages.start(handler, settings, by_copy);
             }
         });
     }

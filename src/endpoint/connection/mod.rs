@@ -99,8 +99,7 @@ impl Connection {
             Traffic::Bytes => None,
             Traffic::Messages { domain, reads, .. } => {
                 let budget = Arc::clone(link.pool().budget());
-                let by_copy = link.queue_pair().reads_by_copy();
-                Some(Messages::new(domain, budget, (reads, by_copy), Arc::clone(&changed)))
+                Some(Messages::new(domain, budget, reads, Arc::clone(&changed)))
             }
         };
         Arc::new(Self {

@@ -52,21 +52,27 @@ impl Fetches {
     /// The same where a READ is a copy, made when it is posted, which delays messages for as long.
     const BY_COPY: (u64, u32) = (128 << 10, 1);
 
-    /// Makes an empty list, which posts at most `most` READs at a time. `by_copy`: a READ is a copy by the thread that posts it.
-    pub(crate) fn new(most: u32, by_copy: bool) -> Self {
-        let (piece, limit) = if by_copy { Self::BY_COPY } else { Self::BESIDE };
-        let (most, most_at_once) = (most.min(limit), if by_copy { piece } else { 0 });
+    /// Makes an empty list, which posts at most `most` READs at a time.
+    pub(crate) fn new(most: u32) -> Self {
         Self {
             all: Slab::new(),
             by_id: HashMap::default(),
             turns: VecDeque::new(),
             outstanding: 0,
             most,
-            piece,
+            piece: 0,
             at_once: 0,
-            most_at_once,
+            most_at_once: 0,
             over: VecDeque::new(),
         }
+    }
+
+    /// Chooses the length and the number of READs, before the first fetch. `by_copy`: a READ is a copy by the thread that posts it.
+    pub(crate) fn start(&mut self, by_copy: bool) {
+        let (piece, most) = if by_copy { Self::BY_COPY } else { Self::BESIDE };
+        self.piece = piece;
+        self.most = self.most.min(most);
+        self.most_at_once = if by_copy { piece } else { 0 };
     }
 
     /// Adds a fetch of `pieces` into `landing`, which has room for all of them.

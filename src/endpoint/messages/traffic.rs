@@ -59,19 +59,19 @@ impl Messages {
     /// Longer messages have memory of their own, so that no short message keeps it.
     const SHORT: usize = 2 << 10;
 
-    /// Makes the state of a connection in `domain` that posts at most `reads` READs at a time. `by_copy`: a READ is a copy by the thread
-    /// that posts it. `changed` wakes the connection's supervisor.
+    /// Makes the state of a connection in `domain` that posts at most `reads` READs at a time. `changed` wakes the connection's
+    /// supervisor.
     pub(crate) fn new(
         domain: Arc<dyn ProtectionDomain>,
         budget: Arc<Budget>,
-        (reads, by_copy): (u32, bool),
+        reads: u32,
         changed: Arc<Notify>,
     ) -> Box<Self> {
         Box::new(Self {
             handler: None,
             started: false,
             memory: MessageMemory::new(domain, budget, changed),
-            fetches: Fetches::new(reads, by_copy),
+            fetches: Fetches::new(reads),
             inbox: BytesMut::new(),
             after: Aftermath::default(),
             exhausted: true,
@@ -79,10 +79,17 @@ impl Messages {
         })
     }
 
-    /// Takes the handler, unless there was one before.
-    pub(crate) fn start(&mut self, handler: Arc<dyn MessageHandler>, settings: &MessageSettings) {
+    /// Takes the handler, unless there was one before. `by_copy`: a READ is a copy by the thread that posts it, as the queue pair says once
+    /// it is connected.
+    pub(crate) fn start(
+        &mut self,
+        handler: Arc<dyn MessageHandler>,
+        settings: &MessageSettings,
+        by_copy: bool,
+    ) {
         if !std::mem::replace(&mut self.started, true) {
             self.memory.set(settings);
+            self.fetches.start(by_copy);
             self.handler = Some(handler);
         }
     }
