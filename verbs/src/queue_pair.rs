@@ -108,8 +108,9 @@ pub trait QueuePair: Sealed + Any + Send + Sync + Debug {
     /// of this queue pair for which the device had no room. On other devices this function does nothing.
     fn progress(&self) {}
 
-    /// Returns whether a READ is a copy that the thread makes which posts the READ, once the peer's memory is mapped. False where the
-    /// device, or the CPU of the peer, brings the bytes; then several READs at a time are faster than one.
+    /// Returns whether the thread that posts a READ copies the bytes itself, once the peer's memory is mapped. False where the device,
+    /// or the CPU of the peer, brings the bytes; then several READs at a time are faster than one. The answer holds from Rtr on, and
+    /// is false before.
     fn reads_by_copy(&self) -> bool {
         false
     }
@@ -141,7 +142,8 @@ pub trait QueuePair: Sealed + Any + Send + Sync + Debug {
 /// call these functions. Once the queue pair is destroyed, they do nothing.
 pub trait PeerWork: Send + Sync + Debug {
     /// Carries out work of the peer, at most about a megabyte. Returns whether there was any. Without work, this function takes a
-    /// few loads from the cache. Also goes on with requests of this queue pair for which the device had no room.
+    /// few loads from the cache. Also goes on with requests that this end has posted, and for which the device had no room: as far as
+    /// the peer makes room meanwhile.
     ///
     /// If this function returns true, a sequentially consistent fence has followed the stores to memory. Completions stay for the
     /// next poll. They make an event if the completion queue is armed.

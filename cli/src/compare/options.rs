@@ -111,8 +111,8 @@ pub(crate) struct CompareOptions {
     #[arg(long, value_name = "system|mimalloc", hide_possible_values = true)]
     pub(crate) allocator: Option<Allocator>,
     /// Start the server in a container of its own: another user, pid, ipc and mount namespace, as another pod of the
-    /// same node has. Bytes then go through rings, as between processes that don't trust one another. Needs unshare
-    /// (util-linux)
+    /// same node has. The software device then copies bytes through a ring, as between processes that don't trust one
+    /// another. Needs unshare (util-linux)
     #[arg(long, conflicts_with = "connections")]
     pub(crate) container: bool,
     /// Settings of a program that chooses nothing: --runtime multi-thread --pin no --allocator system, and cells of its

@@ -109,8 +109,8 @@ impl Fetches {
         self.at_once = self.most_at_once;
     }
 
-    /// Posts READs, as many as may be outstanding. Returns their number, and the bytes of those without a completion. Where the CPU does the work, short fetches, and the ends of long
-    /// ones, are read at once, and are over when this returns.
+    /// Posts READs, as many as may be outstanding. Returns their number, and the bytes of those without a completion. Where a READ is a
+    /// copy, short fetches, and the ends of long ones, are read at once, and are over when this returns.
     pub(crate) fn post(&mut self, link: &Link) -> Result<(u64, u64), ConnectionFault> {
         let (mut posted, before) = (0, self.at_once);
         while self.outstanding < self.most

@@ -241,7 +241,8 @@ impl Reactor {
                 true => Observation::Wanted,
                 // A task that this look woke may wait for this thread, so that task goes first.
                 false if polled.woken + polled.ran > 0 => Observation::Wanted,
-                false if polled.has_arrivals() => Observation::Arrival,
+                // Parts of a long message do not count: this future may not keep its thread until the message's end. The poll task does.
+                false if polled.completions > 0 => Observation::Arrival,
                 false => Observation::Nothing,
             }
         };

@@ -230,7 +230,7 @@ impl Stream {
     }
 
     /// Looks at the completion queue once, if the next part is being read from the peer's memory. Returns the time of the look, if the part
-    /// has landed thereby, as it has on devices where the CPU does the reading, or if the call has failed meanwhile. The caller must drive
+    /// has landed thereby, as it has where a READ is a copy, or if the call has failed meanwhile. The caller must drive
     /// afterwards: the peer is told with the next message that its memory is free, which is usually the reply.
     pub(crate) fn look_for_landing(&self) -> Option<Duration> {
         let keeps = KeepsTaken::unless(self, |core| !core.is_landing(self.key))?;

@@ -40,7 +40,7 @@ use crate::link::words::{PeerWords, Words};
 use crate::lock::lock;
 use crate::memory::landing::Landing;
 use crate::wire::tensor_frame::Frame;
-use tonic_rdma::internal::{Observation, Polled, Queue, may_spin};
+use tonic_rdma::internal::{Observation, Queue, may_spin};
 use tonic_rdma_verbs::internal::{Grant, Notice, RegionLoan, Transfer, TransferKind};
 use tonic_rdma_verbs::memory::{Lease, SharedRegion};
 use tonic_rdma_verbs::{Access, ProtectionDomain, RemoteSegment};
@@ -197,14 +197,11 @@ impl Link {
             return false;
         }
         let look = || {
-            if has_come() {
-                return Observation::Wanted;
-            }
-            match polled.queue.poll() {
-                // A task that this poll woke may wait for this thread, so that task goes first.
-                Polled { woken: 1.., .. } => Observation::Wanted,
-                Polled { moving: true, .. } => Observation::Arrival,
-                _ => Observation::Nothing,
+            // A task that this poll woke may wait for this thread, so that task goes first.
+            if has_come() || polled.queue.poll().woken > 0 {
+                Observation::Wanted
+            } else {
+                Observation::Nothing
             }
         };
         pace.spin(|| (), look) && has_come()

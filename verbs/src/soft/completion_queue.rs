@@ -33,7 +33,7 @@ pub(super) struct Queue {
     /// Signalled requests whose completions were not polled yet.
     signaled: AtomicUsize,
     overrun: AtomicBool,
-    /// Whether the last poll has moved a part of a message, and no completion has come of it yet.
+    /// Whether the last poll has moved a part of a message, whose rest follows when the other end has gone on.
     is_moving: AtomicBool,
     /// Whether the next completion makes an event.
     armed: Arming<Native, Shipping>,
@@ -99,8 +99,8 @@ pub(super) enum Found {
     Nothing,
     /// Work, which is done.
     All,
-    /// Work, which is done, and the beginning of a message whose rest follows when the other end has gone on.
-    Beginning,
+    /// Work, which is done, and a part of a message whose rest follows when the other end has gone on.
+    Moved,
     /// Work, and the array has no room for the rest, or the rest is for the next poll.
     Part,
     /// Work, of which nothing is done because the array is full.
@@ -274,18 +274,19 @@ impl Queue {
             let member = &members.list[index];
             match member.source.poll(member.role, poll, sink) {
                 Found::Nothing | Found::All => {}
-                Found::Beginning => moving = true,
+                Found::Moved => moving = true,
                 Found::Part => {
                     members.cursor = index + 1;
                     more = true;
                 }
                 Found::NoRoom => {
                     members.cursor = index;
-                    return true;
+                    more = true;
+                    break;
                 }
             }
         }
-        self.is_moving.store(more || moving, Relaxed);
+        self.is_moving.store(moving, Relaxed);
         more
     }
 }
@@ -310,7 +311,7 @@ impl CompletionQueue for Queue {
     }
 
     fn is_moving(&self) -> bool {
-        self.is_moving.load(Relaxed)
+        !self.device.is_forked() && self.is_moving.load(Relaxed)
     }
 
     fn arm(&self) -> Result<(), VerbsError> {

@@ -402,6 +402,12 @@ impl Core {
         }
     }
 
+    /// Keeps the device's thread from guarding the records of this queue pair.
+    #[cfg(test)]
+    pub(crate) fn never_guard(&self) {
+        self.guarded.begin();
+    }
+
     #[cold]
     fn begin_to_guard(&self) {
         if let Some(pair) = self.pair.get() {

@@ -113,11 +113,11 @@ impl MemoryUser for Pair {
 
 impl Pair {
     /// Carries out records of the peer, and leaves the completions to the next poll. Returns whether there were any. Also goes on with
-    /// what did not fit into the ring, if the peer has made room. In a forked child this does nothing.
+    /// what found no room in the ring, if the peer has made room. In a forked child this does nothing.
     #[inline]
     fn work(&self) -> bool {
-        if self.sends.may_go_on() && !self.is_forked() {
-            self.go_on();
+        if self.sends.has_new_room() && !self.is_forked() && self.use_room() {
+            return true;
         }
         if !self.target.has_record() {
             if self.core.owes() && !self.is_forked() {
@@ -128,24 +128,31 @@ impl Pair {
         if self.is_forked() {
             return false;
         }
+        self.visit_without_poll();
+        true
+    }
+
+    /// Goes on with requests of this end, and with READs of the peer, that found no room in the ring. Returns whether that was a visit,
+    /// which carries out records of the peer, too.
+    #[cold]
+    fn use_room(&self) -> bool {
+        if self.sends.has_waiting() {
+            self.sends.run_waiting();
+        }
+        let serves = self.target.serves();
+        if serves {
+            self.visit_without_poll();
+        }
+        serves
+    }
+
+    /// Visits the target, and leaves the completions to the next poll.
+    fn visit_without_poll(&self) {
         // This thread looks after the records, so the peer need not ask the device.
         self.core.want_no_more(Attention::DEVICE);
         self.target.visit(&self.sends, &mut Output::Keep);
         if self.target.is_busy() {
             // Completions, or more work.
-            self.core.notify();
-        }
-        true
-    }
-
-    /// Goes on with requests of this end, and with READs of the peer, that had to wait for room in the ring.
-    #[cold]
-    fn go_on(&self) {
-        if self.sends.has_waiting() {
-            self.sends.run_waiting();
-        }
-        if self.target.serves() {
-            self.target.visit(&self.sends, &mut Output::Keep);
             self.core.notify();
         }
     }
@@ -218,7 +225,7 @@ impl CompletionSource for Pair {
         }
         match self.visit(role, poll.receives_first, sink) {
             Left::Nothing => Found::All,
-            Left::Message => Found::Beginning,
+            Left::Message => Found::Moved,
             Left::Work => Found::Part,
         }
     }

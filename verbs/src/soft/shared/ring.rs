@@ -128,14 +128,6 @@ pub struct Header {
     pub total: u64,
 }
 
-impl Header {
-    /// Returns whether the record is a part of a message, and others of the same message follow.
-    #[inline]
-    pub fn goes_on(&self) -> bool {
-        matches!(self.kind, Kind::Send | Kind::Write | Kind::ReadData) && !self.flags.contains(Flags::LAST)
-    }
-}
-
 /// A record that the reader has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {

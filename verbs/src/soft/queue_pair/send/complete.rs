@@ -9,7 +9,8 @@ use crate::soft::completion_queue::Sink;
 use crate::{CompletionStatus, QueuePairNumber, WorkCompletion};
 
 impl SendQueue {
-    /// Carries out waiting requests, and moves completions to `sink`. Returns [`Left::Work`] if `sink` has no room for all of them.
+    /// Carries out waiting requests, and moves completions to `sink`. Returns [`Left::Work`] if `sink` has no room for all of them, and
+    /// [`Left::Message`] if some of the requests, or a part of one, went into the ring, and others wait.
     pub(in crate::soft::queue_pair) fn poll(&self, sink: &mut Sink<'_>) -> Left {
         let mut queue = self.lock();
         self.ended.store(false, Relaxed);

@@ -41,9 +41,10 @@ pub(super) struct SendQueue {
     ended: AtomicBool,
     /// Number of requests that wait. A poll that finds 0 here does not try them.
     waiting: AtomicUsize,
-    /// The position that the peer had taken when requests, or bytes for READs of the peer, last had to wait. [`NOT_STUCK`] if none
-    /// of them waits.
-    stuck_at: AtomicU64,
+    /// The position that the peer had taken before requests, and before bytes for READs of the peer, last found no room in the ring.
+    /// [`NOT_STUCK`] if none of them waits for room.
+    requests_stuck_at: AtomicU64,
+    reads_stuck_at: AtomicU64,
 }
 
 /// No position of a ring.
@@ -121,10 +122,10 @@ impl SendQueue {
             unannounced_news: false,
         };
         let [pending, awaited, waiting] = [const { AtomicUsize::new(0) }; 3];
-        let (seen, stuck_at) = (AtomicU64::new(0), AtomicU64::new(NOT_STUCK));
-        let ended = AtomicBool::new(false);
+        let (seen, ended) = (AtomicU64::new(0), AtomicBool::new(false));
+        let [requests_stuck_at, reads_stuck_at] = [const { AtomicU64::new(NOT_STUCK) }; 2];
         let (core, state) = (Arc::clone(core), BiasedLock::new(state));
-        Self { core, state, pending, awaited, seen, ended, waiting, stuck_at }
+        Self { core, state, pending, awaited, seen, ended, waiting, requests_stuck_at, reads_stuck_at }
     }
 
     /// Returns whether a poll may have something to do. Takes no lock.
@@ -154,15 +155,15 @@ impl SendQueue {
         self.waiting.load(Relaxed) != 0
     }
 
-    /// Returns whether the peer has taken records since requests, or bytes for its READs, had to wait. Takes no lock.
+    /// Returns whether the peer has taken records since requests, or bytes for its READs, found no room. Takes no lock.
     #[inline]
-    pub(super) fn may_go_on(&self) -> bool {
-        let stuck_at = self.stuck_at.load(Relaxed);
-        stuck_at != NOT_STUCK
-            && self
-                .core
-                .connection()
-                .is_some_and(|connection| connection.end.taken_word().load(Relaxed) != stuck_at)
+    pub(super) fn has_new_room(&self) -> bool {
+        let stuck_at = [&self.requests_stuck_at, &self.reads_stuck_at].map(|at| at.load(Relaxed));
+        stuck_at != [NOT_STUCK; 2]
+            && self.core.connection().is_some_and(|connection| {
+                let taken = connection.end.taken_word().load(Relaxed);
+                stuck_at.iter().any(|at| *at != NOT_STUCK && *at != taken)
+            })
     }
 
     /// Returns whether the peer has made progress that a poller waits for and has not seen.
@@ -249,8 +250,6 @@ impl SendQueue {
     fn after(&self, queue: &mut SendState) {
         self.pending.store(queue.waiting.len() + queue.outstanding.len(), Relaxed);
         self.awaited.store(queue.waiting.len() + queue.signaled, Relaxed);
-        let waits = queue.serves || !queue.waiting.is_empty();
-        self.stuck_at.store(if waits { queue.writer.freed() } else { NOT_STUCK }, Relaxed);
         if std::mem::take(&mut queue.unannounced) {
             self.core.published.store(queue.writer.head(), Relaxed);
             if let Some(connection) = self.core.connection() {
@@ -365,6 +364,10 @@ impl SendQueue {
 
     /// Runs the waiting requests in order, until a request has to wait longer.
     fn run(&self, queue: &mut SendState) {
+        // Before the attempts, which see this position or a later one. So a thread that sees another one later tries once too often, and
+        // never once too seldom.
+        let taken = self.taken_by_peer();
+        let mut stuck_at = NOT_STUCK;
         while let Some(mut first) = queue.waiting.pop_front() {
             if queue.stopped || self.core.has_failed() || self.core.peer_has_ended() {
                 first.with_request(|request, _| self.end_with(queue, request, None));
@@ -378,13 +381,22 @@ impl SendQueue {
                     }
                     None => {
                         queue.waiting.push_front(first);
+                        if wait == Wait::Room {
+                            stuck_at = taken;
+                        }
                         break;
                     }
                 },
             }
         }
+        self.requests_stuck_at.store(stuck_at, Relaxed);
         self.waiting.store(queue.waiting.len(), Relaxed);
         self.want_no_needless_progress(queue);
+    }
+
+    /// Returns the position up to which the peer shows that it has taken our records.
+    pub(super) fn taken_by_peer(&self) -> u64 {
+        self.core.connection().map_or(0, |connection| connection.end.taken_word().load(Relaxed))
     }
 
     /// Takes the request for progress of the peer back if neither a request of this end nor a READ of the peer waits for it.

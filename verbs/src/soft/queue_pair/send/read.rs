@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::super::connection::Connection;
 use super::super::outstanding::Progress;
 use super::super::source;
-use super::{SendQueue, SendState};
+use super::{NOT_STUCK, SendQueue, SendState};
 use crate::soft::limits::MAX_MESSAGE;
 use crate::soft::shared::end::EndState;
 use crate::soft::shared::ring::{Flags, Header, Kind};
@@ -113,8 +113,10 @@ impl SendQueue {
     }
 
     /// Tells the peer of the bytes that [`serve`](Self::serve) put into the ring. `left`: whether READs of the peer have bytes left.
-    pub(crate) fn served(&self, queue: &mut SendState, left: bool) {
+    /// `stuck_at`: the position that the peer had taken before the ring had no room for them, if that is the reason.
+    pub(crate) fn served(&self, queue: &mut SendState, left: bool, stuck_at: Option<u64>) {
         queue.serves = left;
+        self.reads_stuck_at.store(stuck_at.unwrap_or(NOT_STUCK), Relaxed);
         self.want_no_needless_progress(queue);
         self.after(queue);
     }

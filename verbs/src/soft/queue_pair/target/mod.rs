@@ -293,7 +293,7 @@ impl Target {
     ) -> Left {
         let Some(mut reader) = state.reader.take() else { return Left::Nothing };
         let (mut bytes, mut records, mut more, mut awaited) = (0, 0, false, false);
-        let mut left = Left::Nothing;
+        let mut read_goes_on = false;
         let mut told = reader.position();
         while !self.core.is_closed() {
             if bytes >= VISIT_BYTES || records >= VISIT_RECORDS || output.is_full(state, &self.core) {
@@ -325,7 +325,9 @@ impl Target {
                             records += 1;
                             awaited |= record.header.flags.contains(Flags::AWAITED);
                             bytes += u64::from(record.header.length);
-                            left = Left::message_if(record.header.goes_on());
+                            if record.header.kind == Kind::ReadData {
+                                read_goes_on = !record.header.flags.contains(Flags::LAST);
+                            }
                         }
                         result
                     }
@@ -347,12 +349,14 @@ impl Target {
         if reader.position() != told || awaited {
             self.core.took(connection, reader.position(), awaited);
         }
+        let goes_on = bytes > 0 && (state.message.is_some() || read_goes_on);
+        let mut left = Left::message_if(goes_on).max(Left::work_if(more));
         // A queue pair in Error uses no memory any more: its regions may go (see `Core::end`).
         if !state.served.is_empty() && !self.core.has_failed() {
             left = left.max(self.serve(state, connection, sends));
         }
         state.reader = Some(reader);
-        left.max(Left::work_if(more))
+        left
     }
 
     /// Carries out one record.

@@ -38,7 +38,7 @@ impl Target {
     /// already.
     pub(super) fn serve(&self, state: &mut TargetState, connection: &Connection, sends: &SendQueue) -> Left {
         let mut queue = sends.lock();
-        let (mut bytes, mut asked, mut more) = (0, false, false);
+        let (mut bytes, mut asked, mut more, mut stuck_at) = (0, false, false, None);
         while let Some(first) = state.served.front_mut() {
             if first.left > 0
                 && self.check(first.key, first.address, first.left, Access::REMOTE_READ).is_err()
@@ -54,10 +54,13 @@ impl Target {
                 more = true;
                 break;
             }
+            // Before the look for room: see `SendQueue::run`.
+            let taken = sends.taken_by_peer();
             // SAFETY: the range is registered, as just checked with the target locked.
             let put = unsafe { sends.serve(&mut queue, connection, first.address as *const u8, first.left) };
             let Some(count) = put else {
                 if asked {
+                    stuck_at = Some(taken);
                     break;
                 }
                 // The peer may have made room just before it could see that this end waits for room. So this thread looks again.
@@ -73,7 +76,7 @@ impl Target {
                 state.served.pop_front();
             }
         }
-        sends.served(&mut queue, !state.served.is_empty());
+        sends.served(&mut queue, !state.served.is_empty(), stuck_at);
         Left::message_if(bytes > 0 && !state.served.is_empty()).max(Left::work_if(more))
     }
 }
