@@ -1,4 +1,5 @@
-//! Conditions of `compare`: runtimes, cores, allocators, and the demanded ratio.
+//! Conditions of `compare`: runtimes, cores, allocators, a container for the server, and the demanded ratio.
+#![allow(clippy::print_stdout, reason = "tests that are skipped say so")]
 
 use std::process::Stdio;
 

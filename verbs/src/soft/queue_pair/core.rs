@@ -54,7 +54,7 @@ pub(crate) struct Core {
     /// The position in our ring up to which records are published. Written with the send queue locked.
     pub(crate) published: AtomicU64,
     /// Whether the device's thread guards the records of this queue pair.
-    guarded: Guarded<Native, Shipping>,
+    pub(in crate::soft) guarded: Guarded<Native, Shipping>,
     /// The position that the peer had taken at the last look of the guard, and the number of looks without a change.
     guard: Mutex<Guard>,
 }
@@ -400,12 +400,6 @@ impl Core {
         if self.guarded.begin() {
             self.begin_to_guard();
         }
-    }
-
-    /// Keeps the device's thread from guarding the records of this queue pair.
-    #[cfg(test)]
-    pub(crate) fn never_guard(&self) {
-        self.guarded.begin();
     }
 
     #[cold]
