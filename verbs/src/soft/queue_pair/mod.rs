@@ -147,6 +147,7 @@ impl Pair {
     }
 
     /// Visits the target, and leaves the completions to the next poll.
+    #[inline]
     fn visit_without_poll(&self) {
         // This thread looks after the records, so the peer need not ask the device.
         self.core.want_no_more(Attention::DEVICE);

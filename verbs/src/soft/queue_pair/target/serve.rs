@@ -33,9 +33,9 @@ impl Target {
         Ok(())
     }
 
-    /// Puts the bytes of the peer's READs into our ring, as far as there is room, within the limit of a visit. Returns
-    /// [`Left::Work`] if the limit is the reason why bytes are left. Then the peer does not say when there is room, because there is room
-    /// already.
+    /// Puts bytes for the peer's READs into our ring, as far as there is room, within the limit of a visit. Returns [`Left::Work`] if the
+    /// limit is the reason why bytes are left: the peer does not say then that there is room, because there is room already. Returns
+    /// [`Left::Message`] if some bytes went into the ring, and there is no room for the others.
     pub(super) fn serve(&self, state: &mut TargetState, connection: &Connection, sends: &SendQueue) -> Left {
         let mut queue = sends.lock();
         let (mut bytes, mut asked, mut more, mut stuck_at) = (0, false, false, None);
