@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::VerbsError;
-use super::copy::copy_bytes;
+use super::copy::{copy_bytes, copy_to_read};
 use super::memfd;
 use super::sync::lock;
 
@@ -216,7 +216,7 @@ impl HostMemory {
         // - `at` checked that the source lies in this memory, which is valid for reads;
         // - threads, peers and devices may write to the source at the same time, as `copy_bytes` allows; and
         // - `destination` belongs to the caller alone, so it is not a part of this memory.
-        unsafe { copy_bytes(from, destination.as_mut_ptr(), destination.len()) };
+        unsafe { copy_to_read(from, destination.as_mut_ptr(), destination.len()) };
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Acquire};
 
-use super::copy::{copy_bytes, for_each_piece};
+use super::copy::{copy_to_read, for_each_piece};
 use super::{OutOfBounds, WordError};
 
 /// Memory of a peer that this process has mapped for reading ([`QueuePair::view`](super::QueuePair::view)). A look at the memory
@@ -94,7 +94,7 @@ impl RemoteView {
         // - `at` checked that the source lies in the view, which is valid for reads;
         // - the peer may write to the source at the same time, as `copy_bytes` allows; and
         // - `destination` belongs to the caller alone, so it is not a part of the view, to which no reference exists.
-        unsafe { copy_bytes(from, destination.as_mut_ptr(), destination.len()) };
+        unsafe { copy_to_read(from, destination.as_mut_ptr(), destination.len()) };
         Ok(())
     }
 

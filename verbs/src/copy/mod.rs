@@ -37,6 +37,26 @@ pub(crate) unsafe fn copy_bytes(from: *const u8, to: *mut u8, length: usize) {
     unsafe { machine::copy_bytes(from, to, length) };
 }
 
+/// Copies `length` bytes that the caller reads next: up to 16 KiB into the first-level cache. (`compare --modes rdma-zerocp` shows
+/// the difference: at 8 KiB the receiver reads a copy, and above it pieces.)
+///
+/// # Safety
+/// Those of [`copy_bytes`].
+#[inline]
+pub(crate) unsafe fn copy_to_read(from: *const u8, to: *mut u8, length: usize) {
+    /// Most bytes that stay in the first-level cache until they are read.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    const NEAR: usize = 16 << 10;
+    // SAFETY: the contract is the same.
+    unsafe {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        if length <= NEAR {
+            return x86_64::copy_into_cache(from, to, length);
+        }
+        copy_bytes(from, to, length);
+    }
+}
+
 /// Copies `length` bytes past the caches: the processor neither reads the destination first, nor takes it back from
 /// another core. When this function returns, the bytes are ordered before all later stores. (Measured on an EPYC with
 /// 32 MiB of third-level cache, `memcpy` against this function: 64 MiB 4.5 ms and 3.6, 1 GiB 88 ms and 57. The bench
@@ -102,6 +122,11 @@ mod tests {
     #[test]
     fn every_length_and_alignment() {
         at_every_alignment(0, copy_bytes);
+    }
+
+    #[test]
+    fn to_read_at_every_alignment() {
+        at_every_alignment(0, copy_to_read);
     }
 
     #[test]

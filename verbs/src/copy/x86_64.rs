@@ -227,6 +227,40 @@ unsafe fn copy_long(from: *const u8, to: *mut u8, length: usize) {
             return;
         }
     }
+    // SAFETY: the contract is the same.
+    unsafe { copy_by_registers(means, from, to, length) };
+}
+
+/// Copies `length` bytes with registers, and so into the first-level cache, where `rep movsb` does not leave them.
+///
+/// # Safety
+/// Those of [`copy_bytes`](super::copy_bytes).
+#[inline]
+pub(super) unsafe fn copy_into_cache(from: *const u8, to: *mut u8, length: usize) {
+    // SAFETY: the contract of each function is the contract of this function.
+    unsafe {
+        if length > SHORT { copy_long_into_cache(from, to, length) } else { copy_bytes(from, to, length) }
+    }
+}
+
+/// Copies `length` bytes, more than 64, with vector registers.
+///
+/// # Safety
+/// Those of [`copy_long`].
+#[inline(never)]
+unsafe fn copy_long_into_cache(from: *const u8, to: *mut u8, length: usize) {
+    // SYNC: see `copy_long`.
+    let means = Means(KNOWN.load(Relaxed));
+    // SAFETY: the contract is the same, and the processor has the means that were found.
+    unsafe { copy_by_registers(means, from, to, length) };
+}
+
+/// Copies `length` bytes, more than 64, with the widest registers of `means`.
+///
+/// # Safety
+/// Those of [`copy_long`], and the processor must have these means.
+#[inline]
+unsafe fn copy_by_registers(means: Means, from: *const u8, to: *mut u8, length: usize) {
     // SAFETY:
     // - the processor has these registers; and
     // - the contract of each function is the contract of this function.
@@ -406,6 +440,11 @@ mod tests {
         if is_x86_feature_detected!("avx512f") {
             at_every_alignment(SHORT + 1, copy_by_64);
         }
+    }
+
+    #[test]
+    fn into_the_cache_at_every_alignment() {
+        at_every_alignment(0, copy_into_cache);
     }
 
     #[test]
