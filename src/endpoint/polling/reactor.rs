@@ -38,6 +38,10 @@ use crate::endpoint::link::shared_receive::SharedBuffers;
 use crate::endpoint::lock::lock;
 use tonic_rdma_verbs::{Context, VerbsError};
 
+#[cfg(test)]
+#[path = "reactor_tests.rs"]
+mod tests;
+
 /// The completion queues of one runtime on one device.
 #[derive(Debug)]
 pub struct Reactor {
@@ -464,51 +468,5 @@ fn shared_buffers(context: &dyn Context, config: &Config) -> Result<Option<Arc<S
 impl Drop for Reactor {
     fn drop(&mut self) {
         self.task.get().into_iter().chain(&self.events).for_each(AbortHandle::abort);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
-    use super::*;
-
-    #[tokio::test]
-    async fn a_call_of_another_thread_looks_once() {
-        let context = tonic_rdma_verbs::soft::open().unwrap();
-        let reactor = Reactor::current(&context, &Config::default()).unwrap();
-        let looks = || {
-            let queue = reactor.assign();
-            let before = queue.polling().polls.value();
-            reactor.wait_as_caller(queue, Some(Instant::now()), || false);
-            queue.polling().polls.value() - before
-        };
-        reactor.call_begins();
-        assert_eq!(looks(), 1, "the runtime does not poll when it is idle");
-        reactor.idle();
-        assert!(looks() > 1);
-        let elsewhere = std::thread::scope(|scope| scope.spawn(looks).join().unwrap());
-        assert_eq!(elsewhere, 1, "that thread may have tasks of another runtime");
-        reactor.call_ends();
-    }
-
-    #[tokio::test]
-    async fn connections_are_spread_over_the_queues_in_turn() {
-        let context = tonic_rdma_verbs::soft::open().unwrap();
-        let reactor = Reactor::current(&context, &Config::default().completion_queues(3)).unwrap();
-        let assigned: Vec<&Arc<Queue>> = (0..6).map(|_| reactor.assign()).collect();
-        for turn in 0..3 {
-            assert!(Arc::ptr_eq(assigned[turn], assigned[turn + 3]));
-            assert!(!Arc::ptr_eq(assigned[turn], assigned[(turn + 1) % 3]));
-        }
-    }
-
-    #[tokio::test]
-    async fn a_runtime_has_one_reactor_for_each_way_of_polling() {
-        let context = tonic_rdma_verbs::soft::open().unwrap();
-        let reactor = |config: Config| Reactor::current(&context, &config).unwrap();
-        let adaptive = reactor(Config::default());
-        assert!(Arc::ptr_eq(&adaptive, &reactor(Config::default())));
-        assert!(!Arc::ptr_eq(&adaptive, &reactor(Config::default().poll_mode(PollMode::Event))));
     }
 }

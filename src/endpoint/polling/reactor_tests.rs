@@ -1,0 +1,110 @@
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use super::*;
+use std::io::IoSlice;
+use tonic_rdma_verbs::{
+    Access, CompletionQueue, HostMemory, Operation, PathSettings, Payload, ProtectionDomain, QueuePair,
+    QueuePairCapacity, RemoteSegment, SendRequest, WorkCompletion, soft,
+};
+
+#[tokio::test]
+async fn a_call_of_another_thread_looks_once() {
+    let context = tonic_rdma_verbs::soft::open().unwrap();
+    let reactor = Reactor::current(&context, &Config::default()).unwrap();
+    let looks = || {
+        let queue = reactor.assign();
+        let before = queue.polling().polls.value();
+        reactor.wait_as_caller(queue, Some(Instant::now()), || false);
+        queue.polling().polls.value() - before
+    };
+    reactor.call_begins();
+    assert_eq!(looks(), 1, "the runtime does not poll when it is idle");
+    reactor.idle();
+    assert!(looks() > 1);
+    let elsewhere = std::thread::scope(|scope| scope.spawn(looks).join().unwrap());
+    assert_eq!(elsewhere, 1, "that thread may have tasks of another runtime");
+    reactor.call_ends();
+}
+
+#[tokio::test]
+async fn connections_are_spread_over_the_queues_in_turn() {
+    let context = tonic_rdma_verbs::soft::open().unwrap();
+    let reactor = Reactor::current(&context, &Config::default().completion_queues(3)).unwrap();
+    let assigned: Vec<&Arc<Queue>> = (0..6).map(|_| reactor.assign()).collect();
+    for turn in 0..3 {
+        assert!(Arc::ptr_eq(assigned[turn], assigned[turn + 3]));
+        assert!(!Arc::ptr_eq(assigned[turn], assigned[(turn + 1) % 3]));
+    }
+}
+
+#[tokio::test]
+async fn a_runtime_has_one_reactor_for_each_way_of_polling() {
+    let context = tonic_rdma_verbs::soft::open().unwrap();
+    let reactor = |config: Config| Reactor::current(&context, &config).unwrap();
+    let adaptive = reactor(Config::default());
+    assert!(Arc::ptr_eq(&adaptive, &reactor(Config::default())));
+    assert!(!Arc::ptr_eq(&adaptive, &reactor(Config::default().poll_mode(PollMode::Event))));
+}
+
+/// The software device's ring is full several times before all messages have arrived. The message that has no more room is sent in parts, and
+/// no completion says that a part has moved. If the poll task slept meanwhile, the rest would wait for the device's thread.
+#[tokio::test]
+async fn the_poll_task_polls_again_while_parts_of_messages_move() {
+    let context = soft::open().unwrap();
+    let reactor = Reactor::current(&context, &Config::default().poll_mode(PollMode::Event)).unwrap();
+    // The device's thread may carry out a whole round while other work keeps this thread from its processor.
+    assert!((0..50).any(|_| polls_again(&*context, &reactor)), "each step said that the poll task may sleep");
+}
+
+/// Sends messages to a peer, which is polled too. Returns whether a step said that the poll task is to poll again.
+fn polls_again(context: &dyn Context, reactor: &Reactor) -> bool {
+    /// Bytes of all messages: many rings.
+    const ALL: usize = 4 << 20;
+    let other = context.create_completion_queue(16).unwrap();
+    let (ours, _) = queue_pair(context, reactor.assign().completion_queue());
+    let (theirs, domain) = queue_pair(context, &other);
+    for (one, peer) in [(&ours, &theirs), (&theirs, &ours)] {
+        one.to_rtr(&peer.local_address(), &PathSettings::default()).unwrap();
+        one.to_rts(&PathSettings::default()).unwrap();
+    }
+    let memory = Arc::new(HostMemory::shared(ALL, 4096).unwrap());
+    let region = domain.register(memory, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+
+    let part = vec![1; 128 << 10];
+    let data = [IoSlice::new(&part)];
+    let writes = (0..ALL).step_by(part.len()).map(|at| SendRequest {
+        wr_id: 0,
+        operation: Operation::Write {
+            data: Payload::Inline(&data),
+            remote: RemoteSegment { address: region.memory().address() + at as u64, rkey: region.rkey() },
+            immediate: None,
+        },
+        signaled: false,
+    });
+    ours.post_send(&writes.collect::<Vec<_>>()).unwrap();
+    let mut again = false;
+    while region.memory().load_u64(ALL - 8).unwrap() == 0 {
+        assert_eq!(other.poll(&mut [WorkCompletion::EMPTY]), 0);
+        again |= reactor.step(false) == Step::Again;
+    }
+    assert_ne!(reactor.step(false), Step::Again, "nothing is left that moves");
+    again
+}
+
+/// Makes a queue pair that is not connected yet, with completions on `queue`.
+fn queue_pair(
+    context: &dyn Context,
+    queue: &Arc<dyn CompletionQueue>,
+) -> (Arc<dyn QueuePair>, Arc<dyn ProtectionDomain>) {
+    let capacity = QueuePairCapacity {
+        send_requests: 32,
+        receive_requests: 1,
+        send_segments: 1,
+        receive_segments: 1,
+        inline: 128 << 10,
+    };
+    let domain = context.alloc_protection_domain().unwrap();
+    let pair = domain.create_queue_pair(queue, queue, &capacity).unwrap();
+    pair.to_init(Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+    (pair, domain)
+}
