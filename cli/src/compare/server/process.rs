@@ -14,13 +14,15 @@ use crate::measure::process::container;
 
 /// Longest time until the server process has started.
 const START: Duration = Duration::from_secs(20);
+/// Longest time until the server process has ended by itself.
+const END: Duration = Duration::from_secs(1);
 
 /// A running server. The drop of this value kills the server. The server ends by itself when this process ends.
 #[derive(Debug)]
 pub(crate) struct ServerProcess {
     child: Child,
     /// The server ends when this pipe closes.
-    _stdin: Option<ChildStdin>,
+    stdin: Option<ChildStdin>,
     /// The addresses of the server.
     pub(crate) addresses: Addresses,
 }
@@ -69,7 +71,7 @@ impl ServerProcess {
             .map_err(|error| Failure::run("can't read from the server process").because(error))?;
         }
         match serde_json::from_str(&line) {
-            Ok(StartReport::Ready(addresses)) => Ok(Self { child, _stdin: stdin, addresses }),
+            Ok(StartReport::Ready(addresses)) => Ok(Self { child, stdin, addresses }),
             Ok(StartReport::Failed { reason, usage: true }) => Err(Failure::usage(reason)),
             Ok(StartReport::Failed { reason, usage: false }) => Err(Failure::run(reason)),
             Err(_) => Err(match child.wait().await {
@@ -104,8 +106,12 @@ impl ServerProcess {
         }
     }
 
-    /// Ends the server.
+    /// Ends the server. In a container, the child that is waited for ends after the server.
     pub(crate) async fn stop(mut self) {
+        drop(self.stdin.take());
+        if tokio::time::timeout(END, self.child.wait()).await.is_ok() {
+            return;
+        }
         // Killing fails only if the process has already ended.
         let _ = self.child.kill().await;
     }
