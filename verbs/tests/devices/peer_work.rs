@@ -53,14 +53,22 @@ pub fn writes_make_events(fabric: &dyn Fabric) {
 
 /// A thread that looks for work carries out WRITEs, and switches their events off. Messages still make events.
 pub fn threads_that_look_need_no_events(fabric: &dyn Fabric) {
+    // On a slow machine the device's thread may be first, and it makes events.
+    assert!((0..50).any(|_| looks_carry_out_writes(fabric)), "no look carried out a WRITE");
+}
+
+/// Returns false if another thread was first.
+fn looks_carry_out_writes(fabric: &dyn Fabric) -> bool {
     let (a, b) = default_pair(fabric);
-    let Some(work) = work(fabric, &b) else { return };
+    let Some(work) = work(fabric, &b) else { return true };
     b.queue.arm().unwrap();
     assert!(!work.progress(), "there is no work yet");
     assert!(work.need_no_events(), "WRITEs made events");
     assert!(!work.need_no_events());
     let bytes = write(&a, &b, 1);
-    assert!(work.progress());
+    if !work.progress() {
+        return false;
+    }
     assert_eq!(b.content(64, 8), bytes);
     a.expect(1, CompletionOpcode::Write);
     assert!(!work.progress());
@@ -69,7 +77,9 @@ pub fn threads_that_look_need_no_events(fabric: &dyn Fabric) {
     b.queue.disarm();
     b.queue.arm().unwrap();
     let bytes = write(&a, &b, 2);
-    assert!(work.progress());
+    if !work.progress() {
+        return false;
+    }
     assert_eq!(b.content(64, 8), bytes);
     a.expect(2, CompletionOpcode::Write);
     assert!(!event_comes(&*b.queue, 0));
@@ -88,6 +98,7 @@ pub fn threads_that_look_need_no_events(fabric: &dyn Fabric) {
     assert!(event_comes(&*b.queue, 5000), "a WRITE made no event");
     poll_nothing(&b);
     a.expect(4, CompletionOpcode::Write);
+    true
 }
 
 /// A poll carries out a part of a long WRITE only. A thread that arms the queue, polls and then sleeps is woken for the rest.
@@ -129,6 +140,16 @@ pub fn work_of_an_ended_peer_and_a_destroyed_queue_pair(fabric: &dyn Fabric) {
     if work(fabric, &b).is_none() {
         return;
     }
+    // On a slow machine the device's thread may carry out the WRITE before the queue pair is destroyed.
+    let destroyed_first = || {
+        b.fill(64, &[0; 8]);
+        records_of_a_destroyed_queue_pair_are_left(&a, &b)
+    };
+    assert!((0..50).any(|_| destroyed_first()), "each WRITE was carried out before the test");
+}
+
+/// Destroys a queue pair before the last WRITE of its peer, which has ended, is carried out. Returns false if the WRITE was first.
+fn records_of_a_destroyed_queue_pair_are_left(a: &Side, b: &Side) -> bool {
     let options = Options::default();
     let receives = b.context.create_completion_queue(16).unwrap();
     let from = a.another_pair(&options);
@@ -150,10 +171,14 @@ pub fn work_of_an_ended_peer_and_a_destroyed_queue_pair(fabric: &dyn Fabric) {
     // The poll of the requests fails the queue pair. The records wait for a poll of the receives.
     to.post_send(&[write(2, a.remote(64))]).unwrap();
     assert_ne!(b.wait().status, CompletionStatus::Success);
-    assert_eq!(b.content(64, 8), [0; 8], "the WRITE was carried out before the test");
+    if b.content(64, 8) != [0; 8] {
+        return false;
+    }
     drop(to);
+    let before = b.content(64, 8);
     work.progress();
-    assert_eq!(b.content(64, 8), [0; 8], "a destroyed queue pair wrote to memory");
+    assert_eq!(b.content(64, 8), before, "a destroyed queue pair wrote to memory");
+    before == [0; 8]
 }
 
 /// The work of a queue pair may outlive the queue pair. It then touches no memory.
