@@ -105,7 +105,8 @@ impl<'a> Sender<'a> {
             return Err(ConnectionFault::local("a message without bytes"));
         }
         if slices.len() > Self::SLICES {
-            let whole: Vec<u8> = slices.iter().flat_map(|slice| slice.iter().copied()).collect();
+            let mut whole = Vec::with_capacity(length);
+            slices.iter().for_each(|slice| whole.extend_from_slice(slice));
             return self.post(length, &[IoSlice::new(&whole)]);
         }
         self.post(length, slices)

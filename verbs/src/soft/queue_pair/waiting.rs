@@ -35,7 +35,10 @@ impl Waiting {
         let (segments, inline) = match data {
             Payload::Registered(segments) => (segments.to_vec(), None),
             Payload::Inline(slices) => {
-                (Vec::new(), Some(slices.iter().flat_map(|slice| slice.iter().copied()).collect()))
+                // Slice by slice: an iterator over bytes would copy one at a time.
+                let mut whole = Vec::with_capacity(slices.iter().map(|slice| slice.len()).sum());
+                slices.iter().for_each(|slice| whole.extend_from_slice(slice));
+                (Vec::new(), Some(whole))
             }
         };
         Self { wr_id: request.wr_id, signaled: request.signaled, done, kind, segments, inline }
