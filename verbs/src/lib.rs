@@ -136,7 +136,7 @@ pub mod internal;
 
 pub use completion::{CompletionOpcode, CompletionQueue, CompletionStatus, WorkCompletion};
 pub use context::{Context, DeviceAttributes, ProtectionDomain};
-pub(crate) use copy::{copy_bytes, copy_past_caches};
+pub(crate) use copy::{copy_bytes, copy_past_caches, prefetch};
 pub use device_memory::{DeviceMemoryRegion, DmaBuf};
 pub use discover::{FoundDevice, FoundGid, FoundPort, devices, open};
 pub use error::{PostError, PostErrorKind, VerbsError};

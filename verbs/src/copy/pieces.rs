@@ -2,7 +2,7 @@
 
 use std::mem::MaybeUninit;
 
-use super::copy_to_read;
+use super::{copy_to_read, prefetch};
 
 /// Bytes of a piece, which fit the first-level cache together with the data of the function that takes the pieces.
 const PIECE: usize = 8 << 10;
@@ -39,17 +39,4 @@ pub(crate) unsafe fn for_each_piece(from: *const u8, length: usize, mut then: im
         then(unsafe { std::slice::from_raw_parts(room, count) });
         done += count;
     }
-}
-
-/// Asks the processor to bring `length` bytes from `from` on into its caches. This reads nothing, so any address will do.
-#[inline]
-fn prefetch(from: *const u8, length: usize) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    for at in (0..length).step_by(64) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: the instruction has no effect but on caches, and the processor has it.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(at).cast()) };
-    }
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-    let _ = (from, length);
 }

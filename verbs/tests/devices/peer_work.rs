@@ -171,9 +171,6 @@ fn records_of_a_destroyed_queue_pair_are_left(a: &Side, b: &Side) -> bool {
     // The poll of the requests fails the queue pair. The records wait for a poll of the receives.
     to.post_send(&[write(2, a.remote(64))]).unwrap();
     assert_ne!(b.wait().status, CompletionStatus::Success);
-    if b.content(64, 8) != [0; 8] {
-        return false;
-    }
     drop(to);
     let before = b.content(64, 8);
     work.progress();

@@ -124,14 +124,9 @@ impl End {
     /// Has the processor load the line at word `index` of the ring, if the ring has it, without waiting for it.
     #[inline]
     pub(crate) fn prefetch(&self, index: usize) {
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
         if let Some(word) = self.ring().get(index) {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: the instruction has no effect but on caches, and the processor has it.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(word.as_ptr().cast()) };
+            crate::prefetch(word.as_ptr().cast(), 1);
         }
-        #[cfg(any(miri, not(target_arch = "x86_64")))]
-        let _ = index;
     }
 
     pub(crate) fn nonce(&self) -> u64 {

@@ -34,7 +34,7 @@ impl Target {
     }
 
     /// Puts bytes for the peer's READs into our ring, as far as there is room, within the limit of a visit. Returns [`Left::Work`] if the
-    /// limit is the reason why bytes are left: the peer does not say then that there is room, because there is room already. Returns
+    /// limit ended the visit. There is still room then, so no message of the peer will announce room. Returns
     /// [`Left::Message`] if some bytes went into the ring, and there is no room for the others.
     pub(super) fn serve(&self, state: &mut TargetState, connection: &Connection, sends: &SendQueue) -> Left {
         let mut queue = sends.lock();
