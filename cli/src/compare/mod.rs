@@ -61,7 +61,10 @@ pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
         container::check()?;
     }
     let rdma = match plan.modes.iter().any(|mode| mode.uses_rdma()) {
-        true => Some(Rdma::new(&options.provider)?.for_connections(plan.most_connections())),
+        true => {
+            let rdma = Rdma::new(&options.provider)?.for_connections(plan.most_connections());
+            Some(rdma.for_payloads(plan.longest_payload()))
+        }
         false => None,
     };
     // A connection that fails because the limit is too low is reported.
@@ -132,7 +135,7 @@ async fn measure(
     rdma: Option<&Rdma>,
 ) -> Result<(Facts, Rows), Failure> {
     let cores = context.cores;
-    let mut server = ServerProcess::start(rdma.is_some(), options, context).await?;
+    let mut server = ServerProcess::start(rdma.is_some(), plan.longest_payload(), options, context).await?;
     let addresses = server.addresses.clone();
     let server_id = server.id();
     let progress = progress_bar(plan.turns());

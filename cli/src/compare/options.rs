@@ -143,6 +143,9 @@ pub(crate) struct ServerOptions {
     /// The largest number of connections of a mode
     #[arg(long, default_value_t = 1)]
     pub(crate) connections: u32,
+    /// Bytes of the longest payload of a call
+    #[arg(long, default_value_t = 0)]
+    pub(crate) longest_payload: u64,
     #[arg(long, value_parser = parse_provider)]
     pub(crate) provider: String,
     #[arg(long, value_parser = Http2::parse)]

@@ -14,7 +14,7 @@ use super::servers::Servers;
 use crate::measure::consume::Consume;
 use crate::measure::transport::http2::Http2;
 use crate::measure::transport::rdma::parse_provider;
-use crate::workload::Model;
+use crate::workload::{Model, Variable};
 
 /// The largest number of worker processes.
 pub(crate) const MAX_WORKERS: usize = 8;
@@ -203,6 +203,11 @@ impl ProcessOptions {
     /// Returns whether any mode uses static slots.
     pub(crate) fn uses_slots(&self) -> bool {
         self.modes.0.iter().any(|mode| mode.uses_slots())
+    }
+
+    /// Returns the bytes of the model's largest variable, which a call carries.
+    pub(crate) fn longest_payload(&self) -> u64 {
+        self.model.variables().iter().map(Variable::bytes).max().unwrap_or(0)
     }
 
     /// Returns whether receivers look for the largest element.

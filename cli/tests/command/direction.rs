@@ -16,6 +16,21 @@ fn modes_without_a_direction_down_are_refused() {
     }
 }
 
+/// Native calls have a budget for messages that land. The payload of this run is longer than its default.
+#[test]
+fn native_calls_carry_payloads_beyond_the_landing_budget_in_both_directions() {
+    for direction in ["up", "down"] {
+        let modes = ["--modes", "grpc-native,grpc-native-gather", "--direction", direction];
+        let (written, _) =
+            compare(&[&modes[..], &["--sizes", "257MiB", "--inflight", "1", "--duration", "0.01"]].concat());
+        let rows = written["rows"].as_array().unwrap();
+        assert_eq!(rows.len(), 2);
+        for row in rows {
+            assert!(row["errors"] == 0 && row["ops"].as_u64() > Some(0), "{row}");
+        }
+    }
+}
+
 #[test]
 fn grpc_modes_carry_payloads_in_both_directions() {
     let usual = [

@@ -32,6 +32,16 @@ fn measure(arguments: &[&str]) -> (Value, String) {
     (written, String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
+/// The largest variable of this model, of 392 MiB, is longer than the default of native calls' budget for messages that land.
+#[test]
+fn native_calls_carry_the_largest_variable_of_all_models() {
+    let modes = ["--modes", "grpc-native-gather", "--models", "vgg16", "--steps", "1"];
+    let (written, _) = measure(&modes);
+    let rows = written["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 1);
+    assert_measured(&rows[0]);
+}
+
 fn assert_measured(row: &Value) {
     let figures = ["minibatches_per_s", "p50_ms", "max_ms", "gbytes_per_s", "cpu_ms_per_minibatch"];
     for figure in figures {

@@ -120,6 +120,11 @@ impl Plan {
         self.connections.last().map_or(1, |most| u32::try_from(*most).unwrap_or(u32::MAX))
     }
 
+    /// Returns the bytes of the longest payload of a call.
+    pub(crate) fn longest_payload(&self) -> u64 {
+        self.cells.iter().map(|cell| cell.load.largest_call()).max().unwrap_or(0)
+    }
+
     /// Returns whether the run is an open loop, in which operations begin when they are due.
     pub(crate) fn is_open_loop(&self) -> bool {
         self.cells.iter().any(|cell| cell.rate.is_some())

@@ -28,9 +28,10 @@ pub(crate) struct ServerProcess {
 }
 
 impl ServerProcess {
-    /// Starts this program again as the server, and waits until the server has started.
+    /// Starts this program again as the server, and waits until the server has started. `rdma`: it listens for RDMA peers, too.
     pub(crate) async fn start(
         rdma: bool,
+        longest_payload: u64,
         options: &CompareOptions,
         context: &RunContext,
     ) -> Result<Self, Failure> {
@@ -48,6 +49,7 @@ impl ServerProcess {
         command.args(["--allocator", allocator.name(), "--direction", options.direction.name()]);
         command.args(["--encode", options.encode.name()]);
         command.args(["--connections", &options.connections.unwrap_or(1).to_string()]);
+        command.args(["--longest-payload", &longest_payload.to_string()]);
         allocator.choose_for(command.as_std_mut());
         if rdma {
             command.arg("--rdma");

@@ -90,7 +90,10 @@ async fn start(options: &ServerOptions, pinned: bool) -> Result<(Addresses, Serv
     let mut servers = Servers::new();
 
     let rdma = match options.rdma {
-        true => Some(Rdma::new(&options.provider)?.for_connections(options.connections)),
+        true => {
+            let rdma = Rdma::new(&options.provider)?.for_connections(options.connections);
+            Some(rdma.for_payloads(options.longest_payload))
+        }
         false => None,
     };
     let device = match &rdma {

@@ -4,7 +4,9 @@
 use std::net::SocketAddr;
 
 use tonic::transport::{Channel, Endpoint, Server};
-use tonic_rdma::{Config, Policy, ProviderChoice, RdmaChannel, RdmaConnector, RdmaIncoming, RdmaServer};
+use tonic_rdma::{
+    CallConfig, Config, Policy, ProviderChoice, RdmaChannel, RdmaConnector, RdmaIncoming, RdmaServer,
+};
 use tonic_rdma_commands::{Failure, ValueError};
 use tonic_rdma_tensor::{DeviceBuilder, RdmaDevice};
 
@@ -16,6 +18,8 @@ use crate::measure::process::limits::pinned;
 #[derive(Clone, Debug)]
 pub(crate) struct Rdma {
     config: Config,
+    /// Of native calls.
+    calls: CallConfig,
 }
 
 /// Returns the device of this name, if it can be used.
@@ -55,7 +59,7 @@ impl Rdma {
             "ibverbs" => config.provider(ProviderChoice::Ibverbs),
             name => config.provider(ProviderChoice::Auto).device(usable(name)?),
         };
-        Ok(Self { config: config.policy(Policy::Require) })
+        Ok(Self { config: config.policy(Policy::Require), calls: CallConfig::default() })
     }
 
     /// Returns the settings with enough memory to register for so many connections. The user's limit and one connection
@@ -64,7 +68,20 @@ impl Rdma {
         if connections <= 1 || std::env::var_os("RDMA_PINNED_LIMIT").is_some() {
             return self;
         }
-        Self { config: self.config.pinned_limit(pinned(connections)) }
+        Self { config: self.config.pinned_limit(pinned(connections)), ..self }
+    }
+
+    /// Returns the settings with enough memory for a native call to land a message with a payload of `longest` bytes. The library's
+    /// default stays if it is enough.
+    pub(crate) fn for_payloads(self, longest: u64) -> Self {
+        /// The default of [`CallConfig::landing_budget`].
+        const DEFAULT: u64 = 256 << 20;
+        /// Bytes of a message beside its payload, at most.
+        const BESIDE: u64 = 1 << 20;
+        if longest + BESIDE <= DEFAULT {
+            return self;
+        }
+        Self { calls: self.calls.landing_budget(longest + BESIDE), ..self }
     }
 
     /// Returns the builder of a tensor device: one queue pair to its peer.
@@ -100,7 +117,8 @@ impl Rdma {
         &self,
         endpoint: Endpoint,
     ) -> Result<(RdmaChannel, RdmaConnection), Failure> {
-        let connecting = RdmaChannel::builder(endpoint).config(self.config.clone()).connect();
+        let channel = RdmaChannel::builder(endpoint).config(self.config.clone()).calls(self.calls.clone());
+        let connecting = channel.connect();
         let channel = connecting
             .await
             .map_err(|error| Failure::run("can't connect for native calls").because(error))?;
@@ -110,7 +128,8 @@ impl Rdma {
 
     /// Returns a server for native calls, HTTP/2 over RDMA, and TCP on one port.
     pub(crate) fn server(&self, http2: Http2) -> RdmaServer {
-        RdmaServer::new().config(self.config.clone()).http2(http2.server(Server::builder()))
+        let server = RdmaServer::new().config(self.config.clone()).calls(self.calls.clone());
+        server.http2(http2.server(Server::builder()))
     }
 }
 

@@ -210,11 +210,13 @@ impl Connection {
                 (channel.into(), Some(verdict.provider))
             }
             TransferMode::GrpcNative => {
-                let (channel, verdict) = Rdma::new(&options.provider)?.connect_native(endpoint).await?;
+                let rdma = Rdma::new(&options.provider)?.for_payloads(options.longest_payload());
+                let (channel, verdict) = rdma.connect_native(endpoint).await?;
                 (channel.into(), Some(verdict.provider))
             }
             TransferMode::GrpcNativeGather => {
-                let (channel, verdict) = Rdma::new(&options.provider)?.connect_native(endpoint).await?;
+                let rdma = Rdma::new(&options.provider)?.for_payloads(options.longest_payload());
+                let (channel, verdict) = rdma.connect_native(endpoint).await?;
                 (CallChannel::gathering(channel), Some(verdict.provider))
             }
             TransferMode::RdmaCp | TransferMode::RdmaZerocp => {
