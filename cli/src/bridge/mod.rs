@@ -107,7 +107,7 @@ fn pairs(options: &BridgeOptions) -> Result<Vec<(Address, Address)>, Failure> {
 fn config(options: &BridgeOptions, connections: u32) -> Result<Config, Failure> {
     let mut config = Config::from_env().map_err(|error| Failure::usage(error.to_string()))?;
     if std::env::var_os("RDMA_PINNED_LIMIT").is_none() {
-        config = config.pinned_limit(pinned(connections));
+        config = config.pinned_limit(pinned(connections, 0));
     }
     if let Some(policy) = options.policy {
         config = config.policy(policy.into());

@@ -61,10 +61,7 @@ pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
         container::check()?;
     }
     let rdma = match plan.modes.iter().any(|mode| mode.uses_rdma()) {
-        true => {
-            let rdma = Rdma::new(&options.provider)?.for_connections(plan.most_connections());
-            Some(rdma.for_payloads(plan.longest_payload()))
-        }
+        true => Some(Rdma::new(&options.provider)?.for_load(plan.most_connections(), plan.longest_payload())),
         false => None,
     };
     // A connection that fails because the limit is too low is reported.

@@ -16,15 +16,17 @@ fn modes_without_a_direction_down_are_refused() {
     }
 }
 
-/// Native calls have a budget for messages that land. The payload of this run is longer than its default.
+/// Native calls have a budget for messages that land. One payload of this run is longer than the default. The other is longer than half of it, and
+/// the receiver keeps one for a check while the next lands.
 #[test]
 fn native_calls_carry_payloads_beyond_the_landing_budget_in_both_directions() {
     for direction in ["up", "down"] {
         let modes = ["--modes", "grpc-native,grpc-native-gather", "--direction", direction];
-        let (written, _) =
-            compare(&[&modes[..], &["--sizes", "257MiB", "--inflight", "1", "--duration", "0.01"]].concat());
+        let (written, _) = compare(
+            &[&modes[..], &["--sizes", "140MiB,257MiB", "--inflight", "1", "--duration", "0.01"]].concat(),
+        );
         let rows = written["rows"].as_array().unwrap();
-        assert_eq!(rows.len(), 2);
+        assert_eq!(rows.len(), 4);
         for row in rows {
             assert!(row["errors"] == 0 && row["ops"].as_u64() > Some(0), "{row}");
         }

@@ -90,10 +90,7 @@ async fn start(options: &ServerOptions, pinned: bool) -> Result<(Addresses, Serv
     let mut servers = Servers::new();
 
     let rdma = match options.rdma {
-        true => {
-            let rdma = Rdma::new(&options.provider)?.for_connections(options.connections);
-            Some(rdma.for_payloads(options.longest_payload))
-        }
+        true => Some(Rdma::new(&options.provider)?.for_load(options.connections, options.longest_payload)),
         false => None,
     };
     let device = match &rdma {

@@ -62,26 +62,22 @@ impl Rdma {
         Ok(Self { config: config.policy(Policy::Require), calls: CallConfig::default() })
     }
 
-    /// Returns the settings with enough memory to register for so many connections. The user's limit and one connection
-    /// leave the settings as they are.
-    pub(crate) fn for_connections(self, connections: u32) -> Self {
-        if connections <= 1 || std::env::var_os("RDMA_PINNED_LIMIT").is_some() {
-            return self;
-        }
-        Self { config: self.config.pinned_limit(pinned(connections)), ..self }
-    }
-
-    /// Returns the settings with enough memory for a native call to land a message with a payload of `longest` bytes. The library's
-    /// default stays if it is enough.
-    pub(crate) fn for_payloads(self, longest: u64) -> Self {
+    /// Returns the settings with enough memory for so many connections, each with native calls that carry up to `longest` bytes. What the
+    /// user has set, and defaults that are enough, stay as they are.
+    pub(crate) fn for_load(self, connections: u32, longest: u64) -> Self {
         /// The default of [`CallConfig::landing_budget`].
         const DEFAULT: u64 = 256 << 20;
         /// Bytes of a message beside its payload, at most.
         const BESIDE: u64 = 1 << 20;
-        if longest + BESIDE <= DEFAULT {
-            return self;
-        }
-        Self { calls: self.calls.landing_budget(longest + BESIDE), ..self }
+        // A receiver may keep a message for a check after the turn, while the next one lands.
+        let landing = 2 * (longest + BESIDE);
+        let calls = if landing > DEFAULT { self.calls.landing_budget(landing) } else { self.calls };
+        let is_usual = connections <= 1 && landing <= DEFAULT;
+        let config = match is_usual || std::env::var_os("RDMA_PINNED_LIMIT").is_some() {
+            true => self.config,
+            false => self.config.pinned_limit(pinned(connections, landing)),
+        };
+        Self { config, calls }
     }
 
     /// Returns the builder of a tensor device: one queue pair to its peer.

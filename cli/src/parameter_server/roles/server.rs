@@ -186,14 +186,14 @@ async fn listen(
         tokio::spawn(server.add_service(service.clone().server()).serve_with_incoming(incoming));
     }
     if options.modes.0.contains(&TransferMode::GrpcNative) {
-        let rdma = Rdma::new(&options.provider)?.for_payloads(options.longest_payload());
+        let rdma = Rdma::new(&options.provider)?.for_load(options.workers, options.longest_payload());
         let (incoming, address) = rdma.bind().await?;
         ready.native = Some(address);
         let server = rdma.server(options.http2).add_service(service.clone().server());
         tokio::spawn(server.serve_with_incoming(incoming));
     }
     if options.modes.0.contains(&TransferMode::GrpcNativeGather) {
-        let rdma = Rdma::new(&options.provider)?.for_payloads(options.longest_payload());
+        let rdma = Rdma::new(&options.provider)?.for_load(options.workers, options.longest_payload());
         let (incoming, address) = rdma.bind().await?;
         ready.native_gather = Some(address);
         let server = rdma.server(options.http2).add_service(service.clone().server());

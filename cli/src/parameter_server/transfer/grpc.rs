@@ -210,12 +210,12 @@ impl Connection {
                 (channel.into(), Some(verdict.provider))
             }
             TransferMode::GrpcNative => {
-                let rdma = Rdma::new(&options.provider)?.for_payloads(options.longest_payload());
+                let rdma = Rdma::new(&options.provider)?.for_load(1, options.longest_payload());
                 let (channel, verdict) = rdma.connect_native(endpoint).await?;
                 (channel.into(), Some(verdict.provider))
             }
             TransferMode::GrpcNativeGather => {
-                let rdma = Rdma::new(&options.provider)?.for_payloads(options.longest_payload());
+                let rdma = Rdma::new(&options.provider)?.for_load(1, options.longest_payload());
                 let (channel, verdict) = rdma.connect_native(endpoint).await?;
                 (CallChannel::gathering(channel), Some(verdict.provider))
             }
