@@ -109,6 +109,28 @@ async fn a_reader_that_keeps_everything_stops_its_own_call_only() {
     get(both(&channel, LIMIT), 9, LENGTH).await.unwrap().check();
 }
 
+/// A request for which the server has no memory for too long fails with the server's reason, not with the number of a reset alone.
+#[tokio::test]
+async fn a_client_learns_why_the_server_has_no_memory_for_its_request() {
+    const LENGTH: usize = 200_000;
+    let depot = Depot::new(LIMIT);
+    let address = serve(&depot, Some(LIMIT), CallConfig::default().landing_budget(1 << 20)).await;
+    let channel = connect(address, CallConfig::default()).await;
+    let pool = Pool::for_sending(1 << 30);
+    // The server keeps these messages for a response that nothing reads.
+    let parcels: Vec<_> = (0..2).map(|seed| Parcel::new(seed, LENGTH, &[], Some(&pool))).collect();
+    let received = echo(both(&channel, LIMIT), tokio_stream::iter(parcels)).await.unwrap();
+
+    let large = || Parcel::new(5, 900_000, &[], Some(&pool));
+    let status = within(put(both(&channel, LIMIT), large())).await.unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    assert!(status.message().contains("CallConfig::landing_budget"), "{}", status.message());
+    put(both(&channel, LIMIT), Parcel::new(6, LENGTH, &[], Some(&pool))).await.unwrap();
+    drop(received);
+    put(both(&channel, LIMIT), large()).await.unwrap();
+    support::until(|| pool.statistics().leased_send == 0).await;
+}
+
 /// The peer's memory is free again after calls whose messages were never read.
 #[tokio::test]
 async fn messages_of_dropped_calls_are_given_back() {

@@ -13,7 +13,7 @@ use super::mode::TransferMode;
 use super::servers::Servers;
 use crate::measure::consume::Consume;
 use crate::measure::transport::http2::Http2;
-use crate::measure::transport::rdma::parse_provider;
+use crate::measure::transport::rdma::{Rdma, parse_provider};
 use crate::workload::{Model, Variable};
 
 /// The largest number of worker processes.
@@ -205,9 +205,11 @@ impl ProcessOptions {
         self.modes.0.iter().any(|mode| mode.uses_slots())
     }
 
-    /// Returns the bytes of the model's largest variable, which a call carries.
-    pub(crate) fn longest_payload(&self) -> u64 {
-        self.model.variables().iter().map(Variable::bytes).max().unwrap_or(0)
+    /// Returns the settings of RDMA connections, with memory for the connections of all workers and for the model's largest variable. All
+    /// connections of a process share its memory to register, so all of them have these settings.
+    pub(crate) fn rdma(&self) -> Result<Rdma, Failure> {
+        let longest = self.model.variables().iter().map(Variable::bytes).max().unwrap_or(0);
+        Ok(Rdma::new(&self.provider)?.for_load(self.workers.max(1), longest))
     }
 
     /// Returns whether receivers look for the largest element.

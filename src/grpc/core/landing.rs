@@ -5,9 +5,10 @@ use std::task::Waker;
 use bytes::Bytes;
 
 use super::inbound::{InOffer, Landing};
-use super::state::Core;
+use super::state::{Core, Role};
 use super::stream::{Delivered, InPart, OVERHEAD, StreamFault, StreamKey};
 use super::wire::{FetchRefused, Wire};
+use crate::grpc::frame::ResetCode;
 
 /// Whether a fetch of a stream was started.
 enum Started {
@@ -75,6 +76,25 @@ impl<K> Core<K> {
         self.streams[key.index()].receiving.starved
     }
 
+    /// Ends a stream's wait for memory. A client's call ends. A server's reader finds `fault` in the place of the offer.
+    pub(in crate::grpc) fn give_up(&mut self, key: StreamKey, fault: &StreamFault, wakers: &mut Vec<Waker>) {
+        if self.role == Role::Client {
+            return self.reset(key, ResetCode::ResourceExhausted, wakers);
+        }
+        self.streams[key.index()].receiving.starved = None;
+        if let Some(index) = self.next_offer_of(key) {
+            self.replace_offer(key, index, fault.clone(), wakers);
+        }
+    }
+
+    /// Returns the first offer of a stream with bytes for which no fetch was started.
+    fn next_offer_of(&self, key: StreamKey) -> Option<usize> {
+        self.streams[key.index()].receiving.parts.iter().find_map(|part| match part {
+            InPart::Offer(offer) if self.inbound[*offer].left() > 0 => Some(*offer),
+            _ => None,
+        })
+    }
+
     /// Says what has the memory of messages.
     pub(in crate::grpc) fn describe_memory(&self) -> String {
         self.budget.describe()
@@ -93,12 +113,9 @@ impl<K> Core<K> {
         if receiving.landing >= window {
             return Started::No;
         }
-        let inbound = &self.inbound;
-        let next = receiving.parts.iter().find_map(|part| match part {
-            InPart::Offer(offer) if inbound[*offer].left() > 0 => Some(*offer),
-            _ => None,
-        });
-        let Some(index) = next else { return Started::No };
+        let Some(index) = self.next_offer_of(key) else { return Started::No };
+        let Some(stream) = self.streams.get_mut(key.index()) else { return Started::No };
+        let receiving = &mut stream.receiving;
         let offer = &mut self.inbound[index];
         if offer.fetched == 0
             && offer.is_message

@@ -13,7 +13,7 @@ use super::shared::State;
 use super::wire::Kept;
 use super::{Part, ResetCode, Session};
 use crate::endpoint::lock::lock;
-use crate::grpc::core::{Core, Delivered, LandedBytes, StreamKey};
+use crate::grpc::core::{Core, Delivered, LandedBytes, StreamFault, StreamKey};
 use crate::grpc::landed::LandingTarget;
 
 /// One call. Dropping the stream before both directions have ended resets the call with [`ResetCode::Cancel`], at once. A server's
@@ -92,11 +92,16 @@ impl Stream {
     /// Ends the call in both directions, and tells the peer so. What is queued or has arrived is dropped. This drives.
     pub(crate) fn reset(&self, code: ResetCode) {
         let mut wakers = Vec::new();
+        self.and_drive(|core| core.reset(self.key, code, &mut wakers));
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Calls `change`, and drives if that is urgent then.
+    fn and_drive(&self, change: impl FnOnce(&mut Core<Kept>)) {
         let is_urgent = self.with(|core| {
-            core.reset(self.key, code, &mut wakers);
+            change(core);
             core.take_urgent()
         });
-        wakers.into_iter().for_each(std::task::Waker::wake);
         if is_urgent {
             self.session.drive();
         }
@@ -213,14 +218,19 @@ impl Stream {
         self.starved.load(Ordering::Relaxed)
     }
 
-    /// Ends the call, because there was no memory for the next part for `time`. Returns the reason.
+    /// Gives the next part up, because there was no memory for it for `time`. Returns the reason. A client's call ends. A server's call goes
+    /// on, so that the handler's status tells the client the reason. This drives.
     pub(crate) fn give_up(&self, time: Duration) -> CallFault {
-        let (length, reason) = {
-            let core = &self.lock().core;
-            (core.starved(self.key).unwrap_or_default(), core.describe_memory())
-        };
-        self.reset(ResetCode::ResourceExhausted);
-        CallFault::NoMemory { length, reason: format!("none for {time:?}: {reason}").into() }
+        let (mut wakers, mut length) = (Vec::new(), 0);
+        let mut reason = Arc::<str>::default();
+        self.and_drive(|core| {
+            length = core.starved(self.key).unwrap_or_default();
+            reason = format!("none for {time:?}: {}", core.describe_memory()).into();
+            let fault = StreamFault::NoMemory { length, reason: Arc::clone(&reason) };
+            core.give_up(self.key, &fault, &mut wakers);
+        });
+        wakers.into_iter().for_each(Waker::wake);
+        CallFault::NoMemory { length, reason }
     }
 
     /// Returns whether [`poll_head`](Self::poll_head) or [`poll_part`](Self::poll_part) would return something now, for callers that

@@ -12,7 +12,6 @@ use tonic_rdma_tensor::RdmaDevice;
 use crate::measure::process::cores;
 use crate::measure::process::runtime::Flavour;
 use crate::measure::transport::listener::tcp_listener;
-use crate::measure::transport::rdma::Rdma;
 use crate::parameter_server::mode::TransferMode;
 use crate::parameter_server::options::ProcessOptions;
 use crate::parameter_server::processes::control::{
@@ -73,7 +72,7 @@ impl Server {
 
         let (mut device, mut peers) = (None, Vec::new());
         if options.uses_slots() {
-            let made = slots::device(&options.provider).await?;
+            let made = slots::device(options).await?;
             for (number, layout) in (0..).zip(gradients.iter()) {
                 let receivers = Receivers::new(&made, SlotDirection::Push, number, vec![layout.clone()])?;
                 peers.push(Peer { number, receivers, senders: None });
@@ -174,26 +173,26 @@ async fn listen(
         tokio::spawn(tonic().serve_with_incoming(incoming));
     }
     if options.modes.0.contains(&TransferMode::GrpcRdma) {
-        let (incoming, address) = Rdma::new(&options.provider)?.bind().await?;
+        let (incoming, address) = options.rdma()?.bind().await?;
         ready.rdma = Some(address);
         tokio::spawn(tonic().serve_with_incoming(incoming));
     }
     if options.modes.0.contains(&TransferMode::GrpcRdmaGather) {
-        let (incoming, address) = Rdma::new(&options.provider)?.bind().await?;
+        let (incoming, address) = options.rdma()?.bind().await?;
         ready.rdma_gather = Some(address);
         let server = options.http2.server(Tonic::builder()).layer(gather::responses());
         let mut server = server;
         tokio::spawn(server.add_service(service.clone().server()).serve_with_incoming(incoming));
     }
     if options.modes.0.contains(&TransferMode::GrpcNative) {
-        let rdma = Rdma::new(&options.provider)?.for_load(options.workers, options.longest_payload());
+        let rdma = options.rdma()?;
         let (incoming, address) = rdma.bind().await?;
         ready.native = Some(address);
         let server = rdma.server(options.http2).add_service(service.clone().server());
         tokio::spawn(server.serve_with_incoming(incoming));
     }
     if options.modes.0.contains(&TransferMode::GrpcNativeGather) {
-        let rdma = Rdma::new(&options.provider)?.for_load(options.workers, options.longest_payload());
+        let rdma = options.rdma()?;
         let (incoming, address) = rdma.bind().await?;
         ready.native_gather = Some(address);
         let server = rdma.server(options.http2).add_service(service.clone().server());

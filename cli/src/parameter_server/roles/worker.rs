@@ -67,7 +67,7 @@ impl Worker {
         }
         let mut slots = None;
         if options.uses_slots() {
-            let device = slots::device(&options.provider).await?;
+            let device = slots::device(options).await?;
             let receivers = Receivers::new(&device, SlotDirection::Pull, options.worker, variables.clone())?;
             let mut channels = Vec::new();
             for server in &options.device {

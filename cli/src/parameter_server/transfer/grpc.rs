@@ -18,7 +18,6 @@ use super::variables::{Layout, Variables};
 use crate::measure::transport::calls::CallChannel;
 use crate::measure::transport::encode::Encode;
 use crate::measure::transport::http2::Http2;
-use crate::measure::transport::rdma::Rdma;
 use crate::parameter_server::mode::TransferMode;
 use crate::parameter_server::options::ProcessOptions;
 
@@ -206,17 +205,15 @@ impl Connection {
                 (channel.into(), None)
             }
             TransferMode::GrpcRdma | TransferMode::GrpcRdmaGather => {
-                let (channel, verdict) = Rdma::new(&options.provider)?.connect(endpoint).await?;
+                let (channel, verdict) = options.rdma()?.connect(endpoint).await?;
                 (channel.into(), Some(verdict.provider))
             }
             TransferMode::GrpcNative => {
-                let rdma = Rdma::new(&options.provider)?.for_load(1, options.longest_payload());
-                let (channel, verdict) = rdma.connect_native(endpoint).await?;
+                let (channel, verdict) = options.rdma()?.connect_native(endpoint).await?;
                 (channel.into(), Some(verdict.provider))
             }
             TransferMode::GrpcNativeGather => {
-                let rdma = Rdma::new(&options.provider)?.for_load(1, options.longest_payload());
-                let (channel, verdict) = rdma.connect_native(endpoint).await?;
+                let (channel, verdict) = options.rdma()?.connect_native(endpoint).await?;
                 (CallChannel::gathering(channel), Some(verdict.provider))
             }
             TransferMode::RdmaCp | TransferMode::RdmaZerocp => {

@@ -7,8 +7,8 @@ use tonic_rdma_tensor::{Channel, ChannelError, RdmaDevice, StaticReceiver, Stati
 
 use super::check::{Receipt, TensorPosition};
 use super::variables::{Layout, Variables};
-use crate::measure::transport::rdma::Rdma;
 use crate::parameter_server::mode::TransferMode;
+use crate::parameter_server::options::ProcessOptions;
 
 /// The direction of tensors.
 #[derive(Clone, Copy, Debug)]
@@ -20,8 +20,8 @@ pub(crate) enum SlotDirection {
 }
 
 /// Makes the tensor device of this process, on a free port of the loopback interface.
-pub(crate) async fn device(provider: &str) -> Result<RdmaDevice, Failure> {
-    Rdma::new(provider)?.tensor_device().bind("127.0.0.1:0").await.map_err(failure)
+pub(crate) async fn device(options: &ProcessOptions) -> Result<RdmaDevice, Failure> {
+    options.rdma()?.tensor_device().bind("127.0.0.1:0").await.map_err(failure)
 }
 
 /// Opens a channel to the device that listens on `endpoint`.
