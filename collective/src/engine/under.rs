@@ -131,18 +131,17 @@ impl<M> Planned<M> {
         self.peers.iter().any(|peer| !peer.outstanding.is_empty())
     }
 
+    /// Returns the rank that this rank waits for: that of the earliest step that could be carried out. Others may be possible, such as a
+    /// receive whose message waits for the earlier steps of this rank.
     fn waits_for(&self) -> Option<usize> {
-        let steps = self.program.peers.iter().zip(&self.peers);
-        let receives = steps.clone().find(|(peer, cursor)| {
-            peer.receives.get(cursor.receives).is_some_and(|&step| self.waits[step as usize] == 0)
+        let possible = |step: Option<&u32>| step.copied().filter(|&step| self.waits[step as usize] == 0);
+        let steps = self.program.peers.iter().zip(&self.peers).flat_map(|(peer, cursor)| {
+            let sent = cursor.outstanding.front().map(|(_, step)| *step);
+            let next =
+                [peer.receives.get(cursor.receives), peer.sends.get(cursor.sends)].map(possible).into_iter();
+            next.chain([sent]).flatten().map(|step| (step, peer.rank))
         });
-        let outstanding = || steps.clone().find(|(_, cursor)| !cursor.outstanding.is_empty());
-        let sends = || {
-            steps.clone().find(|(peer, cursor)| {
-                peer.sends.get(cursor.sends).is_some_and(|&step| self.waits[step as usize] == 0)
-            })
-        };
-        receives.or_else(outstanding).or_else(sends).map(|(peer, _)| peer.rank)
+        steps.min().map(|(_, rank)| rank)
     }
 
     /// Returns the lowest step that is not done, for messages about the operation.

@@ -248,39 +248,45 @@ fn the_death_of_a_rank_is_named_by_all_survivors() {
     });
 }
 
+/// Runs an all-reduce by `algorithm` until a rank is before `step`, which does not act from then on. Returns the group, and this rank.
+/// `None` if the operation has fewer steps.
+fn lost_at(algorithm: Algorithm, ranks: usize, step: u64) -> Option<(Group, usize)> {
+    let mut random = fastrand::Rng::with_seed(step ^ ranks as u64);
+    let one = Call {
+        kind: Kind::Group(Collective::AllReduce),
+        dtype: Dtype::F32,
+        reduction: Some(Reduction::Sum),
+        algorithm,
+        elements: 300,
+        piece: 60,
+    };
+    let mut group = Group::new(ranks, &[one], &mut random);
+    group.slowness.fill(0);
+    let victim = random.usize(0..ranks);
+    group.ranks[victim].tasks[0].short = false;
+    let mut done = false;
+    let reached = |rank: &Rank| {
+        let under = rank.engine.under.front();
+        under.is_some_and(|under| u64::from(under.place().step) >= step)
+            || rank.engine.under.is_empty() && rank.engine.numbers.group > 0
+    };
+    while !done && !reached(&group.ranks[victim]) {
+        done = group.act();
+    }
+    if done || group.ranks[victim].engine.under.is_empty() {
+        return None;
+    }
+    group.gone = Some(victim);
+    Some((group, victim))
+}
+
 /// Kills each rank of each group at each step of each algorithm.
 #[test]
 fn a_death_at_any_step_of_any_algorithm_is_named() {
     let mut deaths = 0;
     for algorithm in ALGORITHMS {
         for ranks in [2, 3, 4, 5, 8] {
-            for step in 0.. {
-                let mut random = fastrand::Rng::with_seed(step ^ ranks as u64);
-                let one = Call {
-                    kind: Kind::Group(Collective::AllReduce),
-                    dtype: Dtype::F32,
-                    reduction: Some(Reduction::Sum),
-                    algorithm,
-                    elements: 300,
-                    piece: 60,
-                };
-                let mut group = Group::new(ranks, &[one], &mut random);
-                group.slowness.fill(0);
-                let victim = random.usize(0..ranks);
-                group.ranks[victim].tasks[0].short = false;
-                let mut done = false;
-                let reached = |rank: &Rank| {
-                    let under = rank.engine.under.front();
-                    under.is_some_and(|under| u64::from(under.place().step) >= step)
-                        || rank.engine.under.is_empty() && rank.engine.numbers.group > 0
-                };
-                while !done && !reached(&group.ranks[victim]) {
-                    done = group.act();
-                }
-                if done || group.ranks[victim].engine.under.is_empty() {
-                    break;
-                }
-                group.gone = Some(victim);
+            for (mut group, victim) in (0..).map_while(|step| lost_at(algorithm, ranks, step)) {
                 group.world.borrow_mut().kill(victim);
                 group.finish();
                 group.check();
@@ -290,6 +296,38 @@ fn a_death_at_any_step_of_any_algorithm_is_named() {
         }
     }
     assert!(deaths > 100, "only {deaths} deaths");
+}
+
+/// Stops a rank at each step of each algorithm. From every rank that waits, the ranks that are waited for lead to the stopped one.
+#[test]
+fn a_stop_at_any_step_of_any_algorithm_is_found_from_every_rank() {
+    let mut stops = 0;
+    for algorithm in ALGORITHMS {
+        for ranks in [2, 3, 4, 5, 6, 7, 8] {
+            for (step, (mut group, victim)) in
+                (0..).map_while(|step| lost_at(algorithm, ranks, step)).enumerate()
+            {
+                // The others go on as far as they can.
+                for _ in 0..2000 * ranks {
+                    group.act();
+                }
+                let waits_for: Vec<_> = group.ranks.iter().map(|rank| rank.engine.position().1).collect();
+                for start in (0..ranks).filter(|rank| *rank != victim && waits_for[*rank].is_some()) {
+                    let path = std::iter::successors(Some(start), |rank| {
+                        waits_for[*rank].filter(|_| *rank != victim)
+                    });
+                    let path: Vec<_> = path.take(ranks + 1).collect();
+                    assert_eq!(
+                        path.last(),
+                        Some(&victim),
+                        "{algorithm:?}, {ranks} ranks, step {step}: {path:?}"
+                    );
+                }
+                stops += 1;
+            }
+        }
+    }
+    assert!(stops > 100, "only {stops} stops");
 }
 
 fn check_names(group: &Group, victim: usize) {
