@@ -27,13 +27,9 @@ impl<K> Core<K> {
 
     /// Queues a stream if it has something to fetch.
     pub(super) fn queue_fetches(&mut self, key: StreamKey) {
-        let receiving = &mut self.streams[key.index()].receiving;
-        let is_offer = |part: &InPart| match part {
-            InPart::Offer(offer) => self.inbound[*offer].left() > 0,
-            _ => false,
-        };
-        if receiving.wanted && !receiving.queued && receiving.parts.iter().any(is_offer) {
-            receiving.queued = true;
+        let receiving = &self.streams[key.index()].receiving;
+        if receiving.wanted && !receiving.queued && self.next_offer_of(key).is_some() {
+            self.streams[key.index()].receiving.queued = true;
             self.fetchable.push_back(key);
             self.urgent = true;
         }
@@ -107,15 +103,13 @@ impl<K> Core<K> {
         wire: &mut W,
         wakers: &mut Vec<Waker>,
     ) -> Started {
-        let Some(stream) = self.streams.get_mut(key.index()) else { return Started::No };
-        let receiving = &mut stream.receiving;
+        let Some(stream) = self.streams.get(key.index()) else { return Started::No };
         let window = u64::try_from(self.window).unwrap_or(0);
-        if receiving.landing >= window {
+        if stream.receiving.landing >= window {
             return Started::No;
         }
         let Some(index) = self.next_offer_of(key) else { return Started::No };
-        let Some(stream) = self.streams.get_mut(key.index()) else { return Started::No };
-        let receiving = &mut stream.receiving;
+        let receiving = &mut self.streams[key.index()].receiving;
         let offer = &mut self.inbound[index];
         if offer.fetched == 0
             && offer.is_message

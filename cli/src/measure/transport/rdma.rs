@@ -14,6 +14,9 @@ use super::calls::native_connection;
 use super::http2::Http2;
 use crate::measure::process::limits::pinned;
 
+/// The default of [`CallConfig::landing_budget`].
+const LANDING_BUDGET: u64 = 256 << 20;
+
 /// The settings of RDMA connections: the command line has precedence over the `RDMA_*` variables.
 #[derive(Clone, Debug)]
 pub(crate) struct Rdma {
@@ -65,14 +68,12 @@ impl Rdma {
     /// Returns the settings with enough memory for so many connections, each with native calls that carry up to `longest` bytes. What the
     /// user has set, and defaults that are enough, stay as they are.
     pub(crate) fn for_load(self, connections: u32, longest: u64) -> Self {
-        /// The default of [`CallConfig::landing_budget`].
-        const DEFAULT: u64 = 256 << 20;
         /// Bytes of a message beside its payload, at most.
         const BESIDE: u64 = 1 << 20;
         // A receiver may keep a message for a check after the turn, while the next one lands.
-        let landing = 2 * (longest + BESIDE);
-        let calls = if landing > DEFAULT { self.calls.landing_budget(landing) } else { self.calls };
-        let is_usual = connections <= 1 && landing <= DEFAULT;
+        let landing = longest.saturating_add(BESIDE).saturating_mul(2);
+        let calls = if landing > LANDING_BUDGET { self.calls.landing_budget(landing) } else { self.calls };
+        let is_usual = connections <= 1 && landing <= LANDING_BUDGET;
         let config = match is_usual || std::env::var_os("RDMA_PINNED_LIMIT").is_some() {
             true => self.config,
             false => self.config.pinned_limit(pinned(connections, landing)),
@@ -142,6 +143,11 @@ pub(crate) fn parse_provider(text: &str) -> Result<String, ValueError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_landing_budget_is_the_library_s_default() {
+        assert_eq!(CallConfig::default().landing_budget(LANDING_BUDGET), CallConfig::default());
+    }
 
     #[test]
     fn a_device_s_name_has_no_blanks() {

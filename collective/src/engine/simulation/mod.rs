@@ -301,7 +301,7 @@ fn a_death_at_any_step_of_any_algorithm_is_named() {
 /// Stops a rank at each step of each algorithm. From every rank that waits, the ranks that are waited for lead to the stopped one.
 #[test]
 fn a_stop_at_any_step_of_any_algorithm_is_found_from_every_rank() {
-    let mut stops = 0;
+    let (mut stops, mut paths) = (0, 0);
     for algorithm in ALGORITHMS {
         for ranks in [2, 3, 4, 5, 6, 7, 8] {
             for (step, (mut group, victim)) in
@@ -322,12 +322,13 @@ fn a_stop_at_any_step_of_any_algorithm_is_found_from_every_rank() {
                         Some(&victim),
                         "{algorithm:?}, {ranks} ranks, step {step}: {path:?}"
                     );
+                    paths += 1;
                 }
                 stops += 1;
             }
         }
     }
-    assert!(stops > 100, "only {stops} stops");
+    assert!(stops > 100 && paths > 2 * stops, "only {stops} stops and {paths} paths");
 }
 
 fn check_names(group: &Group, victim: usize) {
