@@ -1,4 +1,4 @@
-//! Compares the tables of figures in README with the files that they are copied from.
+//! Compares the tables of figures in README with the files that they are copied from, and the text of its picture with the picture.
 
 use tonic_rdma_checks::{read, root};
 
@@ -18,6 +18,19 @@ fn readme_has_the_tables_of_the_files() {
         assert!(!of_file.is_empty(), "{file} has no table");
         assert_eq!(table, of_file, "README's table is not the one of {file}: copy it");
     }
+}
+
+#[test]
+fn the_text_of_the_picture_names_its_modes() {
+    let readme = read(&root().join("README.md"));
+    let (before, _) =
+        readme.split_once("](docs/book/figures/latency.svg)").expect("README shows latency.svg");
+    let modes = before.rsplit_once("![Latency of ").expect("a text of the picture").1;
+    // The legend has the modes one by one, in the order of the bars.
+    let svg = read(&root().join("docs/book/figures/latency.svg"));
+    let is_mode = |line: &&str| ["grpc-", "rdma-"].iter().any(|begin| line.starts_with(begin));
+    let legend: Vec<&str> = svg.lines().filter(is_mode).collect();
+    assert_eq!(modes.split(", ").collect::<Vec<_>>(), legend);
 }
 
 #[test]

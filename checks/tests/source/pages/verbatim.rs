@@ -5,6 +5,9 @@
 //! with their comments, must follow one another in one of the files. Only white space may differ. After a line that asks the reader to
 //! "fill it", the test may have lines that fill it. A part that begins with the comment `// build.rs` must be in
 //! `proto/generate`.
+//!
+//! A block that is a whole file, such as `// src/bin/server.rs`, stands in no test: `examples/from-pages` makes crates of these files, and runs
+//! them.
 
 use std::path::{Path, PathBuf};
 
@@ -17,6 +20,9 @@ const LONGEST_GAP: usize = 10;
 /// The first line of a part that is code of a build script.
 const BUILD_SCRIPT: &str = "// build.rs";
 const BUILD_SCRIPTS: [&str; 1] = ["proto/generate/src/main.rs"];
+
+/// The script that builds the blocks that are whole files.
+const PROGRAMS: &str = "examples/from-pages";
 
 /// One block of Rust of a page.
 struct Block {
@@ -40,7 +46,14 @@ fn every_block_runs_here() {
     let of_page = |page: &PathBuf| blocks(page.strip_prefix(root).unwrap(), &read(page));
     let blocks: Vec<Block> = pages.iter().flat_map(of_page).collect();
     assert!(!blocks.is_empty(), "the pages have no block of Rust");
-    let missing: Vec<String> = blocks.iter().flat_map(|block| missing(block, &sources, &scripts)).collect();
+    let programs = read(&root.join(PROGRAMS));
+    let is_built = |block: &Block| {
+        let files = format!("\nfiles {}\n", block.page.display());
+        is_file(block) && programs.contains(&files)
+    };
+    let (built, others): (Vec<&Block>, Vec<&Block>) = blocks.iter().partition(|block| is_built(block));
+    assert!(!built.is_empty(), "{PROGRAMS} builds no page");
+    let missing: Vec<String> = others.iter().flat_map(|block| missing(block, &sources, &scripts)).collect();
     assert!(
         missing.is_empty(),
         "these stand in no file of checks/tests/readme, flight/tests/flight/page or graph/tests/command/page as they are:\n{}",
@@ -69,8 +82,29 @@ fn only_blocks_of_rust_are_read() {
     assert_eq!(found, [(6, "one\n".into()), (9, "  two\n".into())]);
 }
 
+#[test]
+fn files_begin_with_their_path() {
+    for (text, expected) in [
+        ("// src/bin/server.rs\nfn main() {}\n", true),
+        ("// build.rs\nfn main() {}\n", true),
+        ("// build.rs\nconfigure()\n", false),
+        ("// server\nfn main() {}\n", false),
+    ] {
+        assert_eq!(is_file(&block(text)), expected, "{text}");
+    }
+}
+
 fn block(text: &str) -> Block {
     Block { page: "page".into(), line: 1, text: text.into() }
+}
+
+/// Returns whether the block is a whole file: its first line is a path, and for a build script, of which pages also show single lines, the
+/// second line begins `main`.
+fn is_file(block: &Block) -> bool {
+    let mut lines = block.text.lines();
+    let first = lines.next().unwrap_or_default();
+    let is_source = first.starts_with("// src/") && first.ends_with(".rs");
+    is_source || first == BUILD_SCRIPT && lines.next().is_some_and(|line| line.starts_with("fn main"))
 }
 
 /// Returns the first lines of the parts that are in none of the files.
