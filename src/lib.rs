@@ -5,20 +5,32 @@
 //! unchanged. The software device is always there: it carries calls between processes of one host without a network card. The
 //! feature `ibverbs` adds InfiniBand, RoCE and iWARP devices.
 //!
-//! This page is a tour: [the packages](#packages), [the two changed lines](#two-lines), [cargo features](#cargo-features), [what
-//! works as with plain tonic and what differs](#compatibility-with-tonic), [the ways to move data](#which-path-for-which-job),
-//! [settings](#where-settings-come-from), [errors](#errors) and [observability](#observability).
+//! | what | by | changes |
+//! |---|---|---|
+//! | the drop-in: tonic's own HTTP/2 over RDMA | [`RdmaIncoming`], [`RdmaConnector`] | [two lines](#two-lines) |
+//! | native calls: gRPC without HTTP/2 where both ends are yours, which gains more | [`RdmaServer`], [`RdmaChannel`], [`CallConfig`] | [two lines](#native-calls), and nothing of the generated code |
+//! | large fields by reference | [`gather`], [`memory`] | [one line more at each end](#large-fields-by-reference) |
+//! | one channel over several servers | [`balance_list`], [`balance_channel`], [`RdmaChannel::balance`] | the line that connects |
+//! | tensors, collectives, graphs, Arrow Flight | [other packages](#packages) | |
+//!
+//! This page is a tour: [the packages](#packages), [the two changed lines](#two-lines), [native calls](#native-calls), [cargo
+//! features](#cargo-features), [what works as with plain tonic and what differs](#compatibility-with-tonic), [the ways to move
+//! data](#which-path-for-which-job), [settings](#where-settings-come-from), [errors](#errors) and [observability](#observability).
 //!
 //! # Packages
 //!
-//! | package | has | line in `Cargo.toml` |
-//! |---|---|---|
-//! | `tonic-rdma`, this one | the transport for tonic, [`gather`] and [`memory`] | `tonic-rdma = { path = "../tonic-rdma" }` |
-//! | [`tonic-rdma-tensor`](https://docs.rs/tonic-rdma-tensor) | tensors without a call for each: slots, rendezvous and regions, written by one-sided RDMA | `tonic-rdma-tensor = { path = "../tonic-rdma/tensor" }` |
-//! | [`tonic-rdma-verbs`](https://docs.rs/tonic-rdma-verbs) | RDMA devices and registered memory, without tonic | `tonic-rdma-verbs = { path = "../tonic-rdma/verbs" }` |
+//! | package | has |
+//! |---|---|
+//! | `tonic-rdma`, this one | the transport for tonic, native calls, [`gather`] and [`memory`] |
+//! | `tonic-rdma-flight` | Arrow Flight: record batches that are used where they arrived |
+//! | `tonic-rdma-tensor` | tensors without a call for each: slots, rendezvous and regions, written by one-sided RDMA |
+//! | `tonic-rdma-collective` | collectives: allreduce and its family, over N processes |
+//! | `tonic-rdma-graph` | data-flow graphs that are split over processes, such as ONNX models |
+//! | `tonic-rdma-verbs` | RDMA devices and registered memory, without tonic. It has all of the unsafe code |
 //!
-//! They are not on crates.io yet, so these lines name a clone of the repository beside your crate. `tonic-rdma-verbs` has all of
-//! the unsafe code.
+//! They are not on crates.io yet. Each has the same line in `Cargo.toml`, with its own name:
+//! `tonic-rdma = { git = "https://github.com/tonic-rdma/tonic-rdma" }`. With `rev = "..."`, which names a commit, all your programs have the
+//! same revision. `cargo doc --open` shows the pages of the packages that you use.
 //!
 //! # Two lines
 //!
@@ -67,6 +79,32 @@
 //!
 //! For the lowest latency build the runtime with [`runtime::idle_polling`]. Any other tokio runtime works too.
 //!
+//! # Native calls
+//!
+//! Where both ends are yours and there is no TLS, take these two lines instead. Calls between [`RdmaServer`] and [`RdmaChannel`] go without
+//! HTTP/2, which takes most of the time of a small call. All other peers get HTTP/2 on the same port, over RDMA or TCP. [`CallConfig`] has the limits.
+//!
+//! ```
+//! use tonic_rdma::{RdmaChannel, RdmaIncoming, RdmaServer};
+//! # use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let (_reporter, service) = tonic_health::server::health_reporter();
+//! # let incoming = RdmaIncoming::bind("127.0.0.1:0").await?;
+//! # let url = format!("http://{}", incoming.local_addr());
+//!
+//! // The server. `RdmaServer::serve` takes an address in place of `incoming`.
+//! tokio::spawn(RdmaServer::new().add_service(service).serve_with_incoming(incoming));
+//!
+//! // The client: generated code takes the channel as it takes tonic's.
+//! let channel = RdmaChannel::connect(url).await?;
+//! let mut client = HealthClient::new(channel.clone());
+//! # client.check(HealthCheckRequest::default()).await?;
+//! assert!(channel.last_connection().expect("a connection was made").is_native());
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # Cargo features
 //!
 //! No feature is on by default.
@@ -103,10 +141,14 @@
 //! | job | path |
 //! |---|---|
 //! | existing services and clients | [the byte stream](#two-lines): the two lines above, nothing else |
+//! | services whose clients are yours too | [native calls](#native-calls): other two lines, no HTTP/2 |
 //! | messages with `bytes` fields of 32 KiB and more | [`gather`]: sends these fields from where they are |
 //! | such messages over a network card | [`Pool::for_sending`](memory::Pool::for_sending): memory that a card can send from |
 //! | a loop that fills buffers and sends some of them | [`memory::sites`]: learns which buffers need such memory |
+//! | record batches of Arrow | `tonic-rdma-flight`: the receiver uses them where they arrived |
 //! | tensors without a call for each | [`tonic-rdma-tensor`](#tensors): slots, rendezvous and regions, written by one-sided RDMA |
+//! | sums, means and extremes over N processes | `tonic-rdma-collective` |
+//! | a model or a computation that is split over processes | `tonic-rdma-graph` |
 //!
 //! ## Large fields by reference
 //!
@@ -163,7 +205,7 @@
 //!
 //! ## Tensors
 //!
-//! The package [`tonic-rdma-tensor`](https://docs.rs/tonic-rdma-tensor) has tensor devices. A tensor device owns memory that peers
+//! The package `tonic-rdma-tensor` has tensor devices. A tensor device owns memory that peers
 //! read and write by one-sided operations; devices find one another's memory by gRPC, over this package's transport. The front page of
 //! that package says when to use which of its four ways, with an example of each.
 //!
@@ -237,8 +279,8 @@
 //! # Where to read on
 //!
 //! - The guides in [`gather`] and [`memory::sites`]: when to use each, how, what it costs, and its limits.
-//! - The folder `examples` of the repository: a greeter, streams, fallback, mutual TLS, balancing, large messages, allocation
-//!   sites and a parameter server that trains.
+//! - The folder `examples` of the repository: a greeter, native calls, streams, fallback, mutual TLS, balancing, large messages,
+//!   allocation sites and a parameter server that trains.
 //! - README and the book in the repository, for deployment, tuning, troubleshooting and measurements; ARCHITECTURE.md
 //!   for the layers of the code and the life of one message.
 

@@ -17,7 +17,7 @@
 //!
 //! ```toml
 //! [dependencies]
-//! tonic-rdma-collective = { path = "../tonic-rdma/collective" }
+//! tonic-rdma-collective = { git = "https://github.com/tonic-rdma/tonic-rdma" }
 //! tokio = { version = "1", features = ["macros", "rt-multi-thread"] }
 //! ```
 //!

@@ -18,7 +18,7 @@
 //!
 //! ```toml
 //! [dependencies]
-//! tonic-rdma-tensor = { path = "../tonic-rdma/tensor" }
+//! tonic-rdma-tensor = { git = "https://github.com/tonic-rdma/tonic-rdma" }
 //! tokio = { version = "1", features = ["macros", "rt-multi-thread"] }
 //! ```
 //!

@@ -95,8 +95,8 @@
 //!
 //! # Features
 //! - `ibverbs`: the provider for real devices. It loads libibverbs at run time, so the program also starts on a machine
-//!   without the library. The build needs, on Debian: cmake, make, python3, pkg-config, libnl-3-dev, libnl-route-3-dev and
-//!   libclang-dev.
+//!   without the library. The build needs, on Debian:
+//!   `cmake make python3 pkg-config libclang-dev libnl-3-dev libnl-route-3-dev libibverbs-dev librdmacm-dev`.
 //!
 //! # Safety
 //! [`LocalSegment::new`] is the one unsafe step in posting a request: the caller promises that no reference to the memory

@@ -164,6 +164,41 @@ fn the_table_of_features_is_that_of_the_manifest() {
 }
 
 #[test]
+fn the_tables_of_packages_have_every_library() {
+    let manifest = |folder: &str| read(&root().join(folder).join("Cargo.toml"));
+    let folders: Vec<&str> =
+        PUBLISHED.iter().map(|(_, sources, _)| sources.trim_end_matches("src")).collect();
+    // Not in the list of public APIs, because it mostly shows types of other packages.
+    let manifests = folders.into_iter().chain(["flight"]).map(manifest);
+    let name = |text: String| Some(text.split_once("\nname = \"")?.1.split('"').next()?.to_owned());
+    let libraries: BTreeSet<String> = manifests.filter_map(name).collect();
+    let start = read(&root().join("docs/book/src/start.md"));
+    for (page, text, heading) in [
+        ("the first page", &LIBRARY.first_page, "\n# Packages\n"),
+        ("start.md", &start, "\n## Packages and features\n"),
+    ] {
+        let section =
+            text.split(heading).nth(1).unwrap_or_else(|| panic!("{page} has no section on packages"));
+        let table: BTreeSet<String> = first_column(section).into_iter().map(str::to_owned).collect();
+        assert_eq!(table, libraries, "{page}");
+    }
+}
+
+/// What the feature `ibverbs` needs is on several pages, because readers begin with different packages.
+#[test]
+fn all_pages_name_the_same_packages_for_ibverbs() {
+    let list = read(&root().join("docs/book/src/devices.md"))
+        .lines()
+        .find_map(|line| {
+            Some(line.strip_prefix("apt install ")?.strip_suffix("# to build")?.trim().to_owned())
+        })
+        .expect("a line of packages to build with");
+    for file in ["src/lib.rs", "verbs/src/lib.rs", "verbs/README.md", "verbs/Cargo.toml"] {
+        assert!(read(&root().join(file)).contains(&list), "{file} does not say: {list}");
+    }
+}
+
+#[test]
 fn the_versions_are_those_of_the_manifest() {
     let manifest = read(&root().join("Cargo.toml"));
     for name in ["tonic", "tokio"] {
