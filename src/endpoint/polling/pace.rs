@@ -98,9 +98,20 @@ impl Pace {
     /// Calls `look` until it returns [`Observation::Wanted`] (true) or the budget is spent (false). Calls `begin` before the
     /// first look, unless the budget is zero.
     #[inline]
-    pub fn spin(&mut self, begin: impl FnOnce(), mut look: impl FnMut() -> Observation) -> bool {
+    pub fn spin(&mut self, begin: impl FnOnce(), look: impl FnMut() -> Observation) -> bool {
+        self.spin_by(Instant::now, begin, look)
+    }
+
+    /// As [`spin`](Self::spin), by the clock `now`.
+    #[inline]
+    fn spin_by(
+        &mut self,
+        mut now: impl FnMut() -> Instant,
+        begin: impl FnOnce(),
+        mut look: impl FnMut() -> Observation,
+    ) -> bool {
         const LOOKS_PER_CLOCK: usize = 16;
-        let mut start = Instant::now();
+        let mut start = now();
         let mut budget = self.budget(start);
         if budget.is_zero() {
             return false;
@@ -111,22 +122,22 @@ impl Pace {
             for _ in 0..LOOKS_PER_CLOCK {
                 let observation = look();
                 if observation != Observation::Nothing {
-                    let now = Instant::now();
-                    self.arrived(now);
+                    let arrival = now();
+                    self.arrived(arrival);
                     if observation == Observation::Wanted {
                         return true;
                     }
-                    (start, budget) = (now, self.budget(now));
+                    (start, budget) = (arrival, self.budget(arrival));
                 }
                 std::hint::spin_loop();
             }
-            let now = Instant::now();
-            if now - start >= budget {
+            let looked = now();
+            if looked - start >= budget {
                 self.missed();
                 return false;
             }
-            if now - last_yield > self.yield_every() {
-                last_yield = self.yield_core(now);
+            if looked - last_yield > self.yield_every() {
+                last_yield = self.yield_core_by(&mut now, looked);
                 if self.budget(last_yield).is_zero() {
                     return false;
                 }
@@ -150,10 +161,14 @@ impl Pace {
     }
 
     /// Yields the core to other threads; returns the time after that.
-    pub fn yield_core(&mut self, now: Instant) -> Instant {
+    pub fn yield_core(&mut self, before: Instant) -> Instant {
+        self.yield_core_by(Instant::now, before)
+    }
+
+    fn yield_core_by(&mut self, now: impl FnOnce() -> Instant, before: Instant) -> Instant {
         rustix::thread::sched_yield();
-        let after = Instant::now();
-        self.yielded(after - now, after);
+        let after = now();
+        self.yielded(after - before, after);
         after
     }
 
@@ -328,9 +343,16 @@ mod tests {
 
     #[test]
     fn a_spin_ends_with_the_wanted_arrival_or_with_its_budget() {
-        let (mut pace, _) = fed(Duration::from_micros(10));
+        let (mut pace, start) = fed(Duration::from_micros(10));
+        // A clock that does not depend on how often this thread runs.
+        let readings = std::cell::Cell::new(0);
+        let now = || {
+            readings.set(readings.get() + 1);
+            start + Duration::from_micros(readings.get())
+        };
         let mut looks = 0;
-        assert!(pace.spin(
+        assert!(pace.spin_by(
+            now,
             || (),
             || {
                 looks += 1;
@@ -342,9 +364,12 @@ mod tests {
             }
         ));
         assert_eq!(looks, 100);
-        assert!(!pace.spin(|| (), || Observation::Nothing));
+        let (before, budget) = (readings.get(), pace.budget(now()));
+        assert!(!pace.spin_by(now, || (), || Observation::Nothing));
+        let spun = Duration::from_micros(readings.get() - before);
+        assert!(spun > budget && spun < 2 * budget, "{spun:?} of {budget:?}");
         let began = std::cell::Cell::new(false);
-        assert!(!pace.spin(|| began.set(true), || Observation::Wanted), "the last spin missed");
+        assert!(!pace.spin_by(now, || began.set(true), || Observation::Wanted), "the last spin missed");
         assert!(!began.get());
     }
 
