@@ -382,7 +382,8 @@ fn a_stranger_attaches_no_memory_of_a_group() {
     let address = free_address();
     let join = |rank| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let builder = Communicator::builder().launch(Launch::new(rank, 2, address.as_str()));
+        // Rank 1 waits in the barrier until rank 0 has tried all names.
+        let builder = Communicator::builder().launch(Launch::new(rank, 2, address.as_str())).deadline(LIMIT);
         let communicator = runtime.block_on(builder.connect()).unwrap();
         let buffer = communicator.allocate::<f32>(1 << 16).unwrap();
         communicator.all_reduce(buffer, Reduction::Sum).wait().unwrap();

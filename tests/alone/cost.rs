@@ -3,11 +3,11 @@
 use std::os::unix::fs::MetadataExt as _;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tonic_rdma::{Config, EagerThreshold, Verdict};
 use tonic_rdma::{Dialer, EndpointStream};
+use tonic_rdma::{EagerThreshold, Verdict};
 
 use support::Child;
-use support::Runtime;
+use support::{Runtime, config};
 
 /// The descriptors of this process, and the memory behind them that this process shares with peers: its size, and the part that
 /// this process or a peer has touched, in bytes.
@@ -47,7 +47,7 @@ impl Held {
 
 async fn dial(peer: &Child) -> EndpointStream {
     // With a fixed threshold the tuner does not run. It would open queue pairs of its own in the background.
-    let dialer = Dialer::new(Config::default().eager_threshold(EagerThreshold::Bytes(64 << 10)));
+    let dialer = Dialer::new(config().eager_threshold(EagerThreshold::Bytes(64 << 10)));
     let stream = dialer.dial("127.0.0.1", peer.word.parse().unwrap()).await.unwrap();
     assert_eq!(stream.info().verdict(), Verdict::Rdma, "{}", stream.info().reason());
     stream

@@ -11,7 +11,7 @@ use tokio_stream::StreamExt as _;
 use tonic_rdma::internal::wire::hello::{Decoded, Message};
 use tonic_rdma::{Config, Dialer, EagerThreshold, EndpointStream, Listener, Verdict};
 
-use support::{Child, Runtime, announce, descriptors_and_mappings, listen};
+use support::{Child, Runtime, announce, descriptors_and_mappings, listen, until};
 
 /// More connections than a listener negotiates with at a time.
 const SILENT: usize = 1500;
@@ -70,8 +70,10 @@ pub(crate) fn play_silent(sources: usize) {
         assert!(here <= NEGOTIATIONS + SLACK, "the listener holds {here} connections");
         let tasks = Handle::current().metrics().num_alive_tasks() - tasks;
         assert!(tasks <= NEGOTIATIONS + SLACK, "the listener has {tasks} tasks");
-        let closed = silent.iter().filter(|tcp| tcp.try_read(&mut [0]).is_ok_and(|count| count == 0)).count();
-        assert!(closed >= SILENT - NEGOTIATIONS, "{closed} were closed");
+        let closed =
+            || silent.iter().filter(|tcp| tcp.try_read(&mut [0]).is_ok_and(|count| count == 0)).count();
+        // The kernel of a busy machine may deliver the end of a connection late.
+        until(|| closed() >= SILENT - NEGOTIATIONS).await;
         if sources == 1 {
             let end = alone.try_read(&mut [0]);
             assert!(end.is_err(), "the only connection of an address made room for the address with most");

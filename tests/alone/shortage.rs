@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use support::{Child, Content, Runtime, announce, pair};
+use support::{Child, Content, Runtime, announce, config, pair};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::timeout;
-use tonic_rdma::{Config, EagerThreshold};
+use tonic_rdma::EagerThreshold;
 
 const SLOTS: u32 = 96;
 const SLOT: u32 = 17 << 10;
@@ -24,7 +24,7 @@ fn reads_wait_for_memory_that_another_connection_gives_back() {
 
 /// Plays the role `shortage`.
 pub(crate) fn play() {
-    let config = Config::default()
+    let config = config()
         .receive_buffers(SLOTS, SLOT)
         .eager_threshold(EagerThreshold::Bytes(CHUNK as u64))
         .chunk_size(CHUNK)

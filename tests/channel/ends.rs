@@ -67,9 +67,13 @@ fn a_channel_outlives_its_server_more_than_once() {
         assert_eq!(say(&mut client, "hello").await.unwrap(), "hello");
         for _ in 0..3 {
             running.end().await;
-            let code = say(&mut client, "hello").await.unwrap_err().code();
-            assert!([Code::Unavailable, Code::Cancelled].contains(&code), "{code:?}");
-            assert_eq!(say(&mut client, "hello").await.unwrap_err().code(), Code::Unavailable);
+            // CANCELLED while the channel gives calls to the old connection, before it sees its end.
+            let mut codes = vec![Code::Cancelled];
+            while codes.ends_with(&[Code::Cancelled]) {
+                codes.push(say(&mut client, "hello").await.unwrap_err().code());
+            }
+            codes.push(say(&mut client, "hello").await.unwrap_err().code());
+            assert!(codes.ends_with(&[Code::Unavailable; 2]), "{codes:?}");
             running = serve().await;
             assert_eq!(say(&mut client, "again").await.unwrap(), "again");
         }
@@ -118,7 +122,7 @@ fn calls_go_on_over_a_restart_without_an_error() {
             }
             callers.join_all().await;
             let last = channel.last_connection().unwrap();
-            assert_ne!(first.local_addr(), last.local_addr(), "the connection was replaced");
+            assert!(!last.is_same_connection(&first), "the connection was replaced");
         });
     }
 }

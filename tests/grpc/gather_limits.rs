@@ -73,11 +73,15 @@ async fn a_reader_that_keeps_everything_stops_its_own_call_only() {
     let mut received = echo(both(&channel, LIMIT), tokio_stream::iter(parcels)).await.unwrap();
     let mut kept = Vec::new();
     let pause = Duration::from_millis(500);
-    while let Ok(Some(parcel)) = tokio::time::timeout(pause, next(&mut received)).await {
-        kept.push(parcel.unwrap());
+    loop {
+        match tokio::time::timeout(pause, next(&mut received)).await {
+            Ok(parcel) => kept.push(parcel.unwrap().unwrap()),
+            Err(_) if kept.len() >= 8 => break,
+            // The machine is busy. With fewer messages the call would end with an error after a while.
+            Err(_) => {}
+        }
         assert!(kept.len() < 20, "the budget has room for 20");
     }
-    assert!(kept.len() >= 8, "{} messages", kept.len());
 
     // Others, with their own memory and without.
     for seed in 0..30 {

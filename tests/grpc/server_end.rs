@@ -121,9 +121,11 @@ fn the_grace_of_an_old_connection_ends() {
             .max_connection_age_grace(Duration::from_millis(100));
         let running = serve(&acts, limits).await;
         let mut client = running.client().await;
-        let status = say(&mut client, "wait").await.unwrap_err();
-        assert_eq!(status.code(), Code::Unavailable, "{status}");
-        until(|| acts.dropped() == 1).await;
+        // On a busy machine the grace may end before the server has the call. Then the call is made again.
+        while acts.dropped() == 0 {
+            let status = say(&mut client, "wait").await.unwrap_err();
+            assert_eq!(status.code(), Code::Unavailable, "{status}");
+        }
     });
 }
 
@@ -134,10 +136,9 @@ fn an_idle_connection_ends_and_a_busy_one_stays() {
         let idle = Duration::from_millis(400);
         let running = serve(&acts, CallConfig::default().max_connection_idle(idle)).await;
         let channel = running.channel().await;
-        let first = channel.last_connection().unwrap();
         let mut client = GreeterClient::new(channel.clone());
-        let mut other = client.clone();
-        let held = tokio::spawn(async move { say(&mut other, "wait").await });
+        let held = acts.held(&client).await;
+        let first = channel.last_connection().unwrap();
         tokio::time::sleep(idle * 3).await;
         acts.release(1);
         assert_eq!(held.await.unwrap().unwrap(), "wait");

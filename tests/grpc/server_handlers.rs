@@ -205,16 +205,22 @@ fn the_deadline_drops_the_handler() {
         );
         until(|| acts.dropped() == 1).await;
 
-        let mut request = Request::new(HelloRequest { name: "wait".into() });
-        request.set_timeout(Duration::from_millis(20));
-        assert_eq!(client.say_hello(request).await.unwrap_err().code(), Code::DeadlineExceeded);
-        until(|| acts.dropped() == 2).await;
+        // On a busy machine the deadline may pass before the server has the call. Then the call is made again.
+        while acts.dropped() == 1 {
+            let mut request = Request::new(HelloRequest { name: "wait".into() });
+            request.set_timeout(Duration::from_millis(20));
+            assert_eq!(client.say_hello(request).await.unwrap_err().code(), Code::DeadlineExceeded);
+        }
+        // An answer shows that all calls before it are there.
+        assert_eq!(say(&mut client, "hello").await.unwrap(), "hello");
+        until(|| acts.waiting() == 0).await;
+        let before = acts.dropped();
 
         // After the head of the response, too.
         let names = tokio_stream::once(HelloRequest { name: "wait".into() });
         let mut chat = client.chat(names.chain(tokio_stream::pending())).await.unwrap().into_inner();
         assert_eq!(chat.next().await.unwrap().unwrap_err().code(), Code::DeadlineExceeded);
-        until(|| acts.dropped() == 3).await;
+        until(|| acts.dropped() == before + 1).await;
         assert_eq!(say(&mut client, "hello").await.unwrap(), "hello");
     });
 }

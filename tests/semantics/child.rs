@@ -41,10 +41,13 @@ async fn serve(column: Column) {
     std::future::pending::<()>().await;
 }
 
-/// Makes a call that the server does not answer.
+/// Makes calls that the server does not answer, one after the other: a server that pings may end the connection of a client that a
+/// busy machine keeps from answering.
 async fn hold(column: Column, address: &str) {
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
     let mut client = Caller::new(column.connect(endpoint).await.unwrap());
     announce("connected");
-    let _ = client.collect(Request::new(tokio_stream::pending::<Bytes>())).await;
+    loop {
+        let _ = client.collect(Request::new(tokio_stream::pending::<Bytes>())).await;
+    }
 }

@@ -15,7 +15,8 @@ use crate::probe::{self, Probe};
 use crate::watch::Watch;
 
 const OFTEN: Duration = Duration::from_millis(200);
-const PATIENT: Duration = Duration::from_secs(1);
+/// The time for an answer to a ping. It is longer than a busy machine keeps a live process from running.
+const PATIENT: Duration = Duration::from_secs(5);
 
 async fn start(role: String) -> Child {
     tokio::task::spawn_blocking(move || Child::start(&[], &role)).await.unwrap()
@@ -42,12 +43,15 @@ async fn ends_with(column: Column, sent: Signal, settings: fn(Endpoint) -> Endpo
     let mut replies = client.produce(Request::new(Bytes::new())).await.unwrap().into_inner();
     check(&probe::first(&mut replies).await.unwrap(), 1, 3000);
     let mut other = client.clone();
-    let call = tokio::spawn(async move { code(other.echo("").await) });
-    // The call is on its way before the server ends.
-    tokio::time::sleep(Duration::from_millis(30)).await;
+    let mut call = Box::pin(async move { code(other.echo("").await) });
+    // The server has the call once it has answered a later one.
+    tokio::select! {
+        biased;
+        ended = &mut call => panic!("the call ended: {ended}"),
+        later = client.echo(message(2, 1000)) => check(&later.unwrap(), 2, 1000),
+    }
     signal(&child, sent);
-    let stream = code(replies.message().await);
-    let call = call.await.unwrap();
+    let (stream, call) = tokio::join!(async { code(replies.message().await) }, call);
     drop(tokio::task::spawn_blocking(move || drop(child)).await);
     joined([format!("a call: {call}"), format!("a stream: {stream}")])
 }

@@ -97,7 +97,8 @@ fn held(watch: &Watch, releases: &Arc<tokio::sync::Semaphore>) -> (Probe, Arc<At
     let (watch, releases, counted) = (watch.clone(), Arc::clone(releases), Arc::clone(&most));
     let probe = Probe::new().unary(move |request| {
         let guard = watch.begin();
-        counted.fetch_max(watch.began() - watch.ended(), Ordering::SeqCst);
+        // Others may end between the two counts.
+        counted.fetch_max(watch.began().saturating_sub(watch.ended()), Ordering::SeqCst);
         let releases = Arc::clone(&releases);
         async move {
             releases.acquire().await.unwrap().forget();

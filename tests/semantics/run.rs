@@ -2,7 +2,6 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::time::Duration;
 
 use support::Runtime;
 
@@ -38,8 +37,7 @@ pub(crate) fn check(behaviour: &Behaviour) {
             None => behaviour.outcome,
         };
         for runtime in runtimes(column) {
-            let outcome =
-                catch_unwind(AssertUnwindSafe(|| runtime.run_for_ever(within((behaviour.body)(column)))));
+            let outcome = catch_unwind(AssertUnwindSafe(|| runtime.run((behaviour.body)(column))));
             let place = format!("{} in {runtime:?}", column.heading());
             match outcome {
                 Ok(outcome) if outcome == expected => {}
@@ -52,13 +50,6 @@ pub(crate) fn check(behaviour: &Behaviour) {
         }
     }
     assert!(wrong.is_empty(), "{}:\n  {}", behaviour.name, wrong.join("\n  "));
-}
-
-/// Runs a behaviour to its end, or fails if it hangs.
-async fn within(body: impl Future<Output = String>) -> String {
-    /// Long enough for a busy machine.
-    const PATIENCE: Duration = Duration::from_secs(40);
-    tokio::time::timeout(PATIENCE, body).await.expect("the behaviour hangs")
 }
 
 /// Returns the kinds of runtime in which a column's behaviours run.

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use bytes::Bytes;
+use support::config;
 use tokio_stream::StreamExt;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
@@ -74,7 +75,7 @@ fn allocator() -> SiteAllocator {
 
 /// Starts a server that gathers, and allocates from `sites`.
 async fn serve(sites: &SiteAllocator) -> SocketAddr {
-    let incoming = RdmaIncoming::bind("127.0.0.1:0").await.unwrap();
+    let incoming = RdmaIncoming::bind_with("127.0.0.1:0", config()).await.unwrap();
     let address = incoming.local_addr();
     let service = TransferServer::new(Worker { sites: sites.clone() });
     let server = Server::builder().layer(gather::responses()).add_service(service);
@@ -92,7 +93,7 @@ async fn connect(address: SocketAddr, config: Config) -> Channel {
 }
 
 fn over_rdma() -> Config {
-    Config::default().policy(Policy::Require)
+    config().policy(Policy::Require)
 }
 
 /// Puts `payload`, and checks that all of it arrived.
@@ -119,7 +120,7 @@ async fn exactly_the_sites_that_send_are_registered(config: Config) {
     let sites = allocator();
     let address = serve(&sites).await;
     let mut gathers = TransferClient::new(gather::requests(connect(address, config).await));
-    let tcp = connect(address, Config::default().policy(Policy::TcpOnly)).await;
+    let tcp = connect(address, support::config().policy(Policy::TcpOnly)).await;
     let mut over_tcp = TransferClient::new(gather::requests(tcp));
     for step in 1..=3_u64 {
         let activations = filled(sites.allocate(LENGTH), step);

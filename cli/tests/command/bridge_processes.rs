@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::process::tonic_rdma;
 
 /// Time for any step. A step that takes longer hangs.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The variable that names the device of the bridges (feature `ibverbs`). Without it they use the software device.
 const DEVICE: &str = "RDMA_TEST_DEVICE";

@@ -14,6 +14,8 @@ pub(crate) fn tonic_rdma(arguments: &[&str]) -> Command {
     }
     // Tests must neither read nor write the user's cache.
     command.env("RDMA_TUNE_CACHE", "off");
+    // On a busy machine a negotiation may take longer than the default, and the connection would go over TCP.
+    command.env("RDMA_HANDSHAKE_TIMEOUT", "60000");
     command
 }
 

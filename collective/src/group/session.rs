@@ -258,7 +258,10 @@ async fn join(
                     let (rank, reason) = (launch.rank(), status.message());
                     return Err(setup(format!("rank 0 at {address} refused rank {rank}: {reason}")));
                 }
-                trouble = Some(describe(&status));
+                // A call that had no time left says less than an earlier one.
+                if trouble.is_none() || status.code() != Code::DeadlineExceeded {
+                    trouble = Some(describe(&status));
+                }
             }
         }
         tokio::time::sleep(pause.min(until.saturating_duration_since(Instant::now()))).await;

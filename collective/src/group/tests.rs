@@ -106,7 +106,8 @@ fn ranks_meet_on_a_current_thread_runtime() {
 #[test]
 fn a_rank_that_does_not_come_is_named_on_both_sides() {
     let address = free_address();
-    let settings = Settings { meeting: Duration::from_secs(4), ..settings() };
+    // Both ranks have to meet within this time, also on a slow machine.
+    let settings = Settings { meeting: Duration::from_secs(8), ..settings() };
     let threads: Vec<_> = [0, 2]
         .map(|rank| (Launch::new(rank, 4, address.clone()), settings.clone()))
         .map(|(launch, settings)| thread::spawn(move || block_on(Group::join(launch, settings))))
@@ -115,7 +116,7 @@ fn a_rank_that_does_not_come_is_named_on_both_sides() {
     for thread in threads {
         let message = thread.join().unwrap().unwrap_err().to_string();
         let expected =
-            format!("the ranks did not meet at {address} within 4s: ranks 1 and 3 of 4 have not come");
+            format!("the ranks did not meet at {address} within 8s: ranks 1 and 3 of 4 have not come");
         assert_eq!(message, expected);
     }
 }
@@ -123,11 +124,12 @@ fn a_rank_that_does_not_come_is_named_on_both_sides() {
 #[test]
 fn a_missing_rank_0_is_named_with_its_address() {
     let address = free_address();
-    let settings = Settings { meeting: Duration::from_secs(1), ..settings() };
+    // Long enough for an attempt, also on a slow machine.
+    let settings = Settings { meeting: Duration::from_secs(4), ..settings() };
     let message =
         block_on(Group::join(Launch::new(1, 2, address.clone()), settings)).unwrap_err().to_string();
     let expected =
-        format!("the ranks did not meet at {address} within 1s: rank 0 has not come, or can't be reached: ");
+        format!("the ranks did not meet at {address} within 4s: rank 0 has not come, or can't be reached: ");
     assert!(message.starts_with(&expected), "{message}");
     assert!(message.contains("refused"), "{message}");
 }
@@ -135,7 +137,8 @@ fn a_missing_rank_0_is_named_with_its_address() {
 #[test]
 fn a_rank_of_another_size_is_refused_on_both_sides() {
     let address = free_address();
-    let settings = Settings { meeting: Duration::from_secs(3), ..settings() };
+    // Rank 1 has to come within this time, also on a slow machine.
+    let settings = Settings { meeting: Duration::from_secs(8), ..settings() };
     let (launch, short) = (Launch::new(0, 2, address.clone()), settings.clone());
     let rank_0 = thread::spawn(move || block_on(Group::join(launch, short)));
     let refused =
@@ -149,16 +152,16 @@ fn a_rank_of_another_size_is_refused_on_both_sides() {
 #[test]
 fn one_rank_twice_is_refused_and_the_group_forms() {
     let address = free_address();
-    let join = |rank, delay| {
+    let join = |rank| {
         let launch = Launch::new(rank, 3, address.clone());
-        thread::spawn(move || {
-            thread::sleep(Duration::from_millis(delay));
-            block_on(Group::join(launch, settings()))
-        })
+        thread::spawn(move || block_on(Group::join(launch, settings())))
     };
-    let (rank_0, first, second) = (join(0, 0), join(1, 0), join(1, 500));
-    thread::sleep(Duration::from_secs(1));
-    let last = join(2, 0);
+    let (rank_0, first, second) = (join(0), join(1), join(1));
+    // Without rank 2 the group does not form, so a rank 1 that ends was refused.
+    while !first.is_finished() && !second.is_finished() {
+        thread::sleep(Duration::from_millis(5));
+    }
+    let last = join(2);
     assert!([rank_0, last].into_iter().all(|thread| thread.join().unwrap().is_ok()));
     let joined = [first, second].map(|thread| thread.join().unwrap());
     let errors: Vec<String> =
@@ -217,7 +220,9 @@ fn a_report_ends_the_operations_of_all_ranks() {
 
 #[test]
 fn the_culprit_is_the_end_of_the_chain() {
-    let groups = join_all(4);
+    // A rank that lives and answers later would be the culprit.
+    let settings = Settings { answer: HANG, ..settings() };
+    let groups = join_with(4, &settings, &free_address());
     let at = Place { operation: 1, step: 0, steps: 4 };
     groups[0].position().set(at, Some(1));
     groups[1].position().set(at, Some(3));
@@ -344,7 +349,8 @@ fn a_rank_that_does_not_take_part_is_left_out_and_is_told_so() {
     let threads: Vec<_> = (0..3)
         .map(|rank| Launch::new(rank, 3, address.clone()))
         .map(|launch| {
-            let settings = Settings { patience: Duration::from_secs(1), ..settings() };
+            // Ranks 0 and 2 have to take part within this time, also on a slow machine.
+            let settings = Settings { patience: Duration::from_secs(5), ..settings() };
             thread::spawn(move || block_on(Group::join(launch, settings)).unwrap())
         })
         .collect();

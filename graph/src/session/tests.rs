@@ -55,7 +55,8 @@ fn while_connecting<F: Future<Output = ()>>(calls: impl FnOnce(Client, HelloRepl
     let mut peering = Peering::new(Part(0), peers, &graph, &placements);
     peering.modes = vec![Mode::GrpcTcp, Mode::RdmaZerocp];
     peering.window = 2;
-    peering.timeout = Duration::from_secs(4);
+    // All calls have to be made within this time, also on a slow machine.
+    peering.timeout = Duration::from_secs(10);
     let connecting = thread::spawn(move || listener.connect(peering).unwrap_err());
     runtime.block_on(async {
         let (client, server) = hello(address).await;

@@ -20,7 +20,8 @@ async fn a_call_of_another_thread_looks_once() {
     reactor.call_begins();
     assert_eq!(looks(), 1, "the runtime does not poll when it is idle");
     reactor.idle();
-    assert!(looks() > 1);
+    // A caller that other work keeps from its thread looks once, and so do those after a wait that brought nothing.
+    assert!((0..10_000).any(|_| looks() > 1));
     let elsewhere = std::thread::scope(|scope| scope.spawn(looks).join().unwrap());
     assert_eq!(elsewhere, 1, "that thread may have tasks of another runtime");
     reactor.call_ends();

@@ -69,8 +69,8 @@ impl Loopback {
     const SOURCES: usize = 64;
     /// Most registered memory.
     const MEMORY: u64 = 64 << 20;
-    /// Longest time without a completion.
-    const PATIENCE: Duration = Duration::from_secs(1);
+    /// Longest time without a completion. A thread that drives the device may not get a core for a second.
+    const PATIENCE: Duration = Duration::from_secs(10);
 
     /// Connects the device to itself, with content for messages of `longest` bytes.
     ///

@@ -22,7 +22,7 @@ use crate::grpc::CallConfig;
 use tonic_rdma_verbs::memory::Pool;
 
 /// A hang is a failure after this time.
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 
 /// Gives calls to a channel.
 #[derive(Debug)]
@@ -55,8 +55,11 @@ impl Pair {
     /// Makes a pair whose calls `acceptor` gets.
     async fn with(client: CallConfig, server: CallConfig, acceptor: Arc<dyn Accept>) -> Self {
         // A ping would also send what was left queued, and so hide that it was.
-        let config =
-            Config::default().policy(Policy::Require).provider(ProviderChoice::Soft).ping(10 * LONG, LONG);
+        let config = Config::default()
+            .policy(Policy::Require)
+            .provider(ProviderChoice::Soft)
+            .handshake_timeout(LONG)
+            .ping(10 * LONG, LONG);
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let listener = Listener::new(listener, config.clone()).unwrap();
         let port = listener.local_addr().port();

@@ -25,8 +25,8 @@ use tonic_rdma_tensor::{
     TensorSpec,
 };
 
-/// Time within which a death must be noticed on a busy machine. The tests print the actual time.
-const SOON: Duration = Duration::from_secs(5);
+/// Time within which a death must be noticed: only a death that is not noticed at all takes so long. The tests print the actual time.
+const SOON: Duration = Duration::from_secs(60);
 /// Length of a large tensor in bytes: many requests of [`settings`].
 const LARGE: usize = 16 << 20;
 

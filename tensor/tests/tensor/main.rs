@@ -63,7 +63,7 @@ fn pattern(seed: u64, length: usize) -> Vec<u8> {
 
 /// Waits until `done` returns true, or fails.
 async fn eventually(what: &str, mut done: impl AsyncFnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !done().await {
         assert!(Instant::now() < deadline, "waited for {what}");
         tokio::time::sleep(Duration::from_millis(2)).await;

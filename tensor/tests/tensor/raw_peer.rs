@@ -108,10 +108,15 @@ impl RawPeer {
 
     /// Opens a link and confirms it.
     pub(crate) async fn link(self) -> RawLink {
-        let mut link = self.open().await.unwrap();
+        self.try_link().await.unwrap()
+    }
+
+    /// Opens a link and confirms it, if the device does not refuse that.
+    pub(crate) async fn try_link(self) -> Result<RawLink, Status> {
+        let mut link = self.open().await?;
         let read = link.peer.pair.probe().peers.unwrap_or(0);
-        link.confirm(vec![read]).await.unwrap();
-        link
+        link.confirm(vec![read]).await?;
+        Ok(link)
     }
 }
 
@@ -157,7 +162,7 @@ impl RawLink {
 
     /// Waits until the peer has ended the link, or fails.
     pub(crate) async fn ended(&mut self, what: &str) {
-        let end = tokio::time::timeout(Duration::from_secs(20), self.answers.message()).await;
+        let end = tokio::time::timeout(Duration::from_secs(60), self.answers.message()).await;
         assert!(!matches!(end.expect(what), Ok(Some(_))), "a second answer");
     }
 

@@ -64,7 +64,8 @@ impl End {
         if let Self::IdlePolling = self {
             tonic_rdma::runtime::idle_polling(&mut builder);
         }
-        let main = async { tokio::time::timeout(Duration::from_secs(60), main).await.expect("a wait hangs") };
+        let main =
+            async { tokio::time::timeout(Duration::from_secs(240), main).await.expect("a wait hangs") };
         builder.worker_threads(2).enable_all().build().unwrap().block_on(main)
     }
 

@@ -12,7 +12,7 @@ pub fn descriptors_and_mappings() -> (usize, usize) {
 /// Waits until this process has no more descriptors and mappings than `before`, or fails. For tests that run alone in their
 /// process.
 pub async fn settled(before: (usize, usize)) {
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
     loop {
         let now = descriptors_and_mappings();
         if now.0 <= before.0 && now.1 <= before.1 {

@@ -134,10 +134,13 @@ async fn serve(over: Over, address: &str) {
     std::future::pending::<()>().await;
 }
 
-/// Makes a call that the server does not answer.
+/// Makes calls that the server does not answer, one after the other: a server that pings may end the connection of a client that a
+/// busy machine keeps from answering.
 async fn hold(over: Over, address: &str) {
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
     let mut client = GreeterClient::new(over.connect(endpoint).await.unwrap());
     announce("connected");
-    let _ = say(&mut client, "hold").await;
+    loop {
+        let _ = say(&mut client, "hold").await;
+    }
 }

@@ -1,13 +1,16 @@
 //! Connected byte streams.
 
+use std::time::Duration;
+
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio_stream::StreamExt as _;
 use tonic_rdma::{Config, Dialer, EndpointStream, Listener, Verdict};
 
-/// Returns the default settings, changed by the environment: with `RDMA_DEVICE` set the tests run on that device.
+/// Returns the default settings, changed by the environment: with `RDMA_DEVICE` set the tests run on that device. Each end waits for
+/// the other's part of the negotiation for half the time of a test, because a busy machine may need longer than users wait.
 pub fn config() -> Config {
-    Config::from_env().unwrap()
+    Config::from_env().unwrap().handshake_timeout(Duration::from_secs(60))
 }
 
 /// Listens on a free port of this machine.

@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_stream::StreamExt as _;
 use tonic_rdma::Dialer;
-use tonic_rdma::{Config, EagerThreshold, Policy};
+use tonic_rdma::{EagerThreshold, Policy};
 use tonic_rdma_proto::transfer::PutRequest;
 use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, Tensor, TensorSpec};
 
@@ -23,13 +23,13 @@ pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl Log {
     /// Returns the lines with `text` so far.
-    fn lines(&self, text: &str) -> Vec<String> {
+    pub(crate) fn lines(&self, text: &str) -> Vec<String> {
         let log = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
         log.lines().filter(|line| line.contains(text)).map(str::to_owned).collect()
     }
 
     /// Waits until there are `count` lines with `text`. The caller has a deadline.
-    async fn has(&self, count: usize, text: &str) {
+    pub(crate) async fn has(&self, count: usize, text: &str) {
         while self.lines(text).len() < count {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -55,7 +55,7 @@ pub(crate) fn logged(test: impl FnOnce()) -> String {
     String::from_utf8(bytes).unwrap()
 }
 
-fn logging(log: &Log, test: impl FnOnce()) {
+pub(crate) fn logging(log: &Log, test: impl FnOnce()) {
     let writer = log.clone();
     let subscriber = tracing_subscriber::fmt()
         .with_max_level(tracing::Level::DEBUG)
@@ -254,7 +254,7 @@ fn connections_without_a_byte_cause_no_warning() {
     let log = Log::default();
     logging(&log, || {
         Runtime::Idle.run(async {
-            let listener = listen(Config::default()).await;
+            let listener = listen(config()).await;
             for probe in 0..PROBES {
                 let tcp = TcpStream::connect(listener.local_addr()).await.unwrap();
                 if probe % 2 == 1 {
@@ -309,7 +309,7 @@ fn a_flood_of_garbage_is_a_few_warnings_that_name_the_peer() {
     let log = Log::default();
     logging(&log, || {
         Runtime::Idle.run(async {
-            let listener = listen(Config::default()).await;
+            let listener = listen(config()).await;
             flood(&log, "connection refused", async || {
                 let mut tcp = TcpStream::connect(listener.local_addr()).await.unwrap();
                 tcp.write_all(b"SSH-2.0-scanner\r\n").await.unwrap();
@@ -331,7 +331,7 @@ fn a_flood_of_connections_is_a_few_lines() {
     let log = Log::default();
     logging(&log, || {
         Runtime::Idle.run(async {
-            let mut listener = listen(Config::default()).await;
+            let mut listener = listen(config()).await;
             let port = listener.local_addr().port();
             flood(&log, "a stock client, without TLS", async || {
                 let mut tcp = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
@@ -339,7 +339,7 @@ fn a_flood_of_connections_is_a_few_lines() {
                 drop(listener.next().await.unwrap());
             })
             .await;
-            let dialer = Dialer::new(Config::default().policy(Policy::TcpOnly));
+            let dialer = Dialer::new(config().policy(Policy::TcpOnly));
             flood(&log, "the policy is tcp-only", async || {
                 let (client, server) = tokio::join!(
                     async {

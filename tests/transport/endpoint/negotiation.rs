@@ -33,8 +33,8 @@ fn each_pair_of_policies_gives_the_expected_transport() {
             (Prefer, TcpOnly, Some(Verdict::Tcp)),
             (Require, TcpOnly, None),
         ] {
-            let mut listener = listen(Config::default().policy(server)).await;
-            let dialled = dial(&listener, Config::default().policy(client)).await;
+            let mut listener = listen(patient().policy(server)).await;
+            let dialled = dial(&listener, patient().policy(client)).await;
             match expected {
                 Some(verdict) => {
                     let client_end = dialled.unwrap();
@@ -55,8 +55,8 @@ fn each_pair_of_policies_gives_the_expected_transport() {
 #[test]
 fn bytes_flow_over_tcp_after_a_fallback() {
     Runtime::Idle.run(async {
-        let mut listener = listen(Config::default().policy(Policy::TcpOnly)).await;
-        let mut client = dial(&listener, Config::default()).await.unwrap();
+        let mut listener = listen(patient().policy(Policy::TcpOnly)).await;
+        let mut client = dial(&listener, patient()).await.unwrap();
         let mut server = listener.next().await.unwrap();
         assert!(client.info().reason().contains("tcp-only"), "{}", client.info().reason());
         client.write_all(b"ping").await.unwrap();
@@ -69,7 +69,7 @@ fn bytes_flow_over_tcp_after_a_fallback() {
 #[test]
 fn stock_clients_are_handed_on_with_their_first_bytes() {
     Runtime::Idle.run(async {
-        let mut listener = listen(Config::default()).await;
+        let mut listener = listen(patient()).await;
         for (first, reason) in [
             (&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], "without TLS"),
             (&[22, 3, 1, 0, 200, 1, 0, 0][..], "with TLS"),
@@ -138,7 +138,7 @@ fn peers_that_stop_in_the_middle_delay_no_other_peer() {
             half.push(half_negotiated(&listener).await);
         }
         for _ in 0..3 {
-            let mut client = dial(&listener, Config::default()).await.unwrap();
+            let mut client = dial(&listener, patient()).await.unwrap();
             let mut server = listener.next().await.unwrap();
             assert_eq!((client.info().verdict(), server.info().verdict()), (Verdict::Rdma, Verdict::Rdma));
             client.write_all(b"question").await.unwrap();
@@ -175,13 +175,23 @@ fn misbehaving_peers_are_dropped() {
         {
             rude.push(raw(&listener, bytes).await);
         }
-        let client = dial(&listener, Config::default()).await.unwrap();
-        let server = listener.next().await.unwrap();
-        assert_eq!((client.info().verdict(), server.info().verdict()), (Verdict::Rdma, Verdict::Rdma));
+        // A busy machine may keep this client, too, from its part within the time. Then it tries again.
+        let client = loop {
+            if let Ok(client) = dial(&listener, patient()).await
+                && client.info().verdict() == Verdict::Rdma
+            {
+                break client;
+            }
+        };
+        let mut server = listener.next().await.unwrap();
+        while server.info().peer_addr() != client.info().local_addr() {
+            server = listener.next().await.unwrap();
+        }
+        assert_eq!(server.info().verdict(), Verdict::Rdma);
         for (index, mut tcp) in rude.into_iter().enumerate() {
             let mut answer = Vec::new();
             // The end may be a reset or an orderly end.
-            let end = tokio::time::timeout(Duration::from_secs(10), tcp.read_to_end(&mut answer)).await;
+            let end = tokio::time::timeout(Duration::from_secs(60), tcp.read_to_end(&mut answer)).await;
             assert!(end.is_ok(), "peer {index} was not dropped");
         }
     });
@@ -190,7 +200,7 @@ fn misbehaving_peers_are_dropped() {
 #[test]
 fn a_client_of_another_version_gets_the_reason() {
     Runtime::Idle.run(async {
-        let listener = listen(Config::default()).await;
+        let listener = listen(patient()).await;
         let mut tcp = raw(&listener, &[&MAGIC[..], &[0xff, 0x7f, 1, 0, 0, 0, 0, 0]].concat()).await;
         let mut answer = Vec::new();
         let _ = tcp.read_to_end(&mut answer).await;
@@ -265,7 +275,8 @@ fn a_client_gives_up_a_connection_that_takes_too_long() {
         let address = full.local_addr().unwrap();
         let patience = Duration::from_millis(200);
         let mut waiting = Vec::new();
-        while let Ok(connected) = tokio::time::timeout(patience, TcpStream::connect(address)).await {
+        // Waits for longer than the dialer below, because a busy kernel may be slow while there is room.
+        while let Ok(connected) = tokio::time::timeout(10 * patience, TcpStream::connect(address)).await {
             waiting.push(connected.unwrap());
             assert!(waiting.len() < 100, "the backlog never fills");
         }

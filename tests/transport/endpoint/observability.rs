@@ -1,77 +1,91 @@
 //! Metrics, log events and counters.
 
-use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+use std::collections::HashMap;
+
+use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_stream::StreamExt as _;
 use tonic_rdma::Dialer;
-use tonic_rdma::{Config, Policy};
+use tonic_rdma::Policy;
 
-use super::logs::logged;
-use support::{Runtime, listen, pair};
+use super::logs::{Log, logging};
+use support::{Runtime, config, listen, pair, until};
+
+const CONNECTIONS: &str = "tonic_rdma_connections";
+const SENT: &str = "tonic_rdma_eager_bytes_sent_total";
+const RECEIVED: &str = "tonic_rdma_eager_bytes_received_total";
 
 #[test]
 fn counters_reach_the_metrics_facade() {
     let recorder = DebuggingRecorder::new();
-    let snapshots = recorder.snapshotter();
+    let (snapshots, mut totals) = (recorder.snapshotter(), HashMap::new());
     metrics::with_local_recorder(&recorder, || {
         Runtime::Idle.run(async {
-            let (mut client, mut server) = pair(Config::default()).await;
+            let (mut client, mut server) = pair(config()).await;
             client.write_all(&[1; 50_000]).await.unwrap();
             client.shutdown().await.unwrap();
             let mut received = Vec::new();
             server.read_to_end(&mut received).await.unwrap();
             server.shutdown().await.unwrap();
             drop((client, server));
-            tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+            // Each end publishes its last counts at its end.
+            until(|| {
+                add(&mut totals, &snapshots);
+                let is_all = |name: &str| totals.get(name).is_some_and(|bytes| *bytes >= 50_000.0);
+                totals.get(CONNECTIONS) == Some(&0.0) && is_all(SENT) && is_all(RECEIVED)
+            })
+            .await;
         });
     });
-    let metrics = snapshots.snapshot().into_vec();
-    let value = |name: &str| {
-        let of_name = metrics.iter().filter(|(key, ..)| key.key().name() == name);
-        of_name
-            .map(|(.., value)| match value {
-                DebugValue::Counter(count) => *count as f64,
-                DebugValue::Gauge(level) => level.into_inner(),
-                DebugValue::Histogram(_) => f64::NAN,
-            })
-            .sum::<f64>()
-    };
-    assert_eq!(value("tonic_rdma_negotiations_total"), 2.0, "one at each end");
-    assert_eq!(value("tonic_rdma_eager_bytes_sent_total"), 50_000.0);
-    assert_eq!(value("tonic_rdma_eager_bytes_received_total"), 50_000.0);
-    assert!(value("tonic_rdma_copies_avoided_bytes_total") > 40_000.0);
-    assert_eq!(value("tonic_rdma_connections"), 0.0, "none is left");
+    add(&mut totals, &snapshots);
+    assert_eq!(totals["tonic_rdma_negotiations_total"], 2.0, "one at each end");
+    assert_eq!((totals[SENT], totals[RECEIVED]), (50_000.0, 50_000.0));
+    assert!(totals["tonic_rdma_copies_avoided_bytes_total"] > 40_000.0);
+    assert_eq!(totals[CONNECTIONS], 0.0, "none is left");
+}
+
+/// Adds what the metrics counted since the last snapshot.
+fn add(totals: &mut HashMap<String, f64>, snapshots: &Snapshotter) {
+    for (key, .., value) in snapshots.snapshot().into_vec() {
+        *totals.entry(key.key().name().to_owned()).or_default() += match value {
+            DebugValue::Counter(count) => count as f64,
+            DebugValue::Gauge(level) => level.into_inner(),
+            DebugValue::Histogram(_) => f64::NAN,
+        };
+    }
 }
 
 #[test]
 fn the_log_has_the_transport_and_the_reason() {
-    let log = logged(|| {
+    let log = Log::default();
+    logging(&log, || {
         Runtime::Idle.run(async {
-            let (client, server) = pair(Config::default()).await;
+            let (client, server) = pair(config()).await;
             drop((client, server));
-            let mut listener = listen(Config::default().policy(Policy::TcpOnly)).await;
+            let mut listener = listen(config().policy(Policy::TcpOnly)).await;
             let port = listener.local_addr().port();
-            let dialer = Dialer::new(Config::default());
+            let dialer = Dialer::new(config());
             let (client, server) = tokio::join!(dialer.dial("127.0.0.1", port), listener.next());
             drop((client.unwrap(), server));
-            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+            log.has(1, "rdma connection closed").await;
         });
     });
+    let log = log.lines("").join("\n");
     assert!(log.contains("connected over rdma") && log.contains("soft0"), "{log}");
     assert!(log.contains("connected over tcp") && log.contains("the server declined"), "{log}");
-    assert!(log.contains("rdma connection closed"), "{log}");
 }
 
 /// A client that exits drops its runtime, with connections in tasks that never end. The server sees an orderly end and no loss.
 #[test]
 fn a_dropped_runtime_ends_its_connections_in_order() {
-    let log = logged(|| {
+    let log = Log::default();
+    logging(&log, || {
         Runtime::Idle.run(async {
-            let mut listener = listen(Config::default()).await;
+            let mut listener = listen(config()).await;
             let port = listener.local_addr().port();
             let client = std::thread::spawn(move || {
                 Runtime::Idle.run(async {
-                    let mut stream = Dialer::new(Config::default()).dial("127.0.0.1", port).await.unwrap();
+                    let mut stream = Dialer::new(config()).dial("127.0.0.1", port).await.unwrap();
                     stream.write_all(b"and that was all").await.unwrap();
                     stream.flush().await.unwrap();
                     tokio::spawn(async move { stream.read(&mut [0]).await });
@@ -84,16 +98,17 @@ fn a_dropped_runtime_ends_its_connections_in_order() {
             assert_eq!(received, b"and that was all");
             drop(server);
             client.join().unwrap();
-            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+            log.has(1, "rdma connection").await;
         });
     });
+    let log = log.lines("").join("\n");
     assert!(log.contains("rdma connection closed") && !log.contains("lost"), "{log}");
 }
 
 #[test]
 fn several_completion_queues_serve_all_connections() {
     Runtime::Idle.run(async {
-        let config = Config::default().completion_queues(3);
+        let config = config().completion_queues(3);
         let mut listener = listen(config.clone()).await;
         let dialer = Dialer::new(config);
         let port = listener.local_addr().port();

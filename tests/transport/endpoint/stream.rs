@@ -1,6 +1,7 @@
 //! The byte stream: its content, its order, and the ways in which it ends.
 
 use std::io::{ErrorKind, IoSlice};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
 use tokio::task::JoinSet;
@@ -12,6 +13,7 @@ use fastrand::Rng;
 use support::{Content, Runtime, config, everywhere, listen, pair, random_length, within};
 
 const MIB: usize = 1 << 20;
+const LINGER: Duration = Duration::from_secs(60);
 
 async fn send(mut stream: impl AsyncWrite + Unpin, seed: u64, total: usize, most: usize) {
     let (mut content, mut random) = (Content::new(seed), Rng::with_seed(seed));
@@ -40,14 +42,15 @@ async fn receive(mut stream: impl AsyncRead + Unpin, seed: u64, total: usize, sl
         }
         content.check(&buffer[..count]);
         if slow && random.u32(0..16) == 0 {
-            tokio::time::sleep(std::time::Duration::from_micros(random.u64(0..300))).await;
+            tokio::time::sleep(Duration::from_micros(random.u64(0..300))).await;
         }
     }
     assert_eq!(content.position(), total as u64);
 }
 
 async fn both_ways(config: Config, total: usize, most: usize, slow: bool) {
-    let (client, server) = pair(config).await;
+    // The end that finishes first lingers until the other end has fetched the rest, which takes long on a busy machine.
+    let (client, server) = pair(config.linger(LINGER)).await;
     let ((client_read, client_write), (server_read, server_write)) = (split(client), split(server));
     tokio::join!(
         send(client_write, 1, total, most),
@@ -90,9 +93,7 @@ fn every_threshold_and_chunk_size_carries_the_same_bytes() {
 #[test]
 fn soak() {
     let total = std::env::var("SOAK_MIB").map_or(256, |mib| mib.parse().unwrap()) * MIB;
-    // The total time depends on the amount and the device, so only the steps have a time limit. The end that finishes first lingers
-    // until the other end has fetched the rest, which takes long on a busy machine.
-    let config = || config().linger(std::time::Duration::from_secs(60));
+    // The total time depends on the amount and the device, so only the steps have a time limit.
     Runtime::Idle.run_for_ever(both_ways(config(), total, 64 * MIB, false));
     Runtime::MultiThread.run_for_ever(both_ways(config(), total * 3 / 4, 64 * MIB, true));
 }
@@ -159,7 +160,7 @@ fn bytes_written_before_a_drop_arrive() {
     everywhere(|config| async move {
         let lengths = [1, 5000, 300_000, 3 * MIB];
         for (length, flush) in lengths.into_iter().flat_map(|length| [(length, true), (length, false)]) {
-            let (mut client, mut server) = pair(config.clone()).await;
+            let (mut client, mut server) = pair(config.clone().linger(LINGER)).await;
             let writer = tokio::spawn(async move {
                 client.write_all(&Content::new(4).take(length)).await.unwrap();
                 if flush {
@@ -199,30 +200,30 @@ fn the_end_that_is_done_first_may_close() {
     const AT_ONCE: u64 = 4;
     let (address_to, address_from) = std::sync::mpsc::channel();
     let server = std::thread::spawn(move || {
-        Runtime::Idle.run(async {
+        Runtime::Idle.run_for_ever(async {
             let mut listener = listen(config()).await;
             address_to.send(listener.local_addr().port()).unwrap();
             for _ in 0..ROUNDS {
                 let mut ends = JoinSet::new();
                 for _ in 0..AT_ONCE {
-                    let stream = listener.next().await.unwrap();
+                    let stream = within(listener.next()).await.unwrap();
                     ends.spawn(exchange(stream, Rng::with_seed(7)));
                 }
-                ends.join_all().await;
+                within(ends.join_all()).await;
             }
         })
     });
     let port = address_from.recv().unwrap();
-    Runtime::Idle.run(async {
+    Runtime::Idle.run_for_ever(async {
         let dialer = Dialer::new(config());
         for round in 0..ROUNDS {
             let mut ends = JoinSet::new();
             for seed in 1..=AT_ONCE {
-                let stream = dialer.dial("127.0.0.1", port).await.unwrap();
+                let stream = within(dialer.dial("127.0.0.1", port)).await.unwrap();
                 assert_eq!(stream.info().verdict(), Verdict::Rdma);
                 ends.spawn(exchange(stream, Rng::with_seed(round * AT_ONCE + seed)));
             }
-            ends.join_all().await;
+            within(ends.join_all()).await;
         }
     });
     server.join().unwrap();
@@ -301,8 +302,7 @@ fn data_moves_while_the_senders_runtime_is_blocked() {
             let mut client = tonic_rdma::Dialer::new(config).dial("127.0.0.1", port).await.unwrap();
             client.write_all(&Content::new(5).take(10_000)).await.unwrap();
             client.flush().await.unwrap();
-            let received =
-                done_from.recv_timeout(std::time::Duration::from_secs(30)).expect("nothing arrived");
+            let received = done_from.recv_timeout(Duration::from_secs(60)).expect("nothing arrived");
             Content::new(5).check(&received);
             let mut answer = [0; 6];
             client.read_exact(&mut answer).await.unwrap();

@@ -1,6 +1,8 @@
 //! A tonic service over RDMA: calls, streams, concurrency, shutdown, restart.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -13,13 +15,16 @@ use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
 use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest};
 
-use support::{Content, Runtime, config, everywhere};
+use support::{Content, Runtime, config, everywhere, until};
 
 const LIMIT: usize = 128 << 20;
 
 /// A service that compares each payload with the content of its seed.
 #[derive(Debug)]
-struct Checking;
+struct Checking {
+    /// A call that takes a while has arrived.
+    is_busy: Arc<AtomicBool>,
+}
 
 #[tonic::async_trait]
 impl Transfer for Checking {
@@ -28,6 +33,7 @@ impl Transfer for Checking {
         assert_eq!(info.verdict(), Verdict::Rdma, "{}", info.reason());
         let request = request.into_inner();
         if request.seed == u64::MAX {
+            self.is_busy.store(true, Ordering::SeqCst);
             tokio::time::sleep(Duration::from_millis(300)).await;
         }
         Content::new(request.seed).check(&request.payload);
@@ -54,6 +60,7 @@ impl Transfer for Checking {
 
 pub(crate) struct Running {
     pub(crate) address: SocketAddr,
+    is_busy: Arc<AtomicBool>,
     pub(crate) stop: oneshot::Sender<()>,
     pub(crate) server: JoinHandle<Result<(), tonic::transport::Error>>,
 }
@@ -62,12 +69,13 @@ pub(crate) async fn serve(address: &str, config: Config) -> Running {
     let incoming = RdmaIncoming::bind_with(address, config).await.unwrap();
     let address = incoming.local_addr();
     let (stop, stopped) = oneshot::channel::<()>();
-    let service =
-        TransferServer::new(Checking).max_decoding_message_size(LIMIT).max_encoding_message_size(LIMIT);
+    let is_busy = Arc::<AtomicBool>::default();
+    let service = TransferServer::new(Checking { is_busy: Arc::clone(&is_busy) });
+    let service = service.max_decoding_message_size(LIMIT).max_encoding_message_size(LIMIT);
     let server = Server::builder().add_service(service).serve_with_incoming_shutdown(incoming, async {
         let _ = stopped.await;
     });
-    Running { address, stop, server: tokio::spawn(server) }
+    Running { address, is_busy, stop, server: tokio::spawn(server) }
 }
 
 fn client_of(channel: Channel) -> TransferClient<Channel> {
@@ -163,7 +171,7 @@ fn graceful_shutdown_lets_a_call_finish() {
         let running = serve("127.0.0.1:0", config.clone()).await;
         let mut client = connect(running.address, config).await;
         let call = tokio::spawn(async move { put(&mut client, u64::MAX, 1000).await });
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        until(|| running.is_busy.load(Ordering::SeqCst)).await;
         running.stop.send(()).unwrap();
         call.await.unwrap();
         running.server.await.unwrap().unwrap();
@@ -179,7 +187,11 @@ fn a_channel_reconnects_after_the_server_came_back() {
         put(&mut client, 1, 100).await;
         running.stop.send(()).unwrap();
         running.server.await.unwrap().unwrap();
-        let error = client.put(request(2, 100)).await.unwrap_err();
+        let mut error = client.put(request(2, 100)).await.unwrap_err();
+        // CANCELLED while the channel gives calls to the old connection, before it sees its end.
+        while error.code() == Code::Cancelled {
+            error = client.put(request(2, 100)).await.unwrap_err();
+        }
         assert_eq!(error.code(), Code::Unavailable, "{error:?}");
         let _running = serve(&address.to_string(), config()).await;
         put(&mut client, 3, 100).await;

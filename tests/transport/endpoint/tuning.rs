@@ -99,7 +99,7 @@ fn a_calibration_on_disk_is_followed() {
     let folder = tempfile::tempdir().unwrap();
     put(&folder, 3100, "size=16384 1000 3000 300\nsize=32768 9000 3000 300\nsize=65536 18000 5000 300\n");
     Runtime::Idle.run(async {
-        let config = Config::default().receive_buffers(64, 3100).tune_cache(cache_in(&folder));
+        let config = config().receive_buffers(64, 3100).tune_cache(cache_in(&folder));
         let (mut client, mut server) = pair(config).await;
         assert_eq!(
             why(&client, 32_768).to_string(),
@@ -116,7 +116,7 @@ fn a_calibration_on_disk_is_followed() {
 fn a_bad_file_is_ignored() {
     let folder = tempfile::tempdir().unwrap();
     put(&folder, 3200, "size=16384 1000 99000000000 300\n");
-    let config = Config::default().receive_buffers(64, 3200).tune_cache(cache_in(&folder));
+    let config = config().receive_buffers(64, 3200).tune_cache(cache_in(&folder));
     let decision = Runtime::Idle.run(settled(config));
     assert!(matches!(decision.set_by, ThresholdSource::Calibration { .. }), "{decision}");
 }
@@ -126,7 +126,7 @@ fn an_unusable_cache_is_no_failure() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     std::fs::write(&file, "").unwrap();
-    let config = Config::default().receive_buffers(64, 3300).tune_cache(TuneCache::Directory(file));
+    let config = config().receive_buffers(64, 3300).tune_cache(TuneCache::Directory(file));
     let decision = Runtime::Idle.run(settled(config));
     assert!(matches!(decision.set_by, ThresholdSource::Calibration { .. }), "{decision}");
 }
@@ -135,8 +135,8 @@ fn an_unusable_cache_is_no_failure() {
 fn a_connection_over_tcp_has_no_decision() {
     use tokio_stream::StreamExt as _;
     Runtime::Idle.run(async {
-        let mut listener = support::listen(Config::default().policy(tonic_rdma::Policy::TcpOnly)).await;
-        let dialer = tonic_rdma::Dialer::new(Config::default());
+        let mut listener = support::listen(config().policy(tonic_rdma::Policy::TcpOnly)).await;
+        let dialer = tonic_rdma::Dialer::new(config());
         let port = listener.local_addr().port();
         let (client, server) = tokio::join!(dialer.dial("127.0.0.1", port), listener.next());
         assert_eq!(client.unwrap().info().why(1, WriteLoad::Light), None);

@@ -194,8 +194,8 @@ fn an_endpoint_that_is_down_gets_no_calls_and_few_dials() {
         assert!(!matches!(state, EndpointState::Up(_)), "{state:?}");
         // An upper limit for the number of dials: each dial comes at least 80 ms after the one before, and makes three
         // connections until the dialer knows whether the server is stock.
-        let dials = 1 + started.elapsed().as_millis() / 80;
         let taken = taken.load(Ordering::SeqCst) as u128;
+        let dials = 1 + started.elapsed().as_millis() / 80;
         assert!(taken <= 3 * dials, "{taken} connections in {dials} dials");
     });
 }
@@ -262,14 +262,12 @@ fn a_server_that_never_answers_delays_no_call() {
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let endpoint = Endpoint::from_shared(format!("http://{}", silent.local_addr().unwrap())).unwrap();
         let [(running, _)] = servers::<1>(Over::Rdma).await;
-        let config = support::config()
-            .policy(tonic_rdma::Policy::Require)
-            .handshake_timeout(Duration::from_millis(200));
-        let connector = tonic_rdma::RdmaConnector::with_config(config);
-        let both = balance_list([endpoint.clone(), running.endpoint()], connector.clone());
+        let config = support::config().policy(tonic_rdma::Policy::Require);
+        let connector = tonic_rdma::RdmaConnector::with_config;
+        let both = balance_list([endpoint.clone(), running.endpoint()], connector(config.clone()));
         assert_eq!(say(&mut GreeterClient::new(both), "hello").await.unwrap(), "hello");
 
-        let alone = balance_list([endpoint], connector);
+        let alone = balance_list([endpoint], connector(config.handshake_timeout(Duration::from_millis(200))));
         let (code, message) = outcome(say(&mut GreeterClient::new(alone), "hello").await).unwrap_err();
         assert_eq!(code, Code::Unavailable);
         assert!(message.contains("RDMA is required"), "{message}");

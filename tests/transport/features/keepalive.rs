@@ -21,6 +21,11 @@ async fn start(role: String) -> Child {
     tokio::task::spawn_blocking(move || Child::start(&[], &role)).await.unwrap()
 }
 
+/// Makes calls until one is answered.
+async fn until_ok(client: &mut GreeterClient<tonic::transport::Channel>) {
+    while say(client, "hello").await.ok().as_deref() != Some("hello") {}
+}
+
 #[test]
 fn a_client_notices_a_server_that_hangs() {
     let outcome = unchanged(async |over: Over| {
@@ -28,7 +33,8 @@ fn a_client_notices_a_server_that_hangs() {
         let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", server.word)).unwrap();
         let endpoint = endpoint.http2_keep_alive_interval(OFTEN).keep_alive_timeout(5 * OFTEN);
         let mut client = GreeterClient::new(over.connect(endpoint).await.unwrap());
-        assert_eq!(say(&mut client, "hello").await.unwrap(), "hello");
+        // A busy machine may keep the server from an answer to a ping, and then the channel connects again.
+        until_ok(&mut client).await;
         let call = tokio::spawn(async move { outcome(say(&mut client, "hold").await) });
         stop(&server);
         call.await.unwrap()
@@ -49,7 +55,8 @@ fn a_server_notices_a_client_that_hangs() {
         until(|| greeter.held() == 1).await;
         stop(&client);
         until(|| greeter.held() == 0).await;
-        greeter.dropped()
+        // More than one if the client was once too slow for a ping, and then made another call.
+        greeter.dropped() > 0
     });
-    assert_eq!(dropped, 1);
+    assert!(dropped);
 }

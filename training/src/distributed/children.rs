@@ -244,10 +244,11 @@ mod tests {
     #[test]
     fn a_process_that_says_that_it_runs_is_waited_for() {
         let (sender, events) = channel();
-        let (deadline, silence) = (Duration::from_secs(600), Duration::from_secs(2));
+        // The process is silent for longer than this in all, and never for as long at a time, also on a slow machine.
+        let (deadline, silence) = (Duration::from_secs(600), Duration::from_secs(4));
         let mut children = Children { children: vec![sleeping()], events, deadline, silence };
         let speaking = thread::spawn(move || {
-            for _ in 0..6 {
+            for _ in 0..14 {
                 sender.send((0, Event::Report(Report::Alive))).unwrap();
                 thread::sleep(Duration::from_millis(500));
             }

@@ -139,7 +139,7 @@ mod tests {
         std::thread::sleep(Duration::from_millis(40));
         let before = Instant::now();
         computing.until(1.0).unwrap();
-        assert!(before.elapsed() < Duration::from_secs(5));
+        assert!(before.elapsed() < Duration::from_secs(60));
         assert!(computing.began.elapsed() >= Duration::from_millis(40));
     }
 

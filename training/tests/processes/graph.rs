@@ -196,8 +196,10 @@ struct Disturbed {
 
 fn kill_worker_1(sync: &str, workers: u32, on_death: &str) -> Disturbed {
     let training = Training::with_pictures();
+    // A training that ends with the worker must not end before, however late this process kills the worker.
+    let steps = if on_death == "fail" { 6000 } else { 60 };
     let mut command = training.command(&format!(
-        "--sync {sync} --workers {workers} --model mlp --batch 12 --epochs 100 --steps 60 --test-every 5 --on-death {on_death}"
+        "--sync {sync} --workers {workers} --model mlp --batch 12 --epochs 1000 --steps {steps} --test-every 5 --on-death {on_death}"
     ));
     let mut process = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stderr = BufReader::new(process.stderr.take().unwrap());

@@ -110,11 +110,20 @@ pub struct Side {
     pub settings: PathSettings,
 }
 
-/// Makes two connected sides.
+/// Makes two connected sides. On a busy machine the answer of the software device may come too late; then two other sides take their
+/// place.
 pub fn connected(fabric: &dyn Fabric, options: &Options) -> (Side, Side) {
-    let (a, b) = (Side::new(fabric, options), Side::new(fabric, options));
-    a.connect(&b);
-    (a, b)
+    let mut tries = 10;
+    loop {
+        let (a, b) = (Side::new(fabric, options), Side::new(fabric, options));
+        match try_to_connect_pairs(&a.pair, &b.pair, &a.settings) {
+            Err(VerbsError::Os { .. }) if tries > 1 => tries -= 1,
+            connected => {
+                connected.unwrap();
+                return (a, b);
+            }
+        }
+    }
 }
 
 /// Makes two connected sides with the default options.
@@ -285,10 +294,18 @@ pub fn is_end(status: CompletionStatus) -> bool {
 }
 
 pub fn connect_pairs(a: &Arc<dyn QueuePair>, b: &Arc<dyn QueuePair>, settings: &PathSettings) {
-    a.to_rtr(&b.local_address(), settings).unwrap();
-    b.to_rtr(&a.local_address(), settings).unwrap();
-    a.to_rts(settings).unwrap();
-    b.to_rts(settings).unwrap();
+    try_to_connect_pairs(a, b, settings).unwrap();
+}
+
+fn try_to_connect_pairs(
+    a: &Arc<dyn QueuePair>,
+    b: &Arc<dyn QueuePair>,
+    settings: &PathSettings,
+) -> Result<(), VerbsError> {
+    a.to_rtr(&b.local_address(), settings)?;
+    b.to_rtr(&a.local_address(), settings)?;
+    a.to_rts(settings)?;
+    b.to_rts(settings)
 }
 
 pub fn segment(region: &Arc<dyn MemoryRegion>, offset: usize, length: usize) -> LocalSegment {

@@ -9,7 +9,7 @@
 //! |---|---|
 //! | `TONIC_RDMA_NEIGHBOURS_LONGER` | a factor by which the scenarios last longer |
 //! | `TONIC_RDMA_NEIGHBOURS_STOPS` | the number of stops in mid-transfer; 100 without it |
-//! | `TONIC_RDMA_NEIGHBOURS_LIMIT` | the seconds after which a scenario has failed; 120 without it |
+//! | `TONIC_RDMA_NEIGHBOURS_LIMIT` | the seconds after which a scenario has failed; 600 without it |
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr, reason = "tests")]
 #![allow(unreachable_pub, reason = "a test crate exports nothing")]
 

@@ -1,6 +1,6 @@
 //! What this process holds, and what a call costs its thread.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::system::thread_cost;
 
@@ -40,21 +40,25 @@ impl Usage {
     }
 }
 
-/// What calls cost their thread. Neither number grows because the machine is busy.
+/// What calls cost their thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Processor time.
+    /// Processor time. It does not grow because the machine is busy.
     pub cpu: Duration,
-    /// Number of times that the thread gave up its processor to wait.
+    /// Number of times that the thread gave up its processor to wait. On a busy machine it may wait for a thread of its own process
+    /// that has a lock and no core.
     pub waits: u64,
+    /// Time, with all waits.
+    pub time: Duration,
 }
 
 impl Cost {
     /// Runs `call`, and adds what it costs.
     pub fn count<T>(&mut self, call: impl FnOnce() -> T) -> T {
-        let before = thread_cost();
+        let (begin, before) = (Instant::now(), thread_cost());
         let result = call();
         let after = thread_cost();
+        self.time += begin.elapsed();
         self.cpu += after.0 - before.0;
         self.waits += after.1 - before.1;
         result

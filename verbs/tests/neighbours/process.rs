@@ -109,7 +109,7 @@ pub fn run_scenario(name: &str, level: Level) {
         eprintln!("skipped: becoming another user is not permitted here");
         return;
     }
-    let limit = std::env::var(LIMIT).map_or(120, |limit| limit.parse().unwrap());
+    let limit = std::env::var(LIMIT).map_or(600, |limit| limit.parse().unwrap());
     let deadline = Instant::now() + Duration::from_secs(limit);
     let mut command = command(&format!("scenario:{name}"));
     if level == Level::Stranger {

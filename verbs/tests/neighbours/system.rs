@@ -59,14 +59,14 @@ pub fn block_thread(thread: libc::pid_t) {
     }
 }
 
-/// Forks. The child runs `then` and exits with status 0. Returns whether the child did so within a few seconds.
+/// Forks. The child runs `then` and exits with status 0. Returns whether the child did so within a minute.
 pub fn fork_and_run(then: impl FnOnce()) -> bool {
     // SAFETY: the child uses the allocator, which the C library prepares for a fork, and the objects under test, which are to
     // be used after a fork. An alarm ends the child if it waits for a lock.
     let child = unsafe { libc::fork() };
     if child == 0 {
         // SAFETY: the calls take numbers only.
-        unsafe { libc::alarm(5) };
+        unsafe { libc::alarm(60) };
         then();
         // SAFETY: the call ends the process, and runs the exit handlers as a program does.
         unsafe { libc::exit(0) };

@@ -18,7 +18,7 @@ const SENT: u64 = 1000;
 /// The identifier of a READ of a memory that the bad neighbour named.
 const READ_BY_NAME: u64 = 1001;
 /// Seconds after which a wake-up is lost.
-const WAKE_UP: i64 = 10;
+const WAKE_UP: i64 = 60;
 /// Number of requests outstanding to a bad neighbour.
 const OUTSTANDING: usize = 6;
 

@@ -99,9 +99,9 @@ impl ServerProcess {
     /// Returns `result`, or the end of the server if that is the likely reason of a failure.
     pub(crate) async fn explain<T>(&mut self, result: Result<T, Failure>) -> Result<T, Failure> {
         match result {
-            // Connections break a moment before the end of the process can be seen.
+            // Connections break before the end of the process can be seen. On a busy machine that may take seconds.
             Err(failure @ Failure::Run { .. }) => {
-                let end = tokio::time::timeout(Duration::from_millis(300), self.end()).await;
+                let end = tokio::time::timeout(Duration::from_secs(5), self.end()).await;
                 Err(end.unwrap_or(failure))
             }
             other => other,

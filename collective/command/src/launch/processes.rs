@@ -163,7 +163,7 @@ fn read(rank: usize, stdout: Option<ChildStdout>, sender: &Sender<Event>) {
 mod tests {
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const PATIENCE: Duration = Duration::from_secs(60);
 
     fn shell(scripts: &[&str]) -> Processes {
         let (sender, events) = mpsc::channel();

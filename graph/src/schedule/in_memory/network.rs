@@ -83,9 +83,7 @@ impl Network {
         }
         let Some(delay) = &self.delay else {
             lane.arrived.push_back((step, tensor.clone()));
-            let receiver = lane.receiver.take();
-            drop(state);
-            wake(receiver);
+            wake(lane.receiver.take());
             return Ok(Start::Begun);
         };
         let due = Instant::now() + delay(crossing, step);
@@ -118,9 +116,7 @@ impl Network {
             }
             Some(_) => {
                 let tensor = lane.arrived.pop_front().map(|(_, tensor)| tensor);
-                let sender = lane.sender.take();
-                drop(state);
-                wake(sender);
+                wake(lane.sender.take());
                 Ok(tensor)
             }
             None => {
@@ -204,17 +200,16 @@ impl Network {
             return false;
         }
         let now = Instant::now();
-        let mut wakers = Vec::new();
+        let mut delivered = false;
         while state.parcels.peek().is_some_and(|parcel| parcel.due <= now) {
             let Some(Parcel { lane, step, tensor, .. }) = state.parcels.pop() else { break };
             let lane = &mut state.lanes[lane];
             lane.under_way -= 1;
             lane.arrived.push_back((step, tensor));
-            wakers.extend(lane.receiver.take());
+            wake(lane.receiver.take());
+            delivered = true;
         }
-        if !wakers.is_empty() {
-            drop(state);
-            wakers.into_iter().for_each(Waker::wake);
+        if delivered {
             return true;
         }
         match state.parcels.peek().map(|parcel| parcel.due.saturating_duration_since(now)) {
@@ -249,6 +244,8 @@ impl State {
     }
 }
 
+/// Wakes a thread for a change of a lane. The state is locked, so that a thread which a timer has woken does not see the change before its
+/// waker is woken. Such a thread would count a late wake ([`Report::late`](crate::schedule::Report::late)).
 fn wake(waker: Option<Waker>) {
     if let Some(waker) = waker {
         waker.wake();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tonic_rdma_tensor::Dtype;
 
-use super::support::{Kernels, Numbers, Seen, Split, fed, run_all};
+use super::support::{HANG, Kernels, Numbers, Seen, Split, fed, run_all};
 use crate::dataflow::{Dim, Fact, Kernel, KernelError, Node, NodeId, Outlet, Role, Topology};
 use crate::placement::{CrossingId, Part, Partition, analyse};
 use crate::schedule::{InMemory, ReceiveMode, Settings};
@@ -191,8 +191,7 @@ fn check(case: &Case) {
     let kernels = (0..case.parts).map(|part| kernels(case, &graph, Part(part))).collect();
     let split = Split { graph: Arc::new(graph), placements: Arc::clone(&placements), kernels };
     let (graph, window) = (Arc::clone(&split.graph), case.window);
-    let deadline = Duration::from_secs(20);
-    let settings = Settings { receive: case.mode, window, deadline, ..Settings::default() };
+    let settings = Settings { receive: case.mode, window, deadline: HANG, ..Settings::default() };
     let mut executors = split.executors(transfers, &settings);
     for (part, (report, seen)) in run_all(&mut executors, case.steps).into_iter().enumerate() {
         let report = report.unwrap_or_else(|error| panic!("part {part}: {error}"));

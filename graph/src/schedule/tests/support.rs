@@ -14,6 +14,9 @@ use crate::placement::{CrossingId, Part, Partition, Placements, analyse};
 use crate::schedule::{Direction, Executor, Program, Report, Settings, Transfers, Work};
 use crate::sites::NodeSites;
 
+/// A bound that only a test that hangs exceeds.
+pub(super) const HANG: Duration = Duration::from_secs(120);
+
 /// A tensor of numbers in one dimension.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Numbers(pub(super) Arc<Vec<u64>>);
@@ -207,8 +210,8 @@ impl Count {
     pub(super) fn wait_for(&self, least: u64) -> Result<(), KernelError> {
         let begin = Instant::now();
         while self.get() < least {
-            if begin.elapsed() > Duration::from_secs(20) {
-                return Err(format!("the count is {} and not {least} after 20 s", self.get()).into());
+            if begin.elapsed() > HANG {
+                return Err(format!("the count is {} and not {least} after {HANG:?}", self.get()).into());
             }
             thread::sleep(Duration::from_micros(50));
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio_stream::StreamExt as _;
 
-use super::side::{PATIENCE, pair, pattern, settings, side};
+use super::side::{PATIENCE, pair, patient, pattern, settings, side};
 use crate::endpoint::config::Config;
 use crate::endpoint::messages::Negotiated;
 use crate::endpoint::negotiate::{Dialer, Listener};
@@ -76,8 +76,7 @@ fn role_of_a_child() {
     let Ok(port) = std::env::var(ROLE) else { return };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let dialed =
-            Dialer::new(Config::default()).dial_for_calls("127.0.0.1", port.parse().unwrap(), None).await;
+        let dialed = Dialer::new(patient()).dial_for_calls("127.0.0.1", port.parse().unwrap(), None).await;
         let Negotiated::Messages(endpoint) = dialed.unwrap() else { panic!("no messages") };
         let side = side(endpoint);
         for id in 0..20 {
@@ -91,7 +90,7 @@ fn role_of_a_child() {
 /// The peer is killed while its memory is being read: the connection ends with a reason, and the memory of the fetches goes back.
 #[tokio::test]
 async fn the_death_of_the_peer_ends_fetches() {
-    let listener = Listener::new(TcpListener::bind("127.0.0.1:0").await.unwrap(), Config::default()).unwrap();
+    let listener = Listener::new(TcpListener::bind("127.0.0.1:0").await.unwrap(), patient()).unwrap();
     let mut listener = listener.into_negotiated();
     let port = listener.local_addr().port().to_string();
     let mut command = tokio_command(&port);

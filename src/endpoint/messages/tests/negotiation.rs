@@ -4,6 +4,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio_stream::StreamExt as _;
 
+use super::side::patient;
 use crate::endpoint::config::{Config, Policy};
 use crate::endpoint::info::Verdict;
 use crate::endpoint::messages::Negotiated;
@@ -24,9 +25,9 @@ async fn echo(mut client: EndpointStream, mut server: EndpointStream) {
 
 #[tokio::test]
 async fn both_ends_that_ask_get_messages() {
-    let mut listener = listener(Config::default()).await.into_negotiated();
+    let mut listener = listener(patient()).await.into_negotiated();
     let port = listener.local_addr().port();
-    let dialer = Dialer::new(Config::default());
+    let dialer = Dialer::new(patient());
     let (client, server) = tokio::join!(dialer.dial_for_calls("127.0.0.1", port, None), listener.next());
     for end in [client.unwrap(), server.unwrap()] {
         let info = end.info();
@@ -38,9 +39,9 @@ async fn both_ends_that_ask_get_messages() {
 
 #[tokio::test]
 async fn a_server_without_native_calls_gets_a_byte_stream() {
-    let mut listener = listener(Config::default()).await;
+    let mut listener = listener(patient()).await;
     let port = listener.local_addr().port();
-    let dialer = Dialer::new(Config::default());
+    let dialer = Dialer::new(patient());
     let (client, server) = tokio::join!(dialer.dial_for_calls("127.0.0.1", port, None), listener.next());
     let (Ok(Negotiated::Stream(client)), Some(server)) = (client, server) else { panic!("no streams") };
     let info = client.info();
@@ -51,9 +52,9 @@ async fn a_server_without_native_calls_gets_a_byte_stream() {
 
 #[tokio::test]
 async fn a_client_that_does_not_ask_gets_a_byte_stream() {
-    let mut listener = listener(Config::default()).await.into_negotiated();
+    let mut listener = listener(patient()).await.into_negotiated();
     let port = listener.local_addr().port();
-    let dialer = Dialer::new(Config::default());
+    let dialer = Dialer::new(patient());
     let (client, server) = tokio::join!(dialer.dial("127.0.0.1", port), listener.next());
     let (Ok(client), Some(Negotiated::Stream(server))) = (client, server) else { panic!("no streams") };
     assert!(!client.info().is_native() && client.info().verdict() == Verdict::Rdma);
@@ -71,9 +72,9 @@ async fn a_client_that_does_not_ask_gets_a_byte_stream() {
 /// Where one end may not use RDMA, both go on over TCP, and the reason says why.
 #[tokio::test]
 async fn without_rdma_there_is_a_byte_stream_over_tcp() {
-    let tcp_only = || Config::default().policy(Policy::TcpOnly);
+    let tcp_only = || patient().policy(Policy::TcpOnly);
     for (ours, theirs, reason) in
-        [(tcp_only(), Config::default(), "the policy is tcp-only"), (Config::default(), tcp_only(), "tcp")]
+        [(tcp_only(), patient(), "the policy is tcp-only"), (patient(), tcp_only(), "tcp")]
     {
         let mut listener = listener(theirs).await.into_negotiated();
         let port = listener.local_addr().port();
@@ -100,9 +101,9 @@ async fn without_rdma_there_is_a_byte_stream_over_tcp() {
 /// A client may come between the moment when the port opens and the moment when the server takes its listener over.
 #[tokio::test]
 async fn a_client_that_comes_early_gets_messages_too() {
-    let listener = listener(Config::default()).await;
+    let listener = listener(patient()).await;
     let port = listener.local_addr().port();
-    let dialer = Dialer::new(Config::default());
+    let dialer = Dialer::new(patient());
     let serve = async {
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         listener.into_negotiated().next().await

@@ -281,12 +281,18 @@ pub(super) async fn pair(config: &Config, settings: &MessageSettings) -> (Side, 
     (Side::new(client, settings), Side::new(server, settings))
 }
 
+/// Returns the default settings. Each end waits for the other's part of the negotiation for as long as a busy machine may need.
+pub(super) fn patient() -> Config {
+    Config::default().handshake_timeout(PATIENCE)
+}
+
 /// Connects two ends without handlers.
 pub(super) async fn endpoints(config: &Config) -> (MessageEndpoint, MessageEndpoint) {
+    let config = config.clone().handshake_timeout(PATIENCE);
     let listener = Listener::new(TcpListener::bind("127.0.0.1:0").await.unwrap(), config.clone()).unwrap();
     let mut listener = listener.into_negotiated();
     let port = listener.local_addr().port();
-    let dialer = Dialer::new(config.clone());
+    let dialer = Dialer::new(config);
     let (client, server) = tokio::join!(dialer.dial_for_calls("127.0.0.1", port, None), listener.next());
     match (client.unwrap(), server.unwrap()) {
         (Negotiated::Messages(client), Negotiated::Messages(server)) => (client, server),

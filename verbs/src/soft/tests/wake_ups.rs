@@ -7,11 +7,11 @@ use crate::soft::completion_queue::Queue;
 use crate::soft::shared::attention::Attention;
 use crate::soft::shared::platform::Native;
 
-/// Returns whether an event of `queue` comes within `seconds`.
-fn event(queue: &Arc<dyn CompletionQueue>, seconds: i64) -> bool {
+/// Returns whether an event of `queue` comes within the patience of a test.
+fn event(queue: &Arc<dyn CompletionQueue>) -> bool {
     let descriptor = queue.event_fd();
     let mut waiting = [PollFd::new(&descriptor, PollFlags::IN)];
-    let patience = Timespec { tv_sec: seconds, tv_nsec: 0 };
+    let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
     rustix::event::poll(&mut waiting, Some(&patience)).unwrap() == 1
 }
 
@@ -42,7 +42,8 @@ fn a_late_request_to_the_device_does_not_end_the_polling() {
     // No thread polls, and a message waits.
     assert!(b.post_receive(2) && a.send(2, 10));
     device.carry_out();
-    assert!(wants_device());
+    // If the device's thread was first, it may still be about to say so.
+    wait_for("a request to the device", wants_device);
     assert_eq!(b.drain().len(), 1);
 }
 
@@ -88,10 +89,10 @@ fn a_request_to_the_device_during_a_visit_does_not_end_the_polling() {
     let device = the_device().service().queue_pair(b.pair.number().0).unwrap();
     let any: Arc<dyn Any + Send + Sync> = Arc::clone(&device) as _;
     let pair = any.downcast::<Pair>().unwrap();
-    let mut polled = 0;
-    for _ in 0..10 {
+    let goes_on_polling = || {
         exchange(&a, &b);
         b.pair.peer_work().unwrap().need_no_events();
+        let mut polls = false;
         write(&a, &b, || {
             let inside = Arc::new(std::sync::Barrier::new(2));
             std::thread::scope(|scope| {
@@ -102,11 +103,12 @@ fn a_request_to_the_device_during_a_visit_does_not_end_the_polling() {
                 std::thread::sleep(Duration::from_millis(2));
                 inside.wait();
             });
-            polled += u32::from(!wants_device(&b));
+            polls = !wants_device(&b);
         });
-    }
-    // On a machine that is busy, the device's thread may take a record before this thread does.
-    assert!(polled > 0);
+        polls
+    };
+    // On a machine that is busy, the device's thread takes the record before the new thread runs, in most rounds perhaps.
+    assert!((0..200).any(|_| goes_on_polling()));
 }
 
 /// A thread that looks for records leaves the completions to a later poll. It polls.
@@ -145,7 +147,7 @@ fn many_messages_wake_a_poller_once() {
         b.queue.acknowledge_events();
         b.queue.arm().unwrap();
         (0..8).for_each(|number| assert!(a.send(number, 10)));
-        assert!(event(&b.queue, 10), "round {round}: the poller sleeps");
+        assert!(event(&b.queue), "round {round}: the poller sleeps");
         let events = Queue::of(&b.queue, &the_device()).unwrap().take_peers_events();
         // The device's thread asks anew if this thread is preempted for long.
         assert!(events < 8, "round {round}: {events} events for two times of arming");
@@ -184,7 +186,7 @@ fn a_request_that_waits_wakes_a_poller_that_sleeps() {
     a.queue.acknowledge_events();
     assert!(a.send(2, 10));
     assert!(b.post_receive(2));
-    assert!(event(&a.queue, 10), "the Send waits for ever");
+    assert!(event(&a.queue), "the Send waits for ever");
     wait_for("the message", || {
         a.drain();
         !b.drain().is_empty()
@@ -222,7 +224,7 @@ fn a_read_wakes_the_poller_of_its_own_queue() {
     if a.sends.poll(&mut completions) == 0 {
         // The poller of receives takes the bytes.
         assert_eq!(a.queue.poll(&mut completions), 0);
-        assert!(event(&a.sends, 10), "the READ is complete, and its poller sleeps");
+        assert!(event(&a.sends), "the READ is complete, and its poller sleeps");
         assert_eq!(a.sends.poll(&mut completions), 1);
     }
     assert_eq!(completions[0].status, CompletionStatus::Success);
@@ -249,7 +251,7 @@ fn the_last_look_finds_a_read() {
         a.queue.arm().unwrap();
         let mut completions = [WorkCompletion::EMPTY; 4];
         if a.queue.poll(&mut completions) == 0 {
-            assert!(event(&a.queue, 10), "round {round}: the READ is complete, and its poller sleeps");
+            assert!(event(&a.queue), "round {round}: the READ is complete, and its poller sleeps");
             assert_eq!(a.queue.poll(&mut completions), 1);
         }
         a.queue.acknowledge_events();
@@ -276,7 +278,7 @@ fn progress_wakes_a_poller_that_sleeps() {
         assert!(a.send(value, 10));
         b.pair.progress();
         b.core.end.attention_word().store(attention, Relaxed);
-        assert!(event(&b.queue, 10), "the message was taken, and the poller sleeps");
+        assert!(event(&b.queue), "the message was taken, and the poller sleeps");
         assert_eq!(b.drain().len(), 1);
         b.queue.acknowledge_events();
         wait_for("the Send", || !a.drain().is_empty());
@@ -325,7 +327,7 @@ fn receives_of_a_queue_pair_that_fails_are_flushed() {
     assert!(a.post(Operation::Send { data, immediate: None }));
     assert_eq!(a.sends.poll(&mut completions), 1);
     assert_eq!(completions[0].status, CompletionStatus::LocalProtection);
-    assert!(event(&a.queue, 10), "the poller of receives sleeps");
+    assert!(event(&a.queue), "the poller of receives sleeps");
     assert_eq!(a.queue.poll(&mut completions), 1);
     assert_eq!((completions[0].wr_id, completions[0].status), (1, CompletionStatus::WorkRequestFlushed));
     // A receive that comes later.

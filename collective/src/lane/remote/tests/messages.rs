@@ -1,5 +1,8 @@
 //! Inline messages: order, content, full rings, many ranks, generations.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use super::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -135,10 +138,12 @@ async fn threads_exchange_many_messages() {
     for kind in KINDS {
         let mut ranks = group(2, &settings(kind)).await;
         let messages = if kind == LaneKind::Auto { MESSAGES } else { MESSAGES / 10 };
+        let done = Arc::new(AtomicUsize::new(0));
         let threads: Vec<_> = ranks
             .drain(..)
             .enumerate()
             .map(|(rank, mut it)| {
+                let done = Arc::clone(&done);
                 std::thread::spawn(move || {
                     let peer = 1 - rank;
                     let (mut sent, mut taken) = (0, 0);
@@ -166,8 +171,11 @@ async fn threads_exchange_many_messages() {
                         std::thread::yield_now();
                     }
                     // The other rank may not know yet that all its messages were taken.
-                    for _ in 0..100 {
+                    done.fetch_add(1, Ordering::Relaxed);
+                    while done.load(Ordering::Relaxed) < 2 {
+                        assert!(start.elapsed() < HANG, "rank {rank} is done, and the other one is not");
                         it.lanes.progress().unwrap();
+                        std::thread::yield_now();
                     }
                     it
                 })
@@ -255,13 +263,15 @@ async fn a_set_up_that_cannot_succeed_says_why() {
 
     // The other rank has another number of slots.
     let other = MemoryPool::new(&devices[1], 0);
-    let more = LaneSettings { slots: 8, ..short.clone() };
-    let (first, second) = tokio::join!(
-        RemoteLanes::open(channels[0].clone(), 0, &pool, 2, &short),
-        RemoteLanes::open(channels[1].clone(), 1, &other, 2, &more),
-    );
-    let errors = [first.err(), second.err()].map(|error| error.map_or_else(String::new, |it| it.to_string()));
-    assert!(errors.iter().any(|error| error.contains("other settings")), "{errors:?}");
+    let long = settings(LaneKind::Auto);
+    let more = LaneSettings { slots: 8, ..long.clone() };
+    // The first rank that finds the difference goes, and the other one would wait for it.
+    let found = tokio::select! {
+        found = RemoteLanes::open(channels[0].clone(), 0, &pool, 2, &long) => found,
+        found = RemoteLanes::open(channels[1].clone(), 1, &other, 2, &more) => found,
+    };
+    let error = found.err().unwrap();
+    assert!(error.to_string().contains("other settings"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -25,7 +25,7 @@ struct Rank {
 }
 
 fn settings(kind: LaneKind) -> LaneSettings {
-    LaneSettings { kind, inline: 4096, slots: 4, piece: 64 << 10, ..LaneSettings::default() }
+    LaneSettings { kind, inline: 4096, slots: 4, piece: 64 << 10, limit: HANG, ..LaneSettings::default() }
 }
 
 /// Makes a group of ranks, each with a device of its own.

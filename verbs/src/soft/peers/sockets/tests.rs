@@ -35,7 +35,7 @@ impl Drop for Scratch {
 }
 
 fn soon() -> Instant {
-    Instant::now() + Duration::from_secs(20)
+    Instant::now() + Duration::from_secs(120)
 }
 
 fn device(sockets: &Sockets) -> DeviceId {
