@@ -10,6 +10,8 @@ const ADDRESS: &str = "RDMA_COLLECTIVE_ADDRESS";
 
 const LOOPBACK: &str = "127.0.0.1";
 
+const SLURM: &str = "Slurm";
+
 /// What a launcher says.
 struct Said {
     /// The launcher's name, for messages.
@@ -20,6 +22,17 @@ struct Said {
     host: Result<String, &'static str>,
     port: u16,
     job: String,
+    /// The number of processes that the launcher started on this host, if it says so.
+    local: Option<usize>,
+    /// The number of processes that the launcher started in all. `None` if it has not started this process, or does not say.
+    started: Option<usize>,
+}
+
+impl Said {
+    /// Says who the process is by this launcher.
+    fn describe(&self) -> String {
+        format!("{} says rank {} of {}", self.launcher, self.rank, self.size)
+    }
 }
 
 /// Reads this library's variables, and those of the launcher.
@@ -29,7 +42,7 @@ pub(super) fn read(variables: &Variables<'_>) -> Result<Launch, CollectiveError>
     let said = match (rank, size, &address) {
         (Some(_), Some(_), Some(_)) => None,
         (Some(_), Some(1), None) => None,
-        _ => launcher(variables)?,
+        _ => launcher(variables, rank.is_some())?,
     };
     let Some(said) = said else { return without_launcher(rank, size, address) };
     let rank = rank.unwrap_or(said.rank);
@@ -72,15 +85,51 @@ fn without_launcher(
     }
 }
 
-/// Asks the launchers in turn.
-fn launcher(variables: &Variables<'_>) -> Result<Option<Said>, CollectiveError> {
-    if let Some(said) = torchrun(variables)? {
-        return Ok(Some(said));
+/// Asks the launchers in turn. The first that is there counts. Processes inherit variables, so another launcher that is there has
+/// started the first one, or was started by it. No variable tells which, so numbers that fit the second case only are an error. With
+/// `is_numbered` this library's variable numbers the process, so launchers may contradict each other.
+fn launcher(variables: &Variables<'_>, is_numbered: bool) -> Result<Option<Said>, CollectiveError> {
+    type Read = fn(&Variables<'_>) -> Result<Option<Said>, CollectiveError>;
+    let mut others = [torchrun as Read, open_mpi, hydra, slurm].into_iter();
+    let Some(mut first) = others.by_ref().find_map(|read| read(variables).transpose()).transpose()? else {
+        return Ok(None);
+    };
+    // Variables of a launcher that does not count may be incomplete.
+    for other in others.filter_map(|read| read(variables).ok().flatten()) {
+        if (first.rank, first.size) == (other.rank, other.size) {
+            if first.host.is_err() {
+                first = other;
+            }
+        } else if !is_numbered && !may_be_started_by(&first, &other) {
+            return Err(contradiction(&first, &other.describe()));
+        }
     }
-    if let Some(said) = open_mpi(variables)? {
-        return Ok(Some(said));
+    // Slurm's variables stand in all processes of a job, also in those of launchers that this library does not know.
+    for name in ["PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK"] {
+        if let Some(rank) = variables.text(name)?
+            && first.launcher == SLURM
+            && !is_numbered
+            && rank != first.rank.to_string()
+        {
+            return Err(contradiction(&first, &format!("{name} is {rank}")));
+        }
     }
-    slurm(variables)
+    Ok(Some(first))
+}
+
+/// Returns whether the processes of `outer` may be the agents, or proxies, that have started the processes of `inner`: there are as many
+/// of both, or `outer` has started one for each host, and not more than `inner` has processes.
+fn may_be_started_by(inner: &Said, outer: &Said) -> bool {
+    let Some(started) = outer.started else { return true };
+    let agents = inner.local.filter(|local| *local > 0).map(|local| inner.size / local);
+    started == 1
+        || agents == Some(started)
+        || started <= inner.size && outer.local.is_none_or(|local| local == 1)
+}
+
+fn contradiction(first: &Said, second: &str) -> CollectiveError {
+    let first = first.describe();
+    setup(format!("{first}, and {second}: set {RANK}, {SIZE} and {ADDRESS}"))
 }
 
 /// Reads the variables of torchrun: <https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables>.
@@ -102,7 +151,8 @@ fn torchrun(variables: &Variables<'_>) -> Result<Option<Said>, CollectiveError> 
     let restart = variables.text("TORCHELASTIC_RESTART_COUNT")?.unwrap_or_default();
     let number = master.map(|port| port.to_string()).unwrap_or_default();
     let job = format!("torchrun {run} {number} {restart}");
-    Ok(Some(Said { launcher: "torchrun", rank, size, host, port: port::of(&job, master), job }))
+    let port = port::of(&job, master);
+    Ok(Some(Said { launcher: "torchrun", rank, size, host, port, job, local, started: Some(size) }))
 }
 
 /// Reads the variables of Open MPI: <https://www.open-mpi.org/faq/?category=running#mpi-environmental-variables>.
@@ -118,7 +168,8 @@ fn open_mpi(variables: &Variables<'_>) -> Result<Option<Said>, CollectiveError> 
     };
     let job = variables.first(&["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"])?.unwrap_or_default();
     let job = format!("Open MPI {job}");
-    Ok(Some(Said { launcher: "Open MPI", rank, size, host, port: port::of(&job, None), job }))
+    let port = port::of(&job, None);
+    Ok(Some(Said { launcher: "Open MPI", rank, size, host, port, job, local, started: Some(size) }))
 }
 
 /// Returns the first host of `1364852736.0;tcp://10.0.0.1,10.1.0.1:55597;tcp6://[fd00::1]:46003`.
@@ -130,13 +181,38 @@ fn host_of_uri(uri: &str) -> Option<String> {
     (!host.is_empty()).then(|| host.to_owned())
 }
 
+/// Reads the variables of Hydra, the mpirun of MPICH and Intel MPI:
+/// <https://github.com/pmodels/mpich/blob/main/doc/wiki/how_to/Using_the_Hydra_Process_Manager.md>. Slurm's srun sets some of them too, with
+/// `--mpi=pmi2`.
+fn hydra(variables: &Variables<'_>) -> Result<Option<Said>, CollectiveError> {
+    let Some(rank) = variables.number("PMI_RANK")? else { return Ok(None) };
+    let Some(size) = variables.number("PMI_SIZE")? else { return Ok(None) };
+    let local = variables.number("MPI_LOCALNRANKS")?;
+    // What all ranks have alike, and other jobs have not. Each host has a proxy of its own, which may be a step of Slurm.
+    let (host, alike): (_, &[&str]) = if local == Some(size) {
+        (Ok(LOOPBACK.to_owned()), &["PMI_JOBID", "SLURM_JOB_ID", "SLURM_STEP_ID", "PMI_PORT"])
+    } else {
+        (Err("its variables do not name hosts"), &["PMI_JOBID", "SLURM_JOB_ID"])
+    };
+    let mut job = "Hydra".to_owned();
+    for name in alike {
+        job = format!("{job} {}", variables.text(name)?.unwrap_or_default());
+    }
+    let port = port::of(&job, None);
+    let launcher = "Hydra (the mpirun of MPICH or Intel MPI)";
+    Ok(Some(Said { launcher, rank, size, host, port, job, local, started: Some(size) }))
+}
+
 /// Reads the variables of Slurm: <https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES>.
 fn slurm(variables: &Variables<'_>) -> Result<Option<Said>, CollectiveError> {
     let Some(rank) = variables.number("SLURM_PROCID")? else { return Ok(None) };
-    let Some(size) = variables.first_number(&["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"])? else {
+    // Steps with the last numbers are the batch script and the shell of salloc.
+    let step = variables.first(&["SLURM_STEP_ID", "SLURM_STEPID"])?;
+    let step = step.filter(|step| step.parse().is_ok_and(|step: u32| step < 0xffff_fff0));
+    let tasks = variables.number("SLURM_STEP_NUM_TASKS")?.filter(|_| step.is_some());
+    let Some(size) = tasks.map_or_else(|| variables.number("SLURM_NTASKS"), |tasks| Ok(Some(tasks)))? else {
         return Err(missing("SLURM_PROCID", "SLURM_NTASKS"));
     };
-    let step = variables.first(&["SLURM_STEP_ID", "SLURM_STEPID"])?;
     // In a batch script Slurm sets the variables of task 0, and starts no other tasks. A script may start and number ranks itself.
     if step.is_none() && variables.number(SIZE)?.unwrap_or(size) > 1 && variables.number(RANK)?.is_none() {
         return Err(setup(format!(
@@ -155,7 +231,9 @@ fn slurm(variables: &Variables<'_>) -> Result<Option<Said>, CollectiveError> {
     };
     let job = variables.first(&["SLURM_JOB_ID", "SLURM_JOBID"])?.unwrap_or_default();
     let job = format!("Slurm {job}.{}", step.unwrap_or_default());
-    Ok(Some(Said { launcher: "Slurm", rank, size, host, port: port::of(&job, None), job }))
+    let port = port::of(&job, None);
+    let local = tasks.zip(nodes).filter(|(_, nodes)| *nodes > 0).map(|(tasks, nodes)| tasks.div_ceil(nodes));
+    Ok(Some(Said { launcher: SLURM, rank, size, host, port, job, local, started: tasks }))
 }
 
 /// Returns the first host of a list of Slurm's: `rack[01-04,7]n[1-2],login` gives `rack01n1`.

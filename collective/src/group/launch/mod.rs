@@ -55,7 +55,11 @@ impl Launch {
     /// |---|---|---|
     /// | torchrun | `RANK`, `WORLD_SIZE` | loopback if `LOCAL_WORLD_SIZE` is all ranks, else `MASTER_ADDR`; the port is computed from `MASTER_PORT`, `TORCHELASTIC_RUN_ID` and `TORCHELASTIC_RESTART_COUNT` |
     /// | Open MPI | `OMPI_COMM_WORLD_RANK`, `OMPI_COMM_WORLD_SIZE` | loopback if `OMPI_COMM_WORLD_LOCAL_SIZE` is all ranks, else mpirun's host of `OMPI_MCA_orte_hnp_uri`; the port is computed from `PMIX_NAMESPACE` or `OMPI_MCA_ess_base_jobid` |
+    /// | Hydra: mpirun of MPICH or Intel MPI | `PMI_RANK`, `PMI_SIZE` | loopback if `MPI_LOCALNRANKS` is all ranks, else set `RDMA_COLLECTIVE_ADDRESS`; the port is computed from `PMI_JOBID`, `SLURM_JOB_ID`, `SLURM_STEP_ID` and `PMI_PORT`, as far as they are set |
     /// | Slurm | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS` | loopback on one node, else the first host of `SLURM_STEP_NODELIST` or `SLURM_JOB_NODELIST`, else `SLURM_LAUNCH_NODE_IPADDR`; the port is computed from `SLURM_JOB_ID` and `SLURM_STEP_ID` |
+    ///
+    /// The variables of several launchers may be there, because the processes of one run the other. It is an error if the launcher that
+    /// counts may be the outer one: if another one has started more processes, for example.
     ///
     /// `RDMA_COLLECTIVE_RANK`, `RDMA_COLLECTIVE_SIZE` and `RDMA_COLLECTIVE_ADDRESS` each override what the launcher says, and do
     /// without a launcher if all three are set.
@@ -73,7 +77,8 @@ impl Launch {
     /// ```
     ///
     /// # Errors
-    /// [`Setup`](CollectiveError::Setup): a variable is missing or has a bad value. The message names it.
+    /// [`Setup`](CollectiveError::Setup): a variable is missing or has a bad value, or two launchers contradict each other. The message
+    /// names them.
     pub fn from_env() -> Result<Self, CollectiveError> {
         Self::from_variables(|name| std::env::var_os(name))
     }

@@ -119,6 +119,112 @@ fn torchrun_and_open_mpi_within_slurm_count_more_than_slurm() {
     assert_eq!(of(&with(OPEN_MPI, TORCHRUN)).unwrap(), of(TORCHRUN).unwrap());
 }
 
+/// What Hydra sets in process 2 of `mpirun -n 4` of MPICH or Intel MPI.
+const HYDRA: &[(&str, &str)] = &[
+    ("PMI_RANK", "2"),
+    ("PMI_SIZE", "4"),
+    ("MPI_LOCALRANKID", "2"),
+    ("MPI_LOCALNRANKS", "4"),
+    ("PMI_FD", "9"),
+];
+
+/// What the script of a job with one task has, and what srun sets in its two tasks, one on each of two nodes.
+const BATCH: &[(&str, &str)] = &[
+    ("SLURM_PROCID", "0"),
+    ("SLURM_NTASKS", "1"),
+    ("SLURM_JOB_ID", "4711"),
+    ("SLURM_JOB_NUM_NODES", "1"),
+    ("SLURM_JOB_NODELIST", "n1"),
+];
+const TWO_TASKS: &[(&str, &str)] = &[
+    ("SLURM_PROCID", "1"),
+    ("SLURM_NTASKS", "2"),
+    ("SLURM_JOB_ID", "4711"),
+    ("SLURM_STEP_ID", "0"),
+    ("SLURM_STEP_NUM_TASKS", "2"),
+    ("SLURM_STEP_NUM_NODES", "2"),
+    ("SLURM_STEP_NODELIST", "n[1-2]"),
+];
+
+#[test]
+fn hydra_tells_rank_and_size_also_within_slurm() {
+    let alone = of(HYDRA).unwrap();
+    assert_eq!((alone.rank(), alone.size()), (2, 4));
+    assert!(alone.address().starts_with("127.0.0.1:"), "{alone:?}");
+    // In a batch script Hydra forks, or starts a proxy by srun, which is the task.
+    let proxy = [("SLURM_STEP_ID", "0"), ("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_STEP_NUM_NODES", "1")];
+    let several = [("SLURM_NTASKS", "16")];
+    for slurm in [BATCH.to_vec(), with(BATCH, &proxy), with(BATCH, &several), without(BATCH, "SLURM_NTASKS")]
+    {
+        let within = of(&with(&slurm, HYDRA)).unwrap();
+        assert_eq!((within.rank(), within.size()), (2, 4), "{slurm:?}");
+        assert_ne!(within.address(), alone.address(), "another job");
+        let other = of(&with(&with(&slurm, HYDRA), &[("PMI_RANK", "0"), ("MPI_LOCALRANKID", "0")])).unwrap();
+        assert_eq!((other.address(), other.job()), (within.address(), within.job()));
+    }
+    // Two proxies, each with two processes: no variable tells where rank 0 is.
+    let hosts = with(TWO_TASKS, &with(HYDRA, &[("MPI_LOCALNRANKS", "2"), ("MPI_LOCALRANKID", "0")]));
+    let said = of(&hosts).unwrap_err().to_string();
+    assert!(said.contains("MPICH") && said.contains("Set RDMA_COLLECTIVE_ADDRESS"), "{said}");
+    let told = of(&with(&hosts, &[("RDMA_COLLECTIVE_ADDRESS", "n1:29000")])).unwrap();
+    assert_eq!((told.rank(), told.size(), told.address()), (2, 4, "n1:29000"));
+}
+
+/// `srun --mpi=pmi2` sets the variables of both alike.
+#[test]
+fn slurm_tells_the_host_where_hydras_variables_agree() {
+    let pmi2 = [("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("PMI_FD", "9"), ("PMI_JOBID", "4711.0")];
+    assert_eq!(of(&with(TWO_TASKS, &pmi2)).unwrap(), of(TWO_TASKS).unwrap());
+}
+
+/// Each of the processes that one launcher started runs another launcher. The numbers of the second are right, those of the first are
+/// inherited, and nothing tells them apart.
+#[test]
+fn launchers_that_contradict_each_other_are_an_error_that_names_both() {
+    let srun = [("SLURM_PROCID", "2"), ("SLURM_STEP_NUM_TASKS", "4"), ("SLURM_STEP_NUM_NODES", "1")];
+    let srun = with(TWO_TASKS, &srun);
+    let single_open_mpi = with(
+        OPEN_MPI,
+        &[("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "1")],
+    );
+    let single_hydra = with(HYDRA, &[("PMI_RANK", "0"), ("PMI_SIZE", "1"), ("MPI_LOCALNRANKS", "1")]);
+    let single_torchrun = with(TORCHRUN, &[("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_WORLD_SIZE", "1")]);
+    let cases = [
+        (with(&srun, &single_open_mpi), "Open MPI says rank 0 of 1", "Slurm says rank 2 of 4"),
+        (with(&srun, &single_hydra), "MPI) says rank 0 of 1", "Slurm says rank 2 of 4"),
+        (with(HYDRA, &single_torchrun), "torchrun says rank 0 of 1", "MPI) says rank 2 of 4"),
+        (with(OPEN_MPI, &single_torchrun), "torchrun says rank 0 of 1", "Open MPI says rank 1 of 2"),
+        (with(HYDRA, &single_open_mpi), "Open MPI says rank 0 of 1", "MPI) says rank 2 of 4"),
+        (
+            with(HYDRA, &with(TORCHRUN, &[("LOCAL_WORLD_SIZE", "8")])),
+            "torchrun says rank 5 of 8",
+            "MPI) says rank 2 of 4",
+        ),
+        (with(BATCH, &without(HYDRA, "PMI_SIZE")), "Slurm says rank 0 of 1", "PMI_RANK is 2"),
+        (with(BATCH, &[("MV2_COMM_WORLD_RANK", "3")]), "Slurm says rank 0 of 1", "MV2_COMM_WORLD_RANK is 3"),
+    ];
+    for (variables, first, second) in cases {
+        let said = of(&variables).unwrap_err().to_string();
+        assert!([first, second, "RDMA_COLLECTIVE_RANK"].iter().all(|part| said.contains(part)), "{said}");
+        let numbered = of(&with(&variables, &[("RDMA_COLLECTIVE_RANK", "0")])).unwrap();
+        assert_eq!(numbered.rank(), 0);
+    }
+    // One agent of torchrun for each process of another launcher, or only one of them.
+    for outer in
+        [with(TWO_TASKS, &[]), with(OPEN_MPI, &[]), with(HYDRA, &[("PMI_RANK", "0"), ("PMI_SIZE", "1")])]
+    {
+        assert_eq!(of(&with(&outer, TORCHRUN)).unwrap(), of(TORCHRUN).unwrap());
+    }
+}
+
+/// In the shell of salloc Slurm may set the variables of a step with a number of its own.
+#[test]
+fn the_shell_of_salloc_is_no_task() {
+    let shell = [("SLURM_STEP_ID", "4294967290"), ("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_PROCID", "0")];
+    let said = of(&with(SLURM, &shell)).unwrap_err().to_string();
+    assert!(said.contains("srun"), "{said}");
+}
+
 #[test]
 fn the_own_variables_override_any_launcher() {
     let own = [
