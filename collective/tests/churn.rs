@@ -1,0 +1,133 @@
+//! Groups that come and go in one process leave nothing. The allocator of this test counts what is allocated, because resident memory
+//! depends on what the allocator keeps. `COLLECTIVE_GROUPS` sets the number of groups; the test prints resident memory as well.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicIsize, Ordering};
+use std::time::{Duration, Instant};
+
+use support::{descriptors_and_mappings, free_address};
+use tonic_rdma_collective::{Communicator, Launch, PlanChoice, Reduction};
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const LIMIT: Duration = Duration::from_secs(120);
+
+static BLOCKS: AtomicIsize = AtomicIsize::new(0);
+static BYTES: AtomicIsize = AtomicIsize::new(0);
+
+/// The system's allocator, which counts blocks and bytes that are not freed.
+struct Counting;
+
+fn count(blocks: isize, bytes: isize) {
+    BLOCKS.fetch_add(blocks, Ordering::Relaxed);
+    BYTES.fetch_add(bytes, Ordering::Relaxed);
+}
+
+// SAFETY: every call is passed unchanged to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(1, layout.size() as isize);
+        // SAFETY: the caller keeps this method's contract, which is also the contract of the system's method.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count(0, size as isize - layout.size() as isize);
+        // SAFETY: the caller keeps this method's contract, which is also the contract of the system's method.
+        unsafe { System.realloc(block, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        count(-1, -(layout.size() as isize));
+        // SAFETY: the caller keeps this method's contract, which is also the contract of the system's method.
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+/// Makes a group of two ranks on threads of their own, uses it, and drops it.
+fn group(number: usize) {
+    const ELEMENTS: usize = 200_000;
+    let address = free_address();
+    std::thread::scope(|scope| {
+        for rank in 0..2 {
+            let address = address.clone();
+            scope.spawn(move || {
+                let mut builder = tokio::runtime::Builder::new_multi_thread();
+                let runtime = builder.worker_threads(1).enable_all().build().unwrap();
+                let launch = Launch::new(rank, 2, address).with_job(format!("group {number}"));
+                // Long enough for a busy machine; only a hang takes so long.
+                let builder =
+                    Communicator::builder().launch(launch).plans(PlanChoice::Default).deadline(LIMIT);
+                let communicator = runtime.block_on(builder.connect()).unwrap();
+                let mut values = vec![rank as f32; ELEMENTS];
+                communicator.all_reduce(&mut values[..], Reduction::Sum).wait().unwrap();
+                assert!(values.iter().all(|value| *value == 1.0));
+                communicator.barrier().wait().unwrap();
+            });
+        }
+    });
+}
+
+/// What the groups of this process hold.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    blocks: isize,
+    bytes: isize,
+    descriptors: usize,
+    mappings: usize,
+    threads: usize,
+}
+
+impl Held {
+    fn now() -> Self {
+        let (descriptors, mappings) = descriptors_and_mappings();
+        let threads = std::fs::read_dir("/proc/self/task").unwrap().count();
+        let (blocks, bytes) = (BLOCKS.load(Ordering::Relaxed), BYTES.load(Ordering::Relaxed));
+        Self { blocks, bytes, descriptors, mappings, threads }
+    }
+
+    /// Returns what is held when `is_settled` is true of it. Memory that a peer has mapped goes some seconds after the group.
+    fn when(is_settled: impl Fn(&Self) -> bool) -> Self {
+        let begun = Instant::now();
+        loop {
+            let now = Self::now();
+            if is_settled(&now) {
+                return now;
+            }
+            assert!(begun.elapsed() < LIMIT, "it does not settle: {now:?}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+#[test]
+fn groups_that_are_gone_leave_nothing() {
+    let count =
+        std::env::var("COLLECTIVE_GROUPS").map_or(30, |count| count.parse().expect("COLLECTIVE_GROUPS"));
+    // The first ones fill caches.
+    (0..5).for_each(group);
+    let before = Held::when(|now| now.mappings == 0);
+    for number in 0..count {
+        group(number);
+        if number % (count / 10).max(1) == 0 {
+            let status = std::fs::read_to_string("/proc/self/status").unwrap();
+            let resident = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
+            println!(
+                "{number} groups: {} blocks, {} bytes, {resident}",
+                Held::now().blocks,
+                Held::now().bytes
+            );
+        }
+    }
+    // Less than a block for two groups. Some blocks come and go with the threads of the runtimes.
+    let after = Held::when(|now| {
+        now.mappings == 0
+            && now.threads <= before.threads
+            && now.descriptors <= before.descriptors
+            && now.blocks <= before.blocks + count as isize / 2
+            && now.bytes <= before.bytes + 256 * count as isize
+    });
+    println!("{count} groups: {before:?} before, {after:?} after");
+}
