@@ -106,7 +106,9 @@ impl Channel {
     /// ([`RdmaDevice::put`](crate::RdmaDevice::put)), and writes it straight into memory of this device. From the second step
     /// on a request takes one message and one write, unless the tensor's type or shape has changed.
     ///
-    /// Dropping the future withdraws the request.
+    /// Dropping the future withdraws the request, and a later request gets the tensor. If the tensor has arrived meanwhile, it stays in
+    /// memory of this device for the later request, for [`DeviceBuilder::rendezvous_timeout`](crate::DeviceBuilder::rendezvous_timeout) at
+    /// least and twice as long at most, unless other requests need the memory.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -126,7 +128,7 @@ impl Channel {
     ///
     /// # Errors
     /// [`Refused`](ChannelError::Refused) with the peer's status: the tensor could not be computed, was not offered in time, or
-    /// was requested twice.
+    /// was requested by this device before, and taken.
     pub fn request(&self, name: &str, step: u64) -> Request {
         self.requests.request(&self.link, name, step)
     }

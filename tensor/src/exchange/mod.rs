@@ -63,6 +63,10 @@ impl RendezvousFrames for Exchange {
         }
     }
 
+    fn age(&self, link: &Arc<Link>) {
+        self.requests.age_untaken(link);
+    }
+
     fn link_ended(&self, fault: &ChannelError) {
         self.offers.remove_peer(self.peer);
         self.requests.link_ended(fault);

@@ -77,7 +77,7 @@ impl Offers {
             next_peer: AtomicU64::new(0),
             landing: Arc::clone(landing),
         });
-        tokio::spawn(check_deadlines(Arc::downgrade(&offers)));
+        tokio::spawn(check_deadlines(Arc::downgrade(&offers), settings.rendezvous_timeout));
         offers
     }
 
@@ -201,14 +201,21 @@ impl Offers {
     }
 }
 
-/// Ends requests and offers whose deadline has passed, until the device is dropped.
-async fn check_deadlines(offers: Weak<Offers>) {
+/// Ends requests and offers whose deadline has passed, until the device is dropped. In intervals of `timeout`, the links free tensors that
+/// nobody took.
+async fn check_deadlines(offers: Weak<Offers>, timeout: Duration) {
+    let mut aged = Instant::now();
     loop {
         tokio::time::sleep(Offers::TICK).await;
         let Some(offers) = offers.upgrade() else { return };
         let now = Instant::now();
         if lock(&offers.provider).poll_timeout().is_some_and(|due| due <= now) {
             offers.with(|provider| provider.handle_timeout(now));
+        }
+        if now.saturating_duration_since(aged) >= timeout {
+            aged = now;
+            let links: Vec<_> = lock(&offers.links).values().filter_map(Weak::upgrade).collect();
+            links.iter().for_each(Link::age_rendezvous);
         }
     }
 }

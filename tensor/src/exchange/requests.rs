@@ -14,7 +14,8 @@ use crate::link::Link;
 use crate::lock::lock;
 use crate::memory::landing::Landing;
 use crate::rendezvous::{
-    Failure, RequestOutcome, Requester, RequesterAction, RequesterSettings, SinkLocation, Violation, verify,
+    Arrival, Failure, RequestOutcome, Requester, RequesterAction, RequesterSettings, SinkLocation, Violation,
+    verify,
 };
 use crate::types::{Metadata, Tensor, deserialize};
 use crate::wire::tensor_frame::{Frame, RequestId};
@@ -54,7 +55,7 @@ struct PendingAnswer {
 
 #[derive(Debug, Default)]
 struct AnswerState {
-    result: Option<Result<Requested, ChannelError>>,
+    result: Option<Result<RequestOutcome<SinkMemory>, ChannelError>>,
     waker: Option<Waker>,
 }
 
@@ -127,6 +128,14 @@ impl Requests {
         Ok(())
     }
 
+    /// Frees tensors that nobody took for a while, see [`Requester::age_untaken`].
+    pub(crate) fn age_untaken(&self, link: &Arc<Link>) {
+        let mut requester = lock(&self.requester);
+        self.outbox.add(requester.age_untaken());
+        drop(requester);
+        self.run_and_wake(link);
+    }
+
     pub(crate) fn link_ended(&self, fault: &ChannelError) {
         let mut requester = lock(&self.requester);
         let actions = requester.peer_gone(&fault.to_string());
@@ -170,17 +179,23 @@ impl Requests {
                 });
             }
             RequesterAction::Free(sink) => self.free(sink),
-            RequesterAction::Finished { request_id, result } => {
-                let result = self.result(link, request_id, result);
-                self.finish(request_id, result, wakers);
-            }
+            RequesterAction::Finished { request_id, result } => self.finish(request_id, Ok(result), wakers),
         });
     }
 
     /// Makes a sink for a tensor, which the peer may write.
     fn sink(&self, link: &Link, metadata: WireMetadata) -> Result<(SinkMemory, SinkLocation), ChannelError> {
         Metadata::try_from(metadata).map_err(ChannelError::local)?;
-        let memory = self.landing.take(metadata.bytes)?.share();
+        let memory = self.landing.take(metadata.bytes).or_else(|_| {
+            // The tensors that nobody took may use up the budget.
+            for action in lock(&self.requester).free_untaken() {
+                if let RequesterAction::Free(sink) = action {
+                    self.free(sink);
+                }
+            }
+            self.landing.take(metadata.bytes)
+        })?;
+        let memory = memory.share();
         let length = metadata.bytes.max(1) as usize;
         let grant = link.grant(&memory, 0..length, Access::REMOTE_WRITE)?;
         let place = grant.place();
@@ -189,6 +204,7 @@ impl Requests {
         Ok((SinkMemory { grant, memory }, placement))
     }
 
+    /// Makes the result for the program, which takes it.
     fn result(
         &self,
         link: &Link,
@@ -202,7 +218,12 @@ impl Requests {
                 code: failure.code,
                 message: failure.text.into(),
             }),
-            RequestOutcome::Arrived { metadata, sink: SinkMemory { grant, memory }, checksum } => {
+            RequestOutcome::Arrived(Arrival {
+                metadata,
+                sink: SinkMemory { grant, memory },
+                checksum,
+                ..
+            }) => {
                 // The peer's right to write ends here, so the bytes do not change any more.
                 drop(grant);
                 let region = memory.try_into_region();
@@ -226,19 +247,38 @@ impl Requests {
         }
     }
 
-    fn finish(&self, id: RequestId, result: Result<Requested, ChannelError>, wakers: &mut Vec<Waker>) {
-        let Some(pending) = lock(&self.waiting).remove(&id) else { return };
-        let mut state = lock(&pending.state);
-        state.result = Some(result);
-        wakers.extend(state.waker.take());
-    }
-
-    fn cancel(&self, link: &Arc<Link>, id: RequestId) {
-        if lock(&self.waiting).remove(&id).is_none() {
+    fn finish(
+        &self,
+        id: RequestId,
+        result: Result<RequestOutcome<SinkMemory>, ChannelError>,
+        wakers: &mut Vec<Waker>,
+    ) {
+        let mut waiting = lock(&self.waiting);
+        if let Some(pending) = waiting.remove(&id) {
+            // Under the lock, so that a future which is dropped now finds either its entry or its result.
+            let mut state = lock(&pending.state);
+            state.result = Some(result);
+            wakers.extend(state.waker.take());
             return;
         }
+        drop(waiting);
+        // The future was dropped meanwhile.
+        if let Ok(RequestOutcome::Arrived(arrival)) = result {
+            let mut requester = lock(&self.requester);
+            self.outbox.add(requester.not_taken(arrival));
+        }
+    }
+
+    /// Withdraws a request whose future is dropped. A tensor that has arrived is for the next request.
+    fn cancel(&self, link: &Arc<Link>, id: RequestId, pending: &PendingAnswer) {
+        let is_open = lock(&self.waiting).remove(&id).is_some();
+        let result = lock(&pending.state).result.take();
         let mut requester = lock(&self.requester);
-        self.outbox.add(requester.cancel(id));
+        match result {
+            Some(Ok(RequestOutcome::Arrived(arrival))) => self.outbox.add(requester.not_taken(arrival)),
+            _ if is_open => self.outbox.add(requester.cancel(id)),
+            _ => return,
+        }
         drop(requester);
         self.run_and_wake(link);
     }
@@ -248,20 +288,20 @@ impl Future for Request {
     type Output = Result<Requested, ChannelError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        match &mut self.state {
+        let this = &mut *self;
+        match &mut this.state {
             RequestState::Ended(error) => match error.take() {
                 Some(error) => Poll::Ready(Err(error)),
                 None => Poll::Pending,
             },
-            RequestState::Waiting(_, pending) => {
+            RequestState::Waiting(id, pending) => {
                 let mut state = lock(&pending.state);
-                match state.result.take() {
-                    Some(result) => Poll::Ready(result),
-                    None => {
-                        state.waker = Some(context.waker().clone());
-                        Poll::Pending
-                    }
-                }
+                let Some(result) = state.result.take() else {
+                    state.waker = Some(context.waker().clone());
+                    return Poll::Pending;
+                };
+                drop(state);
+                Poll::Ready(result.and_then(|result| this.requests.result(&this.link, *id, result)))
             }
         }
     }
@@ -269,8 +309,8 @@ impl Future for Request {
 
 impl Drop for Request {
     fn drop(&mut self) {
-        if let RequestState::Waiting(id, _) = self.state {
-            self.requests.cancel(&self.link, id);
+        if let RequestState::Waiting(id, pending) = &self.state {
+            self.requests.cancel(&self.link, *id, pending);
         }
     }
 }

@@ -57,6 +57,9 @@ pub(crate) trait RendezvousFrames: fmt::Debug + Send + Sync {
     fn handle(&self, link: &Arc<Link>, frame: Frame<'_>, wakers: &mut Vec<Waker>)
     -> Result<(), ChannelError>;
 
+    /// Frees what has been kept for later requests for a while. The device calls this each time that an offer would expire.
+    fn age(&self, link: &Arc<Link>);
+
     /// Ends all requests: the link has ended with `fault`, and its queue pairs are gone.
     fn link_ended(&self, fault: &ChannelError);
 }
@@ -111,6 +114,11 @@ impl Link {
 
     pub(crate) fn notification(&self) -> Notification {
         self.notification
+    }
+
+    /// Frees what the rendezvous has kept for a while.
+    pub(crate) fn age_rendezvous(self: &Arc<Self>) {
+        self.rendezvous.age(self);
     }
 
     /// Gives the peer these rights to `range` of `memory`.

@@ -46,6 +46,11 @@ impl Failure {
     pub fn new(code: Code, text: impl Into<String>) -> Self {
         Self { code, text: text.into() }
     }
+
+    /// Makes the failure of a request that the requester cancelled.
+    pub(super) fn cancelled() -> Self {
+        Self::new(Code::Cancelled, "cancelled by the requester")
+    }
 }
 
 impl From<Failure> for tonic::Status {

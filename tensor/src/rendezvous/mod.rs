@@ -36,11 +36,16 @@
 //! |---|---|---|
 //! | waiting | an offer of (name, step) | a sink that fits: writing; otherwise `Metadata`: awaiting a sink |
 //! | awaiting a sink | the request again, with a sink | the sink fits: writing |
-//! | writing | the device | completion: `Written`, over |
+//! | writing | the device | completion: `Written`, or a status if the request was cancelled meanwhile; over |
 //!
 //! **Each offer states its number of readers.** A request that matches an offer takes a share. The last answer uses the share
 //! up. The share comes back when the request fails, is cancelled or loses its peer. The provider releases the tensor with the
 //! last share, or when the readers did not come in time.
+//!
+//! **A reader that gives up may ask again.** A cancellation that reaches the provider during the write brings the share back when the
+//! write has ended, and a request that asks again waits for that. If `Written` was sent before, the share is used up, so the requester
+//! keeps the tensor and gives it to the request that asks again. It keeps as many tensors as it may have requests, and for as long as
+//! the driver says ([`Requester::age_untaken`]).
 //!
 //! **Bounds.** The number and the bytes of offers, the number of requests of each peer, the number of remembered requests, and
 //! the waiting time have bounds; see [`ProviderSettings`] and [`RequesterSettings`]. At most two frames answer one frame of a
@@ -79,7 +84,7 @@ pub use error::{RequestError, Violation};
 pub use message::{Failure, Message, PeerId};
 pub use offer_table::{OfferError, OfferedTensor};
 pub use provider::{Held, Provider, ProviderAction};
-pub use requester::{RequestOutcome, Requester, RequesterAction, SinkLocation};
+pub use requester::{Arrival, RequestOutcome, Requester, RequesterAction, SinkLocation};
 pub use settings::{ProviderSettings, RequesterSettings};
 
 pub use crate::wire::tensor_frame::{RequestId, Sink, TensorRequest};

@@ -6,7 +6,7 @@ use tonic::Code;
 
 use super::message::{Failure, TensorKey, is_name};
 use super::offer_table::OfferedTensor;
-use super::recent_set::RecentSet;
+use super::recent_set::{RecentMap, RecentSet};
 use super::{ProviderSettings, RequestId, Sink, TensorRequest};
 use crate::wire::tensor_frame::MAX_NAME;
 
@@ -14,10 +14,14 @@ use crate::wire::tensor_frame::MAX_NAME;
 #[derive(Debug)]
 pub(super) struct PeerRecord {
     pub(super) requests: BTreeMap<RequestId, ReceivedRequest>,
-    /// Tensors that the requests are for. A peer can't have two requests for one tensor at a time.
+    /// Tensors that the requests are for, without the requests that were given up. A peer can't have two such requests for one tensor
+    /// at a time.
     pub(super) asked: HashSet<TensorKey>,
-    /// Tensors that were delivered. This serves tensors that are not on offer any more.
-    pub(super) delivered: RecentSet<TensorKey>,
+    /// Tensors with a request that was given up while the device wrote the tensor. A later request for the tensor waits for the end of
+    /// the write, so a peer never has two shares of an offer.
+    pub(super) given_up: HashSet<TensorKey>,
+    /// Answers that used up a share. This serves tensors that are not on offer any more.
+    pub(super) delivered: RecentMap<TensorKey, Delivered>,
     /// Requests that have their last answer.
     pub(super) finished: RecentSet<RequestId>,
     /// Requests that ended here while they waited for a sink. The peer may have asked again before it learnt that.
@@ -31,6 +35,27 @@ pub(super) struct ReceivedRequest {
     pub(super) sink: Option<Sink>,
     pub(super) checksum_wanted: bool,
     pub(super) state: ReceivedState,
+    /// The peer has cancelled the request while the device wrote the tensor. The share comes back when the write has ended.
+    pub(super) given_up: bool,
+}
+
+/// The last answer to a request that used up a share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Delivered {
+    Tensor,
+    Dead,
+    Failed(Failure),
+}
+
+impl Delivered {
+    /// Returns the answer that uses up a share of `offer`.
+    pub(super) fn of<T>(offer: &OfferedTensor<T>) -> Self {
+        match offer {
+            OfferedTensor::Tensor(..) => Self::Tensor,
+            OfferedTensor::Dead => Self::Dead,
+            OfferedTensor::Failed(failure) => Self::Failed(failure.clone()),
+        }
+    }
 }
 
 /// The event that a request waits for.
@@ -51,7 +76,8 @@ impl PeerRecord {
         Self {
             requests: BTreeMap::new(),
             asked: HashSet::new(),
-            delivered: RecentSet::new(settings.max_remembered),
+            given_up: HashSet::new(),
+            delivered: RecentMap::new(settings.max_remembered),
             finished: RecentSet::new(settings.max_remembered),
             lapsed: RecentSet::new(settings.max_remembered),
         }
@@ -88,10 +114,14 @@ impl PeerRecord {
                 format!("{key} is asked for already, and that request is pending"),
             ));
         }
-        if self.delivered.contains(&key) {
-            return Err(Failure::new(Code::AlreadyExists, format!("{key} was delivered already")));
-        }
         Ok(key)
+    }
+
+    /// Returns the request that waits for this tensor.
+    pub(super) fn waiting(&self, key: &TensorKey) -> Option<RequestId> {
+        let waits =
+            |request: &ReceivedRequest| request.state == ReceivedState::Waiting && request.key == *key;
+        self.requests.iter().find(|(_, request)| waits(request)).map(|(request_id, _)| *request_id)
     }
 }
 

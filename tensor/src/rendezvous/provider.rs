@@ -11,7 +11,7 @@ use super::checksum::checksum;
 use super::deadlines::Deadlines;
 use super::message::{Failure, Message, PeerId, TensorKey, is_name};
 use super::offer_table::{OfferError, OfferTable, OfferedTensor, Reader};
-use super::peer_record::{PeerRecord, ReceivedRequest, ReceivedState};
+use super::peer_record::{Delivered, PeerRecord, ReceivedRequest, ReceivedState};
 use super::{ProviderSettings, RequestId, Sink, TensorRequest};
 use crate::wire::tensor_frame::FrameError;
 
@@ -135,9 +135,8 @@ impl<T: Clone> Provider<T> {
         if peer.requests.contains_key(&request_id) {
             self.handle_again((id, request_id), request, now);
         } else if !peer.lapsed.contains(&request_id) {
-            let key = peer.check_first(request, &self.settings);
-            match key.and_then(|key| self.check_share(id, key)) {
-                Ok(key) => self.accept((id, request_id), key, request, now),
+            match peer.check_first(request, &self.settings) {
+                Ok(key) => self.begin((id, request_id), key, request, now),
                 Err(failure) => self.refuse((id, request_id), failure, now),
             }
         }
@@ -158,8 +157,8 @@ impl<T: Clone> Provider<T> {
         self.take_actions()
     }
 
-    /// Handles the cancellation of a request. A write that is under way goes on to its end. A request with a last answer is
-    /// over, so nothing happens.
+    /// Handles the cancellation of a request. A write that is under way goes on to its end, and the last answer then says that the
+    /// request was cancelled. A request with a last answer is over, so nothing happens: the requester keeps a tensor that arrives late.
     pub fn handle_cancel(
         &mut self,
         peer: PeerId,
@@ -167,8 +166,19 @@ impl<T: Clone> Provider<T> {
         now: Instant,
     ) -> Vec<ProviderAction<T>> {
         let reader = (peer, request_id);
-        if matches!(self.state(reader), Some(ReceivedState::Waiting | ReceivedState::AwaitingSink)) {
-            self.refuse(reader, Failure::new(Code::Cancelled, "cancelled by the requester"), now);
+        let Some(record) = self.peers.get_mut(&peer) else { return Vec::new() };
+        match record.requests.get_mut(&request_id) {
+            Some(pending)
+                if matches!(pending.state, ReceivedState::Waiting | ReceivedState::AwaitingSink) =>
+            {
+                self.refuse(reader, Failure::cancelled(), now);
+            }
+            Some(pending) if pending.state == ReceivedState::Writing && !pending.given_up => {
+                pending.given_up = true;
+                record.asked.remove(&pending.key);
+                record.given_up.insert(pending.key.clone());
+            }
+            _ => {}
         }
         self.take_actions()
     }
@@ -183,10 +193,18 @@ impl<T: Clone> Provider<T> {
         now: Instant,
     ) -> Vec<ProviderAction<T>> {
         let reader = (peer, request_id);
-        match self.state(reader) {
-            Some(ReceivedState::Writing) => self.send_written(reader, checksum, now),
-            Some(ReceivedState::Answered) => self.finish(reader, Share::UsedUp, now),
-            _ => {}
+        let Some(&mut ReceivedRequest { state, given_up, .. }) = self.pending(reader) else {
+            return Vec::new();
+        };
+        match state {
+            ReceivedState::Writing if given_up => {
+                self.send(reader, Message::Status { request_id, failure: Failure::cancelled() });
+                self.finish(reader, Share::GivenBack, now);
+            }
+            ReceivedState::Writing => self.send_written(reader, checksum, now),
+            ReceivedState::Answered if given_up => self.finish(reader, Share::GivenBack, now),
+            ReceivedState::Answered => self.finish(reader, Share::UsedUp, now),
+            ReceivedState::Waiting | ReceivedState::AwaitingSink => {}
         }
         self.take_actions()
     }
@@ -200,7 +218,7 @@ impl<T: Clone> Provider<T> {
         now: Instant,
     ) -> Vec<ProviderAction<T>> {
         let reader = (peer, request_id);
-        match self.state(reader) {
+        match self.pending(reader).map(|pending| pending.state) {
             Some(ReceivedState::Writing) => {
                 let text = format!("the tensor could not be written: {why}");
                 self.send(reader, Message::status(request_id, Code::Internal, text));
@@ -214,8 +232,10 @@ impl<T: Clone> Provider<T> {
 
     /// Ends the requests of a link that has ended. Their shares are for other peers.
     pub fn peer_gone(&mut self, id: PeerId, now: Instant) -> Vec<ProviderAction<T>> {
-        let requests = self.peers.get(&id).map(|peer| peer.requests.keys().copied().collect::<Vec<_>>());
-        for request_id in requests.unwrap_or_default() {
+        let Some(peer) = self.peers.get_mut(&id) else { return Vec::new() };
+        // No request of this peer takes over a share.
+        peer.requests.values_mut().for_each(|pending| pending.given_up = false);
+        for request_id in peer.requests.keys().copied().collect::<Vec<_>>() {
             self.finish((id, request_id), Share::GivenBack, now);
         }
         self.peers.remove(&id);
@@ -250,24 +270,39 @@ impl<T: Clone> Provider<T> {
         Held { offers: self.table.offers(), bytes: self.table.bytes(), requests }
     }
 
-    /// Checks that the peer has not had this offer yet. The offer remembers its readers longer than the peer's record does.
-    fn check_share(&self, peer: PeerId, key: TensorKey) -> Result<TensorKey, Failure> {
-        if self.table.has_served(&key, peer) {
-            return Err(Failure::new(Code::AlreadyExists, format!("{key} was delivered already")));
+    /// Accepts a request, unless its peer has had this offer. A reader that did not learn of a dead or failed tensor, because it gave up,
+    /// gets this answer again.
+    fn begin(&mut self, reader: Reader, key: TensorKey, request: &TensorRequest<'_>, now: Instant) {
+        let before = self.peers.get(&reader.0).and_then(|peer| peer.delivered.get(&key));
+        // The offer remembers its readers longer than the peer's record does.
+        let served = || self.table.offer(&key).filter(|_| self.table.has_served(&key, reader.0));
+        match before.cloned().or_else(|| served().map(Delivered::of)) {
+            None => self.accept(reader, key, request, now),
+            Some(Delivered::Tensor) => {
+                let text = format!("{key} was delivered already");
+                self.refuse(reader, Failure::new(Code::AlreadyExists, text), now);
+            }
+            Some(Delivered::Dead) => {
+                self.send(reader, Message::Dead { request_id: reader.1 });
+                self.remember(reader);
+            }
+            Some(Delivered::Failed(failure)) => self.refuse(reader, failure, now),
         }
-        Ok(key)
     }
 
     fn accept(&mut self, reader: Reader, key: TensorKey, request: &TensorRequest<'_>, now: Instant) {
         let TensorRequest { sink, checksum_wanted, .. } = *request;
         let Some(peer) = self.peers.get_mut(&reader.0) else { return };
         peer.asked.insert(key.clone());
-        let pending =
-            ReceivedRequest { key: key.clone(), sink, checksum_wanted, state: ReceivedState::Waiting };
+        let state = ReceivedState::Waiting;
+        let pending = ReceivedRequest { key: key.clone(), sink, checksum_wanted, state, given_up: false };
         peer.requests.insert(reader.1, pending);
+        let is_first = !peer.given_up.contains(&key);
         self.deadlines.set(&Due::Request(reader.0, reader.1), now, self.settings.request_timeout);
-        self.table.wait(&key, reader);
-        self.match_requests(&key, now);
+        if is_first {
+            self.table.wait(&key, reader);
+            self.match_requests(&key, now);
+        }
     }
 
     /// Handles a request with the number of a request that has no last answer.
@@ -369,20 +404,27 @@ impl<T: Clone> Provider<T> {
         let (id, request_id) = reader;
         self.deadlines.clear(&Due::Request(id, request_id));
         let Some(peer) = self.peers.get_mut(&id) else { return };
-        let Some(ReceivedRequest { key, state, .. }) = peer.requests.remove(&request_id) else { return };
-        peer.asked.remove(&key);
-        peer.finished.insert(request_id);
+        let Some(request) = peer.requests.remove(&request_id) else { return };
+        let ReceivedRequest { key, state, given_up, .. } = request;
+        let keys = if given_up { &mut peer.given_up } else { &mut peer.asked };
+        keys.remove(&key);
+        peer.finished.insert(request_id, ());
         match (state, share) {
             (ReceivedState::Waiting, _) => self.table.leave(&key, reader),
             (_, Share::UsedUp) => {
-                peer.delivered.insert(key.clone());
+                let answer = self.table.offer(&key).map_or(Delivered::Tensor, Delivered::of);
+                peer.delivered.insert(key.clone(), answer);
                 self.table.use_up(&key, id);
             }
             (_, Share::GivenBack) => {
                 if state == ReceivedState::AwaitingSink {
-                    peer.lapsed.insert(request_id);
+                    peer.lapsed.insert(request_id, ());
                 }
+                let again = peer.waiting(&key).filter(|_| given_up);
                 self.table.give_back(&key);
+                if let Some(request_id) = again {
+                    self.table.wait(&key, (id, request_id));
+                }
                 self.match_requests(&key, now);
             }
         }
@@ -393,12 +435,8 @@ impl<T: Clone> Provider<T> {
 
     fn remember(&mut self, reader: Reader) {
         if let Entry::Occupied(mut peer) = self.peers.entry(reader.0) {
-            peer.get_mut().finished.insert(reader.1);
+            peer.get_mut().finished.insert(reader.1, ());
         }
-    }
-
-    fn state(&self, reader: Reader) -> Option<ReceivedState> {
-        Some(self.peers.get(&reader.0)?.requests.get(&reader.1)?.state)
     }
 
     fn pending(&mut self, reader: Reader) -> Option<&mut ReceivedRequest> {
@@ -415,7 +453,8 @@ impl<T: Clone> Provider<T> {
 
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
-        let is_idle = |peer: &PeerRecord| peer.requests.is_empty() && peer.asked.is_empty();
+        let is_idle =
+            |peer: &PeerRecord| peer.requests.is_empty() && peer.asked.is_empty() && peer.given_up.is_empty();
         self.table.is_empty() && self.deadlines.is_empty() && self.peers.values().all(is_idle)
     }
 }

@@ -1,35 +1,46 @@
-//! A set with a bound.
+//! A map with a bound.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
+use std::collections::hash_map::{Entry, HashMap};
 use std::hash::Hash;
 
-/// A set that forgets its oldest item when it is full.
+/// A map that forgets its oldest item when it is full.
 #[derive(Debug)]
-pub(super) struct RecentSet<K> {
+pub(super) struct RecentMap<K, V> {
     capacity: usize,
     order: VecDeque<K>,
-    set: HashSet<K>,
+    map: HashMap<K, V>,
 }
 
-impl<K: Clone + Eq + Hash> RecentSet<K> {
+/// A set that forgets its oldest item when it is full.
+pub(super) type RecentSet<K> = RecentMap<K, ()>;
+
+impl<K: Clone + Eq + Hash, V> RecentMap<K, V> {
     pub(super) fn new(capacity: usize) -> Self {
-        Self { capacity, order: VecDeque::new(), set: HashSet::new() }
+        Self { capacity, order: VecDeque::new(), map: HashMap::new() }
     }
 
-    pub(super) fn insert(&mut self, item: K) {
-        if self.capacity == 0 || !self.set.insert(item.clone()) {
+    /// Adds an item. An item that is there already keeps its value.
+    pub(super) fn insert(&mut self, item: K, value: V) {
+        let Entry::Vacant(entry) = self.map.entry(item.clone()) else { return };
+        if self.capacity == 0 {
             return;
         }
+        entry.insert(value);
         if self.order.len() == self.capacity
             && let Some(oldest) = self.order.pop_front()
         {
-            self.set.remove(&oldest);
+            self.map.remove(&oldest);
         }
         self.order.push_back(item);
     }
 
+    pub(super) fn get(&self, item: &K) -> Option<&V> {
+        self.map.get(item)
+    }
+
     pub(super) fn contains(&self, item: &K) -> bool {
-        self.set.contains(item)
+        self.map.contains_key(item)
     }
 }
 
@@ -41,12 +52,12 @@ mod tests {
     fn forgets_the_oldest() {
         let mut recent = RecentSet::new(2);
         for what in [1, 2, 2, 1, 3] {
-            recent.insert(what);
+            recent.insert(what, ());
         }
         assert_eq!([1, 2, 3].map(|what| recent.contains(&what)), [false, true, true]);
-        assert_eq!((recent.order.len(), recent.set.len()), (2, 2));
+        assert_eq!((recent.order.len(), recent.map.len()), (2, 2));
         let mut nothing = RecentSet::new(0);
-        nothing.insert(1);
+        nothing.insert(1, ());
         assert!(!nothing.contains(&1));
     }
 }

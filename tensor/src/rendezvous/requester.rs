@@ -8,7 +8,7 @@ use lru::LruCache;
 use tonic::Code;
 
 use super::error::{RequestError, Violation};
-use super::message::{Failure, Message, is_name};
+use super::message::{Failure, Message, TensorKey, is_name};
 use super::{RequestId, RequesterSettings, Sink};
 use crate::wire::tensor_metadata::WireMetadata;
 
@@ -50,19 +50,28 @@ pub enum RequesterAction<S> {
 /// The outcome of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub enum RequestOutcome<S> {
-    /// The tensor is in the sink. The driver has to revoke the sink's grant now.
-    Arrived {
-        /// Type, shape and length of the tensor.
-        metadata: WireMetadata,
-        /// The sink with the tensor.
-        sink: S,
-        /// The checksum for [`verify`](super::verify), if [`RequesterSettings::validate`] is set.
-        checksum: Option<u64>,
-    },
+    /// The tensor is in the sink. The driver has to revoke the sink's grant before the program gets the tensor. If the program does not
+    /// take it, the driver passes the arrival to [`Requester::not_taken`].
+    Arrived(Arrival<S>),
     /// The tensor is dead.
     Dead,
     /// There will be no tensor.
     Failed(Failure),
+}
+
+/// A tensor in a sink.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Arrival<S> {
+    /// Name of the tensor.
+    pub name: Arc<str>,
+    /// Step of the tensor.
+    pub step: u64,
+    /// Type, shape and length of the tensor.
+    pub metadata: WireMetadata,
+    /// The sink with the tensor.
+    pub sink: S,
+    /// The checksum for [`verify`](super::verify), if [`RequesterSettings::validate`] is set.
+    pub checksum: Option<u64>,
 }
 
 /// Asks one peer for tensors. `S` is a sink.
@@ -72,6 +81,9 @@ pub struct Requester<S> {
     /// The latest metadata of each tensor, by name.
     cache: Option<LruCache<Arc<str>, WireMetadata>>,
     requests: BTreeMap<RequestId, OwnRequest<S>>,
+    /// Tensors that arrived for requests that were given up. The provider counts them as delivered, so the next request gets them from
+    /// here. With each, whether it was there at the last [`Requester::age_untaken`].
+    untaken: BTreeMap<TensorKey, (Arrival<S>, bool)>,
     next: u64,
     gone: Option<String>,
     actions: Vec<RequesterAction<S>>,
@@ -95,7 +107,7 @@ enum OwnRequestState<S> {
     /// Asked with a sink, which the peer may be writing.
     Exposed { metadata: WireMetadata, sink: S },
     /// Cancelled by the application, but the peer may still write the sink.
-    Cancelled(Option<S>),
+    Cancelled(Option<(WireMetadata, S)>),
 }
 
 impl<S> OwnRequestState<S> {
@@ -113,11 +125,20 @@ impl<S> Requester<S> {
     /// Makes a requester without cached metadata.
     pub fn new(settings: RequesterSettings) -> Self {
         let cache = NonZeroUsize::new(settings.max_cached).map(LruCache::new);
-        Self { settings, cache, requests: BTreeMap::new(), next: 0, gone: None, actions: Vec::new() }
+        Self {
+            settings,
+            cache,
+            requests: BTreeMap::new(),
+            untaken: BTreeMap::new(),
+            next: 0,
+            gone: None,
+            actions: Vec::new(),
+        }
     }
 
     /// Asks for (`name`, `step`). Without cached metadata of `name` the request goes out at once. With cached metadata it goes
-    /// out when there is a sink for a tensor like the last one.
+    /// out when there is a sink for a tensor like the last one. A tensor that has arrived for a request that was given up is the result
+    /// at once.
     ///
     /// # Errors
     /// [`RequestError`]. Nothing has changed then.
@@ -138,6 +159,10 @@ impl<S> Requester<S> {
         let request_id = RequestId(self.next);
         self.next += 1;
         let name: Arc<str> = name.into();
+        if let Some((arrival, _)) = self.untaken.remove(&TensorKey { name: name.clone(), step }) {
+            let result = RequestOutcome::Arrived(arrival);
+            return Ok((request_id, RequesterAction::Finished { request_id, result }));
+        }
         let cached = self.cache.as_mut().and_then(|cache| cache.get(&name).copied());
         let (state, action) = match cached {
             Some(metadata) => {
@@ -186,6 +211,31 @@ impl<S> Requester<S> {
         self.cache.as_mut().and_then(|cache| cache.pop(&name));
         self.finish(request_id, RequestOutcome::Failed(failure));
         self.give_up(request_id);
+        self.take_actions()
+    }
+
+    /// Takes an arrival back that the program did not take, for the next request for this tensor.
+    pub fn not_taken(&mut self, arrival: Arrival<S>) -> Vec<RequesterAction<S>> {
+        self.keep(arrival);
+        self.take_actions()
+    }
+
+    /// Frees the tensors for which no request has come since the last call. Call this in intervals for which a tensor is on offer.
+    pub fn age_untaken(&mut self) -> Vec<RequesterAction<S>> {
+        for (key, (arrival, is_old)) in std::mem::take(&mut self.untaken) {
+            if is_old {
+                self.actions.push(RequesterAction::Free(arrival.sink));
+            } else {
+                self.untaken.insert(key, (arrival, true));
+            }
+        }
+        self.take_actions()
+    }
+
+    /// Frees all tensors for which no request has come, because the memory is needed.
+    pub fn free_untaken(&mut self) -> Vec<RequesterAction<S>> {
+        let all = std::mem::take(&mut self.untaken).into_values();
+        self.actions.extend(all.map(|(arrival, _)| RequesterAction::Free(arrival.sink)));
         self.take_actions()
     }
 
@@ -252,11 +302,17 @@ impl<S> Requester<S> {
         if checksum.is_some() != wanted {
             return Err(Violation::Checksum { request_id, wanted });
         }
-        match self.requests.remove(&request_id).map(|pending| pending.state) {
-            Some(OwnRequestState::Exposed { metadata, sink }) => {
-                self.finish(request_id, RequestOutcome::Arrived { metadata, sink, checksum });
+        let Some(OwnRequest { name, step, state, .. }) = self.requests.remove(&request_id) else {
+            return Ok(Vec::new());
+        };
+        match state {
+            OwnRequestState::Exposed { metadata, sink } => {
+                let arrival = Arrival { name, step, metadata, sink, checksum };
+                self.finish(request_id, RequestOutcome::Arrived(arrival));
             }
-            Some(OwnRequestState::Cancelled(Some(sink))) => self.actions.push(RequesterAction::Free(sink)),
+            OwnRequestState::Cancelled(Some((metadata, sink))) => {
+                self.keep(Arrival { name, step, metadata, sink, checksum });
+            }
             _ => {}
         }
         Ok(self.take_actions())
@@ -300,7 +356,7 @@ impl<S> Requester<S> {
             let failure = Failure::new(Code::Unavailable, format!("the link has ended: {why}"));
             self.end(request_id, RequestOutcome::Failed(failure));
         }
-        self.take_actions()
+        self.free_untaken()
     }
 
     /// Returns the number of requests without a last answer, with the cancelled ones.
@@ -322,7 +378,7 @@ impl<S> Requester<S> {
     fn end(&mut self, request_id: RequestId, result: RequestOutcome<S>) {
         let Some(pending) = self.requests.remove(&request_id) else { return };
         let cancelled = matches!(pending.state, OwnRequestState::Cancelled(_));
-        if let Some(sink) = pending.state.into_sink() {
+        if let Some((_, sink)) = pending.state.into_sink() {
             self.actions.push(RequesterAction::Free(sink));
         }
         if !cancelled {
@@ -350,6 +406,26 @@ impl<S> Requester<S> {
                 self.actions.push(RequesterAction::Send(Message::Cancel { request_id }));
             }
         }
+    }
+
+    /// Gives a tensor that arrived for a request that was given up to the request that asks again. If there is none, keeps the tensor.
+    fn keep(&mut self, arrival: Arrival<S>) {
+        let asks_again = |request: &OwnRequest<S>| {
+            let is_open = !matches!(request.state, OwnRequestState::Cancelled(_));
+            is_open && (&request.name, request.step) == (&arrival.name, arrival.step)
+        };
+        let again = self.requests.iter().find(|(_, request)| asks_again(request)).map(|(id, _)| *id);
+        if let Some(request_id) = again {
+            self.finish(request_id, RequestOutcome::Arrived(arrival));
+            self.give_up(request_id);
+            return;
+        }
+        let key = TensorKey { name: arrival.name.clone(), step: arrival.step };
+        let replaced = self.untaken.insert(key, (arrival, false));
+        let most = if self.gone.is_some() { 0 } else { self.settings.max_requests };
+        let first = if self.untaken.len() > most { self.untaken.pop_first() } else { None };
+        let freed = [replaced, first.map(|(_, kept)| kept)].into_iter().flatten();
+        self.actions.extend(freed.map(|(arrival, _)| RequesterAction::Free(arrival.sink)));
     }
 
     fn finish(&mut self, request_id: RequestId, result: RequestOutcome<S>) {
@@ -380,9 +456,9 @@ impl<S> OwnRequest<S> {
 }
 
 impl<S> OwnRequestState<S> {
-    fn into_sink(self) -> Option<S> {
+    fn into_sink(self) -> Option<(WireMetadata, S)> {
         match self {
-            Self::Exposed { sink, .. } => Some(sink),
+            Self::Exposed { metadata, sink } => Some((metadata, sink)),
             Self::Cancelled(sink) => sink,
             Self::Allocating(_) | Self::Asked => None,
         }

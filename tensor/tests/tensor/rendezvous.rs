@@ -1,10 +1,12 @@
 //! Tensors by name and step. The offer or the request may come first.
 
+use std::future::Future as _;
+use std::task::Poll;
 use std::time::Duration;
 
 use tonic::Code;
 use tonic_rdma_tensor::{
-    ChannelError, Dtype, Offer, RdmaDevice, Requested, Shape, Tensor, TensorMut, TensorSpec,
+    ChannelError, Dtype, Held, Offer, RdmaDevice, Request, Requested, Shape, Tensor, TensorMut, TensorSpec,
 };
 
 use crate::{notifications, pair, pair_with, pattern};
@@ -74,6 +76,61 @@ async fn requests_without_a_tensor_get_the_reason() {
     let long = "n".repeat(10 << 20);
     assert!(channel.request(&long, 1).await.unwrap_err().to_string().contains("10485760"));
     assert!(channel.is_open());
+}
+
+/// Polls `request` at most `most` times, and lets other tasks run in between.
+async fn poll_for(request: Request, most: usize) -> (usize, Option<Result<Requested, ChannelError>>) {
+    let mut request = std::pin::pin!(request);
+    for count in 0..most {
+        let polled = std::future::poll_fn(|context| Poll::Ready(request.as_mut().poll(context))).await;
+        if let Poll::Ready(result) = polled {
+            return (count, Some(result));
+        }
+        tokio::task::yield_now().await;
+    }
+    (most, None)
+}
+
+/// The offer stays until the reader has the tensor, also if the reader gives up in the middle of the write or behind it.
+#[tokio::test]
+async fn a_reader_that_gave_up_gets_the_tensor_when_it_asks_again() {
+    const PARTS: usize = 24;
+    for checksums in [false, true] {
+        let (server, _client, channel) = pair_with(RdmaDevice::builder().checksums(checksums)).await;
+        let (mut step, mut given_up) = (0, 0);
+        for length in [4_u64 << 10, 256 << 10, 4 << 20, 32 << 20] {
+            let sent = tensor(length, length);
+            let mut whole = 0;
+            for part in 0..=PARTS {
+                step += 1;
+                server.put("kv", step, Offer::Tensor(sent.clone()), 1).unwrap();
+                // The first request tells how many polls there are.
+                let most = if part == 0 { usize::MAX } else { whole * part / PARTS };
+                let (polls, first) = poll_for(channel.request("kv", step), most).await;
+                whole = whole.max(polls);
+                given_up += u64::from(first.is_none());
+                let found = match first {
+                    Some(found) => found,
+                    None => channel.request("kv", step).await,
+                };
+                let found = arrived(found);
+                assert!(found.bytes().unwrap() == sent.bytes().unwrap(), "step {step}, part {part}");
+            }
+            assert_eq!(server.held(), Held::default(), "{length} bytes");
+        }
+        assert!(given_up > 0, "every first request was faster than its polls");
+        // The program does not look at a result, and asks again.
+        server.put("kv", 0, Offer::Tensor(tensor(1, 5000)), 1).unwrap();
+        let request = channel.request("kv", 0);
+        while server.held().offers > 0 {
+            tokio::task::yield_now().await;
+        }
+        drop(request);
+        let found = arrived(channel.request("kv", 0).await);
+        assert!(found.bytes().unwrap() == pattern(1, 5000));
+        let twice = channel.request("kv", 0).await.unwrap_err().to_string();
+        assert!(twice.contains("delivered already"), "{twice}");
+    }
 }
 
 #[tokio::test]

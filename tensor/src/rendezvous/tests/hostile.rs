@@ -185,7 +185,7 @@ impl Log {
                 }
                 RequesterAction::Free(EmptySink) => self.sinks -= 1,
                 RequesterAction::Finished { request_id, result } => {
-                    if let RequestOutcome::Arrived { sink: EmptySink, .. } = result {
+                    if let RequestOutcome::Arrived(Arrival { sink: EmptySink, .. }) = result {
                         self.sinks -= 1;
                     }
                     assert!(!self.cancelled.contains(&request_id), "a result for a cancelled request");

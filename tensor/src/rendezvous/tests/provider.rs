@@ -365,6 +365,94 @@ fn shares_of_a_lost_peer_go_to_other_peers() {
 }
 
 #[test]
+fn a_reader_that_gives_up_during_the_write_may_ask_again() {
+    let mut provider = provider();
+    provider.offer("loss", 1, 1);
+    assert_eq!(provider.ask(PS, 1, 1, fitting_sink()), [write(PS, 1, &[2, 3])]);
+    assert_eq!(provider.cancel(PS, 1), [], "the device may still write the sink");
+    assert_eq!(provider.cancel(PS, 1), [], "cancelled already");
+    assert_eq!(provider.ask(PS, 2, 1, fitting_sink()), [], "its share comes back when the write has ended");
+    assert_eq!(provider.provider.held(), Held { offers: 1, bytes: 24, requests: 2 });
+    let actions = provider.written(PS, 1);
+    refused(&actions[..1], PS, 1, Code::Cancelled);
+    assert_eq!(actions[1..], [write(PS, 2, &[2, 3])]);
+    assert_eq!(provider.cancel(PS, 1), [], "over");
+    assert_eq!(provider.written(PS, 2), [written_to(PS, 2)]);
+    assert!(refused(&provider.ask(PS, 3, 1, None), PS, 3, Code::AlreadyExists).contains("delivered"));
+    assert!(provider.provider.is_idle());
+}
+
+#[test]
+fn a_reader_that_gives_up_has_one_share_at_a_time() {
+    let mut provider = provider();
+    provider.offer("loss", 1, 2);
+    provider.ask(PS, 1, 1, fitting_sink());
+    provider.cancel(PS, 1);
+    for id in 2..9 {
+        assert_eq!(provider.ask(PS, id, 1, fitting_sink()), []);
+        refused(&provider.ask(PS, 99, 1, fitting_sink()), PS, 99, Code::AlreadyExists);
+        provider.provider.handle_malformed(PS, RequestId(99), &FrameError::Text, provider.now);
+        refused(&provider.cancel(PS, id), PS, id, Code::Cancelled);
+    }
+    assert_eq!(provider.ask(OTHER, 1, 1, fitting_sink()), [write(OTHER, 1, &[2, 3])], "its share is free");
+    assert_eq!(provider.ask(PS, 9, 1, None), []);
+    // The share goes to the readers in the order in which they come.
+    provider.ask(PeerId(3), 1, 1, fitting_sink());
+    let actions = provider.provider.write_failed(PS, RequestId(1), "no memory", provider.now);
+    refused(&actions[..1], PS, 1, Code::Internal);
+    assert_eq!(actions[1..], [write(PeerId(3), 1, &[2, 3])]);
+    assert_eq!(provider.provider.peer_gone(PeerId(3), provider.now), [metadata_to(PS, 9, &[2, 3])]);
+    assert_eq!(provider.written(OTHER, 1), [written_to(OTHER, 1)]);
+    assert_eq!(provider.ask(PS, 9, 1, fitting_sink()), [write(PS, 9, &[2, 3])]);
+    assert_eq!(provider.written(PS, 9), [written_to(PS, 9)]);
+    assert!(provider.provider.is_idle());
+}
+
+#[test]
+fn a_reader_that_gives_up_and_dies_leaves_its_share() {
+    let mut provider = provider();
+    provider.offer("loss", 1, 1);
+    // The later request has the smaller number, so it may end first or last.
+    for (peer, ids) in [(PeerId(3), [5, 6]), (PeerId(4), [6, 5])] {
+        assert_eq!(provider.ask(peer, ids[0], 1, fitting_sink()), [write(peer, ids[0], &[2, 3])]);
+        provider.cancel(peer, ids[0]);
+        assert_eq!(provider.ask(peer, ids[1], 1, fitting_sink()), []);
+        assert_eq!(provider.provider.peer_gone(peer, provider.now), [], "no answer to a peer that is gone");
+        assert_eq!(provider.written(peer, ids[0]), []);
+    }
+    // An offer that ends meanwhile ends for the request that waits, too.
+    assert_eq!(provider.ask(PS, 1, 1, fitting_sink()), [write(PS, 1, &[2, 3])]);
+    provider.cancel(PS, 1);
+    assert_eq!(provider.ask(PS, 2, 1, fitting_sink()), []);
+    assert_eq!(provider.provider.withdraw("loss", 1), Some(0));
+    refused(&provider.written(PS, 1), PS, 1, Code::Cancelled);
+    assert_eq!(provider.provider.held(), Held { offers: 0, bytes: 0, requests: 1 });
+    refused(&provider.pass(TIMEOUT), PS, 2, Code::DeadlineExceeded);
+    assert!(provider.provider.is_idle());
+}
+
+/// An answer without a tensor may reach a reader that has given up, and the reader asks again.
+#[test]
+fn dead_and_failed_tensors_are_told_again() {
+    let failed = || OfferedTensor::Failed(Failure::new(Code::Aborted, "the loss is NaN"));
+    let dead = |id| ProviderAction::Send { peer: PS, message: Message::Dead { request_id: RequestId(id) } };
+    // While the offer has other readers, and when it has gone.
+    for readers in [1, 2] {
+        let max_remembered = if readers == 1 { 2 } else { 0 };
+        let mut provider = provider_with(ProviderSettings { max_remembered, ..ProviderSettings::default() });
+        provider.try_offer("loss", 1, OfferedTensor::Dead, readers).unwrap();
+        provider.try_offer("loss", 2, failed(), readers).unwrap();
+        for id in [1, 2] {
+            assert_eq!(provider.ask(PS, id, 1, None), [dead(id)]);
+            let text = refused(&provider.ask(PS, 10 + id, 2, fitting_sink()), PS, 10 + id, Code::Aborted);
+            assert_eq!(text, "the loss is NaN");
+        }
+        let left = (readers - 1) as usize;
+        assert_eq!(provider.provider.held(), Held { offers: 2 * left, bytes: 0, requests: 0 });
+    }
+}
+
+#[test]
 fn a_failed_write_leaves_the_tensor_for_another_request() {
     let mut provider = provider();
     provider.offer("loss", 1, 1);

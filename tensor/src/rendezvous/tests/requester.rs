@@ -37,7 +37,15 @@ fn finished(id: u64, result: RequestOutcome<&'static str>) -> Action {
 }
 
 fn arrived(id: u64, lengths: &[u64], sink: &'static str) -> Action {
-    finished(id, RequestOutcome::Arrived { metadata: metadata(lengths), sink, checksum: None })
+    arrived_at(id, 1, lengths, sink)
+}
+
+fn arrived_at(id: u64, step: u64, lengths: &[u64], sink: &'static str) -> Action {
+    finished(id, RequestOutcome::Arrived(arrival(step, lengths, sink)))
+}
+
+fn arrival(step: u64, lengths: &[u64], sink: &'static str) -> Arrival<&'static str> {
+    Arrival { name: "loss".into(), step, metadata: metadata(lengths), sink, checksum: None }
 }
 
 fn failed(id: u64, code: Code, text: &str) -> Action {
@@ -63,7 +71,7 @@ fn the_first_request_asks_for_metadata_and_the_next_one_has_a_sink() {
 
     assert_eq!(requester.request("loss", 2), Ok((RequestId(1), allocate(1, &[2, 3]))));
     assert_eq!(requester.sink_ready(RequestId(1), "b", place(24)), [asks(1, 2, Some(&[2, 3]))]);
-    assert_eq!(requester.handle_written(RequestId(1), None), Ok(vec![arrived(1, &[2, 3], "b")]));
+    assert_eq!(requester.handle_written(RequestId(1), None), Ok(vec![arrived_at(1, 2, &[2, 3], "b")]));
     assert_eq!(requester.pending(), 0);
 }
 
@@ -88,7 +96,7 @@ fn another_shape_means_another_sink() {
         panic!("no request");
     };
     assert_eq!(*sent, sink);
-    assert_eq!(requester.handle_written(RequestId(1), None), Ok(vec![arrived(1, &[9], "new")]));
+    assert_eq!(requester.handle_written(RequestId(1), None), Ok(vec![arrived_at(1, 2, &[9], "new")]));
     assert_eq!(requester.request("loss", 3), Ok((RequestId(2), allocate(2, &[9]))));
 }
 
@@ -113,14 +121,83 @@ fn the_sink_of_a_cancelled_request_stays_until_the_last_answer() {
         assert_eq!(requester.cancel(RequestId(0)), [cancel(0)]);
         assert_eq!(requester.cancel(RequestId(0)), [], "cancelled already");
         assert_eq!(requester.pending(), 1);
-        let answer = match last {
-            0 => requester.handle_written(RequestId(0), None),
-            1 => requester.handle_status(RequestId(0), 1, "cancelled"),
-            _ => Ok(requester.peer_gone("it crashed")),
+        let mut freed = match last {
+            0 => requester.handle_written(RequestId(0), None).unwrap(),
+            1 => requester.handle_status(RequestId(0), 1, "cancelled").unwrap(),
+            _ => requester.peer_gone("it crashed"),
         };
-        assert_eq!(answer, Ok(vec![RequesterAction::Free("sink")]), "a cancelled request has no result");
+        if last == 0 {
+            assert_eq!(freed, [], "the tensor is kept for another request");
+            freed = requester.peer_gone("it crashed");
+        }
+        assert_eq!(freed, [RequesterAction::Free("sink")], "a cancelled request has no result");
         assert_eq!(requester.pending(), 0);
     }
+}
+
+/// The provider counts a tensor as delivered once it has written it, so this end keeps what arrives too late.
+#[test]
+fn a_tensor_that_arrives_for_nobody_is_for_the_next_request() {
+    let mut requester = exposed();
+    requester.cancel(RequestId(0));
+    assert_eq!(requester.handle_written(RequestId(0), None), Ok(vec![]));
+    assert_eq!(requester.request("loss", 1), Ok((RequestId(1), arrived(1, &[2, 3], "sink"))));
+    assert_eq!(requester.pending(), 0);
+    // The program has not looked at this result.
+    assert_eq!(requester.not_taken(arrival(1, &[2, 3], "sink")), []);
+    assert_eq!(requester.request("loss", 1), Ok((RequestId(2), arrived(2, &[2, 3], "sink"))));
+    // It is for this tensor alone, and once.
+    requester.not_taken(arrival(1, &[2, 3], "sink"));
+    assert_eq!(requester.request("loss", 2), Ok((RequestId(3), allocate(3, &[2, 3]))));
+    assert_eq!(requester.request("loss", 1).unwrap().1, arrived(4, &[2, 3], "sink"));
+    assert_eq!(requester.request("loss", 1), Ok((RequestId(5), allocate(5, &[2, 3]))));
+}
+
+#[test]
+fn a_tensor_that_arrives_late_is_for_the_request_that_asks_again() {
+    let gave_up = || {
+        let mut requester = exposed();
+        assert_eq!(requester.cancel(RequestId(0)), [cancel(0)]);
+        assert_eq!(requester.request("loss", 1), Ok((RequestId(1), allocate(1, &[2, 3]))));
+        requester
+    };
+    // The second request has no sink yet, so the peer does not know of it.
+    let mut requester = gave_up();
+    assert_eq!(requester.handle_written(RequestId(0), None), Ok(vec![arrived(1, &[2, 3], "sink")]));
+    assert_eq!(requester.sink_ready(RequestId(1), "late", place(24)), [RequesterAction::Free("late")]);
+    assert_eq!(requester.pending(), 0);
+    // The peer refuses the second request, because it has written the tensor. Until then the second sink stays.
+    let mut requester = gave_up();
+    assert_eq!(requester.sink_ready(RequestId(1), "second", place(24)), [asks(1, 1, Some(&[2, 3]))]);
+    let actions = requester.handle_written(RequestId(0), None);
+    assert_eq!(actions, Ok(vec![arrived(1, &[2, 3], "sink"), cancel(1)]));
+    let actions = requester.handle_status(RequestId(1), 6, "was delivered already");
+    assert_eq!(actions, Ok(vec![RequesterAction::Free("second")]));
+    assert_eq!(requester.pending(), 0);
+    // The peer has learnt in time that the first reader gave up, and writes the second sink.
+    let mut requester = gave_up();
+    requester.sink_ready(RequestId(1), "second", place(24));
+    let actions = requester.handle_status(RequestId(0), 1, "cancelled");
+    assert_eq!(actions, Ok(vec![RequesterAction::Free("sink")]));
+    assert_eq!(requester.handle_written(RequestId(1), None), Ok(vec![arrived(1, &[2, 3], "second")]));
+    assert_eq!(requester.pending(), 0);
+}
+
+#[test]
+fn tensors_that_nobody_takes_are_bounded_in_number_and_time() {
+    let settings = RequesterSettings { max_requests: 2, ..RequesterSettings::default() };
+    let mut requester = Requester::<&str>::new(settings);
+    assert_eq!(requester.not_taken(arrival(1, &[2], "1")), []);
+    assert_eq!(requester.not_taken(arrival(2, &[2], "2")), []);
+    assert_eq!(requester.not_taken(arrival(3, &[2], "3")), [RequesterAction::Free("1")]);
+    assert_eq!(requester.age_untaken(), [], "from now on they are old");
+    assert_eq!(requester.not_taken(arrival(4, &[2], "4")), [RequesterAction::Free("2")]);
+    assert_eq!(requester.age_untaken(), [RequesterAction::Free("3")]);
+    assert_eq!(requester.age_untaken(), [RequesterAction::Free("4")]);
+    requester.not_taken(arrival(5, &[2], "5"));
+    assert_eq!(requester.free_untaken(), [RequesterAction::Free("5")]);
+    requester.peer_gone("it crashed");
+    assert_eq!(requester.not_taken(arrival(6, &[2], "6")), [RequesterAction::Free("6")]);
 }
 
 #[test]
@@ -282,7 +359,7 @@ fn with_validation_each_tensor_has_a_checksum() {
     let actions = requester.handle_written(RequestId(0), checksum).unwrap();
     assert_eq!(
         actions,
-        [finished(0, RequestOutcome::Arrived { metadata: metadata(&[2]), sink: "sink", checksum })]
+        [finished(0, RequestOutcome::Arrived(Arrival { checksum, ..arrival(1, &[2], "sink") }))]
     );
     assert_eq!(verify(RequestId(0), b"8 bytes.", expected), Ok(()));
     let mismatch = verify(RequestId(0), b"8 bytes,", expected).unwrap_err();

@@ -1,5 +1,5 @@
-//! Random schedules from seeds: in any order of events, each request gets one correct result in time, no memory is written
-//! without a grant, and in the end nothing is left, not even for a peer that hangs.
+//! Random schedules from seeds: in any order of events, each request gets one correct result in time, also if its reader gave up before,
+//! no memory is written without a grant, and in the end nothing is left, not even for a peer that hangs.
 //!
 //! `TONIC_RDMA_SCHEDULES` sets the number of schedules. `TONIC_RDMA_SEED` runs the one schedule of a seed.
 
@@ -82,7 +82,12 @@ struct Run {
 fn run(seed: u64) {
     let mut random = Random::new(seed);
     let faultless = random.chance(30);
-    let faults = if faultless { Faults::NONE } else { Faults::random(&mut random) };
+    // Readers that give up and ask again are no fault.
+    let faults = if faultless {
+        Faults { cancel: random.below(2) * 20, ..Faults::NONE }
+    } else {
+        Faults::random(&mut random)
+    };
     let timeout = |timeout| (!faultless).then_some(timeout);
     let settings = ProviderSettings {
         request_timeout: timeout(REQUEST_TIMEOUT),
@@ -111,7 +116,12 @@ impl Run {
             0..=2 => self.ask(peer),
             3 | 4 => self.offer(),
             5..=7 => drop(self.world.serve(peer)),
-            8..=10 => drop(self.world.peers[peer].receive()),
+            8..=10 => {
+                self.world.peers[peer].receive();
+                if self.random.chance(30) {
+                    self.world.peers[peer].take();
+                }
+            }
             11 => self.complete_write(),
             12 => {
                 let fails = self.random.chance(self.faults.no_memory);
@@ -143,7 +153,7 @@ impl Run {
         let (name, step) = self.tag();
         let repeat = self.random.chance(self.faults.repeat);
         let peer = &mut self.world.peers[peer];
-        if repeat || !peer.asked.values().any(|asked| (asked.name, asked.step) == (name, step)) {
+        if repeat || !peer.asked.values().any(|asked| asked.is_for(name, step)) {
             peer.ask(name, step);
         }
     }
@@ -197,7 +207,7 @@ impl Run {
         for name in NAMES {
             for step in 0..self.steps {
                 for peer in &mut self.world.peers {
-                    if !peer.asked.values().any(|asked| (asked.name, asked.step) == (name, step)) {
+                    if !peer.asked.values().any(|asked| asked.is_for(name, step)) {
                         peer.ask(name, step);
                     }
                 }
@@ -207,6 +217,7 @@ impl Run {
             }
         }
         self.world.settle(&mut self.random);
+        self.world.peers.iter_mut().for_each(Peer::take);
         self.check();
         for asked in self.world.peers.iter().flat_map(|peer| peer.asked.values()) {
             let failed =
@@ -227,6 +238,11 @@ impl Run {
         self.world.pass(OFFER_TIMEOUT);
         self.world.settle(&mut self.random);
         self.world.assert_provider_keeps_nothing();
+        for peer in &mut self.world.peers {
+            peer.take();
+            peer.age();
+            peer.age();
+        }
         for peer in 0..self.world.peers.len() {
             if self.world.peers[peer].hangs {
                 let dead = self.world.die(peer);
@@ -249,7 +265,7 @@ impl Run {
             let mut delivered = HashSet::new();
             for (&request_id, asked) in &peer.asked {
                 self.check_result(request_id, asked, peer);
-                if let Some(Received::Tensor(..) | Received::Dead) = asked.result {
+                if let Some(Received::Tensor(..)) = asked.result {
                     assert!(delivered.insert((asked.name, asked.step)), "{asked:?} arrived twice");
                 }
             }

@@ -42,11 +42,13 @@ pub(super) struct SinkAddress(u64);
 pub(super) struct Asked {
     pub(super) name: &'static str,
     pub(super) step: u64,
-    /// Whether this peer asks for this tensor more than once. The order at the provider is open, because some requests wait for
-    /// a sink.
+    /// Whether this peer asks for this tensor more than once, without having given up before. The order at the provider is open, because
+    /// some requests wait for a sink.
     pub(super) repeated: bool,
     pub(super) cancelled: bool,
     pub(super) result: Option<Received>,
+    /// The tensor of the result, until the program takes it.
+    untaken: Option<Arrival<SinkAddress>>,
 }
 
 /// The result of a request.
@@ -232,6 +234,7 @@ impl World {
         self.follow(actions);
         let actions = dead.requester.peer_gone("it died");
         dead.follow(actions);
+        dead.take();
         dead
     }
 
@@ -326,26 +329,53 @@ impl World {
     }
 }
 
+impl Asked {
+    /// Returns whether this is a request for this tensor that was not given up.
+    pub(super) fn is_for(&self, name: &str, step: u64) -> bool {
+        (self.name, self.step) == (name, step) && !self.cancelled
+    }
+}
+
 impl Peer {
     pub(super) fn ask(&mut self, name: &'static str, step: u64) {
         let mut repeated = false;
-        for same in self.asked.values_mut().filter(|asked| (asked.name, asked.step) == (name, step)) {
+        for same in self.asked.values_mut().filter(|asked| asked.is_for(name, step)) {
             (same.repeated, repeated) = (true, true);
         }
         let (request_id, action) = self.requester.request(name, step).unwrap();
-        let asked = Asked { name, step, repeated, cancelled: false, result: None };
+        let asked = Asked { name, step, repeated, cancelled: false, result: None, untaken: None };
         assert!(self.asked.insert(request_id, asked).is_none(), "a number used twice");
         self.follow(vec![action]);
     }
 
-    /// Cancels a request.
+    /// Cancels a request, which may have a result that the program has not taken.
     pub(super) fn cancel(&mut self, request_id: RequestId) {
         let asked = self.asked.get_mut(&request_id).expect("a request");
-        if asked.result.is_none() && !asked.cancelled {
+        let actions = if let Some(arrival) = asked.untaken.take() {
+            (asked.cancelled, asked.result) = (true, None);
+            self.requester.not_taken(arrival)
+        } else if asked.result.is_none() && !asked.cancelled {
             asked.cancelled = true;
-            let actions = self.requester.cancel(request_id);
-            self.follow(actions);
+            self.requester.cancel(request_id)
+        } else {
+            return;
+        };
+        self.follow(actions);
+    }
+
+    /// Lets the program take all results.
+    pub(super) fn take(&mut self) {
+        for SinkAddress(address) in
+            self.asked.values_mut().filter_map(|asked| asked.untaken.take()).map(|arrival| arrival.sink)
+        {
+            self.granted.remove(&address).expect("a sink that is there");
         }
+    }
+
+    /// Frees the tensors that nobody took.
+    pub(super) fn age(&mut self) {
+        let actions = self.requester.age_untaken();
+        self.follow(actions);
     }
 
     /// Gives the requester its next frame.
@@ -411,13 +441,16 @@ impl Peer {
     }
 
     fn finished(&mut self, request_id: RequestId, result: RequestOutcome<SinkAddress>) {
+        let mut untaken = None;
         let received = match result {
-            RequestOutcome::Arrived { metadata, sink: SinkAddress(address), checksum } => {
-                let mut bytes = self.granted.remove(&address).expect("a sink that is there");
+            RequestOutcome::Arrived(arrival) => {
+                let Arrival { metadata, sink: SinkAddress(address), checksum, .. } = arrival;
+                let mut bytes = self.granted.get(&address).expect("a sink that is there").clone();
                 bytes.truncate(metadata.bytes as usize);
                 if let Some(checksum) = checksum {
                     verify(request_id, &bytes, checksum).unwrap();
                 }
+                untaken = Some(Arrival { sink: SinkAddress(address), ..arrival });
                 Received::Tensor(metadata, bytes)
             }
             RequestOutcome::Dead => Received::Dead,
@@ -426,6 +459,7 @@ impl Peer {
         let asked = self.asked.get_mut(&request_id).expect("a result of a request");
         assert!(!asked.cancelled, "{request_id}: a result for a cancelled request");
         assert!(asked.result.replace(received).is_none(), "{request_id}: a second result");
+        asked.untaken = untaken;
     }
 
     pub(super) fn assert_nothing_left(&self) {
