@@ -134,7 +134,9 @@ where
 
     /// Waits until the channel takes a call.
     async fn ready(&self) -> Result<Grpc<GatherBoth<S>>, FlightError> {
-        let channel = gather::both(self.channel.clone()).max_decoding_message_size(self.limit);
+        let channel = gather::both(self.channel.clone());
+        // The body is the last field. Metadata of the application may be longer.
+        let channel = channel.max_decoding_message_size(self.limit).align_last_field();
         let mut grpc = Grpc::new(channel).max_decoding_message_size(self.limit);
         grpc.ready().await.map_err(|error| {
             let error: StdError = error.into();

@@ -62,7 +62,8 @@ impl<T: FlightService> FlightServer<T> {
     fn with_limit(service: Arc<T>, limit: usize) -> Self {
         let batches = Batches { service: Arc::clone(&service), limit };
         Self {
-            batches: both_layer().max_decoding_message_size(limit).layer(batches),
+            // The body is the last field. Metadata of the application may be longer.
+            batches: both_layer().max_decoding_message_size(limit).align_last_field().layer(batches),
             others: FlightServiceServer::from_arc(Arc::clone(&service)).max_decoding_message_size(limit),
             service,
         }

@@ -2,11 +2,11 @@
 //!
 //! A body's frames have no meaning: a message may be a part of a frame, or have several frames. gRPC puts a prefix before each message, with
 //! the message's length. [`Outgoing`] reads these prefixes. A large message goes to the stream in its parts, together with the place of its
-//! longest part, which is a large field where [`gather`](crate::gather) encodes the body.
+//! longest part, or of its last large one. These are large fields where [`gather`](crate::gather) encodes the body.
 
 use bytes::{Buf, Bytes};
 
-use super::landed::PREFIX;
+use super::landed::{AlignedField, PREFIX};
 use super::session::Stream;
 
 /// The place that messages go to.
@@ -15,6 +15,8 @@ pub(super) trait Sink {
     fn data(&self, data: Bytes, end: bool);
     /// Queues one whole message in parts. Its byte `aligned_at` should be aligned at the peer.
     fn message(&self, parts: Vec<Bytes>, aligned_at: usize, end: bool);
+    /// Returns the part of each message that should be aligned.
+    fn aligned(&self) -> AlignedField;
 }
 
 impl Sink for Stream {
@@ -24,6 +26,10 @@ impl Sink for Stream {
 
     fn message(&self, parts: Vec<Bytes>, aligned_at: usize, end: bool) {
         self.send_message(parts, aligned_at, end);
+    }
+
+    fn aligned(&self) -> AlignedField {
+        self.aligned_field()
     }
 }
 
@@ -116,7 +122,7 @@ impl Outgoing {
         {
             sink.data(only.clone(), end);
         } else {
-            let aligned_at = place_of_longest(&parts);
+            let aligned_at = place_of(sink.aligned(), &parts);
             sink.message(parts, aligned_at, end);
         }
     }
@@ -129,12 +135,14 @@ fn length_of(data: &[u8]) -> Option<usize> {
     (prefix.get_u32() as usize).checked_add(PREFIX)
 }
 
-/// Returns the place of the longest part in the message; for a message of one part, the place after its prefix.
-fn place_of_longest(parts: &[Bytes]) -> usize {
+/// Returns the place of the longest part in the message, or of the last large one if there is one; for a message of one part, the place after
+/// its prefix.
+fn place_of(aligned: AlignedField, parts: &[Bytes]) -> usize {
     let (mut at, mut longest, mut place) = (0, 0, PREFIX);
     for part in parts {
-        if part.len() > longest {
-            (longest, place) = (part.len(), at.max(PREFIX));
+        let is_last = aligned == AlignedField::Last && part.len() >= Outgoing::LARGE;
+        if part.len() > longest || is_last {
+            (longest, place) = (part.len().max(longest), at.max(PREFIX));
         }
         at += part.len();
     }
@@ -161,6 +169,7 @@ mod tests {
 
     #[derive(Default)]
     struct Log {
+        aligned: AlignedField,
         queued: RefCell<Vec<Queued>>,
         bytes: RefCell<Vec<u8>>,
     }
@@ -175,6 +184,10 @@ mod tests {
             self.bytes.borrow_mut().extend(parts.iter().flatten());
             let lengths = parts.iter().map(Bytes::len).collect();
             self.queued.borrow_mut().push(Queued::Message(lengths, aligned_at, end));
+        }
+
+        fn aligned(&self) -> AlignedField {
+            self.aligned
         }
     }
 
@@ -217,6 +230,28 @@ mod tests {
             sent(&frames, false),
             [Queued::Message(vec![100, 5905], 100, false), Queued::Data(7, false)]
         );
+    }
+
+    #[test]
+    fn a_message_is_aligned_at_its_last_large_part_where_that_is_wanted() {
+        let place = |lengths: &[usize]| {
+            let log = Log { aligned: AlignedField::Last, ..Log::default() };
+            let whole = Bytes::from(message(lengths.iter().sum::<usize>() - PREFIX));
+            let (mut at, mut outgoing) = (0, Outgoing::default());
+            for length in lengths {
+                outgoing.send(&log, whole.slice(at..at + length), false);
+                at += length;
+            }
+            match log.queued.into_inner().as_slice() {
+                [Queued::Message(parts, aligned_at, false)] if parts == lengths => *aligned_at,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(place(&[10, 40_000, 6, 4096]), 40_016);
+        assert_eq!(place(&[10, 40_000, 6, 4095]), 10, "no body that is promised");
+        assert_eq!(place(&[10, 4096, 6, 40_000, 20]), 4112);
+        assert_eq!(place(&[5000]), PREFIX);
+        assert_eq!(place(&[2000, 3000]), 2000, "the longest if none is large");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use tonic_rdma::RdmaChannel;
 use tonic_rdma_flight::{ALIGNMENT, BatchStream, FlightClient, Placement};
 
 use crate::batches::{of_all_kinds, of_numbers, without_columns};
-use crate::service::{Store, encoded, start};
+use crate::service::{Store, beside, encoded, start};
 
 /// Reads a stream to its end.
 pub(crate) async fn collect(mut stream: BatchStream) -> (Vec<RecordBatch>, Placement) {
@@ -93,6 +93,31 @@ fn large_batches_are_aligned_and_not_copied() {
         }
         let connection = channel.last_connection().unwrap();
         assert!(connection.is_native(), "{}", connection.reason());
+    });
+}
+
+/// Metadata of the application may be longer than the body.
+#[test]
+fn bodies_are_aligned_beside_metadata_of_any_length() {
+    everywhere(async |store, mut client, _| {
+        let batches: Vec<_> = [4096, 16 << 10, 300_000].map(|bytes| of_numbers(bytes, bytes as u64)).into();
+        store.insert("here", &batches);
+        for bytes in [0, 10, 1000, 4096, 40_000, 400_000] {
+            let ticket = Ticket::new(format!("here@{bytes}"));
+            let (got, get) = collect(client.do_get(ticket).await.unwrap()).await;
+            same(&got, &batches);
+            let messages = beside(bytes, encoded("there", batches.clone()));
+            let mut replies = client.do_put(messages).await.unwrap();
+            while let Some(reply) = replies.next().await {
+                reply.unwrap();
+            }
+            let put = store.stored("there").unwrap();
+            same(&put.batches, &batches);
+            for placement in [get, put.placement] {
+                let counts = (placement.bodies, placement.aligned, placement.realigned_bytes);
+                assert_eq!(counts, (3, 3, 0), "{bytes} bytes of metadata");
+            }
+        }
     });
 }
 

@@ -95,16 +95,19 @@ impl FlightService for Store {
     type DoActionStream = BoxStream<arrow_flight::Result>;
     type ListActionsStream = BoxStream<ActionType>;
 
-    /// The ticket is a name, and after a `+` the text of an error that ends the stream.
+    /// The ticket is a name, and after a `+` the text of an error that ends the stream. After an `@` stands the number of bytes of metadata
+    /// beside each body.
     async fn do_get(&self, request: Request<Ticket>) -> Result<Response<Self::DoGetStream>, Status> {
         let ticket = String::from_utf8(request.into_inner().ticket.to_vec()).unwrap();
         let (name, error) =
             ticket.split_once('+').map_or((&*ticket, None), |(name, text)| (name, Some(text)));
+        let (name, metadata) =
+            name.split_once('@').map_or((name, 0), |(name, bytes)| (name, bytes.parse().unwrap()));
         let stored = self.stored(name).ok_or_else(|| Status::not_found(format!("no flight {name}")))?;
         let encoder = BatchEncoder::new(&stored.schema, &self.pool)?;
         let error = error.map(|text| Err(FlightError::from(Status::data_loss(text))));
         let batches = tokio_stream::iter(stored.batches.into_iter().map(Ok).chain(error));
-        let messages = encoder.stream(batches).map(|message| message.map_err(Status::from));
+        let messages = beside(metadata, encoder.stream(batches)).map(|message| message.map_err(Status::from));
         Ok(Response::new(Box::pin(messages)))
     }
 
@@ -220,4 +223,17 @@ pub(crate) fn encoded(
     let pool = Pool::for_sending(256 << 20);
     let encoder = BatchEncoder::new(&batches[0].schema(), &pool).unwrap().descriptor(descriptor);
     encoder.stream(tokio_stream::iter(batches.into_iter().map(Ok)))
+}
+
+/// Adds `bytes` bytes of the application's metadata to each message with a body.
+pub(crate) fn beside(
+    bytes: usize,
+    messages: impl Stream<Item = Result<FlightData, FlightError>> + Send + 'static,
+) -> impl Stream<Item = Result<FlightData, FlightError>> + Send + 'static {
+    messages.map(move |message| {
+        message.map(|message| match message.data_body.is_empty() {
+            true => message,
+            false => message.with_app_metadata(vec![7; bytes]),
+        })
+    })
 }

@@ -145,7 +145,7 @@ impl NativeCall {
             }
         };
         if let Some(landing) = request.landing() {
-            stream.deliver_landed(landing.limit());
+            stream.land(landing);
         }
         if is_whole {
             let has_sender = session.drive_if(is_alone);

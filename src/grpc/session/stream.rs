@@ -14,7 +14,7 @@ use super::wire::Kept;
 use super::{Part, ResetCode, Session};
 use crate::endpoint::lock::lock;
 use crate::grpc::core::{Core, Delivered, LandedBytes, StreamFault, StreamKey};
-use crate::grpc::landed::LandingTarget;
+use crate::grpc::landed::{AlignedField, Landing, LandingTarget};
 
 /// One call. Dropping the stream before both directions have ended resets the call with [`ResetCode::Cancel`], at once. A server's
 /// direction has ended once its end or its trailers are queued.
@@ -26,11 +26,14 @@ pub(crate) struct Stream {
     starved: AtomicBool,
     /// The last part was taken.
     ended: AtomicBool,
+    /// Messages of this end are aligned at their last large field.
+    aligns_last: AtomicBool,
 }
 
 impl Stream {
     pub(super) fn new(session: Arc<Session>, key: StreamKey) -> Self {
-        Self { session, key, starved: AtomicBool::new(false), ended: AtomicBool::new(false) }
+        let [starved, ended, aligns_last] = [const { AtomicBool::new(false) }; 3];
+        Self { session, key, starved, ended, aligns_last }
     }
 
     /// Returns the session.
@@ -76,6 +79,18 @@ impl Stream {
     /// message is at a multiple of 64 bytes.
     pub(crate) fn send_message(&self, parts: Vec<Bytes>, aligned_at: usize, end: bool) {
         self.with(|core| core.send_message(self.key, parts, aligned_at, end));
+    }
+
+    /// Carries out the wishes of the wrapper of a client, or of the layer of a server.
+    pub(crate) fn land(&self, landing: Landing) {
+        // Relaxed: the flag guards no other memory.
+        self.aligns_last.store(landing.aligned() == AlignedField::Last, Ordering::Relaxed);
+        self.deliver_landed(landing.limit());
+    }
+
+    /// Returns the field at which messages of this end are to be aligned.
+    pub(crate) fn aligned_field(&self) -> AlignedField {
+        if self.aligns_last.load(Ordering::Relaxed) { AlignedField::Last } else { AlignedField::Longest }
     }
 
     /// Queues the trailers. They end the call (servers).
@@ -310,8 +325,8 @@ impl Drop for KeepsTaken<'_> {
 }
 
 impl LandingTarget for Stream {
-    fn deliver_landed(&self, limit: usize) {
-        Self::deliver_landed(self, limit);
+    fn deliver_landed(&self, landing: Landing) {
+        self.land(landing);
     }
 }
 

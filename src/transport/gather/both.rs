@@ -9,7 +9,7 @@ use tower::util::MapResponse;
 use tower::util::future::MapResponseFuture;
 use tower_service::Service;
 
-use super::landed::{Landing, LandingSwitch};
+use super::landed::{AlignedField, Landing, LandingSwitch};
 
 /// The channel that [`both`] returns: it sends large fields by reference, and delivers large responses in the memory that they arrive in.
 #[derive(Clone, Debug)]
@@ -82,7 +82,15 @@ impl<S> GatherBoth<S> {
     /// is used for it. Messages that don't land have the limit of the generated client, which has to be set as well.
     #[must_use]
     pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
-        self.landing = Landing::new(limit);
+        self.landing = self.landing.limited(limit);
+        self
+    }
+
+    /// Lands requests of native calls with their last field of 4 KiB or more at a multiple of 64 bytes, not with their longest one. For
+    /// messages whose bulk is their last field, whatever the length of the others.
+    #[must_use]
+    pub fn align_last_field(mut self) -> Self {
+        self.landing = self.landing.aligning(AlignedField::Last);
         self
     }
 }
@@ -92,7 +100,15 @@ impl GatherBothLayer {
     /// is used for it. Messages that don't land have the limit of the generated server, which has to be set as well.
     #[must_use]
     pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
-        self.landing = Landing::new(limit);
+        self.landing = self.landing.limited(limit);
+        self
+    }
+
+    /// Lands responses of native calls with their last field of 4 KiB or more at a multiple of 64 bytes, not with their longest one. For
+    /// messages whose bulk is their last field, whatever the length of the others.
+    #[must_use]
+    pub fn align_last_field(mut self) -> Self {
+        self.landing = self.landing.aligning(AlignedField::Last);
         self
     }
 }

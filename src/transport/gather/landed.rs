@@ -19,7 +19,7 @@
 //! # How native calls use it
 //!
 //! - The client's call looks for a [`Landing`] in the extensions of its `http::Request`. If there is one, it calls
-//!   `stream.deliver_landed(landing.limit())` when it opens the stream. If there is a [`NativeCall`], it sets it before it polls the body.
+//!   `stream.deliver_landed(landing)` when it opens the stream. If there is a [`NativeCall`], it sets it before it polls the body.
 //! - The server puts a [`LandingSwitch`] of the stream into the extensions of each request.
 //! - Bodies pass each `Part::Message` through their [`Presenter`].
 //!
@@ -39,35 +39,55 @@ use tonic::Status;
 /// Bytes before each message: a flag, which says whether the message is compressed, and its length.
 pub(crate) const PREFIX: usize = 5;
 
-/// The wish for landed messages, with the limit of their length.
+/// The large field of a message that lands at a multiple of 64 bytes at the peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum AlignedField {
+    #[default]
+    Longest,
+    Last,
+}
+
+/// The wish for landed messages, with the limit of their length, and the choice for the messages of this end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Landing {
     limit: usize,
+    aligned: AlignedField,
 }
 
 impl Default for Landing {
     /// Returns the limit of tonic's decoders, 4 MiB.
     fn default() -> Self {
-        Self::new(4 << 20)
+        Self { limit: 4 << 20, aligned: AlignedField::default() }
     }
 }
 
 impl Landing {
     /// Asks for landed messages of at most `limit` bytes.
-    pub(crate) fn new(limit: usize) -> Self {
-        Self { limit }
+    pub(super) fn limited(self, limit: usize) -> Self {
+        Self { limit, ..self }
+    }
+
+    /// Chooses the field of this end's messages that is aligned.
+    pub(super) fn aligning(self, aligned: AlignedField) -> Self {
+        Self { aligned, ..self }
     }
 
     /// Returns the limit, in bytes without the prefix.
     pub(crate) fn limit(self) -> usize {
         self.limit
     }
+
+    /// Returns the field of this end's messages that is aligned.
+    pub(crate) fn aligned(self) -> AlignedField {
+        self.aligned
+    }
 }
 
 /// A stream that can deliver landed messages.
 pub(crate) trait LandingTarget: Debug + Send + Sync {
-    /// Delivers messages of at most `limit` bytes, without their prefix, in the memory that they land in.
-    fn deliver_landed(&self, limit: usize);
+    /// Delivers messages of at most [`Landing::limit`] bytes, without their prefix, in the memory that they land in, and aligns messages of
+    /// this end at [`Landing::aligned`].
+    fn deliver_landed(&self, landing: Landing);
 }
 
 /// The place where a server's layer asks for landed messages. The server puts it into the extensions of each native request.
@@ -83,7 +103,7 @@ impl LandingSwitch {
     /// Asks for landed messages, if the stream still exists.
     pub(super) fn set(&self, landing: Landing) {
         if let Some(target) = self.0.upgrade() {
-            target.deliver_landed(landing.limit);
+            target.deliver_landed(landing);
         }
     }
 }
@@ -270,16 +290,16 @@ mod tests {
         #[derive(Debug, Default)]
         struct Target(AtomicU64);
         impl LandingTarget for Target {
-            fn deliver_landed(&self, limit: usize) {
-                self.0.store(limit as u64, Ordering::SeqCst);
+            fn deliver_landed(&self, landing: Landing) {
+                self.0.store(landing.limit() as u64, Ordering::SeqCst);
             }
         }
         let target = Arc::new(Target::default());
         let weak: Weak<Target> = Arc::downgrade(&target);
         let switch = LandingSwitch::new(weak);
-        switch.clone().set(Landing::new(7));
+        switch.clone().set(Landing::default().limited(7));
         assert_eq!(target.0.load(Ordering::SeqCst), 7);
         drop(target);
-        switch.set(Landing::new(8));
+        switch.set(Landing::default());
     }
 }
