@@ -1,6 +1,11 @@
 //! Groups that come and go in one process leave nothing. The allocator of this test counts what is allocated, because resident memory
 //! depends on what the allocator keeps. `COLLECTIVE_GROUPS` sets the number of groups; the test prints resident memory as well.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test, which prints what it counts"
+)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicIsize, Ordering};
