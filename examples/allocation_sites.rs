@@ -10,7 +10,7 @@ use tonic::{Request, Response, Status, Streaming};
 use tonic_rdma::gather::{self, GatherRequests};
 use tonic_rdma::memory::Pool;
 use tonic_rdma::memory::sites::{SiteAllocator, SitePlacement, SiteSettings};
-use tonic_rdma::{Config, RdmaConnector, RdmaIncoming};
+use tonic_rdma::{RdmaConnector, RdmaIncoming};
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
 use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest};
@@ -78,12 +78,12 @@ async fn train(
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let incoming = RdmaIncoming::bind_with("127.0.0.1:0", Config::from_env()?).await?;
+    let incoming = RdmaIncoming::bind("127.0.0.1:0").await?;
     let address = incoming.local_addr();
     let service = TransferServer::new(ParameterServer).max_decoding_message_size(2 * LAYERS[0]);
     tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
     let endpoint = Endpoint::from_shared(format!("http://{address}"))?;
-    let connector = RdmaConnector::with_config(Config::from_env()?);
+    let connector = RdmaConnector::new();
     let channel = endpoint.connect_with_connector(connector.clone()).await?;
     let mut server = TransferClient::new(gather::requests(channel));
 

@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use tonic::transport::{Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
 use tonic_rdma::EndpointState;
-use tonic_rdma::{BalancedChannel, Config, RdmaConnector, RdmaIncoming, balance_list};
+use tonic_rdma::{BalancedChannel, RdmaConnector, RdmaIncoming, balance_list};
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 use tonic_rdma_proto::greeter::greeter_server::{Greeter, GreeterServer};
 use tonic_rdma_proto::greeter::{HelloReply, HelloRequest};
@@ -43,7 +43,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
     let endpoints: Result<Vec<Endpoint>, _> =
         servers.iter().map(|server| Endpoint::from_shared(format!("http://{}", server.address))).collect();
-    let channel = balance_list(endpoints?, RdmaConnector::with_config(Config::from_env()?));
+    let channel = balance_list(endpoints?, RdmaConnector::new());
     let mut client = GreeterClient::new(channel.clone()); // as with any other channel
 
     wait_for(&channel, 3).await?;
@@ -92,7 +92,7 @@ struct Running {
 
 impl Running {
     async fn start(name: &'static str, address: &str) -> Result<Self, Box<dyn Error>> {
-        let incoming = RdmaIncoming::bind_with(address, Config::from_env()?).await?;
+        let incoming = RdmaIncoming::bind(address).await?;
         let address = incoming.local_addr().to_string();
         let (stop, stopped) = oneshot::channel();
         let router = Server::builder().add_service(GreeterServer::new(Named(name)));

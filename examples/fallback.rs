@@ -34,7 +34,7 @@ impl Greeter for Explaining {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let ours = RdmaIncoming::bind_with("127.0.0.1:0", Config::from_env()?).await?;
+    let ours = RdmaIncoming::bind("127.0.0.1:0").await?;
     let stock = TcpIncoming::bind("127.0.0.1:0".parse()?)?.with_nodelay(Some(true));
     let (our_address, stock_address) = (ours.local_addr(), stock.local_addr()?);
     let service = GreeterServer::new(Explaining);
@@ -44,7 +44,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let stock_client = Endpoint::from_shared(format!("http://{our_address}"))?.connect().await?;
     println!("stock client, our server:  {}", ask(stock_client).await?);
 
-    let connector = RdmaConnector::with_config(Config::from_env()?);
+    let connector = RdmaConnector::new();
     let endpoint = Endpoint::from_shared(format!("http://{stock_address}"))?;
     let our_client = endpoint.connect_with_connector(connector.clone()).await?;
     println!("our client, stock server:  {}", ask(our_client).await?);

@@ -7,7 +7,7 @@
 use bytes::Bytes;
 use tonic::transport::{Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
-use tonic_rdma::{Config, RdmaConnectInfo, RdmaConnector, RdmaIncoming, gather};
+use tonic_rdma::{RdmaConnectInfo, RdmaConnector, RdmaIncoming, gather};
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
 use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest};
@@ -47,7 +47,7 @@ fn content(at: usize) -> u8 {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let incoming = RdmaIncoming::bind_with("127.0.0.1:0", Config::from_env()?).await?;
+    let incoming = RdmaIncoming::bind("127.0.0.1:0").await?;
     let address = incoming.local_addr();
     let service = TransferServer::new(Sink).max_decoding_message_size(2 * LENGTH);
     // With this layer, large answers go by reference, too. This server has no large answers.
@@ -55,7 +55,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     tokio::spawn(server.serve_with_incoming(incoming));
 
     let endpoint = Endpoint::from_shared(format!("http://{address}"))?;
-    let connector = RdmaConnector::with_config(Config::from_env()?);
+    let connector = RdmaConnector::new();
     let channel = endpoint.connect_with_connector(connector).await?;
     let mut client = TransferClient::new(gather::requests(channel)); // was: TransferClient::new(channel)
     let payload: Bytes = (0..LENGTH).map(content).collect();

@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use tonic::transport::Endpoint;
-use tonic_rdma::{Config, RdmaConnector};
+use tonic_rdma::RdmaConnector;
 use tonic_rdma_proto::greeter::HelloRequest;
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 
@@ -14,7 +14,7 @@ use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let address = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:50051".into());
     let calls = std::env::args().nth(2).map_or(Ok(1), |calls| calls.parse::<u32>())?;
-    let connector = RdmaConnector::with_config(Config::from_env()?);
+    let connector = RdmaConnector::new();
 
     let endpoint = Endpoint::from_shared(format!("http://{address}"))?;
     let channel = endpoint.connect_with_connector(connector.clone()).await?; // changed: was connect()

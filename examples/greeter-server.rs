@@ -5,7 +5,7 @@
 
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
-use tonic_rdma::{Config, RdmaConnectInfo, RdmaIncoming};
+use tonic_rdma::{RdmaConnectInfo, RdmaIncoming};
 use tonic_rdma_proto::greeter::greeter_server::{Greeter, GreeterServer};
 use tonic_rdma_proto::greeter::{HelloReply, HelloRequest};
 
@@ -33,7 +33,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     tracing_subscriber::fmt().init();
     let address = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:50051".into());
 
-    let incoming = RdmaIncoming::bind_with(&*address, Config::from_env()?).await?; // changed: was TcpIncoming::bind
+    let incoming = RdmaIncoming::bind(&*address).await?; // changed: was TcpIncoming::bind
     println!("listening on {}", incoming.local_addr());
     Server::builder()
         .add_service(GreeterServer::new(MyGreeter))

@@ -14,7 +14,7 @@ use tonic::transport::{Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
-use tonic_rdma::{Config, RdmaConnectInfo, RdmaConnector, RdmaIncoming};
+use tonic_rdma::{RdmaConnectInfo, RdmaConnector, RdmaIncoming};
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 use tonic_rdma_proto::greeter::greeter_server::{Greeter, GreeterServer};
 use tonic_rdma_proto::greeter::{HelloReply, HelloRequest};
@@ -61,7 +61,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let requests = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&requests);
 
-    let incoming = RdmaIncoming::bind_with("127.0.0.1:0", Config::from_env()?).await?;
+    let incoming = RdmaIncoming::bind("127.0.0.1:0").await?;
     let address = incoming.local_addr();
     let (stop, stopped) = oneshot::channel();
     let server = Server::builder()
@@ -81,7 +81,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let channel = Endpoint::from_shared(format!("http://{address}"))?
         .timeout(Duration::from_secs(10))
-        .connect_with_connector_lazy(RdmaConnector::with_config(Config::from_env()?));
+        .connect_with_connector_lazy(RdmaConnector::new());
     let service = "tonic_rdma.greeter.v1.Greeter".to_owned();
     let status = HealthClient::new(channel.clone()).check(HealthCheckRequest { service }).await?;
     println!("health:      {:?}", status.into_inner().status());

@@ -6,7 +6,7 @@
 use tokio_stream::{Stream, StreamExt};
 use tonic::transport::{Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
-use tonic_rdma::{Config, RdmaConnector, RdmaIncoming};
+use tonic_rdma::{RdmaConnector, RdmaIncoming};
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 use tonic_rdma_proto::greeter::greeter_server::{Greeter, GreeterServer};
 use tonic_rdma_proto::greeter::{HelloReply, HelloRequest};
@@ -35,11 +35,11 @@ impl Greeter for Chatty {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     const NAMES: usize = 10_000;
-    let incoming = RdmaIncoming::bind_with("127.0.0.1:0", Config::from_env()?).await?;
+    let incoming = RdmaIncoming::bind("127.0.0.1:0").await?;
     let address = incoming.local_addr();
     tokio::spawn(Server::builder().add_service(GreeterServer::new(Chatty)).serve_with_incoming(incoming));
 
-    let connector = RdmaConnector::with_config(Config::from_env()?);
+    let connector = RdmaConnector::new();
     let endpoint = Endpoint::from_shared(format!("http://{address}"))?;
     let channel = endpoint.connect_with_connector(connector.clone()).await?;
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig};
 use tonic::{Request, Response, Status, Streaming};
-use tonic_rdma::{Config, RdmaConnector, RdmaIncoming, RdmaRequestExt as _};
+use tonic_rdma::{RdmaConnector, RdmaIncoming, RdmaRequestExt as _};
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 use tonic_rdma_proto::greeter::greeter_server::{Greeter, GreeterServer};
 use tonic_rdma_proto::greeter::{HelloReply, HelloRequest};
@@ -47,7 +47,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let authority = authority()?;
     let trusted = Certificate::from_pem(authority.pem());
 
-    let incoming = RdmaIncoming::bind_with("127.0.0.1:0", Config::from_env()?).await?;
+    let incoming = RdmaIncoming::bind("127.0.0.1:0").await?;
     let address = incoming.local_addr();
     let tls = ServerTlsConfig::new()
         .identity(issue(&authority, "server")?)
@@ -70,7 +70,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 }
 
 async fn greet(address: std::net::SocketAddr, tls: ClientTlsConfig) -> Result<String, Box<dyn Error>> {
-    let connector = RdmaConnector::with_config(Config::from_env()?);
+    let connector = RdmaConnector::new();
     let endpoint = Endpoint::from_shared(format!("https://{address}"))?.tls_config(tls)?;
     let channel = endpoint.connect_with_connector(connector).await?;
     let request = HelloRequest { name: "a worker".into() };

@@ -213,9 +213,8 @@
 //!
 //! [`Config`] has the settings of connectors, listeners and tensor devices. [`Config::default`] suits most programs.
 //! [`Config::from_env`] starts from it and applies the environment variables `RDMA_*`; its documentation has a table of
-//! them. A value that can't be used is a [`ConfigError`] that names the variable. [`RdmaConnector::new`] and
-//! [`RdmaIncoming::bind`] take the defaults. They read only the variables that name the directory of calibrations
-//! ([`TuneCache::Environment`]).
+//! them. [`RdmaConnector::new`], [`RdmaIncoming::bind`], [`RdmaChannel`] and [`RdmaServer`] use [`Config::from_env`] unless they get
+//! a configuration, which they take as it is. A value that can't be used is a [`ConfigError`] that names the variable.
 //!
 //! ```
 //! use tonic_rdma::{Config, Policy, RdmaConnector};

@@ -36,8 +36,8 @@ pub struct RdmaConnector {
 }
 
 impl RdmaConnector {
-    /// Makes a connector with the default configuration. To read the settings from the environment, pass [`Config::from_env`] to
-    /// [`with_config`](Self::with_config).
+    /// Makes a connector with the configuration of the environment ([`Config::from_env`]). If a variable has a value that can't be used,
+    /// every connect fails with an error that names the variable.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -51,10 +51,10 @@ impl RdmaConnector {
     /// # }
     /// ```
     pub fn new() -> Self {
-        Self::with_config(Config::default())
+        Self { dialer: Dialer::configured(None), last: Arc::default() }
     }
 
-    /// Makes a connector with this configuration.
+    /// Makes a connector with this configuration. The environment does not change it.
     ///
     /// ```
     /// use tonic_rdma::{Config, Policy, RdmaConnector};

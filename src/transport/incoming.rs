@@ -32,8 +32,7 @@ pub struct RdmaIncoming {
 }
 
 impl RdmaIncoming {
-    /// Listens on `address` with the default configuration. To read the settings from the environment, pass [`Config::from_env`] to
-    /// [`bind_with`](Self::bind_with).
+    /// Listens on `address` with the configuration of the environment ([`Config::from_env`]).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -47,26 +46,30 @@ impl RdmaIncoming {
     /// ```
     ///
     /// # Errors
-    /// The address does not resolve, is in use, or needs a right that this user lacks. The error names the cause, and says what to do.
+    /// The address does not resolve, is in use, or needs a right that this user lacks, or a variable has a value that can't be used. The error
+    /// names the cause, and says what to do.
     pub async fn bind(address: impl ToSocketAddrs) -> io::Result<Self> {
-        Self::bind_with(address, Config::default()).await
+        let config =
+            Config::from_env().map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+        Self::bind_with(address, config).await
     }
 
-    /// Listens on `address` with this configuration.
+    /// Listens on `address` with this configuration. The environment does not change it.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use tonic_rdma::{Config, RdmaIncoming};
+    /// use tonic_rdma::{Config, Policy, RdmaIncoming};
     ///
-    /// let incoming = RdmaIncoming::bind_with("127.0.0.1:0", Config::from_env()?).await?;
+    /// let config = Config::default().policy(Policy::Require);
+    /// let incoming = RdmaIncoming::bind_with("127.0.0.1:0", config).await?;
     /// # drop(incoming);
     /// # Ok(())
     /// # }
     /// ```
     ///
     /// # Errors
-    /// The errors of [`bind`](Self::bind), or the configuration has a value that can't be used.
+    /// The address can't be listened on, as for [`bind`](Self::bind), or the configuration has a value that can't be used.
     pub async fn bind_with(address: impl ToSocketAddrs, config: Config) -> io::Result<Self> {
         Self::from_listener(TcpListener::bind(address).await.map_err(explain)?, config)
     }

@@ -12,6 +12,7 @@
 mod calls;
 mod child;
 mod ends;
+mod environment;
 mod runtimes;
 mod servers;
 mod settings;

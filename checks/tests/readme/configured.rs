@@ -45,7 +45,7 @@ fn a_configuration_in_code() {
 
 #[rustfmt::skip]
 async fn configured() -> Outcome<(tonic_rdma::RdmaIncoming, RdmaConnector)> {
-    let config = Config::from_env()?;                                          // RDMA_* variables
+    let config = Config::from_env()?.policy(Policy::Require);                  // RDMA_* variables, but never TCP
     let incoming = RdmaIncoming::bind_with("0.0.0.0:50051", config.clone()).await?;
     let connector = RdmaConnector::with_config(config);
     Ok((incoming, connector))

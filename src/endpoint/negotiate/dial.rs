@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::client::{self, Outcome};
-use crate::endpoint::config::{Config, Policy};
+use crate::endpoint::config::{Config, ConfigError, Policy};
 use crate::endpoint::error::{ConnectError, NegotiationError, RdmaUnavailable};
 use crate::endpoint::info::{RdmaConnectInfo, Verdict};
 use crate::endpoint::journal::Journal;
@@ -34,6 +34,8 @@ use crate::endpoint::stream::EndpointStream;
 #[derive(Clone, Debug)]
 pub struct Dialer {
     config: Config,
+    /// The error of a variable, from which every connect fails.
+    refused: Option<ConfigError>,
     stock: Arc<Mutex<HashMap<String, Stock>>>,
     journal: Arc<Journal>,
 }
@@ -74,7 +76,16 @@ impl Dialer {
     /// # }
     /// ```
     pub fn new(config: Config) -> Self {
-        Self { config, stock: Arc::default(), journal: Arc::default() }
+        Self { config, refused: None, stock: Arc::default(), journal: Arc::default() }
+    }
+
+    /// Makes a dialer with this configuration, or with that of the environment if there is none. If a variable has a bad value,
+    /// [`dial`](Self::dial) returns the error.
+    pub(crate) fn configured(config: Option<Config>) -> Self {
+        match config.map_or_else(Config::from_env, Ok) {
+            Ok(config) => Self::new(config),
+            Err(error) => Self { refused: Some(error), ..Self::new(Config::default()) },
+        }
     }
 
     /// Connects to `host`:`port`, by the rules of the configuration's policy.
@@ -97,6 +108,7 @@ impl Dialer {
 
     /// Connects to `host`:`port`. `native`: asks for native calls.
     async fn connect(&self, host: &str, port: u16, native: bool) -> Result<Negotiated, ConnectError> {
+        self.refused.clone().map_or(Ok(()), Err)?;
         self.config.validate()?;
         let authority = format!("{host}:{port}");
         let tcp = self.tcp(host, port, &authority).await?;

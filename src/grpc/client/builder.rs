@@ -8,7 +8,7 @@ use tonic::transport::Endpoint;
 use super::RdmaChannel;
 use super::endpoints::Endpoints;
 use super::error::ChannelError;
-use crate::endpoint::Config;
+use crate::endpoint::{Config, Dialer};
 use crate::grpc::calls::CallConfig;
 
 /// The settings of an [`RdmaChannel`], from [`RdmaChannel::builder`] or [`RdmaChannel::balance`].
@@ -17,10 +17,11 @@ use crate::grpc::calls::CallConfig;
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 /// use std::time::Duration;
 /// use tonic::transport::Endpoint;
-/// use tonic_rdma::{Config, RdmaChannel, RdmaChannelBuilder};
+/// use tonic_rdma::{Config, Policy, RdmaChannel, RdmaChannelBuilder};
 ///
 /// let endpoint = Endpoint::from_static("http://ps0:50051").timeout(Duration::from_secs(5));
-/// let builder: RdmaChannelBuilder = RdmaChannel::builder(endpoint).config(Config::from_env()?);
+/// let config = Config::default().policy(Policy::Require);
+/// let builder: RdmaChannelBuilder = RdmaChannel::builder(endpoint).config(config);
 /// let channel = builder.connect().await?;
 /// # drop(channel);
 /// # Ok(())
@@ -32,18 +33,19 @@ pub struct RdmaChannelBuilder {
     endpoints: Vec<Endpoint>,
     /// The channel spreads its calls, and stays connected to all of its endpoints.
     balances: bool,
-    config: Config,
+    /// The environment decides if there is none.
+    config: Option<Config>,
     calls: CallConfig,
 }
 
 impl RdmaChannelBuilder {
     pub(super) fn new(endpoints: Vec<Endpoint>, balances: bool) -> Self {
-        Self { endpoints, balances, config: Config::default(), calls: CallConfig::default() }
+        Self { endpoints, balances, config: None, calls: CallConfig::default() }
     }
 
-    /// Sets the configuration of the connections. Default: [`Config::default`].
+    /// Sets the configuration of the connections. Default: [`Config::from_env`], which is read when the channel is made.
     pub fn config(mut self, config: Config) -> Self {
-        self.config = config;
+        self.config = Some(config);
         self
     }
 
@@ -57,22 +59,25 @@ impl RdmaChannelBuilder {
     /// Connects to the endpoint, or to at least one of several.
     ///
     /// # Errors
-    /// A setting has a value that can't be used, there is no endpoint, or no endpoint can be connected to.
+    /// A setting or a variable has a value that can't be used, there is no endpoint, or no endpoint can be connected to.
     pub async fn connect(self) -> Result<RdmaChannel, ChannelError> {
-        self.config.validate()?;
+        let config = self.config.clone().map_or_else(Config::from_env, Ok)?;
+        config.validate()?;
         self.calls.validate()?;
-        let channel = self.connect_lazy();
+        let channel = self.config(config).connect_lazy();
         channel.endpoints.connect().await?;
         Ok(channel)
     }
 
     /// Makes a channel to one endpoint that connects at the first call, or a channel to several endpoints that connects to all of
-    /// them in the background. If the channel has no endpoint, or a setting has a value that can't be used, calls fail, with the reason.
+    /// them in the background. If the channel has no endpoint, or a setting or a variable has a
+    /// value that can't be used, calls fail, with the reason.
     ///
     /// # Panics
     /// Outside a tokio runtime, as tonic's method does.
     pub fn connect_lazy(self) -> RdmaChannel {
-        let endpoints = Endpoints::new(self.endpoints, self.balances, self.config, self.calls);
+        let dialer = Dialer::configured(self.config);
+        let endpoints = Endpoints::new(self.endpoints, self.balances, dialer, self.calls);
         RdmaChannel { endpoints: Arc::new(endpoints) }
     }
 }

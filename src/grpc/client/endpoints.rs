@@ -15,7 +15,7 @@ use super::connection::{Connection, Dialling};
 use super::error::{ChannelError, Failure, unavailable};
 use super::member::{Look, Member, keep};
 use crate::endpoint::lock::lock;
-use crate::endpoint::{Config, Dialer, RdmaConnectInfo};
+use crate::endpoint::{Dialer, RdmaConnectInfo};
 use crate::grpc::calls::CallConfig;
 use crate::transport::balance::EndpointStatus;
 
@@ -40,10 +40,10 @@ pub(super) enum Pick {
 
 impl Endpoints {
     /// Makes the endpoints of a channel. If the channel `balances` its calls, its endpoints stay connected without calls.
-    pub(super) fn new(endpoints: Vec<Endpoint>, balances: bool, config: Config, calls: CallConfig) -> Self {
+    pub(super) fn new(endpoints: Vec<Endpoint>, balances: bool, dialer: Dialer, calls: CallConfig) -> Self {
         let (changes, _) = watch::channel(());
         let runtime = Handle::current();
-        let dialling = Arc::new(Dialling { dialer: Dialer::new(config), calls, last: Mutex::default() });
+        let dialling = Arc::new(Dialling { dialer, calls, last: Mutex::default() });
         let member = |endpoint| Arc::new(Member::new(endpoint, &dialling, &changes, balances, &runtime));
         let members: Vec<_> = endpoints.into_iter().map(member).collect();
         let kept = members.iter().filter(|_| balances);

@@ -97,7 +97,8 @@ pub use routes::RdmaRoutes;
 #[derive(Clone)]
 #[must_use]
 pub struct RdmaServer<L = Identity> {
-    config: Config,
+    /// The environment decides if there is none.
+    config: Option<Config>,
     calls: CallConfig,
     http2: Server,
     layers: ServiceBuilder<L>,
@@ -118,7 +119,7 @@ impl RdmaServer {
     /// ```
     pub fn new() -> Self {
         Self {
-            config: Config::default(),
+            config: None,
             calls: CallConfig::default(),
             http2: Server::builder(),
             layers: ServiceBuilder::new(),
@@ -135,10 +136,10 @@ impl Default for RdmaServer {
 }
 
 impl<L> RdmaServer<L> {
-    /// Sets the connection's settings for [`serve`](Self::serve) and [`serve_with_shutdown`](Self::serve_with_shutdown). An
-    /// [`RdmaIncoming`] that is handed over has settings of its own.
+    /// Sets the connection's settings for [`serve`](Self::serve) and [`serve_with_shutdown`](Self::serve_with_shutdown). Default:
+    /// [`Config::from_env`], which is read when the server begins to listen. An [`RdmaIncoming`] that is handed over has settings of its own.
     pub fn config(mut self, config: Config) -> Self {
-        self.config = config;
+        self.config = Some(config);
         self
     }
 
@@ -264,7 +265,7 @@ impl<L> RdmaServer<L> {
     /// ```
     ///
     /// # Errors
-    /// A setting has a value that can't be used, the address can't be listened on, or tonic's server failed.
+    /// A setting or a variable has a value that can't be used, the address can't be listened on, or tonic's server failed.
     pub async fn serve<S, B>(self, address: impl ToSocketAddrs) -> Result<(), ServeError>
     where
         L: Layer<RdmaRoutes, Service = S>,
@@ -337,9 +338,10 @@ impl<L> RdmaServer<L> {
     }
 
     async fn listen(&self, address: impl ToSocketAddrs) -> Result<RdmaIncoming, ServeError> {
-        self.config.validate()?;
+        let config = self.config.clone().map_or_else(Config::from_env, Ok)?;
+        config.validate()?;
         self.calls.validate()?;
-        Ok(RdmaIncoming::bind_with(address, self.config.clone()).await?)
+        Ok(RdmaIncoming::bind_with(address, config).await?)
     }
 
     async fn serve_all<S, B>(
