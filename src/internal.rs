@@ -10,6 +10,8 @@ pub use crate::endpoint::{
 
 pub use crate::endpoint::tuner;
 
+pub use tonic_rdma_verbs::internal::units;
+
 /// The protocol's state machine, without IO.
 pub mod protocol {
     pub use crate::protocol::*;

@@ -13,7 +13,7 @@ use crate::args::Cli;
 use crate::compare::modes::mode::Mode;
 
 /// Programs that are not of this repository, and that pages may tell their readers to start.
-const PROGRAMS: [&str; 2] = ["apt", "docker"];
+const PROGRAMS: [&str; 4] = ["apt", "docker", "install", "useradd"];
 /// Programs that start another program, which is the last word without a dash. `PROGRAM` is the reader's own.
 const LAUNCHERS: [&str; 3] = ["mpirun", "torchrun", "srun"];
 /// Packages with a command of their own, and their folders.
@@ -106,7 +106,7 @@ fn wrong_command_lines_are_found() {
         "tonic-rdma measure",
         "taskset -c 0 tonic-rdma measure",
         "tonic-rdma bridge --listen tcp://127.0.0.1:1",
-        "cargo run --release -- compare --sizes 4KB",
+        "cargo run --release -- compare --sizes 4lots",
         "cargo run --release --features quic -- devices",
         "cargo run --example no-such",
         "cargo test --test no-such",

@@ -3,64 +3,13 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+pub use tonic_rdma_verbs::internal::units::{SIZE_FORMS, SizeError, parse_size, size};
+
 use crate::value_error::ValueError;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
-
-/// The forms that [`parse_size`] accepts, for messages.
-pub const SIZE_FORMS: &str = "a whole number of bytes, optionally with B, KiB, MiB or GiB (64, 4KiB, 1GiB)";
-
-/// The reason why a text is not a size.
-#[expect(missing_docs, reason = "the texts say what each is")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SizeError {
-    #[error("the size is empty")]
-    Empty,
-    #[error("the unit is unknown or the number is not a whole one")]
-    Form,
-    #[error("it is beyond what 64 bits hold")]
-    Overflow,
-}
-
-/// Parses a number of bytes: `64`, `4KiB`, `1 MiB`, `1gib`.
-///
-/// # Errors
-///
-/// Fails if `text` has no whole number, an unknown unit, or more than 64 bits hold.
-pub fn parse_size(text: &str) -> Result<u64, SizeError> {
-    let text = text.trim();
-    if text.is_empty() {
-        return Err(SizeError::Empty);
-    }
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at(digits);
-    if number.is_empty() {
-        return Err(SizeError::Form);
-    }
-    let factor = match unit.trim_start().to_ascii_lowercase().as_str() {
-        "" | "b" => 1,
-        "kib" => KIB,
-        "mib" => MIB,
-        "gib" => GIB,
-        _ => return Err(SizeError::Form),
-    };
-    // Only the magnitude can be wrong, because these are digits.
-    let number: u64 = number.parse().map_err(|_| SizeError::Overflow)?;
-    number.checked_mul(factor).ok_or(SizeError::Overflow)
-}
-
-/// Formats `bytes` in the largest unit that divides it: `64 B`, `4 KiB`, `1 GiB`.
-pub fn size(bytes: u64) -> String {
-    match bytes {
-        0 => "0 B".to_owned(),
-        _ if bytes.is_multiple_of(GIB) => format!("{} GiB", bytes / GIB),
-        _ if bytes.is_multiple_of(MIB) => format!("{} MiB", bytes / MIB),
-        _ if bytes.is_multiple_of(KIB) => format!("{} KiB", bytes / KIB),
-        _ => format!("{bytes} B"),
-    }
-}
 
 /// Formats `bytes` with three digits, for measured amounts: `7.9 GiB`.
 pub fn rough_size(bytes: u64) -> String {
@@ -102,27 +51,28 @@ pub fn digits(value: f64) -> String {
     }
 }
 
-/// Parses seconds, from a millisecond to an hour: `0.2`, `5`, `5s`.
+/// Parses a time from a millisecond to an hour: `0.2` and `5` are seconds, `300ms` and `2m` have their own unit.
 ///
 /// # Errors
 ///
-/// Fails as [`parse_seconds_within`] does.
-pub fn parse_seconds(text: &str) -> Result<Duration, ValueError> {
-    parse_seconds_within(text, 1e-3..=3600.0)
+/// Fails as [`parse_time_within`] does.
+pub fn parse_time(text: &str) -> Result<Duration, ValueError> {
+    parse_time_within(text, 1e-3..=3600.0)
 }
 
-/// Parses seconds within `accepted`: `0.2`, `5`, `5s`.
+/// Parses a time within `accepted`, which is in seconds, as [`parse_time`] does.
 ///
 /// # Errors
 ///
-/// Fails if `text` is no number, or out of the range.
-pub fn parse_seconds_within(text: &str, accepted: RangeInclusive<f64>) -> Result<Duration, ValueError> {
-    let number = text.trim().trim_end_matches('s').trim_end();
-    match number.parse::<f64>() {
-        Ok(seconds) if accepted.contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+/// Fails if `text` is no time, or out of the range.
+pub fn parse_time_within(text: &str, accepted: RangeInclusive<f64>) -> Result<Duration, ValueError> {
+    match tonic_rdma_verbs::internal::units::parse_time(text, Duration::from_secs(1)) {
+        Some(time) if accepted.contains(&time.as_secs_f64()) => Ok(time),
         _ => {
-            let accepted = format!("seconds from {} to {}", accepted.start(), accepted.end());
-            Err(ValueError::number("duration", text, accepted))
+            let (least, most) = (accepted.start(), accepted.end());
+            let accepted =
+                format!("seconds from {least} to {most}, or a time with a unit, such as 300ms or 2m");
+            Err(ValueError::number("time", text, accepted))
         }
     }
 }
@@ -157,48 +107,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_parsed() {
-        for (text, bytes) in [
-            ("64", 64),
-            ("64B", 64),
-            ("4KiB", 4096),
-            ("4kib", 4096),
-            (" 1 MiB ", 1 << 20),
-            ("1GiB", 1 << 30),
-            ("0", 0),
-            ("18446744073709551615", u64::MAX),
-        ] {
-            assert_eq!(parse_size(text), Ok(bytes), "{text:?}");
+    fn times() {
+        for (text, millis) in [("0.2", 200), ("5", 5000), ("5s", 5000), ("300ms", 300), ("2m", 120_000)] {
+            assert_eq!(parse_time(text), Ok(Duration::from_millis(millis)), "{text}");
         }
-    }
-
-    #[test]
-    fn texts_that_are_not_sizes_are_refused() {
-        for (text, error) in [
-            ("", SizeError::Empty),
-            ("  ", SizeError::Empty),
-            ("KiB", SizeError::Form),
-            ("-1", SizeError::Form),
-            ("+1", SizeError::Form),
-            ("1.5MiB", SizeError::Form),
-            ("4KB", SizeError::Form),
-            ("4k", SizeError::Form),
-            ("1 000", SizeError::Form),
-            ("0x10", SizeError::Form),
-            ("١", SizeError::Form),
-            ("18446744073709551616", SizeError::Overflow),
-            ("17179869184GiB", SizeError::Overflow),
-        ] {
-            assert_eq!(parse_size(text), Err(error), "{text:?}");
-        }
-    }
-
-    #[test]
-    fn seconds() {
-        assert_eq!(parse_seconds("0.2"), Ok(Duration::from_millis(200)));
-        assert_eq!(parse_seconds("5s"), Ok(Duration::from_secs(5)));
-        for bad in ["", "0", "-1", "nan", "inf", "1e9", "five", "0.0001"] {
-            parse_seconds(bad).expect_err(bad);
+        for bad in ["", "0", "-1", "nan", "inf", "1e9", "five", "0.0001", "120us", "2h"] {
+            parse_time(bad).expect_err(bad);
         }
     }
 
@@ -216,15 +130,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_size_that_is_written_is_read_back(bytes in any::<u64>(), shift in 0u32..64) {
-            let bytes = bytes >> shift;
-            prop_assert_eq!(parse_size(&size(bytes)), Ok(bytes));
-        }
-
-        #[test]
-        fn no_text_makes_the_parsers_panic(text in "\\PC*") {
-            let _ = parse_size(&text);
-            let _ = parse_seconds(&text);
+        fn no_text_makes_a_parser_panic(text in "\\PC*") {
+            let _ = parse_time(&text);
             let _ = parse_number("number", &text, 0..=9);
         }
     }

@@ -76,7 +76,7 @@ pub(crate) struct Arguments {
     compute: Option<Compute>,
     #[command(flatten)]
     pub(crate) graph: GraphArguments,
-    /// Write the results to this file, as JSON
+    /// Write the results to this file, as JSON; - is stdout
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
     /// Write a plot to this file, as SVG: the loss by step, samples a second by ranks, or with --sync the accuracy by time
@@ -301,7 +301,7 @@ mod tests {
             ("--sync allreduce --mode grpc-tcp,rdma-cp --on-death continue", "takes one --mode"),
             ("--sync allreduce --target-accuracy 85", "--target-accuracy is 85"),
             ("--sync allreduce --test-every 0", "--test-every is 0"),
-            ("--sync allreduce --deadline 0", "--deadline is 0"),
+            ("--sync allreduce --deadline 0", "seconds from 0.1 to 100000"),
             ("--sync allreduce --check", "cannot be used with"),
             ("--sync collective --workers 9", "--workers is 9"),
             ("--sync collective --mode grpc-tcp", "leave out --mode"),

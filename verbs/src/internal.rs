@@ -7,6 +7,11 @@ pub use crate::soft::reach::{soft_admits_any_user, soft_place, soft_takes_direct
 pub use crate::throttle::Throttle;
 pub use crate::throttled;
 
+/// Sizes and times in variables and options.
+pub mod units {
+    pub use crate::units::{SIZE_FORMS, SizeError, parse_size, parse_time, size};
+}
+
 /// The code of the software device's shared memory, generic over the atomics. The models in `verbs/models` run it.
 pub mod shared_memory {
     pub use crate::soft::shared::arming::{Arming, Guarded};

@@ -121,6 +121,7 @@ mod sealed;
 mod shared_receive_queue;
 mod sync;
 mod throttle;
+mod units;
 mod work;
 
 #[cfg(feature = "allocator")]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use tonic_rdma_commands::units::parse_seconds;
+use tonic_rdma_commands::units::parse_time;
 
 use super::address::Address;
 
@@ -20,7 +20,7 @@ Bytes pass unchanged. The bridge passes an end (half-close) on as an end and a f
 short never looks complete. When a client connects, the bridge connects to the target, and tries again with growing pauses until \
 --connect-timeout; the client's bytes wait meanwhile. SIGTERM or SIGINT closes the listeners and waits for the connections, \
 at most for --drain-timeout; a second signal ends them at once. Exit status: 0 if all connections ended by themselves, 1 if some \
-were cut off, 2 for bad input.
+were cut off or the bridge could not start, 2 for bad input.
 
 Example: a client and a server without RDMA, each with a bridge on its host:
   client's host:  tonic-rdma bridge --listen tcp://127.0.0.1:50051 --connect rdma://ps0:50052
@@ -41,11 +41,11 @@ pub(crate) struct BridgeOptions {
     /// Connections at one time, over all routes; further clients wait for the accept
     #[arg(long, value_name = "NUMBER", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) max_connections: u32,
-    /// Time to connect to the target, in seconds; then the client is reset
-    #[arg(long, value_name = "SECS", default_value = "10", value_parser = parse_seconds)]
+    /// Time to connect to the target, in seconds or with a unit (300ms, 2m); then the client is reset
+    #[arg(long, value_name = "TIME", default_value = "10", value_parser = parse_time)]
     pub(crate) connect_timeout: Duration,
-    /// Time for connections to end after a signal, in seconds
-    #[arg(long, value_name = "SECS", default_value = "30", value_parser = parse_seconds)]
+    /// Time for connections to end after a signal, in seconds or with a unit
+    #[arg(long, value_name = "TIME", default_value = "30", value_parser = parse_time)]
     pub(crate) drain_timeout: Duration,
     /// Start only if every target accepts a connection
     #[arg(long)]

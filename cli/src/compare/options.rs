@@ -52,7 +52,7 @@ pub(crate) struct CompareOptions {
     /// --newcomer neither grpc-tcp-busy nor grpc-tcp-tuned]
     #[arg(long, value_name = "LIST", value_parser = parse_modes)]
     pub(crate) modes: Option<List<Mode>>,
-    /// Payload sizes, such as 64,4KiB,1MiB,1GiB; gRPC modes take less than 2GiB [default: 64 to 64MiB]
+    /// Payload sizes, such as 64,4k,1MiB,1GiB (units are binary); gRPC modes take less than 2GiB [default: 64 to 64MiB]
     #[arg(long, value_name = "LIST", value_parser = parse_sizes)]
     pub(crate) sizes: Option<List<u64>>,
     /// Traffic of deep learning, beside or in place of sizes: uniform, random, skew (a message of ten buffers);
@@ -77,8 +77,8 @@ pub(crate) struct CompareOptions {
     /// grpc-tcp, grpc-rdma, grpc-native; default size: 64]
     #[arg(long, value_name = "N", value_parser = parse_connections, conflicts_with_all = ["workload", "rate", "at_least"])]
     pub(crate) connections: Option<usize>,
-    /// Seconds to measure each cell in each mode [default: such that the run ends within 90 s]
-    #[arg(long, value_name = "SECS", value_parser = units::parse_seconds)]
+    /// Time to measure each cell in each mode, in seconds or with a unit (300ms, 2m) [default: such that the run ends within 90 s]
+    #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
     pub(crate) duration: Option<Duration>,
     /// RDMA provider: auto, soft, ibverbs, or the name of a device
     #[arg(long, value_name = "auto|soft|DEVICE", value_parser = parse_provider, default_value = "auto")]
@@ -123,7 +123,7 @@ pub(crate) struct CompareOptions {
     /// of grpc-tcp in any cell, and name mode, cell and ratio
     #[arg(long, value_name = "RATIO", value_parser = parse_ratio)]
     pub(crate) at_least: Option<f64>,
-    /// Write the rows as JSON to this file
+    /// Write the rows as JSON to this file; - is stdout
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
     /// Write an HTML page with plots to this directory, as index.html

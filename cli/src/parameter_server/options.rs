@@ -76,8 +76,8 @@ pub(crate) struct ParameterServerOptions {
     /// copied to registered memory first), rdma-zerocp (static slots, from registered memory) [default: all]
     #[arg(long, value_name = "LIST", value_parser = parse_modes)]
     pub(crate) modes: Option<List<TransferMode>>,
-    /// Seconds to measure each mode with each model and number of workers
-    #[arg(long, value_name = "SECS", value_parser = units::parse_seconds, default_value = "2")]
+    /// Time to measure each mode with each model and number of workers, in seconds or with a unit (300ms, 2m)
+    #[arg(long, value_name = "TIME", value_parser = units::parse_time, default_value = "2")]
     pub(crate) duration: Duration,
     /// Mini-batches of each worker in each of the three turns of a mode, instead of a duration
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_STEPS)),
@@ -96,7 +96,7 @@ pub(crate) struct ParameterServerOptions {
     /// RDMA provider: auto, soft, ibverbs, or the name of a device
     #[arg(long, value_name = "auto|soft|DEVICE", value_parser = parse_provider, default_value = "auto")]
     pub(crate) provider: String,
-    /// Write the rows as JSON to this file
+    /// Write the rows as JSON to this file; - is stdout
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
     /// Write an HTML page with plots to this directory, as index.html

@@ -16,7 +16,7 @@ pub(crate) struct TuneOptions {
     /// The device, as `tonic-rdma devices` shows it [default: the first usable one]
     #[arg(long, value_name = "NAME", env = "RDMA_DEVICE", hide_env = true)]
     pub(crate) device: Option<String>,
-    /// Write the values as JSON to this file
+    /// Write the values as JSON to this file; - is stdout
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
     /// Draw the curve into this file, as SVG

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
-use tonic_rdma_commands::units::{parse_number, parse_seconds, parse_size};
+use tonic_rdma_commands::units::{SIZE_FORMS, parse_number, parse_size, parse_time};
 use tonic_rdma_commands::{Failure, List, ValueError, parse_list, parse_set};
 
 use crate::choices::{Algorithm, Named, Operand, Reduction, Type};
@@ -65,7 +65,7 @@ pub(crate) struct Options {
     /// Numbers of local ranks, from 1 to 64 [default: 2]
     #[arg(long, value_name = "LIST", value_parser = ranks)]
     pub(crate) ranks: Option<List<usize>>,
-    /// Sizes of the operand: 64, 4KiB, 1MiB [default: 8 to 64MiB]
+    /// Sizes of the operand: 64, 4k, 1MiB [default: 8 to 64MiB]
     #[arg(long, value_name = "LIST", value_parser = sizes)]
     pub(crate) sizes: Option<List<u64>>,
     /// Types: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64
@@ -80,8 +80,8 @@ pub(crate) struct Options {
     /// Memory: registered (in place), registered-out-of-place, slice (any memory, in place, copied)
     #[arg(long, value_name = "LIST", value_parser = operands, default_value = "registered")]
     pub(crate) operand: List<Operand>,
-    /// Seconds for each cell [default: 0.5]
-    #[arg(long, value_name = "SECS", value_parser = parse_seconds)]
+    /// Time for each cell, in seconds or with a unit (300ms, 2m) [default: 0.5]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub(crate) duration: Option<Duration>,
     /// Iterations of each cell instead of a duration: one number, or one for each size
     #[arg(long, value_name = "LIST", value_parser = iterations, conflicts_with = "duration")]
@@ -110,7 +110,7 @@ pub(crate) struct Options {
     /// Measure four sizes for 0.1 s each
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Write the rows as JSON to this file
+    /// Write the rows as JSON to this file; - is stdout
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
     /// Write a plot of latency and bus bandwidth to this file, as SVG
@@ -296,11 +296,7 @@ fn sizes(text: &str) -> Result<List<u64>, ValueError> {
 fn size(text: &str) -> Result<u64, ValueError> {
     match parse_size(text) {
         Ok(bytes) if bytes <= MAX_BYTES => Ok(bytes),
-        _ => Err(ValueError::number(
-            "size",
-            text,
-            "a number of bytes up to 4GiB, optionally with B, KiB, MiB or GiB (64, 4KiB, 1MiB)".to_owned(),
-        )),
+        _ => Err(ValueError::number("size", text, format!("{SIZE_FORMS}, up to 4 GiB"))),
     }
 }
 
@@ -358,7 +354,7 @@ mod tests {
             ("--ranks", "0", "1 to 64"),
             ("--ranks", "65", "1 to 64"),
             ("--ranks", "2,2", "twice"),
-            ("--sizes", "4KB", "KiB"),
+            ("--sizes", "4 lots", "KiB"),
             ("--sizes", "1,", "empty"),
             ("--types", "f8", "bf16"),
             ("--algorithm", "tree", "halving-doubling"),

@@ -3,46 +3,27 @@
 use std::fmt;
 use std::time::Duration;
 
+use tonic_rdma::internal::units;
+
 /// A number of bytes: `64 B`, `4 KiB`, `1 MiB`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bytes(pub(super) usize);
 
 impl Bytes {
-    fn parts(self) -> (usize, &'static str) {
-        match self.0 {
-            bytes if bytes > 0 && bytes.is_multiple_of(1 << 30) => (bytes >> 30, "GiB"),
-            bytes if bytes > 0 && bytes.is_multiple_of(1 << 20) => (bytes >> 20, "MiB"),
-            bytes if bytes > 0 && bytes.is_multiple_of(1 << 10) => (bytes >> 10, "KiB"),
-            bytes => (bytes, "B"),
-        }
-    }
-
     /// Returns the size without a space: `4KiB`.
     pub(super) fn compact(self) -> String {
-        let (number, unit) = self.parts();
-        format!("{number}{unit}")
+        self.to_string().replace(' ', "")
     }
 
-    /// Parses a whole number of bytes, optionally with B, KiB, MiB or GiB.
+    /// Parses a number of bytes, or a number with a unit.
     pub(super) fn parse(text: &str) -> Option<usize> {
-        let text = text.trim();
-        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-        let (number, unit) = text.split_at(digits);
-        let shift = match unit.trim_start().to_ascii_lowercase().as_str() {
-            "" | "b" => 0,
-            "kib" => 10,
-            "mib" => 20,
-            "gib" => 30,
-            _ => return None,
-        };
-        number.parse::<usize>().ok()?.checked_mul(1 << shift)
+        usize::try_from(units::parse_size(text).ok()?).ok()
     }
 }
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (number, unit) = self.parts();
-        write!(f, "{number} {unit}")
+        f.write_str(&units::size(self.0 as u64))
     }
 }
 

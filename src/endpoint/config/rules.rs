@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::error::ConfigError;
-use tonic_rdma_verbs::internal;
+use tonic_rdma_verbs::internal::{soft_takes_directory, units};
 
 /// A setting.
 #[derive(Clone, Copy, Debug)]
@@ -24,13 +24,17 @@ pub(super) struct Number {
     most: u64,
     /// The variable also takes `auto`.
     auto: bool,
+    /// The number is one of bytes, so the variable takes units.
+    is_size: bool,
 }
 
 /// A setting that takes a time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Time {
-    /// The rule of the variable, which is a number of units.
-    pub(super) number: Number,
+    pub(super) setting: Setting,
+    least: Duration,
+    most: Duration,
+    /// The unit of a number without one.
     unit: Duration,
     unit_name: &'static str,
 }
@@ -43,31 +47,30 @@ pub(super) const GID_INDEX: Number = number("gid_index", "RDMA_GID_INDEX", 0, 25
 pub(super) const POLL_MODE: Setting = setting("poll_mode", "RDMA_POLL_MODE");
 pub(super) const POLL_CPUS: Setting = setting("poll_cpus", "RDMA_POLL_CPUS");
 pub(super) const SPIN_LIMIT: Time = Time {
-    number: number("spin_limit", "RDMA_SPIN_LIMIT", 0, 1_000_000),
+    setting: setting("spin_limit", "RDMA_SPIN_LIMIT"),
+    least: Duration::ZERO,
+    most: Duration::from_secs(1),
     unit: Duration::from_micros(1),
     unit_name: "microseconds",
 };
 pub(super) const COMPLETION_QUEUES: Number = number("completion_queues", "RDMA_CQS", 1, 64);
 pub(super) const EAGER_THRESHOLD: Setting = setting("eager_threshold", "RDMA_EAGER_THRESHOLD");
 pub(super) const CHUNK_SIZE: Number =
-    Number { auto: true, ..number("chunk_size", "RDMA_CHUNK_SIZE", 4096, 16 << 20) };
+    Number { auto: true, ..size("chunk_size", "RDMA_CHUNK_SIZE", 4096, 16 << 20) };
 pub(super) const TUNE_CACHE: Setting = setting("tune_cache", "RDMA_TUNE_CACHE");
 pub(super) const RECEIVE_SLOTS: Number = number("receive_buffers (slots)", "RDMA_RECEIVE_SLOTS", 16, 1024);
-pub(super) const SLOT_SIZE: Number = number("receive_buffers (size)", "RDMA_SLOT_SIZE", 1024, 64 * 1024);
+pub(super) const SLOT_SIZE: Number = size("receive_buffers (size)", "RDMA_SLOT_SIZE", 1024, 64 * 1024);
 pub(super) const SHARED_RECEIVE: Setting = setting("shared_receive", "RDMA_SHARED_RECEIVE");
-pub(super) const MAX_INLINE: Number = number("max_inline", "RDMA_MAX_INLINE", 0, u32::MAX as u64);
+pub(super) const MAX_INLINE: Number = size("max_inline", "RDMA_MAX_INLINE", 0, u32::MAX as u64);
 pub(super) const QUEUE_DEPTH: Number = number("queue_depth", "RDMA_QP_QUEUE_DEPTH", 64, 4096);
-pub(super) const PINNED_LIMIT: Number = number("pinned_limit", "RDMA_PINNED_LIMIT", 1 << 20, 1 << 50);
+pub(super) const PINNED_LIMIT: Number = size("pinned_limit", "RDMA_PINNED_LIMIT", 1 << 20, 1 << 50);
 pub(super) const PLAINTEXT_TENSORS: Setting = setting("plaintext_tensors", "RDMA_PLAINTEXT_TENSORS");
-pub(super) const HANDSHAKE_TIMEOUT: Time = Time {
-    number: number("handshake_timeout", "RDMA_HANDSHAKE_TIMEOUT", 1, 600_000),
-    unit: Duration::from_millis(1),
-    unit_name: "milliseconds",
-};
-pub(super) const CONNECT_TIMEOUT: Time = up_to_a_day("connect_timeout", 1);
-pub(super) const PING_INTERVAL: Time = up_to_a_day("ping (interval)", 1);
-pub(super) const PING_TIMEOUT: Time = up_to_a_day("ping (timeout)", 1);
-pub(super) const LINGER: Time = up_to_a_day("linger", 0);
+pub(super) const HANDSHAKE_TIMEOUT: Time =
+    Time { most: Duration::from_secs(600), ..up_to_a_day("handshake_timeout", "RDMA_HANDSHAKE_TIMEOUT", 1) };
+pub(super) const CONNECT_TIMEOUT: Time = up_to_a_day("connect_timeout", "", 1);
+pub(super) const PING_INTERVAL: Time = up_to_a_day("ping (interval)", "", 1);
+pub(super) const PING_TIMEOUT: Time = up_to_a_day("ping (timeout)", "", 1);
+pub(super) const LINGER: Time = up_to_a_day("linger", "", 0);
 pub(super) const QP_TIMEOUT: Number = number("path_settings (timeout)", "RDMA_QP_TIMEOUT", 0, 31);
 pub(super) const QP_RETRY_COUNT: Number = number("path_settings (retry_count)", "RDMA_QP_RETRY_COUNT", 0, 7);
 pub(super) const QP_SERVICE_LEVEL: Number = number("path_settings (service_level)", "RDMA_QP_SL", 0, 15);
@@ -92,14 +95,22 @@ const fn setting(name: &'static str, variable: &'static str) -> Setting {
 }
 
 const fn number(name: &'static str, variable: &'static str, least: u64, most: u64) -> Number {
-    Number { setting: setting(name, variable), least, most, auto: false }
+    Number { setting: setting(name, variable), least, most, auto: false, is_size: false }
 }
 
-/// Returns the rule of a time without a variable, from `least` milliseconds on.
-const fn up_to_a_day(name: &'static str, least: u64) -> Time {
-    const DAY: u64 = 24 * 3600 * 1000;
-    let number = number(name, "", least, DAY);
-    Time { number, unit: Duration::from_millis(1), unit_name: "milliseconds" }
+const fn size(name: &'static str, variable: &'static str, least: u64, most: u64) -> Number {
+    Number { is_size: true, ..number(name, variable, least, most) }
+}
+
+/// Returns the rule of a time in milliseconds, from `least` of them on.
+const fn up_to_a_day(name: &'static str, variable: &'static str, least: u64) -> Time {
+    Time {
+        setting: setting(name, variable),
+        least: Duration::from_millis(least),
+        most: Duration::from_secs(24 * 3600),
+        unit: Duration::from_millis(1),
+        unit_name: "milliseconds",
+    }
 }
 
 impl Setting {
@@ -121,8 +132,9 @@ impl Setting {
 impl Number {
     /// Reads a value of the variable.
     pub(super) fn parse(&self, text: &str) -> Result<u64, ConfigError> {
-        match text.trim().parse() {
-            Ok(value) if self.takes(value) => Ok(value),
+        let value = if self.is_size { units::parse_size(text).ok() } else { text.trim().parse().ok() };
+        match value {
+            Some(value) if self.takes(value) => Ok(value),
             _ => Err(self.setting.refuse_text(text, self.accepted())),
         }
     }
@@ -137,30 +149,49 @@ impl Number {
     }
 
     fn accepted(&self) -> String {
+        let Self { least, most, .. } = *self;
         let auto = if self.auto { "auto or " } else { "" };
-        format!("takes {auto}a number from {} to {}", self.least, self.most)
+        if self.is_size {
+            format!("takes {auto}a size from {} to {}, {SIZE_UNITS}", units::size(least), units::size(most))
+        } else {
+            format!("takes {auto}a number from {least} to {most}")
+        }
     }
 }
 
 impl Time {
     /// Reads a value of the variable.
     pub(super) fn parse(&self, text: &str) -> Result<Duration, ConfigError> {
-        self.number.parse(text).map(|count| self.times(count))
+        let time = units::parse_time(text, self.unit).filter(|time| self.takes(*time));
+        time.ok_or_else(|| {
+            let accepted =
+                format!("{}, in {} or with a unit, such as 120us or 5s", self.accepted(), self.unit_name);
+            self.setting.refuse_text(text, accepted)
+        })
     }
 
     /// Checks a value that a setter got.
     pub(super) fn check(&self, value: Duration) -> Result<(), ConfigError> {
-        if (self.times(self.number.least)..=self.times(self.number.most)).contains(&value) {
+        if self.takes(value) {
             return Ok(());
         }
-        let accepted = format!("{} of {}", self.number.accepted(), self.unit_name);
-        Err(self.number.setting.refuse(format_args!("{value:?}"), accepted))
+        Err(self.setting.refuse(format_args!("{value:?}"), self.accepted()))
     }
 
-    fn times(&self, count: u64) -> Duration {
-        // No unit is above a millisecond, and no count above those of a day.
-        self.unit.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX))
+    fn takes(&self, value: Duration) -> bool {
+        (self.least..=self.most).contains(&value)
     }
+
+    fn accepted(&self) -> String {
+        format!("takes a time from {:?} to {:?}", self.least, self.most)
+    }
+}
+
+const SIZE_UNITS: &str = "in bytes or with a unit, such as 64k or 8GiB";
+
+/// Returns the error for a value of `RDMA_EAGER_THRESHOLD`.
+pub(super) fn refuse_threshold(text: &str) -> ConfigError {
+    EAGER_THRESHOLD.refuse_text(text, format!("takes auto or a size, {SIZE_UNITS}"))
 }
 
 /// Checks the name of a device: the characters are those that the kernel uses.
@@ -215,7 +246,7 @@ pub(super) fn refuse_directory(text: &str) -> ConfigError {
 
 /// Checks the directory of the software device.
 pub(super) fn check_soft_directory(text: &str) -> Result<(), ConfigError> {
-    if internal::soft_takes_directory(text) {
+    if soft_takes_directory(text) {
         return Ok(());
     }
     Err(SOFT_DIRECTORY.refuse_text(text, "takes the absolute path of a directory"))
@@ -223,7 +254,8 @@ pub(super) fn check_soft_directory(text: &str) -> Result<(), ConfigError> {
 
 /// Reads a path MTU.
 pub(super) fn parse_mtu(text: &str) -> Result<u16, ConfigError> {
-    let mtu = MTUS.into_iter().find(|mtu| mtu.to_string() == text);
+    let bytes = units::parse_size(text).ok();
+    let mtu = MTUS.into_iter().find(|mtu| Some(u64::from(*mtu)) == bytes);
     mtu.ok_or_else(|| QP_MTU.refuse_text(text, accepted_mtus()))
 }
 

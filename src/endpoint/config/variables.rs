@@ -9,6 +9,7 @@ use super::error::ConfigError;
 use super::rules::{self, Number, Setting, Time};
 use super::tune_cache::TuneCache;
 use tonic_rdma_verbs::PathSettings;
+use tonic_rdma_verbs::internal::units::parse_size;
 
 impl Config {
     /// Reads the environment: returns the default settings, changed by these variables where they are set.
@@ -22,18 +23,18 @@ impl Config {
     /// | `RDMA_GID_INDEX` | an index, 0 to 255 | RoCE v2, not link-local | [`gid_index`](Self::gid_index) |
     /// | `RDMA_POLL_MODE` | `busy`, `adaptive`, `event` | `adaptive` | [`poll_mode`](Self::poll_mode) |
     /// | `RDMA_POLL_CPUS` | CPU numbers, such as `2,3` | none | [`poll_cpus`](Self::poll_cpus) |
-    /// | `RDMA_SPIN_LIMIT` | microseconds, 0 to 1 000 000 | 120 | [`spin_limit`](Self::spin_limit) |
+    /// | `RDMA_SPIN_LIMIT` | a time, 0 to 1 s, in microseconds | 120 | [`spin_limit`](Self::spin_limit) |
     /// | `RDMA_CQS` | 1 to 64 | 1 | [`completion_queues`](Self::completion_queues) |
-    /// | `RDMA_EAGER_THRESHOLD` | `auto`, or bytes | `auto` | [`eager_threshold`](Self::eager_threshold) |
-    /// | `RDMA_CHUNK_SIZE` | `auto`, or bytes, 4096 to 16 777 216 | `auto` | [`chunk_size`](Self::chunk_size) |
+    /// | `RDMA_EAGER_THRESHOLD` | `auto`, or a size | `auto` | [`eager_threshold`](Self::eager_threshold) |
+    /// | `RDMA_CHUNK_SIZE` | `auto`, or a size, 4 KiB to 16 MiB | `auto` | [`chunk_size`](Self::chunk_size) |
     /// | `RDMA_TUNE_CACHE` | a directory, or `off` | the user's cache directory | [`tune_cache`](Self::tune_cache) |
     /// | `RDMA_RECEIVE_SLOTS` | 16 to 1024 | 96 | [`receive_buffers`](Self::receive_buffers) |
-    /// | `RDMA_SLOT_SIZE` | bytes, 1024 to 65 536 | 17 408 | [`receive_buffers`](Self::receive_buffers) |
+    /// | `RDMA_SLOT_SIZE` | a size, 1 KiB to 64 KiB | 17 408 | [`receive_buffers`](Self::receive_buffers) |
     /// | `RDMA_SHARED_RECEIVE` | `auto`, `always`, `never` | `auto` | [`shared_receive`](Self::shared_receive) |
-    /// | `RDMA_MAX_INLINE` | bytes | as many as the device takes | [`max_inline`](Self::max_inline) |
+    /// | `RDMA_MAX_INLINE` | a size | as many as the device takes | [`max_inline`](Self::max_inline) |
     /// | `RDMA_QP_QUEUE_DEPTH` | requests, 64 to 4096 | 1024 | [`queue_depth`](Self::queue_depth) |
-    /// | `RDMA_PINNED_LIMIT` | bytes, from 1 MiB on | 2 GiB | [`pinned_limit`](Self::pinned_limit) |
-    /// | `RDMA_HANDSHAKE_TIMEOUT` | milliseconds, 1 to 600 000 | 3000 | [`handshake_timeout`](Self::handshake_timeout) |
+    /// | `RDMA_PINNED_LIMIT` | a size, from 1 MiB on | 2 GiB | [`pinned_limit`](Self::pinned_limit) |
+    /// | `RDMA_HANDSHAKE_TIMEOUT` | a time, 1 ms to 600 s, in milliseconds | 3000 | [`handshake_timeout`](Self::handshake_timeout) |
     /// | `RDMA_PLAINTEXT_TENSORS` | `refuse`, `allow` | `refuse` | [`plaintext_tensors`](Self::plaintext_tensors) |
     /// | `RDMA_QP_TIMEOUT` | 0 to 31: 4.096 µs × 2^n | 14 | [`path_settings`](Self::path_settings) |
     /// | `RDMA_QP_RETRY_COUNT` | 0 to 7 | 7 | [`path_settings`](Self::path_settings) |
@@ -43,6 +44,9 @@ impl Config {
     /// | `RDMA_TRAFFIC_CLASS` | 0 to 255 | 0 | [`path_settings`](Self::path_settings) |
     /// | `RDMA_SOFT_DIR` | the absolute path of a directory | none | read by the software device |
     /// | `RDMA_SOFT_PEERS` | `user`, `any` | `user` | read by the software device |
+    ///
+    /// A size is a number of bytes, or has a unit: `64k`, `4MiB`, `8G`, where `k`, `K`, `Ki`, `KB` and `KiB` are all 1024 bytes. A time has a
+    /// unit (`120us`, `300ms`, `5s`, `2m`), or is a number of the unit that the table names.
     ///
     /// The software device reads the last two variables itself, because a process has one such device. This function only checks
     /// their values.
@@ -159,7 +163,7 @@ impl<F: Fn(&str) -> Option<OsString>> Variables<F> {
     }
 
     fn time(&self, rule: &Time) -> Result<Option<Duration>, ConfigError> {
-        self.read(&rule.number.setting, |text| rule.parse(text))
+        self.read(&rule.setting, |text| rule.parse(text))
     }
 
     /// Sets `value` to the choice that the variable names, if the variable is set.
@@ -213,8 +217,7 @@ fn parse_threshold(text: &str) -> Result<EagerThreshold, ConfigError> {
     if is_auto(text) {
         return Ok(EagerThreshold::Auto);
     }
-    let bytes = text.trim().parse().map(EagerThreshold::Bytes);
-    bytes.map_err(|_| rules::EAGER_THRESHOLD.refuse_text(text, "takes auto or a number of bytes"))
+    parse_size(text).map(EagerThreshold::Bytes).map_err(|_| rules::refuse_threshold(text))
 }
 
 fn parse_chunk_size(text: &str) -> Result<Option<usize>, ConfigError> {
@@ -279,6 +282,22 @@ mod tests {
         assert_eq!(with("RDMA_TRAFFIC_CLASS", "104").unwrap().path.traffic_class, 104);
     }
 
+    #[test]
+    fn sizes_and_times_have_units() {
+        assert_eq!(with("RDMA_PINNED_LIMIT", "8GiB").unwrap().pinned_limit, Some(8 << 30));
+        assert_eq!(
+            with("RDMA_EAGER_THRESHOLD", "64k").unwrap().eager_threshold,
+            EagerThreshold::Bytes(64 << 10)
+        );
+        assert_eq!(with("RDMA_CHUNK_SIZE", "1MB").unwrap().chunk_size, Some(1 << 20));
+        assert_eq!(with("RDMA_SLOT_SIZE", "4K").unwrap().slot_size, 4096);
+        assert_eq!(with("RDMA_MAX_INLINE", "1k").unwrap().max_inline, Some(1024));
+        assert_eq!(with("RDMA_QP_MTU", "4k").unwrap().path.mtu, Some(4096));
+        assert_eq!(with("RDMA_SPIN_LIMIT", "120us").unwrap().spin_limit, Duration::from_micros(120));
+        assert_eq!(with("RDMA_SPIN_LIMIT", "1ms").unwrap().spin_limit, Duration::from_millis(1));
+        assert_eq!(with("RDMA_HANDSHAKE_TIMEOUT", "2m").unwrap().handshake_timeout, Duration::from_secs(120));
+    }
+
     /// The software device reads these itself.
     #[test]
     fn variables_of_the_software_device_are_checked() {
@@ -300,17 +319,42 @@ mod tests {
             ("RDMA_GID_INDEX", "256", "takes a number from 0 to 255"),
             ("RDMA_POLL_MODE", "", "takes one of busy, adaptive, event"),
             ("RDMA_POLL_CPUS", "0;1", "takes CPU numbers below 1024, separated by commas"),
-            ("RDMA_SPIN_LIMIT", "1ms", "takes a number from 0 to 1000000"),
+            (
+                "RDMA_SPIN_LIMIT",
+                "2s",
+                "takes a time from 0ns to 1s, in microseconds or with a unit, such as 120us or 5s",
+            ),
             ("RDMA_CQS", "0", "takes a number from 1 to 64"),
-            ("RDMA_EAGER_THRESHOLD", "4k", "takes auto or a number of bytes"),
-            ("RDMA_CHUNK_SIZE", "1", "takes auto or a number from 4096 to 16777216"),
+            (
+                "RDMA_EAGER_THRESHOLD",
+                "4x",
+                "takes auto or a size, in bytes or with a unit, such as 64k or 8GiB",
+            ),
+            (
+                "RDMA_CHUNK_SIZE",
+                "1",
+                "takes auto or a size from 4 KiB to 16 MiB, in bytes or with a unit, such as 64k or 8GiB",
+            ),
+            (
+                "RDMA_PINNED_LIMIT",
+                "8 lots",
+                "takes a size from 1 MiB to 1 PiB, in bytes or with a unit, such as 64k or 8GiB",
+            ),
             ("RDMA_TUNE_CACHE", "", "takes off or the path of a directory"),
             ("RDMA_SOFT_DIR", "run", "takes the absolute path of a directory"),
             ("RDMA_SOFT_PEERS", "all", "takes one of user, any"),
             ("RDMA_SHARED_RECEIVE", "yes", "takes one of auto, always, never"),
-            ("RDMA_MAX_INLINE", "all", "takes a number from 0 to 4294967295"),
+            (
+                "RDMA_MAX_INLINE",
+                "all",
+                "takes a size from 0 B to 4294967295 B, in bytes or with a unit, such as 64k or 8GiB",
+            ),
             ("RDMA_QP_QUEUE_DEPTH", "-1", "takes a number from 64 to 4096"),
-            ("RDMA_HANDSHAKE_TIMEOUT", "0", "takes a number from 1 to 600000"),
+            (
+                "RDMA_HANDSHAKE_TIMEOUT",
+                "0",
+                "takes a time from 1ms to 600s, in milliseconds or with a unit, such as 120us or 5s",
+            ),
             ("RDMA_PLAINTEXT_TENSORS", "yes", "takes one of refuse, allow"),
             ("RDMA_QP_TIMEOUT", "32", "takes a number from 0 to 31"),
             ("RDMA_QP_MTU", "1500", "takes one of 256, 512, 1024, 2048, 4096"),

@@ -1,8 +1,11 @@
 //! The options of trainings through a graph.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::ValueEnum;
+use tonic_rdma_commands::ValueError;
+use tonic_rdma_commands::units::parse_time_within;
 use tonic_rdma_graph::transfer::Mode;
 
 use super::coordinator::Plan;
@@ -48,9 +51,9 @@ pub(crate) struct GraphArguments {
     /// With --sync: the largest number of samples of a test
     #[arg(long, value_name = "N", requires = "sync", default_value = "10000")]
     test_samples: usize,
-    /// With --sync: seconds without progress after which a part gives up
-    #[arg(long, value_name = "S", requires = "sync", default_value = "60")]
-    deadline: f64,
+    /// With --sync: time without progress after which a part gives up, in seconds or with a unit (300ms, 2m)
+    #[arg(long, value_name = "TIME", requires = "sync", default_value = "60", value_parser = deadline)]
+    deadline: Duration,
     /// With --model lstm: folder with the files of the program fortune; training/prepare installs them
     #[arg(long, value_name = "DIR", requires = "sync", default_value = fortunes::FOLDER)]
     texts: PathBuf,
@@ -60,6 +63,10 @@ pub(crate) struct GraphArguments {
     /// Work of a part
     #[arg(long, hide = true, requires = "parent")]
     pub(crate) part: Option<String>,
+}
+
+fn deadline(text: &str) -> Result<Duration, ValueError> {
+    parse_time_within(text, 0.1..=1e5)
 }
 
 /// How workers exchange gradients.
@@ -143,7 +150,7 @@ impl GraphArguments {
             momentum: common.momentum,
             tested: self.test_samples,
             modes: self.mode.clone(),
-            deadline: self.deadline,
+            deadline: self.deadline.as_secs_f64(),
             registered: REGISTERED,
         };
         Ok(Some(Plan {
@@ -188,12 +195,6 @@ impl GraphArguments {
         {
             return Err(Failure::usage(format!(
                 "--target-accuracy is {target}, and has to be above 0 and at most 1"
-            )));
-        }
-        if !(self.deadline >= 0.1 && self.deadline <= 1e5) {
-            return Err(Failure::usage(format!(
-                "--deadline is {}, and has to be 0.1 to 100000",
-                self.deadline
             )));
         }
         let positive = [

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use tonic_rdma_commands::units::{parse_number, parse_seconds_within};
+use tonic_rdma_commands::units::{parse_number, parse_time_within};
 use tonic_rdma_commands::{List, ValueError, parse_list, parse_set};
 use tonic_rdma_graph::schedule::ReceiveMode;
 use tonic_rdma_graph::transfer::Mode;
@@ -96,8 +96,8 @@ pub(crate) struct RunOptions {
     /// The seed of weights and inputs
     #[arg(long, value_name = "NUMBER", default_value = "1")]
     pub(crate) seed: u64,
-    /// Longest wait for a part that loads, connects or runs a turn, in seconds
-    #[arg(long, value_name = "SECS", value_parser = seconds, default_value = "300")]
+    /// Longest wait for a part that loads, connects or runs a turn, in seconds or with a unit (300ms, 2m)
+    #[arg(long, value_name = "TIME", value_parser = seconds, default_value = "300")]
     pub(crate) timeout: Duration,
     /// Prints for each crossing tensor: producer, consumers, shape, placement and why, allocation site, bytes, copies
     #[arg(long)]
@@ -105,7 +105,7 @@ pub(crate) struct RunOptions {
     /// Prints the nodes of the model, as --cut and --assign name them, and ends
     #[arg(long)]
     pub(crate) nodes: bool,
-    /// Writes the results as JSON
+    /// Writes the results as JSON; - is stdout
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
     /// Writes a plot of the times as SVG
@@ -149,7 +149,7 @@ fn steps(text: &str) -> Result<u64, ValueError> {
 }
 
 fn seconds(text: &str) -> Result<Duration, ValueError> {
-    parse_seconds_within(text, 0.1..=86400.0)
+    parse_time_within(text, 0.1..=86400.0)
 }
 
 fn rounds(text: &str) -> Result<u64, ValueError> {
