@@ -8,7 +8,7 @@ pub use crate::endpoint::{
     may_spin,
 };
 
-pub use crate::endpoint::tuner;
+pub use crate::endpoint::{known_variables, tuner, warn_of_unknown_variables};
 
 pub use tonic_rdma_verbs::internal::units;
 

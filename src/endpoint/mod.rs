@@ -40,7 +40,7 @@ pub mod tuner;
 pub use aftermath::{Aftermath, Run};
 pub use config::{
     Config, ConfigError, EagerThreshold, Policy, PollMode, ProviderChoice, SharedReceive, StockClients,
-    TuneCache,
+    TuneCache, known_variables, warn_of_unknown_variables,
 };
 pub use counters::CounterSnapshot;
 pub use error::{ConnectError, NegotiationError, RdmaUnavailable};

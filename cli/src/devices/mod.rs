@@ -73,7 +73,7 @@ struct Limit {
     value: String,
 }
 
-/// Lists the devices. Fails if none is usable.
+/// Lists the devices. Fails if none is usable, and if RDMA_DEVICE names none of them.
 pub(crate) fn run(options: &DevicesOptions) -> Result<(), Failure> {
     let config = Config::from_env().map_err(|error| Failure::usage(error.to_string()))?;
     let mut devices: Vec<Device> = tonic_rdma_verbs::devices().into_iter().map(Device::new).collect();
@@ -87,6 +87,13 @@ pub(crate) fn run(options: &DevicesOptions) -> Result<(), Failure> {
         report.to_text()
     };
     writeln!(std::io::stdout(), "{text}").map_err(|error| Failure::output(&error))?;
+    if let Some(name) = std::env::var_os("RDMA_DEVICE")
+        && report.devices.iter().all(|device| *device.name != *name)
+    {
+        let names: Vec<&str> = report.devices.iter().map(|device| device.name.as_str()).collect();
+        let (name, names) = (name.display(), names.join(", "));
+        return Err(Failure::run(format!("RDMA_DEVICE={name} names no device here; there are: {names}")));
+    }
     if report.devices.iter().any(|device| device.usable) {
         Ok(())
     } else {

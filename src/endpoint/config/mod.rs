@@ -7,6 +7,7 @@ mod rules;
 #[cfg(test)]
 mod tests;
 mod tune_cache;
+mod unknown;
 mod variables;
 
 use std::time::Duration;
@@ -16,9 +17,11 @@ use tonic_rdma_verbs::PathSettings;
 pub use choices::{EagerThreshold, Policy, PollMode, ProviderChoice, SharedReceive, StockClients};
 pub use error::ConfigError;
 pub use tune_cache::{NoDirectory, TuneCache};
+pub use unknown::{known_variables, warn_of_unknown_variables};
 
 /// Settings of a connector, a listener or a tensor device. [`Config::default`] suits most programs. [`Config::from_env`]
-/// starts from it and applies the `RDMA_*` variables, whose names follow those of TensorFlow's verbs transport.
+/// starts from it and applies the `RDMA_*` variables, whose names follow those of TensorFlow's verbs transport. Types that get no
+/// configuration use [`Config::from_env`].
 ///
 /// Setters take any value. [`validate`](Self::validate) refuses the values that the variables refuse; connectors, listeners and
 /// tensor devices call it before they use a configuration, so that a bad value is an error that names its setting.

@@ -8,6 +8,7 @@ use super::choices::{EagerThreshold, Policy, PollMode, ProviderChoice, SharedRec
 use super::error::ConfigError;
 use super::rules::{self, Number, Setting, Time};
 use super::tune_cache::TuneCache;
+use super::unknown::warn_of_unknown_variables;
 use tonic_rdma_verbs::PathSettings;
 use tonic_rdma_verbs::internal::units::parse_size;
 
@@ -59,9 +60,12 @@ impl Config {
     /// # Ok::<(), tonic_rdma::ConfigError>(())
     /// ```
     ///
+    /// Logs a warning for each variable that begins with `RDMA_` and that no package of tonic-rdma reads, once in a process.
+    ///
     /// # Errors
     /// A variable has a value that it does not take.
     pub fn from_env() -> Result<Self, ConfigError> {
+        warn_of_unknown_variables();
         Self::from_variables(|name| std::env::var_os(name))
     }
 

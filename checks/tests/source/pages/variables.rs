@@ -34,6 +34,11 @@ fn the_pages_have_every_variable_of_the_code_and_no_other() {
 }
 
 #[test]
+fn a_warning_of_unknown_variables_knows_all_of_them() {
+    assert_eq!(tonic_rdma::internal::known_variables(), asked_for());
+}
+
+#[test]
 fn defaults_values_and_examples_are_those_of_the_code() {
     let of = |name: &str, value: &str| Config::from_variables(|asked| (asked == name).then(|| value.into()));
     for (name, section) in sections().into_iter().filter(|(name, _)| !name.starts_with(LAUNCH)) {
