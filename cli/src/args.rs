@@ -1,10 +1,8 @@
 //! The command line: the commands, and a message of one line for input that is not accepted.
 
-use std::io::{self, Write};
-
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
-use tonic_rdma_commands::{Failure, one_line};
+use tonic_rdma_commands::{Failure, explain};
 
 use crate::bridge::{self, BridgeOptions};
 use crate::compare::options::{self as compare, CompareOptions, ServerOptions};
@@ -54,62 +52,20 @@ pub(crate) enum Command {
 
 /// Parses the command line of this process.
 pub(crate) fn parse() -> Result<Command, Failure> {
-    match Cli::try_parse() {
-        Ok(cli) => Ok(cli.command),
-        Err(error) => match error.kind() {
-            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-                error.print().map_err(|error| Failure::output(&error))?;
-                io::stdout().flush().map_err(|error| Failure::output(&error))?;
-                #[expect(clippy::disallowed_methods, reason = "nothing has been started yet")]
-                std::process::exit(0)
-            }
-            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand if std::env::args_os().len() <= 1 => {
-                // To stderr, because a missing command is an error.
-                error.print().map_err(|error| Failure::output(&error))?;
-                #[expect(clippy::disallowed_methods, reason = "nothing has been started yet")]
-                std::process::exit(2)
-            }
-            _ => Err(Failure::usage(explain(&error))),
-        },
+    let error = match Cli::try_parse() {
+        Ok(cli) => return Ok(cli.command),
+        Err(error) => error,
+    };
+    let is_empty = std::env::args_os().len() <= 1;
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand && is_empty {
+        // To stderr, because a missing command is an error.
+        error.print().map_err(|error| Failure::output(&error))?;
+        #[expect(clippy::disallowed_methods, reason = "nothing has been started yet")]
+        std::process::exit(2)
     }
-}
-
-/// Returns clap's message as one line, with the accepted words in place of its usage block.
-fn explain(error: &clap::Error) -> String {
-    let rendered = error.render().to_string();
-    let message = one_line(rendered.split("\n\n").next().unwrap_or_default());
-    let message = message.strip_prefix("error: ").unwrap_or(&message).trim_end_matches('.').to_owned();
-    let root = Cli::command();
-    match error.kind() {
-        ErrorKind::InvalidSubcommand
-        | ErrorKind::MissingSubcommand
-        | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            let message = match error.kind() {
-                ErrorKind::InvalidSubcommand => message,
-                _ => "a command is missing".to_owned(),
-            };
-            format!(
-                "{message}; accepted: compare, parameter-server, bridge, devices, tune, --help, --version"
-            )
-        }
-        ErrorKind::UnknownArgument => {
-            // Only clap's usage line names the command that was being parsed.
-            let name = std::env::args().nth(1).unwrap_or_default();
-            let flags = root.find_subcommand(&name).map(flags).unwrap_or_else(|| flags(&root));
-            format!("{message}; accepted: {flags}")
-        }
-        _ => message,
-    }
-}
-
-/// Returns the flags of `command`.
-fn flags(command: &clap::Command) -> String {
-    let own = command.get_arguments().filter_map(|argument| argument.get_long());
-    own.filter(|name| *name != "help")
-        .chain(["help"])
-        .map(|name| format!("--{name}"))
-        .collect::<Vec<_>>()
-        .join(", ")
+    explain(&error, &Cli::command())?;
+    #[expect(clippy::disallowed_methods, reason = "nothing has been started yet")]
+    std::process::exit(0)
 }
 
 #[cfg(test)]

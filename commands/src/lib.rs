@@ -1,11 +1,12 @@
 //! What the commands of this repository share: how values of options are parsed and figures are written for people, the failures
-//! with their exit status, log messages, and tables.
+//! with their exit status, log messages, files and tables.
 //!
 //! It is a part of the commands, not of the library: nothing here is published.
 #![forbid(unsafe_code)]
 
 mod failure;
 mod lists;
+pub mod output;
 mod start;
 pub mod table;
 pub mod units;

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+pub(crate) use tonic_rdma_commands::chain;
+
 /// An error in one line of text, for the user.
 #[derive(Debug)]
 pub(crate) struct Failure(String);
@@ -20,24 +22,15 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
+impl From<tonic_rdma_commands::Failure> for Failure {
+    fn from(failure: tonic_rdma_commands::Failure) -> Self {
+        Self(failure.with_causes())
+    }
+}
+
 /// Takes an error of a library, with its causes.
 impl From<Box<dyn std::error::Error>> for Failure {
     fn from(error: Box<dyn std::error::Error>) -> Self {
         Self(chain(&*error))
     }
-}
-
-/// Returns the texts of an error and of its causes. tonic's errors do not name their causes.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        // The text of some errors contains the text of their cause.
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    text
 }

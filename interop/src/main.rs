@@ -21,22 +21,14 @@ mod transport;
 use std::process::ExitCode;
 
 use clap::Parser as _;
-use tracing_subscriber::filter::Targets;
-use tracing_subscriber::layer::SubscriberExt as _;
-use tracing_subscriber::util::SubscriberInitExt as _;
 
 use args::{Cli, Command};
 use failure::Failure;
 
 fn main() -> ExitCode {
-    let filter = std::env::var("RUST_LOG").unwrap_or_else(|_| "warn".to_owned());
-    let targets: Targets = match filter.parse() {
-        Ok(targets) => targets,
-        Err(error) => return report(&Failure::new(format!("RUST_LOG={filter}: {error}"))),
-    };
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
-    tracing_subscriber::registry().with(lines).with(targets).init();
-
+    if let Err(failure) = tonic_rdma_commands::log(None, "warn") {
+        return failure.report("interop");
+    }
     match run(Cli::parse().command) {
         Ok(code) => code,
         Err(failure) => report(&failure),

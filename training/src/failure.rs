@@ -48,6 +48,12 @@ impl Failure {
     }
 }
 
+impl From<tonic_rdma_commands::Failure> for Failure {
+    fn from(failure: tonic_rdma_commands::Failure) -> Self {
+        Self { message: failure.to_string(), usage: failure.is_usage(), source: Some(failure.into()) }
+    }
+}
+
 impl From<candle_core::Error> for Failure {
     fn from(error: candle_core::Error) -> Self {
         Self::run("candle can't compute").because(error)

@@ -24,7 +24,8 @@ use std::alloc::System;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode};
 
-use clap::Parser as _;
+use clap::{CommandFactory as _, Parser as _};
+use tonic_rdma_commands::{explain, log, output};
 use tonic_rdma_verbs::memory::trace::TracingAllocator;
 
 use arguments::{Arguments, Mode, default_ranks};
@@ -38,7 +39,12 @@ use processes::THREADS;
 static ALLOCATOR: TracingAllocator = TracingAllocator::new(System);
 
 fn main() -> ExitCode {
-    match run(&Arguments::parse()) {
+    let parsed = Arguments::try_parse();
+    let outcome = match &parsed {
+        Ok(arguments) => log(None, "warn").map_err(Failure::from).and_then(|()| run(arguments)),
+        Err(error) => explain(error, &Arguments::command()).map_err(Failure::from),
+    };
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }
@@ -61,7 +67,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         return distributed::serve(job);
     }
     let mode = arguments.mode()?;
-    show::check_files([("--json", arguments.json.as_deref()), ("--plot", arguments.plot.as_deref())])?;
+    output::check_files(&[("--json", arguments.json.as_deref()), ("--plot", arguments.plot.as_deref())])?;
     let launched = group::is_launched()?;
     match mode {
         Mode::Job { ranks: None, job } if launched => match carry_out(&job)? {
@@ -78,17 +84,17 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         Mode::Check { ranks, job } => {
             let check = check::check(ranks, &job)?;
             files(arguments, &check, || Some(show::losses(&[&check.one, &check.several])))?;
-            show::print(&show::check(&check))
+            show::print(&show::check(&check), arguments.json.as_deref())
         }
         Mode::Graph(plan) => {
             let comparison = distributed::run(&plan)?;
             files(arguments, &comparison, || Some(distributed::figure(&comparison)))?;
-            show::print(&distributed::text(&comparison))
+            show::print(&distributed::text(&comparison), arguments.json.as_deref())
         }
         Mode::Scaling { ranks, turns, job } => {
             let scaling = scaling::measure(&ranks, turns, &job)?;
             files(arguments, &scaling, || Some(show::figure(&scaling)))?;
-            show::print(&show::scaling(&scaling))
+            show::print(&show::scaling(&scaling), arguments.json.as_deref())
         }
     }
 }
@@ -124,7 +130,7 @@ fn report(arguments: &Arguments, outcome: &Outcome) -> Result<(), Failure> {
         Outcome::Train(training) => Some(show::losses(&[training])),
         Outcome::Overlap(_) => None,
     })?;
-    show::print(&show::outcome(outcome))
+    show::print(&show::outcome(outcome), arguments.json.as_deref())
 }
 
 /// Writes the files that the command line asks for.

@@ -1,12 +1,11 @@
-//! The output: tables on stdout, JSON and plots in files.
+//! The output: tables, JSON and plots.
 
-use std::fs::OpenOptions;
-use std::io::{self, Write};
 use std::path::Path;
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
+use tonic_rdma_commands::output;
 
 use crate::check::Check;
 use crate::failure::Failure;
@@ -14,42 +13,28 @@ use crate::job::{Compute, Outcome, Overlap, Spread, Training};
 use crate::plot::{FIRST, GREY, Line, Plot, SECOND, draw};
 use crate::scaling::Scaling;
 
-/// Checks that the output files can be written, before the work.
-pub(crate) fn check_files(files: [(&str, Option<&Path>); 2]) -> Result<(), Failure> {
-    for (flag, path) in files.into_iter().filter_map(|(flag, path)| Some((flag, path?))) {
-        OpenOptions::new().append(true).create(true).open(path).map_err(|error| {
-            Failure::usage(format!("{flag}: can't write {}", path.display())).because(error)
-        })?;
-    }
-    Ok(())
-}
-
 /// Writes a result as JSON.
 pub(crate) fn write_json(path: &Path, result: &impl Serialize) -> Result<(), Failure> {
-    let text = serde_json::to_string_pretty(result)
-        .map_err(|error| Failure::run("can't make JSON of the results").because(error))?;
-    write(path, &format!("{text}\n"))
+    unless_closed(output::write_json(path, result))
+}
+
+/// Prints text; to stderr if stdout has the JSON.
+pub(crate) fn print(text: &str, json: Option<&Path>) -> Result<(), Failure> {
+    unless_closed(output::print(text, json))
+}
+
+/// Ignores that stdout is closed: its reader has read enough.
+fn unless_closed(written: Result<(), tonic_rdma_commands::Failure>) -> Result<(), Failure> {
+    match written {
+        Err(tonic_rdma_commands::Failure::OutputClosed) => Ok(()),
+        other => Ok(other?),
+    }
 }
 
 /// Writes a plot.
 pub(crate) fn write_plot(path: &Path, plot: &Plot<'_>) -> Result<(), Failure> {
-    write(path, &draw(plot).map_err(|error| Failure::run("can't make the plot").because(error))?)
-}
-
-fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    std::fs::write(path, text)
-        .map_err(|error| Failure::run(format!("can't write {}", path.display())).because(error))
-}
-
-/// Prints text on stdout. A reader that has closed it has read enough.
-pub(crate) fn print(text: &str) -> Result<(), Failure> {
-    let mut stdout = io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Failure::run("can't write to stdout").because(error))
-        }
-        _ => Ok(()),
-    }
+    let svg = draw(plot).map_err(|error| Failure::run("can't make the plot").because(error))?;
+    Ok(output::write_file(path, &svg)?)
 }
 
 /// Returns the text of a job's result.
@@ -290,14 +275,5 @@ mod tests {
         }
         measured.hidden = None;
         assert!(overlap(&measured).contains("nothing to hide"));
-    }
-
-    #[test]
-    fn a_file_that_cannot_be_written_is_named_before_the_work() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("missing/file");
-        let error = check_files([("--json", None), ("--plot", Some(&path))]).unwrap_err().with_causes();
-        assert!(error.contains("--plot: can't write") && error.contains("missing/file"), "{error}");
-        check_files([("--json", Some(&folder.path().join("file"))), ("--plot", None)]).unwrap();
     }
 }

@@ -90,7 +90,7 @@ enum Rows {
 
 /// Writes all outputs that `options` ask for. Errors in rows are failures.
 fn show(options: &CompareOptions, facts: &Facts, rows: &[Row]) -> Result<(), Failure> {
-    table::print(facts, rows)?;
+    table::print(facts, rows, options.json.as_deref())?;
     if let Some(path) = &options.json {
         write_json(path, facts, rows)?;
     }
@@ -107,7 +107,7 @@ fn show(options: &CompareOptions, facts: &Facts, rows: &[Row]) -> Result<(), Fai
 
 /// Writes the outputs of `--connections` in the same way.
 fn show_connections(options: &CompareOptions, facts: &Facts, rows: &[ConnectionRow]) -> Result<(), Failure> {
-    table::print_with_facts(facts, &connections::show::table(rows))?;
+    table::print_with_facts(facts, &connections::show::table(rows), options.json.as_deref())?;
     if let Some(path) = &options.json {
         write_json(path, facts, rows)?;
     }

@@ -3,8 +3,6 @@
 mod options;
 mod plot;
 
-use std::io::Write;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +10,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use tonic_rdma::Config;
 use tonic_rdma::internal::tuner::{Calibration, ChunkPoint, Origin, Point, Tuned, tune};
-use tonic_rdma_commands::{Failure, units};
+use tonic_rdma_commands::{Failure, output, units};
 use tonic_rdma_verbs::{self, Context};
 
 pub(crate) use self::options::{HELP, TuneOptions};
@@ -72,23 +70,20 @@ struct Chunk {
 /// Calibrates a device, or shows the stored calibration.
 pub(crate) fn run(options: &TuneOptions) -> Result<(), Failure> {
     let config = Config::from_env().map_err(|error| Failure::usage(error.to_string()))?;
-    for (flag, path) in [("--json", &options.json), ("--plot", &options.plot)] {
-        path.as_deref().map_or(Ok(()), |path| writable(flag, path))?;
-    }
+    output::check_files(&[("--json", options.json.as_deref()), ("--plot", options.plot.as_deref())])?;
     let context = open(options.device.as_deref())?;
     let name = &context.attributes().name;
     let tuned = tune(&context, &config, options.fresh, BUDGET)
         .map_err(|error| Failure::run(format!("{name} can't be calibrated: {error}")))?;
     let report = Report::new(&tuned);
-    writeln!(std::io::stdout(), "{}", report.to_text()).map_err(|error| Failure::output(&error))?;
+    output::print(&format!("{}\n", report.to_text()), options.json.as_deref())?;
     if let Some(path) = &options.json {
-        let json = serde_json::to_string_pretty(&report).map_err(|error| Failure::run(error.to_string()))?;
-        write(path, &format!("{json}\n"))?;
+        output::write_json(path, &report)?;
     }
     if let Some(path) = &options.plot {
         let svg =
             plot::draw(&tuned.calibration).map_err(|error| Failure::run(format!("can't plot: {error}")))?;
-        write(path, &svg)?;
+        output::write_file(path, &svg)?;
     }
     Ok(())
 }
@@ -108,21 +103,6 @@ fn open(name: Option<&str>) -> Result<Arc<dyn Context>, Failure> {
     let unusable = |why: &str| Failure::usage(format!("device {:?} can't be used: {why}", device.name));
     device.state.as_ref().map_err(|why| unusable(&why.to_string()))?;
     tonic_rdma_verbs::open(&device.name).map_err(|error| unusable(&error.to_string()))
-}
-
-/// Checks before the measurement that the file can be written.
-fn writable(flag: &str, path: &Path) -> Result<(), Failure> {
-    std::fs::OpenOptions::new()
-        .append(true)
-        .create(true)
-        .open(path)
-        .map(drop)
-        .map_err(|error| Failure::usage(format!("{flag}: can't write {}: {error}", path.display())))
-}
-
-fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    std::fs::write(path, text)
-        .map_err(|error| Failure::run(format!("can't write {}: {error}", path.display())))
 }
 
 fn micros(time: Duration) -> f64 {

@@ -30,6 +30,26 @@ fn assert_percentile(row: &Value, name: &str, operations: u64) {
 }
 
 #[test]
+fn json_to_a_dash_is_all_that_stdout_has() {
+    let folder = tempfile::tempdir().unwrap();
+    for (arguments, printed) in [
+        (&["compare", "--modes", "memcpy", "--sizes", "64", "--duration", "50ms"][..], "memcpy"),
+        (&["tune", "--device", "soft0"], "choice: "),
+        (&["parameter-server", "--models", "gru", "--modes", "rdma-zerocp", "--steps", "1"], "rdma-zerocp"),
+    ] {
+        let arguments = [arguments, &["--json", "-"]].concat();
+        let output = tonic_rdma(&arguments).current_dir(&folder).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && said.contains(printed), "{said}");
+        assert!(
+            serde_json::from_slice::<Value>(&output.stdout).is_ok_and(|json| json.is_object()),
+            "{output:?}"
+        );
+    }
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "no file is made");
+}
+
+#[test]
 fn a_comparison_is_measured_checked_and_written() {
     let folder = tempfile::tempdir().unwrap();
     let (json, report) = (folder.path().join("rows.json"), folder.path().join("report"));

@@ -6,14 +6,26 @@ use super::process::{refused, run, tonic_rdma};
 fn bad_input_is_named_in_one_line() {
     for (arguments, named) in [
         (&["compare", "--fast"][..], &["--fast", "--quick"][..]),
+        (&["compre"], &["compre", "did you mean compare?"]),
+        (&["compare", "--mode", "grpc-tcp"], &["--mode", "did you mean --modes?"]),
+        (&["bridge"], &["not provided: --listen <ADDR> --connect <ADDR>"]),
+        (
+            &["bridge", "--listen", "tcp://a:1", "--connect", "tcp://a:1", "--policy", "requre"],
+            &["did you mean require? accepted: require, prefer, tcp-only"],
+        ),
+        (
+            &["bridge", "--listen", "tcp://a:1", "--connect", "tcp://a:1", "--log", "nosuch"],
+            &["--log nosuch", "error, warn, info, debug, trace, off", "target=level"],
+        ),
         (&["compare", "--modes", "grpc-quic"], &["grpc-quic", "grpc-tcp-tuned, grpc-uds, grpc-rdma"]),
         (&["compare", "--modes", "grpc-tcp,grpc-tcp"], &["grpc-tcp", "twice"]),
         (&["compare", "--modes", ""], &["--modes", "empty"]),
-        (&["compare", "--sizes", "4KB"], &["4KB", "KiB"]),
+        (&["compare", "--sizes", "4 lots"], &["4 lots", "64k, 4KiB"]),
         (&["compare", "--sizes", "0"], &["zero"]),
         (&["compare", "--sizes", "9999999999999999999999"], &["9999999999999999999999"]),
         (&["compare", "--inflight", "many"], &["many", "whole numbers"]),
         (&["compare", "--duration", "-1"], &["--duration"]),
+        (&["compare", "--duration", "5 days"], &["5 days", "seconds from 0.001 to 3600", "300ms"]),
         (&["compare", "--http2", "fast"], &["default, tuned"]),
         (&["compare", "--provider", "mlx5_9"], &["mlx5_9", "auto, soft"]),
         (&["compare", "--json", "/no/such/folder/x.json"], &["--json", "/no/such/folder/x.json"]),
@@ -59,14 +71,47 @@ fn bad_input_is_named_in_one_line() {
 fn a_bad_variable_is_named() {
     for (name, value, accepted) in [
         ("RDMA_POLL_MODE", "sometimes", "busy, adaptive, event"),
-        ("RDMA_EAGER_THRESHOLD", "1k", "auto or a number of bytes"),
+        ("RDMA_EAGER_THRESHOLD", "1 lot", "auto or a size"),
+        ("RDMA_PINNED_LIMIT", "8 lots", "a size from 1 MiB"),
+        ("RDMA_SPIN_LIMIT", "2s", "a time from 0ns to 1s"),
         ("RDMA_PROVIDER", "card", "auto, soft"),
-        ("RDMA_CHUNK_SIZE", "large", "auto or a number from 4096"),
+        ("RDMA_CHUNK_SIZE", "large", "auto or a size from 4 KiB"),
         ("RDMA_TUNE_CACHE", "", "off or the path"),
     ] {
         let output = tonic_rdma(&["compare", "--quick"]).env(name, value).output().unwrap();
         refused(&output, 2, &[name, value, accepted]);
     }
+}
+
+#[test]
+fn sizes_and_times_have_units() {
+    for (name, value) in [
+        ("RDMA_PINNED_LIMIT", "8GiB"),
+        ("RDMA_EAGER_THRESHOLD", "64k"),
+        ("RDMA_SPIN_LIMIT", "120us"),
+        ("RDMA_HANDSHAKE_TIMEOUT", "5s"),
+    ] {
+        let output = tonic_rdma(&["devices"]).env(name, value).output().unwrap();
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    }
+}
+
+#[test]
+fn a_misspelt_variable_and_level_are_named() {
+    for (name, value, status, said) in [
+        ("RDMA_POLCY", "require", 0, "RDMA_POLCY is not a variable of tonic-rdma; did you mean RDMA_POLICY?"),
+        ("RDMA_COLLECTIVE_RNAK", "1", 0, "did you mean RDMA_COLLECTIVE_RANK?"),
+        ("RDMA_QQ", "1", 0, "RDMA_QQ is not a variable of tonic-rdma"),
+        ("RDMA_DEVICE", "mlx5_7", 1, "RDMA_DEVICE=mlx5_7 names no device here; there are: soft0"),
+        ("RUST_LOG", "inof", 2, "RUST_LOG=inof: \"inof\" is no level; accepted: error, warn"),
+    ] {
+        let output = tonic_rdma(&["devices"]).env(name, value).output().unwrap();
+        refused(&output, status, &[said]);
+    }
+    // Kubernetes sets these for a service that is named rdma-ps.
+    let links = [("RDMA_PS_SERVICE_PORT", "7000"), ("RDMA_PS_PORT_7000_TCP", "tcp://10.0.0.1:7000")];
+    let output = tonic_rdma(&["devices"]).envs(links).output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
 }
 
 #[test]

@@ -13,7 +13,7 @@ mod statistics;
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
+use clap::{CommandFactory as _, Parser as _};
 use tonic_rdma_commands::{Failure, explain, log};
 
 use options::Options;
@@ -21,7 +21,7 @@ use options::Options;
 fn main() -> ExitCode {
     let outcome = match Options::try_parse() {
         Ok(options) => log(None, "warn").and_then(|()| run(&options)),
-        Err(error) => explain(&error),
+        Err(error) => explain(&error, &Options::command()),
     };
     tonic_rdma_commands::status("tonic-rdma-allreduce", outcome)
 }

@@ -115,8 +115,13 @@ fn the_ring_moves_the_least_and_copies_nothing() {
         "--counters",
         "--pin",
         "no",
+        "--json",
+        "-",
     ]);
     assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stderr(&output).contains("bus GB/s"));
+    let content: Value = serde_json::from_slice(&output.stdout).expect("nothing but JSON");
+    assert_eq!(content["counters"].as_array().unwrap().len(), 2 * 2 * 2);
 }
 
 #[test]
@@ -126,6 +131,7 @@ fn bad_input_ends_with_status_2_and_names_the_option() {
         (&["--sizes", "10", "--types", "f64"], "--sizes"),
         (&["--ranks", "64", "--types", "i8"], "--types"),
         (&["--unknown"], "--unknown"),
+        (&["--size", "64"], "did you mean --sizes?"),
     ] {
         let output = run(arguments);
         let text = stderr(&output);

@@ -19,6 +19,7 @@ fn refused(arguments: &[&str], parts: &[&str]) {
 fn options_that_make_no_sense_are_named() {
     refused(&[], &["MODEL.onnx"]);
     refused(&["model.onnx", "--unknown"], &["--unknown"]);
+    refused(&["model.onnx", "--modes", "rdma-cp"], &["--modes", "did you mean --mode?"]);
     refused(&["model.onnx", "--parts", "0"], &["--parts", "from 1 to 64"]);
     refused(&["model.onnx", "--mode", "tcp"], &["--mode", "tcp", "grpc-tcp"]);
     refused(&["model.onnx", "--receive", "never"], &["--receive", "never", "blocking"]);

@@ -119,4 +119,10 @@ fn one_part_is_the_unsplit_model() {
     let (json, _, _) = measure(&["--parts", "1", "--mode", "rdma-cp"]);
     assert!(json["tensors"].as_array().unwrap().is_empty());
     assert_eq!(json["modes"][0]["errors"], 0);
+    // The same, to stdout.
+    let (_folder, model) = file(&onnx::convolutions());
+    let output =
+        run(&[model.to_str().unwrap(), "--parts", "1", "--mode", "rdma-cp", "--steps", "2", "--json", "-"]);
+    assert_eq!(serde_json::from_slice::<Value>(&output.stdout).unwrap()["modes"][0]["errors"], 0);
+    assert!(stderr(&output).contains("rdma-cp"), "{output:?}");
 }

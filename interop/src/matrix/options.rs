@@ -29,8 +29,8 @@ pub(crate) struct Options {
     /// Device for RDMA: soft, or a device of the feature ibverbs, such as rxe0 (rxe and siw: the first device of this kind)
     #[arg(long, default_value = "soft")]
     pub(crate) provider: String,
-    /// Write all results to this file
-    #[arg(long, value_name = "FILE")]
+    /// Write all results to this file, as JSON
+    #[arg(long, value_name = "FILE", value_parser = json)]
     pub(crate) json: Option<PathBuf>,
     /// Number of combinations of peer and direction that run at a time
     #[arg(long, value_name = "NUMBER", default_value = "2", value_parser = jobs)]
@@ -38,6 +38,13 @@ pub(crate) struct Options {
     /// Folder with the installed peers
     #[arg(long, value_name = "DIR", default_value = "target/interop")]
     pub(crate) stock: PathBuf,
+}
+
+fn json(text: &str) -> Result<PathBuf, Failure> {
+    match text {
+        "-" => Err("stdout has the progress of the program, so name a file".into()),
+        file => Ok(file.into()),
+    }
 }
 
 fn jobs(text: &str) -> Result<usize, Failure> {

@@ -15,6 +15,8 @@ pub(crate) use load::call;
 pub(crate) use options::{LoadOptions, ServedOptions, ThroughputOptions};
 pub(crate) use process::serve;
 
+use tonic_rdma_commands::output;
+
 use crate::Failure;
 use crate::transport::Transport;
 use cores::Cores;
@@ -25,10 +27,11 @@ use table::Row;
 pub(crate) fn run(options: &ThroughputOptions) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::new(format!("can't start a runtime: {error}")))?;
-    let json = options.json.as_deref().map(table::JsonFile::create).transpose()?;
+    let json = options.json.as_deref();
+    output::check_files(&[("--json", json)])?;
     let rows = runtime.block_on(measure(options))?;
-    table::print(&rows)?;
-    json.map_or(Ok(()), |file| file.write(&rows))
+    table::print(&rows, json)?;
+    json.map_or(Ok(()), |path| table::write_json(path, &rows))
 }
 
 async fn measure(options: &ThroughputOptions) -> Result<Vec<Row>, Failure> {

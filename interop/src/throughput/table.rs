@@ -1,14 +1,13 @@
 //! Results of a measurement.
 
-use std::fs::File;
-use std::io::{BufWriter, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Serialize;
+use tonic_rdma_commands::output;
 
 use super::cores::Cores;
 use super::options::ThroughputOptions;
-use crate::{Failure, output};
+use crate::Failure;
 
 /// Results for one payload size and one number of calls in flight.
 #[derive(Debug, Serialize)]
@@ -61,61 +60,44 @@ fn median(values: &[f64]) -> f64 {
 
 /// Prints the conditions of the measurement.
 pub(super) fn announce(cores: Option<Cores>, options: &ThroughputOptions) -> Result<(), Failure> {
-    output::line(&match cores {
+    let on = match cores {
         Some(Cores { client, server }) => format!("servers on core {server}, client on core {client}"),
         None => "client and servers share one core: this is no measurement".to_owned(),
-    })?;
+    };
     let runs = options.rounds * 4 * (options.sizes.len() * options.inflight.len()) as u32;
     let seconds = options.duration.as_secs_f64();
-    output::line(&format!("{runs} runs of {seconds} s, after a warm-up of a fifth of that"))
+    let text = format!("{on}\n{runs} runs of {seconds} s, after a warm-up of a fifth of that\n");
+    Ok(output::print(&text, options.json.as_deref())?)
 }
 
-pub(super) fn print(rows: &[Row]) -> Result<(), Failure> {
+/// Prints a table. `json`: the file of `--json`.
+pub(super) fn print(rows: &[Row], json: Option<&Path>) -> Result<(), Failure> {
     let heads = ["bytes", "inflight", "ours/s", "plain/s", "ratio"];
     let [bytes, inflight, ours, plain, ratio] = heads;
-    output::line(&format!("{bytes:>8} {inflight:>8} {ours:>12} {plain:>12} {ratio:>7}  ratios of groups"))?;
+    let mut text = format!("{bytes:>8} {inflight:>8} {ours:>12} {plain:>12} {ratio:>7}  ratios of groups\n");
     for row in rows {
         let Summary { ours_median, plain_median, ratio_median } = row.summary();
         let least = row.ratios.iter().copied().fold(f64::INFINITY, f64::min);
         let most = row.ratios.iter().copied().fold(0.0, f64::max);
-        output::line(&format!(
-            "{:>8} {:>8} {ours_median:>12.0} {plain_median:>12.0} {ratio_median:>7.3}  {least:.3} to {most:.3}",
+        text.push_str(&format!(
+            "{:>8} {:>8} {ours_median:>12.0} {plain_median:>12.0} {ratio_median:>7.3}  {least:.3} to {most:.3}\n",
             row.bytes, row.inflight
-        ))?;
+        ));
     }
-    Ok(())
+    Ok(output::print(&text, json)?)
 }
 
-/// A file for the results, opened before anything is measured.
-#[derive(Debug)]
-pub(super) struct JsonFile {
-    path: PathBuf,
-    file: File,
-}
-
-impl JsonFile {
-    pub(super) fn create(path: &Path) -> Result<Self, Failure> {
-        let file = File::create(path)
-            .map_err(|error| Failure::new(format!("can't write {}: {error}", path.display())))?;
-        Ok(Self { path: path.to_owned(), file })
+/// Writes the results as JSON.
+pub(super) fn write_json(path: &Path, rows: &[Row]) -> Result<(), Failure> {
+    #[derive(Serialize)]
+    struct RowWithSummary<'a> {
+        #[serde(flatten)]
+        row: &'a Row,
+        #[serde(flatten)]
+        summary: Summary,
     }
-
-    pub(super) fn write(self, rows: &[Row]) -> Result<(), Failure> {
-        #[derive(Serialize)]
-        struct RowWithSummary<'a> {
-            #[serde(flatten)]
-            row: &'a Row,
-            #[serde(flatten)]
-            summary: Summary,
-        }
-        let rows: Vec<_> = rows.iter().map(|row| RowWithSummary { row, summary: row.summary() }).collect();
-        let mut writer = BufWriter::new(self.file);
-        let document = serde_json::json!({ "rows": rows });
-        let written = serde_json::to_writer_pretty(&mut writer, &document).map_err(std::io::Error::from);
-        written
-            .and_then(|()| writer.flush())
-            .map_err(|error| Failure::new(format!("can't write {}: {error}", self.path.display())))
-    }
+    let rows: Vec<_> = rows.iter().map(|row| RowWithSummary { row, summary: row.summary() }).collect();
+    Ok(output::write_json(path, &serde_json::json!({ "rows": rows }))?)
 }
 
 #[cfg(test)]

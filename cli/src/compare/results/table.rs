@@ -1,10 +1,10 @@
 //! The table for the terminal, and the columns of table and report.
 
-use std::io::{self, Write};
+use std::path::Path;
 
 use comfy_table::Table;
 use tonic_rdma_commands::table::{dash, grid, times};
-use tonic_rdma_commands::{Failure, units};
+use tonic_rdma_commands::{Failure, output, units};
 
 use super::facts::Facts;
 use super::row::{Ratio, Row};
@@ -104,18 +104,14 @@ fn measured(row: &Row, text: String) -> String {
     if row.ops == 0 { dash() } else { text }
 }
 
-/// Prints facts and table to stdout.
-pub(crate) fn print(facts: &Facts, rows: &[Row]) -> Result<(), Failure> {
-    print_with_facts(facts, &format!("{}\n\n{}", table(rows), legend(rows)))
+/// Prints facts and table.
+pub(crate) fn print(facts: &Facts, rows: &[Row], json: Option<&Path>) -> Result<(), Failure> {
+    print_with_facts(facts, &format!("{}\n\n{}", table(rows), legend(rows)), json)
 }
 
-/// Prints facts and `table`, which has its explanation below it, to stdout.
-pub(crate) fn print_with_facts(facts: &Facts, table: &str) -> Result<(), Failure> {
-    let mut stdout = io::stdout().lock();
-    stdout
-        .write_all(render(facts, table).as_bytes())
-        .and_then(|()| stdout.flush())
-        .map_err(|error| Failure::output(&error))
+/// Prints facts and `table`, which has its explanation below it. `json`: the file of `--json`.
+pub(crate) fn print_with_facts(facts: &Facts, table: &str, json: Option<&Path>) -> Result<(), Failure> {
+    output::print(&render(facts, table), json)
 }
 
 fn render(facts: &Facts, table: &str) -> String {

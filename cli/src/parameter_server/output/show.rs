@@ -1,10 +1,8 @@
 //! The output of a run: a table, JSON, and a page with plots.
 
-use std::io::{self, Write};
-
 use plotters::style::RGBColor;
-use tonic_rdma_commands::Failure;
 use tonic_rdma_commands::table::grid;
+use tonic_rdma_commands::{Failure, output};
 
 use super::columns::{groups, headings};
 use super::facts::TrainingFacts;
@@ -39,7 +37,7 @@ pub(crate) fn show(
     facts: &TrainingFacts,
     rows: &[TrainingRow],
 ) -> Result<(), Failure> {
-    print(facts, rows)?;
+    output::print(&text(facts, rows), options.json.as_deref())?;
     if let Some(path) = &options.json {
         write_json(path, facts, rows)?;
     }
@@ -49,15 +47,13 @@ pub(crate) fn show(
     Ok(())
 }
 
-fn print(facts: &TrainingFacts, rows: &[TrainingRow]) -> Result<(), Failure> {
+fn text(facts: &TrainingFacts, rows: &[TrainingRow]) -> String {
     let mut text = String::new();
     for (name, value) in facts.lines() {
         text.push_str(&format!("{name:>12}: {value}\n"));
     }
     text.push_str(&format!("\n{}\n\n{}\n", grid(&headings(rows), groups(rows)), legend(rows)));
-    let mut stdout = io::stdout().lock();
-    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
-    written.map_err(|error| Failure::output(&error))
+    text
 }
 
 /// Explains the columns that need an explanation.

@@ -27,7 +27,7 @@ use self::trial::Loss;
 use crate::launch::{Event, Processes, places};
 use crate::options::Options;
 use crate::report::Report;
-use tonic_rdma_commands::Failure;
+use tonic_rdma_commands::{Failure, output};
 
 /// The longest time without a message of any rank. Only a hang takes so long.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -55,13 +55,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         }
     }
     if let Some(file) = &options.json {
-        let text = serde_json::to_string_pretty(&summaries)
-            .map_err(|error| Failure::run("can't write the summary").because(error))?;
-        std::fs::write(file, text + "\n")
-            .map_err(|error| Failure::run(format!("--json {}", file.display())).because(error))?;
+        output::write_json(file, &summaries)?;
     }
     for summary in &summaries {
-        summary.show()?;
+        output::print(&summary.render(), options.json.as_deref())?;
     }
     match summaries.iter().find_map(Summary::fault) {
         Some(fault) => Err(Failure::run(fault)),

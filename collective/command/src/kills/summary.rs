@@ -1,10 +1,8 @@
 //! What many trials have shown.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{self, Write as _};
 
 use serde::{Serialize, Serializer};
-use tonic_rdma_commands::Failure;
 use tonic_rdma_commands::table::grid;
 
 use super::rank::STOPPED;
@@ -262,16 +260,8 @@ impl Summary {
         (bad > 0).then(|| format!("{bad} faults in {} trials", self.trials))
     }
 
-    /// Prints the figures.
-    pub(super) fn show(&self) -> Result<(), Failure> {
-        let mut stdout = io::stdout().lock();
-        stdout
-            .write_all(self.render().as_bytes())
-            .and_then(|()| stdout.flush())
-            .map_err(|error| Failure::output(&error))
-    }
-
-    fn render(&self) -> String {
+    /// Returns the figures as text.
+    pub(super) fn render(&self) -> String {
         let stopped = STOPPED.as_secs_f64() * 1e3;
         // A stopped rank is noticed at the deadline, and the next group comes at most a second later.
         let (what, known, continued) = match self.loss {

@@ -3,11 +3,8 @@
 mod plot;
 mod table;
 
-use std::io::{self, Write};
-use std::path::Path;
-
 use serde::Serialize;
-use tonic_rdma_commands::Failure;
+use tonic_rdma_commands::{Failure, output};
 
 use crate::options::Options;
 use crate::report::{Compared, Counted, Plans, Report, Row, Verdict};
@@ -44,25 +41,16 @@ impl Results {
 
     /// Writes the files that were asked for, prints the tables, and returns a failure if a check did not hold.
     pub(crate) fn show(&self, options: &Options) -> Result<(), Failure> {
-        if let Some(path) = &options.json {
-            let json = serde_json::to_string_pretty(self);
-            write(
-                path,
-                "--json",
-                &json.map_err(|error| Failure::run("can't make the JSON").because(error))?,
-            )?;
+        let json = options.json.as_deref();
+        if let Some(path) = json {
+            output::write_json(path, self)?;
         }
         if let Some(path) = &options.plot {
             let svg =
                 plot::draw(&self.rows).map_err(|error| Failure::run("can't draw the plot").because(error))?;
-            write(path, "--plot", &svg)?;
+            output::write_file(path, &svg)?;
         }
-        let mut stdout = io::stdout().lock();
-        let text = table::render(self);
-        stdout
-            .write_all(text.as_bytes())
-            .and_then(|()| stdout.flush())
-            .map_err(|error| Failure::output(&error))?;
+        output::print(&table::render(self), json)?;
         self.check()
     }
 
@@ -97,11 +85,6 @@ impl Results {
     pub(crate) const fn verdict(&self) -> Option<Verdict> {
         self.tuner_verdict
     }
-}
-
-fn write(path: &Path, option: &str, text: &str) -> Result<(), Failure> {
-    std::fs::write(path, text)
-        .map_err(|error| Failure::run(format!("{option}: can't write {}", path.display())).because(error))
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ mod set;
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
+use clap::{CommandFactory as _, Parser as _};
 use tonic_rdma_commands::{explain, log};
 use tonic_rdma_verbs::allocator::Chosen;
 use tonic_rdma_verbs::memory::trace::TracingAllocator;
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
             Some(Subcommands::Serve(serve)) => part::serve(serve),
             None => run::run(&options.run),
         }),
-        Err(error) => explain(&error),
+        Err(error) => explain(&error, &Options::command()),
     };
     tonic_rdma_commands::status("tonic-rdma-graph", outcome)
 }

@@ -3,11 +3,10 @@
 mod plot;
 mod table;
 
-use std::io::{self, Write};
 use std::path::Path;
 
 use serde::Serialize;
-use tonic_rdma_commands::Failure;
+use tonic_rdma_commands::{Failure, output};
 use tonic_rdma_graph::explain::Explanation;
 
 /// The results of a run. Scripts rely on the names of the fields.
@@ -61,45 +60,22 @@ impl Results {
         json: Option<&Path>,
         plot: Option<&Path>,
     ) -> Result<(), Failure> {
-        let failed =
-            |path: &Path, error| Failure::run(format!("can't write {}", path.display())).because(error);
         let mut text = String::new();
         if explain {
             text.push_str(&format!("{}\n", self.explanation));
         }
         text.push_str(&table::render(self));
-        let mut stdout = io::stdout().lock();
-        stdout
-            .write_all(text.as_bytes())
-            .and_then(|()| stdout.flush())
-            .map_err(|error| Failure::output(&error))?;
+        output::print(&text, json)?;
         if let Some(path) = json {
-            let mut text = serde_json::to_string_pretty(self)
-                .map_err(|error| Failure::run("can't make JSON of the results").because(error))?;
-            text.push('\n');
-            std::fs::write(path, text).map_err(|error| failed(path, error))?;
+            output::write_json(path, self)?;
         }
         if let Some(path) = plot {
             let svg = plot::draw(self)
                 .map_err(|error| Failure::run(format!("can't draw {}: {error}", path.display())))?;
-            std::fs::write(path, svg).map_err(|error| failed(path, error))?;
+            output::write_file(path, &svg)?;
         }
         Ok(())
     }
-}
-
-/// Checks that the output files can be written. This precedes the run, so that no run is lost.
-pub(crate) fn check_outputs(files: &[(&str, Option<&Path>)]) -> Result<(), Failure> {
-    for (option, path) in files {
-        let Some(path) = path else { continue };
-        std::fs::OpenOptions::new().append(true).create(true).open(path).map_err(|error| {
-            Failure::usage(format!(
-                "{option}: can't write {}: {error}; name a file in a folder that is there",
-                path.display()
-            ))
-        })?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

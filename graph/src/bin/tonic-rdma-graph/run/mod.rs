@@ -6,17 +6,16 @@ mod reference;
 mod results;
 mod rounds;
 
-use std::io::{self, Write};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use tonic_rdma_commands::Failure;
+use tonic_rdma_commands::{Failure, output};
 use tonic_rdma_graph::dataflow::Role;
 
 use crate::control::messages::{Connected, Order, Report};
 use crate::launch::Children;
 use crate::options::RunOptions;
-use crate::output::{Results, check_outputs};
+use crate::output::Results;
 use parts::Parts;
 use plan::Plan;
 use reference::Reference;
@@ -30,7 +29,7 @@ const PIECE: usize = 1 << 20;
 /// Runs a model in parts, shows what was found, and fails if a check did not hold.
 pub(crate) fn run(options: &RunOptions) -> Result<(), Failure> {
     let parts = number_of_parts(options)?;
-    check_outputs(&[("--json", options.json.as_deref()), ("--plot", options.plot.as_deref())])?;
+    output::check_files(&[("--json", options.json.as_deref()), ("--plot", options.plot.as_deref())])?;
     if options.nodes {
         return nodes(options);
     }
@@ -58,8 +57,7 @@ fn nodes(options: &RunOptions) -> Result<(), Failure> {
         let outputs: Vec<String> = node.outputs.iter().map(ToString::to_string).collect();
         text.push_str(&format!("{}  {}  {}\n", node.name, node.kind, outputs.join(", ")));
     }
-    let mut stdout = io::stdout().lock();
-    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(|error| Failure::output(&error))
+    output::print(&text, None)
 }
 
 fn number_of_parts(options: &RunOptions) -> Result<usize, Failure> {
