@@ -5,7 +5,7 @@
 pub use crate::endpoint::{
     Aftermath, Lost, Observation, OpenError, OwnPolling, Pace, Participant, Place, Places, Polled, Provider,
     Queue, QueueFull, Reactor, Run, Source, TooManyWait, UnannouncedArrival, Watched, WorkId, WorkKind,
-    may_spin,
+    connect_tcp, may_spin,
 };
 
 pub use crate::endpoint::{known_variables, tuner, warn_of_unknown_variables};

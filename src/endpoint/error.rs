@@ -48,21 +48,22 @@ pub enum ConnectError {
     /// The URI has no host to connect to.
     #[error("{0}: no host to connect to")]
     NoHost(String),
-    /// TCP could not connect.
-    #[error("connecting to {peer}: {cause}")]
+    /// TCP could not connect to any address of the host.
+    #[error("connecting to {}", listed(failed))]
     Tcp {
-        /// Address tried last.
-        peer: SocketAddr,
-        /// The error of the system.
-        cause: io::Error,
+        /// The addresses in the order in which they were tried, each with the error of the system.
+        failed: Vec<(SocketAddr, io::Error)>,
     },
     /// TCP did not connect in time.
-    #[error("connecting to {authority}: no answer within {timeout:?}")]
+    #[error("connecting to {authority}: no answer within {timeout:?}{}{}", if failed.is_empty() { "" } else { "; tried " }, listed(failed))]
     Timeout {
         /// Host and port.
         authority: String,
         /// The connect timeout.
         timeout: Duration,
+        /// The addresses that were tried, in this order, each with its error. Empty if the name did not resolve in time, or if tonic's
+        /// `Endpoint::connect_timeout` ended the attempt.
+        failed: Vec<(SocketAddr, io::Error)>,
     },
     /// The policy requires RDMA, and there is none.
     #[error("{authority}: RDMA is required (RDMA_POLICY=require), but {reason}")]
@@ -72,6 +73,12 @@ pub enum ConnectError {
         /// The reason why there is no RDMA.
         reason: RdmaUnavailable,
     },
+}
+
+/// Returns addresses with their errors, for a message.
+fn listed(failed: &[(SocketAddr, io::Error)]) -> String {
+    let each: Vec<_> = failed.iter().map(|(peer, error)| format!("{peer}: {error}")).collect();
+    each.join(", ")
 }
 
 /// The reason why a negotiation failed.

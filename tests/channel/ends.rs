@@ -1,6 +1,9 @@
 //! Servers that are not there, go away, come back or die, and channels that are dropped.
 
 use std::error::Error;
+use std::io::Write as _;
+use std::net::{Ipv6Addr, SocketAddr};
+use std::process::Command;
 use std::time::Duration;
 
 use tokio_stream::StreamExt as _;
@@ -10,7 +13,7 @@ use tonic_rdma_proto::greeter::HelloRequest;
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 
 use crate::servers::{Kind, check, endpoint, everywhere};
-use support::{Child, Port, Runtime, ScriptedGreeter, config, say, until};
+use support::{BlackHole, Child, Port, Runtime, ScriptedGreeter, config, say, until};
 
 #[test]
 fn a_lazy_channel_connects_with_its_first_call() {
@@ -54,6 +57,33 @@ fn a_bad_endpoint_is_named() {
         let status = say(&mut GreeterClient::new(lazy), "hello").await.unwrap_err();
         assert!(status.message().contains("max_concurrent_streams"), "{status}");
     });
+}
+
+/// A name has three addresses, and packets to two of them vanish. In a namespace of its own, the client has a hosts file with this name.
+#[test]
+fn an_address_that_swallows_packets_does_not_hide_the_others() {
+    const IN_NAMESPACE: [&str; 4] = ["unshare", "--user", "--map-root-user", "--mount"];
+    let mut hosts = tempfile::NamedTempFile::new().unwrap();
+    hosts.write_all(b"::1 several.test\n127.0.0.2 several.test\n127.0.0.1 several.test\n").unwrap();
+    let mount = format!("mount --bind {} /etc/hosts && exec \"$0\" \"$@\"", hosts.path().display());
+    let wrapper = [&IN_NAMESPACE[..], &["sh", "-c", &mount]].concat();
+    let works = Command::new(wrapper[0]).args(&wrapper[1..]).arg("true").output();
+    if !works.is_ok_and(|output| output.status.success()) {
+        println!("skipped: a new user namespace is not permitted here");
+        return;
+    }
+    for kind in Kind::ALL {
+        Runtime::MultiThread.run(async {
+            let running = kind.serve(&ScriptedGreeter::new()).await;
+            let port = running.address.port();
+            let _one = BlackHole::at(SocketAddr::from(([127, 0, 0, 2], port))).unwrap();
+            // A machine without IPv6 refuses this address at once.
+            let _other = BlackHole::at(SocketAddr::from((Ipv6Addr::LOCALHOST, port))).ok();
+            // This blocks no worker, and the server runs on the workers.
+            let child = Child::start(&wrapper, &format!("call http://several.test:{port}"));
+            assert_eq!(child.word, "one two", "{kind:?}");
+        });
+    }
 }
 
 #[test]

@@ -298,7 +298,8 @@ impl Config {
         self.plaintext_tensors
     }
 
-    /// Sets how long a TCP connection may take to be established, 1 ms to a day. Default: 10 s.
+    /// Sets how long a TCP connection may take to be established, 1 ms to a day. Default: 10 s. If a host has several addresses, the next
+    /// one is tried after 300 ms without an answer, while the attempts before it go on (RFC 8305).
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self

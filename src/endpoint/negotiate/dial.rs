@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 use std::fmt::Display;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tokio::net::TcpStream;
-use tokio::time::timeout;
 
 use super::client::{self, Outcome};
+use super::tcp::connect_tcp;
 use crate::endpoint::config::{Config, ConfigError, Policy};
 use crate::endpoint::error::{ConnectError, NegotiationError, RdmaUnavailable};
 use crate::endpoint::info::{RdmaConnectInfo, Verdict};
@@ -111,7 +112,7 @@ impl Dialer {
         self.refused.clone().map_or(Ok(()), Err)?;
         self.config.validate()?;
         let authority = format!("{host}:{port}");
-        let tcp = self.tcp(host, port, &authority).await?;
+        let tcp = self.tcp(host, port, None).await?;
         let (negotiated, reason) = if self.config.policy == Policy::TcpOnly {
             (Negotiated::Stream(plain(tcp, "the policy is tcp-only")?), None)
         } else if let Some(error) = self.known_as_stock(&authority) {
@@ -159,11 +160,12 @@ impl Dialer {
         authority: &str,
         native: bool,
     ) -> Result<(Negotiated, Option<RdmaUnavailable>), ConnectError> {
+        let known = tcp.peer_addr().ok();
         let mut outcome = client::negotiate(tcp, &self.config, &self.journal, native).await;
         if let Ok(Outcome::Stock(NegotiationError::Closed | NegotiationError::Io(_))) = outcome {
             // Some stock servers close the connection because they do not understand the hello. A server of this crate closes it
             // when it shuts down, and must not be taken for a stock server: the second attempt finds it gone, or started again.
-            let tcp = self.tcp(host, port, authority).await?;
+            let tcp = self.tcp(host, port, known).await?;
             outcome = client::negotiate(tcp, &self.config, &self.journal, native).await;
         }
         let reason = match outcome {
@@ -175,7 +177,7 @@ impl Dialer {
         if self.config.policy == Policy::Require {
             return Err(ConnectError::RdmaRequired { authority: authority.into(), reason });
         }
-        let stream = plain(self.tcp(host, port, authority).await?, &reason)?;
+        let stream = plain(self.tcp(host, port, known).await?, &reason)?;
         Ok((Negotiated::Stream(stream), Some(reason)))
     }
 
@@ -190,26 +192,9 @@ impl Dialer {
         error
     }
 
-    async fn tcp(&self, host: &str, port: u16, authority: &str) -> Result<TcpStream, ConnectError> {
-        let connect = async {
-            let resolve = |cause| ConnectError::Resolve { authority: authority.into(), cause };
-            let addresses = tokio::net::lookup_host((host, port)).await.map_err(resolve)?;
-            let mut last = resolve(std::io::Error::other("the name has no address"));
-            for peer in addresses {
-                match TcpStream::connect(peer).await {
-                    Ok(tcp) => {
-                        tcp.set_nodelay(true).map_err(|cause| ConnectError::Tcp { peer, cause })?;
-                        return Ok(tcp);
-                    }
-                    Err(cause) => last = ConnectError::Tcp { peer, cause },
-                }
-            }
-            Err(last)
-        };
-        let limit = self.config.connect_timeout;
-        timeout(limit, connect)
-            .await
-            .unwrap_or_else(|_| Err(ConnectError::Timeout { authority: authority.into(), timeout: limit }))
+    /// Connects over TCP. `known`: the address that answered before, so that a server that was found is not looked for again.
+    async fn tcp(&self, host: &str, port: u16, known: Option<SocketAddr>) -> Result<TcpStream, ConnectError> {
+        connect_tcp(host, port, self.config.connect_timeout, known).await
     }
 
     fn known_as_stock(&self, authority: &str) -> Option<Arc<NegotiationError>> {
@@ -221,8 +206,9 @@ impl Dialer {
 
 /// Makes a stream of plain TCP, because of `reason`.
 fn plain(tcp: TcpStream, reason: impl Display) -> Result<EndpointStream, ConnectError> {
-    let unspecified = || std::net::SocketAddr::from(([0, 0, 0, 0], 0));
+    let unspecified = || SocketAddr::from(([0, 0, 0, 0], 0));
     let addresses = tcp.peer_addr().and_then(|peer| Ok((peer, tcp.local_addr()?)));
-    let (peer, local) = addresses.map_err(|cause| ConnectError::Tcp { peer: unspecified(), cause })?;
+    let (peer, local) =
+        addresses.map_err(|error| ConnectError::Tcp { failed: vec![(unspecified(), error)] })?;
     Ok(EndpointStream::tcp(tcp, bytes::Bytes::new(), RdmaConnectInfo::tcp(peer, local, reason.to_string())))
 }

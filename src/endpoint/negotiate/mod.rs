@@ -17,8 +17,10 @@ mod prepared;
 mod proof;
 mod server;
 mod sniff;
+mod tcp;
 
 pub use dial::Dialer;
 pub use listen::Listener;
 pub(crate) use listen::NegotiatedListener;
 pub use places::{Lost, Place, Places, Source, TooManyWait};
+pub use tcp::connect_tcp;

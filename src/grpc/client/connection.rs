@@ -76,7 +76,7 @@ impl Connection {
         let negotiated = match endpoint.get_connect_timeout() {
             None => dial.await?,
             Some(limit) => timeout(limit, dial).await.unwrap_or_else(|_| {
-                Err(ConnectError::Timeout { authority: authority(uri), timeout: limit })
+                Err(ConnectError::Timeout { authority: authority(uri), timeout: limit, failed: Vec::new() })
             })?,
         };
         match negotiated {

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::net::{TcpListener, TcpStream};
 use tokio_stream::StreamExt as _;
 use tonic_rdma::internal::wire::hello::{Decoded, MAGIC, Message};
 use tonic_rdma::{Config, Policy, Verdict};
 use tonic_rdma::{ConnectError, Dialer, EndpointStream, Listener};
 
-use support::{Runtime, listen};
+use support::{BlackHole, Runtime, listen};
 
 async fn dial(listener: &Listener, config: Config) -> Result<EndpointStream, ConnectError> {
     Dialer::new(config).dial("127.0.0.1", listener.local_addr().port()).await
@@ -268,22 +268,11 @@ fn stock_servers_are_dialled_anew_over_tcp_and_remembered() {
 #[test]
 fn a_client_gives_up_a_connection_that_takes_too_long() {
     Runtime::Idle.run(async {
-        // The backlog of the port is full, so that the kernel answers no further client.
-        let full = TcpSocket::new_v4().unwrap();
-        full.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        let full = full.listen(0).unwrap();
-        let address = full.local_addr().unwrap();
-        let patience = Duration::from_millis(200);
-        let mut waiting = Vec::new();
-        // Waits for longer than the dialer below, because a busy kernel may be slow while there is room.
-        while let Ok(connected) = tokio::time::timeout(10 * patience, TcpStream::connect(address)).await {
-            waiting.push(connected.unwrap());
-            assert!(waiting.len() < 100, "the backlog never fills");
-        }
+        let (hole, patience) = (BlackHole::new(), Duration::from_millis(200));
         let dialer = Dialer::new(Config::default().connect_timeout(patience));
-        let error = dialer.dial("127.0.0.1", address.port()).await.unwrap_err();
+        let error = dialer.dial("127.0.0.1", hole.address.port()).await.unwrap_err();
         assert!(matches!(error, ConnectError::Timeout { .. }), "{error}");
-        assert!(error.to_string().contains(&address.to_string()), "{error}");
+        assert!(error.to_string().contains(&hole.address.to_string()), "{error}");
     });
 }
 
