@@ -197,7 +197,11 @@ impl Dialer {
         connect_tcp(host, port, self.config.connect_timeout, known).await
     }
 
+    /// Returns why the server counts as a stock server. A client that requires RDMA asks again, because it has no other way.
     fn known_as_stock(&self, authority: &str) -> Option<Arc<NegotiationError>> {
+        if self.config.policy == Policy::Require {
+            return None;
+        }
         let stock = lock(&self.stock);
         let (since, error) = stock.get(authority)?;
         (since.elapsed() < Self::REMEMBERED).then(|| Arc::clone(error))

@@ -232,6 +232,23 @@ async fn stock_server(answer: &'static [u8], silent: bool) -> (u16, tokio::task:
     (port, server)
 }
 
+/// Another server may have the port by now. Without a new attempt, a client that requires RDMA could not use it for a minute.
+#[test]
+fn a_client_that_requires_rdma_asks_a_server_again() {
+    Runtime::Idle.run(async {
+        let (port, server) = stock_server(b"", false).await;
+        let config = Config::default().policy(Policy::Require).handshake_timeout(Duration::from_secs(60));
+        let dialer = Dialer::new(config.clone());
+        let error = dialer.dial("127.0.0.1", port).await.unwrap_err();
+        assert!(matches!(error, ConnectError::RdmaRequired { .. }), "{error}");
+        server.abort();
+        assert!(server.await.unwrap_err().is_cancelled());
+        let _ours = Listener::new(TcpListener::bind(("127.0.0.1", port)).await.unwrap(), config).unwrap();
+        let stream = dialer.dial("127.0.0.1", port).await.unwrap();
+        assert_eq!(stream.info().verdict(), Verdict::Rdma);
+    });
+}
+
 #[test]
 fn stock_servers_are_dialled_anew_over_tcp_and_remembered() {
     Runtime::Idle.run(async {
