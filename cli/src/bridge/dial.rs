@@ -1,11 +1,12 @@
 //! Connects to the target, and tries again while the target does not answer.
 
 use std::io;
-use std::os::linux::net::SocketAddrExt as _;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::UnixStream;
 use tokio::time::{sleep, timeout};
+use tonic_rdma::internal::connect_tcp;
 use tonic_rdma::{ConnectError, Dialer};
 
 use super::address::{Address, UnixName};
@@ -28,9 +29,12 @@ pub(crate) enum AttemptError {
     /// The socket of the target.
     #[error(transparent)]
     Socket(#[from] io::Error),
-    /// The negotiation with the target.
+    /// TCP, or the negotiation with the target.
     #[error(transparent)]
-    Rdma(#[from] ConnectError),
+    Connect(#[from] ConnectError),
+    /// The target's process takes no client from its Unix socket for now.
+    #[error("the target does not accept connections: its queue is full")]
+    Busy,
     /// The time ran out first.
     #[error("no answer")]
     NoAnswer,
@@ -48,14 +52,13 @@ pub(crate) async fn dial(route: &Route, dialer: &Dialer, seed: u64) -> Result<St
     loop {
         attempts += 1;
         let left = within.saturating_sub(begun.elapsed());
-        let last = match timeout(left, attempt(&route.target, dialer)).await {
-            Ok(Ok(stream)) => {
+        let last = match attempt(&route.target, dialer, left).await {
+            Ok(stream) => {
                 route.meters.dialled(begun.elapsed());
                 stream.negotiated().into_iter().for_each(|info| route.target_reached(info));
                 return Ok(stream);
             }
-            Ok(Err(error)) => error,
-            Err(_) => AttemptError::NoAnswer,
+            Err(error) => error,
         };
         route.meters.dial_failed();
         let pause = pauses.next().unwrap_or(LONGEST);
@@ -67,22 +70,33 @@ pub(crate) async fn dial(route: &Route, dialer: &Dialer, seed: u64) -> Result<St
     }
 }
 
-/// Tries once to connect.
-pub(crate) async fn attempt(target: &Address, dialer: &Dialer) -> Result<Stream, AttemptError> {
+/// Tries once to connect, for `limit` at most.
+pub(crate) async fn attempt(
+    target: &Address,
+    dialer: &Dialer,
+    limit: Duration,
+) -> Result<Stream, AttemptError> {
     match target {
-        Address::Tcp(place) => {
-            let stream = TcpStream::connect((place.host.as_str(), place.port)).await?;
-            Ok(Stream::tcp(stream)?)
-        }
-        Address::Unix(UnixName::Path(path)) => Ok(Stream::unix(UnixStream::connect(path).await?)),
-        Address::Unix(UnixName::Abstract(name)) => {
-            let address = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
-            // Does not block: there is no file to look up, and no network.
-            let stream = std::os::unix::net::UnixStream::connect_addr(&address)?;
-            stream.set_nonblocking(true)?;
-            Ok(Stream::unix(UnixStream::from_std(stream)?))
-        }
-        Address::Rdma(place) => Ok(Stream::endpoint(dialer.dial(&place.host, place.port).await?)?),
+        Address::Tcp(place) => Ok(Stream::tcp(connect_tcp(&place.host, place.port, limit, None).await?)?),
+        // Unix sockets connect at once, or not at all.
+        Address::Unix(name) => unix(name).await,
+        Address::Rdma(place) => match timeout(limit, dialer.dial(&place.host, place.port)).await {
+            Ok(stream) => Ok(Stream::endpoint(stream?)?),
+            Err(_) => Err(AttemptError::NoAnswer),
+        },
+    }
+}
+
+/// Connects to a Unix socket. A blocking call would wait until the target takes clients, and stop this thread meanwhile.
+async fn unix(name: &UnixName) -> Result<Stream, AttemptError> {
+    let path = match name {
+        UnixName::Path(path) => path.clone(),
+        // As the system has it: a zero byte begins a name that is no path.
+        UnixName::Abstract(name) => PathBuf::from(format!("\0{name}")),
+    };
+    match UnixStream::connect(path).await {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(AttemptError::Busy),
+        connected => Ok(Stream::unix(connected?)),
     }
 }
 

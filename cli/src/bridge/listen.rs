@@ -6,12 +6,12 @@ use std::net::{TcpListener, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
-use socket2::{Domain, Socket, Type};
+use socket2::{Domain, SockAddr, Socket, Type};
 use tokio_stream::{Stream as _, StreamExt as _};
 use tonic_rdma::Listener;
 use tonic_rdma::{Config, StockClients};
@@ -174,8 +174,11 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     if !fs::symlink_metadata(path)?.file_type().is_socket() {
         return in_use("there is a file of another kind, which is left alone");
     }
-    match UnixStream::connect(path) {
-        Ok(_) => in_use("another process listens there"),
+    // Does not block: a process that is busy may have a full queue.
+    let client = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
+    match client.connect(&SockAddr::unix(path)?) {
+        Ok(()) => in_use("another process listens there"),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => in_use("another process listens there"),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
             tracing::warn!(path = %path.display(), "replacing a socket that no process listens on");
             fs::remove_file(path)

@@ -167,10 +167,9 @@ async fn look_for_target(route: &Route, required: bool) -> Result<(), Failure> {
         found.close();
         return Ok(());
     }
-    match timeout(route.connect_timeout.min(LOOK), dial::attempt(&route.target, &dialer)).await {
-        Ok(Ok(found)) => found.close(),
-        Ok(Err(error)) => warn_of_absence(route, &error),
-        Err(_) => warn_of_absence(route, &AttemptError::NoAnswer),
+    match dial::attempt(&route.target, &dialer, route.connect_timeout.min(LOOK)).await {
+        Ok(found) => found.close(),
+        Err(error) => warn_of_absence(route, &error),
     }
     Ok(())
 }

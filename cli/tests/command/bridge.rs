@@ -6,8 +6,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use super::bridge_processes::{
-    self, Bridge, PATIENCE, Pair, content, eventually, first_that_sends, prepare, spawn_echo, spawn_sink,
-    stopped,
+    self, Bridge, Busy, PATIENCE, Pair, content, eventually, first_that_sends, prepare, spawn_echo,
+    spawn_sink, stopped,
 };
 
 /// A number of bytes that is larger than all buffers on the way together.
@@ -79,7 +79,7 @@ fn several_routes_carry_much_data_both_ways() {
     let server = spawn_echo("127.0.0.1:0");
     let far = Bridge::start("rdma://127.0.0.1:0", &format!("tcp://{server}"), &["--threads", "2"]);
     let direct = format!("tcp://{server}");
-    let mut near = Bridge::start(
+    let near = Bridge::start(
         "tcp://127.0.0.1:0",
         &far.address,
         &["--listen", "tcp://127.0.0.1:0", "--connect", &direct, "--policy", "require"],
@@ -340,6 +340,42 @@ fn clients_of_an_unreachable_target_are_reset() {
         "--require-target",
     ]);
     assert!(output.contains("--require-target") && output.contains("127.0.0.1:1"), "{output}");
+}
+
+#[test]
+fn a_busy_target_delays_only_its_own_clients() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("busy").display().to_string();
+    let name = format!("tonic-rdma-busy-{}", std::process::id());
+    let server = format!("tcp://{}", spawn_echo("127.0.0.1:0"));
+    let listen = ["--listen", "tcp://127.0.0.1:0", "--connect"];
+    for (address, name) in [(format!("unix:@{name}"), format!("\0{name}")), (format!("unix:{path}"), path)] {
+        let busy = Busy::new(&name);
+        let bridge = Bridge::start("tcp://127.0.0.1:0", &address, &["--connect-timeout", "0.4"]);
+        ends_with_reset(&mut bridge.connect());
+        bridge.logs("the target does not accept connections: its queue is full");
+        let required = [&listen[..], &[&address, "--require-target", "--connect-timeout", "0.2"]].concat();
+        let said = stopped(&required);
+        assert!(said.contains("--require-target is set") && said.contains("its queue is full"), "{said}");
+        // A socket that a busy process listens on is not replaced.
+        if address == format!("unix:{name}") {
+            let said = stopped(&["--listen", &address, "--connect", &server]);
+            assert!(said.contains("another process listens there"), "{said}");
+        }
+
+        // A client waits until the target accepts it, and other routes go on meanwhile.
+        let more = [&listen[..], &[&server, "--connect-timeout", "3600"]].concat();
+        let bridge = Bridge::start("tcp://127.0.0.1:0", &address, &more);
+        let mut client = bridge.connect();
+        client.write_all(b"patience").unwrap();
+        eventually("an attempt fails", || bridge.metric("tonic_rdma_bridge_dial_failures_total") >= 1.0);
+        let other = TcpStream::connect(bridge.another_route().trim_start_matches("tcp://")).unwrap();
+        assert_eq!(exchange(other, b"beside").unwrap(), b"beside", "{address}");
+        assert!(bridge.http("GET /healthz").starts_with("HTTP/1.1 200"), "{address}");
+        let mut heard = [0; 8];
+        busy.accept().read_exact(&mut heard).unwrap();
+        assert_eq!(&heard, b"patience", "{address}");
+    }
 }
 
 #[test]

@@ -2,11 +2,14 @@
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use socket2::{Domain, SockAddr, Type};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::process::tonic_rdma;
@@ -22,7 +25,7 @@ pub(crate) struct Bridge {
     child: Child,
     /// The address that its first route listens on.
     pub(crate) address: String,
-    lines: BufReader<std::process::ChildStdout>,
+    lines: mpsc::Receiver<String>,
     stderr: Arc<Mutex<String>>,
 }
 
@@ -35,21 +38,21 @@ impl Bridge {
         let mut command = command(&["--listen", listen, "--connect", connect, "--metrics", "127.0.0.1:0"]);
         command.args(more).envs(variables.iter().copied()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap());
         let stderr = collect(child.stderr.take().unwrap());
-        let mut line = String::new();
-        lines.read_line(&mut line).unwrap();
-        let address = listening(&line).unwrap_or_else(|| {
-            panic!("{line:?} {}", stderr.lock().unwrap());
+        let (sender, lines) = mpsc::channel();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        std::thread::spawn(move || {
+            stdout.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)).ok();
         });
-        Self { child, address, lines, stderr }
+        let mut bridge = Self { child, address: String::new(), lines, stderr };
+        bridge.address = bridge.another_route();
+        bridge
     }
 
     /// Returns the address that the next route listens on.
-    pub(crate) fn another_route(&mut self) -> String {
-        let mut line = String::new();
-        self.lines.read_line(&mut line).unwrap();
-        listening(&line).unwrap()
+    pub(crate) fn another_route(&self) -> String {
+        let line = self.lines.recv_timeout(PATIENCE).unwrap_or_default();
+        listening(&line).unwrap_or_else(|| panic!("{line:?} {}", self.log()))
     }
 
     /// Connects a client over TCP.
@@ -154,9 +157,17 @@ fn command(arguments: &[&str]) -> Command {
     command
 }
 
-/// Returns the stderr of a bridge that does not start.
+/// Returns the stderr of a bridge that does not start, and ends by itself.
 pub(crate) fn stopped(arguments: &[&str]) -> String {
-    let output = command(arguments).stdin(Stdio::null()).output().unwrap();
+    let mut command = command(arguments);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let (mut child, until) = (command.spawn().unwrap(), Instant::now() + PATIENCE);
+    while Instant::now() < until && child.try_wait().unwrap().is_none() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // A bridge that runs on is killed, so it has no exit status.
+    let _ = child.kill();
+    let output = child.wait_with_output().unwrap();
     assert!(matches!(output.status.code(), Some(1 | 2)), "{output:?}");
     assert!(output.stdout.is_empty(), "{output:?}");
     String::from_utf8(output.stderr).unwrap()
@@ -254,6 +265,38 @@ pub(crate) fn spawn_echo(address: &str) -> String {
         }
     });
     address
+}
+
+/// A Unix socket with a full queue: its target is busy, and accepts nothing for now.
+pub(crate) struct Busy {
+    listener: socket2::Socket,
+    /// The clients in the queue.
+    waiting: Vec<socket2::Socket>,
+}
+
+impl Busy {
+    /// Listens on `name`, which is a path, or a zero byte and an abstract name.
+    pub(crate) fn new(name: &str) -> Self {
+        let address = SockAddr::unix(name).unwrap();
+        let socket = || socket2::Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+        let listener = socket();
+        listener.bind(&address).unwrap();
+        listener.listen(0).unwrap();
+        listener.set_read_timeout(Some(PATIENCE)).unwrap();
+        let clients = std::iter::repeat_with(socket).inspect(|client| client.set_nonblocking(true).unwrap());
+        let waiting = clients.take_while(|client| client.connect(&address).is_ok()).collect();
+        Self { listener, waiting }
+    }
+
+    /// Empties the queue. Returns the next client.
+    pub(crate) fn accept(mut self) -> UnixStream {
+        for _ in self.waiting.drain(..) {
+            self.listener.accept().unwrap();
+        }
+        let client = self.listener.accept().unwrap().0;
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        OwnedFd::from(client).into()
+    }
 }
 
 pub(crate) fn prepare(stream: &TcpStream) {

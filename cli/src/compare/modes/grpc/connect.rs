@@ -1,9 +1,6 @@
 //! The connections of gRPC modes to the server process.
 
-use std::io;
 use std::net::SocketAddr;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net as unix;
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
@@ -65,20 +62,14 @@ pub(crate) async fn tcp(address: SocketAddr, http2: Http2) -> Result<Channel, Fa
 }
 
 async fn uds(addresses: &Addresses, http2: Http2) -> Result<Channel, Failure> {
-    let name = addresses.uds.clone();
+    // A zero byte begins an abstract name.
+    let name = format!("\0{}", addresses.uds);
     let connector = tower::service_fn(move |_| {
-        let stream = uds_stream(&name);
-        async move { stream.map(TokioIo::new) }
+        let name = name.clone();
+        async move { UnixStream::connect(name).await.map(TokioIo::new) }
     });
     let endpoint = endpoint(addresses.tcp, http2)?;
     endpoint.connect_with_connector(connector).await.map_err(|error| connect_error("a Unix socket", error))
-}
-
-/// Connects to a Unix socket. This does not block within one host, so the reactor is not needed.
-fn uds_stream(name: &str) -> io::Result<UnixStream> {
-    let stream = unix::UnixStream::connect_addr(&unix::SocketAddr::from_abstract_name(name)?)?;
-    stream.set_nonblocking(true)?;
-    UnixStream::from_std(stream)
 }
 
 fn endpoint(address: SocketAddr, http2: Http2) -> Result<Endpoint, Failure> {
