@@ -2,9 +2,12 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::pin::pin;
+use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::net::UnixStream;
+use tokio::sync::SemaphorePermit;
 use tokio::time::{sleep, timeout};
 use tonic_rdma::internal::connect_tcp;
 use tonic_rdma::{ConnectError, Dialer};
@@ -38,23 +41,31 @@ pub(crate) enum AttemptError {
     /// The time ran out first.
     #[error("no answer")]
     NoAnswer,
+    /// Other clients of the route waited for the target all the time.
+    #[error("none, because the target does not answer the clients that came before")]
+    NoTurn,
 }
 
 /// The pause after the first failure. Each later pause is twice as long, up to [`LONGEST`].
 const SHORTEST: Duration = Duration::from_millis(25);
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// Connects to the route's target within its connect timeout.
+/// Connects to the route's target within its connect timeout. The time that a client waits for its turn while the target answers others
+/// does not count.
 pub(crate) async fn dial(route: &Route, dialer: &Dialer, seed: u64) -> Result<Stream, Unreachable> {
-    let (begun, within) = (Instant::now(), route.connect_timeout);
-    let mut pauses = pauses(seed);
+    let (arrived, within) = (Instant::now(), route.connect_timeout);
     let mut attempts = 0;
+    let Some((begun, _turn)) = turn(route, arrived).await else {
+        return Err(Unreachable { within, attempts, last: AttemptError::NoTurn });
+    };
+    let mut pauses = pauses(seed);
     loop {
         attempts += 1;
         let left = within.saturating_sub(begun.elapsed());
         let last = match attempt(&route.target, dialer, left).await {
             Ok(stream) => {
-                route.meters.dialled(begun.elapsed());
+                route.meters.dialled(arrived.elapsed());
+                *reached(route) = Some(Instant::now());
                 stream.negotiated().into_iter().for_each(|info| route.target_reached(info));
                 return Ok(stream);
             }
@@ -68,6 +79,24 @@ pub(crate) async fn dial(route: &Route, dialer: &Dialer, seed: u64) -> Result<St
         sleep(pause).await;
         route.meters.dial_retried();
     }
+}
+
+/// Waits for the turn of a client that came at `arrived`: if the clients of a crowd all dialed at once, they would slow one another
+/// down, and a target that works would look as if it did not answer. Returns the time from which the connect timeout counts: that of the
+/// arrival, or of the target's last answer to another client. Returns `None` when it is over.
+async fn turn(route: &Route, arrived: Instant) -> Option<(Instant, SemaphorePermit<'_>)> {
+    let begun = || reached(route).map_or(arrived, |reached| reached.max(arrived));
+    let mut turn = pin!(route.dials.acquire());
+    loop {
+        let left = route.connect_timeout.checked_sub(begun().elapsed()).filter(|left| !left.is_zero())?;
+        if let Ok(turn) = timeout(left, turn.as_mut()).await {
+            return Some((begun(), turn.ok()?));
+        }
+    }
+}
+
+fn reached(route: &Route) -> MutexGuard<'_, Option<Instant>> {
+    route.reached.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Tries once to connect, for `limit` at most.
@@ -112,6 +141,8 @@ fn pauses(seed: u64) -> impl Iterator<Item = Duration> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
     use super::*;
 
     #[test]
@@ -123,5 +154,28 @@ mod tests {
             base = (base * 2).min(LONGEST);
         }
         assert_ne!(some, pauses(2).take(12).collect::<Vec<_>>());
+    }
+
+    #[tokio::test]
+    async fn a_client_waits_for_its_turn_while_the_target_answers_others() {
+        const LIMIT: Duration = Duration::from_secs(3600);
+        let target = "tcp://127.0.0.1:1".parse().unwrap();
+        let route = Route::new("here", target, tonic_rdma::Config::default(), LIMIT);
+        let now = Instant::now();
+        let early = now.checked_sub(2 * LIMIT).unwrap();
+        let others = route.dials.acquire_many(Route::DIALS as u32).await.unwrap();
+        assert!(turn(&route, early).await.is_none(), "the target has reached nobody");
+        *reached(&route) = Some(early);
+        assert!(turn(&route, early).await.is_none(), "the target reached somebody too long ago");
+
+        // The target was reached now, so a client that came long ago goes on waiting, and has its whole time when its turn comes.
+        *reached(&route) = Some(now);
+        let mut waiting = pin!(turn(&route, early));
+        let waits = std::future::poll_fn(|context| {
+            std::task::Poll::Ready(waiting.as_mut().poll(context).is_pending())
+        });
+        assert!(waits.await);
+        drop(others);
+        assert_eq!(waiting.await.map(|(begun, _)| begun), Some(now));
     }
 }

@@ -41,7 +41,8 @@ pub(crate) struct BridgeOptions {
     /// Connections at one time, over all routes; further clients wait for the accept
     #[arg(long, value_name = "NUMBER", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) max_connections: u32,
-    /// Time to connect to the target, in seconds or with a unit (300ms, 2m); then the client is reset
+    /// Time to connect to the target, in seconds or with a unit (300ms, 2m), without the client's wait while the target answers others;
+    /// then the client is reset
     #[arg(long, value_name = "TIME", default_value = "10", value_parser = parse_time)]
     pub(crate) connect_timeout: Duration,
     /// Time for connections to end after a signal, in seconds or with a unit

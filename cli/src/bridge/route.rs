@@ -3,6 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use tokio::sync::Semaphore;
 use tonic_rdma::Config;
 use tonic_rdma::RdmaConnectInfo;
 use tonic_rdma_verbs::internal::Throttle;
@@ -18,6 +19,10 @@ pub(crate) struct Route {
     pub(crate) config: Config,
     pub(crate) connect_timeout: Duration,
     pub(crate) meters: Meters,
+    /// One permit for each client that the bridge may connect to the target at a time.
+    pub(crate) dials: Semaphore,
+    /// When the target was reached last.
+    pub(crate) reached: Mutex<Option<Instant>>,
     /// Limits the log lines about targets that can't be connected to.
     pub(crate) unreachable: Throttle,
     /// Limits the log lines about connections that broke.
@@ -35,13 +40,30 @@ struct TransportLog {
 }
 
 impl Route {
+    /// Clients that the bridge connects to the target at a time. A listener of this library prepares 64 connections at a time, and
+    /// declines some of a larger crowd; so there is room for the clients of another bridge.
+    pub(crate) const DIALS: usize = 32;
+
     /// Creates a route from `listen` to `target`.
     pub(crate) fn new(listen: &str, target: Address, config: Config, connect_timeout: Duration) -> Self {
         let name = format!("{listen} -> {target}");
         let meters = Meters::new(&name);
         let [unreachable, broken] = [const { Throttle::new(1) }; 2];
         let [client, server] = [TransportLog::new(), TransportLog::new()];
-        Self { name, target, config, connect_timeout, meters, unreachable, broken, client, server }
+        let (dials, reached) = (Semaphore::new(Self::DIALS), Mutex::default());
+        Self {
+            name,
+            target,
+            config,
+            connect_timeout,
+            meters,
+            dials,
+            reached,
+            unreachable,
+            broken,
+            client,
+            server,
+        }
     }
 
     /// Logs the transport of a client's connection if it differs from the last line.

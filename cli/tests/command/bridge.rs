@@ -163,12 +163,21 @@ fn a_thousand_connections_are_carried_at_once() {
     // Each connection got an answer while all the others were open.
     for (index, client) in clients.iter_mut().enumerate() {
         let mut got = vec![0; 1000];
-        client.read_exact(&mut got).unwrap_or_else(|error| panic!("connection {index}: {error}"));
+        client.read_exact(&mut got).unwrap_or_else(|error| {
+            panic!("connection {index}: {error}\nnear: {}\nfar: {}", pair.near.log(), pair.far.log())
+        });
         assert!(got == content(1000, index as u64), "connection {index}");
     }
     eventually("all are counted", || pair.far.metric("tonic_rdma_bridge_connections{") == COUNT as f64);
     drop(clients);
-    eventually("all are closed", || pair.far.metric("tonic_rdma_bridge_connections{") == 0.0);
+    let mut left = COUNT as f64;
+    while left > 0.0 {
+        let before = left;
+        eventually("some more are closed", || {
+            left = pair.far.metric("tonic_rdma_bridge_connections{");
+            left < before
+        });
+    }
 }
 
 /// Starts a server that echoes short messages without a thread for each connection.
@@ -325,11 +334,12 @@ fn a_target_that_starts_late_is_connected_to() {
 fn clients_of_an_unreachable_target_are_reset() {
     let address = "tcp://127.0.0.1:1";
     let bridge = Bridge::start("tcp://127.0.0.1:0", address, &["--connect-timeout", "0.4"]);
-    let mut clients: Vec<_> = (0..5).map(|_| bridge.connect()).collect();
+    // More than the bridge dials for at a time.
+    let mut clients: Vec<_> = (0..40).map(|_| bridge.connect()).collect();
     clients.iter_mut().for_each(ends_with_reset);
     bridge.logs("target unreachable: no connection within 400ms");
     let attempts = bridge.metric("tonic_rdma_bridge_dial_failures_total");
-    assert!((5.0..100.0).contains(&attempts), "{attempts} attempts");
+    assert!((32.0..1000.0).contains(&attempts), "{attempts} attempts");
     let output = stopped(&[
         "--listen",
         "tcp://127.0.0.1:0",

@@ -205,8 +205,10 @@ impl Pair {
     }
 
     pub(crate) fn to(server: &str) -> Self {
-        let far = Bridge::start("rdma://127.0.0.1:0", &format!("tcp://{server}"), &["--policy", "require"]);
-        let near = Bridge::start("tcp://127.0.0.1:0", &far.address, &["--policy", "require"]);
+        // No limit that a slow machine could reach.
+        const MORE: [&str; 4] = ["--policy", "require", "--connect-timeout", "3600"];
+        let far = Bridge::start("rdma://127.0.0.1:0", &format!("tcp://{server}"), &MORE);
+        let near = Bridge::start("tcp://127.0.0.1:0", &far.address, &MORE);
         Self { near, far, accepted: None }
     }
 
