@@ -83,11 +83,8 @@ fn refusal(error: &clap::Error, command: &Command) -> String {
     };
     let meant = [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand, ContextKind::SuggestedValue];
     // clap has the best one last.
-    let meant = meant
-        .into_iter()
-        .flat_map(|kind| strings(error, kind))
-        .filter(|text| !is_hidden(command, text))
-        .last();
+    let mut meant = meant.into_iter().flat_map(|kind| strings(error, kind));
+    let meant = meant.rfind(|text| !is_hidden(command, text));
     let accepted = match (kind, &meant) {
         (ErrorKind::UnknownArgument, None) => flags(command),
         (ErrorKind::InvalidSubcommand, _) => subcommands(command),
@@ -111,8 +108,8 @@ fn strings(error: &clap::Error, kind: ContextKind) -> Vec<String> {
 }
 
 fn is_hidden(command: &Command, text: &str) -> bool {
-    let argument =
-        |argument: &clap::Arg| argument.is_hide_set() && argument.get_long() == text.strip_prefix("--");
+    let long = text.strip_prefix("--").unwrap_or_default();
+    let argument = |argument: &clap::Arg| argument.is_hide_set() && argument.get_long() == Some(long);
     let subcommand = |subcommand: &Command| subcommand.is_hide_set() && subcommand.get_name() == text;
     command.get_arguments().any(argument) || command.get_subcommands().any(subcommand)
 }

@@ -20,7 +20,8 @@ mod transport;
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
+use clap::{CommandFactory as _, Parser as _};
+use tonic_rdma_commands::explain;
 
 use args::{Cli, Command};
 use failure::Failure;
@@ -29,7 +30,13 @@ fn main() -> ExitCode {
     if let Err(failure) = tonic_rdma_commands::log(None, "warn") {
         return failure.report("interop");
     }
-    match run(Cli::parse().command) {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            return tonic_rdma_commands::status("interop", explain(&error, &Cli::command()));
+        }
+    };
+    match run(cli.command) {
         Ok(code) => code,
         Err(failure) => report(&failure),
     }

@@ -78,7 +78,7 @@ pub(crate) struct CompareOptions {
     #[arg(long, value_name = "N", value_parser = parse_connections, conflicts_with_all = ["workload", "rate", "at_least"])]
     pub(crate) connections: Option<usize>,
     /// Time to measure each cell in each mode, in seconds or with a unit (300ms, 2m) [default: such that the run ends within 90 s]
-    #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
+    #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = units::parse_time)]
     pub(crate) duration: Option<Duration>,
     /// RDMA provider: auto, soft, ibverbs, or the name of a device
     #[arg(long, value_name = "auto|soft|DEVICE", value_parser = parse_provider, default_value = "auto")]

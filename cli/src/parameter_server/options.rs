@@ -77,7 +77,7 @@ pub(crate) struct ParameterServerOptions {
     #[arg(long, value_name = "LIST", value_parser = parse_modes)]
     pub(crate) modes: Option<List<TransferMode>>,
     /// Time to measure each mode with each model and number of workers, in seconds or with a unit (300ms, 2m)
-    #[arg(long, value_name = "TIME", value_parser = units::parse_time, default_value = "2")]
+    #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = units::parse_time, default_value = "2")]
     pub(crate) duration: Duration,
     /// Mini-batches of each worker in each of the three turns of a mode, instead of a duration
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_STEPS)),

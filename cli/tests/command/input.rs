@@ -24,7 +24,7 @@ fn bad_input_is_named_in_one_line() {
         (&["compare", "--sizes", "0"], &["zero"]),
         (&["compare", "--sizes", "9999999999999999999999"], &["9999999999999999999999"]),
         (&["compare", "--inflight", "many"], &["many", "whole numbers"]),
-        (&["compare", "--duration", "-1"], &["--duration"]),
+        (&["compare", "--duration", "-1"], &["--duration", "bad time \"-1\""]),
         (&["compare", "--duration", "5 days"], &["5 days", "seconds from 0.001 to 3600", "300ms"]),
         (&["compare", "--http2", "fast"], &["default, tuned"]),
         (&["compare", "--provider", "mlx5_9"], &["mlx5_9", "auto, soft"]),

@@ -81,7 +81,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "LIST", value_parser = operands, default_value = "registered")]
     pub(crate) operand: List<Operand>,
     /// Time for each cell, in seconds or with a unit (300ms, 2m) [default: 0.5]
-    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = parse_time)]
     pub(crate) duration: Option<Duration>,
     /// Iterations of each cell instead of a duration: one number, or one for each size
     #[arg(long, value_name = "LIST", value_parser = iterations, conflicts_with = "duration")]

@@ -19,7 +19,7 @@ pub(crate) struct ThroughputOptions {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,32", value_parser = inflight())]
     pub(crate) inflight: Vec<u32>,
     /// Time of each run, in seconds or with a unit (300ms, 2m)
-    #[arg(long, value_name = "TIME", default_value = "1", value_parser = seconds)]
+    #[arg(long, value_name = "TIME", allow_negative_numbers = true, default_value = "1", value_parser = seconds)]
     pub(crate) duration: Duration,
     /// Groups of four runs for each cell
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]

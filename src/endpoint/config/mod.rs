@@ -215,7 +215,7 @@ impl Config {
 
     /// Sets the longest time that [`PollMode::Adaptive`] spins for a completion before it sleeps. Default: 120 µs, about three
     /// wake-ups. With a longer limit, answers that take longer than 120 µs have a lower latency, and the spins cost more
-    /// processor time. Zero means never to spin. At most 1 s. Variable `RDMA_SPIN_LIMIT`, in microseconds.
+    /// processor time. Zero means never to spin. At most 1 s. Variable `RDMA_SPIN_LIMIT`, in microseconds or with a unit.
     pub fn spin_limit(mut self, limit: Duration) -> Self {
         self.spin_limit = limit;
         self
@@ -306,7 +306,7 @@ impl Config {
     }
 
     /// Sets the longest time that the peer may take for each message of the negotiation, 1 ms to 600 s. Default: 3 s; machines
-    /// that are very busy, or emulated, need more. Variable `RDMA_HANDSHAKE_TIMEOUT`, in milliseconds.
+    /// that are very busy, or emulated, need more. Variable `RDMA_HANDSHAKE_TIMEOUT`, in milliseconds or with a unit.
     pub fn handshake_timeout(mut self, timeout: Duration) -> Self {
         self.handshake_timeout = timeout;
         self

@@ -35,7 +35,7 @@ use crate::endpoint::stream::EndpointStream;
 #[derive(Clone, Debug)]
 pub struct Dialer {
     config: Config,
-    /// The error of a variable, from which every connect fails.
+    /// The error of a variable, which every connect returns.
     refused: Option<ConfigError>,
     stock: Arc<Mutex<HashMap<String, Stock>>>,
     journal: Arc<Journal>,

@@ -52,7 +52,7 @@ pub(crate) struct GraphArguments {
     #[arg(long, value_name = "N", requires = "sync", default_value = "10000")]
     test_samples: usize,
     /// With --sync: time without progress after which a part gives up, in seconds or with a unit (300ms, 2m)
-    #[arg(long, value_name = "TIME", requires = "sync", default_value = "60", value_parser = deadline)]
+    #[arg(long, value_name = "TIME", allow_negative_numbers = true, requires = "sync", default_value = "60", value_parser = deadline)]
     deadline: Duration,
     /// With --model lstm: folder with the files of the program fortune; training/prepare installs them
     #[arg(long, value_name = "DIR", requires = "sync", default_value = fortunes::FOLDER)]

@@ -97,7 +97,7 @@ pub(crate) struct RunOptions {
     #[arg(long, value_name = "NUMBER", default_value = "1")]
     pub(crate) seed: u64,
     /// Longest wait for a part that loads, connects or runs a turn, in seconds or with a unit (300ms, 2m)
-    #[arg(long, value_name = "TIME", value_parser = seconds, default_value = "300")]
+    #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = seconds, default_value = "300")]
     pub(crate) timeout: Duration,
     /// Prints for each crossing tensor: producer, consumers, shape, placement and why, allocation site, bytes, copies
     #[arg(long)]
