@@ -43,7 +43,7 @@ pub(crate) struct BridgeOptions {
     pub(crate) max_connections: u32,
     /// Time to connect to the target, in seconds or with a unit (300ms, 2m), without the client's wait while the target answers others;
     /// then the client is reset
-    #[arg(long, value_name = "TIME", default_value = "10", value_parser = parse_time, allow_hyphen_values = true)]
+    #[arg(long, value_name = "TIME", allow_negative_numbers = true, default_value = "10", value_parser = parse_time)]
     pub(crate) connect_timeout: Duration,
     /// Time for connections to end after a signal, in seconds or with a unit
     #[arg(long, value_name = "TIME", allow_negative_numbers = true, default_value = "30", value_parser = parse_time)]
