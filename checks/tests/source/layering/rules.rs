@@ -101,6 +101,7 @@ const UNSAFE_FOLDER: &str = "verbs/";
 const UNSAFE_TESTS: &[(&str, &str)] = &[
     ("tensor/tests/tensor/dlpack.rs", "calls the functions of a DLPack tensor as a foreign library does"),
     ("tests/steady_state/allocations.rs", "is a global allocator that counts"),
+    ("collective/tests/churn.rs", "is a global allocator that counts"),
     ("tests/steady_state/system_calls.rs", "installs a seccomp filter that counts"),
 ];
 
