@@ -130,9 +130,18 @@ fn lose(
     let (number, combination) = (trial.number, trial.combination);
     let is_victim = communicator.rank() == trial.victim;
     let armed = Arc::new(AtomicBool::new(false));
+    let noticed = |error: CollectiveError| {
+        let named = names(&error, trial.victim);
+        if !is_victim {
+            say(Said::Noticed { trial: number, at: now(), named, error: error.to_string() })?;
+        }
+        Ok(error)
+    };
+    // All ranks have ended the operations before: those do not belong to this trial.
+    if let Err(failed) = communicator.barrier().wait() {
+        return noticed(failed.into());
+    }
     if is_victim {
-        // The others end the operations before, also where ranks outnumber the cores: those do not belong to this trial.
-        std::thread::sleep(Duration::from_millis(50));
         let armed = Arc::clone(&armed);
         communicator.watch_steps(move |place| {
             if place.step == trial.step && armed.swap(false, Ordering::Relaxed) {
@@ -148,13 +157,7 @@ fn lose(
                 say(Said::Differs { trial: number, combination })?;
             }
             Ok(_) => {}
-            Err(error) => {
-                let named = names(&error, trial.victim);
-                if !is_victim {
-                    say(Said::Noticed { trial: number, at: now(), named, error: error.to_string() })?;
-                }
-                return Ok(error);
-            }
+            Err(error) => return noticed(error),
         }
         if fatal && armed.swap(false, Ordering::Relaxed) {
             go(loss, number, END);
