@@ -82,7 +82,8 @@
 //! # Native calls
 //!
 //! Where both ends are yours and there is no TLS, take these two lines instead. Calls between [`RdmaServer`] and [`RdmaChannel`] go without
-//! HTTP/2, which takes most of the time of a small call. All other peers get HTTP/2 on the same port, over RDMA or TCP. [`CallConfig`] has the limits.
+//! HTTP/2, which takes most of the time of a small call. All other peers get HTTP/2 on the same port, over RDMA or TCP. [`CallConfig`] has the
+//! limits.
 //!
 //! ```
 //! use tonic_rdma::{RdmaChannel, RdmaIncoming, RdmaServer};
@@ -141,7 +142,7 @@
 //! | job | path |
 //! |---|---|
 //! | existing services and clients | [the byte stream](#two-lines): the two lines above, nothing else |
-//! | services whose clients are yours too | [native calls](#native-calls): other two lines, no HTTP/2 |
+//! | services whose clients are yours too | [native calls](#native-calls): two other lines, no HTTP/2 |
 //! | messages with `bytes` fields of 32 KiB and more | [`gather`]: sends these fields from where they are |
 //! | such messages over a network card | [`Pool::for_sending`](memory::Pool::for_sending): memory that a card can send from |
 //! | a loop that fills buffers and sends some of them | [`memory::sites`]: learns which buffers need such memory |

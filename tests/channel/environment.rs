@@ -40,7 +40,7 @@ fn a_bad_variable_is_an_error_that_names_it() {
 
 /// Starts a child with this variable. Returns what it reports.
 fn outcomes(variable: &str) -> Vec<String> {
-    let child = Child::start(&["env", variable], ROLE);
+    let child = Child::start(&["env", "RDMA_HANDSHAKE_TIMEOUT=60s", variable], ROLE);
     child.word.split(" | ").map(str::to_owned).collect()
 }
 
@@ -48,7 +48,6 @@ fn outcomes(variable: &str) -> Vec<String> {
 /// Announces the outcomes.
 pub(crate) fn report() {
     Runtime::MultiThread.run(async {
-        let explicit = Config::default;
         let incoming = RdmaIncoming::bind_with("127.0.0.1:0", explicit()).await.unwrap();
         let native = endpoint(incoming.local_addr());
         tokio::spawn(RdmaServer::new().add_service(greeter()).serve_with_incoming(incoming));
@@ -67,6 +66,11 @@ pub(crate) fn report() {
         let outcomes = outcomes.map(|outcome| outcome.unwrap_or_else(|error| texts(&*error)));
         announce(outcomes.join(" | "));
     });
+}
+
+/// A busy machine may need longer for a negotiation than the default.
+fn explicit() -> Config {
+    Config::default().handshake_timeout(Duration::from_secs(60))
 }
 
 fn greeter() -> GreeterServer<ScriptedGreeter> {
@@ -91,7 +95,7 @@ async fn to_incoming(incoming: io::Result<RdmaIncoming>) -> Outcome {
     let incoming = incoming?;
     let address = incoming.local_addr();
     tokio::spawn(Server::builder().add_service(greeter()).serve_with_incoming(incoming));
-    by_connector(RdmaConnector::with_config(Config::default()), &endpoint(address)).await
+    by_connector(RdmaConnector::with_config(explicit()), &endpoint(address)).await
 }
 
 async fn to_server(server: RdmaServer) -> Outcome {
@@ -100,7 +104,7 @@ async fn to_server(server: RdmaServer) -> Outcome {
     let serving = tokio::spawn(server.add_service(greeter()).serve(address));
     while !serving.is_finished() {
         // It may not listen yet.
-        match RdmaChannel::builder(endpoint.clone()).config(Config::default()).connect().await {
+        match RdmaChannel::builder(endpoint.clone()).config(explicit()).connect().await {
             Ok(channel) => return described(channel.last_connection()),
             Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
         }

@@ -49,5 +49,6 @@ async fn hold(column: Column, address: &str) {
     announce("connected");
     loop {
         let _ = client.collect(Request::new(tokio_stream::pending::<Bytes>())).await;
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
 use crate::caller::Caller;
 use crate::column::{Column, ServerSettings};
@@ -160,11 +160,19 @@ pub(crate) async fn in_the_middle_of_a_stream(column: Column) -> String {
     let mut replies = loop {
         let mut request = Request::new(Bytes::new());
         request.set_timeout(2 * SHORT);
-        let Ok(response) = client.produce(request).await else { continue };
-        let mut replies = response.into_inner();
-        if let Ok(first) = probe::first(&mut replies).await {
-            check(&first, 1, 1000);
-            break replies;
+        let first = match client.produce(request).await {
+            Ok(response) => {
+                let mut replies = response.into_inner();
+                probe::first(&mut replies).await.map(|first| (first, replies))
+            }
+            Err(status) => Err(status),
+        };
+        match first {
+            Ok((first, replies)) => {
+                check(&first, 1, 1000);
+                break replies;
+            }
+            Err(status) => assert_eq!(status.code(), Code::DeadlineExceeded, "{status}"),
         }
     };
     let second = probe::first(&mut replies).await;

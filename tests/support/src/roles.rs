@@ -142,5 +142,6 @@ async fn hold(over: Over, address: &str) {
     announce("connected");
     loop {
         let _ = say(&mut client, "hold").await;
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
 }

@@ -1,5 +1,6 @@
 //! The properties of a provider that the suite needs, and the two connected sides that most cases start with.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -117,7 +118,9 @@ pub fn connected(fabric: &dyn Fabric, options: &Options) -> (Side, Side) {
     loop {
         let (a, b) = (Side::new(fabric, options), Side::new(fabric, options));
         match try_to_connect_pairs(&a.pair, &b.pair, &a.settings) {
-            Err(VerbsError::Os { .. }) if tries > 1 => tries -= 1,
+            Err(VerbsError::Os { cause, .. }) if cause.kind() == ErrorKind::TimedOut && tries > 1 => {
+                tries -= 1
+            }
             connected => {
                 connected.unwrap();
                 return (a, b);
