@@ -274,6 +274,6 @@ mod tests {
     #[test]
     fn operations_beyond_the_memory_are_refused() {
         let refusal = Operations::new(Load::Size(1 << 62), 1, false).unwrap_err().to_string();
-        assert!(refusal.contains("4294967296 GiB"), "{refusal}");
+        assert!(refusal.contains("4096 PiB"), "{refusal}");
     }
 }
