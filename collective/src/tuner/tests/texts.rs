@@ -59,8 +59,8 @@ fn errors_name_the_part_at_fault() {
             r#"in the part "ring/0:..": "0" is no size above 0; write a number of bytes, such as 64, 16KiB or 1MiB"#,
         ),
         (
-            "one-shot:..16k,ring:..",
-            r#"in the part "one-shot:..16k": "16k" is no size above 0; write a number of bytes, such as 64, 16KiB or 1MiB"#,
+            "one-shot:..16x,ring:..",
+            r#"in the part "one-shot:..16x": "16x" is no size above 0; write a number of bytes, such as 64, 16KiB or 1MiB"#,
         ),
         (
             "one-shot:..99999999999GiB,ring:..",
