@@ -108,7 +108,8 @@ impl Channel {
     ///
     /// Dropping the future withdraws the request, and a later request gets the tensor. If the tensor has arrived meanwhile, it stays in
     /// memory of this device for the later request, for [`DeviceBuilder::rendezvous_timeout`](crate::DeviceBuilder::rendezvous_timeout) at
-    /// least and twice as long at most, unless other requests need the memory.
+    /// least and twice as long at most. Each link keeps at most 1024 such tensors of 256 MiB together, and frees the oldest first. It keeps
+    /// the newest one whatever its length. If memory of the device is short, all links free these tensors.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

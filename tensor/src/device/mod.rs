@@ -165,7 +165,7 @@ impl RdmaDevice {
     /// # Errors
     /// `RDMA_PINNED_LIMIT` is used up, or the system has no memory.
     pub fn allocate(&self, size: usize) -> Result<MemRegion, ChannelError> {
-        MemRegion::allocate(size, &self.shared.budget).map_err(ChannelError::memory)
+        self.shared.landing.allocate(size)
     }
 
     /// Opens a channel to the device that listens on `remote`: `host:port`, `http://host:port` or `https://host:port` (table 1:

@@ -30,8 +30,8 @@ pub(crate) struct Exchange {
 }
 
 impl Exchange {
-    pub(crate) fn new(offers: Arc<Offers>, requests: Requests) -> Self {
-        Self { peer: offers.new_peer(), offers, requests: Arc::new(requests) }
+    pub(crate) fn new(offers: Arc<Offers>, requests: Arc<Requests>) -> Self {
+        Self { peer: offers.new_peer(), offers, requests }
     }
 
     pub(crate) fn requests(&self) -> &Arc<Requests> {

@@ -12,7 +12,7 @@ use crate::device::settings::Settings;
 use crate::error::ChannelError;
 use crate::link::Link;
 use crate::lock::lock;
-use crate::memory::landing::Landing;
+use crate::memory::landing::{Keeper, Landing};
 use crate::rendezvous::{
     Arrival, Failure, RequestOutcome, Requester, RequesterAction, RequesterSettings, SinkLocation, Violation,
     verify,
@@ -75,18 +75,21 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    pub(crate) fn new(settings: &Settings, landing: &Arc<Landing>) -> Self {
+    pub(crate) fn new(settings: &Settings, landing: &Arc<Landing>) -> Arc<Self> {
         let requester = Requester::new(RequesterSettings {
             max_tensor_bytes: settings.max_tensor_bytes,
             validate: settings.checksums,
             ..RequesterSettings::default()
         });
-        Self {
+        let requests = Arc::new(Self {
             requester: Mutex::new(requester),
             outbox: Outbox::new(),
             waiting: Mutex::default(),
             landing: Arc::clone(landing),
-        }
+        });
+        let keeper: Arc<dyn Keeper> = Arc::clone(&requests) as _;
+        landing.add_keeper(Arc::downgrade(&keeper));
+        requests
     }
 
     pub(crate) fn request(self: &Arc<Self>, link: &Arc<Link>, name: &str, step: u64) -> Request {
@@ -186,16 +189,7 @@ impl Requests {
     /// Makes a sink for a tensor, which the peer may write.
     fn sink(&self, link: &Link, metadata: WireMetadata) -> Result<(SinkMemory, SinkLocation), ChannelError> {
         Metadata::try_from(metadata).map_err(ChannelError::local)?;
-        let memory = self.landing.take(metadata.bytes).or_else(|_| {
-            // The tensors that nobody took may use up the budget.
-            for action in lock(&self.requester).free_untaken() {
-                if let RequesterAction::Free(sink) = action {
-                    self.free(sink);
-                }
-            }
-            self.landing.take(metadata.bytes)
-        })?;
-        let memory = memory.share();
+        let memory = self.landing.take(metadata.bytes)?.share();
         let length = metadata.bytes.max(1) as usize;
         let grant = link.grant(&memory, 0..length, Access::REMOTE_WRITE)?;
         let place = grant.place();
@@ -281,6 +275,18 @@ impl Requests {
         }
         drop(requester);
         self.run_and_wake(link);
+    }
+}
+
+impl Keeper for Requests {
+    fn give_back(&self) {
+        // In a statement of its own, so that the lock is free while grants are revoked.
+        let actions = lock(&self.requester).free_untaken();
+        for action in actions {
+            if let RequesterAction::Free(sink) = action {
+                self.free(sink);
+            }
+        }
     }
 }
 

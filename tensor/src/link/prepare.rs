@@ -16,7 +16,7 @@ use crate::link::{Link, LinkId, RendezvousFrames};
 use crate::memory::landing::Landing;
 use tonic_rdma::internal::{Provider, Reactor};
 use tonic_rdma_verbs::internal::{InFlight, LocalRegistrations, RemotePlace, TransferLimits};
-use tonic_rdma_verbs::memory::{Budget, MemRegion, Pool, PoolSettings};
+use tonic_rdma_verbs::memory::{Budget, Pool, PoolSettings};
 use tonic_rdma_verbs::{Access, Context, ProtectionDomain, QueuePairAddress, QueuePairCapacity};
 
 /// Queue pairs and their memory, not connected yet.
@@ -65,7 +65,7 @@ impl Prepared {
         let domain = context.alloc_protection_domain().map_err(ChannelError::local)?;
         let pool_settings = PoolSettings { access: Access::LOCAL_WRITE, ..PoolSettings::default() };
         let pool = Pool::new(Arc::clone(&domain), pool_settings, Arc::clone(budget));
-        let memory = MemRegion::allocate(Words::LENGTH, budget).map_err(ChannelError::memory)?.share();
+        let memory = landing.allocate(Words::LENGTH)?.share();
         let words = Words::new(memory, &*domain)?;
         let capacity = QueuePairCapacity {
             send_requests: config.depth().min(attributes.max_work_requests),

@@ -2,7 +2,8 @@
 //! bytes that are written to them.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::fmt;
+use std::sync::{Arc, Mutex, Weak};
 
 use bytes::Bytes;
 
@@ -16,6 +17,13 @@ use tonic_rdma_verbs::memory::MemRegion;
 pub(crate) struct Landing {
     budget: Arc<Budget>,
     idle: Mutex<Idle>,
+    keepers: Mutex<Vec<Weak<dyn Keeper>>>,
+}
+
+/// Keeps regions that may be freed when memory is short.
+pub(crate) trait Keeper: fmt::Debug + Send + Sync {
+    /// Puts these regions back. [`Landing`] calls this without a lock.
+    fn give_back(&self);
 }
 
 #[derive(Debug, Default)]
@@ -29,7 +37,14 @@ impl Landing {
     const KEPT: usize = 2 << 30;
 
     pub(crate) fn new(budget: &Arc<Budget>) -> Arc<Self> {
-        Arc::new(Self { budget: Arc::clone(budget), idle: Mutex::default() })
+        Arc::new(Self { budget: Arc::clone(budget), idle: Mutex::default(), keepers: Mutex::default() })
+    }
+
+    /// Adds a keeper, until it is dropped.
+    pub(crate) fn add_keeper(&self, keeper: Weak<dyn Keeper>) {
+        let mut keepers = lock(&self.keepers);
+        keepers.retain(|keeper| keeper.strong_count() > 0);
+        keepers.push(keeper);
     }
 
     /// Returns a region of at least `length` bytes, with any content.
@@ -38,17 +53,45 @@ impl Landing {
         let page = rustix::param::page_size();
         let length = length.max(1).checked_next_multiple_of(page);
         let length = length.ok_or_else(|| ChannelError::memory("a tensor longer than memory can be"))?;
-        let mut idle = lock(&self.idle);
-        if let Some(region) = idle.by_length.get_mut(&length).and_then(Vec::pop) {
-            idle.bytes -= region.len();
+        if let Some(region) = self.idle(length) {
             return Ok(region);
         }
-        drop(idle);
+        self.allocate_idle_freed(length).or_else(|_| {
+            self.call_keepers();
+            // The software device charges a region until the peer has unmapped it, so a region that came back is the first choice.
+            self.idle(length).map_or_else(|| self.allocate_idle_freed(length), Ok)
+        })
+    }
+
+    /// Returns a new region of `length` bytes, zeroed.
+    pub(crate) fn allocate(&self, length: usize) -> Result<MemRegion, ChannelError> {
+        self.allocate_idle_freed(length).or_else(|_| {
+            self.call_keepers();
+            self.allocate_idle_freed(length)
+        })
+    }
+
+    fn idle(&self, length: usize) -> Option<MemRegion> {
+        let mut idle = lock(&self.idle);
+        let region = idle.by_length.get_mut(&length)?.pop()?;
+        idle.bytes -= region.len();
+        Some(region)
+    }
+
+    /// Allocates a region. Idle regions may use up the budget, so they are freed if there is not enough.
+    fn allocate_idle_freed(&self, length: usize) -> Result<MemRegion, ChannelError> {
         MemRegion::allocate(length, &self.budget).or_else(|_| {
-            // Idle regions of other lengths may use up the budget, so they are freed.
-            *lock(&self.idle) = Idle::default();
+            let idle = std::mem::take(&mut *lock(&self.idle));
+            // Outside the lock, because unmapping takes system calls.
+            drop(idle);
             MemRegion::allocate(length, &self.budget).map_err(ChannelError::memory)
         })
+    }
+
+    /// Lets the keepers of the whole device put their regions back, because all share the budget.
+    fn call_keepers(&self) {
+        let keepers: Vec<_> = lock(&self.keepers).iter().filter_map(Weak::upgrade).collect();
+        keepers.iter().for_each(|keeper| keeper.give_back());
     }
 
     /// Takes a region back.

@@ -44,8 +44,8 @@
 //!
 //! **A reader that gives up may ask again.** A cancellation that reaches the provider during the write brings the share back when the
 //! write has ended, and a request that asks again waits for that. If `Written` was sent before, the share is used up, so the requester
-//! keeps the tensor and gives it to the request that asks again. It keeps as many tensors as it may have requests, and for as long as
-//! the driver says ([`Requester::age_untaken`]).
+//! keeps the tensor and gives it to the request that asks again. It keeps as many tensors as it may have requests, as many bytes as
+//! [`RequesterSettings::max_untaken_bytes`] says, and for as long as the driver says ([`Requester::age_untaken`]).
 //!
 //! **Bounds.** The number and the bytes of offers, the number of requests of each peer, the number of remembered requests, and
 //! the waiting time have bounds; see [`ProviderSettings`] and [`RequesterSettings`]. At most two frames answer one frame of a
@@ -53,7 +53,8 @@
 //! short.
 //!
 //! **Access.** Any peer of the provider may ask for any tensor, but each link gets at most one share of each offer, so a peer
-//! can't take the share of another peer. A process that comes back over another link is another peer.
+//! can't take the share of another peer. A process that comes back over another link is another peer. The provider keeps its right to
+//! write a sink from `Written` until the program takes the tensor: the driver revokes the grant before the program gets the bytes.
 //!
 //! **Errors of a peer** concern that peer alone. A status answers a wrong request. A wrong answer is a [`Violation`], and the
 //! driver then ends the link to that peer.

@@ -82,8 +82,8 @@ pub struct Requester<S> {
     cache: Option<LruCache<Arc<str>, WireMetadata>>,
     requests: BTreeMap<RequestId, OwnRequest<S>>,
     /// Tensors that arrived for requests that were given up. The provider counts them as delivered, so the next request gets them from
-    /// here. With each, whether it was there at the last [`Requester::age_untaken`].
-    untaken: BTreeMap<TensorKey, (Arrival<S>, bool)>,
+    /// here. In the order of their arrival. With each, whether it was there at the last [`Requester::age_untaken`].
+    untaken: LruCache<TensorKey, (Arrival<S>, bool)>,
     next: u64,
     gone: Option<String>,
     actions: Vec<RequesterAction<S>>,
@@ -129,7 +129,7 @@ impl<S> Requester<S> {
             settings,
             cache,
             requests: BTreeMap::new(),
-            untaken: BTreeMap::new(),
+            untaken: LruCache::unbounded(),
             next: 0,
             gone: None,
             actions: Vec::new(),
@@ -159,7 +159,7 @@ impl<S> Requester<S> {
         let request_id = RequestId(self.next);
         self.next += 1;
         let name: Arc<str> = name.into();
-        if let Some((arrival, _)) = self.untaken.remove(&TensorKey { name: name.clone(), step }) {
+        if let Some((arrival, _)) = self.untaken.pop(&TensorKey { name: name.clone(), step }) {
             let result = RequestOutcome::Arrived(arrival);
             return Ok((request_id, RequesterAction::Finished { request_id, result }));
         }
@@ -222,20 +222,16 @@ impl<S> Requester<S> {
 
     /// Frees the tensors for which no request has come since the last call. Call this in intervals for which a tensor is on offer.
     pub fn age_untaken(&mut self) -> Vec<RequesterAction<S>> {
-        for (key, (arrival, is_old)) in std::mem::take(&mut self.untaken) {
-            if is_old {
-                self.actions.push(RequesterAction::Free(arrival.sink));
-            } else {
-                self.untaken.insert(key, (arrival, true));
-            }
+        while self.untaken.peek_lru().is_some_and(|(_, (_, is_old))| *is_old) {
+            self.free_oldest();
         }
+        self.untaken.iter_mut().for_each(|(_, (_, is_old))| *is_old = true);
         self.take_actions()
     }
 
     /// Frees all tensors for which no request has come, because the memory is needed.
     pub fn free_untaken(&mut self) -> Vec<RequesterAction<S>> {
-        let all = std::mem::take(&mut self.untaken).into_values();
-        self.actions.extend(all.map(|(arrival, _)| RequesterAction::Free(arrival.sink)));
+        while self.free_oldest().is_some() {}
         self.take_actions()
     }
 
@@ -421,11 +417,21 @@ impl<S> Requester<S> {
             return;
         }
         let key = TensorKey { name: arrival.name.clone(), step: arrival.step };
-        let replaced = self.untaken.insert(key, (arrival, false));
+        let replaced = self.untaken.put(key, (arrival, false));
+        self.actions.extend(replaced.map(|(arrival, _)| RequesterAction::Free(arrival.sink)));
         let most = if self.gone.is_some() { 0 } else { self.settings.max_requests };
-        let first = if self.untaken.len() > most { self.untaken.pop_first() } else { None };
-        let freed = [replaced, first.map(|(_, kept)| kept)].into_iter().flatten();
-        self.actions.extend(freed.map(|(arrival, _)| RequesterAction::Free(arrival.sink)));
+        let mut bytes: u64 = self.untaken.iter().map(|(_, (kept, _))| kept.metadata.bytes).sum();
+        while self.untaken.len() > most || (self.untaken.len() > 1 && bytes > self.settings.max_untaken_bytes)
+        {
+            bytes -= self.free_oldest().unwrap_or_default();
+        }
+    }
+
+    /// Frees the tensor that nobody took for the longest time. Returns its length in bytes.
+    fn free_oldest(&mut self) -> Option<u64> {
+        let (_, (oldest, _)) = self.untaken.pop_lru()?;
+        self.actions.push(RequesterAction::Free(oldest.sink));
+        Some(oldest.metadata.bytes)
     }
 
     fn finish(&mut self, request_id: RequestId, result: RequestOutcome<S>) {

@@ -43,13 +43,21 @@ pub struct RequesterSettings {
     pub max_cached: usize,
     /// Length of the longest tensor that the requester accepts, in bytes.
     pub max_tensor_bytes: u64,
+    /// Bytes of all tensors together that the requester keeps for readers that gave up. It keeps the newest one also if that one is longer.
+    pub max_untaken_bytes: u64,
     /// Whether each tensor has to come with a checksum.
     pub validate: bool,
 }
 
 impl Default for RequesterSettings {
-    /// Returns the defaults: 1 024 requests, 4 096 names, 64 GiB, no checksums.
+    /// Returns the defaults: 1 024 requests, 4 096 names, tensors of 64 GiB, 256 MiB of untaken tensors, no checksums.
     fn default() -> Self {
-        Self { max_requests: 1_024, max_cached: 4_096, max_tensor_bytes: 64 << 30, validate: false }
+        Self {
+            max_requests: 1_024,
+            max_cached: 4_096,
+            max_tensor_bytes: 64 << 30,
+            max_untaken_bytes: 256 << 20,
+            validate: false,
+        }
     }
 }

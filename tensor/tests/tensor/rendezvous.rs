@@ -5,11 +5,12 @@ use std::task::Poll;
 use std::time::Duration;
 
 use tonic::Code;
+use tonic_rdma::Config;
 use tonic_rdma_tensor::{
     ChannelError, Dtype, Held, Offer, RdmaDevice, Request, Requested, Shape, Tensor, TensorMut, TensorSpec,
 };
 
-use crate::{notifications, pair, pair_with, pattern};
+use crate::{eventually, notifications, pair, pair_with, pattern};
 
 fn tensor(seed: u64, length: u64) -> Tensor {
     let spec = TensorSpec::new(Dtype::U8, Shape::new(&[length]).unwrap()).unwrap();
@@ -133,6 +134,48 @@ async fn a_reader_that_gave_up_gets_the_tensor_when_it_asks_again() {
         let twice = channel.request("kv", 0).await.unwrap_err().to_string();
         assert!(twice.contains("delivered already"), "{twice}");
     }
+}
+
+/// The budget holds one tensor and not two, so each step needs the memory of the tensor that nobody took.
+#[tokio::test]
+async fn a_tensor_that_nobody_took_makes_room_for_the_whole_device() {
+    const LENGTH: u64 = 40 << 20;
+    let config = Config::from_env().unwrap();
+    let bind = |config| RdmaDevice::builder().config(config).bind("127.0.0.1:0");
+    let (server, other) = (bind(config.clone()).await.unwrap(), bind(config.clone()).await.unwrap());
+    let client = bind(config.pinned_limit(64 << 20)).await.unwrap();
+    let from_server = client.channel(&server.endpoint(), 0).await.unwrap();
+    let from_other = client.channel(&other.endpoint(), 0).await.unwrap();
+    let from_client = other.channel(&client.endpoint(), 0).await.unwrap();
+    let leave_untaken = async |step| {
+        server.put("kv", step, Offer::Tensor(tensor(step, LENGTH)), 1).unwrap();
+        let request = from_server.request("kv", step);
+        while server.held().offers > 0 {
+            tokio::task::yield_now().await;
+        }
+        drop(request);
+        // The frames of a link keep their order, so behind this answer the tensor has arrived.
+        server.put("barrier", step, Offer::Dead, 1).unwrap();
+        assert!(matches!(from_server.request("barrier", step).await, Ok(Requested::Dead)));
+    };
+
+    leave_untaken(1).await;
+    other.put("other", 1, Offer::Tensor(tensor(1, LENGTH)), 1).unwrap();
+    drop(arrived(from_other.request("other", 1).await));
+
+    leave_untaken(2).await;
+    // The software device charges memory until the peer has unmapped it.
+    let mut region = None;
+    eventually("memory of a tensor that nobody took", async || {
+        region = region.take().or_else(|| client.allocate(LENGTH as usize + 1).ok());
+        region.is_some()
+    })
+    .await;
+    drop(region);
+
+    leave_untaken(3).await;
+    client.put("own", 1, Offer::Tensor(tensor(2, LENGTH)), 1).unwrap();
+    drop(arrived(from_client.request("own", 1).await));
 }
 
 #[tokio::test]

@@ -201,6 +201,23 @@ fn tensors_that_nobody_takes_are_bounded_in_number_and_time() {
 }
 
 #[test]
+fn tensors_that_nobody_takes_are_bounded_in_bytes() {
+    let mut requester = requester();
+    let long = |step, mebibytes: u64, sink| Arrival {
+        metadata: WireMetadata { bytes: mebibytes << 20, ..metadata(&[2]) },
+        ..arrival(step, &[2], sink)
+    };
+    assert_eq!(requester.not_taken(long(9, 100, "first")), []);
+    assert_eq!(requester.not_taken(long(5, 156, "second")), []);
+    assert_eq!(requester.not_taken(long(7, 1, "third")), [RequesterAction::Free("first")]);
+    assert_eq!(requester.not_taken(long(5, 255, "again")), [RequesterAction::Free("second")]);
+    let freed = requester.not_taken(long(1, 1024, "the newest, of any length"));
+    assert_eq!(freed, [RequesterAction::Free("third"), RequesterAction::Free("again")]);
+    assert_eq!(requester.not_taken(long(2, 1, "last")), [RequesterAction::Free("the newest, of any length")]);
+    assert_eq!(requester.free_untaken(), [RequesterAction::Free("last")]);
+}
+
+#[test]
 fn a_request_that_waits_for_a_sink_is_cancelled() {
     // The peer knows of the request, and has to answer.
     let mut requester = requester();
