@@ -98,7 +98,8 @@ async fn wrong_settings_and_endpoints_are_refused() {
 
 #[tokio::test]
 async fn a_tensor_whose_slab_may_not_be_registered_is_copied() {
-    let server = RdmaDevice::builder().bind("127.0.0.1:0").await.unwrap();
+    // The first connection of the process sets the limit for all connections, also those of other tests.
+    let (server, _client, _first) = pair().await;
     let config = Config::from_env().unwrap().pinned_limit(8 << 20);
     let client = RdmaDevice::builder().config(config).bind("127.0.0.1:0").await.unwrap();
     let channel = client.channel(&server.endpoint(), 0).await.unwrap();
