@@ -60,7 +60,7 @@ pub fn explain(error: &clap::Error, command: &Command) -> Result<(), Failure> {
         }
         _ => {
             // Only clap's usage line names the subcommand that was being parsed.
-            let name = std::env::args().nth(1).unwrap_or_default();
+            let name = std::env::args_os().nth(1).unwrap_or_default();
             Err(Failure::usage(refusal(error, command.find_subcommand(name).unwrap_or(command))))
         }
     }

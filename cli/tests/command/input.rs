@@ -1,5 +1,8 @@
 //! Help, the version, and the message for each kind of bad input.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+
 use super::process::{refused, run, tonic_rdma};
 
 #[test]
@@ -72,6 +75,13 @@ fn a_bad_variable_is_named() {
     for (name, value, accepted) in [
         ("RDMA_POLL_MODE", "sometimes", "busy, adaptive, event"),
         ("RDMA_EAGER_THRESHOLD", "1 lot", "auto or a size"),
+#[test]
+fn arguments_that_are_no_text_are_refused() {
+    let no_text = OsStr::from_bytes(b"\xff");
+    refused(&tonic_rdma(&[]).arg(no_text).output().unwrap(), 2, &["unrecognized subcommand", "compare, "]);
+    refused(&tonic_rdma(&["devices"]).arg(no_text).output().unwrap(), 2, &["unexpected argument", "--json"]);
+}
+
         ("RDMA_PINNED_LIMIT", "8 lots", "a size from 1 MiB"),
         ("RDMA_SPIN_LIMIT", "2s", "a time from 0ns to 1s"),
         ("RDMA_PROVIDER", "card", "auto, soft"),
