@@ -39,13 +39,18 @@ pub fn log(option: Option<&str>, usual: &str) -> Result<(), Failure> {
 
 /// Parses a filter, in which each target needs a level. Otherwise a misspelt level would be a target, and hide all messages.
 fn parse_filter(filter: &str) -> Result<Targets, String> {
+    let mut parts = Vec::new();
     for part in filter.split(',') {
-        let level = part.rsplit_once('=').map_or(part, |(_, level)| level).trim();
+        // Blanks would belong to a target's name.
+        let (target, level) =
+            part.rsplit_once('=').map_or((None, part), |(target, level)| (Some(target), level));
+        let level = level.trim();
         if level.is_empty() || level.parse::<LevelFilter>().is_err() {
             return Err(format!("{level:?} is no level"));
         }
+        parts.push(target.map_or_else(|| level.to_owned(), |target| format!("{}={level}", target.trim())));
     }
-    filter.parse().map_err(|error| format!("{error}"))
+    parts.join(",").parse().map_err(|error| format!("{error}"))
 }
 
 /// Shows help or version, if `error` is such a request. Otherwise returns clap's message as a failure of one line.
@@ -157,6 +162,15 @@ mod tests {
         ] {
             assert_eq!(parse_filter(bad).unwrap_err(), named, "{bad}");
         }
+    }
+
+    #[test]
+    fn blanks_in_a_filter_do_not_count() {
+        let level = LevelFilter::WARN.into_level().unwrap();
+        for filter in [" warn", "info, warn", "off, a::b = warn", " a::b=warn ,off"] {
+            assert!(parse_filter(filter).unwrap().would_enable("a::b", &level), "{filter:?}");
+        }
+        assert!(!parse_filter("warn, a::b=error").unwrap().would_enable("a::b", &level));
     }
 
     #[test]
