@@ -13,14 +13,24 @@ fn is_stdout(json: &Path) -> bool {
     json.as_os_str() == "-"
 }
 
-/// Checks that the files of these options can be written. This precedes the work, so that no run is lost. `-` is no file.
+/// Checks that the files of these options can be written. This precedes the work, so that no run is lost. Only `--json` takes `-`.
 ///
 /// # Errors
 ///
 /// Fails if a file can't be written, with the name of its option.
 pub fn check_files(files: &[(&str, Option<&Path>)]) -> Result<(), Failure> {
     let named = files.iter().filter_map(|(flag, path)| Some((flag, (*path)?)));
-    for (flag, path) in named.filter(|(_, path)| !is_stdout(path)) {
+    for (flag, path) in named {
+        match (is_stdout(path), *flag) {
+            (true, "--json") => continue,
+            (true, _) => {
+                let accepted = "accepted: a path, such as ./-";
+                return Err(Failure::usage(format!(
+                    "{flag}: - is stdout, which only --json takes; {accepted}"
+                )));
+            }
+            (false, _) => {}
+        }
         OpenOptions::new().append(true).create(true).open(path).map_err(|error| {
             Failure::usage(format!("{flag}: can't write {}", path.display())).because(error)
         })?;
@@ -83,6 +93,8 @@ mod tests {
         assert!(error.contains("--plot: can't write") && error.contains("missing/file"), "{error}");
         check_files(&[("--json", Some(&there)), ("--plot", None)]).unwrap();
         check_files(&[("--json", Some(Path::new("-")))]).unwrap();
+        let error = check_files(&[("--json", None), ("--plot", Some(Path::new("-")))]).unwrap_err();
+        assert!(error.with_causes().contains("--plot: - is stdout"), "{error}");
         assert!(!Path::new("-").exists());
         write_json(&there, &[1]).unwrap();
         assert_eq!(std::fs::read_to_string(there).unwrap(), "[\n  1\n]\n");

@@ -65,6 +65,8 @@ fn bad_input_is_named_in_one_line() {
         (&["compare", "--rate", "0"], &["--rate", "0.1 to 1000000"]),
         (&["measure"], &["measure", "compare, parameter-server, bridge, devices, tune"]),
         (&["tune", "--device", "mlx5_9"], &["mlx5_9", "soft0"]),
+        (&["tune", "--plot", "-"], &["--plot", "only --json"]),
+        (&["compare", "--report", "-"], &["--report", "only --json"]),
         (&["tune", "--json", "/no/such/folder/x.json"], &["--json", "/no/such/folder/x.json"]),
         (&["tune", "--slow"], &["--slow", "--device, --json, --plot, --fresh"]),
         (&["devices", "--all"], &["--all", "--json"]),
@@ -74,17 +76,17 @@ fn bad_input_is_named_in_one_line() {
 }
 
 #[test]
-fn a_bad_variable_is_named() {
-    for (name, value, accepted) in [
-        ("RDMA_POLL_MODE", "sometimes", "busy, adaptive, event"),
-        ("RDMA_EAGER_THRESHOLD", "1 lot", "auto or a size"),
-#[test]
 fn arguments_that_are_no_text_are_refused() {
     let no_text = OsStr::from_bytes(b"\xff");
     refused(&tonic_rdma(&[]).arg(no_text).output().unwrap(), 2, &["unrecognized subcommand", "compare, "]);
     refused(&tonic_rdma(&["devices"]).arg(no_text).output().unwrap(), 2, &["unexpected argument", "--json"]);
 }
 
+#[test]
+fn a_bad_variable_is_named() {
+    for (name, value, accepted) in [
+        ("RDMA_POLL_MODE", "sometimes", "busy, adaptive, event"),
+        ("RDMA_EAGER_THRESHOLD", "1 lot", "auto or a size"),
         ("RDMA_PINNED_LIMIT", "8 lots", "a size from 1 MiB"),
         ("RDMA_SPIN_LIMIT", "2s", "a time from 0ns to 1s"),
         ("RDMA_PROVIDER", "card", "auto, soft"),

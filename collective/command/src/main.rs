@@ -30,12 +30,16 @@ fn run(options: &Options) -> Result<(), Failure> {
     if let Some(place) = &options.child {
         return rank::work_as_child(options, place);
     }
-    if options.kills.is_some() || options.stops.is_some() {
+    let loses = options.kills.is_some() || options.stops.is_some();
+    let is_rank = !loses && options.ranks.is_none() && rank::is_launched();
+    if !is_rank {
+        options.check_files()?;
+    }
+    if loses {
         return kills::run(options);
     }
-    let launched = rank::is_launched();
     match &options.ranks {
-        None if launched => match rank::work_as_launched(options)? {
+        _ if is_rank => match rank::work_as_launched(options)? {
             Some(results) => results.show(options),
             None => Ok(()),
         },

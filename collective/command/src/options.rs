@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use tonic_rdma_commands::units::{SIZE_FORMS, parse_number, parse_size, parse_time};
-use tonic_rdma_commands::{Failure, List, ValueError, parse_list, parse_set};
+use tonic_rdma_commands::{Failure, List, ValueError, output, parse_list, parse_set};
 
 use crate::choices::{Algorithm, Named, Operand, Reduction, Type};
 
@@ -155,6 +155,11 @@ impl Cell {
 }
 
 impl Options {
+    /// Checks that the files of the results can be written.
+    pub(crate) fn check_files(&self) -> Result<(), Failure> {
+        output::check_files(&[("--json", self.json.as_deref()), ("--plot", self.plot.as_deref())])
+    }
+
     /// Returns the numbers of local ranks.
     pub(crate) fn local_ranks(&self) -> Vec<usize> {
         self.ranks.as_ref().map_or_else(|| vec![2], |list| list.0.clone())

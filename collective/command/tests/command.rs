@@ -130,6 +130,8 @@ fn bad_input_ends_with_status_2_and_names_the_option() {
         (&["--ranks", "none"][..], "--ranks"),
         (&["--sizes", "10", "--types", "f64"], "--sizes"),
         (&["--ranks", "64", "--types", "i8"], "--types"),
+        (&["--ranks", "2", "--quick", "--json", "/no/such/folder/x.json"], "--json"),
+        (&["--ranks", "2", "--quick", "--plot", "-"], "--plot"),
         (&["--unknown"], "--unknown"),
         (&["--size", "64"], "did you mean --sizes?"),
     ] {

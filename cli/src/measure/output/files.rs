@@ -9,6 +9,9 @@ use tonic_rdma_commands::{Failure, output};
 pub(crate) fn check_outputs(json: Option<&Path>, report: Option<&Path>) -> Result<(), Failure> {
     output::check_files(&[("--json", json)])?;
     let Some(directory) = report else { return Ok(()) };
+    if directory.as_os_str() == "-" {
+        return output::check_files(&[("--report", report)]);
+    }
     std::fs::create_dir_all(directory).map_err(|error| {
         Failure::usage(format!("--report: can't write {}", directory.display())).because(error)
     })?;

@@ -55,6 +55,10 @@ pub(crate) fn work_as_child(options: &Options, place: &str) -> Result<(), Failur
 pub(crate) fn work_as_launched(options: &Options) -> Result<Option<Results>, Failure> {
     let launch = Launch::from_env().map_err(|error| Failure::usage(error.to_string()))?;
     let first = launch.rank() == 0;
+    // Only rank 0 writes files. The others may run on hosts without its folders.
+    if first {
+        options.check_files()?;
+    }
     let mut launches = Vec::new();
     for index in 0..options.algorithms().len() {
         launches.push(at_port(&launch, index)?);
