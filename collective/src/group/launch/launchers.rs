@@ -11,6 +11,7 @@ const ADDRESS: &str = "RDMA_COLLECTIVE_ADDRESS";
 const LOOPBACK: &str = "127.0.0.1";
 
 const SLURM: &str = "Slurm";
+const TORCHRUN: &str = "torchrun";
 
 /// What a launcher says.
 struct Said {
@@ -26,6 +27,19 @@ struct Said {
     local: Option<usize>,
     /// The number of processes that the launcher started in all. `None` if it has not started this process, or does not say.
     started: Option<usize>,
+    /// Who has started this process, as far as the launcher says so.
+    starter: Starter,
+}
+
+/// Who has started a process of a launcher.
+#[derive(PartialEq, Eq)]
+enum Starter {
+    /// The launcher itself, or one of its daemons.
+    Unknown,
+    /// A daemon that an outer launcher may have started on each host, also on hosts without ranks.
+    Daemon,
+    /// A launcher whose user said that it forms a group of its own.
+    Standalone,
 }
 
 impl Said {
@@ -86,8 +100,9 @@ fn without_launcher(
 }
 
 /// Asks the launchers in turn. The first that is there counts. Processes inherit variables, so another launcher that is there has
-/// started the first one, or was started by it. No variable tells which, so numbers that fit the second case only are an error. With
-/// `is_numbered` this library's variable numbers the process, so launchers may contradict each other.
+/// started the first one, or was started by it. In the second case the numbers of the first would be wrong, so it is an error if the other
+/// launcher can't have started the first one. With `is_numbered` this library's variable numbers the process, so launchers may contradict
+/// each other.
 fn launcher(variables: &Variables<'_>, is_numbered: bool) -> Result<Option<Said>, CollectiveError> {
     type Read = fn(&Variables<'_>) -> Result<Option<Said>, CollectiveError>;
     let mut others = [torchrun as Read, open_mpi, hydra, slurm].into_iter();
@@ -118,12 +133,18 @@ fn launcher(variables: &Variables<'_>, is_numbered: bool) -> Result<Option<Said>
 }
 
 /// Returns whether the processes of `outer` may be the agents, or proxies, that have started the processes of `inner`: there are as many
-/// of both, or `outer` has started one for each host, and not more than `inner` has processes.
+/// of both, or `outer` has started one for each host, and not more than `inner` has processes. The mpirun of Open MPI and of Hydra may have
+/// started daemons also on hosts without processes.
 fn may_be_started_by(inner: &Said, outer: &Said) -> bool {
     let Some(started) = outer.started else { return true };
     let agents = inner.local.filter(|local| *local > 0).map(|local| inner.size / local);
+    let is_mpirun_in_slurm = outer.launcher == SLURM && inner.launcher != TORCHRUN;
+    let on_several_hosts = inner.local.is_some_and(|local| local < inner.size);
+    let has_daemons = is_mpirun_in_slurm && (on_several_hosts || inner.starter == Starter::Daemon);
     started == 1
+        || inner.starter == Starter::Standalone
         || agents == Some(started)
+        || has_daemons && outer.local == Some(1)
         || started <= inner.size && outer.local.is_none_or(|local| local == 1)
 }
 
@@ -152,7 +173,14 @@ fn torchrun(variables: &Variables<'_>) -> Result<Option<Said>, CollectiveError> 
     let number = master.map(|port| port.to_string()).unwrap_or_default();
     let job = format!("torchrun {run} {number} {restart}");
     let port = port::of(&job, master);
-    Ok(Some(Said { launcher: "torchrun", rank, size, host, port, job, local, started: Some(size) }))
+    let starter = if local == Some(size) && is_uuid(&run) { Starter::Standalone } else { Starter::Unknown };
+    Ok(Some(Said { launcher: TORCHRUN, rank, size, host, port, job, local, started: Some(size), starter }))
+}
+
+/// Returns whether `run` is such a name as `torchrun --standalone` draws. Without this option it is `none`, or the user's.
+fn is_uuid(run: &str) -> bool {
+    let groups = run.split('-').map(str::len).eq([8, 4, 4, 4, 12]);
+    groups && run.bytes().all(|byte| byte == b'-' || byte.is_ascii_hexdigit())
 }
 
 /// Reads the variables of Open MPI: <https://www.open-mpi.org/faq/?category=running#mpi-environmental-variables>.
@@ -161,7 +189,12 @@ fn open_mpi(variables: &Variables<'_>) -> Result<Option<Said>, CollectiveError> 
     let size = required(variables, "OMPI_COMM_WORLD_SIZE")?;
     let local = variables.number("OMPI_COMM_WORLD_LOCAL_SIZE")?;
     const URI: &str = "OMPI_MCA_orte_hnp_uri";
-    let host = match variables.text(URI)? {
+    let uri = variables.text(URI)?;
+    let daemon = variables.text("OMPI_MCA_orte_local_daemon_uri")?;
+    // mpirun is the daemon of its own host.
+    let starter =
+        if daemon.is_some() && uri.is_some() && daemon != uri { Starter::Daemon } else { Starter::Unknown };
+    let host = match uri {
         _ if local == Some(size) => Ok(LOOPBACK.to_owned()),
         Some(uri) => Ok(host_of_uri(&uri).ok_or_else(|| refuse(URI, &uri, "takes NUMBER;tcp://HOST:PORT"))?),
         None => Err("OMPI_MCA_orte_hnp_uri, which names mpirun's host, is not set"),
@@ -169,7 +202,7 @@ fn open_mpi(variables: &Variables<'_>) -> Result<Option<Said>, CollectiveError> 
     let job = variables.first(&["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"])?.unwrap_or_default();
     let job = format!("Open MPI {job}");
     let port = port::of(&job, None);
-    Ok(Some(Said { launcher: "Open MPI", rank, size, host, port, job, local, started: Some(size) }))
+    Ok(Some(Said { launcher: "Open MPI", rank, size, host, port, job, local, started: Some(size), starter }))
 }
 
 /// Returns the first host of `1364852736.0;tcp://10.0.0.1,10.1.0.1:55597;tcp6://[fd00::1]:46003`.
@@ -200,7 +233,8 @@ fn hydra(variables: &Variables<'_>) -> Result<Option<Said>, CollectiveError> {
     }
     let port = port::of(&job, None);
     let launcher = "Hydra (the mpirun of MPICH or Intel MPI)";
-    Ok(Some(Said { launcher, rank, size, host, port, job, local, started: Some(size) }))
+    let (started, starter) = (Some(size), Starter::Unknown);
+    Ok(Some(Said { launcher, rank, size, host, port, job, local, started, starter }))
 }
 
 /// Reads the variables of Slurm: <https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES>.
@@ -233,7 +267,10 @@ fn slurm(variables: &Variables<'_>) -> Result<Option<Said>, CollectiveError> {
     let job = format!("Slurm {job}.{}", step.unwrap_or_default());
     let port = port::of(&job, None);
     let local = tasks.zip(nodes).filter(|(_, nodes)| *nodes > 0).map(|(tasks, nodes)| tasks.div_ceil(nodes));
-    Ok(Some(Said { launcher: SLURM, rank, size, host, port, job, local, started: tasks }))
+    // With `--pty` srun starts task 0 as an interactive shell. The other tasks have no terminal.
+    let is_shell = rank == 0 && variables.text("SLURM_PTY_PORT")?.is_some();
+    let (started, starter) = (tasks.filter(|_| !is_shell), Starter::Unknown);
+    Ok(Some(Said { launcher: SLURM, rank, size, host, port, job, local, started, starter }))
 }
 
 /// Returns the first host of a list of Slurm's: `rack[01-04,7]n[1-2],login` gives `rack01n1`.

@@ -217,6 +217,76 @@ fn launchers_that_contradict_each_other_are_an_error_that_names_both() {
     }
 }
 
+/// `srun -n 4 --pty bash` starts one shell, which is task 0 of 4 for Slurm, and the user starts ranks there.
+#[test]
+fn an_interactive_shell_of_slurm_is_no_rank_of_the_launchers_in_it() {
+    let shell = [("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "4"), ("SLURM_PTY_PORT", "34889")];
+    let shell = with(TWO_TASKS, &shell);
+    for rank in ["0", "1", "2", "3"] {
+        let torchrun = [("RANK", rank), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "4")];
+        let open_mpi = [
+            ("OMPI_COMM_WORLD_RANK", rank),
+            ("OMPI_COMM_WORLD_SIZE", "4"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
+        ];
+        for inner in
+            [with(TORCHRUN, &torchrun), with(OPEN_MPI, &open_mpi), with(HYDRA, &[("PMI_RANK", rank)])]
+        {
+            let launch = of(&with(&shell, &inner)).unwrap();
+            assert_eq!((launch.rank().to_string().as_str(), launch.size()), (rank, 4), "{inner:?}");
+            assert!(launch.address().starts_with("127.0.0.1:"), "{launch:?}");
+        }
+    }
+    // A step that is started in the shell inherits its variables. Its tasks are several.
+    let single = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1")];
+    let step = with(&shell, &[("SLURM_PROCID", "2"), ("SLURM_STEP_NUM_NODES", "1")]);
+    let said = of(&with(&step, &with(OPEN_MPI, &single))).unwrap_err().to_string();
+    assert!(said.contains("Slurm says rank 2 of 4"), "{said}");
+}
+
+/// mpirun starts one daemon by srun on each host of the job, also on hosts that get no rank.
+#[test]
+fn mpirun_may_start_fewer_ranks_than_daemons() {
+    let daemon = [("SLURM_STEP_NUM_TASKS", "3"), ("SLURM_STEP_NUM_NODES", "3")];
+    let daemon = with(TWO_TASKS, &daemon);
+    let open_mpi = with(OPEN_MPI, &[("OMPI_COMM_WORLD_LOCAL_SIZE", "1")]);
+    assert_eq!(of(&with(&daemon, &open_mpi)).unwrap(), of(&open_mpi).unwrap());
+    let hydra = with(HYDRA, &[("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("MPI_LOCALNRANKS", "1")]);
+    let hydra = with(&hydra, &[("RDMA_COLLECTIVE_ADDRESS", "n1:29000")]);
+    assert_eq!(of(&with(&daemon, &hydra)).unwrap().size(), 2);
+    // All ranks may run on one host: then Open MPI tells that a daemon has started them, and not mpirun itself.
+    let all_here = with(&daemon, OPEN_MPI);
+    let said = of(&all_here).unwrap_err().to_string();
+    assert!(said.contains("Open MPI says rank 1 of 2, and Slurm says rank 1 of 3"), "{said}");
+    let uri = "OMPI_MCA_orte_local_daemon_uri";
+    let started = with(&all_here, &[(uri, "1364852736.1;tcp://192.0.2.3:55597")]);
+    assert_eq!(of(&started).unwrap(), of(OPEN_MPI).unwrap());
+    let own = "1364852736.0;tcp://192.0.2.2,10.0.0.1:55597;tcp6://[fd00::2]:46003";
+    of(&with(&all_here, &[(uri, own)])).unwrap_err();
+}
+
+/// `srun -n 4 torchrun --standalone`: independent groups, as their user has said.
+#[test]
+fn a_standalone_torchrun_is_a_group_of_its_own() {
+    let alone = [
+        ("RANK", "0"),
+        ("WORLD_SIZE", "1"),
+        ("LOCAL_WORLD_SIZE", "1"),
+        ("TORCHELASTIC_RUN_ID", "6b0b9f1c-3f0e-4c89-9d5a-0f6d8e4d7a11"),
+    ];
+    let alone = with(TORCHRUN, &alone);
+    for outer in [with(TWO_TASKS, &[("SLURM_STEP_NUM_NODES", "1")]), with(OPEN_MPI, &[]), with(HYDRA, &[])] {
+        let launch = of(&with(&outer, &alone)).unwrap();
+        assert_eq!((launch.rank(), launch.size()), (0, 1));
+        // Without --standalone the run has the name "none", or one of the user's.
+        for name in ["none", "train", "6b0b9f1c-3f0e-4c89-9d5a-0f6d8e4d7a1g"] {
+            of(&with(&outer, &with(&alone, &[("TORCHELASTIC_RUN_ID", name)]))).unwrap_err();
+        }
+        // One agent of several, so the agents form a group.
+        of(&with(&outer, &with(&alone, &[("WORLD_SIZE", "3")]))).unwrap_err();
+    }
+}
+
 /// In the shell of salloc Slurm may set the variables of a step with a number of its own.
 #[test]
 fn the_shell_of_salloc_is_no_task() {
