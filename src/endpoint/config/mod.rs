@@ -20,8 +20,8 @@ pub use tune_cache::{NoDirectory, TuneCache};
 pub use unknown::{known_variables, warn_of_unknown_variables};
 
 /// Settings of a connector, a listener or a tensor device. [`Config::default`] suits most programs. [`Config::from_env`]
-/// starts from it and applies the `RDMA_*` variables, whose names follow those of TensorFlow's verbs transport. Types that get no
-/// configuration use [`Config::from_env`].
+/// starts from it and applies the `RDMA_*` variables, whose names follow those of TensorFlow's verbs transport. The types
+/// of this crate that get no configuration use [`Config::from_env`].
 ///
 /// Setters take any value. [`validate`](Self::validate) refuses the values that the variables refuse; connectors, listeners and
 /// tensor devices call it before they use a configuration, so that a bad value is an error that names its setting.
@@ -299,7 +299,7 @@ impl Config {
     }
 
     /// Sets how long a TCP connection may take to be established, 1 ms to a day. Default: 10 s. If a host has several addresses, the next
-    /// one is tried after 300 ms without an answer, while the attempts before it go on (RFC 8305).
+    /// one is tried after at most 300 ms without an answer, while the attempts before it go on (RFC 8305).
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self
