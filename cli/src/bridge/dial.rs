@@ -17,13 +17,15 @@ use super::route::Route;
 use super::stream::Stream;
 use tonic_rdma_payload::seeded::Draws;
 
-/// The error of a target that no attempt reached in time.
+/// The error of a target that was not reached in time.
 #[derive(Debug, thiserror::Error)]
-#[error("no connection within {within:?}, {attempts} attempts; the last: {last}")]
-pub(crate) struct Unreachable {
-    within: Duration,
-    attempts: u32,
-    last: AttemptError,
+pub(crate) enum Unreachable {
+    /// No attempt succeeded.
+    #[error("no connection within {within:?}, {attempts} attempts; the last: {last}")]
+    Attempts { within: Duration, attempts: u32, last: AttemptError },
+    /// Other clients of the route waited for the target all the time.
+    #[error("not dialed within {within:?}, because the target did not answer the clients that came before")]
+    NoTurn { within: Duration },
 }
 
 /// The reason why one attempt failed.
@@ -41,9 +43,6 @@ pub(crate) enum AttemptError {
     /// The time ran out first.
     #[error("no answer")]
     NoAnswer,
-    /// Other clients of the route waited for the target all the time.
-    #[error("none, because the target does not answer the clients that came before")]
-    NoTurn,
 }
 
 /// The pause after the first failure. Each later pause is twice as long, up to [`LONGEST`].
@@ -51,12 +50,16 @@ const SHORTEST: Duration = Duration::from_millis(25);
 const LONGEST: Duration = Duration::from_secs(1);
 
 /// Connects to the route's target within its connect timeout. The time that a client waits for its turn while the target answers others
-/// does not count.
+/// does not count. Only clients of an `rdma://` target take turns.
 pub(crate) async fn dial(route: &Route, dialer: &Dialer, seed: u64) -> Result<Stream, Unreachable> {
     let (arrived, within) = (Instant::now(), route.connect_timeout);
     let mut attempts = 0;
-    let Some((begun, _turn)) = turn(route, arrived).await else {
-        return Err(Unreachable { within, attempts, last: AttemptError::NoTurn });
+    let (begun, _turn) = match &route.target {
+        Address::Rdma(_) => match turn(route, arrived).await {
+            Some((begun, turn)) => (begun, Some(turn)),
+            None => return Err(Unreachable::NoTurn { within }),
+        },
+        Address::Tcp(_) | Address::Unix(_) => (arrived, None),
     };
     let mut pauses = pauses(seed);
     loop {
@@ -74,7 +77,7 @@ pub(crate) async fn dial(route: &Route, dialer: &Dialer, seed: u64) -> Result<St
         route.meters.dial_failed();
         let pause = pauses.next().unwrap_or(LONGEST);
         if begun.elapsed() + pause >= within {
-            return Err(Unreachable { within, attempts, last });
+            return Err(Unreachable::Attempts { within, attempts, last });
         }
         sleep(pause).await;
         route.meters.dial_retried();
@@ -159,7 +162,7 @@ mod tests {
     #[tokio::test]
     async fn a_client_waits_for_its_turn_while_the_target_answers_others() {
         const LIMIT: Duration = Duration::from_secs(3600);
-        let target = "tcp://127.0.0.1:1".parse().unwrap();
+        let target = "rdma://127.0.0.1:1".parse().unwrap();
         let route = Route::new("here", target, tonic_rdma::Config::default(), LIMIT);
         let now = Instant::now();
         let early = now.checked_sub(2 * LIMIT).unwrap();
@@ -177,5 +180,28 @@ mod tests {
         assert!(waits.await);
         drop(others);
         assert_eq!(waiting.await.map(|(begun, _)| begun), Some(now));
+    }
+
+    #[tokio::test]
+    async fn only_targets_with_rdma_take_turns() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let route = |scheme: &str, limit| {
+            let target = format!("{scheme}://{address}").parse().unwrap();
+            Route::new("here", target, tonic_rdma::Config::default(), limit)
+        };
+        let dialer = Dialer::new(tonic_rdma::Config::default());
+        for (scheme, limit) in [("tcp", Duration::from_secs(60)), ("rdma", Duration::from_millis(1))] {
+            let route = route(scheme, limit);
+            let _others = route.dials.acquire_many(Route::DIALS as u32).await.unwrap();
+            let said = dial(&route, &dialer, 0).await.map_err(|error| error.to_string());
+            match scheme {
+                "tcp" => drop(said.unwrap()),
+                _ => assert_eq!(
+                    said.unwrap_err(),
+                    "not dialed within 1ms, because the target did not answer the clients that came before"
+                ),
+            }
+        }
     }
 }

@@ -19,7 +19,7 @@ pub(crate) struct Route {
     pub(crate) config: Config,
     pub(crate) connect_timeout: Duration,
     pub(crate) meters: Meters,
-    /// One permit for each client that the bridge may connect to the target at a time.
+    /// One permit for each client that the bridge may connect to an `rdma://` target at a time.
     pub(crate) dials: Semaphore,
     /// When the target was reached last.
     pub(crate) reached: Mutex<Option<Instant>>,
@@ -40,7 +40,7 @@ struct TransportLog {
 }
 
 impl Route {
-    /// Clients that the bridge connects to the target at a time. A listener of this library prepares 64 connections at a time, and
+    /// Clients that the bridge connects to an `rdma://` target at a time. A listener of this library prepares 64 connections at a time, and
     /// declines some of a larger crowd; so there is room for the clients of another bridge.
     pub(crate) const DIALS: usize = 32;
 

@@ -334,12 +334,11 @@ fn a_target_that_starts_late_is_connected_to() {
 fn clients_of_an_unreachable_target_are_reset() {
     let address = "tcp://127.0.0.1:1";
     let bridge = Bridge::start("tcp://127.0.0.1:0", address, &["--connect-timeout", "0.4"]);
-    // More than the bridge dials for at a time.
     let mut clients: Vec<_> = (0..40).map(|_| bridge.connect()).collect();
     clients.iter_mut().for_each(ends_with_reset);
     bridge.logs("target unreachable: no connection within 400ms");
     let attempts = bridge.metric("tonic_rdma_bridge_dial_failures_total");
-    assert!((32.0..1000.0).contains(&attempts), "{attempts} attempts");
+    assert!((40.0..1000.0).contains(&attempts), "{attempts} attempts");
     let output = stopped(&[
         "--listen",
         "tcp://127.0.0.1:0",
