@@ -1,8 +1,9 @@
 //! Large messages both ways without a copy: content, alignment, counters, streams.
 
 use tokio_stream::StreamExt as _;
+use tonic::transport::Endpoint;
 use tonic_rdma::memory::Pool;
-use tonic_rdma::{CallConfig, RdmaChannel, gather};
+use tonic_rdma::{CallConfig, Config, RdmaChannel, gather};
 
 use crate::gather_support::{Depot, Parcel, Receipt, both, connect, echo, get, next, put, serve, tasks};
 use support::Runtime;
@@ -218,7 +219,9 @@ async fn the_wrappers_work_over_http2() {
     let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
     let server = tonic::transport::Server::builder().layer(gather::both_layer()).add_service(depot);
     tokio::spawn(server.serve_with_incoming(incoming));
-    let channel = RdmaChannel::connect(format!("http://{address}")).await.unwrap();
+    // The variables of a run over a device may require RDMA.
+    let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
+    let channel = RdmaChannel::builder(endpoint).config(Config::default()).connect().await.unwrap();
     assert!(!channel.last_connection().unwrap().is_native());
     for (&length, seed) in SIZES.iter().zip(1..) {
         // The default limit is that of messages that land.
