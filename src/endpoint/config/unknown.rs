@@ -33,7 +33,7 @@ pub fn known_variables() -> BTreeSet<String> {
 /// is no error, because other software may read the variable.
 pub fn warn_of_unknown_variables() {
     static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    // A warning that nobody reads must not count as said.
+    // A warning that no subscriber takes must not count as logged.
     if !tracing::enabled!(tracing::Level::WARN) {
         return;
     }

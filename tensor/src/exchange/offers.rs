@@ -202,7 +202,7 @@ impl Offers {
 }
 
 /// Ends requests and offers whose deadline has passed, until the device is dropped. In intervals of `timeout`, the links free tensors that
-/// nobody took.
+/// no request has taken.
 async fn check_deadlines(offers: Weak<Offers>, timeout: Duration) {
     let mut aged = Instant::now();
     loop {

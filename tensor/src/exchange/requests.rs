@@ -131,7 +131,7 @@ impl Requests {
         Ok(())
     }
 
-    /// Frees tensors that nobody took for a while, see [`Requester::age_untaken`].
+    /// Frees tensors that no request has taken for a while, see [`Requester::age_untaken`].
     pub(crate) fn age_untaken(&self, link: &Arc<Link>) {
         let mut requester = lock(&self.requester);
         self.outbox.add(requester.age_untaken());

@@ -427,7 +427,7 @@ impl<S> Requester<S> {
         }
     }
 
-    /// Frees the tensor that nobody took for the longest time. Returns its length in bytes.
+    /// Frees the tensor that no request has taken for the longest time. Returns its length in bytes.
     fn free_oldest(&mut self) -> Option<u64> {
         let (_, (oldest, _)) = self.untaken.pop_lru()?;
         self.actions.push(RequesterAction::Free(oldest.sink));

@@ -137,7 +137,7 @@ async fn a_reader_that_gave_up_gets_the_tensor_when_it_asks_again() {
     }
 }
 
-/// The budget holds one tensor and not two, so each step needs the memory of the tensor that nobody took.
+/// The budget holds one tensor and not two, so each step needs the memory of the tensor that no request has taken.
 #[tokio::test]
 async fn a_tensor_that_nobody_took_makes_room_for_the_whole_device() {
     const LENGTH: u64 = 40 << 20;

@@ -372,7 +372,7 @@ impl Peer {
         }
     }
 
-    /// Frees the tensors that nobody took.
+    /// Frees the tensors that no request has taken.
     pub(super) fn age(&mut self) {
         let actions = self.requester.age_untaken();
         self.follow(actions);
