@@ -52,7 +52,7 @@ pub(crate) use messages::{
 };
 pub(crate) use negotiate::NegotiatedListener;
 pub use negotiate::{Dialer, Listener, Lost, Place, Places, Source, TooManyWait, connect_tcp};
-pub(crate) use polling::this_thread;
+pub(crate) use polling::{Accepting, this_thread};
 pub use polling::{
     Observation, OwnPolling, Pace, Participant, Polled, Queue, QueueFull, Reactor, UnannouncedArrival,
     Watched, idle_polling, may_spin,

@@ -263,7 +263,11 @@ pub(crate) fn both(channel: &RdmaChannel, limit: usize) -> GatherBoth<RdmaChanne
 }
 
 fn path(method: &str) -> PathAndQuery {
-    format!("/test.Depot/{method}").parse().unwrap()
+    path_of(Depot::NAME, method)
+}
+
+fn path_of(service: &str, method: &str) -> PathAndQuery {
+    format!("/{service}/{method}").parse().unwrap()
 }
 
 /// Calls a unary method with a codec.
@@ -328,10 +332,25 @@ where
     S::ResponseBody: http_body::Body<Data = Bytes> + Send + 'static,
     <S::ResponseBody as http_body::Body>::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send,
 {
+    echo_of(Depot::NAME, channel, parcels).await
+}
+
+/// Does what [`echo`] does, by another service.
+pub(crate) async fn echo_of<S>(
+    service: &str,
+    channel: S,
+    parcels: impl Stream<Item = Parcel> + Send + 'static,
+) -> Result<Streaming<Parcel>, Status>
+where
+    S: tonic::client::GrpcService<Body>,
+    S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    S::ResponseBody: http_body::Body<Data = Bytes> + Send + 'static,
+    <S::ResponseBody as http_body::Body>::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send,
+{
     let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(usize::MAX);
     within(client.ready()).await.map_err(|error| Status::from_error(error.into()))?;
     let codec = GatherCodec::<Parcel, Parcel>::default();
-    Ok(within(client.streaming(Request::new(parcels), path("Echo"), codec)).await?.into_inner())
+    Ok(within(client.streaming(Request::new(parcels), path_of(service, "Echo"), codec)).await?.into_inner())
 }
 
 /// Returns the next parcel of a stream.

@@ -10,6 +10,7 @@
 )]
 
 mod child;
+mod contexts;
 mod gather_both;
 mod gather_limits;
 mod gather_mixed;

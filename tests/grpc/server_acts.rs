@@ -17,6 +17,7 @@ use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 use tonic_rdma_proto::greeter::greeter_server::{Greeter, GreeterServer};
 use tonic_rdma_proto::greeter::{HelloReply, HelloRequest};
 
+use crate::contexts::{is_inside, marked};
 use support::{Runtime, config, say, until, within};
 
 /// A client of the service.
@@ -100,7 +101,11 @@ impl Acts {
                 let call = async move { say(&mut client, name).await };
                 return tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(call));
             }
-            "call" => return say(&mut GreeterClient::new(self.next()), argument).await,
+            "call" => {
+                let mut client = GreeterClient::new(self.next());
+                return marked(async move { say(&mut client, argument).await }).await;
+            }
+            "inside" => return Ok(is_inside().to_string()),
             "span" => {
                 let span = tracing::Span::current();
                 return Ok(span.metadata().map_or("none", |metadata| metadata.name()).into());

@@ -1,10 +1,11 @@
 //! The handle of a message connection.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use super::handler::MessageHandler;
 use super::settings::MessageSettings;
+use crate::endpoint::aftermath::Run;
 use crate::endpoint::connection::member::Carrier;
 use crate::endpoint::counters::Counters;
 #[cfg(test)]
@@ -104,6 +105,11 @@ impl MessageEndpoint {
     pub(crate) fn begin_call(&self) -> CallUnderWay {
         self.carrier.reactor.call_begins();
         CallUnderWay { reactor: Arc::clone(&self.carrier.reactor) }
+    }
+
+    /// Leaves work of the connection to a thread that [accepts](crate::endpoint::Accepting) calls.
+    pub(crate) fn leave(&self, run: Weak<dyn Run>) {
+        self.carrier.reactor.leave(run);
     }
 
     /// Closes the connection in good order. Messages that the handler still gives in `transmit` are sent; once it gives none though

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::thread::CpuSet;
 use tokio::sync::Notify;
 
+use super::accepting::Accepting;
 use super::pace::Pace;
 use super::queue::Queue;
 use tonic_rdma_verbs::VerbsError;
@@ -96,6 +97,7 @@ impl Drop for BusyThread {
 /// messages of the very threads that its spinning keeps from running.
 fn spin(queue: &Queue, stopped: &AtomicBool, sleeping_threads: &SleepingThreads) {
     const POLLS_PER_LOOK: usize = 16;
+    let _accepting = Accepting::begin();
     let mut pace = Pace::new(Duration::MAX);
     let mut last_yield = Instant::now();
     while !stopped.load(Ordering::Relaxed) {

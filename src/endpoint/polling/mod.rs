@@ -3,6 +3,7 @@
 //! This module has the completion queues of each runtime (`Reactor`, `Queue`), and decides how long to spin before a sleep
 //! (`Pace`). It does not look into messages: completions go to the `Participant` that posted the request.
 
+mod accepting;
 mod busy;
 mod callers;
 mod device_events;
@@ -20,6 +21,7 @@ mod spin;
 mod this_thread;
 mod watched;
 
+pub(crate) use accepting::Accepting;
 pub use own_polling::OwnPolling;
 pub use pace::{Observation, Pace};
 pub use park_hook::idle_polling;

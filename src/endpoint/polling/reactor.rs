@@ -21,6 +21,7 @@ use tokio::runtime::{Handle, Id, RuntimeFlavor};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
+use super::accepting::Accepting;
 use super::busy::{BusyThread, SleepingThreads};
 use super::callers::Callers;
 use super::device_events;
@@ -32,6 +33,7 @@ use super::registry::{Key, Registry};
 use super::short_waits::ShortWaits;
 use super::spin::{Spin, Spun};
 use super::this_thread::this_thread;
+use crate::endpoint::aftermath::Run;
 use crate::endpoint::config::{Config, PollMode, SharedReceive};
 use crate::endpoint::link::isolation;
 use crate::endpoint::link::shared_receive::SharedBuffers;
@@ -66,7 +68,16 @@ pub struct Reactor {
     callers: Callers,
     short_waits: ShortWaits,
     late: LateArrivals,
+    left: Left,
     _threads: Vec<BusyThread>,
+}
+
+/// Work that a thread has found and may not carry out. The poll task does.
+#[derive(Debug, Default)]
+struct Left {
+    any: AtomicBool,
+    /// The reactor keeps none of them: each has the reactor.
+    runs: Mutex<Vec<Weak<dyn Run>>>,
 }
 
 /// The state of the thread or task that polls; at most one polls at a time.
@@ -139,6 +150,7 @@ impl Reactor {
             callers: Callers::new(config.spin_limit),
             short_waits: ShortWaits::new(config.spin_limit),
             late: LateArrivals::default(),
+            left: Left::default(),
             _threads: threads,
         });
         let task = runtime.spawn(poll_task::run(Arc::downgrade(&reactor), waiters, wake_task));
@@ -174,6 +186,7 @@ impl Reactor {
         if self.short_waits.take_answered() {
             spinner.pace.resume();
         }
+        let _accepting = Accepting::begin();
         match self.spin(&mut spinner) {
             // The queues are not armed any more, so nothing else would wake the poll task if this thread stays busy.
             Spun::Woke if was_armed => self.wake_task.notify_one(),
@@ -284,6 +297,21 @@ impl Reactor {
         self.short_waits.wait(start, || queue.poll(), is_done)
     }
 
+    /// Leaves `run` to the poll task, which carries it out where no code of the application is under way.
+    pub(crate) fn leave(&self, run: Weak<dyn Run>) {
+        lock(&self.left.runs).push(run);
+        self.left.any.store(true, Ordering::Release);
+        self.wake_task.notify_one();
+    }
+
+    /// Carries out what was left to the poll task.
+    fn carry_out_left(&self) {
+        if self.left.any.load(Ordering::Relaxed) && self.left.any.swap(false, Ordering::Acquire) {
+            let runs = std::mem::take(&mut *lock(&self.left.runs));
+            runs.iter().filter_map(Weak::upgrade).for_each(Run::run);
+        }
+    }
+
     /// Notes that a thread polls the queues itself from now on.
     pub(super) fn begin_own_polling(&self) {
         self.callers.begin_own_polling();
@@ -381,12 +409,14 @@ impl Reactor {
 
 impl PollTarget for Reactor {
     fn step(&self, watched: bool) -> Step {
+        let _accepting = Accepting::begin();
+        self.carry_out_left();
         if self.mode == PollMode::Busy && !self.sleeping_threads.any() {
             return Step::Sleep;
         }
         if self.callers.is_looking() {
-            // The caller may be busy with work that its look ran. A thread that polls itself may be busy too, and wake-ups may keep this
-            // task from waiting for a whole time.
+            // The caller, or a thread that polls itself, may be busy with something else, and wake-ups may keep this task from waiting for
+            // a whole time.
             if watched || self.callers.is_own_polled() {
                 self.poll();
             }

@@ -3,7 +3,6 @@
 //! A call that ends in its first poll costs no task and no switch to one. So the thread that finds a call polls the call itself, unless:
 //!
 //! - the thread polls another call in place already (a handler called a native service of this process);
-//! - the thread is within a span of `tracing`, which would become the parent of the handler's spans;
 //! - polls of the same path have been slow, or the thread has spent long on calls just before, and other threads could help.
 
 use std::cell::Cell;
@@ -11,6 +10,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
+
+use crate::endpoint::Accepting;
 
 /// Polls of a path that take longer than this on average are left to a task.
 const SLOW: Duration = Duration::from_micros(50);
@@ -28,7 +29,6 @@ const PATHS: usize = 4096;
 thread_local! {
     static THREAD: Thread = const {
         Thread {
-            polls: Cell::new(false),
             count: Cell::new(0),
             ended: Cell::new(None),
             spent: Cell::new(Duration::ZERO),
@@ -38,8 +38,6 @@ thread_local! {
 
 /// What this thread does with calls.
 struct Thread {
-    /// The thread polls a call in place.
-    polls: Cell<bool>,
     /// Calls that it has polled in place.
     count: Cell<u32>,
     /// The end of its last poll in place.
@@ -53,6 +51,7 @@ struct Thread {
 pub(super) struct InPlace {
     /// `None` if the poll is not measured.
     started: Option<Instant>,
+    _only: Accepting,
 }
 
 impl InPlace {
@@ -71,13 +70,8 @@ impl InPlace {
 
     fn begin_at(now: Option<Instant>, alone: bool) -> Option<Self> {
         THREAD.with(|thread| {
-            if thread.polls.get() || !tracing::Span::current().is_none() {
-                return None;
-            }
-            let Some(now) = now else {
-                thread.polls.set(true);
-                return Some(Self { started: None });
-            };
+            let only = Accepting::take()?;
+            let Some(now) = now else { return Some(Self { started: None, _only: only }) };
             let paused = thread.ended.get().is_none_or(|ended| now.saturating_duration_since(ended) > PAUSE);
             if paused {
                 thread.spent.set(Duration::ZERO);
@@ -85,8 +79,7 @@ impl InPlace {
                 thread.ended.set(Some(now));
                 return None;
             }
-            thread.polls.set(true);
-            Some(Self { started: Some(now) })
+            Some(Self { started: Some(now), _only: only })
         })
     }
 
@@ -100,13 +93,6 @@ impl InPlace {
             thread.spent.set(thread.spent.get().saturating_add(took));
         });
         Some(took)
-    }
-}
-
-impl Drop for InPlace {
-    fn drop(&mut self) {
-        // A thread that ends has no calls.
-        let _ = THREAD.try_with(|thread| thread.polls.set(false));
     }
 }
 
@@ -206,6 +192,8 @@ mod tests {
 
     #[test]
     fn a_thread_does_not_poll_a_call_within_a_call() {
+        assert!(InPlace::begin(false, true).is_none(), "code of the application may be under way");
+        let _accepting = Accepting::begin();
         let first = InPlace::begin(false, true).unwrap();
         assert!(InPlace::begin(false, true).is_none());
         first.end();
@@ -215,6 +203,7 @@ mod tests {
 
     #[test]
     fn the_only_thread_of_a_runtime_measures_some_calls_until_there_are_slow_ones() {
+        let _accepting = Accepting::begin();
         let measured = |have_slow, alone| {
             (0..800).filter(|_| InPlace::begin(have_slow, alone).unwrap().end().is_some()).count()
         };
@@ -226,6 +215,7 @@ mod tests {
 
     #[test]
     fn a_thread_with_others_beside_it_stops_after_a_turn() {
+        let _accepting = Accepting::begin();
         let begin = |now, alone| InPlace::begin_at(Some(now), alone).map(drop).is_some();
         let now = Instant::now();
         THREAD.with(|thread| {

@@ -38,7 +38,7 @@ use super::calls::CallConfig;
 use super::core::{Core, Role};
 use super::landing_budget::LandingBudget;
 use crate::endpoint::lock::lock;
-use crate::endpoint::{ConnectionFault, MessageEndpoint, MessageSettings, RdmaConnectInfo, Run};
+use crate::endpoint::{Accepting, ConnectionFault, MessageEndpoint, MessageSettings, RdmaConnectInfo, Run};
 use crate::protocol::AbortCode;
 
 pub use self::fault::CallFault;
@@ -70,7 +70,7 @@ pub(crate) enum OpenError {
 
 /// Takes the calls that arrive at a server.
 pub(crate) trait Accept: std::fmt::Debug + Send + Sync + 'static {
-    /// Takes a call. The thread that polled the completion queue calls this, outside of a runtime's context if it is a thread of the
+    /// Takes a call. A thread that [accepts](Accepting) calls does this, outside of a runtime's context if it is a thread of the
     /// device's, and without any lock. Replies that are queued here by some calls of `accept` share messages: the one with `is_last` calls
     /// [`Session::drive`], once the reply is queued, and before it does anything else that takes time. If another thread took the last
     /// call, the session drives.
@@ -342,7 +342,7 @@ impl Drop for WillDrive {
 struct Running;
 
 impl Running {
-    /// Begins the work of `session`. Work nests: a handler that is polled in place may drop a call, and so find more work. Returns `None`
+    /// Begins the work of `session`. Work nests: the end of a call sends its reply, and may so find more work. Returns `None`
     /// on the third level, because a peer that opens many calls at once would fill the thread's stack. The levels outside go on
     /// until there is no work.
     fn begin(session: &Session) -> Option<Self> {
@@ -367,7 +367,7 @@ impl Drop for Running {
 }
 
 impl Run for Session {
-    /// Accepts calls, and closes the connection if nothing is left to do.
+    /// Accepts calls, if this thread may, and closes the connection if nothing is left to do.
     fn run(self: Arc<Self>) {
         let running = Running::begin(&self);
         let mut state = lock(&self.shared.state);
@@ -377,8 +377,14 @@ impl Run for Session {
         if running.is_none() || self.will_drive() {
             return;
         }
-        if let Some(acceptor) = &self.acceptor {
-            state = self.accept(&**acceptor, state);
+        match &self.acceptor {
+            Some(acceptor) if Accepting::is_here() => state = self.accept(&**acceptor, state),
+            Some(_) if state.core.has_accepted() => {
+                state.will_run = true;
+                let session = Arc::downgrade(&self);
+                self.endpoint.leave(session);
+            }
+            _ => {}
         }
         state = self.transmit_again(state);
         if !state.is_over && !state.core.is_drained() {
