@@ -92,7 +92,9 @@ fn during_looks_at_a_view() {
     alone(Runtime::Idle, async {
         die(Runtime::Idle, "looks at a view", async |_, _, channel, doomed| {
             let remote = channel.region("region").await.unwrap();
-            let Some(view) = channel.view(&remote).await.unwrap() else {
+            let view = channel.view(&remote).await.unwrap();
+            assert_eq!(view.is_some(), channel.device().0 == "soft");
+            let Some(view) = view else {
                 kill(doomed);
                 return;
             };

@@ -26,32 +26,59 @@ fn every_promise_has_tests_that_exist() {
 }
 
 #[test]
-fn functions_and_lines_of_macros_are_tests() {
-    let text = "#[test]\n  fn one() {}\n#[tokio::test]\nasync fn two() {}\n    three: \"stop\";\n  four: a::b;\nlet x: u8 = 1;\nfn five() {}";
+fn functions_and_lines_of_macros_that_make_functions_are_tests() {
+    let text = "#[test]\n  fn one() {}\n#[tokio::test]\n#[ignore]\nasync fn two() {}\n#[doc(hidden)]\nfn no() {}\n\
+        struct S {\n  count: usize,\n}\nstatic A: u8 = 1;\nlet x: u8 = 1;\n\
+        macro_rules! made {\n  ($($name:ident: $of:literal;)*) => {\n    $(#[test] fn $name() {})*\n  };\n}\n\
+        made! { User:\n  three: \"stop\";\n  four: a::b;\n}\n\
+        macro_rules! other {\n  ($($name:ident: $of:literal;)*) => {\n    $(fn $name() {})*\n  };\n}\n\
+        other! {\n  five: \"stop\";\n}\n  six: a::b;\n";
     assert_eq!(tests(text), ["one", "two", "three", "four"]);
 }
 
-/// Returns the names of the tests in a file: functions with an attribute that ends in `test`, and lines `name: what it runs;` of
-/// macros that make tests.
+/// Returns the names of the tests in a file: functions with an attribute that ends in `test`, and the names in the lines `name: …` of the file's
+/// macros that make such functions.
 fn tests(text: &str) -> Vec<String> {
-    let mut names = Vec::new();
-    let mut is_test = false;
-    for line in text.lines().map(str::trim) {
-        if line.starts_with("#[") {
-            is_test |=
-                line.trim_end_matches(']').split('(').next().is_some_and(|name| name.ends_with("test"));
+    let (mut names, mut makers) = (Vec::new(), BTreeSet::new());
+    let (mut is_test, mut defined, mut is_making) = (false, None, false);
+    for line in text.lines() {
+        let outdented = line.starts_with('}');
+        let line = line.trim().trim_start_matches("$(");
+        if let Some(name) = line.strip_prefix("macro_rules! ") {
+            defined = name.split_whitespace().next().map(str::to_owned);
+        }
+        let (attributes, rest) = attributes(line);
+        is_test |= attributes.iter().any(|name| name.ends_with("test"));
+        if rest.is_empty() {
             continue;
         }
-        let function = line.strip_prefix("async ").unwrap_or(line).strip_prefix("fn ");
-        if let Some((name, _)) = function.filter(|_| is_test).and_then(|rest| rest.split_once('(')) {
-            names.push(name.to_owned());
-        } else if let Some((name, _)) = line.split_once(": ")
-            && line.ends_with(';')
-            && name.chars().all(|letter| letter.is_alphanumeric() || letter == '_')
-        {
-            names.push(name.to_owned());
+        let function = rest.strip_prefix("async ").unwrap_or(rest).strip_prefix("fn ");
+        match function.filter(|_| is_test).and_then(|rest| rest.split_once('(')) {
+            Some((name, _)) if name.starts_with('$') => makers.extend(defined.clone()),
+            Some((name, _)) => names.push(name.to_owned()),
+            None => {}
         }
         is_test = false;
+        if outdented {
+            defined = None;
+        }
+        if line.starts_with('}') {
+            is_making = false;
+        } else if line.split_once("! {").is_some_and(|(name, _)| makers.contains(name)) {
+            is_making = true;
+        } else if let Some((name, _)) = line.split_once(':').filter(|_| is_making) {
+            names.push(name.to_owned());
+        }
     }
     names
+}
+
+/// Returns the paths of the attributes at the start of a line, and the rest of the line.
+fn attributes(mut line: &str) -> (Vec<&str>, &str) {
+    let mut paths = Vec::new();
+    while let Some((attribute, rest)) = line.strip_prefix("#[").and_then(|rest| rest.split_once(']')) {
+        paths.extend(attribute.split('(').next());
+        line = rest.trim();
+    }
+    (paths, line)
 }
