@@ -163,7 +163,8 @@ impl<K> Core<K> {
         Started::Yes
     }
 
-    /// Puts a fault into the place of an offer, which is not fetched. What follows is not read.
+    /// Puts a fault into the place of an offer, which is not fetched any further. The stream gets back what the offer cost, because a reader
+    /// may go on with what follows.
     fn replace_offer(&mut self, key: StreamKey, index: usize, fault: StreamFault, wakers: &mut Vec<Waker>) {
         let receiving = &mut self.streams[key.index()].receiving;
         let mut parts = std::mem::take(&mut receiving.parts);
@@ -174,7 +175,10 @@ impl<K> Core<K> {
                     if let Some(fault) = fault.take() {
                         self.streams[key.index()].receiving.parts.push(InPart::Fault(fault));
                     }
+                    let (landing, cost) = (self.inbound[offer].landing(), self.inbound[offer].cost());
                     self.discard_offer(offer);
+                    self.streams[key.index()].receiving.landing -= landing;
+                    self.took(key, cost);
                 }
                 part => self.streams[key.index()].receiving.parts.push(part),
             }
@@ -300,8 +304,13 @@ impl<K> Core<K> {
 }
 
 impl InOffer {
-    /// Returns the cost of the offer.
+    /// Returns the length of fetches that were started and not taken.
+    fn landing(&self) -> u64 {
+        self.landings.iter().map(|landing| landing.length).sum()
+    }
+
+    /// Returns the cost of what was not taken of the offer.
     pub(super) fn cost(&self) -> i64 {
-        i64::try_from(self.offer.total).unwrap_or(i64::MAX >> 1) + OVERHEAD
+        i64::try_from(self.left() + self.landing()).unwrap_or(i64::MAX >> 1) + OVERHEAD
     }
 }

@@ -140,8 +140,19 @@ impl<K> Core<K> {
             (Kind::Trailers, false) => return Err(CallViolation::BeforeHead { kind, stream: id }),
             _ => {}
         }
-        if !self.charge_head(key, head.counted) {
-            self.refuse_response(key, id, head.counted, wakers);
+        let refused = if head.is_overfull {
+            Some("its metadata has more fields than a HeaderMap holds".into())
+        } else if !self.charge_head(key, head.counted) {
+            Some(format!(
+                "heads of responses that the application has not taken have {} bytes; poll the calls sooner, or raise \
+                 CallConfig::landing_budget",
+                self.heads
+            ))
+        } else {
+            None
+        };
+        if let Some(reason) = refused {
+            self.refuse(key, head.counted, reason, wakers);
             return Ok(());
         }
         let receiving = &mut self.streams[key.index()].receiving;
@@ -162,16 +173,11 @@ impl<K> Core<K> {
         Ok(())
     }
 
-    /// Ends a call whose response has a head that there is no memory for, because the heads of other calls were not taken.
-    fn refuse_response(&mut self, key: StreamKey, id: u32, counted: usize, wakers: &mut Vec<Waker>) {
-        let reason = format!(
-            "heads of responses that the application has not taken have {} bytes; poll the calls sooner, or raise \
-             CallConfig::landing_budget",
-            self.heads
-        );
-        self.resets.push_back((id, ResetCode::ResourceExhausted));
+    /// Ends a call of which a part of `length` bytes has arrived that there is no memory for, and tells the peer.
+    fn refuse(&mut self, key: StreamKey, length: usize, reason: String, wakers: &mut Vec<Waker>) {
+        self.resets.push_back((self.streams[key.index()].id, ResetCode::ResourceExhausted));
         self.urgent = true;
-        let fault = StreamFault::NoMemory { length: counted as u64, reason: reason.into() };
+        let fault = StreamFault::NoMemory { length: length as u64, reason: reason.into() };
         self.fail(key, fault, wakers);
     }
 
@@ -202,7 +208,7 @@ impl<K> Core<K> {
             self.urgent = true;
             return Ok(());
         }
-        if !self.has_room_for_head(head.counted) {
+        if head.is_overfull || !self.has_room_for_head(head.counted) {
             self.resets.push_back((id, ResetCode::ResourceExhausted));
             self.urgent = true;
             return Ok(());
@@ -264,7 +270,12 @@ impl<K> Core<K> {
             receiving.allowance -= length + OVERHEAD;
             if stream.held {
                 if self.unread_data + length + OVERHEAD > self.most_unread_data {
-                    self.refuse_data(key, header, wakers);
+                    let reason = format!(
+                        "data that the application has not read has {} bytes; read it sooner, or raise \
+                         CallConfig::landing_budget",
+                        self.unread_data
+                    );
+                    self.refuse(key, header.length as usize, reason, wakers);
                     return Ok(());
                 }
                 self.unread_data += length + OVERHEAD;
@@ -278,18 +289,6 @@ impl<K> Core<K> {
             self.peer_ended(key, wakers);
         }
         Ok(())
-    }
-
-    /// Ends a call whose data there is no memory for, because other calls are not read.
-    fn refuse_data(&mut self, key: StreamKey, header: &FrameHeader, wakers: &mut Vec<Waker>) {
-        let reason = format!(
-            "data that the application has not read has {} bytes; read it sooner, or raise CallConfig::landing_budget",
-            self.unread_data
-        );
-        self.resets.push_back((header.stream, ResetCode::ResourceExhausted));
-        self.urgent = true;
-        let fault = StreamFault::NoMemory { length: header.length.into(), reason: reason.into() };
-        self.fail(key, fault, wakers);
     }
 
     fn offered(

@@ -16,6 +16,8 @@ pub(in crate::grpc) struct Decoded {
     pub(in crate::grpc) headers: HeaderMap,
     /// How much the head counts.
     pub(in crate::grpc) counted: usize,
+    /// The head has more fields than a `HeaderMap` holds, which lacks the rest. Its call has to end.
+    pub(in crate::grpc) is_overfull: bool,
 }
 
 /// Reads the heads of one direction of a connection.
@@ -129,7 +131,7 @@ impl Decoder {
         Ok(match self.table.get(usize::from(entry)) {
             Some(Entry::Path(path)) => set_path(head, path.clone())?,
             Some(Entry::Authority(authority)) => set_authority(head, authority.clone())?,
-            Some(Entry::Field(name, value)) => append(head, name.clone(), value.clone())?,
+            Some(Entry::Field(name, value)) => append(head, name.clone(), value.clone()),
             Some(Entry::Name(_)) | None => return Err(CallViolation::TableEntry(entry)),
         })
     }
@@ -177,7 +179,7 @@ impl Decoder {
             }
             _ => return Err(bad("an unknown instruction")),
         };
-        append(head, name, value)
+        Ok(append(head, name, value))
     }
 
     fn name(&self, rest: &mut &[u8]) -> Result<HeaderName, CallViolation> {
@@ -229,10 +231,10 @@ fn set_authority(head: &mut Decoded, authority: Authority) -> Result<usize, Call
     Ok(length)
 }
 
-fn append(head: &mut Decoded, name: HeaderName, value: HeaderValue) -> Result<usize, CallViolation> {
+fn append(head: &mut Decoded, name: HeaderName, value: HeaderValue) -> usize {
     let length = name.as_str().len() + value.len() + FIELD;
-    head.headers.try_append(name, value).map_err(|_| bad("too many fields"))?;
-    Ok(length)
+    head.is_overfull = head.is_overfull || head.headers.try_append(name, value).is_err();
+    length
 }
 
 fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], CallViolation> {

@@ -62,10 +62,19 @@ impl Peer {
     }
 
     fn offer(self, stream: u32, id: u64, total: u64) -> Self {
+        self.offer_with(MESSAGE, stream, id, total)
+    }
+
+    /// Offers bytes that are not one whole message.
+    fn plain_offer(self, stream: u32, id: u64, total: u64) -> Self {
+        self.offer_with(0, stream, id, total)
+    }
+
+    fn offer_with(self, flags: u8, stream: u32, id: u64, total: u64) -> Self {
         let pieces = vec![OfferPiece::Remote { from: Remote { address: 1, rkey: 1 }, length: total }];
         let mut payload = Vec::new();
         Offer { id, total, aligned_at: 0, pieces }.encode(&mut payload);
-        self.flagged(Kind::Offer, MESSAGE, stream, &payload)
+        self.flagged(Kind::Offer, flags, stream, &payload)
     }
 
     fn send(self, pair: &mut Pair, to: usize) -> Result<(), CallViolation> {
@@ -226,6 +235,45 @@ fn heads_beyond_the_limits_are_refused() {
     assert_eq!(to_server(peer.plain(Kind::Head, 9000, &bomb)), Err(CallViolation::HeadTooLong(1000)));
 }
 
+/// A head within the limit of bytes may have more fields than a `HeaderMap` holds. It ends its own call: the connection, and the
+/// table of the heads that follow, stay whole.
+#[test]
+fn a_head_of_too_many_fields_ends_its_call_only() {
+    let limits = (3, 1 << 20, 16 << 10);
+    let fields: Vec<u8> = (0..25_000_u32)
+        .flat_map(|name| {
+            let name = format!("{name:x}");
+            [&[5, name.len() as u8, 0][..], name.as_bytes(), &[0; 4]].concat()
+        })
+        .collect();
+    // The last field is an entry of the table from now on.
+    let last = b"\x06\x03\x00new\x00\x00\x00\x00";
+    let mut it = Pair::new(0, [limits, limits], [Device::default(), Device::default()]);
+    it.settle();
+    let request = [&b"\x02\x06\x00/a.B/C"[..], &fields, last].concat();
+    Peer::new().plain(Kind::Head, 1, &request).send(&mut it, SERVER).unwrap();
+    let core = &mut it.ends[SERVER].core;
+    assert!(core.next_accepted().is_none());
+    assert_eq!(core.resets, [(1, ResetCode::ResourceExhausted)]);
+    Peer::new()
+        .plain(Kind::Head, 2, b"\x00\x00\x00\x07\x01\x00\x01\x00\x00\x00v")
+        .send(&mut it, SERVER)
+        .unwrap();
+    let (_, head) = it.ends[SERVER].core.next_accepted().unwrap();
+    assert_eq!((head.path.as_str(), &head.headers["new"]), ("/a.B/C", &"v".parse().unwrap()));
+    for kind in [Kind::Head, Kind::Trailers] {
+        let (key, other) = (open_at_client(&mut it), open_at_client(&mut it));
+        let id = it.ends[CLIENT].core.streams[key.index()].id;
+        let begun = if kind == Kind::Trailers { Peer::new().plain(Kind::Head, id, &[]) } else { Peer::new() };
+        begun.plain(kind, id, &fields).plain(Kind::Head, id + 1, &[]).send(&mut it, CLIENT).unwrap();
+        let core = &mut it.ends[CLIENT].core;
+        let poll = core.poll_reset(key, Waker::noop());
+        assert!(matches!(&poll, Poll::Ready(StreamFault::NoMemory { .. })), "{poll:?}");
+        assert_eq!(core.poll_head(other, None), Poll::Ready(Ok(HeaderMap::new())));
+        [key, other].into_iter().for_each(|key| core.release(key, &mut Vec::new()));
+    }
+}
+
 #[test]
 fn tables_cannot_be_abused() {
     let entry = |entry: u16| [&[0][..], &entry.to_le_bytes()].concat();
@@ -338,6 +386,32 @@ fn an_offer_of_a_huge_body_needs_no_memory() {
         core.release(key, &mut Vec::new());
         assert!(core.streams.is_empty() || core.fetchable == [key]);
     }
+}
+
+/// A server's reader finds the reason in the place of an offer that there is no memory for. What was spent for the offer is spent no more, so
+/// that parts which follow arrive.
+#[test]
+fn an_offer_that_was_given_up_costs_the_stream_nothing() {
+    let mut pair = pair();
+    Peer::new().open(1).plain_offer(1, 0, 1 << 20).send(&mut pair, SERVER).unwrap();
+    let (key, _) = pair.ends[SERVER].core.next_accepted().unwrap();
+    assert!(pair.ends[SERVER].core.poll_part(key, None).is_pending());
+    pair.transmit(SERVER);
+    let receiving = |pair: &Pair| {
+        let receiving = &pair.ends[SERVER].core.streams[key.index()].receiving;
+        (receiving.landing, receiving.unread)
+    };
+    assert_eq!(receiving(&pair), (512 << 10, (1 << 20) + 256));
+    let fault = StreamFault::NoMemory { length: 1 << 20, reason: "none".into() };
+    pair.ends[SERVER].core.give_up(key, &fault, &mut Vec::new());
+    assert_eq!(pair.ends[SERVER].core.poll_part(key, None), Poll::Ready(Some(Err(fault))));
+    assert_eq!(receiving(&pair), (0, 0));
+    // The peer has credit again, and what it offers is fetched.
+    pair.transmit(SERVER);
+    Peer::new().plain_offer(1, 1, 100).send(&mut pair, SERVER).unwrap();
+    assert!(pair.ends[SERVER].core.poll_part(key, None).is_pending());
+    pair.transmit(SERVER);
+    assert_eq!(receiving(&pair), (100, 100 + 256));
 }
 
 #[test]
