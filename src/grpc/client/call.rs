@@ -317,3 +317,81 @@ async fn within<F: Future>(deadline: &mut Deadline, future: F) -> Result<F::Outp
 
 /// The future of a response.
 pub(super) type Boxed = Pin<Box<dyn Future<Output = Result<Response<Body>, Status>> + Send>>;
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+    use std::time::{Duration, Instant};
+
+    use tokio::sync::mpsc::{self, UnboundedReceiver};
+    use tokio::time::timeout;
+    use tonic::Request;
+    use tonic::service::interceptor::InterceptedService;
+    use tonic::transport::Endpoint as Target;
+    use tonic_health::pb::HealthCheckRequest;
+    use tonic_health::pb::health_client::HealthClient;
+
+    use super::*;
+    use crate::{Config, Policy, ProviderChoice, RdmaChannel, RdmaIncoming, RdmaServer};
+
+    /// A hang is a failure after this time.
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// Serves the health service. Returns a channel to it, its native connection, and the calls that the server sees.
+    async fn served() -> (RdmaChannel, Arc<Connection>, UnboundedReceiver<()>) {
+        // A ping would also send what was left queued, and so hide that it was.
+        let config = Config::default()
+            .policy(Policy::Require)
+            .provider(ProviderChoice::Soft)
+            .handshake_timeout(LONG)
+            .ping(10 * LONG, LONG);
+        let incoming = RdmaIncoming::bind_with("127.0.0.1:0", config.clone()).await.unwrap();
+        let target = Target::from_shared(format!("http://{}", incoming.local_addr())).unwrap();
+        let (sender, seen) = mpsc::unbounded_channel();
+        let (_, health) = tonic_health::server::health_reporter();
+        let noted = InterceptedService::new(health, move |request: Request<()>| {
+            let _ = sender.send(());
+            Ok(request)
+        });
+        tokio::spawn(RdmaServer::new().add_service(noted).serve_with_incoming(incoming));
+        let channel = RdmaChannel::builder(target).config(config).connect().await.unwrap();
+        let connection = channel.endpoints.connection(Instant::now()).await.unwrap();
+        (channel, connection, seen)
+    }
+
+    fn session(connection: &Connection) -> &Arc<crate::grpc::session::Session> {
+        let Connection::Native(native) = connection else { panic!("no native calls") };
+        &native.session
+    }
+
+    fn check() -> HealthCheckRequest {
+        HealthCheckRequest::default()
+    }
+
+    #[tokio::test]
+    async fn calls_beyond_the_last_number_of_a_connection_go_over_another() {
+        let (channel, first, mut seen) = served().await;
+        let mut client = HealthClient::new(channel.clone());
+        session(&first).skip_numbers(u32::MAX - 2);
+        // Another call is under way, so those that follow go out together. There is a number for one of them.
+        let mut watched = timeout(LONG, client.watch(check())).await.unwrap().unwrap().into_inner();
+        let mut calls = tokio::task::JoinSet::new();
+        for _ in 0..32 {
+            let mut client = client.clone();
+            calls.spawn(async move { client.check(check()).await });
+        }
+        while let Some(answer) = timeout(LONG, calls.join_next()).await.unwrap() {
+            answer.unwrap().unwrap();
+        }
+        let second = channel.endpoints.connection(Instant::now()).await.unwrap();
+        assert!(!Arc::ptr_eq(&first, &second));
+        assert!(session(&second).is_usable() && !session(&first).is_usable());
+        // The call that has a number goes on.
+        assert!(timeout(LONG, watched.message()).await.unwrap().unwrap().is_some());
+        assert_eq!(session(&first).active_streams(), 1);
+        for _ in 0..33 {
+            timeout(LONG, seen.recv()).await.unwrap().unwrap();
+        }
+    }
+}

@@ -170,6 +170,9 @@ impl<K> Core<K> {
     /// stream.
     const FIRST_WINDOW: usize = 64 << 10;
 
+    /// The reason why a connection takes no more calls, once a call has its last number.
+    pub(super) const USED_UP: &'static str = "the numbers of its streams are used up";
+
     /// Makes the state of one end. Lengths are in bytes.
     pub(in crate::grpc) fn new(role: Role, streams: u32, head_bytes: usize, window: usize) -> Self {
         let limits = Limits {
@@ -296,7 +299,7 @@ impl<K> Core<K> {
         if self.going.last_here.is_some() {
             return Some("this end closes it".into());
         }
-        (self.next_stream == u32::MAX).then(|| "its numbers of streams are used up".into())
+        (self.next_stream == u32::MAX).then(|| Self::USED_UP.into())
     }
 
     /// Returns why the connection has ended, if it has.

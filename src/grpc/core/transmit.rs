@@ -118,7 +118,7 @@ impl<K> Core<K> {
         if !self.send_control() {
             return;
         }
-        self.open_streams();
+        self.open_streams(wakers);
         while let Some(&key) = self.ready.front() {
             match self.turn(key, wire, wakers, false) {
                 Turn::Full => return,
@@ -152,8 +152,9 @@ impl<K> Core<K> {
         }
     }
 
-    /// Gives numbers to waiting calls, as many as the peer takes.
-    fn open_streams(&mut self) {
+    /// Gives numbers to waiting calls, as many as the peer takes. The calls that come after the last number fail, because they would wait for ever.
+    /// They may be sent again over another connection.
+    fn open_streams(&mut self, wakers: &mut Vec<Waker>) {
         let Some(peer) = self.peer else { return };
         if self.going.last_there.is_some() {
             return;
@@ -179,6 +180,13 @@ impl<K> Core<K> {
             stream.receiving.target = self.limits.window.into();
             self.index.insert(stream.id, key);
             self.ready.push_back(key);
+        }
+        if self.next_stream == u32::MAX && !self.unopened.is_empty() {
+            for key in std::mem::take(&mut self.unopened) {
+                self.streams[key.index()].sending.queued = Queued::No;
+                self.fail(key, StreamFault::GoneAway(Self::USED_UP.into()), wakers);
+            }
+            self.unopened_dropped = 0;
         }
     }
 

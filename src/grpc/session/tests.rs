@@ -18,6 +18,7 @@ use tonic::Code;
 
 use super::{Accept, CallFault, Part, RequestHead, ResetCode, Session, Stream};
 use crate::endpoint::{Config, Dialer, Listener, MessageEndpoint, Negotiated, Policy, ProviderChoice};
+use crate::endpoint::lock::lock;
 use crate::grpc::CallConfig;
 use tonic_rdma_verbs::memory::Pool;
 
@@ -607,4 +608,11 @@ async fn a_panic_does_not_keep_the_clients_memory() {
     pair.client.drive();
     let (served, _) = pair.accept().await;
     assert!(!served.keeps_taken_after_a_panic());
+}
+
+impl Session {
+    /// Gives the next call of this client this number.
+    pub(in crate::grpc) fn skip_numbers(&self, next: u32) {
+        lock(&self.shared.state).core.skip_numbers(next);
+    }
 }

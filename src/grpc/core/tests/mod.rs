@@ -2,8 +2,17 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
+use super::Core;
+
 mod application;
 mod hostile;
 mod network;
 mod schedules;
 mod turns;
+
+impl<K> Core<K> {
+    /// Gives the next call of a client this number.
+    pub(in crate::grpc) fn skip_numbers(&mut self, next: u32) {
+        self.next_stream = next;
+    }
+}

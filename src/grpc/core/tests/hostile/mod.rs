@@ -441,6 +441,35 @@ fn going_away_twice_may_not_take_more_calls_back() {
     assert_eq!(refused, Err(CallViolation::GoAwayOrder { seen: 4, before: 3 }));
 }
 
+#[test]
+fn calls_beyond_the_last_number_fail_and_the_call_that_has_it_is_answered() {
+    let mut pair = pair();
+    pair.ends[CLIENT].core.skip_numbers(u32::MAX - 1);
+    let head = RequestHead { path: "/a.B/C".parse().unwrap(), authority: None, headers: HeaderMap::new() };
+    let keys = [(); 3].map(|()| pair.ends[CLIENT].core.open(head.clone()).unwrap());
+    pair.ends[CLIENT].core.send_data(keys[0], Bytes::from_static(b"request"), true);
+    pair.transmit(CLIENT);
+    let core = &mut pair.ends[CLIENT].core;
+    for key in &keys[1..] {
+        let Poll::Ready(Err(fault)) = core.poll_head(*key, None) else { panic!("the call waits for ever") };
+        assert!(matches!(fault, StreamFault::GoneAway(_)), "{fault:?}");
+    }
+    assert_eq!((core.active(), core.unopened.len()), (1, 0));
+    assert!(core.open(head).is_err());
+    pair.settle();
+    let core = &mut pair.ends[SERVER].core;
+    let (served, _) = core.next_accepted().unwrap();
+    assert_eq!(core.poll_part(served, None), Poll::Ready(Some(Ok(Delivered::Data("request".into())))));
+    core.send_head(served, HeaderMap::new());
+    core.send_trailers(served, HeaderMap::new());
+    pair.transmit(SERVER);
+    pair.settle();
+    let core = &mut pair.ends[CLIENT].core;
+    assert!(matches!(core.poll_head(keys[0], None), Poll::Ready(Ok(_))));
+    keys.into_iter().for_each(|key| core.release(key, &mut Vec::new()));
+    assert_eq!((core.active(), core.streams.len()), (0, 0));
+}
+
 /// Frames of any kind, sensible or not.
 fn frames() -> impl Strategy<Value = (u8, u8, u16, u32, Vec<u8>)> {
     let payload = prop_oneof![
