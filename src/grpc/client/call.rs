@@ -394,4 +394,18 @@ mod tests {
             timeout(LONG, seen.recv()).await.unwrap().unwrap();
         }
     }
+
+    /// Other calls go on, or wait for the server, and the task that has made the call does something else.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_call_that_is_polled_once_beside_others_is_sent() {
+        let (channel, _connection, mut seen) = served().await;
+        let mut client = HealthClient::new(channel);
+        let _watched = timeout(LONG, client.watch(check())).await.unwrap().unwrap();
+        timeout(LONG, seen.recv()).await.unwrap();
+        let mut call = pin!(client.check(check()));
+        let polled = poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await;
+        assert!(polled.is_pending(), "{polled:?}");
+        timeout(LONG, seen.recv()).await.unwrap().unwrap();
+        timeout(LONG, call).await.unwrap().unwrap();
+    }
 }

@@ -1,12 +1,13 @@
-//! Requests that callers leave to a task of their session.
+//! Requests that callers leave to others.
 //!
 //! Calls that are made together share messages. In a runtime of one thread, a task of the session sends their requests: it runs when the
-//! tasks that were ready have made their calls. Elsewhere another thread would run the task, so each caller looks with its next poll whether
-//! requests are left.
+//! tasks that were ready have made their calls. Elsewhere another thread would run the task at once, so each caller looks with its next poll
+//! whether requests are left. Callers may have no next poll for a long time, so the task looks as well, some milliseconds later.
 
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use tokio::runtime::{Handle, Id, RuntimeFlavor};
 use tokio::sync::Notify;
@@ -17,11 +18,31 @@ use crate::endpoint::this_thread;
 #[derive(Debug, Default)]
 pub(super) struct LeftRequests(Arc<Shared>);
 
+/// Who sends a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sends {
+    /// The task of the session, when the tasks that are ready have run.
+    Task,
+    /// The next poll of a caller, or else the task, later.
+    Callers,
+    /// The caller, now.
+    Caller,
+}
+
+/// The task was woken, and will look.
+const WOKEN: u8 = 1;
+/// Requests are left to callers.
+const LEFT: u8 = 2;
+/// The session is gone.
+const OVER: u8 = 4;
+/// In place of a thread: the threads of a runtime of several threads. No thread has this number.
+const SEVERAL: usize = usize::MAX - 1;
+
 #[derive(Debug, Default)]
 struct Shared {
-    /// The task is to send.
-    wanted: AtomicBool,
-    /// The thread that runs the task, once it has run; 0 before.
+    /// [`WOKEN`], [`LEFT`] and [`OVER`].
+    state: AtomicU8,
+    /// The thread that runs the task, once it has run; 0 before, and after its end.
     thread: AtomicUsize,
     /// The runtime of the task.
     runtime: OnceLock<Id>,
@@ -29,61 +50,115 @@ struct Shared {
 }
 
 impl LeftRequests {
-    /// Starts the task, if the current runtime has one thread. It calls `send` when requests were left, until `send` returns false.
+    /// Starts the task in the current runtime. It calls `send` when requests were left, until `send` returns false.
     pub(super) fn start(&self, send: impl FnMut() -> bool + Send + 'static) {
         let Ok(runtime) = Handle::try_current() else { return };
-        if runtime.runtime_flavor() == RuntimeFlavor::CurrentThread
-            && self.0.runtime.set(runtime.id()).is_ok()
-        {
-            runtime.spawn(Arc::clone(&self.0).run(send));
+        if self.0.runtime.set(runtime.id()).is_err() {
+            return;
+        }
+        let task = Task { shared: Arc::clone(&self.0), send };
+        if runtime.runtime_flavor() == RuntimeFlavor::CurrentThread {
+            runtime.spawn(task.run());
+        } else {
+            self.0.thread.store(SEVERAL, Ordering::SeqCst);
+            runtime.spawn(task.run_late());
         }
     }
 
-    /// Leaves a request to the task. Returns false if there is no task in this runtime, on this thread.
-    pub(super) fn leave(&self) -> bool {
-        let Shared { wanted, thread, runtime, wake } = &*self.0;
-        if thread.load(Ordering::Relaxed) != this_thread() {
-            return false;
+    /// Leaves a request that is queued. Returns who sends it.
+    pub(super) fn leave(&self) -> Sends {
+        let Shared { thread, runtime, .. } = &*self.0;
+        let home = thread.load(Ordering::Relaxed);
+        if home == SEVERAL {
+            // Where a bit is set already, the one who takes it away locks the session's state after that, and so finds the request.
+            if self.0.state.load(Ordering::Relaxed) != LEFT | WOKEN {
+                self.0.wake(LEFT | WOKEN);
+                // SYNC: the task that ends has looked before this request was left, or this sees that it has ended.
+                if thread.load(Ordering::SeqCst) == 0 {
+                    return Sends::Caller;
+                }
+            }
+            return Sends::Callers;
         }
         // A thread may run one runtime after the other: the task of the one sends nothing while the thread runs the other.
-        if !Handle::try_current().is_ok_and(|current| runtime.get() == Some(&current.id())) {
-            return false;
+        if home != this_thread()
+            || !Handle::try_current().is_ok_and(|current| runtime.get() == Some(&current.id()))
+        {
+            return Sends::Caller;
         }
-        if !wanted.swap(true, Ordering::AcqRel) {
-            wake.notify_one();
-        }
-        true
+        self.0.wake(WOKEN);
+        Sends::Task
+    }
+
+    /// Returns whether requests are left to callers, and notes that this caller sends them.
+    pub(super) fn take(&self) -> bool {
+        let state = &self.0.state;
+        state.load(Ordering::Relaxed) & LEFT != 0 && state.fetch_and(!LEFT, Ordering::AcqRel) & LEFT != 0
     }
 }
 
 impl Drop for LeftRequests {
     fn drop(&mut self) {
-        self.0.wake.notify_one();
-    }
-}
-
-/// Notes that the task has ended: callers send their requests themselves again.
-struct Ends(Arc<Shared>);
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        self.0.thread.store(0, Ordering::Relaxed);
+        self.0.wake(OVER);
     }
 }
 
 impl Shared {
-    async fn run(self: Arc<Self>, mut send: impl FnMut() -> bool) {
-        let _ends = Ends(Arc::clone(&self));
+    /// Sets bits, and wakes the task if none has woken it since it looked.
+    fn wake(&self, bits: u8) {
+        if self.state.fetch_or(bits, Ordering::SeqCst) & WOKEN == 0 {
+            self.wake.notify_one();
+        }
+    }
+}
+
+/// The task of a session.
+struct Task<F: FnMut() -> bool> {
+    shared: Arc<Shared>,
+    send: F,
+}
+
+impl<F: FnMut() -> bool> Task<F> {
+    /// Runs in a runtime of one thread, and sends when it is woken.
+    async fn run(mut self) {
         loop {
             // A runtime of one thread may be run by one thread after the other.
-            self.thread.store(this_thread(), Ordering::Relaxed);
-            self.wake.notified().await;
+            self.shared.thread.store(this_thread(), Ordering::Relaxed);
+            self.shared.wake.notified().await;
             // SYNC: requests that are queued from here on ask for this task once more.
-            self.wanted.store(false, Ordering::Release);
-            if !send() {
+            self.shared.state.swap(0, Ordering::AcqRel);
+            if !(self.send)() {
                 return;
             }
         }
+    }
+
+    /// Runs in a runtime of several threads, and sends what no caller has sent.
+    async fn run_late(mut self) {
+        /// A caller that has left a request is usually polled again within microseconds. This time bounds what the task costs while
+        /// calls are made all the time.
+        const LATE: Duration = Duration::from_millis(5);
+        loop {
+            self.shared.wake.notified().await;
+            tokio::time::sleep(LATE).await;
+            if !self.send_left() {
+                return;
+            }
+        }
+    }
+
+    /// Sends if requests are left to callers. Returns false if the session is gone.
+    fn send_left(&mut self) -> bool {
+        let state = self.shared.state.swap(0, Ordering::SeqCst);
+        state & OVER == 0 && (state & LEFT == 0 || (self.send)())
+    }
+}
+
+/// Callers send their requests themselves when the task has ended.
+impl<F: FnMut() -> bool> Drop for Task<F> {
+    fn drop(&mut self) {
+        self.shared.thread.store(0, Ordering::SeqCst);
+        self.send_left();
     }
 }
 
@@ -99,13 +174,38 @@ mod tests {
         let (home, other) = (runtime(), runtime());
         let left = LeftRequests::default();
         home.block_on(async {
-            assert!(!left.leave(), "the task does not run yet");
+            assert_eq!(left.leave(), Sends::Caller, "the task does not run yet");
             left.start(|| true);
             tokio::task::yield_now().await;
-            assert!(left.leave());
+            assert_eq!(left.leave(), Sends::Task);
         });
-        other.block_on(async { assert!(!left.leave(), "the thread does not run the task now") });
-        assert!(!left.leave(), "no runtime");
-        home.block_on(async { assert!(left.leave()) });
+        other.block_on(async {
+            assert_eq!(left.leave(), Sends::Caller, "the thread does not run the task now")
+        });
+        assert_eq!(left.leave(), Sends::Caller, "no runtime");
+        home.block_on(async { assert_eq!(left.leave(), Sends::Task) });
+    }
+
+    #[test]
+    fn the_task_sends_what_no_caller_sends_and_none_is_left_to_a_task_that_has_ended() {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_time().build().unwrap();
+        let left = LeftRequests::default();
+        let (sender, sent) = std::sync::mpsc::channel();
+        let entered = runtime.enter();
+        left.start(move || sender.send(()).is_ok());
+        drop(entered);
+        for _ in 0..3 {
+            assert_eq!(left.leave(), Sends::Callers);
+            sent.recv_timeout(Duration::from_secs(60)).unwrap();
+            assert!(!left.take());
+        }
+        // A caller sends, or it was too late.
+        left.leave();
+        if !left.take() {
+            sent.recv_timeout(Duration::from_secs(60)).unwrap();
+        }
+        drop(runtime);
+        assert_eq!(left.leave(), Sends::Caller);
     }
 }

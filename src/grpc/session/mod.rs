@@ -25,14 +25,13 @@ mod wire;
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard};
 use std::task::Poll;
 
 use bytes::Bytes;
 use http::HeaderMap;
 
-use self::left::LeftRequests;
+use self::left::{LeftRequests, Sends};
 use self::shared::{Shared, State};
 use super::calls::CallConfig;
 use super::core::{Core, Role};
@@ -83,8 +82,6 @@ pub(crate) struct Session {
     endpoint: MessageEndpoint,
     shared: Arc<Shared>,
     acceptor: Option<Arc<dyn Accept>>,
-    /// Requests are queued that a caller sends with its next poll.
-    left_to_callers: AtomicBool,
     left: LeftRequests,
 }
 
@@ -126,13 +123,7 @@ impl Session {
         core.set_landing_budget(LandingBudget::new(config.landing_budget));
         let session = Arc::new_cyclic(|weak| {
             let shared = Shared::new(core, weak.clone());
-            Self {
-                endpoint,
-                shared,
-                acceptor,
-                left_to_callers: AtomicBool::new(false),
-                left: LeftRequests::default(),
-            }
+            Self { endpoint, shared, acceptor, left: LeftRequests::default() }
         });
         // As much again, so that messages which the application holds leave memory to calls that copy.
         let landing_budget = config.landing_budget.saturating_mul(2);
@@ -186,8 +177,8 @@ impl Session {
     }
 
     /// Sends what is queued if one call is under way only. With others, the request is left to the next poll of a caller, because calls
-    /// that are made together then share messages. Returns whether a task of the session sends it; otherwise the caller must call
-    /// [`drive_left`](Self::drive_left) with its next poll, soon.
+    /// that are made together then share messages. Returns whether a task of the session sends it; otherwise the caller should call
+    /// [`drive_left`](Self::drive_left) with its next poll, soon. If no caller does, the request goes out some milliseconds later.
     pub(crate) fn drive_with_others(&self) -> bool {
         self.drive_if(self.active_streams() <= 1)
     }
@@ -195,21 +186,16 @@ impl Session {
     /// Does what [`drive_with_others`](Self::drive_with_others) does, for a caller that knows whether its call is the only one. Returns
     /// whether a task of the session sends the request: then the caller need not be polled before its answer has come.
     pub(crate) fn drive_if(&self, is_alone: bool) -> bool {
-        if is_alone {
+        let sends = if is_alone { Sends::Caller } else { self.left.leave() };
+        if sends == Sends::Caller {
             self.drive();
-            return false;
         }
-        let has_task = self.left.leave();
-        if !has_task {
-            self.left_to_callers.store(true, Ordering::Release);
-        }
-        has_task
+        sends == Sends::Task
     }
 
     /// Sends requests that [`drive_with_others`](Self::drive_with_others) has left.
     pub(crate) fn drive_left(&self) {
-        let left = &self.left_to_callers;
-        if left.load(Ordering::Relaxed) && left.swap(false, Ordering::AcqRel) {
+        if self.left.take() {
             self.drive();
         }
     }
