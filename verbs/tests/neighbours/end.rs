@@ -1,6 +1,6 @@
 //! One end of a connection: a queue pair, and memory of which a part is registered for the peer.
 
-use std::io::IoSlice;
+use std::io::{ErrorKind, IoSlice};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -79,7 +79,7 @@ impl End {
         let settings = PathSettings::default();
         (0..RECEIVES).for_each(|index| self.post_receive(index as u64));
         // On a busy machine the answer of the peer's device may come too late.
-        let late = |result: &Result<(), VerbsError>| matches!(result, Err(VerbsError::Os { .. }));
+        let late = |result: &Result<(), VerbsError>| matches!(result, Err(VerbsError::Os { cause, .. }) if matches!(cause.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock));
         let mut connected = self.pair.to_rtr(&address, &settings);
         for _ in 0..4 {
             if late(&connected) {
@@ -130,7 +130,8 @@ pub fn fresh_region(domain: &dyn ProtectionDomain) -> Arc<dyn MemoryRegion> {
     domain.register(Arc::new(HostMemory::shared(LARGE, 4096).unwrap()), ALL).unwrap()
 }
 
-fn parse(line: &str) -> (QueuePairAddress, Vec<RemoteSegment>) {
+/// Reads what [`End::describe`] wrote.
+pub fn parse(line: &str) -> (QueuePairAddress, Vec<RemoteSegment>) {
     let words: Vec<_> = line.split_whitespace().collect();
     let byte = |at: usize| u8::from_str_radix(&words[0][at..at + 2], 16).unwrap();
     let bytes: Vec<u8> = (0..words[0].len()).step_by(2).map(byte).collect();

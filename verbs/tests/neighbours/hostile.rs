@@ -1,27 +1,28 @@
-//! The ways to do harm. They know nothing of the layout of shared memory, nor of the messages between devices: they find mappings
-//! and descriptors as the kernel lists them.
+//! The ways to do harm, for the tests and for the bench `neighbours`. They know nothing of the layout of shared memory: they find
+//! mappings and descriptors as the kernel lists them. Of the messages between devices, they know the form of a request.
+//!
+//! Each way calls `harmed` when it has done harm for the first time, so that nobody takes a neighbour that does nothing for a bad one.
 
-use std::collections::HashSet;
-use std::fs::File;
-use std::io::{IoSlice, Write as _};
+use std::io::{IoSlice, IoSliceMut, Write as _};
 use std::mem::MaybeUninit;
-use std::ops::RangeInclusive;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::FileExt;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
-    SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
-use tonic_rdma_verbs::{CompletionStatus, HostMemory, WorkCompletion};
 
-use crate::end::{ALL, MEMORY, ROOM, pattern, segment};
-use crate::neighbour::Connection;
 use crate::system;
 
-/// The identifier of a request that is not a receive.
-const SENT: u64 = 100;
+/// Most descriptors of one message.
+const MOST_DESCRIPTORS: usize = 253;
+/// Bytes of a reply of a device that say to which request it belongs.
+const SEQUENCE: usize = 8;
 
 /// What a scribbler writes.
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +48,8 @@ impl std::str::FromStr for Scribble {
 }
 
 /// Overwrites all memory that this process shares and may write, again and again.
-pub fn scribble(what: Scribble) {
+pub fn scribble(what: Scribble, harmed: fn()) {
+    let mut has_harmed = false;
     for round in 0u64.. {
         std::thread::sleep(Duration::from_micros(fastrand::u64(..3000)));
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
@@ -59,6 +61,10 @@ pub fn scribble(what: Scribble) {
             // Memory of the application is large, and its content is of no interest to the device.
             let length = (end - start).min(64 << 10);
             if rights.ends_with('s') && length > 0 {
+                // The first word alone may end the connection, or this process.
+                if rights.contains('w') && !std::mem::replace(&mut has_harmed, true) {
+                    harmed();
+                }
                 let seed = fastrand::u64(..);
                 system::overwrite(start, length, rights.contains('w'), |index| match what {
                     Scribble::Zeros => 0,
@@ -75,45 +81,12 @@ pub fn scribble(what: Scribble) {
     }
 }
 
-fn number(hex: &str) -> usize {
+pub fn number(hex: &str) -> usize {
     usize::from_str_radix(hex, 16).unwrap_or_default()
 }
 
-/// Looks through all memory that this process shares or has descriptors of. Returns the number of pages that begin with a pattern of
-/// the process under test: the part of a memory that it did not offer, or the content of its calls to the honest neighbour.
-pub fn pages_of_others() -> usize {
-    let mut pages = HashSet::new();
-    let memory = File::open("/proc/self/mem").unwrap();
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    for line in maps.lines().filter(|line| line.contains("/memfd:")) {
-        let range = line.split(' ').next().unwrap_or_default();
-        let Some((start, end)) = range.split_once('-') else { continue };
-        let found = patterns_in(&memory, number(start) as u64, number(end) as u64);
-        pages.extend(found.map(|page| (0, page)));
-    }
-    for descriptor in descriptors("/memfd:") {
-        let Ok(file) = File::open(format!("/proc/self/fd/{descriptor}")) else { continue };
-        let length = file.metadata().map_or(0, |metadata| metadata.len());
-        pages.extend(patterns_in(&file, 0, length).map(|page| (descriptor, page)));
-    }
-    pages.len()
-}
-
-/// Returns the pages of a file that begin with a pattern of any seed. The pattern of a seed differs from that of seed 0 by one value.
-fn patterns_in(file: &File, start: u64, end: u64) -> impl Iterator<Item = u64> + '_ {
-    (start..end).step_by(4096).filter(|&page| {
-        let mut bytes = [0; 64];
-        let known = pattern(0, bytes.len());
-        if file.read_at(&mut bytes, page).is_err() {
-            return false;
-        }
-        let first = bytes[0] ^ known[0];
-        bytes.iter().zip(&known).all(|(found, known)| found ^ known == first)
-    })
-}
-
 /// Returns the open descriptors of this process that stand for `kind`, such as `/memfd:`.
-fn descriptors(kind: &str) -> Vec<RawFd> {
+pub fn descriptors(kind: &str) -> Vec<RawFd> {
     let entries = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
     let wanted = entries.filter(|entry| {
         std::fs::read_link(entry.path()).is_ok_and(|target| target.to_string_lossy().contains(kind))
@@ -121,12 +94,15 @@ fn descriptors(kind: &str) -> Vec<RawFd> {
     wanted.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(|&fd| fd > 2).collect()
 }
 
-/// Replaces descriptors that this process may send to its peers by descriptors of the wrong kind. `what` has the kind, and the
-/// descriptors to replace: `wake-ups` (event descriptors and pairs of sockets), `large` (memory of the application), or
-/// `small` (other memory).
-pub fn swap_descriptors(what: &str) {
-    let (kind, replaced) = what.split_once(' ').unwrap();
-    let replacement: OwnedFd = match kind {
+/// Makes a descriptor of the wrong kind: `kind` is its name.
+///
+/// | name | the descriptor |
+/// |---|---|
+/// | `full-pipe`, `pipe-without-reader` | an end of a pipe that blocks, or fails, when it is written to |
+/// | `tcp`, `locked-tcp` | a connected TCP socket; while a thread of this process sends for ever, all calls wait that take the socket's lock |
+/// | `truncated`, `huge-pages`, `device` | memory whose length can change, or of huge pages, or `/dev/zero` |
+pub fn wrong_descriptor(kind: &str) -> OwnedFd {
+    match kind {
         "full-pipe" | "pipe-without-reader" => {
             let (reader, writer) = std::io::pipe().unwrap();
             if kind == "full-pipe" {
@@ -138,47 +114,199 @@ pub fn swap_descriptors(what: &str) {
             }
             writer.into()
         }
+        "tcp" | "locked-tcp" => {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            Box::leak(Box::new(listener.accept().unwrap()));
+            if kind == "locked-tcp" {
+                let copy = socket.try_clone().unwrap();
+                std::thread::spawn(move || system::send_for_ever(&copy));
+                // The thread has the lock for ever, from soon on.
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            socket.into()
+        }
         "truncated" => {
             let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
             let memory = rustix::fs::memfd_create("unsealed", flags).unwrap();
             rustix::fs::ftruncate(&memory, 64 << 20).unwrap();
             memory
         }
-        "huge-pages" => match system::hugetlb_memfd() {
-            Some(memory) => {
-                // SAFETY: the descriptor was made just now, and nothing else owns it.
-                let memory = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(memory) };
-                let seals = rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW;
-                let _ = rustix::fs::ftruncate(&memory, 64 << 20);
-                let _ = rustix::fs::fcntl_add_seals(&memory, seals);
-                memory
-            }
-            None => return,
-        },
+        "huge-pages" => {
+            let flags = rustix::fs::MemfdFlags::ALLOW_SEALING | rustix::fs::MemfdFlags::HUGETLB;
+            // Creating the descriptor needs no huge page.
+            let memory = rustix::fs::memfd_create("huge", flags).unwrap();
+            let seals = rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW;
+            let _ = rustix::fs::ftruncate(&memory, 64 << 20);
+            let _ = rustix::fs::fcntl_add_seals(&memory, seals);
+            memory
+        }
         "device" => std::fs::OpenOptions::new().read(true).write(true).open("/dev/zero").unwrap().into(),
         other => panic!("no such kind of descriptor: {other}"),
-    };
-    let targets = match replaced {
-        "wake-ups" => {
-            let mut targets = descriptors("[eventfd]");
-            targets.extend(descriptors("socket:").into_iter().filter(|&fd| system::is_unnamed_pair(fd)));
-            targets
-        }
-        "large" => memories(MEMORY as u64..=MEMORY as u64),
-        "small" => memories(0..=MEMORY as u64 - 1),
-        other => panic!("no such descriptors: {other}"),
-    };
-    for target in targets {
-        if target != replacement.as_raw_fd() {
-            system::replace_descriptor(replacement.as_raw_fd(), target);
+    }
+}
+
+/// Replaces the memory that this process shares, and that is shorter than `length`, by a descriptor of the wrong kind.
+pub fn swap_memory(kind: &str, length: u64, harmed: fn()) {
+    let replacement = wrong_descriptor(kind);
+    let length_of = |fd: RawFd| std::fs::metadata(format!("/proc/self/fd/{fd}")).map_or(0, |file| file.len());
+    let memories = descriptors("/memfd:").into_iter().filter(|&fd| length_of(fd) < length);
+    let mut has_harmed = false;
+    for memory in memories {
+        system::replace_descriptor(replacement.as_fd(), memory);
+        if !std::mem::replace(&mut has_harmed, true) {
+            harmed();
         }
     }
 }
 
-/// Returns the memfds whose length is one of `lengths`.
-fn memories(lengths: RangeInclusive<u64>) -> Vec<RawFd> {
-    let length = |fd: RawFd| std::fs::metadata(format!("/proc/self/fd/{fd}")).map_or(0, |file| file.len());
-    descriptors("/memfd:").into_iter().filter(|&fd| lengths.contains(&length(fd))).collect()
+/// Takes the place of the socket of this process's device, and passes the messages between the device and its peers on, except for
+/// the descriptors that peers get. `what` is a kind of [`wrong_descriptor`], which takes the place of each socket; or `replies`:
+/// then replies that nobody asked for come without end, each with as many sockets that linger as the kernel takes.
+pub fn stand_between(what: &str, harmed: fn()) {
+    let name = SocketAddrUnix::new_abstract_name(&fastrand::u128(..).to_le_bytes()).unwrap();
+    let listener = system::take_listener(&name);
+    let what: Arc<str> = what.into();
+    std::thread::spawn(move || {
+        loop {
+            let _ = rustix::event::poll(&mut [PollFd::new(&listener, PollFlags::IN)], None);
+            let Ok(peer) = rustix::net::accept(&listener) else { continue };
+            let device = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+            rustix::net::connect(&device, &name).unwrap();
+            let (peer, device, what) = (Arc::new(peer), Arc::new(device), Arc::clone(&what));
+            let (requester, asked) = (Arc::clone(&peer), Arc::clone(&device));
+            std::thread::spawn(move || while pass_on(&requester, &asked, |_, _| false).is_ok() {});
+            std::thread::spawn(move || {
+                let is_changed = |bytes: &mut [u8], descriptors: &mut Vec<OwnedFd>| {
+                    if &*what == "replies" {
+                        harmed();
+                        flood_with_replies(&peer, bytes);
+                    }
+                    let sockets = descriptors.iter_mut().filter(|fd| system::is_socket(fd));
+                    sockets.map(|socket| *socket = wrong_descriptor(&what)).count() > 0
+                };
+                while let Ok(changed) = pass_on(&device, &peer, is_changed) {
+                    if changed {
+                        harmed();
+                    }
+                }
+                // The peer's device takes this process for dead.
+                let _ = rustix::net::shutdown(&*peer, rustix::net::Shutdown::Both);
+                let _ = rustix::net::shutdown(&*device, rustix::net::Shutdown::Both);
+            });
+        }
+    });
+}
+
+/// Passes a message on, which `change` may change. Returns what `change` returned; an error at the end of a connection.
+fn pass_on(
+    from: &impl AsFd,
+    to: &impl AsFd,
+    change: impl FnOnce(&mut [u8], &mut Vec<OwnedFd>) -> bool,
+) -> Result<bool, Errno> {
+    let mut bytes = [0; 4096];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let received = rustix::net::recvmsg(from, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)?;
+    let rights = control.drain().filter_map(|part| match part {
+        RecvAncillaryMessage::ScmRights(rights) => Some(rights),
+        _ => None,
+    });
+    let mut descriptors: Vec<OwnedFd> = rights.flatten().collect();
+    let bytes = bytes.get_mut(..received.bytes).filter(|bytes| !bytes.is_empty()).ok_or(Errno::PIPE)?;
+    let changed = change(bytes, &mut descriptors);
+    let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+    send(to, bytes, &descriptors, SendFlags::empty())?;
+    Ok(changed)
+}
+
+/// Sends a message with descriptors.
+fn send(to: &impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>], flags: SendFlags) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(descriptors));
+    }
+    rustix::net::sendmsg(to, &[IoSlice::new(bytes)], &mut control, flags | SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Sends replies like `reply`, for requests that nobody made, until `peer` hangs up.
+fn flood_with_replies(peer: &impl AsFd, reply: &mut [u8]) {
+    reply[..SEQUENCE].fill(0xff);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    loop {
+        // The last close of all of them waits, so those of the next reply wait, too.
+        let (socket, reader) = lingering_socket(&listener);
+        Box::leak(Box::new(reader));
+        if send(peer, reply, &[socket.as_fd(); MOST_DESCRIPTORS], SendFlags::empty()).is_err() {
+            return;
+        }
+    }
+}
+
+/// A connection of its own to the device of a queue pair.
+#[derive(Debug)]
+pub struct Device {
+    socket: OwnedFd,
+    number: [u8; 4],
+    token: [u8; 8],
+}
+
+/// A request that has no reply.
+#[derive(Clone, Copy, Debug)]
+pub enum Request {
+    /// To carry out the records for the queue pair.
+    Nothing = 3,
+    /// To map a memory.
+    Offer = 4,
+}
+
+impl Device {
+    /// Connects to the device of the queue pair with this address.
+    pub fn dial(address: &[u8]) -> Result<Self, Errno> {
+        let process = u32::from_le_bytes(address[2..6].try_into().unwrap());
+        let nonce = u64::from_le_bytes(address[6..14].try_into().unwrap());
+        let name = format!("tonic-rdma-soft-{process}-{nonce:016x}");
+        let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None)?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+        let (number, token) = (address[14..18].try_into().unwrap(), address[18..26].try_into().unwrap());
+        Ok(Self { socket, number, token })
+    }
+
+    /// Sends a request for the object `id` with a descriptor.
+    pub fn ask(
+        &self,
+        version: u8,
+        request: Request,
+        id: u64,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<(), Errno> {
+        let mut bytes = [0; 40];
+        bytes[..2].copy_from_slice(&[version, request as u8]);
+        bytes[4..8].copy_from_slice(&self.number);
+        bytes[16..24].copy_from_slice(&self.token);
+        bytes[24..32].copy_from_slice(&id.to_le_bytes());
+        bytes[32..40].copy_from_slice(&4096_u64.to_le_bytes());
+        send(&self.socket, &bytes, fd.as_slice(), SendFlags::empty())
+    }
+}
+
+/// Offers memory of the wrong kind, again and again, to the process of the queue pair with this address.
+pub fn offer_memory(kind: &str, address: &[u8], harmed: fn()) {
+    let memory = wrong_descriptor(kind);
+    let device = Device::dial(address).unwrap();
+    for id in 1.. {
+        // The peer's device takes descriptors only from those that have named one of its queue pairs.
+        device.ask(address[1], Request::Nothing, 0, None).unwrap();
+        match device.ask(address[1], Request::Offer, id, Some(memory.as_fd())) {
+            // The kernel refuses descriptors for a peer that takes none of strangers.
+            Ok(()) | Err(Errno::PERM) => harmed(),
+            Err(_) => return,
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }
 
 /// Cuts off the memory of all memfds of this process, again and again.
@@ -190,9 +318,13 @@ pub fn truncate_memory() {
 }
 
 /// Makes all descriptors blocking, for all processes that share their open files, again and again.
-pub fn make_everything_blocking() {
+pub fn make_everything_blocking(harmed: fn()) {
+    let mut has_harmed = false;
     loop {
-        descriptors("").into_iter().for_each(system::make_blocking);
+        let blocking = descriptors("").into_iter().filter(|&fd| system::make_blocking(fd)).count();
+        if blocking > 0 && !std::mem::replace(&mut has_harmed, true) {
+            harmed();
+        }
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -202,82 +334,85 @@ pub fn block_service_thread() {
     let named = |task: &std::fs::DirEntry| {
         std::fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.starts_with("rdma-soft"))
     };
-    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten().filter(named);
-    let threads: Vec<libc::pid_t> =
-        tasks.filter_map(|task| task.file_name().to_str()?.parse().ok()).collect();
-    assert!(!threads.is_empty(), "no thread has the name rdma-soft");
+    let threads = || -> Vec<libc::pid_t> {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten().filter(named);
+        tasks.filter_map(|task| task.file_name().to_str()?.parse().ok()).collect()
+    };
+    // A thread gets its name a moment after its start.
+    let threads = std::iter::repeat_with(threads).find(|threads| !threads.is_empty()).unwrap();
     threads.into_iter().for_each(system::block_thread);
     std::thread::sleep(Duration::from_millis(20));
 }
 
-/// Forks a child that uses its copy of the connection, and runs its destructors. Returns whether the child ended well.
-pub fn fork_and_drop(connection: &Connection) -> bool {
-    system::fork_and_run(|| {
-        let _ = connection.end.send_inline(5, b"from the forked child");
-        connection.queue.poll(&mut [WorkCompletion::EMPTY; 4]);
-        connection.end.pair.to_error();
-        // SAFETY:
-        // - the value is valid, and is read once more in this forked child only, which ends without a use of it; and
-        // - the parent process has a copy of its own.
-        drop(unsafe { std::ptr::read(connection) });
-    })
+/// Returns the names of the unix sockets on which a process listens; abstract ones begin with `@`.
+pub fn listening_sockets(process: u32) -> Vec<String> {
+    let links = std::fs::read_dir(format!("/proc/{process}/fd")).unwrap().flatten();
+    let links: Vec<String> = links
+        .filter_map(|entry| std::fs::read_link(entry.path()).ok())
+        .map(|target| target.to_string_lossy().into_owned())
+        .collect();
+    let table = std::fs::read_to_string(format!("/proc/{process}/net/unix")).unwrap();
+    let listening = table.lines().filter_map(|line| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let is_its = |inode: &str| links.contains(&format!("socket:[{inode}]"));
+        (words.len() == 8 && words[3] == "00010000" && is_its(words[6])).then(|| words[7].to_owned())
+    });
+    listening.collect()
 }
 
-/// Sends messages from `count` memories. Each message names its own memory, so that the peer can READ it.
-pub fn send_from_many_segments(connection: &Connection, count: usize) {
-    let mut kept = Vec::new();
-    let mut completions = [WorkCompletion::EMPTY; 16];
-    for _ in 0..count {
-        let memory = std::sync::Arc::new(HostMemory::shared(16 << 10, 4096).unwrap());
-        let region = connection.domain.register(memory, ALL).unwrap();
-        let name = format!("{} {} ", region.memory().address(), region.rkey().0);
-        region.memory().copy_in(0, name.as_bytes()).unwrap();
-        let data = [segment(&region, 0, ROOM)];
-        let operation = tonic_rdma_verbs::Operation::Send {
-            data: tonic_rdma_verbs::Payload::Registered(&data),
-            immediate: None,
-        };
-        kept.push(region);
-        if connection.end.post(SENT, operation).is_err() {
-            return;
-        }
-        let mut sent = false;
-        while !sent {
-            let count = connection.queue.poll(&mut completions);
-            for completion in &completions[..count] {
-                if completion.status != CompletionStatus::Success {
-                    return;
-                }
-                if completion.wr_id == SENT {
-                    sent = true;
-                } else {
-                    connection.end.post_receive(completion.wr_id);
-                }
-            }
-            std::thread::yield_now();
-        }
+/// Returns the address of a name of [`listening_sockets`].
+fn address_of(name: &str) -> SocketAddrUnix {
+    match name.strip_prefix('@') {
+        Some(name) => SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap(),
+        None => SocketAddrUnix::new(name).unwrap(),
     }
-    crate::neighbour::poll_until_end(connection);
 }
+
+/// Fills the backlog of this process's device, whose thread accepts no connections. Returns what fills it.
+pub fn fill_backlog() -> Vec<OwnedFd> {
+    let names = listening_sockets(std::process::id());
+    let connect = |_| {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        rustix::net::connect(&socket, &address_of(&names[0])).ok().map(|()| socket)
+    };
+    (0..).map_while(connect).collect()
+}
+
+/// Makes processes that hold many connections to the device of a queue pair, each of which names the queue pair and its token.
+pub fn hold_connections(processes: usize, connections: usize, address: &[u8]) {
+    for _ in 0..processes {
+        system::fork_off(|| {
+            let device = |_| {
+                Device::dial(address).inspect(|device| {
+                    let _ = device.ask(address[1], Request::Nothing, 0, None);
+                })
+            };
+            (0..connections).map(device).collect::<Vec<_>>()
+        });
+    }
+}
+
+/// How long the last close of a lingering socket waits for its other end.
+const LINGER: Duration = Duration::from_secs(100);
+/// Most connections that [`knock`] holds.
+pub const KNOCKS: usize = 1000;
 
 /// Holds 1 000 connections to the sockets `names`, and keeps making them anew. Two of three send garbage, and one of them sends descriptors
-/// with it.
+/// with it. Calls `counted` now and then with the number of messages with descriptors that were sent, and that the kernel refused.
 ///
 /// If `lingering` is set, the descriptors are of TCP sockets with unsent bytes. The last close of such a socket takes a long time.
-pub fn knock(names: &str, lingering: bool) {
-    const HELD: usize = 1000;
-    crate::process::report("ready");
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+pub fn knock(names: &str, lingering: bool, counted: impl Fn(usize, usize)) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut unread = std::collections::VecDeque::new();
     let garbage: Vec<u8> = (0..4096).map(|_| fastrand::u8(..)).collect();
     let null = std::fs::File::open("/dev/null").unwrap();
     let mut held = std::collections::VecDeque::new();
+    let (mut sent, mut refused) = (0_usize, 0);
     for round in 0usize.. {
         for name in names.split(' ') {
-            let address = match name.strip_prefix('@') {
-                Some(name) => SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap(),
-                None => SocketAddrUnix::new(name).unwrap(),
-            };
+            let address = address_of(name);
             for kind in [SocketType::SEQPACKET, SocketType::STREAM] {
                 let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
                 let Ok(socket) = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None) else {
@@ -286,29 +421,36 @@ pub fn knock(names: &str, lingering: bool) {
                 if rustix::net::connect(&socket, &address).is_err() {
                     continue;
                 }
-                let mut files = vec![null.as_fd(); 16];
                 let lingers = (lingering && round % 3 == 1).then(|| lingering_socket(&listener));
-                if let Some((socket, _)) = &lingers {
-                    files = vec![socket.as_fd()];
-                }
-                let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
-                let mut control = SendAncillaryBuffer::new(&mut space);
-                if round % 3 == 1 {
-                    control.push(SendAncillaryMessage::ScmRights(&files));
-                }
+                let files = match (round % 3, &lingers) {
+                    (1, Some((socket, _))) => vec![socket.as_fd()],
+                    (1, None) => vec![null.as_fd(); 16],
+                    _ => Vec::new(),
+                };
                 if round % 3 != 0 {
                     let bytes = &garbage[..fastrand::usize(1..200)];
-                    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-                    let _ = rustix::net::sendmsg(&socket, &[IoSlice::new(bytes)], &mut control, flags);
+                    match send(&socket, bytes, &files, SendFlags::DONTWAIT) {
+                        Ok(()) if !files.is_empty() => sent += 1,
+                        Err(Errno::PERM) => refused += 1,
+                        _ => {}
+                    }
+                    if round % 3 == 1 && (sent + refused).is_power_of_two() {
+                        counted(sent, refused);
+                    }
                 }
                 held.push_back(socket);
-                unread.extend(lingers.map(|(_, reader)| reader));
-                if unread.len() > HELD {
+                if let Some((socket, reader)) = lingers {
+                    // If the message was refused, this is the last close, which must not wait.
+                    let linger = (refused == 0).then_some(LINGER);
+                    rustix::net::sockopt::set_socket_linger(&socket, linger).unwrap();
+                    unread.push_back(reader);
+                }
+                if unread.len() > KNOCKS {
                     unread.pop_front();
                 }
             }
         }
-        if held.len() > HELD {
+        if held.len() > KNOCKS {
             held.drain(..10);
         }
         if round % 16 == 0 {
@@ -318,10 +460,10 @@ pub fn knock(names: &str, lingering: bool) {
 }
 
 /// Returns a TCP socket whose last close waits until the other end, which is returned, too, is closed.
-fn lingering_socket(listener: &std::net::TcpListener) -> (std::net::TcpStream, std::net::TcpStream) {
-    let mut socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+fn lingering_socket(listener: &TcpListener) -> (TcpStream, TcpStream) {
+    let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (reader, _) = listener.accept().unwrap();
-    rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::from_secs(100))).unwrap();
+    rustix::net::sockopt::set_socket_linger(&socket, Some(LINGER)).unwrap();
     socket.set_nonblocking(true).unwrap();
     while socket.write(&[0; 1 << 16]).is_ok() {}
     (socket, reader)

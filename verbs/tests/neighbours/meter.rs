@@ -1,6 +1,11 @@
-//! What this process holds, and what a call costs its thread.
+//! What this process holds, what a call costs its thread, and the warnings that it writes.
 
+use std::fmt::{self, Write as _};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use tracing::field::Field;
+use tracing::span;
 
 use crate::system::thread_cost;
 
@@ -63,4 +68,40 @@ impl Cost {
         self.waits += after.1 - before.1;
         result
     }
+}
+
+/// Keeps the warnings of this process.
+#[derive(Clone, Copy, Debug)]
+pub struct Warnings;
+
+static WARNINGS: Mutex<String> = Mutex::new(String::new());
+
+impl Warnings {
+    /// Returns whether a warning had `text`.
+    pub fn have(text: &str) -> bool {
+        WARNINGS.lock().unwrap_or_else(PoisonError::into_inner).contains(text)
+    }
+}
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.is_event() && *metadata.level() <= tracing::Level::WARN
+    }
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut warnings = WARNINGS.lock().unwrap_or_else(PoisonError::into_inner);
+        event.record(&mut |field: &Field, value: &dyn fmt::Debug| {
+            let _ = write!(warnings, "{field}={value:?} ");
+        });
+        warnings.push('\n');
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
 }

@@ -1,6 +1,7 @@
 //! Processes of the test. Each is this binary, started again with [`ROLE`] set. A message between processes is a line that begins
 //! with `@@`.
 
+use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -13,6 +14,9 @@ pub const ROLE: &str = "TONIC_RDMA_NEIGHBOURS_ROLE";
 /// The environment variable with the seconds that a scenario may take.
 const LIMIT: &str = "TONIC_RDMA_NEIGHBOURS_LIMIT";
 
+/// The message of a process that has done harm.
+pub const HARM: &str = "harm";
+
 /// Set if the bad neighbours of a scenario belong to another user.
 const STRANGER: &str = "TONIC_RDMA_NEIGHBOURS_STRANGER";
 
@@ -21,12 +25,15 @@ const STRANGER: &str = "TONIC_RDMA_NEIGHBOURS_STRANGER";
 pub struct Process {
     child: Child,
     lines: BufReader<ChildStdout>,
+    /// Messages that nobody has taken yet.
+    heard: VecDeque<String>,
+    has_harmed: bool,
 }
 
 impl Process {
     /// Starts a process that takes commands from this one: of another user if [`STRANGER`] is set.
     pub fn start() -> Self {
-        Self::start_as(if std::env::var_os(STRANGER).is_some() { "stranger" } else { "neighbour" })
+        Self::start_as(if are_strangers() { "stranger" } else { "neighbour" })
     }
 
     /// Starts a process of this user.
@@ -37,7 +44,7 @@ impl Process {
     fn start_as(role: &str) -> Self {
         let mut child = command(role).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap());
-        Self { child, lines }
+        Self { child, lines, heard: VecDeque::new(), has_harmed: false }
     }
 
     pub fn id(&self) -> u32 {
@@ -52,14 +59,35 @@ impl Process {
     /// Waits for the next message of the process. Returns `None` if the process has ended.
     pub fn hear(&mut self) -> Option<String> {
         loop {
-            let mut line = String::new();
-            if self.lines.read_line(&mut line).unwrap() == 0 {
-                return None;
+            if let Some(message) = self.heard.pop_front() {
+                return Some(message);
             }
-            if let Some((_, message)) = line.split_once("@@") {
-                return Some(message.trim().to_owned());
+            self.listen()?;
+        }
+    }
+
+    /// Waits until the process has done harm. Returns false if it ended, or its role, before.
+    pub fn does_harm(&mut self) -> bool {
+        while !self.has_harmed && self.heard.back().is_none_or(|message| message != "ended") {
+            if self.listen().is_none() {
+                break;
             }
         }
+        self.has_harmed
+    }
+
+    /// Reads the next line of the process.
+    fn listen(&mut self) -> Option<()> {
+        let mut line = String::new();
+        if self.lines.read_line(&mut line).unwrap() == 0 {
+            return None;
+        }
+        match line.split_once("@@").map(|(_, message)| message.trim()) {
+            Some(HARM) => self.has_harmed = true,
+            Some(message) => self.heard.push_back(message.to_owned()),
+            None => {}
+        }
+        Some(())
     }
 
     /// Stops the process with all its threads, and returns when all have stopped.
@@ -91,6 +119,11 @@ impl Drop for Process {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Returns whether the bad neighbours of this scenario belong to another user.
+pub fn are_strangers() -> bool {
+    std::env::var_os(STRANGER).is_some()
 }
 
 /// The owner of the bad neighbours.

@@ -1,8 +1,11 @@
 //! System calls without a safe wrapper.
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::OnceLock;
 use std::time::Duration;
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 /// Sends `signal` to the process `process`.
 pub fn signal(process: u32, signal: libc::c_int) {
@@ -29,14 +32,17 @@ pub fn may_change_user() -> bool {
     rustix::process::geteuid().is_root()
 }
 
+/// A user that runs no tests.
+pub const OTHER_USER: libc::uid_t = 65533;
+
 /// Changes the user and the group of this process. The process can still look at its own mappings and descriptors.
-pub fn become_another_user() {
-    const OTHER_USER: libc::uid_t = 65533;
+pub fn become_user(user: libc::uid_t) {
+    page_that_never_comes();
     // SAFETY: the calls take numbers only, and change only this process.
     unsafe {
         libc::setgroups(0, std::ptr::null());
-        libc::setresgid(OTHER_USER, OTHER_USER, OTHER_USER);
-        let changed = libc::setresuid(OTHER_USER, OTHER_USER, OTHER_USER);
+        libc::setresgid(user, user, user);
+        let changed = libc::setresuid(user, user, user);
         assert_eq!(changed, 0, "{}", io::Error::last_os_error());
         libc::prctl(libc::PR_SET_DUMPABLE, 1);
     }
@@ -77,6 +83,19 @@ pub fn fork_and_run(then: impl FnOnce()) -> bool {
     waited == child && libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
 }
 
+/// Forks a process that holds what `then` returns, as long as the thread lives that called this.
+pub fn fork_off<T>(then: impl FnOnce() -> T) {
+    // SAFETY: the child uses the allocator, which the C library prepares for a fork, and makes objects of its own only.
+    if unsafe { libc::fork() } == 0 {
+        die_with_parent();
+        let _held = then();
+        loop {
+            // SAFETY: the call takes nothing.
+            unsafe { libc::pause() };
+        }
+    }
+}
+
 /// Forks a process that does nothing for `seconds`, and ends this process at once by SIGKILL.
 pub fn leave_a_fork_behind(seconds: u32) {
     // SAFETY: the child only sleeps and exits, and the parent only kills itself.
@@ -106,36 +125,100 @@ pub fn overwrite(start: usize, length: usize, writable: bool, byte: impl Fn(usiz
 }
 
 /// Replaces the open descriptor `target` by a copy of `source`.
-pub fn replace_descriptor(source: RawFd, target: RawFd) {
+pub fn replace_descriptor(source: impl AsFd, target: RawFd) {
     // SAFETY: the call takes numbers only. This hostile process breaks its own descriptors on purpose.
-    unsafe { libc::dup3(source, target, libc::O_CLOEXEC) };
+    unsafe { libc::dup3(source.as_fd().as_raw_fd(), target, libc::O_CLOEXEC) };
 }
 
-/// Returns whether a descriptor is one end of a pair of unix sockets, neither of which has a name.
-pub fn is_unnamed_pair(descriptor: RawFd) -> bool {
-    // SAFETY: zeros make a valid address, and the calls write at most `length` bytes to it.
+/// Returns whether a descriptor is a socket.
+pub fn is_socket(descriptor: impl AsFd) -> bool {
+    rustix::net::sockopt::socket_type(descriptor).is_ok()
+}
+
+/// Takes the place of this process's device at the socket on which it listens. The device listens on a new socket with the name `name`
+/// instead. Returns the one that peers know.
+pub fn take_listener(name: &SocketAddrUnix) -> OwnedFd {
+    let number = |entry: std::io::Result<std::fs::DirEntry>| -> Option<RawFd> {
+        entry.ok()?.file_name().to_str()?.parse().ok()
+    };
+    let numbers = || std::fs::read_dir("/proc/self/fd").unwrap().filter_map(number);
+    let listens = |&fd: &RawFd| {
+        // SAFETY: the descriptor is used only for this call, which fails if it is closed meanwhile.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        rustix::net::sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX)
+            && rustix::net::sockopt::socket_acceptconn(fd) == Ok(true)
+    };
+    let listener = numbers().find(listens).expect("a device that listens");
+    // The kernel says which epoll descriptor watches the listener, and with which data.
+    let watch = |epoll: RawFd| {
+        let watched = std::fs::read_to_string(format!("/proc/self/fdinfo/{epoll}")).ok()?;
+        let line = watched.lines().find(|line| {
+            line.strip_prefix("tfd:")
+                .is_some_and(|line| line.split_whitespace().next() == Some(&*listener.to_string()))
+        })?;
+        let data = line.split_once("data:")?.1.split_whitespace().next()?;
+        Some((epoll, u64::from_str_radix(data, 16).ok()?))
+    };
+    let (epoll, data) = numbers().find_map(watch).expect("a thread that waits for peers");
+    let inner =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK, None)
+            .unwrap();
+    rustix::net::bind(&inner, name).unwrap();
+    rustix::net::listen(&inner, 128).unwrap();
+    let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: data };
+    // SAFETY: this process exchanges what the device's own descriptor stands for, on purpose. The copy is owned by nothing else.
     unsafe {
-        let mut address: libc::sockaddr_un = std::mem::zeroed();
-        let empty = size_of::<libc::sa_family_t>() as libc::socklen_t;
-        let mut length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
-        let named = libc::getsockname(descriptor, (&raw mut address).cast(), &raw mut length);
-        let own = (named, length);
-        length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
-        let named = libc::getpeername(descriptor, (&raw mut address).cast(), &raw mut length);
-        own == (0, empty)
-            && (named, length) == (0, empty)
-            && address.sun_family == libc::AF_UNIX as libc::sa_family_t
+        let outer = OwnedFd::from_raw_fd(libc::fcntl(listener, libc::F_DUPFD_CLOEXEC, 3));
+        libc::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, listener, &raw mut event);
+        libc::dup3(inner.as_raw_fd(), listener, libc::O_CLOEXEC);
+        libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, listener, &raw mut event);
+        outer
     }
 }
 
-/// Clears `O_NONBLOCK` of a descriptor, for all processes that share its open file.
-pub fn make_blocking(descriptor: RawFd) {
+/// Returns the address of a page whose first access never ends; `None` if that is not permitted here. Only a privileged process can
+/// make a page that keeps the kernel waiting, too, so a process that becomes another user makes it before.
+pub fn page_that_never_comes() -> Option<usize> {
+    static PAGE: OnceLock<Option<usize>> = OnceLock::new();
+    *PAGE.get_or_init(|| {
+        /// `UFFDIO_API` and `UFFDIO_REGISTER`.
+        const API: libc::c_ulong = 0xc018_aa3f;
+        const REGISTER: libc::c_ulong = 0xc020_aa00;
+        const LENGTH: usize = 4096;
+        // SAFETY: the mapping is fresh, and nothing but the kernel accesses it; the arrays have the layout that the kernel expects.
+        unsafe {
+            let page = libc::mmap(
+                std::ptr::null_mut(),
+                LENGTH,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            );
+            let faults = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) as libc::c_int;
+            let mut api = [0xaa_u64, 0, 0];
+            let mut register = [page as u64, LENGTH as u64, 1, 0];
+            let made = libc::ioctl(faults, API, api.as_mut_ptr()) == 0
+                && libc::ioctl(faults, REGISTER, register.as_mut_ptr()) == 0;
+            made.then_some(page as usize)
+        }
+    })
+}
+
+/// Sends for ever: the bytes never come, so the call keeps the lock of a TCP socket.
+pub fn send_for_ever(socket: impl AsFd) {
+    let page = page_that_never_comes().expect("the right to use userfaultfd");
+    // SAFETY: the kernel alone reads the page.
+    unsafe { libc::send(socket.as_fd().as_raw_fd(), page as *const libc::c_void, 64, 0) };
+}
+
+/// Clears `O_NONBLOCK` of a descriptor, for all processes that share its open file. Returns whether it was set.
+pub fn make_blocking(descriptor: RawFd) -> bool {
     // SAFETY: the calls take numbers only.
     unsafe {
         let flags = libc::fcntl(descriptor, libc::F_GETFL);
-        if flags >= 0 {
-            libc::fcntl(descriptor, libc::F_SETFL, flags & !libc::O_NONBLOCK);
-        }
+        let was_set = flags >= 0 && flags & libc::O_NONBLOCK != 0;
+        was_set && libc::fcntl(descriptor, libc::F_SETFL, flags & !libc::O_NONBLOCK) == 0
     }
 }
 
@@ -147,13 +230,6 @@ pub fn truncate(descriptor: RawFd) {
         libc::fallocate(descriptor, hole, 0, 1 << 20);
         libc::ftruncate(descriptor, 0);
     }
-}
-
-/// Creates a memfd of huge pages; `None` if the kernel has none.
-pub fn hugetlb_memfd() -> Option<RawFd> {
-    // SAFETY: the name is a C string.
-    let made = unsafe { libc::memfd_create(c"huge".as_ptr(), libc::MFD_HUGETLB | libc::MFD_ALLOW_SEALING) };
-    (made >= 0).then_some(made)
 }
 
 /// Returns the processor time of this thread, and the number of times that it gave up its processor to wait.

@@ -19,6 +19,8 @@ const SENT: u64 = 1000;
 const READ_BY_NAME: u64 = 1001;
 /// Seconds after which a wake-up is lost.
 const WAKE_UP: i64 = 60;
+/// Number of memories that a bad neighbour names.
+pub const MEMORIES: usize = 2000;
 /// Number of requests outstanding to a bad neighbour.
 const OUTSTANDING: usize = 6;
 
@@ -41,9 +43,13 @@ struct Honest {
 }
 
 impl Honest {
-    /// Starts an honest neighbour and connects to it. Returns `None` if one of the two could not connect in time.
-    fn connect(domain: &dyn ProtectionDomain, queue: &Arc<dyn CompletionQueue>, role: &str) -> Option<Self> {
-        let mut process = Process::start_honest();
+    /// Connects to an honest neighbour. Returns `None` if one of the two could not connect in time.
+    fn connect(
+        domain: &dyn ProtectionDomain,
+        queue: &Arc<dyn CompletionQueue>,
+        mut process: Process,
+        role: &str,
+    ) -> Option<Self> {
         process.tell(role);
         let end = End::new(domain, queue, 0);
         let target = end.connect(&process.hear()?).ok()?[0];
@@ -70,13 +76,18 @@ pub struct Bad {
 }
 
 impl Victim {
-    /// Starts with an honest neighbour of the role `role`.
-    pub fn new(role: &str) -> Self {
+    /// Starts with an honest neighbour of this user.
+    pub fn new() -> Self {
+        Self::beside("echo", Process::start_honest)
+    }
+
+    /// Starts with an honest neighbour of the role `role`, in a process that `start` starts.
+    pub fn beside(role: &str, start: fn() -> Process) -> Self {
         let context = soft::open().unwrap();
         let domain = context.alloc_protection_domain().unwrap();
         let queue = context.create_completion_queue(1024).unwrap();
         // On a busy machine the answer of a device may come too late.
-        let honest = (0..10).find_map(|_| Honest::connect(&*domain, &queue, role)).unwrap();
+        let honest = (0..10).find_map(|_| Honest::connect(&*domain, &queue, start(), role)).unwrap();
         Self { _context: context, domain, queue, honest }
     }
 
@@ -272,7 +283,7 @@ impl Bad {
         let mut words = text.split(' ');
         if let (Some(Ok(address)), Some(Ok(rkey))) =
             (words.next().map(str::parse), words.next().map(str::parse))
-            && self.named.len() < 64
+            && self.named.len() < MEMORIES
         {
             self.named.push(RemoteSegment { address, rkey: Rkey(rkey) });
         }
