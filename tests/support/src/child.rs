@@ -1,6 +1,7 @@
 //! Child processes: the test binary, started again with a role.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::path::Path;
 use std::process::{ChildStdout, Command, Stdio};
 
 /// The environment variable that gives a child its role.
@@ -23,12 +24,16 @@ impl Child {
     /// Starts this binary in `role`, through the command `wrapper` (such as `ip netns exec NAME`) if this is not empty. Waits for the
     /// child's announcement.
     pub fn start(wrapper: &[&str], role: &str) -> Self {
-        let binary = std::env::current_exe().unwrap();
+        Self::start_copy(&std::env::current_exe().unwrap(), wrapper, role)
+    }
+
+    /// As [`start`](Self::start), with the copy `binary` of this binary.
+    pub fn start_copy(binary: &Path, wrapper: &[&str], role: &str) -> Self {
         let mut command = match wrapper {
-            [] => Command::new(&binary),
+            [] => Command::new(binary),
             [program, arguments @ ..] => {
                 let mut command = Command::new(program);
-                command.args(arguments).arg(&binary);
+                command.args(arguments).arg(binary);
                 command
             }
         };
