@@ -1,21 +1,25 @@
 //! The processes of bad neighbours.
 
-use std::fs::OpenOptions;
 use std::io::ErrorKind;
 use std::net::TcpStream;
-use std::os::unix::fs::FileExt as _;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use rustix::process::{Signal, getpid, kill_process};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tonic::transport::{Channel, Endpoint};
 use tonic_rdma::RdmaConnector;
+use tonic_rdma::internal::wire::hello::{Answer, Decoded, Message, ServerHello};
 use tonic_rdma_proto::transfer::PutRequest;
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 
-use super::cell::{Neighbour, Transport};
+use super::cell::{Level, Neighbour, Transport};
+use super::hostile::{self, Scribble};
 use super::process::end_with_parent;
 use super::runtimes::Flavour;
 use super::server::{payload, print_line};
+use super::system;
 
 /// Connections that a half-open neighbour holds.
 const HALF_OPEN: usize = 1000;
@@ -34,31 +38,171 @@ const LIFE: Duration = Duration::from_micros(61_000);
 /// Bytes of a large call.
 const LARGE: usize = 4 << 20;
 
+/// What a neighbour says when it has done harm.
+pub(crate) const READY: &str = "ready";
+/// Processes, and connections of each, that hold connections to the server's device.
+const HOLDERS: (usize, usize) = (96, 32);
+/// Connections that are dialled at once, and how long each of them may take.
+const DIALS: usize = 64;
+const DIAL: Duration = Duration::from_secs(1);
+
+/// Says, once, that this process has done harm.
+fn harmed() {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, SeqCst) {
+        print_line(READY);
+    }
+}
+
 /// Does harm until the parent process ends.
 pub(crate) fn run(arguments: &[String]) -> ! {
-    let [transport, runtime, neighbour, address] = arguments else {
-        panic!("bad TRANSPORT RUNTIME NEIGHBOUR ADDRESS, not {arguments:?}")
+    let [transport, runtime, neighbour, level, address, names] = arguments else {
+        panic!("bad TRANSPORT RUNTIME NEIGHBOUR LEVEL ADDRESS NAMES, not {arguments:?}")
     };
+    if Level::from_name(level) == Level::Stranger {
+        system::become_user(system::OTHER_USER);
+    }
     end_with_parent(|| {});
     let transport = Transport::from_name(transport);
+    let kind = Neighbour::from_name(neighbour).name();
+    // The device of this process, before its connections use it.
+    let _device = tonic_rdma_verbs::soft::open();
     Flavour::from_name(runtime).run(async {
-        match Neighbour::from_name(neighbour) {
-            Neighbour::None => panic!("no neighbour does nothing"),
-            Neighbour::Flooding => calls(transport, address, CALLS, 64 << 10, None, || {}).await,
-            Neighbour::Paced => calls(transport, address, PACED, 64 << 10, Some(PAUSE), || {}).await,
-            Neighbour::Busy => calls(transport, address, CALLS, 64 << 10, Some(BUSY_PAUSE), || {}).await,
-            Neighbour::Stopped => {
-                let dies = || drop(std::thread::spawn(stop));
+        match kind {
+            "flooding" => calls(transport, address, CALLS, 64 << 10, None, harmed).await,
+            "paced" => calls(transport, address, PACED, 64 << 10, Some(PAUSE), harmed).await,
+            "busy" => calls(transport, address, CALLS, 64 << 10, Some(BUSY_PAUSE), harmed).await,
+            "stopped" => {
+                let dies = || {
+                    harmed();
+                    std::thread::spawn(|| end_after(LIFE, Signal::STOP));
+                };
                 calls(transport, address, STOPPED, LARGE, Some(STOPPED_PAUSE), dies).await;
             }
-            Neighbour::HalfOpen => hold_connections(address),
-            Neighbour::Scribbling => {
-                std::thread::spawn(overwrite_shared_memory);
-                calls(transport, address, 4, 256 << 10, None, || {}).await;
+            "dying" => {
+                let life = Duration::from_micros(fastrand::u64(..200_000));
+                let dies = || {
+                    harmed();
+                    std::thread::spawn(move || end_after(life, Signal::KILL));
+                };
+                calls(transport, address, 4, 256 << 10, None, dies).await;
             }
+            "half-open" => hold_connections(address),
+            "reconnecting" => dial(transport, address, 4, harmed).await,
+            "scribbling" => {
+                let patterns = [Scribble::Zeros, Scribble::Ones, Scribble::Counters, Scribble::Random];
+                let scribble = || {
+                    drop(std::thread::spawn(move || {
+                        hostile::scribble(patterns[fastrand::usize(..4)], harmed)
+                    }))
+                };
+                calls(transport, address, 4, 256 << 10, None, scribble).await;
+            }
+            "deaf" => {
+                let deafen = || {
+                    hostile::block_service_thread();
+                    harmed();
+                };
+                calls(transport, address, 4, 256 << 10, None, deafen).await;
+            }
+            "forking" => {
+                let fork = || loop {
+                    system::fork_and_run(|| std::thread::sleep(Duration::from_millis(10)));
+                    harmed();
+                };
+                calls(transport, address, 4, 256 << 10, None, || drop(std::thread::spawn(fork))).await;
+            }
+            "blocking" => {
+                let block = || drop(std::thread::spawn(|| hostile::make_everything_blocking(harmed)));
+                calls(transport, address, 4, 256 << 10, None, block).await;
+            }
+            "knocking" | "lingering" => hostile::knock(names, kind == "lingering", |_, _| harmed()),
+            "replies" | "full-pipe" | "pipe-without-reader" | "tcp" | "locked-tcp" => {
+                hostile::stand_between(kind, harmed);
+                dial(transport, address, 4, || {}).await;
+            }
+            "truncated" | "huge-pages" | "device" => {
+                std::thread::spawn(move || {
+                    loop {
+                        hostile::swap_memory(kind, 1 << 20, harmed);
+                        std::thread::sleep(Duration::from_micros(fastrand::u64(..500)));
+                    }
+                });
+                dial(transport, address, 4, || {}).await;
+            }
+            "unanswering" | "full-backlog" => {
+                hostile::block_service_thread();
+                let _held = if kind == "full-backlog" { hostile::fill_backlog() } else { Vec::new() };
+                harmed();
+                dial(transport, address, DIALS, || {}).await;
+            }
+            "offering" | "proven" => {
+                let (_channel, queue_pair) = queue_pair_of(address).await;
+                if kind == "offering" {
+                    hostile::offer_memory("device", &queue_pair, harmed);
+                } else {
+                    hostile::hold_connections(HOLDERS.0, HOLDERS.1, &queue_pair);
+                    harmed();
+                }
+                std::future::pending::<()>().await;
+            }
+            other => panic!("{other} does nothing"),
         }
     });
     unreachable!("a neighbour goes on for ever")
+}
+
+/// Connects and makes a call of 64 KiB, again and again, `count` times at once.
+async fn dial(transport: Transport, address: &str, count: usize, begun: fn()) {
+    let dials: Vec<_> = (0..count)
+        .map(|_| {
+            let address = address.to_owned();
+            tokio::spawn(async move {
+                for seed in 0.. {
+                    let payload = payload(64 << 10, seed).into();
+                    let request = PutRequest { seed, payload, ..Default::default() };
+                    let call = async {
+                        let channel = connect(transport, &address).await.ok()?;
+                        begun();
+                        TransferClient::new(channel).put(request).await.ok()
+                    };
+                    let _ = tokio::time::timeout(DIAL, call).await;
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            })
+        })
+        .collect();
+    for dial in dials {
+        let _ = dial.await;
+    }
+}
+
+/// Connects to the server. Returns the connection, and the address of the server's queue pair, which it tells in the negotiation.
+async fn queue_pair_of(address: &str) -> (Channel, Vec<u8>) {
+    let relay = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let here = relay.local_addr().unwrap().to_string();
+    let channel = tokio::spawn(async move { connect(Transport::Rdma, &here).await.unwrap() });
+    let mut from = relay.accept().await.unwrap().0;
+    let mut to = tokio::net::TcpStream::connect(address).await.unwrap();
+    to.write_all(&message(&mut from).await.0).await.unwrap();
+    let (bytes, answer) = message(&mut to).await;
+    let Message::ServerHello(ServerHello { answer: Answer::Accept { queue_pair, .. } }) = answer else {
+        panic!("{answer:?}")
+    };
+    from.write_all(&bytes).await.unwrap();
+    tokio::spawn(async move { tokio::io::copy_bidirectional(&mut from, &mut to).await });
+    (channel.await.unwrap(), queue_pair)
+}
+
+/// Reads one message of the negotiation.
+async fn message(tcp: &mut tokio::net::TcpStream) -> (Vec<u8>, Message) {
+    let mut received = Vec::new();
+    loop {
+        if let Ok(Decoded::Message { message, .. }) = Message::decode(&received) {
+            return (received, message);
+        }
+        assert_ne!(tcp.read_buf(&mut received).await.unwrap(), 0, "closed after {received:?}");
+    }
 }
 
 /// Keeps `count` calls in flight, of 64 bytes and of `bytes` bytes; with a `pause`, each of them begins that long after the last, and
@@ -96,7 +240,6 @@ async fn calls(
                 })
                 .collect();
             if std::mem::take(&mut announce) {
-                print_line("ready");
                 begun();
             }
             for call in calls {
@@ -118,7 +261,6 @@ async fn connect(transport: Transport, address: &str) -> Result<Channel, tonic::
 /// Holds connections on which nothing is sent. Replaces those that the server closed.
 fn hold_connections(address: &str) {
     let mut held: Vec<TcpStream> = Vec::new();
-    let mut announced = false;
     loop {
         let open = |stream: &TcpStream| matches!(stream.peek(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock);
         held.retain(open);
@@ -127,40 +269,13 @@ fn hold_connections(address: &str) {
             stream.set_nonblocking(true).unwrap();
             held.push(stream);
         }
-        if !std::mem::replace(&mut announced, true) {
-            print_line("ready");
-        }
+        harmed();
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// Stops this process after its [`LIFE`].
-fn stop() {
-    std::thread::sleep(LIFE);
-    kill_process(getpid(), Signal::STOP).unwrap();
-}
-
-/// Overwrites all memory of this process that other processes share, again and again. The kernel writes it, and refuses to write to
-/// mappings that are only for reading.
-fn overwrite_shared_memory() {
-    let memory = OpenOptions::new().read(true).write(true).open("/proc/self/mem").unwrap();
-    for round in 0_u64.. {
-        std::thread::sleep(Duration::from_millis(fastrand::u64(..20)));
-        let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-        for line in maps.lines().filter(|line| line.contains("/memfd:")) {
-            let Some((range, _)) = line.split_once(' ') else { continue };
-            let Some((start, end)) = range.split_once('-') else { continue };
-            let number = |hex| u64::from_str_radix(hex, 16).unwrap_or_default();
-            let (start, end) = (number(start), number(end));
-            // What the device keeps is in small mappings, and at the starts of large ones.
-            let length = (end - start).min(64 << 10) as usize;
-            let word = match round % 4 {
-                0 => 0,
-                1 => u64::MAX,
-                2 => round,
-                _ => fastrand::u64(..),
-            };
-            let _ = memory.write_at(&payload(length, word), start);
-        }
-    }
+/// Stops or kills this process after `life`.
+fn end_after(life: Duration, signal: Signal) {
+    std::thread::sleep(life);
+    kill_process(getpid(), signal).unwrap();
 }

@@ -1,5 +1,9 @@
 //! The cells of the measurement.
 
+use std::fmt;
+
+use super::process::Held;
+
 /// The transport of all clients of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Transport {
@@ -7,24 +11,91 @@ pub(crate) enum Transport {
     Rdma,
 }
 
-/// The bad neighbour of the honest client.
+/// The owner of the bad neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Neighbour {
-    /// No neighbour.
-    None,
-    /// A client that makes a fixed number of calls a second.
-    Paced,
-    /// A client that makes a fixed number of calls a second, nearly as many as TCP carries.
-    Busy,
-    /// A client with as many calls in flight as it can.
-    Flooding,
-    /// Clients that are stopped in the middle of large calls, and are killed after a while.
-    Stopped,
-    /// A client that holds 1 000 connections on which it sends nothing.
-    HalfOpen,
-    /// A client that overwrites all memory that it shares.
-    Scribbling,
+pub(crate) enum Level {
+    /// The user of the server.
+    User,
+    /// Another user, who gets in by `RDMA_SOFT_PEERS=any`.
+    Stranger,
 }
+
+/// The bad neighbour of the honest client: an index into [`KINDS`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Neighbour(usize);
+
+/// A kind of neighbours.
+struct Kind {
+    name: &'static str,
+    does: &'static str,
+    /// Whether there is such a neighbour over TCP, too, which shares no memory and no descriptors.
+    over_tcp: bool,
+    /// Descriptors that the server may hold because of it, by the bounds of the software device.
+    descriptors: u64,
+}
+
+const fn kind(name: &'static str, does: &'static str) -> Kind {
+    Kind { name, does, over_tcp: false, descriptors: 300 }
+}
+
+/// All kinds.
+const KINDS: [Kind; 26] = [
+    Kind { over_tcp: true, ..kind("none", "there is no neighbour") },
+    Kind { over_tcp: true, ..kind("paced", "makes 800 calls a second") },
+    Kind { over_tcp: true, ..kind("busy", "makes 16 000 calls a second, nearly as many as TCP carries") },
+    Kind { over_tcp: true, ..kind("flooding", "keeps 64 calls in flight") },
+    Kind {
+        over_tcp: true,
+        ..kind("stopped", "is stopped in the middle of large calls, and killed after a while")
+    },
+    // A listener negotiates with 1024 clients at a time.
+    Kind {
+        over_tcp: true,
+        descriptors: 1324,
+        ..kind("half-open", "holds 1 000 connections on which it sends nothing")
+    },
+    Kind { over_tcp: true, ..kind("reconnecting", "makes a connection, with its memory, for each call") },
+    Kind { over_tcp: true, ..kind("dying", "dies at random instants") },
+    kind("scribbling", "overwrites all memory that it shares"),
+    kind("deaf", "makes calls while the thread of its device does not answer"),
+    kind("forking", "forks children without exec, which end and run destructors"),
+    kind("blocking", "clears O_NONBLOCK of all descriptors that it has"),
+    // Before Linux 6.16 the descriptors get through, and wait to be closed.
+    Kind {
+        descriptors: 1300,
+        ..kind("knocking", "holds 1 000 connections to the server's device, with garbage and descriptors")
+    },
+    Kind { descriptors: 1300, ..kind("lingering", "the same, with sockets whose close takes long") },
+    kind(
+        "replies",
+        "answers the server's device with replies without end, each with 253 sockets whose close takes long",
+    ),
+    kind("full-pipe", "gives a full pipe in place of a socket for wake-ups"),
+    kind("pipe-without-reader", "gives a pipe without a reader in place of a socket for wake-ups"),
+    kind("tcp", "gives a TCP socket in place of a socket for wake-ups"),
+    kind(
+        "locked-tcp",
+        "gives a TCP socket that another thread keeps locked in place of a socket for wake-ups",
+    ),
+    kind("truncated", "gives memory whose length can change in place of the memory that it shares"),
+    kind("huge-pages", "gives memory of huge pages in place of the memory that it shares"),
+    kind("device", "gives /dev/zero in place of the memory that it shares"),
+    kind("offering", "offers /dev/zero as memory, again and again"),
+    // A listener negotiates with 1024 clients at a time.
+    Kind {
+        descriptors: 1324,
+        ..kind("unanswering", "dials 64 times at once, with a device that accepts and never answers")
+    },
+    Kind { descriptors: 1324, ..kind("full-backlog", "the same, with a device whose backlog is full") },
+    // The bound on connections of strangers.
+    Kind {
+        descriptors: 3372,
+        ..kind(
+            "proven",
+            "holds 3 072 connections to the server's device, each with the token of one queue pair",
+        )
+    },
+];
 
 impl Transport {
     pub(crate) const ALL: [Self; 2] = [Self::Tcp, Self::Rdma];
@@ -42,44 +113,65 @@ impl Transport {
     }
 }
 
-impl Neighbour {
-    pub(crate) const ALL: [Self; 7] = [
-        Self::None,
-        Self::Paced,
-        Self::Busy,
-        Self::Flooding,
-        Self::Stopped,
-        Self::HalfOpen,
-        Self::Scribbling,
-    ];
+impl Level {
+    pub(crate) const ALL: [Self; 2] = [Self::User, Self::Stranger];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Self::None => "none",
-            Self::Paced => "paced",
-            Self::Busy => "busy",
-            Self::Flooding => "flooding",
-            Self::Stopped => "stopped",
-            Self::HalfOpen => "half-open",
-            Self::Scribbling => "scribbling",
+            Self::User => "user",
+            Self::Stranger => "stranger",
         }
     }
 
     pub(crate) fn from_name(name: &str) -> Self {
-        let found = Self::ALL.into_iter().find(|neighbour| neighbour.name() == name);
-        found.unwrap_or_else(|| panic!("no neighbour {name:?}: {}", Self::ALL.map(Self::name).join(", ")))
-    }
-
-    /// Returns whether there is such a neighbour over `transport`. TCP shares no memory.
-    pub(crate) fn exists_over(self, transport: Transport) -> bool {
-        self != Self::Scribbling || transport == Transport::Rdma
+        let found = Self::ALL.into_iter().find(|level| level.name() == name);
+        found.unwrap_or_else(|| panic!("no level {name:?}: user, stranger"))
     }
 }
 
-/// One measurement: the bytes of an honest call, the neighbour, and the transport.
+impl Neighbour {
+    pub(crate) const NONE: Self = Self(0);
+
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        (0..KINDS.len()).map(Self)
+    }
+
+    /// Returns a line for each kind: its name, and what it does.
+    pub(crate) fn list() -> String {
+        KINDS.iter().fold(String::new(), |list, kind| format!("{list}{:20} {}\n", kind.name, kind.does))
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        KINDS[self.0].name
+    }
+
+    pub(crate) fn from_name(name: &str) -> Self {
+        let found = Self::all().find(|neighbour| neighbour.name() == name);
+        found.unwrap_or_else(|| panic!("no neighbour {name:?}:\n{}", Self::list()))
+    }
+
+    /// Returns the most that the server may hold because of this neighbour.
+    pub(crate) fn bound(self) -> Held {
+        Held { resident_kib: 256 << 10, descriptors: KINDS[self.0].descriptors, mappings: 2000 }
+    }
+
+    /// Returns whether there is such a neighbour of this level over `transport`. TCP has one level.
+    pub(crate) fn exists(self, transport: Transport, level: Level) -> bool {
+        transport == Transport::Rdma || KINDS[self.0].over_tcp && level == Level::User
+    }
+}
+
+impl fmt::Debug for Neighbour {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+/// One measurement: the bytes of an honest call, the neighbour, and its transport and level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Cell {
     pub(crate) bytes: usize,
     pub(crate) neighbour: Neighbour,
     pub(crate) transport: Transport,
+    pub(crate) level: Level,
 }

@@ -12,10 +12,13 @@ use tonic_rdma::{Config, Policy, RdmaConnector};
 use tonic_rdma_proto::transfer::PutRequest;
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 
-use super::cell::{Cell, Neighbour, Transport};
+use super::bad::READY;
+use super::cell::{Cell, Level, Neighbour, Transport};
 use super::options::Options;
-use super::process::{BAD, Held, Process, SERVER};
-use super::server::payload;
+use super::process::{BAD, Held, Process, SERVER, VISIT, end_with_parent};
+use super::runtimes::Flavour;
+use super::server::{payload, print_line};
+use super::{hostile, system};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -25,6 +28,8 @@ const WARM: u64 = 50;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Time between two looks at the server, and at the neighbour.
 const LOOK: Duration = Duration::from_millis(100);
+/// Time between two visits of another honest client.
+const VISITS: Duration = Duration::from_secs(5);
 /// Number of stopped clients that are there at once.
 const STOPPED: usize = 2;
 
@@ -35,6 +40,8 @@ pub(crate) struct Measured {
     pub(crate) micros: Vec<f64>,
     pub(crate) failed: u64,
     pub(crate) held: Held,
+    /// Why the measurement shows a fault beside failed calls.
+    pub(crate) fault: Option<String>,
     /// Calls of the neighbour that the server served, each second.
     pub(crate) others_each_second: f64,
 }
@@ -72,20 +79,22 @@ pub(crate) fn measure(cell: Cell, options: &Options) -> Measured {
         for seed in 0..WARM {
             call(&mut client, cell.bytes, seed).await.expect("a call without a neighbour");
         }
-        let mut bad = BadNeighbours::start(cell, options.runtime.name(), &address);
+        let before = Held::by(server_id);
+        let mut bad = BadNeighbours::start(cell, options.runtime.name(), &address, server_id);
         let ended = Arc::new(AtomicBool::new(false));
         let watched = Arc::clone(&ended);
         let watch = std::thread::spawn(move || {
-            let mut held = Held::by(server_id);
+            let mut held = before;
             while !watched.load(SeqCst) {
                 std::thread::sleep(LOOK);
                 held = held.max(Held::by(server_id));
                 bad.keep_going();
             }
-            held
+            (held, bad.harmless)
         });
         let mut measured = Measured::default();
-        let (start, mut connected_again) = (Instant::now(), false);
+        let (start, mut visits) = (Instant::now(), 0);
+        let pause = VISITS.min(options.duration / 2);
         let mut seed = WARM;
         while start.elapsed() < options.duration {
             let begin = Instant::now();
@@ -94,18 +103,23 @@ pub(crate) fn measure(cell: Cell, options: &Options) -> Measured {
                 Err(error) => measured.fail(cell, &error),
             }
             seed += 1;
-            // Half-way, an honest client connects beside the neighbour.
-            if !connected_again && start.elapsed() > options.duration / 2 {
-                connected_again = true;
-                let again =
-                    async { call(&mut connect(cell.transport, &address).await?, cell.bytes, seed).await };
-                if let Err(error) = again.await {
-                    measured.fail(cell, &error);
+            // Now and then, another honest client connects beside the neighbour.
+            if start.elapsed() > pause * (visits + 1) {
+                visits += 1;
+                let arguments = [cell.transport.name(), options.runtime.name(), cell.level.name(), &address];
+                let word = Process::start(&[&[VISIT][..], &arguments].concat()).1;
+                if word != SERVED {
+                    measured.fail(cell, &format!("another client: {word}").into());
                 }
             }
         }
         ended.store(true, SeqCst);
-        measured.held = watch.join().unwrap();
+        let (held, harmless) = watch.join().unwrap();
+        measured.held = held;
+        measured.fault = held.above(before, cell.neighbour.bound());
+        if harmless {
+            measured.fault = Some("a neighbour did no harm".into());
+        }
         measured.micros.sort_by(f64::total_cmp);
         (measured, start.elapsed())
     });
@@ -113,6 +127,27 @@ pub(crate) fn measure(cell: Cell, options: &Options) -> Measured {
     let others = served.saturating_sub(measured.micros.len() as u64 + measured.failed + WARM);
     measured.others_each_second = others as f64 / elapsed.as_secs_f64();
     measured
+}
+
+/// What a process of [`visit`] says after its call.
+const SERVED: &str = "served";
+
+/// Makes one call to the server, and says how it went: as a third user, if the neighbour is a stranger.
+pub(crate) fn visit(arguments: &[String]) {
+    let [transport, runtime, level, address] = arguments else {
+        panic!("{VISIT} TRANSPORT RUNTIME LEVEL ADDRESS, not {arguments:?}")
+    };
+    if Level::from_name(level) == Level::Stranger {
+        system::become_user(system::OTHER_USER - 1);
+    }
+    end_with_parent(|| {});
+    let visit = async { call(&mut connect(Transport::from_name(transport), address).await?, 64, 0).await };
+    let result = Flavour::from_name(runtime).run(visit);
+    let reason = |error: Failure| {
+        let causes = std::iter::successors(Some(&*error as &dyn std::error::Error), |error| error.source());
+        causes.map(ToString::to_string).collect::<Vec<_>>().join(": ").replace('\n', " ")
+    };
+    print_line(&result.map_or_else(reason, |()| SERVED.into()));
 }
 
 async fn connect(transport: Transport, address: &str) -> Result<TransferClient<Channel>, Failure> {
@@ -139,13 +174,19 @@ struct BadNeighbours {
     cell: Cell,
     runtime: &'static str,
     address: String,
+    /// The names of the server's sockets.
+    names: String,
     processes: VecDeque<Process>,
+    /// Whether a neighbour ended before it did harm, or did none.
+    harmless: bool,
 }
 
 impl BadNeighbours {
-    fn start(cell: Cell, runtime: &'static str, address: &str) -> Self {
-        let mut neighbours = Self { cell, runtime, address: address.to_owned(), processes: VecDeque::new() };
-        if cell.neighbour != Neighbour::None {
+    fn start(cell: Cell, runtime: &'static str, address: &str, server: u32) -> Self {
+        let (address, names) = (address.to_owned(), hostile::listening_sockets(server).join(" "));
+        let mut neighbours =
+            Self { cell, runtime, address, names, processes: VecDeque::new(), harmless: false };
+        if cell.neighbour != Neighbour::NONE {
             neighbours.add();
         }
         neighbours
@@ -153,13 +194,16 @@ impl BadNeighbours {
 
     /// Starts a neighbour, and waits until it does harm.
     fn add(&mut self) {
-        let (transport, neighbour) = (self.cell.transport.name(), self.cell.neighbour.name());
-        self.processes.push_back(Process::start(&[BAD, transport, self.runtime, neighbour, &self.address]).0);
+        let Cell { transport, neighbour, level, .. } = self.cell;
+        let kind = [BAD, transport.name(), self.runtime, neighbour.name(), level.name()];
+        let (process, line) = Process::start(&[&kind[..], &[&self.address, &self.names]].concat());
+        self.harmless |= line != READY;
+        self.processes.push_back(process);
     }
 
     /// Starts the next neighbour that stops itself, if that is its kind, and replaces those that have ended.
     fn keep_going(&mut self) {
-        if self.cell.neighbour == Neighbour::Stopped {
+        if self.cell.neighbour.name() == "stopped" {
             // The oldest is killed while it is stopped.
             while self.processes.len() > STOPPED {
                 self.processes.pop_front();

@@ -2,40 +2,64 @@
 //!
 //! ```sh
 //! cargo bench --bench neighbours
-//! cargo bench --bench neighbours -- --neighbours none,flooding --sizes 64 --seconds 5 --json neighbours.json
+//! cargo bench --bench neighbours -- --list
+//! cargo bench --bench neighbours -- --neighbours none,flooding --levels user --sizes 64 --seconds 5 --json neighbours.json
 //! ```
 //!
 //! Each cell starts a server process and an honest client, which calls the server in a loop and checks each answer. Beside them runs a
-//! bad neighbour: a client of the same server that floods it, stops in mid-transfer, holds 1 000 connections without a request, or
-//! overwrites all memory that it shares with the server. The table has the honest client's failed calls and latencies, and what the
-//! server held at most. `× TCP` is the 99th percentile divided by that over TCP beside the same kind of neighbour.
+//! bad neighbour, of this user or of another one: `--list` names the kinds. Half-way, or every 5 s, one more honest client connects;
+//! beside a stranger, it belongs to a third user. The table has the failed honest calls, the latencies, and what the server held at most. `× TCP` is
+//! the 99th percentile divided by that over TCP beside the same kind of neighbour. The bench fails if an honest call failed, if the server
+//! held more than its bounds, or if a neighbour did no harm.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench that can't run says so by stopping")]
 #![allow(clippy::panic, clippy::print_stdout, clippy::print_stderr, missing_docs, reason = "the same")]
+#![allow(unreachable_pub, reason = "a bench exports nothing")]
 
 mod bad;
 mod cell;
 mod honest;
+#[allow(dead_code, reason = "tests use the rest")]
+#[path = "../../verbs/tests/neighbours/hostile.rs"]
+mod hostile;
 mod options;
 mod process;
 mod results;
 #[path = "../newcomer/runtimes.rs"]
 mod runtimes;
 mod server;
+#[allow(dead_code, reason = "tests use the rest")]
+#[path = "../../verbs/tests/neighbours/system.rs"]
+mod system;
 
-use std::process::ExitCode;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, ExitCode};
 
+use cell::Neighbour;
 use options::Options;
-use process::{BAD, SERVER};
+use process::{BAD, SERVER, VISIT};
 use results::Results;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    // All processes let in all users; a peer of this user still has its level.
+    if std::env::var_os("RDMA_SOFT_PEERS").is_none() {
+        let mut again = Command::new(std::env::current_exe().unwrap());
+        panic!("{}", again.args(&arguments).env("RDMA_SOFT_PEERS", "any").exec());
+    }
     let options = match arguments.split_first() {
         Some((first, rest)) if first == SERVER => {
             server::run(rest);
             return ExitCode::SUCCESS;
         }
         Some((first, rest)) if first == BAD => bad::run(rest),
+        Some((first, rest)) if first == VISIT => {
+            honest::visit(rest);
+            return ExitCode::SUCCESS;
+        }
+        Some((first, [])) if first == "--list" => {
+            print!("{}", Neighbour::list());
+            return ExitCode::SUCCESS;
+        }
         // `cargo bench -- --test` runs every bench once.
         Some((first, [])) if first == "--test" => Options::once(),
         _ => Options::parse(&arguments),
@@ -55,5 +79,6 @@ fn main() -> ExitCode {
     if let Some(path) = &options.json {
         std::fs::write(path, results.json(&arguments)).unwrap();
     }
-    if results.failed() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    results.faults().iter().for_each(|fault| eprintln!("FAILED: {fault}"));
+    if results.faults().is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -3,13 +3,14 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::cell::{Cell, Neighbour, Transport};
+use super::cell::{Cell, Level, Neighbour, Transport};
 use super::runtimes::Flavour;
 
 #[derive(Debug)]
 pub(crate) struct Options {
     neighbours: Vec<Neighbour>,
     transports: Vec<Transport>,
+    levels: Vec<Level>,
     sizes: Vec<usize>,
     pub(crate) runtime: Flavour,
     pub(crate) rounds: usize,
@@ -21,8 +22,9 @@ pub(crate) struct Options {
 impl Options {
     fn default() -> Self {
         Self {
-            neighbours: Neighbour::ALL.to_vec(),
+            neighbours: Neighbour::all().collect(),
             transports: Transport::ALL.to_vec(),
+            levels: Level::ALL.to_vec(),
             sizes: vec![64, 1 << 20],
             runtime: Flavour::CurrentThread,
             rounds: 3,
@@ -45,6 +47,7 @@ impl Options {
             match flag.as_str() {
                 "--neighbours" => options.neighbours = items().map(Neighbour::from_name).collect(),
                 "--transports" => options.transports = items().map(Transport::from_name).collect(),
+                "--levels" => options.levels = items().map(Level::from_name).collect(),
                 "--sizes" => options.sizes = items().map(|item| item.parse().unwrap()).collect(),
                 "--runtime" => options.runtime = Flavour::from_name(value),
                 "--rounds" => options.rounds = value.parse().unwrap(),
@@ -52,7 +55,7 @@ impl Options {
                 "--json" => options.json = Some(value.into()),
                 "--table" => options.table = Some(value.into()),
                 other => panic!(
-                    "no option {other:?}: --neighbours, --transports, --sizes, --runtime, --rounds, --seconds, --json, --table"
+                    "no option {other:?}: --list, --neighbours, --transports, --levels, --sizes, --runtime, --rounds, --seconds, --json, --table"
                 ),
             }
         }
@@ -63,9 +66,11 @@ impl Options {
         let mut cells = Vec::new();
         for &bytes in &self.sizes {
             for &neighbour in &self.neighbours {
-                let transports = self.transports.iter().copied();
-                let there = transports.filter(|&transport| neighbour.exists_over(transport));
-                cells.extend(there.map(|transport| Cell { bytes, neighbour, transport }));
+                for &transport in &self.transports {
+                    let levels = self.levels.iter().copied();
+                    let there = levels.filter(|&level| neighbour.exists(transport, level));
+                    cells.extend(there.map(|level| Cell { bytes, neighbour, transport, level }));
+                }
             }
         }
         cells

@@ -8,6 +8,9 @@ pub(crate) const SERVER: &str = "server";
 /// First argument of the process of a bad neighbour.
 pub(crate) const BAD: &str = "bad";
 
+/// First argument of the process of an honest client that makes one call.
+pub(crate) const VISIT: &str = "visit";
+
 /// A process that is killed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Process {
@@ -87,6 +90,14 @@ impl Held {
             descriptors: self.descriptors.max(other.descriptors),
             mappings: self.mappings.max(other.mappings),
         }
+    }
+
+    /// Returns what is above `before` and `more`, if anything is.
+    pub(crate) fn above(self, before: Self, more: Self) -> Option<String> {
+        let above = self.resident_kib > before.resident_kib + more.resident_kib
+            || self.descriptors > before.descriptors + more.descriptors
+            || self.mappings > before.mappings + more.mappings;
+        above.then(|| format!("the server held {self:?}, {before:?} before, and may hold {more:?} more"))
     }
 }
 

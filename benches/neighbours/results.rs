@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::cell::{Cell, Transport};
+use super::cell::{Cell, Level, Transport};
 use super::honest::Measured;
 use super::process::Held;
 
@@ -27,9 +27,15 @@ impl Results {
         self.0.entry(cell).or_default().push(measured);
     }
 
-    /// Returns the number of failed calls of all cells.
-    pub(crate) fn failed(&self) -> u64 {
-        self.0.values().flatten().map(|measured| measured.failed).sum()
+    /// Returns what may not happen, and did.
+    pub(crate) fn faults(&self) -> Vec<String> {
+        let rounds = self.0.iter().flat_map(|(cell, rounds)| rounds.iter().map(move |round| (cell, round)));
+        rounds
+            .flat_map(|(cell, round)| {
+                let failed = (round.failed > 0).then(|| format!("{} honest calls failed", round.failed));
+                failed.into_iter().chain(round.fault.clone()).map(move |fault| format!("{cell:?}: {fault}"))
+            })
+            .collect()
     }
 
     fn summary(&self, cell: Cell) -> Option<Summary> {
@@ -46,26 +52,27 @@ impl Results {
 
     /// Returns the quotient of the 99th percentile and that over TCP beside the same kind of neighbour.
     fn over_tcp(&self, cell: Cell) -> Option<f64> {
-        let tcp = self.summary(Cell { transport: Transport::Tcp, ..cell })?;
+        let tcp = self.summary(Cell { transport: Transport::Tcp, level: Level::User, ..cell })?;
         (cell.transport == Transport::Rdma).then_some(self.summary(cell)?.p99 / tcp.p99)
     }
 
     /// Returns a table in Markdown.
     pub(crate) fn table(&self) -> String {
         let mut table = String::from(
-            "| bytes | neighbour | transport | calls | failed | p50 | p99 | p99 × TCP | neighbour's calls/s | server's memory | descriptors | mappings |\n\
-             |---|---|---|---|---|---|---|---|---|---|---|---|\n",
+            "| bytes | neighbour | level | transport | calls | failed | p50 | p99 | p99 × TCP | neighbour's calls/s | server's memory | descriptors | mappings |\n\
+             |---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
         );
         for &cell in self.0.keys() {
             let Some(summary) = self.summary(cell) else { continue };
             let Summary { calls, failed, p50, p99, held, others } = summary;
             let ratio = self.over_tcp(cell).map_or_else(String::new, |ratio| format!("{ratio:.2}"));
             let (bytes, neighbour, transport) = (cell.bytes, cell.neighbour.name(), cell.transport.name());
+            let level = cell.level.name();
             let Held { resident_kib, descriptors, mappings } = held;
             let memory = resident_kib / 1024;
             let _ = writeln!(
                 table,
-                "| {bytes} | {neighbour} | {transport} | {calls} | {failed} | {p50:.0} µs | {p99:.0} µs | {ratio} | {others:.0} | {memory} MiB | {descriptors} | {mappings} |"
+                "| {bytes} | {neighbour} | {level} | {transport} | {calls} | {failed} | {p50:.0} µs | {p99:.0} µs | {ratio} | {others:.0} | {memory} MiB | {descriptors} | {mappings} |"
             );
         }
         table
@@ -84,9 +91,10 @@ fn line((cell, summary): (Cell, Summary)) -> String {
     let Summary { calls, failed, p50, p99, held, others } = summary;
     let Held { resident_kib, descriptors, mappings } = held;
     format!(
-        "  {{\"bytes\": {}, \"neighbour\": \"{}\", \"transport\": \"{}\", \"calls\": {calls}, \"failed\": {failed}, \"p50_micros\": {p50:.1}, \"p99_micros\": {p99:.1}, \"neighbour_calls_each_second\": {others:.0}, \"server_resident_kib\": {resident_kib}, \"server_descriptors\": {descriptors}, \"server_mappings\": {mappings}}}",
+        "  {{\"bytes\": {}, \"neighbour\": \"{}\", \"level\": \"{}\", \"transport\": \"{}\", \"calls\": {calls}, \"failed\": {failed}, \"p50_micros\": {p50:.1}, \"p99_micros\": {p99:.1}, \"neighbour_calls_each_second\": {others:.0}, \"server_resident_kib\": {resident_kib}, \"server_descriptors\": {descriptors}, \"server_mappings\": {mappings}}}",
         cell.bytes,
         cell.neighbour.name(),
+        cell.level.name(),
         cell.transport.name(),
     )
 }
