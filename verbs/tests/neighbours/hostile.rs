@@ -254,9 +254,13 @@ pub struct Device {
     token: [u8; 8],
 }
 
-/// A request that has no reply.
+/// A request. Those for an object have a reply.
 #[derive(Clone, Copy, Debug)]
 pub enum Request {
+    /// For the end of the queue pair.
+    End = 0,
+    /// For the table of regions.
+    Table = 1,
     /// To carry out the records for the queue pair.
     Nothing = 3,
     /// To map a memory.
@@ -291,6 +295,28 @@ impl Device {
         bytes[32..40].copy_from_slice(&4096_u64.to_le_bytes());
         send(&self.socket, &bytes, fd.as_slice(), SendFlags::empty())
     }
+}
+
+/// Asks the device of the queue pair with this address for what it gives to no stranger, and for what it gives to nobody without the
+/// secret of the queue pair. Returns what it gave.
+pub fn ask_for_secrets(address: &[u8]) -> Vec<String> {
+    let mut given = Vec::new();
+    let mut device = Device::dial(address).unwrap();
+    for (secret, request) in
+        [("with", Request::Table), ("without", Request::Table), ("without", Request::End)]
+    {
+        if secret == "without" {
+            device.token = fastrand::u64(..).to_le_bytes();
+        }
+        device.ask(address[1], request, 0, None).unwrap();
+        // The reply says at the ninth byte what follows: nothing, if it is zero.
+        let mut reply = [0; 72];
+        let (length, _) = rustix::net::recv(&device.socket, &mut reply, RecvFlags::empty()).unwrap();
+        if length != reply.len() || reply[SEQUENCE] != 0 {
+            given.push(format!("{request:?} {secret} the secret"));
+        }
+    }
+    given
 }
 
 /// Offers memory of the wrong kind, again and again, to the process of the queue pair with this address.

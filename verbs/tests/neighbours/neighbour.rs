@@ -116,6 +116,7 @@ fn run_role(role: &str) {
                 std::thread::sleep(Duration::from_millis(2));
             }
             report(&most.to_string());
+            report(&hostile::ask_for_secrets(parse(&line).0.as_bytes()).join(", "));
         }
         "block" => {
             std::thread::spawn(|| hostile::make_everything_blocking(harmed));

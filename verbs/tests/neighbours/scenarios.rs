@@ -464,6 +464,7 @@ fn peek() {
         let seen = process.hear();
         print(&format!("pages seen: {seen:?}"));
         assert_eq!(seen.as_deref(), Some("0"), "pages with memory that was not offered");
+        assert_eq!(process.hear().as_deref(), Some(""), "what the device gave to a stranger");
     }
 }
 
