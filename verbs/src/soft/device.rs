@@ -42,8 +42,22 @@ pub(super) struct Device {
 #[derive(Debug, Default)]
 struct Keys {
     used: u32,
-    /// Free indices in the order of release. An index is therefore reused late, and a stale key finds no new region soon.
+    /// Free indices in the order of release.
     free: VecDeque<u32>,
+}
+
+impl Keys {
+    /// Returns the index of a free entry; `None` if there is none. An index is reused late, so that a stale key finds no new
+    /// region soon.
+    fn take(&mut self) -> Option<u32> {
+        /// Indices that wait for their reuse: 256 KiB of the table.
+        const WAITING: usize = 4096;
+        if self.free.len() < WAITING && self.used < REGIONS {
+            self.used += 1;
+            return Some(self.used - 1);
+        }
+        self.free.pop_front()
+    }
 }
 
 /// Shared memory that is, or was, registered.
@@ -136,24 +150,16 @@ impl Device {
     }
 
     pub(super) fn queue_pair_number(&self) -> u32 {
-        self.next_number.fetch_add(1, Relaxed)
+        unused_number(&self.next_number, |number| self.service.has_queue_pair(number))
     }
 
     /// Enters a region into the table and returns its key.
     pub(super) fn insert_region(&self, entry: &Entry) -> Result<u32, VerbsError> {
         let random = random().map_err(|error| VerbsError::os("drawing a key", error))? as u32;
-        let mut keys = lock(&self.keys);
-        let index = match keys.free.pop_front() {
-            Some(index) => index,
-            None if keys.used < REGIONS => {
-                keys.used += 1;
-                keys.used - 1
-            }
-            None => {
-                let (asked, limit) = (u64::from(REGIONS) + 1, u64::from(REGIONS));
-                return Err(VerbsError::Limit { what: "memory regions", asked, limit });
-            }
-        };
+        let index = lock(&self.keys).take().ok_or_else(|| {
+            let (asked, limit) = (u64::from(REGIONS) + 1, u64::from(REGIONS));
+            VerbsError::Limit { what: "memory regions", asked, limit }
+        })?;
         let key = key_of(random, index);
         self.table.insert(key, entry);
         Ok(key)
@@ -220,6 +226,16 @@ impl Drop for Device {
     }
 }
 
+/// Returns the next number that is not in use. After 2^32 queue pairs the numbers begin again. No queue pair has the number 0.
+fn unused_number(next: &AtomicU32, is_used: impl Fn(u32) -> bool) -> u32 {
+    loop {
+        let number = next.fetch_add(1, Relaxed);
+        if number != 0 && !is_used(number) {
+            return number;
+        }
+    }
+}
+
 /// Returns the key of the region at `index` of the table. A key is never 0, because 0 stands for memory without a registration.
 fn key_of(random: u32, index: u32) -> u32 {
     (random / REGIONS).max(1) * REGIONS + index
@@ -228,6 +244,31 @@ fn key_of(random: u32, index: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A peer may still have the key of a region that is gone.
+    #[test]
+    fn an_index_of_the_table_is_reused_late() {
+        let mut keys = Keys::default();
+        let first = keys.take();
+        assert_eq!(first, Some(0));
+        keys.free.extend(first);
+        for _ in 0..4095 {
+            let next = keys.take();
+            assert_ne!(next, first);
+            keys.free.extend(next);
+        }
+        // All entries are used before there is none.
+        let taken: std::collections::HashSet<_> = std::iter::from_fn(|| keys.take()).collect();
+        assert_eq!(taken.len(), REGIONS as usize);
+    }
+
+    #[test]
+    fn no_two_queue_pairs_have_one_number() {
+        let next = AtomicU32::new(u32::MAX - 1);
+        let in_use = [u32::MAX, 1, 2];
+        let numbers = [(); 3].map(|()| unused_number(&next, |number| in_use.contains(&number)));
+        assert_eq!(numbers, [u32::MAX - 1, 3, 4]);
+    }
 
     #[test]
     fn no_key_is_zero_and_each_names_its_index() {

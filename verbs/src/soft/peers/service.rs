@@ -105,6 +105,10 @@ impl Service {
         lock(&self.queue_pairs).remove(&number);
     }
 
+    pub(crate) fn has_queue_pair(&self, number: u32) -> bool {
+        lock(&self.queue_pairs).contains_key(&number)
+    }
+
     #[cfg(any(test, fuzzing))]
     pub(crate) fn queue_pair(&self, number: u32) -> Option<Arc<dyn LocalQueuePair>> {
         lock(&self.queue_pairs).get(&number).and_then(Weak::upgrade)
