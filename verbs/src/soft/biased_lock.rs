@@ -9,8 +9,8 @@ use std::cell::{Cell, UnsafeCell};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use super::barrier;
@@ -45,6 +45,8 @@ struct Gate {
     /// The number of times after which a thread gets the bias.
     needed: u32,
     seats: Seats,
+    /// The threads that have the seats, and whether they have ended.
+    seated: Vec<(u64, Arc<AtomicBool>)>,
 }
 
 /// The lock, held. The value is the caller's until this is dropped.
@@ -69,7 +71,8 @@ impl<T> BiasedLock<T> {
     }
 
     fn with_first(value: T, needed: u32) -> Self {
-        let gate = Mutex::new(Gate { last: 0, times: 0, needed, seats: Seats::default() });
+        let gate =
+            Mutex::new(Gate { last: 0, times: 0, needed, seats: Seats::default(), seated: Vec::new() });
         Self { bias: Bias::default(), gate, value: UnsafeCell::new(value) }
     }
 
@@ -121,8 +124,33 @@ impl<T> BiasedLock<T> {
     #[inline(never)]
     fn release_gate(&self, mut gate: MutexGuard<'_, Gate>) {
         if gate.times >= gate.needed && barrier::is_ready() {
-            let me = gate.last;
-            self.bias.give(me, &mut gate.seats);
+            self.give_bias(&mut gate);
+        }
+    }
+
+    /// Gives the bias to this thread, if a seat is free. Otherwise this thread tries again as late as now.
+    #[cold]
+    fn give_bias(&self, gate: &mut Gate) {
+        let me = gate.last;
+        let Gate { seats, seated, .. } = gate;
+        seated.retain(|(thread, ended)| {
+            // SYNC: pairs with the drop of `Life`, after which the thread does not use its number any more.
+            let stays = *thread != me && !ended.load(Acquire);
+            if !stays {
+                seats.free(*thread);
+            }
+            stays
+        });
+        let given = match LIFE.try_with(|life| Arc::clone(&life.0)) {
+            Ok(life) if self.bias.give(me, seats) => {
+                seated.push((me, life));
+                true
+            }
+            // The thread is about to end, or there is no seat.
+            _ => false,
+        };
+        if !given {
+            gate.times = 0;
         }
     }
 }
@@ -165,12 +193,29 @@ impl<T> fmt::Debug for BiasedLock<T> {
     }
 }
 
+thread_local! {
+    /// The number of this thread; 0 if it has none yet.
+    static NUMBER: Cell<u64> = const { Cell::new(0) };
+    /// Made when this thread gets its first bias.
+    static LIFE: Life = Life::default();
+}
+
+/// Shows whether a thread has ended.
+#[derive(Debug, Default)]
+struct Life(Arc<AtomicBool>);
+
+impl Drop for Life {
+    /// Gives up the number of this thread. If the thread takes a lock once more while it ends, it gets a new number, and no bias.
+    fn drop(&mut self) {
+        NUMBER.set(0);
+        // SYNC: pairs with the look of the thread that frees the seat.
+        self.0.store(true, Release);
+    }
+}
+
 /// Returns the number of this thread, which no other thread of this process has or had.
 #[inline]
 fn number_of_this_thread() -> u64 {
-    thread_local! {
-        static NUMBER: Cell<u64> = const { Cell::new(0) };
-    }
     #[cold]
     fn new() -> u64 {
         static LAST: AtomicU64 = AtomicU64::new(0);
@@ -230,6 +275,26 @@ mod tests {
         take(&lock, 1000);
         assert!(lock.is_biased());
         assert_eq!(*lock.lock(), [2022; 2]);
+    }
+
+    /// A thread that has ended leaves its seat to others.
+    #[test]
+    fn threads_that_have_ended_keep_no_thread_from_the_bias() {
+        barrier::prepare();
+        if !barrier::is_ready() {
+            return;
+        }
+        let lock = BiasedLock::with_first([0; 2], 1);
+        for thread in 0..8 {
+            std::thread::scope(|scope| {
+                let has_bias = || {
+                    super::lock(&lock.gate).needed = 1;
+                    take(&lock, 10);
+                    lock.is_ours()
+                };
+                assert!(scope.spawn(has_bias).join().unwrap(), "thread {thread}");
+            });
+        }
     }
 
     /// The variable that makes [`in_a_sandbox`] run.

@@ -8,7 +8,7 @@
 //!
 //! A former owner that was interrupted between its two looks at the bias may store at any later time that it is inside, and then that
 //! it is not. So each owner has a word of its own for that. The word goes to another thread only after the former owner has come
-//! through the gate, and so has done with it.
+//! through the gate, or has ended, and so has done with it.
 
 use std::fmt::Debug;
 use std::marker::PhantomData;
@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::platform::{Orders, Platform, Word, heavy_fence_of, light_fence_of};
 
-/// Number of threads that can have had the bias of a lock without having come through its gate since.
+/// Number of threads that can have had the bias of a lock without having come through its gate since, or having ended.
 const SEATS: usize = 4;
 
 /// The bias of a lock. Threads have numbers, which are not 0.
@@ -74,13 +74,15 @@ impl<P: Platform, O: Orders> Bias<P, O> {
         self.inside[seat.0 % SEATS].store(0, O::LEAVE);
     }
 
-    /// Gives the bias to the thread `me`, which calls this function, holds the gate, and is about to release it. Without a free seat
-    /// there is no bias.
-    pub fn give(&self, me: u64, seats: &mut Seats) {
-        if let Some(seat) = seats.0.iter().position(|thread| *thread == 0) {
+    /// Gives the bias to the thread `me`, which calls this function, holds the gate, and is about to release it. Returns false, and
+    /// gives no bias, if no seat is free.
+    pub fn give(&self, me: u64, seats: &mut Seats) -> bool {
+        let free = seats.0.iter().position(|thread| *thread == 0);
+        if let Some(seat) = free {
             seats.0[seat] = me;
             self.owner.store(me * SEATS as u64 + seat as u64, Relaxed);
         }
+        free.is_some()
     }
 
     /// Takes the bias away, if a thread has it. The caller holds the gate. Returns the seat of that thread: the caller waits until the
@@ -104,10 +106,11 @@ impl<P: Platform, O: Orders> Bias<P, O> {
 }
 
 impl Seats {
-    /// Frees the seat of the thread `me`, which calls this function and has come through the gate.
-    pub fn free(&mut self, me: u64) {
-        for thread in self.0.iter_mut().filter(|thread| **thread == me) {
-            *thread = 0;
+    /// Frees the seat of the thread `thread`: it calls this function and has come through the gate, or it has ended, and the caller
+    /// has synchronized with its end.
+    pub fn free(&mut self, thread: u64) {
+        for seat in self.0.iter_mut().filter(|seat| **seat == thread) {
+            *seat = 0;
         }
     }
 }
