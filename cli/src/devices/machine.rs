@@ -95,14 +95,22 @@ fn soft_place() -> Finding {
     }
 }
 
-/// Looks which processes the software device lets in.
+/// Looks which processes the software device lets in, and whether those of this user may read the memory of others.
 fn soft_peers() -> Finding {
     let found = if internal::soft_admits_any_user() {
         "all processes that can open its socket (RDMA_SOFT_PEERS=any)"
     } else {
         "processes of this user"
     };
-    Finding { what: "the software device lets in", found: found.into(), advice: None }
+    let (found, advice) = match internal::soft_shares_with_user() {
+        Ok(()) => (found.to_owned(), None),
+        Err(reason) => {
+            let advice = "optional, for large messages, if you trust all programs of this user: RDMA_SOFT_PEERS=trusted-user at \
+                          both ends";
+            (format!("{found}; none may read this one's memory, because {reason}"), Some(advice.to_owned()))
+        }
+    };
+    Finding { what: "the software device lets in", found, advice }
 }
 
 /// Looks at what decides whether two processes can share memory. The outputs at both ends show where the ends differ.

@@ -44,7 +44,7 @@ impl Config {
     /// | `RDMA_QP_PKEY_INDEX` | 0 to 65 535 | 0 | [`path_settings`](Self::path_settings) |
     /// | `RDMA_TRAFFIC_CLASS` | 0 to 255 | 0 | [`path_settings`](Self::path_settings) |
     /// | `RDMA_SOFT_DIR` | the absolute path of a directory | none | read by the software device |
-    /// | `RDMA_SOFT_PEERS` | `user`, `any` | `user` | read by the software device |
+    /// | `RDMA_SOFT_PEERS` | `user`, `trusted-user`, `any` | `user` | read by the software device |
     ///
     /// A size is a number of bytes, or has a unit: `64k`, `4MiB`, `8G`, where `k`, `K`, `Ki`, `KB` and `KiB` are all 1024 bytes. A time has a
     /// unit (`120us`, `300ms`, `5s`, `2m`), or is a number of the unit that the table names.
@@ -139,7 +139,7 @@ const PROVIDERS: &[(&str, ProviderChoice)] =
 const SHARED_RECEIVE: &[(&str, SharedReceive)] =
     &[("auto", SharedReceive::Auto), ("always", SharedReceive::Always), ("never", SharedReceive::Never)];
 const PLAINTEXT_TENSORS: &[(&str, bool)] = &[("refuse", false), ("allow", true)];
-const SOFT_PEERS: &[(&str, ())] = &[("user", ()), ("any", ())];
+const SOFT_PEERS: &[(&str, ())] = &[("user", ()), ("trusted-user", ()), ("any", ())];
 const POLL_MODES: &[(&str, PollMode)] =
     &[("busy", PollMode::Busy), ("adaptive", PollMode::Adaptive), ("event", PollMode::Event)];
 
@@ -306,7 +306,7 @@ mod tests {
     #[test]
     fn variables_of_the_software_device_are_checked() {
         for (name, value) in
-            [("RDMA_SOFT_DIR", "/run/x"), ("RDMA_SOFT_PEERS", "any"), ("RDMA_SOFT_PEERS", "User")]
+            [("RDMA_SOFT_DIR", "/run/x"), ("RDMA_SOFT_PEERS", "any"), ("RDMA_SOFT_PEERS", "Trusted-User")]
         {
             assert_eq!(with(name, value), Ok(Config::default()));
         }
@@ -346,7 +346,7 @@ mod tests {
             ),
             ("RDMA_TUNE_CACHE", "", "takes off or the path of a directory"),
             ("RDMA_SOFT_DIR", "run", "takes the absolute path of a directory"),
-            ("RDMA_SOFT_PEERS", "all", "takes one of user, any"),
+            ("RDMA_SOFT_PEERS", "all", "takes one of user, trusted-user, any"),
             ("RDMA_SHARED_RECEIVE", "yes", "takes one of auto, always, never"),
             (
                 "RDMA_MAX_INLINE",

@@ -95,7 +95,10 @@ impl ControlStream {
         let device = established.device();
         let native = established.native;
         let mut reason = match established.probe().ours {
-            Some(_) => format!("both ends have {device}, and read one another's memory"),
+            Some(_) if established.shares_memory() => {
+                format!("both ends have {device}, and read one another's memory")
+            }
+            Some(_) => format!("both ends have {device}, and read only one another's rings"),
             None => format!("both ends have an RDMA device, this one {device}"),
         };
         if native {

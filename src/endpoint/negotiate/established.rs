@@ -46,6 +46,11 @@ impl Established {
         self.queue_pair.probe()
     }
 
+    /// Returns whether each end may read the other's memory, so that long content needs no second copy.
+    pub(super) fn shares_memory(&self) -> bool {
+        self.queue_pair.reads_by_copy()
+    }
+
     /// Checks that messages reach the peer and come back. Some problems of a path through a network show in no other way: a
     /// firewall, a partition key, an MTU that a switch does not have.
     pub(super) async fn check_reachable(&self) -> Result<(), RdmaUnavailable> {

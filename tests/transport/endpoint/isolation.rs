@@ -114,6 +114,7 @@ fn two_users_use_rdma_only_if_both_let_in_others() {
     let dial = format!("dial 127.0.0.1:{}", server.word);
     let client = Child::start_copy(&binary, &[&as_nobody[..], &any].concat(), &dial);
     assert!(client.word.starts_with("rdma:"), "{}", client.word);
+    assert!(client.word.contains("read only one another's rings"), "{}", client.word);
 }
 
 #[test]

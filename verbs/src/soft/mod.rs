@@ -46,8 +46,8 @@
 //! kind and the seals of each descriptor of a peer before it maps the descriptor. It loads each value of a peer once, and uses it as an
 //! index only after a check. The copies of memory that a peer may be writing are in assembly, because Rust defines no others.
 //!
-//! A peer of this **user** has the user, the user namespace and the pid namespace of this process, so it could trace this process. Every
-//! other peer is a **stranger** (`peers/level`). A stranger maps no table and no memory, only the end. A connection is as strict as its
+//! A peer of this **user** has the user, the user namespace and the pid namespace of this process, and could trace this process, or the
+//! user trusts it. Every other peer is a **stranger** (`peers/level`). A stranger maps no table and no memory, only the end. A connection is as strict as its
 //! stricter end.
 //!
 //! # The way of a request

@@ -3,7 +3,9 @@
 
 use std::env;
 use std::ffi::OsStr;
+use std::path::Path;
 
+use super::peers::level::{YAMA, check_traceable};
 use super::peers::policy::Policy;
 use super::peers::sockets::{self, Sockets};
 use crate::VerbsError;
@@ -32,6 +34,17 @@ pub fn soft_uses_directory() -> bool {
 /// Returns whether the software device lets in processes of other users.
 pub fn soft_admits_any_user() -> bool {
     Policy::new(env::var_os("RDMA_SOFT_PEERS").as_deref()).is_ok_and(|policy| policy == Policy::Any)
+}
+
+/// Fails with the reason if processes of this user, which the software device lets in, may not read the memory of this process.
+///
+/// # Errors
+/// The reason, in words.
+pub fn soft_shares_with_user() -> Result<(), String> {
+    match Policy::new(env::var_os("RDMA_SOFT_PEERS").as_deref()) {
+        Ok(policy) if policy.trusts_user() => Ok(()),
+        _ => check_traceable(Path::new(YAMA)),
+    }
 }
 
 /// Returns whether `RDMA_SOFT_DIR` takes `value`. The directory may still be unusable.

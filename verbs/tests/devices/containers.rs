@@ -1,6 +1,6 @@
 //! Two processes in containers of their own (other user, pid, network, ipc and mount namespaces) that share a directory: the case
 //! of two pods of one node. Making user namespaces is not permitted everywhere. If it is not permitted, the test prints a line and is
-//! skipped.
+//! skipped. Also two processes in no containers, one of which the other one can't trace.
 #![allow(clippy::print_stdout, reason = "tests")]
 
 use std::fs;
@@ -9,6 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
+use rustix::process::DumpableBehavior;
 use tonic_rdma_verbs::{
     CompletionOpcode, CompletionStatus, QueuePairAddress, RemoteSegment, Rkey, VerbsError, soft,
 };
@@ -18,6 +19,11 @@ use crate::fabric::{Options, Side, pattern, remote};
 
 /// The environment variable with the number of the container, which makes [`inside`] run.
 const NUMBER: &str = "TONIC_RDMA_CONTAINER";
+/// The environment variable of a process that other processes of its user can't trace.
+const NOT_DUMPABLE: &str = "TONIC_RDMA_NOT_DUMPABLE";
+/// The results of a process that maps no memory of its peer, and of one that does.
+const THROUGH_THE_RING: &str = "passed through the ring";
+const BY_COPY: &str = "passed by copy";
 /// The lengths of the messages.
 const LENGTHS: [usize; 2] = [64, 4 << 20];
 /// Bytes of each area of the memory: the source, the receives, the destination of the peer's writes, and that of reads.
@@ -126,6 +132,9 @@ fn exchange(mut one: Container, mut two: Container) -> [String; 2] {
 #[test]
 fn inside() {
     let Ok(number) = std::env::var(NUMBER) else { return };
+    if std::env::var_os(NOT_DUMPABLE).is_some() {
+        rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).unwrap();
+    }
     // The device stays open until the other container has its result, too.
     let device = soft::open().unwrap();
     say(&run(number.parse().unwrap()));
@@ -155,11 +164,10 @@ fn run(own: u64) -> String {
         Err(error) => panic!("{error}"),
     }
     side.pair.to_rts(&side.settings).unwrap();
-    assert!(!side.pair.reads_by_copy(), "processes of two containers map no memory of one another");
     for (round, length) in (0..).zip(LENGTHS) {
         messages(&side, there, (own + 10 * round, 3 - own + 10 * round), length);
     }
-    "passed".into()
+    if side.pair.reads_by_copy() { BY_COPY } else { THROUGH_THE_RING }.into()
 }
 
 /// Returns the next line of the parent.
@@ -248,7 +256,7 @@ fn two_containers_share_memory() {
         2,
         &[("RDMA_SOFT_DIR", &mounted), ("SOCKETS", &sockets)],
     );
-    assert_eq!(exchange(one, two), ["passed", "passed"]);
+    assert_eq!(exchange(one, two), [THROUGH_THE_RING; 2]);
     assert_eq!(fs::read_dir(&sockets).unwrap().count(), 0, "sockets stay behind");
 }
 
@@ -275,7 +283,7 @@ fn two_containers_of_two_users_share_memory() {
     let other = [&other[..], &command].concat();
     let start_other = |variables: &[_]| Container::start_program(&program, &other, 2, variables);
     let results = exchange(Container::start(&command, 1, &any), start_other(&any));
-    assert_eq!(results, ["passed", "passed"]);
+    assert_eq!(results, [THROUGH_THE_RING; 2]);
     // By default, a device lets in its own user only.
     let results = exchange(Container::start(&command, 1, &any[..1]), start_other(&any[..1]));
     assert!(results.iter().all(|reason| reason.contains("RDMA_SOFT_PEERS=any at both ends")), "{results:?}");
@@ -297,4 +305,27 @@ fn containers_without_one_directory_get_the_reason() {
     );
     assert!(results[0].contains("the peer has no RDMA_SOFT_DIR"), "{results:?}");
     assert!(results[1].contains("this process has no RDMA_SOFT_DIR"), "{results:?}");
+}
+
+/// Both processes belong to this user, and are in no containers. The second one is not dumpable, so the first one could not trace it.
+#[test]
+fn a_process_that_its_user_can_not_trace_shares_no_memory() {
+    let start = |number, variables: &[(&str, &str)]| {
+        let variables: Vec<_> = variables.iter().map(|(name, value)| (*name, Path::new(value))).collect();
+        Container::start(&["env"], number, &variables)
+    };
+    let [strict, trusts] = ["user", "trusted-user"].map(|peers| ("RDMA_SOFT_PEERS", peers));
+    let hides = (NOT_DUMPABLE, "1");
+    let has_yama =
+        fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").is_ok_and(|scope| scope.trim() != "0");
+    let expected = if has_yama { THROUGH_THE_RING } else { BY_COPY };
+    assert_eq!(exchange(start(1, &[strict]), start(2, &[strict])), [expected; 2]);
+    assert_eq!(exchange(start(1, &[strict]), start(2, &[strict, hides])), [THROUGH_THE_RING; 2]);
+    // The user says that all its programs may read the memory. Both ends must say so.
+    assert_eq!(exchange(start(1, &[trusts]), start(2, &[trusts])), [BY_COPY; 2]);
+    assert_eq!(exchange(start(1, &[trusts]), start(2, &[strict, hides])), [THROUGH_THE_RING; 2]);
+    // Only root sees the namespaces of a process that is not dumpable.
+    if rustix::process::geteuid().is_root() {
+        assert_eq!(exchange(start(1, &[trusts]), start(2, &[hides, trusts])), [BY_COPY; 2]);
+    }
 }

@@ -1,9 +1,14 @@
 //! How far this process trusts a peer: the level of a peer, from what the kernel says of the process at the other end of a
 //! socket.
 //!
-//! A peer of this user could trace this process: it has the same user in the same user namespace, and this process's pid
-//! namespace. Against such a peer the device protects from faults. Against a stranger it protects from malice: a stranger maps
-//! no memory of this application.
+//! A peer of this user has the same user in the same user namespace, and this process's pid namespace; and it could trace this
+//! process, or the user says that its programs may read one another's memory (`RDMA_SOFT_PEERS=trusted-user`). Against such a peer
+//! the device protects from faults. Against a stranger it protects from malice: a stranger maps no memory of this application.
+//!
+//! Whether a peer could trace this process follows from what `ptrace(2)` lists under "Ptrace access mode checking", and can be seen
+//! from inside: dumpable, Yama, users, groups and capabilities. Where the kernel permits more to a peer, such as to one that has
+//! `CAP_SYS_PTRACE` or is the parent, the peer is a stranger nevertheless. A module that confines the peer, such as SELinux or
+//! AppArmor, and a filter of system calls can't be seen.
 
 use std::fs;
 use std::io;
@@ -11,13 +16,17 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::process::DumpableBehavior;
 
 use crate::soft::system;
+
+/// The file that says which processes may trace one another. It is there if the kernel has Yama, as Ubuntu's has.
+pub(crate) const YAMA: &str = "/proc/sys/kernel/yama/ptrace_scope";
 
 /// How far this process trusts a peer. A connection is as strict as the stricter end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Level {
-    /// The process could trace this one: same user, same user namespace, same pid namespace.
+    /// A process of the same user, user namespace and pid namespace that could trace this one, or that the user trusts.
     User,
     /// Any other process, such as one of another container.
     Stranger,
@@ -37,16 +46,92 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// Asks the kernel for the process at the other end of `socket`, as it was when it connected or began to listen.
-    pub(crate) fn of(socket: &impl AsFd) -> io::Result<Self> {
+    /// Asks the kernel for the process at the other end of `socket`, as it was when it connected or began to listen. With
+    /// `trusts_user`, a process of this user need not be able to trace this one.
+    pub(crate) fn of(socket: &impl AsFd, trusts_user: bool) -> io::Result<Self> {
         let (process, user) = system::peer_credentials(socket)?;
         let same_user = user == rustix::process::geteuid().as_raw() && !stands_for_unknown(user);
-        let level = if same_user && process > 0 && shares_namespaces(process) && !has_ended(socket) {
-            Level::User
-        } else {
-            Level::Stranger
-        };
+        let is_trusted = same_user
+            && process > 0
+            && shares_namespaces(process)
+            && (trusts_user || could_trace(process))
+            && !has_ended(socket);
+        let level = if is_trusted { Level::User } else { Level::Stranger };
         Ok(Self { process, user, same_user, level })
+    }
+}
+
+/// Returns whether `process`, which is in the namespaces of this process, could trace it, or is this process. Logs the reason if it
+/// could not.
+fn could_trace(process: i32) -> bool {
+    if u32::try_from(process) == Ok(std::process::id()) {
+        return true;
+    }
+    let result = check_traceable(Path::new(YAMA)).and_then(|()| {
+        let (ours, theirs) = (Credentials::of("self"), Credentials::of(&process.to_string()));
+        if ours.zip(theirs).is_some_and(|(ours, theirs)| ours.could_be_traced_by(&theirs)) {
+            return Ok(());
+        }
+        Err("the process has other users or groups than this one, or lacks capabilities of this one".into())
+    });
+    if let Err(reason) = &result {
+        crate::throttled!(
+            info,
+            process,
+            reason,
+            "a process of this user could not trace this one, so data goes through the ring; \
+             RDMA_SOFT_PEERS=trusted-user at both ends lets each read the other's memory"
+        );
+    }
+    result.is_ok()
+}
+
+/// Fails with the reason if the kernel lets no other process of this user trace this one. `yama` is [`YAMA`].
+pub(crate) fn check_traceable(yama: &Path) -> Result<(), String> {
+    if rustix::process::dumpable_behavior() != Ok(DumpableBehavior::Dumpable) {
+        return Err("this process is not dumpable (PR_SET_DUMPABLE)".into());
+    }
+    // Without `/proc/sys`, which systemd's `ProcSubset=pid` hides, this process can't tell.
+    let shows_settings = yama.ancestors().nth(2).is_some_and(Path::is_dir);
+    match fs::read_to_string(yama) {
+        Ok(scope) if scope.trim() == "0" => Ok(()),
+        Ok(scope) => Err(format!("{} is {}", yama.display(), scope.trim().escape_debug())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound && shows_settings => Ok(()),
+        Err(error) => Err(format!("{} can't be read: {error}", yama.display())),
+    }
+}
+
+/// The credentials of a process that decide which processes may trace it.
+#[derive(Debug)]
+struct Credentials {
+    /// The real, effective and saved user, and the same of the group.
+    users: [u32; 3],
+    groups: [u32; 3],
+    /// The permitted capabilities.
+    capabilities: u64,
+}
+
+impl Credentials {
+    /// Reads the credentials of a process of this user namespace: of its first thread.
+    fn of(process: &str) -> Option<Self> {
+        Self::parse(&read(&format!("/proc/{process}/status"))?)
+    }
+
+    /// The kernel escapes newlines in the name of the process, so the process can't make lines of its own.
+    fn parse(status: &str) -> Option<Self> {
+        let field = |name| status.lines().find_map(|line| line.strip_prefix(name));
+        let three = |name| {
+            let mut numbers = field(name)?.split_whitespace().map_while(|number| number.parse().ok());
+            Some([numbers.next()?, numbers.next()?, numbers.next()?])
+        };
+        let capabilities = u64::from_str_radix(field("CapPrm:")?.trim(), 16).ok()?;
+        Some(Self { users: three("Uid:")?, groups: three("Gid:")?, capabilities })
+    }
+
+    fn could_be_traced_by(&self, other: &Self) -> bool {
+        self.users.iter().all(|user| *user == other.users[0])
+            && self.groups.iter().all(|group| *group == other.groups[0])
+            && self.capabilities & !other.capabilities == 0
     }
 }
 
@@ -100,7 +185,7 @@ mod tests {
     #[test]
     fn this_process_is_of_this_user() {
         let (one, _two) = UnixStream::pair().unwrap();
-        let identity = Identity::of(&one).unwrap();
+        let identity = Identity::of(&one, true).unwrap();
         assert_eq!(identity.process, std::process::id() as i32);
         assert_eq!(identity.user, rustix::process::geteuid().as_raw());
         assert!(identity.same_user);
@@ -145,7 +230,7 @@ mod tests {
         let socket: std::os::fd::OwnedFd = one.into();
         let result = in_child(|| {
             unshare(libc::CLONE_NEWUSER)?;
-            let identity = Identity::of(&socket).ok()?;
+            let identity = Identity::of(&socket, true).ok()?;
             let alike = identity.user == rustix::process::geteuid().as_raw();
             Some(alike && !identity.same_user && identity.level == Level::Stranger)
         });
@@ -161,7 +246,7 @@ mod tests {
         let result = in_child(|| {
             unshare(libc::CLONE_NEWUSER)?;
             fs::write("/proc/self/uid_map", format!("7 {user} 1")).ok()?;
-            let identity = Identity::of(&socket).ok()?;
+            let identity = Identity::of(&socket, true).ok()?;
             Some(identity.user == 7 && identity.same_user && identity.level == Level::Stranger)
         });
         assert!(skipped(result) || result == Some(true));
@@ -172,11 +257,77 @@ mod tests {
             fs::write("/proc/self/setgroups", "deny").ok()?;
             fs::write("/proc/self/gid_map", format!("0 {group} 1")).ok()?;
             in_child(|| {
-                let identity = Identity::of(&socket).ok()?;
+                let identity = Identity::of(&socket, true).ok()?;
                 Some(identity.process == 0 && identity.same_user && identity.level == Level::Stranger)
             })
         });
         assert!(skipped(result) || result == Some(true));
+    }
+
+    /// As a program with file capabilities, or one that has changed its user.
+    #[test]
+    fn a_process_that_is_not_dumpable_has_no_peers_of_its_user() {
+        let (one, _two) = UnixStream::pair().unwrap();
+        let result = in_child(|| {
+            rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).ok()?;
+            let reason = check_traceable(Path::new("/none")).err()?;
+            let level = |trusts_user| Identity::of(&one, trusts_user).map(|identity| identity.level).ok();
+            let strict = reason.contains("not dumpable") && level(false) == Some(Level::Stranger);
+            let (own, _other) = UnixStream::pair().ok()?;
+            let itself = Identity::of(&own, false).ok()?.level == Level::User;
+            Some(strict && level(true) == Some(Level::User) && itself)
+        });
+        assert_eq!(result, Some(true));
+    }
+
+    #[test]
+    fn yama_makes_peers_strangers() {
+        let file = std::env::temp_dir().join(format!("tonic-rdma-yama-{}", std::process::id()));
+        assert_eq!(check_traceable(&file), Ok(()), "a kernel without Yama");
+        assert!(check_traceable(&file.join("no/settings")).unwrap_err().contains("can't be read"));
+        for (content, strict) in [
+            ("0\n", false),
+            ("1\n", true),
+            ("2\n", true),
+            ("3\n", true),
+            ("", true),
+            ("00", true),
+            ("no", true),
+        ] {
+            fs::write(&file, content).unwrap();
+            assert_eq!(check_traceable(&file).is_err(), strict, "{content:?}");
+        }
+        fs::write(&file, "1\n").unwrap();
+        assert_eq!(check_traceable(&file).unwrap_err(), format!("{} is 1", file.display()));
+        fs::write(&file, [0xff]).unwrap();
+        assert!(check_traceable(&file).unwrap_err().contains("can't be read"));
+        fs::remove_file(&file).unwrap();
+    }
+
+    #[test]
+    fn peers_with_other_groups_or_fewer_capabilities_are_strangers() {
+        const STATUS: &str =
+            "Name:\ta\\nUid:\t9\t9\t9\t9\nUid:\t7\t7\t7\t7\nGid:\t8\t8\t8\t8\nCapPrm:\t0000000000000003\n";
+        let with = |from, to| Credentials::parse(&STATUS.replace(from, to)).unwrap();
+        let this = with("", "");
+        assert_eq!((this.users, this.groups, this.capabilities), ([7; 3], [8; 3], 3));
+        let more = with("0003", "000b");
+        assert!(this.could_be_traced_by(&this) && this.could_be_traced_by(&more));
+        assert!(!more.could_be_traced_by(&this));
+        for (from, to) in [("7\t7\t7", "6\t7\t7"), ("8\t8\t8", "6\t8\t8")] {
+            assert!(!this.could_be_traced_by(&with(from, to)), "{to}: the real one counts");
+            assert!(!with(from, to).could_be_traced_by(&this));
+        }
+        for (from, to) in [("7\t7\t7\t7", "7\t7\t6\t7"), ("8\t8\t8", "8\t6\t8")] {
+            assert!(this.could_be_traced_by(&with(from, to)));
+            assert!(!with(from, to).could_be_traced_by(&this), "{to}: all of this process count");
+        }
+        for line in ["Uid", "Gid", "CapPrm"] {
+            assert!(Credentials::parse(&STATUS.replace(&format!("\n{line}"), "\nNo")).is_none());
+        }
+        let ours = Credentials::of("self").unwrap();
+        assert_eq!(ours.users[1], rustix::process::geteuid().as_raw());
+        assert!(Credentials::of("0").is_none());
     }
 
     #[test]

@@ -314,8 +314,8 @@ fn missing() -> VerbsError {
 
 /// Returns the process at the other end of the socket. Fails if `policy` does not let it in.
 pub(crate) fn check_owner(fd: &impl AsFd, policy: Policy) -> Result<Identity, VerbsError> {
-    let identity =
-        Identity::of(fd).map_err(|error| VerbsError::os("asking for the peer's process", error))?;
+    let identity = Identity::of(fd, policy.trusts_user())
+        .map_err(|error| VerbsError::os("asking for the peer's process", error))?;
     policy.admit(&identity)?;
     tracing::debug!(process = identity.process, level = ?identity.level, "the soft device has a peer");
     Ok(identity)

@@ -14,27 +14,35 @@ pub(crate) enum Policy {
     /// Processes of this user.
     #[default]
     User,
+    /// Processes of this user, which may read the memory of this process even if the kernel does not let them trace it.
+    TrustedUser,
     /// Every process that can open the device's socket.
     Any,
 }
 
 impl Policy {
     /// The values of the variable.
-    pub(crate) const VALUES: [(&'static str, Self); 2] = [("user", Self::User), ("any", Self::Any)];
+    pub(crate) const VALUES: [(&'static str, Self); 3] =
+        [("user", Self::User), ("trusted-user", Self::TrustedUser), ("any", Self::Any)];
 
     /// Reads the policy from the value of `RDMA_SOFT_PEERS`.
     pub(crate) fn new(value: Option<&OsStr>) -> Result<Self, VerbsError> {
         let Some(value) = value else { return Ok(Self::default()) };
         let known = Self::VALUES.into_iter().find(|(name, _)| value.eq_ignore_ascii_case(name));
-        known
-            .map(|(_, policy)| policy)
-            .ok_or_else(|| VerbsError::Unusable(format!("{VARIABLE}={value:?}: takes one of user, any")))
+        known.map(|(_, policy)| policy).ok_or_else(|| {
+            VerbsError::Unusable(format!("{VARIABLE}={value:?}: takes one of user, trusted-user, any"))
+        })
+    }
+
+    /// Returns whether processes of this user may read the memory of this process, whether or not they could trace it.
+    pub(crate) fn trusts_user(self) -> bool {
+        self == Self::TrustedUser
     }
 
     /// Returns the mode of the device's socket, if it is a file.
     pub(crate) fn file_mode(self) -> u32 {
         match self {
-            Self::User => 0o600,
+            Self::User | Self::TrustedUser => 0o600,
             // The permissions of the directory decide.
             Self::Any => 0o666,
         }

@@ -500,7 +500,7 @@ mod tests {
             let request = Request { sequence, number: 1, token: 2, object: Object::Table };
             message::send_request(&theirs, &request, None).unwrap();
         }
-        let identity = Identity::of(&ours).unwrap();
+        let identity = Identity::of(&ours, true).unwrap();
         let mut clients = Clients::default();
         clients.insert(5, Received::new(ours), identity);
         let mut answered = 0;
@@ -560,7 +560,7 @@ mod tests {
             let device = DeviceId { process: 1, nonce: crate::random::random().unwrap(), directory: 0 };
             let listener = Sockets::Namespace.listen(device, Policy::User, Origin::here().unwrap()).unwrap();
             let service = Service::new(listener, Policy::User).unwrap();
-            let identity = Identity::of(&ours).unwrap();
+            let identity = Identity::of(&ours, true).unwrap();
             let mut clients = Clients::default();
             clients.insert(5, Received::new(ours), identity);
             service.serve(clients.get(5).unwrap(), &mut Vec::new())
