@@ -1,7 +1,8 @@
 //! The processes that are connected to this device's socket, and the bounds on their number.
 //!
-//! A connection is *unproven* until it names a queue pair and its token. A process that opens very many connections, or leaves
-//! them unproven, loses its own connections. It takes no place from others.
+//! A connection is *proven* while a queue pair of this process stands for it: the last one of those that have named this queue pair
+//! and its token. So there are not more proven connections than queue pairs, and no process takes a place from others by them. The
+//! number of unproven connections is bounded: a process that leaves very many unproven loses its own ones.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::AsFd;
@@ -14,27 +15,8 @@ use super::local::ClientMemory;
 use super::received::Received;
 use crate::soft::system;
 
-/// The bounds. The defaults are far above what devices need: a device makes one connection to each other device.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Bounds {
-    /// Connections in all.
-    all: usize,
-    /// Connections of strangers, so that processes of this user find room.
-    strangers: usize,
-    /// Connections of one process.
-    process: usize,
-    /// Connections of the processes of one user that have no number here, because they are in other pid namespaces. The kernel
-    /// does not tell them apart.
-    unnumbered: usize,
-    /// Unproven connections.
-    unproven: usize,
-}
-
-impl Default for Bounds {
-    fn default() -> Self {
-        Self { all: 4096, strangers: 3072, process: 32, unnumbered: 1024, unproven: 256 }
-    }
-}
+/// Largest number of unproven connections. A device proves each connection with its first request.
+const UNPROVEN: usize = 128;
 
 /// A connection.
 #[derive(Debug)]
@@ -43,33 +25,39 @@ pub(crate) struct Client {
     pub(crate) socket: Arc<Received>,
     pub(crate) memory: ClientMemory,
     identity: Identity,
-    proven: bool,
+    /// Number of the queue pairs that stand for this connection.
+    proofs: usize,
 }
 
 impl Client {
     /// Lets the client, which has just named a queue pair and its token, send descriptors of memory. Before, and for strangers, the
     /// kernel refuses them.
     pub(crate) fn take_descriptors(&self) {
-        if self.memory.is_shared && !self.proven {
+        if self.memory.is_shared && self.proofs == 0 {
             system::pass_descriptors(&self.socket, true);
         }
     }
 }
 
-/// The origin of a connection: the user and the process number.
+/// The origin of a connection: the user and the process number. The number is 0 for all processes of other pid namespaces.
 type Source = (u32, i32);
 
 /// All connections, by token. Later connections have greater tokens.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Clients {
-    bounds: Bounds,
     clients: BTreeMap<u64, Client>,
+    /// For each queue pair that was named with its token, the connection that did so last.
+    proofs: HashMap<u32, u64>,
+    /// Number of `proofs` at which those of queue pairs that are gone are removed.
+    prune_at: usize,
+    unproven: usize,
 }
 
-/// The bound that refuses a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the process has the largest number of connections, {0}")]
-pub(crate) struct Full(usize);
+impl Default for Clients {
+    fn default() -> Self {
+        Self { clients: BTreeMap::new(), proofs: HashMap::new(), prune_at: 64, unproven: UNPROVEN }
+    }
+}
 
 impl Clients {
     pub(crate) fn get(&self, token: u64) -> Option<&Client> {
@@ -80,53 +68,66 @@ impl Clients {
         self.clients.remove(&token);
     }
 
-    /// Notes that a client has named a queue pair and its token.
-    pub(crate) fn prove(&mut self, token: u64) {
-        if let Some(client) = self.clients.get_mut(&token) {
-            client.proven = true;
+    /// Notes that a connection has named the queue pair `number` and its token. Returns whether [`prune`](Self::prune) is due.
+    pub(crate) fn prove(&mut self, token: u64, number: u32) -> bool {
+        let before = self.proofs.insert(number, token);
+        if before != Some(token) {
+            self.disprove(before);
+            if let Some(client) = self.clients.get_mut(&token) {
+                client.proofs += 1;
+            }
+        }
+        self.proofs.len() >= self.prune_at
+    }
+
+    /// Removes the proofs by queue pairs that are not in `live`.
+    pub(crate) fn prune<T>(&mut self, live: &HashMap<u32, T>) {
+        let mut proofs = std::mem::take(&mut self.proofs);
+        proofs.retain(|number, token| {
+            let stays = live.contains_key(number);
+            if !stays {
+                self.disprove(Some(*token));
+            }
+            stays
+        });
+        self.prune_at = 2 * proofs.len() + 64;
+        self.proofs = proofs;
+    }
+
+    fn disprove(&mut self, token: Option<u64>) {
+        if let Some(client) = token.and_then(|token| self.clients.get_mut(&token)) {
+            client.proofs = client.proofs.saturating_sub(1);
         }
     }
 
-    /// Makes room for a connection of `identity`. At a bound, it drops connections that have ended, or else the oldest unproven
-    /// one of the source that has most of them. Fails if there is none.
-    pub(crate) fn make_room(&mut self, identity: &Identity) -> Result<(), Full> {
-        let bounds = self.bounds;
-        let source = source(identity);
-        let of_source = if identity.process > 0 { bounds.process } else { bounds.unnumbered };
-        self.keep_below(of_source, |client| self::source(&client.identity) == source)?;
-        if identity.level == Level::Stranger {
-            self.keep_below(bounds.strangers, |client| client.identity.level == Level::Stranger)?;
+    /// Makes room for one more unproven connection. If there is none, it drops connections that have ended, or else the oldest
+    /// unproven one of the source that has most of them, which it returns.
+    pub(crate) fn make_room(&mut self) -> Option<Identity> {
+        let unproven =
+            |clients: &BTreeMap<u64, Client>| clients.values().filter(|client| client.proofs == 0).count();
+        if unproven(&self.clients) < self.unproven {
+            return None;
         }
-        self.keep_below(bounds.unproven, |client| !client.proven)?;
-        self.keep_below(bounds.all, |_| true)
-    }
-
-    /// Adds a connection. The caller has made room.
-    pub(crate) fn insert(&mut self, token: u64, socket: Received, identity: Identity) {
-        let is_shared = identity.level == Level::User;
-        let memory = ClientMemory { is_shared, segments: Arc::default(), event_ends: Arc::default() };
-        self.clients.insert(token, Client { socket: Arc::new(socket), memory, identity, proven: false });
-    }
-
-    /// Makes sure that fewer than `bound` of the connections that `counts` selects are left.
-    fn keep_below(&mut self, bound: usize, counts: impl Fn(&Client) -> bool) -> Result<(), Full> {
-        if self.clients.values().filter(|client| counts(client)).count() < bound {
-            return Ok(());
+        self.clients.retain(|_, client| client.proofs > 0 || !has_ended(client));
+        if unproven(&self.clients) < self.unproven {
+            return None;
         }
-        self.clients.retain(|_, client| !(counts(client) && has_ended(client)));
-        if self.clients.values().filter(|client| counts(client)).count() < bound {
-            return Ok(());
-        }
-        let unproven = || self.clients.iter().filter(|(_, client)| counts(client) && !client.proven);
+        let unproven = || self.clients.iter().filter(|(_, client)| client.proofs == 0);
         let mut sources: HashMap<Source, usize> = HashMap::new();
         for (_, client) in unproven() {
             *sources.entry(source(&client.identity)).or_default() += 1;
         }
         let most = sources.into_iter().max_by_key(|(_, count)| *count).map(|(source, _)| source);
         let oldest = unproven().find(|(_, client)| Some(source(&client.identity)) == most);
-        let token = *oldest.ok_or(Full(bound))?.0;
-        self.clients.remove(&token);
-        Ok(())
+        let token = *oldest?.0;
+        self.clients.remove(&token).map(|client| client.identity)
+    }
+
+    /// Adds a connection. The caller has made room.
+    pub(crate) fn insert(&mut self, token: u64, socket: Received, identity: Identity) {
+        let is_shared = identity.level == Level::User;
+        let memory = ClientMemory { is_shared, segments: Arc::default(), event_ends: Arc::default() };
+        self.clients.insert(token, Client { socket: Arc::new(socket), memory, identity, proofs: 0 });
     }
 }
 
@@ -149,26 +150,21 @@ mod tests {
 
     use super::*;
 
-    const BOUNDS: Bounds = Bounds { all: 8, strangers: 6, process: 3, unnumbered: 4, unproven: 5 };
-
-    fn clients() -> Clients {
-        Clients { bounds: BOUNDS, ..Clients::default() }
+    fn clients(unproven: usize) -> Clients {
+        Clients { unproven, ..Clients::default() }
     }
 
-    fn of(process: i32) -> Identity {
-        Identity { process, user: 7, same_user: true, level: Level::User }
-    }
-
-    fn stranger(process: i32) -> Identity {
-        Identity { process, user: 8, same_user: false, level: Level::Stranger }
+    /// A process of `user`. The number 0 stands for all processes of other containers.
+    fn of(user: u32, process: i32) -> Identity {
+        Identity { process, user, same_user: user == 7, level: Level::Stranger }
     }
 
     /// Connects. Returns the other end.
-    fn connect(clients: &mut Clients, token: u64, identity: Identity) -> Result<UnixStream, Full> {
+    fn connect(clients: &mut Clients, token: u64, identity: Identity) -> UnixStream {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        clients.make_room(&identity)?;
+        clients.make_room();
         clients.insert(token, Received::new(ours.into()), identity);
-        Ok(theirs)
+        theirs
     }
 
     fn tokens(clients: &Clients) -> Vec<u64> {
@@ -177,54 +173,85 @@ mod tests {
 
     #[test]
     fn a_process_takes_no_place_from_others() {
-        let mut clients = clients();
-        let mut open = Vec::new();
-        for token in 0..3 {
-            open.push(connect(&mut clients, token, of(1)).unwrap());
-            clients.prove(token);
-        }
-        assert_eq!(connect(&mut clients, 3, of(1)).unwrap_err(), Full(3));
-        open.push(connect(&mut clients, 4, of(2)).unwrap());
-        assert_eq!(tokens(&clients), [0, 1, 2, 4]);
+        let mut clients = clients(3);
+        let mut open: Vec<_> = (0..3).map(|token| connect(&mut clients, token, of(7, 1))).collect();
+        open.push(connect(&mut clients, 3, of(7, 2)));
+        assert_eq!(tokens(&clients), [1, 2, 3]);
         // A connection that has ended makes room, even if its end was not noticed yet.
-        drop(open.remove(1));
-        open.push(connect(&mut clients, 5, of(1)).unwrap());
-        assert_eq!(tokens(&clients), [0, 2, 4, 5]);
-        // A connection without proof makes room for its own process.
-        open.push(connect(&mut clients, 6, of(1)).unwrap());
-        assert_eq!(tokens(&clients), [0, 2, 4, 6]);
+        drop(open.remove(2));
+        open.push(connect(&mut clients, 4, of(7, 3)));
+        assert_eq!(tokens(&clients), [1, 3, 4]);
     }
 
     #[test]
     fn the_source_of_most_unproven_connections_loses_one() {
-        let mut clients = clients();
+        let mut clients = clients(5);
         let mut open = Vec::new();
         for (token, process) in (0..).zip([3, 1, 1, 1, 2]) {
-            open.push(connect(&mut clients, token, of(process)).unwrap());
+            open.push(connect(&mut clients, token, of(7, process)));
         }
-        open.push(connect(&mut clients, 5, of(4)).unwrap());
+        open.push(connect(&mut clients, 5, of(7, 4)));
         assert_eq!(tokens(&clients), [0, 2, 3, 4, 5]);
+        assert_eq!(clients.make_room().map(|identity| identity.process), Some(1));
+    }
+
+    /// A container with 1024 queue pairs holds 1024 connections. Other containers find room nevertheless, also those whose
+    /// processes the kernel does not tell from it, because they have its user number.
+    #[test]
+    fn proven_connections_keep_no_other_container_out() {
+        let mut clients = Clients::default();
+        let mut open = Vec::new();
+        for token in 0..1024 {
+            open.push(connect(&mut clients, token, of(7, 0)));
+            clients.prove(token, token as u32);
+        }
+        for (token, user) in (1024..).zip([7, 8, 9]) {
+            open.push(connect(&mut clients, token, of(user, 0)));
+            clients.prove(token, token as u32);
+        }
+        // Connections of one container that it does not prove take no place of those that are proven.
+        for token in 2000..3000 {
+            open.push(connect(&mut clients, token, of(7, 0)));
+        }
+        let tokens = tokens(&clients);
+        assert!(tokens.starts_with(&(0..1027).collect::<Vec<_>>()));
+        assert_eq!(tokens.len(), 1027 + UNPROVEN);
     }
 
     #[test]
-    fn strangers_leave_room_for_this_user() {
-        let mut clients = clients();
-        let mut open = Vec::new();
-        // Strangers without a number count as one source.
-        for token in 0..4 {
-            open.push(connect(&mut clients, token, stranger(0)).unwrap());
-            clients.prove(token);
+    fn a_queue_pair_stands_for_one_connection() {
+        let mut clients = clients(2);
+        let mut open: Vec<_> = (0..2).map(|token| connect(&mut clients, token, of(7, 1))).collect();
+        clients.prove(0, 5);
+        clients.prove(0, 5);
+        clients.prove(1, 5);
+        let proofs =
+            |clients: &Clients| clients.clients.values().map(|client| client.proofs).collect::<Vec<_>>();
+        assert_eq!(proofs(&clients), [0, 1]);
+        clients.prove(0, 6);
+        assert_eq!(proofs(&clients), [1, 1]);
+        // The queue pair 5 is gone.
+        clients.prune(&HashMap::from([(6, ())]));
+        assert_eq!(proofs(&clients), [1, 0]);
+        open.push(connect(&mut clients, 2, of(7, 2)));
+        open.push(connect(&mut clients, 3, of(7, 2)));
+        assert_eq!(tokens(&clients).len(), 3);
+        // A connection that is gone leaves its proofs to the next one.
+        clients.remove(0);
+        clients.prove(3, 6);
+        assert_eq!(clients.get(3).unwrap().proofs, 1);
+    }
+
+    /// A connection that lives for ever, of queue pairs that come and go.
+    #[test]
+    fn proofs_of_queue_pairs_that_are_gone_are_forgotten() {
+        let mut clients = clients(2);
+        let _open = connect(&mut clients, 0, of(7, 1));
+        for number in 0..100_000 {
+            if clients.prove(0, number) {
+                clients.prune(&HashMap::from([(number, ())]));
+            }
         }
-        assert_eq!(connect(&mut clients, 4, stranger(0)).unwrap_err(), Full(4));
-        for token in 5..7 {
-            open.push(connect(&mut clients, token, stranger(token as i32)).unwrap());
-            clients.prove(token);
-        }
-        assert_eq!(connect(&mut clients, 7, stranger(7)).unwrap_err(), Full(6));
-        for token in 8..10 {
-            open.push(connect(&mut clients, token, of(token as i32)).unwrap());
-            clients.prove(token);
-        }
-        assert_eq!(connect(&mut clients, 10, of(10)).unwrap_err(), Full(8));
+        assert!(clients.proofs.len() <= 66 && clients.get(0).unwrap().proofs == clients.proofs.len());
     }
 }

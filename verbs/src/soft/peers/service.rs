@@ -16,6 +16,7 @@ use rustix::event::{EventfdFlags, Timespec};
 use rustix::net::SocketFlags;
 
 use super::clients::{Client, Clients};
+use super::level::Identity;
 use super::local::LocalQueuePair;
 use super::message::{self, Answer, Object, Reply, Request};
 use super::peer::{self, Peer};
@@ -268,11 +269,9 @@ impl Service {
         if self.end_kept(token) {
             return;
         }
-        if let Some(client) = clients.get(token) {
-            match self.serve(client, asked) {
-                Served::Proven => clients.prove(token),
-                Served::Unproven => {}
-                Served::Ended => clients.remove(token),
+        if clients.get(token).is_some() {
+            if !self.serve(token, clients, asked) {
+                clients.remove(token);
             }
             return;
         }
@@ -325,9 +324,14 @@ impl Service {
                 return;
             }
         };
-        if let Err(error) = clients.make_room(&identity) {
-            crate::throttled!(warn, %error, process = identity.process, "the soft device has too many peers");
-            return;
+        clients.prune(&lock(&self.queue_pairs));
+        if let Some(Identity { user, process, .. }) = clients.make_room() {
+            crate::throttled!(
+                warn,
+                user,
+                process,
+                "too many connections to the soft device name no queue pair"
+            );
         }
         let token = self.next_token.fetch_add(1, SeqCst);
         if epoll::add(&self.epoll, &client, EventData::new_u64(token), EventFlags::IN).is_ok() {
@@ -336,23 +340,23 @@ impl Service {
     }
 
     /// Answers requests that have come, a limited number of them. The epoll descriptor then reports the client again, after the
-    /// other clients, because it reports descriptors in turn as long as they are readable.
-    fn serve(&self, client: &Client, asked: &mut Vec<Weak<dyn LocalQueuePair>>) -> Served {
-        let mut served = Served::Unproven;
+    /// other clients, because it reports descriptors in turn as long as they are readable. Returns false if the connection has ended
+    /// or failed.
+    fn serve(&self, token: u64, clients: &mut Clients, asked: &mut Vec<Weak<dyn LocalQueuePair>>) -> bool {
         for _ in 0..REQUESTS_OF_A_TURN {
+            let Some(client) = clients.get(token) else { return false };
             let (request, fd) = match message::receive_request(&client.socket) {
                 Ok(Some(request)) => request,
-                Ok(None) => return Served::Ended,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return served,
-                Err(_) => return Served::Ended,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
+                Ok(None) | Err(_) => return false,
             };
             match self.answer(client, &request, fd, asked) {
-                Ok(true) => served = Served::Proven,
-                Ok(false) => {}
-                Err(_) => return Served::Ended,
+                Ok(true) if clients.prove(token, request.number) => clients.prune(&lock(&self.queue_pairs)),
+                Ok(_) => {}
+                Err(_) => return false,
             }
         }
-        served
+        true
     }
 
     /// Answers a request. Returns whether it names a queue pair and its token.
@@ -434,17 +438,6 @@ impl Service {
     }
 }
 
-/// The result of a client's turn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Served {
-    /// A request named a queue pair and its token.
-    Proven,
-    /// No request did.
-    Unproven,
-    /// The connection has ended or failed.
-    Ended,
-}
-
 #[derive(Debug)]
 struct Deadline {
     when: Instant,
@@ -482,7 +475,6 @@ mod tests {
     use super::*;
     use crate::soft::forked::Origin;
     use crate::soft::peers::address::DeviceId;
-    use crate::soft::peers::level::Identity;
     use crate::soft::peers::message::Object;
     use crate::soft::peers::received::tests::{ends_soon, lingering};
     use crate::soft::peers::sockets::Sockets;
@@ -505,14 +497,14 @@ mod tests {
         clients.insert(5, Received::new(ours), identity);
         let mut answered = 0;
         for turn in 1..=100_usize.div_ceil(REQUESTS_OF_A_TURN) {
-            assert_eq!(service.serve(clients.get(5).unwrap(), &mut Vec::new()), Served::Unproven);
+            assert!(service.serve(5, &mut clients, &mut Vec::new()));
             while message::receive_reply(&theirs).is_ok() {
                 answered += 1;
             }
             assert_eq!(answered, 100.min(turn * REQUESTS_OF_A_TURN));
         }
         drop(theirs);
-        assert_eq!(service.serve(clients.get(5).unwrap(), &mut Vec::new()), Served::Ended);
+        assert!(!service.serve(5, &mut clients, &mut Vec::new()));
     }
 
     /// A thread that asked the peer gave up, and the peer's answer comes after the request to leave.
@@ -563,9 +555,9 @@ mod tests {
             let identity = Identity::of(&ours, true).unwrap();
             let mut clients = Clients::default();
             clients.insert(5, Received::new(ours), identity);
-            service.serve(clients.get(5).unwrap(), &mut Vec::new())
+            service.serve(5, &mut clients, &mut Vec::new())
         });
-        assert_eq!(served, Served::Ended);
+        assert!(!served);
         drop(other_end);
     }
 }

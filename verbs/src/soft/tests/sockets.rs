@@ -9,9 +9,13 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType};
 
 use super::*;
+use crate::soft::forked::Origin;
 use crate::soft::peers::address::{Address, DeviceId};
 use crate::soft::peers::message::{self, Answer, Object, Reply, Request};
+use crate::soft::peers::policy::Policy;
 use crate::soft::peers::received::Received;
+use crate::soft::peers::service::Service;
+use crate::soft::peers::sockets::Sockets;
 use crate::{QueuePairAddress, QueuePairState};
 
 fn dial() -> OwnedFd {
@@ -69,6 +73,44 @@ fn descriptors_go_only_to_peers_with_the_token() {
     // The peer that took the end is the only one that this queue pair connects to.
     assert!(side.pair.to_rtr(&other.pair.local_address(), &PathSettings::default()).is_err());
     assert_eq!(side.pair.state(), QueuePairState::Init);
+}
+
+/// A process that knows one queue pair makes connection after connection, and proves each of them. Neither the connections that
+/// were there before nor new ones lose their place.
+#[test]
+fn connections_that_prove_one_queue_pair_keep_no_other_out() {
+    let id = DeviceId { process: 1, nonce: crate::random::random().unwrap(), directory: 0 };
+    let policy = Policy::TrustedUser;
+    let listener = Sockets::Namespace.listen(id, policy, Origin::here().unwrap()).unwrap();
+    let service = Arc::new(Service::new(listener, policy).unwrap());
+    let thread = thread::spawn({
+        let service = Arc::clone(&service);
+        move || service.run()
+    });
+    let sides = [(); 3].map(|()| Side::new());
+    let [early, hostile, late] = sides.each_ref().map(|side| {
+        service.add_queue_pair(the_device().service().queue_pair(side.pair.number().0).unwrap());
+        let Address { number, token, .. } = address_of(side);
+        Request { sequence: 1, number, token, object: Object::Table }
+    });
+    let connect = || Sockets::Namespace.connect(id, Instant::now() + PATIENCE).unwrap();
+    let has_answer = |fd: &OwnedFd, request| ask(fd, request).is_some_and(|(_, fds)| fds.len() == 1);
+    let first = connect();
+    assert!(has_answer(&first, &early));
+    let mut flood = Vec::new();
+    for number in 0..600 {
+        flood.push(connect());
+        assert!(has_answer(&flood[number], &hostile), "connection {number}");
+    }
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let is_open =
+        |fd: &&OwnedFd| rustix::event::poll(&mut [PollFd::new(*fd, PollFlags::RDHUP)], Some(&now)) == Ok(0);
+    let open = flood.iter().filter(is_open).count();
+    assert!(open < 200, "{open}");
+    assert!(has_answer(&first, &early));
+    assert!(has_answer(&connect(), &late));
+    service.stop();
+    thread.join().unwrap();
 }
 
 /// Garbage on a socket ends the connection of that socket only.
