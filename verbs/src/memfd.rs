@@ -1,7 +1,9 @@
 //! Anonymous shared memory: memfds of this process, and checks of the memfds that a peer sends.
 //!
 //! A peer's descriptor can be anything. This process maps it only if an access to the mapping can't end in SIGBUS: if it is a
-//! memfd of ordinary pages whose length can't change any more.
+//! memfd of ordinary pages whose length can't change any more. A page that the peer has not written is made when this process reads
+//! it, and is then charged to the cgroup of this process. A check of the whole memory when it is mapped could not prevent that, because
+//! the memory of an honest peer has such pages, too; a check before each read would be a system call.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
