@@ -3,9 +3,9 @@
 //! Any release may change or remove these names. Programs use the names at the root of the crate.
 
 pub use crate::endpoint::{
-    Aftermath, Lost, Observation, OpenError, OwnPolling, Pace, Participant, Place, Places, Polled, Provider,
-    Queue, QueueFull, Reactor, Run, Source, TooManyWait, UnannouncedArrival, Watched, WorkId, WorkKind,
-    connect_tcp, may_spin,
+    Aftermath, Devices, Lost, Observation, OpenError, OwnPolling, Pace, Participant, Place, Places, Polled,
+    Provider, Queue, QueueFull, Reactor, Run, Source, TooManyWait, UnannouncedArrival, Watched, WorkId,
+    WorkKind, connect_tcp, may_spin,
 };
 
 pub use crate::endpoint::{known_variables, tuner, warn_of_unknown_variables};

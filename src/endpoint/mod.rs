@@ -51,7 +51,7 @@ pub(crate) use messages::{
     CallUnderWay, FetchError, MessageEndpoint, MessageHandler, MessageSettings, Negotiated, Piece, Sender,
 };
 pub(crate) use negotiate::NegotiatedListener;
-pub use negotiate::{Dialer, Listener, Lost, Place, Places, Source, TooManyWait, connect_tcp};
+pub use negotiate::{Devices, Dialer, Listener, Lost, Place, Places, Source, TooManyWait, connect_tcp};
 pub(crate) use polling::{Accepting, this_thread};
 pub use polling::{
     Observation, OwnPolling, Pace, Participant, Polled, Queue, QueueFull, Reactor, UnannouncedArrival,

@@ -2,16 +2,18 @@
 //! once, RDMA peers get RDMA, and the listener's descriptors, tasks and memory stay within their bounds.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::runtime::Handle;
 use tokio_stream::StreamExt as _;
-use tonic_rdma::internal::wire::hello::{Decoded, Message};
+use tonic_rdma::internal::wire::hello::{ClientHello, Decoded, Message};
 use tonic_rdma::{Config, Dialer, EagerThreshold, EndpointStream, Listener, Verdict};
 
-use support::{Child, Runtime, announce, descriptors_and_mappings, listen, until};
+use support::{Child, Runtime, SilentDevice, announce, descriptors_and_mappings, listen, until};
 
 /// More connections than a listener negotiates with at a time.
 const SILENT: usize = 1500;
@@ -202,4 +204,74 @@ async fn message(tcp: &mut TcpStream) -> Vec<u8> {
         assert_ne!(tcp.read_buf(&mut received).await.unwrap(), 0, "closed after {received:?}");
     }
     received
+}
+
+/// The clients' device has accepted connections, and answers nothing.
+#[test]
+fn clients_whose_device_does_not_answer_keep_no_client_out() {
+    in_a_child("no-answer silent");
+}
+
+/// The clients' device listens, and takes no more connections.
+#[test]
+fn clients_whose_device_takes_no_connection_keep_no_client_out() {
+    in_a_child("no-answer full");
+}
+
+/// Each hello names a device of its own.
+#[test]
+fn clients_with_many_devices_that_do_not_answer_keep_no_client_out() {
+    in_a_child("no-answer many");
+}
+
+/// Clients whose device does not answer.
+const UNANSWERED: usize = 300;
+
+/// Plays the role `no-answer`: the hellos of many clients name devices that do not answer. Each hello has two offers.
+pub(crate) fn play_no_answer(kind: &str) {
+    let (full, many) = (kind == "full", kind == "many");
+    Runtime::Idle.run(async move {
+        let mut listener = listen(patient()).await;
+        let address = listener.local_addr();
+        let template = hello_of_a_client().await;
+        let device = Arc::new(SilentDevice::new(full));
+        let said = Arc::<AtomicUsize>::default();
+        for number in 0..UNANSWERED {
+            let device = if many { Arc::new(SilentDevice::new(full)) } else { Arc::clone(&device) };
+            let (mut hello, said) = (template.clone(), Arc::clone(&said));
+            device.replace_in(&mut hello.offers[0].queue_pair);
+            hello.offers.push(hello.offers[0].clone());
+            let hello = Message::ClientHello(hello).encode().unwrap();
+            tokio::spawn(async move {
+                let _device = device;
+                loop {
+                    let mut tcp = TcpStream::connect(address).await.unwrap();
+                    tcp.write_all(&hello).await.unwrap();
+                    said.fetch_add(1, Ordering::Relaxed);
+                    if number % 4 == 0 {
+                        // This client hangs up.
+                        return;
+                    }
+                    while tcp.read(&mut [0; 256]).await.is_ok_and(|count| count > 0) {}
+                }
+            });
+        }
+        until(|| said.load(Ordering::Relaxed) >= UNANSWERED).await;
+        for _ in 0..5 {
+            serves(&mut listener).await;
+        }
+    });
+    announce("served");
+}
+
+/// Returns the hello of a client of this process.
+async fn hello_of_a_client() -> ClientHello {
+    let relay = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let here = relay.local_addr().unwrap().port();
+    tokio::spawn(async move { Dialer::new(patient()).dial("127.0.0.1", here).await });
+    let (mut tcp, _) = relay.accept().await.unwrap();
+    match Message::decode(&message(&mut tcp).await) {
+        Ok(Decoded::Message { message: Message::ClientHello(hello), .. }) => hello,
+        other => panic!("{other:?}"),
+    }
 }

@@ -44,6 +44,7 @@ mod child {
             "half-open" => super::crowd::play_half_open(),
             role => match role.split_once(' ') {
                 Some(("silent", sources)) => super::crowd::play_silent(sources.parse().unwrap()),
+                Some(("no-answer", kind)) => super::crowd::play_no_answer(kind),
                 Some(("stop-half-way", port)) => super::crowd::play_stop_half_way(port.parse().unwrap()),
                 _ => support::play(role),
             },

@@ -3,6 +3,7 @@
 //! Nothing here is a promise: any release may change or remove it.
 
 pub use crate::memory::machinery::*;
+pub use crate::soft::peers::ping::{DeviceOwner, Ping, SoftDevice};
 pub use crate::soft::reach::{
     soft_admits_any_user, soft_place, soft_shares_with_user, soft_takes_directory, soft_uses_directory,
 };

@@ -84,6 +84,13 @@ impl ControlStream {
         }
     }
 
+    /// Waits until the peer has hung up. A peer that sends more bytes first counts as there.
+    pub(super) async fn hung_up(&self) {
+        if let Ok(1..) = self.tcp.peek(&mut [0]).await {
+            std::future::pending().await
+        }
+    }
+
     /// Goes on as plain TCP, because of `reason`.
     pub(super) fn into_tcp(self, reason: &impl Display) -> Result<EndpointStream, NegotiationError> {
         let info = RdmaConnectInfo::tcp(self.tcp.peer_addr()?, self.tcp.local_addr()?, reason.to_string());

@@ -162,7 +162,8 @@ async fn accept(
     let config = Arc::new(config);
     let journal = Arc::<Journal>::default();
     let negotiations = Places::new(Listener::NEGOTIATIONS, Duration::ZERO, 2);
-    let preparations = Places::new(preparations(&config), Listener::PROOF, Listener::WAITING_FOR_PREPARATION);
+    let preparations =
+        Places::shared(preparations(&config), Listener::PROOF, Listener::WAITING_FOR_PREPARATION);
     loop {
         let (tcp, peer) = match listener.accept().await {
             Ok(accepted) => accepted,

@@ -8,6 +8,7 @@
 mod blocking;
 mod client;
 mod control_stream;
+mod device;
 mod dial;
 mod established;
 mod identity;
@@ -19,6 +20,7 @@ mod server;
 mod sniff;
 mod tcp;
 
+pub use device::Devices;
 pub use dial::Dialer;
 pub use listen::Listener;
 pub(crate) use listen::NegotiatedListener;

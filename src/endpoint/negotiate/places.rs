@@ -1,10 +1,15 @@
-//! A limited number of places, shared fairly among the addresses of the clients that hold them.
+//! A limited number of places, shared fairly among the sources of the clients that hold them.
 //!
 //! A client that comes while all places are taken gets the place of a client that keeps this end waiting: the client that has
-//! waited longest, of the address with the most places. So an address may have all places while no other address needs one, and
-//! no address keeps the clients of other addresses out. A client that keeps this end busy, and not waiting, keeps its place.
+//! waited longest, of the source with the most places. So no source keeps the clients of other sources out. A client that keeps this
+//! end busy, and not waiting, keeps its place.
+//!
+//! Where clients can keep their places for long, places are shared ([`Places::shared`]): the last third of the places goes only to
+//! sources that have fewer places than are free, and the last sixth only to users and addresses that have fewer. So whoever holds
+//! most leaves places to all others.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::net::{IpAddr, Ipv4Addr};
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
@@ -15,6 +20,7 @@ use tokio::sync::Notify;
 use tokio::time::timeout_at;
 
 use crate::endpoint::lock::lock;
+use tonic_rdma_verbs::internal::DeviceOwner;
 
 /// A limited number of places.
 #[derive(Debug)]
@@ -24,27 +30,43 @@ pub struct Places {
     least_wait: Duration,
     /// Most clients that wait for a place.
     most_takers: usize,
+    /// Whether a source has to leave places to others.
+    is_shared: bool,
     table: Mutex<Table>,
     /// Notified when a place is free, or when its client begins to keep this end waiting.
     changed: Notify,
 }
 
-/// The address of a client, or the part of it that one network has to itself: a whole IPv4 address, or the first half of an
-/// IPv6 address.
+/// What the places of a client are counted by: the address, and the user of the client's software device if that is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Source {
+pub struct Source {
+    network: Network,
+    owner: Option<DeviceOwner>,
+}
+
+/// The address of a client, or the part of it that one network has to itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Network {
     /// A whole address.
     V4(Ipv4Addr),
     /// The first half of an address.
     V6(u64),
-    /// The address is not known.
-    Unknown,
+    /// The address is not known, or any process of this host can choose it.
+    Any,
+}
+
+/// The sources that have most of their places by one right: those of one user, or one address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Group {
+    Network(Network),
+    Owner(DeviceOwner),
 }
 
 #[derive(Debug, Default)]
 struct Table {
     held: Slab<Held>,
     by_source: HashMap<Source, usize>,
+    by_group: HashMap<Group, usize>,
     /// Places whose clients were told to leave.
     leaving: usize,
     /// Clients that wait for a place.
@@ -86,19 +108,60 @@ pub struct Lost;
 
 impl From<IpAddr> for Source {
     fn from(address: IpAddr) -> Self {
-        match address.to_canonical() {
-            IpAddr::V4(address) => Self::V4(address),
-            IpAddr::V6(address) => Self::V6((address.to_bits() >> 64) as u64),
-        }
+        let network = match address.to_canonical() {
+            IpAddr::V4(address) => Network::V4(address),
+            IpAddr::V6(address) => Network::V6((address.to_bits() >> 64) as u64),
+        };
+        Self { network, owner: None }
+    }
+}
+
+impl Source {
+    /// A client whose address is not known.
+    pub const UNKNOWN: Self = Self { network: Network::Any, owner: None };
+
+    /// Returns the source of a client at this address whose device belongs to `owner`.
+    #[must_use]
+    pub fn with_owner(self, owner: DeviceOwner) -> Self {
+        let network = match self.network {
+            // A process can have any of these addresses.
+            Network::V4(address) if address.is_loopback() => Network::Any,
+            network => network,
+        };
+        Self { network, owner: Some(owner) }
+    }
+
+    fn group(self) -> Group {
+        self.owner.map_or(Group::Network(self.network), Group::Owner)
     }
 }
 
 impl Places {
     /// Makes `limit` places. A client loses its place only after it has kept this end waiting for `least_wait`. At most
-    /// `most_takers` clients wait for a place, and at most half of them are of one address.
+    /// `most_takers` clients wait for a place, and at most half of them are of one source.
     pub fn new(limit: usize, least_wait: Duration, most_takers: usize) -> Arc<Self> {
-        let (table, changed) = (Mutex::default(), Notify::new());
-        Arc::new(Self { limit, least_wait, most_takers, table, changed })
+        Self {
+            limit,
+            least_wait,
+            most_takers,
+            is_shared: false,
+            table: Mutex::default(),
+            changed: Notify::new(),
+        }
+        .into()
+    }
+
+    /// Makes places as [`new`](Self::new) does, of which a source has to leave a part to others.
+    pub fn shared(limit: usize, least_wait: Duration, most_takers: usize) -> Arc<Self> {
+        Self {
+            limit,
+            least_wait,
+            most_takers,
+            is_shared: true,
+            table: Mutex::default(),
+            changed: Notify::new(),
+        }
+        .into()
     }
 
     /// Waits for a place for a client of `source`. The client counts as working until it calls [`Place::waits`].
@@ -117,7 +180,7 @@ impl Places {
             if let Some(place) = self.try_take(source) {
                 return Ok(place);
             }
-            match self.make_room() {
+            match self.make_room(source) {
                 None => changed.await,
                 Some(later) => drop(timeout_at(later.into(), changed).await),
             }
@@ -129,40 +192,46 @@ impl Places {
         self.limit
     }
 
-    fn try_take(self: &Arc<Self>, source: Source) -> Option<Place> {
+    /// Takes a place for a client of `source`, if one is free now.
+    pub fn try_take(self: &Arc<Self>, source: Source) -> Option<Place> {
         let mut table = lock(&self.table);
-        if table.held.len() >= self.limit {
+        let free = self.limit.saturating_sub(table.held.len());
+        let (of_group, of_source) = table.count(source);
+        let leaves_enough = |part: usize, held: usize| free > self.limit / part || held < free;
+        if free == 0 || self.is_shared && !(leaves_enough(3, of_source) && leaves_enough(6, of_group)) {
             return None;
         }
         *table.by_source.entry(source).or_default() += 1;
+        *table.by_group.entry(source.group()).or_default() += 1;
         let wanted = Arc::<Notify>::default();
         let held = Held { source, stage: Stage::Busy, wanted: Arc::clone(&wanted) };
         let key = table.held.insert(held);
         Some(Place { places: Arc::clone(self), key, wanted })
     }
 
-    /// Tells a client to leave, unless enough clients are leaving for those that wait for a place. Returns when to try again,
-    /// if a client will have waited for long enough then.
-    fn make_room(&self) -> Option<Instant> {
+    /// Tells a client to leave, unless enough clients are leaving for those that wait for a place. The client is not of a source that
+    /// has fewer places than `source`. Returns when to try again, if a client will have waited for long enough then.
+    fn make_room(&self, source: Source) -> Option<Instant> {
         let mut table = lock(&self.table);
         if table.leaving >= table.takers.values().sum() {
             return None;
         }
         let now = Instant::now();
-        let Table { held, by_source, leaving, .. } = &mut *table;
-        let waiting = held.iter().filter_map(|(key, held)| match held.stage {
-            Stage::Waits(since) => Some((key, since, by_source.get(&held.source).copied().unwrap_or(0))),
+        let of_taker = table.count(source);
+        let waiting = table.held.iter().filter_map(|(key, held)| match held.stage {
+            Stage::Waits(since) => Some((key, since, table.count(held.source))),
             Stage::Busy | Stage::Leaving => None,
         });
         let old_enough = |since: Instant| now.saturating_duration_since(since) >= self.least_wait;
         let (mut chosen, mut soonest) = (None, None);
-        for (key, since, of_source) in waiting {
+        for (key, since, of_source) in waiting.filter(|(.., of_source)| *of_source >= of_taker) {
             if !old_enough(since) {
                 soonest = Some(soonest.map_or(since, |soonest: Instant| soonest.min(since)));
             } else if chosen.is_none_or(|(_, oldest, most)| (of_source, oldest) > (most, since)) {
                 chosen = Some((key, since, of_source));
             }
         }
+        let Table { held, leaving, .. } = &mut *table;
         match chosen.and_then(|(key, ..)| held.get_mut(key)) {
             Some(held) => {
                 held.stage = Stage::Leaving;
@@ -172,6 +241,14 @@ impl Places {
             }
             None => soonest.map(|since| since + self.least_wait),
         }
+    }
+}
+
+impl Table {
+    /// Returns the number of places of the source's group, and of the source.
+    fn count(&self, source: Source) -> (usize, usize) {
+        let of_group = self.by_group.get(&source.group()).copied().unwrap_or(0);
+        (of_group, self.by_source.get(&source).copied().unwrap_or(0))
     }
 }
 
@@ -212,6 +289,7 @@ impl Drop for Place {
         if let Some(held) = table.held.try_remove(self.key) {
             table.leaving -= usize::from(held.stage == Stage::Leaving);
             remove_one(&mut table.by_source, held.source);
+            remove_one(&mut table.by_group, held.source.group());
         }
         drop(table);
         self.places.changed.notify_waiters();
@@ -244,11 +322,11 @@ impl Drop for Taker<'_> {
     }
 }
 
-fn remove_one(counts: &mut HashMap<Source, usize>, source: Source) {
-    if let Some(count) = counts.get_mut(&source) {
+fn remove_one<K: Eq + Hash>(counts: &mut HashMap<K, usize>, key: K) {
+    if let Some(count) = counts.get_mut(&key) {
         *count -= 1;
         if *count == 0 {
-            counts.remove(&source);
+            counts.remove(&key);
         }
     }
 }

@@ -109,6 +109,51 @@ async fn one_address_leaves_half_of_the_queue_to_others() {
     assert_eq!(places.take(source(3)).await.unwrap_err(), TooManyWait);
 }
 
+/// Takes as many places as a source gets.
+fn fill(places: &Arc<Places>, source: Source) -> Vec<Place> {
+    std::iter::from_fn(|| places.try_take(source)).collect()
+}
+
+#[test]
+fn whoever_holds_most_leaves_places_to_others() {
+    let places = Places::shared(60, Duration::ZERO, 2);
+    // None of these clients keeps this end waiting, so each keeps its place.
+    let mut held = Vec::new();
+    for (of, count) in [(1, 40), (2, 10), (3, 5), (4, 3), (5, 1), (6, 1)] {
+        let places = fill(&places, source(of));
+        assert_eq!(places.len(), count, "of source {of}");
+        held.push(places);
+    }
+    // Whatever is free goes to those who hold less.
+    held[0].truncate(30);
+    assert!(places.try_take(source(1)).is_none());
+    assert_eq!(fill(&places, source(7)).len(), 5);
+}
+
+/// A user has many addresses within its host, and containers of one user number have an address each.
+#[test]
+fn the_addresses_and_the_containers_of_one_user_leave_places_to_other_users() {
+    let places = Places::shared(60, Duration::ZERO, 2);
+    let of = |last, user, stranger| source(last).with_owner(DeviceOwner::new(user, stranger));
+    let mut held: Vec<_> = (1..=20).flat_map(|last| fill(&places, of(last, 1000, true))).collect();
+    assert_eq!(held.len(), 50);
+    held.extend(fill(&places, of(1, 1000, false)));
+    assert_eq!(held.len(), 55, "this user is not the same as strangers of its number");
+    assert!(places.try_take(of(1, 7, true)).is_some());
+    let loopback = |last| Source::from(IpAddr::from([127, 0, 0, last])).with_owner(DeviceOwner::new(7, true));
+    assert_eq!(loopback(1), loopback(2));
+}
+
+#[tokio::test]
+async fn no_client_leaves_for_a_source_that_has_more() {
+    let places = Places::new(3, Duration::ZERO, 4);
+    let working = [waiting(&places, 1).await, waiting(&places, 1).await];
+    working.iter().for_each(|place| place.works().unwrap());
+    let other = waiting(&places, 2).await;
+    let _taking = taking(&places, 1).await;
+    assert!(!is_lost(&other));
+}
+
 #[test]
 fn an_address_is_what_one_network_has_to_itself() {
     let of = |text: &str| Source::from(text.parse::<IpAddr>().unwrap());

@@ -9,6 +9,7 @@ use tokio::time::{timeout, timeout_at};
 
 use super::blocking::blocking;
 use super::control_stream::ControlStream;
+use super::device::Devices;
 use super::established::{Established, PeerEnd};
 use super::identity::{self, Reach};
 use super::listen::Guest;
@@ -122,7 +123,13 @@ impl Negotiation<'_> {
         mut control: ControlStream,
         hello: ClientHello,
     ) -> Result<Negotiated, NegotiationError> {
-        match self.accept(hello, control.patience()).await {
+        let accepted = tokio::select! {
+            biased;
+            accepted = self.accept(hello, control.patience()) => accepted,
+            () = self.guest.place.lost() => return Err(NegotiationError::Displaced),
+            () = control.hung_up() => return Err(NegotiationError::Closed),
+        };
+        match accepted {
             Ok(accepted) => self.conclude(control, accepted).await,
             Err(reason) => {
                 decline(&mut control, &reason.to_string()).await?;
@@ -142,25 +149,57 @@ impl Negotiation<'_> {
         let until = Instant::now() + patience;
         let asked = hello.capabilities & NATIVE_CALLS != 0;
         let native = (asked && self.takes_native_calls(patience / 4).await).then_some(End::Server);
-        let Guest { source, preparations, .. } = self.guest;
-        let crowded = || RdmaUnavailable::Crowded(preparations.limit());
-        let place = timeout(patience / 2, preparations.take(source)).await;
-        let place = Arc::new(place.map_err(|_| crowded())?.map_err(|TooManyWait| crowded())?);
-        let mut reasons = Vec::new();
+        let (mut devices, mut reasons) = (Devices::default(), Vec::new());
         let accepted = timeout_at(until.into(), async {
             for (offer, number) in hello.offers.iter().zip(0..) {
-                match accept_offer(offer, &hello.identity, self.config, native, &place).await {
-                    Ok(established) => return Some((established, number)),
+                match self.accept_offer(offer, &hello.identity, native, &mut devices, patience / 2).await {
+                    Ok((established, place)) => return Ok(Accepted { established, offer: number, place }),
+                    Err(reason @ RdmaUnavailable::Crowded(_)) => return Err(reason),
                     Err(reason) => reasons.push(reason),
                 }
             }
-            None
+            Err(RdmaUnavailable::NoOfferFits(reasons))
         });
-        match accepted.await {
-            Ok(Some((established, offer))) => Ok(Accepted { established, offer, place }),
-            Ok(None) => Err(RdmaUnavailable::NoOfferFits(reasons)),
-            Err(_) => Err(RdmaUnavailable::TooSlow(patience)),
+        accepted.await.unwrap_or(Err(RdmaUnavailable::TooSlow(patience)))
+    }
+
+    /// Connects to one offer. Waits for a place for at most `patience`.
+    async fn accept_offer(
+        self,
+        offer: &Offer,
+        client: &HostIdentity,
+        native: Option<End>,
+        devices: &mut Devices,
+        patience: Duration,
+    ) -> Result<(Established, Place), RdmaUnavailable> {
+        let provider = Provider::named(&offer.provider).filter(|provider| provider.is_wanted(self.config));
+        let Some(provider) = provider else {
+            return Err(RdmaUnavailable::ProviderNotUsed(offer.provider.clone()));
+        };
+        if provider == Provider::Soft {
+            identity::check(&identity::local(), client, Reach::of_this_process())?;
         }
+        let peer = PeerEnd {
+            address: QueuePairAddress::new(offer.queue_pair.clone()).ok_or(RdmaUnavailable::BadAddress)?,
+            receive_slots: offer.receive_slots,
+            slot_size: offer.slot_size,
+        };
+        let Guest { source, place: negotiation, preparations } = self.guest;
+        let crowded = || RdmaUnavailable::Crowded(preparations.limit());
+        // This is the client's time, and costs neither a thread nor memory.
+        negotiation.waits();
+        let owner = devices.ask(provider, &peer.address).await?;
+        negotiation.works().map_err(|Lost| crowded())?;
+        let source = owner.map_or(source, |owner| source.with_owner(owner));
+        let place = timeout(patience, preparations.take(source)).await;
+        let place = place.map_err(|_| crowded())?.map_err(|TooManyWait| crowded())?;
+        let config = self.config.clone();
+        blocking(move || {
+            let connected = Prepared::new(provider.open(&config)?, &config)?.connect(&peer, native)?;
+            // The place is held until here, because this work goes on if its negotiation ends.
+            Ok((connected, place))
+        })
+        .await
     }
 
     /// Returns whether this end takes native calls. A program listens before it serves, so this waits a moment until it serves.
@@ -245,7 +284,7 @@ struct Accepted {
     /// The number of the offer.
     offer: u8,
     /// The place for the queue pair and its memory, until the client has proved that it has connected too.
-    place: Arc<Place>,
+    place: Place,
 }
 
 /// Reads until the bytes show the kind of client, and the whole hello of a client of this crate.
@@ -276,36 +315,6 @@ async fn first_bytes(control: &mut ControlStream, clients: StockClients) -> Resu
             (peer, _) => return Ok(peer),
         }
     }
-}
-
-/// Connects to one offer.
-async fn accept_offer(
-    offer: &Offer,
-    client: &HostIdentity,
-    config: &Config,
-    native: Option<End>,
-    place: &Arc<Place>,
-) -> Result<Established, RdmaUnavailable> {
-    let provider = Provider::named(&offer.provider).filter(|provider| provider.is_wanted(config));
-    let Some(provider) = provider else {
-        return Err(RdmaUnavailable::ProviderNotUsed(offer.provider.clone()));
-    };
-    if provider == Provider::Soft {
-        identity::check(&identity::local(), client, Reach::of_this_process())?;
-    }
-    let peer = PeerEnd {
-        address: QueuePairAddress::new(offer.queue_pair.clone()).ok_or(RdmaUnavailable::BadAddress)?,
-        receive_slots: offer.receive_slots,
-        slot_size: offer.slot_size,
-    };
-    let (config, place) = (config.clone(), Arc::clone(place));
-    blocking(move || {
-        let connected = Prepared::new(provider.open(&config)?, &config)?.connect(&peer, native);
-        // Held until here, because this work goes on if its negotiation ends.
-        drop(place);
-        connected
-    })
-    .await
 }
 
 async fn decline(control: &mut ControlStream, reason: &str) -> Result<(), NegotiationError> {

@@ -41,7 +41,7 @@ impl Caller {
 
     /// Returns the address that the call came from.
     pub(crate) fn source(&self) -> Source {
-        self.info.as_ref().map_or(Source::Unknown, |info| info.peer_addr().ip().into())
+        self.info.as_ref().map_or(Source::UNKNOWN, |info| info.peer_addr().ip().into())
     }
 
     /// Returns whether both calls came over one connection. For two calls by other listeners this is unknown, and the result

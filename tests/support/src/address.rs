@@ -1,11 +1,12 @@
-//! Addresses for programs that have to agree on one before any of them listens, and addresses that swallow packets.
+//! Addresses for programs that have to agree on one before any of them listens, addresses that swallow packets, and devices that do not answer.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::{AddressFamily, SocketType};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 /// Ports below those that Linux gives to connections and to listeners of port 0. So no other socket takes one between the search and
 /// its use.
@@ -54,5 +55,43 @@ impl BlackHole {
         let waiting = TcpStream::connect(address)?;
         poll(&mut [PollFd::new(&listener, PollFlags::IN)], None)?;
         Ok(Self { address, _listener: listener, _waiting: waiting })
+    }
+}
+
+/// A software device that answers nothing: only its socket listens.
+pub struct SilentDevice {
+    nonce: u64,
+    _sockets: Vec<OwnedFd>,
+}
+
+impl SilentDevice {
+    /// `full`: takes no connection.
+    pub fn new(full: bool) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let nonce = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("tonic-rdma-soft-{}-{nonce:016x}", std::process::id());
+        let name = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+        let socket = || {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+        };
+        let mut sockets = vec![socket()];
+        rustix::net::bind(&sockets[0], &name).unwrap();
+        rustix::net::listen(&sockets[0], if full { 0 } else { 4096 }).unwrap();
+        while full {
+            let filler = socket();
+            if rustix::net::connect(&filler, &name).is_err() {
+                break;
+            }
+            sockets.push(filler);
+        }
+        Self { nonce, _sockets: sockets }
+    }
+
+    /// Names this device in the address of a queue pair.
+    pub fn replace_in(&self, address: &mut [u8]) {
+        // The address begins with its kind and version. The process and the number of the device follow.
+        address[2..6].copy_from_slice(&std::process::id().to_le_bytes());
+        address[6..14].copy_from_slice(&self.nonce.to_le_bytes());
     }
 }

@@ -119,7 +119,7 @@ mod event_socket;
 mod events;
 mod forked;
 mod limits;
-mod peers;
+pub(crate) mod peers;
 mod queue_pair;
 pub(crate) mod reach;
 mod region;

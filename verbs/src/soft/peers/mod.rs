@@ -8,6 +8,7 @@ pub(super) mod local;
 pub(super) mod message;
 pub(super) mod offers;
 pub(super) mod peer;
+pub(crate) mod ping;
 pub(super) mod policy;
 pub(super) mod received;
 pub(super) mod segments;
