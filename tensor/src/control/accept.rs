@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tokio_stream::Stream;
 use tonic::Status;
@@ -19,10 +19,11 @@ use crate::control::proto::{
 use crate::device::settings::Settings;
 use crate::device::shared::{Accepted, Shared};
 use crate::error::ChannelError;
+use crate::link::prepare::PeerEnd;
 use crate::link::{Link, LinkId};
 use crate::lock::lock;
 use crate::wire::tensor_frame::MAX_NAME;
-use tonic_rdma::internal::{Place, Provider};
+use tonic_rdma::internal::{Devices, Place, Provider, Source, TooManyWait};
 
 /// The stream of answers to an `Open`: one answer, and then nothing until the link ends. tonic drops the stream when the peer's
 /// connection ends, and that ends the link.
@@ -50,10 +51,6 @@ pub(crate) async fn open(
         let most = Settings::MAX_QUEUE_PAIRS;
         return Err(Status::invalid_argument(format!("{count} queue pairs: a link has from 1 to {most}")));
     }
-    let most = shared.settings.max_links;
-    let place = Arc::clone(&shared.places).try_acquire_owned();
-    let place = place
-        .map_err(|_| Status::resource_exhausted(format!("there are {most} links, which is the limit")))?;
     let provider = Provider::named(&request.provider)
         .ok_or_else(|| Status::invalid_argument(format!("no provider {:?}", request.provider)))?;
     let length = request.endpoint.len();
@@ -67,27 +64,36 @@ pub(crate) async fn open(
         .map_err(|error| Status::invalid_argument(error.to_string()))?;
     let id = new_id().map_err(internal)?;
     let limit = shared.settings.answer_timeout;
-    let unconfirmed = timeout(limit / 2, shared.unconfirmed.take(caller.source())).await;
+    let source = source(shared, provider, &peer, caller.source()).await?;
+    let unconfirmed = timeout(limit / 2, shared.unconfirmed.take(source)).await;
     let Ok(Ok(unconfirmed)) = unconfirmed else {
         let most = shared.unconfirmed.limit();
         return Err(Status::resource_exhausted(format!(
             "{most} links wait for the confirmation of their peers, which is the limit; try again later"
         )));
     };
-    let prepared = Shared::prepare(shared, provider, count as u32).await.map_err(internal)?;
-    let reply = OpenReply {
-        link: id.to_vec().into(),
-        queue_pairs: queue_pairs(&prepared),
-        words: Some(words(&prepared)),
-        places_in_order: prepared.places_in_order(),
-        immediate: prepared.immediate(),
-        device: prepared.device().to_owned(),
+    let place = shared.places.try_take(source).ok_or_else(|| {
+        let most = shared.settings.max_links;
+        Status::resource_exhausted(format!(
+            "there are {most} links of this peer's user or address, which is the limit"
+        ))
+    })?;
+    let on_thread = Arc::clone(shared);
+    let work = move || {
+        let prepared = on_thread.prepare_now(provider, count as u32).map_err(internal)?;
+        let reply = OpenReply {
+            link: id.to_vec().into(),
+            queue_pairs: queue_pairs(&prepared),
+            words: Some(words(&prepared)),
+            places_in_order: prepared.places_in_order(),
+            immediate: prepared.immediate(),
+            device: prepared.device().to_owned(),
+        };
+        let link = prepared.connect(id, &peer, Arc::new(on_thread.exchange())).map_err(unfit)?;
+        // The places are held until here, because this work goes on if the peer gives up.
+        Ok::<_, Status>((link, reply, unconfirmed, place))
     };
-    let exchange = Arc::new(shared.exchange());
-    let connected = tokio::task::spawn_blocking(move || prepared.connect(id, &peer, exchange)).await;
-    let link = connected.map_err(internal)?;
-    let link =
-        link.map_err(|error| Status::failed_precondition(format!("the two ends do not fit: {error}")))?;
+    let (link, reply, unconfirmed, place) = tokio::task::spawn_blocking(work).await.map_err(internal)??;
     let (confirm, confirmed) = oneshot::channel();
     let weak = Arc::downgrade(&link);
     let accepted = Accepted { link: weak.clone(), opener: caller, unconfirmed: Some(confirm) };
@@ -96,6 +102,39 @@ pub(crate) async fn open(
     let confirmation = Confirmation { confirmed, limit, place: unconfirmed };
     tokio::spawn(keep(link, Arc::downgrade(shared), confirmation, place));
     Ok(Answers { link: weak, first: Some(reply), ended })
+}
+
+/// Waits until the device of `peer` has answered, and returns the source that the link counts for. Connecting the queue pairs blocks a
+/// thread for as long as that device lets it.
+async fn source(
+    shared: &Shared,
+    provider: Provider,
+    peer: &PeerEnd,
+    address: Source,
+) -> Result<Source, Status> {
+    let limit = shared.settings.answer_timeout / 2;
+    let busy = || Status::resource_exhausted("too many peers open links; try again later");
+    let place = timeout(limit, shared.asking.take(address)).await;
+    let place = place.map_err(|_| busy())?.map_err(|TooManyWait| busy())?;
+    place.waits();
+    let mut devices = Devices::default();
+    let asked = async {
+        let mut source = address;
+        for (address, _) in &peer.queue_pairs {
+            if let Some(owner) = devices.ask(provider, address).await.map_err(unfit)? {
+                source = source.with_owner(owner);
+            }
+        }
+        Ok(source)
+    };
+    tokio::select! {
+        asked = timeout(limit, asked) => asked.unwrap_or_else(|_| Err(unfit("the peer's device did not answer in time"))),
+        () = place.lost() => Err(busy()),
+    }
+}
+
+fn unfit(error: impl std::fmt::Display) -> Status {
+    Status::failed_precondition(format!("the two ends do not fit: {error}"))
 }
 
 /// The confirmation of a link, which is still to come.
@@ -125,12 +164,7 @@ impl Confirmation {
 
 /// Keeps a link until it ends, and ends a link that its peer does not confirm in time. A separate task does this, because a
 /// peer that takes no answers would keep the stream of answers from being polled.
-async fn keep(
-    link: Arc<Link>,
-    shared: Weak<Shared>,
-    confirmation: Confirmation,
-    place: OwnedSemaphorePermit,
-) {
+async fn keep(link: Arc<Link>, shared: Weak<Shared>, confirmation: Confirmation, place: Place) {
     tokio::select! {
         () = link.ended() => {}
         confirmed = confirmation.wait() => match confirmed {

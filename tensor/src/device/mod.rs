@@ -15,9 +15,9 @@ use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use tokio::net::ToSocketAddrs;
-use tokio::sync::Semaphore;
 use tokio_stream::StreamExt as _;
 
 use crate::channel::Channel;
@@ -103,7 +103,8 @@ impl RdmaDevice {
         let limit = settings.config.pinned();
         let budget = Budget::for_process(false, Some(limit.unwrap_or(u64::MAX)));
         let landing = Landing::new(&budget);
-        let places = settings.max_links.min(Semaphore::MAX_PERMITS);
+        // One user or address gets two thirds of these.
+        let links = settings.max_links.saturating_add(settings.max_links / 2);
         let shared = Arc::new(Shared {
             offers: Offers::new(&settings, &landing),
             landing,
@@ -112,8 +113,9 @@ impl RdmaDevice {
             address,
             runtime: tokio::runtime::Handle::current(),
             accepted: Mutex::default(),
-            places: Arc::new(Semaphore::new(places)),
-            unconfirmed: Places::new(Settings::UNCONFIRMED, Settings::LEAST_WAIT, Settings::WAITING),
+            places: Places::shared(links, Duration::ZERO, 0),
+            asking: Places::new(Settings::ASKING, Duration::ZERO, Settings::ASKING),
+            unconfirmed: Places::shared(Settings::UNCONFIRMED, Settings::LEAST_WAIT, Settings::WAITING),
             opened: tokio::sync::Mutex::default(),
             offered: Mutex::default(),
             reactors: Mutex::default(),

@@ -56,6 +56,8 @@ impl Settings {
     pub(crate) const LEAST_WAIT: Duration = Duration::from_millis(250);
     /// The most calls that wait for such a place.
     pub(crate) const WAITING: usize = 256;
+    /// The most peers whose device is asked at a time whether it answers. If there are more, the peer that was asked first loses.
+    pub(crate) const ASKING: usize = 1024;
     /// The most completion queues that a device may have.
     pub(crate) const MAX_COMPLETION_QUEUES: u32 = 64;
 

@@ -5,7 +5,7 @@ use std::collections::hash_map::Entry;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, Weak};
 
-use tokio::sync::{OnceCell, Semaphore, oneshot};
+use tokio::sync::{OnceCell, oneshot};
 use tokio::task::AbortHandle;
 
 use crate::channel::Channel;
@@ -29,8 +29,10 @@ pub(crate) struct Shared {
     pub(crate) runtime: tokio::runtime::Handle,
     /// The links that peers opened.
     pub(crate) accepted: Mutex<HashMap<LinkId, Accepted>>,
-    /// The number of links that peers may still open.
-    pub(crate) places: Arc<Semaphore>,
+    /// The places of links that peers opened.
+    pub(crate) places: Arc<Places>,
+    /// The places of peers whose device is asked whether it answers.
+    pub(crate) asking: Arc<Places>,
     /// The places of links that peers opened and have not confirmed. Each link has queue pairs and memory, and its peer has proved
     /// nothing.
     pub(crate) unconfirmed: Arc<Places>,
@@ -61,11 +63,15 @@ impl Shared {
         provider: Provider,
         queue_pairs: u32,
     ) -> Result<Prepared, ChannelError> {
-        let (shared, this) = (Arc::clone(shared), Arc::clone(shared));
-        let prepare =
-            move || Prepared::new(provider, queue_pairs, &shared.settings, &shared.budget, &shared.landing);
-        let prepared = tokio::task::spawn_blocking(prepare).await.map_err(ChannelError::local)??;
-        this.keep_reactors_of(&prepared);
+        let shared = Arc::clone(shared);
+        let prepare = move || shared.prepare_now(provider, queue_pairs);
+        tokio::task::spawn_blocking(prepare).await.map_err(ChannelError::local)?
+    }
+
+    /// Does what [`prepare`](Self::prepare) does, in this thread.
+    pub(crate) fn prepare_now(&self, provider: Provider, queue_pairs: u32) -> Result<Prepared, ChannelError> {
+        let prepared = Prepared::new(provider, queue_pairs, &self.settings, &self.budget, &self.landing)?;
+        self.keep_reactors_of(&prepared);
         Ok(prepared)
     }
 

@@ -1,8 +1,12 @@
 //! Calls that our devices never make: each gets the right status, and correct peers are still served.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use support::SilentDevice;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 use tonic::Code;
 use tonic_rdma::Config;
 use tonic_rdma_proto::tensor_device::{AttachRequest, DescribeRequest, Kind, OpenRequest, Place, QueuePair};
@@ -203,6 +207,48 @@ async fn unconfirmed_links_are_few_and_keep_no_peer_out() {
     let mut honest = RawPeer::new(&served.endpoint).await.link().await;
     honest.attach("region").await;
     served.check().await;
+}
+
+/// Peers open links whose queue pairs name devices that do not answer. Some of them give up at once.
+#[tokio::test]
+async fn peers_whose_device_does_not_answer_keep_no_peer_out() {
+    const UNANSWERED: usize = 300;
+    for (full, many) in [(true, false), (false, false), (false, true)] {
+        let settings = RdmaDevice::builder().answer_timeout(Duration::from_secs(600));
+        let served = Served::new(pair_with(settings).await).await;
+        let template = RawPeer::new(&served.endpoint).await;
+        let device = Arc::new(SilentDevice::new(full));
+        let (calling, mut called) = tokio::sync::mpsc::channel(UNANSWERED);
+        let mut calls = JoinSet::new();
+        for number in 0..UNANSWERED {
+            let device = if many { Arc::new(SilentDevice::new(full)) } else { Arc::clone(&device) };
+            let mut request = template.request();
+            let mut address = request.queue_pairs[0].address.to_vec();
+            device.replace_in(&mut address);
+            request.queue_pairs[0].address = address.into();
+            let (mut client, calling) = (client(&served.endpoint).await, calling.clone());
+            calls.spawn(async move {
+                let _device = device;
+                loop {
+                    let call = client.open(request.clone());
+                    let _ = calling.try_send(());
+                    if number % 4 == 0 {
+                        // The peer gives up.
+                        let _ = timeout(Duration::from_millis(1), call).await;
+                        return;
+                    }
+                    assert!(call.await.is_err());
+                }
+            });
+        }
+        for _ in 0..UNANSWERED {
+            called.recv().await.unwrap();
+        }
+        for _ in 0..5 {
+            RawPeer::new(&served.endpoint).await.link().await.attach("region").await;
+        }
+        served.check().await;
+    }
 }
 
 #[tokio::test]
