@@ -4,6 +4,16 @@
 
 pub use crate::wire::{tensor_frame, tensor_metadata};
 
+use crate::device::RdmaDevice;
+use crate::device::shared::Group;
+use crate::lock::lock;
+
+/// Lets only the ranks of a group open links to `device` from now on: peers that know the group's `name`. Without a name, because the
+/// ranks have not met yet, no peer does.
+pub fn admit_only_ranks(device: &RdmaDevice, name: Option<[u8; 16]>) {
+    *lock(&device.shared.group) = name.map_or(Group::Meeting, Group::Named);
+}
+
 /// The state machine of the rendezvous.
 pub mod rendezvous {
     pub use crate::rendezvous::*;

@@ -35,19 +35,29 @@ struct Seat {
 pub(crate) enum Refusal {
     #[error("version {0} of the meeting was asked for; this end speaks {VERSION}")]
     Version(u32),
-    #[error("this is a meeting of the job {ours:?}, and the caller belongs to the job {theirs:?}")]
+    #[error("the caller belongs to the job {theirs:?}, and this is a meeting of another job")]
     Job { ours: String, theirs: String },
     #[error("rank {rank} came with a size of {theirs}, and rank 0 has {ours}: all ranks need the same")]
     Size { rank: u32, ours: usize, theirs: u32 },
     #[error("rank {rank} of {size}: ranks are from 0 to {}", .size - 1)]
     Rank { rank: u32, size: usize },
-    #[error("rank {rank} has come already, from {first}; this caller, from {second}, is another process")]
+    #[error("rank {rank} has come already; this caller, from {second}, is another process")]
     Twice { rank: u32, first: String, second: String },
     #[error("the caller's {0} is empty or longer than 256 bytes")]
     Text(&'static str),
 }
 
 impl Refusal {
+    /// Describes the refusal for rank 0. Callers do not learn the name of the job, nor the addresses of ranks, because any process that
+    /// reaches the port can call.
+    fn for_rank_0(&self) -> String {
+        match self {
+            Self::Job { ours, .. } => format!("{self} ({ours:?})"),
+            Self::Twice { first, .. } => format!("{self} (the first is at {first})"),
+            _ => self.to_string(),
+        }
+    }
+
     fn code(&self) -> Code {
         match self {
             // The caller may have met the rank 0 of another job, and asks again.
@@ -83,7 +93,7 @@ impl Meeting {
         if let Err(refusal) = &admitted
             && self.refusals.len() < MAX_REFUSALS
         {
-            let text = refusal.to_string();
+            let text = refusal.for_rank_0();
             if !self.refusals.contains(&text) {
                 self.refusals.push(text);
             }
@@ -219,6 +229,10 @@ mod tests {
         let job = refused(JoinRequest { job: "other".into(), ..join(2) });
         assert_eq!(job, Refusal::Job { ours: "job".into(), theirs: "other".into() });
         assert_eq!(
+            job.to_string(),
+            "the caller belongs to the job \"other\", and this is a meeting of another job"
+        );
+        assert_eq!(
             refused(JoinRequest { size: 8, ..join(2) }).to_string(),
             "rank 2 came with a size of 8, and rank 0 has 3: all ranks need the same"
         );
@@ -226,10 +240,26 @@ mod tests {
         assert_eq!(refused(JoinRequest { member: None, ..join(2) }), Refusal::Text("address"));
         assert_eq!(
             refused(JoinRequest { process: vec![9].into(), member: Some(member(99)), ..join(1) }).to_string(),
-            "rank 1 has come already, from 127.0.0.1:1; this caller, from 127.0.0.1:99, is another process"
+            "rank 1 has come already; this caller, from 127.0.0.1:99, is another process"
         );
         let described = meeting.describe();
         assert!(described.starts_with("rank 2 of 3 has not come; refused: version 9"), "{described}");
+        assert!(described.contains("a meeting of another job (\"job\")"), "{described}");
+    }
+
+    /// Only rank 0's own error names the first one's address. Any process can call.
+    #[test]
+    fn a_second_process_of_a_rank_does_not_learn_the_address_of_the_first() {
+        let mut meeting = meeting();
+        meeting.admit(join(1)).unwrap();
+        let second = JoinRequest { process: vec![9].into(), member: Some(member(99)), ..join(1) };
+        let status = tonic::Status::from(meeting.admit(second).unwrap_err());
+        assert!(!status.message().contains("127.0.0.1:1;"), "{status}");
+        assert!(
+            meeting.describe().ends_with("is another process (the first is at 127.0.0.1:1)"),
+            "{}",
+            meeting.describe()
+        );
     }
 
     /// Rank 0 holds the meeting and never calls. A caller that says that it is rank 0 must not get the name of the group, nor

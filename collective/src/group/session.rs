@@ -12,6 +12,7 @@ use tokio_stream::StreamExt as _;
 use tonic::Code;
 use tonic::transport::Server;
 use tonic_rdma::{Policy, RdmaIncoming};
+use tonic_rdma_tensor::internal::admit_only_ranks;
 use tonic_rdma_tensor::{Channel, ChannelError, RdmaDevice};
 
 use crate::error::CollectiveError;
@@ -84,8 +85,10 @@ async fn connect(launch: Launch, settings: Settings) -> Result<Connected, Collec
     let state = Arc::new(State::new(launch.rank(), launch.size()));
     // Each other rank opens a link.
     let device = settings.device().max_links(MAX_LINKS.max(2 * launch.size())).without_listener()?;
+    admit_only_ranks(&device, None);
     let local = listen(&launch, &settings, &device, &state, until).await?;
     let (group, members) = meet(&launch, &settings, &state, local, until).await?;
+    admit_only_ranks(&device, Some(group));
     let epoch = state.begin(group);
     let peers = mesh(&settings, &state, &device, &members, until).await?;
     for (rank, other) in peers.iter().enumerate() {
@@ -326,11 +329,14 @@ async fn all_ready(peers: &[Option<Other>], group: GroupId, answer: Duration, un
     waiting.join_all().await;
 }
 
-/// Opens a channel. A rank that is asked by many others at once says that it is busy, and is asked again.
+/// Opens a channel. A rank that is asked by many others at once says that it is busy, and a rank that has no answer of rank 0 yet says
+/// that the ranks have not met. Such a rank is asked again.
 async fn open(device: &RdmaDevice, address: &str, until: Instant) -> Result<Channel, ChannelError> {
     loop {
         match device.channel(address, 0).await {
-            Err(ChannelError::Refused { code: Code::ResourceExhausted, .. }) if Instant::now() < until => {
+            Err(ChannelError::Refused { code: Code::ResourceExhausted | Code::Aborted, .. })
+                if Instant::now() < until =>
+            {
                 tokio::time::sleep(Duration::from_millis(fastrand::u64(5..50))).await;
             }
             result => return result,

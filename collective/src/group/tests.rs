@@ -170,6 +170,22 @@ fn one_rank_twice_is_refused_and_the_group_forms() {
     assert!(errors[0].contains("refused rank 1: rank 1 has come already"), "{errors:?}");
 }
 
+/// Whoever reaches the port of a rank could otherwise take all links of the rank's device, before the ranks open theirs.
+#[test]
+fn only_ranks_have_links_to_a_rank() {
+    let groups = join_all(2);
+    let address = groups[0].session.members[1].address.clone();
+    let opened = runtime().block_on(async move {
+        let outsider = tonic_rdma_tensor::RdmaDevice::builder().without_listener().unwrap();
+        outsider.channel(&address, 0).await
+    });
+    let refused = opened.err().map(|error| error.to_string());
+    assert!(
+        refused.as_ref().is_some_and(|text| text.contains("does not belong to the group")),
+        "{refused:?}"
+    );
+}
+
 #[test]
 fn a_busy_port_is_named() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -46,6 +46,7 @@ pub(crate) async fn open(
             "version {asked} of the tensor service was asked for; this end speaks {VERSION}"
         )));
     }
+    lock(&shared.group).admit(&request.group)?;
     let count = request.queue_pairs.len();
     if !(1..=Settings::MAX_QUEUE_PAIRS as usize).contains(&count) {
         let most = Settings::MAX_QUEUE_PAIRS;

@@ -16,6 +16,7 @@ use crate::error::ChannelError;
 use crate::exchange::Requests;
 use crate::link::prepare::Prepared;
 use crate::link::{Link, LinkId};
+use crate::lock::lock;
 use tonic_rdma::Verdict;
 use tonic_rdma::internal::Provider;
 use tonic_rdma::{RdmaConnectInfo, RdmaConnector};
@@ -140,6 +141,7 @@ fn request(prepared: &Prepared, provider: Provider, shared: &Shared) -> OpenRequ
         endpoint: shared.endpoint(),
         places_in_order: prepared.places_in_order(),
         immediate: prepared.immediate(),
+        group: lock(&shared.group).name(),
     }
 }
 

@@ -113,6 +113,7 @@ impl RdmaDevice {
             address,
             runtime: tokio::runtime::Handle::current(),
             accepted: Mutex::default(),
+            group: Mutex::default(),
             places: Places::shared(links, Duration::ZERO, 0),
             asking: Places::new(Settings::ASKING, Duration::ZERO, Settings::ASKING),
             unconfirmed: Places::shared(Settings::UNCONFIRMED, Settings::LEAST_WAIT, Settings::WAITING),

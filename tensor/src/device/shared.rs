@@ -5,8 +5,10 @@ use std::collections::hash_map::Entry;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, Weak};
 
+use bytes::Bytes;
 use tokio::sync::{OnceCell, oneshot};
 use tokio::task::AbortHandle;
+use tonic::Status;
 
 use crate::channel::Channel;
 use crate::control::caller::Caller;
@@ -29,6 +31,8 @@ pub(crate) struct Shared {
     pub(crate) runtime: tokio::runtime::Handle,
     /// The links that peers opened.
     pub(crate) accepted: Mutex<HashMap<LinkId, Accepted>>,
+    /// The group that the device belongs to.
+    pub(crate) group: Mutex<Group>,
     /// The places of links that peers opened.
     pub(crate) places: Arc<Places>,
     /// The places of peers whose device is asked whether it answers.
@@ -44,6 +48,42 @@ pub(crate) struct Shared {
     pub(crate) server: Mutex<Option<AbortHandle>>,
     /// The reactors that poll the queues of the links.
     pub(crate) reactors: Mutex<Vec<Weak<Reactor>>>,
+}
+
+/// The group of ranks that a device belongs to.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) enum Group {
+    /// None: any peer opens links.
+    #[default]
+    None,
+    /// The ranks have not met here yet.
+    Meeting,
+    /// Only peers that know this name, the ranks, open links.
+    Named([u8; 16]),
+}
+
+impl Group {
+    /// Returns the name as calls carry it.
+    pub(crate) fn name(self) -> Bytes {
+        match self {
+            Self::None | Self::Meeting => Bytes::new(),
+            Self::Named(name) => name.to_vec().into(),
+        }
+    }
+
+    /// Refuses a caller that named the group `theirs`, if it is no rank of this group.
+    pub(crate) fn admit(self, theirs: &[u8]) -> Result<(), Status> {
+        match self {
+            Self::None => Ok(()),
+            Self::Named(ours) if ours == theirs => Ok(()),
+            Self::Named(_) => Err(Status::permission_denied(
+                "this device is of a rank, and the caller does not belong to the group",
+            )),
+            Self::Meeting => {
+                Err(Status::aborted("the ranks of this device's group have not met yet; try again later"))
+            }
+        }
+    }
 }
 
 /// A link that a peer opened.

@@ -91,6 +91,7 @@ impl RawPeer {
             endpoint: "a raw peer".into(),
             places_in_order: true,
             immediate: self.context.attributes().immediate,
+            group: Bytes::new(),
         }
     }
 

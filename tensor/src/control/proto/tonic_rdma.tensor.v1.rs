@@ -23,6 +23,10 @@ pub struct OpenRequest {
     /// Whether the caller's device has immediate data.
     #[prost(bool, tag = "7")]
     pub immediate: bool,
+    /// The name of the group that the caller is a rank of, which only the ranks of the group know. A device of a group refuses other
+    /// callers with PERMISSION_DENIED. Empty without a group.
+    #[prost(bytes = "bytes", tag = "8")]
+    pub group: ::prost::bytes::Bytes,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct QueuePair {
