@@ -6,7 +6,7 @@
 //! ```text
 //!  Dialer ── TCP ──▶ Listener        first bytes: HTTP/2 or TLS → a stock client, served over that TCP connection
 //!     │  ClientHello  │                            our magic    → negotiation
-//!     │──────────────▶│  opens a queue pair, connects it to the client's
+//!     │──────────────▶│  asks the client's device for an answer, opens a queue pair, connects it to the client's
 //!     │  ServerHello  │
 //!     │◀──────────────│  accept, or decline with the reason (then both go on over TCP)
 //!     │  Confirm      │

@@ -2,6 +2,7 @@
 //! once, RDMA peers get RDMA, and the listener's descriptors, tasks and memory stay within their bounds.
 
 use std::net::SocketAddr;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -13,7 +14,7 @@ use tokio_stream::StreamExt as _;
 use tonic_rdma::internal::wire::hello::{ClientHello, Decoded, Message};
 use tonic_rdma::{Config, Dialer, EagerThreshold, EndpointStream, Listener, Verdict};
 
-use support::{Child, Runtime, SilentDevice, announce, descriptors_and_mappings, listen, until};
+use support::{Child, Runtime, Silence, SilentDevice, announce, descriptors_and_mappings, listen, until};
 
 /// More connections than a listener negotiates with at a time.
 const SILENT: usize = 1500;
@@ -227,41 +228,92 @@ fn clients_with_many_devices_that_do_not_answer_keep_no_client_out() {
 /// Clients whose device does not answer.
 const UNANSWERED: usize = 300;
 
-/// Plays the role `no-answer`: the hellos of many clients name devices that do not answer. Each hello has two offers.
+/// Plays the role `no-answer`: the hellos of many clients name devices that do not answer.
 pub(crate) fn play_no_answer(kind: &str) {
-    let (full, many) = (kind == "full", kind == "many");
+    let (silence, many) = match kind {
+        "full" => (Silence::Full, false),
+        kind => (Silence::Accepts, kind == "many"),
+    };
     Runtime::Idle.run(async move {
         let mut listener = listen(patient()).await;
-        let address = listener.local_addr();
-        let template = hello_of_a_client().await;
-        let device = Arc::new(SilentDevice::new(full));
-        let said = Arc::<AtomicUsize>::default();
-        for number in 0..UNANSWERED {
-            let device = if many { Arc::new(SilentDevice::new(full)) } else { Arc::clone(&device) };
-            let (mut hello, said) = (template.clone(), Arc::clone(&said));
-            device.replace_in(&mut hello.offers[0].queue_pair);
-            hello.offers.push(hello.offers[0].clone());
-            let hello = Message::ClientHello(hello).encode().unwrap();
-            tokio::spawn(async move {
-                let _device = device;
-                loop {
-                    let mut tcp = TcpStream::connect(address).await.unwrap();
-                    tcp.write_all(&hello).await.unwrap();
-                    said.fetch_add(1, Ordering::Relaxed);
-                    if number % 4 == 0 {
-                        // This client hangs up.
-                        return;
-                    }
-                    while tcp.read(&mut [0; 256]).await.is_ok_and(|count| count > 0) {}
-                }
-            });
-        }
-        until(|| said.load(Ordering::Relaxed) >= UNANSWERED).await;
+        name_devices(listener.local_addr(), silence, many).await;
         for _ in 0..5 {
             serves(&mut listener).await;
         }
     });
     announce("served");
+}
+
+/// Begins to dial `address` again and again with hellos that name silent devices. Each hello has two offers. Returns when all clients
+/// have said hello.
+async fn name_devices(address: SocketAddr, silence: Silence, many: bool) {
+    let template = hello_of_a_client().await;
+    let device = Arc::new(SilentDevice::new(silence));
+    let said = Arc::<AtomicUsize>::default();
+    for number in 0..UNANSWERED {
+        let device = if many { Arc::new(SilentDevice::new(silence)) } else { Arc::clone(&device) };
+        let (mut hello, said) = (template.clone(), Arc::clone(&said));
+        device.replace_in(&mut hello.offers[0].queue_pair);
+        hello.offers.push(hello.offers[0].clone());
+        let hello = Message::ClientHello(hello).encode().unwrap();
+        tokio::spawn(async move {
+            let _device = device;
+            loop {
+                let mut tcp = TcpStream::connect(address).await.unwrap();
+                tcp.write_all(&hello).await.unwrap();
+                said.fetch_add(1, Ordering::Relaxed);
+                if number % 4 == 0 {
+                    // This client hangs up.
+                    return;
+                }
+                while tcp.read(&mut [0; 256]).await.is_ok_and(|count| count > 0) {}
+            }
+        });
+    }
+    until(|| said.load(Ordering::Relaxed) >= UNANSWERED).await;
+}
+
+/// The device of another user answers the question whether it is there, and connects no queue pair. The wait for it takes threads.
+#[test]
+fn another_user_whose_device_connects_nothing_keeps_no_client_out() {
+    if !Command::new(NOBODY[0]).args(&NOBODY[1..]).arg("true").status().is_ok_and(|status| status.success()) {
+        println!("skipped: becoming another user needs root and setpriv");
+        return;
+    }
+    let binary = std::env::current_exe().unwrap();
+    let can_run = Command::new(NOBODY[0]).args(&NOBODY[1..]).args(["test", "-x"]).arg(binary).status();
+    if !can_run.unwrap().success() {
+        println!("skipped: another user can't run this binary where it is");
+        return;
+    }
+    let child = Child::start(&["env", "RDMA_SOFT_PEERS=any"], "beside-another-user");
+    assert_eq!(child.word, "served");
+    child.ends();
+}
+
+const NOBODY: [&str; 4] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+
+/// Plays the role `beside-another-user`: the server.
+pub(crate) fn play_beside_another_user() {
+    Runtime::Idle.run(async move {
+        let mut listener = listen(patient()).await;
+        let role = format!("another-user {}", listener.local_addr().port());
+        let other = tokio::task::spawn_blocking(move || Child::start(&NOBODY, &role)).await.unwrap();
+        assert_eq!(other.word, "said");
+        for _ in 0..5 {
+            serves(&mut listener).await;
+        }
+    });
+    announce("served");
+}
+
+/// Plays the role `another-user`.
+pub(crate) fn play_another_user(port: u16) {
+    Runtime::Idle.run_for_ever(async move {
+        name_devices(([127, 0, 0, 1], port).into(), Silence::Refuses, false).await;
+        announce("said");
+        std::future::pending::<()>().await;
+    });
 }
 
 /// Returns the hello of a client of this process.

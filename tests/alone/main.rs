@@ -42,8 +42,10 @@ mod child {
         match &*role {
             "shortage" => super::shortage::play(),
             "half-open" => super::crowd::play_half_open(),
+            "beside-another-user" => super::crowd::play_beside_another_user(),
             role => match role.split_once(' ') {
                 Some(("silent", sources)) => super::crowd::play_silent(sources.parse().unwrap()),
+                Some(("another-user", port)) => super::crowd::play_another_user(port.parse().unwrap()),
                 Some(("no-answer", kind)) => super::crowd::play_no_answer(kind),
                 Some(("stop-half-way", port)) => super::crowd::play_stop_half_way(port.parse().unwrap()),
                 _ => support::play(role),

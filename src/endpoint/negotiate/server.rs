@@ -188,9 +188,9 @@ impl Negotiation<'_> {
         let crowded = || RdmaUnavailable::Crowded(preparations.limit());
         // This is the client's time, and costs neither a thread nor memory.
         negotiation.waits();
-        let owner = devices.ask(provider, &peer.address).await?;
+        let owner = devices.ask(provider, &peer.address).await;
         negotiation.works().map_err(|Lost| crowded())?;
-        let source = owner.map_or(source, |owner| source.with_owner(owner));
+        let source = owner?.map_or(source, |owner| source.with_owner(owner));
         let place = timeout(patience, preparations.take(source)).await;
         let place = place.map_err(|_| crowded())?.map_err(|TooManyWait| crowded())?;
         let config = self.config.clone();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use support::SilentDevice;
+use support::{Silence, SilentDevice};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tonic::Code;
@@ -213,15 +213,15 @@ async fn unconfirmed_links_are_few_and_keep_no_peer_out() {
 #[tokio::test]
 async fn peers_whose_device_does_not_answer_keep_no_peer_out() {
     const UNANSWERED: usize = 300;
-    for (full, many) in [(true, false), (false, false), (false, true)] {
+    for (silence, many) in [(Silence::Full, false), (Silence::Accepts, false), (Silence::Accepts, true)] {
         let settings = RdmaDevice::builder().answer_timeout(Duration::from_secs(600));
         let served = Served::new(pair_with(settings).await).await;
         let template = RawPeer::new(&served.endpoint).await;
-        let device = Arc::new(SilentDevice::new(full));
+        let device = Arc::new(SilentDevice::new(silence));
         let (calling, mut called) = tokio::sync::mpsc::channel(UNANSWERED);
         let mut calls = JoinSet::new();
         for number in 0..UNANSWERED {
-            let device = if many { Arc::new(SilentDevice::new(full)) } else { Arc::clone(&device) };
+            let device = if many { Arc::new(SilentDevice::new(silence)) } else { Arc::clone(&device) };
             let mut request = template.request();
             let mut address = request.queue_pairs[0].address.to_vec();
             device.replace_in(&mut address);

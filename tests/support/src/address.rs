@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 /// Ports below those that Linux gives to connections and to listeners of port 0. So no other socket takes one between the search and
 /// its use.
@@ -58,28 +58,42 @@ impl BlackHole {
     }
 }
 
-/// A software device that answers nothing: only its socket listens.
+/// A software device that connects no queue pair: only its socket listens.
 pub struct SilentDevice {
     nonce: u64,
     _sockets: Vec<OwnedFd>,
 }
 
+/// What a [`SilentDevice`] does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Silence {
+    /// It takes no connection.
+    Full,
+    /// It takes connections, and answers nothing.
+    Accepts,
+    /// It answers requests without a queue pair, and no other ones.
+    Refuses,
+}
+
 impl SilentDevice {
-    /// `full`: takes no connection.
-    pub fn new(full: bool) -> Self {
+    /// Begins to listen.
+    pub fn new(silence: Silence) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let nonce = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("tonic-rdma-soft-{}-{nonce:016x}", std::process::id());
         let name = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
-        let socket = || {
-            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = |flags| {
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
         };
-        let mut sockets = vec![socket()];
+        let mut sockets = vec![socket(SocketFlags::CLOEXEC)];
         rustix::net::bind(&sockets[0], &name).unwrap();
-        rustix::net::listen(&sockets[0], if full { 0 } else { 4096 }).unwrap();
-        while full {
-            let filler = socket();
+        rustix::net::listen(&sockets[0], if silence == Silence::Full { 0 } else { 4096 }).unwrap();
+        if silence == Silence::Refuses {
+            let listener = sockets[0].try_clone().unwrap();
+            std::thread::spawn(move || refuse(&listener));
+        }
+        while silence == Silence::Full {
+            let filler = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
             if rustix::net::connect(&filler, &name).is_err() {
                 break;
             }
@@ -93,5 +107,18 @@ impl SilentDevice {
         // The address begins with its kind and version. The process and the number of the device follow.
         address[2..6].copy_from_slice(&std::process::id().to_le_bytes());
         address[6..14].copy_from_slice(&self.nonce.to_le_bytes());
+    }
+}
+
+fn refuse(listener: &OwnedFd) {
+    let mut connections = Vec::new();
+    while let Ok(connection) = rustix::net::accept(listener) {
+        let mut request = [0; 64];
+        // The version and the kind of the request, two bytes of zero, and the number of the queue pair.
+        if rustix::net::recv(&connection, &mut request, RecvFlags::empty()).is_ok() && request[4..8] == [0; 4]
+        {
+            let _ = rustix::net::send(&connection, b"no", SendFlags::NOSIGNAL);
+        }
+        connections.push(connection);
     }
 }

@@ -21,7 +21,7 @@ mod runtime;
 mod scenario;
 mod streams;
 
-pub use address::{BlackHole, SilentDevice, free_address};
+pub use address::{BlackHole, Silence, SilentDevice, free_address};
 pub use certificates::Authority;
 pub use child::{Child, ROLE, announce};
 pub use content::{Content, random_length};

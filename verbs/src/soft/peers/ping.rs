@@ -53,7 +53,10 @@ impl SoftDevice {
         let Reach { sockets, policy } = Reach::from_environment()?;
         let socket = match sockets.connect(self.0, Instant::now()) {
             Ok(socket) => Received::new(socket),
-            Err(VerbsError::Os { cause, .. }) if cause.kind() == io::ErrorKind::WouldBlock => {
+            // The backlog of the device's socket is full.
+            Err(VerbsError::Os { cause, .. })
+                if matches!(cause.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) =>
+            {
                 return Ok(None);
             }
             Err(error) => return Err(error),
