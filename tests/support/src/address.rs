@@ -92,12 +92,9 @@ impl SilentDevice {
             let listener = sockets[0].try_clone().unwrap();
             std::thread::spawn(move || refuse(&listener));
         }
-        while silence == Silence::Full {
-            let filler = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
-            if rustix::net::connect(&filler, &name).is_err() {
-                break;
-            }
-            sockets.push(filler);
+        if silence == Silence::Full {
+            let fillers = std::iter::repeat_with(|| socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK));
+            sockets.extend(fillers.take_while(|filler| rustix::net::connect(filler, &name).is_ok()));
         }
         Self { nonce, _sockets: sockets }
     }
