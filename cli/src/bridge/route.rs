@@ -40,8 +40,8 @@ struct TransportLog {
 }
 
 impl Route {
-    /// Clients that the bridge connects to an `rdma://` target at a time. A listener of this library prepares 64 connections at a time, and
-    /// declines some of a larger crowd; so there is room for the clients of another bridge.
+    /// Clients that the bridge connects to an `rdma://` target at a time. A listener of this library prepares 64 connections at a time, 43
+    /// of one user and address, and declines some of a larger crowd; so there is room for the clients of another bridge.
     pub(crate) const DIALS: usize = 32;
 
     /// Creates a route from `listen` to `target`.

@@ -174,3 +174,24 @@ impl Drop for Shared {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::iter::from_fn;
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use crate::device::RdmaDevice;
+    use tonic_rdma::internal::Source;
+    use tonic_rdma_verbs::internal::DeviceOwner;
+
+    #[tokio::test]
+    async fn one_peer_leaves_links_to_others() {
+        let device = RdmaDevice::builder().max_links(20).without_listener().unwrap();
+        let links = &device.shared.places;
+        let of =
+            |user| Source::from(IpAddr::V4(Ipv4Addr::LOCALHOST)).with_owner(DeviceOwner::new(user, true));
+        let held: Vec<_> = from_fn(|| links.try_take(of(1))).collect();
+        assert_eq!(held.len(), 20);
+        assert!(links.try_take(of(2)).is_some() && links.try_take(Source::UNKNOWN).is_some());
+    }
+}
