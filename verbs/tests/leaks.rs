@@ -102,7 +102,9 @@ fn connections_leak_nothing() {
     let before_all = Counts::now();
     let context = soft::open().unwrap();
     let queue = context.create_completion_queue(64).unwrap();
+    // The thread that frees memory of peers begins with the first connection, and stays.
     let before = Counts::now();
+    let before = Counts { threads: before.threads + 1, ..before };
     for round in 0..ROUNDS {
         connect_use_and_drop(&context, &queue, round);
     }
@@ -121,6 +123,6 @@ fn connections_leak_nothing() {
     assert_eq!(queue.poll(&mut [WorkCompletion::EMPTY; 8]), 0);
     drop(queue);
     drop(context);
-    // The thread that closes descriptors of peers stays.
-    Counts { threads: before_all.threads + 1, ..before_all }.expect();
+    // So does the one that closes what may block, such as the device's socket.
+    Counts { threads: before_all.threads + 2, ..before_all }.expect();
 }

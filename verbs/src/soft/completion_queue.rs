@@ -7,13 +7,14 @@
 use std::any::Any;
 use std::fmt::Debug;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use super::biased_lock::BiasedLock;
 use super::device::Device;
 use super::events::{EventEnd, Events};
+use super::peers::received::Socket;
 use super::shared::arming::Arming;
 use super::shared::attention::Attention;
 use super::shared::platform::{Native, Shipping};
@@ -169,9 +170,9 @@ impl Queue {
         self.id
     }
 
-    /// Makes a socket for a peer that wakes the poller of this queue. Returns the peer's end, and what keeps our own end.
-    pub(super) fn add_event_socket(&self) -> io::Result<(OwnedFd, EventEnd)> {
-        self.events.add_socket()
+    /// Takes over a connection by which a peer wakes the poller of this queue. Returns what keeps it.
+    pub(super) fn add_event_socket(&self, socket: &Arc<Socket>) -> io::Result<EventEnd> {
+        self.events.add_socket(socket)
     }
 
     /// Takes the events that peers have made. Returns their number.

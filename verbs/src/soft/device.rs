@@ -6,18 +6,23 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::forked::Origin;
 use super::limits;
 use super::peers::address::DeviceId;
 use super::peers::peer::Peer;
+use super::peers::policy::Policy;
 use super::peers::service::Service;
+use super::peers::sockets::Sockets;
 use super::reach::Reach;
 use super::shared::table::{Entry, REGIONS, RegionTable};
 use crate::random::random;
 use crate::sync::lock;
 use crate::{DeviceAttributes, HostMemory, VerbsError};
+
+/// Time for which a device that did not answer is not asked again. The addresses of one negotiation may all name it.
+const SILENCE: Duration = Duration::from_secs(1);
 
 /// The device of this process.
 #[derive(Debug)]
@@ -34,6 +39,8 @@ pub(super) struct Device {
     keys: Mutex<Keys>,
     memory: Mutex<KnownMemory>,
     peers: Mutex<HashMap<DeviceId, Weak<Peer>>>,
+    /// Devices that did not answer, and when.
+    silent: Mutex<HashMap<DeviceId, Instant>>,
     next_object: AtomicU64,
     next_number: AtomicU32,
 }
@@ -95,6 +102,7 @@ impl Device {
             keys: Mutex::default(),
             memory: Mutex::default(),
             peers: Mutex::default(),
+            silent: Mutex::default(),
             next_object: AtomicU64::new(1),
             next_number: AtomicU32::new(1),
         }))
@@ -130,6 +138,11 @@ impl Device {
             ));
         }
         Ok(())
+    }
+
+    /// Returns where the device finds its peers, and which peers it lets in.
+    pub(super) fn reach(&self) -> (&Sockets, Policy) {
+        (&self.reach.sockets, self.reach.policy)
     }
 
     pub(super) fn service(&self) -> &Arc<Service> {
@@ -197,8 +210,7 @@ impl Device {
         if let Some(peer) = known(&lock(&self.peers)) {
             return Ok(peer);
         }
-        let reach = (&self.reach.sockets, self.reach.policy);
-        let peer = Arc::new(Peer::connect(id, reach, &self.service, deadline)?);
+        let peer = Arc::new(Peer::connect(id, self.reach(), &self.service, deadline)?);
         let mut peers = lock(&self.peers);
         if let Some(other) = known(&peers) {
             return Ok(other);
@@ -207,6 +219,29 @@ impl Device {
         peers.retain(|_, peer| peer.strong_count() > 0);
         peers.insert(id, Arc::downgrade(&peer));
         Ok(peer)
+    }
+}
+
+impl Device {
+    /// Fails if the device `id` did not answer a moment ago, so that an address that names it again costs no time.
+    pub(super) fn check_answers(&self, id: DeviceId) -> Result<(), VerbsError> {
+        match lock(&self.silent).get(&id) {
+            Some(when) if when.elapsed() < SILENCE => {
+                Err(VerbsError::Unreachable("the peer's soft device did not answer a moment ago".into()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Notes that the device `id` did not answer in time.
+    pub(super) fn note_silence(&self, id: DeviceId) {
+        // This process is only slow.
+        if id == self.id {
+            return;
+        }
+        let mut silent = lock(&self.silent);
+        silent.retain(|_, when| when.elapsed() < SILENCE);
+        silent.insert(id, Instant::now());
     }
 }
 

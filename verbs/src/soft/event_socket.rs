@@ -4,18 +4,20 @@ use std::sync::Arc;
 
 use rustix::net::SendFlags;
 
-use super::peers::received::Received;
+use super::peers::received::Socket;
 use super::shared::attention::{Answered, Attention};
 use super::shared::platform::Native;
 
-/// The sending end of a socket that wakes the poller of a peer's completion queue.
+/// The sending end of a connection that wakes the poller of a peer's completion queue. This process has made the socket, and no other one
+/// has a descriptor of it. To send, the kernel takes no lock of the other end that is held while a process waits, so no peer blocks
+/// [`signal`](Self::signal).
 #[derive(Debug)]
-pub(crate) struct EventSocket(Received);
+pub(crate) struct EventSocket(Socket);
 
 impl EventSocket {
-    /// Takes over a descriptor that a peer sent. Whatever it is, [`signal`](Self::signal) can't block.
-    pub(crate) fn new(descriptor: Received) -> Self {
-        Self(descriptor)
+    /// Takes over a connection to the peer's completion queue.
+    pub(crate) fn new(socket: Socket) -> Self {
+        Self(socket)
     }
 
     /// Makes an event. If the socket is full, the poller has not handled earlier events yet, and this one is not needed.

@@ -5,9 +5,9 @@
 //!  peer B ── socket ──┼── epoll descriptor: the queue's event descriptor
 //!  this process ─ eventfd
 //! ```
-//! Each peer process has a socket of its own. It can neither block this process, nor take events of others: this process never
-//! writes to these sockets, and reads them without waiting. A full socket refuses further messages; the poller has not handled
-//! the earlier ones then.
+//! Each peer process has a connection of its own, which it has made to the device's socket. It can neither block this process, nor take
+//! events of others: it has no descriptor of this end, and this process never writes to it, and reads it without waiting. A full socket
+//! refuses further messages; the poller has not handled the earlier ones then.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,11 +17,10 @@ use std::sync::{Arc, Mutex, Weak};
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec};
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::net::RecvFlags;
 
 use super::peers::message;
-use super::peers::received::Received;
-use super::system;
+use super::peers::received::Socket;
 use crate::sync::lock;
 
 /// The events of a completion queue.
@@ -29,16 +28,28 @@ use crate::sync::lock;
 pub(super) struct Events {
     epoll: OwnedFd,
     own: OwnedFd,
-    sockets: Mutex<HashMap<u64, Received>>,
+    sockets: Mutex<HashMap<u64, Arc<Socket>>>,
     next: AtomicU64,
 }
 
-/// Our end of a peer's socket. Dropping it removes the socket. The peer's process keeps it: when that process is gone, so are its
+/// Our end of a peer's socket. Dropping it removes the socket. The connection of the peer's process keeps it: when that process is gone, so are its
 /// sockets, even if no thread takes the events of the queue.
 #[derive(Debug)]
 pub(crate) struct EventEnd {
     events: Weak<Events>,
     number: u64,
+}
+
+impl EventEnd {
+    /// Adds this value to `ends`, from which those go whose socket the peer has closed.
+    pub(crate) fn keep(self, ends: &Mutex<Vec<Self>>) {
+        let is_used = |end: &Self| {
+            end.events.upgrade().is_some_and(|events| lock(&events.sockets).contains_key(&end.number))
+        };
+        let mut ends = lock(ends);
+        ends.retain(is_used);
+        ends.push(self);
+    }
 }
 
 impl Drop for EventEnd {
@@ -76,20 +87,16 @@ impl Events {
         let _ = rustix::io::write(&self.own, &1u64.to_ne_bytes());
     }
 
-    /// Makes a socket for a peer. Returns the peer's end, and what keeps our own end.
-    pub(super) fn add_socket(self: &Arc<Self>) -> io::Result<(OwnedFd, EventEnd)> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let (ours, theirs) =
-            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        system::pass_descriptors(&ours, false);
+    /// Takes over a connection by which a peer makes events. Returns what keeps it.
+    pub(super) fn add_socket(self: &Arc<Self>, socket: &Arc<Socket>) -> io::Result<EventEnd> {
         let mut sockets = lock(&self.sockets);
         if sockets.len() >= MAX_SOCKETS {
             return Err(io::Error::other(format!("{MAX_SOCKETS} processes use this completion queue")));
         }
         let number = self.next.fetch_add(1, Relaxed);
-        epoll::add(&self.epoll, &ours, EventData::new_u64(number), EventFlags::IN)?;
-        sockets.insert(number, Received::new(ours));
-        Ok((theirs, EventEnd { events: Arc::downgrade(self), number }))
+        epoll::add(&self.epoll, socket, EventData::new_u64(number), EventFlags::IN)?;
+        sockets.insert(number, Arc::clone(socket));
+        Ok(EventEnd { events: Arc::downgrade(self), number })
     }
 
     fn remove_socket(&self, number: u64) {
@@ -102,7 +109,7 @@ impl Events {
     /// Takes the events that peers have made. Returns their number.
     #[cfg(test)]
     pub(super) fn take_peers_events(&self) -> usize {
-        let one = |socket: &&Received| matches!(message::receive(*socket, &mut [0u8; 8]), Ok((1.., _)));
+        let one = |socket: &&Arc<Socket>| matches!(message::receive(*socket, &mut [0u8; 8]), Ok((1.., _)));
         lock(&self.sockets).values().map(|socket| std::iter::repeat(socket).take_while(one).count()).sum()
     }
 
@@ -130,11 +137,19 @@ impl Events {
 }
 
 /// Reads the messages of a socket. Returns false if the peer has closed the socket.
-fn drain(socket: &Received) -> bool {
-    for _ in 0..MESSAGES {
+fn drain(socket: &Socket) -> bool {
+    // Only Linux before 6.16 lets descriptors in here. Messages that may have some need two calls each, so the poll takes one message.
+    let may_carry = socket.takes_descriptors();
+    for _ in 0..if may_carry { 1 } else { MESSAGES } {
         let mut byte = [0u8; 8];
-        match message::receive(socket, &mut byte) {
-            Ok((1.., fds)) if fds.is_empty() => {}
+        let message = if may_carry {
+            message::receive(socket, &mut byte)
+        } else {
+            rustix::net::recv(socket, &mut byte, RecvFlags::DONTWAIT)
+                .map_or_else(|error| Err(error.into()), |(length, _)| Ok((length, None)))
+        };
+        match message {
+            Ok((1.., None)) => {}
             // The end, or a descriptor that no device sends.
             Ok(_) => return false,
             Err(error) => {
@@ -148,24 +163,29 @@ fn drain(socket: &Received) -> bool {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
-    use super::super::peers::received::tests::{ends_soon, lingering, send};
+    use super::super::peers::received::tests::{ends_soon, lingering, send, socket_pair};
     use super::*;
 
     /// A descriptor that a peer sends instead of an event can block its last close. A thread that polls must not close it.
     #[test]
     fn a_descriptor_that_lingers_does_not_stop_a_poller() {
-        let events = Arc::new(Events::new().unwrap());
-        let (peer, _end) = events.add_socket().unwrap();
-        let (socket, other_end) = lingering();
-        // As on Linux before 6.16.
-        lock(&events.sockets).values().for_each(|socket| system::pass_descriptors(socket, true));
-        send(&peer, &socket);
-        drop(socket);
-        let left = ends_soon(move || {
-            events.take();
-            lock(&events.sockets).len()
-        });
-        assert_eq!(left, 0, "this peer has no socket any more");
-        drop(other_end);
+        for count in [1, 2, 253] {
+            let events = Arc::new(Events::new().unwrap());
+            let (ours, peer) = socket_pair();
+            let ours = Arc::new(Socket::new(ours));
+            let _end = events.add_socket(&ours).unwrap();
+            let (socket, other_end) = lingering();
+            // As on Linux before 6.16.
+            ours.take_descriptors();
+            drop(ours);
+            send(&peer, b"x", &socket, count);
+            drop(socket);
+            let left = ends_soon(move || {
+                events.take();
+                lock(&events.sockets).len()
+            });
+            assert_eq!(left, 0, "this peer has no socket any more");
+            drop(other_end);
+        }
     }
 }

@@ -24,13 +24,14 @@
 //! | file | content |
 //! |---|---|
 //! | `context`, `device`, `limits`, `domain_handle`, `domain`, `region` | the objects behind the traits |
-//! | `completion_queue`, `events`, `event_socket` | completion queues; what wakes a thread that sleeps, and the peer's end of it |
+//! | `completion_queue`, `events`, `event_socket` | completion queues; what wakes a thread that sleeps, and the other end of it |
 //! | `queue_pair/` | queue pairs: own requests (`send`), the peer's requests (`target`), and copies from memory of the peer (`pulls`) |
 //! | `shared/` | the structures in shared memory, and the checks when this process reads them |
 //! | `peers/` | other processes: sockets, policy and level, the exchange of descriptors, the device's thread, and the bounds |
 //! | `biased_lock`, `barrier` | locks that cost nothing while one thread alone takes them; the fence by which another thread takes them over |
 //! | `reach` | the settings of the device: where it finds peers, and which peers it lets in |
 //! | `forked` | the mark of a process that was forked from the one that opened the device |
+//! | `closer` | the threads that close what came from peers |
 //! | `system` | system calls that have no safe wrapper |
 //! | `tests/` | peers that write garbage into their memory and their sockets |
 //!
@@ -110,6 +111,7 @@
 
 pub(crate) mod barrier;
 mod biased_lock;
+mod closer;
 mod completion_queue;
 mod context;
 mod device;

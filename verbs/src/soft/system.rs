@@ -3,6 +3,8 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
+use super::closer::Source;
+
 /// Returns the process number and the user at the other end of a unix socket. The process number is 0 if the process has no
 /// number in our pid namespace.
 pub(super) fn peer_credentials(fd: &impl AsFd) -> io::Result<(i32, u32)> {
@@ -21,6 +23,11 @@ pub(super) fn peer_credentials(fd: &impl AsFd) -> io::Result<(i32, u32)> {
         )
     };
     if result == 0 { Ok((credentials.pid, credentials.uid)) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Returns the process at the other end of a unix socket, or the processes with which it shares a bound.
+pub(super) fn source(fd: &impl AsFd) -> io::Result<Source> {
+    peer_credentials(fd).map(|(process, user)| Source { user, process })
 }
 
 /// Returns a descriptor of the process at the other end of a unix socket, which becomes readable when the process ends. Fails on
@@ -51,15 +58,15 @@ pub(super) fn peer_process(fd: &impl AsFd) -> io::Result<OwnedFd> {
 }
 
 /// Sets whether the other end of a unix socket can send descriptors. A socket that is accepted begins with the setting of its
-/// listener. Linux before 6.16 does not know the setting: descriptors always pass.
-pub(super) fn pass_descriptors(socket: &impl AsFd, pass: bool) {
+/// listener. Returns whether the kernel knows the setting. Linux before 6.16 does not: descriptors always pass.
+pub(super) fn pass_descriptors(socket: &impl AsFd, pass: bool) -> bool {
     /// `SO_PASSRIGHTS` of asm-generic, which all 64-bit machines but SPARC and PA-RISC use.
     const SO_PASSRIGHTS: libc::c_int = 83;
     let value = libc::c_int::from(pass);
     // SAFETY:
     // - the option value is readable for the length given, and
     // - the descriptor is open as long as `socket` is borrowed.
-    let _ = unsafe {
+    let result = unsafe {
         libc::setsockopt(
             socket.as_fd().as_raw_fd(),
             libc::SOL_SOCKET,
@@ -68,4 +75,5 @@ pub(super) fn pass_descriptors(socket: &impl AsFd, pass: bool) {
             size_of::<libc::c_int>() as libc::socklen_t,
         )
     };
+    result == 0
 }

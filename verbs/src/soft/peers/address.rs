@@ -2,9 +2,9 @@
 
 use crate::{QueuePairAddress, VerbsError};
 
-/// Version of the layout of shared memory. Both sides must have one version. Every change of the layout increments the
-/// version.
-pub(crate) const VERSION: u8 = 4;
+/// Version of the layout of shared memory and of the messages between devices. Both sides must have one version. Every change of
+/// either increments the version.
+pub(crate) const VERSION: u8 = 5;
 
 const MAGIC: u8 = b's';
 const LENGTH: usize = 34;

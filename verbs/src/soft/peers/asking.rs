@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::message::{self, Answer, LEAVE, Reply, Request};
-use super::received::Received;
+use super::received::{Received, hang_up};
 use crate::sync::lock;
 
 /// Most requests under way at a time. The peer's device hangs up if its answers fill the socket, and the socket has room for many more.
@@ -33,16 +33,18 @@ struct State {
     last: u64,
     /// The requests under way by number, with the answers that have come.
     under_way: HashMap<u64, Option<FullAnswer>>,
+    /// The number of requests that were given up, and whose answers have not come. A device sends no other answers.
+    given_up: u64,
     /// Whether a thread reads answers.
     is_read: bool,
 }
 
-/// An answer with its descriptors.
-pub(crate) type FullAnswer = (Answer, Vec<Received>);
+/// An answer with its descriptor.
+pub(crate) type FullAnswer = (Answer, Option<Received>);
 
 impl Default for State {
     fn default() -> Self {
-        Self { last: LEAVE, under_way: HashMap::new(), is_read: false }
+        Self { last: LEAVE, under_way: HashMap::new(), given_up: 0, is_read: false }
     }
 }
 
@@ -54,14 +56,18 @@ struct UnderWay<'a> {
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        let answer = lock(&self.asking.state).under_way.remove(&self.sequence);
+        let mut state = lock(&self.asking.state);
+        if let Some(None) = state.under_way.remove(&self.sequence) {
+            state.given_up += 1;
+        }
+        drop(state);
         self.asking.changed.notify_all();
-        drop(answer);
     }
 }
 
 impl Asking {
-    /// Sends `request` with a number of its own, and waits for its answer until `deadline`. All callers use one `socket`.
+    /// Sends `request` with a number of its own, and waits for its answer until `deadline`. All callers use one `socket`. If the device
+    /// sends something else than an answer, this end hangs up, so that all requests fail.
     pub(crate) fn ask(
         &self,
         socket: &impl AsFd,
@@ -96,12 +102,27 @@ impl Asking {
             state = lock(&self.state);
             state.is_read = false;
             self.changed.notify_all();
-            let (Reply { sequence, answer }, fds) = read?;
-            // Other answers are late ones, of requests whose threads have given up.
+            let (Reply { sequence, answer }, fd) = read.inspect_err(|error| {
+                if error.kind() == io::ErrorKind::InvalidData {
+                    hang_up(socket);
+                }
+            })?;
             if let Some(place @ None) = state.under_way.get_mut(&sequence) {
-                *place = Some((answer, fds));
+                *place = Some((answer, fd));
+            } else if state.given_up > 0 {
+                // A late answer to a request whose thread has given up.
+                state.given_up -= 1;
+            } else {
+                hang_up(socket);
+                let reason = "the peer's device sent an answer that no thread had asked for";
+                return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
             }
         }
+    }
+
+    /// Returns the number of answers that may still come, although no thread waits for them.
+    pub(crate) fn late_answers(&self) -> u64 {
+        lock(&self.state).given_up
     }
 
     /// Notes a new request, as soon as there is room for it.
@@ -161,15 +182,10 @@ mod tests {
     use super::*;
     use crate::Access;
     use crate::soft::peers::message::{EndAnswer, Object};
+    use crate::soft::peers::received::tests::socket_pair;
 
     /// Only a hang lasts as long.
     const PATIENCE: Duration = Duration::from_secs(120);
-
-    fn socket_pair() -> (OwnedFd, OwnedFd) {
-        let flags = rustix::net::SocketFlags::CLOEXEC | rustix::net::SocketFlags::NONBLOCK;
-        let (family, kind) = (rustix::net::AddressFamily::UNIX, rustix::net::SocketType::SEQPACKET);
-        rustix::net::socketpair(family, kind, flags, None).unwrap()
-    }
 
     /// Asks for the object `id`. Returns the number in the answer.
     fn ask(asking: &Asking, socket: &OwnedFd, id: u64, patience: Duration) -> io::Result<u64> {

@@ -12,8 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::level::{Identity, Level};
 use super::local::ClientMemory;
-use super::received::Received;
-use crate::soft::system;
+use super::received::Socket;
 
 /// Largest number of unproven connections. A device proves each connection with its first request.
 const UNPROVEN: usize = 128;
@@ -22,7 +21,7 @@ const UNPROVEN: usize = 128;
 #[derive(Debug)]
 pub(crate) struct Client {
     /// An answer that waits may refer to the socket, too.
-    pub(crate) socket: Arc<Received>,
+    pub(crate) socket: Arc<Socket>,
     pub(crate) memory: ClientMemory,
     identity: Identity,
     /// Number of the queue pairs that stand for this connection.
@@ -34,7 +33,7 @@ impl Client {
     /// kernel refuses them.
     pub(crate) fn take_descriptors(&self) {
         if self.memory.is_shared && self.proofs == 0 {
-            system::pass_descriptors(&self.socket, true);
+            self.socket.take_descriptors();
         }
     }
 }
@@ -124,7 +123,7 @@ impl Clients {
     }
 
     /// Adds a connection. The caller has made room.
-    pub(crate) fn insert(&mut self, token: u64, socket: Received, identity: Identity) {
+    pub(crate) fn insert(&mut self, token: u64, socket: Socket, identity: Identity) {
         let is_shared = identity.level == Level::User;
         let memory = ClientMemory { is_shared, segments: Arc::default(), event_ends: Arc::default() };
         self.clients.insert(token, Client { socket: Arc::new(socket), memory, identity, proofs: 0 });
@@ -163,7 +162,7 @@ mod tests {
     fn connect(clients: &mut Clients, token: u64, identity: Identity) -> UnixStream {
         let (ours, theirs) = UnixStream::pair().unwrap();
         clients.make_room();
-        clients.insert(token, Received::new(ours.into()), identity);
+        clients.insert(token, Socket::new(ours.into()), identity);
         theirs
     }
 

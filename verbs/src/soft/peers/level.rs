@@ -46,6 +46,12 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
+    /// Returns the identity of a process of which only the user is known.
+    pub(crate) fn of_owner(user: u32) -> Self {
+        let same_user = user == rustix::process::geteuid().as_raw() && !stands_for_unknown(user);
+        Self { process: 0, user, same_user, level: Level::Stranger }
+    }
+
     /// Asks the kernel for the process at the other end of `socket`, as it was when it connected or began to listen. With
     /// `trusts_user`, a process of this user need not be able to trace this one.
     pub(crate) fn of(socket: &impl AsFd, trusts_user: bool) -> io::Result<Self> {

@@ -8,11 +8,12 @@ use std::sync::{Arc, Mutex};
 
 use super::address::Address;
 use super::message::{Answer, Object};
+use super::received::Socket;
 use super::segments::Segments;
 use crate::soft::events::EventEnd;
 use crate::soft::shared::end::EndState;
 
-/// A function that sends an answer and its descriptors to a peer.
+/// A function that sends an answer and its descriptor to a peer.
 pub(crate) type SendAnswer<'a> = dyn FnMut(Answer, &[BorrowedFd<'_>]) -> io::Result<()> + 'a;
 
 /// The memory that this process and a client share.
@@ -45,6 +46,9 @@ pub(crate) trait LocalQueuePair: Any + Debug + Send + Sync {
         client: &ClientMemory,
         send: &mut SendAnswer<'_>,
     ) -> Option<io::Result<()>>;
+
+    /// Takes over a connection by which the peer wakes the poller of the completion queue `id`, if the peer may have one.
+    fn add_event_socket(&self, id: u64, socket: &Arc<Socket>) -> Option<io::Result<()>>;
 
     /// Sends the peer `news` about its segments.
     fn confirm(&self, news: Object);

@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -12,11 +12,10 @@ use rustix::net::{
 use super::address::{VERSION, u32_at, u64_at};
 use super::received::Received;
 use crate::Access;
+use crate::soft::{closer, system};
 
-/// Descriptors of one message of ours.
+/// Descriptors of one message.
 const DESCRIPTORS: usize = 1;
-/// Most descriptors that the kernel carries with one message (`SCM_MAX_FD`).
-const MOST_DESCRIPTORS: usize = 253;
 
 /// A request for the descriptors of an object. `number` and `token` are those of a queue pair, and the object must belong to
 /// that queue pair.
@@ -36,7 +35,8 @@ pub(crate) enum Object {
     End { requester: u64 },
     /// The device's table of regions.
     Table,
-    /// A socket that wakes the poller of one of the queue pair's completion queues.
+    /// None: the connection is to wake the poller of one of the queue pair's completion queues from now on. The reply says that it
+    /// does.
     EventSocket(u64),
     /// None: the device is to carry out the records for the queue pair, because no thread of its process does. There is no
     /// reply.
@@ -212,62 +212,80 @@ fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<(
 /// Receives a request and its descriptor. Returns `None` at the end of the connection, and an error for other data.
 pub(crate) fn receive_request(socket: impl AsFd) -> io::Result<Option<(Request, Option<Received>)>> {
     let mut bytes = [0u8; REQUEST + 1];
-    let (length, mut fds) = receive(socket, &mut bytes)?;
+    let (length, fd) = receive(socket, &mut bytes)?;
     let invalid = |reason| Err(io::Error::new(io::ErrorKind::InvalidData, reason));
     if length == 0 {
         return Ok(None);
     }
     let Some(request) = Request::decode(&bytes[..length]) else { return invalid("not a request") };
-    let takes_one = matches!(request.object, Object::Offer { .. });
-    if fds.len() > usize::from(takes_one) {
+    if fd.is_some() && !matches!(request.object, Object::Offer { .. }) {
         return invalid("a descriptor that no device sends");
     }
-    Ok(Some((request, fds.pop())))
+    Ok(Some((request, fd)))
 }
 
-/// Receives a message: the number of bytes, and the descriptors.
-pub(crate) fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<Received>)> {
-    let (length, fds) = receive_owned(socket, bytes)?;
-    Ok((length, fds.into_iter().map(Received::new).collect()))
-}
-
-/// Receives a message: the number of bytes, and the descriptors. Takes all descriptors, because the kernel would close the rest in
-/// this thread (see [`Received`]).
-pub(crate) fn receive_owned(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let message = rustix::net::recvmsg(
-        socket,
-        &mut [IoSliceMut::new(bytes)],
-        &mut control,
-        RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC,
-    )?;
-    let rights = control.drain().filter_map(|part| match part {
-        RecvAncillaryMessage::ScmRights(rights) => Some(rights),
-        _ => None,
-    });
-    let fds: Vec<OwnedFd> = rights.flatten().collect();
-    if message.flags.contains(ReturnFlags::CTRUNC) {
-        fds.into_iter().map(Received::new).for_each(drop);
-        return Err(io::Error::other("no room for the peer's descriptors; raise the limit on open files"));
+/// Receives a message: the number of bytes, and the descriptor, if there is one. Only one thread at a time receives from a socket.
+///
+/// A message with more than one descriptor is an error of the kind `InvalidData`: the message stays in the queue, and the caller hangs up.
+/// A descriptor also stays there, with another error, if many of its peer are not closed yet, or if this process has no room for it.
+///
+/// If this process received the message without room for its descriptors, the kernel would
+/// close the rest in this thread, which can block (see [`closer`]). If it had room for all, a peer would fill it with descriptors.
+/// Therefore this function peeks first: the queue still holds the descriptors then, so the kernel closes none of them.
+pub(crate) fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Option<Received>)> {
+    let invalid = |reason| Err(io::Error::new(io::ErrorKind::InvalidData, reason));
+    let (_, flags) = peek(&socket, bytes)?;
+    let mut descriptor = None;
+    if flags.contains(ReturnFlags::CTRUNC) {
+        let source = system::source(&socket)?;
+        if closer::refuses(source) {
+            return Err(io::Error::other("too many descriptors of the peer are not closed yet"));
+        }
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | RecvFlags::PEEK;
+        let message = rustix::net::recvmsg(&socket, &mut [IoSliceMut::new(bytes)], &mut control, flags)?;
+        let rights = control.drain().filter_map(|part| match part {
+            RecvAncillaryMessage::ScmRights(rights) => Some(rights),
+            _ => None,
+        });
+        // The kernel rounds the room for one descriptor up to two.
+        let mut fds: Vec<_> = rights.flatten().map(|fd| Received::new(fd, Some(source))).collect();
+        if fds.is_empty() {
+            return Err(io::Error::other("no room for the peer's descriptor: raise the limit on open files"));
+        }
+        if fds.len() > DESCRIPTORS || message.flags.contains(ReturnFlags::CTRUNC) {
+            return invalid("several descriptors in one message, which no device sends");
+        }
+        descriptor = fds.pop();
     }
-    Ok((message.bytes, fds))
+    let (length, _) = rustix::net::recv(&socket, bytes, RecvFlags::DONTWAIT)?;
+    Ok((length, descriptor))
 }
 
-/// Sends a reply with its descriptors. Fails instead of waiting.
+/// Looks at the next message of a socket, which stays in the queue. Returns the number of bytes, and flags with `CTRUNC` if the message
+/// has descriptors.
+pub(crate) fn peek(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, ReturnFlags)> {
+    let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+    let mut none = RecvAncillaryBuffer::default();
+    let message = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut none, flags)?;
+    Ok((message.bytes, message.flags))
+}
+
+/// Sends a reply, and a descriptor with it. Fails instead of waiting.
 pub(crate) fn send_reply(socket: impl AsFd, reply: &Reply, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     send(socket, &reply.encode(), fds)
 }
 
-/// Receives a reply and its descriptors.
-pub(crate) fn receive_reply(socket: impl AsFd) -> io::Result<(Reply, Vec<Received>)> {
+/// Receives a reply and its descriptor.
+pub(crate) fn receive_reply(socket: impl AsFd) -> io::Result<(Reply, Option<Received>)> {
     let mut bytes = [0u8; REPLY];
-    let (length, fds) = receive(socket, &mut bytes)?;
+    let (length, fd) = receive(socket, &mut bytes)?;
     if length == 0 {
         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the peer's device has gone"));
     }
     match Reply::decode(&bytes[..length]) {
-        Some(reply) => Ok((reply, fds)),
+        Some(reply) => Ok((reply, fd)),
         None => {
             Err(io::Error::new(io::ErrorKind::InvalidData, "the peer's device sent no reply that we know"))
         }

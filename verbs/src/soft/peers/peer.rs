@@ -11,19 +11,20 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
 use super::address::{Address, DeviceId};
-use super::asking::Asking;
+use super::asking::{Asking, FullAnswer};
 use super::level::{Identity, Level};
 use super::local::LocalQueuePair;
 use super::message::{self, Answer, EndAnswer, Object, Request};
 use super::offers::{Offer, Offers};
 use super::policy::Policy;
-use super::received::Received;
+use super::received::Socket;
 use super::service::Service;
 use super::sockets::Sockets;
 use crate::host_memory::MemoryUser;
 use crate::soft::event_socket::EventSocket;
 use crate::soft::shared::end::{End, EndState, is_ring};
 use crate::soft::shared::table::RegionTable;
+use crate::soft::{closer, system};
 use crate::sync::lock;
 use crate::{HostMemory, VerbsError};
 
@@ -37,7 +38,7 @@ pub(crate) struct Peer {
     same_user: bool,
     dead: AtomicBool,
     /// Taken when this value is dropped.
-    socket: Option<Received>,
+    socket: Option<Socket>,
     asking: Asking,
     table: Mutex<HashMap<u64, Weak<RegionTable>>>,
     event_sockets: Mutex<HashMap<u64, Weak<EventSocket>>>,
@@ -52,18 +53,18 @@ impl Peer {
     /// Connects to `device` until `deadline`. Fails if the device can't be found, or if `policy` does not let it in.
     pub(crate) fn connect(
         device: DeviceId,
-        (sockets, policy): (&Sockets, Policy),
+        reach: (&Sockets, Policy),
         service: &Arc<Service>,
         deadline: Instant,
     ) -> Result<Self, VerbsError> {
-        let fd = sockets.connect(device, deadline)?;
-        let Identity { process, level, same_user, .. } = check_owner(&fd, policy)?;
+        let (socket, Identity { process, level, same_user, .. }) = dial(device, reach, deadline)?;
+        socket.take_descriptors();
         Ok(Self {
             process,
             level,
             same_user,
             dead: AtomicBool::new(false),
-            socket: Some(Received::new(fd)),
+            socket: Some(socket),
             asking: Asking::default(),
             table: Mutex::default(),
             event_sockets: Mutex::default(),
@@ -74,7 +75,7 @@ impl Peer {
     }
 
     /// Returns the socket. A hang-up of the socket means that the peer died.
-    pub(crate) fn socket(&self) -> &Received {
+    pub(crate) fn socket(&self) -> &Socket {
         // Only `drop` takes the socket.
         self.socket.as_ref().unwrap_or_else(|| unreachable!())
     }
@@ -121,10 +122,10 @@ impl Peer {
         deadline: Instant,
     ) -> Result<(End, EndAnswer), VerbsError> {
         let action = "connecting to the peer's queue pair";
-        let (answer, mut fds) = self.ask(address, Object::End { requester }, action, deadline)?;
-        match (answer, fds.pop()) {
+        match self.ask(address, Object::End { requester }, action, deadline)? {
             (Answer::End(end), Some(fd)) if is_ring(end.ring) => {
                 let mapped = End::import(&fd, end.ring).map_err(|error| VerbsError::os(action, error))?;
+                fd.close_mapped();
                 Ok((mapped, end))
             }
             _ => Err(VerbsError::Unreachable("the peer's device gave no queue pair of that number".into())),
@@ -134,23 +135,33 @@ impl Peer {
     pub(crate) fn table(&self, address: &Address, deadline: Instant) -> Result<Arc<RegionTable>, VerbsError> {
         let action = "mapping the peer's region table";
         cached(&self.table, 0, || {
-            let (_, fds) = self.ask(address, Object::Table, action, deadline)?;
-            let fd = fds.first().ok_or_else(missing)?;
-            RegionTable::import(fd).map_err(|error| VerbsError::os(action, error))
+            let (_, fd) = self.ask(address, Object::Table, action, deadline)?;
+            let fd = fd.ok_or_else(missing)?;
+            let table = RegionTable::import(&fd).map_err(|error| VerbsError::os(action, error))?;
+            fd.close_mapped();
+            Ok(table)
         })
     }
 
-    /// Returns the socket that wakes the poller of the peer's completion queue `id`.
+    /// Returns the socket that wakes the poller of the peer's completion queue `id`. It is a connection of its own, so that neither end
+    /// has a descriptor of the other's socket.
     pub(crate) fn event_socket(
         &self,
         address: &Address,
         id: u64,
+        reach: (&Sockets, Policy),
         deadline: Instant,
     ) -> Result<Arc<EventSocket>, VerbsError> {
-        let action = "taking the event socket of the peer's completion queue";
+        let action = "connecting to the peer's completion queue";
         cached(&self.event_sockets, id, || {
-            let (_, mut fds) = self.ask(address, Object::EventSocket(id), action, deadline)?;
-            fds.pop().map(EventSocket::new).ok_or_else(missing)
+            let (socket, _) = dial(address.device, reach, deadline)?;
+            let object = Object::EventSocket(id);
+            let request = Request { sequence: 0, number: address.number, token: address.token, object };
+            let answer = Asking::default().ask(&socket, request, deadline);
+            match answer.map_err(|error| self.failure(action, error))? {
+                (Answer::Object, None) => Ok(EventSocket::new(socket)),
+                _ => Err(missing()),
+            }
         })
     }
 
@@ -235,8 +246,14 @@ impl Peer {
         object: Object,
         action: &'static str,
         deadline: Instant,
-    ) -> Result<(Answer, Vec<Received>), VerbsError> {
-        let os = |error: io::Error| match error.kind() {
+    ) -> Result<FullAnswer, VerbsError> {
+        let request = Request { sequence: 0, number: address.number, token: address.token, object };
+        self.asking.ask(self.socket(), request, deadline).map_err(|error| self.failure(action, error))
+    }
+
+    /// Returns the error for a request that failed.
+    fn failure(&self, action: &'static str, error: io::Error) -> VerbsError {
+        match error.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
                 VerbsError::Unreachable(if self.same_user {
                     "the peer's process has ended".into()
@@ -247,9 +264,7 @@ impl Peer {
                 })
             }
             _ => VerbsError::os(action, error),
-        };
-        let request = Request { sequence: 0, number: address.number, token: address.token, object };
-        self.asking.ask(self.socket(), request, deadline).map_err(os)
+        }
     }
 }
 
@@ -283,7 +298,7 @@ impl Drop for Peer {
                 // The socket is full. The peer finds its end, and closes its own.
                 let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Write);
             }
-            service.keep_until_unmapped(socket, charges);
+            service.keep_until_unmapped(socket, charges, self.asking.late_answers());
         }
     }
 }
@@ -310,6 +325,24 @@ fn cached<T>(
 
 fn missing() -> VerbsError {
     VerbsError::Unreachable("the peer's device refused to share its memory".into())
+}
+
+/// Connects to `device` until `deadline`. Returns the socket, and the process at its other end.
+fn dial(
+    device: DeviceId,
+    (sockets, policy): (&Sockets, Policy),
+    deadline: Instant,
+) -> Result<(Socket, Identity), VerbsError> {
+    let waits = || VerbsError::Unreachable("too many descriptors of peers are not closed yet".into());
+    if closer::is_full() {
+        return Err(waits());
+    }
+    let socket = sockets.connect(device, policy, deadline)?;
+    let identity = check_owner(&socket, policy)?;
+    if system::source(&socket).is_ok_and(closer::refuses) {
+        return Err(waits());
+    }
+    Ok((socket, identity))
 }
 
 /// Returns the process at the other end of the socket. Fails if `policy` does not let it in.

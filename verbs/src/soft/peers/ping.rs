@@ -9,9 +9,8 @@ use super::address::{Address, DeviceId};
 use super::level::{Identity, Level};
 use super::message::{self, Object, Request};
 use super::peer::check_owner;
-use super::received::Received;
+use super::received::Socket;
 use crate::soft::reach::Reach;
-use crate::soft::system;
 use crate::{QueuePairAddress, VerbsError};
 
 /// The software device that the address of a queue pair names. It need not exist.
@@ -29,7 +28,7 @@ pub struct DeviceOwner {
 /// A question under way. Its descriptor is readable when the device has answered or has gone.
 #[derive(Debug)]
 pub struct Ping {
-    socket: Received,
+    socket: Socket,
     owner: DeviceOwner,
 }
 
@@ -51,8 +50,8 @@ impl SoftDevice {
     /// The device can't be found, or this process does not let in its user.
     pub fn ping(self) -> Result<Option<Ping>, VerbsError> {
         let Reach { sockets, policy } = Reach::from_environment()?;
-        let socket = match sockets.connect(self.0, Instant::now()) {
-            Ok(socket) => Received::new(socket),
+        let socket = match sockets.connect(self.0, policy, Instant::now()) {
+            Ok(socket) => socket,
             // The backlog of the device's socket is full.
             Err(VerbsError::Os { cause, .. })
                 if matches!(cause.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) =>
@@ -61,8 +60,6 @@ impl SoftDevice {
             }
             Err(error) => return Err(error),
         };
-        // The answer is not read.
-        system::pass_descriptors(&socket, false);
         let Identity { user, level, .. } = check_owner(&socket, policy)?;
         // No queue pair has the number 0, so the device refuses, which is an answer.
         let request = Request { sequence: 1, number: 0, token: 0, object: Object::Table };

@@ -1,42 +1,47 @@
-//! Descriptors that a peer can choose, and how they are closed.
+//! What this process holds of its peers: the descriptors that they send, and the sockets on which they can send them.
 //!
-//! The last close of a descriptor can block for as long as the process wants that has made it: a TCP socket that lingers waits for
-//! its other end, and a file of FUSE waits for the process that serves it. The close of a unix socket also closes all descriptors
-//! that wait in its queue. Therefore a thread of its own closes such descriptors.
+//! | | made by | calls of this process |
+//! |---|---|---|
+//! | [`Received`] | the peer, or anyone | the checks of [`memfd`](crate::memfd), `mmap` if they pass, and `close` in a thread of its own |
+//! | [`Socket`] | this process, by `accept` or `connect` | all |
+//!
+//! No other process has a descriptor of a [`Socket`], because this process sends none of them. So no peer holds a lock of it, and its
+//! calls wait for nobody. A peer can lock a descriptor that it has sent for as long as it wants, by a call of its own that waits in the
+//! middle. Therefore nothing that came from a peer is read, written, polled or shut down.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::OnceLock;
-use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use rustix::net::{AddressFamily, Shutdown, SocketType, sockopt};
+use rustix::net::{ReturnFlags, Shutdown, sockopt};
 
 use super::message;
-use crate::memfd;
+use crate::soft::closer::{self, Source};
 use crate::soft::forked::{self, Origin};
+use crate::soft::system;
 
-/// Most descriptors that wait to be closed. The bounds on connections keep their number far below.
-const WAITING: usize = 8192;
-/// Forks in a row without exec whose last process still has a thread that closes descriptors.
-const GENERATIONS: usize = 4;
-
-/// A descriptor that a peer sent, or a socket on which a peer can send descriptors. Dropping it does not block. If it is a socket,
-/// the other end notices the drop at once.
+/// A descriptor that a peer sent. Dropping it does not block.
 #[derive(Debug)]
 pub(crate) struct Received {
     descriptor: Option<OwnedFd>,
+    source: Option<Source>,
     origin: Option<Origin>,
 }
 
 impl Received {
-    pub(crate) fn new(descriptor: OwnedFd) -> Self {
+    pub(crate) fn new(descriptor: OwnedFd, source: Option<Source>) -> Self {
         forked::keep_from_children(&descriptor);
-        Self { descriptor: Some(descriptor), origin: Origin::here().ok() }
+        Self { descriptor: Some(descriptor), source, origin: Origin::here().ok() }
+    }
+
+    /// Closes the descriptor, whose memory this process has mapped. So this is not the last close.
+    pub(crate) fn close_mapped(mut self) {
+        self.descriptor.take().iter().for_each(forked::leave_to_children);
     }
 }
 
 impl AsFd for Received {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // Only `drop` takes the descriptor.
+        // Only a function that takes the value takes the descriptor.
         self.descriptor.as_ref().unwrap_or_else(|| unreachable!()).as_fd()
     }
 }
@@ -46,79 +51,93 @@ impl Drop for Received {
         let Some(descriptor) = self.descriptor.take() else { return };
         forked::leave_to_children(&descriptor);
         // A forked child has another file in its place.
-        if self.origin.is_some_and(Origin::is_forked) || memfd::is_memfd(&descriptor) {
+        if !self.origin.is_some_and(Origin::is_forked) {
+            closer::close(descriptor, self.source);
+        }
+    }
+}
+
+/// One end of a connection to a peer. Dropping it does not block, and the other end notices the drop at once.
+#[derive(Debug)]
+pub(crate) struct Socket {
+    descriptor: Option<OwnedFd>,
+    /// Whether messages of the peer may have descriptors.
+    takes_descriptors: AtomicBool,
+    origin: Option<Origin>,
+}
+
+impl Socket {
+    /// Takes over a socket that was accepted, or is about to connect. If the kernel knows how to, it lets no descriptors in.
+    pub(crate) fn new(descriptor: OwnedFd) -> Self {
+        forked::keep_from_children(&descriptor);
+        let takes_descriptors = AtomicBool::new(!system::pass_descriptors(&descriptor, false));
+        Self { descriptor: Some(descriptor), takes_descriptors, origin: Origin::here().ok() }
+    }
+
+    /// Lets the peer send descriptors from now on.
+    pub(crate) fn take_descriptors(&self) {
+        self.takes_descriptors.store(true, Relaxed);
+        system::pass_descriptors(self, true);
+    }
+
+    /// Returns whether messages of the peer may have descriptors.
+    pub(crate) fn takes_descriptors(&self) -> bool {
+        self.takes_descriptors.load(Relaxed)
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // Only `drop` takes the descriptor.
+        self.descriptor.as_ref().unwrap_or_else(|| unreachable!()).as_fd()
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        let Some(descriptor) = self.descriptor.take() else { return };
+        forked::leave_to_children(&descriptor);
+        // A forked child has another file in its place.
+        if self.origin.is_some_and(Origin::is_forked) {
             return;
         }
-        // Descriptors that wait before this one must not delay the news that this end has gone.
-        let _ = rustix::net::shutdown(&descriptor, Shutdown::Both);
-        if is_message_socket(&descriptor) {
-            // After the shutdown, no message comes any more. A socket without messages has nothing to wait for.
-            empty(&descriptor);
-            return;
-        }
-        close_elsewhere(descriptor);
-    }
-}
-
-/// Returns whether a descriptor is a connected unix socket of messages, as those that devices use.
-fn is_message_socket(descriptor: &OwnedFd) -> bool {
-    sockopt::socket_domain(descriptor) == Ok(AddressFamily::UNIX)
-        && sockopt::socket_type(descriptor) == Ok(SocketType::SEQPACKET)
-        && sockopt::socket_acceptconn(descriptor) == Ok(false)
-}
-
-/// Takes all messages of a socket, and leaves their descriptors to the thread.
-fn empty(socket: &OwnedFd) {
-    /// Empty messages in a row that stand for the end. The kernel holds fewer messages.
-    const END: usize = 1024;
-    let (mut bytes, mut empty) = ([0; 1], 0);
-    while empty < END {
-        match message::receive_owned(socket, &mut bytes) {
-            // An empty message, or the end: the kernel tells them apart in no other way.
-            Ok((0, fds)) if fds.is_empty() => empty += 1,
-            Ok((_, fds)) => {
-                empty = 0;
-                fds.into_iter().filter(|fd| !memfd::is_memfd(fd)).for_each(close_elsewhere);
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(_) => return,
+        hang_up(&descriptor);
+        // A socket with an empty queue has nothing to wait for.
+        if self.takes_descriptors() && !empty(&descriptor) {
+            let source = system::source(&descriptor).ok();
+            closer::close(descriptor, source);
         }
     }
 }
 
-/// Closes a descriptor in another thread.
-fn close_elsewhere(descriptor: OwnedFd) {
-    match closer().map(|closer| closer.try_send(descriptor)) {
-        Some(Ok(())) => {}
-        Some(Err(TrySendError::Full(descriptor) | TrySendError::Disconnected(descriptor))) => {
-            crate::throttled!(warn, "too many descriptors of peers wait to be closed");
-            drop(descriptor);
-        }
-        None => {}
-    }
+/// Tells the other end that this end has gone. No message comes any more. The call takes no lock that is held while a process waits.
+pub(crate) fn hang_up(socket: &impl AsFd) {
+    let _ = rustix::net::shutdown(socket, Shutdown::Both);
 }
 
-/// A thread that closes descriptors: its queue, and its process.
-struct Closer {
-    sender: SyncSender<OwnedFd>,
-    origin: Origin,
+/// Takes all messages of a socket that is shut down. Returns false if there are messages that this process does not take.
+fn empty(socket: &OwnedFd) -> bool {
+    /// The kernel holds far fewer messages.
+    const MESSAGES: usize = 1 << 12;
+    (0..MESSAGES)
+        .find_map(|_| match message::receive(socket, &mut [0; 1]) {
+            Ok((0, None)) if is_empty(socket) => Some(true),
+            Ok(_) => None,
+            Err(error) => match error.kind() {
+                std::io::ErrorKind::Interrupted | std::io::ErrorKind::ConnectionReset => None,
+                std::io::ErrorKind::WouldBlock => Some(true),
+                _ => Some(false),
+            },
+        })
+        .unwrap_or(false)
 }
 
-/// Returns the queue of the thread that closes descriptors. `None` if the thread can't be started; descriptors are closed at once
-/// then.
-fn closer() -> Option<&'static SyncSender<OwnedFd>> {
-    /// The threads of this process and of its parents, each with its process. A child that was forked starts its own.
-    static CLOSERS: [OnceLock<Option<Closer>>; GENERATIONS] = [const { OnceLock::new() }; GENERATIONS];
-    CLOSERS.iter().find_map(|closer| {
-        let closer = closer.get_or_init(|| {
-            let origin = Origin::here().ok()?;
-            let (sender, receiver) = sync_channel::<OwnedFd>(WAITING);
-            let thread = std::thread::Builder::new().name("rdma-soft-close".into());
-            thread.spawn(move || receiver.into_iter().for_each(drop)).ok()?;
-            Some(Closer { sender, origin })
-        });
-        closer.as_ref().filter(|closer| !closer.origin.is_forked()).map(|closer| &closer.sender)
-    })
+/// Returns whether a socket that is shut down has no message. The kernel returns zero bytes at the end, and also for a message without
+/// bytes. But only a message has its sender, for which there is no room here.
+fn is_empty(socket: &OwnedFd) -> bool {
+    let shows = |shows| sockopt::set_socket_passcred(socket, shows).is_ok();
+    let next = shows(true).then(|| message::peek(socket, &mut [0; 1]));
+    shows(false) && matches!(next, Some(Ok((0, flags))) if !flags.contains(ReturnFlags::CTRUNC))
 }
 
 #[cfg(test)]
@@ -130,7 +149,9 @@ pub(in crate::soft) mod tests {
     use std::sync::mpsc::channel;
     use std::time::Duration;
 
-    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+    use rustix::net::{
+        AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    };
 
     use super::*;
 
@@ -144,19 +165,25 @@ pub(in crate::soft) mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (theirs, _) = listener.accept().unwrap();
-        rustix::net::sockopt::set_socket_linger(&ours, Some(LINGER)).unwrap();
+        sockopt::set_socket_linger(&ours, Some(LINGER)).unwrap();
         ours.set_nonblocking(true).unwrap();
         while ours.write(&[0; 1 << 16]).is_ok() {}
         (ours.into(), theirs)
     }
 
-    /// Sends a byte and a descriptor.
-    pub(in crate::soft) fn send(socket: &impl AsFd, descriptor: &OwnedFd) {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    /// Returns two connected sockets, as those that devices use.
+    pub(in crate::soft) fn socket_pair() -> (OwnedFd, OwnedFd) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+    }
+
+    /// Sends `bytes`, and a descriptor `count` times.
+    pub(in crate::soft) fn send(socket: &impl AsFd, bytes: &[u8], descriptor: &OwnedFd, count: usize) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        let sent = [descriptor.as_fd()];
+        let sent = vec![descriptor.as_fd(); count];
         assert!(control.push(SendAncillaryMessage::ScmRights(&sent)));
-        rustix::net::sendmsg(socket, &[IoSlice::new(b"x")], &mut control, SendFlags::empty()).unwrap();
+        rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::empty()).unwrap();
     }
 
     /// Runs `work` in another thread, and checks that it ends long before a lingering socket is closed.
@@ -169,13 +196,44 @@ pub(in crate::soft) mod tests {
     #[test]
     fn dropping_does_not_wait() {
         let (socket, other_end) = lingering();
-        ends_soon(move || drop(Received::new(socket)));
-        // A socket in whose queue such a descriptor waits.
-        let (one, two) = std::os::unix::net::UnixStream::pair().unwrap();
-        let (socket, another_end) = lingering();
-        send(&one, &socket);
-        drop((socket, one));
-        ends_soon(move || drop(Received::new(two.into())));
-        drop((other_end, another_end));
+        ends_soon(move || drop(Received::new(socket, None)));
+        drop(other_end);
+        // A socket in whose queue such descriptors wait, also behind a message without bytes.
+        for (bytes, count) in [(&b"x"[..], 1), (b"", 1), (b"x", 253)] {
+            let (ours, theirs) = socket_pair();
+            let ours = Socket::new(ours);
+            ours.take_descriptors();
+            let (socket, other_end) = lingering();
+            rustix::net::send(&theirs, &[], SendFlags::empty()).unwrap();
+            send(&theirs, bytes, &socket, count);
+            drop((socket, theirs));
+            ends_soon(move || drop(ours));
+            drop(other_end);
+        }
+    }
+
+    /// The two kinds of an empty answer of the kernel are told apart.
+    #[test]
+    fn a_message_without_bytes_is_not_the_end() {
+        let (ours, theirs) = socket_pair();
+        rustix::net::send(&theirs, &[], SendFlags::empty()).unwrap();
+        hang_up(&ours);
+        assert!(!is_empty(&ours));
+        assert_eq!(message::receive(&ours, &mut [0; 1]).unwrap().0, 0);
+        assert!(is_empty(&ours) && empty(&ours));
+    }
+
+    /// The other end learns at once that this end has gone, also if a descriptor is left that can't be closed soon.
+    #[test]
+    fn the_other_end_notices_the_drop() {
+        let (ours, theirs) = socket_pair();
+        let ours = Socket::new(ours);
+        ours.take_descriptors();
+        let (socket, other_end) = lingering();
+        send(&theirs, b"x", &socket, 253);
+        drop(socket);
+        ends_soon(move || drop(ours));
+        assert!(rustix::net::send(&theirs, b"x", SendFlags::NOSIGNAL).is_err());
+        drop(other_end);
     }
 }

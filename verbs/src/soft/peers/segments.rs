@@ -5,12 +5,12 @@
 
 use std::collections::HashMap;
 use std::ops::Deref;
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 
 use super::message::{self, Answer, Reply};
-use super::received::Received;
+use super::received::{Received, Socket, hang_up};
+use crate::soft::closer;
 use crate::soft::shared::mapping::Mapping;
 use crate::sync::lock;
 
@@ -48,28 +48,39 @@ struct Usage {
     bytes: AtomicU64,
 }
 
-/// A mapped segment. It counts against the limits until it is unmapped.
+/// A mapped segment.
 #[derive(Debug)]
 pub(crate) struct Segment {
     mapping: Mapping,
+    /// Dropped after the mapping.
+    _counted: Counted,
+}
+
+/// A segment that counts against the limits until it is unmapped.
+#[derive(Debug)]
+struct Counted {
+    bytes: u64,
     usage: Arc<Usage>,
 }
 
 /// The answer to a peer that leaves: none of its segments is mapped any more.
 #[derive(Debug)]
 pub(crate) struct LeaveAnswer {
-    pub(crate) socket: Weak<Received>,
+    pub(crate) socket: Weak<Socket>,
     pub(crate) sequence: u64,
 }
 
 impl LeaveAnswer {
+    /// Sends the answer when the mappings that were dropped before are gone.
     fn send(self) {
-        let Some(socket) = self.socket.upgrade() else { return };
-        let reply = Reply { sequence: self.sequence, answer: Answer::Object };
-        if message::send_reply(&*socket, &reply, &[]).is_err() {
-            // The peer takes the end of the connection for the answer.
-            let _ = rustix::net::shutdown(&*socket, rustix::net::Shutdown::Both);
-        }
+        closer::free(move || {
+            let Some(socket) = self.socket.upgrade() else { return };
+            let reply = Reply { sequence: self.sequence, answer: Answer::Object };
+            if message::send_reply(&*socket, &reply, &[]).is_err() {
+                // The peer takes the end of the connection for the answer.
+                hang_up(&*socket);
+            }
+        });
     }
 }
 
@@ -81,17 +92,30 @@ impl Deref for Segment {
     }
 }
 
-impl Drop for Segment {
+impl Counted {
+    fn new(bytes: u64, usage: &Arc<Usage>) -> Self {
+        MAPPED.fetch_add(1, Relaxed);
+        usage.segments.fetch_add(1, Relaxed);
+        usage.bytes.fetch_add(bytes, Relaxed);
+        Self { bytes, usage: Arc::clone(usage) }
+    }
+}
+
+impl Drop for Counted {
     fn drop(&mut self) {
-        MAPPED.fetch_sub(1, Relaxed);
-        self.usage.segments.fetch_sub(1, Relaxed);
-        self.usage.bytes.fetch_sub(self.mapping.length(), Relaxed);
+        let (bytes, usage) = (self.bytes, Arc::clone(&self.usage));
+        // The thread unmaps the segment first.
+        closer::free(move || {
+            MAPPED.fetch_sub(1, Relaxed);
+            usage.segments.fetch_sub(1, Relaxed);
+            usage.bytes.fetch_sub(bytes, Relaxed);
+        });
     }
 }
 
 impl Segments {
     /// Maps a segment that the peer offers. Returns whether it is mapped.
-    pub(crate) fn map(&self, id: u64, length: u64, fd: &impl AsFd) -> bool {
+    pub(crate) fn map(&self, id: u64, length: u64, fd: Received) -> bool {
         let mut known = lock(&self.known);
         if known.offered.contains_key(&id) {
             return true;
@@ -107,12 +131,11 @@ impl Segments {
             );
             return false;
         }
-        match Mapping::import(fd, length) {
+        match Mapping::import(&fd, length) {
             Ok(mapping) => {
-                MAPPED.fetch_add(1, Relaxed);
-                self.usage.segments.fetch_add(1, Relaxed);
-                self.usage.bytes.fetch_add(mapping.length(), Relaxed);
-                known.offered.insert(id, Arc::new(Segment { mapping, usage: Arc::clone(&self.usage) }));
+                fd.close_mapped();
+                let _counted = Counted::new(mapping.length(), &self.usage);
+                known.offered.insert(id, Arc::new(Segment { mapping, _counted }));
                 true
             }
             Err(error) => {
@@ -122,7 +145,7 @@ impl Segments {
         }
     }
 
-    /// Forgets segment `id`, which is unmapped as soon as no thread copies from it. Returns false if views keep it mapped:
+    /// Forgets segment `id`, which [`closer::free`] unmaps as soon as no thread copies from it. Returns false if views keep it mapped:
     /// [`end_view`](Self::end_view) then says when the last of them is gone.
     pub(crate) fn unmap(&self, id: u64) -> bool {
         let mut known = lock(&self.known);
@@ -155,9 +178,9 @@ impl Segments {
         Some(segment)
     }
 
-    /// Ends a view of segment `id`. Returns whether the peer is to be told that the segment is unmapped now.
+    /// Ends a view of segment `id`. Returns whether the peer is to be told that the segment is unmapped, by [`closer::free`], after that.
     pub(crate) fn end_view(&self, id: u64, segment: Arc<Segment>) -> bool {
-        // This may unmap the segment. It comes first, because the peer may be told afterwards.
+        // It comes first, because the peer may be told afterwards.
         drop(segment);
         let mut known = lock(&self.known);
         let Some(count) = known.viewed.get_mut(&id) else { return false };
@@ -182,13 +205,17 @@ mod tests {
 
     use super::*;
     use crate::HostMemory;
-    use crate::soft::peers::received::Received;
-    use std::os::fd::AsFd;
+    use crate::soft::peers::received::tests::socket_pair;
 
-    /// Returns the descriptor of a page of shared memory. All segments of a test may use one.
-    fn page() -> Received {
+    /// Returns a function that returns descriptors of a page of shared memory.
+    fn page() -> impl Fn() -> Received {
         let memory = HostMemory::shared(4096, 4096).unwrap();
-        Received::new(memory.shared_fd().unwrap().as_fd().try_clone_to_owned().unwrap())
+        move || Received::new(memory.shared_fd().unwrap().try_clone_to_owned().unwrap(), None)
+    }
+
+    /// Waits until the segments that were dropped are unmapped.
+    fn unmapped() {
+        closer::wait_until_free();
     }
 
     /// Returns an answer to a peer whose connection is gone.
@@ -200,16 +227,18 @@ mod tests {
     fn a_view_keeps_its_segment_mapped_and_counted() {
         let (segments, fd) = (Segments::default(), page());
         assert!(segments.begin_view(1).is_none(), "not mapped");
-        assert!(segments.map(1, 4096, &fd) && segments.map(2, 4096, &fd));
+        assert!(segments.map(1, 4096, fd()) && segments.map(2, 4096, fd()));
         let (first, second) = (segments.begin_view(1).unwrap(), segments.begin_view(1).unwrap());
         assert!(segments.unmap(2), "no view of this one");
         assert!(!segments.unmap(1) && segments.find(1).is_none());
+        unmapped();
         assert_eq!(segments.usage.bytes.load(Relaxed), 4096);
         assert!(!segments.end_view(1, first), "there is another view");
         assert!(segments.end_view(1, second));
+        unmapped();
         assert_eq!(segments.usage.bytes.load(Relaxed), 0);
         // A view that ends while the peer offers the segment needs no word.
-        assert!(segments.map(3, 4096, &fd));
+        assert!(segments.map(3, 4096, fd()));
         let view = segments.begin_view(3).unwrap();
         assert!(!segments.end_view(3, view) && segments.unmap(3));
     }
@@ -217,62 +246,69 @@ mod tests {
     /// A peer that leaves hears that its memory is unmapped when the last view is gone.
     #[test]
     fn a_peer_that_leaves_is_answered_after_the_last_view() {
-        let flags = rustix::net::SocketFlags::CLOEXEC | rustix::net::SocketFlags::NONBLOCK;
-        let (family, kind) = (rustix::net::AddressFamily::UNIX, rustix::net::SocketType::SEQPACKET);
-        let (ours, theirs) = rustix::net::socketpair(family, kind, flags, None).unwrap();
-        let ours = Arc::new(Received::new(ours));
+        let (ours, theirs) = socket_pair();
+        let ours = Arc::new(Socket::new(ours));
         let answer = |sequence| LeaveAnswer { socket: Arc::downgrade(&ours), sequence };
         let (segments, fd) = (Segments::default(), page());
-        assert!(segments.map(1, 4096, &fd) && segments.map(2, 4096, &fd));
+        assert!(segments.map(1, 4096, fd()) && segments.map(2, 4096, fd()));
         let (first, second) = (segments.begin_view(1).unwrap(), segments.begin_view(2).unwrap());
         segments.unmap_all(answer(7));
+        unmapped();
         assert!(message::receive_reply(&theirs).is_err(), "views are left");
         segments.end_view(1, first);
+        unmapped();
         assert!(message::receive_reply(&theirs).is_err(), "a view is left");
         segments.end_view(2, second);
+        unmapped();
         assert_eq!(message::receive_reply(&theirs).unwrap().0, Reply { sequence: 7, answer: Answer::Object });
         segments.unmap_all(answer(8));
+        unmapped();
         assert_eq!(message::receive_reply(&theirs).unwrap().0.sequence, 8);
     }
 
     #[test]
     fn a_peer_has_a_limited_number_of_segments() {
         let (segments, other, fd) = (Segments::default(), Segments::default(), page());
-        assert!((0..MOST as u64).all(|id| segments.map(id, 4096, &fd)));
-        assert!(!segments.map(MOST as u64, 4096, &fd), "one too many");
-        assert!(segments.map(0, 4096, &fd), "mapped already");
-        assert!(other.map(MOST as u64, 4096, &fd), "another peer");
+        assert!((0..MOST as u64).all(|id| segments.map(id, 4096, fd())));
+        assert!(!segments.map(MOST as u64, 4096, fd()), "one too many");
+        assert!(segments.map(0, 4096, fd()), "mapped already");
+        assert!(other.map(MOST as u64, 4096, fd()), "another peer");
         segments.unmap(7);
         assert!(segments.find(7).is_none());
+        unmapped();
         // A refusal is not permanent.
-        assert!(segments.map(MOST as u64, 4096, &fd));
+        assert!(segments.map(MOST as u64, 4096, fd()));
         segments.unmap_all(unheard());
         assert!(segments.find(8).is_none());
-        assert!((0..MOST as u64).all(|id| segments.map(id, 4096, &fd)));
+        unmapped();
+        assert!((0..MOST as u64).all(|id| segments.map(id, 4096, fd())));
     }
 
     #[test]
     fn a_peer_has_a_limited_number_of_bytes() {
         let (segments, fd) = (Segments::default(), page());
-        assert!(segments.map(1, 4096, &fd));
-        assert!(!segments.map(2, MOST_BYTES, &fd), "more than the peer may have");
-        assert!(!segments.map(2, u64::MAX, &fd), "more than any memory has");
+        assert!(segments.map(1, 4096, fd()));
+        assert!(!segments.map(2, MOST_BYTES, fd()), "more than the peer may have");
+        assert!(!segments.map(2, u64::MAX, fd()), "more than any memory has");
         segments.usage.bytes.store(MOST_BYTES - 8191, Relaxed);
-        assert!(segments.map(2, 4096, &fd) && !segments.map(3, 4096, &fd));
+        assert!(segments.map(2, 4096, fd()) && !segments.map(3, 4096, fd()));
         segments.unmap(1);
-        assert!(segments.map(3, 4096, &fd));
+        unmapped();
+        assert!(segments.map(3, 4096, fd()));
     }
 
     #[test]
     fn a_number_that_is_not_mapped_changes_no_count() {
         let (segments, fd) = (Segments::default(), page());
-        assert!(segments.map(1, 4096, &fd));
+        assert!(segments.map(1, 4096, fd()));
         for _ in 0..3 {
             segments.unmap(2);
         }
+        unmapped();
         assert_eq!(segments.usage.bytes.load(Relaxed), 4096);
         segments.unmap(1);
         segments.unmap(1);
+        unmapped();
         assert_eq!(segments.usage.bytes.load(Relaxed), 0);
     }
 }

@@ -21,11 +21,11 @@ use super::local::LocalQueuePair;
 use super::message::{self, Answer, Object, Reply, Request};
 use super::peer::{self, Peer};
 use super::policy::Policy;
-use super::received::Received;
+use super::received::{Received, Socket};
 use super::segments::LeaveAnswer;
 use super::sockets::Listener;
 use crate::host_memory::Charge;
-use crate::soft::barrier;
+use crate::soft::{barrier, closer};
 use crate::sync::lock;
 
 const LISTENER: u64 = 0;
@@ -40,6 +40,16 @@ struct Reminders {
     /// The last look, and the next one.
     looked: Instant,
     next: Option<Instant>,
+}
+
+/// Charges of memory that a peer may have mapped, after the last connection to the peer has gone.
+#[derive(Debug)]
+struct Kept {
+    socket: Socket,
+    /// Dropped with this value.
+    _charges: Vec<Charge>,
+    /// The number of answers that may come before the one that says that the memory is unmapped.
+    late_answers: u64,
 }
 
 /// State that the thread and the device share.
@@ -61,7 +71,7 @@ pub(crate) struct Service {
     /// Whether a segment was withdrawn since the last look for those that peers are to be reminded of.
     reminding: AtomicBool,
     /// Charges of memory that a peer may have mapped, by the token of the socket to that peer.
-    kept: Mutex<HashMap<u64, (Received, Vec<Charge>)>>,
+    kept: Mutex<HashMap<u64, Kept>>,
 }
 
 impl Service {
@@ -69,7 +79,7 @@ impl Service {
     pub(crate) fn new(listener: Listener, policy: Policy) -> io::Result<Self> {
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &listener.socket, EventData::new_u64(LISTENER), EventFlags::IN)?;
+        epoll::add(&epoll, listener.socket(), EventData::new_u64(LISTENER), EventFlags::IN)?;
         epoll::add(&epoll, &wake, EventData::new_u64(WAKE), EventFlags::IN)?;
         Ok(Self {
             epoll,
@@ -128,15 +138,15 @@ impl Service {
     }
 
     /// Keeps the charges until the peer at the other end of `socket` says that it has unmapped the memory of this process, or is
-    /// gone.
-    pub(crate) fn keep_until_unmapped(&self, socket: Received, charges: Vec<Charge>) {
+    /// gone. Up to `late_answers` other answers may come first.
+    pub(crate) fn keep_until_unmapped(&self, socket: Socket, charges: Vec<Charge>, late_answers: u64) {
         let token = self.next_token.fetch_add(1, SeqCst);
         let flags = EventFlags::IN | EventFlags::RDHUP;
         // The socket is watched without its earlier token, which belongs to a peer that is gone.
         let _ = epoll::delete(&self.epoll, &socket);
         let mut kept = lock(&self.kept);
         if epoll::add(&self.epoll, &socket, EventData::new_u64(token), flags).is_ok() {
-            kept.insert(token, (socket, charges));
+            kept.insert(token, Kept { socket, _charges: charges, late_answers });
         }
     }
 
@@ -290,10 +300,14 @@ impl Service {
     /// false if none are kept.
     fn end_kept(&self, token: u64) -> bool {
         let mut kept = lock(&self.kept);
-        let Some((socket, _)) = kept.get(&token) else { return false };
-        let over = match message::receive_reply(socket) {
+        let Some(Kept { socket, late_answers, .. }) = kept.get_mut(&token) else { return false };
+        let over = match message::receive_reply(&*socket) {
             // A late answer to an earlier request, which a thread has given up.
-            Ok((reply, _)) => reply.sequence == message::LEAVE,
+            Ok((reply, _)) if reply.sequence != message::LEAVE && *late_answers > 0 => {
+                *late_answers -= 1;
+                false
+            }
+            Ok(_) => true,
             Err(error) => !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
         };
         let ended = if over { kept.remove(&token) } else { None };
@@ -304,13 +318,18 @@ impl Service {
 
     fn accept(&self, clients: &mut Clients) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let client = match rustix::net::accept_with(&self.listener.socket, flags) {
-            Ok(client) => Received::new(client),
+        let accepted = if closer::is_full() {
+            Err(rustix::io::Errno::MFILE)
+        } else {
+            rustix::net::accept_with(self.listener.socket(), flags)
+        };
+        let client = match accepted {
+            Ok(client) => Socket::new(client),
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {
                 return;
             }
             Err(error) => {
-                // Most likely no descriptors are left. The listener stays readable, so this thread would spin without
+                // Most likely no descriptors are left, or too many of peers are not closed yet. The listener stays readable, so this thread would spin without
                 // the pause.
                 crate::throttled!(warn, %error, "the soft device can't accept a peer");
                 std::thread::sleep(Duration::from_millis(10));
@@ -351,22 +370,24 @@ impl Service {
                 Ok(None) | Err(_) => return false,
             };
             match self.answer(client, &request, fd, asked) {
-                Ok(true) if clients.prove(token, request.number) => clients.prune(&lock(&self.queue_pairs)),
-                Ok(_) => {}
-                Err(_) => return false,
+                Ok(Served::Proven) if clients.prove(token, request.number) => {
+                    clients.prune(&lock(&self.queue_pairs));
+                }
+                Ok(Served::Proven | Served::Unproven) => {}
+                Ok(Served::Taken) | Err(_) => return false,
             }
         }
         true
     }
 
-    /// Answers a request. Returns whether it names a queue pair and its token.
+    /// Answers a request.
     fn answer(
         &self,
         client: &Client,
         request: &Request,
         fd: Option<Received>,
         asked: &mut Vec<Weak<dyn LocalQueuePair>>,
-    ) -> io::Result<bool> {
+    ) -> io::Result<Served> {
         let reply = |answer, fds: &[BorrowedFd<'_>]| {
             message::send_reply(&client.socket, &Reply { sequence: request.sequence, answer }, fds)
         };
@@ -374,7 +395,7 @@ impl Service {
         if request.object == Object::Leave {
             let (socket, sequence) = (Arc::downgrade(&client.socket), request.sequence);
             segments.unmap_all(LeaveAnswer { socket, sequence });
-            return Ok(false);
+            return Ok(Served::Unproven);
         }
         let found = lock(&self.queue_pairs).get(&request.number).cloned();
         let queue_pair = found.as_ref().and_then(Weak::upgrade);
@@ -387,8 +408,19 @@ impl Service {
             if request.object.has_reply() {
                 reply(Answer::Refused, &[])?;
             }
-            return Ok(false);
+            return Ok(Served::Unproven);
         };
+        if let Object::EventSocket(id) = request.object {
+            let Some(added) = queue_pair.add_event_socket(id, &client.socket) else {
+                reply(Answer::Refused, &[])?;
+                return Ok(Served::Unproven);
+            };
+            added?;
+            // From here on, the thread that polls the queue reads the socket.
+            let _ = epoll::delete(&self.epoll, &client.socket);
+            reply(Answer::Object, &[])?;
+            return Ok(Served::Taken);
+        }
         client.take_descriptors();
         match request.object {
             Object::Nothing => {
@@ -402,12 +434,19 @@ impl Service {
             Object::Offer { id, length } => {
                 if client.memory.is_shared
                     && let Some(fd) = fd
-                    && segments.map(id, length, &fd)
+                    && segments.map(id, length, fd)
                 {
                     queue_pair.confirm(Object::Mapped { id });
                 }
             }
-            Object::Withdraw { id } if unmapped => queue_pair.confirm(Object::Unmapped { id }),
+            Object::Withdraw { id } if unmapped => {
+                let queue_pair = Arc::downgrade(&queue_pair);
+                closer::free(move || {
+                    if let Some(queue_pair) = queue_pair.upgrade() {
+                        queue_pair.confirm(Object::Unmapped { id });
+                    }
+                });
+            }
             // The last view says it.
             Object::Withdraw { .. } => {}
             Object::Mapped { .. } | Object::Unmapped { .. } => queue_pair.take_news(request.object),
@@ -417,7 +456,7 @@ impl Service {
                 granted.unwrap_or_else(|| reply(Answer::Refused, &[]))?;
             }
         }
-        Ok(true)
+        Ok(Served::Proven)
     }
 
     /// Wakes the pollers of the queue pairs whose deadlines have passed. Returns the time until the next deadline.
@@ -436,6 +475,17 @@ impl Service {
             }
         }
     }
+}
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Served {
+    /// It named a queue pair and its token.
+    Proven,
+    /// It did not.
+    Unproven,
+    /// The connection belongs to a completion queue now.
+    Taken,
 }
 
 #[derive(Debug)]
@@ -470,13 +520,11 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use std::os::fd::AsFd;
 
-    use rustix::net::{AddressFamily, SocketType};
-
     use super::*;
     use crate::soft::forked::Origin;
     use crate::soft::peers::address::DeviceId;
     use crate::soft::peers::message::Object;
-    use crate::soft::peers::received::tests::{ends_soon, lingering};
+    use crate::soft::peers::received::tests::{ends_soon, lingering, socket_pair};
     use crate::soft::peers::sockets::Sockets;
 
     /// One turn of a client that has asked very often takes a bounded time.
@@ -485,16 +533,14 @@ mod tests {
         let device = DeviceId { process: 1, nonce: crate::random::random().unwrap(), directory: 0 };
         let listener = Sockets::Namespace.listen(device, Policy::User, Origin::here().unwrap()).unwrap();
         let service = Service::new(listener, Policy::User).unwrap();
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let (ours, theirs) =
-            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let (ours, theirs) = socket_pair();
         for sequence in 0..100 {
             let request = Request { sequence, number: 1, token: 2, object: Object::Table };
             message::send_request(&theirs, &request, None).unwrap();
         }
         let identity = Identity::of(&ours, true).unwrap();
         let mut clients = Clients::default();
-        clients.insert(5, Received::new(ours), identity);
+        clients.insert(5, Socket::new(ours), identity);
         let mut answered = 0;
         for turn in 1..=100_usize.div_ceil(REQUESTS_OF_A_TURN) {
             assert!(service.serve(5, &mut clients, &mut Vec::new()));
@@ -513,13 +559,11 @@ mod tests {
         let device = DeviceId { process: 1, nonce: crate::random::random().unwrap(), directory: 0 };
         let listener = Sockets::Namespace.listen(device, Policy::User, Origin::here().unwrap()).unwrap();
         let service = Service::new(listener, Policy::User).unwrap();
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         for ends in [false, true] {
-            let (ours, theirs) =
-                rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+            let (ours, theirs) = socket_pair();
             let charge: Charge = Arc::new(());
             let token = service.next_token.load(SeqCst);
-            service.keep_until_unmapped(Received::new(ours), vec![Arc::clone(&charge)]);
+            service.keep_until_unmapped(Socket::new(ours), vec![Arc::clone(&charge)], 2);
             let handle = || service.handle(token, &mut Clients::default(), &mut Vec::new());
             handle();
             for (sequence, answer) in [(1, Answer::Object), (2, Answer::Refused)] {
@@ -541,9 +585,7 @@ mod tests {
     /// A descriptor that a client sends with a request can block its last close. The thread must not be the one that closes it.
     #[test]
     fn a_descriptor_that_lingers_does_not_stop_the_thread() {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let (ours, theirs) =
-            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let (ours, theirs) = socket_pair();
         let (socket, other_end) = lingering();
         let request = Request { sequence: 1, number: 1, token: 2, object: Object::Table };
         message::send_request(&theirs, &request, Some(socket.as_fd())).unwrap();
@@ -554,7 +596,7 @@ mod tests {
             let service = Service::new(listener, Policy::User).unwrap();
             let identity = Identity::of(&ours, true).unwrap();
             let mut clients = Clients::default();
-            clients.insert(5, Received::new(ours), identity);
+            clients.insert(5, Socket::new(ours), identity);
             service.serve(5, &mut clients, &mut Vec::new())
         });
         assert!(!served);

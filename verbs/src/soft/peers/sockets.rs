@@ -16,14 +16,15 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::address::DeviceId;
+use super::level::Identity;
 use super::policy::Policy;
-use super::received::Received;
+use super::received::{Socket, hang_up};
 use crate::VerbsError;
-use crate::soft::forked::Origin;
-use crate::soft::system;
+use crate::soft::forked::{self, Origin};
+use crate::soft::{closer, system};
 
 /// The variable that names the directory.
 const VARIABLE: &str = "RDMA_SOFT_DIR";
@@ -40,6 +41,8 @@ const PROBES: usize = 64;
 /// Most files of the directory that are read when a device opens.
 const FILES: usize = 4096;
 const BACKLOG: i32 = 128;
+/// Longest time for which a device's backlog may be full. Whose device it is, is unknown until it has accepted.
+const CROWDED: Duration = Duration::from_secs(1);
 
 /// The place of the sockets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,8 +56,8 @@ pub(crate) enum Sockets {
 /// A socket that listens, and its file, if it has one.
 #[derive(Debug)]
 pub(crate) struct Listener {
-    /// Connections that were not accepted may have messages with descriptors.
-    pub(crate) socket: Received,
+    /// Taken when this value is dropped.
+    socket: Option<OwnedFd>,
     file: Option<PathBuf>,
     origin: Origin,
 }
@@ -120,23 +123,43 @@ impl Sockets {
         }
     }
 
-    /// Connects to `device` until `deadline`. Fails with the reason if the two devices do not find one another.
-    pub(crate) fn connect(&self, device: DeviceId, deadline: Instant) -> Result<OwnedFd, VerbsError> {
-        let os = |error: Errno| VerbsError::os("connecting to the peer's soft device", error);
+    /// Connects to `device` until `deadline`. Fails with the reason if the two devices do not find one another, or if `policy` does not
+    /// let in the device.
+    pub(crate) fn connect(
+        &self,
+        device: DeviceId,
+        policy: Policy,
+        deadline: Instant,
+    ) -> Result<Socket, VerbsError> {
+        let os = |error: io::Error| VerbsError::os("connecting to the peer's soft device", error);
+        let mut file = None;
         let name = match self {
             Self::Namespace if device.directory != 0 => return Err(self.unseen(device)),
             Self::Namespace => SocketAddrUnix::new_abstract_name(device.socket_name().as_bytes()),
             Self::Directory { .. } if device.directory == 0 => return Err(self.unseen(device)),
-            Self::Directory { path, .. } => SocketAddrUnix::new(path.join(file_name(device))),
+            Self::Directory { path, .. } => match SocketFile::open(&path.join(file_name(device))) {
+                Ok(found) => file.insert(found).name(),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(self.unseen(device)),
+                Err(error) => return Err(os(error)),
+            },
         };
-        let name = name.map_err(os)?;
-        let socket = new_socket().map_err(os)?;
+        let name = name.map_err(|error| os(error.into()))?;
+        let socket = Socket::new(new_socket().map_err(|error| os(error.into()))?);
+        let crowded = deadline.min(Instant::now() + CROWDED);
         loop {
             match rustix::net::connect(&socket, &name) {
                 Ok(()) => return Ok(socket),
-                // The listener's backlog is full, because its service thread is busy.
-                Err(Errno::AGAIN) if Instant::now() < deadline => {
+                // The listener's backlog is full, because its service thread is busy. A process that is not let in may have made the
+                // listener, and never accept.
+                Err(Errno::AGAIN) if Instant::now() < crowded => {
+                    if let Some(file) = &file {
+                        policy.admit(&Identity::of_owner(file.owner))?;
+                    }
                     std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(Errno::AGAIN) => {
+                    let busy = "the peer's soft device accepts no connection";
+                    return Err(os(io::Error::new(io::ErrorKind::TimedOut, busy)));
                 }
                 Err(Errno::CONNREFUSED | Errno::NOENT) => return Err(self.unseen(device)),
                 Err(Errno::ACCESS) => {
@@ -146,7 +169,7 @@ impl Sockets {
                             .into(),
                     ));
                 }
-                Err(error) => return Err(os(error)),
+                Err(error) => return Err(os(error.into())),
             }
         }
     }
@@ -192,13 +215,52 @@ impl fmt::Display for Sockets {
     }
 }
 
+/// The file of a device's socket. Other processes may write to the directory, so the name may be that of another file the next time, or
+/// of a link to one on a file system that does not answer. Therefore the file is found once, and no link is followed.
+struct SocketFile {
+    handle: OwnedFd,
+    /// The user.
+    owner: u32,
+}
+
+impl SocketFile {
+    fn open(file: &Path) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let handle = rustix::fs::open(file, flags, Mode::empty())?;
+        let status = rustix::fs::fstat(&handle)?;
+        if FileType::from_raw_mode(status.st_mode) != FileType::Socket {
+            return Err(io::Error::other("another process has replaced the file"));
+        }
+        Ok(Self { handle, owner: status.st_uid })
+    }
+
+    /// Returns another path of the file, which goes through no directory that others can write to.
+    fn path(&self) -> String {
+        format!("/proc/self/fd/{}", self.handle.as_raw_fd())
+    }
+
+    fn name(&self) -> Result<SocketAddrUnix, Errno> {
+        SocketAddrUnix::new(self.path())
+    }
+}
+
 impl Listener {
+    fn new(socket: OwnedFd, file: Option<PathBuf>, origin: Origin) -> Self {
+        forked::keep_from_children(&socket);
+        Self { socket: Some(socket), file, origin }
+    }
+
+    pub(crate) fn socket(&self) -> &OwnedFd {
+        // Only `drop` takes the socket.
+        self.socket.as_ref().unwrap_or_else(|| unreachable!())
+    }
+
     /// Ends listening, and removes the file. In a forked child, it does nothing: the socket and the file are the parent's.
     pub(crate) fn remove(&self) {
         if self.origin.is_forked() {
             return;
         }
-        let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
+        hang_up(self.socket());
         if let Some(file) = &self.file {
             // Another process may have removed the file.
             let _ = fs::remove_file(file);
@@ -209,6 +271,13 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         self.remove();
+        if let Some(socket) = self.socket.take() {
+            forked::leave_to_children(&socket);
+            // Connections that were not accepted may have messages with descriptors. A forked child has another file in the socket's place.
+            if !self.origin.is_forked() {
+                closer::close(socket, None);
+            }
+        }
     }
 }
 
@@ -239,7 +308,7 @@ fn listen_in_namespace(device: DeviceId, origin: Origin) -> io::Result<Listener>
     let socket = new_listener()?;
     rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(device.socket_name().as_bytes())?)?;
     rustix::net::listen(&socket, BACKLOG)?;
-    Ok(Listener { socket: Received::new(socket), file: None, origin })
+    Ok(Listener::new(socket, None, origin))
 }
 
 fn listen_at(file: &Path, policy: Policy, origin: Origin) -> io::Result<Listener> {
@@ -248,25 +317,21 @@ fn listen_at(file: &Path, policy: Policy, origin: Origin) -> io::Result<Listener
     rustix::fs::fchmod(&socket, Mode::from_raw_mode(policy.file_mode()))?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(file)?)?;
     // From here on, an error drops the listener, which removes the file.
-    let listener = Listener { socket: Received::new(socket), file: Some(file.to_owned()), origin };
+    let listener = Listener::new(socket, Some(file.to_owned()), origin);
     if policy == Policy::Any {
         open_to_all(file, policy)?;
     }
-    rustix::net::listen(&listener.socket, BACKLOG)?;
+    rustix::net::listen(listener.socket(), BACKLOG)?;
     Ok(listener)
 }
 
-/// Gives the socket `file` the mode of `policy`, whatever the umask is. Other processes may write to the directory, so the file
-/// may be another one by now. Therefore this function changes only a socket of this user, and follows no link.
+/// Gives the socket `file` the mode of `policy`, whatever the umask is. Changes only a socket of this user.
 fn open_to_all(file: &Path, policy: Policy) -> io::Result<()> {
-    let handle = rustix::fs::open(file, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
-    let status = rustix::fs::fstat(&handle)?;
-    let ours = rustix::process::geteuid().as_raw();
-    if FileType::from_raw_mode(status.st_mode) != FileType::Socket || status.st_uid != ours {
+    let file = SocketFile::open(file)?;
+    if file.owner != rustix::process::geteuid().as_raw() {
         return Err(io::Error::other("another process has replaced the file"));
     }
-    let handle_path = format!("/proc/self/fd/{}", handle.as_raw_fd());
-    rustix::fs::chmod(handle_path, Mode::from_raw_mode(policy.file_mode()))?;
+    rustix::fs::chmod(file.path(), Mode::from_raw_mode(policy.file_mode()))?;
     Ok(())
 }
 
@@ -299,8 +364,10 @@ fn is_old_socket(path: &Path, settled: Duration) -> bool {
 
 /// Returns whether no process listens at the socket `path`.
 fn is_dead(path: &Path) -> bool {
-    let (Ok(name), Ok(socket)) = (SocketAddrUnix::new(path), new_socket()) else { return false };
-    rustix::net::connect(&socket, &name) == Err(Errno::CONNREFUSED)
+    let (Ok(file), Ok(socket)) = (SocketFile::open(path), new_socket()) else { return false };
+    // The listener may send descriptors if it accepts, and a socket closes those that it has.
+    let socket = Socket::new(socket);
+    file.name().is_ok_and(|name| rustix::net::connect(&socket, &name) == Err(Errno::CONNREFUSED))
 }
 
 #[cfg(test)]

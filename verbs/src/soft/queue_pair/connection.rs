@@ -1,5 +1,6 @@
 //! The peer's side of a connected queue pair.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -40,14 +41,24 @@ impl Connection {
     /// Connects the queue pair with the token `own_token` to the queue pair at `address`: maps the peer's end and table, and
     /// takes the sockets of its completion queues. The peer's device may take [`PATIENCE`] for all that together.
     pub(crate) fn import(device: &Device, address: Address, own_token: u64) -> Result<Self, VerbsError> {
+        device.check_answers(address.device)?;
+        Self::ask(device, address, own_token).inspect_err(|error| {
+            if matches!(error, VerbsError::Os { cause, .. } if cause.kind() == io::ErrorKind::TimedOut) {
+                device.note_silence(address.device);
+            }
+        })
+    }
+
+    fn ask(device: &Device, address: Address, own_token: u64) -> Result<Self, VerbsError> {
         let deadline = Instant::now() + PATIENCE;
         let peer = device.peer(address.device, deadline)?;
+        let event_socket = |id| peer.event_socket(&address, id, device.reach(), deadline);
         let (end, answer) = peer.import_end(&address, own_token, deadline)?;
         let shares = answer.shares_memory && peer.shares_memory();
         Ok(Self {
             table: if shares { Some(peer.table(&address, deadline)?) } else { None },
-            send_event: PeerWaker::new(peer.event_socket(&address, answer.send_queue, deadline)?),
-            receive_event: PeerWaker::new(peer.event_socket(&address, answer.receive_queue, deadline)?),
+            send_event: PeerWaker::new(event_socket(answer.send_queue)?),
+            receive_event: PeerWaker::new(event_socket(answer.receive_queue)?),
             domain: answer.domain,
             access: answer.access,
             peer,

@@ -11,9 +11,11 @@ use super::connection::{Connection, Debt};
 use crate::random::random;
 use crate::soft::completion_queue::{CompletionSource, Queue, Role};
 use crate::soft::domain::{Domain, MemoryUser};
+use crate::soft::events::EventEnd;
 use crate::soft::peers::address::Address;
 use crate::soft::peers::local::{ClientMemory, LocalQueuePair, SendAnswer};
 use crate::soft::peers::message::{Answer, EndAnswer, Object};
+use crate::soft::peers::received::Socket;
 use crate::soft::peers::segments::{Segment, Segments};
 use crate::soft::shared::arming::Guarded;
 use crate::soft::shared::attention::Attention;
@@ -64,8 +66,10 @@ pub(crate) struct Core {
 struct Grant {
     fd: Option<OwnedFd>,
     to: Option<u64>,
-    /// Completion queues whose event socket was given to the peer.
+    /// Completion queues to whose pollers the peer has a connection.
     events: Vec<u64>,
+    /// Where these connections are kept as long as the peer's process lives.
+    event_ends: Weak<Mutex<Vec<EventEnd>>>,
 }
 
 #[derive(Debug, Default)]
@@ -111,7 +115,7 @@ impl Core {
             receive_queue,
             receive_slot,
             end,
-            grant: Mutex::new(Grant { fd: Some(fd), to: None, events: Vec::new() }),
+            grant: Mutex::new(Grant { fd: Some(fd), to: None, events: Vec::new(), event_ends: Weak::new() }),
             state: AtomicU8::new(RESET),
             drains: AtomicBool::new(false),
             access: OnceLock::new(),
@@ -556,8 +560,7 @@ impl Core {
         wanted
     }
 
-    /// Answers a peer's request for `object` with `send`, if this queue pair may share the object. Returns what `send`
-    /// returned.
+    /// Answers a peer's request for `object` with `send`, if this queue pair may share the object. Returns what `send` returned.
     pub(super) fn grant(
         &self,
         object: Object,
@@ -574,26 +577,23 @@ impl Core {
                 }
                 let fd = grant.fd.take()?;
                 grant.to = Some(requester);
+                grant.event_ends = Arc::downgrade(&client.event_ends);
                 self.segments.get_or_init(|| Arc::clone(&client.segments));
                 Some(send(Answer::End(self.describe(access, client.is_shared)), &[fd.as_fd()]))
             }
             Object::Table if client.is_shared => Some(send(Answer::Object, &[device.table_fd().as_fd()])),
-            Object::EventSocket(id) => {
-                let queue =
-                    [&self.send_queue, &self.receive_queue].into_iter().find(|queue| queue.id() == id)?;
-                let mut grant = lock(&self.grant);
-                if grant.events.contains(&id) {
-                    return None;
-                }
-                let (socket, end) = match queue.add_event_socket() {
-                    Ok(added) => added,
-                    Err(error) => return Some(Err(error)),
-                };
-                lock(&client.event_ends).push(end);
-                grant.events.push(id);
-                Some(send(Answer::Object, &[socket.as_fd()]))
-            }
             _ => None,
         }
+    }
+
+    /// Takes over the one connection by which the process that has taken this end may wake the poller of the completion queue `id`.
+    pub(super) fn add_event_socket(&self, id: u64, socket: &Arc<Socket>) -> Option<io::Result<()>> {
+        let queue = [&self.send_queue, &self.receive_queue].into_iter().find(|queue| queue.id() == id)?;
+        let mut grant = lock(&self.grant);
+        let ends = grant.event_ends.upgrade().filter(|_| !grant.events.contains(&id))?;
+        Some(queue.add_event_socket(socket).map(|end| {
+            grant.events.push(id);
+            end.keep(&ends);
+        }))
     }
 }

@@ -27,6 +27,7 @@ use super::domain::{Domain, MemoryUser};
 use super::peers::address::Address;
 use super::peers::local::{ClientMemory, LocalQueuePair, SendAnswer};
 use super::peers::message::Object;
+use super::peers::received::Socket;
 use super::shared::attention::Attention;
 use super::shared::end::EndState;
 use super::shared::platform::{Native, Shipping};
@@ -291,6 +292,10 @@ impl LocalQueuePair for Pair {
         send: &mut SendAnswer<'_>,
     ) -> Option<io::Result<()>> {
         self.core.grant(object, client, send)
+    }
+
+    fn add_event_socket(&self, id: u64, socket: &Arc<Socket>) -> Option<io::Result<()>> {
+        self.core.add_event_socket(id, socket)
     }
 
     fn confirm(&self, news: Object) {

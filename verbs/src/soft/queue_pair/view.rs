@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 
 use super::core::Core;
 use super::pulls::{Found, find_remote};
+use crate::soft::closer;
 use crate::soft::forked::Origin;
 use crate::soft::peers::peer::Peer;
 use crate::soft::peers::segments::{Segment, Segments};
@@ -92,10 +93,14 @@ impl Drop for View {
             // The peer is one of the parent, and the parent may still have the segment mapped.
             return;
         }
-        if self.segments.end_view(self.entry.segment, segment)
-            && let Some(peer) = self.peer.upgrade()
-        {
-            peer.say_unmapped(self.entry.segment);
+        let id = self.entry.segment;
+        if self.segments.end_view(id, segment) {
+            let peer = std::mem::take(&mut self.peer);
+            closer::free(move || {
+                if let Some(peer) = peer.upgrade() {
+                    peer.say_unmapped(id);
+                }
+            });
         }
     }
 }

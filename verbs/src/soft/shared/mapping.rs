@@ -2,6 +2,7 @@
 //! process.
 
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
@@ -9,6 +10,8 @@ use std::sync::atomic::AtomicU64;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::memfd;
+use crate::soft::closer;
+use crate::soft::forked::Origin;
 
 /// A mapping of a memfd. The length is private to this process, so content of the memory can't lead beyond the mapping.
 #[derive(Debug)]
@@ -16,8 +19,28 @@ pub(crate) struct Mapping {
     base: NonNull<u8>,
     /// Bytes that callers may access.
     length: usize,
-    /// Bytes that are mapped: `length`, rounded up to whole pages.
-    mapped: usize,
+    pages: Option<Pages>,
+    /// The process that has mapped a peer's segment; `None` for our own.
+    importer: Option<Origin>,
+}
+
+/// The pages of a mapping: `length`, rounded up to whole pages. Dropping them unmaps them.
+#[derive(Debug)]
+struct Pages {
+    base: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: the pages are only unmapped, which any thread can do.
+unsafe impl Send for Pages {}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY:
+        // - the mapping is our own, made by `Mapping::map` with this length, and
+        // - the `Mapping`, from which references are borrowed, is gone.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length) };
+    }
 }
 
 // SAFETY: the memory is reached only through atomics and raw copies, which are sound from any thread.
@@ -39,7 +62,10 @@ impl Mapping {
     /// with SIGBUS, and a segment that other processes than its maker can write to.
     pub(crate) fn import(fd: &impl AsFd, length: u64) -> io::Result<Self> {
         let length = memfd::check(fd, length)?;
-        Self::map(fd, length, ProtFlags::READ)
+        let importer = Origin::here()?;
+        let mut mapping = Self::map(fd, length, ProtFlags::READ)?;
+        mapping.importer = Some(importer);
+        Ok(mapping)
     }
 
     fn map(fd: &impl AsFd, length: usize, protection: ProtFlags) -> io::Result<Self> {
@@ -50,7 +76,8 @@ impl Mapping {
         let base =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), mapped, protection, MapFlags::SHARED, fd, 0)? };
         let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| io::Error::other("mapped at address 0"))?;
-        Ok(Self { base, length, mapped })
+        let pages = Some(Pages { base, length: mapped });
+        Ok(Self { base, length, pages, importer: None })
     }
 
     /// Returns the segment as atomic words. Callers must only load from a segment that is mapped only for reading.
@@ -78,11 +105,17 @@ impl Mapping {
 }
 
 impl Drop for Mapping {
+    /// Unmaps a peer's segment in another thread, because the end of the last mapping frees all pages that the peer has written.
     fn drop(&mut self) {
-        // SAFETY:
-        // - the mapping is our own, made by `map` with the length `mapped`, and
-        // - nothing borrowed from it outlives `self`.
-        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped) };
+        let (pages, importer) = (self.pages.take(), self.importer);
+        match importer {
+            None => drop(pages),
+            // The child keeps its copy of the parent's mapping.
+            Some(importer) if importer.is_forked() => {
+                let _ = ManuallyDrop::new(pages);
+            }
+            Some(_) => closer::free(move || drop(pages)),
+        }
     }
 }
 

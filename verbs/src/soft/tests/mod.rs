@@ -6,6 +6,8 @@
 mod ends;
 pub(crate) mod fuzz;
 #[cfg(test)]
+mod hostile_devices;
+#[cfg(test)]
 mod lifetimes;
 #[cfg(test)]
 mod long_messages;

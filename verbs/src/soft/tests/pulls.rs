@@ -1,12 +1,12 @@
 //! Messages that are taken from the memory of the peer, and the charges of memory that a peer may have mapped.
 
-use std::os::fd::AsFd;
 use std::sync::Weak;
 
 use super::*;
 use crate::QueuePairState;
 use crate::soft::peers::message::Object;
 use crate::soft::peers::offers::Offer;
+use crate::soft::peers::received::Received;
 
 /// Publishes a record that names places in the memory of the hostile process.
 fn pull(hostile: &mut Hostile, victim: &Side, places: &[[u64; 3]], total: u64) {
@@ -29,8 +29,8 @@ fn pull(hostile: &mut Hostile, victim: &Side, places: &[[u64; 3]], total: u64) {
 fn offered(hostile: &Hostile, victim: &Side) -> u64 {
     let memory = hostile.side.memory();
     let segments = Arc::clone(victim.core.segments().unwrap());
-    let fd = memory.shared_fd().unwrap().as_fd().try_clone_to_owned().unwrap();
-    assert!(segments.map(memory.id(), MEMORY as u64, &fd));
+    let fd = memory.shared_fd().unwrap().try_clone_to_owned().unwrap();
+    assert!(segments.map(memory.id(), MEMORY as u64, Received::new(fd, None)));
     memory.id()
 }
 

@@ -13,7 +13,7 @@ use crate::soft::forked::Origin;
 use crate::soft::peers::address::{Address, DeviceId};
 use crate::soft::peers::message::{self, Answer, Object, Reply, Request};
 use crate::soft::peers::policy::Policy;
-use crate::soft::peers::received::Received;
+use crate::soft::peers::received::{Received, Socket};
 use crate::soft::peers::service::Service;
 use crate::soft::peers::sockets::Sockets;
 use crate::{QueuePairAddress, QueuePairState};
@@ -26,13 +26,13 @@ fn dial() -> OwnedFd {
 }
 
 /// Returns whether the socket is readable within the patience of a test.
-fn readable(fd: &OwnedFd) -> bool {
+fn readable(fd: &impl AsFd) -> bool {
     let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
     rustix::event::poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&patience)).unwrap() == 1
 }
 
 /// Returns the device's answer; `None` if the device hung up.
-fn ask(fd: &OwnedFd, request: &Request) -> Option<(Reply, Vec<Received>)> {
+fn ask(fd: &impl AsFd, request: &Request) -> Option<(Reply, Option<Received>)> {
     message::send_request(fd, request, None).ok()?;
     assert!(readable(fd), "no answer");
     message::receive_reply(fd).ok()
@@ -43,18 +43,18 @@ fn address_of(side: &Side) -> Address {
 }
 
 /// The device gives descriptors only to a peer that knows the token, and only those of the queue pair's own objects. It gives an
-/// end, and an event socket, once.
+/// end, and takes a connection to a completion queue, once.
 #[test]
 fn descriptors_go_only_to_peers_with_the_token() {
     let (side, other) = (Side::new(), Side::new());
     let address = address_of(&side);
     let fd = dial();
     let good = Request { sequence: 5, number: address.number, token: address.token, object: Object::Table };
-    let (reply, fds) = ask(&fd, &good).unwrap();
-    assert_eq!((reply, fds.len()), (Reply { sequence: 5, answer: Answer::Object }, 1));
+    let (reply, table) = ask(&fd, &good).unwrap();
+    assert_eq!((reply, table.is_some()), (Reply { sequence: 5, answer: Answer::Object }, true));
     let refused = |request: &Request| {
-        let (reply, fds) = ask(&fd, request).unwrap();
-        assert_eq!((reply.answer, fds.len()), (Answer::Refused, 0), "{request:?}");
+        let (reply, none) = ask(&fd, request).unwrap();
+        assert_eq!((reply.answer, none.is_none()), (Answer::Refused, true), "{request:?}");
     };
     for object in
         [Object::Table, Object::End { requester: 1 }, Object::EventSocket(side.core.send_queue.id())]
@@ -65,11 +65,19 @@ fn descriptors_go_only_to_peers_with_the_token() {
     for id in [0, u64::MAX, other.core.send_queue.id()] {
         refused(&Request { object: Object::EventSocket(id), ..good });
     }
-    for object in [Object::EventSocket(side.core.send_queue.id()), Object::End { requester: 1 }] {
-        let request = Request { object, ..good };
-        assert_eq!(ask(&fd, &request).unwrap().1.len(), 1);
-        refused(&request);
-    }
+    let wakes = Request { object: Object::EventSocket(side.core.send_queue.id()), ..good };
+    // Only the process that has taken the end wakes the pollers.
+    refused(&wakes);
+    let end = Request { object: Object::End { requester: 1 }, ..good };
+    assert!(ask(&fd, &end).unwrap().1.is_some());
+    refused(&end);
+    // The connection of the request is the event socket from then on.
+    let waker = dial();
+    let (reply, none) = ask(&waker, &wakes).unwrap();
+    assert_eq!((reply.answer, none.is_none()), (Answer::Object, true));
+    rustix::net::send(&waker, b"x", SendFlags::NOSIGNAL).unwrap();
+    wait_for("the event", || side.core.send_queue.take_peers_events() == 1);
+    refused(&wakes);
     // The peer that took the end is the only one that this queue pair connects to.
     assert!(side.pair.to_rtr(&other.pair.local_address(), &PathSettings::default()).is_err());
     assert_eq!(side.pair.state(), QueuePairState::Init);
@@ -93,8 +101,8 @@ fn connections_that_prove_one_queue_pair_keep_no_other_out() {
         let Address { number, token, .. } = address_of(side);
         Request { sequence: 1, number, token, object: Object::Table }
     });
-    let connect = || Sockets::Namespace.connect(id, Instant::now() + PATIENCE).unwrap();
-    let has_answer = |fd: &OwnedFd, request| ask(fd, request).is_some_and(|(_, fds)| fds.len() == 1);
+    let connect = || Sockets::Namespace.connect(id, policy, Instant::now() + PATIENCE).unwrap();
+    let has_answer = |fd: &Socket, request| ask(fd, request).is_some_and(|(_, table)| table.is_some());
     let first = connect();
     assert!(has_answer(&first, &early));
     let mut flood = Vec::new();
@@ -104,7 +112,7 @@ fn connections_that_prove_one_queue_pair_keep_no_other_out() {
     }
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     let is_open =
-        |fd: &&OwnedFd| rustix::event::poll(&mut [PollFd::new(*fd, PollFlags::RDHUP)], Some(&now)) == Ok(0);
+        |fd: &&Socket| rustix::event::poll(&mut [PollFd::new(*fd, PollFlags::RDHUP)], Some(&now)) == Ok(0);
     let open = flood.iter().filter(is_open).count();
     assert!(open < 200, "{open}");
     assert!(has_answer(&first, &early));
@@ -125,7 +133,7 @@ fn garbage_on_the_socket() {
     }
     let address = address_of(&side);
     let good = Request { sequence: 1, number: address.number, token: address.token, object: Object::Table };
-    assert_eq!(ask(&bystander, &good).unwrap().1.len(), 1);
+    assert!(ask(&bystander, &good).unwrap().1.is_some());
 }
 
 /// Returns a memfd of 8192 bytes with `seals`.
@@ -144,7 +152,7 @@ fn offers_of_wrong_descriptors_are_refused() {
     let address = address_of(&side);
     let fd = dial();
     let request = |object| Request { sequence: 1, number: address.number, token: address.token, object };
-    assert_eq!(ask(&fd, &request(Object::End { requester: 1 })).unwrap().1.len(), 1);
+    assert!(ask(&fd, &request(Object::End { requester: 1 })).unwrap().1.is_some());
     let segments = Arc::clone(side.core.segments().unwrap());
     let sealed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
     let (pipe, _writer) = rustix::pipe::pipe().unwrap();
@@ -183,6 +191,55 @@ fn offers_of_wrong_descriptors_are_refused() {
     message::send_request(&fd, &request(Object::Withdraw { id: 52 }), None).unwrap();
     assert!(ask(&fd, &request(Object::Leave)).is_some());
     assert!(segments.find(52).is_none());
+}
+
+/// Returns the number of descriptors and mappings of memory with this name.
+fn open_memory(name: &str) -> (usize, usize) {
+    let files = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let links = files.filter_map(|file| std::fs::read_link(file.path()).ok());
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let named = |text: &str| text.contains(&format!("/memfd:{name} "));
+    (
+        links.filter(|link| named(&link.to_string_lossy())).count(),
+        maps.lines().filter(|line| named(line)).count(),
+    )
+}
+
+/// The last close of memory of a peer, and the end of its last mapping, can take long, because they free all pages. The device's thread
+/// answers meanwhile.
+#[test]
+fn memory_of_a_peer_is_freed_by_a_thread_of_its_own() {
+    const NAME: &str = "freed-elsewhere";
+    let memory = |seals| {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = rustix::fs::memfd_create(NAME, flags).unwrap();
+        rustix::fs::ftruncate(&fd, 8192).unwrap();
+        rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
+        fd
+    };
+    let side = Side::new();
+    let address = address_of(&side);
+    let fd = dial();
+    let request = |object| Request { sequence: 1, number: address.number, token: address.token, object };
+    assert!(ask(&fd, &request(Object::End { requester: 1 })).unwrap().1.is_some());
+    let (release, wait) = std::sync::mpsc::channel::<()>();
+    // As if the thread freed very much memory.
+    crate::soft::closer::free(move || assert!(wait.recv().is_err()));
+    let sealed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
+    for (id, seals) in [(70, SealFlags::empty()), (71, sealed)] {
+        let offer = request(Object::Offer { id, length: 8192 });
+        // The device gets the last descriptor.
+        message::send_request(&fd, &offer, Some(memory(seals).as_fd())).unwrap();
+    }
+    assert!(ask(&fd, &request(Object::Table)).is_some());
+    assert_eq!(open_memory(NAME), (1, 1), "one is refused, and one is mapped");
+    message::send_request(&fd, &request(Object::Withdraw { id: 71 }), None).unwrap();
+    assert!(ask(&fd, &request(Object::Table)).is_some());
+    assert!(side.core.segments().unwrap().find(71).is_none());
+    assert_eq!(open_memory(NAME), (1, 1), "nothing is freed by the device's thread");
+    drop(release);
+    crate::soft::closer::wait_until_free();
+    assert_eq!(open_memory(NAME), (0, 0));
 }
 
 /// A device that answers requests of other numbers without end does not keep a call from returning.

@@ -56,11 +56,51 @@ fn devices_find_one_another_in_one_place() {
     for sockets in [Sockets::Namespace, scratch.sockets()] {
         let device = device(&sockets);
         let listener = listen(&sockets, device, Policy::User);
-        sockets.connect(device, soon()).unwrap();
+        sockets.connect(device, Policy::User, soon()).unwrap();
         drop(listener);
-        assert!(matches!(sockets.connect(device, soon()), Err(VerbsError::Unreachable(_))));
+        assert!(matches!(sockets.connect(device, Policy::User, soon()), Err(VerbsError::Unreachable(_))));
     }
     assert_eq!(scratch.names(), [""; 0], "the file of a device that closed is gone");
+}
+
+/// Any process can listen under the name of a device, and accept nothing. This costs a caller a part of its time only, and none if the
+/// file shows that the device belongs to a user who is not let in.
+#[test]
+fn a_listener_that_accepts_nothing_is_given_up() {
+    let scratch = Scratch::new();
+    for sockets in [Sockets::Namespace, scratch.sockets()] {
+        let device = device(&sockets);
+        let listener = listen(&sockets, device, Policy::User);
+        let waiting: Vec<_> = (0..=BACKLOG).map(|_| sockets.connect(device, Policy::User, soon())).collect();
+        assert!(waiting.iter().all(Result::is_ok));
+        let fails = |policy| {
+            let start = Instant::now();
+            let error = sockets.connect(device, policy, soon()).unwrap_err();
+            assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
+            error.to_string()
+        };
+        assert!(fails(Policy::User).contains("accepts no connection"));
+        let owner = rustix::process::geteuid().as_raw() + 1;
+        let another = |file: &PathBuf| std::os::unix::fs::chown(file, Some(owner), None).is_ok();
+        // Only root can give a file to another user.
+        if listener.file.as_ref().is_some_and(another) && rustix::process::geteuid().is_root() {
+            assert!(fails(Policy::User).contains("RDMA_SOFT_PEERS=any"));
+            assert!(fails(Policy::Any).contains("accepts no connection"));
+        }
+    }
+}
+
+/// A link could lead to a file system that does not answer.
+#[test]
+fn links_to_sockets_are_not_followed() {
+    let (scratch, elsewhere) = (Scratch::new(), Scratch::new());
+    let (sockets, other) = (scratch.sockets(), elsewhere.sockets());
+    let device = device(&sockets);
+    let listener = listen(&other, device, Policy::User);
+    std::os::unix::fs::symlink(listener.file.as_ref().unwrap(), scratch.0.join(file_name(device))).unwrap();
+    let error = sockets.connect(device, Policy::User, soon()).unwrap_err().to_string();
+    assert!(error.contains("another process has replaced the file"), "{error}");
+    assert!(!is_dead(&scratch.0.join(file_name(device))), "nobody can say");
 }
 
 /// Containers of one node have the same process numbers.
@@ -70,7 +110,7 @@ fn process_numbers_do_not_matter() {
     let sockets = scratch.sockets();
     let here = device(&sockets);
     let listener = listen(&sockets, here, Policy::User);
-    sockets.connect(DeviceId { process: 1, ..here }, soon()).unwrap();
+    sockets.connect(DeviceId { process: 1, ..here }, Policy::User, soon()).unwrap();
     drop(listener);
 }
 
@@ -80,7 +120,7 @@ fn the_reason_names_both_places() {
     let reason = |ours: &Sockets, theirs: &Sockets| {
         let there = device(theirs);
         let listener = listen(theirs, there, Policy::User);
-        let error = ours.connect(there, soon()).unwrap_err().to_string();
+        let error = ours.connect(there, Policy::User, soon()).unwrap_err().to_string();
         drop(listener);
         error
     };
@@ -92,9 +132,12 @@ fn the_reason_names_both_places() {
     let ours = reason(&one.sockets(), &Sockets::Namespace);
     assert!(ours.contains("the peer has no RDMA_SOFT_DIR"), "{ours}");
     assert!(ours.contains(&one.0.display().to_string()), "{ours}");
-    let gone = one.sockets().connect(device(&one.sockets()), soon()).unwrap_err().to_string();
+    let gone = one.sockets().connect(device(&one.sockets()), Policy::User, soon()).unwrap_err().to_string();
     assert!(gone.contains("the peer is gone"), "{gone}");
-    let gone = Sockets::Namespace.connect(device(&Sockets::Namespace), soon()).unwrap_err().to_string();
+    let gone = Sockets::Namespace
+        .connect(device(&Sockets::Namespace), Policy::User, soon())
+        .unwrap_err()
+        .to_string();
     assert!(gone.contains("another network namespace"), "{gone}");
 }
 
@@ -117,7 +160,7 @@ fn values_that_name_no_usable_directory_are_refused() {
     let sockets = Sockets::new(Some(fits.as_os_str())).unwrap();
     let device = device(&sockets);
     let listener = listen(&sockets, device, Policy::Any);
-    sockets.connect(device, soon()).unwrap();
+    sockets.connect(device, Policy::User, soon()).unwrap();
     drop(listener);
 }
 
@@ -167,7 +210,7 @@ fn only_sockets_of_dead_processes_are_removed() {
     remove_dead(&scratch.0, Duration::ZERO);
     let removed: Vec<_> = before.into_iter().filter(|file| !scratch.names().contains(file)).collect();
     assert_eq!(removed, [name(2), name(3)]);
-    sockets.connect(alive, soon()).unwrap();
+    sockets.connect(alive, Policy::User, soon()).unwrap();
     drop((listener, stream));
 }
 

@@ -21,8 +21,8 @@ pub(super) struct Attacker {
     writer: Writer,
     address: Address,
     sockets: Vec<OwnedFd>,
-    /// Sockets that wake the victim's pollers.
-    events: Vec<Received>,
+    /// Connections that wake the victim's pollers, if the victim takes them.
+    events: Vec<OwnedFd>,
 }
 
 impl Attacker {
@@ -148,7 +148,7 @@ impl Attacker {
         if bytes.byte() < 64 {
             segments.unmap(memory.id());
         } else if let Some(fd) = memory.shared_fd().and_then(|fd| fd.try_clone_to_owned().ok()) {
-            segments.map(memory.id(), MEMORY as u64, &fd);
+            segments.map(memory.id(), MEMORY as u64, Received::new(fd, None));
         }
     }
 
@@ -219,12 +219,12 @@ impl Attacker {
         let descriptor = descriptor(bytes);
         let fd = descriptor.as_ref().map(AsFd::as_fd);
         let _ = message::send_request(&self.sockets[index], &request, fd);
-        while let Ok((_, fds)) = message::receive_reply(&self.sockets[index]) {
-            let events = fds.into_iter().filter(|fd| rustix::net::sockopt::socket_type(fd).is_ok());
-            self.events.extend(events);
+        while message::receive_reply(&self.sockets[index]).is_ok() {}
+        let _ = rustix::net::recv(&self.sockets[index], &mut [0; 8][..], RecvFlags::DONTWAIT);
+        if matches!(object, Object::EventSocket(_)) {
+            self.events.push(self.sockets.swap_remove(index));
             self.events.truncate(SOCKETS);
         }
-        let _ = rustix::net::recv(&self.sockets[index], &mut [0; 8][..], RecvFlags::DONTWAIT);
     }
 }
 

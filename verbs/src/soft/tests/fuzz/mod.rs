@@ -75,6 +75,7 @@ impl Fuzzer {
     }
 
     fn check_resources(&self) {
+        crate::soft::closer::wait_until_free();
         let (descriptors, mappings) = (descriptors(), mappings());
         assert!(descriptors < self.descriptors + BOUND, "{descriptors} descriptors");
         assert!(mappings < self.mappings + BOUND, "{mappings} mappings, of {} before", self.mappings);
