@@ -1,7 +1,11 @@
 //! Communicators of ranks in one process, over real lanes.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
-use std::time::Duration;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
 
 use support::free_address;
 use tonic_rdma::Config;
@@ -396,5 +400,52 @@ fn a_stranger_attaches_no_memory_of_a_group() {
     std::thread::scope(|scope| {
         scope.spawn(|| join(1));
         join(0);
+    });
+}
+
+/// Counts its wake-ups, and panics then.
+struct Alarm(AtomicUsize);
+
+impl Wake for Alarm {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        panic!("as the test asked");
+    }
+}
+
+/// The thread that carries operations on wakes tasks whose wakers are the application's own.
+#[test]
+fn a_waker_that_panics_ends_no_other_operation() {
+    let begun = [const { AtomicUsize::new(0) }; 2];
+    let until_all = |round| {
+        let began = Instant::now();
+        while began.elapsed() < LIMIT && begun.iter().any(|begun| begun.load(Ordering::SeqCst) < round) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    group(2, fixed(Algorithm::Ring, 1 << 20), |communicator, _| {
+        let rank = communicator.rank();
+        for round in 1..=3 {
+            let buffer = communicator.allocate::<f32>(1 << 10).unwrap();
+            let mut operation = pin!(communicator.all_reduce(buffer, Reduction::Sum));
+            let alarm = Arc::new(Alarm(AtomicUsize::new(0)));
+            if rank == 0 {
+                let waker = Waker::from(Arc::clone(&alarm));
+                assert!(operation.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+            }
+            begun[rank].store(round, Ordering::SeqCst);
+            until_all(round);
+            if rank == 0 {
+                let began = Instant::now();
+                while alarm.0.load(Ordering::SeqCst) == 0 {
+                    assert!(began.elapsed() < LIMIT, "nothing has ended the operation of round {round}");
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+            let began = Instant::now();
+            while let Poll::Pending = operation.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                assert!(began.elapsed() < LIMIT);
+            }
+        }
     });
 }

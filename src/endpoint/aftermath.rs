@@ -1,11 +1,14 @@
 //! Work that was found under a lock and is carried out after the lock.
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::task::Waker;
 
 use bytes::Bytes;
+use http::HeaderMap;
+use tonic_rdma_verbs::internal::{drop_all, run_each, wake_all};
 
 /// Tasks to wake, work to run, and memory to drop. Functions that hold a lock collect them here; the thread that held the lock carries them out once
 /// it holds no lock.
@@ -17,6 +20,17 @@ pub struct Aftermath {
     pub runs: Vec<Arc<dyn Run>>,
     /// Memory of the application that is not needed any more. Its owner may run code of the application when it is dropped.
     pub unneeded: Vec<Bytes>,
+    /// Heads and trailers that were sent, or are not sent any more. Their values may have owners, too.
+    pub heads: Vec<SentHead>,
+}
+
+/// A head that is not needed any more.
+#[derive(Debug)]
+pub enum SentHead {
+    /// The fields alone.
+    Fields(HeaderMap),
+    /// A head that others may have.
+    Shared(Arc<dyn Any + Send + Sync>),
 }
 
 /// Work for the thread that found it, such as a new call that a server polls in place.
@@ -32,7 +46,7 @@ thread_local! {
 
 impl Aftermath {
     const fn new() -> Self {
-        Self { wakers: Vec::new(), runs: Vec::new(), unneeded: Vec::new() }
+        Self { wakers: Vec::new(), runs: Vec::new(), unneeded: Vec::new(), heads: Vec::new() }
     }
 
     /// Returns empty lists, which have the memory of those that this thread has given to [`reuse`](Self::reuse).
@@ -45,7 +59,9 @@ impl Aftermath {
     pub fn reuse(self) {
         /// Longer lists are rare, and give their memory back.
         const LONGEST: usize = 256;
-        if self.wakers.capacity().max(self.runs.capacity()).max(self.unneeded.capacity()) <= LONGEST {
+        let lengths =
+            [self.wakers.capacity(), self.runs.capacity(), self.unneeded.capacity(), self.heads.capacity()];
+        if lengths.iter().all(|&length| length <= LONGEST) {
             let _ = REUSED.try_with(|reused| reused.replace(self));
         }
     }
@@ -56,20 +72,102 @@ impl Aftermath {
             self.wakers.append(&mut other.wakers);
             self.runs.append(&mut other.runs);
             self.unneeded.append(&mut other.unneeded);
+            self.add_heads(&mut other.heads);
+        }
+    }
+
+    /// Moves `heads`, which are long, to the end of this list.
+    pub fn add_heads(&mut self, heads: &mut Vec<SentHead>) {
+        if self.heads.is_empty() {
+            std::mem::swap(&mut self.heads, heads);
+        } else {
+            self.heads.append(heads);
         }
     }
 
     /// Returns whether there is nothing to do.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.wakers.is_empty() && self.runs.is_empty() && self.unneeded.is_empty()
+        self.wakers.is_empty() && self.runs.is_empty() && self.unneeded.is_empty() && self.heads.is_empty()
     }
 
-    /// Does the work in order, then wakes the tasks and drops the memory. All lists are empty afterwards, and keep their own memory.
-    /// The caller holds no lock.
+    /// Does the work in order, then wakes the tasks and drops the memory. A panic of the application ends with its own item. All lists are empty
+    /// afterwards, and keep their own memory. The caller holds no lock.
     pub fn carry_out(&mut self) {
-        self.runs.drain(..).for_each(Run::run);
-        self.wakers.drain(..).for_each(Waker::wake);
-        self.unneeded.clear();
+        // The lists of a poll are usually empty or short.
+        if !self.runs.is_empty() {
+            run_each("work of a connection", self.runs.drain(..), Run::run);
+        }
+        if !self.wakers.is_empty() {
+            wake_all(self.wakers.drain(..));
+        }
+        if !self.unneeded.is_empty() {
+            drop_all(self.unneeded.drain(..));
+        }
+        if !self.heads.is_empty() {
+            drop_all(self.heads.drain(..));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::panic, reason = "tests")]
+
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
+
+    use super::*;
+
+    /// Counts what was done with it, and panics then.
+    #[derive(Debug)]
+    struct Bomb(Arc<AtomicUsize>);
+
+    impl Bomb {
+        fn explode(&self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            panic!("as the test asked");
+        }
+    }
+
+    impl Wake for Bomb {
+        fn wake(self: Arc<Self>) {
+            self.explode();
+        }
+    }
+
+    impl Run for Bomb {
+        fn run(self: Arc<Self>) {
+            self.explode();
+        }
+    }
+
+    struct Memory(Bomb);
+
+    impl AsRef<[u8]> for Memory {
+        fn as_ref(&self) -> &[u8] {
+            b"content"
+        }
+    }
+
+    impl Drop for Memory {
+        fn drop(&mut self) {
+            self.0.explode();
+        }
+    }
+
+    #[test]
+    fn a_panic_keeps_no_other_work_from_being_carried_out() {
+        let count = Arc::<AtomicUsize>::default();
+        let mut after = Aftermath::default();
+        for _ in 0..3 {
+            let bomb = || Arc::new(Bomb(Arc::clone(&count)));
+            after.runs.push(bomb());
+            after.wakers.push(bomb().into());
+            after.unneeded.push(Bytes::from_owner(Memory(Bomb(Arc::clone(&count)))));
+        }
+        after.carry_out();
+        assert_eq!(count.load(Ordering::Relaxed), 9);
+        assert!(after.is_empty());
     }
 }

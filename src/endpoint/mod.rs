@@ -37,6 +37,7 @@ mod provider;
 mod stream;
 pub mod tuner;
 
+pub(crate) use aftermath::SentHead;
 pub use aftermath::{Aftermath, Run};
 pub use config::{
     Config, ConfigError, EagerThreshold, Policy, PollMode, ProviderChoice, SharedReceive, StockClients,

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use bytes::Bytes;
+use tonic_rdma_verbs::internal::wake_all;
 
 /// The memory that landed messages of one connection may occupy, while they arrive and until the application drops them.
 ///
@@ -103,9 +104,7 @@ impl Drop for Charge {
             self.share.0.fetch_sub(self.bytes, Ordering::Relaxed);
             std::mem::take(&mut state.waiting)
         };
-        for waker in waiting {
-            waker.wake();
-        }
+        wake_all(waiting);
     }
 }
 

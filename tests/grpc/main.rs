@@ -11,6 +11,7 @@
 
 mod child;
 mod contexts;
+mod foreign_code;
 mod gather_both;
 mod gather_limits;
 mod gather_mixed;

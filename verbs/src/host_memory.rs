@@ -14,6 +14,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use super::VerbsError;
 use super::copy::{copy_bytes, copy_to_read};
+use super::foreign::drop_all;
 use super::memfd;
 use super::sync::lock;
 
@@ -51,7 +52,17 @@ enum Backing {
     /// A memfd mapped at `base`. Its length is sealed. Peers may map it, too, but only for reading.
     Shared(OwnedFd),
     /// Memory that the owner keeps alive.
-    Owned(#[expect(dead_code, reason = "held for its Drop")] Box<dyn Any + Send + Sync>),
+    Owned(#[expect(dead_code, reason = "held for its Drop")] Owner),
+}
+
+/// The owner of memory, which may be the application's.
+struct Owner(Option<Box<dyn Any + Send + Sync>>);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        // The last reference may be that of the thread that polls for all.
+        drop_all(self.0.take());
+    }
 }
 
 // SAFETY:
@@ -107,7 +118,7 @@ impl HostMemory {
         let mut bytes = bytes;
         let base = NonNull::new(bytes.as_mut_ptr()).unwrap_or(NonNull::dangling());
         let length = bytes.len();
-        Self::new(base, length, Backing::Owned(Box::new(VecOwner { _bytes: bytes })))
+        Self::new(base, length, Backing::Owned(Owner(Some(Box::new(VecOwner { _bytes: bytes })))))
     }
 
     /// Wraps memory that `owner` keeps alive.
@@ -132,7 +143,7 @@ impl HostMemory {
         length: usize,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Self {
-        Self::new(base, length, Backing::Owned(owner))
+        Self::new(base, length, Backing::Owned(Owner(Some(owner))))
     }
 
     fn new(base: NonNull<u8>, length: usize, backing: Backing) -> Self {
@@ -379,6 +390,28 @@ fn map_aligned(fd: &OwnedFd, length: usize, alignment: usize) -> io::Result<NonN
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
+
+    /// An owner that panics when it is dropped.
+    struct Bomb(Arc<AtomicU64>);
+
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Relaxed);
+            assert!(std::thread::panicking(), "as the test asked");
+        }
+    }
+
+    /// The last reference to memory may be that of the thread that polls for all.
+    #[test]
+    fn the_drop_of_an_owner_may_panic() {
+        let dropped = Arc::<AtomicU64>::default();
+        // SAFETY: the memory has no bytes.
+        let memory = unsafe {
+            HostMemory::from_raw_parts(NonNull::dangling(), 0, Box::new(Bomb(Arc::clone(&dropped))))
+        };
+        drop(memory);
+        assert_eq!(dropped.load(Relaxed), 1);
+    }
 
     #[test]
     fn words_are_loaded_and_stored_at_their_offset() {

@@ -2,6 +2,7 @@
 //!
 //! Nothing here is a promise: any release may change or remove it.
 
+pub use crate::foreign::{drop_all, run_each, run_foreign, wake_all};
 pub use crate::memory::machinery::*;
 pub use crate::soft::peers::ping::{DeviceOwner, Ping, SoftDevice};
 pub use crate::soft::reach::{

@@ -110,6 +110,7 @@ mod copy;
 mod device_memory;
 mod discover;
 mod error;
+mod foreign;
 mod host_memory;
 mod memfd;
 mod queue_pair;

@@ -8,6 +8,7 @@ use super::under::{Course, Under};
 use super::{Engine, Finished, Holding, Kind, OperationId, Supply};
 use crate::error::{CollectiveError, Place};
 use crate::lane::{Lanes, Tag};
+use tonic_rdma::internal::wake_all;
 
 /// An operation whose deadline has passed, and the rank that it waits for.
 #[derive(Debug)]
@@ -129,9 +130,7 @@ impl<L: Lanes> Engine<L> {
                 self.kept.extend(planned.scratch.take());
                 keep(&mut under.holding, &mut self.supply, &mut self.kept);
             }
-            if let Some(waker) = under.waker {
-                waker.wake();
-            }
+            wake_all(under.waker);
             if !under.detached {
                 self.finished.push(Finished { id: under.id, result: Err(result), holding: under.holding });
             }

@@ -45,6 +45,7 @@ use crate::error::{CollectiveError, Place};
 use crate::lane::{Lanes, Tag};
 use crate::plan::{Algorithm, Collective};
 use crate::reduce::Kernel;
+use tonic_rdma::internal::wake_all;
 
 /// The largest number of operations of the group that use the lanes at once. Later ones wait.
 const MOST_UNDER_WAY: usize = 64;
@@ -376,9 +377,7 @@ impl<L: Lanes> Engine<L> {
         if let Course::Planned(planned) = &under.course {
             self.statistics.copied += planned.program.copied as u64;
         }
-        if let Some(waker) = under.waker {
-            waker.wake();
-        }
+        wake_all(under.waker);
         if !under.detached {
             self.finished.push(Finished { id: under.id, result, holding: under.holding });
         }

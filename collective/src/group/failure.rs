@@ -5,6 +5,7 @@ use std::sync::{Mutex, OnceLock};
 use std::task::Waker;
 
 use tokio::sync::Notify;
+use tonic_rdma::internal::wake_all;
 
 use crate::error::CollectiveError;
 use crate::group::lock::lock;
@@ -37,7 +38,7 @@ impl Failure {
         }
         self.happened.store(true, Ordering::Release);
         let wakers = std::mem::take(&mut *lock(&self.wakers));
-        wakers.into_iter().for_each(Waker::wake);
+        wake_all(wakers);
         self.notify.notify_waiters();
         true
     }

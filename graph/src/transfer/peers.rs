@@ -10,6 +10,7 @@ use tokio::sync::watch;
 
 use crate::error::GraphError;
 use crate::placement::Part;
+use tonic_rdma_verbs::internal::wake_all;
 
 /// The state of the other parts, as this part knows it. All transfers of a session share it.
 #[derive(Debug)]
@@ -170,9 +171,7 @@ impl WakerCell {
     /// Wakes and forgets the waker.
     pub(crate) fn wake(&self) {
         let waker = lock(&self.0).take();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        wake_all(waker);
     }
 }
 

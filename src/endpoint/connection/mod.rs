@@ -17,7 +17,7 @@ mod write;
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use tokio::io::ReadBuf;
@@ -34,7 +34,7 @@ use super::messages::traffic::Messages;
 use super::polling::Participant;
 use super::tuner::{Chooser, Explanation};
 use crate::protocol::{self, AbortCode};
-use tonic_rdma_verbs::internal::sent_slices;
+use tonic_rdma_verbs::internal::{sent_slices, wake_all};
 use tonic_rdma_verbs::{ProtectionDomain, QueuePairNumber, WorkCompletion};
 
 pub(super) use self::state::{Limits, Stage};
@@ -222,7 +222,7 @@ impl Connection {
         if state.protocol.is_read_closed() {
             let closer = state.closer.take();
             drop(state);
-            closer.into_iter().for_each(Waker::wake);
+            wake_all(closer);
             return Poll::Ready(Ok(()));
         }
         state.check_fault()?;
@@ -386,5 +386,9 @@ impl Participant for Connection {
         if let Some(reason) = failure {
             self.fail(ConnectionFault::DeviceFailed(reason.into()));
         }
+    }
+
+    fn fail_after_panic(&self) {
+        self.abort(AbortCode::RESET, ConnectionFault::local("code panicked that handles what has arrived"));
     }
 }

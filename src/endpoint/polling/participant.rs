@@ -21,4 +21,7 @@ pub trait Participant: Send + Sync + Debug + 'static {
 
     /// Ends the participant if the device has given up its queue pair.
     fn fail_with_device(&self);
+
+    /// Ends the participant, because [`handle_completions`](Self::handle_completions) panicked.
+    fn fail_after_panic(&self);
 }

@@ -4,18 +4,18 @@ use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use std::task::Waker;
 
 use slab::Slab;
 use tokio::sync::Notify;
 
 use super::participant::Participant;
 use super::watched::{UnannouncedArrival, WatchList, Watched};
-use crate::endpoint::aftermath::Aftermath;
+use crate::endpoint::aftermath::{Aftermath, Run};
 use crate::endpoint::counters::PollCounters;
 use crate::endpoint::link::shared_receive::SharedBuffers;
 use crate::endpoint::link::work_id::{WorkId, WorkKind};
 use crate::endpoint::lock::lock;
+use tonic_rdma_verbs::internal::{drop_all, run_foreign, wake_all};
 use tonic_rdma_verbs::{
     CompletionQueue, Context, DeviceAttributes, QueuePairNumber, VerbsError, WorkCompletion,
 };
@@ -240,7 +240,8 @@ impl Queue {
     pub fn wake_watched(&self) -> usize {
         let (mut wakers, mut checked) = (Vec::new(), Vec::new());
         let arrived = self.watched.check(&mut wakers, &mut checked);
-        wakers.into_iter().for_each(Waker::wake);
+        wake_all(wakers);
+        drop_all(checked);
         arrived
     }
 
@@ -298,7 +299,7 @@ impl Queue {
             let of_same_pair = |completion: &&WorkCompletion| completion.queue_pair == first.queue_pair;
             let (group, others) = rest.split_at(rest.iter().take_while(of_same_pair).count());
             match self.participant(first) {
-                Some(participant) => participant.handle_completions(group, &mut batch.after),
+                Some(participant) => self.hand_to(participant, group, &mut batch.after),
                 None => self.give_back(group),
             }
             rest = others;
@@ -309,8 +310,25 @@ impl Queue {
         // while that task misses the value. The next poll checks again. Before the poller sleeps, it arms the queues, which executes a
         // fence, and polls once more.
         let arrived = self.watched.check(&mut batch.after.wakers, &mut batch.checked);
-        batch.checked.clear();
+        if !batch.checked.is_empty() {
+            drop_all(batch.checked.drain(..));
+        }
         count + arrived
+    }
+
+    /// Hands completions to their participant. A panic ends this participant, and no other.
+    #[inline]
+    fn hand_to(&self, participant: Arc<dyn Participant>, group: &[WorkCompletion], after: &mut Aftermath) {
+        let handled = run_foreign("the handler of completions", || {
+            // If the participant was removed meanwhile, this drops it.
+            let participant = participant;
+            participant.handle_completions(group, after);
+        });
+        if handled.is_none()
+            && let Some(participant) = group.first().and_then(|first| self.participant(first))
+        {
+            after.runs.push(Arc::new(Broken(participant)));
+        }
     }
 
     /// Carries out what a poll found, without the lock. Returns how many tasks were woken, and how much work was run.
@@ -401,6 +419,16 @@ impl Queue {
     /// Returns the counters of this queue's polls.
     pub(crate) fn polling(&self) -> &Arc<PollCounters> {
         &self.polling
+    }
+}
+
+/// A participant that has panicked. It is ended without the lock of the queue.
+#[derive(Debug)]
+struct Broken(Arc<dyn Participant>);
+
+impl Run for Broken {
+    fn run(self: Arc<Self>) {
+        self.0.fail_after_panic();
     }
 }
 

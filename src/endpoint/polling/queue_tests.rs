@@ -17,6 +17,8 @@ impl Participant for Silent {
     }
 
     fn fail_with_device(&self) {}
+
+    fn fail_after_panic(&self) {}
 }
 
 #[test]

@@ -8,6 +8,7 @@ use http::HeaderMap;
 
 use super::state::{Core, Role};
 use super::stream::{Delivered, InPart, OVERHEAD, OutHead, OutPart, Queued, Stream, StreamFault, StreamKey};
+use crate::endpoint::SentHead;
 use crate::grpc::frame::{RequestHead, ResetCode};
 
 /// The reason why no stream is opened.
@@ -46,10 +47,12 @@ impl<K> Core<K> {
     /// Queues the head of a response.
     pub(in crate::grpc) fn send_head(&mut self, key: StreamKey, headers: HeaderMap) {
         let sending = &mut self.streams[key.index()].sending;
-        if !sending.done {
-            sending.head = Some(OutHead::Response(headers));
-            self.schedule(key);
+        if sending.done {
+            self.spent.push(SentHead::Fields(headers));
+            return;
         }
+        self.spent.extend(sending.head.replace(OutHead::Response(headers)).map(SentHead::from));
+        self.schedule(key);
     }
 
     /// Queues bytes of the body.
@@ -89,11 +92,13 @@ impl<K> Core<K> {
     /// Queues the trailers of a response, which end the call.
     pub(in crate::grpc) fn send_trailers(&mut self, key: StreamKey, trailers: HeaderMap) {
         let sending = &mut self.streams[key.index()].sending;
-        if !sending.done && !sending.end {
-            sending.trailers = Some(trailers);
-            sending.end = true;
-            self.schedule(key);
+        if sending.done || sending.end {
+            self.spent.push(SentHead::Fields(trailers));
+            return;
         }
+        sending.trailers = Some(trailers);
+        sending.end = true;
+        self.schedule(key);
     }
 
     /// Waits until the stream queues few enough bytes.

@@ -10,7 +10,8 @@ use slab::Slab;
 
 use super::inbound::InOffer;
 use super::message::Message;
-use super::stream::{InPart, OutHead, Queued, Stream, StreamFault, StreamKey};
+use super::stream::{InPart, Queued, Stream, StreamFault, StreamKey};
+use crate::endpoint::SentHead;
 use crate::grpc::frame::head::{Decoder, Encoder};
 use crate::grpc::frame::{Kind, Limits, RequestHead, ResetCode};
 use crate::grpc::landing_budget::LandingBudget;
@@ -93,8 +94,8 @@ pub(in crate::grpc) struct Core<K> {
     /// The cost of data that arrived and was not taken, of all streams, and the most of it.
     pub(super) unread_data: i64,
     pub(super) most_unread_data: i64,
-    /// Heads and trailers that were sent.
-    pub(super) spent: Vec<OutHead>,
+    /// Heads and trailers that were sent, or are not sent any more. They are dropped without a lock, too.
+    pub(in crate::grpc) spent: Vec<SentHead>,
     /// What the heads and trailers count that arrived and that the application may still hold, of all streams, and the most of it.
     pub(super) heads: usize,
     pub(super) most_heads: usize,
@@ -409,7 +410,7 @@ impl<K> Core<K> {
     /// Closes both halves of a call. Parts and offers that have arrived stay.
     pub(super) fn close(&mut self, key: StreamKey) {
         let stream = &mut self.streams[key.index()];
-        stream.stop_sending(&mut self.unneeded);
+        stream.stop_sending(&mut self.unneeded, &mut self.spent);
         if stream.closed {
             return;
         }

@@ -7,6 +7,7 @@ use std::task::Waker;
 use bytes::Bytes;
 use http::HeaderMap;
 
+use crate::endpoint::SentHead;
 use crate::grpc::frame::{OfferPiece, RequestHead, ResetCode};
 use crate::grpc::landing_budget::CallShare;
 
@@ -60,6 +61,15 @@ pub(super) enum OutHead {
     /// Shared, because the caller may send it again.
     Request(Arc<RequestHead>),
     Response(HeaderMap),
+}
+
+impl From<OutHead> for SentHead {
+    fn from(head: OutHead) -> Self {
+        match head {
+            OutHead::Request(head) => Self::Shared(head),
+            OutHead::Response(fields) => Self::Fields(fields),
+        }
+    }
 }
 
 /// A part of the body to send.
@@ -354,10 +364,11 @@ impl<K> Stream<K> {
         }
     }
 
-    /// Moves what is queued to be sent to `unneeded`.
-    pub(super) fn stop_sending(&mut self, unneeded: &mut Vec<Bytes>) {
+    /// Moves what is queued to be sent to `unneeded` and `spent`.
+    pub(super) fn stop_sending(&mut self, unneeded: &mut Vec<Bytes>, spent: &mut Vec<SentHead>) {
         let sending = &mut self.sending;
-        (sending.head, sending.trailers) = (None, None);
+        spent.extend(sending.head.take().map(SentHead::from));
+        spent.extend(sending.trailers.take().map(SentHead::Fields));
         while let Some(part) = sending.parts.pop() {
             part.discard(unneeded);
         }

@@ -7,6 +7,7 @@ use super::outbound::Turn;
 use super::state::{Block, Core, Role};
 use super::stream::{OutHead, Queued, Stream, StreamFault, StreamKey};
 use super::wire::Wire;
+use crate::endpoint::SentHead;
 use crate::grpc::frame::head::fields_length;
 use crate::grpc::frame::{END, FrameHeader, Kind, MORE, ResetCode};
 
@@ -33,7 +34,6 @@ impl<K> Core<K> {
         wakers.append(&mut self.cut_off);
         if sent? {
             // The message is on its way, so this delays no peer.
-            self.spent.clear();
             self.decoder.prepare();
         }
         Ok(())
@@ -320,7 +320,7 @@ impl<K> Core<K> {
         let sending = &stream.sending;
         let is_end = sending.end && sending.parts.is_empty() && sending.trailers.is_none();
         let (id, flags) = (stream.id, if is_end { END } else { 0 });
-        self.spent.push(head);
+        self.spent.push(head.into());
         let is_whole = self.send_scratch(Kind::Head, id, flags);
         if is_end {
             self.sent_end(key);
@@ -355,7 +355,7 @@ impl<K> Core<K> {
         }
         self.scratch.clear();
         self.encoder.fields(&trailers, &mut self.scratch);
-        self.spent.push(OutHead::Response(trailers));
+        self.spent.push(SentHead::Fields(trailers));
         let is_whole = self.send_scratch(Kind::Trailers, id, 0);
         self.sent_end(key);
         is_whole

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::future::pending;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -26,6 +25,7 @@ use crate::endpoint::{MessageEndpoint, RdmaConnectInfo};
 use crate::grpc::calls::CallConfig;
 use crate::grpc::landed::{LandingSwitch, LandingTarget};
 use crate::grpc::session::{Accept, RequestHead, Session, Stream};
+use tonic_rdma_verbs::internal::run_foreign;
 
 /// The replies of calls that took longer than this do not wait for those of other calls, to share a message with them.
 const SHARED: Duration = Duration::from_micros(2);
@@ -115,9 +115,7 @@ where
         let mut drives = is_last.then(|| Arc::clone(stream.session()));
         // Calls catch the panics of handlers themselves. This is for a service that panics when it is cloned or dropped: the stream is
         // dropped then, which resets the call, and the thread that polls for others goes on.
-        if catch_unwind(AssertUnwindSafe(|| self.begin(stream, head, &mut drives))).is_err() {
-            tracing::debug!("a service panicked when a native call began or ended");
-        }
+        run_foreign("a service that begins or ends a call", || self.begin(stream, head, &mut drives));
         if let Some(session) = drives {
             session.drive();
         }

@@ -39,6 +39,7 @@ use super::landing_budget::LandingBudget;
 use crate::endpoint::lock::lock;
 use crate::endpoint::{Accepting, ConnectionFault, MessageEndpoint, MessageSettings, RdmaConnectInfo, Run};
 use crate::protocol::AbortCode;
+use tonic_rdma_verbs::internal::wake_all;
 
 pub use self::fault::CallFault;
 pub(crate) use self::stream::Stream;
@@ -255,7 +256,7 @@ impl Session {
     pub(crate) fn wake_readers(&self) {
         let mut wakers = Vec::new();
         lock(&self.shared.state).core.wake_readers(&mut wakers);
-        wakers.into_iter().for_each(std::task::Waker::wake);
+        wake_all(wakers);
     }
 
     /// Transmits as long as the state machine asks for it. Between two times other threads may have the connection. A connection that
@@ -380,6 +381,6 @@ impl Run for Session {
         let wakers = std::mem::take(&mut state.closing);
         drop(state);
         self.endpoint.close();
-        wakers.into_iter().for_each(std::task::Waker::wake);
+        wake_all(wakers);
     }
 }

@@ -63,10 +63,16 @@ impl State {
         }
     }
 
+    /// Moves what the state machine does not need any more to `after`, because it has to be dropped without a lock.
+    fn move_unneeded(&mut self, after: &mut Aftermath) {
+        after.unneeded.append(&mut self.core.unneeded);
+        after.add_heads(&mut self.core.spent);
+    }
+
     /// Ends all calls.
     fn end(&mut self, fault: &StreamFault, after: &mut Aftermath) {
         self.core.end(fault, &mut after.wakers);
-        after.unneeded.append(&mut self.core.unneeded);
+        self.move_unneeded(after);
         self.is_over = true;
         after.wakers.append(&mut self.closing);
     }
@@ -103,7 +109,7 @@ impl MessageHandler for Shared {
     fn receive(&self, message: Bytes, after: &mut Aftermath) -> Result<bool, ConnectionFault> {
         let mut state = lock(&self.state);
         let received = state.core.receive(message, &mut after.wakers);
-        after.unneeded.append(&mut state.core.unneeded);
+        state.move_unneeded(after);
         self.run_later(&mut state, after);
         received.map_err(ConnectionFault::of_calls)?;
         Ok(!state.core.is_idle())
@@ -122,7 +128,7 @@ impl MessageHandler for Shared {
     fn transmit(&self, sender: &mut Sender<'_>, after: &mut Aftermath) -> Result<(), ConnectionFault> {
         let mut state = lock(&self.state);
         let transmitted = state.core.transmit(&mut SenderWire(sender), &mut after.wakers);
-        after.unneeded.append(&mut state.core.unneeded);
+        state.move_unneeded(after);
         transmitted?;
         if state.core.has_waiting() && sender.room() == 0 {
             sender.note_stall();

@@ -15,6 +15,7 @@ use super::{Part, ResetCode, Session};
 use crate::endpoint::lock::lock;
 use crate::grpc::core::{Core, Delivered, LandedBytes, StreamFault, StreamKey};
 use crate::grpc::landed::{AlignedField, Landing, LandingTarget};
+use tonic_rdma_verbs::internal::{drop_all, wake_all};
 
 /// One call. Dropping the stream before both directions have ended resets the call with [`ResetCode::Cancel`], at once. A server's
 /// direction has ended once its end or its trailers are queued.
@@ -53,7 +54,7 @@ impl Stream {
 
     /// Queues the head of the response (servers).
     pub(crate) fn send_head(&self, headers: HeaderMap) {
-        self.lock().core.send_head(self.key, headers);
+        self.with(|core| core.send_head(self.key, headers));
     }
 
     /// Queues the head of the response, bytes of its body, and its trailers, which end the call (servers).
@@ -95,7 +96,7 @@ impl Stream {
 
     /// Queues the trailers. They end the call (servers).
     pub(crate) fn send_trailers(&self, trailers: HeaderMap) {
-        self.lock().core.send_trailers(self.key, trailers);
+        self.with(|core| core.send_trailers(self.key, trailers));
     }
 
     /// Queues the end of the body. A server ends the call with it: a response without trailers is its head, which has the status, and
@@ -108,7 +109,7 @@ impl Stream {
     pub(crate) fn reset(&self, code: ResetCode) {
         let mut wakers = Vec::new();
         self.and_drive(|core| core.reset(self.key, code, &mut wakers));
-        wakers.into_iter().for_each(Waker::wake);
+        wake_all(wakers);
     }
 
     /// Calls `change`, and drives if that is urgent then.
@@ -244,7 +245,7 @@ impl Stream {
             let fault = StreamFault::NoMemory { length, reason: Arc::clone(&reason) };
             core.give_up(self.key, &fault, &mut wakers);
         });
-        wakers.into_iter().for_each(Waker::wake);
+        wake_all(wakers);
         CallFault::NoMemory { length, reason }
     }
 
@@ -287,15 +288,18 @@ impl Stream {
 
     /// Calls `act`, and then drops memory of the application without the lock.
     fn with<T>(&self, act: impl FnOnce(&mut Core<Kept>) -> T) -> T {
-        let (result, unneeded) = {
+        let (result, unneeded, spent) = {
             let core = &mut self.lock().core;
-            // An empty list keeps its memory for the next use.
-            let take =
-                |list: &mut Vec<Bytes>| if list.is_empty() { Vec::new() } else { std::mem::take(list) };
-            (act(core), take(&mut core.unneeded))
+            (act(core), take(&mut core.unneeded), take(&mut core.spent))
         };
-        drop(unneeded);
-        result
+        drop_all(unneeded);
+        drop_all(spent);
+        return result;
+
+        /// Takes a list. An empty one keeps its memory for the next use.
+        fn take<T>(list: &mut Vec<T>) -> Vec<T> {
+            if list.is_empty() { Vec::new() } else { std::mem::take(list) }
+        }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
@@ -337,7 +341,7 @@ impl Drop for Stream {
             core.release(self.key, &mut wakers);
             core.take_urgent()
         });
-        wakers.into_iter().for_each(std::task::Waker::wake);
+        wake_all(wakers);
         if is_urgent {
             self.session.drive();
         }

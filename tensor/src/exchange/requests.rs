@@ -21,7 +21,7 @@ use crate::types::{Metadata, Tensor, deserialize};
 use crate::wire::tensor_frame::{Frame, RequestId};
 use crate::wire::tensor_metadata::WireMetadata;
 use tonic_rdma_verbs::Access;
-use tonic_rdma_verbs::internal::Grant;
+use tonic_rdma_verbs::internal::{Grant, wake_all};
 use tonic_rdma_verbs::memory::SharedRegion;
 
 /// The result of [`Channel::request`](crate::Channel::request).
@@ -153,7 +153,7 @@ impl Requests {
                 RequesterAction::Send(_) | RequesterAction::Allocate { .. } => {}
             }
         }
-        wakers.into_iter().for_each(Waker::wake);
+        wake_all(wakers);
     }
 
     /// Carries out the actions and wakes the tasks whose requests have ended. For callers that don't poll a queue. The actions
@@ -161,7 +161,7 @@ impl Requests {
     fn run_and_wake(&self, link: &Arc<Link>) {
         let mut wakers = Vec::new();
         self.run(link, &mut wakers);
-        wakers.into_iter().for_each(Waker::wake);
+        wake_all(wakers);
     }
 
     fn run(&self, link: &Arc<Link>, wakers: &mut Vec<Waker>) {

@@ -14,7 +14,7 @@ use crate::lock::lock;
 use crate::wire::tensor_frame::{Frame, MAX_FRAME};
 use tonic_rdma::internal::{Aftermath, Participant, WorkId, WorkKind};
 use tonic_rdma_verbs::internal::{
-    CopyRange, CopyRanges, FinishedTransfer, InFlight, LocalMemory, Transfer, TransferKind,
+    CopyRange, CopyRanges, FinishedTransfer, InFlight, LocalMemory, Transfer, TransferKind, wake_all,
 };
 use tonic_rdma_verbs::memory::{Block, Lease, Pool, Quota};
 use tonic_rdma_verbs::{
@@ -287,7 +287,7 @@ impl Port {
         for finished in over {
             deliver(finished, Some(fault), &mut wakers);
         }
-        wakers.into_iter().for_each(Waker::wake);
+        wake_all(wakers);
     }
 
     /// Takes completions if many are due.
@@ -479,7 +479,7 @@ fn refuse(transfer: Transfer<Token>, error: ChannelError) -> ChannelError {
     let FinishedTransfer { token, local, .. } = transfer.refuse();
     let mut wakers = Vec::new();
     token.deliver(Outcome { local, result: Err(error.clone()) }, &mut wakers);
-    wakers.into_iter().for_each(Waker::wake);
+    wake_all(wakers);
     error
 }
 
@@ -521,6 +521,10 @@ impl Participant for Port {
         if let Some(reason) = self.with_queue_pair(|queue_pair| queue_pair.failure()).flatten() {
             self.fail(ChannelError::local(format!("the device ended the link: {reason}")));
         }
+    }
+
+    fn fail_after_panic(&self) {
+        self.fail(ChannelError::local("code panicked that handles what has arrived"));
     }
 }
 

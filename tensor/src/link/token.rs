@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use crate::error::ChannelError;
 use crate::link::word_pair::WordPair;
 use crate::lock::lock;
-use tonic_rdma_verbs::internal::LocalMemory;
+use tonic_rdma_verbs::internal::{LocalMemory, wake_all};
 
 /// The end of a transfer.
 #[derive(Debug)]
@@ -93,7 +93,7 @@ impl Token {
     pub(crate) fn finish(self, local: LocalMemory) {
         let mut wakers = Vec::new();
         self.deliver(Outcome { local, result: Ok(()) }, &mut wakers);
-        wakers.into_iter().for_each(Waker::wake);
+        wake_all(wakers);
     }
 
     /// Delivers the outcome. The task to wake is added to `wakers`.

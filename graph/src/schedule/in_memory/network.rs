@@ -6,6 +6,7 @@ use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 use tonic_rdma_tensor::Tensor;
+use tonic_rdma_verbs::internal::wake_all;
 
 use crate::error::GraphError;
 use crate::placement::{CrossingId, Part};
@@ -180,7 +181,7 @@ impl Network {
         state.failed.push((part, reason.to_owned()));
         let wakers = state.wakers();
         drop(state);
-        wakers.into_iter().for_each(Waker::wake);
+        wake_all(wakers);
     }
 
     /// Notes that a part has dropped its transfers.
@@ -190,7 +191,7 @@ impl Network {
         let wakers = state.wakers();
         drop(state);
         self.changed.notify_one();
-        wakers.into_iter().for_each(Waker::wake);
+        wake_all(wakers);
     }
 
     /// Puts tensors that are due into their lanes. Returns false when all parts have left.
@@ -247,9 +248,7 @@ impl State {
 /// Wakes a thread for a change of a lane. The state is locked, so that a thread which a timer has woken does not see the change before its
 /// waker is woken. Such a thread would count a late wake ([`Report::late`](crate::schedule::Report::late)).
 fn wake(waker: Option<Waker>) {
-    if let Some(waker) = waker {
-        waker.wake();
-    }
+    wake_all(waker);
 }
 
 impl Ord for Parcel {

@@ -41,6 +41,27 @@ async fn a_close_sends_what_is_queued() {
     }
 }
 
+/// The thread that polls for all connections survives, and so do the other connections.
+#[tokio::test]
+async fn a_handler_that_panics_ends_its_connection_only() {
+    let (client, server) = pair(&Config::default(), &settings()).await;
+    let (other, others) = pair(&Config::default(), &settings()).await;
+    client.send_panic();
+    for end in [&client, &server] {
+        tokio::time::timeout(PATIENCE, async {
+            while end.endpoint.fault().is_none() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        })
+        .await
+        .expect("the connection goes on");
+    }
+    let fault = server.endpoint.fault().unwrap().to_string();
+    assert!(fault.contains("code panicked"), "{fault}");
+    other.send(b"after");
+    others.until("it came", |it| it.messages.len() == 1).await;
+}
+
 #[tokio::test]
 async fn an_abort_ends_both_ends_with_a_reason() {
     let (client, server) = pair(&Config::default(), &settings()).await;

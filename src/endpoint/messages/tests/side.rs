@@ -84,11 +84,14 @@ struct Wanted {
 const PLAIN: u8 = 0;
 const OFFER: u8 = 1;
 const TAKEN: u8 = 2;
+/// The handler panics.
+const PANIC: u8 = 3;
 /// Longest block of copied content.
 const BLOCK: usize = 1 << 20;
 
 impl MessageHandler for Keeper {
     fn receive(&self, mut message: Bytes, _: &mut Aftermath) -> Result<bool, ConnectionFault> {
+        assert_ne!(message[0], PANIC);
         let mut inner = self.inner.lock().unwrap();
         match message.get_u8() {
             PLAIN => inner.messages.push(message),
@@ -206,6 +209,12 @@ impl Side {
     /// Queues a message without sending it.
     pub(super) fn queue(&self, message: &[u8]) {
         self.handler.inner.lock().unwrap().queue.push_back([&[PLAIN], message].concat());
+    }
+
+    /// Sends a message whose handler panics.
+    pub(super) fn send_panic(&self) {
+        self.handler.inner.lock().unwrap().queue.push_back(vec![PANIC]);
+        self.endpoint.drive();
     }
 
     /// Sends a message.
