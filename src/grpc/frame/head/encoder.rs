@@ -9,7 +9,8 @@ use http::uri::{Authority, PathAndQuery};
 
 use super::{FIELD, RequestHead, op};
 
-/// Writes the heads of one direction of a connection.
+/// Writes the heads of one direction of a connection. What it keeps are copies, because a value of the application may keep much memory, or have
+/// an owner whose drop runs code of the application.
 #[derive(Debug, Default)]
 pub(in crate::grpc) struct Encoder {
     paths: HashMap<PathAndQuery, u16, RandomState>,
@@ -45,7 +46,7 @@ struct Room {
 struct Name {
     entry: u16,
     /// The value of its latest use.
-    latest: Option<HeaderValue>,
+    latest: Option<Vec<u8>>,
     /// The values in the table.
     values: Vec<(HeaderValue, u16)>,
 }
@@ -99,8 +100,10 @@ impl Encoder {
         let bytes = &out[start..];
         if bytes.chunks(REFERENCE).all(|reference| reference[0] == op::ENTRY) && headers.len() <= Self::FIELDS
         {
-            let fields = headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
-            let (path, authority) = (path.cloned(), authority.cloned());
+            let fields = headers.iter().map(|(name, value)| (name.clone(), self.kept(name, value))).collect();
+            let path = path
+                .map(|path| self.paths.get_key_value(path).map_or_else(|| own_path(path), |it| it.0.clone()));
+            let authority = authority.map(|authority| self.kept_authority(authority));
             let known = Known { path, authority, fields, bytes: bytes.into() };
             match self.known.get_mut(self.replace) {
                 Some(place) => *place = known,
@@ -118,7 +121,7 @@ impl Encoder {
             let entry = self.new_entry(path.len());
             literal(if entry.is_some() { op::NEW_PATH } else { op::PATH }, path, out);
             if let Some(entry) = entry {
-                self.paths.insert(head.path.clone(), entry);
+                self.paths.insert(own_path(&head.path), entry);
             }
         }
         if let Some(authority) = &head.authority {
@@ -137,8 +140,20 @@ impl Encoder {
         let entry = if is_new { self.new_entry(text.len()) } else { None };
         literal(if entry.is_some() { op::NEW_AUTHORITY } else { op::AUTHORITY }, text, out);
         if let Some(entry) = entry {
-            self.authorities.push((authority.clone(), entry));
+            self.authorities.push((own_authority(authority), entry));
         }
+    }
+
+    /// Returns a clone of the table's authority.
+    fn kept_authority(&self, authority: &Authority) -> Authority {
+        let known = self.authorities.iter().find(|(known, _)| known.as_str() == authority.as_str());
+        known.map_or_else(|| own_authority(authority), |(known, _)| known.clone())
+    }
+
+    /// Returns a clone of the table's value.
+    fn kept(&self, name: &HeaderName, value: &HeaderValue) -> HeaderValue {
+        let mut values = self.names.get(name).into_iter().flat_map(|known| &known.values);
+        values.find(|(known, _)| known == value).map_or_else(|| own(value), |(known, _)| known.clone())
     }
 
     fn fields_anew(&mut self, headers: &HeaderMap, out: &mut Vec<u8>) {
@@ -159,7 +174,8 @@ impl Encoder {
             );
             value_of(value, out);
             if let Some(entry) = entry {
-                let latest = (sensitive == 0 && value.len() <= Self::VALUE).then(|| value.clone());
+                let latest =
+                    (sensitive == 0 && value.len() <= Self::VALUE).then(|| value.as_bytes().to_vec());
                 self.names.insert(name.clone(), Name { entry, latest, values: Vec::new() });
             }
             return;
@@ -171,8 +187,8 @@ impl Encoder {
             if value.len() <= Self::VALUE {
                 let length = name.as_str().len() + value.len() + FIELD;
                 let fits = known.values.len() < Self::VALUES && room.entries > 0 && room.bytes >= length;
-                if fits && known.latest.as_ref() == Some(value) {
-                    known.values.push((value.clone(), self.entries));
+                if fits && known.latest.as_deref() == Some(value.as_bytes()) {
+                    known.values.push((own(value), self.entries));
                     out.push(op::NEW_FIELD);
                     out.extend_from_slice(&known.entry.to_le_bytes());
                     value_of(value, out);
@@ -181,7 +197,9 @@ impl Encoder {
                     return;
                 }
                 if fits {
-                    known.latest = Some(value.clone());
+                    let latest = known.latest.get_or_insert_default();
+                    latest.clear();
+                    latest.extend_from_slice(value.as_bytes());
                 }
             }
         }
@@ -198,6 +216,20 @@ impl Encoder {
         self.entries += 1;
         Some(self.entries - 1)
     }
+}
+
+/// Returns a copy, which has an owner of its own.
+fn own(value: &HeaderValue) -> HeaderValue {
+    // The bytes of a value are those of a value.
+    HeaderValue::from_bytes(value.as_bytes()).unwrap_or_else(|_| value.clone())
+}
+
+fn own_path(path: &PathAndQuery) -> PathAndQuery {
+    PathAndQuery::try_from(path.as_str()).unwrap_or_else(|_| path.clone())
+}
+
+fn own_authority(authority: &Authority) -> Authority {
+    Authority::try_from(authority.as_str()).unwrap_or_else(|_| authority.clone())
 }
 
 impl Known {
