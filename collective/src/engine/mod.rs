@@ -84,6 +84,8 @@ pub(crate) struct Engine<L: Lanes> {
     asks: bool,
     statistics: Statistics,
     watch: Option<Watch>,
+    /// Operations are those of the set-up. Later ones may have numbers as large.
+    sets_up: bool,
 }
 
 /// The result of an operation, and its memory.
@@ -141,6 +143,7 @@ impl<L: Lanes> Engine<L> {
             asks: false,
             statistics: Statistics::default(),
             watch: None,
+            sets_up: false,
         }
     }
 
@@ -432,18 +435,18 @@ impl<L: Lanes> Engine<L> {
     /// Counts operations from a large number until [`restart_numbers`](Self::restart_numbers). So a rank that still carries out
     /// operations of the set-up does not take those of a rank that has gone on for calls that differ.
     pub(crate) fn number_set_up(&mut self) {
-        self.numbers.group = SET_UP;
+        (self.numbers.group, self.sets_up) = (SET_UP, true);
     }
 
     /// Returns whether operations are those of the set-up.
     pub(crate) fn is_setting_up(&self) -> bool {
-        self.numbers.group >= SET_UP
+        self.sets_up
     }
 
     /// Counts operations from 0 again. All ranks do this after the same operation, when none is under way.
     pub(crate) fn restart_numbers(&mut self) {
         debug_assert!(self.under.is_empty(), "operations are under way");
-        self.numbers = Numbers::new(self.ranks);
+        (self.numbers, self.sets_up) = (Numbers::new(self.ranks), false);
     }
 
     /// Returns whether no operation is under way.
