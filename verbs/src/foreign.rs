@@ -1,6 +1,7 @@
 //! Code of the application on threads that serve others: wakers, drops of its memory, and services.
 
 use std::any::Any;
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
 
@@ -54,7 +55,7 @@ fn note(what: &str, panic: Box<dyn Any + Send>) {
     for panic in logged.err().into_iter().chain([panic]) {
         if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
             // It may panic for ever.
-            std::mem::forget(again);
+            let _ = ManuallyDrop::new(again);
         }
     }
 }
