@@ -99,27 +99,36 @@ impl Clients {
         }
     }
 
-    /// Makes room for one more unproven connection. If there is none, it drops connections that have ended, or else the oldest
-    /// unproven one of the source that has most of them, which it returns.
-    pub(crate) fn make_room(&mut self) -> Option<Identity> {
-        let unproven =
-            |clients: &BTreeMap<u64, Client>| clients.values().filter(|client| client.proofs == 0).count();
-        if unproven(&self.clients) < self.unproven {
-            return None;
+    /// Makes room for one more unproven connection: drops those that have ended, and then, until there is room, the oldest one of the
+    /// source that has most of them.
+    pub(crate) fn make_room(&mut self) {
+        if self.unproven().count() < self.unproven {
+            return;
         }
         self.clients.retain(|_, client| client.proofs > 0 || !has_ended(client));
-        if unproven(&self.clients) < self.unproven {
-            return None;
+        while self.unproven().count() >= self.unproven {
+            let mut sources: HashMap<Source, usize> = HashMap::new();
+            for (_, client) in self.unproven() {
+                *sources.entry(source(&client.identity)).or_default() += 1;
+            }
+            let most = sources.into_iter().max_by_key(|(_, count)| *count).map(|(source, _)| source);
+            let oldest = self.unproven().find(|(_, client)| Some(source(&client.identity)) == most);
+            let Some(client) = oldest.map(|(token, _)| *token).and_then(|token| self.clients.remove(&token))
+            else {
+                return;
+            };
+            let Identity { user, process, .. } = client.identity;
+            crate::throttled!(
+                warn,
+                user,
+                process,
+                "too many connections to the soft device name no queue pair"
+            );
         }
-        let unproven = || self.clients.iter().filter(|(_, client)| client.proofs == 0);
-        let mut sources: HashMap<Source, usize> = HashMap::new();
-        for (_, client) in unproven() {
-            *sources.entry(source(&client.identity)).or_default() += 1;
-        }
-        let most = sources.into_iter().max_by_key(|(_, count)| *count).map(|(source, _)| source);
-        let oldest = unproven().find(|(_, client)| Some(source(&client.identity)) == most);
-        let token = *oldest?.0;
-        self.clients.remove(&token).map(|client| client.identity)
+    }
+
+    fn unproven(&self) -> impl Iterator<Item = (&u64, &Client)> {
+        self.clients.iter().filter(|(_, client)| client.proofs == 0)
     }
 
     /// Adds a connection. The caller has made room.
@@ -191,7 +200,21 @@ mod tests {
         }
         open.push(connect(&mut clients, 5, of(7, 4)));
         assert_eq!(tokens(&clients), [0, 2, 3, 4, 5]);
-        assert_eq!(clients.make_room().map(|identity| identity.process), Some(1));
+        clients.make_room();
+        assert_eq!(tokens(&clients), [0, 3, 4, 5]);
+    }
+
+    #[test]
+    fn connections_whose_queue_pairs_have_ended_are_bounded() {
+        let mut clients = clients(5);
+        let mut open = Vec::new();
+        for token in 0..20 {
+            open.push(connect(&mut clients, token, of(7, 1)));
+            clients.prove(token, token as u32);
+        }
+        clients.prune(&HashMap::from([(3, ())]));
+        open.push(connect(&mut clients, 20, of(8, 1)));
+        assert_eq!(tokens(&clients), [3, 16, 17, 18, 19, 20]);
     }
 
     /// A container with 1024 queue pairs holds 1024 connections. Other containers find room nevertheless, also those whose

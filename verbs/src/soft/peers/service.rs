@@ -16,7 +16,6 @@ use rustix::event::{EventfdFlags, Timespec};
 use rustix::net::SocketFlags;
 
 use super::clients::{Client, Clients};
-use super::level::Identity;
 use super::local::LocalQueuePair;
 use super::message::{self, Answer, Object, Reply, Request};
 use super::peer::{self, Peer};
@@ -329,8 +328,8 @@ impl Service {
                 return;
             }
             Err(error) => {
-                // Most likely no descriptors are left, or too many of peers are not closed yet. The listener stays readable, so this thread would spin without
-                // the pause.
+                // Most likely no descriptors are left, or too many of peers are not closed yet. The listener stays readable, so this
+                // thread would spin without the pause.
                 crate::throttled!(warn, %error, "the soft device can't accept a peer");
                 std::thread::sleep(Duration::from_millis(10));
                 return;
@@ -344,14 +343,7 @@ impl Service {
             }
         };
         clients.prune(&lock(&self.queue_pairs));
-        if let Some(Identity { user, process, .. }) = clients.make_room() {
-            crate::throttled!(
-                warn,
-                user,
-                process,
-                "too many connections to the soft device name no queue pair"
-            );
-        }
+        clients.make_room();
         let token = self.next_token.fetch_add(1, SeqCst);
         if epoll::add(&self.epoll, &client, EventData::new_u64(token), EventFlags::IN).is_ok() {
             clients.insert(token, client, identity);
@@ -518,6 +510,7 @@ impl Ord for Deadline {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
+    use crate::soft::peers::level::Identity;
     use std::os::fd::AsFd;
 
     use super::*;
