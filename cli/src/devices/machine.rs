@@ -95,19 +95,24 @@ fn soft_place() -> Finding {
     }
 }
 
-/// Looks which processes the software device lets in, and whether those of this user may read the memory of others.
+/// Finds out which processes the software device lets in, and whether those of this user may read the memory of others.
 fn soft_peers() -> Finding {
-    let found = if internal::soft_admits_any_user() {
-        "all processes that can open its socket (RDMA_SOFT_PEERS=any)"
-    } else {
-        "processes of this user"
+    let admits_any = internal::soft_admits_any_user();
+    let found = match admits_any {
+        true => "all processes that can open its socket (RDMA_SOFT_PEERS=any)",
+        false => "processes of this user",
     };
     let (found, advice) = match internal::soft_shares_with_user() {
         Ok(()) => (found.to_owned(), None),
         Err(reason) => {
             let advice = "optional, for large messages, if you trust all programs of this user: RDMA_SOFT_PEERS=trusted-user at \
                           both ends";
-            (format!("{found}; none may read this one's memory, because {reason}"), Some(advice.to_owned()))
+            // With trusted-user, other users could not come any more.
+            let advice = (!admits_any).then(|| advice.to_owned());
+            (
+                format!("{found}; no other process may read the memory of this process, because {reason}"),
+                advice,
+            )
         }
     };
     Finding { what: "the software device lets in", found, advice }

@@ -29,8 +29,8 @@ type Answer = OnceCell<Result<DeviceOwner, Arc<VerbsError>>>;
 static ASKED: LazyLock<Mutex<HashMap<SoftDevice, Weak<Answer>>>> = LazyLock::new(Mutex::default);
 
 impl Devices {
-    /// Waits until the device of the queue pair at `address` has answered, and returns its owner. Returns `None` for a device of a
-    /// provider that does not ask the peer's device when it connects a queue pair.
+    /// Waits until the device of the queue pair at `address` has answered, and returns its owner. Returns `None` for
+    /// other providers, because they connect queue pairs without asking the peer's device.
     ///
     /// # Errors
     /// The device does not answer in time, can't be found, or is of a user that this process does not let in.

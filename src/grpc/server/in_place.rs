@@ -2,7 +2,7 @@
 //!
 //! A call that ends in its first poll costs no task and no switch to one. So the thread that finds a call polls the call itself, unless:
 //!
-//! - the thread polls another call in place already (a handler called a native service of this process);
+//! - code of the application may be under way on the thread ([`Accepting`]), such as another call that is polled in place;
 //! - polls of the same path have been slow, or the thread has spent long on calls just before, and other threads could help.
 
 use std::cell::Cell;

@@ -76,7 +76,7 @@ pub(crate) async fn open(
     let place = shared.places.try_take(source).ok_or_else(|| {
         let most = shared.settings.max_links;
         Status::resource_exhausted(format!(
-            "there are {most} links of this peer's user or address, which is the limit"
+            "this peer's user or address has as many links as it may open now (at most {most}); try again later"
         ))
     })?;
     let on_thread = Arc::clone(shared);
@@ -129,7 +129,9 @@ async fn source(
         Ok(source)
     };
     tokio::select! {
-        asked = timeout(limit, asked) => asked.unwrap_or_else(|_| Err(unfit("the peer's device did not answer in time"))),
+        asked = timeout(limit, asked) => asked.unwrap_or_else(|_| {
+            Err(Status::failed_precondition(format!("the peer's device did not answer within {limit:?}")))
+        }),
         () = place.lost() => Err(busy()),
     }
 }

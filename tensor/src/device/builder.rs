@@ -87,8 +87,8 @@ impl DeviceBuilder {
         self
     }
 
-    /// Sets how many links the peers of one user of this host, or of one address, may open. All peers together may open half as many
-    /// more, so that no user and no address keeps the others out. Default: 1024.
+    /// Sets how many links the peers of one address of one user may open. All peers together may open 1.5 times as many, so
+    /// that no user and no address keeps the others out. Default: 1024.
     pub fn max_links(mut self, links: usize) -> Self {
         self.settings.max_links = links;
         self

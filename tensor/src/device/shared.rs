@@ -77,7 +77,7 @@ impl Group {
             Self::None => Ok(()),
             Self::Named(ours) if ours == theirs => Ok(()),
             Self::Named(_) => Err(Status::permission_denied(
-                "this device is of a rank, and the caller does not belong to the group",
+                "this device belongs to a rank of a group, and the caller does not belong to the group",
             )),
             Self::Meeting => {
                 Err(Status::aborted("the ranks of this device's group have not met yet; try again later"))

@@ -1,7 +1,9 @@
 //! Child processes: the test binary, started again with a role.
 
+use std::fs::Permissions;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::path::Path;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Command, Stdio};
 
 /// The environment variable that gives a child its role.
@@ -18,6 +20,35 @@ pub struct Child {
     pub word: String,
     /// Kept open, because the child's later output must not fail.
     _output: BufReader<ChildStdout>,
+}
+
+/// A copy of this binary that all users may run. Dropping this removes it.
+#[derive(Debug)]
+pub struct OpenCopy {
+    directory: tempfile::TempDir,
+}
+
+impl OpenCopy {
+    /// Makes the copy.
+    pub fn new() -> Self {
+        let copy = Self { directory: tempfile::tempdir().unwrap() };
+        std::fs::copy(std::env::current_exe().unwrap(), copy.path()).unwrap();
+        for path in [copy.directory.path(), &copy.path()] {
+            std::fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+        }
+        copy
+    }
+
+    /// Returns where it is.
+    pub fn path(&self) -> PathBuf {
+        self.directory.path().join("binary")
+    }
+}
+
+impl Default for OpenCopy {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl Child {

@@ -1,11 +1,9 @@
 //! Two processes that can't share memory, or have no memory left, use TCP and get the reason.
 
-use std::fs::Permissions;
-use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use support::Child;
+use support::{Child, OpenCopy};
 
 fn succeeds(command: &[&str]) -> bool {
     Command::new(command[0]).args(&command[1..]).output().is_ok_and(|output| output.status.success())
@@ -98,12 +96,8 @@ fn two_users_use_rdma_only_if_both_let_in_others() {
         return;
     }
     // The other user may have no right to run this binary where it is.
-    let directory = tempfile::tempdir().unwrap();
-    let binary = directory.path().join("binary");
-    std::fs::copy(std::env::current_exe().unwrap(), &binary).unwrap();
-    for path in [directory.path(), &binary] {
-        std::fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
-    }
+    let copy = OpenCopy::new();
+    let binary = copy.path();
     let server = Child::start(&[], "echo");
     let client = Child::start_copy(&binary, &as_nobody, &format!("dial 127.0.0.1:{}", server.word));
     assert!(client.word.starts_with("tcp:"), "{}", client.word);

@@ -16,7 +16,7 @@ pub(in crate::grpc) struct Decoded {
     pub(in crate::grpc) headers: HeaderMap,
     /// How much the head counts.
     pub(in crate::grpc) counted: usize,
-    /// The head has more fields than a `HeaderMap` holds, which lacks the rest. Its call has to end.
+    /// The head has more fields than a `HeaderMap` holds, so `headers` lacks the rest. Its call has to end.
     pub(in crate::grpc) is_overfull: bool,
 }
 

@@ -78,15 +78,14 @@ fn could_trace(process: i32) -> bool {
         if ours.zip(theirs).is_some_and(|(ours, theirs)| ours.could_be_traced_by(&theirs)) {
             return Ok(());
         }
-        Err("the process has other users or groups than this one, or lacks capabilities of this one".into())
+        Err("the process has other users or groups than this one, or does not have all capabilities of this process".into())
     });
     if let Err(reason) = &result {
         crate::throttled!(
             info,
             process,
             reason,
-            "a process of this user could not trace this one, so data goes through the ring; \
-             RDMA_SOFT_PEERS=trusted-user at both ends lets each read the other's memory"
+            "a process of this user may not trace this process, so data goes through the ring"
         );
     }
     result.is_ok()

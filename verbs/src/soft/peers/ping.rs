@@ -17,8 +17,8 @@ use crate::{QueuePairAddress, VerbsError};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SoftDevice(DeviceId);
 
-/// The user of a device's process, as the kernel states it. Processes of one user have two owners: those that could trace this
-/// process, and the strangers among them.
+/// The user of a device's process, as the kernel states it. One user counts as two owners: its processes that are
+/// peers of this user, and its strangers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceOwner {
     user: u32,
