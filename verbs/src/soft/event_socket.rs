@@ -52,3 +52,21 @@ impl PeerWaker {
         self.socket.signal();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use rustix::io::ioctl_fionbio;
+
+    use super::*;
+    use crate::soft::peers::received::tests::{ends_soon, socket_pair};
+
+    #[test]
+    fn a_connection_that_nobody_reads_delays_no_wake_up() {
+        let (ours, theirs) = socket_pair();
+        ioctl_fionbio(&ours, false).unwrap();
+        let socket = EventSocket::new(Socket::new(ours));
+        ends_soon(move || (0..10_000).for_each(|_| socket.signal()));
+        drop(theirs);
+    }
+}

@@ -8,6 +8,7 @@ use std::mem::MaybeUninit;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
@@ -23,6 +24,8 @@ use crate::system;
 const MOST_DESCRIPTORS: usize = 253;
 /// Bytes of a reply of a device that say to which request it belongs.
 const SEQUENCE: usize = 8;
+/// The kind of a request whose connection wakes a poller from then on.
+const EVENT_SOCKET: u8 = 2;
 
 /// What a scribbler writes.
 #[derive(Clone, Copy, Debug)]
@@ -161,8 +164,9 @@ pub fn swap_memory(kind: &str, length: u64, harmed: fn()) {
 }
 
 /// Takes the place of the socket of this process's device, and passes the messages between the device and its peers on, except for
-/// the descriptors that peers get. `what` is a kind of [`wrong_descriptor`], which takes the place of each socket; or `replies`:
-/// then replies that nobody asked for come without end, each with as many sockets that linger as the kernel takes.
+/// the wake-ups: the answer to a connection for wake-ups has a [`wrong_descriptor`] of the kind `what`, and nobody reads the connection, or it is
+/// closed if nobody would read the pipe. With `replies`, replies that nobody asked for come without end, each with as many sockets that linger
+/// as the kernel takes.
 pub fn stand_between(what: &str, harmed: fn()) {
     let name = SocketAddrUnix::new_abstract_name(&fastrand::u128(..).to_le_bytes()).unwrap();
     let listener = system::take_listener(&name);
@@ -174,20 +178,40 @@ pub fn stand_between(what: &str, harmed: fn()) {
             let device = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
             rustix::net::connect(&device, &name).unwrap();
             let (peer, device, what) = (Arc::new(peer), Arc::new(device), Arc::clone(&what));
-            let (requester, asked) = (Arc::clone(&peer), Arc::clone(&device));
-            std::thread::spawn(move || while pass_on(&requester, &asked, |_, _| false).is_ok() {});
+            let wakes = Arc::new(AtomicBool::new(false));
+            let (requester, asked, is_for_wakes) =
+                (Arc::clone(&peer), Arc::clone(&device), Arc::clone(&wakes));
             std::thread::spawn(move || {
-                let is_changed = |bytes: &mut [u8], descriptors: &mut Vec<OwnedFd>| {
+                // Nobody reads the wake-ups that follow.
+                while !is_for_wakes.load(Ordering::SeqCst) {
+                    let note = |request: &mut [u8], _: &mut Vec<OwnedFd>| {
+                        is_for_wakes.fetch_or(request.get(1) == Some(&EVENT_SOCKET), Ordering::SeqCst)
+                    };
+                    if pass_on(&requester, &asked, note).is_err() {
+                        return;
+                    }
+                }
+            });
+            std::thread::spawn(move || {
+                let change = |bytes: &mut [u8], descriptors: &mut Vec<OwnedFd>| {
                     if &*what == "replies" {
                         harmed();
                         flood_with_replies(&peer, bytes);
+                    } else if wakes.load(Ordering::SeqCst) {
+                        descriptors.push(wrong_descriptor(&what));
                     }
-                    let sockets = descriptors.iter_mut().filter(|fd| system::is_socket(fd));
-                    sockets.map(|socket| *socket = wrong_descriptor(&what)).count() > 0
+                    !descriptors.is_empty() && wakes.load(Ordering::SeqCst)
                 };
-                while let Ok(changed) = pass_on(&device, &peer, is_changed) {
+                while let Ok(changed) = pass_on(&device, &peer, change) {
                     if changed {
                         harmed();
+                        if &*what == "pipe-without-reader" {
+                            break;
+                        }
+                        // The connection stays open.
+                        loop {
+                            std::thread::park();
+                        }
                     }
                 }
                 // The peer's device takes this process for dead.
@@ -217,7 +241,11 @@ fn pass_on(
     let bytes = bytes.get_mut(..received.bytes).filter(|bytes| !bytes.is_empty()).ok_or(Errno::PIPE)?;
     let changed = change(bytes, &mut descriptors);
     let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-    send(to, bytes, &descriptors, SendFlags::empty())?;
+    match send(to, bytes, &descriptors, SendFlags::empty()) {
+        // The kernel refuses descriptors for a peer that takes none.
+        Err(Errno::PERM) => send(to, bytes, &[], SendFlags::empty())?,
+        sent => sent?,
+    }
     Ok(changed)
 }
 

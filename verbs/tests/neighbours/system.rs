@@ -130,11 +130,6 @@ pub fn replace_descriptor(source: impl AsFd, target: RawFd) {
     unsafe { libc::dup3(source.as_fd().as_raw_fd(), target, libc::O_CLOEXEC) };
 }
 
-/// Returns whether a descriptor is a socket.
-pub fn is_socket(descriptor: impl AsFd) -> bool {
-    rustix::net::sockopt::socket_type(descriptor).is_ok()
-}
-
 /// Takes the place of this process's device at the socket on which it listens. The device listens on a new socket with the name `name`
 /// instead. Returns the one that peers know.
 pub fn take_listener(name: &SocketAddrUnix) -> OwnedFd {
