@@ -302,6 +302,12 @@ impl Reactor {
         lock(&self.left.runs).push(run);
         self.left.any.store(true, Ordering::Release);
         self.wake_task.notify_one();
+        // The task that a worker wakes last is run by this worker alone, when the present task waits. So another task comes last.
+        if self.multi_thread
+            && let Ok(runtime) = Handle::try_current()
+        {
+            runtime.spawn(std::future::ready(()));
+        }
     }
 
     /// Carries out what was left to the poll task.
@@ -350,7 +356,13 @@ impl Reactor {
     fn spin(&self, spinner: &mut Spinner) -> Spun {
         let Spinner { pace, armed, .. } = spinner;
         let mut spin = Spin::default();
-        let wanted = pace.spin(|| self.disarm(armed), || spin.found(self.poll(), Instant::now));
+        let wanted = pace.spin(
+            || self.disarm(armed),
+            || {
+                self.carry_out_left();
+                spin.found(self.poll(), Instant::now)
+            },
+        );
         spin.end(wanted)
     }
 

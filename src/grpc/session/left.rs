@@ -158,7 +158,9 @@ impl<F: FnMut() -> bool> Task<F> {
 impl<F: FnMut() -> bool> Drop for Task<F> {
     fn drop(&mut self) {
         self.shared.thread.store(0, Ordering::SeqCst);
-        self.send_left();
+        if !std::thread::panicking() {
+            self.send_left();
+        }
     }
 }
 

@@ -23,7 +23,7 @@ mod stream;
 mod tests;
 mod wire;
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::future::poll_fn;
 use std::sync::{Arc, MutexGuard};
 use std::task::Poll;
@@ -283,12 +283,17 @@ impl Session {
         mut state: MutexGuard<'a, State>,
     ) -> MutexGuard<'a, State> {
         let (mut accepted, mut is_unsent) = (0_usize, false);
+        state.accepts = true;
+        let accepts = Accepts(&self.shared);
         loop {
             let Some((key, head)) = state.core.next_accepted() else {
                 if !is_unsent {
+                    // Under the same lock, so that calls that come later are taken.
+                    state.accepts = false;
+                    std::mem::forget(accepts);
                     return state;
                 }
-                // Another thread, or a call that drove, has taken the last call, and sent its reply before those of this loop.
+                // The last call has ended before it began.
                 is_unsent = false;
                 drop(state);
                 self.drive();
@@ -306,8 +311,6 @@ impl Session {
 }
 
 thread_local! {
-    /// The addresses of the sessions whose work this thread is doing, the innermost last.
-    static RUNNING: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
     /// The address of the session that this thread is about to drive; 0 if there is none.
     static WILL_DRIVE: Cell<usize> = const { Cell::new(0) };
 }
@@ -325,48 +328,30 @@ impl Drop for WillDrive {
     }
 }
 
-/// The note that this thread does the work of a session, until this is dropped.
-struct Running;
+/// The note that a thread accepts the calls of a session. Dropping this, which a panic does, takes the note back.
+struct Accepts<'a>(&'a Shared);
 
-impl Running {
-    /// Begins the work of `session`. Work nests: the end of a call sends its reply, and may so find more work. Returns `None`
-    /// on the third level, because a peer that opens many calls at once would fill the thread's stack. The levels outside go on
-    /// until there is no work.
-    fn begin(session: &Session) -> Option<Self> {
-        let address = std::ptr::from_ref(session).addr();
-        let begin = |running: &RefCell<Vec<usize>>| {
-            let mut running = running.borrow_mut();
-            if running.iter().filter(|&&other| other == address).count() > 1 {
-                return None;
-            }
-            running.push(address);
-            Some(Self)
-        };
-        // A thread that ends does the work without the note.
-        RUNNING.try_with(begin).unwrap_or_else(|_| Some(Self))
-    }
-}
-
-impl Drop for Running {
+impl Drop for Accepts<'_> {
     fn drop(&mut self) {
-        let _ = RUNNING.try_with(|running| running.borrow_mut().pop());
+        lock(&self.0.state).accepts = false;
     }
 }
 
 impl Run for Session {
     /// Accepts calls, if this thread may, and closes the connection if nothing is left to do.
     fn run(self: Arc<Self>) {
-        let running = Running::begin(&self);
         let mut state = lock(&self.shared.state);
         state.will_run = false;
         // A call that is being polled in place has driven, to read its request. New calls are taken when that call has been polled. Here they
         // would become tasks.
-        if running.is_none() || self.will_drive() {
+        if self.will_drive() {
             return;
         }
         match &self.acceptor {
-            Some(acceptor) if Accepting::is_here() => state = self.accept(&**acceptor, state),
-            Some(_) if state.core.has_accepted() => {
+            Some(acceptor) if Accepting::is_here() && !state.accepts => {
+                state = self.accept(&**acceptor, state)
+            }
+            Some(_) if state.core.has_accepted() && !state.accepts => {
                 state.will_run = true;
                 let session = Arc::downgrade(&self);
                 self.endpoint.leave(session);

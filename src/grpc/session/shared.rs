@@ -30,6 +30,8 @@ pub(super) struct State {
     pub(super) is_over: bool,
     /// The session is among the work to carry out.
     pub(super) will_run: bool,
+    /// A thread accepts calls until there are no more.
+    pub(super) accepts: bool,
     /// A thread transmits until the state machine does not ask for more.
     pub(super) transmits_again: bool,
     /// Tasks that wait for the end.
@@ -85,6 +87,7 @@ impl Shared {
             fault: None,
             is_over: false,
             will_run: false,
+            accepts: false,
             transmits_again: false,
             closing: Vec::new(),
         };
@@ -94,7 +97,8 @@ impl Shared {
     /// Adds the session to the work of `after`, if there is some: calls that were opened, bytes that are left to
     /// copy, or the end of the connection.
     fn run_later(&self, state: &mut State, after: &mut Aftermath) {
-        let is_due = state.core.has_accepted() || (state.core.is_drained() && !state.is_over);
+        let is_due =
+            (state.core.has_accepted() && !state.accepts) || (state.core.is_drained() && !state.is_over);
         if (is_due || (state.core.wants_again() && !state.transmits_again))
             && !state.will_run
             && let Some(session) = self.session.upgrade()

@@ -16,6 +16,8 @@ use super::received::Socket;
 
 /// Largest number of unproven connections. A device proves each connection with its first request.
 const UNPROVEN: usize = 128;
+/// Connections of queue pairs that are gone, beyond those, before they are noticed.
+const STALE: usize = 64;
 
 /// A connection.
 #[derive(Debug)]
@@ -47,14 +49,19 @@ pub(crate) struct Clients {
     clients: BTreeMap<u64, Client>,
     /// For each queue pair that was named with its token, the connection that did so last.
     proofs: HashMap<u32, u64>,
-    /// Number of `proofs` at which those of queue pairs that are gone are removed.
-    prune_at: usize,
+    /// Numbers of proofs, and of connections, at which the proofs by queue pairs that are gone are removed.
+    prune_at: [usize; 2],
     unproven: usize,
 }
 
 impl Default for Clients {
     fn default() -> Self {
-        Self { clients: BTreeMap::new(), proofs: HashMap::new(), prune_at: 64, unproven: UNPROVEN }
+        Self {
+            clients: BTreeMap::new(),
+            proofs: HashMap::new(),
+            prune_at: [64, UNPROVEN + STALE],
+            unproven: UNPROVEN,
+        }
     }
 }
 
@@ -76,7 +83,12 @@ impl Clients {
                 client.proofs += 1;
             }
         }
-        self.proofs.len() >= self.prune_at
+        self.proofs.len() >= self.prune_at[0]
+    }
+
+    /// Returns whether there are so many connections that [`prune`](Self::prune) is due.
+    pub(crate) fn are_many(&self) -> bool {
+        self.clients.len() >= self.prune_at[1]
     }
 
     /// Removes the proofs by queue pairs that are not in `live`.
@@ -89,7 +101,7 @@ impl Clients {
             }
             stays
         });
-        self.prune_at = 2 * proofs.len() + 64;
+        self.prune_at = [2 * proofs.len() + 64, proofs.len() + UNPROVEN + STALE];
         self.proofs = proofs;
     }
 

@@ -342,7 +342,9 @@ impl Service {
                 return;
             }
         };
-        clients.prune(&lock(&self.queue_pairs));
+        if clients.are_many() {
+            clients.prune(&lock(&self.queue_pairs));
+        }
         clients.make_room();
         let token = self.next_token.fetch_add(1, SeqCst);
         if epoll::add(&self.epoll, &client, EventData::new_u64(token), EventFlags::IN).is_ok() {
