@@ -30,7 +30,8 @@ fn functions_and_lines_of_macros_that_make_functions_are_tests() {
     let text = "#[test]\n  fn one() {}\n#[tokio::test]\n#[ignore]\nasync fn two() {}\n#[doc(hidden)]\nfn no() {}\n\
         struct S {\n  count: usize,\n}\nstatic A: u8 = 1;\nlet x: u8 = 1;\n\
         macro_rules! made {\n  ($($name:ident: $of:literal;)*) => {\n    $(#[test] fn $name() {})*\n  };\n}\n\
-        made! { User:\n  three: \"stop\";\n  four: a::b;\n}\n\
+        macro_rules! more {\n  ({ $($more:tt)* }) => {\n    made! { User: $($more)* }\n  };\n}\n\
+        made! { User:\n  three: \"stop\";\n}\nmore! {\n  {\n    four: a::b;\n  }\n}\n\
         macro_rules! other {\n  ($($name:ident: $of:literal;)*) => {\n    $(fn $name() {})*\n  };\n}\n\
         other! {\n  five: \"stop\";\n}\n  six: a::b;\n";
     assert_eq!(tests(text), ["one", "two", "three", "four"]);
@@ -59,12 +60,12 @@ fn tests(text: &str) -> Vec<String> {
             None => {}
         }
         is_test = false;
+        let makes = line.split_once("! {").is_some_and(|(name, _)| makers.contains(name));
         if outdented {
-            defined = None;
-        }
-        if line.starts_with('}') {
-            is_making = false;
-        } else if line.split_once("! {").is_some_and(|(name, _)| makers.contains(name)) {
+            (defined, is_making) = (None, false);
+        } else if makes && defined.is_some() {
+            makers.extend(defined.clone());
+        } else if makes {
             is_making = true;
         } else if let Some((name, _)) = line.split_once(':').filter(|_| is_making) {
             names.push(name.to_owned());
