@@ -1,39 +1,32 @@
-//! Whether the device of a client answers. A server finds that out before it spends a thread and memory on the client.
+//! Whether a client's queue pair waits at the client's device. A server finds that out before it spends a thread and memory on the client.
 
-use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, LazyLock, Mutex, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::OnceCell;
 use tokio::time::{sleep, timeout};
 
 use crate::endpoint::error::RdmaUnavailable;
-use crate::endpoint::lock::lock;
 use crate::endpoint::provider::Provider;
-use tonic_rdma_verbs::internal::{DeviceOwner, SoftDevice};
+use tonic_rdma_verbs::internal::{DeviceOwner, SoftDevice, SoftQueuePair};
 use tonic_rdma_verbs::{QueuePairAddress, VerbsError};
 
-/// The devices that one client has named. A device is asked once, however many queue pairs of it the client offers.
+/// The software device of one client.
 #[derive(Debug, Default)]
 pub struct Devices {
-    asked: HashMap<SoftDevice, Arc<Answer>>,
+    /// The device, and why it is not asked again.
+    asked: Option<(SoftDevice, Option<Arc<VerbsError>>)>,
 }
 
-/// The answer of a device, which all clients that name the device wait for.
-type Answer = OnceCell<Result<DeviceOwner, Arc<VerbsError>>>;
-
-/// The devices that are asked now, by any client of this process.
-static ASKED: LazyLock<Mutex<HashMap<SoftDevice, Weak<Answer>>>> = LazyLock::new(Mutex::default);
-
 impl Devices {
-    /// Waits until the device of the queue pair at `address` has answered, and returns its owner. Returns `None` for
-    /// other providers, because they connect queue pairs without asking the peer's device.
+    /// Waits until the client's device has said that the queue pair at `address` waits for its peer, and returns the owner of the device.
+    /// Returns `None` for other providers, because they connect queue pairs without asking the peer's device.
     ///
     /// # Errors
-    /// The device does not answer in time, can't be found, or is of a user that this process does not let in.
+    /// The device does not answer in time, can't be found, is of a user that this process does not let in, or has no such queue
+    /// pair. Each later call fails too then. The client has named another device before.
     pub async fn ask(
         &mut self,
         provider: Provider,
@@ -42,50 +35,127 @@ impl Devices {
         if provider != Provider::Soft {
             return Ok(None);
         }
-        let device = SoftDevice::of(address)?;
-        let answer = self.asked.entry(device).or_insert_with(|| shared(device));
-        let answer = answer.get_or_init(async || ask(device).await.map_err(Arc::new)).await;
-        answer.clone().map(Some).map_err(RdmaUnavailable::setup)
+        let queue_pair = SoftQueuePair::at(address)?;
+        let device = queue_pair.device();
+        let (first, failed) = self.asked.get_or_insert((device, None));
+        if *first != device {
+            let reason = "the peer named two software devices, and a process has one";
+            return Err(VerbsError::BadAddress(reason.into()).into());
+        }
+        if let Some(error) = failed {
+            return Err(RdmaUnavailable::setup(Arc::clone(error)));
+        }
+        ask(&queue_pair)
+            .await
+            .map(Some)
+            .map_err(|error| RdmaUnavailable::setup(Arc::clone(failed.insert(Arc::new(error)))))
     }
 }
 
-fn shared(device: SoftDevice) -> Arc<Answer> {
-    let mut asked = lock(&ASKED);
-    if let Some(answer) = asked.get(&device).and_then(Weak::upgrade) {
-        return answer;
-    }
-    asked.retain(|_, answer| answer.strong_count() > 0);
-    let answer = Arc::default();
-    asked.insert(device, Arc::downgrade(&answer));
-    answer
+/// Returns the times between two tries to connect to a device that takes no connection. They double, because each try costs system
+/// calls on the runtime's thread, and very many clients can name such a device.
+fn pauses() -> impl Iterator<Item = Duration> {
+    (0..).map(|tries| Duration::from_millis(320.min(1 << tries.min(20))))
 }
 
 #[allow(deprecated, reason = "sound for a descriptor that is owned; its successor is unsafe to call")]
-async fn ask(device: SoftDevice) -> Result<DeviceOwner, VerbsError> {
-    /// Times between two tries to connect to a device that takes no connection.
-    const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
+async fn ask(queue_pair: &SoftQueuePair) -> Result<DeviceOwner, VerbsError> {
     let failed = |cause: io::Error| VerbsError::Os { action: "asking the peer's device".into(), cause };
     let answered = async {
-        let mut pause = PAUSES[0];
+        let mut pauses = pauses();
         let ping = loop {
-            if let Some(ping) = device.ping()? {
+            if let Some(ping) = queue_pair.ping()? {
                 break ping;
             }
-            sleep(pause).await;
-            pause = (pause * 2).min(PAUSES[1]);
+            sleep(pauses.next().unwrap_or_default()).await;
         };
-        let owner = ping.owner();
         #[allow(
             deprecated,
             reason = "the ping returns one open descriptor, which it owns, for as long as it lives"
         )]
         let ping = AsyncFd::with_interest(ping, Interest::READABLE).map_err(failed)?;
-        // A device that hangs up has answered, too. Connecting to its queue pair finds the reason.
-        drop(ping.readable().await.map_err(failed)?);
-        Ok(owner)
+        ping.async_io(Interest::READABLE, |ping| ping.answer()).await.map_err(failed)
     };
-    let patience = SoftDevice::PATIENCE;
+    let patience = SoftQueuePair::PATIENCE;
     timeout(patience, answered).await.unwrap_or_else(|_| {
         Err(VerbsError::Unreachable(format!("the peer's device did not answer within {patience:?}")))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use std::sync::Arc;
+
+    use support::{Runtime, Silence, SilentDevice};
+    use tonic_rdma_verbs::{Access, PathSettings, QueuePair, QueuePairCapacity, soft};
+
+    use super::*;
+
+    fn queue_pair() -> Arc<dyn QueuePair> {
+        let domain = soft::open().unwrap().alloc_protection_domain().unwrap();
+        let queue = soft::open().unwrap().create_completion_queue(16).unwrap();
+        let capacity = QueuePairCapacity {
+            send_requests: 4,
+            receive_requests: 4,
+            send_segments: 1,
+            receive_segments: 1,
+            inline: 64,
+        };
+        let pair = domain.create_queue_pair(&queue, &queue, &capacity).unwrap();
+        pair.to_init(Access::LOCAL_WRITE).unwrap();
+        pair
+    }
+
+    fn address(of: &dyn QueuePair, change: impl Fn(&mut [u8])) -> QueuePairAddress {
+        let mut bytes = of.local_address().as_bytes().to_vec();
+        change(&mut bytes);
+        QueuePairAddress::new(bytes).unwrap()
+    }
+
+    /// The names of devices are public. So only a queue pair that waits for its peer, and its secret, say whose client it is.
+    #[test]
+    fn a_device_that_a_client_merely_names_is_not_its_own() {
+        Runtime::CurrentThread.run(async {
+            let ask = async |address| Devices::default().ask(Provider::Soft, &address).await;
+            let (ours, theirs) = (queue_pair(), queue_pair());
+            let whole = address(&*ours, |_| ());
+            assert!(ask(whole.clone()).await.unwrap().is_some());
+            assert!(ask(whole.clone()).await.unwrap().is_some(), "the question takes nothing");
+            let number = ask(address(&*ours, |bytes| bytes[14..18].fill(0))).await;
+            let token = ask(address(&*ours, |bytes| bytes[18] ^= 1)).await;
+            for refused in [number, token] {
+                let reason = refused.unwrap_err().to_string();
+                assert!(reason.contains("no such queue pair waits there"), "{reason}");
+            }
+            let path = PathSettings::default();
+            theirs.to_rtr(&ours.local_address(), &path).unwrap();
+            let taken = ask(whole).await.unwrap_err().to_string();
+            assert!(taken.contains("no such queue pair waits there"), "{taken}");
+        });
+    }
+
+    /// A process has one software device, so a client that names several ones doesn't make this end wait for each of them.
+    #[test]
+    fn a_client_has_one_device() {
+        Runtime::CurrentThread.run(async {
+            let (pair, other) = (queue_pair(), SilentDevice::new(Silence::Accepts));
+            let mut devices = Devices::default();
+            assert!(devices.ask(Provider::Soft, &address(&*pair, |_| ())).await.unwrap().is_some());
+            let second = devices.ask(Provider::Soft, &address(&*pair, |bytes| other.replace_in(bytes))).await;
+            let reason = second.unwrap_err().to_string();
+            assert!(reason.contains("two software devices"), "{reason}");
+        });
+    }
+
+    /// Very many clients can name one device that takes no connection.
+    #[test]
+    fn a_device_that_takes_no_connection_is_tried_seldom() {
+        let mut passed = Duration::ZERO;
+        let tries = pauses().take_while(|pause| {
+            passed += *pause;
+            passed < SoftQueuePair::PATIENCE
+        });
+        assert!(tries.count() < 20);
+    }
 }

@@ -71,7 +71,7 @@ pub enum Silence {
     Full,
     /// It takes connections, and answers nothing.
     Accepts,
-    /// It answers requests without a queue pair, and no other ones.
+    /// It says that each queue pair waits for its peer, and answers no other request.
     Refuses,
 }
 
@@ -108,13 +108,17 @@ impl SilentDevice {
 }
 
 fn refuse(listener: &OwnedFd) {
+    /// The kind of the question whether a queue pair waits for its peer.
+    const WAITS: u8 = 9;
     let mut connections = Vec::new();
     while let Ok(connection) = rustix::net::accept(listener) {
         let mut request = [0; 64];
-        // The version and the kind of the request, two bytes of zero, and the number of the queue pair.
-        if rustix::net::recv(&connection, &mut request, RecvFlags::empty()).is_ok() && request[4..8] == [0; 4]
-        {
-            let _ = rustix::net::send(&connection, b"no", SendFlags::NOSIGNAL);
+        // The version and the kind of the request, two bytes of zero, the number of the queue pair, and the number of the request.
+        if rustix::net::recv(&connection, &mut request, RecvFlags::empty()).is_ok() && request[1] == WAITS {
+            let mut reply = [0; 72];
+            reply[..8].copy_from_slice(&request[8..16]);
+            reply[8..10].copy_from_slice(&[1, request[0]]);
+            let _ = rustix::net::send(&connection, &reply, SendFlags::NOSIGNAL);
         }
         connections.push(connection);
     }

@@ -52,12 +52,15 @@ pub(crate) enum Object {
     Unmapped { id: u64 },
     /// None: the sender needs none of its segments to be mapped any more. The reply says that they are not.
     Leave,
+    /// None: the reply says whether the queue pair waits for its peer, so that its end has not been given yet. The question changes
+    /// nothing.
+    Waits,
 }
 
 impl Object {
     /// Returns whether a request for this object has a reply.
     pub(crate) fn has_reply(self) -> bool {
-        matches!(self, Self::End { .. } | Self::Table | Self::EventSocket(_) | Self::Leave)
+        matches!(self, Self::End { .. } | Self::Table | Self::EventSocket(_) | Self::Leave | Self::Waits)
     }
 }
 
@@ -112,6 +115,7 @@ impl Request {
             Object::Mapped { id } => (6, id),
             Object::Unmapped { id } => (7, id),
             Object::Leave => (8, 0),
+            Object::Waits => (9, 0),
         };
         let mut bytes = [0; REQUEST];
         bytes[0] = VERSION;
@@ -141,6 +145,7 @@ impl Request {
             6 => Object::Mapped { id: object },
             7 => Object::Unmapped { id: object },
             8 => Object::Leave,
+            9 => Object::Waits,
             _ => return None,
         };
         Some(Self { sequence: u64_at(bytes, 8), number: u32_at(bytes, 4), token: u64_at(bytes, 16), object })
@@ -308,6 +313,7 @@ mod tests {
             Object::Mapped { id: 3 },
             Object::Unmapped { id: 4 },
             Object::Leave,
+            Object::Waits,
         ] {
             let request = Request { sequence: 3, number: 4, token: 5, object };
             assert_eq!(Request::decode(&request.encode()), Some(request));

@@ -29,7 +29,6 @@ use crate::sync::lock;
 
 const LISTENER: u64 = 0;
 const WAKE: u64 = 1;
-const FIRST_TOKEN: u64 = 2;
 /// Requests of one client that are answered before the other clients have their turn.
 const REQUESTS_OF_A_TURN: usize = 8;
 
@@ -86,7 +85,7 @@ impl Service {
             policy,
             wake,
             stop: AtomicBool::new(false),
-            next_token: AtomicU64::new(FIRST_TOKEN),
+            next_token: AtomicU64::new(WAKE + 1),
             peers: Mutex::default(),
             queue_pairs: Mutex::default(),
             deadlines: Mutex::default(),
@@ -415,7 +414,9 @@ impl Service {
             reply(Answer::Object, &[])?;
             return Ok(Served::Taken);
         }
-        client.take_descriptors();
+        if request.object != Object::Waits {
+            client.take_descriptors();
+        }
         match request.object {
             Object::Nothing => {
                 let known = |other: &Weak<dyn LocalQueuePair>| {
@@ -444,13 +445,13 @@ impl Service {
             // The last view says it.
             Object::Withdraw { .. } => {}
             Object::Mapped { .. } | Object::Unmapped { .. } => queue_pair.take_news(request.object),
-            Object::End { .. } | Object::Table | Object::EventSocket(_) | Object::Leave => {
+            Object::End { .. } | Object::Table | Object::EventSocket(_) | Object::Leave | Object::Waits => {
                 let granted =
                     queue_pair.grant(request.object, &client.memory, &mut |answer, fds| reply(answer, fds));
                 granted.unwrap_or_else(|| reply(Answer::Refused, &[]))?;
             }
         }
-        Ok(Served::Proven)
+        Ok(if request.object == Object::Waits { Served::Unproven } else { Served::Proven })
     }
 
     /// Wakes the pollers of the queue pairs whose deadlines have passed. Returns the time until the next deadline.
@@ -476,7 +477,7 @@ impl Service {
 enum Served {
     /// It named a queue pair and its token.
     Proven,
-    /// It did not.
+    /// It did not, or only asked whether the queue pair waits.
     Unproven,
     /// The connection belongs to a completion queue now.
     Taken,

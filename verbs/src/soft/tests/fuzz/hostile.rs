@@ -198,7 +198,7 @@ impl Attacker {
             1 => self.address.token,
             _ => u64::from(bytes.byte()),
         };
-        let object = match bytes.below(9) {
+        let object = match bytes.below(10) {
             0 => Object::End { requester: id },
             1 => Object::Table,
             2 => Object::EventSocket(id),
@@ -207,7 +207,8 @@ impl Attacker {
             5 => Object::Withdraw { id },
             6 => Object::Mapped { id },
             7 => Object::Unmapped { id },
-            _ => Object::Leave,
+            8 => Object::Leave,
+            _ => Object::Waits,
         };
         let wrong = bytes.byte() < 32;
         let request = Request {
