@@ -54,9 +54,9 @@ impl Listener {
     /// Most negotiations that hold a queue pair and receive memory at a time, before the client has proved that it has a device.
     const PREPARATIONS: u64 = 64;
     /// Time that a client has to answer over RDMA before another client may take its place.
-    const PROOF: Duration = Duration::from_millis(250);
-    /// Most clients that wait for a place to prepare their connection over RDMA.
-    const WAITING_FOR_PREPARATION: usize = 256;
+    pub(super) const PROOF: Duration = Duration::from_millis(250);
+    /// Most clients that wait for a place to prepare their connection over RDMA. One source has half of them.
+    const WAITING_FOR_PREPARATION: usize = 320;
     /// Most connections that wait until the stream is polled.
     const WAITING: usize = 1024;
 

@@ -26,7 +26,8 @@ use tonic_rdma_verbs::internal::DeviceOwner;
 #[derive(Debug)]
 pub struct Places {
     limit: usize,
-    /// A client that has kept this end waiting for less time keeps its place.
+    /// A client that has kept this end waiting for less time keeps its place. While places are free, which others may still take, a
+    /// client keeps it for [`PATIENCE`] times as long.
     least_wait: Duration,
     /// Most clients that wait for a place.
     most_takers: usize,
@@ -84,8 +85,8 @@ struct Held {
 enum Stage {
     /// This end works for the client.
     Busy,
-    /// This end has waited for the client since this time.
-    Waits(Instant),
+    /// This end has waited for the client since this time, and waits for the least time at least.
+    Waits { since: Instant, least: Duration },
     /// Another client gets the place.
     Leaving,
 }
@@ -97,6 +98,10 @@ pub struct Place {
     key: usize,
     wanted: Arc<Notify>,
 }
+
+/// While places are free, the clients that wait for one are of sources that hold many. They can wait: a burst of clients of one source on a
+/// busy machine needs time to answer.
+const PATIENCE: u32 = 4;
 
 /// All places are taken, and as many clients wait for a place as may wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -216,17 +221,19 @@ impl Places {
         if table.leaving >= table.takers.values().sum() {
             return None;
         }
+        let patience = if table.held.len() < self.limit { PATIENCE } else { 1 };
         let now = Instant::now();
         let of_taker = table.count(source);
         let waiting = table.held.iter().filter_map(|(key, held)| match held.stage {
-            Stage::Waits(since) => Some((key, since, table.count(held.source))),
+            Stage::Waits { since, least } => {
+                Some((key, since, since + least * patience, table.count(held.source)))
+            }
             Stage::Busy | Stage::Leaving => None,
         });
-        let old_enough = |since: Instant| now.saturating_duration_since(since) >= self.least_wait;
         let (mut chosen, mut soonest) = (None, None);
-        for (key, since, of_source) in waiting.filter(|(.., of_source)| *of_source >= of_taker) {
-            if !old_enough(since) {
-                soonest = Some(soonest.map_or(since, |soonest: Instant| soonest.min(since)));
+        for (key, since, keeps_until, of_source) in waiting.filter(|(.., of_source)| *of_source >= of_taker) {
+            if keeps_until > now {
+                soonest = Some(soonest.map_or(keeps_until, |soonest: Instant| soonest.min(keeps_until)));
             } else if chosen.is_none_or(|(_, oldest, most)| (of_source, oldest) > (most, since)) {
                 chosen = Some((key, since, of_source));
             }
@@ -239,7 +246,7 @@ impl Places {
                 *leaving += 1;
                 None
             }
-            None => soonest.map(|since| since + self.least_wait),
+            None => soonest,
         }
     }
 }
@@ -255,10 +262,15 @@ impl Table {
 impl Place {
     /// Notes that this end waits for the client from now on, so that the client may lose the place.
     pub fn waits(&self) {
+        self.waits_for(self.places.least_wait);
+    }
+
+    /// Does what [`waits`](Self::waits) does, but the client keeps the place for at least the time `least`.
+    pub fn waits_for(&self, least: Duration) {
         if let Some(held) = lock(&self.places.table).held.get_mut(self.key)
             && held.stage == Stage::Busy
         {
-            held.stage = Stage::Waits(Instant::now());
+            held.stage = Stage::Waits { since: Instant::now(), least };
         }
         self.places.changed.notify_waiters();
     }

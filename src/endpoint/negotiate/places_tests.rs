@@ -162,3 +162,31 @@ fn an_address_is_what_one_network_has_to_itself() {
     assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:0:1"));
     assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
 }
+
+#[tokio::test]
+async fn a_client_keeps_its_place_for_the_time_that_its_device_has() {
+    let places = Places::new(2, Duration::ZERO, 2);
+    let first = places.take(source(1)).await.unwrap();
+    first.waits_for(Duration::from_secs(600));
+    let second = waiting(&places, 1).await;
+    let _taking = taking(&places, 2).await;
+    assert!(is_lost(&second) && !is_lost(&first));
+}
+
+/// The processes of one user start at the same time, on a machine that is busy: each answers late, but does answer.
+#[tokio::test]
+async fn a_burst_of_one_source_displaces_nobody_while_places_are_free() {
+    let least = Duration::from_secs(2);
+    let places = Places::shared(64, least, 320);
+    let mut clients = tokio::task::JoinSet::new();
+    for _ in 0..60 {
+        let places = Arc::clone(&places);
+        clients.spawn(async move {
+            let place = places.take(source(1)).await.unwrap();
+            place.waits();
+            tokio::time::sleep(least * 3 / 2).await;
+            !is_lost(&place)
+        });
+    }
+    assert_eq!(clients.join_all().await.into_iter().filter(|answered| *answered).count(), 60);
+}

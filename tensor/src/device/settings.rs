@@ -54,8 +54,8 @@ impl Settings {
     pub(crate) const UNCONFIRMED: usize = 64;
     /// The time that a peer has to confirm its link before another peer may take its place.
     pub(crate) const LEAST_WAIT: Duration = Duration::from_millis(250);
-    /// The most calls that wait for such a place.
-    pub(crate) const WAITING: usize = 256;
+    /// The most calls that wait for such a place. One source has half of them.
+    pub(crate) const WAITING: usize = 320;
     /// The most peers whose device is asked at a time whether it answers. If there are more, the peer that was asked first loses.
     pub(crate) const ASKING: usize = 1024;
     /// The most completion queues that a device may have.
