@@ -327,3 +327,35 @@ async fn hello_of_a_client() -> ClientHello {
         other => panic!("{other:?}"),
     }
 }
+
+/// More clients connect than a listener negotiates with at a time. Those that have said hello get an answer before they lose their places.
+#[test]
+fn a_client_that_has_said_hello_gets_an_answer_when_it_loses_its_place() {
+    in_a_child("displaced");
+}
+
+/// Plays the role `displaced`.
+pub(crate) fn play_displaced() {
+    const MORE: usize = 50;
+    Runtime::Idle.run(async move {
+        let mut listener = listen(patient()).await;
+        let address = listener.local_addr();
+        tokio::spawn(async move { while listener.next().await.is_some() {} });
+        let device = SilentDevice::new(Silence::Accepts);
+        let mut hello = hello_of_a_client().await;
+        device.replace_in(&mut hello.offers[0].queue_pair);
+        let hello = Message::ClientHello(hello).encode().unwrap();
+        let mut clients = Vec::new();
+        for _ in 0..NEGOTIATIONS + MORE {
+            let mut tcp = TcpStream::connect(address).await.unwrap();
+            tcp.write_all(&hello).await.unwrap();
+            clients.push(tcp);
+        }
+        // Each client gets an answer in the end, because its device does not answer.
+        for mut tcp in clients {
+            let answer = message(&mut tcp).await;
+            assert!(matches!(Message::decode(&answer), Ok(Decoded::Message { .. })));
+        }
+    });
+    announce("served");
+}

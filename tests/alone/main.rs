@@ -42,6 +42,7 @@ mod child {
         match &*role {
             "shortage" => super::shortage::play(),
             "half-open" => super::crowd::play_half_open(),
+            "displaced" => super::crowd::play_displaced(),
             "beside-another-user" => super::crowd::play_beside_another_user(),
             role => match role.split_once(' ') {
                 Some(("silent", sources)) => super::crowd::play_silent(sources.parse().unwrap()),

@@ -12,7 +12,7 @@ use super::control_stream::ControlStream;
 use super::device::Devices;
 use super::established::{Established, PeerEnd};
 use super::identity::{self, Reach};
-use super::listen::Guest;
+use super::listen::{Guest, Listener};
 use super::places::{Lost, Place, TooManyWait};
 use super::prepared::Prepared;
 use super::proof::{self, confirm};
@@ -126,7 +126,8 @@ impl Negotiation<'_> {
         let accepted = tokio::select! {
             biased;
             accepted = self.accept(hello, control.patience()) => accepted,
-            () = self.guest.place.lost() => return Err(NegotiationError::Displaced),
+            // The client gets an answer, because it would take a server that hangs up without one for a stock server.
+            () = self.guest.place.lost() => Err(RdmaUnavailable::Crowded(self.guest.preparations.limit())),
             () = control.hung_up() => return Err(NegotiationError::Closed),
         };
         match accepted {
@@ -187,7 +188,7 @@ impl Negotiation<'_> {
         let Guest { source, place: negotiation, preparations } = self.guest;
         let crowded = || RdmaUnavailable::Crowded(preparations.limit());
         // This is the client's time, and costs neither a thread nor memory.
-        negotiation.waits();
+        negotiation.waits_for(Listener::PROOF);
         let owner = devices.ask(provider, &peer.address).await;
         negotiation.works().map_err(|Lost| crowded())?;
         let source = owner?.map_or(source, |owner| source.with_owner(owner));
