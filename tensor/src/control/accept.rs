@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tokio_stream::Stream;
-use tonic::Status;
+use tonic::{Code, Status};
 
 use crate::control::caller::Caller;
 use crate::control::conversions::{VERSION, peer_end, queue_pairs, words};
@@ -105,8 +105,8 @@ pub(crate) async fn open(
     Ok(Answers { link: weak, first: Some(reply), ended })
 }
 
-/// Waits until the device of `peer` has answered, and returns the source that the link counts for. Connecting the queue pairs blocks a
-/// thread for as long as that device lets it.
+/// Waits until the device of `peer` has said that all queue pairs wait there for this end, and returns the source that the link counts
+/// for: the device's owner. Connecting the queue pairs blocks a thread for as long as that device lets it.
 async fn source(
     shared: &Shared,
     provider: Provider,
@@ -117,7 +117,7 @@ async fn source(
     let busy = || Status::resource_exhausted("too many peers open links; try again later");
     let place = timeout(limit, shared.asking.take(address)).await;
     let place = place.map_err(|_| busy())?.map_err(|TooManyWait| busy())?;
-    place.waits();
+    place.waits_for(Settings::LEAST_WAIT);
     let mut devices = Devices::default();
     let asked = async {
         let mut source = address;
@@ -151,17 +151,21 @@ struct Confirmation {
 impl Confirmation {
     /// Waits for the confirmation, until its time is over or another peer gets the place.
     async fn wait(self) -> Result<(), ChannelError> {
-        let Self { confirmed, limit, place } = self;
+        let Self { mut confirmed, limit, place } = self;
         place.waits();
-        tokio::select! {
-            result = timeout(limit, confirmed) => match result {
-                Ok(_) => Ok(()),
-                Err(_) => Err(ChannelError::TimedOut { what: "the peer's confirmation", limit }),
+        let given_up = tokio::select! {
+            biased;
+            result = timeout(limit, &mut confirmed) => match result {
+                Ok(_) => return Ok(()),
+                Err(_) => ChannelError::TimedOut { what: "the peer's confirmation", limit },
             },
             () = place.lost() => {
-                Err(ChannelError::local("the peer did not confirm the link, and another peer got its place"))
+                ChannelError::local("the peer did not confirm the link, and another peer got its place")
             }
-        }
+        };
+        // From here on a confirmation fails, so that the peer learns that it came too late.
+        confirmed.close();
+        confirmed.try_recv().map_err(|_| given_up)
     }
 }
 
@@ -189,7 +193,20 @@ pub(crate) fn confirm(
     request: &ConfirmRequest,
     caller: &Caller,
 ) -> Result<ConfirmReply, Status> {
-    let (id, link) = find(shared, &request.link, caller)?;
+    let given_up = || {
+        Status::aborted(
+            "the link was given up: it was not confirmed in time, or others needed its place; open it again",
+        )
+    };
+    let found = find(shared, &request.link, caller);
+    let (id, link) = found.map_err(|status| match status.code() {
+        // No link that peers know is missing for another reason.
+        Code::NotFound => given_up(),
+        _ => status,
+    })?;
+    if link.fault().is_some() {
+        return Err(given_up());
+    }
     let probes: Vec<_> = link.ports().map(|port| port.probe()).collect();
     let right = request.read.len() == probes.len()
         && probes.iter().zip(&request.read).all(|(probe, read)| probe.ours.is_none_or(|ours| ours == *read));
@@ -200,8 +217,7 @@ pub(crate) fn confirm(
     }
     let unconfirmed = lock(&shared.accepted).get_mut(&id).and_then(|it| it.unconfirmed.take());
     if let Some(keeper) = unconfirmed {
-        // The keeper listens for as long as the link lives.
-        let _ = keeper.send(());
+        keeper.send(()).map_err(|()| given_up())?;
     }
     Ok(ConfirmReply { read: probes.iter().map(|probe| probe.peers.unwrap_or(0)).collect() })
 }

@@ -7,8 +7,8 @@ use crate::link::prepare::{PeerEnd, Prepared};
 use tonic_rdma_verbs::internal::RemotePlace;
 use tonic_rdma_verbs::{QueuePairAddress, RemoteSegment, Rkey};
 
-/// The version of the service that this end speaks.
-pub(crate) const VERSION: u32 = 1;
+/// The version of the service that this end speaks. Since version 2, ranks of a group name the group in their calls.
+pub(crate) const VERSION: u32 = 2;
 
 /// A message of the peer describes no possible end of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,8 +1,10 @@
 //! The client's side of the service: opens a link.
 
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use tokio::time::timeout;
+use tonic::Code;
 use tonic::transport::Endpoint;
 
 use crate::control::conversions::{VERSION, peer_end, queue_pairs, words};
@@ -20,12 +22,23 @@ use crate::lock::lock;
 use tonic_rdma::Verdict;
 use tonic_rdma::internal::Provider;
 use tonic_rdma::{RdmaConnectInfo, RdmaConnector};
+use tonic_rdma_verbs::Probe;
 
 /// Opens a link to the device that listens on `endpoint`, within the answer timeout of the settings.
 pub(crate) async fn open(shared: Arc<Shared>, endpoint: Arc<str>) -> Result<OpenedLink, ChannelError> {
     let limit = shared.settings.answer_timeout;
-    let opened = timeout(limit, Opening { shared, endpoint }.run()).await;
-    opened.unwrap_or(Err(ChannelError::TimedOut { what: "opening a link", limit }))
+    /// Pause before a link is opened again.
+    const PAUSE: Duration = Duration::from_millis(20);
+    let opening = Opening { shared, endpoint };
+    let opened = timeout(limit, async {
+        loop {
+            if let Some(opened) = opening.run().await? {
+                return Ok(opened);
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    });
+    opened.await.unwrap_or(Err(ChannelError::TimedOut { what: "opening a link", limit }))
 }
 
 /// A link that was opened from here.
@@ -42,7 +55,8 @@ struct Opening {
 }
 
 impl Opening {
-    async fn run(self) -> Result<OpenedLink, ChannelError> {
+    /// Opens a link. Returns `None` if the peer has given the link up before it was confirmed.
+    async fn run(&self) -> Result<Option<OpenedLink>, ChannelError> {
         let (mut client, provider) = self.connect().await?;
         let settings = &self.shared.settings;
         let prepared = Shared::prepare(&self.shared, provider, settings.queue_pairs_per_peer).await?;
@@ -58,12 +72,22 @@ impl Opening {
         let exchange = Arc::new(self.shared.exchange());
         let requests = Arc::clone(exchange.requests());
         let connected = tokio::task::spawn_blocking(move || prepared.connect(id, &peer, exchange)).await;
-        let link = connected.map_err(ChannelError::local)??;
-        self.confirm(&mut client, &link).await?;
+        let link = match connected.map_err(ChannelError::local)? {
+            Ok(link) => link,
+            // The peer's queue pairs may be gone because it has given the link up. A confirmation without evidence asks for that.
+            Err(error) => match self.confirm(&mut client, id, &[]).await {
+                Ok(false) => return Ok(None),
+                _ => return Err(error),
+            },
+        };
+        let probes: Vec<_> = link.ports().map(|port| port.probe()).collect();
+        if !self.confirm(&mut client, id, &probes).await? {
+            return Ok(None);
+        }
         tokio::spawn(watch(Arc::downgrade(&link), answers));
         let endpoint = Arc::clone(&self.endpoint);
         let service = PeerService { endpoint, client, answer_timeout: settings.answer_timeout };
-        Ok(OpenedLink { link, requests, service })
+        Ok(Some(OpenedLink { link, requests, service }))
     }
 
     /// Connects over the ordinary transport, and learns which RDMA device the connection uses.
@@ -105,22 +129,26 @@ impl Opening {
         }
     }
 
-    /// Proves that both ends see one another's memory.
+    /// Proves that both ends see one another's memory. Returns false if the peer has given the link up.
     async fn confirm(
         &self,
         client: &mut TensorDeviceClient<tonic::transport::Channel>,
-        link: &Arc<Link>,
-    ) -> Result<(), ChannelError> {
-        let probes: Vec<_> = link.ports().map(|port| port.probe()).collect();
+        id: LinkId,
+        probes: &[Probe],
+    ) -> Result<bool, ChannelError> {
         let read = probes.iter().map(|probe| probe.peers.unwrap_or(0)).collect();
-        let request = ConfirmRequest { link: link.id().to_vec().into(), read };
-        let reply = client.confirm(request).await.map_err(|status| self.refused(&status))?.into_inner();
+        let request = ConfirmRequest { link: id.to_vec().into(), read };
+        let reply = match client.confirm(request).await {
+            Ok(reply) => reply.into_inner(),
+            Err(status) if status.code() == Code::Aborted => return Ok(false),
+            Err(status) => return Err(self.refused(&status)),
+        };
         let right = reply.read.len() == probes.len()
             && probes
                 .iter()
                 .zip(&reply.read)
                 .all(|(probe, read)| probe.ours.is_none_or(|ours| ours == *read));
-        if right { Ok(()) } else { Err(self.no_rdma("it does not see this process' memory")) }
+        if right { Ok(true) } else { Err(self.no_rdma("it does not see this process' memory")) }
     }
 
     fn refused(&self, status: &tonic::Status) -> ChannelError {

@@ -29,9 +29,11 @@ async fn wrong_open_calls_are_refused() {
     type Change = fn(&mut OpenRequest);
     let served = Served::new(pair().await).await;
     let peer = RawPeer::new(&served.endpoint).await;
-    let changes: [(&str, Change, Code); 13] = [
+    let changes: [(&str, Change, Code); 14] = [
         ("version 0", |it| it.version = 0, Code::FailedPrecondition),
-        ("version 2", |it| it.version = 2, Code::FailedPrecondition),
+        // Its calls name no group, so that a rank would refuse them for another reason.
+        ("version 1", |it| (it.version, it.group) = (1, Bytes::new()), Code::FailedPrecondition),
+        ("version 3", |it| it.version = 3, Code::FailedPrecondition),
         ("no provider", |it| it.provider.clear(), Code::InvalidArgument),
         ("another provider", |it| it.provider = "nonsense".into(), Code::InvalidArgument),
         ("no queue pair", |it| it.queue_pairs.clear(), Code::InvalidArgument),
@@ -179,7 +181,8 @@ async fn a_link_without_a_confirmation_ends() {
     // The calls are still open, but the links have ended.
     eventually("their end", async || describe(&served.endpoint).await.links.len() == 1).await;
     let late = links[1].confirm(vec![0]).await.unwrap_err();
-    assert_eq!(late.code(), Code::NotFound, "{late}");
+    assert_eq!(late.code(), Code::Aborted, "{late}");
+    assert!(late.message().contains("open it again"), "{late}");
     for _ in 0..3 {
         links.push(in_time(async || RawPeer::new(&served.endpoint).await.try_link().await).await);
     }
@@ -203,9 +206,43 @@ async fn unconfirmed_links_are_few_and_keep_no_peer_out() {
     }
     // The link that was not confirmed for longest has ended, and the latest one has not.
     let late = unconfirmed[0].confirm(vec![0]).await.unwrap_err();
-    assert_eq!(late.code(), Code::NotFound, "{late}");
+    assert_eq!(late.code(), Code::Aborted, "{late}");
+    assert!(late.message().contains("open it again"), "{late}");
     let mut honest = RawPeer::new(&served.endpoint).await.link().await;
     honest.attach("region").await;
+    served.check().await;
+}
+
+/// A process has one software device. A peer that names a second one would count for the wrong user, and could make this end wait for
+/// many devices.
+#[tokio::test]
+async fn a_link_of_two_devices_is_refused() {
+    let served = Served::new(pair().await).await;
+    let (peer, other) = (RawPeer::new(&served.endpoint).await, SilentDevice::new(Silence::Accepts));
+    let mut request = peer.request();
+    let mut second = request.queue_pairs[0].clone();
+    let mut address = second.address.to_vec();
+    other.replace_in(&mut address);
+    second.address = address.into();
+    request.queue_pairs.push(second);
+    let status = peer.client.clone().open(request).await.unwrap_err();
+    assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+    assert!(status.message().contains("two software devices"), "{status}");
+    served.check().await;
+}
+
+/// A peer that merely knows the name of a device would count for the device's user.
+#[tokio::test]
+async fn a_link_to_a_queue_pair_that_waits_nowhere_is_refused() {
+    let served = Served::new(pair().await).await;
+    let peer = RawPeer::new(&served.endpoint).await;
+    let mut request = peer.request();
+    let mut address = request.queue_pairs[0].address.to_vec();
+    address[14..26].fill(1);
+    request.queue_pairs[0].address = address.into();
+    let status = peer.client.clone().open(request).await.unwrap_err();
+    assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+    assert!(status.message().contains("no such queue pair waits there"), "{status}");
     served.check().await;
 }
 

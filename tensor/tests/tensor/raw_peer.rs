@@ -80,7 +80,7 @@ impl RawPeer {
     pub(crate) fn request(&self) -> OpenRequest {
         let address = self.pair.local_address().as_bytes().to_vec().into();
         OpenRequest {
-            version: 1,
+            version: 2,
             provider: "soft".into(),
             queue_pairs: vec![OfferedPair { address, receives: 16 }],
             words: Some(Place {

@@ -1,8 +1,17 @@
 //! Wrong requests get an error with the reason, and change nothing.
 
-use tonic::Code;
-use tonic_rdma::Config;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+
+use http::{Request, Response};
+use tonic::body::Body;
+use tonic::codegen::{BoxFuture, Service};
+use tonic::server::NamedService;
+use tonic::transport::Server;
+use tonic::{Code, Status};
 use tonic_rdma::memory::Pool;
+use tonic_rdma::{Config, RdmaIncoming};
 use tonic_rdma_tensor::{BlockCopy, ChannelError, Dtype, RdmaDevice, Rights, Shape, TensorMut, TensorSpec};
 
 use crate::{pair, pattern};
@@ -118,4 +127,57 @@ async fn a_tensor_whose_slab_may_not_be_registered_is_copied() {
         assert_eq!(arrived.as_slice::<u8>().unwrap(), pattern(seed, 100_000));
     }
     assert_eq!((sender.sent().in_place.tensors, sender.sent().copied.tensors), (0, 3));
+}
+
+/// The service of a device, which gives up links: it answers the first confirmations as if the links were gone.
+#[derive(Clone)]
+struct GivesUp<S> {
+    service: S,
+    given_up: Arc<AtomicUsize>,
+}
+
+/// The links that are given up.
+const GIVEN_UP: usize = 3;
+
+impl<S: NamedService> NamedService for GivesUp<S> {
+    const NAME: &'static str = S::NAME;
+}
+
+impl<S, E> Service<Request<Body>> for GivesUp<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = E, Future = BoxFuture<Response<Body>, E>>,
+    E: Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = E;
+    type Future = BoxFuture<Response<Body>, E>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), E>> {
+        self.service.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        if request.uri().path().ends_with("/Confirm")
+            && self.given_up.fetch_add(1, Ordering::Relaxed) < GIVEN_UP
+        {
+            let response = Status::aborted("the link was given up").into_http();
+            return Box::pin(async { Ok(response) });
+        }
+        self.service.call(request)
+    }
+}
+
+#[tokio::test]
+async fn a_link_that_the_peer_gave_up_is_opened_again() {
+    let device = || RdmaDevice::builder().config(Config::from_env().unwrap());
+    let (server, client) = (device().without_listener().unwrap(), device().without_listener().unwrap());
+    let incoming = RdmaIncoming::bind_with("127.0.0.1:0", Config::from_env().unwrap()).await.unwrap();
+    let endpoint = incoming.local_addr().to_string();
+    let given_up = Arc::<AtomicUsize>::default();
+    let service = GivesUp { service: server.service(), given_up: Arc::clone(&given_up) };
+    tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
+    let _region = server.export("region", server.allocate(100).unwrap(), Rights::READ).unwrap();
+    let channel = client.channel(&endpoint, 0).await.unwrap();
+    assert_eq!(channel.region("region").await.unwrap().len(), 100);
+    assert_eq!(given_up.load(Ordering::Relaxed), GIVEN_UP + 1);
 }
