@@ -581,9 +581,7 @@ impl Core {
                 self.segments.get_or_init(|| Arc::clone(&client.segments));
                 Some(send(Answer::End(self.describe(access, client.is_shared)), &[fd.as_fd()]))
             }
-            Object::Waits if self.access.get().is_some() && lock(&self.grant).fd.is_some() => {
-                Some(send(Answer::Object, &[]))
-            }
+            Object::Waits => lock(&self.grant).fd.as_ref().map(|_| send(Answer::Object, &[])),
             Object::Table if client.is_shared => Some(send(Answer::Object, &[device.table_fd().as_fd()])),
             _ => None,
         }
