@@ -405,7 +405,9 @@ pub fn listening_sockets(process: u32) -> Vec<String> {
         .filter_map(|entry| std::fs::read_link(entry.path()).ok())
         .map(|target| target.to_string_lossy().into_owned())
         .collect();
-    let table = std::fs::read_to_string(format!("/proc/{process}/net/unix")).unwrap();
+    // Names may have any bytes.
+    let table = std::fs::read(format!("/proc/{process}/net/unix")).unwrap();
+    let table = String::from_utf8_lossy(&table);
     let listening = table.lines().filter_map(|line| {
         let words: Vec<_> = line.split_whitespace().collect();
         let is_its = |inode: &str| links.contains(&format!("socket:[{inode}]"));

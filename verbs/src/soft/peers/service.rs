@@ -391,13 +391,12 @@ impl Service {
             return Ok(Served::Unproven);
         }
         let found = lock(&self.queue_pairs).get(&request.number).cloned();
-        let queue_pair = found.as_ref().and_then(Weak::upgrade);
-        let queue_pair = queue_pair.filter(|queue_pair| queue_pair.token() == request.token);
+        let named = found.as_ref().and_then(Weak::upgrade).filter(|named| named.token() == request.token);
         let unmapped = match request.object {
             Object::Withdraw { id } => segments.unmap(id),
             _ => false,
         };
-        let Some(queue_pair) = queue_pair else {
+        let Some(queue_pair) = named else {
             if request.object.has_reply() {
                 reply(Answer::Refused, &[])?;
             }

@@ -101,7 +101,11 @@ fn connections_that_prove_one_queue_pair_keep_no_other_out() {
         let Address { number, token, .. } = address_of(side);
         Request { sequence: 1, number, token, object: Object::Table }
     });
-    let connect = || Sockets::Namespace.connect(id, policy, Instant::now() + PATIENCE).unwrap();
+    let connect = || {
+        let socket = Sockets::Namespace.connect(id, policy, Instant::now() + PATIENCE).unwrap();
+        socket.take_descriptors();
+        socket
+    };
     let has_answer = |fd: &Socket, request| ask(fd, request).is_some_and(|(_, table)| table.is_some());
     let first = connect();
     assert!(has_answer(&first, &early));
