@@ -15,7 +15,7 @@ use crate::transport::Target;
 use crate::{Failure, output};
 
 /// Time limit of a case. Soaks have additional time.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(if cfg!(test) { 120 } else { 30 });
 
 /// Runs the cases, or lists them. Returns the exit code of failure if a case fails.
 pub(crate) async fn run(options: &ClientOptions) -> Result<ExitCode, Failure> {
