@@ -284,13 +284,13 @@ impl Session {
     ) -> MutexGuard<'a, State> {
         let (mut accepted, mut is_unsent) = (0_usize, false);
         state.accepts = true;
-        let accepts = Accepts(&self.shared);
+        let mut accepts = Accepts { shared: &self.shared, is_over: false };
         loop {
             let Some((key, head)) = state.core.next_accepted() else {
                 if !is_unsent {
                     // Under the same lock, so that calls that come later are taken.
                     state.accepts = false;
-                    std::mem::forget(accepts);
+                    accepts.is_over = true;
                     return state;
                 }
                 // The last call has ended before it began.
@@ -328,12 +328,17 @@ impl Drop for WillDrive {
     }
 }
 
-/// The note that a thread accepts the calls of a session. Dropping this, which a panic does, takes the note back.
-struct Accepts<'a>(&'a Shared);
+/// The note that a thread accepts the calls of a session. A panic drops this before it is over, which takes the note back.
+struct Accepts<'a> {
+    shared: &'a Shared,
+    is_over: bool,
+}
 
 impl Drop for Accepts<'_> {
     fn drop(&mut self) {
-        lock(&self.0.state).accepts = false;
+        if !self.is_over {
+            lock(&self.shared.state).accepts = false;
+        }
     }
 }
 
