@@ -94,19 +94,10 @@ impl Aftermath {
     /// Does the work in order, then wakes the tasks and drops the memory. A panic of the application ends with its own item. All lists are empty
     /// afterwards, and keep their own memory. The caller holds no lock.
     pub fn carry_out(&mut self) {
-        // The lists of a poll are usually empty or short.
-        if !self.runs.is_empty() {
-            run_each("work of a connection", self.runs.drain(..), Run::run);
-        }
-        if !self.wakers.is_empty() {
-            wake_all(self.wakers.drain(..));
-        }
-        if !self.unneeded.is_empty() {
-            drop_all(self.unneeded.drain(..));
-        }
-        if !self.heads.is_empty() {
-            drop_all(self.heads.drain(..));
-        }
+        run_each("work of a connection", self.runs.drain(..), Run::run);
+        wake_all(self.wakers.drain(..));
+        drop_all(self.unneeded.drain(..));
+        drop_all(self.heads.drain(..));
     }
 }
 

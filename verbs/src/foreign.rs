@@ -22,6 +22,10 @@ pub fn run_foreign<T>(what: &str, code: impl FnOnce() -> T) -> Option<T> {
 #[inline]
 pub fn run_each<T>(what: &str, items: impl IntoIterator<Item = T>, mut code: impl FnMut(T)) {
     let mut items = items.into_iter();
+    // Most lists of a poll are empty.
+    if items.size_hint().1 == Some(0) {
+        return;
+    }
     // The iterator lives outside of what may panic: items that are dropped while another panics would end the process.
     while run_foreign(what, || items.by_ref().for_each(&mut code)).is_none() {}
 }

@@ -170,7 +170,7 @@ fn one_rank_twice_is_refused_and_the_group_forms() {
     assert!(errors[0].contains("refused rank 1: rank 1 has come already"), "{errors:?}");
 }
 
-/// Whoever reaches the port of a rank could otherwise take all links of the rank's device, before the ranks open theirs.
+/// Another process that reaches the port of a rank could otherwise take all links of its device, before the ranks open theirs.
 #[test]
 fn only_ranks_have_links_to_a_rank() {
     let groups = join_all(2);

@@ -84,7 +84,7 @@ impl ControlStream {
         }
     }
 
-    /// Waits until the peer has hung up. A peer that sends more bytes first counts as there.
+    /// Waits until the peer has hung up. Never returns if the peer has sent more bytes, because the end is behind them.
     pub(super) async fn hung_up(&self) {
         if let Ok(1..) = self.tcp.peek(&mut [0]).await {
             std::future::pending().await

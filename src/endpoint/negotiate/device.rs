@@ -69,10 +69,6 @@ async fn ask(queue_pair: &SoftQueuePair) -> Result<DeviceOwner, VerbsError> {
             }
             sleep(pauses.next().unwrap_or_default()).await;
         };
-        #[allow(
-            deprecated,
-            reason = "the ping returns one open descriptor, which it owns, for as long as it lives"
-        )]
         let ping = AsyncFd::with_interest(ping, Interest::READABLE).map_err(failed)?;
         ping.async_io(Interest::READABLE, |ping| ping.answer()).await.map_err(failed)
     };

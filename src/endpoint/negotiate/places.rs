@@ -5,8 +5,8 @@
 //! end busy, and not waiting, keeps its place.
 //!
 //! Where clients can keep their places for long, places are shared ([`Places::shared`]): the last third of the places goes only to
-//! sources that have fewer places than are free, and the last sixth only to users and addresses that have fewer. So whoever holds
-//! most leaves places to all others.
+//! sources that have fewer places than are free, and the last sixth only to users and addresses that have fewer. So the source with
+//! most places leaves some to all others.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -145,28 +145,17 @@ impl Places {
     /// Makes `limit` places. A client loses its place only after it has kept this end waiting for `least_wait`. At most
     /// `most_takers` clients wait for a place, and at most half of them are of one source.
     pub fn new(limit: usize, least_wait: Duration, most_takers: usize) -> Arc<Self> {
-        Self {
-            limit,
-            least_wait,
-            most_takers,
-            is_shared: false,
-            table: Mutex::default(),
-            changed: Notify::new(),
-        }
-        .into()
+        Self::make(limit, least_wait, most_takers, false)
     }
 
     /// Makes places as [`new`](Self::new) does, of which a source has to leave a part to others.
     pub fn shared(limit: usize, least_wait: Duration, most_takers: usize) -> Arc<Self> {
-        Self {
-            limit,
-            least_wait,
-            most_takers,
-            is_shared: true,
-            table: Mutex::default(),
-            changed: Notify::new(),
-        }
-        .into()
+        Self::make(limit, least_wait, most_takers, true)
+    }
+
+    fn make(limit: usize, least_wait: Duration, most_takers: usize, is_shared: bool) -> Arc<Self> {
+        let (table, changed) = (Mutex::default(), Notify::new());
+        Arc::new(Self { limit, least_wait, most_takers, is_shared, table, changed })
     }
 
     /// Waits for a place for a client of `source`. The client counts as working until it calls [`Place::waits`].

@@ -310,9 +310,7 @@ impl Queue {
         // while that task misses the value. The next poll checks again. Before the poller sleeps, it arms the queues, which executes a
         // fence, and polls once more.
         let arrived = self.watched.check(&mut batch.after.wakers, &mut batch.checked);
-        if !batch.checked.is_empty() {
-            drop_all(batch.checked.drain(..));
-        }
+        drop_all(batch.checked.drain(..));
         count + arrived
     }
 

@@ -38,6 +38,7 @@ use crate::endpoint::config::{Config, PollMode, SharedReceive};
 use crate::endpoint::link::isolation;
 use crate::endpoint::link::shared_receive::SharedBuffers;
 use crate::endpoint::lock::lock;
+use tonic_rdma_verbs::internal::run_each;
 use tonic_rdma_verbs::{Context, VerbsError};
 
 #[cfg(test)]
@@ -314,7 +315,7 @@ impl Reactor {
     fn carry_out_left(&self) {
         if self.left.any.load(Ordering::Relaxed) && self.left.any.swap(false, Ordering::Acquire) {
             let runs = std::mem::take(&mut *lock(&self.left.runs));
-            runs.iter().filter_map(Weak::upgrade).for_each(Run::run);
+            run_each("work of a connection", runs.iter().filter_map(Weak::upgrade), Run::run);
         }
     }
 

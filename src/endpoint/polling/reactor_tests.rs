@@ -27,6 +27,27 @@ async fn a_call_of_another_thread_looks_once() {
     reactor.call_ends();
 }
 
+/// Counts its runs, and panics.
+#[derive(Debug, Default)]
+struct Panics(AtomicUsize);
+
+impl Run for Panics {
+    fn run(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        std::panic::panic_any("as the test asked");
+    }
+}
+
+#[tokio::test]
+async fn work_that_panics_keeps_no_other_from_being_carried_out() {
+    let context = soft::open().unwrap();
+    let reactor = Reactor::current(&context, &Config::default()).unwrap();
+    let works = [(); 3].map(|()| Arc::new(Panics::default()));
+    works.iter().for_each(|work| reactor.leave(Arc::downgrade(work) as Weak<dyn Run>));
+    reactor.step(false);
+    assert_eq!(works.map(|work| work.0.load(Ordering::Relaxed)), [1; 3]);
+}
+
 #[tokio::test]
 async fn connections_are_spread_over_the_queues_in_turn() {
     let context = tonic_rdma_verbs::soft::open().unwrap();

@@ -70,7 +70,7 @@ impl LeftRequests {
         let Shared { thread, runtime, .. } = &*self.0;
         let home = thread.load(Ordering::Relaxed);
         if home == SEVERAL {
-            // If both bits are set, whoever clears them then locks the session's state, and so finds this request.
+            // If both bits are set, the thread that clears them locks the session's state afterwards, and so finds this request.
             if self.0.state.load(Ordering::Relaxed) != LEFT | WOKEN {
                 self.0.wake(LEFT | WOKEN);
                 // SYNC: the task that ends has looked before this request was left, or this sees that it has ended.

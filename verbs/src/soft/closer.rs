@@ -18,10 +18,10 @@
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 
 use super::forked::Origin;
+use crate::foreign::run_foreign;
 use crate::memfd;
 use crate::sync::lock;
 
@@ -111,7 +111,7 @@ impl Closer {
             state.closing = source;
             drop(state);
             // The last reference to an object of the application may be dropped here.
-            let _ = catch_unwind(AssertUnwindSafe(work));
+            run_foreign("memory of a peer", work);
             state = lock(&self.state);
             state.closing = None;
         }

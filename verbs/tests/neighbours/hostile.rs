@@ -1,7 +1,7 @@
 //! The ways to do harm, for the tests and for the bench `neighbours`. They know nothing of the layout of shared memory: they find
 //! mappings and descriptors as the kernel lists them. Of the messages between devices, they know the form of a request.
 //!
-//! Each way calls `harmed` when it has done harm for the first time, so that nobody takes a neighbour that does nothing for a bad one.
+//! Each way calls `harmed` when it has done harm for the first time, so that a test fails if its neighbour does no harm.
 
 use std::io::{IoSlice, IoSliceMut, Write as _};
 use std::mem::MaybeUninit;
@@ -164,9 +164,9 @@ pub fn swap_memory(kind: &str, length: u64, harmed: fn()) {
 }
 
 /// Takes the place of the socket of this process's device, and passes the messages between the device and its peers on, except for
-/// the wake-ups: the answer to a connection for wake-ups has a [`wrong_descriptor`] of the kind `what`, and nobody reads the connection, or it is
-/// closed if nobody would read the pipe. With `replies`, replies that nobody asked for come without end, each with as many sockets that linger
-/// as the kernel takes.
+/// the wake-ups: the answer to a connection for wake-ups has a [`wrong_descriptor`] of the kind `what`. After it, this process reads no wake-ups, and for
+/// `pipe-without-reader` it closes the connection. With `replies`, it sends replies to no request without end, each with as many sockets that
+/// linger as the kernel takes.
 pub fn stand_between(what: &str, harmed: fn()) {
     let name = SocketAddrUnix::new_abstract_name(&fastrand::u128(..).to_le_bytes()).unwrap();
     let listener = system::take_listener(&name);
@@ -182,7 +182,7 @@ pub fn stand_between(what: &str, harmed: fn()) {
             let (requester, asked, is_for_wakes) =
                 (Arc::clone(&peer), Arc::clone(&device), Arc::clone(&wakes));
             std::thread::spawn(move || {
-                // Nobody reads the wake-ups that follow.
+                // The wake-ups that follow are not read.
                 while !is_for_wakes.load(Ordering::SeqCst) {
                     let note = |request: &mut [u8], _: &mut Vec<OwnedFd>| {
                         is_for_wakes.fetch_or(request.get(1) == Some(&EVENT_SOCKET), Ordering::SeqCst)

@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(pings[0].answer().unwrap_err().kind(), io::ErrorKind::WouldBlock);
     }
 
-    /// Whoever has bound the device's socket may answer anything, or hang up.
+    /// The process that has bound the device's socket may answer anything, or hang up.
     #[test]
     fn another_answer_is_none() {
         use crate::soft::peers::received::tests::socket_pair;

@@ -6,7 +6,7 @@
 //! | [`Socket`] | this process, by `accept` or `connect` | all |
 //!
 //! No other process has a descriptor of a [`Socket`], because this process sends none of them. So no peer holds a lock of it, and its
-//! calls wait for nobody. A peer can lock a descriptor that it has sent for as long as it wants, by a call of its own that waits in the
+//! calls wait for no peer. A peer can lock a descriptor that it has sent for as long as it wants, by a call of its own that waits in the
 //! middle. Therefore nothing that came from a peer is read, written, polled or shut down.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
