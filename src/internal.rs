@@ -10,7 +10,7 @@ pub use crate::endpoint::{
 
 pub use crate::endpoint::{known_variables, tuner, warn_of_unknown_variables};
 
-pub use tonic_rdma_verbs::internal::{units, wake_all};
+pub use tonic_rdma_verbs::internal::{chain, lock, units, wake_all, with_causes};
 
 /// The protocol's state machine, without IO.
 pub mod protocol {

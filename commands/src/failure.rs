@@ -4,6 +4,8 @@ use std::error::Error;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+pub use tonic_rdma_verbs::internal::chain;
+
 /// The error that caused a failure.
 type Cause = Box<dyn Error + Send + Sync>;
 
@@ -81,20 +83,6 @@ impl Failure {
         let _ = writeln!(io::stderr(), "{command}: {}", self.with_causes());
         ExitCode::from(code)
     }
-}
-
-/// Joins the messages of `error` and of its causes. Some errors repeat the message of their cause, which is left out then.
-pub fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let message = cause.to_string();
-        if !text.contains(&message) {
-            text = format!("{text}: {message}");
-        }
-        next = cause.source();
-    }
-    text
 }
 
 /// Returns `text` without line breaks and other control characters, which a value of the command line may contain.

@@ -3,7 +3,7 @@
 use std::sync::{Arc, LazyLock, Mutex};
 
 use super::config::Config;
-use super::lock::lock;
+use tonic_rdma_verbs::internal::lock;
 use tonic_rdma_verbs::memory::Budget;
 
 /// The budget, once the first connection has set its limit.

@@ -29,7 +29,6 @@ mod fault;
 mod info;
 mod journal;
 mod link;
-pub(crate) mod lock;
 mod messages;
 mod negotiate;
 mod polling;

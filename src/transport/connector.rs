@@ -8,8 +8,8 @@ use std::task::{Context, Poll};
 use http::Uri;
 use tower_service::Service;
 
-use crate::endpoint::lock::lock;
 use crate::endpoint::{Config, ConnectError, Dialer, EndpointStream, RdmaConnectInfo};
+use tonic_rdma_verbs::internal::lock;
 
 /// Connects a tonic channel: over RDMA where both ends have it, and over TCP elsewhere, if the [`Config`]'s policy allows that.
 ///

@@ -227,7 +227,6 @@ mod device;
 mod error;
 mod exchange;
 mod link;
-mod lock;
 mod memory;
 mod name;
 mod reduce;

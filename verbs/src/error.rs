@@ -88,6 +88,25 @@ impl VerbsError {
     }
 }
 
+/// Joins the messages of `error` and of all its sources. Some errors repeat the message of their source, which is left out then.
+pub fn chain(error: &dyn Error) -> String {
+    with_causes(&error.to_string(), error)
+}
+
+/// Joins `message` and the messages of all sources of `error`, as [`chain`] does. It is for errors whose own text is not for people.
+pub fn with_causes(message: &str, error: &dyn Error) -> String {
+    let mut text = message.to_owned();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let message = cause.to_string();
+        if !text.contains(&message) {
+            text = format!("{text}: {message}");
+        }
+        next = cause.source();
+    }
+    text
+}
+
 /// A work request that was not posted. The requests before it in the call were posted; those after it were not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("work request {index} not posted: {kind}")]
@@ -123,4 +142,22 @@ pub enum PostErrorKind {
     /// The device refused the request with this error number of the system.
     #[error("refused by the device: {}", io::Error::from_raw_os_error(*.0))]
     Refused(i32),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{0}")]
+    struct Caused(&'static str, #[source] Option<Box<Caused>>);
+
+    #[test]
+    fn a_chain_has_every_message_once() {
+        let reset = Caused("reset", None);
+        let lost = Caused("the connection is lost", Some(Box::new(reset)));
+        let repeated = Caused("it failed: the connection is lost", Some(Box::new(lost)));
+        assert_eq!(chain(&repeated), "it failed: the connection is lost: reset");
+        assert_eq!(with_causes("can't call", &repeated), "can't call: the connection is lost: reset");
+    }
 }

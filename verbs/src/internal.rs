@@ -2,12 +2,14 @@
 //!
 //! Nothing here is a promise: any release may change or remove it.
 
+pub use crate::error::{chain, with_causes};
 pub use crate::foreign::{drop_all, run_each, run_foreign, wake_all};
 pub use crate::memory::machinery::*;
 pub use crate::soft::peers::ping::{DeviceOwner, Ping, SoftDevice, SoftQueuePair};
 pub use crate::soft::reach::{
     soft_admits_any_user, soft_place, soft_shares_with_user, soft_takes_directory, soft_uses_directory,
 };
+pub use crate::sync::lock;
 pub use crate::throttle::Throttle;
 pub use crate::throttled;
 

@@ -1,11 +1,11 @@
 //! Calls to the service of another rank.
 
 use std::collections::BTreeMap;
-use std::error::Error;
 use std::time::Duration;
 
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
+use tonic_rdma::internal::{chain, with_causes};
 
 use crate::group::agreement::{Proposal, Standing};
 use crate::group::proto::group_client::GroupClient;
@@ -126,22 +126,5 @@ async fn bounded<T>(
 
 /// Returns the message of a status, with those of its sources, because tonic's message of a lost connection gives no reason.
 pub(crate) fn describe(status: &Status) -> String {
-    match status.source() {
-        Some(cause) => format!("{}: {}", status.message(), chain(cause)),
-        None => status.message().to_owned(),
-    }
-}
-
-/// Returns the message of `error` and of all its sources, and leaves out what an earlier message contains.
-pub(crate) fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let message = error.to_string();
-        if !text.contains(&message) {
-            text = format!("{text}: {message}");
-        }
-        cause = error.source();
-    }
-    text
+    with_causes(status.message(), status)
 }

@@ -5,10 +5,9 @@ use std::sync::{Mutex, OnceLock};
 use std::task::Waker;
 
 use tokio::sync::Notify;
-use tonic_rdma::internal::wake_all;
+use tonic_rdma::internal::{lock, wake_all};
 
 use crate::error::CollectiveError;
-use crate::group::lock::lock;
 
 /// The first failure of one generation of a group. Threads that carry out operations look at it, and each look is one load.
 #[derive(Debug, Default)]

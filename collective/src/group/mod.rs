@@ -15,7 +15,6 @@ mod agreement;
 mod client;
 mod failure;
 mod launch;
-mod lock;
 mod meeting;
 mod place;
 mod position;

@@ -11,12 +11,13 @@ use tokio::time::Instant;
 use tokio_stream::StreamExt as _;
 use tonic::Code;
 use tonic::transport::Server;
+use tonic_rdma::internal::chain;
 use tonic_rdma::{Policy, RdmaIncoming};
 use tonic_rdma_tensor::internal::admit_only_ranks;
 use tonic_rdma_tensor::{Channel, ChannelError, RdmaDevice};
 
 use crate::error::CollectiveError;
-use crate::group::client::{Peer, chain, describe};
+use crate::group::client::{Peer, describe};
 use crate::group::launch::{Launch, setup};
 use crate::group::meeting::{Meeting, VERSION, describe_missing};
 use crate::group::place;

@@ -10,9 +10,9 @@ use tonic_rdma_tensor::ChannelError;
 use crate::error::CollectiveError;
 use crate::group::agreement::{Move, Proposal, Standing};
 use crate::group::failure::Failure;
-use crate::group::lock::lock;
 use crate::group::meeting::Meeting;
 use crate::group::position::Position;
+use tonic_rdma::internal::lock;
 
 /// The name of a group: random bytes.
 pub(crate) type GroupId = [u8; 16];

@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tonic_rdma_tensor::RdmaDevice;
+use tonic_rdma_verbs::internal::chain;
 
 use crate::error::GraphError;
 use crate::placement::{Crossing, Part, Placement};
@@ -18,7 +19,6 @@ use crate::session::links::{self, Plan, Sending};
 use crate::session::peering::Peering;
 use crate::session::settings::{MAX_CALLS, MESSAGE_MARGIN, OTHER_CALLS, Settings, setting};
 use crate::session::state::{Hall, State, Token};
-use crate::session::text::chain;
 use crate::session::threads::{FAREWELL, Threads};
 use crate::transfer::proto::Standing;
 use crate::transfer::{CallEnds, Mailbox, Mode, Peers, SlotEnds, SlotReceiver};

@@ -15,7 +15,8 @@ use crate::schedule::Transfers;
 use crate::session::settings::setting;
 use crate::session::state::State;
 use crate::session::threads::Threads;
-use crate::transfer::{Base, CallEnds, CallTransfers, Mode, RunsOfParts, SlotEnds, SlotTransfers, lock};
+use crate::transfer::{Base, CallEnds, CallTransfers, Mode, RunsOfParts, SlotEnds, SlotTransfers};
+use tonic_rdma_verbs::internal::lock;
 
 /// A part that is connected to all other parts. [`Listener::connect`](super::Listener::connect) makes it. It ends when it and all its transfers are dropped; the
 /// other parts then learn that this part has left.

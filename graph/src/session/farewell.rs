@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use crate::transfer::lock;
+use tonic_rdma_verbs::internal::lock;
 
 /// How long a listener waits for the end of a farewell. It takes some milliseconds.
 const END: Duration = Duration::from_secs(2);

@@ -12,7 +12,8 @@ use crate::session::fingerprint::Fingerprint;
 use crate::session::peering::Peering;
 use crate::session::text::shortened;
 use crate::transfer::proto::{Description, Hash, PutRequest, Standing};
-use crate::transfer::{Mailbox, Mode, Parcel, Peers, lock};
+use crate::transfer::{Mailbox, Mode, Parcel, Peers};
+use tonic_rdma_verbs::internal::lock;
 
 /// The version of the calls between parts.
 pub(super) const VERSION: u32 = 2;

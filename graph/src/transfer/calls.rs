@@ -21,10 +21,11 @@ use crate::schedule::{CrossingCounts, Start, Transfers, Unfinished};
 use crate::sites::NodeSites;
 use crate::transfer::base::Base;
 use crate::transfer::mailbox::{Mailbox, Parcel};
-use crate::transfer::peers::{Reason, WakerCell, lock};
+use crate::transfer::peers::{Reason, WakerCell};
 use crate::transfer::proto::PutRequest;
 use crate::transfer::proto::parts_client::PartsClient;
 use crate::transfer::{Mode, proto};
+use tonic_rdma_verbs::internal::lock;
 
 /// The longest time that a call may wait for a place at the receiver. The peer's death ends a call much sooner.
 pub(crate) const LONGEST_CALL: Duration = Duration::from_secs(600);

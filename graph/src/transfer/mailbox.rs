@@ -7,7 +7,8 @@ use bytes::Bytes;
 use tokio::sync::Notify;
 use tonic_rdma_tensor::TensorSpec;
 
-use crate::transfer::peers::{WakerCell, lock};
+use crate::transfer::peers::WakerCell;
+use tonic_rdma_verbs::internal::lock;
 
 /// A tensor that came by a call. `content` has the length that `spec` says.
 #[derive(Clone, Debug)]

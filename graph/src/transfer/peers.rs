@@ -3,14 +3,14 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::Waker;
 
 use tokio::sync::watch;
 
 use crate::error::GraphError;
 use crate::placement::Part;
-use tonic_rdma_verbs::internal::wake_all;
+use tonic_rdma_verbs::internal::{lock, wake_all};
 
 /// The state of the other parts, as this part knows it. All transfers of a session share it.
 #[derive(Debug)]
@@ -179,11 +179,6 @@ impl fmt::Debug for WakerCell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WakerCell").finish_non_exhaustive()
     }
-}
-
-/// Locks a mutex. No code panics between two states while it holds one of these.
-pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::sync::Mutex;
 
 use super::Config;
-use crate::endpoint::lock::lock;
+use tonic_rdma_verbs::internal::lock;
 
 /// The beginning of all variables.
 const PREFIX: &str = "RDMA_";

@@ -7,11 +7,11 @@ use super::state::State;
 use crate::endpoint::aftermath::Aftermath;
 use crate::endpoint::counters::Counters;
 use crate::endpoint::fault::ConnectionFault;
-use crate::endpoint::lock::lock;
 use crate::endpoint::messages::handler::MessageHandler;
 use crate::endpoint::messages::settings::MessageSettings;
 use crate::endpoint::messages::traffic::Messages;
 use crate::protocol::AbortCode;
+use tonic_rdma_verbs::internal::lock;
 
 impl Connection {
     /// Takes the handler of the messages, and delivers the messages that have arrived already.

@@ -29,12 +29,11 @@ use super::counters::Counters;
 use super::fault::ConnectionFault;
 use super::journal::ConnectionEnd;
 use super::link::Link;
-use super::lock::lock;
 use super::messages::traffic::Messages;
 use super::polling::Participant;
 use super::tuner::{Chooser, Explanation};
 use crate::protocol::{self, AbortCode};
-use tonic_rdma_verbs::internal::{sent_slices, wake_all};
+use tonic_rdma_verbs::internal::{lock, sent_slices, wake_all};
 use tonic_rdma_verbs::{ProtectionDomain, QueuePairNumber, WorkCompletion};
 
 pub(super) use self::state::{Limits, Stage};

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::endpoint::lock::lock;
+use tonic_rdma_verbs::internal::lock;
 use tonic_rdma_verbs::memory::{Budget, Pool, PoolError, PoolSettings, Quota};
 use tonic_rdma_verbs::{
     Access, CompletionOpcode, CompletionStatus, Context, Operation, OutOfBounds, PathSettings, Payload,

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use super::work_id::{WorkId, WorkKind};
 use crate::endpoint::budget::budget;
 use crate::endpoint::config::Config;
-use crate::endpoint::lock::lock;
+use tonic_rdma_verbs::internal::lock;
 use tonic_rdma_verbs::memory::{Block, Budget, Pool, PoolError, PoolSettings, Quota};
 use tonic_rdma_verbs::{
     Access, Context, LocalSegment, OutOfBounds, PostError, ProtectionDomain, QueuePairNumber, ReceiveRequest,

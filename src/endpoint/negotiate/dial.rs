@@ -14,9 +14,9 @@ use crate::endpoint::config::{Config, ConfigError, Policy};
 use crate::endpoint::error::{ConnectError, NegotiationError, RdmaUnavailable};
 use crate::endpoint::info::{RdmaConnectInfo, Verdict};
 use crate::endpoint::journal::Journal;
-use crate::endpoint::lock::lock;
 use crate::endpoint::messages::Negotiated;
 use crate::endpoint::stream::EndpointStream;
+use tonic_rdma_verbs::internal::lock;
 
 /// Makes connections, and keeps a list of stock servers, which clones share. A dialer is for protocols of your own over the byte
 /// stream; programs that use tonic have [`RdmaConnector`](crate::RdmaConnector) instead.

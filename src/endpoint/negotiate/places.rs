@@ -19,8 +19,7 @@ use slab::Slab;
 use tokio::sync::Notify;
 use tokio::time::timeout_at;
 
-use crate::endpoint::lock::lock;
-use tonic_rdma_verbs::internal::DeviceOwner;
+use tonic_rdma_verbs::internal::{DeviceOwner, lock};
 
 /// A limited number of places.
 #[derive(Debug)]

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use super::watched::UnannouncedArrival;
-use crate::endpoint::lock::lock;
+use tonic_rdma_verbs::internal::lock;
 
 /// The metric of values that only the time limit of a sleep found. Each of them was found up to 20 ms late.
 const METRIC: &str = "tonic_rdma_tensor_naps_total";

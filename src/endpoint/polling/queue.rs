@@ -14,8 +14,7 @@ use crate::endpoint::aftermath::{Aftermath, Run};
 use crate::endpoint::counters::PollCounters;
 use crate::endpoint::link::shared_receive::SharedBuffers;
 use crate::endpoint::link::work_id::{WorkId, WorkKind};
-use crate::endpoint::lock::lock;
-use tonic_rdma_verbs::internal::{drop_all, run_foreign, wake_all};
+use tonic_rdma_verbs::internal::{drop_all, lock, run_foreign, wake_all};
 use tonic_rdma_verbs::{
     CompletionQueue, Context, DeviceAttributes, QueuePairNumber, VerbsError, WorkCompletion,
 };

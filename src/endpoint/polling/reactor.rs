@@ -37,8 +37,7 @@ use crate::endpoint::aftermath::Run;
 use crate::endpoint::config::{Config, PollMode, SharedReceive};
 use crate::endpoint::link::isolation;
 use crate::endpoint::link::shared_receive::SharedBuffers;
-use crate::endpoint::lock::lock;
-use tonic_rdma_verbs::internal::run_each;
+use tonic_rdma_verbs::internal::{lock, run_each};
 use tonic_rdma_verbs::{Context, VerbsError};
 
 #[cfg(test)]

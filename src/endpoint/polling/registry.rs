@@ -8,8 +8,8 @@ use std::time::Duration;
 use tokio::runtime::Id;
 
 use crate::endpoint::config::{Config, PollMode, SharedReceive};
-use crate::endpoint::lock::lock;
 use tonic_rdma_verbs::Context;
+use tonic_rdma_verbs::internal::lock;
 
 /// Finds values by runtime, device and configuration. The registry keeps no value alive.
 #[derive(Debug)]

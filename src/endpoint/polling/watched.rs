@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::Waker;
 
-use crate::endpoint::lock::lock;
+use tonic_rdma_verbs::internal::lock;
 
 /// A word in memory that a peer changes without a completion here.
 pub trait Watched: Send + Sync + Debug + 'static {

@@ -8,7 +8,7 @@ use super::decision::{NEVER, ThresholdSource, TransferDecision, TransferMode, Wr
 use super::device::DeviceTuner;
 use super::online::{Change, Class, Online};
 use crate::endpoint::config::{Config, EagerThreshold};
-use crate::endpoint::lock::lock;
+use tonic_rdma_verbs::internal::lock;
 
 /// Chooses the transfer mode of one connection's writes.
 #[derive(Debug)]

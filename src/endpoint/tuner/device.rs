@@ -12,8 +12,8 @@ use super::decision::{Bytes, NEVER};
 use super::error::{CacheError, CalibrationError};
 use super::key::CalibrationKey;
 use crate::endpoint::config::Config;
-use crate::endpoint::lock::lock;
 use tonic_rdma_verbs::Context;
+use tonic_rdma_verbs::internal::lock;
 
 /// The calibration of one device, once it is available.
 #[derive(Debug)]

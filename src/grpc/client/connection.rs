@@ -15,11 +15,11 @@ use tower_service::Service;
 
 use super::error::Failure;
 use super::probe::{self, EndpointTimeout, Origin};
-use crate::endpoint::lock::lock;
 use crate::endpoint::{ConnectError, Dialer, EndpointStream, Negotiated, RdmaConnectInfo};
 use crate::grpc::calls::CallConfig;
 use crate::grpc::session::Session;
 use crate::transport::balance::connection::EndpointConnection;
+use tonic_rdma_verbs::internal::lock;
 
 /// What the connections of a channel have in common.
 #[derive(Debug)]

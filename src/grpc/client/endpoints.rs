@@ -14,10 +14,10 @@ use tonic::transport::Endpoint;
 use super::connection::{Connection, Dialling};
 use super::error::{ChannelError, Failure, unavailable};
 use super::member::{Look, Member, keep};
-use crate::endpoint::lock::lock;
 use crate::endpoint::{Dialer, RdmaConnectInfo};
 use crate::grpc::calls::CallConfig;
 use crate::transport::balance::EndpointStatus;
+use tonic_rdma_verbs::internal::lock;
 
 /// The endpoints of a channel.
 #[derive(Debug)]

@@ -17,11 +17,10 @@ use tonic::transport::Endpoint;
 
 use super::connection::{Connection, Dialling, SHORT_WAIT, Terms};
 use super::error::Failure;
-use crate::endpoint::lock::lock;
 use crate::transport::balance::backoff::Backoff;
 use crate::transport::balance::error::DialError;
 use crate::transport::balance::{EndpointState, EndpointStatus};
-use tonic_rdma_verbs::internal::Throttle;
+use tonic_rdma_verbs::internal::{Throttle, lock};
 
 /// One endpoint of a channel.
 #[derive(Debug)]

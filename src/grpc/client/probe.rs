@@ -22,7 +22,7 @@ use tonic::body::Body;
 use tonic::transport::Endpoint;
 use tower_service::Service;
 
-use crate::endpoint::lock::lock;
+use tonic_rdma_verbs::internal::lock;
 
 /// What tonic adds to the calls of an endpoint.
 #[derive(Clone, Debug)]

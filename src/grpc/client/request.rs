@@ -14,10 +14,10 @@ use tonic::Status;
 use tonic::body::Body;
 
 use super::connection::Terms;
-use crate::endpoint::lock::lock;
 use crate::grpc::outgoing::Outgoing;
 use crate::grpc::session::{RequestHead, ResetCode, Stream};
 use crate::transport::gather::landed::{Landing, NativeCall as NativeFlag};
+use tonic_rdma_verbs::internal::lock;
 
 /// A request that has not been sent, or may be sent again.
 #[derive(Debug)]

@@ -12,10 +12,10 @@ use tonic::Status;
 
 use super::deadline::Deadline;
 use crate::endpoint::CallUnderWay;
-use crate::endpoint::lock::lock;
 use crate::grpc::patience::Patience;
 use crate::grpc::session::{CallFault, Part, ResetCode, Stream};
 use crate::transport::gather::landed::Presenter;
+use tonic_rdma_verbs::internal::lock;
 
 /// A call that has begun. Dropping this before [`has_ended`](Self::has_ended) cancels the call at the server.
 #[derive(Debug)]

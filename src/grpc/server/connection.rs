@@ -20,12 +20,11 @@ use super::call::Call;
 use super::error::BoxError;
 use super::in_place::{InPlace, Paths};
 use super::status::timeout_of;
-use crate::endpoint::lock::lock;
 use crate::endpoint::{MessageEndpoint, RdmaConnectInfo};
 use crate::grpc::calls::CallConfig;
 use crate::grpc::landed::{LandingSwitch, LandingTarget};
 use crate::grpc::session::{Accept, RequestHead, Session, Stream};
-use tonic_rdma_verbs::internal::run_foreign;
+use tonic_rdma_verbs::internal::{lock, run_foreign};
 
 /// The replies of calls that took longer than this do not wait for those of other calls, to share a message with them.
 const SHARED: Duration = Duration::from_micros(2);

@@ -36,10 +36,9 @@ use self::shared::{Shared, State};
 use super::calls::CallConfig;
 use super::core::{Core, Role};
 use super::landing_budget::LandingBudget;
-use crate::endpoint::lock::lock;
 use crate::endpoint::{Accepting, ConnectionFault, MessageEndpoint, MessageSettings, RdmaConnectInfo, Run};
 use crate::protocol::AbortCode;
-use tonic_rdma_verbs::internal::wake_all;
+use tonic_rdma_verbs::internal::{lock, wake_all};
 
 pub use self::fault::CallFault;
 pub(crate) use self::stream::Stream;

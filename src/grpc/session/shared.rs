@@ -8,9 +8,9 @@ use bytes::Bytes;
 use super::fault::CallFault;
 use super::wire::{Kept, SenderWire};
 use super::{OpenError, RequestHead, Session};
-use crate::endpoint::lock::lock;
 use crate::endpoint::{Aftermath, ConnectionFault, MessageHandler, Sender};
 use crate::grpc::core::{Core, OpenRefused, StreamFault, StreamKey};
+use tonic_rdma_verbs::internal::lock;
 
 /// The state of a session, which the connection's handler and the handles of streams share.
 #[derive(Debug)]

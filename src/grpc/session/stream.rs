@@ -12,10 +12,9 @@ use super::fault::CallFault;
 use super::shared::State;
 use super::wire::Kept;
 use super::{Part, ResetCode, Session};
-use crate::endpoint::lock::lock;
 use crate::grpc::core::{Core, Delivered, LandedBytes, StreamFault, StreamKey};
 use crate::grpc::landed::{AlignedField, Landing, LandingTarget};
-use tonic_rdma_verbs::internal::{drop_all, wake_all};
+use tonic_rdma_verbs::internal::{drop_all, lock, wake_all};
 
 /// One call. Dropping the stream before both directions have ended resets the call with [`ResetCode::Cancel`], at once. A server's
 /// direction has ended once its end or its trailers are queued.

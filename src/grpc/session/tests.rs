@@ -19,9 +19,9 @@ use tokio_stream::StreamExt;
 use tonic::Code;
 
 use super::{Accept, CallFault, Part, RequestHead, ResetCode, Session, Stream};
-use crate::endpoint::lock::lock;
 use crate::endpoint::{Config, Dialer, Listener, MessageEndpoint, Negotiated, Policy, ProviderChoice};
 use crate::grpc::CallConfig;
+use tonic_rdma_verbs::internal::lock;
 use tonic_rdma_verbs::memory::Pool;
 
 /// A hang is a failure after this time.

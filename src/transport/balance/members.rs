@@ -18,9 +18,8 @@ use super::backoff::Backoff;
 use super::connection::EndpointConnection;
 use super::error::DialError;
 use super::table::EndpointTable;
-use crate::endpoint::lock::lock;
 use crate::transport::RdmaConnector;
-use tonic_rdma_verbs::internal::Throttle;
+use tonic_rdma_verbs::internal::{Throttle, lock};
 
 /// The endpoints, without the type of their keys.
 pub(super) trait Membership: fmt::Debug + Send + Sync + 'static {

@@ -15,8 +15,8 @@ use tokio::sync::Notify;
 use tower_service::Service;
 
 use super::error::Ended;
-use crate::endpoint::lock::lock;
 use crate::endpoint::{EndpointStream, RdmaConnectInfo};
+use tonic_rdma_verbs::internal::lock;
 
 type BoxError = Box<dyn Error + Send + Sync>;
 

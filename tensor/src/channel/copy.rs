@@ -8,9 +8,8 @@ use crate::channel::memcpy::Memcpy;
 use crate::error::ChannelError;
 use crate::link::Link;
 use crate::link::token::Bell;
-use crate::lock::lock;
 use crate::regions::remote::RemoteRegion;
-use tonic_rdma_verbs::internal::{self, CopyRanges, LocalMemory, Transfer, TransferKind};
+use tonic_rdma_verbs::internal::{self, CopyRanges, LocalMemory, Transfer, TransferKind, lock};
 use tonic_rdma_verbs::memory::MemRegion;
 
 /// One block of [`RegionWrite::blocks_from`] or [`RegionRead::blocks_into`]. All numbers are in bytes.

@@ -21,9 +21,9 @@ use crate::device::shared::{Accepted, Shared};
 use crate::error::ChannelError;
 use crate::link::prepare::PeerEnd;
 use crate::link::{Link, LinkId};
-use crate::lock::lock;
 use crate::wire::tensor_frame::MAX_NAME;
 use tonic_rdma::internal::{Devices, Place, Provider, Source, TooManyWait};
+use tonic_rdma_verbs::internal::lock;
 
 /// The stream of answers to an `Open`: one answer, and then nothing until the link ends. tonic drops the stream when the peer's
 /// connection ends, and that ends the link.

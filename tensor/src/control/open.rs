@@ -12,17 +12,16 @@ use crate::control::peer_service::{PeerService, refused};
 use crate::control::proto::tensor_device_client::TensorDeviceClient;
 use crate::control::proto::{ConfirmRequest, OpenReply, OpenRequest};
 use crate::device::shared::Shared;
-use crate::device::tls::chain;
 use crate::error::Cause;
 use crate::error::ChannelError;
 use crate::exchange::Requests;
 use crate::link::prepare::Prepared;
 use crate::link::{Link, LinkId};
-use crate::lock::lock;
 use tonic_rdma::Verdict;
 use tonic_rdma::internal::Provider;
 use tonic_rdma::{RdmaConnectInfo, RdmaConnector};
 use tonic_rdma_verbs::Probe;
+use tonic_rdma_verbs::internal::{chain, lock};
 
 /// Opens a link to the device that listens on `endpoint`, within the answer timeout of the settings.
 pub(crate) async fn open(shared: Arc<Shared>, endpoint: Arc<str>) -> Result<OpenedLink, ChannelError> {

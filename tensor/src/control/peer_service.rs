@@ -4,10 +4,10 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tonic::transport::Channel as Grpc;
+use tonic_rdma_verbs::internal::with_causes;
 
 use crate::control::proto::tensor_device_client::TensorDeviceClient;
 use crate::control::proto::{AttachReply, AttachRequest, Kind};
-use crate::device::tls::chain;
 use crate::error::ChannelError;
 use crate::link::Link;
 use crate::link::word_pair::{Arrivals, PairOwner, WordPair};
@@ -79,9 +79,6 @@ pub(crate) fn no_owner() -> Weak<dyn PairOwner> {
 /// Returns the error for a status of the peer at `endpoint`.
 pub(crate) fn refused(endpoint: &Arc<str>, status: &tonic::Status) -> ChannelError {
     // If the connection could not be made or has ended, only the sources of the status say why.
-    let message = match std::error::Error::source(status) {
-        Some(cause) => format!("{}: {}", status.message(), chain(cause)),
-        None => status.message().to_owned(),
-    };
+    let message = with_causes(status.message(), status);
     ChannelError::Refused { endpoint: Arc::clone(endpoint), code: status.code(), message: message.into() }
 }

@@ -29,10 +29,10 @@ use crate::device::settings::Settings;
 use crate::device::shared::Shared;
 use crate::error::ChannelError;
 use crate::exchange::Offers;
-use crate::lock::lock;
 use crate::memory::landing::Landing;
 use tonic_rdma::RdmaIncoming;
 use tonic_rdma::internal::Places;
+use tonic_rdma_verbs::internal::lock;
 use tonic_rdma_verbs::memory::{Budget, MemRegion};
 
 /// This process as a device with memory: the paper's `RdmaDev` (table 1). A device listens for peers that want to reach its

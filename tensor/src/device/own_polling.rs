@@ -3,8 +3,8 @@
 use std::sync::Weak;
 
 use crate::device::RdmaDevice;
-use crate::lock::lock;
 use tonic_rdma::internal;
+use tonic_rdma_verbs::internal::lock;
 
 /// A thread looks at slots itself, until this is dropped, from [`RdmaDevice::own_polling`].
 #[derive(Debug)]

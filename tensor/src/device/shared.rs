@@ -18,9 +18,9 @@ use crate::error::ChannelError;
 use crate::exchange::{Exchange, Offers, Requests};
 use crate::link::prepare::Prepared;
 use crate::link::{Link, LinkId};
-use crate::lock::lock;
 use crate::memory::landing::Landing;
 use tonic_rdma::internal::{Places, Provider, Reactor};
+use tonic_rdma_verbs::internal::lock;
 use tonic_rdma_verbs::memory::Budget;
 
 /// The shared state of a device.

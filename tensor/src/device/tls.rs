@@ -8,6 +8,8 @@ use std::time::Duration;
 #[cfg(feature = "_tls-any")]
 use tonic::transport::{ClientTlsConfig, ServerTlsConfig};
 use tonic::transport::{Endpoint, Server};
+#[cfg(feature = "_tls-any")]
+use tonic_rdma_verbs::internal::chain;
 
 /// The TLS settings of a device.
 #[derive(Clone, Default)]
@@ -92,20 +94,6 @@ pub(crate) enum TlsError {
     #[cfg(feature = "_tls-any")]
     #[error("the settings of DeviceBuilder::server_tls can't be used: {0}")]
     Server(String, tonic::transport::Error),
-}
-
-/// Returns the message of `error` and of all its sources, and leaves out what an earlier message contains.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let message = error.to_string();
-        if !text.contains(&message) {
-            text = format!("{text}: {message}");
-        }
-        cause = error.source();
-    }
-    text
 }
 
 /// Compares pointers: two settings are equal if both have one object, or if both have no object.

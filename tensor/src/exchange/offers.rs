@@ -11,7 +11,6 @@ use crate::device::settings::Settings;
 use crate::error::ChannelError;
 use crate::link::Link;
 use crate::link::token::Token;
-use crate::lock::lock;
 use crate::memory::landing::Landing;
 use crate::memory::payload::Payload;
 use crate::rendezvous::{
@@ -19,7 +18,9 @@ use crate::rendezvous::{
 };
 use crate::types::Tensor;
 use crate::wire::tensor_frame::{RequestId, Sink, TensorRequest};
-use tonic_rdma_verbs::internal::{CopyRange, CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
+use tonic_rdma_verbs::internal::{
+    CopyRange, CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind, lock,
+};
 use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
 /// The argument of [`RdmaDevice::put`](crate::RdmaDevice::put): a tensor, or the reason why there is none.

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Mutex;
 
-use crate::lock::lock;
+use tonic_rdma_verbs::internal::lock;
 
 /// Actions that wait to be carried out, in order.
 #[derive(Debug)]

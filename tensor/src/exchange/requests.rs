@@ -11,7 +11,6 @@ use super::Outbox;
 use crate::device::settings::Settings;
 use crate::error::ChannelError;
 use crate::link::Link;
-use crate::lock::lock;
 use crate::memory::landing::{Keeper, Landing};
 use crate::rendezvous::{
     Arrival, Failure, RequestOutcome, Requester, RequesterAction, RequesterSettings, SinkLocation, Violation,
@@ -21,7 +20,7 @@ use crate::types::{Metadata, Tensor, deserialize};
 use crate::wire::tensor_frame::{Frame, RequestId};
 use crate::wire::tensor_metadata::WireMetadata;
 use tonic_rdma_verbs::Access;
-use tonic_rdma_verbs::internal::{Grant, wake_all};
+use tonic_rdma_verbs::internal::{Grant, lock, wake_all};
 use tonic_rdma_verbs::memory::SharedRegion;
 
 /// The result of [`Channel::request`](crate::Channel::request).

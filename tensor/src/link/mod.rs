@@ -37,11 +37,10 @@ use crate::link::port::{Port, PortOwner};
 use crate::link::token::{Bell, Token};
 use crate::link::word_pair::{Arrivals, WordPair};
 use crate::link::words::{PeerWords, Words};
-use crate::lock::lock;
 use crate::memory::landing::Landing;
 use crate::wire::tensor_frame::Frame;
 use tonic_rdma::internal::{Observation, Queue, may_spin};
-use tonic_rdma_verbs::internal::{Grant, Notice, RegionLoan, Transfer, TransferKind};
+use tonic_rdma_verbs::internal::{Grant, Notice, RegionLoan, Transfer, TransferKind, lock};
 use tonic_rdma_verbs::memory::{Lease, SharedRegion};
 use tonic_rdma_verbs::{Access, ProtectionDomain, RemoteSegment};
 

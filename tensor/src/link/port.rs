@@ -10,11 +10,10 @@ use std::task::Waker;
 use crate::error::{Cause, ChannelError};
 use crate::link::credits::Credits;
 use crate::link::token::{Outcome, Token};
-use crate::lock::lock;
 use crate::wire::tensor_frame::{Frame, MAX_FRAME};
 use tonic_rdma::internal::{Aftermath, Participant, WorkId, WorkKind};
 use tonic_rdma_verbs::internal::{
-    CopyRange, CopyRanges, FinishedTransfer, InFlight, LocalMemory, Transfer, TransferKind, wake_all,
+    CopyRange, CopyRanges, FinishedTransfer, InFlight, LocalMemory, Transfer, TransferKind, lock, wake_all,
 };
 use tonic_rdma_verbs::memory::{Block, Lease, Pool, Quota};
 use tonic_rdma_verbs::{

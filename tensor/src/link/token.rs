@@ -6,8 +6,7 @@ use std::task::{Context, Poll, Waker};
 
 use crate::error::ChannelError;
 use crate::link::word_pair::WordPair;
-use crate::lock::lock;
-use tonic_rdma_verbs::internal::{LocalMemory, wake_all};
+use tonic_rdma_verbs::internal::{LocalMemory, lock, wake_all};
 
 /// The end of a transfer.
 #[derive(Debug)]

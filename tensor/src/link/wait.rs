@@ -15,8 +15,8 @@ use crate::error::ChannelError;
 use crate::link::Link;
 use crate::link::notification::Notification;
 use crate::link::word_pair::WordPair;
-use crate::lock::lock;
 use tonic_rdma::internal::{Queue, UnannouncedArrival, Watched};
+use tonic_rdma_verbs::internal::lock;
 use tonic_rdma_verbs::memory::SharedRegion;
 
 /// A future that is ready once a word has its value, or once the link has ended.

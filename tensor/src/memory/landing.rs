@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, Weak};
 use bytes::Bytes;
 
 use crate::error::ChannelError;
-use crate::lock::lock;
+use tonic_rdma_verbs::internal::lock;
 use tonic_rdma_verbs::memory::Budget;
 use tonic_rdma_verbs::memory::MemRegion;
 

@@ -21,9 +21,8 @@ use crate::link::port::Port;
 use crate::link::wait::Wait;
 use crate::link::word_pair::{Arrivals, PairOwner, WordPair};
 use crate::link::{Link, LinkId};
-use crate::lock::lock;
 use crate::regions::rights::Rights;
-use tonic_rdma_verbs::internal::{Grant, RegionLoan, RemotePlace};
+use tonic_rdma_verbs::internal::{Grant, RegionLoan, RemotePlace, lock};
 use tonic_rdma_verbs::memory::MemRegion;
 use tonic_rdma_verbs::memory::SharedRegion;
 

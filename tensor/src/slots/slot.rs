@@ -13,12 +13,11 @@ use crate::control::proto::{AttachReply, AttachRequest, Kind, Offered as Offered
 use crate::error::ChannelError;
 use crate::link::Link;
 use crate::link::word_pair::{Arrivals, PairOwner, Tails, WordPair};
-use crate::lock::lock;
 use crate::slots::layout::Layout;
 use crate::types::{Metadata, TensorSpec};
 use crate::wire::tensor_metadata::WireMetadata;
 use tonic_rdma_verbs::Access;
-use tonic_rdma_verbs::internal::{Grant, RemotePlace};
+use tonic_rdma_verbs::internal::{Grant, RemotePlace, lock};
 use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};
 
 /// The largest number of buffers of a slot.
