@@ -85,6 +85,32 @@ impl Failure {
     }
 }
 
+/// A text is the failure of a run.
+impl From<String> for Failure {
+    fn from(message: String) -> Self {
+        Self::run(message)
+    }
+}
+
+impl From<&str> for Failure {
+    fn from(message: &str) -> Self {
+        Self::run(message)
+    }
+}
+
+/// The error of a library or of the system becomes the failure of a run, with its causes.
+impl From<Box<dyn Error>> for Failure {
+    fn from(error: Box<dyn Error>) -> Self {
+        Self::run(chain(&*error))
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::run(error.to_string())
+    }
+}
+
 /// Returns `text` without line breaks and other control characters, which a value of the command line may contain.
 pub fn one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());

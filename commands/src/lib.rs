@@ -1,18 +1,30 @@
-//! What the commands of this repository share: how values of options are parsed and figures are written for people, the failures
-//! with their exit status, log messages, files and tables.
+//! What the commands of this repository, their benches and their tests share: how values of options are parsed and figures are written
+//! for people, the failures with their exit status, log messages, files, child processes, cores, statistics, tables and plots.
 //!
 //! It is a part of the commands, not of the library: nothing here is published.
 #![forbid(unsafe_code)]
 
+pub mod cores;
 mod failure;
 mod lists;
+mod named;
 pub mod output;
+#[cfg(feature = "plot")]
+pub mod plot;
+pub mod process;
+#[cfg(feature = "runtime")]
+mod runtime;
 mod start;
+pub mod statistics;
 pub mod table;
 pub mod units;
 mod value_error;
 
+pub use clap;
 pub use failure::{Failure, chain, one_line};
 pub use lists::{List, parse_list, parse_set};
-pub use start::{explain, log, status};
+pub use named::{Named, parse_name};
+#[cfg(feature = "runtime")]
+pub use runtime::Flavour;
+pub use start::{bench_options, explain, log, status};
 pub use value_error::ValueError;

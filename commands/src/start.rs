@@ -53,6 +53,12 @@ fn parse_filter(filter: &str) -> Result<Targets, String> {
     parts.join(",").parse().map_err(|error| format!("{error}"))
 }
 
+/// Parses the options of a bench, or ends the process as clap does. cargo adds the flag `--bench` to the command line of a bench, which is no
+/// option of it.
+pub fn bench_options<T: clap::Parser>() -> T {
+    T::parse_from(std::env::args_os().filter(|argument| argument != "--bench"))
+}
+
 /// Shows help or version, if `error` is such a request. Otherwise returns clap's message as a failure of one line.
 ///
 /// # Errors

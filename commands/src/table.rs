@@ -1,21 +1,40 @@
 //! Tables for the terminal.
 
-use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::presets::{ASCII_MARKDOWN, NOTHING, UTF8_FULL_CONDENSED};
 use comfy_table::{CellAlignment, Table};
 
 /// Makes a table of `headings` and rows in groups, with an empty line between groups. The first column is aligned to the left, and all
 /// others to the right.
 pub fn grid(headings: &[&str], groups: impl IntoIterator<Item = Vec<Vec<String>>>) -> Table {
-    let mut table = Table::new();
-    table.load_preset(UTF8_FULL_CONDENSED).set_header(headings);
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
+    let mut table = with_headings(headings, UTF8_FULL_CONDENSED, 1);
     for (index, group) in groups.into_iter().enumerate() {
         if index > 0 {
             table.add_row(vec![""; headings.len()]);
         }
         table.add_rows(group);
+    }
+    table
+}
+
+/// Makes a table without lines, for logs: columns with blanks between. The first `texts` columns are aligned to the left.
+pub fn columns(headings: &[&str], texts: usize, rows: impl IntoIterator<Item = Vec<String>>) -> Table {
+    let mut table = with_headings(headings, NOTHING, texts);
+    table.add_rows(rows);
+    table
+}
+
+/// Makes a table in Markdown, for documents. The first `texts` columns are aligned to the left.
+pub fn markdown(headings: &[&str], texts: usize, rows: impl IntoIterator<Item = Vec<String>>) -> Table {
+    let mut table = with_headings(headings, ASCII_MARKDOWN, texts);
+    table.add_rows(rows);
+    table
+}
+
+fn with_headings(headings: &[&str], preset: &str, texts: usize) -> Table {
+    let mut table = Table::new();
+    table.load_preset(preset).set_header(headings);
+    for column in table.column_iter_mut().skip(texts) {
+        column.set_cell_alignment(CellAlignment::Right);
     }
     table
 }
@@ -50,6 +69,15 @@ mod tests {
                 [" c    ", "      3 "]
             ]
         );
+    }
+
+    #[test]
+    fn columns_are_as_wide_as_their_texts() {
+        let rows = || [vec!["a".to_owned(), "1".to_owned()], vec!["bcd".to_owned(), "234".to_owned()]];
+        let lines = |table: Table| table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>();
+        assert_eq!(lines(columns(&["x", "y"], 1, rows())), [" x      y", " a      1", " bcd  234"]);
+        let expected = ["| x   |   y |", "|-----|-----|", "| a   |   1 |", "| bcd | 234 |"];
+        assert_eq!(lines(markdown(&["x", "y"], 1, rows())), expected);
     }
 
     fn cells(line: &str) -> Vec<&str> {

@@ -1,0 +1,124 @@
+//! The cores that processes run on, and the CPU time that a process has used.
+
+use std::io;
+use std::time::Duration;
+
+use rustix::thread::CpuSet;
+use rustix::time::ClockId;
+
+/// The cores of two processes, if there are two to choose from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
+pub struct Cores {
+    pub client: usize,
+    pub server: usize,
+}
+
+impl Cores {
+    /// Chooses two of the cores that this process may run on. If possible, the second is not a hardware thread of the
+    /// first.
+    pub fn choose() -> Option<Self> {
+        let allowed = allowed();
+        pick(&allowed, siblings(*allowed.first()?))
+    }
+}
+
+/// Returns the cores that this thread may run on.
+pub fn allowed() -> Vec<usize> {
+    let set = rustix::thread::sched_getaffinity(None);
+    set.map(|set| (0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect()).unwrap_or_default()
+}
+
+/// Picks two of `allowed`, and avoids the hardware threads of the first one's physical core.
+fn pick(allowed: &[usize], siblings: Vec<usize>) -> Option<Cores> {
+    let (client, rest) = allowed.split_first()?;
+    let server = rest.iter().find(|core| !siblings.contains(core)).or(rest.first())?;
+    Some(Cores { client: *client, server: *server })
+}
+
+/// Returns the hardware threads of `core`'s physical core, or none if the kernel does not list them.
+fn siblings(core: usize) -> Vec<usize> {
+    let path = format!("/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list");
+    std::fs::read_to_string(path).map(|text| core_list(&text)).unwrap_or_default()
+}
+
+/// Parses the kernel's notation for sets of cores: `0-3,8`.
+fn core_list(text: &str) -> Vec<usize> {
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last) = (first.parse::<usize>().ok()?, last.parse::<usize>().ok()?);
+        (last < CpuSet::MAX_CPU).then_some(first..=last)
+    };
+    text.trim().split(',').filter_map(range).flatten().collect()
+}
+
+/// Keeps this thread, and every thread and process that it starts, on `core`.
+///
+/// # Errors
+///
+/// Fails if this process may not run on the core, or if no core has that number.
+pub fn pin(core: usize) -> io::Result<()> {
+    if core >= CpuSet::MAX_CPU {
+        let text = format!("cores are 0 to {}", CpuSet::MAX_CPU - 1);
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    }
+    let mut set = CpuSet::new();
+    set.set(core);
+    Ok(rustix::thread::sched_setaffinity(None, &set)?)
+}
+
+/// Returns the user and system time that all threads of this process have used.
+pub fn cpu_time() -> Duration {
+    read(ClockId::ProcessCPUTime)
+}
+
+/// Returns the user and system time that this thread has used.
+pub fn thread_cpu_time() -> Duration {
+    read(ClockId::ThreadCPUTime)
+}
+
+fn read(clock: ClockId) -> Duration {
+    let time = rustix::time::clock_gettime(clock);
+    // These clocks start at zero, so neither field is ever negative.
+    Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn the_second_core_is_not_a_sibling_if_possible() {
+        let cores = |client, server| Some(Cores { client, server });
+        assert_eq!(pick(&[0, 1, 2, 3], core_list("0-1\n")), cores(0, 2));
+        assert_eq!(pick(&[4, 5], core_list("4-5")), cores(4, 5));
+        assert_eq!(pick(&[0, 1], Vec::new()), cores(0, 1));
+        assert_eq!(pick(&[3], Vec::new()), None);
+        assert_eq!(pick(&[], Vec::new()), None);
+    }
+
+    #[test]
+    fn core_lists_of_the_kernel_are_parsed() {
+        assert_eq!(core_list("0,64\n"), [0, 64]);
+        assert_eq!(core_list("0-2,5"), [0, 1, 2, 5]);
+        assert_eq!(core_list("x,0-99999999999,7"), [7]);
+    }
+
+    #[test]
+    fn a_thread_stays_on_its_core() {
+        let core = *allowed().last().unwrap();
+        // The affinity is a thread's own, so that no other test sees it.
+        let seen = std::thread::spawn(move || pin(core).map(|()| allowed())).join().unwrap();
+        assert_eq!(seen.unwrap(), [core]);
+        assert!(pin(CpuSet::MAX_CPU).unwrap_err().to_string().contains("cores are 0 to"));
+    }
+
+    #[test]
+    fn cpu_time_only_grows() {
+        let before = cpu_time();
+        std::hint::black_box((0..100_000u64).fold(0, |sum, value| sum ^ value));
+        assert!(cpu_time() >= before);
+    }
+}
