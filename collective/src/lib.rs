@@ -196,7 +196,6 @@
 //! - On one host, processes of one user read one another's memory, and a message is some stores and loads. Elsewhere a message is an
 //!   inline WRITE, and long ones are pulled by READ.
 //! - Buffers are not copied. Of a slice, the elements that other ranks pull are copied to registered memory once.
-//! - Connecting takes some 0.5 s more than the meeting, at most some 1.5 s, because the ranks measure the algorithms ([`PlanChoice::Measured`]).
 //! - A communicator has a channel to each other rank, one thread that carries on operations, and one for gRPC. Both sleep while nothing
 //!   is under way. Registered memory of dropped buffers is used again.
 //! - A rank that waits spins for 100 µs, then yields its core, then naps for at most 1 ms. Where ranks outnumber cores it yields at once.
@@ -227,7 +226,6 @@ pub(crate) mod lane;
 mod memory;
 pub(crate) mod plan;
 mod reduce;
-mod tuner;
 
 #[doc(hidden)]
 pub mod internal;
@@ -241,6 +239,5 @@ pub use crate::fusion::{
 };
 pub use crate::group::Launch;
 pub use crate::memory::Buffer;
-pub use crate::plan::Algorithm;
+pub use crate::plan::{Algorithm, PlanRange, PlanTable, PlanTableError};
 pub use crate::reduce::{Number, Reduction};
-pub use crate::tuner::{PlanRange, PlanTable, PlanTableError};

@@ -47,13 +47,13 @@ impl CommunicatorBuilder {
     }
 
     /// Sets how the group chooses the plans of all operations. All ranks set the same. The default is that of the variable
-    /// `RDMA_COLLECTIVE_PLANS`, or [`PlanChoice::Measured`] without it.
+    /// `RDMA_COLLECTIVE_PLANS`, or [`PlanChoice::Default`] without it.
     ///
     /// ```
-    /// use tonic_rdma_collective::{Communicator, PlanChoice};
+    /// use tonic_rdma_collective::{Algorithm, Communicator, PlanChoice};
     ///
-    /// // No measurement at the start.
-    /// let builder = Communicator::builder().plans(PlanChoice::Default);
+    /// let rings = PlanChoice::Fixed { algorithm: Algorithm::Ring, piece_bytes: 64 << 10 };
+    /// let builder = Communicator::builder().plans(rings);
     /// ```
     pub fn plans(mut self, plans: PlanChoice) -> Self {
         self.plans = Some(plans);
@@ -73,6 +73,13 @@ impl CommunicatorBuilder {
         self
     }
 
+    /// Sets how long a rank may take to answer a question of another. For tests on busy machines; the default is 100 ms.
+    #[doc(hidden)]
+    pub fn answer(mut self, limit: Duration) -> Self {
+        self.settings.answer = limit;
+        self
+    }
+
     /// Sets the TLS of calls to other ranks.
     #[cfg(feature = "_tls-any")]
     pub fn client_tls(mut self, tls: tonic::transport::ClientTlsConfig) -> Self {
@@ -87,12 +94,12 @@ impl CommunicatorBuilder {
         self
     }
 
-    /// Meets the other ranks, and agrees with them on the plans of operations, which may have to be measured first.
+    /// Meets the other ranks, and makes sure that all have the same plans of operations.
     ///
     /// # Errors
     /// - There is no launch, the ranks do not meet in time, or there is no RDMA to a rank.
     /// - The variable `RDMA_COLLECTIVE_PLANS` has a value that can't be read, or the ranks have different [`PlanChoice`]s.
-    /// - A rank is lost, or does not answer, while the plans are measured. The error names the rank.
+    /// - A rank is lost, or does not answer. The error names the rank.
     pub async fn connect(mut self) -> Result<Communicator, CollectiveError> {
         if self.plans.is_none() {
             self.plans = Some(PlanChoice::from_env()?);

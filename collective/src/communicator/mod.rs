@@ -7,7 +7,6 @@
 //! ```
 
 mod builder;
-mod measure;
 mod operand;
 mod operation;
 mod pause;
@@ -16,16 +15,14 @@ mod shared;
 
 use std::sync::Arc;
 
-use self::plans::Plans;
 use self::shared::{Shared, Which};
 use crate::engine::{Call, Engine, Kind, Request};
 use crate::error::{CollectiveError, Place};
 use crate::group::Group;
 use crate::lane::remote::{LaneSettings, RemoteLanes};
 use crate::memory::{Buffer, MemoryPool};
-use crate::plan::{Algorithm, Collective, part};
+use crate::plan::{Algorithm, Collective, PlanTable, part};
 use crate::reduce::{Kernel, Number, Reduction};
-use crate::tuner::PlanTable;
 use tonic_rdma_tensor::Element;
 
 pub use self::builder::CommunicatorBuilder;
@@ -56,7 +53,7 @@ pub use self::plans::PlanChoice;
 pub struct Communicator {
     shared: Arc<Shared>,
     settings: CommunicatorBuilder,
-    /// What the choice of plans did.
+    /// What the agreement on the plans did.
     before: Statistics,
     _stop: Arc<Stop>,
 }
@@ -105,26 +102,13 @@ impl Communicator {
     async fn first(group: Group, settings: CommunicatorBuilder) -> Result<Self, CollectiveError> {
         let choice = settings.plans.clone().unwrap_or_default();
         let pool = MemoryPool::new(group.device(), MemoryPool::KEPT);
-        let communicator = Self::over(group, pool, settings).await?;
-        if communicator.size() == 1 {
-            communicator.shared.plans.set(choice.table_of_survivors(1));
-            return Ok(communicator);
+        let mut communicator = Self::over(group, pool, settings).await?;
+        if communicator.size() > 1 {
+            communicator.shared.engine(Which::Group).number_set_up();
+            plans::agree(&communicator, &choice).await?;
+            communicator.shared.engine(Which::Group).restart_numbers();
+            communicator.before = communicator.totals();
         }
-        communicator.shared.engine(Which::Group).number_set_up();
-        // The operations by which the ranks agree need a thread that may wait for peers, and a runtime's thread may not.
-        let (tell, told) = tokio::sync::oneshot::channel();
-        let agreeing = move || {
-            let agreed = measure::agree(&communicator, &choice);
-            let _the_caller_may_have_gone = tell.send(agreed.map(|()| communicator));
-        };
-        std::thread::Builder::new().name("rdma-collective-plans".into()).spawn(agreeing).map_err(
-            |error| CollectiveError::Setup(format!("no thread for the choice of plans: {error}").into()),
-        )?;
-        let mut communicator = told.await.map_err(|_| {
-            CollectiveError::Setup("the thread that chooses the plans has ended without a result".into())
-        })??;
-        communicator.shared.engine(Which::Group).restart_numbers();
-        communicator.before = communicator.totals();
         Ok(communicator)
     }
 
@@ -151,7 +135,7 @@ impl Communicator {
             let pool = pool.clone();
             Engine::new(rank, size, lanes, Box::new(move |bytes| pool.take(bytes)))
         });
-        let plans = Plans::new(size);
+        let plans = settings.plans.clone().unwrap_or_default().table(size);
         let shared = Shared::new(group, pool, plans, settings.limit, engines)?;
         let stop = Arc::new(Stop(Arc::clone(&shared)));
         Ok(Self { shared, settings, before: Statistics::default(), _stop: stop })
@@ -177,14 +161,14 @@ impl Communicator {
     /// let launch = Launch::new(0, 1, "127.0.0.1:0");
     /// let communicator = Communicator::builder().launch(launch).connect().await?;
     /// println!("{}", communicator.plans());
-    /// // Later runs with this choice use the same algorithms, and so get the same bits.
+    /// // Later runs with this choice use the same algorithms, also with other versions of this library, and so get the same bits.
     /// let same = PlanChoice::Pinned(communicator.plans().pinned().parse()?);
     /// # let _ = same;
     /// # Ok(())
     /// # }
     /// ```
     pub fn plans(&self) -> &PlanTable {
-        self.shared.plans.table()
+        &self.shared.plans
     }
 
     /// Returns the part of a reduce-scatter or all-gather of `elements` elements that belongs to `rank`.
@@ -211,7 +195,7 @@ impl Communicator {
         Buffer::zeroed(&self.shared.pool, length)
     }
 
-    /// Returns what this communicator has done since it was made. What the measurements of its plans did is not in it.
+    /// Returns what this communicator has done since it was made. What the ranks did to agree on their plans is not in it.
     pub fn statistics(&self) -> Statistics {
         let (all, before) = (self.totals(), &self.before);
         Statistics {
@@ -269,9 +253,8 @@ impl Communicator {
     #[inline]
     pub fn all_reduce<X: Operand>(&self, operand: X, reduction: Reduction) -> Operation<X> {
         let lengths = operand.lengths();
-        let wrong = lengths.input.is_some_and(|input| input != lengths.out);
-        let window = (0, lengths.out);
-        self.operation(Collective::AllReduce, operand, lengths.out, Some(reduction), window, window, wrong)
+        let shape = Shape::whole(Collective::AllReduce, lengths);
+        self.operation(operand, Shape { reduction: Some(reduction), ..shape })
     }
 
     /// Reduces the elements of all ranks, index by index. Each rank gets its own [`part`](Self::part) of the result: in place
@@ -301,10 +284,10 @@ impl Communicator {
         let lengths = operand.lengths();
         let elements = lengths.input.unwrap_or(lengths.out);
         let part = self.part(elements, self.rank());
-        let wrong = lengths.input.is_some() && lengths.out != part.len();
+        let fits = lengths.input.is_none() || lengths.out == part.len();
         let out = if lengths.input.is_some() { (part.start, part.end) } else { (0, elements) };
-        let input = (0, elements);
-        self.operation(Collective::ReduceScatter, operand, elements, Some(reduction), input, out, wrong)
+        let (collective, reduction) = (Collective::ReduceScatter, Some(reduction));
+        self.operation(operand, Shape { collective, reduction, elements, input: (0, elements), out, fits })
     }
 
     /// Gathers the parts of all ranks; all ranks get the whole. In place, the [`part`](Self::part) of a rank lies where it lies
@@ -331,11 +314,20 @@ impl Communicator {
     /// # }
     /// ```
     pub fn all_gather<X: Operand>(&self, operand: X) -> Operation<X> {
-        let lengths = operand.lengths();
+        let shape = self.shape_of_all_gather(operand.lengths());
+        self.operation(operand, shape)
+    }
+
+    /// Gathers by this algorithm, in messages of at most so many bytes.
+    fn all_gather_by<X: Operand>(&self, plan: (Algorithm, usize), operand: X) -> Operation<X> {
+        let shape = self.shape_of_all_gather(operand.lengths());
+        self.operation_by(plan, operand, shape)
+    }
+
+    fn shape_of_all_gather(&self, lengths: Lengths) -> Shape {
         let part = self.part(lengths.out, self.rank());
-        let wrong = lengths.input.is_some_and(|input| input != part.len());
-        let input = (part.start, part.end);
-        self.operation(Collective::AllGather, operand, lengths.out, None, input, (0, lengths.out), wrong)
+        let fits = lengths.input.is_none_or(|input| input == part.len());
+        Shape { input: (part.start, part.end), fits, ..Shape::whole(Collective::AllGather, lengths) }
     }
 
     /// Gives all ranks the elements of rank `root`.
@@ -362,15 +354,13 @@ impl Communicator {
     /// # }
     /// ```
     pub fn broadcast<X: Operand>(&self, operand: X, root: usize) -> Operation<X> {
-        let lengths = operand.lengths();
-        let wrong = lengths.input.is_some_and(|input| input != lengths.out);
-        let window = (0, lengths.out);
-        self.operation(Collective::Broadcast { root }, operand, lengths.out, None, window, window, wrong)
+        let shape = Shape::whole(Collective::Broadcast { root }, operand.lengths());
+        self.operation(operand, shape)
     }
 
     /// Waits until all ranks have come to this call.
     pub fn barrier(&self) -> Operation<()> {
-        self.operation(Collective::Barrier, (), 0, None, (0, 0), (0, 0), false)
+        self.operation((), Shape::whole(Collective::Barrier, Lengths { input: None, out: 0 }))
     }
 
     /// Sends elements to rank `to`, which calls [`recv`](Self::recv) with as many. Of a pair, the first is sent; a shared
@@ -428,61 +418,32 @@ impl Communicator {
     }
 
     #[inline]
-    #[expect(clippy::too_many_arguments, reason = "each is one fact about the call")]
-    fn operation<X: Operand>(
-        &self,
-        collective: Collective,
-        operand: X,
-        elements: usize,
-        reduction: Option<Reduction>,
-        input: (usize, usize),
-        out: (usize, usize),
-        wrong: bool,
-    ) -> Operation<X> {
-        let plan = self.shared.plans.choose(collective, elements.saturating_mul(size_of::<X::Element>()));
-        self.operation_by(plan, collective, operand, elements, reduction, input, out, wrong)
-    }
-
-    /// Makes an all-reduce in place with this algorithm, and messages of at most so many bytes.
-    fn all_reduce_by<X: Operand>(
-        &self,
-        plan: (Algorithm, usize),
-        operand: X,
-        reduction: Reduction,
-    ) -> Operation<X> {
-        let length = operand.lengths().out;
-        let window = (0, length);
-        let collective = Collective::AllReduce;
-        self.operation_by(plan, collective, operand, length, Some(reduction), window, window, false)
+    fn operation<X: Operand>(&self, operand: X, shape: Shape) -> Operation<X> {
+        let bytes = shape.elements.saturating_mul(size_of::<X::Element>());
+        let plan = self.shared.plans.choose_for(shape.collective, self.size(), bytes);
+        self.operation_by(plan, operand, shape)
     }
 
     #[inline]
-    #[expect(clippy::too_many_arguments, reason = "each is one fact about the call")]
     fn operation_by<X: Operand>(
         &self,
         (algorithm, piece): (Algorithm, usize),
-        collective: Collective,
         operand: X,
-        elements: usize,
-        reduction: Option<Reduction>,
-        input: (usize, usize),
-        out: (usize, usize),
-        wrong: bool,
+        shape: Shape,
     ) -> Operation<X> {
-        let size = size_of::<X::Element>();
         let call = Call {
-            kind: Kind::Group(collective),
+            kind: Kind::Group(shape.collective),
             dtype: <X::Element as Element>::DTYPE,
-            reduction,
+            reduction: shape.reduction,
             algorithm,
-            elements,
-            piece: (piece / size).max(1),
+            elements: shape.elements,
+            piece: (piece / size_of::<X::Element>()).max(1),
         };
-        let input = operand.lengths().input.map(|_| input);
-        let request = Request { call, input, out, limit: self.shared.limit };
-        let error = if wrong {
+        let input = operand.lengths().input.map(|_| shape.input);
+        let request = Request { call, input, out: shape.out, limit: self.shared.limit };
+        let error = if !shape.fits {
             Some(unfit(&call, operand.lengths()))
-        } else if reduction == Some(Reduction::Mean) {
+        } else if call.reduction == Some(Reduction::Mean) {
             Kernel::of(call.dtype, Reduction::Mean).err()
         } else {
             None
@@ -500,8 +461,7 @@ impl Communicator {
     /// Makes a group of the ranks that are left after a failure. All of them call this. Their ranks are new, in the old order.
     /// Buffers of this group may be used in the new one.
     ///
-    /// The group goes on at once, so it measures nothing: it has the plans that the program fixed or pinned, and otherwise those of
-    /// [`PlanChoice::Default`]. A fresh group with that choice has the same plans, and so gets the same bits.
+    /// It has the plans of a fresh group with as many ranks and the same [`PlanChoice`], and so gets the same bits.
     ///
     /// ```
     /// # use tonic_rdma_collective::{CollectiveError, Communicator, Launch, Reduction};
@@ -539,10 +499,30 @@ impl Communicator {
         let survivors = group.survivors().await?;
         // The group of the survivors has the same pool, so that buffers of this group go on being used without a copy.
         let (group, pool) = (group.next_generation(survivors), self.shared.pool.clone());
-        let smaller = Self::over(group, pool, self.settings.clone()).await?;
-        let choice = self.settings.plans.clone().unwrap_or_default();
-        smaller.shared.plans.set(choice.table_of_survivors(smaller.size()));
-        Ok(smaller)
+        Self::over(group, pool, self.settings.clone()).await
+    }
+}
+
+/// What an operation of the group does with its operand.
+struct Shape {
+    collective: Collective,
+    reduction: Option<Reduction>,
+    /// The number of elements of the whole.
+    elements: usize,
+    /// Where the elements that this rank gives lie in the whole: start and end. It counts only for operands with an input.
+    input: (usize, usize),
+    /// The same for the elements that this rank gets.
+    out: (usize, usize),
+    /// Whether the lengths of the operand fit.
+    fits: bool,
+}
+
+impl Shape {
+    /// Returns the shape of an operation in which each rank gives and gets the whole, without a reduction.
+    fn whole(collective: Collective, lengths: Lengths) -> Self {
+        let (elements, window) = (lengths.out, (0, lengths.out));
+        let fits = lengths.input.is_none_or(|input| input == lengths.out);
+        Self { collective, reduction: None, elements, input: window, out: window, fits }
     }
 }
 

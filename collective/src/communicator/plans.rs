@@ -1,26 +1,26 @@
-//! Which algorithm an operation takes.
+//! Which algorithm an operation takes, and how the ranks make sure that they agree on it.
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::OnceLock;
 
+use super::Communicator;
 use crate::error::CollectiveError;
-use crate::plan::{Algorithm, Collective};
-use crate::tuner::{PlanTable, PlanTableError};
+use crate::plan::{Algorithm, PlanTable, PlanTableError};
 
 /// The variable that sets the plans of communicators for which the program sets none.
-pub(super) const VARIABLE: &str = "RDMA_COLLECTIVE_PLANS";
+const VARIABLE: &str = "RDMA_COLLECTIVE_PLANS";
+/// The largest length of a choice in a message, in bytes. Of a longer text, the end is not compared.
+const CHOICE: usize = 4 << 10;
 
 /// How a group chooses the plans of its operations. All ranks set the same; otherwise
 /// [`connect`](crate::CommunicatorBuilder::connect) fails, and the error names a rank that set something else.
 ///
-/// Results have the same bits on all ranks always, and the same bits from run to run if the runs have the same plans. Two runs may
-/// measure different plans. To get equal bits from run to run, pin the plans of one run for the others:
+/// Results have the same bits on all ranks, and from run to run where the runs have the same plans and numbers of ranks.
+/// `tonic-rdma-allreduce --tuner-check` shows how long each algorithm takes on a machine. To set the plans by such a measurement:
 ///
 /// ```
 /// use tonic_rdma_collective::{Communicator, PlanChoice};
 ///
-/// // This text is what `communicator.plans().pinned()` returned in the first run.
 /// let text = "one-shot:..16KiB,halving-doubling:..1MiB,ring:..";
 /// let builder = Communicator::builder().plans(PlanChoice::Pinned(text.parse()?));
 /// # Ok::<(), tonic_rdma_collective::PlanTableError>(())
@@ -28,14 +28,8 @@ pub(super) const VARIABLE: &str = "RDMA_COLLECTIVE_PLANS";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PlanChoice {
-    /// The ranks measure the algorithms when they connect, which takes some 0.5 seconds, and at most some 1.5 seconds
-    /// where many ranks share a core. Rank 0 decides, and all ranks use its table.
-    ///
-    /// A group that [`shrink`](crate::Communicator::shrink) makes has other plans, because the best algorithms depend on the number
-    /// of ranks: those of [`Default`](Self::Default), so that the survivors go on at once.
+    /// [`PlanTable::for_ranks`]: by the number of bytes and of ranks alone.
     #[default]
-    Measured,
-    /// [`PlanTable::unmeasured`]: by the number of bytes and of ranks alone.
     Default,
     /// One algorithm for all lengths, in messages of at most so many bytes.
     Fixed {
@@ -51,12 +45,12 @@ pub enum PlanChoice {
 impl FromStr for PlanChoice {
     type Err = PlanTableError;
 
-    /// Parses `measured`, `default`, or the text form of a [`PlanTable`].
+    /// Parses `default`, or the text form of a [`PlanTable`].
     ///
     /// ```
     /// use tonic_rdma_collective::PlanChoice;
     ///
-    /// assert_eq!("measured".parse(), Ok(PlanChoice::Measured));
+    /// assert_eq!("default".parse(), Ok(PlanChoice::Default));
     /// assert_eq!("ring/64KiB".parse(), "ring/64KiB".parse().map(PlanChoice::Pinned));
     /// ```
     ///
@@ -64,7 +58,6 @@ impl FromStr for PlanChoice {
     /// The text has another form. The error names the part at fault.
     fn from_str(text: &str) -> Result<Self, PlanTableError> {
         match text.trim() {
-            "measured" => Ok(Self::Measured),
             "default" => Ok(Self::Default),
             text => Ok(Self::Pinned(text.parse()?)),
         }
@@ -75,10 +68,9 @@ impl FromStr for PlanChoice {
 impl fmt::Display for PlanChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Measured => f.write_str("measured"),
             Self::Default => f.write_str("default"),
             Self::Fixed { algorithm, piece_bytes } => {
-                f.write_str(&PlanTable::fixed(*algorithm, *piece_bytes, String::new()).pinned())
+                f.write_str(&PlanTable::fixed(*algorithm, *piece_bytes).pinned())
             }
             Self::Pinned(table) => f.write_str(&table.pinned()),
         }
@@ -94,58 +86,137 @@ impl PlanChoice {
         let Some(value) = std::env::var_os("RDMA_COLLECTIVE_PLANS") else { return Ok(Self::default()) };
         let text = value.to_string_lossy();
         text.parse().map_err(|error| {
-            let what = format!("{VARIABLE}={text:?}: takes measured, default or a table of plans; {error}");
+            let what = format!("{VARIABLE}={text:?}: takes default or a table of plans; {error}");
             CollectiveError::Setup(what.into())
         })
     }
 
-    /// Returns the table of a group of this many ranks; `None` if it is to be measured.
-    pub(super) fn table(&self, ranks: usize) -> Option<PlanTable> {
-        if ranks == 1 {
-            return Some(PlanTable::alone());
-        }
+    /// Returns the table of a group of this many ranks.
+    pub(super) fn table(&self, ranks: usize) -> PlanTable {
         match self {
-            Self::Measured => None,
-            Self::Default => Some(PlanTable::unmeasured(ranks)),
-            Self::Fixed { algorithm, piece_bytes } => {
-                Some(PlanTable::fixed(*algorithm, (*piece_bytes).max(1), "the program set it".into()))
-            }
-            Self::Pinned(table) => Some(table.clone()),
+            Self::Default => PlanTable::for_ranks(ranks),
+            Self::Fixed { algorithm, piece_bytes } => PlanTable::fixed(*algorithm, (*piece_bytes).max(1)),
+            Self::Pinned(table) => table.clone(),
         }
     }
-
-    /// Returns the table of the survivors of a group.
-    pub(super) fn table_of_survivors(&self, ranks: usize) -> PlanTable {
-        self.table(ranks).unwrap_or_else(|| PlanTable::unmeasured(ranks))
-    }
 }
 
-/// The plans of a group. They are set once, when the ranks have agreed on them.
-#[derive(Debug)]
-pub(crate) struct Plans {
-    ranks: usize,
-    /// The plans until then.
-    first: PlanTable,
-    agreed: OnceLock<PlanTable>,
+/// Makes sure that all ranks have the same choice. The other ranks are told too if this one alone fails.
+pub(super) async fn agree(communicator: &Communicator, choice: &PlanChoice) -> Result<(), CollectiveError> {
+    let agreed = compare(communicator, choice).await;
+    if let Err(error) = &agreed {
+        communicator.shared.tell(error);
+    }
+    agreed
 }
 
-impl Plans {
-    pub(super) fn new(ranks: usize) -> Self {
-        Self { ranks, first: PlanTable::unmeasured(ranks), agreed: OnceLock::new() }
+async fn compare(communicator: &Communicator, choice: &PlanChoice) -> Result<(), CollectiveError> {
+    let (rank, own) = (communicator.rank(), choice.to_string());
+    // A buffer and not a slice, so that the progress thread carries the operation on: this may be a thread of a runtime.
+    let mut texts = communicator.allocate::<u8>(communicator.size() * CHOICE)?;
+    let length = own.len().min(CHOICE);
+    texts[rank * CHOICE..][..length].copy_from_slice(&own.as_bytes()[..length]);
+    // The tables may differ, so that the algorithm of this operation is none of theirs.
+    let texts = communicator.all_gather_by((Algorithm::OneShot, CHOICE), texts).await?;
+    let (first, _) = texts.split_at(CHOICE);
+    let other = texts.chunks_exact(CHOICE).position(|text| text != first);
+    let Some(other) = other else { return Ok(()) };
+    let text = |rank: usize| {
+        let text = texts.chunks_exact(CHOICE).nth(rank).unwrap_or_default();
+        String::from_utf8_lossy(text).trim_end_matches('\0').to_owned()
+    };
+    let what = format!(
+        "rank {other} has the plans {:?}, and rank 0 has {:?}; all ranks need the same: set them in the program or with {VARIABLE}",
+        text(other),
+        text(0),
+    );
+    Err(CollectiveError::Setup(what.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::pin::Pin;
+    use std::sync::Barrier;
+    use std::task::{Context, Waker};
+    use std::time::Duration;
+
+    use super::{CHOICE, PlanChoice, agree};
+    use crate::communicator::Communicator;
+    use crate::communicator::shared::{Polling, Which};
+    use crate::error::CollectiveError;
+    use crate::group::{Group, Launch, Settings};
+    use crate::plan::Algorithm;
+
+    /// Joins the group, without the agreement on the plans. Blocks this thread.
+    fn join(rank: usize, ranks: usize, address: &str) -> (tokio::runtime::Runtime, Communicator) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let communicator = runtime.block_on(async {
+            let group = Group::join(Launch::new(rank, ranks, address), Settings::default()).await?;
+            let pool = crate::memory::MemoryPool::new(group.device(), crate::memory::MemoryPool::KEPT);
+            Communicator::over(group, pool, Communicator::builder()).await
+        });
+        (runtime, communicator.unwrap())
     }
 
-    /// Sets the plans, if they are not set.
-    pub(super) fn set(&self, table: PlanTable) {
-        let _first_counts = self.agreed.set(table);
+    #[test]
+    fn a_rank_that_is_lost_before_it_has_sent_its_plans_is_named() {
+        let address = support::free_address();
+        let (address, all) = (&address, &Barrier::new(3));
+        let rank = |rank: usize| {
+            let (runtime, communicator) = join(rank, 3, address);
+            if rank == 2 {
+                drop(communicator);
+                all.wait();
+                return;
+            }
+            let error = runtime.block_on(agree(&communicator, &PlanChoice::Default)).unwrap_err();
+            all.wait();
+            assert!(error.to_string().contains("rank 2"), "rank {rank}: {error}");
+        };
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> = (0..3).map(|number| scope.spawn(move || rank(number))).collect();
+            ranks.into_iter().for_each(|rank| rank.join().unwrap());
+        });
     }
 
-    pub(super) fn table(&self) -> &PlanTable {
-        self.agreed.get().unwrap_or(&self.first)
-    }
-
-    /// Returns the algorithm and the bytes of a piece.
-    #[inline]
-    pub(crate) fn choose(&self, collective: Collective, bytes: usize) -> (Algorithm, usize) {
-        self.table().choose_for(collective, self.ranks, bytes)
+    #[test]
+    fn a_late_rank_ends_its_set_up_after_a_rank_that_went_on_has_failed() {
+        let address = support::free_address();
+        let (address, all, done) = (&address, &Barrier::new(2), &Barrier::new(2));
+        let rank = |rank: usize| {
+            let (runtime, communicator) = join(rank, 2, address);
+            communicator.shared.engine(Which::Group).number_set_up();
+            // Both ranks send their plans. Only rank 0 takes the answer before the group fails.
+            if rank == 1 {
+                let mut texts = vec![0_u8; 2 * CHOICE];
+                texts[CHOICE..][..7].copy_from_slice(b"default");
+                let mut gathered = communicator.all_gather_by((Algorithm::OneShot, CHOICE), &mut texts[..]);
+                let mut context = Context::from_waker(Waker::noop());
+                assert!(Pin::new(&mut gathered).poll(&mut context).is_pending());
+                let polling = Polling::new(&communicator.shared, Which::Group);
+                all.wait();
+                let reason = runtime.block_on(communicator.shared.group.failure().wait());
+                // This is what a look of any thread does that finds nothing.
+                communicator.shared.hear(reason, None, false);
+                // This thread polls but does not run for a while. The progress thread must not end the operation meanwhile.
+                std::thread::sleep(Duration::from_millis(300));
+                let ended = gathered.wait().map(drop);
+                drop(polling);
+                done.wait();
+                ended.unwrap();
+                assert!(texts.starts_with(b"default"));
+                return;
+            }
+            all.wait();
+            let agreed = runtime.block_on(agree(&communicator, &PlanChoice::Default));
+            communicator.shared.group.report(CollectiveError::Argument("a later call differs".into()));
+            done.wait();
+            agreed.unwrap();
+        };
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> = (0..2).map(|number| scope.spawn(move || rank(number))).collect();
+            ranks.into_iter().for_each(|rank| rank.join().unwrap());
+        });
     }
 }

@@ -5,13 +5,15 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
+use tonic_rdma::internal::lock;
+
 use super::pause::Pause;
-use super::plans::Plans;
 use crate::engine::{Engine, Lent, OperationId};
 use crate::error::CollectiveError;
 use crate::group::Group;
 use crate::lane::remote::RemoteLanes;
 use crate::memory::MemoryPool;
+use crate::plan::PlanTable;
 
 /// How long operations may stand still after a rank was lost. Operations that need nothing more of this rank end well: a rank may
 /// leave when its own part of the last operation is done, and the messages that it sent before are still received.
@@ -32,7 +34,7 @@ pub(crate) enum Which {
 pub(crate) struct Shared {
     pub(crate) group: Group,
     pub(crate) pool: MemoryPool,
-    pub(crate) plans: Plans,
+    pub(crate) plans: PlanTable,
     pub(crate) limit: Duration,
     /// Whether the ranks of this host outnumber its cores.
     pub(crate) crowded: bool,
@@ -51,7 +53,7 @@ impl Shared {
     pub(crate) fn new(
         group: Group,
         pool: MemoryPool,
-        plans: Plans,
+        plans: PlanTable,
         limit: Duration,
         engines: [RemoteEngine; 2],
     ) -> Result<Arc<Self>, CollectiveError> {
@@ -92,7 +94,7 @@ impl Shared {
             Which::Group => &self.engine,
             Which::Pairs => &self.pairs,
         };
-        engine.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(engine)
     }
 
     /// Carries out a round of looks for one caller. Returns whether something moved.
@@ -155,7 +157,7 @@ impl Shared {
     pub(super) fn hear(&self, reason: &CollectiveError, now: Option<Instant>, moved: bool) {
         if matches!(reason, CollectiveError::RankLost { .. }) || self.engine(Which::Group).is_setting_up() {
             let idle = [Which::Group, Which::Pairs].into_iter().all(|which| self.engine(which).is_idle());
-            let mut since = self.stands_still.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut since = lock(&self.stands_still);
             if idle || moved {
                 *since = None;
                 return;
@@ -194,7 +196,7 @@ impl Shared {
 
     /// Wakes the progress thread if it sleeps, whether or not there is work.
     pub(crate) fn ring(&self) {
-        *self.bell.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *lock(&self.bell) = true;
         self.rung.notify_one();
     }
 
@@ -217,7 +219,7 @@ impl Shared {
         self.sleeping.store(true, Ordering::SeqCst);
         std::sync::atomic::fence(Ordering::SeqCst);
         if !self.has_work() {
-            let mut bell = self.bell.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut bell = lock(&self.bell);
             if !*bell {
                 // The time is a bound for a caller that polls and then never comes back.
                 let waited = self.rung.wait_timeout(bell, Duration::from_millis(100));

@@ -1,4 +1,5 @@
-//! Plans: the steps by which one rank takes part in one operation. A plan does no I/O and knows no time.
+//! Plans: the steps by which one rank takes part in one operation, and the table of algorithms by length. A plan does no I/O and
+//! knows no time.
 //!
 //! All ranks make their plans from the same arguments, so each rank knows what every other rank does. Ranges are in elements.
 //!
@@ -26,11 +27,15 @@ mod halving_doubling;
 mod one_shot;
 mod ring;
 mod step;
+mod table;
 #[cfg(test)]
 mod tests;
+mod text;
 
 pub use self::step::Algorithm;
 pub(crate) use self::step::{Action, Area, Arguments, Collective, Plan, Span, Step, part};
+pub use self::table::{PlanRange, PlanTable};
+pub use self::text::PlanTableError;
 
 use self::builder::Builder;
 

@@ -5,6 +5,7 @@ mod dependencies;
 mod pictures;
 mod plans;
 mod schedules;
+mod tables;
 
 use super::{Algorithm, Arguments, Collective, Plan};
 

@@ -1,10 +1,14 @@
-//! Text forms of a table: the one that people pin, and the one that one rank sends to the others.
+//! The text form of a table, which people pin.
 
 use std::str::FromStr;
 
-use super::table::{PIECE, PlanTable, Row};
-use super::units::Bytes;
-use crate::plan::Algorithm;
+use tonic_rdma::internal::units;
+
+use super::step::Algorithm;
+use super::table::{PIECE, PlanTable, compact};
+
+/// The end of a range, its algorithm and its piece.
+type Row = (Option<usize>, Algorithm, usize);
 
 /// The largest number of ranges of a table.
 const MOST_RANGES: usize = 64;
@@ -75,9 +79,6 @@ pub enum PlanTableError {
         /// The part.
         part: String,
     },
-    /// An encoded table is damaged.
-    #[error("the table of another rank is damaged: {0}")]
-    Damaged(String),
 }
 
 impl FromStr for PlanTable {
@@ -98,27 +99,27 @@ impl FromStr for PlanTable {
         let mut rows: Vec<Row> = Vec::with_capacity(parts.len());
         for (index, text) in parts.iter().enumerate() {
             let row = parse_part(text, parts.len() == 1)?;
-            let before = rows.last().map_or(0, |row| row.end.unwrap_or(0));
+            let before = rows.last().map_or(0, |row| row.0.unwrap_or(0));
             let is_last = index + 1 == parts.len();
             let part = || (*text).to_owned();
-            match row.end {
+            match row.0 {
                 None if !is_last => return Err(PlanTableError::NoEnd { part: part() }),
                 Some(_) if is_last => return Err(PlanTableError::End { part: part() }),
                 Some(end) if end <= before => {
-                    return Err(PlanTableError::Order { part: part(), before: Bytes(before).compact() });
+                    return Err(PlanTableError::Order { part: part(), before: compact(before) });
                 }
                 _ => rows.push(row),
             }
         }
-        Ok(Self::from_rows(rows))
+        Ok(Self::from_rows("it is pinned", rows))
     }
 }
 
 /// Parses `ALGORITHM[/PIECE]:..[END]`, and `ALGORITHM[/PIECE]` if it is the only part.
 fn parse_part(text: &str, is_only: bool) -> Result<Row, PlanTableError> {
     let part = || text.to_owned();
-    let size = |size: &str| match Bytes::parse(size) {
-        Some(bytes) if bytes > 0 => Ok(bytes),
+    let size = |size: &str| match units::parse_size(size).map(usize::try_from) {
+        Ok(Ok(bytes)) if bytes > 0 => Ok(bytes),
         _ => Err(PlanTableError::Size { part: part(), size: size.to_owned() }),
     };
     let (plan, range) = match text.split_once(':') {
@@ -134,45 +135,5 @@ fn parse_part(text: &str, is_only: bool) -> Result<Row, PlanTableError> {
     let algorithm = Algorithm::from_name(name)
         .ok_or_else(|| PlanTableError::Algorithm { part: part(), name: name.to_owned() })?;
     let end = if end.is_empty() { None } else { Some(size(end)?) };
-    Ok(Row { end, algorithm, piece, reason: "it is pinned".into() })
-}
-
-impl PlanTable {
-    /// The largest length of an encoded table, in bytes.
-    pub(crate) const MOST_BYTES: usize = 64 << 10;
-
-    /// Returns the table with its reasons, for the other ranks.
-    pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut text = self.pinned();
-        for range in self.ranges() {
-            text.push('\n');
-            text.extend(range.reason.chars().map(|letter| if letter == '\n' { ' ' } else { letter }));
-        }
-        text.into_bytes()
-    }
-
-    /// Returns the table that [`encode`](Self::encode) wrote.
-    ///
-    /// # Errors
-    /// The bytes are not from there.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, PlanTableError> {
-        let damaged = |what: &str| PlanTableError::Damaged(what.to_owned());
-        if bytes.len() > Self::MOST_BYTES {
-            return Err(PlanTableError::Damaged(format!("it has {} bytes", bytes.len())));
-        }
-        let text = std::str::from_utf8(bytes).map_err(|_| damaged("it is no UTF-8"))?;
-        let mut lines = text.split('\n');
-        let table: Self = lines.next().unwrap_or_default().parse()?;
-        let reasons: Vec<&str> = lines.collect();
-        if reasons.len() != table.ranges().len() {
-            return Err(damaged("it has not one reason for each range"));
-        }
-        let row = |(range, reason): (&super::table::PlanRange, &str)| Row {
-            end: range.end,
-            algorithm: range.algorithm,
-            piece: range.piece,
-            reason: reason.to_owned(),
-        };
-        Ok(Self::from_rows(table.ranges().iter().zip(reasons).map(row).collect()))
-    }
+    Ok((end, algorithm, piece))
 }

@@ -1,12 +1,15 @@
-//! The table of algorithms by size.
+//! The table of algorithms by length. All ranks have the same, so they make the same plans.
 
 use std::fmt;
 
-use super::units::Bytes;
-use crate::plan::{Algorithm, Collective};
+use tonic_rdma::internal::units;
+
+use super::step::{Algorithm, Collective};
 
 /// The length of a piece if nothing else is said, in bytes.
 pub(super) const PIECE: usize = 256 << 10;
+/// The largest length of a message that holds its elements, in bytes; see `LaneSettings`.
+const INLINE: usize = 16 << 10;
 /// From this number of ranks on, a small broadcast goes along a tree.
 const TREE_FROM: usize = 5;
 
@@ -26,7 +29,7 @@ const TREE_FROM: usize = 5;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanTable {
-    /// At least one; each ends above the one before, and the last has no end.
+    /// At least one; each starts where the one before ends, and the last has no end.
     ranges: Vec<PlanRange>,
 }
 
@@ -42,55 +45,47 @@ pub struct PlanRange {
     pub algorithm: Algorithm,
     /// The largest length of a message, in bytes.
     pub piece: usize,
-    /// The reason for this choice, such as `it took 31.0 µs at 256 KiB, ring 44.0 µs`.
-    pub reason: String,
-}
-
-/// A range without its start.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Row {
-    pub(super) end: Option<usize>,
-    pub(super) algorithm: Algorithm,
-    pub(super) piece: usize,
-    pub(super) reason: String,
+    /// The reason for this choice, such as `it is pinned`.
+    pub reason: &'static str,
 }
 
 impl PlanTable {
-    /// Returns a table for this number of ranks without any measurement.
+    /// Returns the default table of a group of this many ranks. It comes from measurements of 2 to 8 ranks on one host
+    /// (`tonic-rdma-allreduce --tuner-check`).
     ///
     /// ```
     /// use tonic_rdma_collective::{Algorithm, PlanTable};
     ///
-    /// let table = PlanTable::unmeasured(4);
+    /// let table = PlanTable::for_ranks(4);
     /// assert_eq!(table.choose(8).0, Algorithm::OneShot);
     /// assert_eq!(table.choose(64 << 20).0, Algorithm::Ring);
     /// ```
-    pub fn unmeasured(ranks: usize) -> Self {
-        // A one-shot moves N − 1 times the elements.
-        let small = ((32 << 10) / ranks.saturating_sub(1).max(1)).next_power_of_two().max(1 << 10);
-        let row =
-            |end, algorithm| Row { end, algorithm, piece: PIECE, reason: "nothing was measured".into() };
-        Self::from_rows(vec![
-            row(Some(small), Algorithm::OneShot),
-            row(Some(1 << 20), Algorithm::HalvingDoubling),
-            row(None, Algorithm::Ring),
-        ])
-    }
-
-    /// Returns the table of a group of one rank.
-    pub(crate) fn alone() -> Self {
-        Self::fixed(Algorithm::OneShot, PIECE, "a group of one rank sends nothing".into())
+    pub fn for_ranks(ranks: usize) -> Self {
+        // A one-shot moves N − 1 times the elements. Above 16 KiB no message holds its elements, and a one-shot gains nothing.
+        let small = ((32 << 10) / ranks.saturating_sub(1).max(1)).next_power_of_two();
+        let small = small.clamp(1 << 10, INLINE + 1);
+        // A few ranks have long parts, so that longer pieces leave enough of them for a pipeline.
+        let long = if ranks <= 4 { 1 << 20 } else { PIECE };
+        let rows = [
+            (Some(small), Algorithm::OneShot, PIECE),
+            (Some(1 << 20), Algorithm::HalvingDoubling, PIECE),
+            (None, Algorithm::Ring, long),
+        ];
+        Self::from_rows("it is the default", rows)
     }
 
     /// Returns a table with one algorithm for all sizes.
-    pub(crate) fn fixed(algorithm: Algorithm, piece: usize, reason: String) -> Self {
-        Self::from_rows(vec![Row { end: None, algorithm, piece, reason }])
+    pub(crate) fn fixed(algorithm: Algorithm, piece: usize) -> Self {
+        Self::from_rows("the program set it", [(None, algorithm, piece)])
     }
 
-    /// Makes a table of rows, of which each ends above the one before, and only the last has no end.
-    pub(super) fn from_rows(rows: Vec<Row>) -> Self {
+    /// Makes a table of rows: end, algorithm and piece. Each ends above the one before, and only the last has no end.
+    pub(super) fn from_rows(
+        reason: &'static str,
+        rows: impl IntoIterator<Item = (Option<usize>, Algorithm, usize)>,
+    ) -> Self {
         let mut start = 0;
-        let with_start = |Row { end, algorithm, piece, reason }| {
+        let with_start = |(end, algorithm, piece): (Option<usize>, Algorithm, usize)| {
             let range = PlanRange { start, end, algorithm, piece, reason };
             start = end.unwrap_or(usize::MAX);
             range
@@ -141,9 +136,9 @@ impl PlanTable {
         let ranges = self.ranges.iter().map(|range| {
             let piece = match range.piece {
                 PIECE => String::new(),
-                piece => format!("/{}", Bytes(piece).compact()),
+                piece => format!("/{}", compact(piece)),
             };
-            let end = range.end.map(|end| Bytes(end).compact()).unwrap_or_default();
+            let end = range.end.map(compact).unwrap_or_default();
             format!("{}{piece}:..{end}", range.algorithm)
         });
         ranges.collect::<Vec<_>>().join(",")
@@ -167,15 +162,25 @@ impl fmt::Display for PlanRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.start, self.end) {
             (0, None) => f.write_str("all sizes")?,
-            (0, Some(end)) => write!(f, "below {}", Bytes(end))?,
-            (start, Some(end)) => write!(f, "{} to {}", Bytes(start), Bytes(end))?,
-            (start, None) => write!(f, "from {} on", Bytes(start))?,
+            (0, Some(end)) => write!(f, "below {}", size(end))?,
+            (start, Some(end)) => write!(f, "{} to {}", size(start), size(end))?,
+            (start, None) => write!(f, "from {} on", size(start))?,
         }
         write!(f, ": {}", self.algorithm)?;
         // Shorter operations go in one piece.
         if self.end.is_none_or(|end| end > self.piece) {
-            write!(f, " in pieces of {}", Bytes(self.piece))?;
+            write!(f, " in pieces of {}", size(self.piece))?;
         }
         write!(f, ", because {}", self.reason)
     }
+}
+
+/// Returns a number of bytes with a unit: `4 KiB`.
+fn size(bytes: usize) -> String {
+    units::size(bytes as u64)
+}
+
+/// Returns the size without a space: `4KiB`.
+pub(super) fn compact(bytes: usize) -> String {
+    size(bytes).replace(' ', "")
 }
