@@ -38,7 +38,7 @@ pub(crate) struct Lengths {
 pub(crate) mod sealed {
     use super::{Lengths, Lent, Number, Parts};
 
-    /// What the operations need of an operand.
+    /// What the operations need of an operand. The default methods are those of borrowed elements.
     #[allow(private_interfaces, reason = "the trait can't be named outside this crate")]
     pub trait Operand: Sized {
         type Element: Number;
@@ -47,7 +47,9 @@ pub(crate) mod sealed {
         type Kept: Unpin;
 
         /// Returns what an error gives back.
-        fn keep(self) -> Option<Self::Kept>;
+        fn keep(self) -> Option<Self::Kept> {
+            None
+        }
 
         fn lengths(&self) -> Lengths;
 
@@ -55,10 +57,14 @@ pub(crate) mod sealed {
         fn lend(&mut self) -> Lent<'_>;
 
         /// Returns the memory of an owned operand, or the operand itself if it is borrowed.
-        fn into_parts(self) -> Result<Parts, Self>;
+        fn into_parts(self) -> Result<Parts, Self> {
+            Err(self)
+        }
 
         /// Puts an owned operand together again; `None` if its memory did not come back.
-        fn from_parts(parts: Parts, lengths: Lengths) -> Option<Self>;
+        fn from_parts(_: Parts, _: Lengths) -> Option<Self> {
+            None
+        }
     }
 }
 
@@ -123,24 +129,12 @@ impl<T: Number> sealed::Operand for &mut [T] {
     type Element = T;
     type Kept = ();
 
-    fn keep(self) -> Option<()> {
-        None
-    }
-
     fn lengths(&self) -> Lengths {
         Lengths { input: None, out: self.len() }
     }
 
     fn lend(&mut self) -> Lent<'_> {
         Lent { input: None, out: bytemuck::cast_slice_mut(self) }
-    }
-
-    fn into_parts(self) -> Result<Parts, Self> {
-        Err(self)
-    }
-
-    fn from_parts(_: Parts, _: Lengths) -> Option<Self> {
-        None
     }
 }
 
@@ -149,24 +143,12 @@ impl<T: Number> sealed::Operand for (&[T], &mut [T]) {
     type Element = T;
     type Kept = ();
 
-    fn keep(self) -> Option<()> {
-        None
-    }
-
     fn lengths(&self) -> Lengths {
         Lengths { input: Some(self.0.len()), out: self.1.len() }
     }
 
     fn lend(&mut self) -> Lent<'_> {
         Lent { input: Some(bytemuck::cast_slice(self.0)), out: bytemuck::cast_slice_mut(self.1) }
-    }
-
-    fn into_parts(self) -> Result<Parts, Self> {
-        Err(self)
-    }
-
-    fn from_parts(_: Parts, _: Lengths) -> Option<Self> {
-        None
     }
 }
 
@@ -176,24 +158,12 @@ impl<T: Number> sealed::Operand for &[T] {
     type Element = T;
     type Kept = ();
 
-    fn keep(self) -> Option<()> {
-        None
-    }
-
     fn lengths(&self) -> Lengths {
         Lengths { input: Some(self.len()), out: 0 }
     }
 
     fn lend(&mut self) -> Lent<'_> {
         Lent { input: Some(bytemuck::cast_slice(self)), out: &mut [] }
-    }
-
-    fn into_parts(self) -> Result<Parts, Self> {
-        Err(self)
-    }
-
-    fn from_parts(_: Parts, _: Lengths) -> Option<Self> {
-        None
     }
 }
 
@@ -202,10 +172,6 @@ impl<T: Number> sealed::Operand for &[T] {
 impl sealed::Operand for () {
     type Element = u8;
     type Kept = ();
-
-    fn keep(self) -> Option<()> {
-        None
-    }
 
     fn lengths(&self) -> Lengths {
         Lengths { input: None, out: 0 }

@@ -2,9 +2,11 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Instant;
+
+use tonic_rdma::internal::lock;
 
 /// A future and its times. Operations end on the progress thread of the communicator, which then wakes this future. The time of
 /// this call is the end, also if the caller looks much later.
@@ -29,7 +31,7 @@ impl<F: Future + Unpin> Timed<F> {
     /// Polls the operation. Returns its output, its begin and its end.
     pub(super) fn poll(&mut self, task: Option<&Waker>) -> Poll<(F::Output, (Instant, Instant))> {
         let woken = {
-            let mut state = self.ended.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = lock(&self.ended.state);
             state.1 = task.cloned();
             state.0.take()
         };
@@ -42,7 +44,7 @@ impl<F: Future + Unpin> Timed<F> {
 impl Wake for Ended {
     fn wake(self: Arc<Self>) {
         let task = {
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = lock(&self.state);
             state.0 = Some(Instant::now());
             state.1.take()
         };

@@ -10,7 +10,7 @@
 //! The order of the gradients in the first step of rank 0 is the order on all ranks. In back-propagation, the last layer comes
 //! first. Other ranks, and later steps, may have another order: a bucket starts when all of its gradients are there, and buckets
 //! start in one order on all ranks, because operations must. This module moves no bytes itself and has no threads: a
-//! [`Group`](group::Group), in use a communicator, does.
+//! [`Group`](steps::Group), in use a communicator, does.
 //!
 //! ```text
 //!   mod, step   the public face            steps    a step over any group
@@ -22,7 +22,6 @@
 mod error;
 mod first;
 mod flight;
-mod group;
 mod layout;
 mod overlap;
 mod ranks;
@@ -31,7 +30,6 @@ mod step;
 mod steps;
 #[cfg(test)]
 mod tests;
-mod wait;
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use super::group::Group;
+use super::steps::Group;
 use crate::communicator::{Communicator, Operation};
 use crate::error::CollectiveError;
 use crate::memory::Buffer;

@@ -5,6 +5,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use tonic_rdma::internal::units;
+
 use super::layout::{Layout, List};
 
 /// The sizes that the ranks try, in bytes. Small buckets start early, large ones have fewer operations.
@@ -125,25 +127,25 @@ impl fmt::Display for BucketSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.state {
             State::Open => f.write_str("buckets: chosen after the first step"),
-            State::Pinned(bytes) => write!(f, "buckets of {}, because `bucket_bytes` says so", Bytes(*bytes)),
+            State::Pinned(bytes) => write!(f, "buckets of {}, because `bucket_bytes` says so", size(*bytes)),
             State::Only(bytes) => {
-                write!(f, "buckets of {}, because other sizes give the same buckets", Bytes(*bytes))
+                write!(f, "buckets of {}, because other sizes give the same buckets", size(*bytes))
             }
             State::Measuring(trial) => write!(
                 f,
                 "buckets of {}, because size {} of {} is being measured",
-                Bytes(self.bytes()),
+                size(self.bytes()),
                 trial.times.len(),
                 trial.candidates.len()
             ),
             State::Measured { chosen, times, rank } => {
-                write!(f, "buckets of {}, because ", Bytes(*chosen))?;
+                write!(f, "buckets of {}, because ", size(*chosen))?;
                 match rank {
                     0 => f.write_str("steps were the quickest with it:")?,
                     _ => f.write_str("rank 0's steps were the quickest with it; here:")?,
                 }
                 for (at, (bytes, time)) in times.iter().enumerate() {
-                    write!(f, "{} {time:.1?} with {}", if at == 0 { "" } else { "," }, Bytes(*bytes))?;
+                    write!(f, "{} {time:.1?} with {}", if at == 0 { "" } else { "," }, size(*bytes))?;
                 }
                 Ok(())
             }
@@ -151,15 +153,6 @@ impl fmt::Display for BucketSize {
     }
 }
 
-/// Displays a number of bytes.
-struct Bytes(usize);
-
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let units = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
-        match units.iter().find(|(unit, _)| self.0 >= *unit && self.0.is_multiple_of(*unit)) {
-            Some((unit, name)) => write!(f, "{} {name}", self.0 / unit),
-            None => write!(f, "{} B", self.0),
-        }
-    }
+fn size(bytes: usize) -> String {
+    units::size(bytes as u64)
 }

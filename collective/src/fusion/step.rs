@@ -3,12 +3,14 @@
 use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::ops::{Deref, DerefMut};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
 
 use super::Fusion;
 use super::error::FusionError;
 use super::overlap::Overlap;
-use super::wait::block_on;
 use crate::reduce::Number;
 
 /// One step: takes each gradient once, in any order, and starts each bucket as soon as it is full and the buckets before it have
@@ -158,5 +160,26 @@ impl<'f, T: Number> Means<'f, T> {
 impl<T: Number> fmt::Debug for Means<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Means").field("overlap", &self.overlap()).finish_non_exhaustive()
+    }
+}
+
+/// Drives a future to its end on this thread, which sleeps while there is nothing to do.
+pub(super) fn block_on<F: Future>(future: F) -> F::Output {
+    let mut future = pin!(future);
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut context = Context::from_waker(&waker);
+    loop {
+        match future.as_mut().poll(&mut context) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
     }
 }

@@ -1,6 +1,7 @@
 //! The steps of a fusion, over any [`Group`]: gradients come in, buckets start, means come back.
 
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
+use std::ops::DerefMut;
 use std::task::{Poll, Waker};
 use std::time::Instant;
 
@@ -9,12 +10,32 @@ use prost::Message;
 use super::error::FusionError;
 use super::first::{First, Problem};
 use super::flight::Timed;
-use super::group::Group;
 use super::layout::{Given, Layout, List};
 use super::overlap::{Overlap, covered};
 use super::size::BucketSize;
 use crate::error::CollectiveError;
 use crate::reduce::Number;
+
+/// The operations that fusion runs over: of a communicator, and of a simulation in tests.
+pub(super) trait Group<T: Number>: Send + Sync {
+    /// Memory that is reduced without a copy.
+    type Memory: DerefMut<Target = [T]> + Send;
+    type Flight: Future<Output = Result<Self::Memory, CollectiveError>> + Send + Unpin;
+
+    fn rank(&self) -> usize;
+
+    /// Returns memory of zeros.
+    fn allocate(&self, elements: usize) -> Result<Self::Memory, CollectiveError>;
+
+    /// Starts the mean of all ranks, in place.
+    fn mean(&self, memory: Self::Memory) -> Self::Flight;
+
+    /// Returns rank 0's bytes, on all ranks.
+    fn share(&self, bytes: Vec<u8>) -> impl Future<Output = Result<Vec<u8>, CollectiveError>> + Send;
+
+    /// Returns the number of each rank, on all ranks.
+    fn gather(&self, number: u64) -> impl Future<Output = Result<Vec<u64>, CollectiveError>> + Send;
+}
 
 pub(super) struct Steps<T: Number, G: Group<T>> {
     group: G,

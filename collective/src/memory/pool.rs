@@ -5,8 +5,9 @@ use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use tonic_rdma::internal::lock;
 use tonic_rdma_tensor::{ChannelError, PublishedRegion, RdmaDevice};
 
 use crate::error::CollectiveError;
@@ -186,7 +187,7 @@ impl Drop for Memory {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

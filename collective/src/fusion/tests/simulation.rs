@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use crate::error::CollectiveError;
-use crate::fusion::group::Group;
+use crate::fusion::steps::Group;
 use crate::fusion::steps::Steps;
 
 /// One rank of a group.

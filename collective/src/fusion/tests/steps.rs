@@ -1,8 +1,8 @@
 use std::time::Duration;
 
 use super::simulation::{Rank, group, ranks};
+use crate::fusion::step::block_on;
 use crate::fusion::steps::Steps;
-use crate::fusion::wait::block_on;
 
 const NO_DELAY: Duration = Duration::ZERO;
 

@@ -86,7 +86,7 @@ fn the_task_that_waits_is_woken() {
     let (future, end) = controlled();
     let mut timed = Timed::new(future, Instant::now());
     let thread = std::thread::spawn(move || {
-        crate::fusion::wait::block_on(poll_fn(|context| {
+        crate::fusion::step::block_on(poll_fn(|context| {
             timed.poll(Some(context.waker())).map(|(output, _)| output)
         }))
     });

@@ -1,9 +1,10 @@
 //! The watch over channels: notes at once when one closes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tokio::task::JoinSet;
+use tonic_rdma::internal::lock;
 use tonic_rdma_tensor::{Channel, ChannelError};
 
 /// Tasks that wait until channels close. They end when the watch is dropped.
@@ -27,7 +28,7 @@ impl Watch {
             let shared = Arc::clone(&shared);
             tasks.spawn(async move {
                 let error = channel.closed().await;
-                shared.closed.lock().unwrap_or_else(PoisonError::into_inner).push((rank, error));
+                lock(&shared.closed).push((rank, error));
                 shared.changed.store(true, Ordering::Release);
             });
         }
@@ -43,6 +44,6 @@ impl Watch {
     /// Returns the channels that have closed since the last call: rank and reason.
     pub(super) fn take(&self) -> Vec<(usize, ChannelError)> {
         self.shared.changed.store(false, Ordering::Release);
-        std::mem::take(&mut *self.shared.closed.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *lock(&self.shared.closed))
     }
 }
