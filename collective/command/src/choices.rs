@@ -1,34 +1,11 @@
-//! The choices of the command line that have names: algorithms, types, reductions, operands.
+//! The choices of the command line that have names: algorithms, types, reductions, operands. Tables and JSON use the same names.
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
-use tonic_rdma_commands::ValueError;
+use tonic_rdma_commands::Named as _;
 
-/// Values that have names on the command line, in tables and in JSON.
-pub(crate) trait Named: Copy + PartialEq + 'static {
-    /// What the values are, for messages.
-    const KIND: &'static str;
-    /// All values and their names.
-    const ALL: &'static [(Self, &'static str)];
-
-    /// Returns the name.
-    fn name(self) -> &'static str {
-        Self::ALL.iter().find(|(value, _)| *value == self).map_or("", |(_, name)| name)
-    }
-
-    /// Returns the value with this name.
-    fn parse(text: &str) -> Result<Self, ValueError> {
-        Self::ALL.iter().find(|(_, name)| *name == text).map(|(value, _)| *value).ok_or_else(|| {
-            ValueError::unknown_name(
-                Self::KIND,
-                text,
-                Self::ALL.iter().map(|(_, name)| *name).collect::<Vec<_>>().join(", "),
-            )
-        })
-    }
-}
-
-/// An algorithm, or the tuner's choice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+/// An algorithm, or that of the plans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Algorithm {
     Auto,
@@ -37,18 +14,15 @@ pub(crate) enum Algorithm {
     Ring,
 }
 
-impl Named for Algorithm {
-    const KIND: &'static str = "algorithm";
-    const ALL: &'static [(Self, &'static str)] = &[
-        (Self::Auto, "auto"),
-        (Self::OneShot, "one-shot"),
-        (Self::HalvingDoubling, "halving-doubling"),
-        (Self::Ring, "ring"),
-    ];
+impl Algorithm {
+    /// Returns the algorithm of the library; `None` for that of the plans.
+    pub(crate) fn fixed(self) -> Option<tonic_rdma_collective::Algorithm> {
+        tonic_rdma_collective::Algorithm::from_name(self.name())
+    }
 }
 
 /// A type of elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Type {
     F32,
@@ -65,61 +39,43 @@ pub(crate) enum Type {
     U64,
 }
 
-impl Named for Type {
-    const KIND: &'static str = "type";
-    const ALL: &'static [(Self, &'static str)] = &[
-        (Self::F32, "f32"),
-        (Self::F64, "f64"),
-        (Self::F16, "f16"),
-        (Self::Bf16, "bf16"),
-        (Self::I8, "i8"),
-        (Self::I16, "i16"),
-        (Self::I32, "i32"),
-        (Self::I64, "i64"),
-        (Self::U8, "u8"),
-        (Self::U16, "u16"),
-        (Self::U32, "u32"),
-        (Self::U64, "u64"),
-    ];
-}
-
 impl Type {
+    /// Returns the number of bytes of an element, and the number up to which the type holds every whole number.
+    const fn facts(self) -> (u64, u64) {
+        match self {
+            Self::I8 => (1, i8::MAX as u64),
+            Self::U8 => (1, u8::MAX as u64),
+            Self::F16 => (2, 1 << 11),
+            Self::Bf16 => (2, 1 << 8),
+            Self::I16 => (2, i16::MAX as u64),
+            Self::U16 => (2, u16::MAX as u64),
+            Self::F32 => (4, 1 << 24),
+            Self::I32 => (4, i32::MAX as u64),
+            Self::U32 => (4, u32::MAX as u64),
+            Self::F64 => (8, 1 << 53),
+            Self::I64 => (8, i64::MAX as u64),
+            Self::U64 => (8, u64::MAX),
+        }
+    }
+
     /// Returns the number of bytes of an element.
     pub(crate) const fn bytes(self) -> u64 {
-        match self {
-            Self::I8 | Self::U8 => 1,
-            Self::F16 | Self::Bf16 | Self::I16 | Self::U16 => 2,
-            Self::F32 | Self::I32 | Self::U32 => 4,
-            Self::F64 | Self::I64 | Self::U64 => 8,
-        }
+        self.facts().0
+    }
+
+    /// Returns the number up to which the type holds every whole number.
+    pub(crate) const fn exact(self) -> u64 {
+        self.facts().1
     }
 
     /// Returns whether it is a floating-point type.
     pub(crate) const fn is_float(self) -> bool {
         matches!(self, Self::F16 | Self::Bf16 | Self::F32 | Self::F64)
     }
-
-    /// Returns the number up to which the type holds every whole number.
-    pub(crate) const fn exact(self) -> u64 {
-        match self {
-            Self::I8 => i8::MAX as u64,
-            Self::U8 => u8::MAX as u64,
-            Self::Bf16 => 1 << 8,
-            Self::F16 => 1 << 11,
-            Self::I16 => i16::MAX as u64,
-            Self::U16 => u16::MAX as u64,
-            Self::F32 => 1 << 24,
-            Self::I32 => i32::MAX as u64,
-            Self::U32 => u32::MAX as u64,
-            Self::F64 => 1 << 53,
-            Self::I64 => i64::MAX as u64,
-            Self::U64 => u64::MAX,
-        }
-    }
 }
 
 /// How the elements of all ranks become one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Reduction {
     Sum,
@@ -128,14 +84,20 @@ pub(crate) enum Reduction {
     Max,
 }
 
-impl Named for Reduction {
-    const KIND: &'static str = "reduction";
-    const ALL: &'static [(Self, &'static str)] =
-        &[(Self::Sum, "sum"), (Self::Mean, "mean"), (Self::Min, "min"), (Self::Max, "max")];
+impl Reduction {
+    /// Returns the reduction of the library.
+    pub(crate) const fn of_library(self) -> tonic_rdma_collective::Reduction {
+        match self {
+            Self::Sum => tonic_rdma_collective::Reduction::Sum,
+            Self::Mean => tonic_rdma_collective::Reduction::Mean,
+            Self::Min => tonic_rdma_collective::Reduction::Min,
+            Self::Max => tonic_rdma_collective::Reduction::Max,
+        }
+    }
 }
 
 /// The memory of an operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Operand {
     /// Registered memory, in place.
@@ -146,23 +108,16 @@ pub(crate) enum Operand {
     Slice,
 }
 
-impl Named for Operand {
-    const KIND: &'static str = "operand";
-    const ALL: &'static [(Self, &'static str)] = &[
-        (Self::Registered, "registered"),
-        (Self::RegisteredOutOfPlace, "registered-out-of-place"),
-        (Self::Slice, "slice"),
-    ];
-}
-
 #[cfg(test)]
 mod tests {
+    use tonic_rdma_commands::parse_name;
+
     use super::*;
 
-    fn names_are_those_of_json<T: Named + Serialize + std::fmt::Debug>() {
-        for (value, name) in T::ALL {
-            assert_eq!((T::parse(name).as_ref(), value.name()), (Ok(value), *name));
-            assert_eq!(serde_json::to_value(value).unwrap(), *name);
+    fn names_are_those_of_json<T: ValueEnum + Copy + Serialize + std::fmt::Debug + PartialEq>() {
+        for value in T::value_variants() {
+            assert_eq!(parse_name::<T>("value", value.name()), Ok(*value));
+            assert_eq!(serde_json::to_value(value).unwrap(), value.name());
         }
     }
 
@@ -172,7 +127,10 @@ mod tests {
         names_are_those_of_json::<Type>();
         names_are_those_of_json::<Reduction>();
         names_are_those_of_json::<Operand>();
-        let error = Type::parse("f23").unwrap_err().to_string();
+        let error = parse_name::<Type>("type", "f23").unwrap_err().to_string();
         assert!(error.contains("\"f23\"") && error.contains("f32, f64, f16, bf16"), "{error}");
+        // The library has the same algorithms under the same names.
+        let fixed = Algorithm::value_variants().iter().filter_map(|algorithm| algorithm.fixed());
+        assert!(fixed.eq(tonic_rdma_collective::Algorithm::ALL));
     }
 }

@@ -2,14 +2,11 @@
 #![forbid(unsafe_code)]
 
 mod choices;
-mod cores;
-mod kills;
 mod launch;
 mod options;
 mod output;
 mod rank;
 mod report;
-mod statistics;
 
 use std::process::ExitCode;
 
@@ -30,13 +27,9 @@ fn run(options: &Options) -> Result<(), Failure> {
     if let Some(place) = &options.child {
         return rank::work_as_child(options, place);
     }
-    let loses = options.kills.is_some() || options.stops.is_some();
-    let is_rank = !loses && options.ranks.is_none() && rank::is_launched();
+    let is_rank = options.ranks.is_none() && rank::is_launched();
     if !is_rank {
         options.check_files()?;
-    }
-    if loses {
-        return kills::run(options);
     }
     match &options.ranks {
         _ if is_rank => match rank::work_as_launched(options)? {

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use tonic_rdma_commands::units::{SIZE_FORMS, parse_number, parse_size, parse_time};
-use tonic_rdma_commands::{Failure, List, ValueError, output, parse_list, parse_set};
+use tonic_rdma_commands::{Failure, List, Named as _, ValueError, output, parse_list, parse_name, parse_set};
 
-use crate::choices::{Algorithm, Named, Operand, Reduction, Type};
+use crate::choices::{Algorithm, Operand, Reduction, Type};
 
 /// The largest number of local ranks.
 pub(crate) const MAX_RANKS: u64 = 64;
@@ -17,22 +17,6 @@ const MAX_ITERATIONS: u64 = 10_000_000;
 
 const SIZES: &str = "8,64,1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB";
 const QUICK_SIZES: &str = "8,1KiB,64KiB,1MiB";
-
-/// Options that have no meaning where ranks are lost.
-const MEASURING: [&str; 12] = [
-    "sizes",
-    "types",
-    "reduction",
-    "operand",
-    "pin",
-    "counters",
-    "tuner_check",
-    "duration",
-    "iterations",
-    "warm_ups",
-    "quick",
-    "plot",
-];
 
 const HELP: &str = "\
 Starts the ranks as local processes. Without --ranks, and started by mpirun, torchrun or srun, this process is one rank.
@@ -44,19 +28,9 @@ The exit status is 0 only if every check held; bad input makes it 2.
 Examples:
   tonic-rdma-allreduce --ranks 2,4 --quick                 in a few seconds
   tonic-rdma-allreduce --ranks 4 --sizes 1KiB,1MiB --algorithm auto,one-shot,ring,halving-doubling
-  tonic-rdma-allreduce --ranks 2,3,4,8 --tuner-check       the tuner's choice beside each algorithm
+  tonic-rdma-allreduce --ranks 2,3,4,8 --tuner-check       the plans beside each algorithm
   tonic-rdma-allreduce --ranks 3 --algorithm ring --counters
-  tonic-rdma-allreduce --kills 100                         ranks that are killed, and what the others do
-  tonic-rdma-allreduce --kills all --ranks 3 --algorithm ring
   mpirun -n 4 tonic-rdma-allreduce --json rows.json";
-
-/// How many ranks are lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Trials {
-    Number(u64),
-    /// One for each step.
-    All,
-}
 
 /// Measures and checks allreduce over RDMA: latency and bus bandwidth by ranks, size, type and algorithm
 #[derive(Clone, Debug, Parser)]
@@ -71,11 +45,11 @@ pub(crate) struct Options {
     /// Types: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64
     #[arg(long, value_name = "LIST", value_parser = types, default_value = "f32")]
     pub(crate) types: List<Type>,
-    /// Algorithms: auto (the tuner's choice), one-shot, ring, halving-doubling [default: auto; with --kills and --stops all but auto]
+    /// Algorithms: auto (that of the plans), one-shot, ring, halving-doubling [default: auto]
     #[arg(long, value_name = "LIST", value_parser = algorithms)]
     pub(crate) algorithm: Option<List<Algorithm>>,
     /// Reduction: sum, mean (of floating-point types), min, max
-    #[arg(long, value_name = "NAME", value_parser = Reduction::parse, default_value = "sum")]
+    #[arg(long, value_name = "NAME", value_enum, default_value_t = Reduction::Sum)]
     pub(crate) reduction: Reduction,
     /// Memory: registered (in place), registered-out-of-place, slice (any memory, in place, copied)
     #[arg(long, value_name = "LIST", value_parser = operands, default_value = "registered")]
@@ -94,19 +68,12 @@ pub(crate) struct Options {
     /// says that it did
     #[arg(long, value_name = "auto|yes|no", value_enum, default_value_t = Pin::Auto)]
     pub(crate) pin: Pin,
-    /// Compare the tuner's choice with each algorithm at 24 sizes, and check that it is near the best
+    /// Show the plans, and compare them with each algorithm at 24 sizes; check that they are near the best
     #[arg(long, conflicts_with_all = ["sizes", "algorithm", "counters"])]
     pub(crate) tuner_check: bool,
     /// Show the bytes that each rank moved beside 2(N-1)/N times the size, and the bytes copied; check the ring's
     #[arg(long)]
     pub(crate) counters: bool,
-    /// Kill this many ranks, one before each step of each algorithm in turn, and check what the others do; all: once before each
-    /// step. In groups of 2 to 8 ranks, or of those that --ranks lists
-    #[arg(long, value_name = "N|all", value_parser = losses, conflicts_with_all = MEASURING)]
-    pub(crate) kills: Option<Trials>,
-    /// Stop this many ranks in the same way, and let them go on later
-    #[arg(long, value_name = "N|all", value_parser = losses, conflicts_with_all = MEASURING)]
-    pub(crate) stops: Option<Trials>,
     /// Measure four sizes for 0.1 s each
     #[arg(long)]
     pub(crate) quick: bool,
@@ -168,26 +135,9 @@ impl Options {
     /// Returns the algorithms to measure side by side.
     pub(crate) fn algorithms(&self) -> Vec<Algorithm> {
         if self.tuner_check {
-            Algorithm::ALL.iter().map(|(algorithm, _)| *algorithm).collect()
+            Algorithm::value_variants().to_vec()
         } else {
             self.algorithm.as_ref().map_or_else(|| vec![Algorithm::Auto], |list| list.0.clone())
-        }
-    }
-
-    /// Returns the algorithms in whose steps ranks are lost.
-    ///
-    /// # Errors
-    ///
-    /// `auto`, which is no algorithm with steps of its own.
-    pub(crate) fn lossy_algorithms(&self) -> Result<Vec<Algorithm>, Failure> {
-        let fixed = |algorithm: &Algorithm| *algorithm != Algorithm::Auto;
-        match &self.algorithm {
-            Some(list) if list.0.iter().all(fixed) => Ok(list.0.clone()),
-            Some(_) => Err(Failure::usage(
-                "--algorithm auto: ranks are lost at the steps of an algorithm (--kills, --stops); accepted: one-shot, \
-                 halving-doubling, ring",
-            )),
-            None => Ok(Algorithm::ALL.iter().map(|(algorithm, _)| *algorithm).filter(fixed).collect()),
         }
     }
 
@@ -306,32 +256,19 @@ fn size(text: &str) -> Result<u64, ValueError> {
 }
 
 fn types(text: &str) -> Result<List<Type>, ValueError> {
-    parse_set(text, Type::parse)
+    parse_set(text, |item| parse_name("type", item))
 }
 
 fn algorithms(text: &str) -> Result<List<Algorithm>, ValueError> {
-    parse_set(text, Algorithm::parse)
+    parse_set(text, |item| parse_name("algorithm", item))
 }
 
 fn operands(text: &str) -> Result<List<Operand>, ValueError> {
-    parse_set(text, Operand::parse)
+    parse_set(text, |item| parse_name("operand", item))
 }
 
 fn iterations(text: &str) -> Result<List<u64>, ValueError> {
     parse_list(text, |item| parse_number("number", item, 1..=MAX_ITERATIONS))
-}
-
-fn losses(text: &str) -> Result<Trials, ValueError> {
-    match text {
-        "all" => Ok(Trials::All),
-        _ => parse_number("number", text, 1..=MAX_ITERATIONS).map(Trials::Number).map_err(|_| {
-            ValueError::unknown_name(
-                "number of ranks",
-                text,
-                format!("whole numbers from 1 to {MAX_ITERATIONS}, and all"),
-            )
-        }),
-    }
 }
 
 fn warm_ups(text: &str) -> Result<List<u64>, ValueError> {
@@ -369,8 +306,6 @@ mod tests {
             ("--iterations", "0", "from 1"),
             ("--warm-up", "-1", "from 0"),
             ("--pin", "maybe", "auto"),
-            ("--kills", "0", "from 1"),
-            ("--stops", "some", "and all"),
         ] {
             let error = of(&[&format!("{option}={value}")]).unwrap_err().to_string();
             assert!(error.contains(option) && error.contains(accepted), "{option} {value}: {error}");
@@ -379,8 +314,6 @@ mod tests {
             &["--iterations", "1", "--duration", "1"][..],
             &["--tuner-check", "--sizes", "8"],
             &["--tuner-check", "--algorithm", "ring"],
-            &["--kills=all", "--types", "f64"],
-            &["--stops=3", "--pin", "no"],
         ] {
             let error = of(options).unwrap_err().to_string();
             let option = options[0].split('=').next().unwrap();
@@ -431,7 +364,7 @@ mod tests {
 
     #[test]
     fn sums_of_the_content_are_exact() {
-        for (kind, _) in Type::ALL {
+        for kind in Type::value_variants() {
             for ranks in [1, 2, 8] {
                 for (reduction, factor) in [(Reduction::Sum, 1), (Reduction::Mean, ranks)] {
                     let most = (values(*kind, reduction, ranks) - 1) * (factor * ranks) as u64;

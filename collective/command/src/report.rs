@@ -1,11 +1,9 @@
 //! What ranks report, and the rows of a run.
 
 use serde::{Deserialize, Serialize};
+use tonic_rdma_commands::statistics::{geometric_mean, median, quantile};
 
 use crate::choices::{Algorithm, Operand, Reduction, Type};
-use crate::kills::Said;
-use crate::options::Cell;
-use crate::statistics::{bus_bytes, bus_gbytes_per_s, geometric_mean, median, p99};
 
 /// A message of a rank to the process that started it. Each is a line of JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -17,8 +15,6 @@ pub(crate) enum Report {
     Row(Row),
     Counted(Counted),
     Compared(Compared),
-    /// What a rank says about a trial of `--kills` or `--stops`.
-    Trial(Said),
     /// The rank has done its work. It found this many wrong elements in its own results.
     Done {
         wrong: u64,
@@ -35,15 +31,22 @@ pub(crate) struct Plans {
     pub(crate) text: String,
 }
 
-/// The figures of one cell with one algorithm.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Row {
+/// What was measured.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Key {
     pub(crate) ranks: usize,
     pub(crate) bytes: u64,
     pub(crate) algorithm: Algorithm,
     #[serde(rename = "type")]
     pub(crate) kind: Type,
     pub(crate) operand: Operand,
+}
+
+/// The figures of one cell with one algorithm.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Row {
+    #[serde(flatten)]
+    pub(crate) key: Key,
     pub(crate) reduction: Reduction,
     pub(crate) iterations: usize,
     pub(crate) p50_us: f64,
@@ -55,25 +58,15 @@ pub(crate) struct Row {
 
 impl Row {
     /// Makes the row of the latencies of all iterations, in µs.
-    pub(crate) fn new(
-        ranks: usize,
-        cell: &Cell,
-        algorithm: Algorithm,
-        latencies: &[f64],
-        errors: u64,
-    ) -> Self {
-        let p50_us = median(latencies);
+    pub(crate) fn new(key: Key, reduction: Reduction, latencies: &[f64], errors: u64) -> Self {
+        let p50_us = median(latencies.iter().copied());
         Self {
-            ranks,
-            bytes: cell.bytes,
-            algorithm,
-            kind: cell.kind,
-            operand: cell.operand,
-            reduction: cell.reduction,
+            key,
+            reduction,
             iterations: latencies.len(),
             p50_us,
-            p99_us: p99(latencies),
-            bus_gbytes_per_s: bus_gbytes_per_s(ranks, cell.bytes, p50_us),
+            p99_us: quantile(latencies.iter().copied(), 0.99),
+            bus_gbytes_per_s: bus_gbytes_per_s(key.ranks, key.bytes, p50_us),
             errors,
         }
     }
@@ -82,12 +75,8 @@ impl Row {
 /// The bytes that the operations of a cell moved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Counted {
-    pub(crate) ranks: usize,
-    pub(crate) bytes: u64,
-    pub(crate) algorithm: Algorithm,
-    #[serde(rename = "type")]
-    pub(crate) kind: Type,
-    pub(crate) operand: Operand,
+    #[serde(flatten)]
+    pub(crate) key: Key,
     pub(crate) operations: u64,
     /// The bytes that all ranks together moved in one operation.
     pub(crate) moved_bytes: f64,
@@ -98,17 +87,18 @@ pub(crate) struct Counted {
 impl Counted {
     /// Returns 2(N−1)/N times the size for each of N ranks, so 2(N−1) times the size for all.
     pub(crate) fn least_bytes(&self) -> f64 {
-        bus_bytes(self.ranks, self.bytes) * self.ranks as f64
+        bus_bytes(self.key.ranks, self.key.bytes) * self.key.ranks as f64
     }
 
     /// Returns whether the counters are as promised: the ring moves the least, and registered memory is not copied.
     pub(crate) fn holds(&self) -> bool {
-        let ring = self.algorithm != Algorithm::Ring || (self.moved_bytes - self.least_bytes()).abs() < 0.5;
-        ring && (self.operand == Operand::Slice || self.copied_bytes == 0.0)
+        let ring =
+            self.key.algorithm != Algorithm::Ring || (self.moved_bytes - self.least_bytes()).abs() < 0.5;
+        ring && (self.key.operand == Operand::Slice || self.copied_bytes == 0.0)
     }
 }
 
-/// The tuner's choice beside the fixed algorithms, for one size.
+/// The algorithm of the plans beside the fixed algorithms, for one size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Compared {
     pub(crate) ranks: usize,
@@ -125,13 +115,13 @@ impl Compared {
         measured.min_by(|(_, one), (_, other)| one.total_cmp(other))
     }
 
-    /// Returns the time of the tuner's choice over that of the best fixed algorithm.
+    /// Returns the time of the algorithm of the plans over that of the best fixed algorithm.
     pub(crate) fn ratio(&self) -> Option<f64> {
         self.best().filter(|(_, micros)| *micros > 0.0).map(|(_, micros)| self.auto_us / micros)
     }
 }
 
-/// How near the tuner's choices are to the best fixed algorithms.
+/// How near the plans are to the best fixed algorithms.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Verdict {
     pub(crate) geometric_mean: f64,
@@ -145,24 +135,27 @@ impl Verdict {
 
     pub(crate) fn of(compared: &[Compared]) -> Self {
         let ratios: Vec<f64> = compared.iter().filter_map(Compared::ratio).collect();
-        let geometric_mean = geometric_mean(&ratios);
+        let geometric_mean = geometric_mean(ratios.iter().copied());
         let worst = ratios.iter().copied().fold(0.0, f64::max);
         let holds = !ratios.is_empty() && geometric_mean <= Self::ACCEPTED.0 && worst <= Self::ACCEPTED.1;
         Self { geometric_mean, worst, holds }
     }
 }
 
+/// Returns the bytes that the algorithms with the least traffic move for each rank: 2(N−1)/N times the size.
+fn bus_bytes(ranks: usize, bytes: u64) -> f64 {
+    2.0 * ranks.saturating_sub(1) as f64 / ranks.max(1) as f64 * bytes as f64
+}
+
+/// Returns the bus bandwidth in GB/s of an operation that took `micros`. One rank moves nothing, so its bandwidth is 0.
+fn bus_gbytes_per_s(ranks: usize, bytes: u64, micros: f64) -> f64 {
+    if micros > 0.0 { bus_bytes(ranks, bytes) / micros / 1000.0 } else { 0.0 }
+}
+
 #[cfg(test)]
 pub(crate) fn sample(ranks: usize, bytes: u64, algorithm: Algorithm, p50: f64) -> Row {
-    let cell = Cell {
-        bytes,
-        kind: Type::F32,
-        operand: Operand::Registered,
-        reduction: Reduction::Sum,
-        length: crate::options::Length::Iterations(1),
-        warm_ups: 0,
-    };
-    Row::new(ranks, &cell, algorithm, &[p50], 0)
+    let key = Key { ranks, bytes, algorithm, kind: Type::F32, operand: Operand::Registered };
+    Row::new(key, Reduction::Sum, &[p50], 0)
 }
 
 #[cfg(test)]
@@ -196,22 +189,23 @@ mod tests {
 
     #[test]
     fn counters_of_the_ring_and_copies_are_checked() {
-        let ring = Counted {
-            ranks: 3,
-            bytes: 1000,
-            algorithm: Algorithm::Ring,
-            kind: Type::F32,
-            operand: Operand::Registered,
-            operations: 10,
-            moved_bytes: 4000.0,
-            copied_bytes: 0.0,
-        };
+        let key = sample(3, 1000, Algorithm::Ring, 1.0).key;
+        let ring = Counted { key, operations: 10, moved_bytes: 4000.0, copied_bytes: 0.0 };
         assert_eq!(ring.least_bytes(), 4000.0);
         assert!(ring.holds());
         assert!(!Counted { moved_bytes: 4004.0, ..ring.clone() }.holds());
-        assert!(Counted { moved_bytes: 6000.0, algorithm: Algorithm::OneShot, ..ring.clone() }.holds());
+        assert!(
+            Counted {
+                key: Key { algorithm: Algorithm::OneShot, ..key },
+                moved_bytes: 6000.0,
+                ..ring.clone()
+            }
+            .holds()
+        );
         assert!(!Counted { copied_bytes: 0.1, ..ring.clone() }.holds());
-        assert!(Counted { copied_bytes: 2000.0, operand: Operand::Slice, ..ring }.holds());
+        assert!(
+            Counted { key: Key { operand: Operand::Slice, ..key }, copied_bytes: 2000.0, ..ring }.holds()
+        );
     }
 
     #[test]
@@ -235,5 +229,15 @@ mod tests {
         assert!(!one_bad.holds && one_bad.geometric_mean < 1.05, "{one_bad:?}");
         assert!(!Verdict::of(&[compared(11.0), compared(11.0)]).holds);
         assert!(!Verdict::of(&[]).holds);
+    }
+
+    #[test]
+    fn the_bus_bandwidth_counts_what_the_ring_moves() {
+        // 1 MB over 4 ranks: 1.5 MB for each rank.
+        assert_eq!(bus_bytes(4, 1_000_000), 1_500_000.0);
+        assert_eq!(bus_gbytes_per_s(4, 1_000_000, 1_000.0), 1.5);
+        assert_eq!(bus_gbytes_per_s(2, 1_000_000, 1_000.0), 1.0);
+        assert_eq!(bus_gbytes_per_s(1, 1_000_000, 1_000.0), 0.0);
+        assert_eq!(bus_gbytes_per_s(4, 1_000_000, 0.0), 0.0);
     }
 }

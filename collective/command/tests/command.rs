@@ -1,7 +1,14 @@
-//! Runs the command: its results, its exit status, and what becomes of its ranks.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+//! Runs the command: its results, its exit status, what becomes of its ranks, and launchers.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "tests; skips are for people"
+)]
 
-use std::path::Path;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -10,23 +17,33 @@ use serde_json::Value;
 /// A bound that only a hang reaches.
 const PATIENCE: Duration = Duration::from_secs(240);
 
+const PROGRAM: &str = env!("CARGO_BIN_EXE_tonic-rdma-allreduce");
+
 fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tonic-rdma-allreduce"));
-    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // The tests may run where a launcher has set variables.
-    for variable in ["OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "RDMA_COLLECTIVE_RANK", "RANK", "RUST_LOG"] {
-        command.env_remove(variable);
-    }
+    let mut command = Command::new(PROGRAM);
+    command.args(arguments);
+    without_launcher(&mut command);
     command
 }
 
+/// The tests may run where a launcher has set variables.
+fn without_launcher(command: &mut Command) {
+    for variable in ["OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "RDMA_COLLECTIVE_RANK", "RANK", "RUST_LOG"] {
+        command.env_remove(variable);
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+}
+
 fn run(arguments: &[&str]) -> Output {
-    let mut child = command(arguments).spawn().unwrap();
+    end(command(arguments).spawn().unwrap())
+}
+
+fn end(mut child: Child) -> Output {
     let end = Instant::now() + 2 * PATIENCE;
     while child.try_wait().unwrap().is_none() {
         if Instant::now() > end {
             child.kill().unwrap();
-            panic!("{arguments:?} did not end");
+            panic!("a command did not end");
         }
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -177,4 +194,92 @@ fn ranks_end_with_the_command() {
         assert!(Instant::now() < end, "a rank has outlived the command");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Arguments of a rank that a launcher starts.
+const WORK: [&str; 8] = [
+    "--sizes",
+    "8,40KiB",
+    "--iterations",
+    "4",
+    "--warm-up",
+    "1",
+    "--algorithm",
+    "auto,one-shot,ring,halving-doubling",
+];
+
+/// Returns a file for rows.
+fn rows(name: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("tonic-rdma-allreduce-{name}-{}.json", std::process::id()))
+}
+
+/// Runs a launcher to its end. Returns `None` if there is no such program.
+fn launched(mut command: Command) -> Option<Output> {
+    without_launcher(&mut command);
+    match command.spawn() {
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        child => Some(end(child.unwrap())),
+    }
+}
+
+/// Checks the rows that four ranks wrote.
+fn check(output: &Output, file: &Path) {
+    assert!(output.status.success(), "{}{}", String::from_utf8_lossy(&output.stdout), stderr(output));
+    let rows: Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+    std::fs::remove_file(file).unwrap();
+    let rows = rows["rows"].as_array().cloned().unwrap_or_default();
+    assert_eq!(rows.len(), 8, "{rows:?}");
+    assert!(rows.iter().all(|row| row["ranks"] == 4 && row["errors"] == 0), "{rows:?}");
+}
+
+#[test]
+fn open_mpi_starts_ranks() {
+    let file = rows("mpirun");
+    let mut command = Command::new("mpirun");
+    command
+        .args(["--allow-run-as-root", "--oversubscribe", "-n", "4", PROGRAM])
+        .args(WORK)
+        .arg("--json")
+        .arg(&file);
+    match launched(command) {
+        Some(output) => check(&output, &file),
+        None => println!("skipped: there is no mpirun"),
+    }
+}
+
+#[test]
+fn torchrun_starts_ranks() {
+    let file = rows("torchrun");
+    let mut command = Command::new("torchrun");
+    let logs = file.with_extension("logs");
+    // Torch 1.13 with Python 3.11 fails unless the output is redirected (-r) and copied (-t). Torch 2 knows these options too.
+    command.args(["--no_python", "--nproc_per_node", "4", "-r", "1", "-t", "1", "--log_dir"]).arg(&logs);
+    command.arg(PROGRAM).args(WORK).arg("--json").arg(&file);
+    match launched(command) {
+        Some(output) => {
+            check(&output, &file);
+            std::fs::remove_dir_all(logs).unwrap();
+        }
+        None => println!("skipped: there is no torchrun"),
+    }
+}
+
+/// Its srun sets these variables. `interop/launchers` runs Slurm itself.
+#[test]
+fn ranks_find_one_another_by_the_variables_of_slurm() {
+    let file = rows("slurm");
+    let job = std::process::id().to_string();
+    let start = |rank: usize| {
+        let mut command = command(&WORK);
+        command.arg("--json").arg(&file).env("SLURM_PROCID", rank.to_string()).env("SLURM_NTASKS", "4");
+        command.env("SLURM_JOB_ID", &job).env("SLURM_STEP_ID", "0");
+        command.env("SLURM_NNODES", "1");
+        command.spawn().unwrap()
+    };
+    let ranks: Vec<Child> = (0..4).map(start).collect();
+    let outputs: Vec<Output> = ranks.into_iter().map(end).collect();
+    for output in &outputs {
+        assert!(output.status.success(), "{}", stderr(output));
+    }
+    check(&outputs[0], &file);
 }

@@ -1,169 +1,553 @@
-//! Ranks that are killed or stopped, and launchers.
-#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "tests; skips are for people")]
+//! Ranks that are killed or stopped, and what the others do.
+//!
+//! The ranks are processes: this test's own program, started again. They reduce operands whose sums depend on the order of additions. In
+//! each trial one rank kills or stops itself before a certain step of a certain algorithm. The others say when they noticed it, shrink the
+//! group, and reduce all combinations of algorithms and kinds of messages. All bits of the results must be those of a fresh group of that
+//! size. One group of processes serves many trials. With `--nocapture` the tests print how long the ranks took.
+//!
+//! `COLLECTIVE_KILLS` and `COLLECTIVE_STOPS` set how many ranks are lost (`all`: one before each step of each algorithm), and
+//! `COLLECTIVE_RANKS` in groups of which sizes, such as `2,3,8`.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "tests")]
 
-use std::io::ErrorKind;
-use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
+use std::io::{Read as _, Write as _};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
-use serde_json::Value;
+use rustix::process::{getpid, kill_process};
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+use tonic_rdma_collective::{Algorithm, CollectiveError, Communicator, Launch, PlanChoice, Reduction};
+use tonic_rdma_commands::process::{self, Child, Event, Signal};
+use tonic_rdma_commands::statistics::quantile;
+use tonic_rdma_commands::table::grid;
 
-/// A bound that only a hang reaches.
-const PATIENCE: Duration = Duration::from_secs(240);
-const PROGRAM: &str = env!("CARGO_BIN_EXE_tonic-rdma-allreduce");
+/// The variable by which a process is a rank.
+const RANK: &str = "COLLECTIVE_TEST_RANK";
+/// The longest time without a message of any rank, and the deadline of operations where ranks are killed. Only a hang takes so long.
+const HANG: Duration = Duration::from_secs(120);
+/// The deadline of an operation where a rank is stopped.
+const STOPPED: Duration = Duration::from_secs(1);
+/// Operations after the one in which a rank is lost. The survivors notice long before.
+const AFTER: u64 = 1_000;
+/// The step of a rank that is lost after the last step of an operation.
+const END: u32 = u32::MAX;
+/// All algorithms with all kinds of messages, and a number of elements to which [`PLANS`] gives this algorithm. The numbers are not
+/// multiples of the numbers of ranks.
+const COMBINATIONS: [(Algorithm, &str, usize); 9] = [
+    (Algorithm::OneShot, "tiny", 7),
+    (Algorithm::HalvingDoubling, "tiny", 13),
+    (Algorithm::Ring, "tiny", 29),
+    (Algorithm::OneShot, "inline", 1_003),
+    (Algorithm::HalvingDoubling, "inline", 2_005),
+    (Algorithm::Ring, "inline", 3_001),
+    (Algorithm::OneShot, "pulled", 10_007),
+    (Algorithm::HalvingDoubling, "pulled", 50_021),
+    (Algorithm::Ring, "pulled", 100_003),
+];
+const PLANS: &str = "one-shot:..32,halving-doubling:..64,ring:..128,\
+                     one-shot:..4KiB,halving-doubling:..8KiB,ring:..16KiB,\
+                     one-shot:..64KiB,halving-doubling/64KiB:..256KiB,ring/32KiB:..";
 
-/// Runs a command to its end. Returns `None` if there is no such program.
-fn run(mut command: Command) -> Option<Output> {
-    // The tests may run where a launcher has set variables.
-    for variable in ["OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "RDMA_COLLECTIVE_RANK", "RANK", "RUST_LOG"] {
-        if !command.get_envs().any(|(name, _)| name == variable) {
-            command.env_remove(variable);
-        }
+/// How a rank is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+enum Loss {
+    Kill,
+    Stop,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Trial {
+    number: u64,
+    /// The ranks of the group before.
+    size: usize,
+    /// The index of the combination.
+    combination: usize,
+    /// The rank that is lost.
+    victim: usize,
+    /// The step before which it is lost, or [`END`].
+    step: u32,
+}
+
+/// What a process must know to be a rank. Each trial takes a rank from the group of the trial before.
+#[derive(Debug, Serialize, Deserialize)]
+struct Work {
+    rank: usize,
+    size: usize,
+    address: String,
+    /// The process that started the ranks.
+    parent: u32,
+    loss: Loss,
+    trials: Vec<Trial>,
+}
+
+/// A message of a rank.
+#[derive(Debug, Serialize, Deserialize)]
+struct Said {
+    /// `None` in a fresh group.
+    trial: Option<u64>,
+    /// The time of the clock that all processes of this machine share, in nanoseconds.
+    at: u64,
+    what: What,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum What {
+    /// The rank is about to end or to stop itself before this step.
+    Gone(u32),
+    /// An operation failed. `named`: the error names the rank that was lost.
+    Noticed {
+        named: bool,
+        error: String,
+    },
+    /// A result of the new group.
+    FirstResult,
+    /// The fingerprints of the results of all combinations, and the number of wrong elements.
+    Works {
+        hashes: Vec<u64>,
+        wrong: usize,
+    },
+    /// The steps of this rank in each combination.
+    Steps {
+        rank: usize,
+        steps: Vec<u32>,
+    },
+    /// A stopped rank has gone on, and learnt how its group ended for it.
+    Resumed {
+        excluded: bool,
+        outcome: String,
+    },
+    Failed(String),
+}
+
+// ---- A rank ----
+
+/// A rank. Does nothing unless a test below has started this process.
+#[test]
+fn rank() {
+    let Some(work) = std::env::var_os(RANK) else { return };
+    if let Err(failure) = take_part(&serde_json::from_str(work.to_str().unwrap()).unwrap()) {
+        say(None, What::Failed(failure.to_string()));
     }
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = match command.spawn() {
-        Err(error) if error.kind() == ErrorKind::NotFound => return None,
-        child => child.unwrap(),
+}
+
+fn take_part(work: &Work) -> Result<(), Box<dyn Error>> {
+    process::end_with(work.parent)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    // Others know of a stopped rank only that it does not answer. A killed one is known to be gone.
+    let (limit, answer) = if work.loss == Loss::Kill { (HANG, HANG / 10) } else { (STOPPED, STOPPED / 2) };
+    let builder = Communicator::builder().plans(PlanChoice::Pinned(PLANS.parse()?));
+    let builder = builder.deadline(limit).answer(answer).launch(Launch::new(
+        work.rank,
+        work.size,
+        work.address.clone(),
+    ));
+    let mut communicator = runtime.block_on(builder.connect())?;
+    if work.trials.is_empty() {
+        say(None, What::Steps { rank: work.rank, steps: steps(&communicator)? });
+    }
+    let mut hashes = results(&communicator, None, 0)?;
+    for trial in &work.trials {
+        let number = trial.number;
+        let error = lose(&communicator, trial, work.loss, &hashes)?;
+        let stopped = work.loss == Loss::Stop && communicator.rank() == trial.victim;
+        communicator = match runtime.block_on(communicator.shrink()) {
+            Ok(smaller) if !stopped => smaller,
+            Err(failed) if !stopped => {
+                return Err(format!("trial {number}: no group of survivors after {error}: {failed}").into());
+            }
+            resumed => {
+                let excluded = matches!(resumed, Err(CollectiveError::Excluded { .. }));
+                say(Some(number), What::Resumed { excluded, outcome: format!("{resumed:?}") });
+                return Ok(());
+            }
+        };
+        hashes = results(&communicator, Some(number), trial.combination)?;
+    }
+    communicator.barrier().wait()?;
+    // A stopped rank that goes on has to find the group without it, and not its end. The parent closes the input.
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(())
+}
+
+/// Returns the steps of this rank in each combination.
+fn steps(communicator: &Communicator) -> Result<Vec<u32>, CollectiveError> {
+    let seen = Arc::new(AtomicU32::new(0));
+    let watched = Arc::clone(&seen);
+    communicator.watch_steps(move |place| watched.store(place.steps, Ordering::Relaxed));
+    let of = |combination| reduce(communicator, combination, true).map(|_| seen.swap(0, Ordering::Relaxed));
+    let all = (0..COMBINATIONS.len()).map(of).collect();
+    communicator.watch_steps(|_| {});
+    all
+}
+
+/// Reduces each combination once, says that the group works, and returns the fingerprints of the results.
+fn results(
+    communicator: &Communicator,
+    trial: Option<u64>,
+    first: usize,
+) -> Result<Vec<u64>, Box<dyn Error>> {
+    let (size, mut hashes, mut wrong) = (communicator.size(), vec![0; COMBINATIONS.len()], 0);
+    for index in 0..COMBINATIONS.len() {
+        let combination = (first + index) % COMBINATIONS.len();
+        let result = reduce(communicator, combination, index.is_multiple_of(2)).map_err(|error| {
+            format!("after trial {trial:?}, combination {combination}, {size} ranks: {error}")
+        })?;
+        if index == 0 {
+            say(trial, What::FirstResult);
+        }
+        hashes[combination] = fingerprint(&result);
+        wrong += wrong_elements(size, &result);
+    }
+    say(trial, What::Works { hashes: hashes.clone(), wrong });
+    Ok(hashes)
+}
+
+/// Reduces until an operation fails because a rank is lost: this one, if it is the victim. Returns the error.
+fn lose(
+    communicator: &Communicator,
+    trial: &Trial,
+    loss: Loss,
+    hashes: &[u64],
+) -> Result<CollectiveError, String> {
+    let Trial { number, combination, victim, step, .. } = *trial;
+    let is_victim = communicator.rank() == victim;
+    let noticed = |error: CollectiveError| {
+        if !is_victim {
+            let named = names(&error, victim);
+            say(Some(number), What::Noticed { named, error: error.to_string() });
+        }
+        Ok(error)
     };
-    let end = Instant::now() + PATIENCE;
-    while child.try_wait().unwrap().is_none() {
-        if Instant::now() > end {
-            child.kill().unwrap();
-            panic!("{command:?} did not end");
-        }
-        std::thread::sleep(Duration::from_millis(5));
+    // All ranks have ended the operations before: those do not belong to this trial.
+    if let Err(failed) = communicator.barrier().wait() {
+        return noticed(failed.into());
     }
-    Some(child.wait_with_output().unwrap())
+    let armed = Arc::new(AtomicBool::new(false));
+    if is_victim {
+        let armed = Arc::clone(&armed);
+        communicator.watch_steps(move |place| {
+            if place.step == step && armed.swap(false, Ordering::Relaxed) {
+                go(loss, number, step);
+            }
+        });
+    }
+    // Up to three operations succeed before.
+    let before = number % 4;
+    for operation in 0..before + AFTER {
+        let fatal = is_victim && operation == before;
+        armed.store(fatal, Ordering::Relaxed);
+        match reduce(communicator, combination, (number + operation).is_multiple_of(2)) {
+            Ok(result) if fingerprint(&result) != hashes[combination] => {
+                return Err(format!("trial {number}: a result of combination {combination} changed"));
+            }
+            Ok(_) => {}
+            Err(error) => return noticed(error),
+        }
+        if fatal && armed.swap(false, Ordering::Relaxed) {
+            go(loss, number, END);
+        }
+    }
+    Err(format!("trial {number}: {AFTER} operations succeeded after a rank was lost"))
 }
 
-fn text(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+fn go(loss: Loss, trial: u64, step: u32) {
+    let signal = if loss == Loss::Kill { Signal::KILL } else { Signal::STOP };
+    say(Some(trial), What::Gone(step));
+    kill_process(getpid(), signal).unwrap();
 }
 
-/// Returns a file for rows, in a folder of this test.
-fn rows(name: &str) -> std::path::PathBuf {
-    std::env::temp_dir().join(format!("tonic-rdma-allreduce-{name}-{}.json", std::process::id()))
+/// Reduces the operands of a combination, in registered memory or in a slice.
+fn reduce(
+    communicator: &Communicator,
+    combination: usize,
+    registered: bool,
+) -> Result<Vec<f32>, CollectiveError> {
+    let rank = communicator.rank();
+    let mut slice: Vec<f32> = (0..COMBINATIONS[combination].2).map(|index| element(rank, index)).collect();
+    if registered {
+        let mut buffer = communicator.allocate::<f32>(slice.len())?;
+        buffer.copy_from_slice(&slice);
+        return Ok(communicator.all_reduce(buffer, Reduction::Sum).wait()?.to_vec());
+    }
+    communicator.all_reduce(&mut slice[..], Reduction::Sum).wait()?;
+    Ok(slice)
 }
 
-/// Returns the rows of the summary.
-fn lose(option: &str, trials: u64, more: &[&str]) -> Vec<Value> {
-    let file = rows(&option[2..]);
-    let mut command = Command::new(PROGRAM);
-    command.args([option, &trials.to_string()]).args(more).arg("--json").arg(&file);
-    let output = run(command).unwrap();
-    let said = text(&output);
-    println!("{said}");
-    assert!(output.status.success(), "{said}");
-    let summary: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
-    std::fs::remove_file(file).unwrap();
-    assert_eq!(summary[0]["trials"], trials);
-    let rows = summary[0]["rows"].as_array().unwrap().clone();
-    assert_eq!(rows.iter().map(|row| row["trials"].as_u64().unwrap()).sum::<u64>(), trials);
-    // A step counts once, and each of these trials has a step of its own.
-    assert!(rows.iter().all(|row| row["steps_reached"] == row["trials"]), "{rows:?}");
-    rows
+/// Returns whether the error says that this rank is lost.
+fn names(error: &CollectiveError, lost: usize) -> bool {
+    match error {
+        CollectiveError::RankLost { rank, .. } | CollectiveError::Deadline { rank, .. } => *rank == lost,
+        CollectiveError::Reported { message, .. } => {
+            let said = |what: &str| message.contains(&format!("rank {lost} {what}"));
+            said("is lost") || said("did not answer")
+        }
+        CollectiveError::Revoked(error) => names(error, lost),
+        _ => false,
+    }
+}
+
+/// Writes a message with one call, so that a rank that ends at once has written all of it.
+fn say(trial: Option<u64>, what: What) {
+    let time = clock_gettime(ClockId::Monotonic);
+    let at = time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
+    let line = format!("\n> {}\n", serde_json::to_string(&Said { trial, at, what }).unwrap());
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(line.as_bytes()).and_then(|()| stdout.flush()).unwrap();
+}
+
+/// Returns the element of a rank: of many magnitudes, so that another order of additions gives another sum.
+fn element(rank: usize, index: usize) -> f32 {
+    let mixed = (index as u32 + 1).wrapping_mul(2_654_435_761) ^ (rank as u32 + 1).wrapping_mul(0x9e37_79b1);
+    let mixed = (mixed ^ (mixed >> 15)).wrapping_mul(0x85eb_ca6b);
+    ((mixed & 0xffff) as f32 - 32_000.0) / 7.0 / f32::from(1_u16 << (mixed >> 28))
+}
+
+/// Returns how many elements are no sum of the operands of so many ranks. The order of additions may change a sum by rounding.
+fn wrong_elements(size: usize, result: &[f32]) -> usize {
+    let is_right = |(index, value): (usize, &f32)| {
+        let terms = (0..size).map(|rank| f64::from(element(rank, index)));
+        let (sum, magnitude) = terms.fold((0.0, 0.0), |(sum, all), term| (sum + term, all + term.abs()));
+        (f64::from(*value) - sum).abs() <= magnitude * 1e-5
+    };
+    result.iter().enumerate().filter(|each| !is_right(*each)).count()
+}
+
+/// Returns a fingerprint of all bits of a result (FNV-1a over words).
+fn fingerprint(result: &[f32]) -> u64 {
+    let step = |hash: u64, value: &f32| (hash ^ u64::from(value.to_bits())).wrapping_mul(0x0100_0000_01b3);
+    result.iter().fold(0xcbf2_9ce4_8422_2325, step)
+}
+
+// ---- The test that starts them ----
+
+/// Starts the ranks of a group, and collects what they say until all have ended. A stopped rank goes on when all others have a new group.
+fn hear(size: usize, loss: Loss, trials: &[Trial]) -> Vec<Said> {
+    let (address, parent) = (support::free_address(), std::process::id());
+    let (sender, events) = channel();
+    let start = |rank| {
+        let work = Work { rank, size, address: address.clone(), parent, loss, trials: trials.to_vec() };
+        let (mut command, sender) = (process::again().unwrap(), sender.clone());
+        command.args(["--exact", "rank", "--nocapture"]).env(RANK, serde_json::to_string(&work).unwrap());
+        Child::start(format!("rank {rank}"), command, move |event| sender.send((rank, event)).is_ok())
+            .unwrap()
+    };
+    let mut children: Vec<Child> = (0..size).map(start).collect();
+    let (mut all, mut stopped, mut running) = (Vec::new(), BTreeMap::new(), size);
+    let mut to_resume = if loss == Loss::Stop { trials.len() } else { 0 };
+    while running > 0 {
+        if to_resume == 0 {
+            // All may end.
+            children.iter_mut().for_each(Child::close);
+        }
+        let (rank, said) = match events.recv_timeout(HANG) {
+            Ok((rank, Event::Report(line))) => {
+                // The harness writes lines too.
+                let Some(line) = line.strip_prefix("> ") else { continue };
+                (rank, serde_json::from_str::<Said>(line).unwrap())
+            }
+            Ok((_, event)) => {
+                running -= usize::from(matches!(event, Event::Ended(_)));
+                continue;
+            }
+            Err(_) => panic!("no rank said anything for {HANG:?} after {all:?}"),
+        };
+        match (&said.what, trials.iter().find(|trial| Some(trial.number) == said.trial)) {
+            (What::Gone(_), Some(trial)) if loss == Loss::Stop => {
+                stopped.insert(trial.number, (rank, trial.size - 1));
+            }
+            (What::Works { .. }, Some(trial)) => {
+                if let Some((rank, waiting)) = stopped.get_mut(&trial.number) {
+                    *waiting -= 1;
+                    if *waiting == 0 {
+                        children[*rank].signal(Signal::CONT).unwrap();
+                    }
+                }
+            }
+            (What::Resumed { .. }, _) => to_resume -= 1,
+            (What::Failed(_), _) => to_resume = 0,
+            _ => {}
+        }
+        all.push(said);
+    }
+    all
+}
+
+/// What a fresh group has: the fingerprints of its results, and the steps of each rank for each combination.
+struct Fresh {
+    hashes: Vec<u64>,
+    steps: BTreeMap<usize, Vec<u32>>,
+}
+
+fn fresh(size: usize, loss: Loss) -> Fresh {
+    let said = hear(size, loss, &[]);
+    let (mut all, mut steps) = (Vec::new(), BTreeMap::new());
+    for said in said {
+        match said.what {
+            What::Works { hashes, wrong: 0 } => all.push(hashes),
+            What::Steps { rank, steps: of_rank } => drop(steps.insert(rank, of_rank)),
+            What::FirstResult => {}
+            other => panic!("a fresh group of {size} ranks: {other:?}"),
+        }
+    }
+    assert_eq!((all.len(), steps.len()), (size, size));
+    assert!(all.iter().all(|hashes| *hashes == all[0]), "the ranks of a fresh group of {size} differ");
+    Fresh { hashes: all.swap_remove(0), steps }
+}
+
+/// Where a rank can be lost: combination, step, and the ranks that come there.
+type Place = (usize, u32, Vec<usize>);
+
+/// Returns all places in a group. The combinations take turns, and the steps of each come in an order that spreads.
+fn places(fresh: &Fresh) -> Vec<Place> {
+    let mut all = Vec::new();
+    for combination in 0..COMBINATIONS.len() {
+        let most = fresh.steps.values().map(|steps| steps[combination]).max().unwrap();
+        let mut steps: Vec<u32> = (0..most).chain([END]).collect();
+        // The fraction of the product with the golden ratio spreads numbers that follow one another.
+        steps.sort_by_key(|step| step.wrapping_mul(2_654_435_769));
+        for (turn, step) in steps.into_iter().enumerate() {
+            let comes = |(rank, steps): (&usize, &Vec<u32>)| {
+                (step == END || step < steps[combination]).then_some(*rank)
+            };
+            all.push((turn, combination, step, fresh.steps.iter().filter_map(comes).collect()));
+        }
+    }
+    all.sort_by_key(|(turn, combination, ..)| (*turn, *combination));
+    all.into_iter().map(|(_, combination, step, ranks)| (combination, step, ranks)).collect()
+}
+
+/// The trials of one algorithm with one number of ranks. Times are in milliseconds from the loss of a rank to the slowest survivor.
+#[derive(Default)]
+struct Row {
+    reached: BTreeSet<(usize, u32)>,
+    known: Vec<f64>,
+    goes_on: Vec<f64>,
+}
+
+/// Judges a trial by what the ranks said. Returns when all survivors knew of the loss, and when all had a result of the new group.
+fn judge(trial: &Trial, loss: Loss, heard: &[Said], fresh: &Fresh) -> Result<(f64, f64), String> {
+    let (mut gone, mut known, mut first, mut works, mut excluded) = (None, Vec::new(), Vec::new(), 0, 0);
+    for said in heard.iter().filter(|said| said.trial == Some(trial.number)) {
+        match &said.what {
+            What::Gone(step) if *step == trial.step => gone = Some(said.at),
+            What::Noticed { named: true, .. } => known.push(said.at),
+            What::FirstResult => first.push(said.at),
+            What::Works { hashes, wrong: 0 } if *hashes == fresh.hashes => works += 1,
+            What::Resumed { excluded: true, .. } => excluded += 1,
+            // Another step, a wrong name, wrong elements, other bits than those of a fresh group, or a stopped rank that is not excluded.
+            other => return Err(format!("{other:?}")),
+        }
+    }
+    let gone = gone.ok_or("the rank was not lost")?;
+    let counts = [known.len(), first.len(), works, excluded];
+    let survivors = trial.size - 1;
+    if counts != [survivors, survivors, survivors, usize::from(loss == Loss::Stop)] {
+        return Err(format!("the ranks that noticed it, that went on, and that were told so are {counts:?}"));
+    }
+    let slowest = |times: Vec<u64>| times.into_iter().max().unwrap_or(gone).saturating_sub(gone) as f64 / 1e6;
+    Ok((slowest(known), slowest(first)))
+}
+
+/// Loses this many ranks, unless `variable` sets another number, in groups of these sizes, unless `COLLECTIVE_RANKS` sets others.
+fn lose_ranks(loss: Loss, variable: &str, trials: usize, sizes: &[usize]) {
+    let sizes: BTreeSet<usize> = match std::env::var("COLLECTIVE_RANKS") {
+        Ok(list) => list.split(',').map(|size| size.trim().parse().expect("COLLECTIVE_RANKS")).collect(),
+        Err(_) => sizes.iter().copied().collect(),
+    };
+    assert!(sizes.iter().all(|size| (2..=64).contains(size)), "COLLECTIVE_RANKS: takes numbers from 2 to 64");
+    let most = *sizes.last().expect("COLLECTIVE_RANKS");
+    let fresh: BTreeMap<usize, Fresh> = (1..=most).map(|size| (size, fresh(size, loss))).collect();
+    let places: BTreeMap<usize, _> = sizes.iter().map(|size| (*size, places(&fresh[size]))).collect();
+    let all: usize = places.values().map(Vec::len).sum();
+    let wanted = match std::env::var(variable).as_deref() {
+        Ok("all") => all,
+        Ok(number) => number.parse().expect(variable),
+        Err(_) => trials,
+    };
+    let mut rows: BTreeMap<(Algorithm, usize), Row> = BTreeMap::new();
+    let mut visits: BTreeMap<usize, usize> = sizes.iter().map(|size| (*size, 0)).collect();
+    let (mut number, mut faults) = (0, Vec::new());
+    while number < wanted {
+        let open = |(size, visits): (&usize, &usize)| number >= all || *visits < places[size].len();
+        // The largest size of those that had the fewest trials. The next trials are those of the ranks that are left.
+        let open_sizes = visits.iter().filter(|it| open(*it));
+        let mut size = *open_sizes.min_by_key(|(size, visits)| (**visits, usize::MAX - **size)).unwrap().0;
+        let mut batch = Vec::new();
+        while number + batch.len() < wanted
+            && let Some(visit) = visits.get_mut(&size)
+            && open((&size, &*visit))
+        {
+            let (combination, step, ranks) = &places[&size][*visit % places[&size].len()];
+            // A second pass takes other ranks at the same steps.
+            let victim = ranks[(*visit + *visit / places[&size].len()) % ranks.len()];
+            let number = (number + batch.len()) as u64;
+            batch.push(Trial { number, size, combination: *combination, victim, step: *step });
+            *visit += 1;
+            size -= 1;
+        }
+        let mut heard = hear(batch[0].size, loss, &batch);
+        // On a busy machine a living rank too may not answer in time.
+        for _ in 0..if loss == Loss::Stop { 3 } else { 0 } {
+            let is_bad = |trial: &Trial| judge(trial, loss, &heard, &fresh[&(trial.size - 1)]).is_err();
+            if batch.iter().any(is_bad) {
+                println!("once more, because of {heard:?}");
+                heard = hear(batch[0].size, loss, &batch);
+            }
+        }
+        for trial in &batch {
+            let (algorithm, messages, _) = COMBINATIONS[trial.combination];
+            let row = rows.entry((algorithm, trial.size)).or_default();
+            match judge(trial, loss, &heard, &fresh[&(trial.size - 1)]) {
+                Ok((known, goes_on)) => {
+                    row.known.push(known);
+                    row.goes_on.push(goes_on);
+                    row.reached.insert((trial.combination, trial.step));
+                }
+                Err(fault) => {
+                    let failed = heard.iter().filter(|said| matches!(said.what, What::Failed(_)));
+                    let failed: Vec<_> = failed.collect();
+                    faults.push(format!("{trial:?}, {algorithm} {messages}: {fault}; {failed:?}"));
+                }
+            }
+        }
+        number += batch.len();
+    }
+    println!(
+        "{}\nms from a loss until the slowest survivor knows, and has a new result",
+        table(&rows, &places)
+    );
+    assert!(faults.is_empty(), "{} faults in {wanted} trials:\n{}", faults.len(), faults.join("\n"));
+    let reached: usize = rows.values().map(|row| row.reached.len()).sum();
+    assert_eq!(reached, wanted.min(all), "a step counts once, and each trial has a step of its own");
+}
+
+fn table(rows: &BTreeMap<(Algorithm, usize), Row>, places: &BTreeMap<usize, Vec<Place>>) -> String {
+    let line = |((algorithm, size), row): (&(Algorithm, usize), &Row)| {
+        let is = |place: &&Place| COMBINATIONS[place.0].0 == *algorithm;
+        let steps = places[size].iter().filter(is).count();
+        let mut line = vec![algorithm.to_string(), size.to_string(), row.known.len().to_string()];
+        line.push(format!("{}/{steps}", row.reached.len()));
+        for times in [&row.known, &row.goes_on] {
+            let at = |share| format!("{:.1}", quantile(times.iter().copied(), share));
+            line.extend([0.5, 0.99, 1.0].map(at));
+        }
+        line
+    };
+    let headings =
+        ["algorithm", "ranks", "lost", "steps", "known p50", "p99", "max", "goes on p50", "p99", "max"];
+    grid(&headings, [rows.iter().map(line).collect()]).to_string()
 }
 
 #[test]
 fn killed_ranks_are_named_and_the_others_have_the_results_of_a_fresh_group() {
-    let rows = lose("--kills", 45, &["--ranks", "2,3,4,5,6"]);
-    assert_eq!(rows.len(), 15, "three algorithms with five numbers of ranks: {rows:?}");
+    lose_ranks(Loss::Kill, "COLLECTIVE_KILLS", 45, &[2, 3, 4, 5, 6]);
 }
 
 #[test]
 fn stopped_ranks_are_named_at_the_deadline_and_excluded() {
-    let rows = lose("--stops", 6, &["--ranks", "4,3,2", "--algorithm", "ring,one-shot"]);
-    assert_eq!(rows.len(), 6, "two algorithms with three numbers of ranks: {rows:?}");
-}
-
-#[test]
-fn options_of_losses_are_checked() {
-    for (arguments, words) in [
-        (&["--kills", "0"][..], "--kills"),
-        (&["--kills", "3", "--ranks", "1"], "--ranks"),
-        (&["--kills", "some"], "--kills"),
-        (&["--kills", "3", "--algorithm", "ring,auto"], "--algorithm auto"),
-        (&["--kills", "3", "--types", "f64"], "cannot be used with"),
-        (&["--stops", "3", "--quick"], "cannot be used with"),
-    ] {
-        let mut command = Command::new(PROGRAM);
-        command.args(arguments);
-        let output = run(command).unwrap();
-        assert_eq!(output.status.code(), Some(2));
-        assert!(text(&output).contains(words), "{}", text(&output));
-    }
-}
-
-/// Arguments of a rank that a launcher starts.
-const WORK: [&str; 8] = [
-    "--sizes",
-    "8,40KiB",
-    "--iterations",
-    "4",
-    "--warm-up",
-    "1",
-    "--algorithm",
-    "auto,one-shot,ring,halving-doubling",
-];
-
-/// Checks the rows that four ranks wrote.
-fn check(output: &Output, file: &std::path::Path) {
-    assert!(output.status.success(), "{}", text(output));
-    let rows: Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
-    std::fs::remove_file(file).unwrap();
-    let rows = rows["rows"].as_array().cloned().unwrap_or_default();
-    assert_eq!(rows.len(), 8, "{rows:?}");
-    assert!(rows.iter().all(|row| row["ranks"] == 4 && row["errors"] == 0), "{rows:?}");
-}
-
-#[test]
-fn open_mpi_starts_ranks() {
-    let file = rows("mpirun");
-    let mut command = Command::new("mpirun");
-    command
-        .args(["--allow-run-as-root", "--oversubscribe", "-n", "4", PROGRAM])
-        .args(WORK)
-        .arg("--json")
-        .arg(&file);
-    match run(command) {
-        Some(output) => check(&output, &file),
-        None => println!("skipped: there is no mpirun"),
-    }
-}
-
-#[test]
-fn torchrun_starts_ranks() {
-    let file = rows("torchrun");
-    let mut command = Command::new("torchrun");
-    let logs = file.with_extension("logs");
-    // Torch 1.13 with Python 3.11 fails unless the output is redirected (-r) and copied (-t). Torch 2 knows these options too.
-    command.args(["--no_python", "--nproc_per_node", "4", "-r", "1", "-t", "1", "--log_dir"]).arg(&logs);
-    command.arg(PROGRAM).args(WORK).arg("--json").arg(&file);
-    match run(command) {
-        Some(output) => {
-            check(&output, &file);
-            std::fs::remove_dir_all(logs).unwrap();
-        }
-        None => println!("skipped: there is no torchrun"),
-    }
-}
-
-/// Its srun sets these variables. `interop/launchers` runs Slurm itself.
-#[test]
-fn ranks_find_one_another_by_the_variables_of_slurm() {
-    let file = rows("slurm");
-    let job = std::process::id().to_string();
-    let start = |rank: usize| {
-        let mut command = Command::new(PROGRAM);
-        command.args(WORK).arg("--json").arg(&file);
-        command.env("SLURM_PROCID", rank.to_string()).env("SLURM_NTASKS", "4");
-        command.env("SLURM_JOB_ID", &job).env("SLURM_STEP_ID", "0");
-        command.env("SLURM_NNODES", "1");
-        std::thread::spawn(move || run(command).unwrap())
-    };
-    let ranks: Vec<_> = (0..4).map(start).collect();
-    let outputs: Vec<Output> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
-    for output in &outputs {
-        assert!(output.status.success(), "{}", text(output));
-    }
-    check(&outputs[0], &file);
+    lose_ranks(Loss::Stop, "COLLECTIVE_STOPS", 6, &[2, 3, 4]);
 }

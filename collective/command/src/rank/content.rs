@@ -10,64 +10,48 @@ const SHIFTS: usize = 128;
 /// Results are checked in blocks of this many elements.
 const BLOCK: usize = 4096;
 
-/// A type whose operations the check repeats.
+/// A type of elements.
 pub(crate) trait Value: Number + PartialEq {
     const TYPE: Type;
 
     /// Converts a whole number that the type holds exactly.
-    fn of(number: u64) -> Self;
-    fn plus(self, other: Self) -> Self;
-    fn least(self, other: Self) -> Self;
-    fn most(self, other: Self) -> Self;
+    fn of(number: u32) -> Self;
 }
 
 macro_rules! values {
-    ($($type:ty: $name:ident, $of:expr, $plus:expr;)+) => {$(
+    ($($type:ty: $name:ident, $of:expr;)+) => {$(
         impl Value for $type {
             const TYPE: Type = Type::$name;
 
-            fn of(number: u64) -> Self {
+            fn of(number: u32) -> Self {
                 $of(number)
-            }
-
-            fn plus(self, other: Self) -> Self {
-                $plus(self, other)
-            }
-
-            // The content has no NaN and no negative zero.
-            fn least(self, other: Self) -> Self {
-                if other < self { other } else { self }
-            }
-
-            fn most(self, other: Self) -> Self {
-                if other > self { other } else { self }
             }
         }
     )+};
 }
 
 values! {
-    f32: F32, |number| number as f32, |one: f32, other| one + other;
-    f64: F64, |number| number as f64, |one: f64, other| one + other;
-    half::f16: F16, |number| half::f16::from_f32(number as f32), |one: half::f16, other| one + other;
-    half::bf16: Bf16, |number| half::bf16::from_f32(number as f32), |one: half::bf16, other| one + other;
-    i8: I8, |number| number as i8, i8::wrapping_add;
-    i16: I16, |number| number as i16, i16::wrapping_add;
-    i32: I32, |number| number as i32, i32::wrapping_add;
-    i64: I64, |number| number as i64, i64::wrapping_add;
-    u8: U8, |number| number as u8, u8::wrapping_add;
-    u16: U16, |number| number as u16, u16::wrapping_add;
-    u32: U32, |number| number as u32, u32::wrapping_add;
-    u64: U64, |number| number, u64::wrapping_add;
+    f32: F32, |number| number as f32;
+    f64: F64, f64::from;
+    half::f16: F16, |number| half::f16::from_f32(number as f32);
+    half::bf16: Bf16, |number| half::bf16::from_f32(number as f32);
+    i8: I8, |number| number as i8;
+    i16: I16, |number| number as i16;
+    i32: I32, |number| number as i32;
+    i64: I64, i64::from;
+    u8: U8, |number| number as u8;
+    u16: U16, |number| number as u16;
+    u32: U32, |number| number;
+    u64: U64, u64::from;
 }
 
 /// The pattern from which each rank takes its content: another part for each rank and for each iteration. All values are whole
 /// numbers so small that each result is exact.
 #[derive(Debug)]
 pub(crate) struct Pattern<T> {
+    numbers: Vec<u16>,
+    /// The numbers; for a mean, each of them times the number of ranks, so that the results are whole.
     elements: Vec<T>,
-    /// For a mean, the content is a multiple of the number of ranks, and the results are sums of this content undivided.
-    undivided: Option<Vec<T>>,
     ranks: usize,
     reduction: Reduction,
 }
@@ -75,17 +59,13 @@ pub(crate) struct Pattern<T> {
 impl<T: Value> Pattern<T> {
     /// Makes the pattern for operands of this many elements.
     pub(crate) fn new(elements: usize, reduction: Reduction, ranks: usize) -> Self {
-        let values = options::values(T::TYPE, reduction, ranks).max(1);
-        let scaled = |factor: u64| {
-            let value = move |index| T::of(u64::from(scatter(index)) % values * factor);
-            (0..elements + SHIFTS).map(value).collect::<Vec<T>>()
-        };
-        match reduction {
-            Reduction::Mean => {
-                Self { elements: scaled(ranks as u64), undivided: Some(scaled(1)), ranks, reduction }
-            }
-            _ => Self { elements: scaled(1), undivided: None, ranks, reduction },
-        }
+        // At most 1024.
+        let values = options::values(T::TYPE, reduction, ranks).max(1) as u32;
+        let numbers: Vec<u16> =
+            (0..elements + SHIFTS).map(|index| (scatter(index) % values) as u16).collect();
+        let factor = if reduction == Reduction::Mean { ranks as u32 } else { 1 };
+        let elements = numbers.iter().map(|number| T::of(u32::from(*number) * factor)).collect();
+        Self { numbers, elements, ranks, reduction }
     }
 
     /// Writes the content of `rank` in an iteration.
@@ -95,25 +75,30 @@ impl<T: Value> Pattern<T> {
 
     /// Returns how many elements of a result are wrong.
     pub(crate) fn wrong(&self, iteration: u64, result: &[T]) -> u64 {
-        let source = self.undivided.as_ref().unwrap_or(&self.elements);
-        let combine = match self.reduction {
-            Reduction::Sum | Reduction::Mean => combine::<T, Plus>,
-            Reduction::Min => combine::<T, Least>,
-            Reduction::Max => combine::<T, Most>,
-        };
-        let mut expected = [T::of(0); BLOCK];
+        match self.reduction {
+            Reduction::Sum | Reduction::Mean => {
+                self.differing(iteration, result, 0, |one, other| one + other)
+            }
+            Reduction::Min => self.differing(iteration, result, u32::MAX, u32::min),
+            Reduction::Max => self.differing(iteration, result, 0, u32::max),
+        }
+    }
+
+    /// Returns how many elements differ from what `combine` makes of the numbers of all ranks.
+    fn differing(&self, iteration: u64, result: &[T], first: u32, combine: impl Fn(u32, u32) -> u32) -> u64 {
+        let mut expected = [0; BLOCK];
         let mut wrong = 0;
         for (index, block) in result.chunks(BLOCK).enumerate() {
             let expected = &mut expected[..block.len()];
+            expected.fill(first);
             for rank in 0..self.ranks {
-                let content = &source[shift(rank, iteration) + index * BLOCK..][..block.len()];
-                match rank {
-                    0 => expected.copy_from_slice(content),
-                    _ => combine(expected, content),
+                let numbers = &self.numbers[shift(rank, iteration) + index * BLOCK..][..block.len()];
+                for (expected, number) in expected.iter_mut().zip(numbers) {
+                    *expected = combine(*expected, u32::from(*number));
                 }
             }
-            wrong += block.iter().zip(expected.iter()).filter(|(found, expected)| found != expected).count()
-                as u64;
+            let differs = |(found, expected): &(&T, &u32)| **found != T::of(**expected);
+            wrong += block.iter().zip(expected.iter()).filter(differs).count() as u64;
         }
         wrong
     }
@@ -126,39 +111,6 @@ fn scatter(index: usize) -> u32 {
 
 fn shift(rank: usize, iteration: u64) -> usize {
     (rank * 17 + (iteration % SHIFTS as u64) as usize * 29) % SHIFTS
-}
-
-/// An operation on two elements. These types make the compiler build one loop for each, which it can vectorise.
-trait Combine<T> {
-    fn of(one: T, other: T) -> T;
-}
-
-struct Plus;
-struct Least;
-struct Most;
-
-impl<T: Value> Combine<T> for Plus {
-    fn of(one: T, other: T) -> T {
-        one.plus(other)
-    }
-}
-
-impl<T: Value> Combine<T> for Least {
-    fn of(one: T, other: T) -> T {
-        one.least(other)
-    }
-}
-
-impl<T: Value> Combine<T> for Most {
-    fn of(one: T, other: T) -> T {
-        one.most(other)
-    }
-}
-
-fn combine<T: Copy, C: Combine<T>>(expected: &mut [T], content: &[T]) {
-    for (expected, content) in expected.iter_mut().zip(content) {
-        *expected = C::of(*expected, *content);
-    }
 }
 
 #[cfg(test)]
@@ -193,11 +145,11 @@ mod tests {
                         })
                         .collect();
                     let mut result: Vec<T> =
-                        reduced(&contents, *reduction).into_iter().map(|value| T::of(value as u64)).collect();
+                        reduced(&contents, *reduction).into_iter().map(|value| T::of(value as u32)).collect();
                     assert_eq!(pattern.wrong(iteration, &result), 0, "{:?} {reduction:?} {ranks}", T::TYPE);
                     // The result of the next iteration is another one.
                     assert!(pattern.wrong(iteration + 1, &result) > ELEMENTS as u64 / 8);
-                    result[ELEMENTS - 1] = result[ELEMENTS - 1].plus(T::of(1));
+                    result[ELEMENTS - 1] = T::of(if result[ELEMENTS - 1] == T::of(1) { 2 } else { 1 });
                     assert_eq!(pattern.wrong(iteration, &result), 1);
                 }
             }

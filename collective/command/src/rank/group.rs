@@ -2,39 +2,13 @@
 
 use tokio::runtime::Runtime;
 use tonic_rdma::Config;
-use tonic_rdma_collective::{Buffer, CollectiveError, Communicator, Launch, PlanChoice};
+use tonic_rdma_collective::{CollectiveError, Communicator, Launch, PlanChoice};
 use tonic_rdma_commands::Failure;
 
-use super::content::Value;
 use crate::choices::{Algorithm, Reduction};
 
 /// The largest message of a step of a fixed algorithm, in bytes.
 const PIECE: usize = 256 << 10;
-
-/// What operations moved, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Moved {
-    /// Sent with messages, or pulled from other ranks.
-    pub(crate) bytes: u64,
-    /// Copied within this rank.
-    pub(crate) copied: u64,
-}
-
-impl Moved {
-    /// Adds what was moved.
-    pub(crate) fn add(&mut self, more: Self) {
-        self.bytes += more.bytes;
-        self.copied += more.copied;
-    }
-
-    /// Returns what was moved since `earlier`.
-    pub(crate) fn since(self, earlier: Self) -> Self {
-        Self {
-            bytes: self.bytes.saturating_sub(earlier.bytes),
-            copied: self.copied.saturating_sub(earlier.copied),
-        }
-    }
-}
 
 /// The communicator of one algorithm.
 #[derive(Debug)]
@@ -44,12 +18,13 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// Meets the other ranks.
+    /// Meets the other ranks. The variables `RDMA_*` have the settings of connections.
     pub(crate) fn connect(runtime: &Runtime, launch: Launch, algorithm: Algorithm) -> Result<Self, Failure> {
         let rank = launch.rank();
-        let mut builder = Communicator::builder().config(config()?).launch(launch);
-        if let Some(fixed) = library_algorithm(algorithm) {
-            builder = builder.plans(PlanChoice::Fixed { algorithm: fixed, piece_bytes: PIECE });
+        let config = Config::from_env().map_err(|error| Failure::usage(error.to_string()))?;
+        let mut builder = Communicator::builder().config(config).launch(launch);
+        if let Some(algorithm) = algorithm.fixed() {
+            builder = builder.plans(PlanChoice::Fixed { algorithm, piece_bytes: PIECE });
         }
         let communicator = runtime.block_on(builder.connect()).map_err(|error| {
             Failure::run(format!("rank {rank} can't meet the other ranks")).because(error)
@@ -65,81 +40,25 @@ impl Group {
         self.algorithm
     }
 
-    /// Returns whether the tuner chooses.
-    pub(crate) fn is_auto(&self) -> bool {
-        self.algorithm == Algorithm::Auto
-    }
-
-    pub(crate) fn rank(&self) -> usize {
-        self.communicator.rank()
-    }
-
-    pub(crate) fn size(&self) -> usize {
-        self.communicator.size()
-    }
-
-    /// Returns the plans, as the communicator prints them.
-    pub(crate) fn plans(&self) -> String {
-        self.communicator.plans().to_string()
-    }
-
-    /// Allocates registered memory.
-    pub(crate) fn allocate<T: Value>(&self, elements: usize) -> Result<Buffer<T>, Failure> {
-        self.communicator.allocate::<T>(elements).map_err(|error| self.failure(error))
-    }
-
     /// Waits until all ranks are here.
     pub(crate) fn barrier(&self) -> Result<(), Failure> {
-        self.communicator.barrier().wait().map(drop).map_err(|failed| self.failure(failed.into()))
+        self.communicator.barrier().wait().map(drop).map_err(failed)
     }
 
-    /// Makes each value the largest of all ranks.
-    pub(crate) fn maximum(&self, values: &mut [f64]) -> Result<(), Failure> {
-        self.combine(values, Reduction::Max)
+    /// Makes each value that of all ranks.
+    pub(crate) fn combine(&self, values: &mut [f64], reduction: Reduction) -> Result<(), Failure> {
+        self.communicator.all_reduce(values, reduction.of_library()).wait().map(drop).map_err(failed)
     }
 
-    /// Makes each value the sum of all ranks.
-    pub(crate) fn sum(&self, values: &mut [f64]) -> Result<(), Failure> {
-        self.combine(values, Reduction::Sum)
-    }
-
-    fn combine(&self, values: &mut [f64], reduction: Reduction) -> Result<(), Failure> {
-        let operation = self.communicator.all_reduce(values, library_reduction(reduction));
-        operation.wait().map(drop).map_err(|failed| self.failure(failed.into()))
-    }
-
-    /// Returns what the operations of this rank have moved.
-    pub(crate) fn moved(&self) -> Moved {
+    /// Returns the bytes that the operations of this rank have sent with messages or pulled from other ranks, and those that they have
+    /// copied within this rank. Barriers move none.
+    pub(crate) fn moved(&self) -> [u64; 2] {
         let statistics = self.communicator.statistics();
-        Moved { bytes: statistics.inline_bytes + statistics.pulled_bytes, copied: statistics.copied_bytes }
-    }
-
-    /// Makes the failure of an operation.
-    pub(crate) fn failure(&self, error: CollectiveError) -> Failure {
-        Failure::run("an operation failed").because(error)
+        [statistics.inline_bytes + statistics.pulled_bytes, statistics.copied_bytes]
     }
 }
 
-/// Returns the settings of connections: the variables `RDMA_*` change them.
-pub(crate) fn config() -> Result<Config, Failure> {
-    Config::from_env().map_err(|error| Failure::usage(error.to_string()))
-}
-
-/// Returns the library's name of a reduction.
-pub(crate) fn library_reduction(reduction: Reduction) -> tonic_rdma_collective::Reduction {
-    match reduction {
-        Reduction::Sum => tonic_rdma_collective::Reduction::Sum,
-        Reduction::Mean => tonic_rdma_collective::Reduction::Mean,
-        Reduction::Min => tonic_rdma_collective::Reduction::Min,
-        Reduction::Max => tonic_rdma_collective::Reduction::Max,
-    }
-}
-
-fn library_algorithm(algorithm: Algorithm) -> Option<tonic_rdma_collective::Algorithm> {
-    match algorithm {
-        Algorithm::Auto => None,
-        Algorithm::OneShot => Some(tonic_rdma_collective::Algorithm::OneShot),
-        Algorithm::HalvingDoubling => Some(tonic_rdma_collective::Algorithm::HalvingDoubling),
-        Algorithm::Ring => Some(tonic_rdma_collective::Algorithm::Ring),
-    }
+/// Makes the failure of an operation.
+pub(crate) fn failed(error: impl Into<CollectiveError>) -> Failure {
+    Failure::run("an operation failed").because(error.into())
 }

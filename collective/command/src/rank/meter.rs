@@ -4,22 +4,22 @@ use std::time::{Duration, Instant};
 
 use tonic_rdma_commands::Failure;
 
+use super::Sink;
 use super::clock;
 use super::content::{Pattern, Value};
-use super::group::{Group, Moved};
+use super::group::Group;
 use super::operands::Operands;
-use super::sink::Sink;
-use crate::choices::Type;
+use crate::choices::{Algorithm, Reduction, Type};
 use crate::options::{Cell, Length};
 use crate::report::Report;
 
 /// Bounds of the iterations that are chosen by a duration.
 const LEAST: u64 = 5;
 const MOST: u64 = 100_000;
-/// The least number of iterations of a check of the tuner's choice. Medians of five differ by up to 20 %.
+/// The least number of iterations of a check of the plans. Medians of five differ by up to 20 %.
 const LEAST_OF_CHECK: u64 = 15;
-/// How long ranks that share cores sleep before each turn of a check. Then the system puts them on cores anew, as it does in the
-/// tuner's trials. Otherwise a check would measure only the placement that the ranks happen to have.
+/// How long ranks that share cores sleep before each turn of a check. Then the system puts them on cores anew. Otherwise a check would
+/// measure only the placement that the ranks happen to have.
 const NAP: Duration = Duration::from_micros(50);
 /// Iterations from which the number of iterations is computed.
 const TRIALS: u32 = 3;
@@ -37,21 +37,21 @@ pub(crate) struct Figures {
     pub(crate) latencies: Vec<f64>,
     /// Wrong elements on all ranks.
     pub(crate) errors: u64,
-    /// What the measured operations moved on all ranks.
-    pub(crate) moved: Moved,
-    /// The number of measured operations.
-    pub(crate) operations: u64,
+    /// The bytes that the measured operations moved on all ranks, and those that they copied.
+    pub(crate) moved: [f64; 2],
 }
 
 /// Measures cells.
-#[derive(Debug)]
 pub(crate) struct Meter<'a> {
     /// A communicator for each algorithm.
     pub(crate) groups: &'a [Group],
     /// Whether each rank has a core of its own, so that all may wait busily for a common start.
     pub(crate) own_cores: bool,
-    /// Whether this is a check of the tuner's choice. Then algorithms that are far behind are left out.
+    /// Whether this is a check of the plans. Then algorithms that are far behind are left out.
     pub(crate) check: bool,
+    pub(crate) sink: Sink<'a>,
+    /// When rank 0 said last that it works.
+    pub(crate) beat: Instant,
     /// Wrong elements of this rank, in all cells.
     pub(crate) wrong: u64,
 }
@@ -63,121 +63,94 @@ struct Side<'a, T> {
     /// The latencies of this rank in µs.
     latencies: Vec<f64>,
     wrong: u64,
-    /// What the operations of this rank moved. Barriers are not included.
-    moved: Moved,
     takes_part: bool,
 }
 
 impl Meter<'_> {
     /// Measures a cell. All ranks call this with the same cells, in the same order.
-    pub(crate) fn cell(&mut self, cell: &Cell, sink: &mut dyn Sink) -> Result<Vec<Figures>, Failure> {
+    pub(crate) fn cell(&mut self, cell: &Cell) -> Result<Vec<Figures>, Failure> {
         match cell.kind {
-            Type::F32 => self.typed::<f32>(cell, sink),
-            Type::F64 => self.typed::<f64>(cell, sink),
-            Type::F16 => self.typed::<half::f16>(cell, sink),
-            Type::Bf16 => self.typed::<half::bf16>(cell, sink),
-            Type::I8 => self.typed::<i8>(cell, sink),
-            Type::I16 => self.typed::<i16>(cell, sink),
-            Type::I32 => self.typed::<i32>(cell, sink),
-            Type::I64 => self.typed::<i64>(cell, sink),
-            Type::U8 => self.typed::<u8>(cell, sink),
-            Type::U16 => self.typed::<u16>(cell, sink),
-            Type::U32 => self.typed::<u32>(cell, sink),
-            Type::U64 => self.typed::<u64>(cell, sink),
+            Type::F32 => self.typed::<f32>(cell),
+            Type::F64 => self.typed::<f64>(cell),
+            Type::F16 => self.typed::<half::f16>(cell),
+            Type::Bf16 => self.typed::<half::bf16>(cell),
+            Type::I8 => self.typed::<i8>(cell),
+            Type::I16 => self.typed::<i16>(cell),
+            Type::I32 => self.typed::<i32>(cell),
+            Type::I64 => self.typed::<i64>(cell),
+            Type::U8 => self.typed::<u8>(cell),
+            Type::U16 => self.typed::<u16>(cell),
+            Type::U32 => self.typed::<u32>(cell),
+            Type::U64 => self.typed::<u64>(cell),
         }
     }
 
-    fn typed<T: Value>(&mut self, cell: &Cell, sink: &mut dyn Sink) -> Result<Vec<Figures>, Failure> {
+    fn typed<T: Value>(&mut self, cell: &Cell) -> Result<Vec<Figures>, Failure> {
         let Some(first) = self.groups.first() else { return Ok(Vec::new()) };
-        let pattern = Pattern::<T>::new(cell.elements(), cell.reduction, first.size());
-        let mut sides = Vec::new();
-        for group in self.groups {
-            sides.push(Side {
-                group,
-                operands: Operands::new(group, cell.operand, cell.elements())?,
-                latencies: Vec::new(),
-                wrong: 0,
-                moved: Moved::default(),
-                takes_part: true,
-            });
-        }
-        let naps = self.check && !self.own_cores;
-        let mut clock = Turns { next: 0, beat: Instant::now(), own_cores: self.own_cores, naps };
-        for _ in 0..cell.warm_ups {
-            clock.turn(&mut sides, cell, &pattern, sink)?;
-        }
+        let pattern = Pattern::<T>::new(cell.elements(), cell.reduction, first.communicator().size());
+        let side = |group| {
+            let operands = Operands::new(group, cell.operand, cell.elements())?;
+            Ok(Side { group, operands, latencies: Vec::new(), wrong: 0, takes_part: true })
+        };
+        let mut sides = self.groups.iter().map(side).collect::<Result<Vec<_>, Failure>>()?;
+        let mut iterations = 0..;
+        let mut turns = |meter: &mut Self, sides: &mut [Side<'_, T>], count: u64| {
+            let count = usize::try_from(count).unwrap_or(usize::MAX);
+            iterations.by_ref().take(count).try_for_each(|it| meter.turn(sides, cell, &pattern, it))
+        };
+        turns(self, &mut sides, cell.warm_ups)?;
         if self.check && cell.bytes > LARGE {
             leave_out(first, &mut sides)?;
         }
-        let iterations = match cell.length {
-            Length::Iterations(iterations) => iterations,
+        let count = match cell.length {
+            Length::Iterations(count) => count,
             Length::Duration(duration) => {
                 let begin = Instant::now();
-                for _ in 0..TRIALS {
-                    clock.turn(&mut sides, cell, &pattern, sink)?;
-                }
+                turns(self, &mut sides, TRIALS.into())?;
+                let mut seconds = [(begin.elapsed() / TRIALS).as_secs_f64()];
+                // The same number on all ranks.
+                first.combine(&mut seconds, Reduction::Max)?;
                 let least = if self.check { LEAST_OF_CHECK } else { LEAST };
-                iterations(first, begin.elapsed() / TRIALS, duration, least)?
+                ((duration.as_secs_f64() / seconds[0].max(1e-9)) as u64).clamp(least, MOST)
             }
         };
-        for side in &mut sides {
-            side.latencies.clear();
-            side.moved = Moved::default();
+        sides.iter_mut().for_each(|side| side.latencies.clear());
+        let before: Vec<[u64; 2]> = self.groups.iter().map(Group::moved).collect();
+        turns(self, &mut sides, count)?;
+        let after: Vec<[u64; 2]> = self.groups.iter().map(Group::moved).collect();
+        let mut all = Vec::new();
+        for (mut side, (before, after)) in sides.into_iter().zip(before.into_iter().zip(after)) {
+            self.wrong += side.wrong;
+            let [moved, copied] = [0, 1].map(|index| after[index].saturating_sub(before[index]) as f64);
+            let mut sums = [side.wrong as f64, moved, copied];
+            first.combine(&mut sums, Reduction::Sum)?;
+            first.combine(&mut side.latencies, Reduction::Max)?;
+            let [errors, moved, copied] = sums;
+            all.push(Figures { latencies: side.latencies, errors: errors as u64, moved: [moved, copied] });
         }
-        for _ in 0..iterations {
-            clock.turn(&mut sides, cell, &pattern, sink)?;
-        }
-        sides.into_iter().map(|side| self.figures(side, first)).collect()
+        Ok(all)
     }
 
-    /// Collects the figures of all ranks.
-    fn figures<T>(&mut self, mut side: Side<'_, T>, first: &Group) -> Result<Figures, Failure> {
-        self.wrong += side.wrong;
-        let mut sums = [side.wrong as f64, side.moved.bytes as f64, side.moved.copied as f64];
-        first.sum(&mut sums)?;
-        first.maximum(&mut side.latencies)?;
-        let [errors, bytes, copied] = sums.map(|sum| sum as u64);
-        let operations = side.latencies.len() as u64;
-        Ok(Figures { latencies: side.latencies, errors, moved: Moved { bytes, copied }, operations })
-    }
-}
-
-/// The count of iterations of a cell.
-struct Turns {
-    next: u64,
-    beat: Instant,
-    own_cores: bool,
-    naps: bool,
-}
-
-impl Turns {
     /// Makes one iteration with each algorithm. Each iteration begins with another algorithm.
     fn turn<T: Value>(
         &mut self,
         sides: &mut [Side<'_, T>],
         cell: &Cell,
         pattern: &Pattern<T>,
-        sink: &mut dyn Sink,
+        iteration: u64,
     ) -> Result<(), Failure> {
-        let iteration = self.next;
-        self.next += 1;
-        if self.naps {
+        if self.check && !self.own_cores {
             std::thread::sleep(NAP);
         }
-        for index in 0..sides.len() {
-            let index = (index + (iteration % sides.len() as u64) as usize) % sides.len();
-            let side = &mut sides[index];
-            if !side.takes_part {
-                continue;
-            }
-            side.operands.fill(pattern, side.group.rank(), iteration)?;
+        let first = (iteration % sides.len() as u64) as usize;
+        let (later, earlier) = sides.split_at_mut(first);
+        for side in earlier.iter_mut().chain(later).filter(|side| side.takes_part) {
+            side.operands.fill(pattern, side.group.communicator().rank(), iteration)?;
             side.group.barrier()?;
-            let before = side.group.moved();
             if self.own_cores {
                 clock::wait_for_start();
             }
             let took = side.operands.reduce(side.group, cell.reduction, iteration)?;
-            side.moved.add(side.group.moved().since(before));
             if !self.own_cores {
                 // A rank that checks its result would take the core from a rank that is still in the timed part.
                 side.group.barrier()?;
@@ -187,7 +160,7 @@ impl Turns {
         }
         if self.beat.elapsed() > BEAT {
             self.beat = Instant::now();
-            sink.report(Report::Alive)?;
+            (self.sink)(Report::Alive)?;
         }
         Ok(())
     }
@@ -195,23 +168,13 @@ impl Turns {
 
 /// Leaves out the fixed algorithms that are far behind. All ranks decide by the same times, so they decide alike.
 fn leave_out<T>(first: &Group, sides: &mut [Side<'_, T>]) -> Result<(), Failure> {
-    let mut times: Vec<f64> = sides.iter().map(|side| least(&side.latencies)).collect();
-    first.maximum(&mut times)?;
+    // The first uses of a buffer, and other work of the machine, make single latencies long.
+    let least = |side: &Side<'_, T>| side.latencies.iter().copied().fold(f64::MAX, f64::min);
+    let mut times: Vec<f64> = sides.iter().map(least).collect();
+    first.combine(&mut times, Reduction::Max)?;
     let best = times.iter().copied().fold(f64::MAX, f64::min);
     for (side, time) in sides.iter_mut().zip(times) {
-        side.takes_part = side.group.is_auto() || time <= FAR_BEHIND * best;
+        side.takes_part = side.group.algorithm() == Algorithm::Auto || time <= FAR_BEHIND * best;
     }
     Ok(())
-}
-
-/// Returns the least latency. The first uses of a buffer, and other work of the machine, make single latencies long.
-fn least(latencies: &[f64]) -> f64 {
-    latencies.iter().copied().fold(f64::MAX, f64::min)
-}
-
-/// Returns how many iterations fit into the duration, which is the same number on all ranks.
-fn iterations(group: &Group, each: Duration, duration: Duration, least: u64) -> Result<u64, Failure> {
-    let mut seconds = [each.as_secs_f64()];
-    group.maximum(&mut seconds)?;
-    Ok(((duration.as_secs_f64() / seconds[0].max(1e-9)) as u64).clamp(least, MOST))
 }

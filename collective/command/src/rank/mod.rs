@@ -5,29 +5,28 @@ mod content;
 mod group;
 mod meter;
 mod operands;
-mod sink;
+
+use std::io::{self, Write as _};
+use std::time::Instant;
 
 use tonic_rdma_collective::Launch;
-
-pub(crate) use self::clock::now;
-pub(crate) use self::group::config;
+use tonic_rdma_commands::Failure;
 
 use self::group::Group;
 use self::meter::{Figures, Meter};
-use self::sink::{Own, Parent, Sink};
 use crate::choices::Algorithm;
-use crate::kills;
-use crate::launch::Place;
+use crate::launch::{Place, announce};
 use crate::options::{Cell, Options, Pin};
 use crate::output::Results;
-use crate::report::{Compared, Counted, Plans, Report, Row};
-use crate::statistics::median;
-use tonic_rdma_commands::Failure;
+use crate::report::{Compared, Counted, Key, Plans, Report, Row};
 
 /// Variables of launchers: one of them is set in each rank that a launcher started.
 const LAUNCHED: &[&str] = &["RDMA_COLLECTIVE_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"];
 /// Variables of torchrun, which are there together.
 const TORCHRUN: &[&str] = &["RANK", "WORLD_SIZE"];
+
+/// Takes the reports of a rank.
+type Sink<'a> = &'a mut dyn FnMut(Report) -> Result<(), Failure>;
 
 /// Returns whether a launcher started this process as one of several ranks.
 pub(crate) fn is_launched() -> bool {
@@ -35,19 +34,26 @@ pub(crate) fn is_launched() -> bool {
     LAUNCHED.iter().any(is_set) || TORCHRUN.iter().all(is_set)
 }
 
-/// Works as a rank that this command started. The reports, also of failures, go to the process that did so.
+/// Works as a rank that this command started. The reports, also of failures, go to the process that did so: a line of JSON for each.
 pub(crate) fn work_as_child(options: &Options, place: &str) -> Result<(), Failure> {
     let place = Place::parse(place)?;
     place.take()?;
-    if let Some(batch) = &place.batch {
-        return kills::work_as_child(&place, batch);
-    }
-    let mut sink = Parent { first: place.rank == 0 };
-    let launches = place.addresses.iter().map(|address| Launch::new(place.rank, place.size, address.clone()));
-    let result = work(options, launches.collect(), place.core.is_some(), &mut sink);
-    match result {
-        Ok(wrong) => sink.report(Report::Done { wrong }),
-        Err(failure) => sink.report(Report::Failed { reason: failure.with_causes() }),
+    let first = place.rank == 0;
+    let mut sink = |report: Report| -> Result<(), Failure> {
+        // Rank 0 reports for all.
+        if !first && !matches!(report, Report::Done { .. } | Report::Failed { .. }) {
+            return Ok(());
+        }
+        let line = serde_json::to_string(&report)
+            .map_err(|error| Failure::run("can't write a report").because(error))?;
+        let mut stdout = io::stdout().lock();
+        writeln!(stdout, "{line}").and_then(|()| stdout.flush()).map_err(|error| Failure::output(&error))
+    };
+    let launch = |address: &String| Launch::new(place.rank, place.size, address.clone());
+    let launches = place.addresses.iter().map(launch).collect();
+    match work(options, launches, place.core.is_some(), &mut sink) {
+        Ok(wrong) => sink(Report::Done { wrong }),
+        Err(failure) => sink(Report::Failed { reason: failure.with_causes() }),
     }
 }
 
@@ -59,15 +65,19 @@ pub(crate) fn work_as_launched(options: &Options) -> Result<Option<Results>, Fai
     if first {
         options.check_files()?;
     }
-    let mut launches = Vec::new();
-    for index in 0..options.algorithms().len() {
-        launches.push(at_port(&launch, index)?);
-    }
-    let mut sink = Own { first, ..Own::default() };
-    let wrong = work(options, launches, options.pin == Pin::Yes, &mut sink)?;
-    sink.report(Report::Done { wrong })?;
+    let launches = (0..options.algorithms().len()).map(|index| at_port(&launch, index));
+    let mut results = Results::default();
+    let mut sink = |report: Report| -> Result<(), Failure> {
+        if first {
+            announce(&report);
+            results.add(report);
+        }
+        Ok(())
+    };
+    let wrong = work(options, launches.collect::<Result<_, _>>()?, options.pin == Pin::Yes, &mut sink)?;
+    results.wrong = wrong;
     match (first, wrong) {
-        (true, _) => Ok(Some(sink.results)),
+        (true, _) => Ok(Some(results)),
         (false, 0) => Ok(None),
         (false, wrong) => Err(Failure::run(format!("rank {} found {wrong} wrong elements", launch.rank()))),
     }
@@ -75,9 +85,8 @@ pub(crate) fn work_as_launched(options: &Options) -> Result<Option<Results>, Fai
 
 /// Returns the launch of another communicator of the same ranks: its port is `index` higher.
 fn at_port(launch: &Launch, index: usize) -> Result<Launch, Failure> {
-    let refused = || {
-        Failure::usage(format!("the address {:?} has no port for {} more groups", launch.address(), index))
-    };
+    let refused =
+        || Failure::usage(format!("the address {:?} has no port for {index} more groups", launch.address()));
     let (host, port) = launch.address().rsplit_once(':').ok_or_else(refused)?;
     let port = port.parse::<u16>().ok().and_then(|port| port.checked_add(u16::try_from(index).ok()?));
     let address = format!("{host}:{}", port.ok_or_else(refused)?);
@@ -85,12 +94,7 @@ fn at_port(launch: &Launch, index: usize) -> Result<Launch, Failure> {
 }
 
 /// Connects and measures all cells. Returns the number of wrong elements of this rank.
-fn work(
-    options: &Options,
-    launches: Vec<Launch>,
-    own_cores: bool,
-    sink: &mut dyn Sink,
-) -> Result<u64, Failure> {
+fn work(options: &Options, launches: Vec<Launch>, own_cores: bool, sink: Sink<'_>) -> Result<u64, Failure> {
     let size = launches.first().map_or(1, Launch::size);
     let cells = options.cells(size)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -99,17 +103,17 @@ fn work(
         .build()
         .map_err(|error| Failure::run("can't start the runtime").because(error))?;
     let _context = runtime.enter();
-    let mut groups = Vec::new();
-    for (launch, algorithm) in launches.into_iter().zip(options.algorithms()) {
-        groups.push(Group::connect(&runtime, launch, algorithm)?);
+    let connect = |(launch, algorithm)| Group::connect(&runtime, launch, algorithm);
+    let groups: Vec<Group> =
+        launches.into_iter().zip(options.algorithms()).map(connect).collect::<Result<_, _>>()?;
+    for group in groups.iter().filter(|group| group.algorithm() == Algorithm::Auto) {
+        sink(Report::Plans(Plans { ranks: size, text: group.communicator().plans().to_string() }))?;
     }
-    for group in groups.iter().filter(|group| group.is_auto()) {
-        sink.report(Report::Plans(Plans { ranks: size, text: group.plans() }))?;
-    }
-    let mut meter = Meter { groups: &groups, own_cores, check: options.tuner_check, wrong: 0 };
+    let (check, beat) = (options.tuner_check, Instant::now());
+    let mut meter = Meter { groups: &groups, own_cores, check, sink, beat, wrong: 0 };
     for cell in &cells {
-        let figures = meter.cell(cell, sink)?;
-        report(options, size, cell, &groups, &figures, sink)?;
+        let figures = meter.cell(cell)?;
+        report(options, size, cell, &groups, &figures, meter.sink)?;
     }
     let wrong = meter.wrong;
     // No rank leaves while another still measures.
@@ -124,31 +128,30 @@ fn report(
     cell: &Cell,
     groups: &[Group],
     figures: &[Figures],
-    sink: &mut dyn Sink,
+    sink: Sink<'_>,
 ) -> Result<(), Failure> {
-    let sides = || groups.iter().map(Group::algorithm).zip(figures);
-    for (algorithm, figures) in sides().filter(|(_, figures)| figures.operations > 0) {
-        sink.report(Report::Row(Row::new(ranks, cell, algorithm, &figures.latencies, figures.errors)))?;
-        if options.counters {
-            let each = |bytes: u64| bytes as f64 / figures.operations as f64;
-            sink.report(Report::Counted(Counted {
-                ranks,
-                bytes: cell.bytes,
-                algorithm,
-                kind: cell.kind,
-                operand: cell.operand,
-                operations: figures.operations,
-                moved_bytes: each(figures.moved.bytes),
-                copied_bytes: each(figures.moved.copied),
-            }))?;
+    let (mut auto_us, mut fixed_us) = (0.0, Vec::new());
+    for (group, figures) in groups.iter().zip(figures) {
+        let (algorithm, operations) = (group.algorithm(), figures.latencies.len());
+        let mut middle = None;
+        if operations > 0 {
+            let key = Key { ranks, bytes: cell.bytes, algorithm, kind: cell.kind, operand: cell.operand };
+            let row = Row::new(key, cell.reduction, &figures.latencies, figures.errors);
+            middle = Some(row.p50_us);
+            sink(Report::Row(row))?;
+            if options.counters {
+                let [moved_bytes, copied_bytes] = figures.moved.map(|bytes| bytes / operations as f64);
+                let operations = operations as u64;
+                sink(Report::Counted(Counted { key, operations, moved_bytes, copied_bytes }))?;
+            }
+        }
+        match algorithm {
+            Algorithm::Auto => auto_us = middle.unwrap_or(0.0),
+            fixed => fixed_us.push((fixed, middle)),
         }
     }
     if options.tuner_check {
-        let middle = |figures: &Figures| (figures.operations > 0).then(|| median(&figures.latencies));
-        let of = |auto: bool| sides().filter(move |(algorithm, _)| (*algorithm == Algorithm::Auto) == auto);
-        let auto_us = of(true).find_map(|(_, figures)| middle(figures)).unwrap_or(0.0);
-        let fixed_us = of(false).map(|(algorithm, figures)| (algorithm, middle(figures))).collect();
-        sink.report(Report::Compared(Compared { ranks, bytes: cell.bytes, auto_us, fixed_us }))?;
+        sink(Report::Compared(Compared { ranks, bytes: cell.bytes, auto_us, fixed_us }))?;
     }
     Ok(())
 }

@@ -6,52 +6,49 @@ use tonic_rdma_collective::Buffer;
 use tonic_rdma_commands::Failure;
 
 use super::content::{Pattern, Value};
-use super::group::{Group, library_reduction};
-use crate::choices::{Operand, Reduction};
+use super::group::{Group, failed};
+use crate::choices::{self, Reduction};
 use crate::options;
 
-/// Operands of one size for one communicator.
-pub(crate) enum Operands<T> {
-    Registered(Vec<Option<Buffer<T>>>),
-    OutOfPlace(Vec<Option<(Buffer<T>, Buffer<T>)>>),
-    Slices(Vec<Vec<T>>),
+/// One operand. Registered memory is absent while an operation has it.
+enum Operand<T> {
+    Registered(Option<Buffer<T>>),
+    OutOfPlace(Option<(Buffer<T>, Buffer<T>)>),
+    Slice(Vec<T>),
 }
+
+/// Operands of one size for one communicator.
+pub(crate) struct Operands<T>(Vec<Operand<T>>);
 
 impl<T: Value> Operands<T> {
     /// Allocates operands of `elements` elements.
-    pub(crate) fn new(group: &Group, kind: Operand, elements: usize) -> Result<Self, Failure> {
-        let bytes = elements as u64 * T::TYPE.bytes();
-        let count = options::buffers(bytes);
-        let buffer = || group.allocate::<T>(elements);
-        Ok(match kind {
-            Operand::Registered => {
-                Self::Registered((0..count).map(|_| buffer().map(Some)).collect::<Result<_, _>>()?)
-            }
-            Operand::RegisteredOutOfPlace => Self::OutOfPlace(
-                (0..count).map(|_| Ok(Some((buffer()?, buffer()?)))).collect::<Result<_, Failure>>()?,
-            ),
-            Operand::Slice => Self::Slices((0..count).map(|_| vec![T::of(0); elements]).collect()),
-        })
+    pub(crate) fn new(group: &Group, kind: choices::Operand, elements: usize) -> Result<Self, Failure> {
+        let buffer = || group.communicator().allocate::<T>(elements).map_err(failed);
+        let operand = |_| {
+            Ok(match kind {
+                choices::Operand::Registered => Operand::Registered(Some(buffer()?)),
+                choices::Operand::RegisteredOutOfPlace => Operand::OutOfPlace(Some((buffer()?, buffer()?))),
+                choices::Operand::Slice => Operand::Slice(vec![T::of(0); elements]),
+            })
+        };
+        let count = options::buffers(elements as u64 * T::TYPE.bytes());
+        (0..count).map(operand).collect::<Result<_, _>>().map(Self)
     }
 
-    fn turn(&self, iteration: u64) -> usize {
-        let count = match self {
-            Self::Registered(all) => all.len(),
-            Self::OutOfPlace(all) => all.len(),
-            Self::Slices(all) => all.len(),
-        };
-        (iteration % count.max(1) as u64) as usize
+    /// Returns the operand whose turn it is.
+    fn turn(&mut self, iteration: u64) -> &mut Operand<T> {
+        let count = self.0.len() as u64;
+        &mut self.0[(iteration % count) as usize]
     }
 
     /// Writes the content of an iteration into the operand whose turn it is.
     pub(crate) fn fill(&mut self, pattern: &Pattern<T>, rank: usize, iteration: u64) -> Result<(), Failure> {
-        let turn = self.turn(iteration);
-        match self {
-            Self::Registered(all) => pattern.fill(rank, iteration, all[turn].as_mut().ok_or_else(lost)?),
-            Self::OutOfPlace(all) => {
-                pattern.fill(rank, iteration, &mut all[turn].as_mut().ok_or_else(lost)?.0)
+        match self.turn(iteration) {
+            Operand::Registered(Some(input)) | Operand::OutOfPlace(Some((input, _))) => {
+                pattern.fill(rank, iteration, input);
             }
-            Self::Slices(all) => pattern.fill(rank, iteration, &mut all[turn]),
+            Operand::Slice(input) => pattern.fill(rank, iteration, input),
+            Operand::Registered(None) | Operand::OutOfPlace(None) => return Err(lost()),
         }
         Ok(())
     }
@@ -63,46 +60,37 @@ impl<T: Value> Operands<T> {
         reduction: Reduction,
         iteration: u64,
     ) -> Result<Duration, Failure> {
-        let reduction = library_reduction(reduction);
-        let turn = self.turn(iteration);
-        let comm = group.communicator();
-        match self {
-            Self::Registered(all) => {
-                let operand = all[turn].take().ok_or_else(lost)?;
-                let begin = Instant::now();
-                let result = comm.all_reduce(operand, reduction).wait();
-                let took = begin.elapsed();
-                all[turn] = Some(result.map_err(|failed| group.failure(failed.into()))?);
-                Ok(took)
-            }
-            Self::OutOfPlace(all) => {
-                let operand = all[turn].take().ok_or_else(lost)?;
-                let begin = Instant::now();
-                let result = comm.all_reduce(operand, reduction).wait();
-                let took = begin.elapsed();
-                all[turn] = Some(result.map_err(|failed| group.failure(failed.into()))?);
-                Ok(took)
-            }
-            Self::Slices(all) => {
-                let operand = all[turn].as_mut_slice();
-                let begin = Instant::now();
-                let result = comm.all_reduce(operand, reduction).wait();
-                let took = begin.elapsed();
-                result.map(drop).map_err(|failed| group.failure(failed.into()))?;
-                Ok(took)
-            }
+        match self.turn(iteration) {
+            Operand::Registered(operand) => timed(group, reduction, operand),
+            Operand::OutOfPlace(operand) => timed(group, reduction, operand),
+            Operand::Slice(operand) => timed(group, reduction, &mut Some(&mut operand[..])),
         }
     }
 
     /// Returns how many elements of the iteration's result are wrong.
-    pub(crate) fn wrong(&self, pattern: &Pattern<T>, iteration: u64) -> Result<u64, Failure> {
-        let turn = self.turn(iteration);
-        Ok(match self {
-            Self::Registered(all) => pattern.wrong(iteration, all[turn].as_ref().ok_or_else(lost)?),
-            Self::OutOfPlace(all) => pattern.wrong(iteration, &all[turn].as_ref().ok_or_else(lost)?.1),
-            Self::Slices(all) => pattern.wrong(iteration, &all[turn]),
-        })
+    pub(crate) fn wrong(&mut self, pattern: &Pattern<T>, iteration: u64) -> Result<u64, Failure> {
+        match self.turn(iteration) {
+            Operand::Registered(Some(result)) | Operand::OutOfPlace(Some((_, result))) => {
+                Ok(pattern.wrong(iteration, result))
+            }
+            Operand::Slice(result) => Ok(pattern.wrong(iteration, result)),
+            Operand::Registered(None) | Operand::OutOfPlace(None) => Err(lost()),
+        }
     }
+}
+
+/// Reduces an operand, and returns how long that took.
+fn timed<X: tonic_rdma_collective::Operand>(
+    group: &Group,
+    reduction: Reduction,
+    operand: &mut Option<X>,
+) -> Result<Duration, Failure> {
+    let input = operand.take().ok_or_else(lost)?;
+    let begin = Instant::now();
+    let result = group.communicator().all_reduce(input, reduction.of_library()).wait();
+    let took = begin.elapsed();
+    *operand = Some(result.map_err(failed)?);
+    Ok(took)
 }
 
 /// A failed operation ends the run, so that its operand is never asked for again.
