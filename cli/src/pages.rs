@@ -71,7 +71,7 @@ fn commands_and_options_in_sentences_are_accepted() {
 #[test]
 fn the_benchmarks_explain_every_mode() {
     let page = fs::read_to_string(root().join("docs/book/src/benchmarks.md")).unwrap();
-    for mode in Mode::ALL {
+    for mode in Mode::all() {
         assert!(
             page.contains(&format!("\n| `{mode}` | ")),
             "docs/book/src/benchmarks.md does not explain {mode}"

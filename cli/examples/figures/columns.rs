@@ -1,46 +1,76 @@
 //! Columns of a table. A column shows a figure of one row, or of the rows of one cell.
 
 use serde_json::Value;
-use tonic_rdma_commands::units;
-
-use crate::error::FigureError;
+use tonic_rdma_commands::table::dash;
+use tonic_rdma_commands::{Failure, units};
 
 /// The least number of operations for which a percentile is shown.
 const ENOUGH_FOR_P99: u64 = 100;
 const ENOUGH_FOR_P999: u64 = 1000;
 
-/// A figure that a column can show.
-pub(crate) const FIGURES: [&str; 29] = [
-    "run",
-    "mode",
-    "payload",
-    "model",
-    "each way",
+/// The fields that rows of one cell have in common.
+const CELL: [&str; 12] = [
+    "workload",
+    "bytes",
     "inflight",
+    "direction",
+    "rate",
+    "model",
     "servers",
     "workers",
-    "batch",
     "compute",
-    "local",
-    "steps",
-    "target",
-    "training",
-    "accuracy",
-    "loss",
-    "copied",
+    "batch",
     "connections",
     "busy",
-    "memory",
-    "rate",
-    "p50",
-    "p99",
-    "p999",
-    "each second",
-    "speed",
-    "CPU",
-    "latency",
-    "throughput",
 ];
+
+/// A figure of one row.
+type Shown = fn(&Row<'_>) -> Option<String>;
+
+/// The figures that a column can show, beside the two of [`RATIOS`].
+const FIGURES: [(&str, Shown); 27] = [
+    ("run", |row| Some(row.run.to_owned())),
+    ("mode", |row| Some(row.mode().to_owned())),
+    ("payload", |row| {
+        row.text("workload").or_else(|| Some(units::size(row.value["bytes"].as_u64().unwrap_or(0))))
+    }),
+    ("model", |row| row.text("model")),
+    ("each way", |row| {
+        let bytes = row.value["bytes"].as_u64()?;
+        Some(format!("{} in {}", units::rough_size(bytes), row.value["variables"]))
+    }),
+    ("inflight", |row| row.count("inflight")),
+    ("servers", |row| row.count("servers")),
+    ("workers", |row| row.count("workers")),
+    ("batch", |row| row.count("batch")),
+    ("connections", |row| row.count("connections")),
+    ("busy", |row| row.count("busy")),
+    ("compute", |row| {
+        let time = row.number("compute_ms").map(|millis| format!(" {}", units::micros(millis * 1e3)));
+        Some(row.text("compute")? + &time.unwrap_or_default())
+    }),
+    ("local", |row| row.number("times_local").map(ratio)),
+    ("steps", |row| row.count("steps")),
+    ("target", |row| row.number("target_s").map(|seconds| units::micros(seconds * 1e6))),
+    ("training", |row| row.number("seconds").map(|seconds| units::micros(seconds * 1e6))),
+    ("accuracy", |row| row.number("accuracy").map(|share| format!("{:.2} %", share * 100.0))),
+    ("loss", |row| row.number("loss").map(|loss| format!("{loss:.4}"))),
+    ("copied", |row| row.count("copied_later")),
+    ("memory", |row| row.value["memory_bytes_each"].as_u64().map(units::rough_size)),
+    ("rate", |row| row.number("rate").map(units::count)),
+    ("p50", |row| row.p50().map(units::micros)),
+    ("p99", |row| row.percentile("p99_us", ENOUGH_FOR_P99).map(units::micros)),
+    ("p999", |row| row.percentile("p999_us", ENOUGH_FOR_P999).map(units::micros)),
+    ("each second", |row| {
+        let note = if row.is_saturated() { ", saturated" } else { "" };
+        row.each_second().map(|each| format!("{}{note}", units::count(each)))
+    }),
+    ("speed", |row| row.number("gbytes_per_s").map(units::digits)),
+    ("CPU", |row| row.micros("cpu_us_per_op", "cpu_ms_per_minibatch").map(units::micros)),
+];
+
+/// The figures that compare two rows of a cell.
+const RATIOS: [&str; 2] = ["latency", "throughput"];
 
 /// A column: `HEADING=FIGURE`, `HEADING=FIGURE:MODE` (of one mode in the cell), or `HEADING=FIGURE:MODE/BASE` (of one
 /// mode compared with the mode BASE). The default of BASE is grpc-tcp.
@@ -53,18 +83,26 @@ pub(crate) struct Column<'a> {
 }
 
 /// Parses the columns of a table, separated by `|`.
-pub(crate) fn parse(text: &str) -> Result<Vec<Column<'_>>, FigureError> {
+pub(crate) fn parse(text: &str) -> Result<Vec<Column<'_>>, Failure> {
     text.split('|').map(column).collect()
 }
 
-fn column(text: &str) -> Result<Column<'_>, FigureError> {
-    let (heading, rest) = text.split_once('=').ok_or_else(|| FigureError::BadColumn(text.to_owned()))?;
+fn column(text: &str) -> Result<Column<'_>, Failure> {
+    let no_column = || Failure::run(format!("no column: {text:?}"));
+    let (heading, rest) = text.split_once('=').ok_or_else(no_column)?;
     let (rest, base) = rest.split_once('/').unwrap_or((rest, "grpc-tcp"));
     let (figure, mode) = rest.split_once(':').map_or((rest, None), |(figure, mode)| (figure, Some(mode)));
-    if !FIGURES.contains(&figure) {
-        return Err(FigureError::NoFigure { heading: heading.to_owned(), figure: figure.to_owned() });
+    let names: Vec<&str> = FIGURES.iter().map(|(name, _)| *name).chain(RATIOS).collect();
+    if !names.contains(&figure) {
+        let names = names.join(", ");
+        return Err(Failure::run(format!("{heading}: no figure {figure:?}; there are: {names}")));
     }
     Ok(Column { heading, figure, mode, base })
+}
+
+/// Formats a ratio.
+pub(crate) fn ratio(value: f64) -> String {
+    if value >= 9.995 { units::digits(value) } else { format!("{value:.2}") }
 }
 
 /// A row of a run, with the label of the run.
@@ -83,26 +121,23 @@ impl Row<'_> {
         self.value[name].as_f64()
     }
 
+    /// Returns a field of text.
+    fn text(&self, name: &str) -> Option<String> {
+        self.value[name].as_str().map(str::to_owned)
+    }
+
+    fn count(&self, name: &str) -> Option<String> {
+        self.value[name].as_u64().map(|count| count.to_string())
+    }
+
+    /// Returns a field as it is on the page.
+    pub(crate) fn field(&self, name: &str) -> String {
+        self.text(name).unwrap_or_else(|| self.value[name].to_string())
+    }
+
     /// Returns whether this row and `other` belong to one cell.
     pub(crate) fn is_beside(&self, other: &Self) -> bool {
-        let same = |name: &str| self.value[name] == other.value[name];
-        self.run == other.run
-            && [
-                "workload",
-                "bytes",
-                "inflight",
-                "direction",
-                "rate",
-                "model",
-                "servers",
-                "workers",
-                "compute",
-                "batch",
-                "connections",
-                "busy",
-            ]
-            .iter()
-            .all(|name| same(name))
+        self.run == other.run && CELL.iter().all(|name| self.value[name] == other.value[name])
     }
 
     /// Returns whether this row belongs to a cell such as `64/32`: bytes and calls in flight.
@@ -112,11 +147,7 @@ impl Row<'_> {
 
     /// Returns whether the field `name` has one of `values`.
     pub(crate) fn has(&self, name: &str, values: &[&str]) -> bool {
-        let text = match &self.value[name] {
-            Value::String(text) => text.clone(),
-            other => other.to_string(),
-        };
-        values.contains(&text.as_str())
+        values.contains(&self.field(name).as_str())
     }
 
     /// Returns a time in microseconds, stored in microseconds or milliseconds.
@@ -152,68 +183,26 @@ impl<'a> Column<'a> {
     }
 
     /// Returns the text for `row`, whose cell has the rows `cell`.
-    pub(crate) fn text(&self, row: &Row<'a>, cell: &[Row<'a>]) -> Result<String, FigureError> {
+    pub(crate) fn text(&self, row: &Row<'a>, cell: &[Row<'a>]) -> Result<String, Failure> {
         let find = |mode: &str| {
             let found = cell.iter().find(|row| row.mode() == mode);
-            found
-                .copied()
-                .ok_or_else(|| FigureError::NoRow { heading: self.heading.to_owned(), mode: mode.to_owned() })
+            found.copied().ok_or_else(|| Failure::run(format!("{}: no row of {mode}", self.heading)))
         };
         let row = match self.mode {
             Some(mode) => find(mode)?,
             None => *row,
         };
-        let ratio = |over: Option<f64>, under: Option<f64>| {
-            let ratio = over.zip(under).map(|(over, under)| over / under);
-            ratio.map(|ratio| if ratio >= 9.995 { units::digits(ratio) } else { format!("{ratio:.2}") })
-        };
+        let divided = |over: Option<f64>, under: Option<f64>| Some(ratio(over? / under?));
         let text = match self.figure {
-            "run" => Some(row.run.to_owned()),
-            "mode" => Some(row.mode().to_owned()),
-            "payload" => Some(match row.value["workload"].as_str() {
-                Some(workload) => workload.to_owned(),
-                None => units::size(row.value["bytes"].as_u64().unwrap_or(0)),
-            }),
-            "model" => row.value["model"].as_str().map(str::to_owned),
-            "each way" => row.value["bytes"]
-                .as_u64()
-                .map(|bytes| format!("{} in {}", units::rough_size(bytes), row.value["variables"])),
-            count @ ("inflight" | "servers" | "workers" | "batch" | "connections" | "busy") => {
-                row.value[count].as_u64().map(|count| count.to_string())
-            }
-            "compute" => row.value["compute"].as_str().map(|name| match row.number("compute_ms") {
-                Some(millis) => format!("{name} {}", units::micros(millis * 1e3)),
-                None => name.to_owned(),
-            }),
-            "local" => ratio(row.number("times_local"), Some(1.0)),
-            "steps" => row.value["steps"].as_u64().map(|steps| steps.to_string()),
-            "target" => row.number("target_s").map(|seconds| units::micros(seconds * 1e6)),
-            "training" => row.number("seconds").map(|seconds| units::micros(seconds * 1e6)),
-            "accuracy" => row.number("accuracy").map(|share| format!("{:.2} %", share * 100.0)),
-            "loss" => row.number("loss").map(|loss| format!("{loss:.4}")),
-            "copied" => row.value["copied_later"].as_u64().map(|tensors| tensors.to_string()),
-            "memory" => row.value["memory_bytes_each"].as_u64().map(units::rough_size),
-            "rate" => row.number("rate").map(units::count),
-            "p50" => row.p50().map(units::micros),
-            "p99" => row.percentile("p99_us", ENOUGH_FOR_P99).map(units::micros),
-            "p999" => row.percentile("p999_us", ENOUGH_FOR_P999).map(units::micros),
-            "each second" => row.each_second().map(|each| {
-                format!("{}{}", units::count(each), if row.is_saturated() { ", saturated" } else { "" })
-            }),
-            "speed" => row.number("gbytes_per_s").map(units::digits),
-            "CPU" => row.micros("cpu_us_per_op", "cpu_ms_per_minibatch").map(units::micros),
             "latency" => {
                 let base = find(self.base)?;
                 // The latency of a saturated row only depends on the length of the run.
                 let settled = !row.is_saturated() && !base.is_saturated();
-                ratio(base.p50().filter(|_| settled), row.p50())
+                divided(base.p50().filter(|_| settled), row.p50())
             }
-            "throughput" => ratio(row.each_second(), find(self.base)?.each_second()),
-            other => {
-                let (heading, figure) = (self.heading.to_owned(), other.to_owned());
-                return Err(FigureError::NoFigure { heading, figure });
-            }
+            "throughput" => divided(row.each_second(), find(self.base)?.each_second()),
+            figure => FIGURES.iter().find(|(name, _)| *name == figure).and_then(|(_, shown)| shown(&row)),
         };
-        Ok(text.unwrap_or_else(|| "–".to_owned()))
+        Ok(text.unwrap_or_else(dash))
     }
 }

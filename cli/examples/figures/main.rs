@@ -12,23 +12,18 @@
 //! `paper-summary.md`.
 #![forbid(unsafe_code)]
 
-#[allow(dead_code, reason = "the command uses the rest")]
-#[path = "../../src/measure/output/bars.rs"]
-mod bars;
 mod columns;
-mod error;
-mod latency;
 mod page;
 mod paper;
+mod pictures;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
 
-use error::{Chain, FigureError};
 use page::{Figure, Run};
+use tonic_rdma_commands::{Failure, output, status};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -40,25 +35,15 @@ fn main() -> ExitCode {
         ["columns", columns] => columns::parse(columns).map(drop),
         ["render", folder] => render(Path::new(folder)),
         ["check", folder] => check(Path::new(folder)),
-        _ => Err(FigureError::Usage),
+        _ => Err(Failure::usage(
+            "the arguments are wrong; the beginning of this program's source shows the right ones",
+        )),
     };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            // If stderr is closed, the exit status still shows the failure.
-            let _ = writeln!(io::stderr(), "figures: {}", Chain(&error));
-            ExitCode::FAILURE
-        }
-    }
+    status("figures", outcome)
 }
 
 /// Stores runs, and renders them.
-fn store(
-    folder: &Path,
-    name: &str,
-    [columns, rows, date]: [&str; 3],
-    runs: &[&str],
-) -> Result<(), FigureError> {
+fn store(folder: &Path, name: &str, [columns, rows, date]: [&str; 3], runs: &[&str]) -> Result<(), Failure> {
     let run = |parts: &[&str]| {
         let (label, command, file) = (parts[0].to_owned(), parts[1].to_owned(), Path::new(parts[2]));
         let mut result: serde_json::Value = parse(file)?;
@@ -70,34 +55,31 @@ fn store(
         }
         Ok(Run { label, command, result })
     };
-    let runs = runs.chunks(3).map(run).collect::<Result<_, FigureError>>()?;
+    let runs = runs.chunks(3).map(run).collect::<Result<_, Failure>>()?;
     let [columns, rows, date] = [columns, rows, date].map(str::to_owned);
     let figure = Figure { columns, rows, date, runs };
-    let mut json =
-        serde_json::to_string_pretty(&figure).map_err(|error| FigureError::Json(name.into(), error))?;
-    json.push('\n');
-    fs::create_dir_all(folder).map_err(FigureError::of(folder))?;
+    fs::create_dir_all(folder).map_err(|error| of(folder, error))?;
     // A table that can't be made must not replace a good one.
     for (file, content) in pages(name, &figure)? {
-        write(&folder.join(file), &content)?;
+        output::write_file(&folder.join(file), &content)?;
     }
-    write(&folder.join(format!("{name}.json")), &json)?;
+    output::write_json(&folder.join(format!("{name}.json")), &figure)?;
     match paper::summary(&figures(folder)?)? {
-        Some(content) => write(&folder.join(paper::SUMMARY), &content),
+        Some(content) => output::write_file(&folder.join(paper::SUMMARY), &content),
         None => Ok(()),
     }
 }
 
 /// Renders all figures stored in `folder`.
-fn render(folder: &Path) -> Result<(), FigureError> {
+fn render(folder: &Path) -> Result<(), Failure> {
     for (file, content) in all_pages(folder)? {
-        write(&folder.join(file), &content)?;
+        output::write_file(&folder.join(file), &content)?;
     }
     Ok(())
 }
 
 /// Fails if a page in `folder` differs from its runs, is missing, or has no runs.
-fn check(folder: &Path) -> Result<(), FigureError> {
+fn check(folder: &Path) -> Result<(), Failure> {
     let mut made = all_pages(folder)?;
     let mut wrong = Vec::new();
     for name in files(folder)?.into_iter().filter(|name| !name.ends_with(".json")) {
@@ -110,29 +92,27 @@ fn check(folder: &Path) -> Result<(), FigureError> {
     wrong.extend(made.into_keys().map(|name| format!("{name} is missing")));
     match wrong.is_empty() {
         true => Ok(()),
-        false => Err(FigureError::Stale(wrong.join("; "))),
+        false => Err(Failure::run(format!("{} (benches/figures --render)", wrong.join("; ")))),
     }
 }
 
 /// Returns every file that the figures in `folder` give, by name.
-fn all_pages(folder: &Path) -> Result<BTreeMap<String, String>, FigureError> {
+fn all_pages(folder: &Path) -> Result<BTreeMap<String, String>, Failure> {
     let mut made = BTreeMap::new();
     let figures = figures(folder)?;
     for (name, figure) in &figures {
-        made.extend(
-            pages(name, figure)
-                .map_err(|error| FigureError::Figure(format!("{name}.json"), Box::new(error)))?,
-        );
+        let pages = pages(name, figure);
+        made.extend(pages.map_err(|error| Failure::run(format!("{name}.json")).because(error))?);
     }
     made.extend(paper::summary(&figures)?.map(|content| (paper::SUMMARY.to_owned(), content)));
     if made.is_empty() {
-        return Err(FigureError::NoFigures(folder.to_owned()));
+        return Err(Failure::run(format!("{} has no figures", folder.display())));
     }
     Ok(made)
 }
 
 /// Returns all figures that `folder` has, by name.
-fn figures(folder: &Path) -> Result<BTreeMap<String, Figure>, FigureError> {
+fn figures(folder: &Path) -> Result<BTreeMap<String, Figure>, Failure> {
     let mut figures = BTreeMap::new();
     for file in files(folder)? {
         let Some(name) = file.strip_suffix(".json") else { continue };
@@ -142,22 +122,16 @@ fn figures(folder: &Path) -> Result<BTreeMap<String, Figure>, FigureError> {
 }
 
 /// Returns the files that one figure gives.
-fn pages(name: &str, figure: &Figure) -> Result<Vec<(String, String)>, FigureError> {
+fn pages(name: &str, figure: &Figure) -> Result<Vec<(String, String)>, Failure> {
     let mut pages = vec![(format!("{name}.md"), figure.markdown()?)];
     // Markdown would end a picture at an empty line.
-    let picture = |file: String, svg: String| (file, svg.replace("\n\n", "\n"));
-    if name == "headline" {
-        pages.push(picture("latency.svg".to_owned(), latency::draw(figure)?));
-    }
-    if name == "paper-10" {
-        pages.extend(paper::curves(name, figure)?.into_iter().map(|(file, svg)| picture(file, svg)));
-    }
-    pages.extend(paper::picture(name, figure)?.map(|svg| picture(format!("{name}.svg"), svg)));
+    let pictures = pictures::pictures(name, figure)?.into_iter();
+    pages.extend(pictures.map(|(file, svg)| (file, svg.replace("\n\n", "\n"))));
     Ok(pages)
 }
 
-fn files(folder: &Path) -> Result<Vec<String>, FigureError> {
-    let entries = fs::read_dir(folder).map_err(FigureError::of(folder))?;
+fn files(folder: &Path) -> Result<Vec<String>, Failure> {
+    let entries = fs::read_dir(folder).map_err(|error| of(folder, error))?;
     let name =
         |entry: std::io::Result<fs::DirEntry>| Some(entry.ok()?.file_name().to_string_lossy().into_owned());
     let mut names: Vec<String> = entries.filter_map(name).collect();
@@ -165,16 +139,16 @@ fn files(folder: &Path) -> Result<Vec<String>, FigureError> {
     Ok(names)
 }
 
-fn read(path: &Path) -> Result<String, FigureError> {
-    fs::read_to_string(path).map_err(FigureError::of(path))
+fn read(path: &Path) -> Result<String, Failure> {
+    fs::read_to_string(path).map_err(|error| of(path, error))
 }
 
-fn parse<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, FigureError> {
-    serde_json::from_str(&read(path)?).map_err(|error| FigureError::Json(path.to_owned(), error))
+fn parse<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, Failure> {
+    serde_json::from_str(&read(path)?).map_err(|error| of(path, error))
 }
 
-fn write(path: &Path, content: &str) -> Result<(), FigureError> {
-    fs::write(path, content).map_err(FigureError::of(path))
+fn of(path: &Path, error: impl std::error::Error + Send + Sync + 'static) -> Failure {
+    Failure::run(path.display().to_string()).because(error)
 }
 
 #[cfg(test)]
@@ -198,7 +172,7 @@ mod tests {
                      row("grpc-tcp", 1 << 20, 900.0, 99), row("grpc-rdma", 1 << 20, 300.0, 99)],
         });
         let file = folder.join("run");
-        write(&file, &run.to_string()).unwrap();
+        output::write_file(&file, &run.to_string()).unwrap();
         let run = ["", "tonic-rdma compare", file.to_str().unwrap()];
         let kept = folder.join("kept");
         store(&kept, "headline", [columns, rows, "2026-01-02"], &run).unwrap();
@@ -245,7 +219,7 @@ mod tests {
         let run = json!({ "optimised": true, "machine": { "cpu": "a processor", "cores": 2, "kernel": "6.1" },
             "rows": [row("grpc-tcp", 64, 100.0, 5000), row("rdma-zerocp", 64, 20.0, 5000)] });
         let (file, kept) = (folder.path().join("run"), folder.path().join("kept"));
-        write(&file, &run.to_string()).unwrap();
+        output::write_file(&file, &run.to_string()).unwrap();
         let run = ["", "tonic-rdma compare", file.to_str().unwrap()];
         store(&kept, "paper-8", ["payload=payload|mode=mode", "", "2026-01-02"], &run).unwrap();
         assert!(read(&kept.join("paper-8.svg")).unwrap().contains("rdma-zerocp"));
@@ -271,7 +245,7 @@ mod tests {
                      of("grpc-tcp", 8, 8, 400.0), of("grpc-native", 8, 8, 10.0)],
         });
         let file = folder.path().join("run");
-        write(&file, &run.to_string()).unwrap();
+        output::write_file(&file, &run.to_string()).unwrap();
         let columns = "connections=connections|busy=busy|mode=mode|memory=memory|latency ×=latency";
         let run = ["", "tonic-rdma compare --connections 8", file.to_str().unwrap()];
         store(folder.path(), "connections", [columns, "", "2026-01-02"], &run).unwrap();
@@ -291,7 +265,7 @@ mod tests {
         check(&kept).unwrap();
         // A p99 of 99 operations, added by hand.
         let file = kept.join("headline.md");
-        write(&file, &page.replacen('–', "1.80 ms", 1)).unwrap();
+        output::write_file(&file, &page.replacen('–', "1.80 ms", 1)).unwrap();
         assert!(check(&kept).unwrap_err().to_string().contains("headline.md is not what its JSON gives"));
         render(&kept).unwrap();
         check(&kept).unwrap();

@@ -2,10 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tonic_rdma_commands::units;
+use tonic_rdma_commands::{Failure, units};
 
 use crate::columns::{self, Row};
-use crate::error::FigureError;
 
 /// Stored runs, and the selection that the page shows.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -29,7 +28,7 @@ pub(crate) struct Run {
 
 impl Figure {
     /// Renders the page: the commands, the table, and the machine.
-    pub(crate) fn markdown(&self) -> Result<String, FigureError> {
+    pub(crate) fn markdown(&self) -> Result<String, Failure> {
         let columns = columns::parse(&self.columns)?;
         let mut page = "```sh\n".to_owned();
         for run in &self.runs {
@@ -54,10 +53,10 @@ impl Figure {
     }
 
     /// Returns the rows of all runs, by cell.
-    pub(crate) fn cells(&self) -> Result<Vec<Vec<Row<'_>>>, FigureError> {
+    pub(crate) fn cells(&self) -> Result<Vec<Vec<Row<'_>>>, Failure> {
         let mut cells: Vec<Vec<Row<'_>>> = Vec::new();
         for run in &self.runs {
-            let rows = run.result["rows"].as_array().ok_or(FigureError::NoRows)?;
+            let rows = run.result["rows"].as_array().ok_or_else(|| Failure::run("a run has no rows"))?;
             for value in rows {
                 let row = Row { run: &run.label, value };
                 match cells.iter_mut().find(|cell| cell[0].is_beside(&row)) {
@@ -70,7 +69,7 @@ impl Figure {
     }
 
     /// Returns the rows on the page, by cell.
-    pub(crate) fn chosen(&self) -> Result<Vec<Vec<Row<'_>>>, FigureError> {
+    pub(crate) fn chosen(&self) -> Result<Vec<Vec<Row<'_>>>, Failure> {
         let mut cells = self.cells()?;
         let (fields, wanted): (Vec<&str>, Vec<&str>) =
             self.rows.split_whitespace().partition(|wanted| wanted.contains('='));
@@ -78,7 +77,7 @@ impl Figure {
             let values: Vec<&str> = values.split(',').collect();
             for value in &values {
                 if !cells.iter().any(|cell| cell[0].has(name, &[value])) {
-                    return Err(FigureError::NoCell(format!("{name}={value}")));
+                    return Err(no_cell(&format!("{name}={value}")));
                 }
             }
             cells.retain(|cell| cell[0].has(name, &values));
@@ -91,12 +90,12 @@ impl Figure {
             let parsed = wanted
                 .split_once('/')
                 .and_then(|(bytes, inflight)| Some((units::parse_size(bytes).ok()?, inflight.parse().ok()?)));
-            let (bytes, inflight) = parsed.ok_or_else(|| FigureError::BadCell(wanted.to_owned()))?;
+            let (bytes, inflight) = parsed.ok_or_else(|| Failure::run(format!("no cell: {wanted:?}")))?;
             let found = cells.iter().filter(|cell| cell[0].is_of(bytes, inflight));
             let before = shown.len();
             shown.extend(found.cloned());
             if shown.len() == before {
-                return Err(FigureError::NoCell(wanted.to_owned()));
+                return Err(no_cell(wanted));
             }
         }
         Ok(shown)
@@ -141,4 +140,8 @@ impl Figure {
         }
         format!("({}. One run; × says how many times better.)", parts.join("; "))
     }
+}
+
+fn no_cell(wanted: &str) -> Failure {
+    Failure::run(format!("the runs have no cell {wanted}"))
 }

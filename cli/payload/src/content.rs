@@ -11,7 +11,6 @@ use bytes::Bytes;
 use crate::seeded::mix;
 
 /// Bytes of a word of content.
-/// Bytes of a word of content.
 pub const WORD: usize = 8;
 
 /// Words from one variant to the next: a cache line, so that all variants have the same alignment.
@@ -95,6 +94,13 @@ impl Content {
         let mut content = self.clone();
         content.skip(bytes);
         content
+    }
+
+    /// Returns the buffer of `len` bytes with the content of `seed`, if it lies in the remaining bytes.
+    pub fn buffer(&self, seed: u64, len: usize) -> Option<Bytes> {
+        let start = usize::try_from(offset_of(seed, self.seed)).ok()?;
+        let end = start.checked_add(len).filter(|end| *end <= self.rest.len())?;
+        Some(self.rest.slice(start..end))
     }
 
     /// Skips `bytes`, or everything if fewer are left.

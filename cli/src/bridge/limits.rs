@@ -3,7 +3,7 @@
 use rustix::process::{Resource, getrlimit};
 
 use super::address::Address;
-use crate::measure::process::limits::raise_open_files;
+use crate::measure::process::raise_open_files;
 
 /// Descriptors for everything except connections: listeners, devices, runtimes.
 const OTHERS: u64 = 128;

@@ -40,7 +40,7 @@ use tonic_rdma::Dialer;
 
 pub(crate) use options::{BridgeOptions, HELP};
 
-use crate::measure::process::limits::pinned;
+use crate::measure::process::pinned;
 use address::Address;
 use dial::AttemptError;
 use listen::Bound;

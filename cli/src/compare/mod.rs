@@ -11,54 +11,46 @@
 //!
 //! This module measures. It never implements a transport: `measure::transport` makes all RDMA connections.
 
-mod conditions;
 mod connections;
 pub(crate) mod modes;
-mod operations;
+pub(crate) mod operations;
 pub(crate) mod options;
-mod plan;
-mod results;
-mod server;
+pub(crate) mod plan;
+pub(crate) mod results;
+pub(crate) mod server;
 mod turns;
-mod values;
 
-use self::conditions::{Conditions, RunContext};
-use self::connections::ConnectionMeter;
-use self::connections::row::ConnectionRow;
-use self::modes::caller;
-use self::modes::grpc::client::GrpcCaller;
-use self::modes::grpc::connect;
-use self::modes::mode::Mode;
-use self::options::{CompareOptions, ServerOptions};
-use self::plan::Plan;
-use self::results::facts::Facts;
-use self::results::gate;
-use self::results::report;
-use self::results::row::{Checks, Row, describe_errors};
-use self::results::table;
-use self::server::process::ServerProcess;
-use self::server::serve;
-use self::server::start_report::Addresses;
-use self::turns::meter::Meter;
-use self::turns::participant::Participant;
-use crate::measure::machine::costs::Costs;
-use crate::measure::output::files::{check_outputs, write_json};
-use crate::measure::output::progress::progress_bar;
-use crate::measure::process::limits::raise_open_files;
-use crate::measure::process::{container, cores};
-use crate::measure::transport::encode::Encode;
-use crate::measure::transport::http2::Http2;
-use crate::measure::transport::rdma::{Rdma, RdmaConnection};
+use crate::compare::connections::ConnectionMeter;
+use crate::compare::modes::grpc::client;
+use crate::compare::modes::grpc::client::GrpcCaller;
+use crate::compare::modes::mode::Mode;
+use crate::compare::options::{CompareOptions, ServerOptions};
+use crate::compare::options::{Conditions, RunContext};
+use crate::compare::plan::Plan;
+use crate::compare::results::facts::Facts;
+use crate::compare::results::row::{Checks, Row};
+use crate::compare::results::show;
+use crate::compare::server::{Addresses, serve};
+use crate::compare::turns::meter::Meter;
+use crate::compare::turns::participant::Participant;
+use crate::measure::http2::Http2;
+use crate::measure::machine::Costs;
+use crate::measure::process::{check_container, raise_open_files};
+use crate::measure::report::check_outputs;
+use crate::measure::report::progress_bar;
+use crate::measure::transport::Encode;
+use crate::measure::transport::{Rdma, RdmaConnection};
 use tonic_rdma_commands::Failure;
+use tonic_rdma_commands::cores;
 
 /// Runs the comparison and shows its results.
 pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
     let plan = Plan::new(options)?;
     let conditions = Conditions::of(options);
-    gate::check_plan(options, &plan)?;
+    plan.check_ratio(options)?;
     conditions.allocator.ensure()?;
     if options.container {
-        container::check()?;
+        check_container()?;
     }
     let rdma = match plan.modes.iter().any(|mode| mode.uses_rdma()) {
         true => Some(Rdma::new(&options.provider)?.for_load(plan.most_connections(), plan.longest_payload())),
@@ -76,47 +68,7 @@ pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
 
     let context = RunContext { conditions, cores, costs };
     let (facts, rows) = runtime.block_on(measure(options, &plan, &context, rdma.as_ref()))?;
-    match rows {
-        Rows::Cells(rows) => show(options, &facts, &rows),
-        Rows::Connections(rows) => show_connections(options, &facts, &rows),
-    }
-}
-
-/// The rows of a run.
-enum Rows {
-    Cells(Vec<Row>),
-    Connections(Vec<ConnectionRow>),
-}
-
-/// Writes all outputs that `options` ask for. Errors in rows are failures.
-fn show(options: &CompareOptions, facts: &Facts, rows: &[Row]) -> Result<(), Failure> {
-    table::print(facts, rows, options.json.as_deref())?;
-    if let Some(path) = &options.json {
-        write_json(path, facts, rows)?;
-    }
-    if let Some(directory) = &options.report {
-        report::write(directory, facts, rows)?;
-    }
-    let errors: Vec<String> = rows.iter().filter(|row| row.errors > 0).map(describe_errors).collect();
-    match (errors.as_slice(), options.at_least) {
-        ([], None) => Ok(()),
-        ([], Some(least)) => gate::check_rows(least, rows),
-        (errors, _) => Err(Failure::run(errors.join("; "))),
-    }
-}
-
-/// Writes the outputs of `--connections` in the same way.
-fn show_connections(options: &CompareOptions, facts: &Facts, rows: &[ConnectionRow]) -> Result<(), Failure> {
-    table::print_with_facts(facts, &connections::show::table(rows), options.json.as_deref())?;
-    if let Some(path) = &options.json {
-        write_json(path, facts, rows)?;
-    }
-    if let Some(directory) = &options.report {
-        connections::show::write_page(directory, facts, rows)?;
-    }
-    let failed = rows.iter().filter(|row| row.row.errors > 0);
-    let errors: Vec<String> = failed.map(ConnectionRow::describe_errors).collect();
-    if errors.is_empty() { Ok(()) } else { Err(Failure::run(errors.join("; "))) }
+    show::show(options, &facts, &rows)
 }
 
 /// Runs the server process.
@@ -130,14 +82,14 @@ async fn measure(
     plan: &Plan,
     context: &RunContext,
     rdma: Option<&Rdma>,
-) -> Result<(Facts, Rows), Failure> {
+) -> Result<(Facts, Vec<Row>), Failure> {
     let cores = context.cores;
-    let mut server = ServerProcess::start(rdma.is_some(), plan.longest_payload(), options, context).await?;
-    let addresses = server.addresses.clone();
-    let server_id = server.id();
+    let (mut server, addresses) =
+        serve::start(rdma.is_some(), plan.longest_payload(), options, context).await?;
+    let server_id = server.id(0);
     let progress = progress_bar(plan.turns());
     let work = async {
-        let channel = connect::tcp(addresses.tcp, Http2::Default).await?;
+        let channel = client::tcp(addresses.tcp, Http2::Default).await?;
         let control = GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy);
         let (progress, checks) = (progress.clone(), Checks::default());
         if options.connections.is_some() {
@@ -155,14 +107,14 @@ async fn measure(
                 verdict,
             };
             let rows = meter.run().await?;
-            return Ok((meter.verdict, Rows::Connections(rows), meter.checks));
+            return Ok((meter.verdict, rows, meter.checks));
         }
         let (participants, verdict) = connect(options, plan, rdma, &addresses).await?;
         let pinned = cores.is_some() && addresses.pinned;
         let consumed = plan.modes.iter().any(|mode| mode.reduces(options.consume));
         let mut meter = Meter { plan, participants, control, progress, checks, pinned, consumed };
         let rows = meter.run().await?;
-        Ok((verdict, Rows::Cells(rows), meter.checks))
+        Ok((verdict, rows, meter.checks))
     };
     let result = tokio::select! {
         biased;
@@ -171,11 +123,7 @@ async fn measure(
         result = work => result,
     };
     progress.finish_and_clear();
-    let result = server.explain(result).await;
-    // The connections have been dropped. They send their last messages before the server stops.
-    tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    server.stop().await;
-    let (verdict, rows, checks) = result?;
+    let (verdict, rows, checks) = server.explain(result, serve::EXPLANATION).await?;
     let context = RunContext { cores: cores.filter(|_| addresses.pinned), ..*context };
     Ok((Facts::new(plan, options, &context, verdict, checks), rows))
 }
@@ -190,7 +138,7 @@ async fn connect(
     let mut participants = Vec::new();
     let mut verdict = None;
     for mode in &plan.modes {
-        let (caller, agreed) = caller::connect(*mode, addresses, options, rdma).await?;
+        let (caller, agreed) = modes::connect(*mode, addresses, options, rdma).await?;
         participants.push(Participant::new(*mode, caller));
         verdict = verdict.or(agreed);
     }

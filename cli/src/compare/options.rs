@@ -4,20 +4,18 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use tonic_rdma_commands::{List, units};
+use tonic_rdma_commands::cores::Cores;
+use tonic_rdma_commands::{Flavour, List, ValueError, parse_name, parse_set, units};
 
-use super::values::{
-    parse_connections, parse_inflight, parse_modes, parse_rates, parse_ratio, parse_sizes, parse_workloads,
-    parse_yes_or_no,
-};
 use crate::compare::modes::mode::Mode;
-use crate::compare::plan::direction::Direction;
+use crate::compare::plan::cell::Direction;
+use crate::compare::plan::cell::MAX_CONNECTIONS;
+use crate::compare::plan::cell::{MAX_BYTES, MAX_INFLIGHT};
 use crate::measure::consume::Consume;
-use crate::measure::process::allocator::Allocator;
-use crate::measure::process::runtime::Flavour;
-use crate::measure::transport::encode::Encode;
-use crate::measure::transport::http2::Http2;
-use crate::measure::transport::rdma::parse_provider;
+use crate::measure::http2::Http2;
+use crate::measure::machine::Costs;
+use crate::measure::process::Allocator;
+use crate::measure::transport::{Encode, parse_provider};
 use crate::workload::Workload;
 
 pub(crate) const HELP: &str = "\
@@ -179,6 +177,276 @@ impl CompareOptions {
         match <Line as clap::Parser>::try_parse_from(line) {
             Ok(line) => line.options,
             Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Parses names of modes.
+pub(crate) fn parse_modes(text: &str) -> Result<List<Mode>, ValueError> {
+    parse_set(text, |item| parse_name("mode", item))
+}
+
+/// Parses payload sizes.
+pub(crate) fn parse_sizes(text: &str) -> Result<List<u64>, ValueError> {
+    parse_set(text, |item| {
+        let given = item.to_owned();
+        let beyond = |fault| {
+            let accepted = format!("1 to {}", units::size(MAX_BYTES));
+            Err(ValueError::SizeRange { given: given.clone(), fault, accepted })
+        };
+        match units::parse_size(item) {
+            Ok(0) => beyond("zero"),
+            Ok(bytes) if bytes > MAX_BYTES => beyond("too large"),
+            Ok(bytes) => Ok(bytes),
+            Err(reason) => Err(ValueError::Size { given, reason }),
+        }
+    })
+}
+
+/// Parses names of workloads.
+pub(crate) fn parse_workloads(text: &str) -> Result<List<Workload>, ValueError> {
+    parse_set(text, |item| {
+        let accepted = || Workload::all().map(Workload::name).collect::<Vec<_>>().join(", ");
+        Workload::from_name(item).ok_or_else(|| ValueError::unknown_name("workload", item, accepted()))
+    })
+}
+
+/// Smallest and largest rate, in operations offered each second.
+const RATES: std::ops::RangeInclusive<f64> = 0.1..=1e6;
+
+/// Parses rates of an open loop.
+pub(crate) fn parse_rates(text: &str) -> Result<List<f64>, ValueError> {
+    parse_set(text, |item| match item.parse::<f64>() {
+        Ok(rate) if RATES.contains(&rate) => Ok(rate),
+        _ => {
+            let accepted =
+                format!("numbers from {} to {}, operations each second", RATES.start(), RATES.end());
+            Err(ValueError::number("rate", item, accepted))
+        }
+    })
+}
+
+/// Parses numbers of calls in flight.
+pub(crate) fn parse_inflight(text: &str) -> Result<List<usize>, ValueError> {
+    parse_set(text, |item| match item.parse() {
+        Ok(calls @ 1..=MAX_INFLIGHT) if item.bytes().all(|byte| byte.is_ascii_digit()) => Ok(calls),
+        _ => {
+            let accepted = format!("whole numbers from 1 to {MAX_INFLIGHT}");
+            Err(ValueError::number("number of calls in flight", item, accepted))
+        }
+    })
+}
+
+/// Parses the largest number of connections.
+pub(crate) fn parse_connections(text: &str) -> Result<usize, ValueError> {
+    match text.parse() {
+        Ok(count @ 1..=MAX_CONNECTIONS) if text.bytes().all(|byte| byte.is_ascii_digit()) => Ok(count),
+        _ => {
+            let accepted = format!("whole numbers from 1 to {MAX_CONNECTIONS}");
+            Err(ValueError::number("number of connections", text, accepted))
+        }
+    }
+}
+
+/// Smallest and largest ratio.
+const RATIOS: std::ops::RangeInclusive<f64> = 0.01..=1000.0;
+
+/// Parses a ratio of throughputs, such as `0.5`.
+pub(crate) fn parse_ratio(text: &str) -> Result<f64, ValueError> {
+    match text.parse::<f64>() {
+        Ok(ratio) if RATIOS.contains(&ratio) => Ok(ratio),
+        _ => Err(ValueError::unknown(format!("numbers from {} to {}", RATIOS.start(), RATIOS.end()))),
+    }
+}
+
+/// Parses `yes` or `no`.
+pub(crate) fn parse_yes_or_no(text: &str) -> Result<bool, ValueError> {
+    match text {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        _ => Err(ValueError::unknown("yes, no")),
+    }
+}
+
+/// The conditions of a run. All of its modes share them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Conditions {
+    pub(crate) runtime: Flavour,
+    /// Whether each process stays on a core of its own, if it has one thread and there are two cores.
+    pub(crate) pin: bool,
+    pub(crate) allocator: Allocator,
+    /// Whether `--newcomer` was given.
+    pub(crate) newcomer: bool,
+}
+
+/// The conditions of a run, with the cores in use and the costs of the machine.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RunContext {
+    pub(crate) conditions: Conditions,
+    /// The cores that the processes are kept on.
+    pub(crate) cores: Option<Cores>,
+    pub(crate) costs: Costs,
+}
+
+impl Conditions {
+    /// Returns the conditions that `options` ask for. `--newcomer` sets the conditions of a program that chooses
+    /// nothing. Options that are given beside `--newcomer` take precedence.
+    pub(crate) fn of(options: &CompareOptions) -> Self {
+        let newcomer = options.newcomer;
+        let (runtime, allocator) = match newcomer {
+            false => (Flavour::IdlePolling, Allocator::Mimalloc),
+            true => (Flavour::multi_thread(), Allocator::System),
+        };
+        Self {
+            runtime: options.runtime.unwrap_or(runtime),
+            pin: options.pin.unwrap_or(!newcomer),
+            allocator: options.allocator.unwrap_or(allocator),
+            newcomer,
+        }
+    }
+
+    /// Returns a core for each of the two processes, if they are kept on one core each. A multi-thread runtime gets no
+    /// core, because its threads need more than one.
+    pub(crate) fn cores(&self) -> Option<Cores> {
+        (self.pin && self.runtime.is_one_thread()).then(Cores::choose).flatten()
+    }
+
+    /// Returns the reason why the processes are not pinned.
+    pub(crate) const fn why_not_pinned(&self) -> &'static str {
+        match (self.pin, self.runtime.is_one_thread()) {
+            (false, _) => "--pin no",
+            (true, false) => "both use all cores",
+            (true, true) => "there are no two cores to pin to",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn lists() {
+        assert_eq!(parse_sizes("64, 4KiB").unwrap().0, [64, 4096]);
+        assert_eq!(parse_inflight("1,512").unwrap().0, [1, 512]);
+        assert_eq!(parse_rates("0.1,1000, 2.5e4").unwrap().0, [0.1, 1000.0, 25_000.0]);
+        assert_eq!(
+            parse_workloads("vgg16,skew").unwrap().0.iter().map(|w| w.name()).collect::<Vec<_>>(),
+            ["vgg16", "skew"]
+        );
+        assert_eq!(parse_modes("grpc-uds,grpc-tcp").unwrap().0, [Mode::GrpcUds, Mode::GrpcTcp]);
+    }
+
+    #[test]
+    fn bad_lists_name_the_culprit() {
+        let sizes = |text| parse_sizes(text).unwrap_err().to_string();
+        assert!(sizes("64,1024,1KiB").contains("\"1KiB\" is there twice"));
+        assert!(sizes("64,,1").contains("empty"));
+        assert!(sizes("").contains("empty"));
+        assert!(sizes("0").contains("zero"));
+        assert!(sizes("3GiB,2TiB").contains("\"2TiB\""));
+        assert!(sizes("1025GiB").contains("too large") && sizes("1025GiB").contains("1 TiB"));
+        assert!(sizes("99999999999GiB").contains("64 bits"));
+        assert!(sizes("4lots").contains("\"4lots\""));
+        assert!(parse_inflight("0").unwrap_err().to_string().contains("\"0\""));
+        assert!(parse_inflight("+1").unwrap_err().to_string().contains("\"+1\""));
+        assert!(parse_inflight("99999999999999999999").unwrap_err().to_string().contains("from 1"));
+        assert!(
+            parse_modes("grpc-tpc").unwrap_err().to_string().contains("grpc-tcp-tuned, grpc-uds, grpc-rdma")
+        );
+        let workloads = |text| parse_workloads(text).unwrap_err().to_string();
+        assert!(workloads("resnet").contains("\"resnet\"") && workloads("resnet").contains("skew, resnet50"));
+        assert!(workloads("gru,gru").contains("twice"));
+        for bad in ["0", "-1", "nan", "inf", "2e6", "0.01", "50%", "1k", "1,,2"] {
+            assert!(
+                parse_rates(bad).unwrap_err().to_string().contains("empty")
+                    || parse_rates(bad).unwrap_err().to_string().contains("0.1 to 1000000"),
+                "{bad}"
+            );
+        }
+    }
+
+    #[test]
+    fn numbers_of_connections_are_bounded() {
+        assert_eq!((parse_connections("1"), parse_connections("10000")), (Ok(1), Ok(MAX_CONNECTIONS)));
+        for bad in ["", "0", "+1", "-1", "1.5", "10001", "many"] {
+            assert!(parse_connections(bad).unwrap_err().to_string().contains("from 1 to 10000"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn ratios_that_make_no_sense_are_refused() {
+        assert_eq!((parse_ratio("0.5"), parse_ratio("2")), (Ok(0.5), Ok(2.0)));
+        for bad in ["", "0", "-1", "nan", "inf", "half", "50%", "1e9"] {
+            assert!(parse_ratio(bad).unwrap_err().to_string().contains("0.01 to 1000"), "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_a_parser_panic(text in "[0-9a-zA-Z,. -]{0,40}") {
+            let _ = parse_sizes(&text);
+            let _ = parse_inflight(&text);
+            let _ = parse_connections(&text);
+            let _ = parse_modes(&text);
+            let _ = parse_workloads(&text);
+            let _ = parse_rates(&text);
+            let _ = parse_ratio(&text);
+            let _ = parse_yes_or_no(&text);
+        }
+
+        #[test]
+        fn distinct_sizes_are_all_kept(sizes in proptest::collection::hash_set(1..=MAX_BYTES, 1..9)) {
+            let sizes: Vec<u64> = sizes.into_iter().collect();
+            let text = sizes.iter().map(|bytes| units::size(*bytes)).collect::<Vec<_>>().join(",");
+            prop_assert_eq!(parse_sizes(&text).map(|list| list.0), Ok(sizes));
+        }
+    }
+}
+
+#[cfg(test)]
+mod conditions_tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+    use super::*;
+
+    fn of(arguments: &[&str]) -> Conditions {
+        Conditions::of(&CompareOptions::of(arguments))
+    }
+
+    #[test]
+    fn explicit_options_override_the_conditions_of_newcomer() {
+        let usual = of(&[]);
+        assert_eq!((usual.runtime, usual.pin), (Flavour::IdlePolling, true));
+        assert_eq!((usual.allocator, usual.newcomer), (Allocator::Mimalloc, false));
+        let newcomer = of(&["--newcomer"]);
+        assert_eq!((newcomer.runtime, newcomer.pin), (Flavour::multi_thread(), false));
+        assert_eq!((newcomer.allocator, newcomer.newcomer), (Allocator::System, true));
+        for (arguments, expected) in [
+            (["--runtime", "current-thread"], Conditions { runtime: Flavour::CurrentThread, ..newcomer }),
+            (["--pin", "yes"], Conditions { pin: true, ..newcomer }),
+            (["--allocator", "mimalloc"], Conditions { allocator: Allocator::Mimalloc, ..newcomer }),
+        ] {
+            assert_eq!(of(&[&arguments[..], &["--newcomer"]].concat()), expected);
+            assert_eq!(of(&[&["--newcomer"][..], &arguments].concat()), expected);
+        }
+    }
+
+    #[test]
+    fn processes_are_pinned_only_with_one_thread_and_without_pin_no() {
+        assert_eq!(of(&[]).cores(), Cores::choose());
+        assert_eq!(of(&["--runtime", "current-thread"]).cores(), Cores::choose());
+        for (arguments, reason) in [
+            (&["--pin", "no"][..], "--pin no"),
+            (&["--newcomer"], "--pin no"),
+            (&["--newcomer", "--pin", "yes"], "both use all cores"),
+            (&["--runtime", "multi-thread:1"], "both use all cores"),
+        ] {
+            assert_eq!((of(arguments).cores(), of(arguments).why_not_pinned()), (None, reason));
         }
     }
 }

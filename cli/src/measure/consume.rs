@@ -4,6 +4,7 @@ use std::fmt;
 
 use clap::ValueEnum;
 use serde::Serialize;
+use tonic_rdma_commands::Named as _;
 
 /// The setting `--consume`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
@@ -22,11 +23,7 @@ pub(crate) enum Consume {
 
 impl fmt::Display for Consume {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self {
-            Self::Auto => "auto",
-            Self::ReduceMax => "reduce-max",
-            Self::None => "none",
-        })
+        formatter.write_str(self.name())
     }
 }
 

@@ -3,14 +3,15 @@
 use std::time::Duration;
 
 use indicatif::ProgressBar;
-use tonic_rdma_commands::Failure;
+use tonic_rdma_commands::{Failure, units};
 
-use super::cells::{Planned, TrainingCell};
-use super::load::Load;
-use super::mode::TransferMode;
-use super::options::{MAX_STEPS, ParameterServerOptions};
-use crate::parameter_server::output::row::{TrainingRow, TrainingTally};
-use crate::parameter_server::processes::session::Session;
+use crate::compare::modes::mode::Mode;
+use crate::measure::machine::available;
+use crate::parameter_server::load::Load;
+use crate::parameter_server::options::{MAX_STEPS, ParameterServerOptions};
+use crate::parameter_server::session::Session;
+use crate::parameter_server::show::{TrainingRow, TrainingTally};
+use crate::workload::{Model, Variable};
 
 /// Number of measured turns of each mode.
 pub(crate) const ROUNDS: u32 = 3;
@@ -59,8 +60,8 @@ impl<'a> TrainingMeter<'a> {
     async fn cell(&mut self, cell: TrainingCell, loads: &[Load]) -> Result<Vec<TrainingRow>, Failure> {
         self.progress.set_message(format!("{}  starting", cell.label()));
         let mut session = Session::start(cell, self.options, &self.cores).await?;
-        self.pinned &= session.is_pinned();
-        self.provider = self.provider.take().or(session.provider().map(str::to_owned));
+        self.pinned &= session.pinned;
+        self.provider = self.provider.take().or(session.provider.take());
         let modes = self.options.modes();
         for mode in &modes {
             self.check_every_byte(&mut session, *mode, cell).await?;
@@ -92,7 +93,7 @@ impl<'a> TrainingMeter<'a> {
                 // Each round begins with another mode.
                 let tally = &mut tallies[(turn + round) % modes.len()];
                 self.announce(tally.mode(), cell, load);
-                let outcome = session.turn(tally.mode(), tally.steps(), false, load.computing()).await?;
+                let outcome = session.turn(tally.mode(), tally.steps(), false, load).await?;
                 self.stamps += outcome.checked;
                 tally.add(outcome);
             }
@@ -100,7 +101,7 @@ impl<'a> TrainingMeter<'a> {
         Ok(tallies.into_iter().map(TrainingTally::row).collect())
     }
 
-    fn announce(&self, mode: TransferMode, cell: TrainingCell, load: Load) {
+    fn announce(&self, mode: Mode, cell: TrainingCell, load: Load) {
         let load = load.label().map(|load| format!(", {load}")).unwrap_or_default();
         self.progress.set_message(format!("{}{load}  {mode}", cell.label()));
         self.progress.inc(1);
@@ -110,25 +111,142 @@ impl<'a> TrainingMeter<'a> {
     async fn check_every_byte(
         &mut self,
         session: &mut Session,
-        mode: TransferMode,
+        mode: Mode,
         cell: TrainingCell,
     ) -> Result<(), Failure> {
         self.announce(mode, cell, Load::NONE);
-        self.every_byte += session.turn(mode, 1, true, Load::NONE.computing()).await?.checked;
+        self.every_byte += session.turn(mode, 1, true, Load::NONE).await?.checked;
         Ok(())
     }
 
     /// Returns the number of mini-batches of a turn: the number of the command line, or as many as fit into the time.
-    async fn steps(&mut self, session: &mut Session, mode: TransferMode, load: Load) -> Result<u32, Failure> {
+    async fn steps(&mut self, session: &mut Session, mode: Mode, load: Load) -> Result<u32, Failure> {
         if let Some(steps) = self.options.steps {
             return Ok(steps);
         }
         // Variants of the content alternate. Two mini-batches warm two of them, and the measured one is not the first.
-        let outcome = session.turn(mode, 2, false, load.computing()).await?;
+        let outcome = session.turn(mode, 2, false, load).await?;
         self.stamps += outcome.checked;
-        let longest = outcome.nanos.iter().filter_map(|nanos| nanos.last()).max();
-        let longest = Duration::from_nanos(longest.copied().unwrap_or(1).max(1));
+        let longest = outcome.times.iter().filter_map(|times| times.last()).max().copied();
+        let longest = longest.unwrap_or_default().max(Duration::from_nanos(1));
         let turn = self.options.duration / ROUNDS;
         Ok(((turn.as_secs_f64() / longest.as_secs_f64()).round() as u32).clamp(1, MAX_STEPS))
+    }
+}
+
+/// A model, and the numbers of servers that hold it and of workers that train it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TrainingCell {
+    pub(crate) model: Model,
+    pub(crate) servers: usize,
+    pub(crate) workers: usize,
+}
+
+impl TrainingCell {
+    /// Returns the bytes of all variables.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.model.variables().iter().map(Variable::bytes).sum()
+    }
+
+    /// Returns the cell's name for people.
+    pub(crate) fn label(&self) -> String {
+        let plural = if self.workers == 1 { "" } else { "s" };
+        let servers = if self.servers == 1 { String::new() } else { format!(", {} servers", self.servers) };
+        format!("{}, {} worker{plural}{servers}", self.model.name(), self.workers)
+    }
+}
+
+/// A cell of the plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Planned {
+    pub(crate) cell: TrainingCell,
+    /// The loads to measure, in the same processes.
+    pub(crate) loads: Vec<Load>,
+    /// The reason why the cell can't be measured.
+    pub(crate) skipped: Option<String>,
+}
+
+/// Returns the cells that `options` ask for. Cells beyond the memory are skipped. It is an error if all cells are.
+pub(crate) fn cells(options: &ParameterServerOptions) -> Result<Vec<Planned>, Failure> {
+    let mut wanted = Vec::new();
+    for model in options.models() {
+        for workers in &options.workers.0 {
+            let servers = options.servers.beside(*workers);
+            let cell = TrainingCell { model, servers, workers: *workers };
+            wanted.push((cell, options.loads(model, *workers)?));
+        }
+    }
+    plan(wanted, &options.modes(), available())
+}
+
+fn plan(
+    wanted: Vec<(TrainingCell, Vec<Load>)>,
+    modes: &[Mode],
+    available: Option<u64>,
+) -> Result<Vec<Planned>, Failure> {
+    let planned: Vec<Planned> = wanted
+        .into_iter()
+        .map(|(cell, loads)| {
+            let lacking = available.filter(|available| needed(cell, modes) > *available);
+            let skipped = lacking.map(|available| {
+                format!(
+                    "it needs about {} of memory and {} are available",
+                    units::rough_size(needed(cell, modes)),
+                    units::rough_size(available)
+                )
+            });
+            Planned { cell, loads, skipped }
+        })
+        .collect();
+    let fits = planned.iter().any(|it| it.skipped.is_none());
+    match planned.first().filter(|_| !fits) {
+        Some(Planned { cell, skipped: Some(reason), .. }) => {
+            Err(Failure::usage(format!("{}: {reason}: take fewer workers or a smaller model", cell.label())))
+        }
+        _ => Ok(planned),
+    }
+}
+
+/// Returns the memory that all processes of a cell need together at most. Workers hold their own tensors, and servers
+/// hold the variables once. Slots
+/// exist twice, one set for each direction. The mode that needs most memory for messages in flight adds to this, in one
+/// direction at a time.
+fn needed(cell: TrainingCell, modes: &[Mode]) -> u64 {
+    let (bytes, workers) = (cell.bytes(), cell.workers as u64);
+    let held = bytes * (1 + workers);
+    let slots = if modes.iter().any(|mode| mode.carries_tensors()) { 2 * bytes * workers } else { 0 };
+    let in_flight = |mode: &Mode| match mode {
+        Mode::RdmaZerocp => 0,
+        // Copies at the server and at the worker, which are kept for the next mini-batch.
+        Mode::RdmaCp => 2 * bytes * workers,
+        // The encoded message, and the receiver's buffer, which may have to grow.
+        _ => 3 * bytes * workers,
+    };
+    held + slots + modes.iter().map(in_flight).max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn cells_beyond_the_memory_are_skipped_with_both_figures() {
+        let plan = |workers: &[usize], modes: &[Mode], available| {
+            let cell = |workers: &usize| TrainingCell { model: Model::Vgg16, servers: 1, workers: *workers };
+            plan(workers.iter().map(|workers| (cell(workers), vec![Load::NONE])).collect(), modes, available)
+        };
+        let planned = plan(&[1, 8], &Mode::TRAINING, Some(8 * GIB)).unwrap();
+        assert_eq!((planned.len(), &planned[0].skipped), (2, &None));
+        let reason = planned[1].skipped.as_deref().unwrap();
+        assert!(reason.contains("24.5 GiB") && reason.contains("8.00 GiB are available"), "{reason}");
+        let refusal = plan(&[8], &Mode::TRAINING, Some(8 * GIB)).unwrap_err().to_string();
+        assert!(refusal.contains("vgg16, 8 workers: it needs") && refusal.contains("fewer"), "{refusal}");
+        plan(&[8], &Mode::TRAINING, None).unwrap();
+        let lean = plan(&[8], &[Mode::RdmaZerocp], Some(13 * GIB)).unwrap();
+        assert_eq!(lean[0].skipped, None);
     }
 }

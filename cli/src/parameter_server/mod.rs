@@ -17,36 +17,30 @@
 //!
 //! Several servers hold the variables in turn: variable i is on server i modulo their number, as in the paper.
 //!
-//! This module owns the processes and the measuring, and never a transport.
+//! This module owns the processes and the measuring. The modes, with their services and checks, are those of `compare`.
 
-mod cells;
+mod children;
 mod load;
 mod meter;
-mod mode;
 mod options;
-mod output;
-mod processes;
-mod roles;
-mod servers;
-mod transfer;
+mod session;
+mod show;
 
-use self::meter::TrainingMeter;
-pub(crate) use self::options::{HELP, ParameterServerOptions, ProcessOptions};
-use self::output::facts::TrainingFacts;
-use self::output::show;
-use self::roles::server;
-use self::roles::worker;
-use crate::measure::output::progress::progress_bar;
-use crate::measure::process::cores;
-use crate::measure::transport::rdma::Rdma;
+use crate::measure::report::check_outputs;
+use crate::measure::report::progress_bar;
+use crate::measure::transport::Rdma;
+use crate::parameter_server::meter::TrainingMeter;
+pub(crate) use crate::parameter_server::options::{HELP, ParameterServerOptions, ProcessOptions};
+use crate::parameter_server::show::TrainingFacts;
 use tonic_rdma_commands::Failure;
+use tonic_rdma_commands::cores;
 
 /// Measures, and shows the results.
 pub(crate) fn run(options: &ParameterServerOptions) -> Result<(), Failure> {
     // A bad variable or provider is refused before the measuring.
     Rdma::new(&options.provider)?;
-    show::check(options)?;
-    let cells = cells::cells(options)?;
+    check_outputs(options.json.as_deref(), options.report.as_deref())?;
+    let cells = meter::cells(options)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::run("can't start a runtime").because(error))?;
     let progress = progress_bar(0);
@@ -65,10 +59,10 @@ pub(crate) fn run(options: &ParameterServerOptions) -> Result<(), Failure> {
 
 /// Runs the server process, which [`run`] starts.
 pub(crate) fn serve(options: &ProcessOptions) -> Result<(), Failure> {
-    server::run(options)
+    children::run(options, true)
 }
 
 /// Runs a worker process, which [`run`] starts.
 pub(crate) fn work(options: &ProcessOptions) -> Result<(), Failure> {
-    worker::run(options)
+    children::run(options, false)
 }

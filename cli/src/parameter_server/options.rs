@@ -1,20 +1,19 @@
 //! The options of `parameter-server` and of the processes that it starts, and the help text.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum as _};
 use tonic_rdma_commands::units::{self, parse_number};
-use tonic_rdma_commands::{Failure, List, ValueError, parse_set};
+use tonic_rdma_commands::{Failure, List, Named as _, ValueError, parse_name, parse_set};
 
-use super::load::{Compute, ComputeScale, Load};
-use super::mode::TransferMode;
-use super::servers::Servers;
+use crate::compare::modes::mode::Mode;
+use crate::compare::server::Addresses;
 use crate::measure::consume::Consume;
-use crate::measure::transport::http2::Http2;
-use crate::measure::transport::rdma::{Rdma, parse_provider};
-use crate::workload::{Model, Variable};
+use crate::measure::http2::Http2;
+use crate::measure::transport::{Rdma, parse_provider};
+use crate::parameter_server::load::{Compute, ComputeScale, Load, Servers};
+use crate::workload::{Model, Shard, Variable};
 
 /// The largest number of worker processes.
 pub(crate) const MAX_WORKERS: usize = 8;
@@ -75,7 +74,7 @@ pub(crate) struct ParameterServerOptions {
     /// HTTP/2), grpc-native-gather (likewise, values and gradients by reference at both ends), rdma-cp (static slots,
     /// copied to registered memory first), rdma-zerocp (static slots, from registered memory) [default: all]
     #[arg(long, value_name = "LIST", value_parser = parse_modes)]
-    pub(crate) modes: Option<List<TransferMode>>,
+    pub(crate) modes: Option<List<Mode>>,
     /// Time to measure each mode with each model and number of workers, in seconds or with a unit (300ms, 2m)
     #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = units::parse_time, default_value = "2")]
     pub(crate) duration: Duration,
@@ -108,7 +107,7 @@ impl ParameterServerOptions {
     /// Returns the models to measure, in the order of the command line.
     pub(crate) fn models(&self) -> Vec<Model> {
         let usual = || {
-            let usual = Model::ALL.into_iter();
+            let usual = Model::value_variants().iter().copied();
             usual.filter(|model| !self.computes() || model.compute_time(1).is_some()).collect()
         };
         self.models.as_ref().map_or_else(usual, |list| list.0.clone())
@@ -148,8 +147,8 @@ impl ParameterServerOptions {
     }
 
     /// Returns the modes to measure.
-    pub(crate) fn modes(&self) -> Vec<TransferMode> {
-        self.modes.as_ref().map_or_else(|| TransferMode::ALL.to_vec(), |list| list.0.clone())
+    pub(crate) fn modes(&self) -> Vec<Mode> {
+        self.modes.as_ref().map_or_else(|| Mode::TRAINING.to_vec(), |list| list.0.clone())
     }
 }
 
@@ -168,10 +167,10 @@ pub(crate) struct ProcessOptions {
     pub(crate) server: usize,
     /// Number of this worker, for a worker
     #[arg(long, default_value_t = 0)]
-    pub(crate) worker: u32,
+    pub(crate) worker: usize,
     /// Modes that turns will use
     #[arg(long, value_parser = parse_modes)]
-    pub(crate) modes: List<TransferMode>,
+    pub(crate) modes: List<Mode>,
     #[arg(long, default_value = "1")]
     pub(crate) inflight: usize,
     #[arg(long, value_parser = parse_consume)]
@@ -183,33 +182,31 @@ pub(crate) struct ProcessOptions {
     /// Core to run on
     #[arg(long)]
     pub(crate) core: Option<usize>,
-    /// Addresses of all servers for a worker, in their order: gRPC over TCP, gRPC over RDMA, gRPC over RDMA by reference, native calls,
-    /// native calls by reference, and tensors
-    #[arg(long, value_delimiter = ',')]
-    pub(crate) tcp: Vec<SocketAddr>,
-    #[arg(long, value_delimiter = ',')]
-    pub(crate) rdma: Vec<SocketAddr>,
-    #[arg(long, value_delimiter = ',')]
-    pub(crate) rdma_gather: Vec<SocketAddr>,
-    #[arg(long, value_delimiter = ',')]
-    pub(crate) native: Vec<SocketAddr>,
-    #[arg(long, value_delimiter = ',')]
-    pub(crate) native_gather: Vec<SocketAddr>,
-    #[arg(long, value_delimiter = ',')]
-    pub(crate) device: Vec<String>,
+    /// Addresses of a server as JSON, for a worker: once for each server, in their order
+    #[arg(long, value_parser = parse_addresses)]
+    pub(crate) peers: Vec<Addresses>,
 }
 
 impl ProcessOptions {
     /// Returns whether any mode uses static slots.
     pub(crate) fn uses_slots(&self) -> bool {
-        self.modes.0.iter().any(|mode| mode.uses_slots())
+        self.modes.0.iter().any(|mode| mode.carries_tensors())
     }
 
-    /// Returns the settings of RDMA connections, with memory for the connections of all workers and for the model's largest variable. All
-    /// connections of a process share its memory to register, so all of them have these settings.
-    pub(crate) fn rdma(&self) -> Result<Rdma, Failure> {
+    /// Returns the settings of RDMA connections if any mode needs them, with memory for the connections of all workers and
+    /// for the model's largest variable. All connections of a process share its memory to register, so all of them have
+    /// these settings.
+    pub(crate) fn rdma(&self) -> Result<Option<Rdma>, Failure> {
+        if !self.modes.0.iter().any(|mode| mode.uses_rdma()) {
+            return Ok(None);
+        }
         let longest = self.model.variables().iter().map(Variable::bytes).max().unwrap_or(0);
-        Ok(Rdma::new(&self.provider)?.for_load(self.workers.max(1), longest))
+        Ok(Some(Rdma::new(&self.provider)?.for_load(self.workers.max(1), longest)))
+    }
+
+    /// Returns the share of the model that this server holds.
+    pub(crate) const fn shard(&self, server: usize) -> Shard {
+        Shard { model: self.model, server, servers: self.servers }
     }
 
     /// Returns whether receivers look for the largest element.
@@ -223,19 +220,20 @@ fn parse_models(text: &str) -> Result<List<Model>, ValueError> {
 }
 
 fn parse_model(name: &str) -> Result<Model, ValueError> {
-    Model::ALL
-        .into_iter()
-        .find(|model| model.name() == name)
-        .ok_or_else(|| ValueError::unknown_name("model", name, Model::ALL.map(Model::name).join(", ")))
+    parse_name("model", name)
 }
 
-fn parse_modes(text: &str) -> Result<List<TransferMode>, ValueError> {
+fn parse_modes(text: &str) -> Result<List<Mode>, ValueError> {
     parse_set(text, |item| {
-        TransferMode::from_name(item).ok_or_else(|| {
-            let accepted = TransferMode::ALL.map(TransferMode::name).join(", ");
+        Mode::TRAINING.into_iter().find(|mode| mode.name() == item).ok_or_else(|| {
+            let accepted = Mode::TRAINING.map(|mode| mode.name()).join(", ");
             ValueError::unknown_name("mode", item, accepted)
         })
     })
+}
+
+fn parse_addresses(text: &str) -> Result<Addresses, serde_json::Error> {
+    serde_json::from_str(text)
 }
 
 fn parse_workers(text: &str) -> Result<List<usize>, ValueError> {
@@ -245,12 +243,7 @@ fn parse_workers(text: &str) -> Result<List<usize>, ValueError> {
 }
 
 fn parse_computes(text: &str) -> Result<List<Compute>, ValueError> {
-    parse_set(text, |item| {
-        Compute::from_name(item).ok_or_else(|| {
-            let accepted = Compute::ALL.map(Compute::name).join(", ");
-            ValueError::unknown_name("way to compute", item, accepted)
-        })
-    })
+    parse_set(text, |item| parse_name("way to compute", item))
 }
 
 fn parse_batches(text: &str) -> Result<List<u32>, ValueError> {
@@ -289,10 +282,10 @@ mod tests {
 
     #[test]
     fn all_models_with_a_time_compute_by_default() {
-        assert_eq!(of("").models(), Model::ALL);
-        assert_eq!(of("--compute none").models(), Model::ALL);
-        assert_eq!(of("--compute none,wait").models(), Model::ALL[1..]);
-        assert_eq!(Model::ALL[0], Model::Resnet50);
+        assert_eq!(of("").models(), Model::value_variants());
+        assert_eq!(of("--compute none").models(), Model::value_variants());
+        assert_eq!(of("--compute none,wait").models(), Model::value_variants()[1..]);
+        assert_eq!(Model::value_variants()[0], Model::Resnet50);
     }
 
     #[test]

@@ -8,15 +8,16 @@
 //!
 //! This module owns the tables and their arithmetic. It does not make content and does not send messages.
 
-pub(crate) mod blocks;
-mod compute_times;
-mod mixes;
 mod models;
 
 use std::fmt;
+use std::time::Duration;
 
-pub(crate) use self::mixes::Mix;
-pub(crate) use self::models::{Model, Variable};
+use clap::ValueEnum;
+use tonic_rdma_commands::Named as _;
+use tonic_rdma_payload::seeded::Draws;
+
+pub(crate) use crate::workload::models::{Model, Variable};
 
 /// Lengths of a message's buffers in bytes, in their order.
 pub(crate) type Message = Vec<u64>;
@@ -28,22 +29,40 @@ pub(crate) enum Workload {
     Mix(Mix),
     /// Sets of variables: a worker's messages to its parameter servers after a mini-batch.
     Model(Model),
+    /// Sets of the variables that one of several servers holds. It has no name on the command line.
+    Shard(Shard),
     /// Sets of blocks of one length, at any places in memory.
     Blocks,
+}
+
+/// The share of a model's variables that one of `servers` servers holds: they hold the variables in turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shard {
+    pub(crate) model: Model,
+    pub(crate) server: usize,
+    pub(crate) servers: usize,
+}
+
+impl Shard {
+    /// Returns the bytes of each variable of the share.
+    pub(crate) fn lengths(self) -> impl Iterator<Item = u64> {
+        let variables = self.model.variables().into_iter().skip(self.server).step_by(self.servers.max(1));
+        variables.map(|variable| variable.bytes())
+    }
 }
 
 impl Workload {
     /// Returns all workloads.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
-        let mixes = Mix::ALL.into_iter().map(Self::Mix);
-        mixes.chain(Model::ALL.into_iter().map(Self::Model)).chain([Self::Blocks])
+        let mixes = Mix::value_variants().iter().copied().map(Self::Mix);
+        mixes.chain(Model::value_variants().iter().copied().map(Self::Model)).chain([Self::Blocks])
     }
 
     /// Returns the name on the command line and in the JSON.
-    pub(crate) const fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Mix(mix) => mix.name(),
-            Self::Model(model) => model.name(),
+            Self::Model(model) | Self::Shard(Shard { model, .. }) => model.name(),
             Self::Blocks => "blocks",
         }
     }
@@ -60,7 +79,8 @@ impl Workload {
             Self::Model(model) => {
                 vec![model.variables().iter().map(|variable| vec![variable.bytes()]).collect()]
             }
-            Self::Blocks => vec![blocks::operation()],
+            Self::Shard(shard) => vec![shard.lengths().map(|bytes| vec![bytes]).collect()],
+            Self::Blocks => vec![blocks()],
         }
     }
 
@@ -89,22 +109,18 @@ impl Workload {
 
     /// Returns whether an operation is a set of many messages.
     pub(crate) const fn is_set(self) -> bool {
-        matches!(self, Self::Model(_) | Self::Blocks)
+        matches!(self, Self::Model(_) | Self::Shard(_) | Self::Blocks)
     }
 
     /// Describes an operation, for people.
     pub(crate) fn describe(self) -> String {
         match self {
             Self::Mix(mix) => format!("{}: {}", self.name(), mix.describe()),
-            Self::Model(model) => {
+            Self::Model(model) | Self::Shard(Shard { model, .. }) => {
                 format!("{}: a set of {} variables, a message each", self.name(), model.variables().len())
             }
             Self::Blocks => {
-                format!(
-                    "{}: a set of {} blocks, a message each, scattered in memory",
-                    self.name(),
-                    blocks::BLOCKS
-                )
+                format!("{}: a set of {} blocks, a message each, scattered in memory", self.name(), BLOCKS)
             }
         }
     }
@@ -113,6 +129,112 @@ impl Workload {
 impl fmt::Display for Workload {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.pad(self.name())
+    }
+}
+
+/// Number of blocks of an operation, and length of each in bytes.
+pub(crate) const BLOCKS: usize = 4096;
+const BLOCK: u64 = 16 << 10;
+
+/// Number of places for blocks, each as long as a block: two for each block, so that half of them stay empty.
+pub(crate) const PLACES: usize = 2 * BLOCKS;
+
+/// Returns the only operation: a message for each block.
+fn blocks() -> Vec<Message> {
+    vec![vec![BLOCK]; BLOCKS]
+}
+
+/// Returns the place of each block of an operation, as an offset in memory of [`PLACES`] blocks. `seed` determines the
+/// places, which are distinct and in no order.
+pub(crate) fn scattered(seed: u64) -> Vec<u64> {
+    let mut places: Vec<u64> = (0..PLACES as u64).collect();
+    let mut draws = Draws::new(seed);
+    for index in 0..BLOCKS {
+        places.swap(index, index + draws.choice(PLACES - index));
+    }
+    places.truncate(BLOCKS);
+    places.into_iter().map(|place| place * BLOCK).collect()
+}
+
+/// Number of buffers of a message.
+pub(crate) const BUFFERS: usize = 10;
+
+/// Lengths of a small, a medium and a large buffer, in bytes.
+const SMALL: u64 = 10;
+const MEDIUM: u64 = 10 << 10;
+const LARGE: u64 = 1 << 20;
+
+/// Number of messages of `random` before the first repeats.
+const RANDOM_CYCLE: usize = 64;
+const RANDOM_SEED: u64 = 10;
+
+/// The lengths of a message's buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Mix {
+    /// Small, medium and large alternate: shares as equal as ten buffers allow.
+    Uniform,
+    /// Each length is drawn with the same probability, so messages differ. The sequence is equal in every run.
+    Random,
+    /// Six large, three medium, one small.
+    Skew,
+}
+
+impl Mix {
+    /// Describes a message, for people.
+    pub(crate) const fn describe(self) -> &'static str {
+        match self {
+            Self::Uniform => "a message of 10 buffers, 10 B, 10 KiB and 1 MiB in turn",
+            Self::Random => "a message of 10 buffers, each 10 B, 10 KiB or 1 MiB by seeded draw",
+            Self::Skew => "a message of 10 buffers, 6 of 1 MiB, 3 of 10 KiB, 1 of 10 B",
+        }
+    }
+
+    /// Returns the messages of one cycle.
+    pub(crate) fn messages(self) -> Vec<Message> {
+        match self {
+            Self::Uniform => vec![[SMALL, MEDIUM, LARGE].into_iter().cycle().take(BUFFERS).collect()],
+            Self::Random => {
+                let mut draws = Draws::new(RANDOM_SEED);
+                let mut buffer = || [SMALL, MEDIUM, LARGE][draws.choice(3)];
+                (0..RANDOM_CYCLE).map(|_| (0..BUFFERS).map(|_| buffer()).collect()).collect()
+            }
+            // Short buffers stand between long ones.
+            Self::Skew => {
+                let (s, m, l) = (SMALL, MEDIUM, LARGE);
+                vec![vec![l, m, l, l, m, l, l, m, l, s]]
+            }
+        }
+    }
+}
+
+/// The largest batch that takes no longer than one sample in models whose time grows.
+const ONE_SAMPLE_UP_TO: u32 = 32;
+
+impl Model {
+    /// Returns the computing time of a mini-batch of `batch` samples, or `None` for a model that the table does not
+    /// have.
+    pub(crate) fn compute_time(self, batch: u32) -> Option<Duration> {
+        let sample = self.sample_time()?;
+        Some(match self {
+            Self::InceptionV3 | Self::Lstm | Self::Gru if batch > ONE_SAMPLE_UP_TO => {
+                sample * batch / ONE_SAMPLE_UP_TO
+            }
+            _ => sample,
+        })
+    }
+
+    /// Returns the computing time of one sample in table 2.
+    const fn sample_time(self) -> Option<Duration> {
+        let micros = match self {
+            Self::Alexnet => 7_610,
+            Self::InceptionV3 => 68_320,
+            Self::Vgg16 => 30_920,
+            Self::Lstm => 33_330,
+            Self::Gru => 30_440,
+            Self::Fcn5 => 4_880,
+            Self::Resnet50 => return None,
+        };
+        Some(Duration::from_micros(micros))
     }
 }
 
@@ -145,10 +267,10 @@ mod tests {
 
     #[test]
     fn an_operation_has_one_message_for_a_mix_for_each_variable_or_for_each_block() {
-        for mix in Mix::ALL {
+        for mix in Mix::value_variants().iter().copied() {
             assert!(Workload::Mix(mix).operations().iter().all(|messages| messages.len() == 1));
         }
-        for model in Model::ALL {
+        for model in Model::value_variants().iter().copied() {
             let operations = Workload::Model(model).operations();
             assert_eq!(operations.len(), 1);
             assert_eq!(operations[0].len(), model.variables().len());
@@ -158,5 +280,90 @@ mod tests {
         assert_eq!((blocks.len(), Workload::Blocks.most_messages()), (1, 4096));
         assert!(blocks[0].iter().all(|message| message == &[16 << 10]));
         assert!(Workload::Blocks.is_set() && !Workload::Mix(Mix::Skew).is_set());
+    }
+}
+
+#[cfg(test)]
+mod blocks_tests {
+    use super::*;
+
+    #[test]
+    fn places_are_within_the_room_distinct_and_in_no_order() {
+        let offsets = scattered(1);
+        assert_eq!(offsets, scattered(1));
+        assert_ne!(offsets, scattered(2));
+        assert!(offsets.iter().all(|offset| offset % BLOCK == 0 && offset + BLOCK <= PLACES as u64 * BLOCK));
+        let neighbours = offsets.windows(2).filter(|pair| pair[1] == pair[0] + BLOCK).count();
+        assert!(neighbours < BLOCKS / 100, "{neighbours}");
+        let mut sorted = offsets;
+        sorted.sort_unstable();
+        sorted.dedup();
+        assert_eq!(sorted.len(), BLOCKS);
+    }
+}
+
+#[cfg(test)]
+mod mixes_tests {
+    use super::*;
+
+    fn shares(message: &Message) -> [usize; 3] {
+        [SMALL, MEDIUM, LARGE].map(|length| message.iter().filter(|bytes| **bytes == length).count())
+    }
+
+    #[test]
+    fn mixes_have_their_documented_shares() {
+        assert_eq!(Mix::Uniform.messages().iter().map(shares).collect::<Vec<_>>(), [[4, 3, 3]]);
+        assert_eq!(Mix::Skew.messages().iter().map(shares).collect::<Vec<_>>(), [[1, 3, 6]]);
+        assert_eq!(Mix::Uniform.messages()[0].iter().sum::<u64>(), 3_176_488);
+    }
+
+    #[test]
+    fn random_messages_differ_and_are_the_same_in_every_run() {
+        let messages = Mix::Random.messages();
+        assert_eq!(messages, Mix::Random.messages());
+        assert_eq!(messages.len(), RANDOM_CYCLE);
+        assert!(messages.iter().all(|message| shares(message).iter().sum::<usize>() == BUFFERS));
+        let mut distinct = messages.clone();
+        distinct.sort();
+        distinct.dedup();
+        assert!(distinct.len() > RANDOM_CYCLE * 9 / 10, "{} distinct", distinct.len());
+        let total =
+            messages.iter().map(shares).fold([0; 3], |sum, shares| [0, 1, 2].map(|i| sum[i] + shares[i]));
+        assert!(total.iter().all(|count| (180..250).contains(count)), "{total:?} of 640");
+    }
+}
+
+#[cfg(test)]
+mod compute_times_tests {
+    use clap::ValueEnum as _;
+
+    use super::*;
+
+    #[test]
+    fn the_time_is_that_of_one_sample_up_to_a_batch_of_32() {
+        for model in Model::value_variants().iter().copied() {
+            let one = model.compute_time(1);
+            assert_eq!(one.is_none(), model == Model::Resnet50, "{model:?}");
+            for batch in [2, 8, 32] {
+                assert_eq!(model.compute_time(batch), one, "{model:?}");
+            }
+        }
+        assert_eq!(Model::Lstm.compute_time(1), Some(Duration::from_micros(33_330)));
+    }
+
+    #[test]
+    fn above_32_only_three_models_take_longer() {
+        for (model, times) in [
+            (Model::Alexnet, 1),
+            (Model::Vgg16, 1),
+            (Model::Fcn5, 1),
+            (Model::InceptionV3, 2),
+            (Model::Lstm, 2),
+            (Model::Gru, 2),
+        ] {
+            let one = model.compute_time(1);
+            assert_eq!(model.compute_time(64), one.map(|one| one * times), "{model:?}");
+        }
+        assert_eq!(Model::Gru.compute_time(48), Some(Duration::from_micros(45_660)));
     }
 }

@@ -6,8 +6,11 @@
 //! these sizes and numbers, to the table's last digit. So this module takes these architectures for the measured
 //! models. MB is MiB in that table.
 
+use clap::ValueEnum;
+use tonic_rdma_commands::Named;
+
 /// A model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Model {
     /// 53 convolutions, each with scale and offset of its batch normalisation, and one dense layer.
     Resnet50,
@@ -33,11 +36,6 @@ pub(crate) struct Variable {
 }
 
 impl Variable {
-    /// Returns the lengths of the dimensions.
-    pub(crate) fn shape(&self) -> &[u64] {
-        &self.shape
-    }
-
     /// Returns the number of elements.
     pub(crate) fn elements(&self) -> u64 {
         self.shape.iter().product()
@@ -50,19 +48,8 @@ impl Variable {
 }
 
 impl Model {
-    pub(crate) const ALL: [Self; 7] =
-        [Self::Resnet50, Self::Alexnet, Self::InceptionV3, Self::Vgg16, Self::Lstm, Self::Gru, Self::Fcn5];
-
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Resnet50 => "resnet50",
-            Self::Alexnet => "alexnet",
-            Self::InceptionV3 => "inception-v3",
-            Self::Vgg16 => "vgg16",
-            Self::Lstm => "lstm",
-            Self::Gru => "gru",
-            Self::Fcn5 => "fcn5",
-        }
+    pub(crate) fn name(self) -> &'static str {
+        Named::name(&self)
     }
 
     /// Returns the trainable variables, from the input to the output.

@@ -63,7 +63,7 @@ const TARGETS: &[Target] = &[
         descriptors: false,
     },
     Target {
-        protos: &["greeter.proto", "parameters.proto", "placement.proto", "tensors.proto", "transfer.proto"],
+        protos: &["greeter.proto", "placement.proto", "tensors.proto", "transfer.proto"],
         include: "proto",
         folder: "proto/generated/src",
         codec: Codec::Gather,

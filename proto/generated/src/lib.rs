@@ -10,11 +10,6 @@ pub mod greeter {
     include!("tonic_rdma.greeter.v1.rs");
 }
 
-/// The service behind `tonic-rdma parameter-server`.
-pub mod parameters {
-    include!("tonic_rdma.parameters.v1.rs");
-}
-
 /// The service of a tensor device, for tests that call one directly.
 pub use tonic_rdma_tensor::internal::proto as tensor_device;
 

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
 use tonic_rdma_proto::transfer::Check;
 
-use super::call_error::CallError;
-use crate::compare::operations::layout::{self, DESTINATION_SEED, Layout};
+use crate::compare::modes::CallError;
+use crate::compare::operations;
+use crate::compare::operations::{DESTINATION_SEED, Layout};
 use crate::compare::operations::{Operation, Operations};
 use tonic_rdma_payload::content::{SHARE, check_all, check_stamps};
 use tonic_rdma_payload::reduce::{Reduced, reduce_all};
@@ -47,7 +48,7 @@ impl MemcpyCaller {
 
     /// Allocates memory for the largest of `operations`. A first copy, outside the measured time, warms the memory.
     pub(crate) async fn prepare(&mut self, operations: &Operations) -> Result<(), CallError> {
-        let room = layout::room(operations.load());
+        let room = operations::room(operations.load());
         let mut destination = self.destination.lock().await;
         let bytes = usize::try_from(room).map_err(|_| CallError::Memory(room))?;
         let mut memory = Vec::new();

@@ -2,12 +2,16 @@
 
 use std::fmt;
 
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use tonic_rdma_commands::{Flavour, Named};
+
 use crate::measure::consume::Consume;
-use crate::measure::process::runtime::Flavour;
-use crate::measure::transport::encode::Encode;
+use crate::measure::transport::Encode;
 
 /// A mode: one way to carry the same bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum Mode {
     /// tonic over a TCP connection on the loopback interface: the baseline of all other modes.
     GrpcTcp,
@@ -42,21 +46,26 @@ pub(crate) enum Mode {
 const GRPC_LIMIT: u64 = 2047 << 20;
 
 impl Mode {
-    /// All modes, in the order of the table.
-    pub(crate) const ALL: [Self; 12] = [
+    /// The modes of `parameter-server`.
+    pub(crate) const TRAINING: [Self; 7] = [
         Self::GrpcTcp,
-        Self::GrpcTcpBusy,
-        Self::GrpcTcpTuned,
-        Self::GrpcUds,
         Self::GrpcRdma,
         Self::GrpcRdmaGather,
         Self::GrpcNative,
         Self::GrpcNativeGather,
         Self::RdmaCp,
         Self::RdmaZerocp,
-        Self::RdmaZerocpAwait,
-        Self::Memcpy,
     ];
+
+    /// Returns the name on the command line and in the JSON.
+    pub(crate) fn name(self) -> &'static str {
+        Named::name(&self)
+    }
+
+    /// Returns all modes, in the order of the table.
+    pub(crate) fn all() -> &'static [Self] {
+        Self::value_variants()
+    }
 
     /// Returns the modes that are compared by default: all that carry bytes, as far as `runtime` can run them. A
     /// program that chooses nothing has neither a runtime that never sleeps nor tuned windows, so a newcomer's list
@@ -68,55 +77,17 @@ impl Mode {
             Self::GrpcTcpTuned => !newcomer,
             _ => true,
         };
-        Self::ALL.into_iter().filter(is_in).collect()
-    }
-
-    /// Returns the name on the command line and in the JSON.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::GrpcTcp => "grpc-tcp",
-            Self::GrpcTcpBusy => "grpc-tcp-busy",
-            Self::GrpcTcpTuned => "grpc-tcp-tuned",
-            Self::GrpcUds => "grpc-uds",
-            Self::GrpcRdma => "grpc-rdma",
-            Self::GrpcRdmaGather => "grpc-rdma-gather",
-            Self::GrpcNative => "grpc-native",
-            Self::GrpcNativeGather => "grpc-native-gather",
-            Self::RdmaCp => "rdma-cp",
-            Self::RdmaZerocp => "rdma-zerocp",
-            Self::RdmaZerocpAwait => "rdma-zerocp-await",
-            Self::Memcpy => "memcpy",
-        }
-    }
-
-    /// Returns the mode called `name`.
-    pub(crate) fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|mode| mode.name() == name)
+        Self::all().iter().copied().filter(is_in).collect()
     }
 
     /// Returns whether the mode needs an RDMA device.
     pub(crate) const fn uses_rdma(self) -> bool {
-        match self {
-            Self::GrpcRdma | Self::GrpcRdmaGather | Self::GrpcNative | Self::GrpcNativeGather => true,
-            Self::RdmaCp | Self::RdmaZerocp | Self::RdmaZerocpAwait => true,
-            Self::GrpcTcp | Self::GrpcTcpBusy | Self::GrpcTcpTuned | Self::GrpcUds | Self::Memcpy => false,
-        }
+        !matches!(self, Self::GrpcTcp | Self::GrpcTcpBusy | Self::GrpcTcpTuned | Self::GrpcUds | Self::Memcpy)
     }
 
     /// Returns whether the receiver gets a tensor to compute with, and no message.
     pub(crate) const fn carries_tensors(self) -> bool {
-        match self {
-            Self::RdmaCp | Self::RdmaZerocp | Self::RdmaZerocpAwait => true,
-            Self::GrpcTcp
-            | Self::GrpcTcpBusy
-            | Self::GrpcTcpTuned
-            | Self::GrpcUds
-            | Self::GrpcRdma
-            | Self::GrpcRdmaGather
-            | Self::GrpcNative
-            | Self::GrpcNativeGather
-            | Self::Memcpy => false,
-        }
+        matches!(self, Self::RdmaCp | Self::RdmaZerocp | Self::RdmaZerocpAwait)
     }
 
     /// Returns the encoding of the mode's messages. `setting` comes from the command line.
@@ -145,7 +116,7 @@ impl Mode {
 
     /// Returns whether the mode makes gRPC calls over a connection.
     pub(crate) const fn is_grpc(self) -> bool {
-        self.limit().is_some()
+        !self.carries_tensors() && !matches!(self, Self::Memcpy)
     }
 
     /// Returns whether both ends look for arrivals without ever sleeping, in a mode that sleeps otherwise.
@@ -170,18 +141,8 @@ impl Mode {
 
     /// Returns the largest message in bytes and the reason of this limit, or `None` where only the machine's memory
     /// limits messages.
-    pub(crate) const fn limit(self) -> Option<(u64, &'static str)> {
-        match self {
-            Self::GrpcTcp
-            | Self::GrpcTcpBusy
-            | Self::GrpcTcpTuned
-            | Self::GrpcUds
-            | Self::GrpcRdma
-            | Self::GrpcRdmaGather
-            | Self::GrpcNative
-            | Self::GrpcNativeGather => Some((GRPC_LIMIT, "a protobuf message ends below 2 GiB")),
-            Self::RdmaCp | Self::RdmaZerocp | Self::RdmaZerocpAwait | Self::Memcpy => None,
-        }
+    pub(crate) fn limit(self) -> Option<(u64, &'static str)> {
+        self.is_grpc().then_some((GRPC_LIMIT, "a protobuf message ends below 2 GiB"))
     }
 }
 
@@ -197,15 +158,16 @@ mod tests {
 
     #[test]
     fn names_are_distinct_and_read_back() {
-        for mode in Mode::ALL {
-            assert_eq!(Mode::from_name(mode.name()), Some(mode));
+        for mode in Mode::all() {
+            assert_eq!(Mode::from_str(mode.name(), false), Ok(*mode));
+            assert_eq!(serde_json::to_value(mode).unwrap(), mode.name());
         }
-        assert_eq!(Mode::from_name("grpc"), None);
+        assert!(Mode::from_str("grpc", false).is_err());
     }
 
     #[test]
     fn memcpy_is_measured_only_on_request() {
-        assert_eq!(Mode::default_list(false, Flavour::IdlePolling), Mode::ALL[..11]);
+        assert_eq!(Mode::default_list(false, Flavour::IdlePolling), Mode::all()[..11]);
         let newcomer = Mode::default_list(true, Flavour::CurrentThread);
         assert_eq!((newcomer[0], newcomer[1], newcomer.len()), (Mode::GrpcTcp, Mode::GrpcUds, 9));
     }
@@ -220,7 +182,7 @@ mod tests {
 
     #[test]
     fn by_default_only_modes_that_carry_tensors_consume_payloads() {
-        for mode in Mode::ALL {
+        for mode in Mode::all() {
             assert_eq!(mode.reduces(Consume::Auto), mode.carries_tensors(), "{mode}");
             assert!(mode.reduces(Consume::ReduceMax) && !mode.reduces(Consume::None));
         }

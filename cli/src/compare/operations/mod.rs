@@ -1,19 +1,20 @@
 //! The operations of a cell: made before the measured time begins, and sent by callers.
 
-pub(crate) mod layout;
-pub(crate) mod sequence;
-
 use std::slice;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
 
 use bytes::Bytes;
-
-use self::layout::Layout;
-use crate::compare::plan::cell::Load;
-use crate::workload::{Message, Workload};
+use tonic_rdma::memory::{Pool, PoolError};
 use tonic_rdma_commands::Failure;
+use tonic_rdma_payload::content;
 use tonic_rdma_payload::content::{Content, VARIANTS};
 use tonic_rdma_payload::reduce::{Reduced, reduce, reduce_all};
+
+use crate::compare::plan::cell::Load;
+use crate::workload;
+use crate::workload::{Message, Workload};
 
 /// A message of one payload.
 #[derive(Clone, Debug)]
@@ -50,6 +51,7 @@ pub(crate) enum Operation {
 pub(crate) struct Operations {
     load: Load,
     content: Content,
+    registered: bool,
     items: Arc<[Operation]>,
 }
 
@@ -102,8 +104,21 @@ impl Operations {
     /// `consumed`.
     pub(crate) fn new(load: Load, seed: u64, consumed: bool) -> Result<Self, Failure> {
         let no_memory = || Failure::usage(format!("{}: there is no memory for it", load.label()));
-        let bytes = usize::try_from(layout::room(load)).map_err(|error| no_memory().because(error))?;
+        let bytes = usize::try_from(room(load)).map_err(|error| no_memory().because(error))?;
         let content = Content::new(bytes, seed).map_err(|error| no_memory().because(error))?;
+        Ok(Self::over(load, content, false, consumed))
+    }
+
+    /// Makes operations as [`new`](Self::new) does, with content in registered memory.
+    pub(crate) fn in_registered_memory(load: Load, seed: u64, consumed: bool) -> Result<Self, Failure> {
+        let bytes = Content::with_variants(room(load));
+        let content = registered(bytes as usize, seed).map_err(|error| {
+            Failure::run(format!("{}: there is no registered memory for it", load.label())).because(error)
+        })?;
+        Ok(Self::over(load, content, true, consumed))
+    }
+
+    fn over(load: Load, content: Content, registered: bool, consumed: bool) -> Self {
         let items = match load {
             Load::Size(bytes) => {
                 let put = |index| {
@@ -117,7 +132,12 @@ impl Operations {
             }
             Load::Workload(workload) => of_workload(workload, &content, consumed),
         };
-        Ok(Self { load, content, items })
+        Self { load, content, registered, items }
+    }
+
+    /// Returns whether the content lies in registered memory.
+    pub(crate) const fn is_registered(&self) -> bool {
+        self.registered
     }
 
     /// Returns the load that the operations carry.
@@ -152,8 +172,28 @@ impl Operations {
             Operation::Put(Put { payload, ..put.clone() })
         };
         let items = self.items.iter().enumerate().map(tear).collect();
-        Self { load: self.load, content, items }
+        Self { load: self.load, content, registered: false, items }
     }
+}
+
+/// Makes `bytes` of the content of `seed` in registered memory, from which a device sends without a copy: as many as
+/// [`Content::with_variants`] returns, or [`Content::all`] has.
+pub(crate) fn registered(bytes: usize, seed: u64) -> Result<Content, PoolError> {
+    in_pool(bytes, seed, |memory| content::fill(seed, memory))
+}
+
+/// Copies `content` to registered memory.
+pub(crate) fn registered_copy(content: &Content) -> Result<Content, PoolError> {
+    in_pool(content.all().len(), content.seed(), |memory| memory.copy_from_slice(content.all()))
+}
+
+fn in_pool(bytes: usize, seed: u64, write: impl FnOnce(&mut [u8])) -> Result<Content, PoolError> {
+    /// Granularity of a pool, in bytes.
+    const GRANULE: u64 = 2 << 20;
+    let pool = Pool::for_sending((bytes as u64).next_multiple_of(GRANULE));
+    let mut memory = pool.allocate(bytes)?;
+    write(&mut memory);
+    Ok(Content::over(memory.freeze(), seed))
 }
 
 /// Makes each operation of the workload's cycle at least once, and at least one for each variant of the content.
@@ -192,6 +232,70 @@ fn push(
     let reduced = consumed.then(|| reduce_all(buffers.iter().map(|buffer| &buffer[..])));
     Push { seed: seed.unwrap_or_else(|| content.seed()), buffers, reduced }
 }
+
+/// Seed of the places of blocks at the destination. It differs from the seeds of the source.
+pub(crate) const DESTINATION_SEED: u64 = 0x0de5_71a7;
+
+/// Places of buffers, as offsets in bytes.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Layout {
+    /// One after the other, each on a cache line of its own.
+    #[default]
+    InOrder,
+    /// Each at a place of its own, found by the buffer's index in the operation.
+    Scattered(Arc<[u64]>),
+}
+
+impl Layout {
+    /// Returns the layout of `load`'s operations. `seed` determines the places of scattered buffers.
+    pub(crate) fn of(load: Load, seed: u64) -> Self {
+        match load {
+            Load::Workload(Workload::Blocks) => Self::Scattered(workload::scattered(seed).into()),
+            Load::Size(_) | Load::Workload(_) => Self::InOrder,
+        }
+    }
+
+    /// Returns the offset of each buffer of these lengths.
+    pub(crate) fn offsets(&self, lengths: impl IntoIterator<Item = u64>) -> impl Iterator<Item = u64> {
+        let mut end = 0;
+        lengths.into_iter().enumerate().map(move |(index, len)| match self {
+            Self::InOrder => {
+                let offset = end;
+                end += Content::room(len);
+                offset
+            }
+            // All operations with this layout have as many blocks as `places`.
+            Self::Scattered(places) => places.get(index).copied().unwrap_or(0),
+        })
+    }
+}
+
+/// Returns the bytes of memory that any operation of `load` fits into.
+pub(crate) fn room(load: Load) -> u64 {
+    match load {
+        Load::Size(bytes) => Content::room(bytes),
+        Load::Workload(workload) => {
+            let operations = workload.operations();
+            let largest = operations
+                .iter()
+                .map(|messages| messages.iter().flatten().map(|len| Content::room(*len)).sum());
+            let largest: u64 = largest.max().unwrap_or(0);
+            // Half of the places for blocks are empty.
+            if workload == Workload::Blocks {
+                largest / workload::BLOCKS as u64 * workload::PLACES as u64
+            } else {
+                largest
+            }
+        }
+    }
+}
+
+/// Index of the next operation. All callers of a mode share it during all turns in a cell, so all modes send equal
+/// sequences.
+pub(crate) type Position = Arc<AtomicUsize>;
+
+/// Latency, bytes and messages of an operation that is done.
+pub(crate) type Done = (Duration, u64, u64);
 
 #[cfg(test)]
 mod tests {
@@ -272,8 +376,60 @@ mod tests {
     }
 
     #[test]
+    fn every_buffer_of_every_operation_has_its_content_in_registered_memory() {
+        for load in [
+            Load::Size(100_001),
+            Load::Workload(Workload::Mix(Mix::Random)),
+            Load::Workload(Workload::Blocks),
+        ] {
+            let operations = Operations::new(load, 7, false).unwrap();
+            let content = operations.content();
+            let registered = registered_copy(content).unwrap();
+            for turn in 0..6 {
+                for (seed, buffer) in operations.take(turn).buffers() {
+                    assert_eq!(registered.buffer(seed, buffer.len()).as_ref(), Some(buffer));
+                }
+            }
+            assert_eq!(registered.buffer(7 + 1, content.all().len()), None);
+        }
+    }
+
+    #[test]
     fn operations_beyond_the_memory_are_refused() {
         let refusal = Operations::new(Load::Size(1 << 62), 1, false).unwrap_err().to_string();
         assert!(refusal.contains("4096 PiB"), "{refusal}");
+    }
+}
+
+#[cfg(test)]
+mod layout_tests {
+    use super::*;
+
+    #[test]
+    fn every_operation_fits_into_the_room_and_no_two_buffers_overlap() {
+        for workload in Workload::all() {
+            let load = Load::Workload(workload);
+            let layout = Layout::of(load, 7);
+            for messages in workload.operations() {
+                let lengths: Vec<u64> = messages.into_iter().flatten().collect();
+                let mut ranges: Vec<_> = layout
+                    .offsets(lengths.iter().copied())
+                    .zip(&lengths)
+                    .map(|(offset, len)| (offset, offset + len))
+                    .collect();
+                assert_eq!(ranges.len(), lengths.len());
+                ranges.sort_unstable();
+                assert!(
+                    ranges.iter().all(|(offset, end)| offset % 64 == 0 && *end <= room(load)),
+                    "{workload}"
+                );
+                assert!(ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{workload}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_payload_takes_whole_cache_lines() {
+        assert_eq!([1, 64, 65, 3 << 30].map(|bytes| room(Load::Size(bytes))), [64, 64, 128, 3 << 30]);
     }
 }

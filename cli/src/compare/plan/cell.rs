@@ -1,6 +1,10 @@
 //! A cell: one combination of load, calls in flight, and rate.
 
-use tonic_rdma_commands::units;
+use std::fmt;
+
+use clap::ValueEnum;
+use serde::Serialize;
+use tonic_rdma_commands::{Named as _, units};
 
 use crate::compare::modes::mode::Mode;
 use crate::workload::Workload;
@@ -46,7 +50,7 @@ impl Load {
     }
 
     /// Returns the workload's name, if the load is one.
-    pub(crate) const fn workload(self) -> Option<&'static str> {
+    pub(crate) fn workload(self) -> Option<&'static str> {
         match self {
             Self::Size(_) => None,
             Self::Workload(workload) => Some(workload.name()),
@@ -119,6 +123,51 @@ impl Cell {
     }
 }
 
+/// The setting `--direction`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Direction {
+    /// From the client to the server, which checks the payload: requests carry payloads, and replies are small.
+    #[default]
+    Up,
+    /// From the server to the client, which checks the payload: requests are small, and replies carry payloads.
+    Down,
+}
+
+impl Direction {
+    /// Returns whether `mode` can carry payloads in this direction.
+    pub(crate) const fn is_for(self, mode: Mode) -> bool {
+        match self {
+            Self::Up => true,
+            // The sender writes a tensor when it has one. No request asks for it.
+            Self::Down => !mode.carries_tensors(),
+        }
+    }
+
+    /// Describes the direction in words.
+    pub(crate) const fn describe(self) -> &'static str {
+        match self {
+            Self::Up => "up: requests carry the payload, the server checks it, replies are small",
+            Self::Down => "down: requests are small, replies carry the payload, the client checks it",
+        }
+    }
+}
+
+impl fmt::Display for Direction {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+/// The largest number of connections on the command line.
+pub(crate) const MAX_CONNECTIONS: usize = 10_000;
+
+/// Returns the numbers of connections to measure: powers of two below `most`, and `most`.
+pub(crate) fn counts(most: usize) -> Vec<usize> {
+    let powers = std::iter::successors(Some(1_usize), |count| count.checked_mul(2));
+    powers.take_while(|count| *count < most).chain([most]).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -145,7 +194,7 @@ mod tests {
     #[test]
     fn a_cell_beyond_a_mode_has_a_reason() {
         let limit = Cell::closed(2047 << 20, 1);
-        assert!(Mode::ALL.into_iter().all(|mode| limit.beyond(mode).is_none()));
+        assert!(Mode::all().iter().all(|mode| limit.beyond(*mode).is_none()));
         let beyond = Cell::closed(3 << 30, 1);
         assert!(beyond.beyond(Mode::GrpcTcp).is_some_and(|reason| reason.contains("2047 MiB")));
         assert_eq!(beyond.beyond(Mode::Memcpy), None);
@@ -156,5 +205,38 @@ mod tests {
         let calls = |bytes| Load::Size(bytes).open_loop_inflight();
         assert_eq!([calls(1), calls(64 << 10), calls(1 << 20), calls(1 << 30)], [1024, 1024, 256, 1]);
         assert_eq!(VGG.open_loop_inflight(), 1);
+    }
+}
+
+#[cfg(test)]
+mod direction_tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_back() {
+        for direction in Direction::value_variants() {
+            assert_eq!(Direction::from_str(direction.name(), false), Ok(*direction));
+        }
+    }
+
+    #[test]
+    fn only_modes_that_carry_tensors_lack_the_direction_down() {
+        for mode in Mode::all() {
+            assert_eq!(Direction::Down.is_for(*mode), !mode.carries_tensors(), "{mode}");
+            assert!(Direction::Up.is_for(*mode));
+        }
+    }
+}
+
+#[cfg(test)]
+mod connections_tests {
+    use super::*;
+
+    #[test]
+    fn counts_double_and_end_with_the_largest() {
+        assert_eq!(counts(1), [1]);
+        assert_eq!(counts(8), [1, 2, 4, 8]);
+        assert_eq!(counts(100), [1, 2, 4, 8, 16, 32, 64, 100]);
+        assert_eq!(counts(MAX_CONNECTIONS).len(), 15);
     }
 }

@@ -2,20 +2,17 @@
 
 pub(crate) mod budget;
 pub(crate) mod cell;
-pub(crate) mod connections;
-pub(crate) mod direction;
-pub(crate) mod memory;
 
 use std::time::Duration;
 
-use self::budget::MIN_ROUNDS;
-use self::cell::{Cell, Load};
-use self::connections::counts;
-use self::direction::Direction;
-use crate::compare::conditions::Conditions;
 use crate::compare::modes::mode::Mode;
 use crate::compare::options::CompareOptions;
-use crate::compare::turns::arrivals::MAX_ARRIVALS;
+use crate::compare::options::Conditions;
+use crate::compare::plan::budget::MIN_ROUNDS;
+use crate::compare::plan::cell::Direction;
+use crate::compare::plan::cell::counts;
+use crate::compare::plan::cell::{Cell, Load};
+use crate::compare::turns::open_loop::MAX_ARRIVALS;
 use tonic_rdma_commands::{Failure, List};
 
 /// The cells of a run without `--sizes` and `--inflight`: small calls alone and many at once, then one large call at a
@@ -106,13 +103,31 @@ impl Plan {
         let most = connections.last().copied().unwrap_or(1);
         check_connections(options, &modes)?;
         let together = |cell: &Cell| Cell { inflight: cell.inflight.saturating_mul(most), ..*cell };
-        memory::check(&cells.iter().map(together).collect::<Vec<_>>(), &modes, direction)?;
+        budget::check(&cells.iter().map(together).collect::<Vec<_>>(), &modes, direction)?;
         let usual = || match options.connections {
             None => budget::duration(&cells, modes.len(), options.quick),
             Some(_) => budget::turn(2 * connections.len() * cells.len() * modes.len(), options.quick),
         };
         let duration = options.duration.unwrap_or_else(usual);
         Ok(Self { modes, cells, connections, direction, duration })
+    }
+
+    /// Refuses `--at-least` for a run that has nothing to compare.
+    pub(crate) fn check_ratio(&self, options: &CompareOptions) -> Result<(), Failure> {
+        let Some(ratio) = options.at_least else { return Ok(()) };
+        let comparable = |mode: Mode| self.cells.iter().any(|cell| cell.beyond(mode).is_none());
+        let reason = if !self.modes.contains(&Mode::GrpcTcp) {
+            "--modes lacks grpc-tcp, which others are compared with"
+        } else if !self.modes.iter().any(|mode| mode.uses_rdma()) {
+            "--modes has no mode that uses RDMA"
+        } else if self.is_open_loop() {
+            "with --rate all modes have the throughput that is offered"
+        } else if !comparable(Mode::GrpcTcp) {
+            "grpc-tcp can carry none of the payloads"
+        } else {
+            return Ok(());
+        };
+        Err(Failure::usage(format!("--at-least {ratio}: {reason}")))
     }
 
     /// Returns the largest number of connections of a mode at a time.
@@ -177,12 +192,10 @@ fn check_direction(direction: Direction, options: &CompareOptions) -> Result<(),
     let modes = options.modes.iter().flat_map(|list| &list.0);
     let sides: Vec<&str> = modes.filter(|mode| !direction.is_for(**mode)).map(|mode| mode.name()).collect();
     if !sides.is_empty() {
-        let able: Vec<_> = Mode::ALL.iter().filter(|mode| direction.is_for(**mode)).collect();
-        let able: Vec<_> = able.into_iter().map(|mode| mode.name()).collect();
         return Err(Failure::usage(format!(
             "--direction {direction}: {} can't carry payloads this way, because the sender of a tensor writes it without a request; modes that can: {}",
             sides.join(", "),
-            able.join(", "),
+            names(|mode| direction.is_for(mode)),
         )));
     }
     match (direction, &options.workload) {
@@ -195,17 +208,20 @@ fn check_direction(direction: Direction, options: &CompareOptions) -> Result<(),
 
 /// Refuses modes without connections of their own for calls, if the run measures the cost of connections.
 fn check_connections(options: &CompareOptions, modes: &[Mode]) -> Result<(), Failure> {
-    let takes_part = |mode: &&Mode| mode.is_grpc() && !mode.never_sleeps();
-    match modes.iter().find(|mode| options.connections.is_some() && !takes_part(mode)) {
-        Some(mode) => {
-            let able: Vec<_> = Mode::ALL.iter().filter(takes_part).map(|mode| mode.name()).collect();
-            Err(Failure::usage(format!(
-                "--connections can't measure {mode}; modes that it measures: {}",
-                able.join(", ")
-            )))
-        }
+    let takes_part = |mode: Mode| mode.is_grpc() && !mode.never_sleeps();
+    match modes.iter().find(|mode| options.connections.is_some() && !takes_part(**mode)) {
+        Some(mode) => Err(Failure::usage(format!(
+            "--connections can't measure {mode}; modes that it measures: {}",
+            names(takes_part)
+        ))),
         None => Ok(()),
     }
+}
+
+/// Returns the names of the modes that are `able`.
+fn names(able: impl Fn(Mode) -> bool) -> String {
+    let able = Mode::all().iter().filter(|mode| able(**mode));
+    able.map(|mode| mode.name()).collect::<Vec<_>>().join(", ")
 }
 
 /// Refuses cells that none of `modes` can carry. If some modes can, the rows of the others give the reason why they are
@@ -215,12 +231,10 @@ fn check_limits(cells: &[Cell], modes: &[Mode]) -> Result<(), Failure> {
         let reasons: Option<Vec<_>> =
             modes.iter().map(|mode| cell.beyond(*mode).map(|reason| (mode, reason))).collect();
         if let Some(&[(mode, ref reason), ..]) = reasons.as_deref() {
-            let able: Vec<_> = Mode::ALL.iter().filter(|mode| cell.beyond(**mode).is_none()).collect();
-            let able: Vec<_> = able.into_iter().map(|mode| mode.name()).collect();
             return Err(Failure::usage(format!(
                 "no mode of this run carries {}: {mode}: {reason}; modes that do: {}",
                 cell.load.label(),
-                able.join(", ")
+                names(|mode| cell.beyond(mode).is_none())
             )));
         }
     }
@@ -276,8 +290,8 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
     use super::*;
-    use crate::measure::process::runtime::Flavour;
     use crate::workload::Workload;
+    use tonic_rdma_commands::Flavour;
 
     fn plan(duration: Duration) -> Plan {
         let (modes, cells) = (Mode::default_list(false, Flavour::IdlePolling), DEFAULT_CELLS.to_vec());
@@ -340,7 +354,7 @@ mod tests {
         assert_eq!(modes(&["--quick"]), Mode::default_list(false, Flavour::IdlePolling));
         assert_eq!(modes(&["--quick", "--newcomer"]), Mode::default_list(true, Flavour::multi_thread()));
         assert!(!modes(&["--quick", "--runtime", "multi-thread:2"]).contains(&Mode::GrpcTcpBusy));
-        assert_eq!(modes(&down), Mode::ALL[..8]);
+        assert_eq!(modes(&down), Mode::all()[..8]);
         assert_eq!(
             modes(&[&down[..], &["--modes", "grpc-uds,memcpy"]].concat()),
             [Mode::GrpcUds, Mode::Memcpy]
@@ -378,7 +392,7 @@ mod tests {
     #[test]
     fn cells_are_refused_only_if_no_mode_carries_them() {
         let cells = [Cell::closed(64, 1), Cell::closed(3 << 30, 1)];
-        let grpc = &Mode::ALL[..8];
+        let grpc = &Mode::all()[..8];
         let refusal = check_limits(&cells, grpc).unwrap_err().to_string();
         for named in ["3 GiB", "grpc-tcp", "2047 MiB", "rdma-zerocp, rdma-zerocp-await, memcpy"] {
             assert!(refusal.contains(named), "{named} in {refusal}");

@@ -3,54 +3,45 @@
 use serde::Serialize;
 use tonic_rdma_commands::units;
 
-use super::row::Checks;
-use crate::compare::conditions::RunContext;
 use crate::compare::modes::mode::Mode;
 use crate::compare::options::CompareOptions;
+use crate::compare::options::RunContext;
 use crate::compare::plan::Plan;
+use crate::compare::plan::cell::Direction;
 use crate::compare::plan::cell::{Cell, Load};
-use crate::compare::plan::direction::Direction;
+use crate::compare::results::row::Checks;
 use crate::measure::consume::Consume;
-use crate::measure::machine::costs::Costs;
-use crate::measure::machine::description::Machine;
-use crate::measure::process::allocator::Allocator;
-use crate::measure::transport::encode::Encode;
-use crate::measure::transport::http2::Http2Sizes;
-use crate::measure::transport::rdma::RdmaConnection;
+use crate::measure::http2::Http2Sizes;
+use crate::measure::machine::Environment;
+use crate::measure::transport::Encode;
+use crate::measure::transport::RdmaConnection;
 
 /// The facts about a run.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Facts {
-    /// The RDMA provider in use; `none` if no mode needs one.
-    pub(crate) provider: String,
+    #[serde(flatten)]
+    environment: Environment,
     /// Device and reason of the RDMA connection.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) verdict: Option<String>,
-    pub(crate) version: &'static str,
-    pub(crate) allocator: &'static str,
-    pub(crate) http2: Http2Facts,
-    pub(crate) direction: Direction,
-    pub(crate) encode: Encode,
+    verdict: Option<String>,
+    http2: Http2Facts,
+    direction: Direction,
+    encode: Encode,
     /// Use of payloads by receivers, and the modes in which receivers look for the largest element.
-    pub(crate) consume: Consume,
-    pub(crate) reducing_modes: Vec<&'static str>,
+    consume: Consume,
+    reducing_modes: Vec<&'static str>,
     /// The tokio runtime of both processes: `idle-polling`, `current-thread` or `multi-thread:WORKERS`.
-    pub(crate) runtime: String,
+    runtime: String,
     /// Whether the run asked for a core for each process. `cores` has the result.
-    pub(crate) pin: bool,
+    pin: bool,
     /// Whether runtime, pinning and allocator are those of a program that chooses nothing, except for given options.
-    pub(crate) newcomer: bool,
+    newcomer: bool,
     /// Whether the server ran in a container of its own.
-    pub(crate) container: bool,
+    container: bool,
     /// Cores that the processes were kept on; absent if they were not pinned.
-    pub(crate) cores: Option<CoreFacts>,
-    pub(crate) machine: Machine,
-    /// The costs of basic operations on this machine.
-    pub(crate) round_trips: Costs,
-    pub(crate) seconds_per_cell_and_mode: f64,
-    /// Whether the build is optimised. An unoptimised build measures itself more than the transport.
-    pub(crate) optimised: bool,
-    pub(crate) checks: Checks,
+    cores: Option<CoreFacts>,
+    seconds_per_cell_and_mode: f64,
+    checks: Checks,
     /// Descriptions of the workloads' operations.
     #[serde(skip)]
     workloads: Vec<String>,
@@ -62,16 +53,16 @@ pub(crate) struct Facts {
 
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Http2Facts {
-    pub(crate) setting: String,
+    setting: String,
     #[serde(skip)]
-    pub(crate) description: String,
-    pub(crate) sizes: Option<Http2Sizes>,
+    description: String,
+    sizes: Option<Http2Sizes>,
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct CoreFacts {
-    pub(crate) client: usize,
-    pub(crate) server: usize,
+    client: usize,
+    server: usize,
 }
 
 impl Facts {
@@ -97,17 +88,12 @@ impl Facts {
         verdict: Option<RdmaConnection>,
         checks: Checks,
     ) -> Self {
-        let (provider, verdict) = match verdict {
-            Some(verdict) => (verdict.provider, Some(verdict.reason)),
-            None => ("none".to_owned(), None),
-        };
+        let (provider, verdict) = verdict.map(|verdict| (verdict.provider, verdict.reason)).unzip();
         let RunContext { conditions, cores, costs } = *context;
         let http2 = options.http2;
         Self {
-            provider,
+            environment: Environment::new(provider, costs),
             verdict,
-            version: env!("CARGO_PKG_VERSION"),
-            allocator: Allocator::of_this_process().name(),
             http2: Http2Facts { setting: http2.name(), description: http2.to_string(), sizes: http2.sizes() },
             direction: plan.direction,
             encode: options.encode,
@@ -118,10 +104,7 @@ impl Facts {
             newcomer: conditions.newcomer,
             container: options.container,
             cores: cores.map(|cores| CoreFacts { client: cores.client, server: cores.server }),
-            machine: Machine::this(),
-            round_trips: costs,
             seconds_per_cell_and_mode: plan.duration.as_secs_f64(),
-            optimised: !cfg!(debug_assertions),
             checks,
             workloads: workloads(&plan.cells),
             open_loop: plan.is_open_loop(),
@@ -136,24 +119,18 @@ impl Facts {
             None => format!("not pinned ({})", self.why_not_pinned),
         };
         let apart = if self.container { "; the server is in a container of its own" } else { "" };
-        let mut lines = vec![("provider", self.provider.clone())];
+        let mut lines = Vec::new();
         if self.newcomer {
             lines.push(("newcomer", "yes: the allocator, runtime and processes below".to_owned()));
         }
         lines.extend(self.verdict.clone().map(|verdict| ("connection", verdict)));
         lines.extend([
-            ("allocator", format!("{} in both processes, for all modes", self.allocator)),
             ("HTTP/2", self.http2.description.clone()),
             ("direction", self.direction.describe().to_owned()),
             ("encoding", self.encode.to_string()),
             ("receiver", self.receiver()),
             ("runtime", format!("tokio, {}, in both processes", self.runtime)),
             ("processes", cores + apart),
-            (
-                "machine",
-                format!("{}, {} cores, Linux {}", self.machine.cpu, self.machine.cores, self.machine.kernel),
-            ),
-            ("this machine", self.round_trips.summary()),
             (
                 "time",
                 format!("{} s for each mode in each cell", units::digits(self.seconds_per_cell_and_mode)),
@@ -166,13 +143,7 @@ impl Facts {
                         the client's waiting for the next call";
             lines.push(("open loop", what.to_owned()));
         }
-        if !self.optimised {
-            lines.push((
-                "build",
-                "UNOPTIMISED: build with --release for figures that mean something".to_owned(),
-            ));
-        }
-        lines
+        self.environment.with("both", lines)
     }
 }
 

@@ -1,15 +1,16 @@
 //! The rows of a run: figures of each mode in each cell.
 
 use serde::Serialize;
+use tonic_rdma_commands::{Failure, units};
 
 use crate::compare::modes::mode::Mode;
 use crate::compare::plan::cell::Cell;
-use crate::compare::plan::direction::Direction;
+use crate::compare::plan::cell::Direction;
 
 /// The figures of one mode in one cell.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
-    pub(crate) mode: &'static str,
+    pub(crate) mode: Mode,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) workload: Option<&'static str>,
     /// Payload of an operation; the average of a workload's operations.
@@ -41,8 +42,51 @@ pub(crate) struct Row {
     /// The reason why the mode was not measured in this cell.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) skipped: Option<String>,
+    /// With `--connections`: those that were open, and what they occupied.
+    #[serde(flatten)]
+    pub(crate) connections: Option<Connections>,
     #[serde(skip)]
     pub(crate) cell: Cell,
+}
+
+/// The connections of a mode.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Connections {
+    /// Open connections, and how many of them make calls: `inflight` is the number of calls in flight on each of these.
+    /// The others are idle.
+    pub(crate) connections: usize,
+    pub(crate) busy: usize,
+    /// Memory and descriptors of both processes for each connection, beyond those of the first one. With one
+    /// connection: everything that came with it. Absent if it could not be measured, because the connections failed.
+    pub(crate) memory_bytes_each: Option<u64>,
+    pub(crate) descriptors_each: Option<u64>,
+}
+
+impl Row {
+    /// Returns whether both rows are compared with each other: modes in the same cell, with as many connections.
+    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+        let numbers = |row: &Self| row.connections.map(|of| (of.connections, of.busy));
+        self.cell == other.cell && numbers(self) == numbers(other)
+    }
+
+    /// Returns the median latency as a multiple of the mode's own with one connection.
+    pub(crate) fn times_one(&self, rows: &[Self]) -> Option<f64> {
+        let is_one = |row: &&Self| {
+            (row.mode, row.cell) == (self.mode, self.cell)
+                && row.connections.is_some_and(|of| of.connections == 1)
+        };
+        let one = rows.iter().find(is_one)?.p50_us;
+        (one > 0.0 && self.p50_us > 0.0).then(|| self.p50_us / one)
+    }
+
+    /// Describes the errors in one line.
+    pub(crate) fn describe_errors(&self) -> String {
+        let first = self.first_error.as_deref().unwrap_or("unknown");
+        let plural = if self.errors == 1 { "error" } else { "errors" };
+        let on = self.connections.map(|of| format!(" on {} of {} connections", of.busy, of.connections));
+        let (on, cell) = (on.unwrap_or_default(), self.cell.label());
+        format!("{} at {cell}{on}: {} {plural}, the first: {first}", self.mode, self.errors)
+    }
 }
 
 /// The number of checks of content, and of wrong contents.
@@ -80,9 +124,8 @@ pub(crate) struct Ratio {
 impl Ratio {
     /// Compares `row` with the `grpc-tcp` row of its cell among `rows`.
     pub(crate) fn of(row: &Row, rows: &[Row]) -> Self {
-        let same_cell = |other: &&Row| other.cell == row.cell;
-        let Some(base) = rows.iter().filter(same_cell).find(|other| other.mode == Mode::GrpcTcp.name())
-        else {
+        let is_base = |other: &&Row| other.mode == Mode::GrpcTcp && other.is_beside(row);
+        let Some(base) = rows.iter().find(is_base) else {
             return Self::default();
         };
         let ratio = |over: f64, under: f64| (over > 0.0 && under > 0.0).then(|| over / under);
@@ -95,18 +138,27 @@ impl Ratio {
     }
 }
 
-/// Describes the errors of a row in one line.
-pub(crate) fn describe_errors(row: &Row) -> String {
-    let first = row.first_error.as_deref().unwrap_or("unknown");
-    let plural = if row.errors == 1 { "error" } else { "errors" };
-    format!("{} at {}: {} {plural}, the first: {first}", row.mode, row.cell.label(), row.errors)
+/// Fails if a mode that uses RDMA has less than `least` times the throughput of grpc-tcp in the same cell, and names
+/// each such mode. Cells that one of the two modes can't carry are not compared.
+pub(crate) fn check_ratios(least: f64, rows: &[Row]) -> Result<(), Failure> {
+    let short = |row: &Row| {
+        let ratio = Ratio::of(row, rows).throughput.filter(|ratio| *ratio < least)?;
+        Some(format!("{} at {}: {} times", row.mode, row.cell.label(), units::digits(ratio)))
+    };
+    let short: Vec<String> = rows.iter().filter(|row| row.mode.uses_rdma()).filter_map(short).collect();
+    if short.is_empty() {
+        return Ok(());
+    }
+    let short = short.join("; ");
+    Err(Failure::run(format!("less than {least} times the throughput of grpc-tcp: {short}")))
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
 pub(crate) fn sample_row(mode: &'static str, cell: Cell, p50_us: f64) -> Row {
     let ops_per_s = 1e6 / p50_us * cell.inflight as f64;
     Row {
-        mode,
+        mode: clap::ValueEnum::from_str(mode, false).unwrap(),
         workload: cell.load.workload(),
         bytes: cell.load.bytes(),
         inflight: cell.inflight,
@@ -124,6 +176,7 @@ pub(crate) fn sample_row(mode: &'static str, cell: Cell, p50_us: f64) -> Row {
         cpu_us_per_op: p50_us,
         first_error: None,
         skipped: None,
+        connections: None,
         cell,
     }
 }
@@ -133,6 +186,68 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
     use super::*;
+
+    fn of_connections(mode: &'static str, connections: usize, busy: usize, p50_us: f64) -> Row {
+        let each = Some(4096);
+        let of = Connections { connections, busy, memory_bytes_each: each, descriptors_each: Some(2) };
+        Row { connections: Some(of), ..sample_row(mode, Cell::closed(64, 1), p50_us) }
+    }
+
+    #[test]
+    fn rows_are_compared_with_one_connection_and_with_tcp() {
+        let rows = [
+            of_connections("grpc-tcp", 1, 1, 80.0),
+            of_connections("grpc-native", 1, 1, 4.0),
+            of_connections("grpc-tcp", 8, 8, 400.0),
+            of_connections("grpc-native", 8, 8, 20.0),
+            of_connections("grpc-native", 8, 1, 5.0),
+        ];
+        let times = |row: &Row| (row.times_one(&rows), Ratio::of(row, &rows).latency);
+        assert_eq!(times(&rows[3]), (Some(5.0), Some(20.0)));
+        assert_eq!(times(&rows[4]), (Some(1.25), None));
+    }
+
+    #[test]
+    fn connections_are_flat_in_the_json() {
+        let json = serde_json::to_value(of_connections("grpc-native", 8, 1, 5.0)).unwrap();
+        assert_eq!(
+            (&json["mode"], &json["connections"], &json["busy"]),
+            (&"grpc-native".into(), &8.into(), &1.into())
+        );
+        assert_eq!((&json["memory_bytes_each"], &json["bytes"]), (&4096.into(), &64.into()));
+        let json = serde_json::to_value(sample_row("grpc-tcp", Cell::closed(64, 1), 5.0)).unwrap();
+        assert!(json.get("connections").is_none() && json.get("busy").is_none(), "{json}");
+    }
+
+    #[test]
+    fn a_mode_below_the_ratio_is_named_with_cell_and_ratio() {
+        let (small, large) = (Cell::closed(64, 1), Cell::closed(1 << 20, 8));
+        let rows = [
+            sample_row("grpc-tcp", small, 100.0),
+            sample_row("grpc-uds", small, 1000.0),
+            sample_row("grpc-rdma", small, 200.0),
+            sample_row("rdma-zerocp", small, 1.0),
+            sample_row("memcpy", small, 1000.0),
+            sample_row("grpc-tcp", large, 100.0),
+            sample_row("grpc-rdma", large, 50.0),
+            sample_row("rdma-zerocp-await", large, 10_000.0),
+        ];
+        // A mode that is half as fast is not below one half.
+        check_ratios(0.5, &rows[..5]).unwrap();
+        let failure = check_ratios(0.5, &rows).unwrap_err().to_string();
+        assert!(failure.ends_with("grpc-tcp: rdma-zerocp-await at 1 MiB × 8: 0.0100 times"), "{failure}");
+        let failure = check_ratios(2.5, &rows).unwrap_err().to_string();
+        assert!(failure.contains("grpc-rdma at 64 B × 1: 0.50 times; grpc-rdma at 1 MiB × 8: 2.00 times"));
+        assert!(!failure.contains("uds") && !failure.contains("memcpy"), "{failure}");
+    }
+
+    #[test]
+    fn skipped_cells_are_not_compared() {
+        let cell = Cell::closed(3 << 30, 1);
+        let mut tcp = sample_row("grpc-tcp", cell, 100.0);
+        (tcp.ops, tcp.ops_per_s, tcp.p50_us) = (0, 0.0, 0.0);
+        check_ratios(0.5, &[tcp, sample_row("rdma-zerocp", cell, 1e9)]).unwrap();
+    }
 
     #[test]
     fn ratios_compare_rows_of_the_same_cell() {

@@ -1,12 +1,15 @@
 //! The server process: the services Transfer, Tensors, Source and Turns on TCP, Unix and RDMA listeners at once.
 
-use std::io::{self, Read, Write};
+use std::io;
 use std::net::Ipv4Addr;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net as unix;
+use std::time::Duration;
 
+use serde::de::IgnoredAny;
 use tokio::net::UnixListener;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::body::Body;
@@ -14,47 +17,41 @@ use tonic::codegen::http::{Request, Response};
 use tonic::codegen::{Body as HttpBody, Bytes, Service, StdError};
 use tonic::transport::Server;
 use tonic_rdma::{RdmaIncoming, RdmaRoutes, RdmaServer, gather};
-use tonic_rdma_commands::Failure;
+use tonic_rdma_commands::{Failure, Named as _, cores, process};
 use tonic_rdma_proto::transfer::turns_server::TurnsServer;
 use tonic_rdma_tensor::RdmaDevice;
 use tower::Layer;
 
-use super::start_report::{Addresses, StartReport};
-use crate::compare::modes::grpc::service::TransferService;
-use crate::compare::modes::grpc::source::SourceService;
+use crate::compare::modes::grpc::service::{SourceService, TransferService};
 use crate::compare::modes::mode::Mode;
 use crate::compare::modes::placement::PlacementService;
-use crate::compare::options::ServerOptions;
-use crate::compare::plan::direction::Direction;
-use crate::measure::process::cores;
-use crate::measure::process::limits::raise_open_files;
-use crate::measure::transport::encode::Encode;
-use crate::measure::transport::http2::Http2;
-use crate::measure::transport::listener::{listen_error, tcp_listener};
-use crate::measure::transport::rdma::Rdma;
+use crate::compare::options::{CompareOptions, RunContext, ServerOptions};
+use crate::compare::plan::cell::Direction;
+use crate::compare::server::Addresses;
+use crate::measure::child;
+use crate::measure::child::Children;
+use crate::measure::http2::Http2;
+use crate::measure::process::{container, raise_open_files};
+use crate::measure::transport::{Encode, Rdma, listen_error, tcp_listener};
 
 /// Serves until stdin ends. The end of the parent closes stdin in every case.
 pub(crate) fn run(options: &ServerOptions) -> Result<(), Failure> {
     let pinned = options.core.is_some_and(|core| cores::pin(core).is_ok());
-    exit_with_parent()?;
+    let _commands = child::commands::<IgnoredAny>()?;
     // The client reports a connection that fails because the limit is too low.
     let _ = raise_open_files();
     let runtime =
         options.runtime.build().map_err(|error| Failure::run("can't start a runtime").because(error))?;
     runtime.block_on(async {
         let started = match options.allocator.verify() {
-            Ok(()) => start(options, pinned).await,
+            Ok(()) => listen(options, pinned).await,
             Err(failure) => Err(failure),
         };
         let (addresses, mut servers) = match started {
             Ok(started) => started,
-            Err(failure) => {
-                let usage = failure.is_usage();
-                // The parent reports the failure. A second report here would repeat it.
-                return announce(&StartReport::Failed { reason: failure.with_causes(), usage });
-            }
+            Err(failure) => return child::report_failure(Err(failure)),
         };
-        announce(&StartReport::Ready(addresses))?;
+        child::report(&addresses)?;
         match servers.join_next().await {
             Some(Ok(Err(error))) => Err(Failure::run("the server failed").because(error)),
             Some(Err(error)) => Err(Failure::run("the server crashed").because(error)),
@@ -63,32 +60,10 @@ pub(crate) fn run(options: &ServerOptions) -> Result<(), Failure> {
     })
 }
 
-/// Starts a thread that waits for the end of stdin, so that a busy runtime does not outlive the parent.
-fn exit_with_parent() -> Result<(), Failure> {
-    let wait = || {
-        // The parent sends nothing. An error counts as the end.
-        let _ = io::copy(&mut io::stdin().lock().take(u64::MAX), &mut io::sink());
-        #[expect(clippy::disallowed_methods, reason = "the parent is gone, and nothing waits for an answer")]
-        std::process::exit(0)
-    };
-    let thread = std::thread::Builder::new().name("stdin".to_owned()).spawn(wait);
-    thread.map(drop).map_err(|error| Failure::run("can't start a thread").because(error))
-}
+/// The running servers of a process. The drop of this value ends them.
+pub(crate) type Servers = JoinSet<Result<(), StdError>>;
 
-fn announce(report: &StartReport) -> Result<(), Failure> {
-    let line = serde_json::to_string(report)
-        .map_err(|error| Failure::run("can't make JSON of the start report").because(error))?;
-    let mut stdout = io::stdout().lock();
-    writeln!(stdout, "{line}").and_then(|()| stdout.flush()).map_err(|error| Failure::output(&error))
-}
-
-type Servers = JoinSet<Result<(), StdError>>;
-
-async fn start(options: &ServerOptions, pinned: bool) -> Result<(Addresses, Servers), Failure> {
-    // All gRPC modes use this one service, and settings apply to all of them.
-    let service = TransferService::reducing(Mode::GrpcTcp.reduces(options.consume));
-    let mut servers = Servers::new();
-
+async fn listen(options: &ServerOptions, pinned: bool) -> Result<(Addresses, Servers), Failure> {
     let rdma = match options.rdma {
         true => Some(Rdma::new(&options.provider)?.for_load(options.connections, options.longest_payload)),
         false => None,
@@ -99,75 +74,93 @@ async fn start(options: &ServerOptions, pinned: bool) -> Result<(Addresses, Serv
     };
     let tensors = device.as_ref().map(RdmaDevice::endpoint);
     let placement = device.map(|device| PlacementService::new(device, options.consume));
-
-    let tcp = tcp_listener()?;
-    let tcp_address = tcp.local_addr().map_err(|error| listen_error("TCP", error))?;
-    let tuned = tcp_listener()?;
-    let tcp_tuned = tuned.local_addr().map_err(|error| listen_error("TCP", error))?;
-    let gathers = options.encode == Encode::Gather;
-    let (http2, source) = (options.http2, SourceService::default());
-    let services = Services { service, source, http2 };
-    servers.spawn(services.clone().serve(gathers, placement, tcp));
-    let services_tuned = Services { http2: Http2::Tuned, ..services.clone() };
-    servers.spawn(services_tuned.serve(gathers, None, tuned));
-
-    let (uds, uds_name) = uds_listener().map_err(|error| listen_error("a Unix socket", error))?;
-    servers.spawn(services.clone().serve(gathers, None, uds));
-
-    let mut addresses = Addresses {
-        tcp: tcp_address,
-        tcp_tuned,
-        uds: uds_name,
-        rdma: None,
-        rdma_gather: None,
-        native: None,
-        native_gather: None,
-        tensors,
-        pinned,
+    let services = Services {
+        // All gRPC modes use this one service, and settings apply to all of them.
+        service: TransferService::reducing(Mode::GrpcTcp.reduces(options.consume)),
+        source: SourceService::default(),
+        registering: SourceService::registering(),
+        http2: options.http2,
+        gathers: options.encode == Encode::Gather,
+        direction: options.direction,
     };
-    if let Some(rdma) = rdma {
-        let (incoming, address) = rdma.bind().await?;
-        addresses.rdma = Some(address);
-        servers.spawn(services.clone().serve(gathers, None, incoming));
-        if options.direction == Direction::Down {
-            let (incoming, address) = rdma.bind().await?;
-            addresses.rdma_gather = Some(address);
-            servers.spawn(services.clone().serve(true, None, incoming));
-        }
-        let (incoming, address) = rdma.bind().await?;
-        addresses.native = Some(address);
-        let server = rdma.server(options.http2);
-        if gathers {
-            servers.spawn(services.clone().serve_native(server.layer(gather::responses()), incoming));
-        } else {
-            servers.spawn(services.clone().serve_native(server, incoming));
-        }
-        let (incoming, address) = rdma.bind().await?;
-        addresses.native_gather = Some(address);
-        let registering = Services { source: SourceService::registering(), ..services };
-        let both = gather::both_layer().max_decoding_message_size(usize::MAX);
-        servers.spawn(registering.serve_native(rdma.server(options.http2).layer(both), incoming));
-    }
-    Ok((addresses, servers))
+    let (addresses, servers) = services.listen(rdma.as_ref(), placement).await?;
+    Ok((Addresses { tensors, pinned, ..addresses }, servers))
 }
 
 /// Makes the device that tensors are written to.
-async fn tensor_device(rdma: &Rdma) -> Result<RdmaDevice, Failure> {
+pub(crate) async fn tensor_device(rdma: &Rdma) -> Result<RdmaDevice, Failure> {
     let bound = rdma.tensor_device().bind((Ipv4Addr::LOCALHOST, 0)).await;
     bound.map_err(|error| Failure::run("can't make a device for tensors").because(error))
 }
 
-/// The services of every listener.
+/// The services of every listener, and their settings.
 #[derive(Clone, Debug)]
-struct Services {
-    service: TransferService,
-    source: SourceService,
-    http2: Http2,
+pub(crate) struct Services {
+    pub(crate) service: TransferService,
+    pub(crate) source: SourceService,
+    /// The source of the listener that sends payloads from registered memory.
+    pub(crate) registering: SourceService,
+    pub(crate) http2: Http2,
+    /// Whether all listeners send large answers by reference.
+    pub(crate) gathers: bool,
+    pub(crate) direction: Direction,
 }
 
 impl Services {
-    /// Serves on one listener, with large answers by reference if `gathers`. Only one connection, outside the measured
-    /// time, uses `placement`.
+    /// Listens on TCP and a Unix socket, and for RDMA peers if `rdma` is there. Only one connection, outside the
+    /// measured time, uses `placement`.
+    pub(crate) async fn listen(
+        self,
+        rdma: Option<&Rdma>,
+        placement: Option<PlacementService>,
+    ) -> Result<(Addresses, Servers), Failure> {
+        let mut servers = Servers::new();
+        let (gathers, http2) = (self.gathers, self.http2);
+        let tcp = tcp_listener()?;
+        let tcp_address = tcp.local_addr().map_err(|error| listen_error("TCP", error))?;
+        servers.spawn(self.clone().serve(gathers, placement, tcp));
+        let tuned = tcp_listener()?;
+        let tcp_tuned = tuned.local_addr().map_err(|error| listen_error("TCP", error))?;
+        servers.spawn(Self { http2: Http2::Tuned, ..self.clone() }.serve(gathers, None, tuned));
+        let (uds, uds_name) = uds_listener().map_err(|error| listen_error("a Unix socket", error))?;
+        servers.spawn(self.clone().serve(gathers, None, uds));
+        let mut addresses = Addresses {
+            tcp: tcp_address,
+            tcp_tuned,
+            uds: uds_name,
+            rdma: None,
+            rdma_gather: None,
+            native: None,
+            native_gather: None,
+            tensors: None,
+            pinned: false,
+        };
+        let Some(rdma) = rdma else { return Ok((addresses, servers)) };
+        let (incoming, address) = rdma.bind().await?;
+        addresses.rdma = Some(address);
+        servers.spawn(self.clone().serve(gathers, None, incoming));
+        if self.direction == Direction::Down {
+            let (incoming, address) = rdma.bind().await?;
+            addresses.rdma_gather = Some(address);
+            servers.spawn(self.clone().serve(true, None, incoming));
+        }
+        let (incoming, address) = rdma.bind().await?;
+        addresses.native = Some(address);
+        if gathers {
+            let server = rdma.server(http2).layer(gather::responses());
+            servers.spawn(self.clone().serve_native(server, incoming));
+        } else {
+            servers.spawn(self.clone().serve_native(rdma.server(http2), incoming));
+        }
+        let (incoming, address) = rdma.bind().await?;
+        addresses.native_gather = Some(address);
+        let both = gather::both_layer().max_decoding_message_size(usize::MAX);
+        let registering = Self { source: self.registering.clone(), ..self };
+        servers.spawn(registering.serve_native(rdma.server(http2).layer(both), incoming));
+        Ok((addresses, servers))
+    }
+
+    /// Serves on one listener, with large answers by reference if `gathers`.
     async fn serve<I, IO>(
         self,
         gathers: bool,
@@ -179,7 +172,7 @@ impl Services {
         IO: tokio::io::AsyncRead + tokio::io::AsyncWrite + tonic::transport::server::Connected,
         IO: Unpin + Send + 'static,
     {
-        let Self { service, source, http2 } = self;
+        let Self { service, source, http2, .. } = self;
         let placement = placement.map(PlacementService::server);
         let (transfer, tensors) = (service.clone().transfer(), service.clone().tensors());
         let (source, turns) = (source.server(), TurnsServer::new(service));
@@ -209,7 +202,7 @@ impl Services {
         B: HttpBody<Data = Bytes> + Send + 'static,
         B::Error: Into<StdError>,
     {
-        let Self { service, source, http2: _ } = self;
+        let Self { service, source, .. } = self;
         let (transfer, tensors) = (service.clone().transfer(), service.clone().tensors());
         let server = server.add_service(transfer).add_service(tensors).add_service(TurnsServer::new(service));
         Ok(server.add_service(source.server()).serve_with_incoming(incoming).await?)
@@ -221,4 +214,45 @@ fn uds_listener() -> io::Result<(UnixListenerStream, String)> {
     let listener = unix::UnixListener::bind_addr(&unix::SocketAddr::from_abstract_name(&name)?)?;
     listener.set_nonblocking(true)?;
     Ok((UnixListenerStream::new(UnixListener::from_std(listener)?), name))
+}
+
+/// Longest time until the server process has started.
+const START: Duration = Duration::from_secs(20);
+/// Time to wait for the end of the server after a failure. Connections break before the end of the process can be seen.
+/// On a busy machine that may take seconds.
+pub(crate) const EXPLANATION: Duration = Duration::from_secs(5);
+
+/// Starts this program again as the server, and waits until the server has started. `rdma`: it listens for RDMA peers,
+/// too.
+pub(crate) async fn start(
+    rdma: bool,
+    longest_payload: u64,
+    options: &CompareOptions,
+    context: &RunContext,
+) -> Result<(Children<Addresses>, Addresses), Failure> {
+    let RunContext { conditions, cores, .. } = context;
+    let mut command = process::again()?;
+    if options.container {
+        command = container(command.get_program());
+    }
+    let provider = options.server_provider.as_ref().unwrap_or(&options.provider);
+    command.args(["compare-server", "--provider", provider, "--http2", &options.http2.name()]);
+    let (runtime, allocator) = (conditions.runtime.to_string(), conditions.allocator);
+    command.args(["--runtime", &runtime, "--consume", &options.consume.to_string()]);
+    command.args(["--allocator", allocator.name(), "--direction", options.direction.name()]);
+    command.args(["--encode", options.encode.name()]);
+    command.args(["--connections", &options.connections.unwrap_or(1).to_string()]);
+    command.args(["--longest-payload", &longest_payload.to_string()]);
+    allocator.choose_for(&mut command);
+    if rdma {
+        command.arg("--rdma");
+    }
+    if let Some(cores) = cores {
+        command.args(["--core", &cores.server.to_string()]);
+    }
+    let mut children = Children::new();
+    children.start("the server process", command)?;
+    let mut addresses = children.hear(0..1, Instant::now() + START, EXPLANATION).await?;
+    let missing = || Failure::run("the server process has no addresses");
+    Ok((children, addresses.pop().ok_or_else(missing)?))
 }

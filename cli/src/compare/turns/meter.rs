@@ -1,27 +1,26 @@
 //! The measuring: short turns of each mode, again and again, so that drift affects all modes alike.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
+use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::task::JoinSet;
 use tokio::time::error::Elapsed;
-use tonic_rdma_commands::Failure;
+use tonic_rdma_commands::{Failure, cores};
+use tonic_rdma_payload::seeded::mix;
 use tonic_rdma_proto::transfer::Check;
 
-use super::arrivals::poisson_arrivals;
-use super::closed_loop;
-use super::open_loop::{self, OfferedLoad};
-use super::outcome::TurnOutcome;
-use super::participant::{PATIENCE, Participant, patience};
-use super::tally::Tally;
-use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::grpc::client::GrpcCaller;
-use crate::compare::operations::Operations;
-use crate::compare::operations::sequence::Position;
+use crate::compare::modes::{CallError, Caller};
+use crate::compare::operations::{Done, Operations, Position};
 use crate::compare::plan::Plan;
 use crate::compare::plan::cell::Cell;
 use crate::compare::results::row::{Checks, Row};
-use crate::measure::process::cores;
-use tonic_rdma_payload::seeded::mix;
+use crate::compare::turns::open_loop;
+use crate::compare::turns::open_loop::{OfferedLoad, poisson_arrivals};
+use crate::compare::turns::participant::{PATIENCE, Participant, Tally, TurnOutcome, patience};
 
 /// The largest operation for which an uncounted operation precedes each turn. Without this operation, a mode that had
 /// slept would count its wake-up.
@@ -222,8 +221,7 @@ impl Meter<'_> {
         }
         let patience = length + patience(cell, concurrency.0);
         let (caller, position) = (&participant.caller, &participant.position);
-        let run =
-            closed_loop::run(caller, operations, position, concurrency, length, &mut turn, &mut missing);
+        let run = run(caller, operations, position, concurrency, length, &mut turn, &mut missing);
         if tokio::time::timeout(patience, run).await.is_err() {
             participant.given_up = true;
             turn.error(missing, CallError::NoAnswer(patience).to_string());
@@ -268,4 +266,88 @@ pub(crate) async fn cpu_time(control: &mut GrpcCaller) -> Result<Duration, Failu
 pub(crate) fn seed(cell: Cell) -> u64 {
     let rate = cell.rate.map_or(0, |rate| mix(rate.to_bits()));
     mix(cell.load.bytes() ^ ((cell.inflight as u64) << 40)) ^ rate
+}
+
+/// Keeps `callers` operations in flight until `length` is over, each with `width` calls at once. Every caller makes at
+/// least one operation. If this future is dropped, `turn` has the results so far. `missing` counts the callers that
+/// have not ended.
+pub(crate) async fn run(
+    caller: &Caller,
+    operations: &Operations,
+    position: &Position,
+    (callers, width): (usize, usize),
+    length: Duration,
+    turn: &mut TurnOutcome,
+    missing: &mut u64,
+) {
+    let end = Instant::now() + length;
+    let (caller, operations, position) = (caller.clone(), operations.clone(), Arc::clone(position));
+    if callers == 1 && stays_in_block_on(&caller) {
+        *missing = 1;
+        let ended = match caller {
+            Caller::Placement(caller) => caller.keep_sending(operations, position, 1, end).await,
+            caller => keep_calling(caller, operations, position, width, end).await,
+        };
+        *missing = 0;
+        return count(ended, turn);
+    }
+    let mut under_way = JoinSet::new();
+    if let Caller::Placement(caller) = caller {
+        under_way.spawn(caller.keep_sending(operations, position, callers, end));
+    } else {
+        for _ in 0..callers {
+            let (caller, operations, position) = (caller.clone(), operations.clone(), Arc::clone(&position));
+            under_way.spawn(keep_calling(caller, operations, position, width, end));
+        }
+    }
+    *missing = under_way.len() as u64;
+    while let Some(ended) = under_way.join_next().await {
+        *missing -= 1;
+        match ended {
+            Ok(ended) => count(ended, turn),
+            Err(crash) => turn.error(1, crash.to_string()),
+        }
+    }
+}
+
+/// Returns whether a single caller makes its calls in the future that `block_on` was given, and not in a task of its
+/// own.
+///
+/// In a multi-thread runtime that future runs on the main thread, which is no worker. A program whose `#[tokio::main]`
+/// function calls, waits for the answer, and calls again makes its calls there. A caller that polls is a task even
+/// there, on a worker of its own. In a runtime of one thread all callers are tasks, which makes next to no difference.
+fn stays_in_block_on(caller: &Caller) -> bool {
+    let polls = matches!(caller, Caller::Placement(caller) if !caller.awaits());
+    !polls && Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread
+}
+
+fn count((done, error): (Vec<Done>, Option<CallError>), turn: &mut TurnOutcome) {
+    for (latency, bytes, messages) in done {
+        turn.success(latency, bytes, messages);
+    }
+    if let Some(error) = error {
+        turn.call_error(&error);
+    }
+}
+
+/// Makes calls one after the other until `end`, at least one. An error ends the loop, so that a broken connection does
+/// not cause a busy loop.
+async fn keep_calling(
+    mut caller: Caller,
+    operations: Operations,
+    position: Position,
+    width: usize,
+    end: Instant,
+) -> (Vec<Done>, Option<CallError>) {
+    let mut done = Vec::new();
+    loop {
+        let operation = operations.take(position.fetch_add(1, Ordering::Relaxed));
+        match caller.run(&operation, Check::Stamps, width).await {
+            Ok(latency) => done.push((latency, operation.bytes(), operation.messages())),
+            Err(error) => return (done, Some(error)),
+        }
+        if Instant::now() >= end {
+            return (done, None);
+        }
+    }
 }

@@ -7,10 +7,6 @@
 //!    └─→ outcome of a turn ─→ tally of a mode in a cell ─→ row
 //! ```
 
-pub(crate) mod arrivals;
-pub(crate) mod closed_loop;
 pub(crate) mod meter;
-mod open_loop;
-pub(crate) mod outcome;
+pub(crate) mod open_loop;
 pub(crate) mod participant;
-pub(crate) mod tally;

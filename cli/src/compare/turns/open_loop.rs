@@ -11,13 +11,13 @@
 use std::time::{Duration, Instant};
 
 use tokio::task::{JoinError, JoinSet};
+use tonic_rdma_commands::cores;
+use tonic_rdma_payload::seeded::Draws;
 use tonic_rdma_proto::transfer::Check;
 
-use super::outcome::TurnOutcome;
-use crate::compare::modes::call_error::CallError;
-use crate::compare::modes::caller::Caller;
+use crate::compare::modes::{CallError, Caller};
 use crate::compare::operations::{Operation, Operations};
-use crate::measure::process::cores;
+use crate::compare::turns::participant::TurnOutcome;
 
 /// In a gap from this length on, the generator sleeps, except at the end of the gap, because the timer may be a tick
 /// late.
@@ -218,6 +218,26 @@ fn spin(length: Duration) {
     }
 }
 
+/// The largest number of operations of one turn. The times of all of them are drawn before the turn begins.
+pub(crate) const MAX_ARRIVALS: f64 = 1e6;
+
+/// Draws Poisson arrivals in `length`: as many as `rate` (per second) demands, at least one, at times that `seed`
+/// determines.
+pub(crate) fn poisson_arrivals(rate: f64, length: Duration, seed: u64) -> Vec<Duration> {
+    let count = (rate * length.as_secs_f64()).round().clamp(1.0, MAX_ARRIVALS) as usize;
+    let mut draws = Draws::new(seed);
+    let mut at = 0.0;
+    let places: Vec<f64> = (0..count)
+        .map(|_| {
+            at += draws.gap();
+            at
+        })
+        .collect();
+    // A Poisson process with a known number of arrivals is a Poisson process scaled to its length.
+    let end = at + draws.gap();
+    places.iter().map(|place| length.mul_f64(place / end)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
@@ -228,13 +248,13 @@ mod tests {
     use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest};
 
     use super::*;
+    use crate::compare::modes::grpc::client;
     use crate::compare::modes::grpc::client::GrpcCaller;
-    use crate::compare::modes::grpc::connect;
     use crate::compare::modes::mode::Mode;
     use crate::compare::plan::cell::Load;
-    use crate::measure::transport::encode::Encode;
-    use crate::measure::transport::http2::Http2;
-    use crate::measure::transport::listener::tcp_listener;
+    use crate::measure::http2::Http2;
+    use crate::measure::transport::Encode;
+    use crate::measure::transport::tcp_listener;
 
     #[test]
     fn yields_with_work_of_other_tasks_count_as_empty_ones() {
@@ -289,7 +309,7 @@ mod tests {
         let address = incoming.local_addr().unwrap();
         let server = Server::builder().add_service(TransferServer::new(Slow));
         tokio::spawn(server.serve_with_incoming(incoming));
-        let channel = connect::tcp(address, Http2::Default).await.unwrap();
+        let channel = client::tcp(address, Http2::Default).await.unwrap();
         let caller = Caller::Grpc(GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy));
         let operations = Operations::new(Load::Size(64), 1, false).unwrap();
         let schedule = vec![Duration::ZERO; 10];
@@ -319,5 +339,33 @@ mod tests {
         assert_eq!(turn.sent, turn.latencies.len() as u64);
         assert_eq!(turn.unsent, vec![length * 2; 10 - turn.sent as usize]);
         assert!(turn.backlog >= 9, "{turn:?}");
+    }
+}
+
+#[cfg(test)]
+mod arrivals_tests {
+    use super::*;
+
+    #[test]
+    fn arrivals_match_the_rate_and_are_in_order_within_the_turn() {
+        let length = Duration::from_millis(500);
+        for (rate, count) in [(1000.0, 500), (0.1, 1), (2e6, 1_000_000)] {
+            let arrivals = poisson_arrivals(rate, length, 3);
+            assert_eq!(arrivals.len(), count);
+            assert!(arrivals.is_sorted() && arrivals.iter().all(|place| *place <= length));
+        }
+    }
+
+    #[test]
+    fn arrivals_follow_their_seed_and_a_poisson_process() {
+        let length = Duration::from_secs(1);
+        let arrivals = poisson_arrivals(10_000.0, length, 3);
+        assert_eq!(arrivals, poisson_arrivals(10_000.0, length, 3));
+        assert_ne!(arrivals, poisson_arrivals(10_000.0, length, 4));
+        // The share of exponential gaps that are shorter than the mean is 1 − 1/e. Of regular gaps it is about one
+        // half, or none.
+        let short =
+            arrivals.windows(2).filter(|pair| (pair[1] - pair[0]) < Duration::from_micros(100)).count();
+        assert!((6_100..6_550).contains(&short), "{short} of 9999");
     }
 }

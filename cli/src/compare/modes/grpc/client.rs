@@ -1,12 +1,19 @@
 //! The client half of the gRPC modes: the calls that are measured.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
 use tokio::task::JoinSet;
+use tonic::transport::{Channel, Endpoint};
 use tonic_rdma::gather::GatherRequests;
+use tonic_rdma_commands::Failure;
+use tonic_rdma_payload::content::{Content, check_all, check_stamps};
+use tonic_rdma_payload::reduce::{Reduced, reduce};
 use tonic_rdma_proto::tensors::PushRequest;
 use tonic_rdma_proto::tensors::tensors_client::TensorsClient;
 use tonic_rdma_proto::transfer::source_client::SourceClient;
@@ -16,17 +23,15 @@ use tonic_rdma_proto::transfer::{
     BeginTurnRequest, Check, EndTurnRequest, GetRequest, PutRequest, UsageRequest,
 };
 
-use super::keep_awake::KeepAwake;
-use super::registered::RegisteredContent;
-use super::sample::{Sample, SampleCheck};
-use crate::compare::modes::call_error::CallError;
+use crate::compare::modes::CallError;
+use crate::compare::modes::grpc::service::KeepAwake;
+use crate::compare::modes::grpc::service::Sample;
 use crate::compare::modes::mode::Mode;
-use crate::compare::operations::{Operation, Operations, Push, Put};
-use crate::compare::plan::direction::Direction;
-use crate::measure::transport::calls::CallChannel;
-use crate::measure::transport::encode::Encode;
-use tonic_rdma_payload::content::{check_all, check_stamps};
-use tonic_rdma_payload::reduce::{Reduced, reduce};
+use crate::compare::operations::{Operation, Operations, Push, Put, registered_copy};
+use crate::compare::plan::cell::Direction;
+use crate::compare::server::Addresses;
+use crate::measure::http2::Http2;
+use crate::measure::transport::{CallChannel, Encode, Rdma, RdmaConnection};
 
 /// A connection in one of the gRPC modes. Clones share it.
 #[derive(Clone, Debug)]
@@ -40,7 +45,7 @@ pub(crate) struct GrpcCaller {
     direction: Direction,
     /// Whether payloads are sent from registered memory, and the cell's content in such memory.
     registers: bool,
-    registered: Option<RegisteredContent>,
+    registered: Option<Content>,
     /// Seed of the content that payloads are requested from.
     origin: u64,
     /// Number of requests so far. The check derives the sampled offsets from it.
@@ -90,7 +95,7 @@ impl GrpcCaller {
         self.origin = content.seed();
         self.registered = None;
         if self.registers && self.direction == Direction::Up {
-            self.registered = Some(RegisteredContent::new(content.all().len(), content.seed())?);
+            self.registered = Some(registered_copy(content)?);
         }
         Ok(())
     }
@@ -108,10 +113,13 @@ impl GrpcCaller {
 
     /// Returns the memory that `payload`, with the content of `seed`, is sent from.
     fn source(&self, seed: u64, payload: &Bytes) -> Bytes {
-        match &self.registered {
-            Some(content) => content.cut(seed, payload.len()),
-            None => payload.clone(),
-        }
+        let registered = self.registered.as_ref();
+        registered.and_then(|content| content.buffer(seed, payload.len())).unwrap_or_else(|| payload.clone())
+    }
+
+    /// Requests payloads from the content of `origin` from now on.
+    pub(crate) fn request_from(&mut self, origin: u64) {
+        self.origin = origin;
     }
 
     /// Returns the caller with the setting `reduces`: whether the server answers with the largest element.
@@ -129,10 +137,14 @@ impl GrpcCaller {
         match operation {
             Operation::Put(put) => match self.direction {
                 Direction::Up => self.put(put, check).await,
-                Direction::Down => self.get(put, check).await,
+                Direction::Down => self.get((put.seed, put.payload.len() as u64), put.reduced, check).await,
             },
             Operation::Push(push) => self.push(push, check).await,
-            Operation::Set(set) => self.push_set(set, check, width).await,
+            Operation::Set(set) => {
+                let start = Instant::now();
+                run_set(std::slice::from_ref(self), set, check, width).await?;
+                Ok(start.elapsed())
+            }
         }
     }
 
@@ -145,23 +157,18 @@ impl GrpcCaller {
         Ok(())
     }
 
-    /// Ends a turn. The receiver checks every byte of some messages of the turn. Returns the number of these messages.
+    /// Ends a turn. The receivers check every byte of some messages of the turn. Returns the number of these messages.
     pub(crate) async fn end(&mut self) -> Result<u64, CallError> {
         if let Some(awake) = &self.awake {
             awake.end();
         }
         let reply = self.turns.end(EndTurnRequest {}).await?.into_inner();
         self.channel.check_native()?;
-        let checked = match self.direction {
-            Direction::Up => SampleCheck {
-                messages: reply.messages,
-                wrong: reply.wrong.map(|wrong| (wrong.buffer, wrong.offset)),
-            },
-            Direction::Down => self.sample.check(),
-        };
-        match checked.wrong {
+        // The server has the sample of what went up, and this end that of what came down.
+        let down = self.sample.check();
+        match reply.wrong.map(|wrong| (wrong.buffer, wrong.offset)).or(down.wrong) {
             Some((buffer, offset)) => Err(CallError::BufferContent { buffer, offset }),
-            None => Ok(checked.messages),
+            None => Ok(reply.messages + down.messages),
         }
     }
 
@@ -171,7 +178,7 @@ impl GrpcCaller {
     }
 
     /// Sends a payload and waits for the answer. Returns the time that this took.
-    pub(super) async fn put(&mut self, put: &Put, check: Check) -> Result<Duration, CallError> {
+    pub(crate) async fn put(&mut self, put: &Put, check: Check) -> Result<Duration, CallError> {
         let sent = put.payload.len() as u64;
         let request =
             PutRequest { seed: put.seed, check: check.into(), payload: self.source(put.seed, &put.payload) };
@@ -189,20 +196,24 @@ impl GrpcCaller {
         }
     }
 
-    /// Requests a payload, checks it, and consumes it, like the server in the other direction. Returns the time of the
-    /// three steps together.
-    async fn get(&mut self, put: &Put, check: Check) -> Result<Duration, CallError> {
-        let sent = put.payload.len() as u64;
-        let request = GetRequest { origin: self.origin, seed: put.seed, bytes: sent };
+    /// Requests the payload of `seed`, of `sent` bytes, checks it, and consumes it, like the server in the other
+    /// direction. `reduced` is the expected result of consuming. Returns the time of the three steps together.
+    pub(crate) async fn get(
+        &mut self,
+        (seed, sent): (u64, u64),
+        reduced: Option<Reduced>,
+        check: Check,
+    ) -> Result<Duration, CallError> {
+        let request = GetRequest { origin: self.origin, seed, bytes: sent };
         let start = Instant::now();
         let payload = self.source.get(request).await?.into_inner().payload;
         let mismatch = match check {
-            Check::Stamps => check_stamps(put.seed, &payload, self.draws.fetch_add(1, Ordering::Relaxed)),
-            Check::All => check_all(put.seed, &payload),
+            Check::Stamps => check_stamps(seed, &payload, self.draws.fetch_add(1, Ordering::Relaxed)),
+            Check::All => check_all(seed, &payload),
         };
-        let reduced = self.reduces.then(|| reduce(&payload));
+        let found = self.reduces.then(|| reduce(&payload));
         if check == Check::Stamps && !self.reduces {
-            self.sample.arrived(put.seed, std::slice::from_ref(&payload));
+            self.sample.arrived(seed, std::slice::from_ref(&payload));
         }
         let elapsed = start.elapsed();
         match mismatch {
@@ -210,12 +221,12 @@ impl GrpcCaller {
             None if payload.len() as u64 != sent => {
                 Err(CallError::Length { sent, arrived: payload.len() as u64 })
             }
-            None => self.check_reduced(put.reduced, reduced).map(|()| elapsed),
+            None => self.check_reduced(reduced, found).map(|()| elapsed),
         }
     }
 
     /// Sends one message of several buffers and waits for the answer. Returns the time that this took.
-    pub(super) async fn push(&mut self, push: &Push, check: Check) -> Result<Duration, CallError> {
+    pub(crate) async fn push(&mut self, push: &Push, check: Check) -> Result<Duration, CallError> {
         let sent: Vec<u64> = push.buffers.iter().map(|buffer| buffer.len() as u64).collect();
         let every_byte = check == Check::All;
         let buffers = push.seeded().map(|(seed, buffer)| self.source(seed, buffer)).collect();
@@ -236,41 +247,125 @@ impl GrpcCaller {
         }
     }
 
-    /// Sends a whole set, in order, with up to `width` calls in flight. The first error ends the set. Returns the time
-    /// of the set.
-    async fn push_set(
-        &mut self,
-        set: &Arc<[Push]>,
-        check: Check,
-        width: usize,
-    ) -> Result<Duration, CallError> {
-        let start = Instant::now();
-        if width == 1 {
-            for push in set.iter() {
-                self.push(push, check).await?;
-            }
-            return Ok(start.elapsed());
-        }
-        let next = Arc::new(AtomicUsize::new(0));
-        let mut pushers = JoinSet::new();
-        for _ in 0..width.min(set.len()) {
-            let (mut caller, set, next) = (self.clone(), Arc::clone(set), Arc::clone(&next));
-            pushers.spawn(async move {
-                while let Some(push) = set.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    caller.push(push, check).await?;
-                }
-                Ok::<_, CallError>(())
-            });
-        }
-        while let Some(ended) = pushers.join_next().await {
-            ended??;
-        }
-        Ok(start.elapsed())
-    }
-
     /// Returns the CPU time that the server process has used.
     pub(crate) async fn usage(&mut self) -> Result<Duration, CallError> {
         let reply = self.client.usage(UsageRequest {}).await?;
         Ok(Duration::from_nanos(reply.into_inner().cpu_nanos))
     }
+}
+
+/// A call of a set.
+pub(crate) trait SetCall: Send + Sync + 'static {
+    /// Makes the call by one of `callers`.
+    fn make(
+        &self,
+        callers: &mut [GrpcCaller],
+        check: Check,
+    ) -> impl Future<Output = Result<(), CallError>> + Send;
+}
+
+impl SetCall for Push {
+    async fn make(&self, callers: &mut [GrpcCaller], check: Check) -> Result<(), CallError> {
+        let caller = callers.first_mut().ok_or(CallError::Unprepared)?;
+        caller.push(self, check).await.map(drop)
+    }
+}
+
+/// Makes all calls of a set, in order, up to `width` of them at once. The first error ends the set.
+pub(crate) async fn run_set<C: SetCall>(
+    callers: &[GrpcCaller],
+    set: &Arc<[C]>,
+    check: Check,
+    width: usize,
+) -> Result<(), CallError> {
+    if width == 1 {
+        let mut callers = callers.to_vec();
+        for call in set.iter() {
+            call.make(&mut callers, check).await?;
+        }
+        return Ok(());
+    }
+    let next = Arc::new(AtomicUsize::new(0));
+    let mut under_way = JoinSet::new();
+    for _ in 0..width.min(set.len()) {
+        let (mut callers, set, next) = (callers.to_vec(), Arc::clone(set), Arc::clone(&next));
+        under_way.spawn(async move {
+            while let Some(call) = set.get(next.fetch_add(1, Ordering::Relaxed)) {
+                call.make(&mut callers, check).await?;
+            }
+            Ok::<_, CallError>(())
+        });
+    }
+    while let Some(ended) = under_way.join_next().await {
+        ended??;
+    }
+    Ok(())
+}
+
+/// Longest time to make a connection.
+const CONNECT: Duration = Duration::from_secs(10);
+
+/// Connects in `mode`, which must be a gRPC mode.
+pub(crate) async fn connect(
+    mode: Mode,
+    addresses: &Addresses,
+    http2: Http2,
+    rdma: Option<&Rdma>,
+) -> Result<(CallChannel, Option<RdmaConnection>), Failure> {
+    let no_listener = || Failure::run("the server process does not listen for RDMA peers");
+    let over_rdma = |address: Option<SocketAddr>| {
+        let (rdma, address) = rdma.zip(address).ok_or_else(no_listener)?;
+        Ok::<_, Failure>((rdma, endpoint(address, http2)?))
+    };
+    match mode {
+        Mode::GrpcTcp | Mode::GrpcTcpBusy => Ok((tcp(addresses.tcp, http2).await?.into(), None)),
+        Mode::GrpcTcpTuned => Ok((tcp(addresses.tcp_tuned, Http2::Tuned).await?.into(), None)),
+        Mode::GrpcUds => Ok((uds(addresses, http2).await?.into(), None)),
+        Mode::GrpcRdma | Mode::GrpcRdmaGather => {
+            // For payloads from the server there is a listener that sends them by reference.
+            let gathering = addresses.rdma_gather.filter(|_| mode == Mode::GrpcRdmaGather);
+            let (rdma, endpoint) = over_rdma(gathering.or(addresses.rdma))?;
+            let (channel, verdict) = rdma.connect(endpoint).await?;
+            Ok((channel.into(), Some(verdict)))
+        }
+        Mode::GrpcNative => {
+            let (rdma, endpoint) = over_rdma(addresses.native)?;
+            let (channel, verdict) = rdma.connect_native(endpoint).await?;
+            Ok((channel.into(), Some(verdict)))
+        }
+        Mode::GrpcNativeGather => {
+            let (rdma, endpoint) = over_rdma(addresses.native_gather)?;
+            let (channel, verdict) = rdma.connect_native(endpoint).await?;
+            Ok((CallChannel::gathering(channel), Some(verdict)))
+        }
+        Mode::RdmaCp | Mode::RdmaZerocp | Mode::RdmaZerocpAwait | Mode::Memcpy => {
+            Err(Failure::run(format!("{mode} is not a gRPC mode")))
+        }
+    }
+}
+
+/// Connects over TCP with nodelay.
+pub(crate) async fn tcp(address: SocketAddr, http2: Http2) -> Result<Channel, Failure> {
+    endpoint(address, http2)?.connect().await.map_err(|error| connect_error("TCP", error))
+}
+
+async fn uds(addresses: &Addresses, http2: Http2) -> Result<Channel, Failure> {
+    // A zero byte begins an abstract name.
+    let name = format!("\0{}", addresses.uds);
+    let connector = tower::service_fn(move |_| {
+        let name = name.clone();
+        async move { UnixStream::connect(name).await.map(TokioIo::new) }
+    });
+    let endpoint = endpoint(addresses.tcp, http2)?;
+    endpoint.connect_with_connector(connector).await.map_err(|error| connect_error("a Unix socket", error))
+}
+
+fn endpoint(address: SocketAddr, http2: Http2) -> Result<Endpoint, Failure> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        .map_err(|error| Failure::run(format!("bad address {address}")).because(error))?;
+    Ok(http2.client(endpoint.tcp_nodelay(true).connect_timeout(CONNECT)))
+}
+
+fn connect_error(what: &str, error: tonic::transport::Error) -> Failure {
+    Failure::run(format!("can't connect to the server process over {what}")).because(error)
 }

@@ -1,23 +1,26 @@
 //! The services that take payloads and check them.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use bytes::Bytes;
+use tokio::task::AbortHandle;
 use tonic::{Request, Response, Status, Streaming};
+use tonic_rdma_commands::cores;
+use tonic_rdma_payload::content::{Content, VARIANTS, check_all, check_buffers, check_stamps, variant_seed};
+use tonic_rdma_payload::reduce::{reduce, reduce_all};
+use tonic_rdma_payload::seeded::Draws;
 use tonic_rdma_proto::tensors::tensors_server::{Tensors, TensorsServer};
 use tonic_rdma_proto::tensors::{Mismatch, PushReply, PushRequest};
+use tonic_rdma_proto::transfer::source_server::{Source, SourceServer};
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
 use tonic_rdma_proto::transfer::turns_server::Turns;
 use tonic_rdma_proto::transfer::{
-    BeginTurnReply, BeginTurnRequest, Check, EndTurnReply, EndTurnRequest, PutReply, PutRequest, UsageReply,
-    UsageRequest, WrongByte,
+    BeginTurnReply, BeginTurnRequest, Check, EndTurnReply, EndTurnRequest, GetReply, GetRequest, PutReply,
+    PutRequest, UsageReply, UsageRequest, WrongByte,
 };
 
-use super::keep_awake::KeepAwake;
-use super::sample::Sample;
-use crate::measure::process::cores;
-use tonic_rdma_payload::content::{check_all, check_buffers, check_stamps};
-use tonic_rdma_payload::reduce::{reduce, reduce_all};
+use crate::compare::operations::registered;
 
 /// Takes payloads, and answers whether their content is right.
 #[derive(Clone, Debug, Default)]
@@ -118,5 +121,431 @@ impl Turns for TransferService {
         let checked = self.sample.check();
         let wrong = checked.wrong.map(|(buffer, offset)| WrongByte { buffer, offset });
         Ok(Response::new(EndTurnReply { messages: checked.messages, wrong }))
+    }
+}
+
+/// Keeps content, and cuts each answer from it. Clones share the content.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SourceService {
+    made: Arc<Mutex<Option<Content>>>,
+    /// Whether the content lies in registered memory.
+    registers: bool,
+}
+
+impl SourceService {
+    /// Makes a service whose payloads are sent from registered memory.
+    pub(crate) fn registering() -> Self {
+        Self { registers: true, ..Self::default() }
+    }
+
+    /// Makes a service for buffers of `content`.
+    pub(crate) fn over(content: Content) -> Self {
+        Self { made: Arc::new(Mutex::new(Some(content))), registers: false }
+    }
+
+    /// Returns the service as a tonic server without limits on message sizes.
+    pub(crate) fn server(self) -> SourceServer<Self> {
+        SourceServer::new(self).max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX)
+    }
+
+    /// Returns the payload of `seed`, a part of the content of `origin`. The first call for a content makes it for this
+    /// payload in all its variants. Further calls cost a reference count.
+    fn payload(&self, origin: u64, seed: u64, bytes: u64) -> Result<Bytes, Status> {
+        let no_memory = || Status::resource_exhausted(format!("there is no memory for {bytes} bytes"));
+        let bytes = usize::try_from(bytes).map_err(|_| no_memory())?;
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = made.as_ref().filter(|content| content.seed() == origin);
+        if let Some(buffer) = kept.and_then(|content| content.buffer(seed, bytes)) {
+            return Ok(buffer);
+        }
+        if !(0..VARIANTS).any(|variant| variant_seed(origin, variant) == seed) {
+            return Err(Status::invalid_argument("the seed is of another content"));
+        }
+        // The memory of the last content is freed first.
+        *made = None;
+        let content = if self.registers {
+            let room = usize::try_from(Content::with_variants(bytes as u64)).map_err(|_| no_memory())?;
+            registered(room, origin).map_err(|_| no_memory())?
+        } else {
+            Content::new(bytes, origin).map_err(|_| no_memory())?
+        };
+        made.insert(content).buffer(seed, bytes).ok_or_else(no_memory)
+    }
+}
+
+#[tonic::async_trait]
+impl Source for SourceService {
+    async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetReply>, Status> {
+        let GetRequest { origin, seed, bytes } = request.into_inner();
+        Ok(Response::new(GetReply { payload: self.payload(origin, seed, bytes)? }))
+    }
+}
+
+/// Number of looks after which the thread yields to other processes, for machines with more processes than cores.
+const LOOKS: u32 = 16;
+
+/// Keeps the runtime awake from [`begin`](Self::begin) to [`end`](Self::end). Clones share the state.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct KeepAwake {
+    task: Arc<Mutex<Option<AbortHandle>>>,
+}
+
+impl KeepAwake {
+    /// Keeps the current runtime from sleeping from now on, if it has one thread. In a multi-thread runtime the other
+    /// threads still sleep.
+    pub(crate) fn begin(&self) {
+        let task = tokio::spawn(async {
+            // A task that yields is polled last: tokio looks for arrivals, without waiting for any, before it polls the
+            // task again.
+            for look in 1u32.. {
+                tokio::task::yield_now().await;
+                if look.is_multiple_of(LOOKS) {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        self.replace(Some(task.abort_handle()));
+    }
+
+    /// Lets the runtime sleep again.
+    pub(crate) fn end(&self) {
+        self.replace(None);
+    }
+
+    fn replace(&self, task: Option<AbortHandle>) {
+        let mut place = self.task.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(other) = std::mem::replace(&mut *place, task) {
+            other.abort();
+        }
+    }
+}
+
+/// The largest number of kept messages, and of bytes in them. A single message may be larger.
+const MESSAGES: usize = 64;
+const BYTES: u64 = 1 << 20;
+/// Larger messages are not kept: a turn has few of them, and the allocation of memory for the next one would be much of
+/// the measured time.
+const LARGEST: u64 = 256 << 20;
+
+/// A fair sample: each message of a turn is in the sample with equal probability. Clones share it.
+///
+/// A kept message costs a reference count, and its memory is not free for the next message. So the sample keeps no more
+/// than fits into a cache, and replaces messages more seldom the larger they are.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sample {
+    kept: Arc<Mutex<SampleState>>,
+}
+
+#[derive(Debug)]
+struct SampleState {
+    /// Number of messages of the turn so far.
+    seen: u64,
+    draws: Draws,
+    messages: Vec<KeptMessage>,
+}
+
+#[derive(Debug)]
+struct KeptMessage {
+    seed: u64,
+    buffers: Vec<Bytes>,
+}
+
+/// The result of the check of a sample.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SampleCheck {
+    /// Number of messages that were checked.
+    pub(crate) messages: u64,
+    /// Buffer, and offset in it, of the first wrong byte.
+    pub(crate) wrong: Option<(u64, u64)>,
+}
+
+impl Default for SampleState {
+    fn default() -> Self {
+        Self { seen: 0, draws: Draws::new(0x5a3b_1e01), messages: Vec::new() }
+    }
+}
+
+impl Sample {
+    /// Offers a message of `buffers` with the content of `seed` to the sample. The message may replace an older one.
+    pub(crate) fn arrived(&self, seed: u64, buffers: &[Bytes]) {
+        let bytes: u64 = buffers.iter().map(|buffer| buffer.len() as u64).sum();
+        if bytes > LARGEST {
+            return;
+        }
+        let capacity = (BYTES / bytes.max(1)).clamp(1, MESSAGES as u64) as usize;
+        let mut kept = self.lock();
+        kept.seen += 1;
+        let place = match kept.messages.len() {
+            room if room < capacity => room,
+            // The nth message stays with probability capacity / n.
+            _ => (kept.draws.bits() % kept.seen) as usize,
+        };
+        if place < capacity {
+            let message = KeptMessage { seed, buffers: buffers.to_vec() };
+            match kept.messages.get_mut(place) {
+                Some(other) => *other = message,
+                None => kept.messages.push(message),
+            }
+        }
+    }
+
+    /// Checks every byte of the kept messages, and drops them.
+    pub(crate) fn check(&self) -> SampleCheck {
+        let messages = {
+            let mut kept = self.lock();
+            kept.seen = 0;
+            std::mem::take(&mut kept.messages)
+        };
+        let wrong = messages.iter().find_map(|message| check_buffers(message.seed, &message.buffers, None));
+        SampleCheck { messages: messages.len() as u64, wrong }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, SampleState> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+    use tonic::Code;
+    use tonic::transport::Server;
+    use tonic_rdma_proto::transfer::Check;
+    use tonic_rdma_proto::transfer::turns_server::TurnsServer;
+
+    use super::*;
+    use crate::compare::modes::CallError;
+    use crate::compare::modes::grpc::client;
+    use crate::compare::modes::grpc::client::GrpcCaller;
+    use crate::compare::modes::grpc::service::TransferService;
+    use crate::compare::modes::mode::Mode;
+    use crate::compare::operations::{Operation, Operations, Put};
+    use crate::compare::plan::cell::Direction;
+    use crate::compare::plan::cell::Load;
+    use crate::measure::http2::Http2;
+    use crate::measure::transport::Encode;
+    use crate::measure::transport::tcp_listener;
+    use tonic_rdma_payload::content::check_all;
+
+    /// A source whose answers have a wrong byte, or are too short.
+    #[derive(Clone, Copy, Debug)]
+    enum FaultySource {
+        Wrong(usize),
+        Short,
+    }
+
+    #[tonic::async_trait]
+    impl Source for FaultySource {
+        async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetReply>, Status> {
+            let GetRequest { origin, seed, bytes } = request.into_inner();
+            let mut payload = SourceService::default().payload(origin, seed, bytes)?.to_vec();
+            match *self {
+                Self::Wrong(at) => payload[at] ^= 4,
+                Self::Short => payload.truncate(payload.len() - 8),
+            }
+            Ok(Response::new(GetReply { payload: payload.into() }))
+        }
+    }
+
+    async fn caller(source: SourceServer<impl Source>, operations: &Operations) -> GrpcCaller {
+        let incoming = tcp_listener().unwrap();
+        let address = incoming.local_addr().unwrap();
+        let turns = TurnsServer::new(TransferService::default());
+        let server = Server::builder().add_service(source).add_service(turns);
+        tokio::spawn(server.serve_with_incoming(incoming));
+        let channel = client::tcp(address, Http2::Default).await.unwrap();
+        let caller = GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy).reducing(true);
+        let mut caller = caller.towards(Direction::Down);
+        caller.prepare(operations).unwrap();
+        caller
+    }
+
+    #[tokio::test]
+    async fn the_client_finds_wrong_payloads() {
+        let operations = Operations::new(Load::Size(100_000), 3, true).unwrap();
+        let mut right = caller(SourceService::default().server(), &operations).await;
+        for turn in 0..6 {
+            for check in [Check::All, Check::Stamps] {
+                right.run(&operations.take(turn), check, 1).await.unwrap();
+            }
+        }
+        let Operation::Put(put) = operations.take(0) else { panic!("a size is one payload") };
+        let other = Operation::Put(Put { reduced: None, ..put });
+        let error = right.run(&other, Check::Stamps, 1).await.unwrap_err();
+        assert!(matches!(error, CallError::Consumed { sent: None, .. }), "{error}");
+
+        let mut wrong = caller(SourceServer::new(FaultySource::Wrong(70_001)), &operations).await;
+        let error = wrong.run(&operations.take(1), Check::All, 1).await.unwrap_err();
+        assert!(matches!(error, CallError::Content { offset: 70_001, sent: 100_000 }), "{error}");
+        let mut wrong = caller(SourceServer::new(FaultySource::Wrong(99_999)), &operations).await;
+        let error = wrong.run(&operations.take(1), Check::Stamps, 1).await.unwrap_err();
+        assert!(matches!(error, CallError::Content { offset: 99_999, .. }), "{error}");
+        let mut short = caller(SourceServer::new(FaultySource::Short), &operations).await;
+        let error = short.run(&operations.take(1), Check::Stamps, 1).await.unwrap_err();
+        assert!(matches!(error, CallError::Length { sent: 100_000, arrived: 99_992 }), "{error}");
+        assert!(error.is_mismatch());
+    }
+
+    #[tokio::test]
+    async fn torn_payloads_are_found_at_the_end_of_the_turn() {
+        let operations = Operations::new(Load::Size(1 << 20), 3, true).unwrap();
+        let mut wrong =
+            caller(SourceServer::new(FaultySource::Wrong(500_000)), &operations).await.reducing(false);
+        for turn in 0..4 {
+            wrong.run(&operations.take(turn), Check::Stamps, 1).await.unwrap();
+        }
+        let error = wrong.end().await.unwrap_err();
+        assert!(matches!(error, CallError::BufferContent { offset: 500_000, .. }), "{error}");
+        // A client that consumes finds the wrong byte in each call.
+        let mut wrong = wrong.reducing(true);
+        let error = wrong.run(&operations.take(0), Check::Stamps, 1).await.unwrap_err();
+        assert!(matches!(error, CallError::Consumed { .. }), "{error}");
+    }
+
+    #[test]
+    fn every_variant_of_every_content_matches_its_seed() {
+        for source in [SourceService::default(), SourceService::registering()] {
+            for (origin, bytes) in [(7, 100_001), (7, 64), (u64::MAX - 9, 1)] {
+                for variant in 0..VARIANTS {
+                    let seed = variant_seed(origin, variant);
+                    let payload = source.payload(origin, seed, bytes).unwrap();
+                    assert_eq!((payload.len() as u64, check_all(seed, &payload)), (bytes, None));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn unknown_seeds_and_too_large_payloads_are_refused() {
+        let source = SourceService::default();
+        assert_eq!(source.payload(7, 8, 64).unwrap_err().code(), Code::InvalidArgument);
+        assert_eq!(source.payload(7, 7, 1 << 62).unwrap_err().code(), Code::ResourceExhausted);
+        source.payload(7, 7, 64).unwrap();
+    }
+}
+
+#[cfg(test)]
+mod keep_awake_tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// Returns how often a current-thread runtime went to sleep while bytes went to and fro between it and a thread.
+    fn sleeps(awake: bool) -> usize {
+        let sleeps = Arc::new(AtomicUsize::new(0));
+        let (parks, round_trips) = (Arc::clone(&sleeps), 50);
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        let runtime = builder.enable_all().on_thread_park(move || {
+            parks.fetch_add(1, Ordering::Relaxed);
+        });
+        let runtime = runtime.build().unwrap();
+        runtime.block_on(async {
+            use tokio::io::{AsyncReadExt, AsyncWriteExt};
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap();
+            let echo = std::thread::spawn(move || {
+                use std::io::{Read, Write};
+                let mut stream = std::net::TcpStream::connect(address).unwrap();
+                stream.set_nodelay(true).unwrap();
+                let mut byte = [0];
+                while stream.read(&mut byte).unwrap() == 1 {
+                    // On a busy machine an immediate answer may arrive before the runtime looks for it.
+                    std::thread::sleep(std::time::Duration::from_millis(1));
+                    stream.write_all(&byte).unwrap();
+                }
+            });
+            let (mut stream, _) = listener.accept().await.unwrap();
+            stream.set_nodelay(true).unwrap();
+            let keep = KeepAwake::default();
+            if awake {
+                keep.begin();
+            }
+            // Lets the task begin.
+            tokio::task::yield_now().await;
+            sleeps.store(0, Ordering::Relaxed);
+            for byte in (0..round_trips).map(|number| number as u8) {
+                stream.write_all(&[byte]).await.unwrap();
+                assert_eq!(stream.read_u8().await.unwrap(), byte);
+            }
+            let slept = sleeps.load(Ordering::Relaxed);
+            keep.end();
+            drop(stream);
+            echo.join().unwrap();
+            slept
+        })
+    }
+
+    #[test]
+    fn a_runtime_sleeps_between_answers_unless_it_is_kept_awake() {
+        assert_eq!(sleeps(true), 0);
+        assert!(sleeps(false) > 0);
+    }
+
+    #[tokio::test]
+    async fn two_begins_and_an_end_leave_no_task() {
+        let awake = KeepAwake::default();
+        awake.begin();
+        awake.begin();
+        awake.end();
+        awake.end();
+        let metrics = tokio::runtime::Handle::current().metrics();
+        while metrics.num_alive_tasks() > 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod sample_tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+    use super::*;
+    use tonic_rdma_payload::content::Content;
+
+    #[test]
+    fn every_message_of_a_turn_is_kept_with_the_same_probability() {
+        let sample = Sample::default();
+        let payload = Bytes::from(vec![0; BYTES as usize]);
+        let mut kept = [0u32; 10];
+        for _ in 0..5000 {
+            for number in 0..10 {
+                sample.arrived(number, std::slice::from_ref(&payload));
+            }
+            let mut inner = sample.lock();
+            assert_eq!(inner.messages.len(), 1);
+            kept[inner.messages[0].seed as usize] += 1;
+            inner.messages.clear();
+            inner.seen = 0;
+        }
+        assert!(kept.iter().all(|count| (400..600).contains(count)), "{kept:?}");
+    }
+
+    #[test]
+    fn many_small_messages_are_kept_and_every_byte_of_them_is_checked() {
+        let sample = Sample::default();
+        assert_eq!(sample.check(), SampleCheck::default());
+        let right = Content::new(10_000, 7).unwrap().cut(10_000);
+        for _ in 0..1000 {
+            sample.arrived(7, std::slice::from_ref(&right));
+        }
+        assert_eq!(sample.check(), SampleCheck { messages: 64, wrong: None });
+        let mut wrong = right.to_vec();
+        wrong[5001] ^= 1;
+        sample.arrived(7, &[wrong.into()]);
+        assert_eq!(sample.check(), SampleCheck { messages: 1, wrong: Some((0, 5001)) });
+        assert_eq!(sample.check(), SampleCheck::default());
+    }
+
+    #[test]
+    fn the_largest_messages_are_not_kept() {
+        let sample = Sample::default();
+        let piece = Content::new(1 << 20, 7).unwrap().cut(1 << 20);
+        sample.arrived(7, &vec![piece.clone(); 257]);
+        assert_eq!(sample.check().messages, 0);
+        sample.arrived(7, &vec![piece; 256]);
+        assert_eq!(sample.check().messages, 1);
     }
 }

@@ -9,16 +9,16 @@ use tonic::transport::Server;
 use tonic_rdma_proto::transfer::Check;
 use tonic_rdma_proto::transfer::turns_server::TurnsServer;
 
-use super::client::GrpcCaller;
-use super::connect::tcp;
-use super::service::TransferService;
-use crate::compare::modes::call_error::CallError;
+use crate::compare::modes::CallError;
+use crate::compare::modes::grpc::client::GrpcCaller;
+use crate::compare::modes::grpc::client::tcp;
+use crate::compare::modes::grpc::service::TransferService;
 use crate::compare::modes::mode::Mode;
 use crate::compare::operations::{Operation, Operations, Push, Put};
 use crate::compare::plan::cell::Load;
-use crate::measure::transport::encode::Encode;
-use crate::measure::transport::http2::Http2;
-use crate::measure::transport::listener::tcp_listener;
+use crate::measure::http2::Http2;
+use crate::measure::transport::Encode;
+use crate::measure::transport::tcp_listener;
 use tonic_rdma_payload::content::Content;
 use tonic_rdma_payload::reduce::{Reduced, reduce, reduce_all};
 

@@ -1,21 +1,26 @@
 //! The places of an operation's buffers, as both ends know them.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+use tonic_rdma_payload::content::{VARIANTS, begins, variant_seed};
+use tonic_rdma_payload::reduce::Reduced;
+use tonic_rdma_payload::seeded::mix;
+use tonic_rdma_proto::placement::{EndReply, Mismatch};
 use tonic_rdma_tensor::{Dtype, Shape, ShapeError, TensorSpec};
 
-use crate::compare::modes::mode::Mode;
-use crate::compare::operations::layout::{self, DESTINATION_SEED, Layout};
+use crate::compare::operations;
+use crate::compare::operations::{DESTINATION_SEED, Layout};
 use crate::compare::plan::cell::Load;
 use crate::workload::Workload;
-use tonic_rdma_payload::content::{VARIANTS, begins, variant_seed};
 
 /// The largest number of operations in flight: a slot has no more buffers.
-pub(super) const MAX_DEPTH: usize = 1024;
+pub(crate) const MAX_DEPTH: usize = 1024;
 
 /// The kind of places that a load's operations have.
 #[derive(Clone, Debug)]
-pub(super) enum Geometry {
+pub(crate) enum Geometry {
     /// A static slot for each buffer. It is used if all operations are alike and have few buffers.
     Slots(Arc<[u64]>),
     /// One region for all buffers, and a static slot for a header that arrives after them.
@@ -24,9 +29,9 @@ pub(super) enum Geometry {
 
 /// The places of [`Geometry::Batch`].
 #[derive(Clone, Debug)]
-pub(super) struct Batch {
+pub(crate) struct Batch {
     /// Bytes of an operation, at either end.
-    pub(super) room: u64,
+    pub(crate) room: u64,
     source: Layout,
     destination: Layout,
     /// Number of buffers of an operation.
@@ -37,17 +42,17 @@ pub(super) struct Batch {
 
 impl Geometry {
     /// Returns the geometry of `load`, whose content begins with `seed`.
-    pub(super) fn of(load: Load, seed: u64) -> Self {
+    pub(crate) fn of(load: Load, seed: u64) -> Self {
         let operation = |workload: Workload| workload.operations().into_iter().next().unwrap_or_default();
         match load {
             Load::Size(bytes) => Self::Slots([bytes].into()),
-            Load::Workload(workload @ Workload::Model(_)) => {
+            Load::Workload(workload @ (Workload::Model(_) | Workload::Shard(_))) => {
                 Self::Slots(operation(workload).into_iter().flatten().collect())
             }
             Load::Workload(workload) => {
                 let lengths: Arc<[u64]> = operation(workload).into_iter().flatten().collect();
                 Self::Batch(Batch {
-                    room: layout::room(load),
+                    room: operations::room(load),
                     source: Layout::of(load, seed),
                     destination: Layout::of(load, DESTINATION_SEED),
                     count: lengths.len(),
@@ -61,13 +66,13 @@ impl Geometry {
 impl Batch {
     /// Returns the number of words of the header: the seed of the first buffer, and the lengths of all buffers if those
     /// vary.
-    pub(super) fn words(&self) -> usize {
+    pub(crate) fn words(&self) -> usize {
         if self.lengths.is_some() { 1 } else { 1 + self.count }
     }
 
     /// Returns the lengths of the buffers from the words of a header, or `None` if the buffers don't fit into the room.
     /// A correct sender never sends such lengths.
-    pub(super) fn lengths(&self, words: &[u64]) -> Option<Arc<[u64]>> {
+    pub(crate) fn lengths(&self, words: &[u64]) -> Option<Arc<[u64]>> {
         if let Some(lengths) = &self.lengths {
             return Some(Arc::clone(lengths));
         }
@@ -79,18 +84,18 @@ impl Batch {
     }
 
     /// Returns the offset of each buffer at the destination.
-    pub(super) fn places(&self, lengths: &[u64]) -> impl Iterator<Item = u64> {
+    pub(crate) fn places(&self, lengths: &[u64]) -> impl Iterator<Item = u64> {
         self.destination.offsets(lengths.to_vec())
     }
 
     /// Returns the seeds of the buffers. The first buffer has the seed `first`.
-    pub(super) fn seeds(&self, first: u64, lengths: &[u64]) -> impl Iterator<Item = u64> {
+    pub(crate) fn seeds(&self, first: u64, lengths: &[u64]) -> impl Iterator<Item = u64> {
         seeds(&self.source, first, lengths)
     }
 }
 
 /// Returns the seeds of buffers that lie one after the other.
-pub(super) fn seeds_in_order(first: u64, lengths: &[u64]) -> impl Iterator<Item = u64> {
+pub(crate) fn seeds_in_order(first: u64, lengths: &[u64]) -> impl Iterator<Item = u64> {
     seeds(&Layout::InOrder, first, lengths)
 }
 
@@ -105,26 +110,148 @@ fn seeds(layout: &Layout, first: u64, lengths: &[u64]) -> impl Iterator<Item = u
 /// Returns the seed of the operation that begins with `start`: its first eight bytes, or all bytes of a shorter
 /// operation. `seed` is the seed of the first variant. Very short payloads of several variants may be equal; the first
 /// variant counts then.
-pub(super) fn identify(seed: u64, start: &[u8]) -> Option<u64> {
+pub(crate) fn identify(seed: u64, start: &[u8]) -> Option<u64> {
     (0..VARIANTS).map(|variant| variant_seed(seed, variant)).find(|seed| begins(*seed, start))
 }
 
-/// Returns the name of a mode's slot.
-pub(super) fn slot_name(mode: Mode, index: usize) -> String {
-    format!("{mode} {index}")
-}
-
-pub(super) fn header_name(mode: Mode) -> String {
-    format!("{mode} header")
-}
-
-pub(super) fn region_name(mode: Mode) -> String {
-    format!("{mode} region")
-}
-
 /// Returns the type and shape of a tensor of `bytes` bytes.
-pub(super) fn spec(bytes: u64) -> Result<TensorSpec, ShapeError> {
+pub(crate) fn spec(bytes: u64) -> Result<TensorSpec, ShapeError> {
     TensorSpec::new(Dtype::U8, Shape::new(&[bytes])?)
+}
+
+/// The operations of a turn: their number, identity and order, and the result of consuming them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Record {
+    operations: u64,
+    identities: u64,
+    consumed: u64,
+    mismatch: Option<(u64, u64)>,
+}
+
+/// The reason why the records of both ends differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Discrepancy {
+    /// The number of operations differs.
+    #[error("{sent} operations were sent and {arrived} arrived")]
+    Count { sent: u64, arrived: u64 },
+    /// Other operations arrived, or the operations arrived in another order.
+    #[error("other operations arrived than were sent, or in another order")]
+    Identity,
+    /// The receiver found other content in the operations.
+    #[error("the receiver found something else in what arrived than was sent")]
+    Consumed,
+}
+
+impl Record {
+    /// Adds an operation: the seed of its content, and the result of consuming it if it is consumed.
+    pub(crate) fn add(&mut self, identity: Option<u64>, reduced: Option<Reduced>) {
+        self.operations += 1;
+        // An unknown operation counts as a seed that almost surely no operation has, because seeds are spread over all
+        // 64 bits.
+        self.identities = mix(self.identities ^ identity.unwrap_or(u64::MAX));
+        // The sign of zero does not count.
+        let maximum = reduced.map_or(u64::MAX, |it| (it.maximum + 0.0).to_bits().into());
+        self.consumed = mix(mix(self.consumed ^ maximum) ^ reduced.map_or(0, |it| it.digest));
+    }
+
+    /// Notes a wrong byte: the buffer, and the offset in the buffer. Only the first wrong byte is kept.
+    pub(crate) fn wrong(&mut self, buffer: u64, offset: u64) {
+        self.mismatch.get_or_insert((buffer, offset));
+    }
+
+    /// Returns the number of operations.
+    pub(crate) fn operations(&self) -> u64 {
+        self.operations
+    }
+
+    /// Returns buffer and offset of the first wrong byte.
+    pub(crate) fn mismatch(&self) -> Option<(u64, u64)> {
+        self.mismatch
+    }
+
+    /// Compares this record, made by the sender, with `arrived`, made by the receiver.
+    pub(crate) fn compare(&self, arrived: &Self) -> Result<(), Discrepancy> {
+        if self.operations != arrived.operations {
+            Err(Discrepancy::Count { sent: self.operations, arrived: arrived.operations })
+        } else if self.identities != arrived.identities {
+            Err(Discrepancy::Identity)
+        } else if self.consumed != arrived.consumed {
+            Err(Discrepancy::Consumed)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+impl From<Record> for EndReply {
+    fn from(record: Record) -> Self {
+        let Record { operations, identities, consumed, mismatch } = record;
+        let mismatch = mismatch.map(|(buffer, offset)| Mismatch { buffer, offset });
+        Self { operations, identities, consumed, mismatch }
+    }
+}
+
+impl From<EndReply> for Record {
+    fn from(reply: EndReply) -> Self {
+        let EndReply { operations, identities, consumed, mismatch } = reply;
+        let mismatch = mismatch.map(|it| (it.buffer, it.offset));
+        Self { operations, identities, consumed, mismatch }
+    }
+}
+
+/// Longest time between two yields.
+const MAX_HOLD: Duration = Duration::from_micros(100);
+
+/// Number of looks without a result between two readings of the clock.
+const LOOKS: u32 = 256;
+
+/// Time without a result after which nothing is expected soon. The thread sleeps between looks from then on.
+const IDLE: Duration = Duration::from_secs(1);
+const IDLE_SLEEP: Duration = Duration::from_millis(1);
+
+/// Counts looks without a result, and decides when the thread yields.
+#[derive(Debug)]
+pub(crate) struct YieldTimer {
+    looks: u32,
+    yielded: Instant,
+    found: Instant,
+}
+
+impl YieldTimer {
+    pub(crate) fn new() -> Self {
+        let now = Instant::now();
+        Self { looks: 0, yielded: now, found: now }
+    }
+
+    /// Notes a result at `now`.
+    pub(crate) fn found(&mut self, now: Instant) {
+        (self.looks, self.found) = (0, now);
+    }
+
+    /// Notes a look without a result.
+    pub(crate) fn missed(&mut self) {
+        self.looks += 1;
+        std::hint::spin_loop();
+    }
+
+    /// Returns whether it is time to yield.
+    pub(crate) fn is_due(&mut self) -> bool {
+        if self.looks == 0 {
+            return self.found - self.yielded > MAX_HOLD;
+        }
+        self.looks.is_multiple_of(LOOKS) && self.yielded.elapsed() > MAX_HOLD
+    }
+
+    /// Yields to other tasks of this runtime, and to other processes where there are more of them than cores.
+    pub(crate) async fn yield_now(&mut self) {
+        if self.found.elapsed() > IDLE {
+            tokio::time::sleep(IDLE_SLEEP).await;
+        } else {
+            std::thread::yield_now();
+            tokio::task::yield_now().await;
+        }
+        self.yielded = Instant::now();
+    }
 }
 
 #[cfg(test)]
@@ -195,5 +322,69 @@ mod tests {
         }
         assert_eq!(identify(5, &[0; 8]), None);
         assert_eq!(identify(5, &[]), Some(5));
+    }
+}
+
+#[cfg(test)]
+mod record_tests {
+    use super::*;
+
+    fn record(operations: &[(u64, f32)]) -> Record {
+        let mut record = Record::default();
+        for (identity, maximum) in operations {
+            record.add(Some(*identity), Some(Reduced { maximum: *maximum, digest: 7 }));
+        }
+        record
+    }
+
+    #[test]
+    fn records_differ_by_count_order_identity_maximum_and_digest() {
+        let sent = record(&[(1, 0.5), (2, -0.0), (1, 2.0)]);
+        assert_eq!(sent.compare(&record(&[(1, 0.5), (2, 0.0), (1, 2.0)])), Ok(()));
+        let (count, other) = (Discrepancy::Count { sent: 3, arrived: 2 }, Discrepancy::Identity);
+        assert_eq!(sent.compare(&record(&[(1, 0.5), (2, 0.0)])), Err(count));
+        for wrong in [[(2, 0.5), (1, 0.0), (1, 2.0)], [(1, 0.5), (2, 0.0), (2, 2.0)]] {
+            assert_eq!(sent.compare(&record(&wrong)), Err(other));
+        }
+        let wrong = record(&[(1, 0.5), (2, 0.0), (1, 2.5)]);
+        assert_eq!(sent.compare(&wrong), Err(Discrepancy::Consumed));
+        assert_eq!(Record::from(EndReply::from(wrong)), wrong);
+        let with = |digest| {
+            let mut record = Record::default();
+            record.add(Some(1), Some(Reduced { maximum: 0.5, digest }));
+            record
+        };
+        assert_eq!(with(1).compare(&with(2)), Err(Discrepancy::Consumed));
+    }
+
+    #[test]
+    fn the_first_wrong_byte_is_kept() {
+        let mut record = Record::default();
+        record.wrong(3, 4);
+        record.wrong(0, 0);
+        assert_eq!(record.mismatch(), Some((3, 4)));
+        let reply: EndReply = record.into();
+        assert_eq!(Record::from(reply).mismatch(), Some((3, 4)));
+    }
+}
+
+#[cfg(test)]
+mod yield_timer_tests {
+    use super::*;
+
+    #[test]
+    fn a_yield_is_due_after_a_while_with_and_without_results() {
+        let mut yield_timer = YieldTimer::new();
+        let start = yield_timer.yielded;
+        yield_timer.found(start + MAX_HOLD);
+        assert!(!yield_timer.is_due());
+        yield_timer.found(start + 2 * MAX_HOLD);
+        assert!(yield_timer.is_due());
+        std::thread::sleep(2 * MAX_HOLD);
+        let looks = (1..=LOOKS).map(|_| {
+            yield_timer.missed();
+            yield_timer.is_due()
+        });
+        assert_eq!(looks.filter(|due| *due).count(), 1);
     }
 }

@@ -12,19 +12,12 @@
 //! both ends wait by futures, without polling. The receiver reports its findings at the end of the turn, for all operations at
 //! once (`record`).
 
-mod caller;
-mod geometry;
-mod inspector;
-mod receiver;
-pub(crate) mod record;
-mod sender;
-mod service;
-mod sink;
-mod stream;
+pub(crate) mod geometry;
+pub(crate) mod receiver;
+pub(crate) mod sender;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 mod tests;
-mod yield_timer;
 
-pub(crate) use self::caller::PlacementCaller;
-pub(crate) use self::service::PlacementService;
+pub(crate) use crate::compare::modes::placement::receiver::PlacementService;
+pub(crate) use crate::compare::modes::placement::sender::PlacementCaller;

@@ -1,19 +1,45 @@
 //! The task that receives the tensors of one mode.
 
-use tokio::sync::{mpsc, oneshot};
-use tonic_rdma_tensor::ChannelError;
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
 
-use super::record::Record;
-use super::sink::Sink;
+use clap::ValueEnum as _;
+use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::task::JoinHandle;
+use tonic::{Request, Response, Status};
+use tonic_rdma_payload::content::{SHARE, check_all, check_stamps, check_stamps_of};
+use tonic_rdma_payload::reduce::{Reduced, Reduction, reduce};
+use tonic_rdma_payload::seeded::mix;
+use tonic_rdma_proto::placement::placement_server::{Placement, PlacementServer};
+use tonic_rdma_proto::placement::prepare_request::Load as Wanted;
+use tonic_rdma_proto::placement::{
+    BeginReply, BeginRequest, EndReply, EndRequest, PrepareReply, PrepareRequest, ReleaseReply,
+    ReleaseRequest,
+};
+use tonic_rdma_tensor::{
+    Arrived, ChannelError, ExportedRegion, RdmaDevice, Rights, SharedRegion, StaticReceiver,
+};
+
+use crate::compare::modes::CallError;
+use crate::compare::modes::mode::Mode;
+use crate::compare::modes::placement::geometry;
+use crate::compare::modes::placement::geometry::{
+    Batch, Geometry, Record, YieldTimer, identify, seeds_in_order,
+};
+use crate::compare::plan::cell::Load;
+use crate::measure::consume::Consume;
+use crate::workload::Workload;
 
 #[derive(Debug)]
-pub(super) enum ReceiverCommand {
+pub(crate) enum ReceiverCommand {
     Begin { every_byte: bool, begun: oneshot::Sender<()> },
     End { ended: oneshot::Sender<Result<Record, ChannelError>> },
 }
 
 /// Receives tensors in the turns of a mode. The task ends when its command channel is closed.
-pub(super) async fn receive(mut sink: Sink, awaits: bool, mut commands: mpsc::Receiver<ReceiverCommand>) {
+pub(crate) async fn receive(mut sink: Sink, awaits: bool, mut commands: mpsc::Receiver<ReceiverCommand>) {
     while let Some(command) = commands.recv().await {
         // An end without a begin, or a second begin, gets no answer.
         let ReceiverCommand::Begin { every_byte, begun } = command else { continue };
@@ -76,5 +102,436 @@ async fn await_turn(sink: &mut Sink, commands: &mut mpsc::Receiver<ReceiverComma
             Some(ReceiverCommand::Begin { .. }) => {}
             None => return false,
         }
+    }
+}
+
+/// The receivers of all modes that place tensors. Clones share them.
+#[derive(Clone, Debug)]
+pub(crate) struct PlacementService {
+    device: RdmaDevice,
+    consume: Consume,
+    receivers: Arc<Mutex<HashMap<&'static str, Receiver>>>,
+}
+
+/// The task of a mode.
+#[derive(Debug)]
+struct Receiver {
+    commands: mpsc::Sender<ReceiverCommand>,
+    task: JoinHandle<()>,
+}
+
+impl PlacementService {
+    /// Makes a service whose tensors arrive at `device`.
+    pub(crate) fn new(device: RdmaDevice, consume: Consume) -> Self {
+        Self { device, consume, receivers: Arc::default() }
+    }
+
+    /// Returns the service as a tonic server.
+    pub(crate) fn server(self) -> PlacementServer<Self> {
+        PlacementServer::new(self)
+    }
+
+    /// Ends the mode's receiver, so that its names are free.
+    async fn give_up(receivers: &mut HashMap<&'static str, Receiver>, mode: Mode) {
+        if let Some(Receiver { commands, task }) = receivers.remove(mode.name()) {
+            drop(commands);
+            // The task's result does not matter, only its end.
+            let _ = task.await;
+        }
+    }
+
+    async fn command<T>(
+        &self,
+        mode: &str,
+        command: impl FnOnce(oneshot::Sender<T>) -> ReceiverCommand,
+    ) -> Result<T, Status> {
+        let commands = {
+            let receivers = self.receivers.lock().await;
+            receivers.get(mode).map(|receiver| receiver.commands.clone())
+        };
+        let commands = commands
+            .ok_or_else(|| Status::failed_precondition(format!("nothing is prepared for {mode:?}")))?;
+        let (answer, answered) = oneshot::channel();
+        let gone = || Status::aborted(format!("the receiver of {mode} is gone or in another turn"));
+        commands.send(command(answer)).await.map_err(|_| gone())?;
+        answered.await.map_err(|_| gone())
+    }
+}
+
+#[tonic::async_trait]
+impl Placement for PlacementService {
+    async fn prepare(&self, request: Request<PrepareRequest>) -> Result<Response<PrepareReply>, Status> {
+        let PrepareRequest { mode, load, seed, depth } = request.into_inner();
+        let mode = placing(&mode)?;
+        let load = wanted(load)?;
+        let mut receivers = self.receivers.lock().await;
+        Self::give_up(&mut receivers, mode).await;
+        let settings =
+            SinkSettings { name: mode.name(), load, seed, depth, reduces: mode.reduces(self.consume) };
+        let sink = Sink::new(&self.device, &settings).map_err(|error| refusal(&error))?;
+        let (commands, taken) = mpsc::channel(1);
+        let task = tokio::spawn(receive(sink, mode.awaits(), taken));
+        receivers.insert(mode.name(), Receiver { commands, task });
+        Ok(Response::new(PrepareReply {}))
+    }
+
+    async fn begin(&self, request: Request<BeginRequest>) -> Result<Response<BeginReply>, Status> {
+        let BeginRequest { mode, every_byte } = request.into_inner();
+        self.command(&mode, |begun| ReceiverCommand::Begin { every_byte, begun }).await?;
+        Ok(Response::new(BeginReply {}))
+    }
+
+    async fn end(&self, request: Request<EndRequest>) -> Result<Response<EndReply>, Status> {
+        let mode = request.into_inner().mode;
+        let record = self.command(&mode, |ended| ReceiverCommand::End { ended }).await?;
+        record.map(|record| Response::new(record.into())).map_err(|error| refusal(&error.into()))
+    }
+
+    async fn release(&self, request: Request<ReleaseRequest>) -> Result<Response<ReleaseReply>, Status> {
+        let mode = placing(&request.into_inner().mode)?;
+        Self::give_up(&mut *self.receivers.lock().await, mode).await;
+        Ok(Response::new(ReleaseReply {}))
+    }
+}
+
+/// Returns the mode of this name, if it places tensors.
+fn placing(name: &str) -> Result<Mode, Status> {
+    let mode = Mode::from_str(name, false).ok().filter(|mode| mode.carries_tensors());
+    mode.ok_or_else(|| Status::invalid_argument(format!("{name:?} is no mode that places tensors")))
+}
+
+fn wanted(load: Option<Wanted>) -> Result<Load, Status> {
+    match load {
+        Some(Wanted::Bytes(bytes @ 1..)) => Ok(Load::Size(bytes)),
+        Some(Wanted::Workload(name)) => Workload::from_name(&name)
+            .map(Load::Workload)
+            .ok_or_else(|| Status::invalid_argument(format!("unknown workload {name:?}"))),
+        Some(Wanted::Bytes(0)) | None => Err(Status::invalid_argument("nothing is to be placed")),
+    }
+}
+
+fn refusal(error: &CallError) -> Status {
+    match error {
+        CallError::Channel(ChannelError::Memory(_)) => Status::resource_exhausted(error.to_string()),
+        _ => Status::internal(error.to_string()),
+    }
+}
+
+/// The settings of a receiver.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SinkSettings<'a> {
+    /// Name of the places, such as the name of a mode.
+    pub(crate) name: &'a str,
+    pub(crate) load: Load,
+    /// Seed of the first operation's content.
+    pub(crate) seed: u64,
+    /// Number of operations that may be in flight at once.
+    pub(crate) depth: u32,
+    /// Whether the receiver consumes payloads.
+    pub(crate) reduces: bool,
+}
+
+/// Receives the tensors of a cell.
+#[derive(Debug)]
+pub(crate) struct Sink {
+    places: Places,
+    inspector: Inspector,
+    record: Record,
+    seed: u64,
+    pub(crate) yield_timer: YieldTimer,
+}
+
+#[derive(Debug)]
+enum Places {
+    Slots { slots: Vec<StaticReceiver>, operation: SlotOperation },
+    Batch(BatchSlot),
+}
+
+/// The operation whose tensors arrive in slots, one after the other.
+#[derive(Debug)]
+struct SlotOperation {
+    lengths: Arc<[u64]>,
+    /// Index of the slot of the next tensor. The two fields below have the findings in the operation so far.
+    next: usize,
+    identity: Option<u64>,
+    found: Option<Reduced>,
+    /// Seeds of the operation's buffers.
+    seeds: Vec<u64>,
+}
+
+/// The places of [`Geometry::Batch`].
+#[derive(Debug)]
+struct BatchSlot {
+    batch: Batch,
+    header: StaticReceiver,
+    region: ExportedRegion,
+    depth: u64,
+    taken: u64,
+}
+
+impl Sink {
+    /// Makes the places that `settings` ask for.
+    pub(crate) fn new(device: &RdmaDevice, settings: &SinkSettings<'_>) -> Result<Self, CallError> {
+        let SinkSettings { name, load, seed, depth, reduces } = *settings;
+        let receiver = |name: String, bytes: u64, depth| {
+            let spec = geometry::spec(bytes)?;
+            Ok(device.static_receiver(&name, &spec, depth)?)
+        };
+        let places = match Geometry::of(load, seed) {
+            Geometry::Slots(lengths) => {
+                let slots = lengths.iter().enumerate();
+                let slots = slots.map(|(index, bytes)| receiver(format!("{name} {index}"), *bytes, depth));
+                let slots = slots.collect::<Result<_, CallError>>()?;
+                Places::Slots { slots, operation: SlotOperation::new(lengths) }
+            }
+            Geometry::Batch(batch) => {
+                let bytes = usize::try_from(batch.room.saturating_mul(depth.into())).unwrap_or(usize::MAX);
+                let region =
+                    device.export(&format!("{name} region"), device.allocate(bytes)?, Rights::WRITE)?;
+                let header = receiver(format!("{name} header"), 8 * batch.words() as u64, depth)?;
+                Places::Batch(BatchSlot { batch, header, region, depth: depth.into(), taken: 0 })
+            }
+        };
+        let inspector = Inspector::new(reduces);
+        Ok(Self { places, inspector, record: Record::default(), seed, yield_timer: YieldTimer::new() })
+    }
+
+    /// Begins a turn.
+    pub(crate) fn begin(&mut self, every_byte: bool) {
+        self.inspector.every_byte = every_byte;
+        self.record = Record::default();
+        self.yield_timer = YieldTimer::new();
+    }
+
+    /// Returns the record of the turn.
+    pub(crate) fn record(&self) -> Record {
+        self.record
+    }
+
+    /// Takes the next tensor, if it has arrived.
+    pub(crate) fn poll(&mut self) -> Result<(), ChannelError> {
+        let Self { places, inspector, record, seed, yield_timer } = self;
+        let found = match places {
+            Places::Slots { slots, operation } => {
+                let arrived = slots[operation.next].try_recv()?;
+                arrived.map(|arrived| operation.take(arrived, *seed, inspector, record)).is_some()
+            }
+            Places::Batch(BatchSlot { batch, header, region, depth, taken }) => {
+                let start = (*taken % *depth) * batch.room;
+                let arrived = header.try_recv()?;
+                *taken += u64::from(arrived.is_some());
+                let check = |arrived| inspector.check_batch(batch, arrived, region.memory(), start, record);
+                arrived.map(check).is_some()
+            }
+        };
+        if found {
+            yield_timer.found(Instant::now())
+        } else {
+            yield_timer.missed()
+        }
+        Ok(())
+    }
+
+    /// Waits for all tensors of the next operation and takes them.
+    pub(crate) async fn recv_operation(&mut self) -> Result<(), ChannelError> {
+        let before = self.record.operations();
+        while self.record.operations() == before {
+            self.recv().await?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the next tensor and takes it. A dropped future loses nothing.
+    pub(crate) async fn recv(&mut self) -> Result<(), ChannelError> {
+        let Self { places, inspector, record, seed, .. } = self;
+        match places {
+            Places::Slots { slots, operation } => {
+                let arrived = slots[operation.next].recv().await?;
+                operation.take(arrived, *seed, inspector, record);
+            }
+            Places::Batch(BatchSlot { batch, header, region, depth, taken }) => {
+                let start = (*taken % *depth) * batch.room;
+                let arrived = header.recv().await?;
+                *taken += 1;
+                inspector.check_batch(batch, arrived, region.memory(), start, record);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl SlotOperation {
+    fn new(lengths: Arc<[u64]>) -> Self {
+        let seeds = vec![0; lengths.len()];
+        Self { lengths, next: 0, identity: None, found: None, seeds }
+    }
+
+    /// Checks the tensor that has arrived in the next slot, and releases the slot.
+    fn take(&mut self, arrived: Arrived<'_>, seed: u64, inspector: &mut Inspector, record: &mut Record) {
+        let Self { lengths, next, identity, found, seeds } = self;
+        if *next == 0 {
+            *identity = inspector.identify(&arrived, seed);
+            *found = None;
+            let first = identity.unwrap_or(seed);
+            seeds.iter_mut().zip(seeds_in_order(first, lengths)).for_each(|(to, seed)| *to = seed);
+        }
+        let (memory, range) = arrived.memory();
+        let reduced = inspector.check(memory, range, seeds[*next], *next as u64, record);
+        *found = both(*found, reduced);
+        drop(arrived);
+        *next += 1;
+        if *next == lengths.len() {
+            *next = 0;
+            record.add(*identity, *found);
+        }
+    }
+}
+
+/// Checks arrived tensors in place. The only copies are small enough to stay in the cache.
+#[derive(Debug)]
+pub(crate) struct Inspector {
+    pub(crate) every_byte: bool,
+    reduces: bool,
+    /// Number of buffers so far. The check derives the sampled offsets from it, so that they differ from buffer to
+    /// buffer.
+    draws: u64,
+    scratch: Box<Scratch>,
+}
+
+/// Memory for a buffer that is copied at once.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Scratch([u8; SCRATCH]);
+
+const SCRATCH: usize = 8 << 10;
+
+impl Inspector {
+    /// Makes an inspector, which also consumes if `reduces`.
+    pub(crate) fn new(reduces: bool) -> Self {
+        Self { every_byte: false, reduces, draws: 0, scratch: Box::new(Scratch([0; SCRATCH])) }
+    }
+
+    /// Returns the seed of the operation that begins with the arrived tensor.
+    pub(crate) fn identify(&self, arrived: &Arrived<'_>, seed: u64) -> Option<u64> {
+        let (memory, range) = arrived.memory();
+        let mut start = [0; 8];
+        let start = &mut start[..range.len().min(8)];
+        memory.copy_out(range.start, start).ok()?;
+        identify(seed, start)
+    }
+
+    /// Checks a buffer, and consumes it if the settings say so.
+    pub(crate) fn check(
+        &mut self,
+        memory: &SharedRegion,
+        range: Range<usize>,
+        seed: u64,
+        index: u64,
+        record: &mut Record,
+    ) -> Option<Reduced> {
+        self.draws += 1;
+        // Consuming a buffer reads all of it anyway.
+        let every_byte = self.every_byte || (!self.reduces && self.draws.is_multiple_of(SHARE));
+        let (wrong, reduced) = match range.len() {
+            0..=SCRATCH => self.check_copy(memory, range, seed, every_byte),
+            _ => self.check_pieces(memory, range, seed, every_byte),
+        };
+        if let Some(offset) = wrong {
+            record.wrong(index, offset);
+        }
+        reduced
+    }
+
+    fn check_copy(
+        &mut self,
+        memory: &SharedRegion,
+        range: Range<usize>,
+        seed: u64,
+        every_byte: bool,
+    ) -> (Option<u64>, Option<Reduced>) {
+        let bytes = &mut self.scratch.0[..range.len()];
+        // Stamps alone are read in place.
+        if !every_byte && !self.reduces {
+            return (self.stamps(memory, range, seed), None);
+        }
+        if memory.copy_out(range.start, bytes).is_err() {
+            return (Some(0), None);
+        }
+        let wrong = match every_byte {
+            true => check_all(seed, bytes),
+            false => check_stamps(seed, bytes, mix(self.draws)),
+        };
+        (wrong, self.reduces.then(|| reduce(bytes)))
+    }
+
+    fn check_pieces(
+        &self,
+        memory: &SharedRegion,
+        range: Range<usize>,
+        seed: u64,
+        every_byte: bool,
+    ) -> (Option<u64>, Option<Reduced>) {
+        let mut wrong = if every_byte { None } else { self.stamps(memory, range.clone(), seed) };
+        if !every_byte && !self.reduces {
+            return (wrong, None);
+        }
+        let (mut done, mut reduction) = (0, Reduction::new());
+        // All pieces but the last have whole words.
+        let read = memory.for_each_piece(range, |piece| {
+            if every_byte && wrong.is_none() {
+                wrong = check_all(seed.wrapping_add(done / 8), piece).map(|offset| done + offset);
+            }
+            if self.reduces {
+                reduction.take(piece);
+            }
+            done += piece.len() as u64;
+        });
+        if read.is_err() {
+            wrong = Some(0);
+        }
+        (wrong, self.reduces.then(|| reduction.end()))
+    }
+
+    fn stamps(&self, memory: &SharedRegion, range: Range<usize>, seed: u64) -> Option<u64> {
+        check_stamps_of(seed, range.len(), mix(self.draws), |start, word| {
+            // The word lies within the slot. Otherwise it stays zero, and the check fails, because no content has such
+            // a word.
+            let _ = memory.copy_out(range.start + start, word);
+        })
+    }
+
+    /// Checks all buffers of an operation that lie at `start`, and then releases the header.
+    pub(crate) fn check_batch(
+        &mut self,
+        batch: &Batch,
+        header: Arrived<'_>,
+        memory: &SharedRegion,
+        start: u64,
+        record: &mut Record,
+    ) {
+        let mut words = Vec::with_capacity(batch.words());
+        header.for_each_piece(|piece| {
+            words.extend(piece.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)));
+        });
+        let (Some(&first), Some(lengths)) = (words.first(), batch.lengths(&words)) else {
+            record.wrong(0, 0);
+            return record.add(None, None);
+        };
+        let mut found = None;
+        let buffers = batch.places(&lengths).zip(&*lengths).zip(batch.seeds(first, &lengths));
+        for (index, ((place, length), seed)) in (0..).zip(buffers) {
+            let begin = (start + place) as usize;
+            let reduced = self.check(memory, begin..begin + *length as usize, seed, index, record);
+            found = both(found, reduced);
+        }
+        drop(header);
+        record.add(Some(first), found);
+    }
+}
+
+pub(crate) fn both(one: Option<Reduced>, other: Option<Reduced>) -> Option<Reduced> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one.and(other)),
+        (one, other) => one.or(other),
     }
 }

@@ -1,37 +1,54 @@
 //! The sender of a cell's tensors: the memory that they are sent from, and the slots and regions that they are sent to.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
-use tonic_rdma::memory::Pool;
+use tokio::sync::Mutex;
+use tonic::transport::Channel as Grpc;
+use tonic_rdma_commands::Failure;
+use tonic_rdma_payload::content::{Content, VARIANTS, offset_of, variant_seed};
+use tonic_rdma_proto::placement::placement_client::PlacementClient;
+use tonic_rdma_proto::placement::prepare_request::Load as Wanted;
+use tonic_rdma_proto::placement::{BeginRequest, EndRequest, PrepareRequest, ReleaseRequest};
+use tonic_rdma_proto::transfer::Check;
 use tonic_rdma_tensor::{
     BlockCopy, Channel, ChannelError, MemRegion, Memcpy, RdmaDevice, RemoteRegion, StaticSender, Tensor,
     TransferError,
 };
 
-use super::geometry::{self, Batch, Geometry, header_name, identify, region_name, seeds_in_order, slot_name};
-use crate::compare::modes::call_error::CallError;
+use crate::compare::modes::CallError;
 use crate::compare::modes::mode::Mode;
-use crate::compare::operations::layout::Layout;
-use crate::compare::operations::{Operation, Operations};
-use tonic_rdma_payload::content::{VARIANTS, offset_of, variant_seed};
+use crate::compare::modes::placement::geometry;
+use crate::compare::modes::placement::geometry::Record;
+use crate::compare::modes::placement::geometry::YieldTimer;
+use crate::compare::modes::placement::geometry::{Batch, Geometry, MAX_DEPTH, identify, seeds_in_order};
+use crate::compare::operations::Layout;
+use crate::compare::operations::{Done, Position};
+use crate::compare::operations::{Operation, Operations, registered_copy};
+use crate::compare::plan::cell::Load;
+use crate::measure::transport::{Rdma, RdmaConnection};
 
 /// Sends the operations of a cell.
 #[derive(Debug)]
-pub(super) struct TensorSender {
-    pub(super) to: Target,
+pub(crate) struct TensorSender {
+    to: Target,
     /// Seed of the first operation's content.
-    pub(super) seed: u64,
+    seed: u64,
+    /// Whether tensors of slots are sent from registered memory, if they lie there.
+    pub(crate) in_place: bool,
 }
 
 #[derive(Debug)]
-pub(super) enum Target {
+enum Target {
     Slots { slots: Vec<StaticSender>, from: TensorSource },
     Batch(Box<BatchSender>),
 }
 
 /// The memory that tensors of slots are sent from.
 #[derive(Debug)]
-pub(super) enum TensorSource {
+enum TensorSource {
     /// Registered memory: a tensor for each variant of the content and each slot.
     Registered(Vec<Vec<Tensor>>),
     /// A region for each variant, for a single slot. A region is absent while an operation uses it.
@@ -42,9 +59,9 @@ pub(super) enum TensorSource {
 
 /// Sends operations as [`Geometry::Batch`] describes.
 #[derive(Debug)]
-pub(super) struct BatchSender {
+struct BatchSender {
     batch: Batch,
-    pub(super) header: StaticSender,
+    header: StaticSender,
     remote: RemoteRegion,
     channel: Channel,
     /// Registered memory that the buffers are sent from. It is absent while a batch is in flight from it.
@@ -57,10 +74,11 @@ pub(super) struct BatchSender {
 }
 
 impl TensorSender {
-    /// Attaches to the places that the server has made for `operations`, and fills registered memory if the mode copies
-    /// nothing.
-    pub(super) async fn new(
+    /// Attaches to the places called `name` that the peer has made for `operations`, and fills registered memory if the
+    /// mode copies nothing.
+    pub(crate) async fn new(
         mode: Mode,
+        name: &str,
         (device, channel): (&RdmaDevice, &Channel),
         operations: &Operations,
         depth: u32,
@@ -73,19 +91,24 @@ impl TensorSender {
                     [length] if mode.awaits() => {
                         TensorSource::Regions(regions(device, content.all(), seed, *length)?)
                     }
-                    _ if zero_copy => TensorSource::Registered(tensors(content.all(), seed, &lengths)?),
+                    _ if zero_copy && operations.is_registered() => {
+                        TensorSource::Registered(tensors(content, &lengths)?)
+                    }
+                    _ if zero_copy => {
+                        TensorSource::Registered(tensors(&registered_copy(content)?, &lengths)?)
+                    }
                     _ => TensorSource::Anywhere,
                 };
                 let mut slots = Vec::with_capacity(lengths.len());
                 for (index, length) in lengths.iter().enumerate() {
-                    slots.push(channel.static_sender(&slot_name(mode, index), &spec(*length)?).await?);
+                    slots.push(channel.static_sender(&format!("{name} {index}"), &spec(*length)?).await?);
                 }
                 Target::Slots { slots, from }
             }
             Geometry::Batch(batch) => {
-                let remote = channel.region(&region_name(mode)).await?;
+                let remote = channel.region(&format!("{name} region")).await?;
                 let words = 8 * batch.words() as u64;
-                let header = channel.static_sender(&header_name(mode), &spec(words)?).await?;
+                let header = channel.static_sender(&format!("{name} header"), &spec(words)?).await?;
                 let bytes = if zero_copy { content.all().len() } else { length(batch.room)? };
                 let mut region = device.allocate(bytes)?;
                 if zero_copy {
@@ -104,11 +127,11 @@ impl TensorSender {
                 }))
             }
         };
-        Ok(Self { to, seed })
+        Ok(Self { to, seed, in_place: zero_copy })
     }
 
     /// Returns the identity that the receiver will find for `operation`.
-    pub(super) fn identity(&self, operation: &Operation) -> Option<u64> {
+    pub(crate) fn identity(&self, operation: &Operation) -> Option<u64> {
         let (seed, buffer) = operation.buffers().next()?;
         match &self.to {
             Target::Slots { .. } => identify(self.seed, &buffer[..buffer.len().min(8)]),
@@ -117,7 +140,7 @@ impl TensorSender {
     }
 
     /// Returns whether the next operation can be started.
-    pub(super) fn is_ready(&mut self) -> Result<bool, CallError> {
+    pub(crate) fn is_ready(&mut self) -> Result<bool, CallError> {
         match &mut self.to {
             Target::Slots { slots, .. } => {
                 for slot in slots {
@@ -132,9 +155,9 @@ impl TensorSender {
     }
 
     /// Starts an operation. The sender must be ready.
-    pub(super) fn start(&mut self, operation: &Operation) -> Result<(), CallError> {
+    pub(crate) fn start(&mut self, operation: &Operation) -> Result<(), CallError> {
         match &mut self.to {
-            Target::Slots { slots, from: TensorSource::Registered(tensors) } => {
+            Target::Slots { slots, from: TensorSource::Registered(tensors) } if self.in_place => {
                 let variant = variant_of(self.seed, operation);
                 for (slot, tensor) in slots.iter_mut().zip(&tensors[variant]) {
                     slot.start(tensor)?;
@@ -142,7 +165,7 @@ impl TensorSender {
                 Ok(())
             }
             // A sender that polls has no regions, because only a future gives them back.
-            Target::Slots { slots, from: TensorSource::Anywhere | TensorSource::Regions(_) } => {
+            Target::Slots { slots, .. } => {
                 for (slot, (_, buffer)) in slots.iter_mut().zip(operation.buffers()) {
                     slot.start_bytes(buffer)?;
                 }
@@ -153,7 +176,7 @@ impl TensorSender {
     }
 
     /// Returns the number of operations that were started and not yet released by the receiver.
-    pub(super) fn pending(&mut self) -> Result<u64, CallError> {
+    pub(crate) fn pending(&mut self) -> Result<u64, CallError> {
         match &mut self.to {
             // Tensors are sent and released in the order of the slots.
             Target::Slots { slots, .. } => Ok(slots.last_mut().map_or(Ok(0), StaticSender::pending)?),
@@ -165,7 +188,7 @@ impl TensorSender {
     }
 
     /// Waits until a buffer is free for the next operation.
-    pub(super) async fn ready(&mut self) -> Result<(), CallError> {
+    pub(crate) async fn ready(&mut self) -> Result<(), CallError> {
         match &mut self.to {
             Target::Slots { slots, .. } => {
                 for slot in slots {
@@ -178,7 +201,7 @@ impl TensorSender {
     }
 
     /// Sends an operation once a buffer is free, and waits until its payload has arrived.
-    pub(super) async fn send(&mut self, operation: &Operation) -> Result<(), CallError> {
+    pub(crate) async fn send(&mut self, operation: &Operation) -> Result<(), CallError> {
         let variant = variant_of(self.seed, operation);
         match &mut self.to {
             Target::Slots { slots, from: TensorSource::Regions(regions) } => {
@@ -188,13 +211,13 @@ impl TensorSender {
                 };
                 Ok(keep(place, slot.send_region(region).await)?)
             }
-            Target::Slots { slots, from: TensorSource::Registered(tensors) } => {
+            Target::Slots { slots, from: TensorSource::Registered(tensors) } if self.in_place => {
                 for (slot, tensor) in slots.iter_mut().zip(&tensors[variant]) {
                     slot.send(tensor).await?;
                 }
                 Ok(())
             }
-            Target::Slots { slots, from: TensorSource::Anywhere } => {
+            Target::Slots { slots, .. } => {
                 for (slot, (_, buffer)) in slots.iter_mut().zip(operation.buffers()) {
                     slot.send_bytes(buffer).await?;
                 }
@@ -208,7 +231,7 @@ impl TensorSender {
     }
 
     /// Waits until the receiver has released everything that was sent.
-    pub(super) async fn flush(&mut self) -> Result<(), CallError> {
+    pub(crate) async fn flush(&mut self) -> Result<(), CallError> {
         match &mut self.to {
             // Tensors are released in the order of the slots.
             Target::Slots { slots, .. } => match slots.last_mut() {
@@ -261,7 +284,7 @@ impl BatchSender {
     }
 
     /// Sends an operation's blocks and its header, and waits until the blocks have arrived.
-    pub(super) async fn send(&mut self, operation: &Operation, origin: u64) -> Result<(), CallError> {
+    async fn send(&mut self, operation: &Operation, origin: u64) -> Result<(), CallError> {
         let (moving, header) = self.start_blocks(operation, origin)?;
         self.header.start_bytes(&header)?;
         Ok(keep(&mut self.region, moving.await)?)
@@ -291,7 +314,7 @@ fn blocks(
 }
 
 /// Returns the number of the variant that `operation` carries. `seed` is the seed of the first variant.
-pub(super) fn variant_of(seed: u64, operation: &Operation) -> usize {
+fn variant_of(seed: u64, operation: &Operation) -> usize {
     let first = operation.buffers().next().map_or(seed, |(seed, _)| seed);
     (0..VARIANTS).find(|it| variant_seed(seed, *it) == first).unwrap_or(0)
 }
@@ -313,21 +336,15 @@ fn regions(
     (0..VARIANTS).map(region).collect()
 }
 
-/// Makes tensors in a registered copy of `content`: one of each length, for each variant.
-fn tensors(content: &[u8], seed: u64, lengths: &Arc<[u64]>) -> Result<Vec<Vec<Tensor>>, CallError> {
-    let bytes = content.len() as u64;
-    // The pool rounds sizes up.
-    let pool = Pool::for_sending(bytes.saturating_mul(2).saturating_add(4 << 20));
-    let mut buffer = pool.allocate(content.len()).map_err(|_| CallError::Memory(bytes))?;
-    buffer.copy_from_slice(content);
-    let whole = Tensor::from_buffer(spec(bytes)?, buffer)?;
-    let tensor = |(seed_of_tensor, length): (u64, &u64)| {
-        let start = offset_of(seed_of_tensor, seed);
-        Ok(whole.slice(start..start + length)?)
+/// Makes tensors of registered `content`: one of each length, for each variant.
+fn tensors(content: &Content, lengths: &[u64]) -> Result<Vec<Vec<Tensor>>, CallError> {
+    let tensor = |(seed, bytes): (u64, &u64)| {
+        let buffer = content.buffer(seed, length(*bytes)?).ok_or(CallError::Unprepared)?;
+        Ok(Tensor::from_bytes(spec(*bytes)?, buffer)?)
     };
     let variant = |variant| {
-        let first = variant_seed(seed, variant);
-        seeds_in_order(first, lengths).zip(&**lengths).map(tensor).collect()
+        let first = variant_seed(content.seed(), variant);
+        seeds_in_order(first, lengths).zip(lengths).map(tensor).collect()
     };
     (0..VARIANTS).map(variant).collect()
 }
@@ -338,4 +355,301 @@ fn spec(bytes: u64) -> Result<tonic_rdma_tensor::TensorSpec, CallError> {
 
 fn length(bytes: u64) -> Result<usize, CallError> {
     usize::try_from(bytes).map_err(|_| CallError::Memory(bytes))
+}
+
+/// A channel in one of the modes. Clones share it, and one clone at a time sends.
+#[derive(Clone, Debug)]
+pub(crate) struct PlacementCaller {
+    mode: Mode,
+    control: PlacementClient<Grpc>,
+    device: RdmaDevice,
+    channel: Channel,
+    /// Whether the receiver consumes payloads.
+    reduces: bool,
+    state: Arc<Mutex<SendState>>,
+}
+
+/// The state of the sending: one task at a time holds it.
+#[derive(Debug, Default)]
+struct SendState {
+    sender: Option<TensorSender>,
+    record: Record,
+    /// Whether an operation failed. The records can't be compared then.
+    failed: bool,
+}
+
+impl PlacementCaller {
+    /// Opens a channel to the device that listens on `endpoint`. `control` must lead to the same process.
+    pub(crate) async fn connect(
+        mode: Mode,
+        control: Grpc,
+        endpoint: &str,
+        rdma: &Rdma,
+        reduces: bool,
+    ) -> Result<(Self, RdmaConnection), Failure> {
+        let failed = |error| Failure::run(format!("can't connect in mode {mode}")).because(error);
+        let device = rdma.tensor_device().without_listener().map_err(failed)?;
+        let channel = device.channel(endpoint, 0).await.map_err(failed)?;
+        let (provider, name) = channel.device();
+        let reason = format!("tensors over {name}, arrivals by {:?}", channel.notification());
+        let verdict = RdmaConnection { provider: provider.to_owned(), reason };
+        let control = PlacementClient::new(control);
+        Ok((Self { mode, control, device, channel, reduces, state: Arc::default() }, verdict))
+    }
+
+    /// Makes places for `operations` at both ends, up to `inflight` of them at once.
+    pub(crate) async fn prepare(
+        &mut self,
+        operations: &Operations,
+        inflight: usize,
+    ) -> Result<(), CallError> {
+        let load = match operations.load() {
+            Load::Size(bytes) => Wanted::Bytes(bytes),
+            Load::Workload(workload) => Wanted::Workload(workload.name().to_owned()),
+        };
+        let depth = inflight.clamp(1, MAX_DEPTH) as u32;
+        let (mode, seed) = (self.mode.name().to_owned(), operations.content().seed());
+        self.control.prepare(PrepareRequest { mode, seed, depth, load: Some(load) }).await?;
+        let sender = {
+            let channel = (&self.device, &self.channel);
+            TensorSender::new(self.mode, self.mode.name(), channel, operations, depth).await?
+        };
+        *self.state.lock().await = SendState { sender: Some(sender), ..SendState::default() };
+        Ok(())
+    }
+
+    /// Begins a turn: from now on the receiver looks for tensors.
+    pub(crate) async fn begin(&mut self, check: Check) -> Result<(), CallError> {
+        let mut state = self.state.lock().await;
+        (state.record, state.failed) = (Record::default(), false);
+        let (mode, every_byte) = (self.mode.name().to_owned(), check == Check::All);
+        self.control.begin(BeginRequest { mode, every_byte }).await?;
+        Ok(())
+    }
+
+    /// Ends the turn, and compares the operations that arrived with those that were sent.
+    pub(crate) async fn end(&mut self) -> Result<(), CallError> {
+        let mode = self.mode.name().to_owned();
+        let arrived = Record::from(self.control.end(EndRequest { mode }).await?.into_inner());
+        let state = self.state.lock().await;
+        match arrived.mismatch() {
+            Some((buffer, offset)) => Err(CallError::BufferContent { buffer, offset }),
+            None if state.failed => Ok(()),
+            None => Ok(state.record.compare(&arrived)?),
+        }
+    }
+
+    /// Sends `operation`. Returns the time until the receiver released it.
+    pub(crate) async fn run(&mut self, operation: &Operation) -> Result<Duration, CallError> {
+        let mut state = self.state.lock().await;
+        state.failed = true;
+        let start = Instant::now();
+        let (sender, record) = state.parts()?;
+        if self.mode.awaits() {
+            sender.send(operation).await?;
+            record.add(sender.identity(operation), operation.reduced().filter(|_| self.reduces));
+            sender.flush().await?;
+            let elapsed = start.elapsed();
+            state.failed = false;
+            return Ok(elapsed);
+        }
+        let mut yield_timer = YieldTimer::new();
+        let mut started = false;
+        loop {
+            if !started && sender.is_ready()? {
+                sender.start(operation)?;
+                record.add(sender.identity(operation), operation.reduced().filter(|_| self.reduces));
+                started = true;
+            }
+            if started && sender.pending()? == 0 {
+                break;
+            }
+            yield_timer.missed();
+            if yield_timer.is_due() {
+                yield_timer.yield_now().await;
+            }
+        }
+        let elapsed = start.elapsed();
+        state.failed = false;
+        Ok(elapsed)
+    }
+
+    /// Keeps `callers` operations in flight until `end`, like that number of callers in other modes. An error ends the
+    /// sending.
+    pub(crate) async fn keep_sending(
+        self,
+        operations: Operations,
+        position: Position,
+        callers: usize,
+        end: Instant,
+    ) -> (Vec<Done>, Option<CallError>) {
+        let mut state = self.state.lock().await;
+        state.failed = true;
+        let mut stream = OperationStream::new(operations, position, callers, end, self.reduces);
+        let error = match state.parts() {
+            Ok((sender, record)) if self.mode.awaits() => {
+                stream.run_awaiting(sender, record, callers).await.err()
+            }
+            Ok((sender, record)) => stream.run(sender, record).await.err(),
+            Err(error) => Some(error),
+        };
+        state.failed = error.is_some();
+        (stream.done, error)
+    }
+
+    /// Returns whether the mode waits for operations by futures.
+    pub(crate) const fn awaits(&self) -> bool {
+        self.mode.awaits()
+    }
+
+    /// Releases the places of both ends.
+    pub(crate) async fn release(&mut self) {
+        *self.state.lock().await = SendState::default();
+        let mode = self.mode.name().to_owned();
+        // The request fails only if the server has ended. Its places are free then.
+        let _ = self.control.release(ReleaseRequest { mode }).await;
+    }
+}
+
+impl SendState {
+    fn parts(&mut self) -> Result<(&mut TensorSender, &mut Record), CallError> {
+        let sender = self.sender.as_mut().ok_or(CallError::Unprepared)?;
+        Ok((sender, &mut self.record))
+    }
+}
+
+/// A stream of operations, several in flight at once.
+pub(crate) struct OperationStream {
+    operations: Operations,
+    position: Position,
+    end: Instant,
+    reduces: bool,
+    /// Start times of the operations that wait to be sent: the start of the stream, or the end of the caller's last
+    /// operation.
+    waiting: VecDeque<Instant>,
+    /// Operations in flight, in the order in which they end: start time, bytes and messages.
+    under_way: VecDeque<(Instant, u64, u64)>,
+    pub(crate) done: Vec<Done>,
+}
+
+impl OperationStream {
+    pub(crate) fn new(
+        operations: Operations,
+        position: Position,
+        callers: usize,
+        end: Instant,
+        reduces: bool,
+    ) -> Self {
+        let waiting = std::iter::repeat_n(Instant::now(), callers).collect();
+        let (under_way, done) = (VecDeque::with_capacity(callers), Vec::with_capacity(1 << 12));
+        Self { operations, position, end, reduces, waiting, under_way, done }
+    }
+
+    pub(crate) async fn run(
+        &mut self,
+        sender: &mut TensorSender,
+        record: &mut Record,
+    ) -> Result<(), CallError> {
+        let mut yield_timer = YieldTimer::new();
+        while !self.waiting.is_empty() || !self.under_way.is_empty() {
+            while !self.waiting.is_empty() && sender.is_ready()? {
+                self.start(sender, record)?;
+            }
+            let pending = sender.pending()? as usize;
+            if pending < self.under_way.len() {
+                let now = Instant::now();
+                self.finish(pending, now);
+                yield_timer.found(now);
+            } else {
+                yield_timer.missed();
+            }
+            if yield_timer.is_due() {
+                yield_timer.yield_now().await;
+            }
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, sender: &mut TensorSender, record: &mut Record) -> Result<(), CallError> {
+        let operation = self.take();
+        sender.start(&operation)?;
+        self.started(sender, record, &operation);
+        Ok(())
+    }
+
+    /// Returns the operation to start next.
+    fn take(&self) -> Operation {
+        self.operations.take(self.position.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Notes that `operation` was started.
+    fn started(&mut self, sender: &TensorSender, record: &mut Record, operation: &Operation) {
+        record.add(sender.identity(operation), operation.reduced().filter(|_| self.reduces));
+        if let Some(begun) = self.waiting.pop_front() {
+            self.under_way.push_back((begun, operation.bytes(), operation.messages()));
+        }
+    }
+
+    /// Notes that all but the last `pending` operations have ended.
+    fn finish(&mut self, pending: usize, now: Instant) {
+        let ended = self.under_way.len() - pending;
+        for (begun, bytes, messages) in self.under_way.drain(..ended) {
+            self.done.push((now - begun, bytes, messages));
+            // The caller of the operation begins its next one.
+            if now < self.end {
+                self.waiting.push_back(now);
+            }
+        }
+    }
+
+    /// Sends like [`run`](Self::run), but without polling. With one operation at a time, the stream waits for the
+    /// release of each operation. With several, an operation that finds no free buffer waits for the release of the
+    /// oldest one.
+    pub(crate) async fn run_awaiting(
+        &mut self,
+        sender: &mut TensorSender,
+        record: &mut Record,
+        callers: usize,
+    ) -> Result<(), CallError> {
+        let depth = callers.clamp(1, MAX_DEPTH);
+        loop {
+            while !self.waiting.is_empty() {
+                if self.under_way.len() >= depth {
+                    self.wait(sender).await?;
+                }
+                let operation = self.take();
+                sender.send(&operation).await?;
+                self.started(sender, record, &operation);
+                self.count_ended(sender)?;
+            }
+            if self.under_way.is_empty() {
+                return Ok(());
+            }
+            self.wait(sender).await?;
+        }
+    }
+
+    /// Waits until an operation has ended (the oldest operation if the slot is full). Counts all operations that have
+    /// ended.
+    async fn wait(&mut self, sender: &mut TensorSender) -> Result<(), CallError> {
+        let under_way = self.under_way.len();
+        self.count_ended(sender)?;
+        if self.under_way.len() < under_way {
+            return Ok(());
+        }
+        if under_way > 1 && !sender.is_ready()? {
+            sender.ready().await?;
+        } else {
+            sender.flush().await?;
+        }
+        self.count_ended(sender)
+    }
+
+    fn count_ended(&mut self, sender: &mut TensorSender) -> Result<(), CallError> {
+        let pending = sender.pending()? as usize;
+        if pending < self.under_way.len() {
+            self.finish(pending, Instant::now());
+        }
+        Ok(())
+    }
 }

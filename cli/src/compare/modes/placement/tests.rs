@@ -11,18 +11,18 @@ use tonic_rdma_proto::placement::prepare_request::Load as Wanted;
 use tonic_rdma_proto::placement::{BeginRequest, EndRequest, PrepareRequest};
 use tonic_rdma_proto::transfer::Check;
 
-use super::record::Discrepancy;
-use crate::compare::modes::call_error::CallError;
-use crate::compare::modes::grpc::connect;
+use crate::compare::modes::CallError;
+use crate::compare::modes::grpc::client;
 use crate::compare::modes::mode::Mode;
+use crate::compare::modes::placement::geometry::Discrepancy;
 use crate::compare::modes::placement::{PlacementCaller, PlacementService};
-use crate::compare::operations::sequence::Position;
+use crate::compare::operations::Position;
 use crate::compare::operations::{Operation, Operations, Put};
 use crate::compare::plan::cell::Load;
 use crate::measure::consume::Consume;
-use crate::measure::transport::http2::Http2;
-use crate::measure::transport::listener::tcp_listener;
-use crate::measure::transport::rdma::Rdma;
+use crate::measure::http2::Http2;
+use crate::measure::transport::Rdma;
+use crate::measure::transport::tcp_listener;
 use crate::workload::{Mix, Model, Workload};
 use tonic_rdma_payload::reduce::Reduced;
 
@@ -35,7 +35,7 @@ async fn serve() -> (Rdma, tonic::transport::Channel, String) {
     let address = incoming.local_addr().unwrap();
     let service = PlacementService::new(device, Consume::Auto).server();
     tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
-    (rdma, connect::tcp(address, Http2::Default).await.unwrap(), endpoint)
+    (rdma, client::tcp(address, Http2::Default).await.unwrap(), endpoint)
 }
 
 async fn caller(mode: Mode) -> PlacementCaller {

@@ -1,0 +1,341 @@
+//! `--connections`: the cost of calls as connections grow, and what each connection occupies.
+//!
+//! One mode at a time has connections, because others would occupy memory too. Each number of connections has two turns:
+//! one connection is busy and the others are idle, then all of them are busy.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use indicatif::ProgressBar;
+use tokio::task::JoinSet;
+use tonic_rdma_commands::Failure;
+use tonic_rdma_proto::transfer::Check;
+
+use crate::compare::modes::CallError;
+use crate::compare::modes::Caller;
+use crate::compare::modes::grpc::client;
+use crate::compare::modes::grpc::client::GrpcCaller;
+use crate::compare::modes::mode::Mode;
+use crate::compare::operations::Operations;
+use crate::compare::operations::Position;
+use crate::compare::options::CompareOptions;
+use crate::compare::plan::Plan;
+use crate::compare::plan::cell::Cell;
+use crate::compare::results::row::{Checks, Connections, Row};
+use crate::compare::server::Addresses;
+use crate::compare::turns::meter;
+use crate::compare::turns::meter::{cpu_time, seed};
+use crate::compare::turns::participant::Tally;
+use crate::compare::turns::participant::TurnOutcome;
+use crate::compare::turns::participant::{PATIENCE, patience};
+use crate::measure::transport::{Rdma, RdmaConnection};
+
+/// Time after the last call until memory is measured, so that both ends have handled the last messages.
+const SETTLE: Duration = Duration::from_millis(50);
+
+/// Measures mode after mode.
+#[derive(Debug)]
+pub(crate) struct ConnectionMeter<'a> {
+    pub(crate) plan: &'a Plan,
+    pub(crate) options: &'a CompareOptions,
+    pub(crate) rdma: Option<&'a Rdma>,
+    pub(crate) addresses: &'a Addresses,
+    /// The server process.
+    pub(crate) server: u32,
+    /// A separate connection for requests of the server's CPU time.
+    pub(crate) control: GrpcCaller,
+    pub(crate) progress: ProgressBar,
+    pub(crate) checks: Checks,
+    /// The RDMA connection of the first mode that has one.
+    pub(crate) verdict: Option<RdmaConnection>,
+}
+
+impl ConnectionMeter<'_> {
+    /// Measures all numbers of connections in all modes and cells. Rows to compare follow one another.
+    pub(crate) async fn run(&mut self) -> Result<Vec<Row>, Failure> {
+        let plan = self.plan;
+        let mut rows = Vec::new();
+        for cell in &plan.cells {
+            let mut of_cell = Vec::new();
+            for mode in &plan.modes {
+                of_cell.extend(self.mode(*mode, *cell).await?);
+            }
+            // A stable sort, so that modes stay in the order of the table.
+            of_cell.sort_by_key(|row: &Row| row.connections.map(|of| (of.connections, of.busy)));
+            rows.extend(of_cell);
+        }
+        Ok(rows)
+    }
+
+    /// Measures all numbers of connections in one mode. Errors end the mode, and its last row has them.
+    async fn mode(&mut self, mode: Mode, cell: Cell) -> Result<Vec<Row>, Failure> {
+        let consumed = mode.reduces(self.options.consume);
+        let operations = Operations::new(cell.load, seed(cell), consumed)?;
+        // The connections of the last mode end.
+        tokio::time::sleep(SETTLE).await;
+        let empty = Footprint::measure(self.server)?;
+        let mut crowd = Crowd { mode, cell, operations: &operations, callers: Vec::new() };
+        let mut rows = Vec::new();
+        // What both processes take after the calls of one connection: the others are compared with it.
+        let mut first = None;
+        for count in self.plan.connections.iter().copied() {
+            self.progress.set_message(format!("{count} connections  {mode}"));
+            let mut tally = Tally::new()?;
+            if let Err(error) = self.grow(&mut crowd, count).await {
+                self.checks.mismatches += u64::from(error.is_mismatch());
+                let reached = crowd.callers.len();
+                tally.error(1, format!("connection {} of {count}: {error}", reached + 1));
+                let row = tally.row(mode, cell, self.plan.direction);
+                rows.push(with_connections(row, count, count, None));
+                return Ok(rows);
+            }
+            if let Some(first) = first {
+                tokio::time::sleep(SETTLE).await;
+                let each = Footprint::measure(self.server)?.each(first, count - 1);
+                let row = self.turn(&crowd, 1).await?;
+                rows.push(with_connections(row, count, 1, Some(each)));
+            }
+            let row = self.turn(&crowd, count).await?;
+            tokio::time::sleep(SETTLE).await;
+            let now = Footprint::measure(self.server)?;
+            let each = match first {
+                Some(first) => now.each(first, count - 1),
+                None => now.each(empty, count),
+            };
+            first = first.or(Some(now));
+            let failed = row.errors > 0;
+            rows.push(with_connections(row, count, count, Some(each)));
+            if failed {
+                return Ok(rows);
+            }
+        }
+        Ok(rows)
+    }
+
+    /// Connects until there are `count` connections. Each makes one call, and its receiver checks every byte.
+    async fn grow(&mut self, crowd: &mut Crowd<'_>, count: usize) -> Result<(), CallError> {
+        while crowd.callers.len() < count {
+            let verdict = crowd.connect(self.addresses, self.options, self.rdma).await?;
+            self.verdict = self.verdict.take().or(verdict);
+            self.checks.every_byte += 1;
+        }
+        Ok(())
+    }
+
+    /// Makes a turn on the first `busy` connections, and returns its figures.
+    async fn turn(&mut self, crowd: &Crowd<'_>, busy: usize) -> Result<Row, Failure> {
+        let mut tally = Tally::new()?;
+        // The calls of the warm-up do not count. The turn afterwards shows any error.
+        crowd.turn(busy, self.plan.duration / 10).await;
+        let cpu = cpu_time(&mut self.control).await?;
+        let (turn, wall) = crowd.turn(busy, self.plan.duration).await;
+        let cpu = cpu_time(&mut self.control).await?.saturating_sub(cpu);
+        self.checks.stamps += turn.messages + turn.errors;
+        self.checks.mismatches += turn.mismatches;
+        let failed = turn.errors > 0;
+        tally.add(turn, wall, cpu);
+        if !failed {
+            match crowd.end().await {
+                Ok(messages) => self.checks.every_byte += messages,
+                Err(error) => {
+                    self.checks.mismatches += u64::from(error.is_mismatch());
+                    tally.error(1, error.to_string());
+                }
+            }
+        }
+        self.progress.inc(1);
+        Ok(tally.row(crowd.mode, crowd.cell, self.plan.direction))
+    }
+}
+
+/// Returns `row`, measured with `busy` of `connections` connections, each of which takes `each`.
+fn with_connections(row: Row, connections: usize, busy: usize, each: Option<Footprint>) -> Row {
+    let memory_bytes_each = each.map(|each| each.memory);
+    let descriptors_each = each.map(|each| each.descriptors);
+    Row { connections: Some(Connections { connections, busy, memory_bytes_each, descriptors_each }), ..row }
+}
+
+/// The connections of one mode in one cell.
+#[derive(Debug)]
+struct Crowd<'a> {
+    /// A gRPC mode.
+    mode: Mode,
+    cell: Cell,
+    operations: &'a Operations,
+    callers: Vec<GrpcCaller>,
+}
+
+impl Crowd<'_> {
+    /// Adds a connection, and makes a call on it. The receiver checks every byte.
+    async fn connect(
+        &mut self,
+        addresses: &Addresses,
+        options: &CompareOptions,
+        rdma: Option<&Rdma>,
+    ) -> Result<Option<RdmaConnection>, CallError> {
+        let connecting = client::connect(self.mode, addresses, options.http2, rdma);
+        let (channel, verdict) = answered(PATIENCE, connecting).await??;
+        let caller = GrpcCaller::new(channel, self.mode, options.encode);
+        let mut caller = caller.reducing(self.mode.reduces(options.consume)).towards(options.direction);
+        match self.callers.first() {
+            Some(first) => caller.prepare_like(first),
+            None => caller.prepare(self.operations)?,
+        }
+        let operation = self.operations.take(self.callers.len());
+        answered(patience(self.cell, 1), caller.run(&operation, Check::All, 1)).await??;
+        self.callers.push(caller);
+        Ok(verdict)
+    }
+
+    /// Keeps the cell's number of calls in flight on each of the first `busy` connections until `length` is over.
+    /// Returns the outcome, and the time that it took.
+    async fn turn(&self, busy: usize, length: Duration) -> (TurnOutcome, Duration) {
+        let position = Position::default();
+        let concurrency = self.cell.concurrency();
+        let start = Instant::now();
+        let mut all = TurnOutcome::default();
+        let patience = length + patience(self.cell, concurrency.0 * busy);
+        if let [caller] = &self.callers[..busy] {
+            // A single caller may stay in the future that `block_on` was given.
+            let caller = Caller::Grpc(caller.clone());
+            all = connection_turn(caller, self.operations, &position, concurrency, (length, patience)).await;
+            return (all, start.elapsed());
+        }
+        let mut turns = JoinSet::new();
+        for caller in &self.callers[..busy] {
+            let (caller, position) = (Caller::Grpc(caller.clone()), position.clone());
+            let operations = self.operations.clone();
+            turns.spawn(async move {
+                connection_turn(caller, &operations, &position, concurrency, (length, patience)).await
+            });
+        }
+        while let Some(ended) = turns.join_next().await {
+            match ended {
+                Ok(turn) => all.merge(turn),
+                Err(crash) => all.error(1, crash.to_string()),
+            }
+        }
+        (all, start.elapsed())
+    }
+
+    /// Ends a turn on all connections. Returns the number of messages whose every byte was checked now.
+    async fn end(&self) -> Result<u64, CallError> {
+        let mut checked = 0;
+        for caller in &self.callers {
+            checked += answered(PATIENCE, caller.clone().end()).await??;
+        }
+        Ok(checked)
+    }
+}
+
+/// Makes the calls of one connection. Calls without an answer after `patience` count as errors.
+async fn connection_turn(
+    caller: Caller,
+    operations: &Operations,
+    position: &Position,
+    concurrency: (usize, usize),
+    (length, patience): (Duration, Duration),
+) -> TurnOutcome {
+    let (mut turn, mut missing) = (TurnOutcome::default(), 0);
+    let run = meter::run(&caller, operations, position, concurrency, length, &mut turn, &mut missing);
+    if tokio::time::timeout(patience, run).await.is_err() {
+        turn.error(missing, CallError::NoAnswer(patience).to_string());
+    }
+    turn
+}
+
+/// Returns the result of `work` if it comes within `patience`.
+async fn answered<T>(patience: Duration, work: impl Future<Output = T>) -> Result<T, CallError> {
+    tokio::time::timeout(patience, work).await.map_err(|_| CallError::NoAnswer(patience))
+}
+
+/// Memory and descriptors of both processes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Footprint {
+    /// Resident memory. A page that both processes map counts once.
+    memory: u64,
+    descriptors: u64,
+}
+
+impl Footprint {
+    /// Measures this process and the process `server`, which must be this user's.
+    fn measure(server: u32) -> Result<Self, Failure> {
+        let server = server.to_string();
+        let mut sum = Self::default();
+        for process in ["self", server.as_str()] {
+            sum.memory += memory(process)?;
+            sum.descriptors += descriptors(process)?;
+        }
+        Ok(sum)
+    }
+
+    /// Returns what each of `connections` connections takes if they explain the growth since `before`.
+    fn each(self, before: Self, connections: usize) -> Self {
+        let each = |now: u64, before: u64| now.saturating_sub(before) / connections.max(1) as u64;
+        Self {
+            memory: each(self.memory, before.memory),
+            descriptors: each(self.descriptors, before.descriptors),
+        }
+    }
+}
+
+/// Returns the proportional set size of a process in bytes: the kernel divides a shared page by the number of processes
+/// that map it.
+fn memory(process: &str) -> Result<u64, Failure> {
+    let path = format!("/proc/{process}/smaps_rollup");
+    let text = fs::read_to_string(&path)
+        .map_err(|error| Failure::run(format!("can't read {path}")).because(error))?;
+    pss(&text).ok_or_else(|| Failure::run(format!("{path} has no line Pss")))
+}
+
+fn pss(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+fn descriptors(process: &str) -> Result<u64, Failure> {
+    let path = format!("/proc/{process}/fd");
+    let open =
+        fs::read_dir(&path).map_err(|error| Failure::run(format!("can't read {path}")).because(error))?;
+    Ok(open.count() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn memory_that_was_written_is_found() {
+        let this = std::process::id();
+        let before = Footprint::measure(this).unwrap();
+        let written = vec![1_u8; 64 << 20];
+        let after = Footprint::measure(this).unwrap();
+        // Both processes are this one.
+        let each = after.each(before, 2);
+        assert!(each.memory > 48 << 20 && each.memory < 1 << 30, "{each:?} for {}", written.len());
+        assert!(after.descriptors >= 2 * 3);
+    }
+
+    #[test]
+    fn the_line_of_the_kernel_is_parsed() {
+        assert_eq!(pss("00400000-7ff [rollup]\nRss: 2 kB\nPss:                 103 kB\n"), Some(103 << 10));
+        assert_eq!(pss("Pss: many kB"), None);
+    }
+
+    #[test]
+    fn a_process_that_is_not_there_is_named() {
+        let error = Footprint::measure(u32::MAX).unwrap_err().to_string();
+        assert!(error.contains("/proc/4294967295/smaps_rollup"), "{error}");
+    }
+
+    #[test]
+    fn a_process_that_shrank_takes_nothing() {
+        let before = Footprint { memory: 10, descriptors: 10 };
+        assert_eq!(
+            Footprint { memory: 5, descriptors: 16 }.each(before, 3),
+            Footprint { memory: 0, descriptors: 2 }
+        );
+    }
+}

@@ -1,0 +1,289 @@
+//! The machine that a run is made on: its name, its free memory, and the costs of its basic operations: a round trip between two
+//! threads, a system call, and a copy. The figures of two machines can't be compared without these costs: a small call over TCP is
+//! mostly wake-ups and system calls, a small call over RDMA has none of them at best, and a large call is mostly copies.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use std::{fs, thread};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::OwnedFd;
+use serde::Serialize;
+use tonic_rdma_commands::cores::Cores;
+use tonic_rdma_commands::{cores, units};
+
+use crate::measure::process::Allocator;
+
+/// Time to measure each cost.
+const LENGTH: Duration = Duration::from_millis(10);
+
+/// Round trips between two readings of the clock, because one round trip is hardly longer than a reading.
+const SPINS: u32 = 64;
+
+/// Bytes that are copied: more than the caches of a core hold.
+const COPY: usize = 16 << 20;
+
+/// Round trips between two threads, each on a core of its own if there are two, and other costs: medians.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Costs {
+    /// A round trip of two threads that poll a word of memory without ever sleeping; absent if they share one core.
+    pub(crate) spin_us: Option<f64>,
+    /// A round trip of two threads that sleep and wake one another by eventfd; absent if it could not be measured.
+    pub(crate) wake_us: Option<f64>,
+    /// A system call that does next to nothing.
+    pub(crate) syscall_us: Option<f64>,
+    /// A copy of 16 MiB within one thread, in 10⁹ bytes a second.
+    pub(crate) memcpy_gbytes_per_s: Option<f64>,
+}
+
+impl Costs {
+    /// Measures the costs, for some 50 ms.
+    pub(crate) fn measure() -> Self {
+        let cores = Cores::choose();
+        Self {
+            spin_us: cores.and_then(spin).map(micros),
+            wake_us: wake(cores).map(micros),
+            syscall_us: system_call().map(micros),
+            memcpy_gbytes_per_s: copy().map(|took| COPY as f64 / took.as_secs_f64() / 1e9),
+        }
+    }
+
+    /// Describes the costs in words.
+    pub(crate) fn summary(&self) -> String {
+        let took = |micros: Option<f64>| micros.map_or_else(|| "unknown".to_owned(), units::micros);
+        let (spin, wake) = (took(self.spin_us), took(self.wake_us));
+        let call = took(self.syscall_us);
+        let copy = self.memcpy_gbytes_per_s.map_or_else(|| "unknown".to_owned(), units::digits);
+        format!(
+            "a round trip between two threads takes {spin} where both spin, {wake} where both sleep; a system call takes {call}; \
+             memcpy does {copy} GB/s"
+        )
+    }
+}
+
+fn micros(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e6
+}
+
+/// The value that ends the measurement.
+const OVER: u64 = u64::MAX;
+
+/// Measures a system call.
+fn system_call() -> Option<Duration> {
+    median_of(|| {
+        let start = Instant::now();
+        for _ in 0..SPINS {
+            std::hint::black_box(rustix::process::getppid());
+        }
+        Some(start.elapsed() / SPINS)
+    })
+}
+
+/// Measures a copy into memory that was written before.
+fn copy() -> Option<Duration> {
+    let (from, mut to) = (vec![1_u8; COPY], vec![2_u8; COPY]);
+    median_of(|| {
+        let start = Instant::now();
+        to.copy_from_slice(std::hint::black_box(&from));
+        std::hint::black_box(&mut to);
+        Some(start.elapsed())
+    })
+}
+
+/// Measures a round trip of a word that one thread makes odd and the other thread makes even.
+fn spin(cores: Cores) -> Option<Duration> {
+    let word = AtomicU64::new(0);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let _ = cores::pin(cores.server);
+            loop {
+                match word.load(Ordering::Acquire) {
+                    OVER => return,
+                    odd if odd % 2 == 1 => word.store(odd + 1, Ordering::Release),
+                    _ => std::hint::spin_loop(),
+                }
+            }
+        });
+        let timed = scope.spawn(|| {
+            let _ = cores::pin(cores.client);
+            let mut next = 1;
+            let median = median_of(|| {
+                let start = Instant::now();
+                for _ in 0..SPINS {
+                    word.store(next, Ordering::Release);
+                    while word.load(Ordering::Acquire) == next {
+                        std::hint::spin_loop();
+                    }
+                    next += 2;
+                }
+                Some(start.elapsed() / SPINS)
+            });
+            word.store(OVER, Ordering::Release);
+            median
+        });
+        timed.join().ok().flatten()
+    })
+}
+
+/// Measures a round trip of two counters. A thread sleeps until its counter changes.
+fn wake(cores: Option<Cores>) -> Option<Duration> {
+    let counter = || eventfd(0, EventfdFlags::CLOEXEC).ok();
+    let (ping, pong) = (counter()?, counter()?);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let _ = cores.map(|cores| cores::pin(cores.server));
+            while take(&ping) == Some(1) && give(&pong, 1).is_some() {}
+        });
+        let timed = scope.spawn(|| {
+            let _ = cores.map(|cores| cores::pin(cores.client));
+            let median = median_of(|| {
+                let start = Instant::now();
+                give(&ping, 1)?;
+                take(&pong)?;
+                Some(start.elapsed())
+            });
+            // Any other number ends the measurement.
+            give(&ping, 2)?;
+            median
+        });
+        timed.join().ok().flatten()
+    })
+}
+
+/// Adds `number` to a counter.
+fn give(counter: &OwnedFd, number: u64) -> Option<()> {
+    rustix::io::write(counter, &number.to_ne_bytes()).ok().map(drop)
+}
+
+/// Sleeps until a counter is not zero, and resets it. Returns its value.
+fn take(counter: &OwnedFd) -> Option<u64> {
+    let mut number = [0; 8];
+    loop {
+        match rustix::io::read(counter, &mut number) {
+            Ok(_) => return Some(u64::from_ne_bytes(number)),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return None,
+        }
+    }
+}
+
+/// Calls `sample` again and again for [`LENGTH`], at least once. Returns the median of the results.
+fn median_of(mut sample: impl FnMut() -> Option<Duration>) -> Option<Duration> {
+    let mut samples = Vec::with_capacity(1 << 12);
+    let start = Instant::now();
+    loop {
+        samples.push(sample()?);
+        if start.elapsed() >= LENGTH {
+            samples.sort_unstable();
+            return samples.get(samples.len() / 2).copied();
+        }
+    }
+}
+
+/// The machine of a run.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Machine {
+    pub(crate) cpu: String,
+    pub(crate) cores: usize,
+    pub(crate) kernel: String,
+}
+
+impl Machine {
+    pub(crate) fn this() -> Self {
+        let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let model = cpuinfo.lines().find(|line| line.starts_with("model name"));
+        let cpu = model.and_then(|line| line.split_once(':')).map(|(_, name)| name.trim().to_owned());
+        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        Self {
+            cpu: cpu.unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
+            // All cores, and not only those that this process may use: it has pinned itself to one.
+            cores: cpuinfo.lines().filter(|line| line.starts_with("processor")).count().max(1),
+            kernel: kernel.trim().to_owned(),
+        }
+    }
+}
+
+/// The facts that every run has.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Environment {
+    /// The RDMA provider in use; `none` if no mode needs one.
+    provider: String,
+    version: &'static str,
+    allocator: &'static str,
+    machine: Machine,
+    /// The costs of basic operations on this machine.
+    round_trips: Costs,
+    /// Whether the build is optimised. An unoptimised build measures itself more than the transport.
+    optimised: bool,
+}
+
+impl Environment {
+    pub(crate) fn new(provider: Option<String>, costs: Costs) -> Self {
+        Self {
+            provider: provider.unwrap_or_else(|| "none".to_owned()),
+            version: env!("CARGO_PKG_VERSION"),
+            allocator: Allocator::of_this_process().name(),
+            machine: Machine::this(),
+            round_trips: costs,
+            optimised: !cfg!(debug_assertions),
+        }
+    }
+
+    /// Returns the facts as pairs of name and value, for people, with `lines` of the command after them. `where_in`:
+    /// the processes that have the allocator.
+    pub(crate) fn with(
+        &self,
+        where_in: &str,
+        lines: Vec<(&'static str, String)>,
+    ) -> Vec<(&'static str, String)> {
+        let Machine { cpu, cores, kernel } = &self.machine;
+        let mut all = vec![
+            ("provider", self.provider.clone()),
+            ("allocator", format!("{} in {where_in} processes, for all modes", self.allocator)),
+            ("machine", format!("{cpu}, {cores} cores, Linux {kernel}")),
+            ("this machine", self.round_trips.summary()),
+        ];
+        all.extend(lines);
+        if !self.optimised {
+            let build = "UNOPTIMISED: build with --release for figures that mean something";
+            all.push(("build", build.to_owned()));
+        }
+        all
+    }
+}
+
+/// Returns `MemAvailable` of /proc/meminfo, in bytes.
+pub(crate) fn available() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn all_costs_are_measured_if_there_are_two_cores() {
+        let costs = Costs::measure();
+        assert_eq!(costs.spin_us.is_some(), Cores::choose().is_some());
+        assert!(costs.syscall_us > Some(0.0) && costs.memcpy_gbytes_per_s > Some(0.0));
+        assert!(costs.wake_us.unwrap() > 0.0 && costs.spin_us.is_none_or(|spin| spin > 0.0));
+    }
+
+    #[test]
+    fn costs_that_could_not_be_measured_are_unknown() {
+        let costs =
+            Costs { spin_us: None, wake_us: Some(14.0), syscall_us: Some(0.5), memcpy_gbytes_per_s: None };
+        let summary = costs.summary();
+        assert!(summary.contains("unknown where both spin, 14.0 µs where both sleep"), "{summary}");
+        assert!(summary.contains("a system call takes 0.50 µs; memcpy does unknown"), "{summary}");
+    }
+
+    #[test]
+    fn one_core_is_enough_for_threads_that_sleep() {
+        assert!(wake(None).is_some());
+    }
+}

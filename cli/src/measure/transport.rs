@@ -1,0 +1,298 @@
+//! The connections of `compare` and `parameter-server`: over RDMA, which no other file of these two commands makes, the channel of all
+//! gRPC modes, the encoding of messages, and TCP listeners.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::task::{Context, Poll};
+use std::{fmt, io};
+
+use clap::ValueEnum;
+use serde::Serialize;
+use tonic::body::Body;
+use tonic::codegen::http::{Request, Response};
+use tonic::codegen::{Service, StdError};
+use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Channel, Endpoint, Server};
+use tonic_rdma::gather::{GatherBoth, GatherRequests};
+use tonic_rdma::{
+    CallConfig, Config, Policy, ProviderChoice, RdmaChannel, RdmaConnector, RdmaIncoming, RdmaServer, gather,
+};
+use tonic_rdma_commands::{Failure, ValueError};
+use tonic_rdma_tensor::{DeviceBuilder, RdmaDevice};
+use tower::ServiceExt as _;
+use tower::util::{Either, MapErr};
+
+use crate::measure::http2::Http2;
+use crate::measure::process::pinned;
+
+/// The default of [`CallConfig::landing_budget`].
+const LANDING_BUDGET: u64 = 256 << 20;
+
+/// The settings of RDMA connections: the command line has precedence over the `RDMA_*` variables.
+#[derive(Clone, Debug)]
+pub(crate) struct Rdma {
+    config: Config,
+    /// Of native calls.
+    calls: CallConfig,
+}
+
+/// Returns the device of this name, if it can be used.
+fn usable(name: &str) -> Result<&str, Failure> {
+    let found = tonic_rdma_verbs::devices();
+    match found.iter().find(|device| device.name == name).map(|device| &device.state) {
+        Some(Ok(_)) => Ok(name),
+        Some(Err(reason)) => Err(Failure::usage(format!("--provider: {name} can't be used: {reason}"))),
+        None => {
+            let names: Vec<&str> = found.iter().map(|device| device.name.as_str()).collect();
+            let names = names.join(", ");
+            Err(Failure::usage(format!(
+                "--provider: no device {name:?}; accepted: auto, soft, ibverbs, {names}"
+            )))
+        }
+    }
+}
+
+/// The connection that both ends agreed on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RdmaConnection {
+    /// The provider in use, such as `soft`.
+    pub(crate) provider: String,
+    /// Device and reason, for people.
+    pub(crate) reason: String,
+}
+
+impl Rdma {
+    /// Makes the configuration for `provider` (`auto`, `soft`, `ibverbs`, or a device). It fails if a variable or the
+    /// provider is bad.
+    pub(crate) fn new(provider: &str) -> Result<Self, Failure> {
+        let config = Config::from_env()
+            .map_err(|error| Failure::usage("an RDMA_* variable is not accepted").because(error))?;
+        let config = match provider {
+            "auto" => config,
+            "soft" => config.provider(ProviderChoice::Soft),
+            "ibverbs" => config.provider(ProviderChoice::Ibverbs),
+            name => config.provider(ProviderChoice::Auto).device(usable(name)?),
+        };
+        Ok(Self { config: config.policy(Policy::Require), calls: CallConfig::default() })
+    }
+
+    /// Returns the settings with enough memory for so many connections, each with native calls that carry up to `longest` bytes. What the
+    /// user has set, and defaults that are enough, stay as they are.
+    pub(crate) fn for_load(self, connections: u32, longest: u64) -> Self {
+        /// Bytes of a message beside its payload, at most.
+        const BESIDE: u64 = 1 << 20;
+        // A receiver may keep a message for a check after the turn, while the next one lands.
+        let landing = longest.saturating_add(BESIDE).saturating_mul(2);
+        let calls = if landing > LANDING_BUDGET { self.calls.landing_budget(landing) } else { self.calls };
+        let is_usual = connections <= 1 && landing <= LANDING_BUDGET;
+        let config = match is_usual || std::env::var_os("RDMA_PINNED_LIMIT").is_some() {
+            true => self.config,
+            false => self.config.pinned_limit(pinned(connections, landing)),
+        };
+        Self { config, calls }
+    }
+
+    /// Returns the builder of a tensor device: one queue pair to its peer.
+    pub(crate) fn tensor_device(&self) -> DeviceBuilder {
+        RdmaDevice::builder().config(self.config.clone())
+    }
+
+    /// Listens for RDMA peers on a free port of the loopback interface.
+    pub(crate) async fn bind(&self) -> Result<(RdmaIncoming, SocketAddr), Failure> {
+        let bound = RdmaIncoming::bind_with("127.0.0.1:0", self.config.clone()).await;
+        let incoming = bound.map_err(|error| Failure::run("can't listen for RDMA peers").because(error))?;
+        let address = incoming.local_addr();
+        Ok((incoming, address))
+    }
+
+    /// Connects to `endpoint` over RDMA, without a fallback.
+    pub(crate) async fn connect(&self, endpoint: Endpoint) -> Result<(Channel, RdmaConnection), Failure> {
+        let connector = RdmaConnector::with_config(self.config.clone());
+        let channel = endpoint
+            .connect_with_connector(connector.clone())
+            .await
+            .map_err(|error| Failure::run("can't connect over RDMA").because(error))?;
+        let info = connector.last_connection().ok_or_else(|| Failure::run("no connection was made"))?;
+        let verdict = RdmaConnection {
+            provider: info.provider().unwrap_or("none").to_owned(),
+            reason: info.reason().to_owned(),
+        };
+        Ok((channel, verdict))
+    }
+
+    /// Connects to `endpoint` for native calls. A connection that carries HTTP/2 is an error.
+    pub(crate) async fn connect_native(
+        &self,
+        endpoint: Endpoint,
+    ) -> Result<(RdmaChannel, RdmaConnection), Failure> {
+        let channel = RdmaChannel::builder(endpoint).config(self.config.clone()).calls(self.calls.clone());
+        let connecting = channel.connect();
+        let channel = connecting
+            .await
+            .map_err(|error| Failure::run("can't connect for native calls").because(error))?;
+        let verdict = native_connection(&channel)?;
+        Ok((channel, verdict))
+    }
+
+    /// Returns a server for native calls, HTTP/2 over RDMA, and TCP on one port.
+    pub(crate) fn server(&self, http2: Http2) -> RdmaServer {
+        let server = RdmaServer::new().config(self.config.clone()).calls(self.calls.clone());
+        server.http2(http2.server(Server::builder()))
+    }
+}
+
+/// Parses a name that can be a device's. The library checks whether the device exists.
+pub(crate) fn parse_provider(text: &str) -> Result<String, ValueError> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.:".contains(&byte);
+    if text.is_empty() || text.len() > 64 || !text.bytes().all(plain) {
+        let accepted = "auto, soft, ibverbs, or the name of a device as `tonic-rdma devices` shows it";
+        return Err(ValueError::unknown(accepted));
+    }
+    Ok(text.to_owned())
+}
+
+/// A channel, whose errors have one type whatever the transport.
+type Plain<S> = MapErr<S, fn(<S as Service<Request<Body>>>::Error) -> StdError>;
+
+/// The three kinds of channels.
+type AnyChannel = Either<Plain<Channel>, Either<Plain<RdmaChannel>, Plain<GatherBoth<RdmaChannel>>>>;
+
+/// A channel for generated clients. Clones share the connection.
+///
+/// The choice between the kinds costs a branch. A boxed future would cost an allocation for each call.
+#[derive(Clone, Debug)]
+pub(crate) struct CallChannel {
+    inner: AnyChannel,
+    /// The channel once more if it makes native calls, for a look at its connection.
+    native: Option<RdmaChannel>,
+}
+
+impl From<Channel> for CallChannel {
+    fn from(channel: Channel) -> Self {
+        let channel: Plain<Channel> = channel.map_err(StdError::from);
+        Self { inner: Either::Left(channel), native: None }
+    }
+}
+
+impl From<RdmaChannel> for CallChannel {
+    fn from(channel: RdmaChannel) -> Self {
+        let native = Some(channel.clone());
+        let channel: Plain<RdmaChannel> = channel.map_err(StdError::from);
+        Self { inner: Either::Right(Either::Left(channel)), native }
+    }
+}
+
+impl CallChannel {
+    /// Makes a channel with native calls, which sends payloads by reference and takes them where they land.
+    pub(crate) fn gathering(channel: RdmaChannel) -> Self {
+        let native = Some(channel.clone());
+        let both = gather::both(channel).max_decoding_message_size(usize::MAX);
+        let both: Plain<GatherBoth<RdmaChannel>> = both.map_err(StdError::from);
+        Self { inner: Either::Right(Either::Right(both)), native }
+    }
+
+    /// Fails if the channel is for native calls and its last connection carries HTTP/2.
+    pub(crate) fn check_native(&self) -> Result<(), NotNative> {
+        match &self.native {
+            Some(channel) => native_connection(channel).map(drop),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Service<Request<Body>> for CallChannel {
+    type Response = Response<Body>;
+    type Error = StdError;
+    type Future = <AnyChannel as Service<Request<Body>>>::Future;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), StdError>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        self.inner.call(request)
+    }
+}
+
+/// The error of a channel for native calls whose connection carries HTTP/2.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("the connection makes no native calls: {reason}")]
+pub(crate) struct NotNative {
+    reason: String,
+}
+
+impl From<NotNative> for Failure {
+    fn from(error: NotNative) -> Self {
+        Self::run(error.to_string())
+    }
+}
+
+/// Returns the last connection of `channel`, which must make native calls.
+pub(crate) fn native_connection(channel: &RdmaChannel) -> Result<RdmaConnection, NotNative> {
+    let Some(info) = channel.last_connection() else {
+        return Err(NotNative { reason: "no connection was made".to_owned() });
+    };
+    let reason = info.reason().to_owned();
+    if !info.is_native() {
+        return Err(NotNative { reason });
+    }
+    Ok(RdmaConnection { provider: info.provider().unwrap_or("none").to_owned(), reason })
+}
+
+/// Whether payloads are copied when messages are encoded, in modes without an encoding of their own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Encode {
+    /// Payloads are copied into one buffer, as all generated code does.
+    #[default]
+    Copy,
+    /// Payloads go by reference, with [`gather`], in all modes.
+    Gather,
+}
+
+impl Encode {
+    /// Wraps `channel` so that its requests are encoded this way.
+    pub(crate) fn wrap(self, channel: CallChannel) -> GatherRequests<CallChannel> {
+        match self {
+            Self::Gather => gather::requests(channel),
+            Self::Copy => GatherRequests::new(channel, unchanged as fn(Request<Body>) -> Request<Body>),
+        }
+    }
+}
+
+fn unchanged(request: Request<Body>) -> Request<Body> {
+    request
+}
+
+impl fmt::Display for Encode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Copy => "messages are encoded into one buffer, as generated code does",
+            Self::Gather => "payloads go by reference (tonic_rdma::gather), in all modes",
+        })
+    }
+}
+
+pub(crate) fn listen_error(what: &str, error: io::Error) -> Failure {
+    Failure::run(format!("can't listen on {what}")).because(error)
+}
+
+/// Listens on a free port of the loopback interface, with nodelay on every connection.
+pub(crate) fn tcp_listener() -> Result<TcpIncoming, Failure> {
+    let incoming = TcpIncoming::bind((Ipv4Addr::LOCALHOST, 0).into());
+    Ok(incoming.map_err(|error| listen_error("127.0.0.1", error))?.with_nodelay(Some(true)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_landing_budget_is_the_library_s_default() {
+        assert_eq!(CallConfig::default().landing_budget(LANDING_BUDGET), CallConfig::default());
+    }
+
+    #[test]
+    fn a_device_s_name_has_no_blanks() {
+        assert!(parse_provider("a b").is_err() && parse_provider("mlx5_0").is_ok());
+    }
+}

@@ -1,0 +1,542 @@
+//! The child processes of a cell: servers, which hold variables and take their gradients, and workers, which pull the variables,
+//! compute if asked, and push gradients, mini-batch after mini-batch.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::task::JoinSet;
+use tonic_rdma_commands::Failure;
+use tonic_rdma_proto::transfer::Check;
+use tonic_rdma_tensor::{Channel, RdmaDevice};
+
+use crate::compare::modes::CallError;
+use crate::compare::modes::grpc::client;
+use crate::compare::modes::grpc::client::{GrpcCaller, SetCall, run_set};
+use crate::compare::modes::grpc::service::SourceService;
+use crate::compare::modes::grpc::service::TransferService;
+use crate::compare::modes::mode::Mode;
+use crate::compare::modes::placement::geometry::Record;
+use crate::compare::modes::placement::receiver::{Sink, SinkSettings};
+use crate::compare::modes::placement::sender::TensorSender;
+use crate::compare::operations::{Operation, Operations, Push};
+use crate::compare::plan::cell;
+use crate::compare::plan::cell::Direction;
+use crate::compare::server::Addresses;
+use crate::compare::server::serve::{Servers, Services, tensor_device};
+use crate::measure::child;
+use crate::measure::transport::Encode;
+use crate::parameter_server::load::Load;
+use crate::parameter_server::options::ProcessOptions;
+use crate::workload::{Shard, Workload};
+use tonic_rdma_commands::Flavour;
+use tonic_rdma_commands::cores;
+use tonic_rdma_payload::content::{Content, VARIANTS};
+use tonic_rdma_payload::reduce::{Reduced, reduce};
+use tonic_rdma_payload::seeded::mix;
+
+/// A command to a child. Each has one report as its answer; a server answers a turn when it is asked for the result.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum ChildCommand {
+    /// To a server: attach to the slots of the workers' devices, which listen at these addresses.
+    Attach { workers: Vec<String> },
+    /// Carry out a turn.
+    Turn(TurnRequest),
+    /// To a server: the workers have ended the turn; report its result.
+    Collect,
+}
+
+/// A turn: some mini-batches in one mode.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct TurnRequest {
+    pub(crate) mode: Mode,
+    /// The number of the first mini-batch.
+    pub(crate) first: u64,
+    /// The number of mini-batches.
+    pub(crate) steps: u32,
+    /// Whether receivers check every byte.
+    pub(crate) every_byte: bool,
+    /// What workers do between pull and push.
+    pub(crate) load: Load,
+}
+
+impl TurnRequest {
+    /// Returns the indices of the turn's operations.
+    fn indices(&self) -> std::ops::Range<usize> {
+        let first = self.first as usize;
+        first..first + self.steps as usize
+    }
+
+    fn check(&self) -> Check {
+        if self.every_byte { Check::All } else { Check::Stamps }
+    }
+}
+
+/// The report of a child: after its start, or after a command.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Report {
+    /// Addresses of a server that has started.
+    pub(crate) addresses: Option<Addresses>,
+    /// Address of the tensor device.
+    pub(crate) device: Option<String>,
+    /// The provider that a worker uses, such as `soft`.
+    pub(crate) provider: Option<String>,
+    /// Whether the process is pinned to the core that it was given.
+    pub(crate) pinned: bool,
+    /// Time of each mini-batch of a turn, at a worker.
+    pub(crate) times: Vec<Duration>,
+    /// User and system time that the process used in a turn.
+    pub(crate) cpu: Duration,
+    /// Number of tensors that were checked in a turn.
+    pub(crate) checked: u64,
+    /// What was sent and what has arrived in a turn by slots: from a worker for each server, from a server for each worker.
+    pub(crate) sent: Vec<Record>,
+    pub(crate) received: Vec<Record>,
+}
+
+/// The process that tensors come from. The contents of any two processes differ.
+#[derive(Clone, Copy, Debug)]
+enum Origin {
+    /// A server, with its variables.
+    Server,
+    /// This worker, with its gradients.
+    Worker(usize),
+}
+
+impl Origin {
+    /// Returns the seed of the tensors that belong to `shard`.
+    fn seed(self, shard: Shard) -> u64 {
+        let number = match self {
+            Self::Server => 0,
+            Self::Worker(worker) => worker as u64 + 1,
+        };
+        let number = number | (shard.server as u64) << 32;
+        shard.model.name().bytes().fold(number, |seed, byte| mix(seed ^ u64::from(byte)))
+    }
+
+    /// Returns the names of the slots of these tensors. A worker has slots from each server.
+    fn slots(self, server: usize, worker: usize) -> String {
+        match self {
+            Self::Server => format!("server {server} to worker {worker}: variable"),
+            Self::Worker(_) => format!("worker {worker} to server {server}: gradient"),
+        }
+    }
+}
+
+/// One end of the slots between a server and a worker, in both directions: one for each variable and each gradient.
+#[derive(Debug)]
+struct Link {
+    server: usize,
+    worker: usize,
+    /// The tensors that go from here.
+    operations: Operations,
+    /// Known once the peer has slots to attach to. The channel must live as long as the sender.
+    sender: Option<(TensorSender, Channel)>,
+    sink: Sink,
+    /// The tensors that were sent in this turn.
+    sent: Record,
+    reduces: bool,
+}
+
+impl Link {
+    /// Makes the slots for the tensors that `from` sends.
+    fn new(
+        device: &RdmaDevice,
+        options: &ProcessOptions,
+        (server, worker): (usize, usize),
+        from: Origin,
+        operations: Operations,
+    ) -> Result<Self, Failure> {
+        let shard = options.shard(server);
+        let (name, seed) = (from.slots(server, worker), from.seed(shard));
+        let reduces = options.reduces();
+        let load = cell::Load::Workload(Workload::Shard(shard));
+        let settings = SinkSettings { name: &name, load, seed, depth: 1, reduces };
+        let sink = Sink::new(device, &settings).map_err(slot_failed)?;
+        Ok(Self { server, worker, operations, sender: None, sink, sent: Record::default(), reduces })
+    }
+
+    /// Attaches to the slots of the peer at `endpoint` for the tensors of `origin`, this end. Returns the provider.
+    async fn attach(
+        &mut self,
+        device: &RdmaDevice,
+        endpoint: &str,
+        origin: Origin,
+    ) -> Result<String, Failure> {
+        let channel = device.channel(endpoint, 0).await.map_err(slot_failed)?;
+        let name = origin.slots(self.server, self.worker);
+        let sender = TensorSender::new(Mode::RdmaZerocp, &name, (device, &channel), &self.operations, 1);
+        let provider = channel.device().0.to_owned();
+        self.sender = Some((sender.await.map_err(slot_failed)?, channel));
+        Ok(provider)
+    }
+
+    /// Begins a turn.
+    fn begin(&mut self, turn: &TurnRequest) {
+        self.sent = Record::default();
+        self.sink.begin(turn.every_byte);
+        if let Some((sender, _)) = &mut self.sender {
+            sender.in_place = turn.mode.sends_in_place();
+        }
+    }
+
+    /// Sends each tensor of a mini-batch. Tensors may still be in flight afterwards.
+    async fn send(&mut self, index: usize) -> Result<(), Failure> {
+        let operation = self.operations.take(index);
+        let (sender, _) = self.sender.as_mut().ok_or_else(|| Failure::run("its slots are not known"))?;
+        sender.send(&operation).await.map_err(slot_failed)?;
+        self.sent.add(sender.identity(&operation), operation.reduced().filter(|_| self.reduces));
+        Ok(())
+    }
+
+    /// Receives each tensor of a mini-batch, and consumes it in the slot.
+    async fn receive(&mut self) -> Result<(), Failure> {
+        self.sink.recv_operation().await.map_err(slot_failed)
+    }
+
+    /// Waits until the peer has consumed all tensors.
+    async fn flush(&mut self) -> Result<(), Failure> {
+        match &mut self.sender {
+            Some((sender, _)) => sender.flush().await.map_err(slot_failed),
+            None => Ok(()),
+        }
+    }
+}
+
+fn slot_failed(error: impl std::error::Error + Send + Sync + 'static) -> Failure {
+    Failure::run("a static slot failed").because(error)
+}
+
+/// Returns the report of a turn by slots.
+fn report_of(links: &[Link]) -> Report {
+    let records =
+        links.iter().map(|link| (link.sent, link.sink.record(), link.operations.take(0).messages()));
+    let mut report = Report::default();
+    for (sent, received, tensors) in records {
+        report.sent.push(sent);
+        report.received.push(received);
+        report.checked += received.operations() * tensors;
+    }
+    report
+}
+
+/// Runs a child until stdin ends. The end of the parent closes stdin in every case.
+pub(crate) fn run(options: &ProcessOptions, is_server: bool) -> Result<(), Failure> {
+    let pinned = options.core.is_some_and(|core| cores::pin(core).is_ok());
+    let mut commands = child::commands()?;
+    let runtime = Flavour::IdlePolling.build();
+    let runtime = runtime.map_err(|error| Failure::run("can't start a runtime").because(error))?;
+    child::report_failure(runtime.block_on(async {
+        if is_server {
+            let (mut server, ready) = Server::start(options).await?;
+            child::report(&Report { pinned, ..ready })?;
+            server.run_commands(&mut commands).await
+        } else {
+            let (mut worker, ready) = Worker::start(options).await?;
+            child::report(&Report { pinned, ..ready })?;
+            worker.run_commands(&mut commands).await
+        }
+    }))
+}
+
+struct Server {
+    _servers: Servers,
+    device: Option<RdmaDevice>,
+    /// The slots of each worker. They are absent during a turn by slots.
+    links: Vec<Link>,
+    /// The parts of a running turn by slots.
+    turn: JoinSet<Result<Link, Failure>>,
+}
+
+impl Server {
+    async fn start(options: &ProcessOptions) -> Result<(Self, Report), Failure> {
+        let shard = options.shard(options.server);
+        let (load, reduces) = (cell::Load::Workload(Workload::Shard(shard)), options.reduces());
+        let variables = Operations::in_registered_memory(load, Origin::Server.seed(shard), reduces)?;
+        let source = SourceService::over(variables.content().clone());
+        let services = Services {
+            service: TransferService::reducing(reduces),
+            source: source.clone(),
+            registering: source,
+            http2: options.http2,
+            gathers: false,
+            direction: Direction::Down,
+        };
+        let rdma = options.rdma()?;
+        let (addresses, servers) = services.listen(rdma.as_ref(), None).await?;
+        let (mut device, mut links) = (None, Vec::new());
+        if let Some(rdma) = rdma.filter(|_| options.uses_slots()) {
+            let made = tensor_device(&rdma).await?;
+            for worker in 0..options.workers as usize {
+                let ends = (options.server, worker);
+                links.push(Link::new(&made, options, ends, Origin::Worker(worker), variables.clone())?);
+            }
+            device = Some(made);
+        }
+        let tensors = device.as_ref().map(RdmaDevice::endpoint);
+        let addresses = Addresses { tensors, ..addresses };
+        let ready = Report { addresses: Some(addresses), ..Report::default() };
+        Ok((Self { _servers: servers, device, links, turn: JoinSet::new() }, ready))
+    }
+
+    async fn run_commands(&mut self, commands: &mut UnboundedReceiver<ChildCommand>) -> Result<(), Failure> {
+        while let Some(command) = commands.recv().await {
+            match command {
+                ChildCommand::Attach { workers } => {
+                    for (link, endpoint) in self.links.iter_mut().zip(&workers) {
+                        if let Some(device) = &self.device {
+                            link.attach(device, endpoint, Origin::Server).await?;
+                        }
+                    }
+                    child::report(&Report::default())?;
+                }
+                ChildCommand::Turn(turn) => {
+                    let cpu = cores::cpu_time();
+                    self.begin(turn);
+                    self.watch(commands).await?;
+                    while let Some(served) = self.turn.join_next().await {
+                        self.served(served)?;
+                    }
+                    self.links.sort_by_key(|link| link.worker);
+                    let report = if turn.mode.is_grpc() { Report::default() } else { report_of(&self.links) };
+                    child::report(&Report { cpu: cores::cpu_time().saturating_sub(cpu), ..report })?;
+                }
+                ChildCommand::Collect => {
+                    return Err(Failure::run("got the command to collect without a turn"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins a turn. Calls need no begin. Through slots, a worker's variables are sent as soon as its last gradients
+    /// have arrived.
+    fn begin(&mut self, turn: TurnRequest) {
+        if turn.mode.is_grpc() {
+            return;
+        }
+        for mut link in self.links.drain(..) {
+            self.turn.spawn(async move {
+                let worker = link.worker;
+                let served = async {
+                    link.begin(&turn);
+                    for index in turn.indices() {
+                        link.send(index).await?;
+                        link.receive().await?;
+                    }
+                    Ok(link)
+                };
+                served.await.map_err(|error: Failure| Failure::run(format!("worker {worker}")).because(error))
+            });
+        }
+    }
+
+    /// Waits until the workers have ended the turn. If a part of the turn fails earlier, this failure ends the wait.
+    async fn watch(&mut self, commands: &mut UnboundedReceiver<ChildCommand>) -> Result<(), Failure> {
+        loop {
+            tokio::select! {
+                Some(served) = self.turn.join_next() => self.served(served)?,
+                command = commands.recv() => return match command {
+                    Some(ChildCommand::Collect) | None => Ok(()),
+                    Some(other) => Err(Failure::run(format!("got the command {other:?} in the middle of a turn"))),
+                },
+            }
+        }
+    }
+
+    /// Notes that a worker's part of the turn has ended.
+    fn served(
+        &mut self,
+        served: Result<Result<Link, Failure>, tokio::task::JoinError>,
+    ) -> Result<(), Failure> {
+        self.links.push(served.map_err(|error| Failure::run("the turn crashed").because(error))??);
+        Ok(())
+    }
+}
+
+/// A call of a worker, to the server of this number.
+#[derive(Clone, Debug)]
+enum VariableCall {
+    /// Pulls the variable of this seed and length, with the expected result of consuming it.
+    Pull { server: usize, seed: u64, bytes: u64, reduced: Option<Reduced> },
+    /// Pushes a gradient.
+    Push { server: usize, gradient: Push },
+}
+
+impl SetCall for VariableCall {
+    async fn make(&self, callers: &mut [GrpcCaller], check: Check) -> Result<(), CallError> {
+        let (Self::Pull { server, .. } | Self::Push { server, .. }) = self;
+        let caller = callers.get_mut(*server).ok_or(CallError::Unprepared)?;
+        match self {
+            Self::Pull { seed, bytes, reduced, .. } => caller.get((*seed, *bytes), *reduced, check).await,
+            Self::Push { gradient, .. } => caller.push(gradient, check).await,
+        }
+        .map(drop)
+    }
+}
+
+/// All calls of a mini-batch in one direction, in the order of the model's variables.
+type Calls = Arc<[VariableCall]>;
+
+struct Worker {
+    /// The connections of each gRPC mode, one to each server.
+    callers: Vec<(Mode, Vec<GrpcCaller>)>,
+    /// The calls of a mini-batch, for each variant of the content.
+    pulls: Vec<Calls>,
+    pushes: Vec<Calls>,
+    /// Largest number of calls in flight.
+    inflight: usize,
+    /// The slots of each server.
+    links: Vec<Link>,
+    _device: Option<RdmaDevice>,
+}
+
+impl Worker {
+    async fn start(options: &ProcessOptions) -> Result<(Self, Report), Failure> {
+        let (me, mut report) = (Origin::Worker(options.worker), Report::default());
+        let shards: Vec<Shard> = (0..options.servers).map(|server| options.shard(server)).collect();
+        let gradients = shards.iter().map(|shard| {
+            let load = cell::Load::Workload(Workload::Shard(*shard));
+            Operations::in_registered_memory(load, me.seed(*shard), options.reduces())
+        });
+        let gradients: Vec<Operations> = gradients.collect::<Result<_, Failure>>()?;
+        let rdma = options.rdma()?;
+        let mut callers = Vec::new();
+        for mode in options.modes.0.iter().filter(|mode| mode.is_grpc()) {
+            let mut of_mode = Vec::new();
+            for (addresses, shard) in options.peers.iter().zip(&shards) {
+                let (channel, verdict) =
+                    client::connect(*mode, addresses, options.http2, rdma.as_ref()).await?;
+                report.provider = report.provider.or(verdict.map(|verdict| verdict.provider));
+                let mut caller = GrpcCaller::new(channel, *mode, Encode::Copy).reducing(options.reduces());
+                caller.request_from(Origin::Server.seed(*shard));
+                of_mode.push(caller);
+            }
+            callers.push((*mode, of_mode));
+        }
+        let (mut device, mut links) = (None, Vec::new());
+        if let Some(rdma) = rdma.filter(|_| options.uses_slots()) {
+            let made = tensor_device(&rdma).await?;
+            for ((server, gradients), addresses) in gradients.iter().enumerate().zip(&options.peers) {
+                let ends = (server, options.worker);
+                let mut link = Link::new(&made, options, ends, Origin::Server, gradients.clone())?;
+                let endpoint = addresses.tensors.as_deref().unwrap_or_default();
+                report.provider = Some(link.attach(&made, endpoint, me).await?);
+                links.push(link);
+            }
+            report.device = Some(made.endpoint());
+            device = Some(made);
+        }
+        let (mut pulls, mut pushes) = (Vec::new(), Vec::new());
+        if !callers.is_empty() {
+            let of_servers = shards.iter().map(|shard| pulls_of(*shard, options.reduces()));
+            let of_servers: Vec<_> = of_servers.collect::<Result<_, Failure>>()?;
+            for variant in 0..VARIANTS {
+                pulls.push(in_order(of_servers.iter().map(|of| of[variant].clone()).collect()));
+                pushes
+                    .push(in_order(gradients.iter().enumerate().map(|of| pushes_of(of, variant)).collect()));
+            }
+        }
+        let worker = Self { callers, pulls, pushes, inflight: options.inflight, links, _device: device };
+        Ok((worker, report))
+    }
+
+    async fn run_commands(&mut self, commands: &mut UnboundedReceiver<ChildCommand>) -> Result<(), Failure> {
+        while let Some(command) = commands.recv().await {
+            let ChildCommand::Turn(turn) = command else {
+                return Err(Failure::run(format!("a worker can't {command:?}")));
+            };
+            let cpu = cores::cpu_time();
+            let report = match turn.mode.is_grpc() {
+                true => self.turn_by_calls(turn).await?,
+                false => self.turn_by_slots(turn).await?,
+            };
+            child::report(&Report { cpu: cores::cpu_time().saturating_sub(cpu), ..report })?;
+        }
+        Ok(())
+    }
+
+    /// Makes a turn by slots. A server writes the variables without a request, as soon as it has the last gradients.
+    async fn turn_by_slots(&mut self, turn: TurnRequest) -> Result<Report, Failure> {
+        let mut times = Vec::with_capacity(turn.steps as usize);
+        self.links.iter_mut().for_each(|link| link.begin(&turn));
+        for index in turn.indices() {
+            let start = Instant::now();
+            for link in &mut self.links {
+                link.receive().await?;
+            }
+            turn.load.run().await?;
+            for link in &mut self.links {
+                link.send(index).await?;
+            }
+            for link in &mut self.links {
+                link.flush().await?;
+            }
+            times.push(start.elapsed());
+        }
+        Ok(Report { times, ..report_of(&self.links) })
+    }
+
+    async fn turn_by_calls(&mut self, turn: TurnRequest) -> Result<Report, Failure> {
+        let failed =
+            |error: CallError| Failure::run(format!("a call in {} failed", turn.mode)).because(error);
+        let missing = || Failure::run(format!("no connection for {}", turn.mode));
+        let of_mode = self.callers.iter_mut().find(|(mode, _)| *mode == turn.mode);
+        let (_, callers) = of_mode.ok_or_else(missing)?;
+        let mut times = Vec::with_capacity(turn.steps as usize);
+        let mut checked = 0;
+        for index in turn.indices() {
+            let (pulls, pushes) = (&self.pulls[index % VARIANTS], &self.pushes[index % VARIANTS]);
+            let start = Instant::now();
+            run_set(callers, pulls, turn.check(), self.inflight).await.map_err(failed)?;
+            turn.load.run().await?;
+            run_set(callers, pushes, turn.check(), self.inflight).await.map_err(failed)?;
+            times.push(start.elapsed());
+            checked += (pulls.len() + pushes.len()) as u64;
+        }
+        for caller in callers {
+            caller.end().await.map_err(failed)?;
+        }
+        Ok(Report { times, checked, ..Report::default() })
+    }
+}
+
+/// Returns the calls that pull the variables of one server, for each variant of their content. The content is made
+/// piece by piece, because a worker does not hold it.
+fn pulls_of(shard: Shard, reduces: bool) -> Result<Vec<Vec<VariableCall>>, Failure> {
+    let mut next = Content::follow(Origin::Server.seed(shard));
+    let mut variants = vec![Vec::new(); VARIANTS];
+    for bytes in shard.lengths() {
+        let seed = next(bytes);
+        let no_memory = |error| Failure::run("no memory for a variable").because(error);
+        let room = if reduces { bytes as usize } else { 0 };
+        let content = Content::new(room, seed).map_err(no_memory)?;
+        for (variant, calls) in variants.iter_mut().enumerate() {
+            let mut content = content.variant(variant);
+            let seed = content.seed();
+            let reduced = reduces.then(|| reduce(&content.cut(bytes as usize)));
+            calls.push(VariableCall::Pull { server: shard.server, seed, bytes, reduced });
+        }
+    }
+    Ok(variants)
+}
+
+/// Returns the calls that push the gradients to one server, of one variant.
+fn pushes_of((server, gradients): (usize, &Operations), variant: usize) -> Vec<VariableCall> {
+    match gradients.take(variant) {
+        Operation::Set(set) => {
+            set.iter().map(|push| VariableCall::Push { server, gradient: push.clone() }).collect()
+        }
+        Operation::Put(_) | Operation::Push(_) => Vec::new(),
+    }
+}
+
+/// Returns the calls to all servers in the order of the model's variables, which servers hold in turn.
+fn in_order(of_servers: Vec<Vec<VariableCall>>) -> Calls {
+    let longest = of_servers.iter().map(Vec::len).max().unwrap_or(0);
+    (0..longest)
+        .flat_map(|position| of_servers.iter().filter_map(move |of| of.get(position).cloned()))
+        .collect()
+}

@@ -1,0 +1,524 @@
+//! What a run shows: the facts about it, the columns of its table, their explanation, and the plots.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use tonic_rdma_commands::table::{dash, times};
+use tonic_rdma_commands::{Failure, Named as _, units};
+
+use crate::compare::modes::mode::Mode;
+use crate::compare::results::show::bars;
+use crate::measure::consume::Consume;
+use crate::measure::machine::{Costs, Environment};
+use crate::measure::report::{Bars, Column, Report, column};
+use crate::parameter_server::load::{Compute, Load, Servers};
+use crate::parameter_server::meter::{ROUNDS, TrainingCell, TrainingMeter};
+use crate::parameter_server::options::ParameterServerOptions;
+use crate::parameter_server::session::Outcome;
+
+/// Writes all outputs that `options` ask for.
+pub(crate) fn show(
+    options: &ParameterServerOptions,
+    facts: &TrainingFacts,
+    rows: &[TrainingRow],
+) -> Result<(), Failure> {
+    report(facts, facts.lines(), rows).show(options.json.as_deref(), options.report.as_deref())
+}
+
+fn report<'a, F>(
+    facts: &'a F,
+    lines: Vec<(&'static str, String)>,
+    rows: &'a [TrainingRow],
+) -> Report<'a, F, TrainingRow> {
+    Report {
+        title: "tonic-rdma parameter-server",
+        facts,
+        lines,
+        plots: plots(rows),
+        columns: columns(rows),
+        rows,
+        beside: TrainingRow::is_beside,
+        legend: legend(rows),
+    }
+}
+
+/// The facts about a run.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct TrainingFacts {
+    #[serde(flatten)]
+    environment: Environment,
+    http2: String,
+    /// Calls that a worker has in flight in gRPC modes.
+    inflight: usize,
+    consume: Consume,
+    pinned: bool,
+    /// Mini-batches of each worker in each turn, if the command line gives the number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    steps: Option<u32>,
+    seconds_per_cell_and_mode: f64,
+    /// The factor of the computing times, if workers compute.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    compute_scale: Option<String>,
+    turns: u32,
+    checks: TensorChecks,
+    #[serde(skip)]
+    several_servers: bool,
+    #[serde(skip)]
+    http2_description: String,
+}
+
+/// Number of tensors that were checked. A wrong tensor ends the run.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct TensorChecks {
+    every_byte: u64,
+    stamps: u64,
+}
+
+impl TrainingFacts {
+    /// Collects the facts once the run is over.
+    pub(crate) fn new(options: &ParameterServerOptions, meter: &TrainingMeter<'_>) -> Self {
+        Self {
+            environment: Environment::new(meter.provider.clone(), Costs::measure()),
+            http2: options.http2.name(),
+            inflight: options.inflight,
+            consume: options.consume,
+            pinned: meter.pinned,
+            steps: options.steps,
+            seconds_per_cell_and_mode: options.duration.as_secs_f64(),
+            compute_scale: options.computes().then(|| options.compute_scale.to_string()),
+            several_servers: options.servers != Servers::Number(1),
+            turns: ROUNDS,
+            checks: TensorChecks { every_byte: meter.every_byte, stamps: meter.stamps },
+            http2_description: options.http2.to_string(),
+        }
+    }
+
+    /// Returns the facts as pairs of name and value, for people.
+    fn lines(&self) -> Vec<(&'static str, String)> {
+        let time = match self.steps {
+            Some(steps) => format!("{steps} mini-batches of each worker"),
+            None => format!("{} s for each mode in all", units::digits(self.seconds_per_cell_and_mode)),
+        };
+        let TensorChecks { every_byte, stamps } = self.checks;
+        let mut lines = vec![
+            ("gRPC", format!("a call a variable, {} in flight for each worker", self.inflight)),
+            ("HTTP/2", self.http2_description.clone()),
+            (
+                "receivers",
+                match self.consume {
+                    Consume::None => "leave tensors as they are after the check".to_owned(),
+                    _ => "consume each tensor by reduce_max (f32), in all modes".to_owned(),
+                },
+            ),
+            (
+                "processes",
+                match self.pinned {
+                    true if self.several_servers => {
+                        "servers share half of the cores, workers share the other half".to_owned()
+                    }
+                    true => "the server has a core to itself, workers share the others".to_owned(),
+                    false => "not pinned (there are no two cores to pin to)".to_owned(),
+                },
+            ),
+            ("time", format!("{} turns, {time}", self.turns)),
+            (
+                "content",
+                format!("all as sent (every byte of {every_byte} tensors, sampled words of {stamps})"),
+            ),
+        ];
+        if let Some(scale) = &self.compute_scale {
+            let text =
+                format!("the times of table 2 of the paper × {scale}; a worker does not transfer meanwhile");
+            lines.push(("computing", text));
+        }
+        self.environment.with("all", lines)
+    }
+}
+
+/// Returns the columns that `rows` need: those of servers and computing only if there is something to show.
+fn columns(rows: &[TrainingRow]) -> Vec<Column<TrainingRow>> {
+    let column = column::<TrainingRow>;
+    let mut columns = vec![
+        column("mode", |row, _| row.mode.to_string()),
+        column("model", |row, _| row.model.to_owned()),
+        column("workers", |row, _| row.workers.to_string()),
+    ];
+    if rows.iter().any(|row| row.servers != 1) {
+        columns.push(column("servers", |row, _| row.servers.to_string()));
+    }
+    let computes = rows.iter().any(|row| row.compute_ms.is_some());
+    if computes {
+        columns.push(column("batch", |row, _| row.batch.map_or_else(dash, |batch| batch.to_string())));
+        columns.push(column("computing", |row, _| {
+            let text = |millis: f64| format!("{} {}", row.compute.name(), units::micros(millis * 1e3));
+            row.compute_ms.map_or_else(dash, text)
+        }));
+    }
+    columns.extend([
+        column("each way", |row, _| format!("{} in {}", units::rough_size(row.bytes), row.variables)),
+        column("mini-batches/s", |row, _| measured(row, units::count(row.minibatches_per_s))),
+        column("p50", |row, _| measured(row, units::micros(row.p50_ms * 1e3))),
+        column("GB/s", |row, _| measured(row, units::digits(row.gbytes_per_s))),
+        column("CPU/mini-batch", |row, _| measured(row, units::micros(row.cpu_ms_per_minibatch * 1e3))),
+    ]);
+    if computes {
+        columns.push(column("× local", |row, _| times(row.times_local)));
+    }
+    columns.extend([
+        column("× grpc-tcp", |row, rows| times(row.times(Mode::GrpcTcp, rows))),
+        column("× grpc-rdma", |row, rows| times(row.times(Mode::GrpcRdma, rows))),
+    ]);
+    columns
+}
+
+fn measured(row: &TrainingRow, text: String) -> String {
+    if row.skipped.is_none() { text } else { dash() }
+}
+
+/// Explains the columns that need an explanation.
+fn legend(rows: &[TrainingRow]) -> String {
+    let mut legend = "mini-batches/s: of all workers together, median of the turns. p50: median time of a worker's mini-batch: all \
+                      variables pulled, then all gradients pushed and consumed. GB/s: both directions together. CPU: user + system \
+                      time of all processes."
+        .to_owned();
+    if rows.iter().any(|row| row.compute_ms.is_some()) {
+        legend.push_str(" computing: of a worker, between its pull and its push. × local: beside one process that only computes.");
+    }
+    for cell in rows.chunk_by(|one, next| one.cell == next.cell) {
+        if let Some((row, reason)) = cell.first().and_then(|row| Some((row, row.skipped.as_ref()?))) {
+            legend.push_str(&format!("\n{} was not measured: {reason}.", row.cell.label()));
+        }
+    }
+    legend
+}
+
+/// Draws all models side by side for each number of workers and load. If there are several numbers of workers, it also
+/// draws how each model scales over them, as in the paper's figure 11. If there are several batches, it draws each model
+/// over them, as in figure 9.
+fn plots(rows: &[TrainingRow]) -> Vec<Bars> {
+    let measured: Vec<&TrainingRow> = rows.iter().filter(|row| row.skipped.is_none()).collect();
+    let workers = distinct(measured.iter().map(|row| row.workers)).len();
+    let load = |row: &TrainingRow| (row.load.compute, row.load.batch);
+    let with = |row: &TrainingRow| row.load.label().map(|load| format!(", {load}")).unwrap_or_default();
+    let plural = |row: &TrainingRow| if row.workers == 1 { "worker" } else { "workers" };
+    let mut plots = Vec::new();
+    for of in apart(&measured, |row| (row.workers, load(row))) {
+        let title = format!("Mini-batches a second, {} {}{}", of[0].workers, plural(of[0]), with(of[0]));
+        plots.push(speed(title, "model", true, &of, |row| row.model.to_owned()));
+    }
+    for of_model in apart(&measured, |row| row.model) {
+        for of in apart(&of_model, load).iter().filter(|_| workers > 1) {
+            let title = format!("{}{}: mini-batches a second of all workers", of[0].model, with(of[0]));
+            plots.push(speed(title, "workers", false, of, |row| row.workers.to_string()));
+        }
+        for of in apart(&of_model, |row| (row.workers, row.load.compute)) {
+            if distinct(of.iter().filter_map(|row| row.load.batch)).len() > 1 {
+                let (row, kind) = (of[0], of[0].load.compute.name());
+                let title =
+                    format!("{}, {} {}, {kind}: mini-batches a second", row.model, row.workers, plural(row));
+                plots.push(speed(title, "batch", false, &of, |row| row.load.batch.unwrap_or(0).to_string()));
+            }
+        }
+    }
+    plots
+}
+
+/// Returns the rows of each value of `key` apart.
+fn apart<'a, K: PartialEq>(
+    rows: &[&'a TrainingRow],
+    key: impl Fn(&TrainingRow) -> K,
+) -> Vec<Vec<&'a TrainingRow>> {
+    let of = |value| rows.iter().copied().filter(|row| key(row) == value).collect();
+    distinct(rows.iter().map(|row| key(row))).into_iter().map(of).collect()
+}
+
+/// Plots the speed of `rows`. `group` gives the name of a row's group.
+fn speed(
+    title: String,
+    x_axis: &'static str,
+    logarithmic: bool,
+    rows: &[&TrainingRow],
+    group: impl Fn(&TrainingRow) -> String,
+) -> Bars {
+    let value = |row: &TrainingRow| (row.mode, Some(row.minibatches_per_s));
+    let title = format!("{title} (higher is better)");
+    bars((title, x_axis, "mini-batches/s"), logarithmic, rows, group, value)
+}
+
+/// Returns each value once, in their order.
+fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
+    let mut distinct = Vec::new();
+    for value in values {
+        if !distinct.contains(&value) {
+            distinct.push(value);
+        }
+    }
+    distinct
+}
+
+/// The figures of one mode with one model, one number of workers and one load.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct TrainingRow {
+    pub(crate) mode: Mode,
+    pub(crate) model: &'static str,
+    pub(crate) servers: usize,
+    pub(crate) workers: usize,
+    /// What workers do between pull and push, with which batch, and for how long.
+    pub(crate) compute: Compute,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) batch: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) compute_ms: Option<f64>,
+    /// Mini-batches a second of all workers, divided by those of a single process that computes and transfers nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) times_local: Option<f64>,
+    /// Number of the model's variables, and their bytes. A mini-batch moves these bytes in each direction.
+    pub(crate) variables: usize,
+    pub(crate) bytes: u64,
+    /// Measured mini-batches of all workers.
+    pub(crate) minibatches: u64,
+    /// Mini-batches a second of all workers together: the median of the turns.
+    pub(crate) minibatches_per_s: f64,
+    /// Median time of a worker's mini-batch.
+    pub(crate) p50_ms: f64,
+    pub(crate) max_ms: f64,
+    /// Variables and gradients, both directions together.
+    pub(crate) gbytes_per_s: f64,
+    /// CPU time of all processes.
+    pub(crate) cpu_ms_per_minibatch: f64,
+    /// The reason why the mode was not measured in this cell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) skipped: Option<String>,
+    #[serde(skip)]
+    pub(crate) cell: TrainingCell,
+    #[serde(skip)]
+    pub(crate) load: Load,
+}
+
+impl TrainingRow {
+    /// Makes a row that was not measured, with the reason.
+    pub(crate) fn skipped(mode: Mode, cell: TrainingCell, load: Load, reason: &str) -> Self {
+        let row = TrainingTally::new(mode, cell, load, 0).row();
+        Self { skipped: Some(reason.to_owned()), ..row }
+    }
+
+    /// Returns whether both rows are modes in the same cell with the same load.
+    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+        (self.cell, self.load) == (other.cell, other.load)
+    }
+
+    /// Returns the mini-batches a second of this row divided by those of `mode` beside it, or `None` without a
+    /// row to compare with.
+    pub(crate) fn times(&self, mode: Mode, rows: &[Self]) -> Option<f64> {
+        let base = rows.iter().find(|row| row.mode == mode && row.is_beside(self))?.minibatches_per_s;
+        (base > 0.0 && self.minibatches_per_s > 0.0).then(|| self.minibatches_per_s / base)
+    }
+}
+
+/// The sum of one mode's turns in one cell.
+#[derive(Debug)]
+pub(crate) struct TrainingTally {
+    mode: Mode,
+    cell: TrainingCell,
+    load: Load,
+    steps: u32,
+    times: Vec<Duration>,
+    /// Mini-batches a second of all workers, for each turn.
+    rates: Vec<f64>,
+    cpu_ms: f64,
+}
+
+impl TrainingTally {
+    /// Makes a tally of turns of `steps` mini-batches.
+    pub(crate) fn new(mode: Mode, cell: TrainingCell, load: Load, steps: u32) -> Self {
+        Self { mode, cell, load, steps, times: Vec::new(), rates: Vec::new(), cpu_ms: 0.0 }
+    }
+
+    pub(crate) fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    pub(crate) fn steps(&self) -> u32 {
+        self.steps
+    }
+
+    /// Adds a turn. The slowest worker determines the duration of the turn.
+    pub(crate) fn add(&mut self, outcome: Outcome) {
+        let longest: Duration =
+            outcome.times.iter().map(|times| times.iter().sum()).max().unwrap_or_default();
+        let count: usize = outcome.times.iter().map(Vec::len).sum();
+        if !longest.is_zero() {
+            self.rates.push(count as f64 / longest.as_secs_f64());
+        }
+        self.cpu_ms += outcome.cpu.as_secs_f64() * 1e3;
+        self.times.extend(outcome.times.into_iter().flatten());
+    }
+
+    pub(crate) fn row(mut self) -> TrainingRow {
+        self.times.sort_unstable();
+        self.rates.sort_unstable_by(f64::total_cmp);
+        let bytes = self.cell.bytes();
+        let minibatches = self.times.len() as u64;
+        let minibatches_per_s = self.rates.get(self.rates.len() / 2).copied().unwrap_or(0.0);
+        let computing = Some(self.load.time).filter(|_| self.load.compute != Compute::None);
+        let times_local = computing.map(|time| minibatches_per_s * time.as_secs_f64());
+        let millis = |time: Option<&Duration>| time.map_or(0.0, |time| time.as_nanos() as f64 / 1e6);
+        TrainingRow {
+            mode: self.mode,
+            model: self.cell.model.name(),
+            servers: self.cell.servers,
+            workers: self.cell.workers,
+            compute: self.load.compute,
+            batch: self.load.batch,
+            compute_ms: computing.map(|time| time.as_nanos() as f64 / 1e6),
+            times_local: times_local.filter(|times| *times > 0.0),
+            variables: self.cell.model.variables().len(),
+            bytes,
+            minibatches,
+            minibatches_per_s,
+            p50_ms: millis(self.times.get(self.times.len() / 2)),
+            max_ms: millis(self.times.last()),
+            gbytes_per_s: minibatches_per_s * 2.0 * bytes as f64 / 1e9,
+            cpu_ms_per_minibatch: if minibatches == 0 { 0.0 } else { self.cpu_ms / minibatches as f64 },
+            skipped: None,
+            cell: self.cell,
+            load: self.load,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use std::time::Duration;
+
+    use super::*;
+    use crate::parameter_server::load::Compute;
+    use crate::parameter_server::meter::TrainingCell;
+    use crate::parameter_server::session::Outcome;
+    use crate::workload::Model;
+
+    fn row(mode: Mode, model: Model, workers: usize) -> TrainingRow {
+        loaded(mode, model, workers, Load::NONE)
+    }
+
+    fn loaded(mode: Mode, model: Model, workers: usize, load: Load) -> TrainingRow {
+        let mut tally = TrainingTally::new(mode, TrainingCell { model, servers: 1, workers }, load, 1);
+        tally.add(Outcome { times: vec![vec![Duration::from_millis(50)]; workers], ..Outcome::default() });
+        tally.row()
+    }
+
+    fn drawn(rows: &[TrainingRow]) -> Vec<String> {
+        plots(rows).iter().map(|plot| plot.draw().unwrap()).collect()
+    }
+
+    fn table(rows: &[TrainingRow]) -> String {
+        report(&(), Vec::new(), rows).text()
+    }
+
+    #[test]
+    fn plots_are_by_model_and_by_number_of_workers() {
+        let one = [row(Mode::GrpcTcp, Model::Gru, 1), row(Mode::RdmaCp, Model::Vgg16, 1)];
+        let drawn = drawn(&one);
+        assert_eq!(drawn.len(), 1);
+        for text in ["gru", "vgg16", "grpc-tcp", "rdma-cp", "mini-batches/s", "1 worker ("] {
+            assert!(drawn[0].contains(text), "{text}");
+        }
+        assert!(!drawn[0].contains("rdma-zerocp"));
+        let several = [&one[..], &[row(Mode::GrpcTcp, Model::Gru, 4)]].concat();
+        assert_eq!(plots(&several).len(), 2 + 2);
+        assert_eq!(plots(&[]).len(), 0);
+    }
+
+    #[test]
+    fn plots_with_loads_are_by_batch_too() {
+        let load =
+            |batch| Load { compute: Compute::Wait, batch: Some(batch), time: Duration::from_millis(5) };
+        let of = |batch| loaded(Mode::GrpcTcp, Model::Gru, 1, load(batch));
+        let drawn = drawn(&[of(1), of(64)]);
+        // One for each batch, and one over both.
+        assert_eq!(drawn.len(), 3);
+        assert!(drawn[1].contains("1 worker, batch 64, wait"), "{}", drawn[1]);
+        assert!(drawn[2].contains("gru, 1 worker, wait"), "{}", drawn[2]);
+        let text = table(&[of(8)]);
+        assert!(text.contains("× local") && text.contains("5.00 ms") && !text.contains("servers"), "{text}");
+    }
+
+    #[test]
+    fn a_skipped_row_has_dashes_and_a_reason() {
+        let cell = TrainingCell { model: Model::Vgg16, servers: 1, workers: 8 };
+        let rows = [
+            row(Mode::GrpcTcp, Model::Gru, 1),
+            TrainingRow::skipped(Mode::GrpcTcp, cell, Load::NONE, "no memory"),
+        ];
+        assert!(legend(&rows).ends_with("vgg16, 8 workers was not measured: no memory."));
+        let text = table(&rows);
+        let line = text.lines().find(|line| line.contains("vgg16")).unwrap();
+        assert!(line.contains('–') && line.contains("512 MiB in 32"), "{text}");
+        assert_eq!(plots(&rows).len(), 1);
+    }
+}
+
+#[cfg(test)]
+mod row_tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+    use crate::workload::Model;
+
+    const CELL: TrainingCell = TrainingCell { model: Model::Gru, servers: 1, workers: 2 };
+    const LOAD: Load = Load { compute: Compute::Wait, batch: Some(8), time: Duration::from_millis(10) };
+
+    fn row(mode: Mode, load: Load, milliseconds: u64) -> TrainingRow {
+        let mut tally = TrainingTally::new(mode, CELL, load, 2);
+        // The median turn counts, and in it the slower worker.
+        for factor in [1, 2, 9] {
+            let times = |slower| vec![Duration::from_millis(milliseconds * factor * slower); 2];
+            let cpu = Duration::from_millis(8);
+            tally.add(Outcome { times: vec![times(1), times(2)], cpu, checked: 0 });
+        }
+        tally.row()
+    }
+
+    #[test]
+    fn a_row_is_the_median_of_its_turns() {
+        let row = row(Mode::GrpcTcp, Load::NONE, 10);
+        assert_eq!((row.minibatches, row.variables, row.bytes), (12, 11, 29_278_112));
+        // Four mini-batches in 2 × 40 ms.
+        assert!((row.minibatches_per_s - 50.0).abs() < 1e-9, "{row:?}");
+        assert_eq!((row.p50_ms, row.max_ms, row.cpu_ms_per_minibatch), (40.0, 180.0, 2.0));
+        assert!((row.gbytes_per_s - 50.0 * 2.0 * 29_278_112.0 / 1e9).abs() < 1e-9);
+    }
+
+    #[test]
+    fn ratios_compare_measured_rows_of_the_same_cell() {
+        let rows = [
+            row(Mode::GrpcTcp, Load::NONE, 40),
+            row(Mode::RdmaZerocp, Load::NONE, 10),
+            row(Mode::RdmaZerocp, LOAD, 20),
+        ];
+        assert_eq!(rows[1].times(Mode::GrpcTcp, &rows), Some(4.0));
+        assert_eq!(rows[1].times(Mode::GrpcRdma, &rows), None);
+        assert_eq!(rows[2].times(Mode::GrpcTcp, &rows), None, "the loads differ");
+        let other = TrainingCell { workers: 3, ..CELL };
+        let skipped = TrainingRow::skipped(Mode::GrpcTcp, other, LOAD, "no memory");
+        assert_eq!((skipped.times(Mode::GrpcTcp, &rows), skipped.minibatches), (None, 0));
+        assert_eq!(serde_json::to_value(&skipped).unwrap()["skipped"], "no memory");
+        assert_eq!(skipped.times_local, None);
+        assert!(serde_json::to_value(&rows[0]).unwrap().get("skipped").is_none());
+    }
+
+    #[test]
+    fn a_row_with_a_load_is_compared_with_computing_alone() {
+        let row = row(Mode::GrpcTcp, LOAD, 20);
+        // Four mini-batches in 2 × 80 ms, and one in 10 ms alone.
+        assert_eq!((row.batch, row.compute_ms, row.times_local), (Some(8), Some(10.0), Some(0.25)));
+        let json = serde_json::to_value(&row).unwrap();
+        assert_eq!((&json["compute"], &json["batch"]), (&"wait".into(), &8.into()));
+        let json = serde_json::to_value(super::row_tests::row(Mode::GrpcTcp, Load::NONE, 20)).unwrap();
+        assert!(
+            json["compute"] == "none" && json.get("batch").is_none() && json.get("times_local").is_none()
+        );
+    }
+}
