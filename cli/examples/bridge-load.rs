@@ -7,18 +7,19 @@
 //! bridge-load echo HOST:PORT BYTES ROUNDS                        prints p50 and p99 of a round trip, in µs
 //! ```
 //!
-//! Both ends compute digests of the whole stream, sent and received, and compare them.
+//! A receiver makes the sender's content anew, from its seed, and compares every byte.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program of its own")]
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::ExitCode;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use xxhash_rust::xxh3::Xxh3;
+use tonic_rdma_commands::statistics::quantile;
 
-/// Bytes of one write or read.
+/// Bytes of one write, and the most of one read.
 const PIECE: usize = 256 * 1024;
 /// Time that an end waits for a byte. A peer that takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -55,7 +56,7 @@ fn serve(address: &str) -> io::Result<()> {
     println!("{}", listener.local_addr()?.port());
     for stream in listener.incoming() {
         let stream = stream?;
-        std::thread::spawn(move || {
+        thread::spawn(move || {
             if let Err(error) = answer(stream) {
                 eprintln!("bridge-load serve: {error}");
             }
@@ -74,52 +75,27 @@ fn answer(mut stream: TcpStream) -> io::Result<()> {
     }
     let (kind, bytes, seed) = (head[0], word(&head[1..]), word(&head[9..]));
     if kind == ECHO {
-        return echo_back(stream);
+        return io::copy(&mut stream.try_clone()?, &mut stream).map(drop);
     }
-    let sender = (kind & DOWN != 0).then(|| {
-        let mut stream = stream.try_clone()?;
-        Ok::<_, io::Error>(std::thread::spawn(move || {
-            let digest = send(&mut stream, bytes, !seed)?;
-            stream.write_all(&digest.to_le_bytes())
-        }))
-    });
-    let received = if kind & UP != 0 { receive(&mut stream, None)? } else { (0, 0) };
-    if let Some(sender) = sender.transpose()? {
-        sender.join().map_err(|_| bad("the sender panicked"))??;
-    }
-    stream.write_all(&received.0.to_le_bytes())?;
-    stream.write_all(&received.1.to_le_bytes())?;
+    transfer(&stream, (kind & DOWN != 0).then_some(!seed), (kind & UP != 0).then_some(seed), bytes)?;
+    expect_end(&mut stream)?;
+    // The client knows by this byte that all of its bytes were right.
+    stream.write_all(&[kind])?;
     stream.shutdown(Shutdown::Write)
-}
-
-fn echo_back(mut stream: TcpStream) -> io::Result<()> {
-    let mut piece = vec![0; PIECE];
-    loop {
-        match stream.read(&mut piece)? {
-            0 => return Ok(()),
-            count => stream.write_all(&piece[..count])?,
-        }
-    }
 }
 
 /// Runs all connections in parallel, and prints their total throughput.
 fn load(kind: u8, rest: &[&str]) -> io::Result<()> {
-    let (address, bytes) = match rest {
-        [address, bytes, ..] => ((*address).to_owned(), number(bytes)?),
-        _ => return Err(bad("HOST:PORT and BYTES are missing")),
-    };
+    let [address, bytes, ..] = rest else { return Err(bad("HOST:PORT and BYTES are missing")) };
+    let bytes = number(bytes)?;
     let connections = rest.get(2).map_or(Ok(1), |text| number(text))?.clamp(1, 10_000);
     let seed = rest.get(3).map_or(Ok(1), |text| number(text))?;
     let begun = Instant::now();
-    let threads: Vec<_> = (0..connections)
-        .map(|index| {
-            let address = address.clone();
-            std::thread::spawn(move || one(kind, &address, bytes, seed.wrapping_add(index)))
-        })
-        .collect();
-    for thread in threads {
-        thread.join().map_err(|_| bad("a connection panicked"))??;
-    }
+    thread::scope(|scope| {
+        let run = |index| scope.spawn(move || one(kind, address, bytes, seed.wrapping_add(index)));
+        let running: Vec<_> = (0..connections).map(run).collect();
+        running.into_iter().try_for_each(|one| one.join().map_err(|_| bad("a connection panicked"))?)
+    })?;
     let moved = bytes * connections * u64::from(kind.count_ones());
     println!("{:.3}", moved as f64 / begun.elapsed().as_secs_f64() / 1e9);
     Ok(())
@@ -127,36 +103,20 @@ fn load(kind: u8, rest: &[&str]) -> io::Result<()> {
 
 fn one(kind: u8, address: &str, bytes: u64, seed: u64) -> io::Result<()> {
     let mut stream = connect(address, kind, bytes, seed)?;
-    let mut writer = stream.try_clone()?;
-    let sender = std::thread::spawn(move || {
-        let digest = if kind & UP != 0 { send(&mut writer, bytes, seed)? } else { 0 };
-        writer.shutdown(Shutdown::Write)?;
-        Ok::<_, io::Error>(digest)
-    });
-    if kind & DOWN != 0 {
-        let (_, got) = receive(&mut stream, Some(bytes))?;
-        check("down", got, read_word(&mut stream)?)?;
-    }
-    let sent = sender.join().map_err(|_| bad("the sender panicked"))??;
-    let (count, digest) = (read_word(&mut stream)?, read_word(&mut stream)?);
-    if kind & UP != 0 {
-        check("up, bytes", count, bytes)?;
-        check("up", digest, sent)?;
-    }
-    match stream.read(&mut [0])? {
-        0 => Ok(()),
-        _ => Err(bad("bytes after the end")),
-    }
+    transfer(&stream, (kind & UP != 0).then_some(seed), (kind & DOWN != 0).then_some(!seed), bytes)?;
+    stream.shutdown(Shutdown::Write)?;
+    stream.read_exact(&mut [0])?;
+    expect_end(&mut stream)
 }
 
 /// Makes round trips one after another.
 fn echo(address: &str, bytes: u64, rounds: u64) -> io::Result<()> {
     let mut stream = connect(address, ECHO, bytes, 0)?;
-    let mut content = Content::new(7);
+    let mut random = fastrand::Rng::with_seed(7);
     let (mut sent, mut got) = (vec![0; bytes as usize], vec![0; bytes as usize]);
     let mut micros = Vec::new();
     for _ in 0..rounds {
-        content.fill(&mut sent);
+        random.fill(&mut sent);
         let begun = Instant::now();
         stream.write_all(&sent)?;
         stream.read_exact(&mut got)?;
@@ -165,8 +125,7 @@ fn echo(address: &str, bytes: u64, rounds: u64) -> io::Result<()> {
             return Err(bad("an echo differs"));
         }
     }
-    micros.sort_by(f64::total_cmp);
-    let at = |share: f64| micros.get(((micros.len() as f64) * share) as usize).copied().unwrap_or(f64::NAN);
+    let at = |share: f64| quantile(micros.iter().copied(), share);
     println!("{:.1} {:.1}", at(0.5), at(0.99));
     Ok(())
 }
@@ -187,74 +146,66 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_write_timeout(Some(PATIENCE))
 }
 
-/// Sends `bytes` of the seed's content. Returns their digest.
-fn send(stream: &mut TcpStream, mut bytes: u64, seed: u64) -> io::Result<u64> {
-    let (mut content, mut digest) = (Content::new(seed), Xxh3::new());
-    let mut piece = vec![0; PIECE];
-    content.fill(&mut piece);
+/// Sends and receives `bytes` of the content of these seeds at the same time.
+fn transfer(stream: &TcpStream, sends: Option<u64>, receives: Option<u64>, bytes: u64) -> io::Result<()> {
+    thread::scope(|scope| {
+        let sending = scope.spawn(|| sends.map_or(Ok(()), |seed| send(stream, bytes, seed)));
+        let received = receives.map_or(Ok(()), |seed| receive(stream, bytes, seed));
+        sending.join().map_err(|_| bad("the sender panicked"))?.and(received)
+    })
+}
+
+fn send(mut stream: &TcpStream, mut bytes: u64, seed: u64) -> io::Result<()> {
+    let mut content = Content::new(seed);
     while bytes > 0 {
         let count = bytes.min(PIECE as u64) as usize;
-        content.stamp(&mut piece);
-        digest.update(&piece[..count]);
-        stream.write_all(&piece[..count])?;
+        stream.write_all(&content.next()[..count])?;
         bytes -= count as u64;
     }
-    Ok(digest.digest())
+    Ok(())
 }
 
-/// Receives `bytes`, or everything until the end. Returns the number of bytes and their digest.
-fn receive(stream: &mut TcpStream, bytes: Option<u64>) -> io::Result<(u64, u64)> {
-    let (mut count, mut digest) = (0, Xxh3::new());
-    let mut piece = vec![0; PIECE];
-    while bytes.is_none_or(|bytes| count < bytes) {
-        let room = bytes.map_or(PIECE, |bytes| (bytes - count).min(PIECE as u64) as usize);
-        match stream.read(&mut piece[..room])? {
-            0 if bytes.is_none() => break,
-            0 => return Err(bad("the stream ended early")),
-            got => {
-                digest.update(&piece[..got]);
-                count += got as u64;
-            }
+fn receive(mut stream: &TcpStream, mut bytes: u64, seed: u64) -> io::Result<()> {
+    let (mut content, mut piece) = (Content::new(seed), vec![0; PIECE]);
+    while bytes > 0 {
+        let piece = &mut piece[..bytes.min(PIECE as u64) as usize];
+        stream.read_exact(piece)?;
+        if *piece != content.next()[..piece.len()] {
+            return Err(bad("other bytes arrived than were sent"));
         }
+        bytes -= piece.len() as u64;
     }
-    Ok((count, digest.digest()))
+    Ok(())
 }
 
-/// Random bytes, with a counter in each page.
+/// Random bytes, with a counter in each page, so that all pages differ.
 struct Content {
-    random: fastrand::Rng,
+    piece: Vec<u8>,
     page: u64,
 }
 
 impl Content {
     fn new(seed: u64) -> Self {
-        Self { random: fastrand::Rng::with_seed(seed), page: seed }
+        let mut piece = vec![0; PIECE];
+        fastrand::Rng::with_seed(seed).fill(&mut piece);
+        Self { piece, page: seed }
     }
 
-    fn fill(&mut self, bytes: &mut [u8]) {
-        self.random.fill(bytes);
-    }
-
-    /// Writes the next count into every page, so that all pages differ.
-    fn stamp(&mut self, bytes: &mut [u8]) {
-        for page in bytes.chunks_exact_mut(4096) {
+    /// Returns the next piece.
+    fn next(&mut self) -> &[u8] {
+        for page in self.piece.chunks_exact_mut(4096) {
             self.page = self.page.wrapping_add(1);
             page[..8].copy_from_slice(&self.page.to_le_bytes());
         }
+        &self.piece
     }
 }
 
-fn check(what: &str, got: u64, sent: u64) -> io::Result<()> {
-    match got == sent {
-        true => Ok(()),
-        false => Err(bad(&format!("{what}: {got:x} arrived, {sent:x} was sent"))),
+fn expect_end(stream: &mut TcpStream) -> io::Result<()> {
+    match stream.read(&mut [0])? {
+        0 => Ok(()),
+        _ => Err(bad("bytes after the end")),
     }
-}
-
-fn read_word(stream: &mut TcpStream) -> io::Result<u64> {
-    let mut bytes = [0; 8];
-    stream.read_exact(&mut bytes)?;
-    Ok(u64::from_le_bytes(bytes))
 }
 
 fn word(bytes: &[u8]) -> u64 {
