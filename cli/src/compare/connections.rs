@@ -11,23 +11,17 @@ use tokio::task::JoinSet;
 use tonic_rdma_commands::Failure;
 use tonic_rdma_proto::transfer::Check;
 
-use crate::compare::modes::CallError;
-use crate::compare::modes::Caller;
-use crate::compare::modes::grpc::client;
-use crate::compare::modes::grpc::client::GrpcCaller;
+use crate::compare::modes::grpc::client::{self, GrpcCaller};
 use crate::compare::modes::mode::Mode;
-use crate::compare::operations::Operations;
-use crate::compare::operations::Position;
+use crate::compare::modes::{CallError, Caller};
+use crate::compare::operations::{Operations, Position};
 use crate::compare::options::CompareOptions;
 use crate::compare::plan::Plan;
 use crate::compare::plan::cell::Cell;
 use crate::compare::results::row::{Checks, Connections, Row};
 use crate::compare::server::Addresses;
-use crate::compare::turns::meter;
-use crate::compare::turns::meter::{cpu_time, seed};
-use crate::compare::turns::participant::Tally;
-use crate::compare::turns::participant::TurnOutcome;
-use crate::compare::turns::participant::{PATIENCE, patience};
+use crate::compare::turns::meter::{self, cpu_time, seed};
+use crate::compare::turns::participant::{PATIENCE, Tally, TurnOutcome, patience};
 use crate::measure::transport::{Rdma, RdmaConnection};
 
 /// Time after the last call until memory is measured, so that both ends have handled the last messages.

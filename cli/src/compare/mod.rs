@@ -20,12 +20,12 @@ pub(crate) mod results;
 pub(crate) mod server;
 mod turns;
 
+use tonic_rdma_commands::{Failure, cores};
+
 use crate::compare::connections::ConnectionMeter;
-use crate::compare::modes::grpc::client;
-use crate::compare::modes::grpc::client::GrpcCaller;
+use crate::compare::modes::grpc::client::{self, GrpcCaller};
 use crate::compare::modes::mode::Mode;
-use crate::compare::options::{CompareOptions, ServerOptions};
-use crate::compare::options::{Conditions, RunContext};
+use crate::compare::options::{CompareOptions, Conditions, RunContext, ServerOptions};
 use crate::compare::plan::Plan;
 use crate::compare::results::facts::Facts;
 use crate::compare::results::row::{Checks, Row};
@@ -36,12 +36,8 @@ use crate::compare::turns::participant::Participant;
 use crate::measure::http2::Http2;
 use crate::measure::machine::Costs;
 use crate::measure::process::{check_container, raise_open_files};
-use crate::measure::report::check_outputs;
-use crate::measure::report::progress_bar;
-use crate::measure::transport::Encode;
-use crate::measure::transport::{Rdma, RdmaConnection};
-use tonic_rdma_commands::Failure;
-use tonic_rdma_commands::cores;
+use crate::measure::report::{check_outputs, progress_bar};
+use crate::measure::transport::{Encode, Rdma, RdmaConnection};
 
 /// Runs the comparison and shows its results.
 pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {

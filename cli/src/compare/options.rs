@@ -8,9 +8,7 @@ use tonic_rdma_commands::cores::Cores;
 use tonic_rdma_commands::{Flavour, List, ValueError, parse_name, parse_set, units};
 
 use crate::compare::modes::mode::Mode;
-use crate::compare::plan::cell::Direction;
-use crate::compare::plan::cell::MAX_CONNECTIONS;
-use crate::compare::plan::cell::{MAX_BYTES, MAX_INFLIGHT};
+use crate::compare::plan::cell::{Direction, MAX_BYTES, MAX_CONNECTIONS, MAX_INFLIGHT};
 use crate::measure::consume::Consume;
 use crate::measure::http2::Http2;
 use crate::measure::machine::Costs;

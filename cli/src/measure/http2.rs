@@ -4,7 +4,8 @@ use std::fmt;
 
 use serde::Serialize;
 use tonic::transport::{Endpoint, Server};
-use tonic_rdma_commands::{ValueError, units, units::parse_size};
+use tonic_rdma_commands::ValueError;
+use tonic_rdma_commands::units::{self, parse_size};
 
 /// Window and frame sizes, or tonic's defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

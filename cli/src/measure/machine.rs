@@ -9,8 +9,8 @@ use std::{fs, thread};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 use serde::Serialize;
-use tonic_rdma_commands::cores::Cores;
-use tonic_rdma_commands::{cores, units};
+use tonic_rdma_commands::cores::{self, Cores};
+use tonic_rdma_commands::units;
 
 use crate::measure::process::Allocator;
 

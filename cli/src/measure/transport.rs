@@ -12,9 +12,9 @@ use tonic::codegen::http::{Request, Response};
 use tonic::codegen::{Service, StdError};
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Endpoint, Server};
-use tonic_rdma::gather::{GatherBoth, GatherRequests};
+use tonic_rdma::gather::{self, GatherBoth, GatherRequests};
 use tonic_rdma::{
-    CallConfig, Config, Policy, ProviderChoice, RdmaChannel, RdmaConnector, RdmaIncoming, RdmaServer, gather,
+    CallConfig, Config, Policy, ProviderChoice, RdmaChannel, RdmaConnector, RdmaIncoming, RdmaServer,
 };
 use tonic_rdma_commands::{Failure, ValueError};
 use tonic_rdma_tensor::{DeviceBuilder, RdmaDevice};

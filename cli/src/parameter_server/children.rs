@@ -7,22 +7,22 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinSet;
-use tonic_rdma_commands::Failure;
+use tonic_rdma_commands::{Failure, Flavour, cores};
+use tonic_rdma_payload::content::{Content, VARIANTS};
+use tonic_rdma_payload::reduce::{Reduced, reduce};
+use tonic_rdma_payload::seeded::mix;
 use tonic_rdma_proto::transfer::Check;
 use tonic_rdma_tensor::{Channel, RdmaDevice};
 
 use crate::compare::modes::CallError;
-use crate::compare::modes::grpc::client;
-use crate::compare::modes::grpc::client::{GrpcCaller, SetCall, run_set};
-use crate::compare::modes::grpc::service::SourceService;
-use crate::compare::modes::grpc::service::TransferService;
+use crate::compare::modes::grpc::client::{self, GrpcCaller, SetCall, run_set};
+use crate::compare::modes::grpc::service::{SourceService, TransferService};
 use crate::compare::modes::mode::Mode;
 use crate::compare::modes::placement::geometry::Record;
 use crate::compare::modes::placement::receiver::{Sink, SinkSettings};
 use crate::compare::modes::placement::sender::TensorSender;
 use crate::compare::operations::{Operation, Operations, Push};
-use crate::compare::plan::cell;
-use crate::compare::plan::cell::Direction;
+use crate::compare::plan::cell::{self, Direction};
 use crate::compare::server::Addresses;
 use crate::compare::server::serve::{Servers, Services, tensor_device};
 use crate::measure::child;
@@ -30,11 +30,6 @@ use crate::measure::transport::Encode;
 use crate::parameter_server::load::Load;
 use crate::parameter_server::options::ProcessOptions;
 use crate::workload::{Shard, Workload};
-use tonic_rdma_commands::Flavour;
-use tonic_rdma_commands::cores;
-use tonic_rdma_payload::content::{Content, VARIANTS};
-use tonic_rdma_payload::reduce::{Reduced, reduce};
-use tonic_rdma_payload::seeded::mix;
 
 /// A command to a child. Each has one report as its answer; a server answers a turn when it is asked for the result.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+use tonic_rdma_commands::cores::thread_cpu_time;
 use tonic_rdma_commands::units::parse_number;
 use tonic_rdma_commands::{Failure, Named as _, ValueError};
-
-use tonic_rdma_commands::cores::thread_cpu_time;
 
 /// A way to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]

@@ -26,10 +26,10 @@ mod options;
 mod session;
 mod show;
 
-use crate::measure::report::check_outputs;
-use crate::measure::report::progress_bar;
+use crate::measure::report::{check_outputs, progress_bar};
 use crate::measure::transport::Rdma;
 use crate::parameter_server::meter::TrainingMeter;
+
 pub(crate) use crate::parameter_server::options::{HELP, ParameterServerOptions, ProcessOptions};
 use crate::parameter_server::show::TrainingFacts;
 use tonic_rdma_commands::Failure;

@@ -7,15 +7,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
-use tonic_rdma_proto::transfer::Check;
-
-use crate::compare::modes::CallError;
-use crate::compare::operations;
-use crate::compare::operations::{DESTINATION_SEED, Layout};
-use crate::compare::operations::{Operation, Operations};
 use tonic_rdma_payload::content::{SHARE, check_all, check_stamps};
 use tonic_rdma_payload::reduce::{Reduced, reduce_all};
 use tonic_rdma_payload::seeded::mix;
+use tonic_rdma_proto::transfer::Check;
+
+use crate::compare::modes::CallError;
+use crate::compare::operations::{self, DESTINATION_SEED, Layout, Operation, Operations};
 
 /// The longest time that copies follow one another before other tasks of the runtime run.
 const YIELD_AFTER: Duration = Duration::from_millis(1);

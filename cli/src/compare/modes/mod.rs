@@ -17,8 +17,7 @@ use tonic_rdma_payload::reduce::Reduced;
 use tonic_rdma_proto::transfer::Check;
 use tonic_rdma_tensor::{ChannelError, ShapeError, TensorError};
 
-use crate::compare::modes::grpc::client;
-use crate::compare::modes::grpc::client::GrpcCaller;
+use crate::compare::modes::grpc::client::{self, GrpcCaller};
 use crate::compare::modes::memcpy::MemcpyCaller;
 use crate::compare::modes::mode::Mode;
 use crate::compare::modes::placement::PlacementCaller;

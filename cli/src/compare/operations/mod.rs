@@ -8,13 +8,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use tonic_rdma::memory::{Pool, PoolError};
 use tonic_rdma_commands::Failure;
-use tonic_rdma_payload::content;
-use tonic_rdma_payload::content::{Content, VARIANTS};
+use tonic_rdma_payload::content::{self, Content, VARIANTS};
 use tonic_rdma_payload::reduce::{Reduced, reduce, reduce_all};
 
 use crate::compare::plan::cell::Load;
-use crate::workload;
-use crate::workload::{Message, Workload};
+use crate::workload::{self, Message, Workload};
 
 /// A message of one payload.
 #[derive(Clone, Debug)]

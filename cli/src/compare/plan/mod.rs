@@ -5,15 +5,13 @@ pub(crate) mod cell;
 
 use std::time::Duration;
 
-use crate::compare::modes::mode::Mode;
-use crate::compare::options::CompareOptions;
-use crate::compare::options::Conditions;
-use crate::compare::plan::budget::MIN_ROUNDS;
-use crate::compare::plan::cell::Direction;
-use crate::compare::plan::cell::counts;
-use crate::compare::plan::cell::{Cell, Load};
-use crate::compare::turns::open_loop::MAX_ARRIVALS;
 use tonic_rdma_commands::{Failure, List};
+
+use crate::compare::modes::mode::Mode;
+use crate::compare::options::{CompareOptions, Conditions};
+use crate::compare::plan::budget::MIN_ROUNDS;
+use crate::compare::plan::cell::{Cell, Direction, Load, counts};
+use crate::compare::turns::open_loop::MAX_ARRIVALS;
 
 /// The cells of a run without `--sizes` and `--inflight`: small calls alone and many at once, then one large call at a
 /// time.

@@ -4,17 +4,14 @@ use serde::Serialize;
 use tonic_rdma_commands::units;
 
 use crate::compare::modes::mode::Mode;
-use crate::compare::options::CompareOptions;
-use crate::compare::options::RunContext;
+use crate::compare::options::{CompareOptions, RunContext};
 use crate::compare::plan::Plan;
-use crate::compare::plan::cell::Direction;
-use crate::compare::plan::cell::{Cell, Load};
+use crate::compare::plan::cell::{Cell, Direction, Load};
 use crate::compare::results::row::Checks;
 use crate::measure::consume::Consume;
 use crate::measure::http2::Http2Sizes;
 use crate::measure::machine::Environment;
-use crate::measure::transport::Encode;
-use crate::measure::transport::RdmaConnection;
+use crate::measure::transport::{Encode, RdmaConnection};
 
 /// The facts about a run.
 #[derive(Clone, Debug, Serialize)]

@@ -4,8 +4,7 @@ use serde::Serialize;
 use tonic_rdma_commands::{Failure, units};
 
 use crate::compare::modes::mode::Mode;
-use crate::compare::plan::cell::Cell;
-use crate::compare::plan::cell::Direction;
+use crate::compare::plan::cell::{Cell, Direction};
 
 /// The figures of one mode in one cell.
 #[derive(Clone, Debug, Serialize)]

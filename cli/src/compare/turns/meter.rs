@@ -18,8 +18,7 @@ use crate::compare::operations::{Done, Operations, Position};
 use crate::compare::plan::Plan;
 use crate::compare::plan::cell::Cell;
 use crate::compare::results::row::{Checks, Row};
-use crate::compare::turns::open_loop;
-use crate::compare::turns::open_loop::{OfferedLoad, poisson_arrivals};
+use crate::compare::turns::open_loop::{self, OfferedLoad, poisson_arrivals};
 use crate::compare::turns::participant::{PATIENCE, Participant, Tally, TurnOutcome, patience};
 
 /// The largest operation for which an uncounted operation precedes each turn. Without this operation, a mode that had

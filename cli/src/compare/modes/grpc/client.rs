@@ -24,8 +24,7 @@ use tonic_rdma_proto::transfer::{
 };
 
 use crate::compare::modes::CallError;
-use crate::compare::modes::grpc::service::KeepAwake;
-use crate::compare::modes::grpc::service::Sample;
+use crate::compare::modes::grpc::service::{KeepAwake, Sample};
 use crate::compare::modes::mode::Mode;
 use crate::compare::operations::{Operation, Operations, Push, Put, registered_copy};
 use crate::compare::plan::cell::Direction;

@@ -6,21 +6,19 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use tonic::transport::Server;
+use tonic_rdma_payload::content::Content;
+use tonic_rdma_payload::reduce::{Reduced, reduce, reduce_all};
 use tonic_rdma_proto::transfer::Check;
 use tonic_rdma_proto::transfer::turns_server::TurnsServer;
 
 use crate::compare::modes::CallError;
-use crate::compare::modes::grpc::client::GrpcCaller;
-use crate::compare::modes::grpc::client::tcp;
+use crate::compare::modes::grpc::client::{GrpcCaller, tcp};
 use crate::compare::modes::grpc::service::TransferService;
 use crate::compare::modes::mode::Mode;
 use crate::compare::operations::{Operation, Operations, Push, Put};
 use crate::compare::plan::cell::Load;
 use crate::measure::http2::Http2;
-use crate::measure::transport::Encode;
-use crate::measure::transport::tcp_listener;
-use tonic_rdma_payload::content::Content;
-use tonic_rdma_payload::reduce::{Reduced, reduce, reduce_all};
+use crate::measure::transport::{Encode, tcp_listener};
 
 /// Starts a service in this process and returns its address.
 fn serve() -> SocketAddr {

@@ -10,8 +10,7 @@ use tonic_rdma_payload::seeded::mix;
 use tonic_rdma_proto::placement::{EndReply, Mismatch};
 use tonic_rdma_tensor::{Dtype, Shape, ShapeError, TensorSpec};
 
-use crate::compare::operations;
-use crate::compare::operations::{DESTINATION_SEED, Layout};
+use crate::compare::operations::{self, DESTINATION_SEED, Layout};
 use crate::compare::plan::cell::Load;
 use crate::workload::Workload;
 

@@ -24,9 +24,8 @@ use tonic_rdma_tensor::{
 
 use crate::compare::modes::CallError;
 use crate::compare::modes::mode::Mode;
-use crate::compare::modes::placement::geometry;
 use crate::compare::modes::placement::geometry::{
-    Batch, Geometry, Record, YieldTimer, identify, seeds_in_order,
+    self, Batch, Geometry, Record, YieldTimer, identify, seeds_in_order,
 };
 use crate::compare::plan::cell::Load;
 use crate::measure::consume::Consume;

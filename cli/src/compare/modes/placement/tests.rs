@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tonic::Code;
 use tonic::transport::Server;
+use tonic_rdma_payload::reduce::Reduced;
 use tonic_rdma_proto::placement::placement_client::PlacementClient;
 use tonic_rdma_proto::placement::prepare_request::Load as Wanted;
 use tonic_rdma_proto::placement::{BeginRequest, EndRequest, PrepareRequest};
@@ -16,15 +17,12 @@ use crate::compare::modes::grpc::client;
 use crate::compare::modes::mode::Mode;
 use crate::compare::modes::placement::geometry::Discrepancy;
 use crate::compare::modes::placement::{PlacementCaller, PlacementService};
-use crate::compare::operations::Position;
-use crate::compare::operations::{Operation, Operations, Put};
+use crate::compare::operations::{Operation, Operations, Position, Put};
 use crate::compare::plan::cell::Load;
 use crate::measure::consume::Consume;
 use crate::measure::http2::Http2;
-use crate::measure::transport::Rdma;
-use crate::measure::transport::tcp_listener;
+use crate::measure::transport::{Rdma, tcp_listener};
 use crate::workload::{Mix, Model, Workload};
-use tonic_rdma_payload::reduce::Reduced;
 
 /// Starts a receiver in this process, and returns its control connection and its device.
 async fn serve() -> (Rdma, tonic::transport::Channel, String) {
