@@ -5,9 +5,10 @@
 
 use serde::Serialize;
 
-use crate::failure::Failure;
-use crate::job::{Job, Outcome, TrainJob, Training};
-use crate::processes;
+use crate::failure::Error;
+use crate::options::Options;
+use crate::processes::run_ranks;
+use crate::results::Training;
 
 /// The number of steps that are compared.
 const STEPS: usize = 100;
@@ -28,15 +29,11 @@ pub(crate) struct Check {
 }
 
 /// Trains with one rank and with `ranks`, and compares the losses.
-pub(crate) fn check(ranks: usize, job: &TrainJob) -> Result<Check, Failure> {
-    let train = |ranks| match processes::run(ranks, &Job::Train(job.clone()))? {
-        Outcome::Train(training) => Ok(training),
-        Outcome::Overlap(_) => Err(Failure::run("rank 0 reported the result of another job")),
-    };
-    let (one, several) = (train(1)?, train(ranks)?);
+pub(crate) fn check(ranks: usize, job: &Options) -> Result<Check, Error> {
+    let (one, several) = (run_ranks(1, job)?.into_training()?, run_ranks(ranks, job)?.into_training()?);
     if one.losses.is_empty() || one.losses.len() != several.losses.len() {
         let (one, several) = (one.losses.len(), several.losses.len());
-        return Err(Failure::run(format!("1 rank made {one} steps and {ranks} ranks made {several}")));
+        return Err(format!("1 rank made {one} steps and {ranks} ranks made {several}").into());
     }
     let compared = one.losses.len().min(STEPS);
     let mut difference = 0.0_f64;
@@ -44,12 +41,28 @@ pub(crate) fn check(ranks: usize, job: &TrainJob) -> Result<Check, Failure> {
         let share = (first - second).abs() / first.abs();
         // A loss that is not a number fails too.
         if share.is_nan() || share > TOLERANCE {
-            return Err(Failure::run(format!(
+            return Err(format!(
                 "in step {step} the loss of 1 rank is {first} and that of {ranks} ranks {second}; rounding explains a \
                  difference of {TOLERANCE} of it"
-            )));
+            )
+            .into());
         }
         difference = difference.max(share);
     }
     Ok(Check { one, several, compared, difference, tolerance: TOLERANCE })
+}
+
+impl Check {
+    /// Returns the text of a comparison of one rank and several.
+    pub(crate) fn text(&self) -> String {
+        format!(
+            "{}\n{}\nThe losses of 1 rank and of {} differ by {:.1e} of the loss at most, in the first {} steps ({:.0e} is allowed).\n",
+            self.one.text(),
+            self.several.text(),
+            self.several.ranks,
+            self.difference,
+            self.compared,
+            self.tolerance
+        )
+    }
 }

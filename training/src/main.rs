@@ -1,22 +1,23 @@
-//! An example that trains a network on several processes, which average their gradients with tonic-rdma-collective. It also measures
-//! how the training scales, and how much of the communication is hidden behind the computation.
+//! An example that trains a network on several processes, through a graph or with tonic-rdma-collective. It also measures how the
+//! training scales, and how much of the communication is hidden behind the computation.
 #![forbid(unsafe_code)]
 
-mod arguments;
 mod array;
 mod check;
 mod data;
 mod distributed;
 mod failure;
 mod group;
-mod job;
-mod model;
+mod layer;
+mod network;
+mod options;
 mod overlap;
 mod plot;
 mod processes;
+mod results;
 mod scaling;
-mod show;
 mod step;
+mod texts;
 mod train;
 mod variables;
 
@@ -25,87 +26,79 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode};
 
 use clap::{CommandFactory as _, Parser as _};
-use tonic_rdma_commands::{explain, log, output};
+use serde::Serialize;
+use tonic_rdma_commands::{explain, log, output, status};
 use tonic_rdma_verbs::memory::trace::TracingAllocator;
 
-use arguments::{Arguments, Mode, default_ranks};
-use failure::Failure;
+use failure::{Context as _, Error, Failure};
 use group::Group;
-use job::{Job, Outcome};
-use processes::THREADS;
+use options::Options;
+use plot::Plot;
+use processes::{THREADS, default_ranks};
+use results::Outcome;
 
 /// Places the tensors that cross in registered memory, from the second step of a graph on.
 #[global_allocator]
 static ALLOCATOR: TracingAllocator = TracingAllocator::new(System);
 
 fn main() -> ExitCode {
-    let parsed = Arguments::try_parse();
-    let outcome = match &parsed {
-        Ok(arguments) => log(None, "warn").map_err(Failure::from).and_then(|()| run(arguments)),
-        Err(error) => explain(error, &Arguments::command()).map_err(Failure::from),
+    let outcome = match Options::try_parse() {
+        Ok(options) => log(None, "warn").map_err(Error::from).and_then(|()| run(&options)),
+        Err(error) => explain(&error, &Options::command()).map_err(Error::from),
     };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(),
-    }
+    status("tonic-rdma-training", outcome.map_err(failure::of))
 }
 
-fn run(arguments: &Arguments) -> Result<(), Failure> {
-    if let (Some(job), Some(result), Some(parent)) = (&arguments.job, &arguments.result, arguments.parent) {
+fn run(options: &Options) -> Result<(), Error> {
+    if let (Some(job), Some(parent)) = (&options.job, options.parent) {
         processes::end_with(parent)?;
-        let job =
-            serde_json::from_str(job).map_err(|error| Failure::usage("--job is no job").because(error))?;
+        let job: Options = serde_json::from_str(job).context("--job has no options")?;
+        if job.shape().is_some() {
+            return Ok(distributed::serve(job)?);
+        }
         return match carry_out(&job)? {
-            Some(outcome) => show::write_json(result, &outcome),
+            Some(outcome) => Ok(output::print(&serde_json::to_string(&outcome)?, None)?),
             None => Ok(()),
         };
     }
-    if let (Some(part), Some(parent)) = (&arguments.graph.part, arguments.parent) {
-        processes::end_with(parent)?;
-        let job =
-            serde_json::from_str(part).map_err(|error| Failure::usage("--part is no job").because(error))?;
-        return distributed::serve(job);
+    options.check()?;
+    output::check_files(&[("--json", options.json.as_deref()), ("--plot", options.plot.as_deref())])?;
+    let (ranks, scales) = (options.asked_ranks(), !options.scaling.is_empty());
+    if group::is_launched()? {
+        if options.check || scales || ranks.is_some() {
+            return Err(Failure::usage(
+                "a launcher started this process as one of several ranks; --ranks, --check, --scaling and --sync start processes of their own, \
+                 so leave them out or leave out the launcher",
+            )
+            .into());
+        }
+        return carry_out(options)?.map_or(Ok(()), |outcome| report_outcome(options, &outcome));
     }
-    let mode = arguments.mode()?;
-    output::check_files(&[("--json", arguments.json.as_deref()), ("--plot", arguments.plot.as_deref())])?;
-    let launched = group::is_launched()?;
-    match mode {
-        Mode::Job { ranks: None, job } if launched => match carry_out(&job)? {
-            Some(outcome) => report(arguments, &outcome),
-            None => Ok(()),
-        },
-        _ if launched => Err(Failure::usage(
-            "a launcher started this process as one of several ranks; --ranks, --check, --scaling and --sync start processes of their own, \
-             so leave them out or leave out the launcher",
-        )),
-        Mode::Job { ranks, job } => {
-            report(arguments, &processes::run(ranks.unwrap_or_else(default_ranks), &job)?)
-        }
-        Mode::Check { ranks, job } => {
-            let check = check::check(ranks, &job)?;
-            files(arguments, &check, || Some(show::losses(&[&check.one, &check.several])))?;
-            show::print(&show::check(&check), arguments.json.as_deref())
-        }
-        Mode::Graph(plan) => {
-            let comparison = distributed::run(&plan)?;
-            files(arguments, &comparison, || Some(distributed::figure(&comparison)))?;
-            show::print(&distributed::text(&comparison), arguments.json.as_deref())
-        }
-        Mode::Scaling { ranks, turns, job } => {
-            let scaling = scaling::measure(&ranks, turns, &job)?;
-            files(arguments, &scaling, || Some(show::figure(&scaling)))?;
-            show::print(&show::scaling(&scaling), arguments.json.as_deref())
-        }
+    if let Some(shape) = options.shape() {
+        let comparison = distributed::run(options, shape)?;
+        let plot = || distributed::figure(&comparison);
+        report(options, &comparison, &distributed::text(&comparison), plot)
+    } else if scales {
+        let scaling = scaling::measure(options)?;
+        report(options, &scaling, &scaling::text(&scaling), || scaling::figure(&scaling))
+    } else if options.check {
+        let check = check::check(ranks.unwrap_or_else(default_ranks), options)?;
+        report(options, &check, &check.text(), || results::losses(&[&check.one, &check.several]))
+    } else {
+        report_outcome(options, &processes::run_ranks(ranks.unwrap_or_else(default_ranks), options)?)
     }
 }
 
 /// Carries out a job as one rank. Returns the result at rank 0.
-fn carry_out(job: &Job) -> Result<Option<Outcome>, Failure> {
+fn carry_out(job: &Options) -> Result<Option<Outcome>, Error> {
     one_thread()?;
     let group = Group::connect()?;
-    let outcome = match job {
-        Job::Train(job) => Outcome::Train(train::train(job, &group)?),
-        Job::Overlap(job) => Outcome::Overlap(overlap::measure(job, &group)?),
+    let outcome = match job.overlap {
+        None => Outcome::Train(train::train(job, &group)?),
+        Some(_) => Outcome::Overlap(
+            overlap::measure(job, &group)
+                .context(format!("rank {} can't measure the overlap", group.rank()))?,
+        ),
     };
     // No rank leaves while another still needs it.
     group.barrier()?;
@@ -118,32 +111,34 @@ fn one_thread() -> Result<(), Failure> {
     if std::env::var_os(THREADS).is_some_and(|threads| threads == "1") {
         return Ok(());
     }
-    let failed =
-        |error: std::io::Error| Failure::run(format!("can't start again with {THREADS}=1")).because(error);
-    let program = std::env::current_exe().map_err(failed)?;
     let arguments = std::env::args_os().skip(1);
-    Err(failed(Command::new(program).args(arguments).env(THREADS, "1").exec()))
+    let again =
+        std::env::current_exe().map(|program| Command::new(program).args(arguments).env(THREADS, "1").exec());
+    let error = again.unwrap_or_else(|error| error);
+    Err(Failure::run(format!("can't start again with {THREADS}=1")).because(error))
 }
 
-fn report(arguments: &Arguments, outcome: &Outcome) -> Result<(), Failure> {
-    files(arguments, outcome, || match outcome {
-        Outcome::Train(training) => Some(show::losses(&[training])),
-        Outcome::Overlap(_) => None,
-    })?;
-    show::print(&show::outcome(outcome), arguments.json.as_deref())
+fn report_outcome(options: &Options, outcome: &Outcome) -> Result<(), Error> {
+    let trainings: Vec<_> = match outcome {
+        Outcome::Train(training) => vec![training],
+        Outcome::Overlap(_) => Vec::new(),
+    };
+    report(options, outcome, &outcome.text(), || results::losses(&trainings))
 }
 
-/// Writes the files that the command line asks for.
-fn files<'a>(
-    arguments: &Arguments,
-    result: &impl serde::Serialize,
-    plot: impl FnOnce() -> Option<plot::Plot<'a>>,
-) -> Result<(), Failure> {
-    if let Some(path) = &arguments.json {
-        show::write_json(path, result)?;
+/// Writes the files that the command line asks for, and prints the text.
+fn report(
+    options: &Options,
+    result: &impl Serialize,
+    text: &str,
+    plot: impl FnOnce() -> Plot<'static>,
+) -> Result<(), Error> {
+    if let Some(path) = &options.plot {
+        let svg = plot::draw(&plot()).context("can't make the plot")?;
+        output::write_file(path, &svg)?;
     }
-    if let (Some(path), Some(plot)) = (&arguments.plot, plot()) {
-        show::write_plot(path, &plot)?;
+    if let Some(path) = &options.json {
+        output::write_json(path, result)?;
     }
-    Ok(())
+    Ok(output::print(text, options.json.as_deref())?)
 }

@@ -7,17 +7,20 @@
 use std::io::Write;
 
 use serde::Serialize;
+use tonic_rdma_commands::table::{dash, grid, times};
 
-use crate::failure::Failure;
-use crate::job::{Job, Outcome, Spread, TrainJob, Training};
-use crate::model::Architecture;
+use crate::failure::Error;
+use crate::network::Model;
+use crate::options::Options;
+use crate::plot::{FIRST, GREY, Line, Plot};
 use crate::processes;
+use crate::results::{Spread, Training, percent};
 
 /// The result of all numbers of ranks.
 #[derive(Debug, Serialize)]
 pub(crate) struct Scaling {
     pub(crate) cores: usize,
-    pub(crate) model: Architecture,
+    pub(crate) model: Model,
     pub(crate) parameters: usize,
     pub(crate) rank_batch: usize,
     pub(crate) steps: usize,
@@ -48,12 +51,12 @@ impl Scaling {
     }
 }
 
-/// Trains with each number of ranks, in turns. The batch of `job` is that of one rank.
-pub(crate) fn measure(ranks: &[usize], turns: usize, job: &TrainJob) -> Result<Scaling, Failure> {
-    let mut trainings: Vec<(usize, Vec<Training>)> = ranks.iter().map(|ranks| (*ranks, Vec::new())).collect();
-    for turn in 1..=turns {
-        for (ranks, trainings) in &mut trainings {
-            let training = train(*ranks, job)?;
+/// Trains with each number of ranks that the options name, in turns.
+pub(crate) fn measure(options: &Options) -> Result<Scaling, Error> {
+    let mut trainings: Vec<Vec<Training>> = options.scaling.iter().map(|_| Vec::new()).collect();
+    for turn in 1..=options.turns {
+        for (ranks, trainings) in options.scaling.iter().zip(&mut trainings) {
+            let training = processes::run_ranks(*ranks, &options.of_scaling(*ranks))?.into_training()?;
             // stderr may be closed. The result has the same values.
             let _ = writeln!(
                 std::io::stderr(),
@@ -63,42 +66,86 @@ pub(crate) fn measure(ranks: &[usize], turns: usize, job: &TrainJob) -> Result<S
             trainings.push(training);
         }
     }
-    let parameters = trainings.iter().flat_map(|(_, all)| all).map(|training| training.parameters).next();
+    let of_one = options.of_scaling(1);
+    let row = |(ranks, trainings): (&usize, &Vec<Training>)| {
+        let spread = |value: fn(&Training) -> f64| Spread::of(trainings.iter().map(value).collect());
+        Row {
+            ranks: *ranks,
+            samples_per_s: spread(|training| training.samples_per_s),
+            step_ms: spread(|training| training.step_ms).median,
+            wait_ms: spread(|training| training.wait_ms).median,
+        }
+    };
     Ok(Scaling {
         cores: processes::cores(),
-        model: job.model,
-        parameters: parameters.unwrap_or(0),
-        rank_batch: job.batch,
-        steps: job.steps.unwrap_or(0),
-        turns,
-        rows: trainings.into_iter().map(|(ranks, all)| row(ranks, &all)).collect(),
+        model: options.model,
+        parameters: options.model.parameters(),
+        rank_batch: of_one.batch,
+        steps: of_one.steps.unwrap_or(0) - of_one.warm_up(),
+        turns: options.turns,
+        rows: options.scaling.iter().zip(&trainings).map(row).collect(),
     })
 }
 
-/// Trains with this number of ranks, each with the batch of `job`.
-fn train(ranks: usize, job: &TrainJob) -> Result<Training, Failure> {
-    let job = TrainJob { batch: job.batch.saturating_mul(ranks), ..job.clone() };
-    match processes::run(ranks, &Job::Train(job))? {
-        Outcome::Train(training) => Ok(training),
-        Outcome::Overlap(_) => Err(Failure::run("rank 0 reported the result of another job")),
-    }
+/// Returns the text of a scaling.
+pub(crate) fn text(scaling: &Scaling) -> String {
+    let row = |row: &Row| {
+        let (ratio, [lower, upper]) = (scaling.ratio(row), row.samples_per_s.quartiles);
+        vec![
+            row.ranks.to_string(),
+            format!("{:.0}", row.samples_per_s.median),
+            format!("{lower:.0} – {upper:.0}"),
+            times(ratio),
+            ratio.map_or_else(dash, |ratio| percent(ratio / row.ranks as f64)),
+            format!("{:.2} ms", row.step_ms),
+            format!("{:.2} ms", row.wait_ms),
+        ]
+    };
+    let headings =
+        ["ranks", "samples/s", "quartiles", "× 1 rank", "of linear", "step", "waits for gradients"];
+    let table = grid(&headings, [scaling.rows.iter().map(row).collect()]);
+    let beyond = scaling.rows.iter().any(|row| row.ranks > scaling.cores);
+    format!(
+        "{:?} of {} parameters, {} samples a step for each rank, {} steps, medians of {} turns\n{table}\n\
+         This machine has {} cores, and each rank computes with one thread.{}\n",
+        scaling.model,
+        scaling.parameters,
+        scaling.rank_batch,
+        scaling.steps,
+        scaling.turns,
+        scaling.cores,
+        if beyond { " With more ranks than cores the samples a second can't grow further." } else { "" },
+    )
 }
 
-fn row(ranks: usize, trainings: &[Training]) -> Row {
-    let spread = |value: fn(&Training) -> f64| Spread::of(trainings.iter().map(value).collect());
-    Row {
-        ranks,
-        samples_per_s: spread(|training| training.samples_per_s),
-        step_ms: spread(|training| training.step_ms).median,
-        wait_ms: spread(|training| training.wait_ms).median,
+/// Returns the plot of a scaling, which is Baidu's figure: samples a second by ranks.
+pub(crate) fn figure(scaling: &Scaling) -> Plot<'static> {
+    let points = scaling.rows.iter().map(|row| (row.ranks as f64, row.samples_per_s.median));
+    let mut lines = vec![Line { name: "measured".to_owned(), colour: FIRST, points: points.collect() }];
+    if let Some(one) = scaling.one() {
+        let line = |ranks: usize| (ranks as f64, ranks.min(scaling.cores) as f64 * one.samples_per_s.median);
+        let measured = || scaling.rows.iter().map(|row| row.ranks);
+        let most = measured().max().unwrap_or(1);
+        let mut ranks: Vec<usize> =
+            measured().chain([scaling.cores]).filter(|ranks| *ranks <= most).collect();
+        ranks.sort_unstable();
+        let (name, points) = (format!("linear up to {} cores", scaling.cores), ranks.into_iter().map(line));
+        lines.insert(0, Line { name, colour: GREY, points: points.collect() });
+    }
+    Plot {
+        title: "Samples a second of all ranks together (higher is better)",
+        x_axis: "ranks, each with one thread",
+        y_axis: "samples/s",
+        lines,
+        marks: true,
     }
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
 
-    pub(crate) fn sample() -> Scaling {
+    fn sample() -> Scaling {
         let row = |ranks, median| Row {
             ranks,
             samples_per_s: Spread { median, quartiles: [median - 10.0, median + 10.0] },
@@ -107,7 +154,7 @@ pub(crate) mod tests {
         };
         Scaling {
             cores: 2,
-            model: Architecture::Cnn,
+            model: Model::Cnn,
             parameters: 147_146,
             rank_batch: 32,
             steps: 300,
@@ -122,5 +169,25 @@ pub(crate) mod tests {
         assert_eq!(scaling.ratio(&scaling.rows[1]), Some(1.8));
         scaling.rows.remove(0);
         assert_eq!(scaling.ratio(&scaling.rows[0]), None);
+    }
+
+    #[test]
+    fn a_scaling_says_how_many_cores_there_are() {
+        let shown = text(&sample());
+        for part in ["1800", "1.80", "90.0 %", "42.5 %", "has 2 cores", "With more ranks than cores"] {
+            assert!(shown.contains(part), "{part}: {shown}");
+        }
+        let mut fewer = sample();
+        fewer.rows.truncate(2);
+        assert!(!text(&fewer).contains("more ranks than cores"));
+        fewer.rows.remove(0);
+        assert!(text(&fewer).contains('–'), "there is no row of 1 rank to compare with");
+    }
+
+    #[test]
+    fn the_figure_has_a_line_that_ends_at_the_cores() {
+        let plot = figure(&sample());
+        assert_eq!(plot.lines[0].points, [(1.0, 1000.0), (2.0, 2000.0), (2.0, 2000.0), (4.0, 2000.0)]);
+        assert_eq!(plot.lines[1].points, [(1.0, 1000.0), (2.0, 1800.0), (4.0, 1700.0)]);
     }
 }

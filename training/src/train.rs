@@ -1,29 +1,31 @@
 //! One rank of a training.
 
 use std::io::Write;
+use std::sync::Arc;
 use std::time::Instant;
 
-use xxhash_rust::xxh3::Xxh3;
+use tonic_rdma_collective::{Fusion, Reduction};
 
-use crate::data::shards::{order, part};
-use crate::data::{Data, Samples};
-use crate::failure::Failure;
-use crate::group::{Gradients, Group};
-use crate::job::{Epoch, Spread, TrainJob, Training};
-use crate::model::{Network, Optimiser, set, values};
+use crate::array::Block;
+use crate::data::{Data, part, reorder};
+use crate::failure::{Context as _, Error, Failure};
+use crate::group::Group;
+use crate::layer::{Gradients, Layer, cross_entropy};
+use crate::options::Options;
 use crate::processes::cores;
-
-/// Samples of one forward pass of the test.
-const TEST_BATCH: usize = 250;
+use crate::results::{Epoch, Spread, Training};
+use crate::variables::{Gradient, Variables};
 
 /// One rank of a training under way.
 struct Trainer<'a> {
-    job: &'a TrainJob,
+    job: &'a Options,
     group: &'a Group,
-    network: Network,
-    optimiser: Optimiser,
-    gradients: Gradients,
-    /// The sum of the losses of this rank's samples, for each step.
+    data: Data,
+    layers: Vec<Layer>,
+    variables: Arc<Variables>,
+    /// Averages the gradients over all ranks in buckets, while the rank computes further gradients.
+    fusion: Fusion<f32>,
+    /// The mean loss of the samples of each step: this rank's part of it, until the end of the epoch.
     losses: Vec<f64>,
     /// Seconds of each step, and of its wait for gradients.
     steps: Vec<f64>,
@@ -31,21 +33,21 @@ struct Trainer<'a> {
 }
 
 /// Trains as one rank of the group. The result is the same on all ranks, but for the durations.
-pub(crate) fn train(job: &TrainJob, group: &Group) -> Result<Training, Failure> {
-    let data = Data::read(&job.data)?;
-    if job.batch < group.size() || job.batch > data.train.len() {
+pub(crate) fn train(job: &Options, group: &Group) -> Result<Training, Error> {
+    let data = job.samples()?;
+    let (ranks, samples) = (group.size(), data.train.len());
+    if job.batch < ranks || job.batch > samples {
         return Err(Failure::usage(format!(
-            "--batch is {}, and has to be at least the number of ranks ({}) and at most the number of samples ({})",
+            "--batch is {}, and has to be at least the number of ranks ({ranks}) and at most the number of samples ({samples})",
             job.batch,
-            group.size(),
-            data.train.len()
-        )));
+        ))
+        .into());
     }
-    let mut trainer = Trainer::new(job, group)?;
+    let mut trainer = Trainer::new(job, group, data)?;
     let mut epochs = Vec::new();
     for number in 0..job.epochs {
-        let epoch = trainer.epoch(number, &data)?;
-        if group.rank() == 0 && job.test {
+        let epoch = trainer.epoch(number)?;
+        if group.rank() == 0 && !job.of_scaling {
             report(number, &epoch);
         }
         epochs.push(epoch);
@@ -71,20 +73,17 @@ fn report(number: usize, epoch: &Epoch) {
 }
 
 impl<'a> Trainer<'a> {
-    fn new(job: &'a TrainJob, group: &'a Group) -> Result<Self, Failure> {
+    fn new(job: &'a Options, group: &'a Group, data: Data) -> Result<Self, Error> {
         // Each rank begins with weights of its own, and gets those of rank 0.
-        let network = Network::random(job.model, job.seed.wrapping_add(group.rank() as u64))?;
-        for parameter in network.parameters() {
-            let mut weights = values(parameter)?;
-            group.broadcast(&mut weights)?;
-            set(parameter, &weights)?;
-        }
+        let mut variables = job.model.variables(job.seed.wrapping_add(group.rank() as u64));
+        variables.iter_mut().try_for_each(|variable| group.broadcast(&mut variable.values))?;
         Ok(Self {
             job,
             group,
-            optimiser: Optimiser::new(&network, job.rate, job.momentum)?,
-            gradients: group.gradients(network.parameters().count())?,
-            network,
+            data,
+            layers: job.model.layers(),
+            variables: Variables::new(variables, job.rate(), job.momentum)?,
+            fusion: Fusion::builder(&group.communicator).build()?,
             losses: Vec::new(),
             steps: Vec::new(),
             waits: Vec::new(),
@@ -93,88 +92,99 @@ impl<'a> Trainer<'a> {
 
     /// Returns the number of steps that the job still allows.
     fn left(&self) -> usize {
-        let allowed = self.job.steps.map_or(usize::MAX, |steps| steps.saturating_add(self.job.warm_up));
-        allowed.saturating_sub(self.losses.len())
+        self.job.steps.unwrap_or(usize::MAX).saturating_sub(self.losses.len())
     }
 
     /// Carries out one epoch. Samples that fill no batch are left out; each epoch leaves out others.
-    fn epoch(&mut self, number: usize, data: &Data) -> Result<Epoch, Failure> {
-        let order = order(data.train.len(), self.job.seed, number);
+    fn epoch(&mut self, number: usize) -> Result<Epoch, Error> {
+        let mut order = vec![0; self.data.train.len()];
+        reorder(&mut order, self.job.seed, number);
         let first = self.losses.len();
         for batch in order.chunks_exact(self.job.batch).take(self.left()) {
             let began = Instant::now();
-            self.step(batch, &data.train)?;
+            self.step(batch).context(format!(
+                "rank {}: step {} failed",
+                self.group.rank(),
+                self.losses.len()
+            ))?;
             self.steps.push(began.elapsed().as_secs_f64());
         }
         // The losses of all ranks are added up once for each epoch, because nothing needs them earlier.
-        let Some(losses) = self.losses.get_mut(first..) else {
-            return Err(Failure::run("an epoch has no steps"));
-        };
-        self.group.sum(losses)?;
-        losses.iter_mut().for_each(|loss| *loss /= self.job.batch as f64);
-        let steps = losses.len();
-        let loss = losses.iter().sum::<f64>() / steps.max(1) as f64;
+        let losses = self.losses.get_mut(first..).unwrap_or_default();
+        self.group.reduce(losses, Reduction::Sum)?;
+        let (steps, loss) = (losses.len(), losses.iter().sum::<f64>() / losses.len().max(1) as f64);
         let seconds: f64 = self.steps.iter().skip(first).sum();
-        Ok(Epoch {
-            steps,
-            loss,
-            accuracy: if self.job.test { Some(self.accuracy(&data.test)?) } else { None },
-            samples_per_s: (steps * self.job.batch) as f64 / seconds,
-        })
+        let accuracy = if self.job.of_scaling { None } else { Some(self.accuracy()?) };
+        Ok(Epoch { steps, loss, accuracy, samples_per_s: (steps * self.job.batch) as f64 / seconds })
     }
 
     /// Carries out one step with this rank's part of a batch.
-    fn step(&mut self, batch: &[u32], samples: &Samples) -> Result<(), Failure> {
-        let (ranks, rank) = (self.group.size(), self.group.rank());
+    fn step(&mut self, batch: &[u32]) -> Result<(), Error> {
+        let (ranks, rank, number) = (self.group.size(), self.group.rank(), self.losses.len() as u64);
         let share = batch.get(part(batch.len(), ranks, rank)).unwrap_or(&[]);
-        let (pictures, classes) = samples.batch(share.iter().map(|sample| *sample as usize))?;
+        let (pictures, classes) = self.data.train.batch(share.iter().map(|sample| *sample as usize))?;
+        let (mut values, classes) = (pictures.into_tensor()?, classes.into_tensor()?);
         // The mean over the ranks divides by their number. So the gradients are those of the mean loss of the batch, also if the
         // ranks have different numbers of samples.
-        let factor = ranks as f64 / batch.len() as f64;
-        let mut step = self.gradients.begin()?;
-        let loss = self
-            .network
-            .gradients(&pictures, &classes, factor, |index, gradient| step.put(index, gradient))?;
-        self.losses.push(loss);
+        let factor = (ranks * share.len()) as f32 / batch.len() as f32;
+        let weights = self.job.model.weights(&classes, factor)?;
+        let mut step = self.fusion.step()?;
+        let mut tapes = Vec::new();
+        for (index, layer) in self.layers.iter().enumerate() {
+            let variables = layer.variables.iter();
+            let variables = variables.map(|(name, _)| self.variables.assign(name, number)?.into_tensor());
+            // The gradient of the pictures is not needed.
+            let gradients = if index == 0 { Gradients::Variables } else { Gradients::All };
+            let (output, tape) = layer.forward(&values, variables.collect::<Result<_, _>>()?, gradients)?;
+            values = output;
+            tapes.push(tape);
+        }
+        let (loss, mut gradient) = cross_entropy(&values, &classes, &weights)?;
+        self.losses.push(f64::from(loss) / ranks as f64);
+        for (layer, tape) in self.layers.iter().zip(&tapes).rev() {
+            let mut gradients = tape.backward(&gradient)?.into_iter();
+            for ((name, _), gradient) in layer.variables.iter().zip(gradients.by_ref()) {
+                step.put(name, &gradient.flatten_all()?.to_vec1::<f32>()?)?;
+            }
+            gradient = gradients.next().unwrap_or(gradient);
+        }
         let computed = Instant::now();
-        let means = step.finish()?;
+        let means = step.finish().wait()?;
         self.waits.push(computed.elapsed().as_secs_f64());
-        for index in 0..means.len() {
-            self.optimiser.step(&self.network, index, means.mean(index)?)?;
+        for (name, mean) in means.iter() {
+            let mean = Block::new(&[mean.len()], mean.to_vec())?;
+            self.variables.push(name, number, Gradient::Sum(vec![mean]))?;
         }
         Ok(())
     }
 
     /// Returns the share of samples that the network puts into their class. Each rank tests a part of them.
-    fn accuracy(&self, samples: &Samples) -> Result<f64, Failure> {
-        let mut correct = 0;
-        let mut share = part(samples.len(), self.group.size(), self.group.rank());
-        while !share.is_empty() {
-            let (pictures, classes) = samples.batch(share.by_ref().take(TEST_BATCH))?;
-            correct += self.network.correct(&pictures, &classes)?;
-        }
-        let mut sum = [correct as f64];
-        self.group.sum(&mut sum)?;
-        Ok(sum.iter().sum::<f64>() / samples.len() as f64)
+    fn accuracy(&self) -> Result<f64, Error> {
+        self.variables.settle(self.losses.len() as u64)?;
+        let share = part(self.data.test.len(), self.group.size(), self.group.rank());
+        let mut sums = self.job.model.test(&self.variables.values()?, &self.data.test, share)?;
+        self.group.reduce(&mut sums, Reduction::Sum)?;
+        let [_, correct, number] = sums;
+        Ok(correct / number)
     }
 
     /// Checks that all ranks have the same weights, and makes the result.
-    fn finish(self, epochs: Vec<Epoch>) -> Result<Training, Failure> {
-        let hash = hash(&self.network)?;
-        let hashes = self.group.gather(hash)?;
-        if let Some(rank) = hashes.iter().position(|other| *other != hash) {
-            return Err(Failure::run(format!(
-                "rank {rank} ended with other weights than rank {}, and all must end with the same bits",
-                self.group.rank()
-            )));
+    fn finish(self, epochs: Vec<Epoch>) -> Result<Training, Error> {
+        self.variables.settle(self.losses.len() as u64)?;
+        let (hash, rank) = (self.variables.hash()?, self.group.rank());
+        if let Some(other) = self.group.gather(hash)?.iter().position(|other| *other != hash) {
+            return Err(format!(
+                "rank {other} ended with other weights than rank {rank}, and all must end with the same bits"
+            )
+            .into());
         }
-        let warm_up = self.job.warm_up.min(self.steps.len());
+        let warm_up = self.job.warm_up().min(self.steps.len());
         let (steps, waits) = (self.steps.split_at(warm_up).1, self.waits.split_at(warm_up).1);
         Ok(Training {
             ranks: self.group.size(),
             cores: cores(),
             model: self.job.model,
-            parameters: self.network.elements(),
+            parameters: self.job.model.parameters(),
             batch: self.job.batch,
             losses: self.losses,
             epochs,
@@ -182,19 +192,18 @@ impl<'a> Trainer<'a> {
             step_ms: Spread::of(steps.to_vec()).median * 1e3,
             wait_ms: Spread::of(waits.to_vec()).median * 1e3,
             weights: format!("{hash:016x}"),
-            plans: self.group.plans(),
-            fusion: self.gradients.report(),
+            plans: self.group.communicator.plans().to_string(),
+            fusion: fusion_report(&self.fusion, self.steps.len(), &self.fusion.overlap(), rank),
         })
     }
 }
 
-/// Returns a hash of the bits of all weights.
-fn hash(network: &Network) -> Result<u64, Failure> {
-    let mut hash = Xxh3::new();
-    for parameter in network.parameters() {
-        for weight in values(parameter)? {
-            hash.update(&weight.to_bits().to_le_bytes());
-        }
-    }
-    Ok(hash.digest())
+/// Returns the size of the buckets, and what was hidden in some steps.
+pub(crate) fn fusion_report(
+    fusion: &Fusion<f32>,
+    steps: usize,
+    overlap: &tonic_rdma_collective::Overlap,
+    rank: usize,
+) -> String {
+    format!("{}\nof {steps} steps, as rank {rank} saw them: {overlap}", fusion.bucket_size())
 }

@@ -14,17 +14,11 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tonic_rdma_graph::dataflow::KernelError;
+use xxhash_rust::xxh3::Xxh3;
 
 use crate::array::{Array, Block};
-
-/// A variable before the first step.
-#[derive(Clone, Debug)]
-pub(crate) struct Variable {
-    pub(crate) name: String,
-    pub(crate) dims: Vec<usize>,
-    pub(crate) values: Vec<f32>,
-}
+use crate::failure::Error;
+use crate::network::{Values, Variable};
 
 /// The gradient of a variable in a step: the sum of all parts, in this order.
 #[derive(Clone, Debug)]
@@ -64,7 +58,7 @@ struct Version {
 
 impl Variables {
     /// Makes version 0. Velocities are 0.
-    pub(crate) fn new(variables: Vec<Variable>, rate: f32, momentum: f32) -> Result<Arc<Self>, KernelError> {
+    pub(crate) fn new(variables: Vec<Variable>, rate: f32, momentum: f32) -> Result<Arc<Self>, Error> {
         let names = variables.iter().map(|variable| variable.name.clone()).collect();
         let mut by_name = HashMap::new();
         for Variable { name, dims, values } in variables {
@@ -75,22 +69,22 @@ impl Variables {
         Ok(Arc::new(Self { rate, momentum, by_name, names }))
     }
 
-    fn state(&self, name: &str) -> Result<MutexGuard<'_, State>, KernelError> {
+    fn state(&self, name: &str) -> Result<MutexGuard<'_, State>, Error> {
         let state = self.by_name.get(name).ok_or_else(|| format!("there is no variable {name}"))?;
         Ok(state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Returns the values of the version of `step`, in memory that is allocated here. Applies the gradient of the step before.
-    pub(crate) fn assign(&self, name: &str, step: u64) -> Result<Array, KernelError> {
+    pub(crate) fn assign(&self, name: &str, step: u64) -> Result<Array, Error> {
         let mut state = self.state(name)?;
-        if state.current.number + 1 == step {
+        let found = state.current.number;
+        if found + 1 == step {
             self.apply(name, &mut state)?;
-        } else if state.current.number == step {
+        } else if found == step {
             // The first step, or a step that is done again.
             let copy = state.current.values.values().to_vec();
             state.current.values = Block::new(state.current.values.dims(), copy)?;
         } else {
-            let found = state.current.number;
             return Err(
                 format!("variable {name} has version {found}, and step {step} needs version {step}").into()
             );
@@ -99,12 +93,13 @@ impl Variables {
     }
 
     /// Takes the gradient of a step.
-    pub(crate) fn push(&self, name: &str, step: u64, gradient: Gradient) -> Result<(), KernelError> {
+    pub(crate) fn push(&self, name: &str, step: u64, gradient: Gradient) -> Result<(), Error> {
         let mut state = self.state(name)?;
-        let (length, columns) = (state.current.values.values().len(), columns(&state.current.values));
-        gradient.check(name, length, columns)?;
-        if state.current.number != step || state.pending.is_some() {
-            let found = state.current.number;
+        let (length, found) = (state.current.values.values().len(), state.current.number);
+        if !gradient.fits(length, columns(&state.current.values)) {
+            return Err(format!("a gradient of variable {name} does not fit its {length} elements").into());
+        }
+        if found != step || state.pending.is_some() {
             return Err(format!(
                 "variable {name} has version {found}, and gets another gradient of step {step}"
             )
@@ -115,12 +110,11 @@ impl Variables {
     }
 
     /// Computes the next version from the pending gradient: `velocity = momentum · velocity + gradient`, then `value −= rate · velocity` (Polyak 1964).
-    fn apply(&self, name: &str, state: &mut State) -> Result<(), KernelError> {
-        let Some(gradient) = state.pending.take() else {
-            let step = state.current.number;
-            return Err(format!("variable {name} has no gradient of step {step}").into());
-        };
+    fn apply(&self, name: &str, state: &mut State) -> Result<(), Error> {
         let old = &state.current;
+        let gradient = state.pending.take();
+        let gradient =
+            gradient.ok_or_else(|| format!("variable {name} has no gradient of step {}", old.number))?;
         let mut values = old.values.values().to_vec();
         // The memory of the oldest velocities is used again.
         let mut velocities = match state.previous.take() {
@@ -130,23 +124,20 @@ impl Variables {
             }
             None => old.velocities.clone(),
         };
+        let (length, columns) = (values.len(), columns(&old.values));
+        let to = (values.as_mut_slice(), velocities.as_mut_slice());
         match &gradient {
             Gradient::Sum(parts) => match parts.as_slice() {
                 // The gradients of two workers are read once.
                 [one, two] => {
-                    let sums = one.values().iter().zip(two.values()).map(|(one, two)| one + two);
-                    self.update(&mut values, &mut velocities, sums);
+                    self.update(to, one.values().iter().zip(two.values()).map(|(one, two)| one + two));
                 }
-                parts => self.update(&mut values, &mut velocities, sum(parts).into_iter()),
+                parts => self.update(to, sum(parts).into_iter()),
             },
             Gradient::Ranges(ranges) => {
-                let gradients = ranges.iter().flat_map(|range| range.values().iter().copied());
-                self.update(&mut values, &mut velocities, gradients);
+                self.update(to, ranges.iter().flat_map(|range| range.values().iter().copied()));
             }
-            Gradient::Rows(workers) => {
-                let sums = sum_of_rows(workers, values.len(), columns(&old.values));
-                self.update(&mut values, &mut velocities, sums.into_iter());
-            }
+            Gradient::Rows(workers) => self.update(to, sum_of_rows(workers, length, columns).into_iter()),
         }
         let values = Block::new(old.values.dims(), values)?;
         let next = Version { number: old.number + 1, values, velocities };
@@ -154,7 +145,7 @@ impl Variables {
         Ok(())
     }
 
-    fn update(&self, values: &mut [f32], velocities: &mut [f32], gradients: impl Iterator<Item = f32>) {
+    fn update(&self, (values, velocities): (&mut [f32], &mut [f32]), gradients: impl Iterator<Item = f32>) {
         for ((value, velocity), gradient) in values.iter_mut().zip(velocities).zip(gradients) {
             *velocity = self.momentum * *velocity + gradient;
             *value -= self.rate * *velocity;
@@ -162,17 +153,17 @@ impl Variables {
     }
 
     /// Returns the number of steps of which all variables have all gradients.
-    pub(crate) fn complete(&self) -> Result<u64, KernelError> {
-        let mut complete = u64::MAX;
-        for name in &self.names {
+    pub(crate) fn complete(&self) -> Result<u64, Error> {
+        let of = |name: &String| {
             let state = self.state(name)?;
-            complete = complete.min(state.current.number + u64::from(state.pending.is_some()));
-        }
-        Ok(if complete == u64::MAX { 0 } else { complete })
+            Ok(state.current.number + u64::from(state.pending.is_some()))
+        };
+        let complete = self.names.iter().map(of).collect::<Result<Vec<_>, Error>>()?;
+        Ok(complete.into_iter().min().unwrap_or(0))
     }
 
     /// Makes all variables have the same version, which later steps begin with.
-    pub(crate) fn settle(&self, version: u64) -> Result<(), KernelError> {
+    pub(crate) fn settle(&self, version: u64) -> Result<(), Error> {
         for name in &self.names {
             let mut state = self.state(name)?;
             if state.current.number == version + 1
@@ -183,20 +174,28 @@ impl Variables {
                 self.apply(name, &mut state)?;
             }
             state.pending = None;
-            if state.current.number != version {
-                let found = state.current.number;
-                return Err(format!(
-                    "variable {name} has version {found}, and can't be set to version {version}"
-                )
-                .into());
+            let found = state.current.number;
+            if found != version {
+                let reason = format!("has version {found}, and can't be set to version {version}");
+                return Err(format!("variable {name} {reason}").into());
             }
         }
         Ok(())
     }
 
     /// Returns names and values, in the order of the model.
-    pub(crate) fn values(&self) -> Result<Vec<(String, Block<f32>)>, KernelError> {
+    pub(crate) fn values(&self) -> Result<Values, Error> {
         self.names.iter().map(|name| Ok((name.clone(), self.state(name)?.current.values.clone()))).collect()
+    }
+
+    /// Returns a hash of the bits of all variables.
+    pub(crate) fn hash(&self) -> Result<u64, Error> {
+        let mut hash = Xxh3::new();
+        for (name, values) in self.values()? {
+            hash.update(name.as_bytes());
+            values.values().iter().for_each(|value| hash.update(&value.to_bits().to_le_bytes()));
+        }
+        Ok(hash.digest())
     }
 }
 
@@ -228,20 +227,16 @@ fn sum_of_rows(workers: &[(Block<u32>, Block<f32>)], length: usize, columns: usi
 }
 
 impl Gradient {
-    /// Checks that the gradient fits a variable, so that nothing is left out when it is applied.
-    fn check(&self, name: &str, length: usize, columns: usize) -> Result<(), KernelError> {
-        let wrong = match self {
-            Self::Sum(parts) => parts.is_empty() || parts.iter().any(|part| part.values().len() != length),
-            Self::Ranges(ranges) => ranges.iter().map(|range| range.values().len()).sum::<usize>() != length,
-            Self::Rows(workers) => workers.iter().any(|(rows, gradients)| {
-                rows.values().len() * columns != gradients.values().len()
-                    || rows.values().iter().any(|row| *row as usize >= length / columns)
+    /// Returns whether the gradient fits a variable, so that nothing is left out when it is applied.
+    fn fits(&self, length: usize, columns: usize) -> bool {
+        match self {
+            Self::Sum(parts) => !parts.is_empty() && parts.iter().all(|part| part.values().len() == length),
+            Self::Ranges(ranges) => ranges.iter().map(|range| range.values().len()).sum::<usize>() == length,
+            Self::Rows(workers) => workers.iter().all(|(rows, gradients)| {
+                rows.values().len() * columns == gradients.values().len()
+                    && rows.values().iter().all(|row| (*row as usize) < length / columns)
             }),
-        };
-        if wrong {
-            return Err(format!("a gradient of variable {name} does not fit its {length} elements").into());
         }
-        Ok(())
     }
 }
 

@@ -1,49 +1,28 @@
 //! What the coordinator and the parts say to each other. Each message is a line of JSON. Each command is answered by one report. In between, a process
 //! says that it runs.
 
-use std::path::PathBuf;
-
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::step::Shape;
 
-/// What does not change during a job.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Job {
-    /// The folder of the pictures or of the texts.
-    pub(crate) data: PathBuf,
-    /// Characters after which a text is cut.
-    pub(crate) length: usize,
-    pub(crate) seed: u64,
-    pub(crate) rate: f32,
-    pub(crate) momentum: f32,
-    /// The largest number of samples that are tested.
-    pub(crate) tested: usize,
-    /// The modes of transfer. The commands call them by their places.
-    pub(crate) modes: Vec<String>,
-    /// The longest time without progress, in seconds.
-    pub(crate) deadline: f64,
-    /// The most registered memory for crossing tensors of a part, in bytes.
-    pub(crate) registered: u64,
-}
-
-/// What the coordinator tells a part.
+/// What the coordinator tells a part, and what the part's report has then. Modes are called by their places in the options.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Command {
-    /// Listen for the other parts of the next connection.
+    /// Listen for the other parts of the next connection. Report: the address.
     Listen,
     /// Connect to the other parts, and make the trainers of all modes. The variables that this process has go on with `version`.
     Connect { shape: Shape, part: usize, peers: Vec<String>, version: u64 },
-    /// Run these steps in a mode.
+    /// Run these steps in a mode. Report: [`Ran`].
     Run { mode: usize, from: u64, to: u64 },
-    /// Report the number of complete steps in a mode. Drops the connection and the graphs.
+    /// Drop the connection and the graphs. Report: the number of complete steps in a mode.
     Complete { mode: usize },
     /// Report the hash of the weights in a mode.
     Hash { mode: usize },
-    /// Test the weights in a mode.
+    /// Test the weights in a mode. Report: the loss and the accuracy.
     Test { mode: usize },
-    /// Report how each crossing tensor of this part was sent in a mode.
+    /// Report how each crossing tensor of this part was sent in a mode: many [`SentTensor`].
     Sent { mode: usize },
 }
 
@@ -51,30 +30,12 @@ pub(crate) enum Command {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Report {
-    Listening {
-        address: String,
-    },
-    Connected {
-        parameters: usize,
-    },
-    Ran(Ran),
-    Complete {
-        version: u64,
-    },
-    Hash {
-        weights: String,
-    },
-    Tested {
-        loss: f64,
-        accuracy: f64,
-    },
-    Sent(Vec<SentTensor>),
+    /// The command is carried out.
+    Done(Value),
+    /// The part can't go on with the command.
+    Failed(String),
     /// The process runs. It says so now and then, also while it carries out a command. This answers no command.
     Alive,
-    /// The part can't go on with the command.
-    Failed {
-        reason: String,
-    },
 }
 
 /// What a part did in a run.

@@ -1,17 +1,20 @@
 //! What comes out of a job: JSON, a table, and a plot.
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
+use serde_json::json;
+use tonic_rdma_commands::table::{dash, grid, times};
 
 use super::messages::{Sent, SentTensor};
-use crate::job::Spread;
+use crate::network::{EMBEDDING, HIDDEN, Model};
 use crate::plot::{COLOURS, Line, Plot};
-use crate::show::{machine_of, percent, table};
-use crate::step::{Model, Synchrony};
+use crate::results::{Spread, percent};
+use crate::step::Synchrony;
 
 /// All modes side by side. All had the same losses and the same weights, bit by bit.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Comparison {
     pub(crate) synchrony: Synchrony,
+    #[serde(serialize_with = "model")]
     pub(crate) model: Model,
     pub(crate) workers: usize,
     pub(crate) batch: usize,
@@ -67,9 +70,17 @@ impl ModeResult {
     }
 }
 
+/// Writes a model with its kind, as scripts expect it.
+fn model<S: Serializer>(model: &Model, to: S) -> Result<S::Ok, S::Error> {
+    match model.reads_texts() {
+        true => json!({ "recurrent": { "embedding": EMBEDDING, "hidden": HIDDEN } }).serialize(to),
+        false => json!({ "pictures": model }).serialize(to),
+    }
+}
+
 /// Returns the text of a comparison.
 pub(crate) fn text(comparison: &Comparison) -> String {
-    let mut table = table(&[
+    let headings = [
         "mode",
         "step",
         "steps/s × first mode",
@@ -80,15 +91,14 @@ pub(crate) fn text(comparison: &Comparison) -> String {
         "tensors a step",
         "copied in step 1",
         "copied later",
-    ]);
+    ];
     let first = comparison.modes.first().map_or(f64::NAN, ModeResult::step_ms);
-    for mode in &comparison.modes {
-        let last = mode.points.last();
-        let later = mode.steps_s.len().saturating_sub(1).max(1) as f64;
-        table.add_row([
+    let row = |mode: &ModeResult| {
+        let (last, later) = (mode.points.last(), mode.steps_s.len().saturating_sub(1).max(1) as f64);
+        vec![
             mode.mode.clone(),
             format!("{:.2} ms", mode.step_ms()),
-            format!("{:.2}", first / mode.step_ms()),
+            times(Some(first / mode.step_ms())),
             format!("{:.2} s", mode.seconds),
             last.map_or_else(dash, |point| format!("{:.4}", point.loss)),
             last.map_or_else(dash, |point| percent(point.accuracy)),
@@ -96,76 +106,57 @@ pub(crate) fn text(comparison: &Comparison) -> String {
             format!("{:.0}", mode.sent_later.tensors as f64 / later),
             mode.sent_in_first_step.copied.to_string(),
             mode.sent_later.copied.to_string(),
-        ]);
-    }
-    let deaths: String = comparison
-        .deaths
-        .iter()
+        ]
+    };
+    let table = grid(&headings, [comparison.modes.iter().map(row).collect()]);
+    let deaths = comparison.deaths.iter();
+    let deaths: String = deaths
         .map(|death| format!("{}; the others went on from step {}.\n", death.how, death.step))
         .collect();
-    let same = match comparison.modes.as_slice() {
-        [] => String::new(),
-        [one] => format!("The weights at the end: {}.", one.weights),
-        [first, ..] => format!(
-            "All modes had the same losses in all steps and the same weights at the end, bit by bit: {}.",
-            first.weights
-        ),
+    let weights = comparison.modes.first().map_or("", |first| first.weights.as_str());
+    let same = match comparison.modes.len() {
+        1 => "The weights at the end:",
+        _ => "All modes had the same losses in all steps and the same weights at the end, bit by bit:",
     };
+    let (name, synchrony, cores) = (
+        match comparison.model.reads_texts() {
+            true => format!("LSTM with {HIDDEN} states"),
+            false => format!("{:?}", comparison.model),
+        },
+        match comparison.synchrony {
+            Synchrony::ParameterServer => "parameter server",
+            Synchrony::Allreduce => "allreduce (ring)",
+        },
+        comparison.cores,
+    );
     format!(
-        "{} of {} parameters, {}, {} workers, {} samples a step, {}\n{table}\n{same}\n{deaths}",
-        name(&comparison.model),
+        "{name} of {} parameters, {synchrony}, {} workers, {} samples a step, {cores} core{}\n{table}\n{same} {weights}.\n{deaths}",
         comparison.parameters,
-        synchrony(comparison.synchrony),
         comparison.workers,
         comparison.batch,
-        machine_of(comparison.cores),
+        if cores == 1 { "" } else { "s" },
     )
 }
 
 /// Returns the plot of a comparison, the paper's figure 10: how good the model is, by the time of the training.
-pub(crate) fn figure<'a>(comparison: &Comparison) -> Plot<'a> {
-    let texts = matches!(comparison.model, Model::Recurrent(_));
+pub(crate) fn figure(comparison: &Comparison) -> Plot<'static> {
+    let texts = comparison.model.reads_texts();
     let value = |point: &Point| if texts { point.loss } else { point.accuracy * 100.0 };
     let lines = comparison.modes.iter().zip(COLOURS.into_iter().cycle()).map(|(mode, colour)| Line {
         name: mode.mode.clone(),
         colour,
         points: mode.points.iter().map(|point| (point.seconds, value(point))).collect(),
     });
-    Plot {
-        title: if texts {
-            "Cross entropy of the tested texts (lower is better)"
-        } else {
-            "Accuracy on the tested pictures (higher is better)"
-        },
-        x_axis: "seconds of training, without tests",
-        y_axis: if texts { "cross entropy" } else { "% right" },
-        lines: lines.collect(),
-        marks: true,
-    }
-}
-
-fn name(model: &Model) -> String {
-    match model {
-        Model::Pictures(architecture) => format!("{architecture:?}"),
-        Model::Recurrent(model) => format!("LSTM with {} states", model.hidden),
-    }
-}
-
-fn synchrony(synchrony: Synchrony) -> &'static str {
-    match synchrony {
-        Synchrony::ParameterServer => "parameter server",
-        Synchrony::Allreduce => "allreduce (ring)",
-    }
-}
-
-fn dash() -> String {
-    "–".to_owned()
+    let (title, y_axis) = match texts {
+        true => ("Cross entropy of the tested texts (lower is better)", "cross entropy"),
+        false => ("Accuracy on the tested pictures (higher is better)", "% right"),
+    };
+    Plot { title, x_axis: "seconds of training, without tests", y_axis, lines: lines.collect(), marks: true }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::step::Recurrent;
 
     fn comparison(model: Model) -> Comparison {
         let mode = |mode: &str, milliseconds: f64| ModeResult {
@@ -199,7 +190,7 @@ mod tests {
 
     #[test]
     fn a_comparison_has_a_row_for_each_mode_and_names_what_died() {
-        let text = text(&comparison(Model::Recurrent(Recurrent { embedding: 4, hidden: 5 })));
+        let text = text(&comparison(Model::Lstm));
         // The first step is left out of the median.
         for part in [
             "500.00 ms",
@@ -209,7 +200,7 @@ mod tests {
             "2.20 s",
             "bit by bit: abc",
             "2 cores",
-            "LSTM with 5 states",
+            "LSTM with 128 states",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
@@ -218,9 +209,16 @@ mod tests {
 
     #[test]
     fn the_figure_is_of_accuracy_or_of_the_loss_of_texts() {
-        let pictures = figure(&comparison(Model::Pictures(crate::model::Architecture::Cnn)));
+        let pictures = figure(&comparison(Model::Cnn));
         assert_eq!(pictures.lines[1].points, [(200.0, 86.0)]);
-        let texts = figure(&comparison(Model::Recurrent(Recurrent { embedding: 4, hidden: 5 })));
+        let texts = figure(&comparison(Model::Lstm));
         assert_eq!(texts.lines[0].points, [(500.0, 0.4)]);
+    }
+
+    #[test]
+    fn the_json_names_the_kind_of_the_model() {
+        let kind = |model| serde_json::to_value(comparison(model)).unwrap()["model"].clone();
+        assert_eq!(kind(Model::Cnn), json!({ "pictures": "cnn" }));
+        assert_eq!(kind(Model::Lstm), json!({ "recurrent": { "embedding": 64, "hidden": 128 } }));
     }
 }

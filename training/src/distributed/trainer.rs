@@ -10,13 +10,14 @@ use tonic_rdma_graph::dataflow::{KernelError, NodeId, Outlet, Topology};
 use tonic_rdma_graph::placement::{Crossing, CrossingId, Part, Placements};
 use tonic_rdma_graph::schedule::{Executor, Program, Settings, Transfers, Work};
 use tonic_rdma_graph::sites::{Allocating, NodeSites};
-use xxhash_rust::xxh3::Xxh3;
 
 use super::messages::{Ran, Sent, SentTensor};
-use super::samples::Feeder;
 use crate::array::Array;
-use crate::step::{Feed, StepGraph};
-use crate::variables::Variables;
+use crate::data::{Data, reorder};
+use crate::step::{Feed, Shape, StepGraph};
+
+/// The most registered memory for crossing tensors of a part, in bytes.
+const REGISTERED: u64 = 1 << 30;
 
 /// One part of a job.
 pub(crate) struct Trainer {
@@ -55,11 +56,10 @@ impl Trainer {
         own: usize,
         transfers: Box<dyn Transfers<Array>>,
         feeder: Feeder,
-        registered: u64,
         deadline: Duration,
     ) -> Result<Self, GraphError> {
         let StepGraph { graph, placements, kernels, feeds, .. } = graph;
-        let sites = Arc::new(NodeSites::new(&graph, registered));
+        let sites = Arc::new(NodeSites::new(&graph, REGISTERED));
         // A step reads the variables that the step before has changed, so one step is in flight.
         let mut settings = Settings::default();
         settings.window = 1;
@@ -131,12 +131,59 @@ impl Trainer {
     }
 }
 
-/// Returns a hash of the bits of all variables.
-pub(crate) fn hash(variables: &Variables) -> Result<String, KernelError> {
-    let mut hash = Xxh3::new();
-    for (name, values) in variables.values()? {
-        hash.update(name.as_bytes());
-        values.values().iter().for_each(|value| hash.update(&value.to_bits().to_le_bytes()));
+/// The samples of the steps, in the order that follows from the seed.
+#[derive(Debug)]
+pub(crate) struct Feeder {
+    data: Arc<Data>,
+    shape: Shape,
+    seed: u64,
+    /// The samples in the order of an epoch. The memory is allocated before the first step: a step that begins an epoch makes the same
+    /// allocations as any other step, so that the samples always come from the same allocation site.
+    order: Vec<u32>,
+    epoch: Option<usize>,
+    /// The targets of the last samples that were fed, with their step.
+    targets: Option<(u64, Array)>,
+}
+
+impl Feeder {
+    /// Makes the feeder of a job.
+    pub(crate) fn new(data: Arc<Data>, shape: Shape, seed: u64) -> Self {
+        let order = vec![0; data.train.len()];
+        Self { data, shape, seed, order, epoch: None, targets: None }
     }
-    Ok(format!("{:016x}", hash.digest()))
+
+    /// Returns an input of a worker in a step.
+    pub(crate) fn feed(&mut self, step: u64, worker: usize, feed: Feed) -> Result<Array, KernelError> {
+        match (feed, self.targets.take()) {
+            (Feed::Targets, Some((of, targets))) if of == step => Ok(targets),
+            (feed, _) => {
+                let (samples, targets) = self.batch(step, worker)?;
+                match feed {
+                    Feed::Samples => {
+                        self.targets = Some((step, targets));
+                        Ok(samples)
+                    }
+                    Feed::Targets => Ok(targets),
+                }
+            }
+        }
+    }
+
+    /// Returns the samples of a worker in a step. Samples that fill no batch are left out; each epoch leaves out others.
+    fn batch(&mut self, step: u64, worker: usize) -> Result<(Array, Array), KernelError> {
+        let batch = self.shape.batch;
+        let steps = self.data.train.len() / batch.max(1);
+        if steps == 0 {
+            return Err(format!("{} samples don't fill a batch of {batch}", self.data.train.len()).into());
+        }
+        let (epoch, step) = (step as usize / steps, step as usize % steps);
+        if self.epoch != Some(epoch) {
+            reorder(&mut self.order, self.seed, epoch);
+            self.epoch = Some(epoch);
+        }
+        let share = self.shape.share(worker);
+        let range = step * batch + share.start..step * batch + share.end;
+        let which = self.order.get(range).unwrap_or(&[]).iter().map(|sample| *sample as usize);
+        self.data.train.batch(which)
+    }
 }

@@ -5,14 +5,20 @@
 mod compute;
 mod resnet50;
 
-use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use crate::failure::Failure;
-use crate::group::{Gradients, Group, Means, Step};
-use crate::job::{Compute, Overlap, OverlapJob, Spread};
+use tonic_rdma_collective::{Fusion, Means, Reduction, Step};
+
+use crate::failure::Error;
+use crate::group::Group;
+use crate::options::{Compute, Options};
 use crate::processes::cores;
+use crate::results::{Overlap, Spread};
+use crate::train::fusion_report;
 use compute::{Matrices, Processor, Schedule};
+
+/// Measured steps of each kind, unless --steps says otherwise.
+const STEPS: usize = 20;
 
 /// Steps before the measured ones, of each kind.
 const WARM_UP: usize = 2;
@@ -48,38 +54,41 @@ impl Kind {
 /// One rank of the measurement.
 struct Bench<'a> {
     group: &'a Group,
-    /// The gradients of this rank, in the order of the backward pass.
-    tensors: Vec<Vec<f32>>,
+    /// The names and the gradients of this rank, in the order of the backward pass.
+    tensors: Vec<(String, Vec<f32>)>,
     /// The number of tensors of each layer.
     layers: Vec<usize>,
     schedule: Schedule,
-    gradients: Gradients,
+    /// Averages the gradients over all ranks, in buckets.
+    fusion: Fusion<f32>,
     /// Whether a step with these gradients has ended, so that they have places.
     has_places: bool,
     compute: Compute,
+    /// What the communicator says of the steps with overlap.
+    reported: tonic_rdma_collective::Overlap,
 }
 
 /// Measures as one rank of the group. The result is the same on all ranks, but for the reports of the communicator.
-pub(crate) fn measure(job: &OverlapJob, group: &Group) -> Result<Overlap, Failure> {
+pub(crate) fn measure(job: &Options, group: &Group) -> Result<Overlap, Error> {
     let mut bench = Bench::new(group, job.compute)?;
     let communication = bench.communication()?;
     // The size of the buckets is chosen anew, for steps with computation.
-    bench.gradients = group.gradients(bench.tensors.len())?;
-    bench.gradients.set_reported(false);
+    bench.fusion = Fusion::builder(&group.communicator).build()?;
     let step_ms = job.step_ms.unwrap_or(STEP * communication.median);
     let processor = bench.processor(step_ms)?;
     bench.settle(&processor)?;
-    let mut milliseconds: [Vec<f64>; 3] = Default::default();
-    for step in 0..WARM_UP + job.steps {
-        let measured = step >= WARM_UP;
+    let (mut milliseconds, steps): ([Vec<f64>; 3], _) = (Default::default(), job.steps.unwrap_or(STEPS));
+    for step in 0..WARM_UP + steps {
+        if step == WARM_UP {
+            bench.reported = tonic_rdma_collective::Overlap::default();
+        }
         let mut turn = [0.0; 3];
         // The kinds take turns, so that what else the machine does meets all of them.
         for (kind, duration) in Kind::ALL.into_iter().zip(&mut turn) {
-            bench.gradients.set_reported(measured && kind == Kind::WithOverlap);
             *duration = bench.step(kind, &processor)?.as_secs_f64() * 1e3;
         }
-        group.maximum(&mut turn)?;
-        if measured {
+        group.reduce(&mut turn, Reduction::Max)?;
+        if step >= WARM_UP {
             milliseconds.iter_mut().zip(turn).for_each(|(all, one)| all.push(one));
         }
     }
@@ -89,14 +98,14 @@ pub(crate) fn measure(job: &OverlapJob, group: &Group) -> Result<Overlap, Failur
         cores: cores(),
         compute: job.compute,
         tensors: bench.tensors.len(),
-        bytes: bench.tensors.iter().map(|tensor| size_of_val(tensor.as_slice())).sum(),
+        bytes: bench.tensors.iter().map(|(_, tensor)| size_of_val(tensor.as_slice())).sum(),
         step_ms,
         communication_ms: communication,
         without_communication_ms: without_communication,
         without_overlap_ms: without_overlap,
         with_overlap_ms: with_overlap,
         hidden: hidden(without_communication.median, without_overlap.median, with_overlap.median),
-        fusion: bench.gradients.report(),
+        fusion: fusion_report(&bench.fusion, steps, &bench.reported, group.rank()),
     })
 }
 
@@ -117,41 +126,43 @@ fn mean(ranks: usize, tensor: usize, index: usize) -> f32 {
 }
 
 impl<'a> Bench<'a> {
-    fn new(group: &'a Group, compute: Compute) -> Result<Self, Failure> {
+    fn new(group: &'a Group, compute: Compute) -> Result<Self, Error> {
         let layers = resnet50::layers();
-        let lengths: Vec<usize> = layers.iter().flat_map(|layer| layer.tensors.iter().copied()).collect();
-        let fill = |(tensor, length): (usize, &usize)| {
-            (0..*length).map(|index| element(group.rank(), tensor, index)).collect()
+        let lengths = layers.iter().flat_map(|layer| layer.tensors.iter().copied());
+        let fill = |(tensor, length): (usize, usize)| {
+            let elements = (0..length).map(|index| element(group.rank(), tensor, index));
+            (tensor.to_string(), elements.collect())
         };
         Ok(Self {
             group,
-            tensors: lengths.iter().enumerate().map(fill).collect(),
+            tensors: lengths.enumerate().map(fill).collect(),
             schedule: Schedule::new(&layers),
             layers: layers.into_iter().map(|layer| layer.tensors.len()).collect(),
-            gradients: group.gradients(lengths.len())?,
+            fusion: Fusion::builder(&group.communicator).build()?,
             has_places: false,
             compute,
+            reported: tonic_rdma_collective::Overlap::default(),
         })
     }
 
     /// Measures the communication without any computation, and checks each element of the first result.
-    fn communication(&mut self) -> Result<Spread, Failure> {
+    fn communication(&mut self) -> Result<Spread, Error> {
         let (mut milliseconds, mut steps) = (Vec::new(), 0);
         while milliseconds.len() < ALONE {
             self.group.barrier()?;
-            let settled = self.gradients.is_settled();
-            let mut step = self.gradients.begin()?;
-            fill(&mut step, &self.tensors, 0..self.tensors.len())?;
+            let settled = !self.fusion.bucket_size().measuring();
+            let mut step = self.fusion.step()?;
+            fill(&mut step, &self.tensors)?;
             let began = Instant::now();
-            ready(&mut step, &self.tensors, 0..self.tensors.len())?;
-            let means = step.finish()?;
+            ready(&mut step, &self.tensors)?;
+            let means = step.finish().wait()?;
             let mut duration = [began.elapsed().as_secs_f64() * 1e3];
-            self.group.maximum(&mut duration)?;
+            self.group.reduce(&mut duration, Reduction::Max)?;
             if settled && steps >= WARM_UP {
                 milliseconds.extend(duration);
             }
             if steps == 0 {
-                check(&means, self.group.size(), |_| true)?;
+                check(&means, &self.tensors, self.group.size(), |_| true)?;
             }
             steps = counted(steps)?;
         }
@@ -159,27 +170,23 @@ impl<'a> Bench<'a> {
     }
 
     /// Makes the processor that computes a step in `step_ms` milliseconds.
-    fn processor(&self, step_ms: f64) -> Result<Processor, Failure> {
-        match self.compute {
-            Compute::Wait | Compute::Copy => {
-                Ok(Processor::Accelerator { step: Duration::from_secs_f64(step_ms / 1e3) })
-            }
-            Compute::Cores => {
-                let matrices = Matrices::new()?;
-                // All ranks measure at the same time, because they also compute at the same time, and may share cores.
-                self.group.barrier()?;
-                let mut unit = [matrices.measure(MEASURE)?.as_secs_f64() * 1e3];
-                self.group.maximum(&mut unit)?;
-                let [unit] = unit;
-                Ok(Processor::Core { units: step_ms / unit, matrices })
-            }
+    fn processor(&self, step_ms: f64) -> Result<Processor, Error> {
+        if self.compute != Compute::Cores {
+            return Ok(Processor::Accelerator { step: Duration::from_secs_f64(step_ms / 1e3) });
         }
+        let matrices = Matrices::new()?;
+        // All ranks measure at the same time, because they also compute at the same time, and may share cores.
+        self.group.barrier()?;
+        let mut unit = [matrices.measure(MEASURE)?.as_secs_f64() * 1e3];
+        self.group.reduce(&mut unit, Reduction::Max)?;
+        let [unit] = unit;
+        Ok(Processor::Core { units: step_ms / unit, matrices })
     }
 
     /// Carries out steps with overlap until the communicator has chosen the size of their buckets.
-    fn settle(&mut self, processor: &Processor) -> Result<(), Failure> {
+    fn settle(&mut self, processor: &Processor) -> Result<(), Error> {
         let mut steps = 0;
-        while !self.gradients.is_settled() {
+        while self.fusion.bucket_size().measuring() {
             self.step(Kind::WithOverlap, processor)?;
             steps = counted(steps)?;
         }
@@ -187,78 +194,88 @@ impl<'a> Bench<'a> {
     }
 
     /// Carries out one step, and returns its duration on this rank.
-    fn step(&mut self, kind: Kind, processor: &Processor) -> Result<Duration, Failure> {
+    fn step(&mut self, kind: Kind, processor: &Processor) -> Result<Duration, Error> {
         // An accelerator writes the gradients to their places itself, which takes no core. So they are there before the step.
         // In its first step, the communicator has no places yet.
         let already_there = self.compute == Compute::Wait && self.has_places;
         if already_there {
             // This step starts no bucket, so the next one replaces it, with the same places.
-            fill(&mut self.gradients.begin()?, &self.tensors, 0..self.tensors.len())?;
+            fill(&mut self.fusion.step()?, &self.tensors)?;
         }
         self.group.barrier()?;
         let began = Instant::now();
         let mut computing = processor.begin();
-        let mut step = self.gradients.begin()?;
+        let mut step = self.fusion.step()?;
         computing.until(self.schedule.forward)?;
-        let mut first = 0;
-        for (tensors, until) in self.layers.iter().zip(&self.schedule.layers) {
+        let mut left = self.tensors.as_slice();
+        for (number, until) in self.layers.iter().zip(&self.schedule.layers) {
             computing.until(*until)?;
-            let tensors = first..first + tensors;
-            first = tensors.end;
+            let of_layer = left.split_off(..*number).unwrap_or_default();
             if !already_there {
-                fill(&mut step, &self.tensors, tensors.clone())?;
+                fill(&mut step, of_layer)?;
             }
             if kind == Kind::WithOverlap {
-                ready(&mut step, &self.tensors, tensors)?;
+                ready(&mut step, of_layer)?;
             }
         }
         match kind {
             // The step is dropped, and nothing of it was given away.
             Kind::WithoutCommunication => return Ok(began.elapsed()),
-            Kind::WithoutOverlap => ready(&mut step, &self.tensors, 0..first)?,
+            Kind::WithoutOverlap => ready(&mut step, &self.tensors)?,
             Kind::WithOverlap => {}
         }
-        let means = step.finish()?;
+        let means = step.finish().wait()?;
         let duration = began.elapsed();
         self.has_places = true;
+        if kind == Kind::WithOverlap {
+            self.reported += means.overlap();
+        }
         // The first step checked all elements. These look for a step that did not reduce at all.
-        check(&means, self.group.size(), |index| index.is_multiple_of(4096))?;
+        check(&means, &self.tensors, self.group.size(), |index| index.is_multiple_of(4096))?;
         Ok(duration)
     }
 }
 
 /// Counts a step that precedes the measured ones.
-fn counted(steps: usize) -> Result<usize, Failure> {
+fn counted(steps: usize) -> Result<usize, Error> {
     match steps + 1 {
-        MOST_STEPS => {
-            Err(Failure::run(format!("the size of the buckets is not chosen after {MOST_STEPS} steps")))
-        }
+        MOST_STEPS => Err(format!("the size of the buckets is not chosen after {MOST_STEPS} steps").into()),
         steps => Ok(steps),
     }
 }
 
 /// Copies some gradients to their places.
-fn fill(step: &mut Step<'_>, tensors: &[Vec<f32>], which: Range<usize>) -> Result<(), Failure> {
-    let tensors = which.clone().zip(tensors.get(which).unwrap_or(&[]));
-    tensors.into_iter().try_for_each(|(index, tensor)| step.fill(index, tensor))
+fn fill(step: &mut Step<'_, f32>, tensors: &[(String, Vec<f32>)]) -> Result<(), Error> {
+    for (name, tensor) in tensors {
+        step.slot(name, tensor.len())?.copy_from_slice(tensor);
+    }
+    Ok(())
 }
 
 /// Gives some gradients away to be reduced.
-fn ready(step: &mut Step<'_>, tensors: &[Vec<f32>], which: Range<usize>) -> Result<(), Failure> {
-    let tensors = which.clone().zip(tensors.get(which).unwrap_or(&[]));
-    tensors.into_iter().try_for_each(|(index, tensor)| step.ready(index, tensor.len()))
+fn ready(step: &mut Step<'_, f32>, tensors: &[(String, Vec<f32>)]) -> Result<(), Error> {
+    for (name, tensor) in tensors {
+        step.slot(name, tensor.len())?.ready()?;
+    }
+    Ok(())
 }
 
 /// Checks the elements of the result whose index `which` selects.
-fn check(means: &Means<'_>, ranks: usize, which: impl Fn(usize) -> bool) -> Result<(), Failure> {
-    for tensor in 0..means.len() {
-        let found = means.mean(tensor)?.iter().enumerate();
-        for (index, value) in found.filter(|(index, _)| which(*index)) {
+fn check(
+    means: &Means<'_, f32>,
+    tensors: &[(String, Vec<f32>)],
+    ranks: usize,
+    which: impl Fn(usize) -> bool,
+) -> Result<(), Error> {
+    for (tensor, (name, _)) in tensors.iter().enumerate() {
+        let found = means.get(name).ok_or_else(|| format!("there is no mean of tensor {name}"))?;
+        for (index, value) in found.iter().enumerate().filter(|(index, _)| which(*index)) {
             let expected = mean(ranks, tensor, index);
             if value.to_bits() != expected.to_bits() {
-                return Err(Failure::run(format!(
+                return Err(format!(
                     "element {index} of tensor {tensor} is {value} after the reduction, and has to be {expected}"
-                )));
+                )
+                .into());
             }
         }
     }

@@ -15,181 +15,76 @@
 //! range take as long as those of an empty one; the workers with which such gradients begin follow one another, so that all have the
 //! same work.
 
-use std::collections::HashMap;
-
 use tonic_rdma_graph::GraphError;
-use tonic_rdma_graph::dataflow::{KernelError, Outlet};
+use tonic_rdma_graph::dataflow::Outlet;
+use tonic_rdma_tensor::Dtype;
 
-use super::builder::{Builder, Described, first, floats, output};
-use super::gradient::{WorkerGradient, gradient_of};
-use super::shape::Shape;
-use crate::array::{Array, Block};
-use crate::data::shards::part;
+use super::{Builder, Shape, blocks, first, inputs, known, output};
+use crate::array::Array;
+use crate::data::part;
+use crate::failure::Error;
 use crate::variables::Gradient;
 
 /// A gradient with fewer elements is one range.
 const CUT: usize = 4096;
 
-/// Adds all nodes of a step.
-pub(super) fn add(builder: &mut Builder, shape: &Shape) -> Result<(), GraphError> {
-    let shapes = shape.shapes();
-    let holds = |worker: usize, name: &str| worker == 0 || name != super::recurrent::EMBEDDING;
-    let mut of_worker: Vec<HashMap<String, Outlet>> = Vec::new();
-    for worker in 0..shape.workers {
-        let mut values = HashMap::new();
-        for (name, dims) in shapes.iter().filter(|(name, _)| holds(worker, name)) {
-            values.insert(name.clone(), builder.assign(worker, &format!("@{worker}"), name, dims)?);
+impl Shape {
+    /// Adds the allreduce of the gradients of a variable, and a push at each worker. `turn` is the number of the variable.
+    pub(super) fn add_ring(
+        &self,
+        builder: &mut Builder,
+        name: &str,
+        length: usize,
+        turn: usize,
+        gradients: &[Outlet],
+    ) -> Result<(), GraphError> {
+        let workers = self.workers;
+        // Each range, with the worker that begins it.
+        let ranges: Vec<_> = match length >= CUT.max(workers) {
+            true => (0..workers).map(|range| (range, part(length, workers, range))).collect(),
+            false => vec![(turn % workers, 0..length)],
+        };
+        let fact = |length| known(Dtype::F32, &[length]);
+        // The nodes that cut each worker's gradient into ranges, which share its memory.
+        let mut cuts = Vec::new();
+        for (worker, gradient) in gradients.iter().enumerate() {
+            let parts: Vec<_> = ranges.iter().map(|(_, range)| range.clone()).collect();
+            let facts = parts.iter().map(|range| fact(range.len())).collect();
+            let cut = move |_, arrays| {
+                let [gradient] = inputs(arrays)?;
+                let gradient = gradient.as_floats()?;
+                parts.iter().map(|part| Ok(Array::Floats(gradient.range(part.clone())?))).collect()
+            };
+            let name = format!("cut.{name}@{worker}");
+            cuts.push((worker, builder.node(worker, name, vec![*gradient], facts, false, cut)?));
         }
-        of_worker.push(values);
-    }
-    // Worker 0 has the table of all workers.
-    if let Some(table) = of_worker.first().and_then(|values| values.get(super::recurrent::EMBEDDING)).copied()
-    {
-        for values in &mut of_worker {
-            values.insert(super::recurrent::EMBEDDING.to_owned(), table);
-        }
-    }
-    let mut gradients: Vec<(String, Vec<WorkerGradient>)> = Vec::new();
-    for (worker, values) in of_worker.iter().enumerate() {
-        for (name, gradient) in shape.add_worker(builder, worker, values)? {
-            match gradients.iter_mut().find(|(known, _)| *known == name) {
-                Some((_, workers)) => workers.push(gradient),
-                None => gradients.push((name, vec![gradient])),
-            }
-        }
-    }
-    for (number, (name, workers)) in gradients.into_iter().enumerate() {
-        let dense: Option<Vec<Outlet>> = workers
-            .iter()
-            .map(|gradient| match gradient {
-                WorkerGradient::Dense(gradient) => Some(*gradient),
-                WorkerGradient::Rows { .. } => None,
-            })
-            .collect();
-        match dense {
-            Some(gradients) => {
-                let dims =
-                    shapes.iter().find(|(known, _)| *known == name).map(|(_, dims)| dims.iter().product());
-                let ring =
-                    Ring { name: &name, workers: shape.workers, length: dims.unwrap_or(0), turn: number };
-                ring.add(builder, &gradients)?;
-            }
-            None => {
-                let inputs = workers.iter().flat_map(|gradient| gradient.outlets()).collect();
-                builder.push(0, "@0", &name, inputs, move |arrays| gradient_of(&workers, arrays))?;
-            }
-        }
-    }
-    Ok(())
-}
-
-/// The allreduce of one gradient.
-struct Ring<'a> {
-    name: &'a str,
-    workers: usize,
-    length: usize,
-    /// The number of the gradient.
-    turn: usize,
-}
-
-impl Ring<'_> {
-    fn is_cut(&self) -> bool {
-        self.length >= CUT.max(self.workers)
-    }
-
-    /// Returns the ranges that are not empty, each with the worker that begins it.
-    fn ranges(&self) -> Vec<(usize, std::ops::Range<usize>)> {
-        match self.is_cut() {
-            true => (0..self.workers).map(|range| (range, part(self.length, self.workers, range))).collect(),
-            false => vec![(self.turn % self.workers, 0..self.length)],
-        }
-    }
-
-    /// Adds the rounds, and a push at each worker.
-    fn add(&self, builder: &mut Builder, gradients: &[Outlet]) -> Result<(), GraphError> {
-        let ranges = self.ranges();
-        let cut = self.cut(builder, gradients, &ranges)?;
+        let mut rings: Vec<_> =
+            ranges.iter().map(|(begin, _)| cuts.iter().copied().cycle().skip(*begin)).collect();
         let mut sums: Vec<Outlet> = Vec::new();
-        for (place, (begin, _)) in ranges.iter().enumerate() {
-            sums.push(of(&cut, *begin, place, self.name)?);
-        }
-        for round in 1..self.workers {
-            for (place, (begin, range)) in ranges.iter().enumerate() {
-                let worker = (begin + round) % self.workers;
-                let own = of(&cut, worker, place, self.name)?;
-                if let Some(sum) = sums.get_mut(place) {
-                    *sum = self.add_up(builder, (worker, place, round), [*sum, own], range.len())?;
-                }
+        for round in 0..workers {
+            for (place, (ring, (_, range))) in rings.iter_mut().zip(&ranges).enumerate() {
+                let Some((worker, cut)) = ring.next() else { continue };
+                let own = output(cut, place);
+                let Some(sum) = sums.get_mut(place) else {
+                    sums.push(own);
+                    continue;
+                };
+                let name = format!("add.{name}.{place}.{round}@{worker}");
+                let facts = vec![fact(range.len())];
+                *sum = first(builder.node(worker, name, vec![*sum, own], facts, false, add_up)?);
             }
         }
-        for worker in 0..self.workers {
-            builder.push(worker, &format!("@{worker}"), self.name, sums.clone(), |arrays| {
-                let ranges: Result<Vec<Block<f32>>, KernelError> =
-                    arrays.iter().map(|array| Ok(array.as_floats()?.clone())).collect();
-                Ok(Gradient::Ranges(ranges?))
-            })?;
+        for worker in 0..workers {
+            let ranges = |arrays: &[Array]| Ok(Gradient::Ranges(blocks(arrays)?));
+            builder.push(worker, &self.suffix(worker), name, sums.clone(), ranges)?;
         }
         Ok(())
     }
-
-    /// Adds the nodes that cut each worker's gradient into ranges, which share its memory.
-    fn cut(
-        &self,
-        builder: &mut Builder,
-        gradients: &[Outlet],
-        ranges: &[(usize, std::ops::Range<usize>)],
-    ) -> Result<Vec<Vec<Outlet>>, GraphError> {
-        let mut cut = Vec::new();
-        for (worker, gradient) in gradients.iter().enumerate() {
-            let parts: Vec<_> = ranges.iter().map(|(_, range)| range.clone()).collect();
-            let node = Described {
-                part: worker,
-                name: format!("cut.{}@{worker}", self.name),
-                kind: "Cut",
-                inputs: vec![*gradient],
-                outputs: parts.iter().map(|range| floats(&[range.len()])).collect(),
-                work: 0,
-                stays: false,
-            };
-            let node = builder.node(node, move |_, arrays| {
-                let [gradient] = super::kernels::inputs(arrays)?;
-                let gradient = gradient.as_floats()?;
-                parts.iter().map(|part| Ok(Array::Floats(gradient.range(part.clone())?))).collect()
-            })?;
-            cut.push((0..ranges.len()).map(|place| output(node, place)).collect());
-        }
-        Ok(cut)
-    }
-
-    fn add_up(
-        &self,
-        builder: &mut Builder,
-        (worker, place, round): (usize, usize, usize),
-        inputs: [Outlet; 2],
-        length: usize,
-    ) -> Result<Outlet, GraphError> {
-        let node = Described {
-            part: worker,
-            name: format!("add.{}.{place}.{round}@{worker}", self.name),
-            kind: "Add",
-            inputs: inputs.to_vec(),
-            outputs: vec![floats(&[length])],
-            work: length,
-            stays: false,
-        };
-        Ok(first(builder.node(node, move |_, arrays| {
-            let [sum, own] = super::kernels::inputs(arrays)?;
-            let (sum, own) = (sum.as_floats()?, own.as_floats()?);
-            let sums: Vec<f32> = sum.values().iter().zip(own.values()).map(|(sum, own)| sum + own).collect();
-            Ok(vec![Array::floats(&[length], sums)?])
-        })?))
-    }
 }
 
-fn of(outlets: &[Vec<Outlet>], worker: usize, place: usize, name: &str) -> Result<Outlet, GraphError> {
-    let outlet = outlets.get(worker).and_then(|outlets| outlets.get(place));
-    outlet.copied().ok_or_else(|| GraphError::Node {
-        node: format!("cut.{name}@{worker}"),
-        reason: format!("there is no range {place}"),
-    })
+fn add_up(_step: u64, arrays: Vec<Array>) -> Result<Vec<Array>, Error> {
+    let [sum, own] = inputs(arrays)?;
+    let (sum, own) = (sum.as_floats()?, own.as_floats()?);
+    let sums: Vec<f32> = sum.values().iter().zip(own.values()).map(|(sum, own)| sum + own).collect();
+    Ok(vec![Array::floats(&[sums.len()], sums)?])
 }

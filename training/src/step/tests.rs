@@ -10,24 +10,19 @@ use tonic_rdma_graph::schedule::{InMemory, Transfers};
 use tonic_rdma_graph::session::Fingerprint;
 
 use super::*;
-use crate::array::Array;
-use crate::data::Data;
-use crate::data::fortunes::Texts;
-use crate::data::fortunes::tests::texts;
 use crate::data::tests::samples;
-use crate::distributed::samples::{Dataset, Feeder};
-use crate::distributed::trainer::{Trainer, hash};
-use crate::model::{Architecture, Optimiser};
-use crate::variables::Variables;
+use crate::data::{Data, Samples};
+use crate::distributed::trainer::{Feeder, Trainer};
+use crate::texts::tests::texts;
 
 const SEED: u64 = 3;
 const RATE: f32 = 0.05;
 const MOMENTUM: f32 = 0.5;
 
-fn dataset(model: &Model) -> Arc<Dataset> {
-    Arc::new(match model {
-        Model::Pictures(_) => Dataset::Pictures(Data { train: samples(64), test: samples(10) }),
-        Model::Recurrent(_) => Dataset::Texts(Texts { train: texts(64, 14), test: texts(9, 14) }),
+fn data(model: Model) -> Arc<Data> {
+    Arc::new(match model.reads_texts() {
+        false => Data { train: samples(64), test: samples(10) },
+        true => Data { train: Samples::Texts(texts(64, 14)), test: Samples::Texts(texts(9, 14)) },
     })
 }
 
@@ -35,20 +30,15 @@ fn shape(model: Model, synchrony: Synchrony, workers: usize) -> Shape {
     Shape { model, synchrony, workers, batch: 9 }
 }
 
-fn small() -> Model {
-    Model::Recurrent(Recurrent { embedding: 8, hidden: 6 })
-}
-
 fn variables(shape: &Shape) -> Vec<Arc<Variables>> {
-    let (rate, momentum) =
-        if matches!(shape.model, Model::Pictures(_)) { (RATE, MOMENTUM) } else { (0.3, 0.9) };
-    let of = |part| Variables::new(shape.variables(part, SEED).unwrap(), rate, momentum).unwrap();
+    let (rate, momentum) = if shape.model.reads_texts() { (0.3, 0.9) } else { (RATE, MOMENTUM) };
+    let of = |part| Variables::new(shape.variables(part, SEED), rate, momentum).unwrap();
     (0..shape.parts()).map(of).collect()
 }
 
 /// Runs steps with an executor for each part. Returns the loss of each step.
 fn run(shape: &Shape, variables: &[Arc<Variables>], steps: std::ops::Range<u64>) -> Vec<f64> {
-    let dataset = dataset(&shape.model);
+    let data = data(shape.model);
     let placements = shape.build(0, &variables[0]).unwrap().placements;
     let transfers = InMemory::parts(&placements, 1).unwrap();
     let losses: Vec<Vec<f32>> = thread::scope(|scope| {
@@ -56,13 +46,12 @@ fn run(shape: &Shape, variables: &[Arc<Variables>], steps: std::ops::Range<u64>)
             .into_iter()
             .enumerate()
             .map(|(part, transfers): (usize, Box<dyn Transfers<Array>>)| {
-                let (dataset, steps, variables) = (Arc::clone(&dataset), steps.clone(), &variables[part]);
+                let (data, steps, variables) = (Arc::clone(&data), steps.clone(), &variables[part]);
                 let work = move || {
-                    let feeder = Feeder::new(dataset, shape.clone(), SEED);
+                    let feeder = Feeder::new(data, shape.clone(), SEED);
                     let graph = shape.build(part, variables).unwrap();
                     let deadline = Duration::from_secs(60);
-                    let mut trainer =
-                        Trainer::new(graph, part, transfers, feeder, 1 << 26, deadline).unwrap();
+                    let mut trainer = Trainer::new(graph, part, transfers, feeder, deadline).unwrap();
                     trainer.run(steps).unwrap().losses
                 };
                 thread::Builder::new().stack_size(16 << 20).spawn_scoped(scope, work).unwrap()
@@ -77,8 +66,8 @@ fn run(shape: &Shape, variables: &[Arc<Variables>], steps: std::ops::Range<u64>)
 
 /// Runs the kernels of all parts one after the other in this thread. Returns the loss of each step.
 fn run_in_one_thread(shape: &Shape, variables: &[Arc<Variables>], steps: std::ops::Range<u64>) -> Vec<f64> {
-    let dataset = dataset(&shape.model);
-    let mut feeder = Feeder::new(Arc::clone(&dataset), shape.clone(), SEED);
+    let data = data(shape.model);
+    let mut feeder = Feeder::new(data, shape.clone(), SEED);
     let mut graphs: Vec<StepGraph> =
         variables.iter().enumerate().map(|(part, variables)| shape.build(part, variables).unwrap()).collect();
     let graph = Arc::clone(&graphs[0].graph);
@@ -110,7 +99,7 @@ fn settled(variables: &[Arc<Variables>], version: u64) -> Vec<String> {
         .iter()
         .map(|variables| {
             variables.settle(version).unwrap();
-            hash(variables).unwrap()
+            format!("{:016x}", variables.hash().unwrap())
         })
         .collect()
 }
@@ -123,14 +112,14 @@ fn large_stack(work: impl FnOnce() + Send + 'static) {
 fn executors_give_the_bits_of_one_thread() {
     large_stack(|| {
         for (model, synchrony, workers, steps) in [
-            (Model::Pictures(Architecture::Mlp), Synchrony::ParameterServer, 1, 2),
-            (Model::Pictures(Architecture::Mlp), Synchrony::ParameterServer, 3, 4),
-            (Model::Pictures(Architecture::Mlp), Synchrony::Allreduce, 1, 2),
-            (Model::Pictures(Architecture::Mlp), Synchrony::Allreduce, 2, 4),
-            (Model::Pictures(Architecture::Mlp), Synchrony::Allreduce, 4, 3),
-            (Model::Pictures(Architecture::Cnn), Synchrony::ParameterServer, 2, 3),
-            (small(), Synchrony::ParameterServer, 2, 5),
-            (small(), Synchrony::Allreduce, 3, 5),
+            (Model::Mlp, Synchrony::ParameterServer, 1, 2),
+            (Model::Mlp, Synchrony::ParameterServer, 3, 4),
+            (Model::Mlp, Synchrony::Allreduce, 1, 2),
+            (Model::Mlp, Synchrony::Allreduce, 2, 4),
+            (Model::Mlp, Synchrony::Allreduce, 4, 3),
+            (Model::Cnn, Synchrony::ParameterServer, 2, 3),
+            (Model::Lstm, Synchrony::ParameterServer, 2, 5),
+            (Model::Lstm, Synchrony::Allreduce, 3, 5),
         ] {
             let shape = shape(model, synchrony, workers);
             let (split, single) = (variables(&shape), variables(&shape));
@@ -144,7 +133,7 @@ fn executors_give_the_bits_of_one_thread() {
             );
             let (split, single) = (settled(&split, steps), settled(&single, steps));
             assert_eq!(split, single, "{shape:?}");
-            if synchrony == Synchrony::Allreduce && matches!(model, Model::Pictures(_)) {
+            if synchrony == Synchrony::Allreduce && !model.reads_texts() {
                 assert!(
                     split.iter().all(|hash| *hash == split[0]),
                     "all workers have the same weights: {split:?}"
@@ -155,41 +144,28 @@ fn executors_give_the_bits_of_one_thread() {
 }
 
 #[test]
-fn the_steps_are_those_of_a_training_without_a_graph() {
+fn the_steps_are_those_of_a_training_with_one_worker() {
     for synchrony in [Synchrony::ParameterServer, Synchrony::Allreduce] {
-        for architecture in [Architecture::Mlp, Architecture::Cnn] {
-            let shape = shape(Model::Pictures(architecture), synchrony, 2);
+        for model in [Model::Mlp, Model::Cnn] {
+            let shape = shape(model, synchrony, 2);
             let split = variables(&shape);
             let losses = run(&shape, &split, 0..3);
-            let network = crate::model::Network::random(architecture, SEED).unwrap();
-            let mut optimiser = Optimiser::new(&network, RATE, MOMENTUM).unwrap();
-            let dataset = dataset(&shape.model);
-            let mut whole = Feeder::new(Arc::clone(&dataset), Shape { workers: 1, ..shape.clone() }, SEED);
-            for (step, loss) in losses.iter().enumerate() {
-                let pictures = whole.feed(step as u64, 0, Feed::Samples).unwrap().into_tensor().unwrap();
-                let classes = whole.feed(step as u64, 0, Feed::Targets).unwrap().into_tensor().unwrap();
-                let mut all = Vec::new();
-                let sum = network.gradients(&pictures, &classes, 1.0 / 9.0, |_, gradient| {
-                    all.push(gradient.to_vec());
-                    Ok::<_, candle_core::Error>(())
-                });
-                let expected = sum.unwrap() / 9.0;
-                for (index, gradient) in all.iter().enumerate() {
-                    optimiser.step(&network, index, gradient).unwrap();
-                }
+            let one = Shape { workers: 1, ..shape.clone() };
+            let whole = variables(&one);
+            for (step, (loss, expected)) in
+                losses.iter().zip(run_in_one_thread(&one, &whole, 0..3)).enumerate()
+            {
                 assert!(
                     (loss - expected).abs() < 1e-4 * expected,
                     "{synchrony:?} step {step}: {loss} {expected}"
                 );
             }
             settled(&split, 3);
+            settled(&whole, 3);
             let values = split[shape.chief()].values().unwrap();
-            for ((weight, bias), variables) in network.layers().zip(values.chunks(2)) {
-                for (expected, (name, found)) in [weight, bias].into_iter().zip(variables) {
-                    let expected = crate::model::values(expected).unwrap();
-                    for (one, other) in expected.iter().zip(found.values()) {
-                        assert!((one - other).abs() < 1e-5 + 1e-3 * one.abs(), "{name}: {one} {other}");
-                    }
+            for ((name, found), (_, expected)) in values.iter().zip(whole[one.chief()].values().unwrap()) {
+                for (one, other) in expected.values().iter().zip(found.values()) {
+                    assert!((one - other).abs() < 1e-5 + 1e-3 * one.abs(), "{name}: {one} {other}");
                 }
             }
         }
@@ -199,7 +175,7 @@ fn the_steps_are_those_of_a_training_without_a_graph() {
 #[test]
 fn the_recurrent_network_learns_and_its_lengths_cross_with_shapes_that_vary() {
     large_stack(|| {
-        let shape = shape(small(), Synchrony::ParameterServer, 2);
+        let shape = shape(Model::Lstm, Synchrony::ParameterServer, 2);
         let split = variables(&shape);
         let graph = shape.build(0, &split[0]).unwrap();
         let dynamic: Vec<&str> = graph
@@ -215,16 +191,17 @@ fn the_recurrent_network_learns_and_its_lengths_cross_with_shapes_that_vary() {
         let losses = run(&shape, &split, 0..60);
         assert!(losses[59] < losses[0] / 2.0, "{losses:?}");
         settled(&split, 60);
-        let dataset = dataset(&shape.model);
-        let (loss, accuracy) = dataset.test(&shape.model, &split[2].values().unwrap(), 9).unwrap();
-        assert!(loss < losses[0] / 2.0 && accuracy > 0.5, "{loss} {accuracy}");
+        let data = data(shape.model);
+        let (values, tested) = (split[2].values().unwrap(), data.test.len());
+        let [loss, correct, number] = shape.model.test(&values, &data.test, 0..tested).unwrap();
+        assert!(loss / number < losses[0] / 2.0 && correct / number > 0.5, "{loss} {correct} {number}");
     });
 }
 
 #[test]
 fn a_job_goes_on_with_fewer_workers_from_the_last_complete_step() {
     for synchrony in [Synchrony::ParameterServer, Synchrony::Allreduce] {
-        let before = shape(Model::Pictures(Architecture::Mlp), synchrony, 3);
+        let before = shape(Model::Mlp, synchrony, 3);
         let after = Shape { workers: 2, ..before.clone() };
         // The job that loses a worker in step 3.
         let parts = variables(&before);
@@ -256,7 +233,8 @@ fn a_job_goes_on_with_fewer_workers_from_the_last_complete_step() {
 
 #[test]
 fn each_part_numbers_the_graph_alike() {
-    for (model, synchrony) in [(small(), Synchrony::Allreduce), (small(), Synchrony::ParameterServer)] {
+    for (model, synchrony) in [(Model::Lstm, Synchrony::Allreduce), (Model::Lstm, Synchrony::ParameterServer)]
+    {
         let shape = shape(model, synchrony, 3);
         let variables = variables(&shape);
         let fingerprint = |part: usize| {

@@ -2,22 +2,24 @@
 //!
 //! ```text
 //!  Floats, Words   a shared vector, or a range of one    crosses without a copy
-//!  Tensor          a tensor of candle                    crosses with a copy, because candle lends its memory under a lock only
+//!  Tensor          a tensor of candle                    never crosses, because candle lends its memory under a lock only
 //!  Tape            what a backward pass needs            never crosses
 //! ```
 //!
 //! A kernel whose output crosses takes the vector out of candle's tensor ([`Array::take`]). This copies nothing.
 
-mod take;
-
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use bytemuck::Pod;
 use bytes::Bytes;
-use candle_core::{DType, Device, Tensor};
-use tonic_rdma_graph::dataflow::{KernelError, Value};
+use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Tensor, WithDType};
+use tonic_rdma_graph::dataflow::Value;
 use tonic_rdma_tensor::{Dtype, Shape, TensorSpec};
+
+use crate::failure::Error;
+use crate::layer::Tape;
 
 /// A tensor of a training graph.
 #[derive(Clone, Debug)]
@@ -25,13 +27,7 @@ pub(crate) enum Array {
     Floats(Block<f32>),
     Words(Block<u32>),
     Tensor(Tensor),
-    Tape(Arc<dyn Tape>),
-}
-
-/// What a forward pass keeps for its backward pass.
-pub(crate) trait Tape: fmt::Debug + Send + Sync {
-    /// Computes the gradients of the parameters and of the input, from that of the output.
-    fn backward(&self, gradient: &Tensor) -> candle_core::Result<Vec<Tensor>>;
+    Tape(Arc<Tape>),
 }
 
 /// Numbers, row-major: a range of a shared vector.
@@ -42,9 +38,9 @@ pub(crate) struct Block<T> {
     range: Range<usize>,
 }
 
-impl<T: Copy> Block<T> {
+impl<T: Pod + WithDType> Block<T> {
     /// Makes the block of a whole vector, whose length is the product of `dims`.
-    pub(crate) fn new(dims: &[usize], content: Vec<T>) -> Result<Self, KernelError> {
+    pub(crate) fn new(dims: &[usize], content: Vec<T>) -> Result<Self, Error> {
         let length: usize = dims.iter().product();
         if content.len() != length {
             return Err(format!("{} numbers don't fill a tensor of shape {dims:?}", content.len()).into());
@@ -61,7 +57,7 @@ impl<T: Copy> Block<T> {
     }
 
     /// Returns a range of the numbers, which shares the memory.
-    pub(crate) fn range(&self, range: Range<usize>) -> Result<Self, KernelError> {
+    pub(crate) fn range(&self, range: Range<usize>) -> Result<Self, Error> {
         let length = self.range.len();
         if range.start > range.end || range.end > length {
             return Err(format!("{length} numbers have no range {range:?}").into());
@@ -71,12 +67,31 @@ impl<T: Copy> Block<T> {
         Ok(Self { dims: vec![range.len()], content: Arc::clone(&self.content), range })
     }
 
-    /// Returns the numbers, without a copy if this is the only reference to the whole vector.
-    fn into_vec(self) -> Vec<T> {
-        if self.range.len() != self.content.len() {
-            return self.values().to_vec();
-        }
-        Arc::try_unwrap(self.content).unwrap_or_else(|shared| shared.to_vec())
+    /// Returns the tensor of candle. The numbers are moved if this is the only reference to the whole vector, and copied otherwise.
+    pub(crate) fn into_tensor(self) -> Result<Tensor, Error> {
+        let vector = match Arc::try_unwrap(self.content) {
+            Ok(whole) if whole.len() == self.range.len() => whole,
+            Ok(whole) => whole.get(self.range).unwrap_or(&[]).to_vec(),
+            Err(shared) => shared.get(self.range).unwrap_or(&[]).to_vec(),
+        };
+        Ok(Tensor::from_vec(vector, self.dims, &Device::Cpu)?)
+    }
+
+    fn share(&self, dtype: Dtype) -> Result<tonic_rdma_tensor::Tensor, Error> {
+        let dims: Vec<u64> = self.dims.iter().map(|length| *length as u64).collect();
+        let spec = TensorSpec::new(dtype, Shape::new(&dims)?)?;
+        Ok(tonic_rdma_tensor::Tensor::from_bytes(spec, Bytes::from_owner(Shared(self.clone())))?)
+    }
+
+    fn filled(
+        spec: &TensorSpec,
+        fill: &mut dyn FnMut(&mut [u8]) -> Result<(), Error>,
+    ) -> Result<Self, Error> {
+        let dims: Vec<usize> =
+            spec.shape().dims().iter().map(|length| usize::try_from(*length)).collect::<Result<_, _>>()?;
+        let mut values = vec![<T as bytemuck::Zeroable>::zeroed(); dims.iter().product()];
+        fill(bytemuck::cast_slice_mut(&mut values))?;
+        Self::new(&dims, values)
     }
 }
 
@@ -89,49 +104,68 @@ impl<T> fmt::Debug for Block<T> {
 /// The bytes of a block, which keep its memory.
 struct Shared<T>(Block<T>);
 
-impl<T: bytemuck::NoUninit> AsRef<[u8]> for Shared<T> {
+impl<T: Pod + WithDType> AsRef<[u8]> for Shared<T> {
     fn as_ref(&self) -> &[u8] {
         bytemuck::cast_slice(self.0.values())
     }
 }
 
+/// An operation that moves the vector out of a tensor.
+struct Take(Mutex<Option<Vec<f32>>>);
+
+impl InplaceOp1 for Take {
+    fn name(&self) -> &'static str {
+        "take"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
+        if let CpuStorage::F32(values) = storage
+            && layout.contiguous_offsets() == Some((0, values.len()))
+        {
+            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(std::mem::take(values));
+        }
+        Ok(())
+    }
+}
+
 impl Array {
     /// Makes an array of a vector.
-    pub(crate) fn floats(dims: &[usize], values: Vec<f32>) -> Result<Self, KernelError> {
+    pub(crate) fn floats(dims: &[usize], values: Vec<f32>) -> Result<Self, Error> {
         Block::new(dims, values).map(Self::Floats)
     }
 
     /// Takes the vector out of a tensor of candle that nothing else refers to, without a copy if the elements fill it, row-major.
     ///
     /// The tensor of candle is empty afterwards, with all its clones. So the caller gives a tensor that it has just computed.
-    pub(crate) fn take(tensor: Tensor) -> Result<Self, KernelError> {
-        let dims = tensor.dims().to_vec();
-        Self::floats(&dims, take::vector(&tensor)?)
+    pub(crate) fn take(tensor: Tensor) -> Result<Self, Error> {
+        let taken = Take(Mutex::new(None));
+        tensor.inplace_op1(&taken)?;
+        let values = match taken.0.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some(values) => values,
+            None => tensor.flatten_all()?.to_vec1()?,
+        };
+        Self::floats(tensor.dims(), values)
     }
 
-    /// Makes an array of the elements of a tensor of candle, each changed by `change`. If they lie row-major, one allocation is made.
-    pub(crate) fn mapped(tensor: &Tensor, change: impl Fn(f32) -> f32) -> Result<Self, KernelError> {
-        Self::floats(tensor.dims(), take::mapped(tensor, change)?)
+    /// Makes an array of the elements of a tensor of candle, each within ±`bound`, in memory that is allocated here.
+    pub(crate) fn clipped(tensor: &Tensor, bound: f32) -> Result<Self, Error> {
+        let mut values = tensor.flatten_all()?.to_vec1::<f32>()?;
+        values.iter_mut().for_each(|value| *value = value.clamp(-bound, bound));
+        Self::floats(tensor.dims(), values)
     }
 
-    /// Returns the tensor of candle. Numbers are moved if this is the only reference to them, and copied otherwise.
-    pub(crate) fn into_tensor(self) -> Result<Tensor, KernelError> {
-        Ok(match self {
-            Self::Floats(block) => {
-                let dims = block.dims.clone();
-                Tensor::from_vec(block.into_vec(), dims, &Device::Cpu)?
-            }
-            Self::Words(block) => {
-                let dims = block.dims.clone();
-                Tensor::from_vec(block.into_vec(), dims, &Device::Cpu)?
-            }
-            Self::Tensor(tensor) => tensor,
-            Self::Tape(_) => return Err("what a forward pass keeps is no tensor".into()),
-        })
+    /// Returns the tensor of candle.
+    pub(crate) fn into_tensor(self) -> Result<Tensor, Error> {
+        match self {
+            Self::Floats(block) => block.into_tensor(),
+            Self::Words(block) => block.into_tensor(),
+            Self::Tensor(tensor) => Ok(tensor),
+            Self::Tape(_) => Err("what a forward pass keeps is no tensor".into()),
+        }
     }
 
     /// Returns the numbers of an array that crosses or has crossed.
-    pub(crate) fn as_floats(&self) -> Result<&Block<f32>, KernelError> {
+    pub(crate) fn as_floats(&self) -> Result<&Block<f32>, Error> {
         match self {
             Self::Floats(block) => Ok(block),
             other => Err(format!("float32 numbers are expected, found {other:?}").into()),
@@ -139,7 +173,7 @@ impl Array {
     }
 
     /// Returns the whole numbers of an array that crosses or has crossed.
-    pub(crate) fn as_words(&self) -> Result<&Block<u32>, KernelError> {
+    pub(crate) fn as_words(&self) -> Result<&Block<u32>, Error> {
         match self {
             Self::Words(block) => Ok(block),
             other => Err(format!("uint32 numbers are expected, found {other:?}").into()),
@@ -148,53 +182,24 @@ impl Array {
 }
 
 impl Value for Array {
-    fn share(&self) -> Result<tonic_rdma_tensor::Tensor, KernelError> {
+    fn share(&self) -> Result<tonic_rdma_tensor::Tensor, Error> {
         match self {
-            Self::Floats(block) => share(Dtype::F32, block),
-            Self::Words(block) => share(Dtype::U32, block),
-            Self::Tensor(tensor) => match tensor.dtype() {
-                DType::F32 => {
-                    share(Dtype::F32, &Block::new(tensor.dims(), tensor.flatten_all()?.to_vec1::<f32>()?)?)
-                }
-                DType::U32 => {
-                    share(Dtype::U32, &Block::new(tensor.dims(), tensor.flatten_all()?.to_vec1::<u32>()?)?)
-                }
-                other => Err(format!("a tensor of type {other:?} can't cross").into()),
-            },
-            Self::Tape(_) => Err("what a forward pass keeps can't cross".into()),
+            Self::Floats(block) => block.share(Dtype::F32),
+            Self::Words(block) => block.share(Dtype::U32),
+            other => Err(format!("only numbers cross, found {other:?}").into()),
         }
     }
 
     fn filled(
         spec: &TensorSpec,
-        fill: &mut dyn FnMut(&mut [u8]) -> Result<(), KernelError>,
-    ) -> Result<Self, KernelError> {
-        let dims: Vec<usize> =
-            spec.shape().dims().iter().map(|length| usize::try_from(*length)).collect::<Result<_, _>>()?;
-        let length = dims.iter().product();
+        fill: &mut dyn FnMut(&mut [u8]) -> Result<(), Error>,
+    ) -> Result<Self, Error> {
         match spec.dtype() {
-            Dtype::F32 => {
-                let mut values = vec![0_f32; length];
-                fill(bytemuck::cast_slice_mut(&mut values))?;
-                Block::new(&dims, values).map(Self::Floats)
-            }
-            Dtype::U32 => {
-                let mut values = vec![0_u32; length];
-                fill(bytemuck::cast_slice_mut(&mut values))?;
-                Block::new(&dims, values).map(Self::Words)
-            }
+            Dtype::F32 => Block::filled(spec, fill).map(Self::Floats),
+            Dtype::U32 => Block::filled(spec, fill).map(Self::Words),
             other => Err(format!("the training has no tensors of type {other}").into()),
         }
     }
-}
-
-fn share<T: bytemuck::NoUninit + Send + Sync>(
-    dtype: Dtype,
-    block: &Block<T>,
-) -> Result<tonic_rdma_tensor::Tensor, KernelError> {
-    let dims: Vec<u64> = block.dims.iter().map(|length| *length as u64).collect();
-    let spec = TensorSpec::new(dtype, Shape::new(&dims)?)?;
-    Ok(tonic_rdma_tensor::Tensor::from_bytes(spec, Bytes::from_owner(Shared(block.clone())))?)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::array::Block;
-use crate::failure::Failure;
+use crate::failure::{Context as _, Error, Failure};
 
 /// The folder into which Debian's package puts the files.
 pub(crate) const FOLDER: &str = "/usr/share/games/fortunes";
@@ -21,40 +21,35 @@ const TESTED: usize = 20;
 /// Sayings with fewer characters are left out.
 const LEAST: usize = 8;
 
-/// Texts as numbers of characters, in the order of the files' names.
-#[derive(Debug)]
-pub(crate) struct Texts {
-    pub(crate) train: Vec<Vec<u8>>,
-    pub(crate) test: Vec<Vec<u8>>,
-}
-
-impl Texts {
-    /// Reads the files in `folder`. Each saying is cut after `length` characters.
-    pub(crate) fn read(folder: &Path, length: usize) -> Result<Self, Failure> {
-        let mut all = Vec::new();
-        for path in files(folder)? {
-            let bytes = fs::read(&path)
-                .map_err(|error| Failure::run(format!("can't read {}", path.display())).because(error))?;
-            all.extend(sayings(&bytes).map(|saying| numbers(saying, length)));
-        }
-        all.retain(|text| text.len() >= LEAST.min(length));
-        let (test, train): (Vec<_>, Vec<_>) =
-            all.into_iter().enumerate().partition(|(number, _)| number % TESTED == 0);
-        let texts =
-            |texts: Vec<(usize, Vec<u8>)>| texts.into_iter().map(|(_, text)| text).collect::<Vec<_>>();
-        let texts = Self { train: texts(train), test: texts(test) };
-        if texts.train.is_empty() {
-            return Err(missing(folder, "has no sayings"));
-        }
-        Ok(texts)
+/// Reads the sayings of the files in `folder`, in the order of the files' names: those to train with, and those to test with. Each
+/// is cut after `length` characters.
+pub(crate) fn read(folder: &Path, length: usize) -> Result<(Vec<Vec<u8>>, Vec<Vec<u8>>), Failure> {
+    let missing = |what: &str| {
+        format!(
+            "{} {what}; training/prepare installs Debian's package fortunes, and --texts names another folder of such files",
+            folder.display()
+        )
+    };
+    let entries = fs::read_dir(folder).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let paths = entries.context(missing("can't be read"))?.into_iter().map(|entry| entry.path());
+    let mut paths: Vec<PathBuf> = paths.filter(|path| path.extension().is_none() && path.is_file()).collect();
+    paths.sort();
+    let mut all = Vec::new();
+    for path in paths {
+        let bytes = fs::read(&path).context(format!("can't read {}", path.display()))?;
+        all.extend(sayings(&bytes).iter().map(|saying| numbers(saying, length)));
     }
+    all.retain(|text| text.len() >= LEAST.min(length));
+    let (mut train, mut test) = (Vec::new(), Vec::new());
+    for (number, text) in all.into_iter().enumerate() {
+        if number % TESTED == 0 { test.push(text) } else { train.push(text) }
+    }
+    if train.is_empty() { Err(Failure::run(missing("has no sayings"))) } else { Ok((train, test)) }
 }
 
 /// Returns the characters that the network sees and those that it has to predict, for these texts: both of shape (texts, the largest
 /// length). The network sees number 0 first, and each text is filled up with 0.
-pub(crate) fn batch<'a>(
-    texts: impl Iterator<Item = &'a Vec<u8>>,
-) -> Result<(Block<u32>, Block<u32>), Failure> {
+pub(crate) fn batch<'a>(texts: impl Iterator<Item = &'a Vec<u8>>) -> Result<(Block<u32>, Block<u32>), Error> {
     let texts: Vec<&Vec<u8>> = texts.collect();
     let length = texts.iter().map(|text| text.len()).max().unwrap_or(0);
     let (mut seen, mut next) = (Vec::new(), Vec::new());
@@ -66,51 +61,15 @@ pub(crate) fn batch<'a>(
         seen.extend(std::iter::repeat_n(0, padding));
         next.extend(std::iter::repeat_n(0, padding));
     }
-    let block = |numbers| {
-        Block::new(&[texts.len(), length], numbers)
-            .map_err(|error| Failure::run("can't make a batch of texts").because(error))
-    };
-    Ok((block(seen)?, block(next)?))
-}
-
-fn files(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
-    let entries = fs::read_dir(folder).map_err(|error| missing(folder, "can't be read").because(error))?;
-    let mut files = Vec::new();
-    for entry in entries {
-        let path = entry.map_err(|error| missing(folder, "can't be read").because(error))?.path();
-        if path.extension().is_none() && path.is_file() {
-            files.push(path);
-        }
-    }
-    files.sort();
-    if files.is_empty() { Err(missing(folder, "has no files of sayings")) } else { Ok(files) }
-}
-
-fn missing(folder: &Path, what: &str) -> Failure {
-    Failure::run(format!(
-        "{} {what}; training/prepare installs Debian's package fortunes, and --texts names another folder of such files",
-        folder.display()
-    ))
+    let dims = [texts.len(), length];
+    Ok((Block::new(&dims, seen)?, Block::new(&dims, next)?))
 }
 
 /// Returns the sayings of a file, without the ends of their last lines.
-fn sayings(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
-    let mut rest = Some(bytes);
-    std::iter::from_fn(move || {
-        let bytes = rest?;
-        let mut from = 0;
-        for line in bytes.split_inclusive(|byte| *byte == b'\n') {
-            if line.trim_ascii_end() == b"%" {
-                rest = bytes.get(from + line.len()..);
-                return bytes.get(..from);
-            }
-            from += line.len();
-        }
-        rest = None;
-        Some(bytes)
-    })
-    .map(<[u8]>::trim_ascii_end)
-    .filter(|saying| !saying.is_empty())
+fn sayings(bytes: &[u8]) -> Vec<Vec<u8>> {
+    let lines: Vec<&[u8]> = bytes.split(|byte| *byte == b'\n').collect();
+    let sayings = lines.split(|line| line.trim_ascii_end() == b"%").map(|lines| lines.join(&b'\n'));
+    sayings.map(|saying| saying.trim_ascii_end().to_vec()).filter(|saying| !saying.is_empty()).collect()
 }
 
 /// Returns the numbers of the first characters. Other characters than those of ASCII count as a question mark.
@@ -139,8 +98,7 @@ pub(crate) mod tests {
     #[test]
     fn sayings_are_separated_by_lines_with_a_percent_sign() {
         let text = b"one\n%\ntwo %\nlines\n%\n\n%\n100%\n% no end\n";
-        let found: Vec<&[u8]> = sayings(text).collect();
-        assert_eq!(found, [&b"one"[..], b"two %\nlines", b"100%\n% no end"]);
+        assert_eq!(sayings(text), [&b"one"[..], b"two %\nlines", b"100%\n% no end"]);
         assert_eq!(numbers("a~ \n\u{e9}".as_bytes(), 9), [66, 95, 1, 96, 32, 32]);
         assert_eq!(numbers(b"abc", 2), [66, 67]);
     }
@@ -156,15 +114,15 @@ pub(crate) mod tests {
     #[test]
     fn a_folder_is_read_and_a_missing_one_names_the_package_and_the_script() {
         let folder = tempfile::tempdir().unwrap();
-        let error = |folder: &Path| Texts::read(folder, 9).unwrap_err().with_causes();
+        let error = |folder: &Path| read(folder, 9).unwrap_err().with_causes();
         for error in [error(folder.path()), error(Path::new("/missing/folder"))] {
             assert!(error.contains("training/prepare installs Debian's package fortunes"), "{error}");
         }
         std::fs::write(folder.path().join("short.dat"), "no text").unwrap();
         let text: String = (0..40).map(|number| format!("saying number {number}\n%\n")).collect();
         std::fs::write(folder.path().join("short"), text).unwrap();
-        let texts = Texts::read(folder.path(), 9).unwrap();
-        assert_eq!((texts.train.len(), texts.test.len()), (38, 2));
-        assert!(texts.train.iter().all(|text| text.len() == 9));
+        let (train, test) = read(folder.path(), 9).unwrap();
+        assert_eq!((train.len(), test.len()), (38, 2));
+        assert!(train.iter().all(|text| text.len() == 9));
     }
 }

@@ -1,0 +1,381 @@
+//! The command line. It is also the job of the processes that the program starts, which get it as JSON.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+use serde::{Deserialize, Serialize};
+use tonic_rdma_commands::ValueError;
+use tonic_rdma_commands::units::{parse_number, parse_time_within};
+use tonic_rdma_graph::transfer::Mode;
+
+use crate::data;
+use crate::failure::{Context as _, Error, Failure};
+use crate::network::Model;
+use crate::step::{Shape, Synchrony};
+use crate::texts;
+
+/// The largest number of ranks, and of workers.
+const MOST_RANKS: u64 = 256;
+const MOST_WORKERS: u64 = 8;
+
+/// Steps of a scaling run, unless --steps says otherwise. Baidu ran 300.
+const SCALING_STEPS: usize = 300;
+
+/// Steps before the measured ones of a scaling run.
+const WARM_UP: usize = 10;
+
+/// Train networks with several processes, through a graph (--sync) or with tonic-rdma-collective
+///
+/// Starts its processes itself, and each computes with one thread. Without --sync parameter-server or allreduce, the processes average
+/// their gradients with tonic-rdma-collective; under mpirun, torchrun or srun, the program is then one rank.
+#[derive(Clone, Debug, Parser, Serialize, Deserialize)]
+#[command(name = "tonic-rdma-training", version)]
+pub(crate) struct Options {
+    /// Number of ranks, started as local processes [default: the number of cores, at least 2]
+    #[arg(long, value_name = "N", value_parser = ranks)]
+    pub(crate) ranks: Option<usize>,
+    /// Number of passes over the samples
+    #[arg(long, value_name = "E", value_parser = positive, default_value = "1")]
+    pub(crate) epochs: usize,
+    /// End after this number of steps; with --scaling [default: 300] and --overlap [default: 20], the number of measured steps
+    #[arg(long, value_name = "S", value_parser = positive)]
+    pub(crate) steps: Option<usize>,
+    /// Samples of one step, of all processes together
+    #[arg(long, value_name = "B", value_parser = positive, default_value = "128")]
+    pub(crate) batch: usize,
+    /// The network
+    #[arg(long, value_enum, default_value = "cnn")]
+    pub(crate) model: Model,
+    /// Learning rate [default: 0.02; lstm: 0.5]
+    #[arg(long, value_parser = factor, allow_negative_numbers = true)]
+    rate: Option<f32>,
+    /// Momentum of the gradients
+    #[arg(long, value_parser = factor, allow_negative_numbers = true, default_value = "0.9")]
+    pub(crate) momentum: f32,
+    /// Seed of the weights and of the order of the samples
+    #[arg(long, default_value = "1")]
+    pub(crate) seed: u64,
+    /// Folder with the files of Fashion-MNIST; training/prepare installs them
+    #[arg(long, value_name = "DIR", default_value = data::FOLDER)]
+    pub(crate) data: PathBuf,
+    /// Train with one rank too, and compare the losses of both
+    #[arg(long, conflicts_with_all = ["scaling", "overlap"])]
+    pub(crate) check: bool,
+    /// Measure samples a second for each of these numbers of ranks, as in Baidu's figure
+    #[arg(long, value_name = "N,N...", value_delimiter = ',', value_parser = ranks, conflicts_with_all = ["overlap", "ranks", "batch", "epochs"])]
+    pub(crate) scaling: Vec<usize>,
+    /// With --scaling: samples of one step of each rank
+    #[arg(long, value_name = "B", value_parser = positive, requires = "scaling", default_value = "32")]
+    rank_batch: usize,
+    /// With --scaling: how often each number of ranks is measured, in turns
+    #[arg(long, value_name = "T", value_parser = positive, requires = "scaling", default_value = "3")]
+    pub(crate) turns: usize,
+    /// Measure how much of the communication of this network's step is hidden behind its computation
+    #[arg(long, value_name = "NETWORK", conflicts_with_all = ["batch", "epochs"])]
+    pub(crate) overlap: Option<Synthetic>,
+    /// With --overlap: duration of a step's computation [default: 1.5 × the measured time of the communication, so that the
+    /// backward pass, two thirds of it, takes as long]
+    #[arg(long, value_name = "MS", value_parser = milliseconds, requires = "overlap")]
+    pub(crate) step_ms: Option<f64>,
+    /// With --overlap: where a step computes
+    #[arg(long, value_enum, requires = "overlap", default_value = "wait")]
+    pub(crate) compute: Compute,
+    /// Train through a graph that is split over processes, or, with `collective`, with tonic-rdma-collective
+    #[arg(long, value_enum, conflicts_with_all = ["ranks", "check", "scaling", "overlap"])]
+    sync: Option<Sync>,
+    /// With --sync: how tensors cross. Several modes take turns, and must have the same losses bit by bit
+    #[arg(
+        long,
+        value_name = "MODE,MODE...",
+        value_delimiter = ',',
+        value_parser = mode,
+        requires = "sync",
+        default_value = "rdma-zerocp"
+    )]
+    pub(crate) mode: Vec<String>,
+    /// With --sync: number of workers, 1 to 8
+    #[arg(long, value_name = "N", value_parser = workers, requires = "sync", default_value = "2")]
+    workers: usize,
+    /// With --sync: end when this share of the tested samples is right, and report the time, for example 0.85
+    #[arg(long, value_name = "SHARE", value_parser = share, requires = "sync")]
+    pub(crate) target_accuracy: Option<f64>,
+    /// With --sync: what to do when a worker dies
+    #[arg(long, value_enum, requires = "sync", default_value = "fail")]
+    pub(crate) on_death: OnDeath,
+    /// With --sync: steps between two tests
+    #[arg(long, value_name = "S", value_parser = positive, requires = "sync", default_value = "50")]
+    pub(crate) test_every: usize,
+    /// With --sync: the largest number of samples of a test
+    #[arg(long, value_name = "N", value_parser = positive, requires = "sync", default_value = "10000")]
+    pub(crate) test_samples: usize,
+    /// With --sync: time without progress after which a part gives up, in seconds or with a unit (300ms, 2m)
+    #[arg(long, value_name = "TIME", allow_negative_numbers = true, requires = "sync", default_value = "60", value_parser = deadline)]
+    pub(crate) deadline: Duration,
+    /// With --model lstm: folder with the files of the program fortune; training/prepare installs them
+    #[arg(long, value_name = "DIR", requires = "sync", default_value = texts::FOLDER)]
+    texts: PathBuf,
+    /// With --model lstm: characters after which a text is cut
+    #[arg(long, value_name = "N", value_parser = positive, requires = "sync", default_value = "64")]
+    length: usize,
+    /// Write the results to this file, as JSON; - is stdout
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Write a plot to this file, as SVG: the loss by step, samples a second by ranks, or with --sync the accuracy by time
+    #[arg(long, value_name = "FILE", conflicts_with = "overlap")]
+    pub(crate) plot: Option<PathBuf>,
+    /// These options as JSON, for a process that this program starts
+    #[arg(long, hide = true, requires = "parent")]
+    pub(crate) job: Option<String>,
+    /// The process that started it
+    #[arg(long, hide = true)]
+    pub(crate) parent: Option<u32>,
+    /// Whether this is a run of --scaling, which has steps before the measured ones and no tests
+    #[arg(skip)]
+    pub(crate) of_scaling: bool,
+}
+
+/// A network whose step is imitated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub(crate) enum Synthetic {
+    /// 161 tensors, 25 557 032 parameters
+    Resnet50,
+}
+
+/// Where an imitated step computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Compute {
+    /// On an accelerator, which writes the gradients to their places itself: the core waits and is free
+    Wait,
+    /// On an accelerator: the core copies each gradient to its place, and else waits and is free
+    Copy,
+    /// On the cores that communicate: products of matrices
+    Cores,
+}
+
+/// How workers exchange gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub(crate) enum Sync {
+    /// A further process keeps the variables
+    ParameterServer,
+    /// Sums of gradients go round a ring of workers
+    Allreduce,
+    /// Buckets of gradients are reduced by tonic-rdma-collective, without a graph
+    Collective,
+}
+
+/// What happens when a worker dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub(crate) enum OnDeath {
+    /// The training ends with an error that names the worker
+    Fail,
+    /// The others go on from the last complete step
+    Continue,
+}
+
+fn whole(text: &str, most: u64) -> Result<usize, Error> {
+    Ok(usize::try_from(parse_number("number", text, 1..=most)?)?)
+}
+
+fn positive(text: &str) -> Result<usize, Error> {
+    whole(text, u64::from(u32::MAX))
+}
+
+fn ranks(text: &str) -> Result<usize, Error> {
+    whole(text, MOST_RANKS)
+}
+
+fn workers(text: &str) -> Result<usize, Error> {
+    whole(text, MOST_WORKERS)
+}
+
+fn decimal(text: &str, least: f64, most: f64) -> Result<f64, ValueError> {
+    let number = text.parse().ok().filter(|number| (least..=most).contains(number));
+    number.ok_or_else(|| ValueError::number("number", text, format!("numbers from {least} to {most}")))
+}
+
+fn factor(text: &str) -> Result<f32, Error> {
+    decimal(text, 0.0, 1e6)?;
+    Ok(text.parse()?)
+}
+
+fn milliseconds(text: &str) -> Result<f64, ValueError> {
+    decimal(text, 1e-3, 1e5)
+}
+
+fn share(text: &str) -> Result<f64, ValueError> {
+    decimal(text, 1e-6, 1.0)
+}
+
+fn deadline(text: &str) -> Result<Duration, ValueError> {
+    parse_time_within(text, 0.1..=1e5)
+}
+
+fn mode(text: &str) -> Result<String, String> {
+    text.parse::<Mode>().map(|mode| mode.to_string())
+}
+
+impl Options {
+    /// Checks what clap does not: options that exclude one another by their values.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        let goes_on = self.on_death == OnDeath::Continue;
+        let of_graphs = self.mode != ["rdma-zerocp"] || goes_on || self.target_accuracy.is_some();
+        let repeated =
+            |(place, mode): &(usize, &String)| self.mode.iter().take(*place).any(|earlier| earlier == *mode);
+        let reason = if let Some((_, mode)) = self.mode.iter().enumerate().find(repeated) {
+            format!("--mode names {mode} twice")
+        } else if self.sync == Some(Sync::Collective) && of_graphs {
+            "--sync collective has no graph, so leave out --mode, --on-death and --target-accuracy".to_owned()
+        } else if goes_on && self.mode.len() > 1 {
+            "--on-death continue takes one --mode, because modes that lose workers in different steps can't be compared".to_owned()
+        } else if self.model.reads_texts() && self.shape().is_none() && self.overlap.is_none() {
+            "--model lstm has tensors of varying shape, which need a graph: add --sync parameter-server or --sync allreduce".to_owned()
+        } else {
+            return Ok(());
+        };
+        Err(Failure::usage(reason))
+    }
+
+    /// Returns the shape of the graph, unless the training needs none.
+    pub(crate) fn shape(&self) -> Option<Shape> {
+        let synchrony = match self.sync? {
+            Sync::ParameterServer => Synchrony::ParameterServer,
+            Sync::Allreduce => Synchrony::Allreduce,
+            Sync::Collective => return None,
+        };
+        Some(Shape { model: self.model, synchrony, workers: self.workers, batch: self.batch })
+    }
+
+    /// Returns the number of ranks that the command line asks for.
+    pub(crate) fn asked_ranks(&self) -> Option<usize> {
+        self.ranks.or_else(|| self.sync.map(|_| self.workers))
+    }
+
+    /// Returns the options of one training of --scaling, with this number of ranks.
+    pub(crate) fn of_scaling(&self, ranks: usize) -> Self {
+        Self {
+            // The training ends by its steps.
+            epochs: usize::MAX,
+            steps: Some(self.steps.unwrap_or(SCALING_STEPS) + WARM_UP),
+            batch: self.rank_batch.saturating_mul(ranks),
+            of_scaling: true,
+            ..self.clone()
+        }
+    }
+
+    /// Returns the number of steps before the measured ones.
+    pub(crate) fn warm_up(&self) -> usize {
+        if self.of_scaling { WARM_UP } else { 0 }
+    }
+
+    /// Returns the learning rate.
+    pub(crate) fn rate(&self) -> f32 {
+        self.rate.unwrap_or(if self.model.reads_texts() { 0.5 } else { 0.02 })
+    }
+
+    /// Reads the samples of the model.
+    pub(crate) fn samples(&self) -> Result<data::Data, Failure> {
+        match self.model.reads_texts() {
+            true => data::Data::texts(&self.texts, self.length),
+            false => data::Data::pictures(&self.data),
+        }
+    }
+
+    /// Returns the modes of transfer.
+    pub(crate) fn modes(&self) -> Result<Vec<Mode>, Failure> {
+        self.mode.iter().map(|mode| mode.parse()).collect::<Result<_, String>>().context("--mode")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Options, String> {
+        let words = std::iter::once("training").chain(line.split_whitespace());
+        let options = Options::try_parse_from(words).map_err(|error| error.to_string())?;
+        options.check().map_err(|error| error.with_causes())?;
+        Ok(options)
+    }
+
+    #[test]
+    fn a_line_without_a_mode_trains_with_ranks() {
+        let options = parse("--ranks 3 --epochs 2 --batch 96 --model mlp --seed 9").unwrap();
+        assert_eq!((options.asked_ranks(), options.shape()), (Some(3), None));
+        assert_eq!((options.epochs, options.batch, options.model, options.seed), (2, 96, Model::Mlp, 9));
+        assert_eq!((options.steps, options.warm_up(), options.rate()), (None, 0, 0.02));
+    }
+
+    #[test]
+    fn sync_trains_through_a_graph_or_with_the_collective() {
+        let options =
+            parse("--sync parameter-server --workers 4 --mode grpc-tcp,rdma-cp --model lstm").unwrap();
+        let shape = options.shape().unwrap();
+        assert_eq!((shape.synchrony, shape.workers), (Synchrony::ParameterServer, 4));
+        assert_eq!((options.mode.join(" ").as_str(), options.rate()), ("grpc-tcp rdma-cp", 0.5));
+        let collective = parse("--sync collective --workers 3").unwrap();
+        assert_eq!((collective.shape(), collective.asked_ranks()), (None, Some(3)));
+    }
+
+    #[test]
+    fn scaling_has_a_batch_for_each_rank_and_ends_by_steps() {
+        let options = parse("--scaling 1,2,4 --turns 5").unwrap();
+        assert_eq!((&options.scaling[..], options.turns), (&[1, 2, 4][..], 5));
+        let of_two = options.of_scaling(2);
+        assert_eq!((of_two.batch, of_two.steps, of_two.warm_up()), (64, Some(310), 10));
+    }
+
+    #[test]
+    fn a_process_gets_the_same_options_as_json() {
+        for line in [
+            "--overlap resnet50 --compute cores --step-ms 12.5 --rate 0.1",
+            "--sync allreduce --deadline 300ms",
+        ] {
+            let options = parse(line).unwrap();
+            let json = serde_json::to_string(&options).unwrap();
+            let job: Options = serde_json::from_str(&json).unwrap();
+            assert_eq!(serde_json::to_string(&job).unwrap(), json);
+            assert_eq!((job.compute, job.step_ms), (options.compute, options.step_ms));
+            assert_eq!((job.deadline, job.rate()), (options.deadline, options.rate()));
+        }
+    }
+
+    #[test]
+    fn arguments_that_make_no_sense_are_named() {
+        for (line, text) in [
+            ("--ranks 0", "'--ranks <N>': bad number \"0\"; accepted: whole numbers from 1 to 256"),
+            ("--ranks 257", "'--ranks <N>': bad number \"257\""),
+            ("--scaling 1,0", "'--scaling <N,N...>': bad number \"0\""),
+            ("--batch 0", "'--batch <B>': bad number \"0\""),
+            ("--rate=-1", "'--rate <RATE>': bad number \"-1\"; accepted: numbers from 0"),
+            ("--rate NaN", "'--rate <RATE>': bad number \"NaN\""),
+            ("--overlap resnet50 --step-ms 0", "'--step-ms <MS>': bad number \"0\""),
+            ("--overlap resnet50 --step-ms NaN", "'--step-ms <MS>': bad number \"NaN\""),
+            ("--overlap alexnet", "alexnet"),
+            ("--overlap resnet50 --plot x", "--plot"),
+            ("--scaling 1 --overlap resnet50", "cannot be used with"),
+            ("--scaling 1 --ranks 2", "cannot be used with"),
+            ("--check --scaling 1", "cannot be used with"),
+            ("--compute cores", "--overlap"),
+            ("--rank-batch 5", "--scaling"),
+            ("--job {}", "--parent"),
+            ("--model lstm", "--sync parameter-server"),
+            ("--workers 2", "--sync"),
+            ("--sync allreduce --workers 9", "'--workers <N>': bad number \"9\""),
+            ("--sync allreduce --mode tcp", "\"tcp\" is no mode; use grpc-tcp"),
+            ("--sync allreduce --mode grpc-tcp,grpc-tcp", "grpc-tcp twice"),
+            ("--sync allreduce --mode grpc-tcp,rdma-cp --on-death continue", "takes one --mode"),
+            ("--sync allreduce --target-accuracy 85", "'--target-accuracy <SHARE>': bad number \"85\""),
+            ("--sync allreduce --test-every 0", "'--test-every <S>': bad number \"0\""),
+            ("--sync allreduce --deadline 0", "seconds from 0.1 to 100000"),
+            ("--sync allreduce --check", "cannot be used with"),
+            ("--sync collective --workers 9", "'--workers <N>': bad number \"9\""),
+            ("--sync collective --mode grpc-tcp", "leave out --mode"),
+            ("--sync star", "star"),
+        ] {
+            let error = parse(line).unwrap_err();
+            assert!(error.contains(text), "{line}: {error}");
+        }
+    }
+}
