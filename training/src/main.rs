@@ -12,7 +12,6 @@ mod layer;
 mod network;
 mod options;
 mod overlap;
-mod plot;
 mod processes;
 mod results;
 mod scaling;
@@ -27,13 +26,13 @@ use std::process::{Command, ExitCode};
 
 use clap::{CommandFactory as _, Parser as _};
 use serde::Serialize;
-use tonic_rdma_commands::{explain, log, output, status};
+use tonic_rdma_commands::plot::{self, Plot};
+use tonic_rdma_commands::{explain, log, output, process, status};
 use tonic_rdma_verbs::memory::trace::TracingAllocator;
 
 use failure::{Context as _, Error, Failure};
 use group::Group;
 use options::Options;
-use plot::Plot;
 use processes::{THREADS, default_ranks};
 use results::Outcome;
 
@@ -51,13 +50,13 @@ fn main() -> ExitCode {
 
 fn run(options: &Options) -> Result<(), Error> {
     if let (Some(job), Some(parent)) = (&options.job, options.parent) {
-        processes::end_with(parent)?;
+        process::end_with(parent)?;
         let job: Options = serde_json::from_str(job).context("--job has no options")?;
         if job.shape().is_some() {
             return Ok(distributed::serve(job)?);
         }
         return match carry_out(&job)? {
-            Some(outcome) => Ok(output::print(&serde_json::to_string(&outcome)?, None)?),
+            Some(outcome) => Ok(process::report(&outcome)?),
             None => Ok(()),
         };
     }
@@ -134,7 +133,7 @@ fn report(
     plot: impl FnOnce() -> Plot<'static>,
 ) -> Result<(), Error> {
     if let Some(path) = &options.plot {
-        let svg = plot::draw(&plot()).context("can't make the plot")?;
+        let svg = plot::draw(&[plot()]).context("can't make the plot")?;
         output::write_file(path, &svg)?;
     }
     if let Some(path) = &options.json {

@@ -12,9 +12,9 @@ use crate::texts::CHARACTERS;
 /// The variable with a row for each character.
 pub(crate) const TABLE: &str = "embedding";
 
-/// The length of a character's row, and the number of states of the LSTM.
-pub(crate) const EMBEDDING: usize = 64;
-pub(crate) const HIDDEN: usize = 128;
+/// The length of a character's row, and the number of states of the LSTM. Tests have a small one, which is trained soon.
+pub(crate) const EMBEDDING: usize = if cfg!(test) { 8 } else { 64 };
+pub(crate) const HIDDEN: usize = if cfg!(test) { 6 } else { 128 };
 
 /// Samples of one forward pass of a test.
 const TEST_BATCH: usize = 250;
@@ -56,13 +56,16 @@ impl Model {
         const RELU: Kind = Kind::Linear { relu: true };
         const LAST: Kind = Kind::Linear { relu: false };
         const PIXELS: usize = SIDE * SIDE;
+        let layer = |kind, name: &str, variables: &[(&str, Vec<usize>)]| {
+            let variables = variables.iter().map(|(name, dims)| ((*name).to_owned(), dims.clone()));
+            Layer { kind, name: name.to_owned(), variables: variables.collect() }
+        };
         let of_pictures = |layers: &[(Kind, usize, usize)]| {
             let layer = |(index, (kind, inputs, outputs)): (usize, &(Kind, usize, usize))| {
                 let kernel: &[usize] = if *kind == CONVOLUTION { &[5, 5] } else { &[] };
-                let weight = [&[*outputs, *inputs], kernel].concat();
-                let variables =
-                    vec![(format!("weight.{index}"), weight), (format!("bias.{index}"), vec![*outputs])];
-                Layer { kind: *kind, name: index.to_string(), variables }
+                let dims = [&[*outputs, *inputs], kernel].concat();
+                let (weight, bias) = (format!("weight.{index}"), format!("bias.{index}"));
+                layer(*kind, &index.to_string(), &[(&weight, dims), (&bias, vec![*outputs])])
             };
             layers.iter().enumerate().map(layer).collect()
         };
@@ -78,31 +81,14 @@ impl Model {
             Self::Wide => of_pictures(&[(RELU, PIXELS, 2048), (RELU, 2048, 2048), (LAST, 2048, CLASSES)]),
             Self::Lstm => {
                 let gates = 4 * HIDDEN;
-                let layer = |kind, name: &str, variables: &[(&str, &[usize])]| Layer {
-                    kind,
-                    name: name.to_owned(),
-                    variables: variables
-                        .iter()
-                        .map(|(name, dims)| ((*name).to_owned(), dims.to_vec()))
-                        .collect(),
-                };
-                vec![
-                    layer(
-                        Kind::Lstm,
-                        "lstm",
-                        &[
-                            ("lstm.input", &[gates, EMBEDDING]),
-                            ("lstm.state", &[gates, HIDDEN]),
-                            ("lstm.input-bias", &[gates]),
-                            ("lstm.state-bias", &[gates]),
-                        ],
-                    ),
-                    layer(
-                        LAST,
-                        "output",
-                        &[("output.weight", &[CHARACTERS, HIDDEN]), ("output.bias", &[CHARACTERS])],
-                    ),
-                ]
+                let lstm = [
+                    ("lstm.input", vec![gates, EMBEDDING]),
+                    ("lstm.state", vec![gates, HIDDEN]),
+                    ("lstm.input-bias", vec![gates]),
+                    ("lstm.state-bias", vec![gates]),
+                ];
+                let output = [("output.weight", vec![CHARACTERS, HIDDEN]), ("output.bias", vec![CHARACTERS])];
+                vec![layer(Kind::Lstm, "lstm", &lstm), layer(LAST, "output", &output)]
             }
         }
     }

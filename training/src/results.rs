@@ -1,11 +1,11 @@
 //! The results of ranks, which travel between processes as JSON.
 
 use serde::{Deserialize, Serialize};
+use tonic_rdma_commands::plot::{Axis, Content, Plot, Scale, Series};
 use tonic_rdma_commands::table::{dash, grid};
 
 use crate::network::Model;
 use crate::options::Compute;
-use crate::plot::{FIRST, Line, Plot, SECOND};
 
 /// The result of a job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -178,18 +178,24 @@ impl Overlap {
 
 /// Returns the plot of trainings: the loss by step.
 pub(crate) fn losses(trainings: &[&Training]) -> Plot<'static> {
-    let line = |(training, colour): (&&Training, _)| Line {
-        name: ranks(training.ranks),
-        colour,
-        points: training.losses.iter().enumerate().map(|(step, loss)| (step as f64, *loss)).collect(),
+    let line = |(number, training): (usize, &&Training)| {
+        let points = training.losses.iter().enumerate().map(|(step, loss)| (step as f64, *loss));
+        Series::new(ranks(training.ranks), number, points.collect())
     };
-    Plot {
-        title: "Loss of each step (lower is better)",
-        x_axis: "step",
-        y_axis: "cross entropy",
-        lines: trainings.iter().zip([FIRST, SECOND]).map(line).collect(),
-        marks: false,
-    }
+    let lines = trainings.iter().enumerate().map(line).collect();
+    plot("Loss of each step (lower is better)", "step", "cross entropy", lines, false)
+}
+
+/// Makes a plot of lines over axes that begin at zero.
+pub(crate) fn plot(
+    title: &'static str,
+    x: &'static str,
+    y: &'static str,
+    lines: Vec<Series<(f64, f64)>>,
+    marks: bool,
+) -> Plot<'static> {
+    let [x, y] = [x, y].map(|name| Axis { name, scale: Scale::Linear });
+    Plot { title, y, content: Content::Lines { x, lines, marks } }
 }
 
 fn machine(number: usize, cores: usize) -> String {

@@ -7,14 +7,14 @@
 use std::io::Write;
 
 use serde::Serialize;
+use tonic_rdma_commands::plot::{Plot, Series};
 use tonic_rdma_commands::table::{dash, grid, times};
 
 use crate::failure::Error;
 use crate::network::Model;
 use crate::options::Options;
-use crate::plot::{FIRST, GREY, Line, Plot};
 use crate::processes;
-use crate::results::{Spread, Training, percent};
+use crate::results::{Spread, Training, percent, plot};
 
 /// The result of all numbers of ranks.
 #[derive(Debug, Serialize)]
@@ -120,25 +120,29 @@ pub(crate) fn text(scaling: &Scaling) -> String {
 
 /// Returns the plot of a scaling, which is Baidu's figure: samples a second by ranks.
 pub(crate) fn figure(scaling: &Scaling) -> Plot<'static> {
+    plot(
+        "Samples a second of all ranks together (higher is better)",
+        "ranks, each with one thread",
+        "samples/s",
+        lines(scaling),
+        true,
+    )
+}
+
+fn lines(scaling: &Scaling) -> Vec<Series<(f64, f64)>> {
     let points = scaling.rows.iter().map(|row| (row.ranks as f64, row.samples_per_s.median));
-    let mut lines = vec![Line { name: "measured".to_owned(), colour: FIRST, points: points.collect() }];
+    let mut lines = vec![Series::new("measured", 0, points.collect())];
     if let Some(one) = scaling.one() {
-        let line = |ranks: usize| (ranks as f64, ranks.min(scaling.cores) as f64 * one.samples_per_s.median);
+        let point = |ranks: usize| (ranks as f64, ranks.min(scaling.cores) as f64 * one.samples_per_s.median);
         let measured = || scaling.rows.iter().map(|row| row.ranks);
         let most = measured().max().unwrap_or(1);
         let mut ranks: Vec<usize> =
             measured().chain([scaling.cores]).filter(|ranks| *ranks <= most).collect();
         ranks.sort_unstable();
-        let (name, points) = (format!("linear up to {} cores", scaling.cores), ranks.into_iter().map(line));
-        lines.insert(0, Line { name, colour: GREY, points: points.collect() });
+        let points = ranks.into_iter().map(point).collect();
+        lines.push(Series::new(format!("linear up to {} cores", scaling.cores), 5, points));
     }
-    Plot {
-        title: "Samples a second of all ranks together (higher is better)",
-        x_axis: "ranks, each with one thread",
-        y_axis: "samples/s",
-        lines,
-        marks: true,
-    }
+    lines
 }
 
 #[cfg(test)]
@@ -186,8 +190,8 @@ mod tests {
 
     #[test]
     fn the_figure_has_a_line_that_ends_at_the_cores() {
-        let plot = figure(&sample());
-        assert_eq!(plot.lines[0].points, [(1.0, 1000.0), (2.0, 2000.0), (2.0, 2000.0), (4.0, 2000.0)]);
-        assert_eq!(plot.lines[1].points, [(1.0, 1000.0), (2.0, 1800.0), (4.0, 1700.0)]);
+        let lines = lines(&sample());
+        assert_eq!(lines[0].values, [(1.0, 1000.0), (2.0, 1800.0), (4.0, 1700.0)]);
+        assert_eq!(lines[1].values, [(1.0, 1000.0), (2.0, 2000.0), (2.0, 2000.0), (4.0, 2000.0)]);
     }
 }

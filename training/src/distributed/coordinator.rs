@@ -4,12 +4,12 @@ use std::io::Write as _;
 
 use serde::de::DeserializeOwned;
 
-use super::messages::{Command, Ran, Sent};
+use super::messages::{Command, Ran, Sent, SentTensor};
 use super::outcome::{Comparison, Death, ModeResult, Point};
 use super::parts::{Answers, Parts, SILENCE};
 use crate::failure::{Context as _, Failure};
 use crate::options::{OnDeath, Options};
-use crate::processes::{Processes, cores};
+use crate::processes::{cores, start};
 use crate::step::{Shape, Synchrony};
 
 /// A job under way.
@@ -48,12 +48,12 @@ pub(crate) fn run(job: &Options, shape: Shape) -> Result<Comparison, Failure> {
 
 impl<'a> Coordinator<'a> {
     fn start(job: &'a Options, shape: Shape) -> Result<Self, Failure> {
-        let processes = Processes::start(shape.parts(), job, |_, _| {})?;
-        let members: Vec<usize> = (0..shape.parts()).collect();
-        for part in &members {
-            say(&format!("{} is process {}", shape.name(*part), processes.id(*part)));
+        let (processes, events) = start(shape.parts(), job, |_, _| {})?;
+        for (part, process) in processes.iter().enumerate() {
+            say(&format!("{} is process {}", shape.name(part), process.id()));
         }
-        let parts = Parts { processes, deadline: job.deadline, silence: SILENCE };
+        let members = (0..shape.parts()).collect();
+        let parts = Parts { processes, events, deadline: job.deadline, silence: SILENCE };
         let result = |mode: &String| ModeResult { mode: mode.clone(), ..ModeResult::default() };
         let results = job.mode.iter().map(result).collect();
         Ok(Self { job, first: shape.clone(), shape, parts, members, results, deaths: Vec::new(), step: 0 })
@@ -116,12 +116,8 @@ impl<'a> Coordinator<'a> {
     /// Tests the weights. All modes have the same ones, which is checked, so one of them is tested.
     fn test(&mut self) -> Result<(), Failure> {
         let chief = self.shape.chief();
-        for mode in 0..self.results.len() {
-            let weights: String = self.one(chief, Command::Hash { mode })?;
-            if let Some(result) = self.results.get_mut(mode) {
-                result.weights = weights;
-            }
-        }
+        let weights: Vec<String> = self.one(chief, Command::Hash)?;
+        self.results.iter_mut().zip(weights).for_each(|(result, weights)| result.weights = weights);
         if let Some((first, others)) = self.results.split_first()
             && let Some(other) = others.iter().find(|other| other.weights != first.weights)
         {
@@ -130,7 +126,7 @@ impl<'a> Coordinator<'a> {
                 self.step, other.mode, first.mode
             )));
         }
-        let (loss, accuracy): (f64, f64) = self.one(chief, Command::Test { mode: 0 })?;
+        let (loss, accuracy): (f64, f64) = self.one(chief, Command::Test)?;
         for result in &mut self.results {
             result.points.push(Point { step: self.step, seconds: result.seconds, loss, accuracy });
             if self.job.target_accuracy.is_some_and(|target| accuracy >= target) {
@@ -167,7 +163,7 @@ impl<'a> Coordinator<'a> {
         } else {
             self.members.retain(|member| !workers.contains(member));
             self.shape.workers -= workers.len();
-            let complete: Vec<u64> = self.all(|_| Command::Complete { mode })?;
+            let complete: Vec<u64> = self.all(|_| Command::Complete)?;
             // Workers of a parameter server keep no variables.
             let of_workers = if self.shape.parts() > self.shape.workers { self.shape.workers } else { 0 };
             let version = complete.into_iter().skip(of_workers).min().unwrap_or(0);
@@ -182,12 +178,11 @@ impl<'a> Coordinator<'a> {
     }
 
     fn finish(mut self) -> Result<Comparison, Failure> {
-        for mode in 0..self.results.len() {
-            self.compare_workers(mode)?;
-            let tensors: Vec<Vec<_>> = self.all(|_| Command::Sent { mode })?;
-            if let Some(result) = self.results.get_mut(mode) {
-                result.tensors = tensors.into_iter().flatten().collect();
-            }
+        self.compare_workers()?;
+        // Of each part, those of each mode.
+        let sent: Vec<Vec<Vec<SentTensor>>> = self.all(|_| Command::Sent)?;
+        for part in sent {
+            self.results.iter_mut().zip(part).for_each(|(result, tensors)| result.tensors.extend(tensors));
         }
         Ok(Comparison {
             synchrony: self.first.synchrony,
@@ -203,24 +198,21 @@ impl<'a> Coordinator<'a> {
     }
 
     /// Checks that all parts that keep the same variables have the same bits.
-    fn compare_workers(&mut self, mode: usize) -> Result<(), Failure> {
+    fn compare_workers(&mut self) -> Result<(), Failure> {
         if self.shape.synchrony != Synchrony::Allreduce {
             return Ok(());
         }
+        let weights: Vec<Vec<String>> = self.all(|_| Command::Hash)?;
         // Only worker 0 has the table of a recurrent network.
         let first = usize::from(self.shape.model.reads_texts());
-        let mut weights: Option<String> = None;
-        for part in first..self.shape.workers {
-            let hash: String = self.one(part, Command::Hash { mode })?;
-            if weights.get_or_insert_with(|| hash.clone()) != &hash {
+        let mut others = weights.iter().enumerate().skip(first);
+        match others.find(|(_, other)| weights.get(first) != Some(other)) {
+            None => Ok(()),
+            Some((part, _)) => {
                 let [one, other] = [part, first].map(|part| self.shape.name(part));
-                return Err(Failure::run(format!(
-                    "{one} has other weights than {other} after step {}",
-                    self.step
-                )));
+                Err(Failure::run(format!("{one} has other weights than {other} after step {}", self.step)))
             }
         }
-        Ok(())
     }
 
     /// Gives all parts a command, and returns their reports.
@@ -261,7 +253,8 @@ impl<'a> Coordinator<'a> {
 
     /// Returns the name of a process by its first part, for people to read.
     fn name(&self, process: usize) -> String {
-        format!("{} (process {})", self.first.name(process), self.parts.processes.id(process))
+        let id = self.parts.processes.get(process).map_or(0, |process| process.id());
+        format!("{} (process {id})", self.first.name(process))
     }
 }
 

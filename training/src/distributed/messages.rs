@@ -6,7 +6,8 @@ use serde_json::Value;
 
 use crate::step::Shape;
 
-/// What the coordinator tells a part, and what the part's report has then. Modes are called by their places in the options.
+/// What the coordinator tells a part, and what the part's report has then: a value for each mode, if the command names none. Modes are
+/// called by their places in the options.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Command {
@@ -16,14 +17,14 @@ pub(crate) enum Command {
     Connect { shape: Shape, part: usize, peers: Vec<String>, version: u64 },
     /// Run these steps in a mode. Report: [`Ran`].
     Run { mode: usize, from: u64, to: u64 },
-    /// Drop the connection and the graphs. Report: the number of complete steps in a mode.
-    Complete { mode: usize },
-    /// Report the hash of the weights in a mode.
-    Hash { mode: usize },
-    /// Test the weights in a mode. Report: the loss and the accuracy.
-    Test { mode: usize },
-    /// Report how each crossing tensor of this part was sent in a mode: many [`SentTensor`].
-    Sent { mode: usize },
+    /// Drop the connection and the graphs. Report: the number of steps that are complete in all modes.
+    Complete,
+    /// Report the hash of the weights.
+    Hash,
+    /// Test the weights of the first mode. Report: the loss and the accuracy.
+    Test,
+    /// Report how each crossing tensor of this part was sent: many [`SentTensor`].
+    Sent,
 }
 
 /// What a part answers.

@@ -2,12 +2,12 @@
 
 use serde::{Serialize, Serializer};
 use serde_json::json;
+use tonic_rdma_commands::plot::{Plot, Series};
 use tonic_rdma_commands::table::{dash, grid, times};
 
 use super::messages::{Sent, SentTensor};
 use crate::network::{EMBEDDING, HIDDEN, Model};
-use crate::plot::{COLOURS, Line, Plot};
-use crate::results::{Spread, percent};
+use crate::results::{Spread, percent, plot};
 use crate::step::Synchrony;
 
 /// All modes side by side. All had the same losses and the same weights, bit by bit.
@@ -140,18 +140,21 @@ pub(crate) fn text(comparison: &Comparison) -> String {
 
 /// Returns the plot of a comparison, the paper's figure 10: how good the model is, by the time of the training.
 pub(crate) fn figure(comparison: &Comparison) -> Plot<'static> {
-    let texts = comparison.model.reads_texts();
-    let value = |point: &Point| if texts { point.loss } else { point.accuracy * 100.0 };
-    let lines = comparison.modes.iter().zip(COLOURS.into_iter().cycle()).map(|(mode, colour)| Line {
-        name: mode.mode.clone(),
-        colour,
-        points: mode.points.iter().map(|point| (point.seconds, value(point))).collect(),
-    });
-    let (title, y_axis) = match texts {
+    let (title, y) = match comparison.model.reads_texts() {
         true => ("Cross entropy of the tested texts (lower is better)", "cross entropy"),
         false => ("Accuracy on the tested pictures (higher is better)", "% right"),
     };
-    Plot { title, x_axis: "seconds of training, without tests", y_axis, lines: lines.collect(), marks: true }
+    plot(title, "seconds of training, without tests", y, lines(comparison), true)
+}
+
+fn lines(comparison: &Comparison) -> Vec<Series<(f64, f64)>> {
+    let texts = comparison.model.reads_texts();
+    let value = |point: &Point| if texts { point.loss } else { point.accuracy * 100.0 };
+    let line = |(number, mode): (usize, &ModeResult)| {
+        let points = mode.points.iter().map(|point| (point.seconds, value(point)));
+        Series::new(mode.mode.clone(), number, points.collect())
+    };
+    comparison.modes.iter().enumerate().map(line).collect()
 }
 
 #[cfg(test)]
@@ -200,7 +203,7 @@ mod tests {
             "2.20 s",
             "bit by bit: abc",
             "2 cores",
-            "LSTM with 128 states",
+            "LSTM with 6 states",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
@@ -209,16 +212,16 @@ mod tests {
 
     #[test]
     fn the_figure_is_of_accuracy_or_of_the_loss_of_texts() {
-        let pictures = figure(&comparison(Model::Cnn));
-        assert_eq!(pictures.lines[1].points, [(200.0, 86.0)]);
-        let texts = figure(&comparison(Model::Lstm));
-        assert_eq!(texts.lines[0].points, [(500.0, 0.4)]);
+        let pictures = lines(&comparison(Model::Cnn));
+        assert_eq!(pictures[1].values, [(200.0, 86.0)]);
+        let texts = lines(&comparison(Model::Lstm));
+        assert_eq!(texts[0].values, [(500.0, 0.4)]);
     }
 
     #[test]
     fn the_json_names_the_kind_of_the_model() {
         let kind = |model| serde_json::to_value(comparison(model)).unwrap()["model"].clone();
         assert_eq!(kind(Model::Cnn), json!({ "pictures": "cnn" }));
-        assert_eq!(kind(Model::Lstm), json!({ "recurrent": { "embedding": 64, "hidden": 128 } }));
+        assert_eq!(kind(Model::Lstm), json!({ "recurrent": { "embedding": EMBEDDING, "hidden": HIDDEN } }));
     }
 }

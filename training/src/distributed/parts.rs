@@ -5,11 +5,15 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use tonic_rdma_commands::process::{Child, Event, end_all, how_ended};
 
 use super::messages::{Command, Report};
 use super::process::ALIVE;
-use crate::failure::{Context as _, Failure};
-use crate::processes::{Processes, TICK};
+use crate::failure::Failure;
+use crate::processes::{Events, TICK};
+
+/// How long a process that leaves may take.
+const LEAVE: Duration = Duration::from_secs(5);
 
 /// How long the other parts may take to answer after one has failed or died, beyond the deadline of the job.
 const GRACE: Duration = Duration::from_secs(15);
@@ -17,9 +21,10 @@ const GRACE: Duration = Duration::from_secs(15);
 /// How long a process may say nothing. It says every [`ALIVE`] that it runs, unless it is stopped.
 pub(super) const SILENCE: Duration = Duration::from_secs(12 * ALIVE.as_secs());
 
-/// The processes of all parts.
+/// The processes of all parts. A process whose stdin ends leaves the others in order.
 pub(super) struct Parts {
-    pub(super) processes: Processes,
+    pub(super) processes: Vec<Child>,
+    pub(super) events: Events<Report>,
     pub(super) deadline: Duration,
     pub(super) silence: Duration,
 }
@@ -38,8 +43,7 @@ impl Parts {
     pub(super) fn ask(&mut self, commands: Vec<(usize, Command)>) -> Result<Answers, Failure> {
         let mut answers = Answers { reports: Vec::new(), died: Vec::new() };
         for (process, command) in commands {
-            let text = serde_json::to_string(&command).context("can't make JSON of a command")?;
-            self.processes.tell(process, &text);
+            self.processes.get_mut(process).map_or(Ok(()), |child| child.send(&command))?;
             answers.reports.push((process, None));
         }
         let mut trouble: Option<Instant> = None;
@@ -57,8 +61,7 @@ impl Parts {
             let is_silent = |process: &usize| silent.get(process).is_some_and(|since| *since > self.silence);
             if let Some(process) = waiting.iter().copied().find(|process| too_long || is_silent(process)) {
                 trouble.get_or_insert_with(Instant::now);
-                // How it ends says nothing: it is ended here.
-                let _ = self.processes.end(process);
+                self.kill(process);
                 let how = match too_long {
                     true => "does not answer".to_owned(),
                     false => format!("has said nothing for {} s", self.silence.as_secs()),
@@ -66,45 +69,55 @@ impl Parts {
                 answers.died.push((process, format!("{how}, and was ended")));
                 continue;
             }
-            match self.processes.lines.recv_timeout(TICK) {
-                Ok((process, Some(line))) => {
+            let (process, report) = match self.events.recv_timeout(TICK) {
+                Ok((process, Event::Report(Report::Alive))) => {
                     silent.remove(&process);
-                    let report = match serde_json::from_str(&line) {
-                        Ok(Report::Alive) => continue,
-                        Ok(Report::Done(value)) => Ok(value),
-                        Ok(Report::Failed(reason)) => Err(reason),
-                        Err(error) => Err(format!("it reported {line:?}: {error}")),
-                    };
-                    if report.is_err() {
-                        trouble.get_or_insert_with(Instant::now);
-                    }
-                    match answers.reports.iter_mut().find(|(asked, _)| *asked == process) {
-                        Some((_, slot)) if slot.is_none() => *slot = Some(report),
-                        _ => {
-                            return Err(Failure::run(format!(
-                                "process {process} reported without a command: {line}"
-                            )));
-                        }
-                    }
+                    continue;
                 }
-                Ok((process, None)) => {
+                Ok((process, Event::Report(Report::Done(value)))) => (process, Ok(value)),
+                Ok((process, Event::Report(Report::Failed(reason)))) => (process, Err(reason)),
+                Ok((process, Event::Garbage(line))) => (process, Err(format!("it reported {line:?}"))),
+                Ok((process, Event::Ended(status))) => {
                     trouble.get_or_insert_with(Instant::now);
-                    let how = match self.processes.end(process) {
-                        Ok(status) => format!("has ended: {status}"),
-                        Err(error) => format!("can't be waited for: {error}"),
-                    };
-                    answers.died.push((process, how));
+                    self.kill(process);
+                    answers.died.push((process, how_ended(status)));
+                    continue;
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     for process in waiting {
                         *silent.entry(process).or_default() += TICK;
                     }
+                    continue;
                 }
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(Failure::run("all processes have ended"));
                 }
+            };
+            silent.remove(&process);
+            if report.is_err() {
+                trouble.get_or_insert_with(Instant::now);
+            }
+            match answers.reports.iter_mut().find(|(asked, _)| *asked == process) {
+                Some((_, slot)) if slot.is_none() => *slot = Some(report),
+                _ => {
+                    return Err(Failure::run(format!(
+                        "process {process} reported without a command: {report:?}"
+                    )));
+                }
             }
         }
+    }
+
+    fn kill(&mut self, process: usize) {
+        if let Some(child) = self.processes.get_mut(process) {
+            child.kill();
+        }
+    }
+}
+
+impl Drop for Parts {
+    fn drop(&mut self) {
+        end_all(&mut self.processes, LEAVE);
     }
 }
 
@@ -114,14 +127,22 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::processes::tests::sleeping;
+
+    /// Starts processes that do nothing.
+    fn sleeping(number: usize, events: Events<Report>, silence: Duration) -> Parts {
+        let start = |number| {
+            let mut command = std::process::Command::new("sleep");
+            command.arg("600");
+            Child::start(format!("process {number}"), command, |_| true).unwrap()
+        };
+        let processes = (0..number).map(start).collect();
+        Parts { processes, events, deadline: Duration::from_secs(600), silence }
+    }
 
     #[test]
     fn processes_that_say_nothing_are_ended_and_named() {
-        let (sender, lines) = channel();
-        let (deadline, silence) = (Duration::from_secs(600), Duration::from_secs(1));
-        let processes = Processes { all: vec![sleeping(), sleeping()], lines };
-        let mut parts = Parts { processes, deadline, silence };
+        let (sender, events) = channel();
+        let mut parts = sleeping(2, events, Duration::from_secs(1));
         let answers = parts.ask(vec![(0, Command::Listen), (1, Command::Listen)]).unwrap();
         let mut died = answers.died;
         died.sort();
@@ -132,12 +153,11 @@ mod tests {
 
     #[test]
     fn a_process_that_says_that_it_runs_is_waited_for() {
-        let (sender, lines) = channel();
+        let (sender, events) = channel();
         // The process is silent for longer than this in all, and never for as long at a time, also on a slow machine.
-        let (deadline, silence) = (Duration::from_secs(600), Duration::from_secs(4));
-        let mut parts = Parts { processes: Processes { all: vec![sleeping()], lines }, deadline, silence };
+        let mut parts = sleeping(1, events, Duration::from_secs(4));
         let speaking = thread::spawn(move || {
-            let say = |report| sender.send((0, Some(serde_json::to_string(&report).unwrap()))).unwrap();
+            let say = |report| sender.send((0, Event::Report(report))).unwrap();
             for _ in 0..14 {
                 say(Report::Alive);
                 thread::sleep(Duration::from_millis(500));

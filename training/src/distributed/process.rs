@@ -1,19 +1,20 @@
 //! One part of a job: carries out the commands of the coordinator.
 
-use std::io::{self, BufRead, Write};
+use std::io::{self, BufRead as _};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use candle_core::{DType, Device, Tensor};
 use serde_json::{Value, to_value};
+use tonic_rdma_commands::process;
 use tonic_rdma_graph::placement::Part as PartNumber;
 use tonic_rdma_graph::session::{Listener, Peering, Session, Settings};
 
 use super::messages::{Command, Report};
 use super::trainer::{Feeder, Trainer};
 use crate::data::Data;
-use crate::failure::{Context as _, Error, Failure};
+use crate::failure::{self, Context as _, Error, Failure};
 use crate::options::Options;
 use crate::step::Shape;
 use crate::variables::Variables;
@@ -53,27 +54,20 @@ pub(crate) fn serve(job: Options) -> Result<(), Failure> {
     for line in io::stdin().lock().lines() {
         let command =
             serde_json::from_str(&line.context(talk)?).context("the coordinator sent no command")?;
-        let report = match part.carry_out(command).context("the command failed") {
+        let report = match part.carry_out(command) {
             Ok(value) => Report::Done(value),
-            Err(failure) => Report::Failed(failure.with_causes()),
+            Err(error) => Report::Failed(failure::of(error).with_causes()),
         };
-        tell(&report).context(talk)?;
+        process::report(&report)?;
     }
     part.disconnect();
     Ok(())
 }
 
-/// Writes a report.
-fn tell(report: &Report) -> io::Result<()> {
-    let text = serde_json::to_string(report)?;
-    let mut stdout = io::stdout().lock();
-    writeln!(stdout, "{text}").and_then(|()| stdout.flush())
-}
-
 /// Says now and then that this process runs, until the coordinator is gone.
 fn say_alive() -> io::Result<()> {
     let speak = || {
-        while tell(&Report::Alive).is_ok() {
+        while process::report(&Report::Alive).is_ok() {
             thread::sleep(ALIVE);
         }
     };
@@ -98,21 +92,28 @@ impl Part {
             }
             Command::Run { mode, from, to } => {
                 let name = self.job.mode.get(mode).cloned().unwrap_or_default();
-                let ran = self.trainer(mode)?.run(from..to);
-                to_value(ran.context(format!("steps {from} to {to} in mode {name}"))?)?
+                let trainer = self.trainers()?.get_mut(mode).ok_or("there is no such mode")?;
+                to_value(trainer.run(from..to).context(format!("steps {from} to {to} in mode {name}"))?)?
             }
-            Command::Complete { mode } => {
+            Command::Complete => {
                 self.disconnect();
-                to_value(self.variables(mode)?.complete()?)?
+                let complete = self.variables.iter().map(|variables| variables.complete());
+                to_value(complete.collect::<Result<Vec<_>, _>>()?.into_iter().min())?
             }
-            Command::Hash { mode } => to_value(format!("{:016x}", self.settled(mode)?.hash()?))?,
-            Command::Test { mode } => {
-                let (values, samples) = (self.settled(mode)?.values()?, &self.data.test);
+            Command::Hash => {
+                let hash = |variables: &Arc<Variables>| Ok(format!("{:016x}", variables.hash()?));
+                to_value(self.settled()?.iter().map(hash).collect::<Result<Vec<_>, Error>>()?)?
+            }
+            Command::Test => {
+                let values = self.settled()?.first().ok_or("there is no mode")?.values()?;
+                let samples = &self.data.test;
                 let which = 0..self.job.test_samples.min(samples.len());
                 let [loss, correct, number] = self.job.model.test(&values, samples, which)?;
                 to_value((loss / number.max(1.0), correct / number.max(1.0)))?
             }
-            Command::Sent { mode } => to_value(self.trainer(mode)?.sent_tensors())?,
+            Command::Sent => {
+                to_value(self.trainers()?.iter().map(Trainer::sent_tensors).collect::<Vec<_>>())?
+            }
         })
     }
 
@@ -137,7 +138,7 @@ impl Part {
         let mut trainers = Vec::new();
         for (graph, mode) in graphs.into_iter().zip(modes) {
             let transfers = session.transfers(mode)?;
-            let feeder = Feeder::new(Arc::clone(&self.data), shape.clone(), self.job.seed);
+            let feeder = Feeder::new(Arc::clone(&self.data), shape.clone(), self.job.seed, &graph);
             trainers.push(Trainer::new(graph, part, transfers, feeder, self.job.deadline)?);
         }
         self.connection = Some(Connection { trainers, session });
@@ -152,23 +153,14 @@ impl Part {
         }
     }
 
-    fn trainer(&mut self, mode: usize) -> Result<&mut Trainer, Error> {
+    fn trainers(&mut self) -> Result<&mut Vec<Trainer>, Error> {
         let connection = self.connection.as_mut().ok_or("this part is not connected")?;
-        Ok(connection.trainers.get_mut(mode).ok_or_else(|| no_mode(mode))?)
+        Ok(&mut connection.trainers)
     }
 
-    fn variables(&self, mode: usize) -> Result<&Arc<Variables>, Error> {
-        Ok(self.variables.get(mode).ok_or_else(|| no_mode(mode))?)
+    /// Returns the variables of each mode after the last step.
+    fn settled(&self) -> Result<&[Arc<Variables>], Error> {
+        self.variables.iter().try_for_each(|variables| variables.settle(variables.complete()?))?;
+        Ok(&self.variables)
     }
-
-    /// Returns the variables of a mode after the last step.
-    fn settled(&self, mode: usize) -> Result<&Arc<Variables>, Error> {
-        let variables = self.variables(mode)?;
-        variables.settle(variables.complete()?)?;
-        Ok(variables)
-    }
-}
-
-fn no_mode(mode: usize) -> String {
-    format!("there is no mode {mode}")
 }

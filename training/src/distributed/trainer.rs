@@ -22,24 +22,41 @@ const REGISTERED: u64 = 1 << 30;
 /// One part of a job.
 pub(crate) struct Trainer {
     executor: Executor<Array>,
-    program: Fed,
+    feeder: Feeder,
     sites: Arc<NodeSites>,
     graph: Arc<Topology>,
     placements: Arc<Placements>,
     own: Part,
 }
 
-/// The program of a part: it feeds the samples, and keeps the losses.
-struct Fed {
-    feeder: Feeder,
+/// The program of a part: it feeds the samples of the steps in the order that follows from the seed, and keeps the losses.
+#[derive(Debug)]
+pub(crate) struct Feeder {
+    data: Arc<Data>,
+    shape: Shape,
+    seed: u64,
+    /// The samples in the order of an epoch. The memory is allocated before the first step: a step that begins an epoch makes the same
+    /// allocations as any other step, so that the samples always come from the same allocation site.
+    order: Vec<u32>,
+    epoch: Option<usize>,
+    /// The targets of the last samples that were fed, with their step.
+    targets: Option<(u64, Array)>,
     feeds: HashMap<NodeId, (usize, Feed)>,
     losses: Vec<(u64, f32)>,
 }
 
-impl Program<Array> for Fed {
+impl Program<Array> for Feeder {
     fn feed(&mut self, step: u64, input: NodeId) -> Result<Array, KernelError> {
         let (worker, feed) = self.feeds.get(&input).copied().ok_or("the graph has another input")?;
-        self.feeder.feed(step, worker, feed)
+        if let Some((_, targets)) = self.targets.take_if(|(of, _)| feed == Feed::Targets && *of == step) {
+            return Ok(targets);
+        }
+        let (samples, targets) = self.batch(step, worker)?;
+        if feed == Feed::Targets {
+            return Ok(targets);
+        }
+        self.targets = Some((step, targets));
+        Ok(samples)
     }
 
     fn result(&mut self, step: u64, _outlet: Outlet, value: Array) -> Result<(), KernelError> {
@@ -58,7 +75,7 @@ impl Trainer {
         feeder: Feeder,
         deadline: Duration,
     ) -> Result<Self, GraphError> {
-        let StepGraph { graph, placements, kernels, feeds, .. } = graph;
+        let StepGraph { graph, placements, kernels, .. } = graph;
         let sites = Arc::new(NodeSites::new(&graph, REGISTERED));
         // A step reads the variables that the step before has changed, so one step is in flight.
         let mut settings = Settings::default();
@@ -68,20 +85,19 @@ impl Trainer {
         let (kept_graph, kept_placements, kept_sites) =
             (Arc::clone(&graph), Arc::clone(&placements), Arc::clone(&sites));
         let executor = Executor::new(graph, placements, own, kernels, transfers, sites, settings)?;
-        let program = Fed { feeder, feeds, losses: Vec::new() };
-        Ok(Self { executor, program, sites: kept_sites, graph: kept_graph, placements: kept_placements, own })
+        Ok(Self { executor, feeder, sites: kept_sites, graph: kept_graph, placements: kept_placements, own })
     }
 
     /// Runs steps. All parts run the same ones.
     pub(crate) fn run(&mut self, steps: Range<u64>) -> Result<Ran, GraphError> {
         let before = self.sent();
-        self.program.losses.clear();
-        let report = self.executor.run(steps, Work::Compute, &mut self.program)?;
-        self.program.losses.sort_by_key(|(step, _)| *step);
+        self.feeder.losses.clear();
+        let report = self.executor.run(steps, Work::Compute, &mut self.feeder)?;
+        self.feeder.losses.sort_by_key(|(step, _)| *step);
         let mut times = report.steps;
         times.sort_by_key(|time| time.step);
         Ok(Ran {
-            losses: self.program.losses.iter().map(|(_, loss)| *loss).collect(),
+            losses: self.feeder.losses.iter().map(|(_, loss)| *loss).collect(),
             steps: times.iter().map(|time| time.ended.saturating_sub(time.began).as_secs_f64()).collect(),
             elapsed: report.elapsed.as_secs_f64(),
             sent: self.sent() - before,
@@ -131,42 +147,12 @@ impl Trainer {
     }
 }
 
-/// The samples of the steps, in the order that follows from the seed.
-#[derive(Debug)]
-pub(crate) struct Feeder {
-    data: Arc<Data>,
-    shape: Shape,
-    seed: u64,
-    /// The samples in the order of an epoch. The memory is allocated before the first step: a step that begins an epoch makes the same
-    /// allocations as any other step, so that the samples always come from the same allocation site.
-    order: Vec<u32>,
-    epoch: Option<usize>,
-    /// The targets of the last samples that were fed, with their step.
-    targets: Option<(u64, Array)>,
-}
-
 impl Feeder {
-    /// Makes the feeder of a job.
-    pub(crate) fn new(data: Arc<Data>, shape: Shape, seed: u64) -> Self {
+    /// Makes the feeder of a graph.
+    pub(crate) fn new(data: Arc<Data>, shape: Shape, seed: u64, graph: &StepGraph) -> Self {
         let order = vec![0; data.train.len()];
-        Self { data, shape, seed, order, epoch: None, targets: None }
-    }
-
-    /// Returns an input of a worker in a step.
-    pub(crate) fn feed(&mut self, step: u64, worker: usize, feed: Feed) -> Result<Array, KernelError> {
-        match (feed, self.targets.take()) {
-            (Feed::Targets, Some((of, targets))) if of == step => Ok(targets),
-            (feed, _) => {
-                let (samples, targets) = self.batch(step, worker)?;
-                match feed {
-                    Feed::Samples => {
-                        self.targets = Some((step, targets));
-                        Ok(samples)
-                    }
-                    Feed::Targets => Ok(targets),
-                }
-            }
-        }
+        let (feeds, losses) = (graph.feeds.clone(), Vec::new());
+        Self { data, shape, seed, order, epoch: None, targets: None, feeds, losses }
     }
 
     /// Returns the samples of a worker in a step. Samples that fill no batch are left out; each epoch leaves out others.

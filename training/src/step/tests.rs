@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use tonic_rdma_graph::dataflow::Outlet;
-use tonic_rdma_graph::schedule::{InMemory, Transfers};
+use tonic_rdma_graph::schedule::{InMemory, Program as _, Transfers};
 use tonic_rdma_graph::session::Fingerprint;
 
 use super::*;
@@ -48,8 +48,8 @@ fn run(shape: &Shape, variables: &[Arc<Variables>], steps: std::ops::Range<u64>)
             .map(|(part, transfers): (usize, Box<dyn Transfers<Array>>)| {
                 let (data, steps, variables) = (Arc::clone(&data), steps.clone(), &variables[part]);
                 let work = move || {
-                    let feeder = Feeder::new(data, shape.clone(), SEED);
                     let graph = shape.build(part, variables).unwrap();
+                    let feeder = Feeder::new(data, shape.clone(), SEED, &graph);
                     let deadline = Duration::from_secs(60);
                     let mut trainer = Trainer::new(graph, part, transfers, feeder, deadline).unwrap();
                     trainer.run(steps).unwrap().losses
@@ -67,9 +67,9 @@ fn run(shape: &Shape, variables: &[Arc<Variables>], steps: std::ops::Range<u64>)
 /// Runs the kernels of all parts one after the other in this thread. Returns the loss of each step.
 fn run_in_one_thread(shape: &Shape, variables: &[Arc<Variables>], steps: std::ops::Range<u64>) -> Vec<f64> {
     let data = data(shape.model);
-    let mut feeder = Feeder::new(data, shape.clone(), SEED);
     let mut graphs: Vec<StepGraph> =
         variables.iter().enumerate().map(|(part, variables)| shape.build(part, variables).unwrap()).collect();
+    let mut feeder = Feeder::new(data, shape.clone(), SEED, &graphs[0]);
     let graph = Arc::clone(&graphs[0].graph);
     let mut losses = Vec::new();
     for step in steps {
@@ -79,10 +79,7 @@ fn run_in_one_thread(shape: &Shape, variables: &[Arc<Variables>], steps: std::op
             let part = graphs[0].placements.partition().part_of(id).unwrap().0;
             let outputs = match graphs[part].kernels.get_mut(&id) {
                 Some(kernel) => kernel.run(step, inputs).unwrap(),
-                None => {
-                    let (worker, feed) = graphs[0].feeds[&id];
-                    vec![feeder.feed(step, worker, feed).unwrap()]
-                }
+                None => vec![feeder.feed(step, id).unwrap()],
             };
             let outlets =
                 outputs.into_iter().enumerate().map(|(output, value)| (Outlet { node: id, output }, value));

@@ -51,7 +51,7 @@ fn a_failed_rank_ends_the_program_with_its_reason() {
     let errors = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{errors}");
     assert!(errors.contains("training/prepare installs"), "{errors}");
-    assert!(errors.contains("failed: exit status: 1"), "{errors}");
+    assert!(errors.contains("ended (exit status: 1)"), "{errors}");
 }
 
 #[test]

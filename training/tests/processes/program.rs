@@ -47,7 +47,8 @@ pub(crate) fn command(arguments: &[&str]) -> Command {
             command.env_remove(&name);
         }
     }
-    command.args(arguments);
+    // Many processes on a busy machine need longer to connect than peers have by default.
+    command.env("RDMA_HANDSHAKE_TIMEOUT", "120s").args(arguments);
     command
 }
 
