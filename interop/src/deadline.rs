@@ -11,72 +11,37 @@ use bytes::Bytes;
 use http_body::Frame;
 use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::body::Body;
+use tonic::codegen::StdError;
 use tonic::{Status, TimeoutExpired};
-use tower_service::Service;
 
-type BoxError = Box<dyn Error + Send + Sync>;
-
-/// A channel whose calls end with DEADLINE_EXCEEDED when their `grpc-timeout` has passed.
-#[derive(Clone, Debug)]
-pub(crate) struct Deadline<S> {
-    inner: S,
-}
-
-impl<S> Deadline<S> {
-    pub(crate) fn new(inner: S) -> Self {
-        Self { inner }
-    }
-}
-
-impl<S> Service<http::Request<Body>> for Deadline<S>
-where
-    S: Service<http::Request<Body>, Response = http::Response<Body>>,
-    S::Error: Into<BoxError>,
-    S::Future: Send + 'static,
-{
-    type Response = S::Response;
-    type Error = BoxError;
-    type Future = Pin<Box<dyn Future<Output = Result<S::Response, BoxError>> + Send>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.inner.poll_ready(context).map_err(Into::into)
-    }
-
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        let timeout = request.headers().get("grpc-timeout").and_then(|value| parse(value.as_bytes()));
-        let response = self.inner.call(request);
-        Box::pin(async move {
-            let Some(timeout) = timeout else { return response.await.map_err(Into::into) };
-            let deadline = Instant::now() + timeout;
-            match tokio::time::timeout_at(deadline, response).await {
-                Ok(Ok(response)) => Ok(response.map(|body| {
-                    Body::new(ExpiringBody {
-                        body,
-                        deadline: Box::pin(sleep_until(deadline)),
-                        expired: false,
-                    })
-                })),
-                Ok(Err(error)) => Err(replace_timeout(error.into())),
-                Err(_) => Err(exceeded().into()),
-            }
-        })
-    }
+/// Applies the `grpc-timeout` in the headers of a request to the call: it ends with DEADLINE_EXCEEDED when the time has passed.
+pub(crate) async fn limited(
+    headers: &http::HeaderMap,
+    response: impl Future<Output = Result<http::Response<Body>, Status>>,
+) -> Result<http::Response<Body>, Status> {
+    let timeout = headers.get("grpc-timeout").and_then(|value| parse(value.as_bytes()));
+    let Some(timeout) = timeout else { return response.await };
+    let deadline = Instant::now() + timeout;
+    let response = tokio::time::timeout_at(deadline, response).await.unwrap_or_else(|_| Err(exceeded()))?;
+    Ok(response.map(|body| {
+        Body::new(ExpiringBody { body, deadline: Box::pin(sleep_until(deadline)), expired: false })
+    }))
 }
 
 fn exceeded() -> Status {
     Status::deadline_exceeded("the deadline passed before the call was complete")
 }
 
-/// Replaces the error of tonic's own timer, which may fire first.
-fn replace_timeout(error: BoxError) -> BoxError {
+/// Returns the status of a call that failed. tonic's own timer may fire first.
+pub(crate) fn status_of(error: StdError) -> Status {
     let mut source: Option<&(dyn Error + 'static)> = Some(&*error);
     while let Some(cause) = source {
         if cause.is::<TimeoutExpired>() {
-            return exceeded().into();
+            return exceeded();
         }
         source = cause.source();
     }
-    error
+    Status::from_error(error)
 }
 
 /// Parses the header's value: up to eight digits and a unit.

@@ -7,7 +7,6 @@ mod client;
 mod compression;
 mod content;
 mod deadline;
-mod failure;
 mod output;
 mod proto;
 mod server;
@@ -21,25 +20,16 @@ mod transport;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser as _};
-use tonic_rdma_commands::explain;
+use tonic_rdma_commands::{Failure, explain, log};
 
 use args::{Cli, Command};
-use failure::Failure;
 
 fn main() -> ExitCode {
-    if let Err(failure) = tonic_rdma_commands::log(None, "warn") {
-        return failure.report("interop");
-    }
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
-        Err(error) => {
-            return tonic_rdma_commands::status("interop", explain(&error, &Cli::command()));
-        }
-    };
-    match run(cli.command) {
-        Ok(code) => code,
-        Err(failure) => report(&failure),
-    }
+    let outcome = log(None, "warn").and_then(|()| match Cli::try_parse() {
+        Ok(cli) => run(cli.command),
+        Err(error) => explain(&error, &Cli::command()).map(|()| ExitCode::SUCCESS),
+    });
+    outcome.unwrap_or_else(|failure| failure.report("interop"))
 }
 
 fn run(command: Command) -> Result<ExitCode, Failure> {
@@ -56,11 +46,10 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
 
 fn on_all_cores<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
-    let runtime = tonic_rdma::runtime::idle_polling(&mut builder).enable_all().build();
-    runtime.map_err(|error| Failure::new(format!("can't start a runtime: {error}")))?.block_on(work)
+    start(tonic_rdma::runtime::idle_polling(&mut builder))?.block_on(work)
 }
 
-fn report(failure: &Failure) -> ExitCode {
-    output::note(&format!("interop: {failure}"));
-    ExitCode::FAILURE
+/// Makes a runtime.
+fn start(builder: &mut tokio::runtime::Builder) -> Result<tokio::runtime::Runtime, Failure> {
+    builder.enable_all().build().map_err(|error| Failure::run("can't start a runtime").because(error))
 }

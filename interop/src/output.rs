@@ -8,7 +8,7 @@ use crate::Failure;
 pub(crate) fn line(text: &str) -> Result<(), Failure> {
     let mut stdout = std::io::stdout().lock();
     let written = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
-    written.map_err(|error| Failure::new(format!("can't write to the standard output: {error}")))
+    written.map_err(|error| Failure::run(format!("can't write to the standard output: {error}")))
 }
 
 /// Prints a line to the standard error, which scripts don't read.

@@ -5,24 +5,23 @@
 use std::fmt;
 use std::future::Future;
 use std::net::SocketAddr;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 
 use clap::ValueEnum;
 use tokio::net::TcpListener;
+use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::StdError;
 use tonic::service::Routes;
 use tonic::transport::server::TcpIncoming;
-use tonic::transport::{Channel, Endpoint, Server};
-use tonic_rdma::{
-    Config, RdmaChannel, RdmaConnectInfo, RdmaConnector, RdmaIncoming, RdmaRoutes, RdmaServer, Verdict,
-};
+use tonic::transport::{Endpoint, Server};
+use tonic_rdma::{Config, RdmaChannel, RdmaConnector, RdmaIncoming, RdmaRoutes, RdmaServer, Verdict};
+use tonic_rdma_commands::{Named as _, chain};
 use tower::layer::layer_fn;
-use tower_service::Service;
+use tower::util::BoxCloneSyncService;
+use tower::{Service, ServiceExt as _};
 
 use crate::Failure;
-use crate::failure::chain;
+use crate::deadline::status_of;
 use crate::tls::{ClientTls, ServerTls};
 
 /// A transport.
@@ -38,11 +37,7 @@ pub(crate) enum Transport {
 
 impl fmt::Display for Transport {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self {
-            Self::Rdma => "rdma",
-            Self::Native => "native",
-            Self::Tcp => "tcp",
-        })
+        formatter.write_str(self.name())
     }
 }
 
@@ -58,7 +53,7 @@ pub(crate) enum Listener {
 impl Listener {
     /// Listens on `host` and `port`. Our transport takes its configuration from the environment.
     pub(crate) async fn bind(transport: Transport, host: &str, port: u16) -> Result<Self, Failure> {
-        let named = |error: std::io::Error| Failure::new(format!("can't listen on {host}:{port}: {error}"));
+        let named = |error: std::io::Error| Failure::run(format!("can't listen on {host}:{port}: {error}"));
         Ok(match transport {
             Transport::Rdma | Transport::Native => {
                 let bound = RdmaIncoming::bind_with((host, port), configuration()?).await;
@@ -90,9 +85,9 @@ impl Listener {
         let mut server = Server::builder();
         if let Some(tls) = tls {
             let protected = server.tls_config(tls.config());
-            server = protected.map_err(|error| Failure::new(format!("--use_tls: {}", chain(&error))))?;
+            server = protected.map_err(|error| Failure::run(format!("--use_tls: {}", chain(&error))))?;
         }
-        let failed = |error: &dyn std::error::Error| Failure::new(format!("can't serve: {}", chain(error)));
+        let failed = |error: &dyn std::error::Error| Failure::run(format!("can't serve: {}", chain(error)));
         match self {
             Self::Rdma(incoming) => {
                 let served = server.add_routes(routes).serve_with_incoming_shutdown(incoming, ended).await;
@@ -129,36 +124,15 @@ pub(crate) struct Target {
 }
 
 /// A channel of any transport. Clones share the connection.
-#[derive(Clone, Debug)]
-pub(crate) enum CallChannel {
-    Http2(Channel),
-    Native(RdmaChannel),
-}
+pub(crate) type CallChannel = BoxCloneSyncService<http::Request<Body>, http::Response<Body>, Status>;
 
-impl Service<http::Request<Body>> for CallChannel {
-    type Response = http::Response<Body>;
-    type Error = StdError;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, StdError>> + Send>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), StdError>> {
-        match self {
-            Self::Http2(channel) => channel.poll_ready(context).map_err(Into::into),
-            Self::Native(channel) => channel.poll_ready(context).map_err(Into::into),
-        }
-    }
-
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        match self {
-            Self::Http2(channel) => {
-                let response = channel.call(request);
-                Box::pin(async move { Ok(response.await?) })
-            }
-            Self::Native(channel) => {
-                let response = channel.call(request);
-                Box::pin(async move { Ok(response.await?) })
-            }
-        }
-    }
+fn boxed<S>(channel: S) -> CallChannel
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>> + Clone + Send + Sync + 'static,
+    S::Error: Into<StdError> + 'static,
+    S::Future: Send,
+{
+    BoxCloneSyncService::new(channel.map_err(|error: S::Error| status_of(error.into())))
 }
 
 /// A channel, and the transport that it uses.
@@ -169,26 +143,6 @@ pub(crate) struct Connected {
     pub(crate) verdict: String,
 }
 
-/// A connection before its transport and device are checked.
-struct UncheckedConnection {
-    channel: CallChannel,
-    carrier: Transport,
-    device: Option<String>,
-    reason: String,
-}
-
-impl UncheckedConnection {
-    fn new(channel: CallChannel, info: &RdmaConnectInfo) -> Self {
-        let carrier = match info.verdict() {
-            Verdict::Rdma if info.is_native() => Transport::Native,
-            Verdict::Rdma => Transport::Rdma,
-            Verdict::Tcp => Transport::Tcp,
-        };
-        let (device, reason) = (info.device().map(str::to_owned), info.reason().to_owned());
-        Self { channel, carrier, device, reason }
-    }
-}
-
 impl Target {
     /// Connects.
     ///
@@ -196,30 +150,44 @@ impl Target {
     /// The server can't be reached, or the connection does not use the required transport or device.
     pub(crate) async fn connect(&self) -> Result<Connected, Failure> {
         let endpoint = self.endpoint()?;
-        let made = match self.transport {
-            Transport::Rdma => self.connect_rdma(endpoint).await?,
-            Transport::Native => self.connect_native(endpoint).await?,
-            Transport::Tcp => {
-                let channel = endpoint.connect().await.map_err(|error| self.unreachable(&error))?;
-                let reason = "tonic's own transport".to_owned();
-                let channel = CallChannel::Http2(channel);
-                UncheckedConnection { channel, carrier: Transport::Tcp, device: None, reason }
+        let unreachable = |error: &dyn std::error::Error| {
+            Failure::run(format!("can't connect to {}: {}", self.authority(), chain(error)))
+        };
+        let (channel, info) = match self.transport {
+            Transport::Rdma => {
+                let connector = RdmaConnector::with_config(configuration()?);
+                let connected = endpoint.connect_with_connector(connector.clone()).await;
+                (boxed(connected.map_err(|error| unreachable(&error))?), connector.last_connection())
+            }
+            Transport::Native => {
+                let connected = RdmaChannel::builder(endpoint).config(configuration()?).connect().await;
+                let channel = connected.map_err(|error| unreachable(&error))?;
+                (boxed(channel.clone()), channel.last_connection())
+            }
+            Transport::Tcp => (boxed(endpoint.connect().await.map_err(|error| unreachable(&error))?), None),
+        };
+        let (carrier, device, reason) = match &info {
+            None if self.transport == Transport::Tcp => (Transport::Tcp, None, "tonic's own transport"),
+            None => return Err(Failure::run("no connection was made")),
+            Some(info) => {
+                let carrier = match info.verdict() {
+                    Verdict::Rdma if info.is_native() => Transport::Native,
+                    Verdict::Rdma => Transport::Rdma,
+                    Verdict::Tcp => Transport::Tcp,
+                };
+                (carrier, info.device(), info.reason())
             }
         };
         let tls = if self.tls.is_some() { ", with TLS" } else { "" };
-        let verdict = format!("{}{tls}: {}", made.carrier, made.reason);
+        let verdict = format!("{carrier}{tls}: {reason}");
         let missing = |required: &dyn fmt::Display| {
-            Err(Failure::new(format!("{required} was required, the connection came out as {verdict}")))
+            Err(Failure::run(format!("{required} was required, the connection came out as {verdict}")))
         };
-        if let Some(required) = self.require.filter(|required| *required != made.carrier) {
-            return missing(&required);
+        match (self.require, self.require_device.as_deref()) {
+            (Some(required), _) if required != carrier => missing(&required),
+            (_, Some(required)) if device != Some(required) => missing(&required),
+            _ => Ok(Connected { channel, verdict }),
         }
-        if let Some(required) =
-            self.require_device.as_ref().filter(|required| made.device.as_ref() != Some(*required))
-        {
-            return missing(required);
-        }
-        Ok(Connected { channel: made.channel, verdict })
     }
 
     /// Makes the endpoint. It does not connect yet.
@@ -230,11 +198,11 @@ impl Target {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let uri = format!("{scheme}://{}", self.authority());
         let mut endpoint = Endpoint::from_shared(uri)
-            .map_err(|error| Failure::new(format!("{} is no address: {error}", self.authority())))?;
+            .map_err(|error| Failure::run(format!("{} is no address: {error}", self.authority())))?;
         if let Some(host) = &self.host_override {
             let origin = http::Uri::builder().scheme(scheme).authority(host.as_str()).path_and_query("/");
             let origin = origin.build().map_err(|error| {
-                Failure::new(format!("--server_host_override: {host:?} is no host: {error}"))
+                Failure::run(format!("--server_host_override: {host:?} is no host: {error}"))
             })?;
             endpoint = endpoint.origin(origin);
         }
@@ -242,21 +210,6 @@ impl Target {
             Some(tls) => tls.protect(endpoint, self.host_override.as_ref().unwrap_or(&self.host)),
             None => Ok(endpoint),
         }
-    }
-
-    async fn connect_rdma(&self, endpoint: Endpoint) -> Result<UncheckedConnection, Failure> {
-        let connector = RdmaConnector::with_config(configuration()?);
-        let connected = endpoint.connect_with_connector(connector.clone()).await;
-        let channel = connected.map_err(|error| self.unreachable(&error))?;
-        let info = connector.last_connection().ok_or_else(|| Failure::new("no connection was made"))?;
-        Ok(UncheckedConnection::new(CallChannel::Http2(channel), &info))
-    }
-
-    async fn connect_native(&self, endpoint: Endpoint) -> Result<UncheckedConnection, Failure> {
-        let connected = RdmaChannel::builder(endpoint).config(configuration()?).connect().await;
-        let channel = connected.map_err(|error| self.unreachable(&error))?;
-        let info = channel.last_connection().ok_or_else(|| Failure::new("no connection was made"))?;
-        Ok(UncheckedConnection::new(CallChannel::Native(channel), &info))
     }
 
     /// Returns host and port in the form of a URI.
@@ -267,12 +220,8 @@ impl Target {
             format!("{}:{}", self.host, self.port)
         }
     }
-
-    fn unreachable(&self, error: &dyn std::error::Error) -> Failure {
-        Failure::new(format!("can't connect to {}: {}", self.authority(), chain(error)))
-    }
 }
 
 fn configuration() -> Result<Config, Failure> {
-    Config::from_env().map_err(|error| Failure::new(error.to_string()))
+    Config::from_env().map_err(|error| Failure::run(error.to_string()))
 }

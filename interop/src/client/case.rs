@@ -3,13 +3,15 @@
 use std::error::Error as _;
 
 use bytes::Bytes;
+use tonic::body::Body;
 use tonic::codec::CompressionEncoding;
 use tonic::{Code, Status};
+use tonic_rdma_commands::chain;
+use tower::{ServiceExt as _, service_fn};
 
 use crate::client::options::SoakOptions;
-use crate::compression::ClientCompression;
-use crate::deadline::Deadline;
-use crate::failure::chain;
+use crate::compression::at_client;
+use crate::deadline::limited;
 use crate::proto::checked::checked_client::CheckedClient;
 use crate::proto::testing::test_service_client::TestServiceClient;
 use crate::proto::testing::unimplemented_service_client::UnimplementedServiceClient;
@@ -19,7 +21,7 @@ use crate::transport::{CallChannel, Target};
 const MESSAGE: usize = 72 << 20;
 
 /// A channel that reports compression and applies deadlines.
-pub(crate) type CaseChannel = Deadline<ClientCompression<CallChannel>>;
+pub(crate) type CaseChannel = CallChannel;
 
 /// The outcome of a case that did not pass.
 #[derive(Debug)]
@@ -84,7 +86,12 @@ pub(crate) struct Session {
 
 impl Session {
     pub(crate) fn new(channel: CallChannel, target: Target, soak: SoakOptions) -> Self {
-        Self { channel: Deadline::new(ClientCompression::new(channel)), target, soak }
+        let call = move |request: http::Request<Body>| {
+            let (channel, headers) = (channel.clone(), request.headers().clone());
+            let call = async move |request| channel.oneshot(request).await;
+            async move { limited(&headers, at_client(request, call)).await }
+        };
+        Self { channel: CallChannel::new(service_fn(call)), target, soak }
     }
 
     /// Returns a client of the official service.

@@ -25,7 +25,7 @@ pub(crate) async fn run(options: &ClientOptions) -> Result<ExitCode, Failure> {
     }
     let target = Target {
         host: options.server_host.clone(),
-        port: options.server_port.ok_or_else(|| Failure::new("--server_port is missing"))?,
+        port: options.server_port.ok_or_else(|| Failure::run("--server_port is missing"))?,
         transport: options.transport,
         require: options.require,
         host_override: options.server_host_override.clone(),

@@ -1,7 +1,9 @@
 //! The flags before messages. Each message has one byte for compression, and four bytes of length before it.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use tonic_rdma_verbs::internal::lock;
 
 /// Number of bytes before each message.
 pub(super) const PREFIX: usize = 5;
@@ -35,7 +37,7 @@ impl Flags {
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<bool>> {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.shared)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use clap::ValueEnum;
+use tonic_rdma_commands::Named as _;
 
 /// Client, transport and server of a run. `tonic-tcp`, `tcp-tonic` and these two with TLS are controls: none of our code carries
 /// their bytes.
@@ -43,7 +44,7 @@ pub(crate) enum Direction {
 }
 
 /// The role of the peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Side {
     /// The peer calls.
     Client,
@@ -91,27 +92,6 @@ impl Direction {
     pub(crate) fn is_control(self) -> bool {
         self.control() == self
     }
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::TonicTcp => "tonic-tcp",
-            Self::TcpTonic => "tcp-tonic",
-            Self::Direct => "direct",
-            Self::Bridge => "bridge",
-            Self::Bridges => "bridges",
-            Self::FromBridge => "from-bridge",
-            Self::Fallback => "fallback",
-            Self::Ours => "ours",
-            Self::OursNative => "ours-native",
-            Self::TonicTls => "tonic-tls",
-            Self::TlsTonic => "tls-tonic",
-            Self::DirectTls => "direct-tls",
-            Self::BridgeTls => "bridge-tls",
-            Self::FromBridgeTls => "from-bridge-tls",
-            Self::FallbackTls => "fallback-tls",
-            Self::OursTls => "ours-tls",
-        }
-    }
 }
 
 impl fmt::Display for Direction {
@@ -122,9 +102,6 @@ impl fmt::Display for Direction {
 
 impl fmt::Display for Side {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self {
-            Self::Client => "client",
-            Self::Server => "server",
-        })
+        formatter.write_str(self.name())
     }
 }

@@ -7,7 +7,6 @@
 
 mod certificates;
 mod direction;
-mod failure;
 mod options;
 mod outcome;
 mod peer;
@@ -26,13 +25,15 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::direction::Direction;
-use crate::failure::Failure;
 use crate::options::Options;
 use crate::outcome::Outcome;
 use crate::peer::Peer;
 use crate::plan::Plan;
 use crate::report::{Report, RunResult};
 use crate::run::combination;
+
+/// An error that ends the program, or all cases of one combination.
+type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 #[expect(clippy::print_stderr, reason = "a command reports its errors")]
 #[tokio::main(flavor = "current_thread")]

@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Parser;
+use tonic_rdma_commands::units::parse_number;
 
+use crate::Failure;
 use crate::direction::Direction;
-use crate::failure::Failure;
 use crate::peer::Peer;
 
 /// Runs stock gRPC peers against our transport, in all directions. `interop/matrix` installs the peers and starts this program
@@ -48,8 +49,5 @@ fn json(text: &str) -> Result<PathBuf, Failure> {
 }
 
 fn jobs(text: &str) -> Result<usize, Failure> {
-    match text.parse()? {
-        jobs @ 1..=64 => Ok(jobs),
-        other => Err(format!("{other} jobs; the program takes 1 to 64").into()),
-    }
+    Ok(usize::try_from(parse_number("number of jobs", text, 1..=64)?)?)
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use tokio::process::Command;
+use tonic_rdma_commands::Named as _;
 
 use crate::direction::{Direction, Side};
 use crate::places::Places;
@@ -65,18 +66,6 @@ const NOT_IN_CPP: [&str; 2] = ["cacheable_unary", "concurrent_large_unary"];
 const MORE_IN_CPP: [&str; 2] = ["half_duplex", "pick_first_unary"];
 
 impl Peer {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Tonic => "tonic",
-            Self::Python => "python",
-            Self::Node => "node",
-            Self::Ruby => "ruby",
-            Self::Go => "go",
-            Self::Cpp => "cpp",
-            Self::CppOfficial => "cpp-official",
-        }
-    }
-
     pub(crate) fn command_line(self) -> CommandLine {
         if matches!(self, Self::Ruby | Self::CppOfficial) { CommandLine::Official } else { CommandLine::Ours }
     }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::failure::Failure;
+use crate::Failure;
 
 /// Paths of the programs that the matrix starts.
 #[derive(Debug)]

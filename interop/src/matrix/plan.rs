@@ -2,9 +2,9 @@
 
 use clap::ValueEnum as _;
 
+use crate::Failure;
 use crate::certificates::Certificates;
 use crate::direction::Direction;
-use crate::failure::Failure;
 use crate::options::Options;
 use crate::peer::Peer;
 use crate::places::Places;

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde_json::json;
+use tonic_rdma_commands::Named as _;
 
+use crate::Failure;
 use crate::direction::Direction;
-use crate::failure::Failure;
 use crate::outcome::judge::judge;
 use crate::outcome::{Outcome, Outcomes, upstream};
 use crate::peer::Peer;

@@ -10,10 +10,16 @@ mod test_service;
 
 pub(crate) use options::ServerOptions;
 
-use tonic::codec::CompressionEncoding;
-use tonic::service::{AxumRouter, Routes};
+use std::convert::Infallible;
 
-use crate::compression::ServerCompression;
+use tonic::body::Body;
+use tonic::codec::CompressionEncoding;
+use tonic::service::{AxumRouter, LayerExt as _, Routes};
+use tower::layer::layer_fn;
+use tower::util::{BoxCloneSyncService, MapRequest};
+use tower::{Service, ServiceExt as _, service_fn};
+
+use crate::compression::at_server;
 use crate::proto::DESCRIPTORS;
 use crate::proto::checked::checked_server::CheckedServer;
 use crate::proto::testing::test_service_server::TestServiceServer;
@@ -31,8 +37,12 @@ pub(crate) async fn run(options: &ServerOptions) -> Result<(), Failure> {
             std::future::pending().await
         }
     };
-    let routes = callers::Callers::new(routes().await?);
-    let routes = AxumRouter::new().fallback_service(routes).into();
+    let callers = callers::Callers::default();
+    let named = move |request: http::Request<_>| {
+        callers.print(request.headers());
+        request
+    };
+    let routes = AxumRouter::new().fallback_service(MapRequest::new(routes().await?, named)).into();
     listener.serve(tls, routes, interrupted).await
 }
 
@@ -59,13 +69,27 @@ pub(crate) async fn routes() -> Result<Routes, Failure> {
             .register_encoded_file_descriptor_set(DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
-    let broken = |error| Failure::new(format!("the descriptors can't be used for reflection: {error}"));
+    let broken = |error| Failure::run(format!("the descriptors can't be used for reflection: {error}"));
 
-    let mut routes = Routes::new(echo::Echo::new(ServerCompression::new(test_service)))
+    let mut routes = Routes::new(layer_fn(with_functions).named_layer(test_service))
         .add_service(checked)
         .add_service(health_service)
         // Older tools know only the first version.
         .add_service(reflection().build_v1alpha().map_err(broken)?);
     routes = routes.add_service(reflection().build_v1().map_err(broken)?);
     Ok(routes)
+}
+
+/// Adds to the official service what tonic's handlers can't do.
+fn with_functions<S>(service: S) -> BoxCloneSyncService<http::Request<Body>, http::Response<Body>, Infallible>
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>,
+    S: Clone + Send + Sync + 'static,
+    S::Future: Send,
+{
+    BoxCloneSyncService::new(service_fn(move |request| {
+        let service = service.clone();
+        let answer = async move |request| service.oneshot(request).await;
+        echo::echoed(request, async move |request| at_server(request, answer).await)
+    }))
 }

@@ -19,7 +19,7 @@ use crate::transport::Transport::{self, Rdma, Tcp};
 fn client(flags: &[String]) -> Result<Option<ClientTls>, Failure> {
     let rest = flags.iter().map(String::as_str);
     let line = ["interop", "client", "--server_port=1", "--test_case=all"].into_iter().chain(rest);
-    match Cli::try_parse_from(line).map_err(|error| Failure::new(error.to_string()))?.command {
+    match Cli::try_parse_from(line).map_err(|error| Failure::run(error.to_string()))?.command {
         Command::Client(options) => options.tls.load(),
         other => panic!("{other:?}"),
     }
@@ -28,7 +28,7 @@ fn client(flags: &[String]) -> Result<Option<ClientTls>, Failure> {
 /// Parses flags of the server, and returns its TLS configuration.
 fn server(flags: &[String]) -> Result<Option<ServerTls>, Failure> {
     let line = ["interop", "server"].into_iter().chain(flags.iter().map(String::as_str));
-    match Cli::try_parse_from(line).map_err(|error| Failure::new(error.to_string()))?.command {
+    match Cli::try_parse_from(line).map_err(|error| Failure::run(error.to_string()))?.command {
         Command::Server(options) => options.tls.load(),
         other => panic!("{other:?}"),
     }

@@ -9,7 +9,7 @@ use http_body::Frame;
 use http_body_util::BodyExt as _;
 use tonic::body::Body;
 use tonic::service::Routes;
-use tower_service::Service;
+use tower::Service;
 
 use super::{failure, serve, target};
 use crate::server::routes;

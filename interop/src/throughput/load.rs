@@ -19,8 +19,7 @@ const WARM_UP: f64 = 0.2;
 
 /// Makes calls for `throughput`, and prints the calls per second.
 pub(crate) fn call(options: &LoadOptions) -> Result<(), Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Failure::new(format!("can't start a runtime: {error}")))?;
+    let runtime = crate::start(&mut tokio::runtime::Builder::new_current_thread())?;
     let rate = LocalSet::new().block_on(&runtime, measure(*options))?;
     output::line(&format!("{rate:.1}"))
 }
@@ -28,11 +27,11 @@ pub(crate) fn call(options: &LoadOptions) -> Result<(), Failure> {
 /// Measures the calls per second after a warm-up.
 async fn measure(options: LoadOptions) -> Result<f64, Failure> {
     let address = format!("http://127.0.0.1:{}", options.port);
-    let endpoint = Endpoint::from_shared(address).map_err(|error| Failure::new(error.to_string()))?;
+    let endpoint = Endpoint::from_shared(address).map_err(|error| Failure::run(error.to_string()))?;
     // tonic sets nodelay by default.
     let connected = endpoint.connect().await;
     let channel = connected
-        .map_err(|error| Failure::new(format!("can't connect to port {}: {error}", options.port)))?;
+        .map_err(|error| Failure::run(format!("can't connect to port {}: {error}", options.port)))?;
     let done = Rc::new(Cell::new(0u64));
     let started = Instant::now();
     let warm = started + options.seconds.mul_f64(WARM_UP);
@@ -46,10 +45,10 @@ async fn measure(options: LoadOptions) -> Result<f64, Failure> {
     tokio::time::sleep_until(end).await;
     let (after, taken) = (done.get(), begun.elapsed());
     while let Some(ended) = tasks.join_next().await {
-        ended.map_err(|error| Failure::new(format!("a task ended: {error}")))??;
+        ended.map_err(|error| Failure::run(format!("a task ended: {error}")))??;
     }
     if taken < Duration::from_millis(1) || after == before {
-        return Err(Failure::new("no call came back in the time measured"));
+        return Err(Failure::run("no call came back in the time measured"));
     }
     Ok((after - before) as f64 / taken.as_secs_f64())
 }
@@ -66,10 +65,10 @@ async fn calls(
     let request = SimpleRequest { response_size: bytes as i32, payload: Some(payload), ..Default::default() };
     while Instant::now() < end {
         let reply = client.unary_call(request.clone()).await;
-        let reply = reply.map_err(|status| Failure::new(format!("a call failed: {status}")))?;
+        let reply = reply.map_err(|status| Failure::run(format!("a call failed: {status}")))?;
         let found = reply.into_inner().payload.unwrap_or_default().body.len();
         if found != bytes as usize {
-            return Err(Failure::new(format!("expected {bytes} bytes, found {found}")));
+            return Err(Failure::run(format!("expected {bytes} bytes, found {found}")));
         }
         done.set(done.get() + 1);
     }

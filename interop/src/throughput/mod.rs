@@ -5,7 +5,6 @@
 //! Runs come in groups of four, ours, plain, plain, ours, so that a machine that gets slower or faster affects both alike. The
 //! ratio of a cell is the median of the ratios of its groups.
 
-mod cores;
 mod load;
 mod options;
 mod process;
@@ -15,39 +14,36 @@ pub(crate) use load::call;
 pub(crate) use options::{LoadOptions, ServedOptions, ThroughputOptions};
 pub(crate) use process::serve;
 
+use tonic_rdma_commands::cores::Cores;
 use tonic_rdma_commands::output;
 
 use crate::Failure;
 use crate::transport::Transport;
-use cores::Cores;
-use process::{Client, Server};
 use table::Row;
 
 /// Measures all cells, prints a table, and writes the results to a file if the options name one.
 pub(crate) fn run(options: &ThroughputOptions) -> Result<(), Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Failure::new(format!("can't start a runtime: {error}")))?;
     let json = options.json.as_deref();
     output::check_files(&[("--json", json)])?;
-    let rows = runtime.block_on(measure(options))?;
+    let rows = measure(options)?;
     table::print(&rows, json)?;
     json.map_or(Ok(()), |path| table::write_json(path, &rows))
 }
 
-async fn measure(options: &ThroughputOptions) -> Result<Vec<Row>, Failure> {
+fn measure(options: &ThroughputOptions) -> Result<Vec<Row>, Failure> {
     let cores = Cores::choose();
     table::announce(cores, options)?;
-    let ours = Server::start(Transport::Rdma, cores).await?;
-    let plain = Server::start(Transport::Tcp, cores).await?;
-    let client = Client { program: options.client.as_deref(), core: cores.map(|cores| cores.client) };
+    let (_ours, to_ours) = process::server(Transport::Rdma, cores)?;
+    let (_plain, to_plain) = process::server(Transport::Tcp, cores)?;
+    let (program, core) = (options.client.as_deref(), cores.map(|cores| cores.client));
     let mut rows = Vec::new();
     for bytes in &options.sizes {
         for inflight in &options.inflight {
             let mut row = Row::new(*bytes, *inflight);
+            let run = |port| process::client(program, core, port, *bytes, *inflight, options.duration);
             for _ in 0..options.rounds {
-                let run = async |port| client.run(port, *bytes, *inflight, options.duration).await;
-                let (first, second) = (run(ours.port).await?, run(plain.port).await?);
-                let (third, fourth) = (run(plain.port).await?, run(ours.port).await?);
+                let (first, second) = (run(to_ours)?, run(to_plain)?);
+                let (third, fourth) = (run(to_plain)?, run(to_ours)?);
                 row.add([first, fourth], [second, third]);
             }
             rows.push(row);

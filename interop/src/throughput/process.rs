@@ -1,13 +1,13 @@
 //! The processes of a measurement: servers, and a client for each run.
 
 use std::path::Path;
-use std::process::Stdio;
+use std::process::Command;
 use std::time::Duration;
 
-use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
-use tokio::process::{Child, ChildStdin, Command};
+use tokio::runtime::Builder;
+use tonic_rdma_commands::cores::{self, Cores};
+use tonic_rdma_commands::process::{self, Child, again};
 
-use super::cores::{Cores, pin};
 use super::options::ServedOptions;
 use crate::server::routes;
 use crate::transport::{Listener, Transport};
@@ -16,113 +16,66 @@ use crate::{Failure, output};
 /// Time limit for a process to start, and to end after its measured time.
 const SLACK: Duration = Duration::from_secs(20);
 
-/// A running server. Dropping this value kills the server's process. The server also ends by itself when this process ends.
-#[derive(Debug)]
-pub(super) struct Server {
-    _child: Child,
-    /// The server's standard input. The server ends when it is closed.
-    _stdin: Option<ChildStdin>,
-    pub(super) port: u16,
-}
-
-impl Server {
-    /// Starts this program once more, and waits until it serves.
-    pub(super) async fn start(transport: Transport, cores: Option<Cores>) -> Result<Self, Failure> {
-        let mut command = Command::new(program()?);
-        command.args(["throughput-server", "--transport", &transport.to_string()]);
-        if let Some(cores) = cores {
-            command.args(["--core", &cores.server.to_string()]);
-        }
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
-        let failed = |reason: String| Failure::new(format!("the server process ({transport}): {reason}"));
-        let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
-        let stdin = child.stdin.take();
-        let mut line = String::new();
-        if let Some(stdout) = child.stdout.take() {
-            // A port has at most five digits.
-            let mut stdout = BufReader::new(stdout.take(16));
-            let read = tokio::time::timeout(SLACK, stdout.read_line(&mut line)).await;
-            read.map_err(|_| failed(format!("no output for {} s", SLACK.as_secs())))?
-                .map_err(|error| failed(error.to_string()))?;
-        }
-        let port = line.trim().parse();
-        let port = port.map_err(|_| failed(format!("expected its port, found {:?}", line.trim())))?;
-        Ok(Self { _child: child, _stdin: stdin, port })
+/// Starts this program once more as a server, and waits until it serves. Returns the process and the port. The server also ends by itself
+/// when this process ends.
+pub(super) fn server(transport: Transport, cores: Option<Cores>) -> Result<(Child, u16), Failure> {
+    let mut command = again()?;
+    command.args(["throughput-server", "--transport", &transport.to_string()]);
+    command.args(cores.map(|cores| format!("--core={}", cores.server)));
+    let (child, line) = Child::ready(format!("the server process ({transport})"), command, SLACK)?;
+    match line.parse() {
+        Ok(port) => Ok((child, port)),
+        Err(_) => Err(Failure::run(format!("{}: expected its port, found {line:?}", child.name()))),
     }
 }
 
 /// Serves for `throughput` until the standard input ends.
 pub(crate) fn serve(options: &ServedOptions) -> Result<(), Failure> {
     options.core.map_or(Ok(()), pin)?;
-    let mut builder = tokio::runtime::Builder::new_current_thread();
+    process::end_with_stdin(|| ())?;
+    let mut builder = Builder::new_current_thread();
     if options.transport != Transport::Tcp {
         // This is recommended for servers behind our listener.
         tonic_rdma::runtime::idle_polling(&mut builder);
     }
-    let runtime = builder.enable_all().build();
-    let runtime = runtime.map_err(|error| Failure::new(format!("can't start a runtime: {error}")))?;
-    let served = runtime.block_on(async {
+    crate::start(&mut builder)?.block_on(async {
         let listener = Listener::bind(options.transport, "127.0.0.1", 0).await?;
         output::line(&listener.port().to_string())?;
-        let parent_is_gone = async {
-            // Any result means that the parent is gone.
-            let _ = tokio::io::stdin().read_to_end(&mut Vec::new()).await;
-        };
-        listener.serve(None, routes().await?, parent_is_gone).await
-    });
-    // The thread that reads standard input can't be stopped.
-    runtime.shutdown_background();
-    served
+        listener.serve(None, routes().await?, std::future::pending()).await
+    })
 }
 
-/// The program that calls the servers.
-#[derive(Debug)]
-pub(super) struct Client<'a> {
-    /// Program in place of our client.
-    pub(super) program: Option<&'a Path>,
-    pub(super) core: Option<usize>,
-}
-
-impl Client<'_> {
-    /// Runs the client once, and returns the calls per second.
-    pub(super) async fn run(
-        &self,
-        port: u16,
-        bytes: u32,
-        inflight: u32,
-        duration: Duration,
-    ) -> Result<f64, Failure> {
-        let mut command = match self.program {
-            Some(program) => Command::new(program),
-            None => {
-                let mut command = Command::new(program()?);
-                command.arg("throughput-client");
-                command
-            }
-        };
-        command.args([format!("--server_port={port}"), format!("--bytes={bytes}")]);
-        command.args([format!("--inflight={inflight}"), format!("--seconds={}", duration.as_secs_f64())]);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
-        // The child inherits the affinity of the thread that starts it.
-        self.core.map_or(Ok(()), pin)?;
-        let named = self.program.map_or("the client".to_owned(), |program| program.display().to_string());
-        let failed = |reason: String| Failure::new(format!("{named}: {reason}"));
-        let limit = duration + SLACK;
-        let ended = tokio::time::timeout(limit, command.output()).await;
-        let output = ended
-            .map_err(|_| failed(format!("it did not end within {} s", limit.as_secs())))?
-            .map_err(|error| failed(error.to_string()))?;
-        if !output.status.success() {
-            return Err(failed(format!("it ended with {}", output.status)));
+/// Calls the server on `port` by `program`, or by our client without one, and returns the calls per second.
+pub(super) fn client(
+    program: Option<&Path>,
+    core: Option<usize>,
+    port: u16,
+    bytes: u32,
+    inflight: u32,
+    duration: Duration,
+) -> Result<f64, Failure> {
+    let mut command = program.map_or_else(again, |program| Ok(Command::new(program)))?;
+    command.args(program.is_none().then_some("throughput-client"));
+    command.args([format!("--server_port={port}"), format!("--bytes={bytes}")]);
+    command.args([format!("--inflight={inflight}"), format!("--seconds={}", duration.as_secs_f64())]);
+    // The child inherits the affinity of the thread that starts it.
+    core.map_or(Ok(()), pin)?;
+    let name = program.map_or("the client".to_owned(), |program| program.display().to_string());
+    let ended = process::run(&name, command, duration + SLACK)?;
+    let how = match ended.status {
+        None => format!("did not end within {} s", (duration + SLACK).as_secs()),
+        Some(status) if !status.success() => format!("ended with {status}"),
+        Some(_) => {
+            let last = ended.output.lines().last().unwrap_or_default();
+            let rate = last.trim().parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
+            return rate.ok_or_else(|| {
+                format!("{name}: expected calls per second as its last line, found {last:?}").into()
+            });
         }
-        let text = String::from_utf8_lossy(&output.stdout);
-        let last = text.lines().last().unwrap_or_default();
-        let rate = last.trim().parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
-        rate.ok_or_else(|| failed(format!("expected calls per second as its last line, found {last:?}")))
-    }
+    };
+    Err(Failure::run(format!("{name}: it {how}: {}", ended.errors.trim())))
 }
 
-fn program() -> Result<std::path::PathBuf, Failure> {
-    let program = std::env::current_exe();
-    program.map_err(|error| Failure::new(format!("can't find the program to start again: {error}")))
+fn pin(core: usize) -> Result<(), Failure> {
+    cores::pin(core).map_err(|error| Failure::run(format!("can't run on core {core}")).because(error))
 }

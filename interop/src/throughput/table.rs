@@ -3,9 +3,11 @@
 use std::path::Path;
 
 use serde::Serialize;
+use tonic_rdma_commands::cores::Cores;
 use tonic_rdma_commands::output;
+use tonic_rdma_commands::statistics::median;
+use tonic_rdma_commands::table::columns;
 
-use super::cores::Cores;
 use super::options::ThroughputOptions;
 use crate::Failure;
 
@@ -43,19 +45,11 @@ impl Row {
 
     fn summary(&self) -> Summary {
         Summary {
-            ours_median: median(&self.ours_calls_per_s),
-            plain_median: median(&self.plain_calls_per_s),
-            ratio_median: median(&self.ratios),
+            ours_median: median(self.ours_calls_per_s.iter().copied()),
+            plain_median: median(self.plain_calls_per_s.iter().copied()),
+            ratio_median: median(self.ratios.iter().copied()),
         }
     }
-}
-
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = |index: usize| sorted.get(index).copied().unwrap_or_default();
-    let (low, high) = (sorted.len().saturating_sub(1) / 2, sorted.len() / 2);
-    (middle(low) + middle(high)) / 2.0
 }
 
 /// Prints the conditions of the measurement.
@@ -67,24 +61,26 @@ pub(super) fn announce(cores: Option<Cores>, options: &ThroughputOptions) -> Res
     let runs = options.rounds * 4 * (options.sizes.len() * options.inflight.len()) as u32;
     let seconds = options.duration.as_secs_f64();
     let text = format!("{on}\n{runs} runs of {seconds} s, after a warm-up of a fifth of that\n");
-    Ok(output::print(&text, options.json.as_deref())?)
+    output::print(&text, options.json.as_deref())
 }
 
 /// Prints a table. `json`: the file of `--json`.
 pub(super) fn print(rows: &[Row], json: Option<&Path>) -> Result<(), Failure> {
-    let heads = ["bytes", "inflight", "ours/s", "plain/s", "ratio"];
-    let [bytes, inflight, ours, plain, ratio] = heads;
-    let mut text = format!("{bytes:>8} {inflight:>8} {ours:>12} {plain:>12} {ratio:>7}  ratios of groups\n");
-    for row in rows {
+    let row = |row: &Row| {
         let Summary { ours_median, plain_median, ratio_median } = row.summary();
         let least = row.ratios.iter().copied().fold(f64::INFINITY, f64::min);
         let most = row.ratios.iter().copied().fold(0.0, f64::max);
-        text.push_str(&format!(
-            "{:>8} {:>8} {ours_median:>12.0} {plain_median:>12.0} {ratio_median:>7.3}  {least:.3} to {most:.3}\n",
-            row.bytes, row.inflight
-        ));
-    }
-    Ok(output::print(&text, json)?)
+        vec![
+            row.bytes.to_string(),
+            row.inflight.to_string(),
+            format!("{ours_median:.0}"),
+            format!("{plain_median:.0}"),
+            format!("{ratio_median:.3}"),
+            format!("{least:.3} to {most:.3}"),
+        ]
+    };
+    let headings = ["bytes", "inflight", "ours/s", "plain/s", "ratio", "ratios of groups"];
+    output::print(&format!("{}\n", columns(&headings, 0, rows.iter().map(row))), json)
 }
 
 /// Writes the results as JSON.
@@ -97,19 +93,12 @@ pub(super) fn write_json(path: &Path, rows: &[Row]) -> Result<(), Failure> {
         summary: Summary,
     }
     let rows: Vec<_> = rows.iter().map(|row| RowWithSummary { row, summary: row.summary() }).collect();
-    Ok(output::write_json(path, &serde_json::json!({ "rows": rows }))?)
+    output::write_json(path, &serde_json::json!({ "rows": rows }))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn medians() {
-        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
-        assert_eq!(median(&[]), 0.0);
-    }
 
     #[test]
     fn a_group_of_four_runs_gives_one_ratio() {

@@ -58,7 +58,7 @@ pub(super) fn identity(certificate: FlagFile<'_>, key: FlagFile<'_>) -> Result<I
 }
 
 fn wrong((flag, path): FlagFile<'_>, what: &str) -> Failure {
-    Failure::new(format!("{flag}: {}: {what}", path.display()))
+    Failure::run(format!("{flag}: {}: {what}", path.display()))
 }
 
 /// Reads a regular file. It refuses pipes, which could block.

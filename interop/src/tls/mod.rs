@@ -11,8 +11,8 @@ use clap::{ArgAction, Args};
 use tonic::transport::{ClientTlsConfig, Endpoint, ServerTlsConfig};
 
 use crate::Failure;
-use crate::failure::chain;
 use files::{authorities, identity};
+use tonic_rdma_commands::chain;
 
 /// Time limit of a handshake. tonic's server has no limit by default.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -81,12 +81,12 @@ impl ClientTlsOptions {
             (true, Some(path)) => config.ca_certificate(authorities("--ca_file", path)?),
             (false, None) => config.with_native_roots(),
             (true, None) => {
-                return Err(Failure::new(
+                return Err(Failure::run(
                     "--use_test_ca needs --ca_file: certificates for tests are made anew",
                 ));
             }
             (false, Some(_)) => {
-                return Err(Failure::new("--ca_file is of no use without --use_test_ca"));
+                return Err(Failure::run("--ca_file is of no use without --use_test_ca"));
             }
         };
         if let (Some(certificate), Some(key)) = (&self.client_cert_file, &self.client_key_file) {
@@ -112,7 +112,7 @@ impl ServerTlsOptions {
             return refuse_files(&files).map(|()| None);
         }
         let (Some(certificate), Some(key)) = (&self.cert_file, &self.key_file) else {
-            return Err(Failure::new("--use_tls needs --cert_file and --key_file"));
+            return Err(Failure::run("--use_tls needs --cert_file and --key_file"));
         };
         let identity = identity(("--cert_file", certificate), ("--key_file", key))?;
         let mut config = ServerTlsConfig::new().timeout(HANDSHAKE).identity(identity);
@@ -126,7 +126,7 @@ impl ServerTlsOptions {
 /// Refuses flags with files if TLS is off, because a user who names certificates must not get plaintext.
 fn refuse_files(files: &[(&str, &Option<PathBuf>)]) -> Result<(), Failure> {
     match files.iter().find(|(_, path)| path.is_some()) {
-        Some((flag, _)) => Err(Failure::new(format!("{flag} is of no use without --use_tls"))),
+        Some((flag, _)) => Err(Failure::run(format!("{flag} is of no use without --use_tls"))),
         None => Ok(()),
     }
 }
@@ -138,7 +138,7 @@ impl ClientTls {
         let name = name.trim_start_matches('[').trim_end_matches(']');
         endpoint
             .tls_config(self.0.clone().domain_name(name))
-            .map_err(|error| Failure::new(format!("--use_tls, for a server named {name}: {}", chain(&error))))
+            .map_err(|error| Failure::run(format!("--use_tls, for a server named {name}: {}", chain(&error))))
     }
 }
 

@@ -112,7 +112,7 @@ pub(crate) fn find(name: &str) -> Result<Result<&'static Case, &'static AbsentCa
     let found = CASES.iter().find(|case| case.name == name).map(Ok).or_else(|| absent().map(Err));
     found.ok_or_else(|| {
         let names: Vec<_> = CASES.iter().map(|case| case.name).collect();
-        Failure::new(format!("there is no case {name:?}; cases are all, {}", names.join(", ")))
+        Failure::run(format!("there is no case {name:?}; cases are all, {}", names.join(", ")))
     })
 }
 

@@ -7,7 +7,7 @@ use tokio::net::TcpStream;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use crate::failure::Failure;
+use crate::Failure;
 use crate::plan::Plan;
 use crate::run::process::{self, Running};
 

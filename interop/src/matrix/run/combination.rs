@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tokio::process::Command;
 
+use crate::Failure;
 use crate::direction::{Direction, Side};
-use crate::failure::Failure;
 use crate::outcome::{NO_LINE, Outcome, Outcomes, SERVER_OUTPUT, printable, read};
 use crate::peer::{CommandLine, Peer};
 use crate::plan::Plan;

@@ -8,7 +8,7 @@ use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::failure::Failure;
+use crate::Failure;
 use crate::outcome::printable;
 
 /// Time limit for a server to listen. Interpreters start slowly on a slow machine.
