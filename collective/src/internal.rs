@@ -1,6 +1,5 @@
-//! The kernels of reductions, and lanes, for benches.
+//! The kernels of reductions, for benches.
 //!
 //! Nothing here is a promise: any release may change or remove it.
 
-pub use crate::lane::remote::Duo;
 pub use crate::reduce::Kernel;

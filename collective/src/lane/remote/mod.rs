@@ -10,7 +10,6 @@
 //! This module decides nothing about operations, and waits for nothing after the set-up ([`open`](RemoteLanes::open)). It checks
 //! every number of a peer. A peer that breaks a rule fails its own lanes.
 
-mod duo;
 mod fault;
 mod message;
 mod open;
@@ -35,8 +34,9 @@ use crate::lane::remote::watch::Watch;
 use crate::lane::{LaneError, LaneFault, Lanes, Tag};
 use crate::memory::Memory;
 
-pub use crate::lane::remote::duo::Duo;
-pub(crate) use crate::lane::remote::settings::{LaneCounters, LaneKind, LaneSettings};
+#[cfg(test)]
+use crate::lane::remote::settings::LaneKind;
+pub(crate) use crate::lane::remote::settings::{LaneCounters, LaneSettings};
 
 /// The lanes between this rank and all other ranks. [`open`](Self::open) makes them.
 pub(crate) struct RemoteLanes {
@@ -64,6 +64,7 @@ impl RemoteLanes {
     }
 
     /// Returns the ranks whose messages travel by views.
+    #[cfg(test)]
     pub(crate) fn viewed(&self) -> impl Iterator<Item = usize> {
         let peers = self.peers.iter().enumerate();
         peers.filter(|(_, peer)| peer.as_ref().is_some_and(|peer| peer.is_view())).map(|(rank, _)| rank)

@@ -11,7 +11,8 @@ pub(crate) enum LaneKind {
     /// By views, where both ranks see the memory of the other; otherwise by writes.
     #[default]
     Auto,
-    /// By writes.
+    /// By writes, for tests of what happens where ranks see no memory of one another.
+    #[cfg(test)]
     Write,
 }
 
@@ -45,8 +46,7 @@ impl Default for LaneSettings {
             // to wait for each cache line of a reference, and the sender for the receiver. An all-reduce of 2 ranks by
             // halving-doubling with messages of 8 KiB took 3.5 µs with copies and 4.4 µs with references, and with messages of
             // 16 KiB 5.1 and 5.7 µs. To compare, change this number and run
-            // `tonic-rdma-allreduce --ranks 2 --sizes 4KiB,8KiB,16KiB,32KiB --algorithm halving-doubling`. The bench `lane` shows
-            // faster references, because its memory does not change and stays in the reader's cache.
+            // `tonic-rdma-allreduce --ranks 2 --sizes 4KiB,8KiB,16KiB,32KiB --algorithm halving-doubling`.
             inline: 16 << 10,
             piece: 256 << 10,
             reads: 3,
