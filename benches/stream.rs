@@ -10,7 +10,7 @@
 #![allow(clippy::unwrap_used, reason = "a bench that can't run says so by stopping")]
 
 use std::net::SocketAddr;
-use std::sync::mpsc;
+use std::sync::{LazyLock, mpsc};
 use std::thread;
 
 use bytes::Bytes;
@@ -18,10 +18,12 @@ use divan::Bencher;
 use divan::counter::BytesCount;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Runtime;
 use tokio_stream::StreamExt as _;
 use tonic_rdma::{Config, Policy};
 use tonic_rdma::{Dialer, EndpointStream, Listener};
+use tonic_rdma_commands::Flavour;
+use tonic_rdma_commands::cores::{self, Cores};
 
 fn main() {
     divan::main();
@@ -80,8 +82,8 @@ const TRIPS: usize = 10;
 /// Sends a message of this length and waits for its return, ten times.
 #[divan::bench(types = [Tcp, Rdma], args = [64, 4096, 65_536, 1 << 20])]
 fn ten_round_trips<T: Transport>(bencher: Bencher<'_, '_>, length: usize) {
+    pin(|cores| cores.client);
     let (address, server) = serve::<T>(length);
-    pin(0);
     let runtime = runtime();
     let mut stream = Some(runtime.block_on(T::connect(address)));
     let sent: Bytes = (0..length as u32).map(|index| (index.wrapping_mul(0x9e37_79b1) >> 24) as u8).collect();
@@ -110,7 +112,7 @@ async fn trips<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, sent: Bytes) ->
 fn serve<T: Transport>(length: usize) -> (SocketAddr, thread::JoinHandle<()>) {
     let (tell, told) = mpsc::channel();
     let server = thread::spawn(move || {
-        pin(1);
+        pin(|cores| cores.server);
         runtime().block_on(async {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             tell.send(listener.local_addr().unwrap()).unwrap();
@@ -130,14 +132,14 @@ async fn echo(mut stream: impl AsyncRead + AsyncWrite + Unpin, length: usize) {
 }
 
 fn runtime() -> Runtime {
-    let mut builder = Builder::new_current_thread();
-    tonic_rdma::runtime::idle_polling(&mut builder).enable_all().build().unwrap()
+    Flavour::IdlePolling.build().unwrap()
 }
 
 /// Pins this thread to a core, if there are several.
-fn pin(core: usize) {
-    let cores = thread::available_parallelism().map_or(1, usize::from);
-    let mut set = rustix::thread::CpuSet::new();
-    set.set(core % cores);
-    let _ = rustix::thread::sched_setaffinity(None, &set);
+fn pin(core: fn(&Cores) -> usize) {
+    // A thread that is pinned sees one core alone.
+    static CORES: LazyLock<Option<Cores>> = LazyLock::new(Cores::choose);
+    if let Some(cores) = &*CORES {
+        let _ = cores::pin(core(cores));
+    }
 }

@@ -21,10 +21,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rustix::thread::{CpuSet, sched_setaffinity};
-
 use client::{Client, Rung};
-use server::ServerProcess;
+use tonic_rdma_commands::clap::{self, Parser, ValueEnum};
+use tonic_rdma_commands::cores::{self, Cores};
+use tonic_rdma_commands::statistics::{median, quantile};
+use tonic_rdma_commands::{Flavour, bench_options};
 
 /// Length of small payloads, in bytes.
 const LENGTH: usize = 64;
@@ -33,56 +34,72 @@ const LARGE: usize = 64 << 20;
 /// Callers beside a blocked stream.
 const CALLERS: usize = 31;
 
+#[derive(Debug, Parser)]
+struct Options {
+    #[arg(value_enum, default_value = "all")]
+    what: What,
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    #[arg(long, default_value_t = 0.5)]
+    seconds: f64,
+    /// Measures everything once, for a moment.
+    #[arg(long)]
+    test: bool,
+    /// The core of this process.
+    #[arg(long, hide = true)]
+    core: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum What {
+    All,
+    Rungs,
+    Together,
+    Blocked,
+    Beside,
+    #[value(hide = true)]
+    Server,
+}
+
 fn main() {
-    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
-    let mut words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    // `cargo bench -- --test` runs every bench once.
-    if words == ["--test"] {
-        words = vec!["all", "--rounds", "1", "--seconds", "0.01"];
+    let Options { what, mut rounds, mut seconds, test, core } = bench_options();
+    if what == What::Server {
+        return server::serve(core);
     }
-    let (what, pairs) = match words.split_first() {
-        Some((&server::ARGUMENT, _)) => return server::serve(),
-        Some((what, pairs)) if !what.starts_with('-') => (*what, pairs),
-        _ => ("all", &words[..]),
-    };
-    let (mut rounds, mut seconds) = (5, 0.5);
-    for pair in pairs.chunks(2) {
-        match *pair {
-            ["--rounds", value] => rounds = value.parse().unwrap(),
-            ["--seconds", value] => seconds = value.parse().unwrap(),
-            _ => panic!("rungs, together, blocked or beside, --rounds N and --seconds S, not {pair:?}"),
-        }
+    if test {
+        (rounds, seconds) = (1, 0.01);
     }
     let length = Duration::from_secs_f64(seconds);
-    if matches!(what, "together" | "all") {
-        run(0, together(rounds, length));
+    let cores = Cores::choose();
+    let core = cores.map(|cores| cores.client);
+    let does = |which| what == which || what == What::All;
+    if does(What::Together) {
+        run(core, together(rounds, length));
     }
-    if what == "together" {
+    if what == What::Together {
         return;
     }
-    let server = ServerProcess::start();
-    run(0, async {
-        let client = Client::connect(&server.uri).await;
-        if matches!(what, "rungs" | "all") {
+    let (_server, uri) = server::start(cores.map(|cores| cores.server));
+    run(core, async {
+        let client = Client::connect(&uri).await;
+        if does(What::Rungs) {
             rungs(&client, &[1, 32], rounds, length).await;
         }
-        if matches!(what, "blocked" | "all") {
+        if does(What::Blocked) {
             blocked(&client, rounds, length).await;
         }
-        if matches!(what, "beside" | "all") {
+        if does(What::Beside) {
             beside(&client, rounds, length).await;
         }
     });
 }
 
-/// Runs `future` on a core, in a runtime that polls when it is idle.
-fn run<T>(core: usize, future: impl Future<Output = T>) -> T {
-    let mut cores = CpuSet::new();
-    cores.set(core);
-    // On a machine with one core both processes stay there.
-    let _ = sched_setaffinity(None, &cores);
-    let mut builder = tokio::runtime::Builder::new_current_thread();
-    tonic_rdma::runtime::idle_polling(&mut builder).enable_all().build().unwrap().block_on(future)
+/// Runs `future` on a core, in a runtime that polls when it is idle. On a machine with one core both processes stay there.
+fn run<T>(core: Option<usize>, future: impl Future<Output = T>) -> T {
+    if let Some(core) = core {
+        cores::pin(core).unwrap();
+    }
+    Flavour::IdlePolling.build().unwrap().block_on(future)
 }
 
 /// Measures calls of this thread to itself. Nothing waits for another core, so these times are the work of both ends.
@@ -152,20 +169,15 @@ struct Figures {
 }
 
 impl Figures {
-    fn of(mut times: Vec<Duration>, length: Duration) -> Self {
-        times.sort_unstable();
-        let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize].as_secs_f64() * 1e6;
-        Self { p50: at(0.5), p99: at(0.99), rate: times.len() as f64 / length.as_secs_f64() / 1e3 }
+    fn of(times: Vec<Duration>, length: Duration) -> Self {
+        let micros = || times.iter().map(|time| time.as_secs_f64() * 1e6);
+        let rate = times.len() as f64 / length.as_secs_f64() / 1e3;
+        Self { p50: quantile(micros(), 0.5), p99: quantile(micros(), 0.99), rate }
     }
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
 fn show(name: &str, rounds: Vec<Figures>) {
-    let of = |figure: fn(&Figures) -> f64| median(rounds.iter().map(figure).collect());
+    let of = |figure: fn(&Figures) -> f64| median(rounds.iter().map(figure));
     let (p50, p99, rate) = (of(|it| it.p50), of(|it| it.p99), of(|it| it.rate));
     println!("{name}: p50 {p50:.2} µs, p99 {p99:.2} µs, {rate:.1} k calls/s");
 }

@@ -2,10 +2,9 @@
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
-use std::io::{BufRead as _, BufReader, Read as _};
 use std::pin::Pin;
-use std::process::{Child, ChildStdin, Command, Stdio};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::Full;
@@ -15,49 +14,24 @@ use tonic::server::NamedService;
 use tonic::{Request, Response, Status, Streaming};
 use tonic_rdma::gather;
 use tonic_rdma::{RdmaIncoming, RdmaServer};
+use tonic_rdma_commands::process::{self, Child};
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
 use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest};
 use tower_service::Service;
 
 use super::{LENGTH, run};
 
-/// First argument of the server process.
-pub(crate) const ARGUMENT: &str = "server";
-
-/// A handle to the server process. Dropping this ends it.
-pub(crate) struct ServerProcess {
-    process: Child,
-    input: Option<ChildStdin>,
-    pub(crate) uri: String,
-}
-
-impl ServerProcess {
-    pub(crate) fn start() -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        let command = command.arg(ARGUMENT).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut process = command.spawn().unwrap();
-        let mut uri = String::new();
-        BufReader::new(process.stdout.take().unwrap()).read_line(&mut uri).unwrap();
-        let input = process.stdin.take();
-        Self { process, input, uri: uri.trim().to_owned() }
-    }
-}
-
-impl Drop for ServerProcess {
-    fn drop(&mut self) {
-        drop(self.input.take());
-        self.process.wait().unwrap();
-    }
+/// Starts the server process. Returns it, and its URI. Dropping it ends it.
+pub(crate) fn start(core: Option<usize>) -> (Child, String) {
+    let mut command = process::again().unwrap();
+    command.arg("server").args(core.map(|core| format!("--core={core}")));
+    Child::ready("the server", command, Duration::from_secs(60)).unwrap()
 }
 
 /// Runs the server process.
-pub(crate) fn serve() {
-    std::thread::spawn(|| {
-        let _ = std::io::stdin().read_to_end(&mut Vec::new());
-        #[expect(clippy::disallowed_methods, reason = "the parent is gone, and nothing waits for an answer")]
-        std::process::exit(0);
-    });
-    run(1, async {
+pub(crate) fn serve(core: Option<usize>) {
+    process::end_with_stdin(|| {}).unwrap();
+    run(core, async {
         let (uri, server) = bind().await;
         println!("{uri}");
         server.await;

@@ -11,14 +11,14 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tonic::transport::{Channel, Endpoint};
 use tonic_rdma::RdmaConnector;
 use tonic_rdma::internal::wire::hello::{Answer, Decoded, Message, ServerHello};
+use tonic_rdma_commands::process::end_with_stdin;
 use tonic_rdma_proto::transfer::PutRequest;
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 
-use super::cell::{Level, Neighbour, Transport};
+use super::cell::{Level, Transport};
 use super::hostile::{self, Scribble};
-use super::process::end_with_parent;
-use super::runtimes::Flavour;
-use super::server::{payload, print_line};
+use super::options::Caller;
+use super::server::{payload, say};
 use super::system;
 
 /// Connections that a half-open neighbour holds.
@@ -50,24 +50,21 @@ const DIAL: Duration = Duration::from_secs(1);
 fn harmed() {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, SeqCst) {
-        print_line(READY);
+        say(READY);
     }
 }
 
 /// Does harm until the parent process ends.
-pub(crate) fn run(arguments: &[String]) -> ! {
-    let [transport, runtime, neighbour, level, address, names] = arguments else {
-        panic!("bad TRANSPORT RUNTIME NEIGHBOUR LEVEL ADDRESS NAMES, not {arguments:?}")
-    };
-    if Level::from_name(level) == Level::Stranger {
+pub(crate) fn run(caller: &Caller) -> ! {
+    let Caller { transport, ref address, ref names, .. } = *caller;
+    if caller.level == Level::Stranger {
         system::become_user(system::OTHER_USER);
     }
-    end_with_parent(|| {});
-    let transport = Transport::from_name(transport);
-    let kind = Neighbour::from_name(neighbour).name();
+    end_with_stdin(|| {}).unwrap();
+    let kind = caller.neighbour.name();
     // The device of this process, before its connections use it.
     let _device = tonic_rdma_verbs::soft::open();
-    Flavour::from_name(runtime).run(async {
+    caller.runtime.build().unwrap().block_on(async {
         match kind {
             "flooding" => calls(transport, address, CALLS, 64 << 10, None, harmed).await,
             "paced" => calls(transport, address, PACED, 64 << 10, Some(PAUSE), harmed).await,

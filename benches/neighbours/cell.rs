@@ -2,17 +2,20 @@
 
 use std::fmt;
 
+use tonic_rdma_commands::ValueError;
+use tonic_rdma_commands::clap::{self, ValueEnum};
+
 use super::process::Held;
 
 /// The transport of all clients of a cell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Transport {
     Tcp,
     Rdma,
 }
 
 /// The owner of the bad neighbour.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Level {
     /// The user of the server.
     User,
@@ -100,38 +103,6 @@ const KINDS: [Kind; 26] = [
     },
 ];
 
-impl Transport {
-    pub(crate) const ALL: [Self; 2] = [Self::Tcp, Self::Rdma];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Tcp => "tcp",
-            Self::Rdma => "rdma",
-        }
-    }
-
-    pub(crate) fn from_name(name: &str) -> Self {
-        let found = Self::ALL.into_iter().find(|transport| transport.name() == name);
-        found.unwrap_or_else(|| panic!("no transport {name:?}: tcp, rdma"))
-    }
-}
-
-impl Level {
-    pub(crate) const ALL: [Self; 2] = [Self::User, Self::Stranger];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::User => "user",
-            Self::Stranger => "stranger",
-        }
-    }
-
-    pub(crate) fn from_name(name: &str) -> Self {
-        let found = Self::ALL.into_iter().find(|level| level.name() == name);
-        found.unwrap_or_else(|| panic!("no level {name:?}: user, stranger"))
-    }
-}
-
 impl Neighbour {
     pub(crate) const NONE: Self = Self(0);
 
@@ -148,9 +119,9 @@ impl Neighbour {
         KINDS[self.0].name
     }
 
-    pub(crate) fn from_name(name: &str) -> Self {
+    pub(crate) fn parse(name: &str) -> Result<Self, ValueError> {
         let found = Self::all().find(|neighbour| neighbour.name() == name);
-        found.unwrap_or_else(|| panic!("no neighbour {name:?}:\n{}", Self::list()))
+        found.ok_or_else(|| ValueError::unknown("those of --list"))
     }
 
     /// Returns the most that the server may hold because of this neighbour.

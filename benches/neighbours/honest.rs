@@ -9,15 +9,16 @@ use std::time::{Duration, Instant};
 
 use tonic::transport::{Channel, Endpoint};
 use tonic_rdma::{Config, Policy, RdmaConnector};
+use tonic_rdma_commands::process::{Child, end_with_stdin};
+use tonic_rdma_commands::{Flavour, Named as _, chain, one_line, statistics};
 use tonic_rdma_proto::transfer::PutRequest;
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 
 use super::bad::READY;
 use super::cell::{Cell, Level, Neighbour, Transport};
-use super::options::Options;
-use super::process::{BAD, Held, Process, SERVER, VISIT, end_with_parent};
-use super::runtimes::Flavour;
-use super::server::{payload, print_line};
+use super::options::{Caller, Options};
+use super::process::{Held, LIMIT, start};
+use super::server::{payload, say};
 use super::{hostile, system};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -36,7 +37,7 @@ const STOPPED: usize = 2;
 /// The result of one measurement.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Measured {
-    /// Microseconds of each call, sorted.
+    /// Microseconds of each call.
     pub(crate) micros: Vec<f64>,
     pub(crate) failed: u64,
     pub(crate) held: Held,
@@ -54,8 +55,7 @@ impl Measured {
 
     /// Returns the latency that `share` of the calls do not exceed, in microseconds.
     pub(crate) fn quantile(&self, share: f64) -> f64 {
-        let last = self.micros.len().saturating_sub(1);
-        self.micros.get((last as f64 * share) as usize).copied().unwrap_or(f64::NAN)
+        statistics::quantile(self.micros.iter().copied(), share)
     }
 }
 
@@ -72,15 +72,16 @@ impl fmt::Display for Measured {
 }
 
 pub(crate) fn measure(cell: Cell, options: &Options) -> Measured {
-    let (server, address) = Process::start(&[SERVER, cell.transport.name(), options.runtime.name()]);
+    let runtime = options.runtime.to_string();
+    let (mut server, address) = start(&["server", cell.transport.name(), &runtime]);
     let server_id = server.id();
-    let (mut measured, elapsed) = options.runtime.run(async {
+    let (mut measured, elapsed) = options.runtime.build().unwrap().block_on(async {
         let mut client = connect(cell.transport, &address).await.expect("the first connection");
         for seed in 0..WARM {
             call(&mut client, cell.bytes, seed).await.expect("a call without a neighbour");
         }
         let before = Held::by(server_id);
-        let mut bad = BadNeighbours::start(cell, options.runtime.name(), &address, server_id);
+        let mut bad = BadNeighbours::start(cell, options.runtime, &address, server_id);
         let ended = Arc::new(AtomicBool::new(false));
         let watched = Arc::clone(&ended);
         let watch = std::thread::spawn(move || {
@@ -93,10 +94,10 @@ pub(crate) fn measure(cell: Cell, options: &Options) -> Measured {
             (held, bad.harmless)
         });
         let mut measured = Measured::default();
-        let (start, mut visits) = (Instant::now(), 0);
-        let pause = VISITS.min(options.duration / 2);
+        let (begun, mut visits) = (Instant::now(), 0);
+        let pause = VISITS.min(options.duration() / 2);
         let mut seed = WARM;
-        while start.elapsed() < options.duration {
+        while begun.elapsed() < options.duration() {
             let begin = Instant::now();
             match call(&mut client, cell.bytes, seed).await {
                 Ok(()) => measured.micros.push(begin.elapsed().as_secs_f64() * 1e6),
@@ -104,10 +105,9 @@ pub(crate) fn measure(cell: Cell, options: &Options) -> Measured {
             }
             seed += 1;
             // Now and then, another honest client connects beside the neighbour.
-            if start.elapsed() > pause * (visits + 1) {
+            if begun.elapsed() > pause * (visits + 1) {
                 visits += 1;
-                let arguments = [cell.transport.name(), options.runtime.name(), cell.level.name(), &address];
-                let word = Process::start(&[&[VISIT][..], &arguments].concat()).1;
+                let word = start(&caller("visit", cell, &runtime, &address, "")).1;
                 if word != SERVED {
                     measured.fail(cell, &format!("another client: {word}").into());
                 }
@@ -120,34 +120,32 @@ pub(crate) fn measure(cell: Cell, options: &Options) -> Measured {
         if harmless {
             measured.fault = Some("a neighbour did no harm".into());
         }
-        measured.micros.sort_by(f64::total_cmp);
-        (measured, start.elapsed())
+        (measured, begun.elapsed())
     });
-    let served: u64 = server.end().parse().expect("the number of calls served");
+    server.close();
+    let served: u64 = server.line(LIMIT).unwrap().parse().expect("the number of calls served");
     let others = served.saturating_sub(measured.micros.len() as u64 + measured.failed + WARM);
     measured.others_each_second = others as f64 / elapsed.as_secs_f64();
     measured
+}
+
+/// Returns the arguments of a process that calls the server.
+fn caller<'a>(role: &'a str, cell: Cell, runtime: &'a str, address: &'a str, names: &'a str) -> [&'a str; 7] {
+    [role, cell.transport.name(), runtime, cell.neighbour.name(), cell.level.name(), address, names]
 }
 
 /// What a process of [`visit`] says after its call.
 const SERVED: &str = "served";
 
 /// Makes one call to the server, and says how it went: as a third user, if the neighbour is a stranger.
-pub(crate) fn visit(arguments: &[String]) {
-    let [transport, runtime, level, address] = arguments else {
-        panic!("{VISIT} TRANSPORT RUNTIME LEVEL ADDRESS, not {arguments:?}")
-    };
-    if Level::from_name(level) == Level::Stranger {
+pub(crate) fn visit(caller: &Caller) {
+    if caller.level == Level::Stranger {
         system::become_user(system::OTHER_USER - 1);
     }
-    end_with_parent(|| {});
-    let visit = async { call(&mut connect(Transport::from_name(transport), address).await?, 64, 0).await };
-    let result = Flavour::from_name(runtime).run(visit);
-    let reason = |error: Failure| {
-        let causes = std::iter::successors(Some(&*error as &dyn std::error::Error), |error| error.source());
-        causes.map(ToString::to_string).collect::<Vec<_>>().join(": ").replace('\n', " ")
-    };
-    print_line(&result.map_or_else(reason, |()| SERVED.into()));
+    end_with_stdin(|| {}).unwrap();
+    let visit = async { call(&mut connect(caller.transport, &caller.address).await?, 64, 0).await };
+    let result = caller.runtime.build().unwrap().block_on(visit);
+    say(result.map_or_else(|error: Failure| one_line(&chain(&*error)), |()| SERVED.to_owned()));
 }
 
 async fn connect(transport: Transport, address: &str) -> Result<TransferClient<Channel>, Failure> {
@@ -172,18 +170,19 @@ async fn call(client: &mut TransferClient<Channel>, bytes: usize, seed: u64) -> 
 #[derive(Debug)]
 struct BadNeighbours {
     cell: Cell,
-    runtime: &'static str,
+    runtime: String,
     address: String,
     /// The names of the server's sockets.
     names: String,
-    processes: VecDeque<Process>,
+    processes: VecDeque<Child>,
     /// Whether a neighbour ended before it did harm, or did none.
     harmless: bool,
 }
 
 impl BadNeighbours {
-    fn start(cell: Cell, runtime: &'static str, address: &str, server: u32) -> Self {
-        let (address, names) = (address.to_owned(), hostile::listening_sockets(server).join(" "));
+    fn start(cell: Cell, runtime: Flavour, address: &str, server: u32) -> Self {
+        let (address, runtime) = (address.to_owned(), runtime.to_string());
+        let names = hostile::listening_sockets(server).join(" ");
         let mut neighbours =
             Self { cell, runtime, address, names, processes: VecDeque::new(), harmless: false };
         if cell.neighbour != Neighbour::NONE {
@@ -194,9 +193,7 @@ impl BadNeighbours {
 
     /// Starts a neighbour, and waits until it does harm.
     fn add(&mut self) {
-        let Cell { transport, neighbour, level, .. } = self.cell;
-        let kind = [BAD, transport.name(), self.runtime, neighbour.name(), level.name()];
-        let (process, line) = Process::start(&[&kind[..], &[&self.address, &self.names]].concat());
+        let (process, line) = start(&caller("bad", self.cell, &self.runtime, &self.address, &self.names));
         self.harmless |= line != READY;
         self.processes.push_back(process);
     }
@@ -211,7 +208,7 @@ impl BadNeighbours {
             self.add();
         }
         let before = self.processes.len();
-        self.processes.retain_mut(|process| !process.has_ended());
+        self.processes.retain(|process| process.wait(Duration::ZERO).is_none());
         for _ in self.processes.len()..before {
             self.add();
         }

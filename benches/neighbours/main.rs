@@ -24,61 +24,59 @@ mod hostile;
 mod options;
 mod process;
 mod results;
-#[path = "../newcomer/runtimes.rs"]
-mod runtimes;
 mod server;
 #[allow(dead_code, reason = "tests use the rest")]
 #[path = "../../verbs/tests/neighbours/system.rs"]
 mod system;
 
 use std::os::unix::process::CommandExt as _;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use cell::Neighbour;
-use options::Options;
-use process::{BAD, SERVER, VISIT};
+use options::{Options, Role};
 use results::Results;
+use tonic_rdma_commands::output::{write_file, write_json};
+use tonic_rdma_commands::{Failure, bench_options};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
     // All processes let in all users, whatever the variable says. Where the kernel has Yama, all peers are strangers then.
     if std::env::var_os("RDMA_SOFT_PEERS").is_none_or(|value| value != "any") {
-        let mut again = Command::new(std::env::current_exe().unwrap());
+        let mut again = tonic_rdma_commands::process::again().unwrap();
         panic!("{}", again.args(&arguments).env("RDMA_SOFT_PEERS", "any").exec());
     }
-    let options = match arguments.split_first() {
-        Some((first, rest)) if first == SERVER => {
-            server::run(rest);
-            return ExitCode::SUCCESS;
-        }
-        Some((first, rest)) if first == BAD => bad::run(rest),
-        Some((first, rest)) if first == VISIT => {
-            honest::visit(rest);
-            return ExitCode::SUCCESS;
-        }
-        Some((first, [])) if first == "--list" => {
-            print!("{}", Neighbour::list());
-            return ExitCode::SUCCESS;
-        }
-        // `cargo bench -- --test` runs every bench once.
-        Some((first, [])) if first == "--test" => Options::once(),
-        _ => Options::parse(&arguments),
-    };
+    let options: Options = bench_options();
+    match options.role.clone() {
+        Some(Role::Server { transport, runtime }) => server::run(transport, runtime),
+        Some(Role::Bad(caller)) => bad::run(&caller),
+        Some(Role::Visit(caller)) => honest::visit(&caller),
+        None if options.list => print!("{}", Neighbour::list()),
+        None => match measure(&options, &arguments) {
+            Ok(true) => {}
+            Ok(false) => return ExitCode::FAILURE,
+            Err(failure) => return failure.report("neighbours"),
+        },
+    }
+    ExitCode::SUCCESS
+}
+
+/// Measures all cells. Returns whether nothing happened that may not happen.
+fn measure(options: &Options, arguments: &[String]) -> Result<bool, Failure> {
     let mut results = Results::default();
-    for round in 0..options.rounds {
+    for round in 0..options.rounds() {
         for cell in options.cells() {
-            let measured = honest::measure(cell, &options);
+            let measured = honest::measure(cell, options);
             eprintln!("round {round}: {cell:?}: {measured}");
             results.add(cell, measured);
         }
     }
     println!("{}", results.table());
     if let Some(path) = &options.table {
-        std::fs::write(path, results.table()).unwrap();
+        write_file(path, &results.table())?;
     }
     if let Some(path) = &options.json {
-        std::fs::write(path, results.json(&arguments)).unwrap();
+        write_json(path, &results.json(arguments))?;
     }
     results.faults().iter().for_each(|fault| eprintln!("FAILED: {fault}"));
-    if results.faults().is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    Ok(results.faults().is_empty())
 }

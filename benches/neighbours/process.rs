@@ -1,63 +1,19 @@
 //! The processes of a cell: this binary, started again.
 
-use std::io::{BufRead as _, BufReader};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
-/// First argument of the server process.
-pub(crate) const SERVER: &str = "server";
-/// First argument of the process of a bad neighbour.
-pub(crate) const BAD: &str = "bad";
+use tonic_rdma_commands::process::{self, Child};
 
-/// First argument of the process of an honest client that makes one call.
-pub(crate) const VISIT: &str = "visit";
+/// The longest time for a process to say something.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
-/// A process that is killed when this value is dropped.
-#[derive(Debug)]
-pub(crate) struct Process {
-    child: Child,
-    output: BufReader<ChildStdout>,
-}
-
-impl Process {
-    /// Starts a process. Returns the process, and the first line that it prints.
-    pub(crate) fn start(arguments: &[&str]) -> (Self, String) {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut process = Self { output: BufReader::new(child.stdout.take().unwrap()), child };
-        let line = process.read_line();
-        (process, line)
-    }
-
-    pub(crate) fn id(&self) -> u32 {
-        self.child.id()
-    }
-
-    pub(crate) fn has_ended(&mut self) -> bool {
-        self.child.try_wait().unwrap().is_some()
-    }
-
-    /// Closes the standard input of the process, which then ends. Returns the last line that it prints.
-    pub(crate) fn end(mut self) -> String {
-        drop(self.child.stdin.take());
-        self.read_line()
-    }
-
-    fn read_line(&mut self) -> String {
-        let mut line = String::new();
-        self.output.read_line(&mut line).unwrap();
-        line.trim().to_owned()
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Starts a process. Returns the process, and the first line that it prints, or why there is none.
+pub(crate) fn start(arguments: &[&str]) -> (Child, String) {
+    let mut command = process::again().unwrap();
+    command.args(arguments);
+    let mut process = Child::with_lines(arguments[0], command).unwrap();
+    let line = process.line(LIMIT).unwrap_or_else(|failure| failure.with_causes());
+    (process, line)
 }
 
 /// The most that a process held: memory in KiB, descriptors and mappings.
@@ -99,14 +55,4 @@ impl Held {
             || self.mappings > before.mappings + more.mappings;
         above.then(|| format!("the server held {self:?}, {before:?} before, and may hold {more:?} more"))
     }
-}
-
-/// Ends this process when the process that started it closes the standard input, or ends. First calls `last`.
-#[expect(clippy::disallowed_methods, reason = "a process of a bench")]
-pub(crate) fn end_with_parent(last: impl FnOnce() + Send + 'static) {
-    std::thread::spawn(|| {
-        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
-        last();
-        std::process::exit(0);
-    });
 }

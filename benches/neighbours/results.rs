@@ -1,7 +1,11 @@
 //! The table of results, and their JSON.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
+
+use tonic_rdma_commands::serde_json::{Value, json};
+use tonic_rdma_commands::statistics::median;
+use tonic_rdma_commands::table::markdown;
+use tonic_rdma_commands::{Named as _, table};
 
 use super::cell::{Cell, Level, Transport};
 use super::honest::Measured;
@@ -40,12 +44,13 @@ impl Results {
 
     fn summary(&self, cell: Cell) -> Option<Summary> {
         let rounds = self.0.get(&cell)?;
+        let of = |figure: fn(&Measured) -> f64| median(rounds.iter().map(figure));
         Some(Summary {
             calls: rounds.iter().map(|round| round.micros.len()).sum(),
             failed: rounds.iter().map(|round| round.failed).sum(),
-            p50: median(rounds, |round| round.quantile(0.5)),
-            p99: median(rounds, |round| round.quantile(0.99)),
-            others: median(rounds, |round| round.others_each_second),
+            p50: of(|round| round.quantile(0.5)),
+            p99: of(|round| round.quantile(0.99)),
+            others: of(|round| round.others_each_second),
             held: rounds.iter().map(|round| round.held).fold(Held::default(), Held::max),
         })
     }
@@ -56,52 +61,66 @@ impl Results {
         (cell.transport == Transport::Rdma).then_some(self.summary(cell)?.p99 / tcp.p99)
     }
 
+    fn summaries(&self) -> impl Iterator<Item = (Cell, Summary)> {
+        self.0.keys().filter_map(|&cell| Some((cell, self.summary(cell)?)))
+    }
+
     /// Returns a table in Markdown.
     pub(crate) fn table(&self) -> String {
-        let mut table = String::from(
-            "| bytes | neighbour | level | transport | calls | failed | p50 | p99 | p99 × TCP | neighbour's calls/s | server's memory | descriptors | mappings |\n\
-             |---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
-        );
-        for &cell in self.0.keys() {
-            let Some(summary) = self.summary(cell) else { continue };
+        let headings = [
+            "bytes",
+            "neighbour",
+            "level",
+            "transport",
+            "calls",
+            "failed",
+            "p50",
+            "p99",
+            "p99 × TCP",
+            "neighbour's calls/s",
+            "server's memory",
+            "descriptors",
+            "mappings",
+        ];
+        let row = |(cell, summary): (Cell, Summary)| {
             let Summary { calls, failed, p50, p99, held, others } = summary;
-            let ratio = self.over_tcp(cell).map_or_else(String::new, |ratio| format!("{ratio:.2}"));
-            let (bytes, neighbour, transport) = (cell.bytes, cell.neighbour.name(), cell.transport.name());
-            let level = cell.level.name();
-            let Held { resident_kib, descriptors, mappings } = held;
-            let memory = resident_kib / 1024;
-            let _ = writeln!(
-                table,
-                "| {bytes} | {neighbour} | {level} | {transport} | {calls} | {failed} | {p50:.0} µs | {p99:.0} µs | {ratio} | {others:.0} | {memory} MiB | {descriptors} | {mappings} |"
-            );
-        }
-        table
+            vec![
+                cell.bytes.to_string(),
+                cell.neighbour.name().to_owned(),
+                cell.level.name().to_owned(),
+                cell.transport.name().to_owned(),
+                calls.to_string(),
+                failed.to_string(),
+                format!("{p50:.0} µs"),
+                format!("{p99:.0} µs"),
+                self.over_tcp(cell).map_or_else(String::new, |ratio| table::times(Some(ratio))),
+                format!("{others:.0}"),
+                format!("{} MiB", held.resident_kib / 1024),
+                held.descriptors.to_string(),
+                held.mappings.to_string(),
+            ]
+        };
+        format!("{}\n", markdown(&headings, 4, self.summaries().map(row)))
     }
 
     /// Returns the results as JSON, with the arguments of the run.
-    pub(crate) fn json(&self, arguments: &[String]) -> String {
-        let cells: Vec<String> =
-            self.0.keys().filter_map(|&cell| Some((cell, self.summary(cell)?))).map(line).collect();
-        let arguments = arguments.join(" ");
-        format!("{{\"arguments\": {arguments:?}, \"cells\": [\n{}\n]}}\n", cells.join(",\n"))
+    pub(crate) fn json(&self, arguments: &[String]) -> Value {
+        let row = |(cell, summary): (Cell, Summary)| {
+            json!({
+                "bytes": cell.bytes,
+                "neighbour": cell.neighbour.name(),
+                "level": cell.level.name(),
+                "transport": cell.transport.name(),
+                "calls": summary.calls,
+                "failed": summary.failed,
+                "p50_micros": summary.p50,
+                "p99_micros": summary.p99,
+                "neighbour_calls_each_second": summary.others,
+                "server_resident_kib": summary.held.resident_kib,
+                "server_descriptors": summary.held.descriptors,
+                "server_mappings": summary.held.mappings,
+            })
+        };
+        json!({ "arguments": arguments.join(" "), "cells": self.summaries().map(row).collect::<Vec<_>>() })
     }
-}
-
-fn line((cell, summary): (Cell, Summary)) -> String {
-    let Summary { calls, failed, p50, p99, held, others } = summary;
-    let Held { resident_kib, descriptors, mappings } = held;
-    format!(
-        "  {{\"bytes\": {}, \"neighbour\": \"{}\", \"level\": \"{}\", \"transport\": \"{}\", \"calls\": {calls}, \"failed\": {failed}, \"p50_micros\": {p50:.1}, \"p99_micros\": {p99:.1}, \"neighbour_calls_each_second\": {others:.0}, \"server_resident_kib\": {resident_kib}, \"server_descriptors\": {descriptors}, \"server_mappings\": {mappings}}}",
-        cell.bytes,
-        cell.neighbour.name(),
-        cell.level.name(),
-        cell.transport.name(),
-    )
-}
-
-/// Returns the median over the rounds.
-fn median(rounds: &[Measured], figure: impl Fn(&Measured) -> f64) -> f64 {
-    let mut figures: Vec<f64> = rounds.iter().map(figure).collect();
-    figures.sort_by(f64::total_cmp);
-    figures[figures.len() / 2]
 }

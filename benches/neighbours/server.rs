@@ -1,6 +1,6 @@
 //! The server process: a service that takes payloads, and checks them.
 
-use std::io::Write as _;
+use std::fmt::Display;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -8,12 +8,12 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
 use tonic_rdma::RdmaIncoming;
+use tonic_rdma_commands::Flavour;
+use tonic_rdma_commands::process::{end_with_stdin, report_line};
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
 use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest};
 
 use super::cell::Transport;
-use super::process::end_with_parent;
-use super::runtimes::Flavour;
 
 /// Number of calls served.
 static SERVED: AtomicU64 = AtomicU64::new(0);
@@ -22,33 +22,30 @@ static SERVED: AtomicU64 = AtomicU64::new(0);
 const LIMIT: usize = 64 << 20;
 
 /// Serves until the parent process ends.
-pub(crate) fn run(arguments: &[String]) {
-    let [transport, runtime] = arguments else { panic!("server TRANSPORT RUNTIME, not {arguments:?}") };
-    end_with_parent(|| print_line(&SERVED.load(SeqCst).to_string()));
-    let transport = Transport::from_name(transport);
-    Flavour::from_name(runtime).run(async {
+pub(crate) fn run(transport: Transport, runtime: Flavour) {
+    end_with_stdin(|| say(SERVED.load(SeqCst))).unwrap();
+    runtime.build().unwrap().block_on(async {
         let service = TransferServer::new(Takes).max_decoding_message_size(LIMIT);
         let router = Server::builder().add_service(service);
         match transport {
             Transport::Tcp => {
                 let incoming =
                     TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap().with_nodelay(Some(true));
-                print_line(&incoming.local_addr().unwrap().to_string());
+                say(incoming.local_addr().unwrap());
                 router.serve_with_incoming(incoming).await.unwrap();
             }
             Transport::Rdma => {
                 let incoming = RdmaIncoming::bind("127.0.0.1:0").await.unwrap();
-                print_line(&incoming.local_addr().to_string());
+                say(incoming.local_addr());
                 router.serve_with_incoming(incoming).await.unwrap();
             }
         }
     });
 }
 
-pub(crate) fn print_line(line: &str) {
-    let mut out = std::io::stdout();
-    let _ = writeln!(out, "{line}");
-    let _ = out.flush();
+/// Prints a line for the parent process, which may have ended.
+pub(crate) fn say(line: impl Display) {
+    let _ = report_line(line);
 }
 
 /// Returns a payload with `seed` in each word.

@@ -58,12 +58,23 @@ fn core_list(text: &str) -> Vec<usize> {
 ///
 /// Fails if this process may not run on the core, or if no core has that number.
 pub fn pin(core: usize) -> io::Result<()> {
-    if core >= CpuSet::MAX_CPU {
-        let text = format!("cores are 0 to {}", CpuSet::MAX_CPU - 1);
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
-    }
+    pin_to(&[core])
+}
+
+/// Keeps this thread, and every thread and process that it starts, on `cores`.
+///
+/// # Errors
+///
+/// Fails if this process may run on none of them, or if there is no core of such a number.
+pub fn pin_to(cores: &[usize]) -> io::Result<()> {
     let mut set = CpuSet::new();
-    set.set(core);
+    for &core in cores {
+        if core >= CpuSet::MAX_CPU {
+            let text = format!("cores are 0 to {}", CpuSet::MAX_CPU - 1);
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        set.set(core);
+    }
     Ok(rustix::thread::sched_setaffinity(None, &set)?)
 }
 

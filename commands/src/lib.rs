@@ -20,7 +20,7 @@ pub mod table;
 pub mod units;
 mod value_error;
 
-pub use clap;
+pub use {clap, serde_json};
 pub use failure::{Failure, chain, one_line};
 pub use lists::{List, parse_list, parse_set};
 pub use named::{Named, parse_name};

@@ -1,6 +1,5 @@
 //! The client process, and how the bench starts it.
 
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use arrow_flight::Ticket;
@@ -10,16 +9,14 @@ use tonic::Request;
 use tonic::transport::{Channel, Endpoint};
 use tonic_rdma::RdmaChannel;
 use tonic_rdma::memory::Pool;
+use tonic_rdma_commands::Named as _;
+use tonic_rdma_commands::process::{self, Child};
 use tonic_rdma_flight::{BatchStream, FlightClient, Placement};
 
 use super::content::{Check, Content, batches_in_stream};
-use super::options::{Cell, Direction, Options, Path};
-use super::runtimes::Flavour;
-use super::server::{CONNECTION_WINDOW, FRAME, STREAM_WINDOW, ServerProcess};
-use super::service::{CHECK_ALL, check, encode, from_words, pool, to_words};
-
-/// First argument of the client process.
-pub(crate) const ARGUMENT: &str = "client";
+use super::options::{Cell, Checked, Direction, Options, Path};
+use super::server::{self, CONNECTION_WINDOW, FRAME, LIMIT, STREAM_WINDOW};
+use super::service::{CHECK_ALL, check, encode, from_numbers, pool, to_numbers};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Measured {
@@ -30,30 +27,21 @@ pub(crate) struct Measured {
 
 /// Measures `cell` with two new processes.
 pub(crate) fn measure(cell: Cell, options: &Options) -> Measured {
-    let server = ServerProcess::start(cell);
-    let Cell { runtime, direction, bytes, path } = cell;
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args([ARGUMENT, runtime.name(), direction.name(), path.name(), &server.address])
-        .args([bytes.to_string(), options.millis.to_string(), options.check_all.to_string()])
-        .stderr(std::process::Stdio::inherit())
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "the client failed: {cell}");
-    let line = String::from_utf8(output.stdout).unwrap();
-    let (speed, words) = line.trim().split_once(' ').expect("the client prints its result");
-    Measured { mib_per_second: speed.parse().unwrap(), placement: from_words(words) }
+    let (_server, address) = server::start(cell);
+    let mut command = process::again().unwrap();
+    command.arg("client").args(cell.arguments());
+    command.args([&address, &options.millis.to_string(), options.check.name()]);
+    let mut client = Child::with_lines(format!("the client ({cell})"), command).unwrap();
+    let limit = LIMIT + Duration::from_millis(options.millis);
+    let (mib_per_second, numbers) = client.report(limit).unwrap();
+    Measured { mib_per_second, placement: from_numbers(numbers) }
 }
 
 /// Runs the client process.
-pub(crate) fn run(arguments: &[String]) {
-    let [runtime, direction, path, address, bytes, millis, check_all] = arguments else {
-        panic!("client RUNTIME DIRECTION PATH ADDRESS BYTES MILLIS CHECK_ALL, not {arguments:?}")
-    };
-    let direction = Direction::from_name(direction);
-    let (path, bytes) = (Path::from_name(path), bytes.parse().unwrap());
-    let duration = Duration::from_millis(millis.parse().unwrap());
-    let check_all = check_all == "true";
-    let measured = Flavour::from_name(runtime).run(async {
+pub(crate) fn run(cell: Cell, address: &str, millis: u64, checked: Checked) {
+    let Cell { runtime, direction, bytes, path } = cell;
+    let (duration, check_all) = (Duration::from_millis(millis), checked == Checked::All);
+    runtime.build().unwrap().block_on(async {
         let mut client = Client::connect(path, bytes, address).await;
         // The first stream is checked whole, and warms up memory and thresholds.
         client.stream(direction, true).await;
@@ -64,9 +52,8 @@ pub(crate) fn run(arguments: &[String]) {
         }
         let content = streams * batches_in_stream(bytes) * bytes;
         let mib_per_second = content as f64 / f64::from(1 << 20) / start.elapsed().as_secs_f64();
-        Measured { mib_per_second, placement }
+        process::report(&(mib_per_second, to_numbers(placement))).unwrap();
     });
-    println!("{} {}", measured.mib_per_second, to_words(measured.placement));
 }
 
 struct Client {
@@ -120,7 +107,7 @@ impl Client {
             }
             Direction::Put => {
                 let messages = encode(&self.content, self.path, &self.pool);
-                let words = match &mut self.channel {
+                let reply = match &mut self.channel {
                     Connected::Ours(client) => {
                         only(client.do_put(request(messages, check_all)).await.unwrap()).await
                     }
@@ -129,7 +116,7 @@ impl Client {
                         only(client.do_put(request(messages, check_all)).await.unwrap().into_inner()).await
                     }
                 };
-                from_words(std::str::from_utf8(&words.app_metadata).unwrap())
+                from_numbers(serde_json::from_slice(&reply.app_metadata).unwrap())
             }
         }
     }

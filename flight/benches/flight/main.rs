@@ -18,23 +18,26 @@
 mod client;
 mod content;
 mod options;
-#[path = "../../../benches/newcomer/runtimes.rs"]
-mod runtimes;
 mod server;
 mod service;
 mod table;
 
-use options::Options;
+use options::{Options, Role};
+use tonic_rdma_commands::bench_options;
+use tonic_rdma_commands::output::write_json;
 
 fn main() {
-    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
-    let options = match arguments.split_first() {
-        Some((first, rest)) if first == server::ARGUMENT => return server::run(rest),
-        Some((first, rest)) if first == client::ARGUMENT => return client::run(rest),
-        // `cargo bench -- --test` runs every bench once.
-        Some((first, [])) if first == "--test" => Options::once(),
-        _ => Options::parse(&arguments),
-    };
+    let mut options: Options = bench_options();
+    match options.role {
+        Some(Role::Server(cell)) => return server::run(cell),
+        Some(Role::Client { cell, address, millis, check }) => {
+            return client::run(cell, &address, millis, check);
+        }
+        None => {}
+    }
+    if options.test {
+        (options.rounds, options.millis) = (1, 1);
+    }
     let mut measured = table::Rounds::new();
     for round in 0..options.rounds {
         for mut turn in options.turns() {
@@ -48,6 +51,6 @@ fn main() {
     }
     table::print(&measured);
     if let Some(file) = &options.json {
-        std::fs::write(file, table::json(&measured)).unwrap();
+        write_json(file, &table::json(&measured)).unwrap();
     }
 }

@@ -1,11 +1,13 @@
-//! The options of the bench, and its cells.
+//! The options of the bench and of its other processes, and its cells.
 
 use std::fmt;
+use std::path::PathBuf;
 
-use super::runtimes::Flavour;
+use tonic_rdma_commands::clap::{self, Args, Parser, Subcommand, ValueEnum};
+use tonic_rdma_commands::{Flavour, Named as _};
 
 /// A pair of client and server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Path {
     Ours,
     /// arrow-flight over TCP, a message for each batch.
@@ -14,58 +16,30 @@ pub(crate) enum Path {
     StockSplit,
 }
 
-impl Path {
-    const ALL: [Self; 3] = [Self::Ours, Self::Stock, Self::StockSplit];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Ours => "ours",
-            Self::Stock => "stock",
-            Self::StockSplit => "stock-split",
-        }
-    }
-
-    pub(crate) fn from_name(name: &str) -> Self {
-        named(&Self::ALL, Self::name, name)
-    }
-}
-
 /// The direction of the batches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Direction {
     Get,
     Put,
 }
 
-impl Direction {
-    const ALL: [Self; 2] = [Self::Get, Self::Put];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Get => "get",
-            Self::Put => "put",
-        }
-    }
-
-    pub(crate) fn from_name(name: &str) -> Self {
-        named(&Self::ALL, Self::name, name)
-    }
-}
-
-fn named<T: Copy>(all: &[T], name_of: fn(T) -> &'static str, name: &str) -> T {
-    let found = all.iter().copied().find(|one| name_of(*one) == name);
-    let names: Vec<_> = all.iter().map(|one| name_of(*one)).collect();
-    found.unwrap_or_else(|| panic!("{name:?} is none of {}", names.join(", ")))
-}
-
 /// One measurement.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Args)]
 pub(crate) struct Cell {
+    #[arg(value_parser = Flavour::parse)]
     pub(crate) runtime: Flavour,
     pub(crate) direction: Direction,
     /// Bytes of a batch.
     pub(crate) bytes: usize,
     pub(crate) path: Path,
+}
+
+impl Cell {
+    /// Returns the cell as arguments of another process.
+    pub(crate) fn arguments(self) -> [String; 4] {
+        let Self { runtime, direction, bytes, path } = self;
+        [runtime.to_string(), direction.name().to_owned(), bytes.to_string(), path.name().to_owned()]
+    }
 }
 
 impl fmt::Display for Cell {
@@ -75,62 +49,56 @@ impl fmt::Display for Cell {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Parser)]
 pub(crate) struct Options {
+    #[arg(long, value_parser = Flavour::parse, value_delimiter = ',', default_value = "multi-thread,current-thread")]
     runtimes: Vec<Flavour>,
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "get,put")]
     directions: Vec<Direction>,
+    #[arg(long, value_delimiter = ',', default_value = "65536,1048576,8388608,33554432")]
     sizes: Vec<usize>,
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "ours,stock,stock-split")]
     pub(crate) paths: Vec<Path>,
+    #[arg(long, default_value_t = 3)]
     pub(crate) rounds: usize,
+    #[arg(long, default_value_t = 500)]
     pub(crate) millis: u64,
-    /// Receivers compare all numbers in the timed calls as well.
-    pub(crate) check_all: bool,
-    pub(crate) json: Option<String>,
+    /// What receivers compare in the timed calls.
+    #[arg(long, value_enum, default_value = "pages")]
+    pub(crate) check: Checked,
+    #[arg(long)]
+    pub(crate) json: Option<PathBuf>,
+    /// Measures every cell once, for a moment.
+    #[arg(long)]
+    pub(crate) test: bool,
+    #[command(subcommand)]
+    pub(crate) role: Option<Role>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Checked {
+    /// All numbers.
+    All,
+    /// One number in each page.
+    Pages,
+}
+
+/// What a process of a cell does.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum Role {
+    #[command(hide = true)]
+    Server(Cell),
+    #[command(hide = true)]
+    Client {
+        #[command(flatten)]
+        cell: Cell,
+        address: String,
+        millis: u64,
+        check: Checked,
+    },
 }
 
 impl Options {
-    fn default() -> Self {
-        Self {
-            runtimes: vec![Flavour::MultiThread, Flavour::CurrentThread],
-            directions: Direction::ALL.to_vec(),
-            sizes: vec![64 << 10, 1 << 20, 8 << 20, 32 << 20],
-            paths: Path::ALL.to_vec(),
-            rounds: 3,
-            millis: 500,
-            check_all: false,
-            json: None,
-        }
-    }
-
-    /// Returns options that measure every cell for a moment.
-    pub(crate) fn once() -> Self {
-        Self { rounds: 1, millis: 1, ..Self::default() }
-    }
-
-    pub(crate) fn parse(arguments: &[String]) -> Self {
-        let mut options = Self::default();
-        for pair in arguments.chunks(2) {
-            let [flag, value] = pair else { panic!("{} needs a value", pair[0]) };
-            let items = || value.split(',');
-            match flag.as_str() {
-                "--runtimes" => options.runtimes = items().map(Flavour::from_name).collect(),
-                "--directions" => options.directions = items().map(Direction::from_name).collect(),
-                "--sizes" => options.sizes = items().map(|item| item.parse().unwrap()).collect(),
-                "--paths" => options.paths = items().map(Path::from_name).collect(),
-                "--rounds" => options.rounds = value.parse().unwrap(),
-                "--millis" => options.millis = value.parse().unwrap(),
-                "--check" => {
-                    options.check_all = named(&[false, true], |all| if all { "all" } else { "pages" }, value)
-                }
-                "--json" => options.json = Some(value.clone()),
-                other => panic!(
-                    "no option {other:?}: --runtimes, --directions, --sizes, --paths, --rounds, --millis, --check, --json"
-                ),
-            }
-        }
-        options
-    }
-
     /// Returns the cells. Those that differ in their path alone stand together.
     pub(crate) fn turns(&self) -> Vec<Vec<Cell>> {
         let mut turns = Vec::new();

@@ -85,7 +85,8 @@ impl FlightService for Batches {
         let all = request.metadata().contains_key(CHECK_ALL);
         let messages = BatchStream::new(request.into_inner());
         let placement = check(messages, Check::new(self.bytes, all)).await?;
-        let reply = PutResult { app_metadata: to_words(placement).into() };
+        let numbers = serde_json::json!(to_numbers(placement));
+        let reply = PutResult { app_metadata: numbers.to_string().into() };
         Ok(Response::new(Box::pin(tokio_stream::once(Ok(reply)))))
     }
 
@@ -128,22 +129,14 @@ impl FlightService for Batches {
     }
 }
 
-/// Writes a placement as six words.
-pub(crate) fn to_words(placement: Placement) -> String {
+/// Returns the numbers of a placement, for a message.
+pub(crate) fn to_numbers(placement: Placement) -> [u64; 6] {
     let Placement { batches, bodies, aligned, realigned_bytes, buffers, in_place } = placement;
-    format!("{batches} {bodies} {aligned} {realigned_bytes} {buffers} {in_place}")
+    [batches, bodies, aligned, realigned_bytes, buffers, in_place]
 }
 
-/// Reads the words of [`to_words`].
-pub(crate) fn from_words(words: &str) -> Placement {
-    let mut words = words.split_whitespace().map(|word| word.parse().unwrap());
-    let mut word = || words.next().unwrap();
-    Placement {
-        batches: word(),
-        bodies: word(),
-        aligned: word(),
-        realigned_bytes: word(),
-        buffers: word(),
-        in_place: word(),
-    }
+/// Returns the placement of [`to_numbers`].
+pub(crate) fn from_numbers(numbers: [u64; 6]) -> Placement {
+    let [batches, bodies, aligned, realigned_bytes, buffers, in_place] = numbers;
+    Placement { batches, bodies, aligned, realigned_bytes, buffers, in_place }
 }

@@ -2,6 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use tonic_rdma_commands::Named as _;
+use tonic_rdma_commands::statistics::median;
+use tonic_rdma_commands::table::{columns, times};
 use tonic_rdma_flight::Placement;
 
 use super::client::Measured;
@@ -21,10 +24,11 @@ struct Row {
 impl Row {
     fn all(measured: &Rounds) -> Vec<Self> {
         let row = |(&cell, rounds): (&Cell, &Vec<Measured>)| {
-            let mib_per_second = median(rounds);
+            let speed = |rounds: &Vec<Measured>| median(rounds.iter().map(|once| once.mib_per_second));
+            let mib_per_second = speed(rounds);
             let stock = [Path::Stock, Path::StockSplit]
                 .into_iter()
-                .filter_map(|path| measured.get(&Cell { path, ..cell }).map(|rounds| median(rounds)))
+                .filter_map(|path| measured.get(&Cell { path, ..cell }).map(speed))
                 .reduce(f64::max);
             let ratio = stock.filter(|_| cell.path == Path::Ours).map(|stock| mib_per_second / stock);
             Self { cell, mib_per_second, ratio, placement: rounds[rounds.len() - 1].placement }
@@ -44,30 +48,29 @@ impl Row {
 }
 
 pub(crate) fn print(measured: &Rounds) {
-    println!(
-        "{:<14} {:<5} {:>10} {:<11} {:>9} {:>8} {:>10} {:>10} {:>9}",
-        "runtime", "", "bytes", "path", "MiB/s", "× stock", "aligned %", "realigned", "in place"
-    );
-    for row in Row::all(measured) {
-        let ratio = row.ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}"));
+    let headings = ["runtime", "", "path", "bytes", "MiB/s", "× stock", "aligned %", "realigned", "in place"];
+    let row = |row: Row| {
         let Cell { runtime, direction, bytes, path } = row.cell;
-        let in_place = format!("{}/{}", row.placement.in_place, row.placement.buffers);
-        println!(
-            "{runtime:<14} {:<5} {bytes:>10} {:<11} {:>9.0} {ratio:>8} {:>10.0} {:>10} {in_place:>9}",
-            direction.name(),
-            path.name(),
-            row.mib_per_second,
-            row.aligned(),
-            row.copies(),
-        );
-    }
+        vec![
+            runtime.to_string(),
+            direction.name().to_owned(),
+            path.name().to_owned(),
+            bytes.to_string(),
+            format!("{:.0}", row.mib_per_second),
+            row.ratio.map_or_else(String::new, |ratio| times(Some(ratio))),
+            format!("{:.0}", row.aligned()),
+            row.copies().to_string(),
+            format!("{}/{}", row.placement.in_place, row.placement.buffers),
+        ]
+    };
+    println!("{}", columns(&headings, 3, Row::all(measured).into_iter().map(row)));
 }
 
-pub(crate) fn json(measured: &Rounds) -> String {
+pub(crate) fn json(measured: &Rounds) -> Vec<serde_json::Value> {
     let object = |row: &Row| {
         let Cell { runtime, direction, bytes, path } = row.cell;
         serde_json::json!({
-            "runtime": runtime.name(),
+            "runtime": runtime.to_string(),
             "direction": direction.name(),
             "batch_bytes": bytes,
             "path": path.name(),
@@ -81,12 +84,5 @@ pub(crate) fn json(measured: &Rounds) -> String {
             "rounds": measured[&row.cell].iter().map(|once| once.mib_per_second).collect::<Vec<_>>(),
         })
     };
-    let rows: Vec<_> = Row::all(measured).iter().map(object).collect();
-    format!("{:#}\n", serde_json::Value::from(rows))
-}
-
-fn median(rounds: &[Measured]) -> f64 {
-    let mut speeds: Vec<f64> = rounds.iter().map(|once| once.mib_per_second).collect();
-    speeds.sort_by(f64::total_cmp);
-    speeds[speeds.len() / 2]
+    Row::all(measured).iter().map(object).collect()
 }

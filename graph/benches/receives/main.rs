@@ -13,14 +13,19 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench that can't run says so by stopping")]
 #![allow(clippy::panic, clippy::print_stdout, missing_docs, reason = "the same")]
 
-mod figure;
 mod split;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
 use split::Bench;
+use tonic_rdma_commands::clap::{self, Parser, ValueEnum};
+use tonic_rdma_commands::output::write_file;
+use tonic_rdma_commands::plot::{self, Axis, Content, Plot, Scale, Series};
+use tonic_rdma_commands::table::markdown;
+use tonic_rdma_commands::{bench_options, statistics};
 use tonic_rdma_graph::schedule::{ReceiveMode, Report, Work};
 
 /// Numbers of receives that are outstanding at once.
@@ -41,25 +46,33 @@ pub(crate) struct Median {
     pub(crate) missed: f64,
 }
 
+#[derive(Debug, Parser)]
+struct Options {
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
+    steps: u64,
+    /// What the nodes that need no tensor do.
+    #[arg(long, value_enum, default_value = "work")]
+    nodes: Nodes,
+    /// The file for a plot.
+    #[arg(long)]
+    svg: Option<PathBuf>,
+    /// Measures everything once.
+    #[arg(long)]
+    test: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Nodes {
+    Work,
+    Wait,
+}
+
 fn main() {
-    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
-    let value = |name: &str| {
-        let at = arguments.iter().position(|argument| argument == name)?;
-        Some(arguments.get(at + 1).unwrap_or_else(|| panic!("{name} needs a value")).clone())
-    };
-    let is_test = arguments.iter().any(|argument| argument == "--test");
-    let steps = value("--steps").map_or(20, |steps| steps.parse().expect("--steps: a number"));
-    let is_wait = match value("--nodes").as_deref() {
-        None | Some("work") => false,
-        Some("wait") => true,
-        Some(other) => panic!("--nodes: work or wait, not {other}"),
-    };
-    let steps = if is_test { 1 } else { steps };
-    assert!(steps > 0, "--steps: at least 1");
-    let medians = measure(steps, is_wait);
+    let options: Options = bench_options();
+    let medians = measure(if options.test { 1 } else { options.steps }, options.nodes == Nodes::Wait);
     show(&medians);
-    if let Some(path) = value("--svg") {
-        std::fs::write(&path, figure::bars(&medians)).unwrap_or_else(|error| panic!("{path}: {error}"));
+    if let Some(path) = &options.svg {
+        write_file(path, &bars(&medians)).unwrap();
     }
 }
 
@@ -99,42 +112,60 @@ fn run(bench: &mut Bench, mode: ReceiveMode) -> Report {
 }
 
 fn median(reports: &[Report]) -> Median {
-    let mut steps: Vec<Duration> =
-        reports.iter().flat_map(|report| &report.steps).map(|step| step.ended - step.began).collect();
-    steps.sort_unstable();
+    let steps = reports.iter().flat_map(|report| &report.steps);
+    let step = statistics::median(steps.map(|step| (step.ended - step.began).as_secs_f64()));
     let mean = |sum: fn(&Report) -> u64| reports.iter().map(sum).sum::<u64>() as f64 / reports.len() as f64;
     Median {
-        step: steps[steps.len() / 2],
+        step: Duration::from_secs_f64(step),
         ran_while_outstanding: mean(|report| report.ran_while_outstanding),
         missed: mean(|report| report.missed),
     }
 }
 
+/// Returns the time that the nodes of a step compute.
+fn computing(outstanding: usize) -> Duration {
+    EACH * 2 * outstanding as u32
+}
+
 fn show(medians: &Medians) {
-    println!(
-        "| outstanding | computing | polling-async | blocking | callback | blocking / polling-async | callback / polling-async | nodes \
-         that ran while a receive was outstanding (polling-async, blocking, callback) | looks that found nothing |"
-    );
-    println!("|---|---|---|---|---|---|---|---|---|");
-    for outstanding in OUTSTANDING {
-        let [polling, blocking, callback] = [0, 1, 2].map(|mode| medians[&(outstanding, mode)]);
-        let computing = EACH * 2 * outstanding as u32;
-        let milliseconds = |time: Duration| format!("{:.2} ms", time.as_secs_f64() * 1e3);
-        let ratio = |median: Median| format!("{:.2}×", median.step.div_duration_f64(polling.step));
-        println!(
-            "| {outstanding} | {} | {} | {} | {} | {} | {} | {:.1}, {:.1}, {:.1} | {:.0}, {:.0}, {:.0} |",
-            milliseconds(computing),
-            milliseconds(polling.step),
-            milliseconds(blocking.step),
-            milliseconds(callback.step),
-            ratio(blocking),
-            ratio(callback),
-            polling.ran_while_outstanding,
-            blocking.ran_while_outstanding,
-            callback.ran_while_outstanding,
-            polling.missed,
-            blocking.missed,
-            callback.missed,
-        );
-    }
+    let headings = [
+        "outstanding",
+        "computing",
+        "polling-async",
+        "blocking",
+        "callback",
+        "blocking / polling-async",
+        "callback / polling-async",
+        "nodes that ran while a receive was outstanding (polling-async, blocking, callback)",
+        "looks that found nothing",
+    ];
+    let milliseconds = |time: Duration| format!("{:.2} ms", time.as_secs_f64() * 1e3);
+    let row = |outstanding| {
+        let modes = [0, 1, 2].map(|mode| medians[&(outstanding, mode)]);
+        let ratio = |median: Median| format!("{:.2}×", median.step.div_duration_f64(modes[0].step));
+        let mut row = vec![outstanding.to_string(), milliseconds(computing(outstanding))];
+        row.extend(modes.map(|median| milliseconds(median.step)));
+        row.extend([ratio(modes[1]), ratio(modes[2])]);
+        row.push(modes.map(|median| format!("{:.1}", median.ran_while_outstanding)).join(", "));
+        row.push(modes.map(|median| format!("{:.0}", median.missed)).join(", "));
+        row
+    };
+    println!("{}", markdown(&headings, 0, OUTSTANDING.map(row)));
+}
+
+/// Draws bars: how many times as long as its computing each step takes.
+fn bars(medians: &Medians) -> String {
+    let times = |outstanding: usize, mode: usize| {
+        medians[&(outstanding, mode)].step.div_duration_f64(computing(outstanding))
+    };
+    let series = |(mode, name): (usize, ReceiveMode)| {
+        Series::new(name.to_string(), mode, OUTSTANDING.map(|outstanding| times(outstanding, mode)).to_vec())
+    };
+    let content = Content::Bars {
+        x: "receives outstanding at once",
+        groups: OUTSTANDING.map(|outstanding| outstanding.to_string()).to_vec(),
+        bars: ReceiveMode::ALL.into_iter().enumerate().map(series).collect(),
+    };
+    let y = Axis { name: "times its computing", scale: Scale::Linear };
+    plot::draw(&[Plot { title: "Time of a step (lower is better)", y, content }]).unwrap()
 }

@@ -5,7 +5,8 @@
 //! cargo bench -p tonic-rdma-tensor --bench tensor_channel
 //! ```
 //!
-//! Each process has a core if there are two. Both spin. The other process is this binary again (`peer`).
+//! The other process is this binary again (`peer`). Where both spin, or have a runtime that polls when idle, each has a core if there
+//! are two. The benches by futures also run in tokio's own runtimes, as a program that pins nothing has them.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench stops at an error")]
 #![allow(clippy::panic, missing_docs, reason = "a bench stops at an error")]
 
@@ -16,7 +17,8 @@ use std::hint::black_box;
 use divan::Bencher;
 use divan::counter::BytesCount;
 use tonic_rdma::memory::Pool;
-use tonic_rdma_tensor::{BlockCopy, MemRegion, Requested, StaticSender, Tensor, TensorMut};
+use tonic_rdma_commands::Flavour;
+use tonic_rdma_tensor::{BlockCopy, MemRegion, Requested, Rights, StaticSender, Tensor, TensorMut};
 
 use peer::{Peer, Role, bytes, relax};
 
@@ -31,20 +33,45 @@ fn main() {
 /// Lengths of tensors, in bytes.
 const LENGTHS: [u64; 5] = [64, 4 << 10, 64 << 10, 1 << 20, 16 << 20];
 
+/// A runtime of both processes as a type, which divan prints.
+trait Runtime {
+    fn flavour() -> Flavour;
+}
+
+struct IdlePolling;
+struct CurrentThread;
+struct MultiThread;
+
+impl Runtime for IdlePolling {
+    fn flavour() -> Flavour {
+        Flavour::IdlePolling
+    }
+}
+
+impl Runtime for CurrentThread {
+    fn flavour() -> Flavour {
+        Flavour::CurrentThread
+    }
+}
+
+impl Runtime for MultiThread {
+    fn flavour() -> Flavour {
+        Flavour::multi_thread()
+    }
+}
+
 /// Sends a tensor into a static slot. Both ends look at memory, for the tensor and for its release, and never sleep.
 #[divan::bench(args = LENGTHS, sample_count = 300, max_time = 2)]
 fn static_slot(bencher: Bencher<'_, '_>, length: u64) {
-    let peer = Peer::start(Role::Static, length);
+    let peer = Peer::start(Role::Static, length, Flavour::IdlePolling);
     let mut sender =
         peer.block_on(async { peer.channel().static_sender("slot", &bytes(length)).await.unwrap() });
     let mut region = Some(peer.region(length));
-    let mut round_trip = || {
+    repeat(bencher, length, || {
         let mut sending = sender.start_region(region.take().unwrap());
         region = Some(finish(&mut sending));
         wait_ready(&mut sender);
-    };
-    (0..100).for_each(|_| round_trip());
-    bencher.counter(BytesCount::new(length)).bench_local(round_trip);
+    });
 }
 
 fn wait_ready(sender: &mut StaticSender) {
@@ -53,45 +80,53 @@ fn wait_ready(sender: &mut StaticSender) {
     }
 }
 
-/// Sends a tensor into a static slot by futures, in runtimes that poll when idle.
-#[divan::bench(args = LENGTHS, sample_count = 300, max_time = 2)]
-fn static_slot_async(bencher: Bencher<'_, '_>, length: u64) {
-    let peer = Peer::start(Role::StaticAsync, length);
+/// Sends a tensor into a static slot by futures.
+#[divan::bench(types = [IdlePolling, CurrentThread, MultiThread], args = LENGTHS, sample_count = 300, max_time = 2)]
+fn static_slot_async<R: Runtime>(bencher: Bencher<'_, '_>, length: u64) {
+    let peer = Peer::start(Role::StaticAsync, length, R::flavour());
     let mut sender =
         peer.block_on(async { peer.channel().static_sender("slot", &bytes(length)).await.unwrap() });
     let mut region = Some(peer.region(length));
-    let mut round_trip = || {
+    repeat(bencher, length, || {
         peer.block_on(async {
             region = Some(sender.send_region(region.take().unwrap()).await.unwrap());
             sender.flush().await.unwrap();
         });
-    };
-    (0..100).for_each(|_| round_trip());
-    bencher.counter(BytesCount::new(length)).bench_local(round_trip);
+    });
+}
+
+/// Sends tensors into a static slot of two buffers by futures: a tensor may be under way while the receiver has another one.
+#[divan::bench(types = [IdlePolling, CurrentThread, MultiThread], args = LENGTHS, sample_count = 300, max_time = 2)]
+fn static_slot_of_two<R: Runtime>(bencher: Bencher<'_, '_>, length: u64) {
+    let peer = Peer::start(Role::StaticOfTwo, length, R::flavour());
+    let mut sender =
+        peer.block_on(async { peer.channel().static_sender("slot", &bytes(length)).await.unwrap() });
+    let mut region = Some(peer.region(length));
+    repeat(bencher, length, || {
+        region = Some(peer.block_on(sender.send_region(region.take().unwrap())).unwrap());
+    });
 }
 
 /// Sends the metadata of a tensor, which the peer then reads.
-#[divan::bench(args = LENGTHS, sample_count = 300, max_time = 2)]
-fn dynamic_slot(bencher: Bencher<'_, '_>, length: u64) {
-    let peer = Peer::start(Role::Dynamic, length);
+#[divan::bench(types = [IdlePolling, CurrentThread, MultiThread], args = LENGTHS, sample_count = 300, max_time = 2)]
+fn dynamic_slot<R: Runtime>(bencher: Bencher<'_, '_>, length: u64) {
+    let peer = Peer::start(Role::Dynamic, length, R::flavour());
     let mut sender = peer.block_on(async { peer.channel().dynamic_sender("slot").await.unwrap() });
     let (_pool, tensor) = registered(length);
-    let mut round_trip = || {
+    repeat(bencher, length, || {
         peer.block_on(async {
             sender.send(&tensor).await.unwrap();
             sender.flush().await.unwrap();
         });
-    };
-    (0..100).for_each(|_| round_trip());
-    bencher.counter(BytesCount::new(length)).bench_local(round_trip);
+    });
 }
 
 /// Requests a tensor by name and step, of a known shape.
-#[divan::bench(args = LENGTHS, sample_count = 300, max_time = 2)]
-fn rendezvous(bencher: Bencher<'_, '_>, length: u64) {
-    let peer = Peer::start(Role::Provider, length);
+#[divan::bench(types = [IdlePolling, CurrentThread, MultiThread], args = LENGTHS, sample_count = 300, max_time = 2)]
+fn rendezvous<R: Runtime>(bencher: Bencher<'_, '_>, length: u64) {
+    let peer = Peer::start(Role::Provider, length, R::flavour());
     let mut step = 0;
-    let mut round_trip = || {
+    repeat(bencher, length, || {
         peer.block_on(async {
             let Requested::Tensor(tensor) = peer.channel().request("tensor", step).await.unwrap() else {
                 panic!("a dead tensor")
@@ -99,9 +134,37 @@ fn rendezvous(bencher: Bencher<'_, '_>, length: u64) {
             step += 1;
             black_box(tensor);
         });
-    };
-    (0..100).for_each(|_| round_trip());
-    bencher.counter(BytesCount::new(length)).bench_local(round_trip);
+    });
+}
+
+/// Writes four blocks into a region of the peer with a notice, for which the peer waits, and waits for the peer's notice.
+#[divan::bench(types = [IdlePolling, CurrentThread, MultiThread], args = LENGTHS, sample_count = 300, max_time = 2)]
+fn notice<R: Runtime>(bencher: Bencher<'_, '_>, length: u64) {
+    let mut peer = Peer::start(Role::Notice, length, R::flavour());
+    let answers = peer.device().allocate(8).unwrap();
+    let answers = peer.device().export("answers", answers, Rights::READ_WRITE).unwrap();
+    peer.send_endpoint();
+    let remote = peer.block_on(async { peer.channel().region("region").await.unwrap() });
+    peer.block_on(async { answers.notice().await.unwrap() });
+    // The blocks have another order at the peer.
+    let block =
+        |(from, to)| BlockCopy { local: from * length / 4, remote: to * length / 4, length: length / 4 };
+    let blocks = [(0, 0), (1, 2), (2, 1), (3, 3)].map(block);
+    let mut region = Some(peer.region(length));
+    repeat(bencher, length, || {
+        peer.block_on(async {
+            let filled = region.take().unwrap();
+            region =
+                Some(peer.channel().write(&remote).notify(true).blocks_from(filled, &blocks).await.unwrap());
+            answers.notice().await.unwrap();
+        });
+    });
+}
+
+/// Measures what moves `length` bytes, after a hundred turns.
+fn repeat(bencher: Bencher<'_, '_>, length: u64, mut turn: impl FnMut()) {
+    (0..100).for_each(|_| turn());
+    bencher.counter(BytesCount::new(length)).bench_local(turn);
 }
 
 fn registered(length: u64) -> (Pool, Tensor) {
@@ -114,7 +177,7 @@ fn registered(length: u64) -> (Pool, Tensor) {
 /// Makes one memcpy into the peer's region, or out of it.
 #[divan::bench(args = LENGTHS, consts = [true, false], sample_count = 300, max_time = 2)]
 fn memcpy<const WRITE: bool>(bencher: Bencher<'_, '_>, length: u64) {
-    let peer = Peer::start(Role::Region, length);
+    let peer = Peer::start(Role::Region, length, Flavour::IdlePolling);
     let remote = peer.block_on(async { peer.channel().region("region").await.unwrap() });
     let mut region = Some(peer.region(length));
     let mut copy = || {
@@ -141,7 +204,7 @@ fn finish(memcpy: &mut tonic_rdma_tensor::Memcpy) -> MemRegion {
 /// Makes one `memcpy` of the C library, between regions of this process.
 #[divan::bench(args = LENGTHS, sample_count = 300, max_time = 2)]
 fn memcpy_of_libc(bencher: Bencher<'_, '_>, length: u64) {
-    let peer = Peer::start(Role::Region, 64);
+    let peer = Peer::start(Role::Region, 64, Flavour::IdlePolling);
     let (from, mut to) = (peer.region(length), peer.region(length));
     let mut copy = || to.copy_from_slice(black_box(&from));
     (0..20).for_each(|_| copy());
@@ -164,7 +227,7 @@ fn blocks() -> Vec<BlockCopy> {
 #[divan::bench(sample_count = 100, max_time = 2)]
 fn batch_of_blocks(bencher: Bencher<'_, '_>) {
     let length = 2 * BLOCKS * BLOCK;
-    let peer = Peer::start(Role::Region, length);
+    let peer = Peer::start(Role::Region, length, Flavour::IdlePolling);
     let remote = peer.block_on(async { peer.channel().region("region").await.unwrap() });
     let blocks = blocks();
     let mut region = Some(peer.region(length));
@@ -180,7 +243,7 @@ fn batch_of_blocks(bencher: Bencher<'_, '_>) {
 #[divan::bench(sample_count = 100, max_time = 2)]
 fn blocks_of_libc(bencher: Bencher<'_, '_>) {
     let length = 2 * BLOCKS * BLOCK;
-    let peer = Peer::start(Role::Region, 64);
+    let peer = Peer::start(Role::Region, 64, Flavour::IdlePolling);
     let (from, mut to) = (peer.region(length), peer.region(length));
     let blocks = blocks();
     let mut copy = || {

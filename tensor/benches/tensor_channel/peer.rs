@@ -1,42 +1,42 @@
 //! The other process: this binary, started again, which serves until its standard input ends.
 
 use std::future::Future;
-use std::io::{BufRead, BufReader, Read as _, Write as _};
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tokio::runtime::Runtime;
-use tokio::sync::Notify;
-use tonic_rdma::runtime::idle_polling;
-use tonic_rdma_tensor::{Channel, Dtype, MemRegion, Offer, RdmaDevice, Rights, Shape, TensorMut, TensorSpec};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tonic_rdma_commands::clap::{self, ValueEnum};
+use tonic_rdma_commands::process::{self, Child};
+use tonic_rdma_commands::{Flavour, Named as _, cores, parse_name};
+use tonic_rdma_tensor::{
+    BlockCopy, Channel, Dtype, MemRegion, Offer, RdmaDevice, Rights, Shape, TensorMut, TensorSpec,
+};
 
 /// First argument of the other process.
 pub(crate) const ARGUMENT: &str = "peer";
+/// The longest time for the other process to start, or to end.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// The role of the other process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Role {
     /// Receives tensors from a static slot by polling.
     Static,
     /// Receives tensors from a static slot by `recv().await`.
     StaticAsync,
+    /// Receives tensors from a static slot of two buffers by `recv().await`.
+    StaticOfTwo,
     /// Receives tensors from a dynamic slot.
     Dynamic,
-    /// Offers tensors, a few steps ahead.
+    /// Offers tensors, some steps ahead.
     Provider,
     /// Exports a region.
     Region,
+    /// Exports a region, waits for notices there, and answers each with a notice in a region of the caller.
+    Notice,
 }
-
-const ROLES: [(Role, &str); 5] = [
-    (Role::Static, "static"),
-    (Role::StaticAsync, "static-async"),
-    (Role::Dynamic, "dynamic"),
-    (Role::Provider, "provider"),
-    (Role::Region, "region"),
-];
 
 /// Returns the spec of a tensor of this many bytes.
 pub(crate) fn bytes(length: u64) -> TensorSpec {
@@ -48,56 +48,52 @@ pub(crate) fn relax() {
     std::hint::spin_loop();
 }
 
-fn runtime() -> Runtime {
-    idle_polling(&mut tokio::runtime::Builder::new_current_thread()).enable_all().build().unwrap()
-}
-
-/// Pins this thread to core `index`, if there are enough cores.
-fn pin(index: usize) {
-    let mut cores = CpuSet::new();
-    cores.set(index);
-    let _ = sched_setaffinity(None, &cores);
-}
-
-fn core(index: usize) -> usize {
-    let allowed = sched_getaffinity(None).unwrap();
-    let cores: Vec<_> = (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)).collect();
-    cores[index % cores.len()]
+/// Builds a runtime. One that polls when idle gets a core of its own, if there are two; the others run as in a program that pins nothing.
+fn runtime(flavour: Flavour, index: usize) -> Runtime {
+    if flavour == Flavour::IdlePolling {
+        let allowed = cores::allowed();
+        let _ = cores::pin(allowed[index % allowed.len()]);
+    }
+    flavour.build().unwrap()
 }
 
 /// A handle to the other process, with a channel to it. The drop ends the process.
 pub(crate) struct Peer {
     process: Child,
-    input: Option<ChildStdin>,
     device: RdmaDevice,
     channel: Channel,
     runtime: Runtime,
 }
 
 impl Peer {
-    pub(crate) fn start(role: Role, length: u64) -> Self {
-        let name = ROLES.iter().find(|(known, _)| *known == role).unwrap().1;
-        let mut process = Command::new(std::env::current_exe().unwrap())
-            .args([ARGUMENT, name, &length.to_string(), &all_cores(1).to_string()])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let input = process.stdin.take();
-        let mut line = String::new();
-        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        pin(all_cores(0));
-        let runtime = runtime();
+    /// Starts the other process. Both processes have a runtime of this flavour.
+    pub(crate) fn start(role: Role, length: u64, flavour: Flavour) -> Self {
+        static CORES: LazyLock<Vec<usize>> = LazyLock::new(cores::allowed);
+        // The other process inherits the cores of this thread, and the last bench may have pinned it.
+        let _ = cores::pin_to(&CORES);
+        let mut command = process::again().unwrap();
+        command.args([ARGUMENT, role.name(), &length.to_string(), &flavour.to_string()]);
+        let (process, endpoint) = Child::ready("the other process", command, LIMIT).unwrap();
+        let runtime = runtime(flavour, 0);
         let (device, channel) = runtime.block_on(async {
-            let device = RdmaDevice::builder().without_listener().unwrap();
-            let channel = device.channel(line.trim(), 0).await.unwrap();
+            let device = RdmaDevice::builder().bind("127.0.0.1:0").await.unwrap();
+            let channel = device.channel(&endpoint, 0).await.unwrap();
             (device, channel)
         });
-        Self { process, input, device, channel, runtime }
+        Self { process, device, channel, runtime }
     }
 
     pub(crate) fn channel(&self) -> &Channel {
         &self.channel
+    }
+
+    pub(crate) fn device(&self) -> &RdmaDevice {
+        &self.device
+    }
+
+    /// Tells the other process the endpoint of this one.
+    pub(crate) fn send_endpoint(&mut self) {
+        self.process.send_line(self.device.endpoint());
     }
 
     pub(crate) fn block_on<F: Future>(&self, future: F) -> F::Output {
@@ -114,44 +110,39 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        drop(self.input.take());
-        let _ = self.process.wait();
+        self.process.end(LIMIT);
     }
-}
-
-/// Returns core `index` of the cores that the process had at its start.
-fn all_cores(index: usize) -> usize {
-    static CORES: std::sync::OnceLock<[usize; 2]> = std::sync::OnceLock::new();
-    CORES.get_or_init(|| [core(0), core(1)])[index]
 }
 
 /// Runs the other process.
 pub(crate) fn run(arguments: &[String]) {
-    let [role, length, core] = arguments else { panic!("peer ROLE LENGTH CORE, not {arguments:?}") };
-    let role = ROLES.iter().find(|(_, name)| name == role).expect("a role").0;
-    let length: u64 = length.parse().expect("a length");
-    pin(core.parse().expect("a core"));
+    let [role, length, flavour] = arguments else { panic!("peer ROLE LENGTH RUNTIME, not {arguments:?}") };
+    let role = parse_name("role", role).unwrap();
     let stop = Arc::new(AtomicBool::new(false));
-    let ended = Arc::new(Notify::new());
-    let (stopping, ending) = (Arc::clone(&stop), Arc::clone(&ended));
-    std::thread::spawn(move || {
-        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+    let (ending, ended) = tokio::sync::oneshot::channel();
+    let (sender, lines) = unbounded_channel();
+    let stopping = Arc::clone(&stop);
+    let closed = move || {
         stopping.store(true, Ordering::Relaxed);
-        ending.notify_one();
-    });
-    runtime().block_on(async {
+        let _ = ending.send(());
+    };
+    process::on_stdin(move |line| drop(sender.send(line)), closed).unwrap();
+    runtime(Flavour::parse(flavour).unwrap(), 1).block_on(async {
         tokio::select! {
-            () = serve(role, length, &stop) => {}
-            () = ended.notified() => {}
+            () = serve(role, length.parse().expect("a length"), &stop, lines) => {}
+            _ = ended => {}
         }
     });
 }
 
-async fn serve(role: Role, length: u64, stop: &AtomicBool) {
+async fn serve(role: Role, length: u64, stop: &AtomicBool, mut lines: UnboundedReceiver<String>) {
     let device = RdmaDevice::builder().bind("127.0.0.1:0").await.unwrap();
-    let mut output = std::io::stdout();
-    let mut ready = || writeln!(output, "{}", device.endpoint()).unwrap();
+    let ready = || process::report_line(device.endpoint()).unwrap();
     let running = || !stop.load(Ordering::Relaxed);
+    let export = || {
+        let memory = device.allocate(length as usize).unwrap();
+        device.export("region", memory, Rights::READ_WRITE).unwrap()
+    };
     match role {
         Role::Static => {
             let mut receiver = device.static_receiver("slot", &bytes(length), 1).unwrap();
@@ -171,8 +162,9 @@ async fn serve(role: Role, length: u64, stop: &AtomicBool) {
                 }
             }
         }
-        Role::StaticAsync => {
-            let mut receiver = device.static_receiver("slot", &bytes(length), 1).unwrap();
+        Role::StaticAsync | Role::StaticOfTwo => {
+            let depth = if role == Role::StaticOfTwo { 2 } else { 1 };
+            let mut receiver = device.static_receiver("slot", &bytes(length), depth).unwrap();
             ready();
             while running() && receiver.recv().await.is_ok() {}
         }
@@ -197,11 +189,25 @@ async fn serve(role: Role, length: u64, stop: &AtomicBool) {
             }
         }
         Role::Region => {
-            let _region = device
-                .export("region", device.allocate(length as usize).unwrap(), Rights::READ_WRITE)
-                .unwrap();
+            let _region = export();
             ready();
             std::future::pending::<()>().await;
+        }
+        Role::Notice => {
+            let region = export();
+            ready();
+            let Some(caller) = lines.recv().await else { return };
+            let channel = device.channel(&caller, 0).await.unwrap();
+            let remote = channel.region("answers").await.unwrap();
+            let mut answer = device.allocate(8).unwrap();
+            let block = [BlockCopy { local: 0, remote: 0, length: 8 }];
+            // The first answer shows that this process has attached to the caller's region.
+            while let Ok(sent) = channel.write(&remote).notify(true).blocks_from(answer, &block).await {
+                answer = sent;
+                if region.notice().await.is_err() {
+                    return;
+                }
+            }
         }
     }
 }

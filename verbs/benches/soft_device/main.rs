@@ -23,25 +23,37 @@ mod side;
 mod steps;
 
 use std::hint::black_box;
-use std::process::ExitCode;
 
 use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
+use tonic_rdma_commands::bench_options;
+use tonic_rdma_commands::clap::{self, Parser};
 use tonic_rdma_verbs::{HostMemory, WorkCompletion};
 
 use initiator::Initiator;
 use side::{Opcode, pin};
 
-fn main() -> ExitCode {
-    // Cargo adds `--bench` to the arguments.
-    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
-    match arguments.split_first() {
-        Some((first, rest)) if first == peer::ARGUMENT => peer::run(rest),
-        Some((first, rest)) if first == "steps" => steps::run(rest),
-        Some((first, rest)) if first == "perf" => return perf::run(rest),
-        _ => divan::main(),
+/// The commands beside divan's benches.
+#[derive(Debug, Parser)]
+enum Command {
+    Perf(perf::Measurement),
+    Steps(steps::Steps),
+    #[command(hide = true)]
+    Peer {
+        arguments: Vec<String>,
+    },
+}
+
+fn main() {
+    let first = std::env::args().skip(1).find(|word| word != "--bench");
+    if !first.is_some_and(|word| ["perf", "steps", peer::ARGUMENT].contains(&&*word)) {
+        return divan::main();
     }
-    ExitCode::SUCCESS
+    match bench_options() {
+        Command::Perf(measurement) => measurement.run(),
+        Command::Steps(steps) => steps::run(steps),
+        Command::Peer { arguments } => peer::run(&arguments),
+    }
 }
 
 /// An opcode as a type, which divan prints.

@@ -1,11 +1,17 @@
 //! The other process: this binary, started again. It answers or receives messages until its standard input ends.
 
-use std::io::{BufRead, BufReader, Read as _, Write as _};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use tonic_rdma_commands::clap::{self, ValueEnum};
+use tonic_rdma_commands::process::{self, Child};
+use tonic_rdma_commands::{Named as _, parse_name, serde_json};
 
 use super::initiator::batch_length;
-use super::side::{Name, Opcode, Side, cores, pin, relax, set_cores};
+use super::side::{Name, Opcode, Side, pin, relax, unpin};
 
 /// First argument of the other process.
 pub(crate) const ARGUMENT: &str = "peer";
@@ -14,8 +20,11 @@ pub(crate) const ARGUMENT: &str = "peer";
 /// in namespaces of its own; `RDMA_SOFT_DIR` and `RDMA_SOFT_PEERS` then let the two find one another.
 const PREFIX: &str = "SOFT_DEVICE_PEER";
 
+/// The longest time for the other process to start, or to end.
+const LIMIT: Duration = Duration::from_secs(60);
+
 /// The role of the other process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Role {
     /// Answers every message with a message of its opcode.
     Echo,
@@ -23,92 +32,64 @@ pub(crate) enum Role {
     Sink,
 }
 
-impl Role {
-    const ALL: [Self; 2] = [Self::Echo, Self::Sink];
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Echo => "echo",
-            Self::Sink => "sink",
-        }
-    }
-}
-
 /// A handle to the other process, which ends on drop.
-pub(crate) struct Peer {
-    process: Child,
-    input: Option<ChildStdin>,
-}
+pub(crate) struct Peer(Child);
 
 impl Peer {
     /// Starts the other process, and connects `side` to it.
     pub(crate) fn start(role: Role, opcode: Opcode, length: usize, side: &mut Side) -> Self {
-        let cores: Vec<String> = cores().iter().map(usize::to_string).collect();
-        let mut process = command()
-            .args([ARGUMENT, role.name(), opcode.name(), &length.to_string(), &cores.join(",")])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut input = process.stdin.take().unwrap();
-        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        let mut line = || lines.next().expect("the peer has ended").unwrap();
-        let name = Name::from_line(&line()).expect("the peer's name");
-        writeln!(input, "{}", side.name().to_line()).unwrap();
+        // The other process inherits the cores of this thread, which may be pinned.
+        unpin();
+        let mut command = command();
+        command.args([ARGUMENT, role.name(), opcode.name(), &length.to_string()]);
+        let mut process = Child::with_lines("the other process", command).unwrap();
+        let name = Name::from_parts(process.report(LIMIT).unwrap()).expect("the peer's name");
+        process.send(&side.name().to_parts()).unwrap();
         side.connect(&name);
-        assert_eq!(line(), "connected");
-        Self { process, input: Some(input) }
+        assert_eq!(process.line(LIMIT).unwrap(), "connected");
+        Self(process)
     }
 }
 
 /// Returns the command that starts this binary: directly, or by the words of the variable [`PREFIX`].
 fn command() -> Command {
-    let binary = std::env::current_exe().unwrap();
+    let again = process::again().unwrap();
     let prefix = std::env::var(PREFIX).unwrap_or_default();
     let mut words = prefix.split_whitespace();
-    let Some(first) = words.next() else { return Command::new(binary) };
+    let Some(first) = words.next() else { return again };
     let mut command = Command::new(first);
-    command.args(words).arg(binary);
+    command.args(words).arg(again.get_program());
     command
 }
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        drop(self.input.take());
-        let _ = self.process.wait();
+        self.0.end(LIMIT);
     }
 }
 
 /// Runs the other process.
 pub(crate) fn run(arguments: &[String]) {
-    let [role, opcode, length, cores] = arguments else {
-        panic!("peer ROLE OPCODE LENGTH CORES, not {arguments:?}")
-    };
-    set_cores(cores.split(',').map(|core| core.parse().expect("a core")).collect());
-    let role = Role::ALL.into_iter().find(|known| known.name() == role).expect("a role");
-    let (opcode, length) = (Opcode::parse(opcode).expect("an opcode"), length.parse().expect("a length"));
+    let [role, opcode, length] = arguments else { panic!("peer ROLE OPCODE LENGTH, not {arguments:?}") };
+    let (role, opcode) = (parse_name("role", role).unwrap(), parse_name("opcode", opcode).unwrap());
+    let length = length.parse().expect("a length");
     let mut side = Side::new(length);
-    let mut output = std::io::stdout();
-    writeln!(output, "{}", side.name().to_line()).unwrap();
-    let mut line = String::new();
-    std::io::stdin().read_line(&mut line).unwrap();
-    side.connect(&Name::from_line(&line).expect("a name"));
-    writeln!(output, "connected").unwrap();
-
-    let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let _ = std::io::stdin().read_to_end(&mut Vec::new());
-            stop.store(true, Ordering::Relaxed);
-        });
-        pin(1);
-        let mut answering = Answering { side, opcode, stop: &stop };
-        match (role, opcode) {
-            (Role::Echo, Opcode::Write) => answering.echo_writes(),
-            (Role::Echo, _) => answering.echo(),
-            (Role::Sink, _) => answering.sink(batch_length(length)),
-        }
-    });
+    let (sender, lines) = channel();
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopping = Arc::clone(&stop);
+    let closed = move || stopping.store(true, Ordering::Relaxed);
+    process::on_stdin(move |line| drop(sender.send(line)), closed).unwrap();
+    process::report(&side.name().to_parts()).unwrap();
+    let name = serde_json::from_str(&lines.recv().expect("a name")).expect("a name");
+    side.connect(&Name::from_parts(name).expect("a name"));
+    process::report_line("connected").unwrap();
+    pin(1);
+    let mut answering = Answering { side, opcode, stop: &stop };
+    match (role, opcode) {
+        (Role::Echo, Opcode::Write) => answering.echo_writes(),
+        (Role::Echo, _) => answering.echo(),
+        (Role::Sink, _) => answering.sink(batch_length(length)),
+    }
 }
 
 struct Answering<'a> {

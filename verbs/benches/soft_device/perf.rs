@@ -9,9 +9,10 @@
 //! ```
 
 use std::hint::black_box;
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use tonic_rdma_commands::clap::{self, Args};
+use tonic_rdma_commands::{ValueError, parse_name};
 use tonic_rdma_verbs::HostMemory;
 
 use super::initiator::Initiator;
@@ -20,25 +21,16 @@ use super::side::{Opcode, pin};
 /// Length of the longest message, in bytes.
 const MAX_LENGTH: usize = 1 << 30;
 
-/// Prints the figure that the command line asks for.
-#[allow(clippy::print_stdout, clippy::print_stderr, reason = "a command's result")]
-pub(crate) fn run(arguments: &[String]) -> ExitCode {
-    match Measurement::parse(arguments) {
-        Ok(measurement) => {
-            println!("{:.1}", measurement.run());
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::from(2)
-        }
-    }
-}
-
-#[derive(Debug)]
-struct Measurement {
+/// One figure, measured as by `ucx_perftest`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Measurement {
+    /// memcpy, or an opcode, for its latency, or an opcode with _rate
+    #[arg(value_parser = What::parse)]
     what: What,
+    /// Bytes of a message: a multiple of 8
+    #[arg(value_parser = parse_length)]
     length: usize,
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     iterations: u64,
 }
 
@@ -49,44 +41,27 @@ enum What {
     Memcpy,
 }
 
-/// A fault of the command line.
-#[derive(Debug, thiserror::Error)]
-enum UsageError {
-    #[error("perf takes WHAT LENGTH ITERATIONS, not {0:?}")]
-    Arguments(Vec<String>),
-    #[error("WHAT is memcpy, or one of {known}, with or without _rate; not {0:?}", known = Opcode::ALL.map(Opcode::name).join(", "))]
-    What(String),
-    #[error("LENGTH is a multiple of 8 bytes from 8 to {MAX_LENGTH}, not {0:?}")]
-    Length(String),
-    #[error("ITERATIONS is a number from 1 on, not {0:?}")]
-    Iterations(String),
+impl What {
+    fn parse(text: &str) -> Result<Self, ValueError> {
+        match text.strip_suffix("_rate") {
+            _ if text == "memcpy" => Ok(Self::Memcpy),
+            Some(opcode) => parse_name("opcode", opcode).map(Self::Rate),
+            None => parse_name("opcode", text).map(Self::Latency),
+        }
+    }
+}
+
+fn parse_length(text: &str) -> Result<usize, ValueError> {
+    let length =
+        text.parse().ok().filter(|length| (8..=MAX_LENGTH).contains(length) && length.is_multiple_of(8));
+    length.ok_or_else(|| ValueError::number("length", text, format!("multiples of 8 from 8 to {MAX_LENGTH}")))
 }
 
 impl Measurement {
-    fn parse(arguments: &[String]) -> Result<Self, UsageError> {
-        let [what, length, iterations] = arguments else {
-            return Err(UsageError::Arguments(arguments.to_vec()));
-        };
-        let opcode = what.strip_suffix("_rate").unwrap_or(what);
-        let what = match Opcode::parse(opcode) {
-            _ if what == "memcpy" => What::Memcpy,
-            Some(opcode) if what.ends_with("_rate") => What::Rate(opcode),
-            Some(opcode) => What::Latency(opcode),
-            None => return Err(UsageError::What(what.clone())),
-        };
-        let length = match length.parse() {
-            Ok(length) if (8..=MAX_LENGTH).contains(&length) && length.is_multiple_of(8) => length,
-            _ => return Err(UsageError::Length(length.clone())),
-        };
-        match iterations.parse() {
-            Ok(iterations) if iterations > 0 => Ok(Self { what, length, iterations }),
-            _ => Err(UsageError::Iterations(iterations.clone())),
-        }
-    }
-
-    /// Measures, and returns the nanoseconds of one operation.
-    fn run(&self) -> f64 {
-        match self.what {
+    /// Prints the nanoseconds of one operation.
+    #[allow(clippy::print_stdout, reason = "a command's result")]
+    pub(crate) fn run(&self) {
+        let nanos = match self.what {
             What::Latency(opcode) => latency(opcode, self.length, self.iterations),
             What::Rate(opcode) => rate(opcode, self.length, self.iterations),
             What::Memcpy => {
@@ -94,7 +69,8 @@ impl Measurement {
                 let mut copy = Memcpy::new(self.length);
                 time(self.iterations, || copy.run())
             }
-        }
+        };
+        println!("{nanos:.1}");
     }
 }
 

@@ -2,8 +2,10 @@
 
 use std::io::IoSlice;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock};
 
+use tonic_rdma_commands::clap::{self, ValueEnum};
+use tonic_rdma_commands::cores;
 use tonic_rdma_verbs::{
     Access, CompletionOpcode, CompletionQueue, CompletionStatus, Context, HostMemory, LocalSegment,
     MemoryRegion, Operation, PathSettings, Payload, QueuePair, QueuePairAddress, QueuePairCapacity,
@@ -20,7 +22,8 @@ const SIGNAL_EVERY: u64 = 64;
 const POLL: usize = 16;
 
 /// The opcode to measure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
 pub(crate) enum Opcode {
     Send,
     SendWithImm,
@@ -30,51 +33,29 @@ pub(crate) enum Opcode {
 }
 
 impl Opcode {
-    pub(crate) const ALL: [Self; 5] =
-        [Self::Send, Self::SendWithImm, Self::Write, Self::WriteWithImm, Self::Read];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Send => "send",
-            Self::SendWithImm => "send_with_imm",
-            Self::Write => "write",
-            Self::WriteWithImm => "write_with_imm",
-            Self::Read => "read",
-        }
-    }
-
-    pub(crate) fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|opcode| opcode.name() == name)
-    }
-
     /// Returns whether the opcode consumes a receive of the peer.
     pub(crate) fn is_received(self) -> bool {
         matches!(self, Self::Send | Self::SendWithImm | Self::WriteWithImm)
     }
 }
 
-/// The address of the other side.
+/// The address of the other side, as a line of JSON: the queue pair, and the memory and its key.
 #[derive(Clone, Debug)]
 pub(crate) struct Name {
     pair: QueuePairAddress,
     memory: RemoteSegment,
 }
 
+/// The form of a [`Name`] in messages.
+pub(crate) type NameParts = (Vec<u8>, u64, u32);
+
 impl Name {
-    /// Writes the address as one line of text.
-    pub(crate) fn to_line(&self) -> String {
-        let pair: String = self.pair.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-        format!("{pair} {} {}", self.memory.address, self.memory.rkey.0)
+    pub(crate) fn to_parts(&self) -> NameParts {
+        (self.pair.as_bytes().to_vec(), self.memory.address, self.memory.rkey.0)
     }
 
-    pub(crate) fn from_line(line: &str) -> Option<Self> {
-        let mut words = line.split_whitespace();
-        let pair = words.next()?;
-        let pair: Option<Vec<u8>> =
-            (0..pair.len()).step_by(2).map(|at| u8::from_str_radix(pair.get(at..at + 2)?, 16).ok()).collect();
-        let address = words.next()?.parse().ok()?;
-        let rkey = Rkey(words.next()?.parse().ok()?);
-        Some(Self { pair: QueuePairAddress::new(pair?)?, memory: RemoteSegment { address, rkey } })
+    pub(crate) fn from_parts((pair, address, rkey): NameParts) -> Option<Self> {
+        Some(Self { pair: QueuePairAddress::new(pair)?, memory: RemoteSegment { address, rkey: Rkey(rkey) } })
     }
 }
 
@@ -248,31 +229,21 @@ pub(crate) struct Polled {
 
 /// Pauses between two polls of a loop.
 pub(crate) fn relax() {
-    if cores().len() == 1 {
+    if CORES.len() == 1 {
         std::thread::yield_now();
     }
     std::hint::spin_loop();
 }
 
-/// Pins this thread, and the threads that it starts, to the `index`th of its cores.
+/// The cores that this process could use before it was pinned.
+static CORES: LazyLock<Vec<usize>> = LazyLock::new(cores::allowed);
+
+/// Pins this thread, and the threads and processes that it starts, to the `index`th of its cores.
 pub(crate) fn pin(index: usize) {
-    let cores = cores();
-    let mut set = rustix::thread::CpuSet::new();
-    set.set(cores[index % cores.len()]);
-    let _ = rustix::thread::sched_setaffinity(None, &set);
+    let _ = cores::pin(CORES[index % CORES.len()]);
 }
 
-static CORES: OnceLock<Vec<usize>> = OnceLock::new();
-
-/// Returns the cores that this process could use before it was pinned, or the cores given to [`set_cores`].
-pub(crate) fn cores() -> &'static [usize] {
-    CORES.get_or_init(|| {
-        let set = rustix::thread::sched_getaffinity(None).unwrap();
-        (0..rustix::thread::CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect()
-    })
-}
-
-/// Sets the cores of the other process. That process can't query them, because it inherits the affinity of a pinned process.
-pub(crate) fn set_cores(cores: Vec<usize>) {
-    CORES.set(cores).expect("set before the first use");
+/// Takes back what [`pin`] did, for a process that chooses among the same cores.
+pub(crate) fn unpin() {
+    let _ = cores::pin_to(&CORES);
 }

@@ -8,17 +8,23 @@
 
 use std::time::{Duration, Instant};
 
+use tonic_rdma_commands::clap::{self, Args};
+
 use super::side::{Opcode, Side, pin};
 
 /// Messages of one round.
 const MESSAGES: u32 = 16;
 
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct Steps {
+    opcode: Opcode,
+    length: usize,
+    rounds: u32,
+}
+
 /// Prints the steps.
 #[allow(clippy::print_stdout, reason = "a command's result")]
-pub(crate) fn run(arguments: &[String]) {
-    let [opcode, length, rounds] = arguments else { panic!("steps OPCODE LENGTH ROUNDS, not {arguments:?}") };
-    let opcode = Opcode::parse(opcode).expect("an opcode");
-    let (length, rounds) = (length.parse().expect("a length"), rounds.parse::<u32>().expect("a number"));
+pub(crate) fn run(Steps { opcode, length, rounds }: Steps) {
     pin(0);
     let (mut one, mut other) = (Side::new(length), Side::new(length));
     let names = (one.name(), other.name());
