@@ -65,54 +65,43 @@ pub(crate) fn run(caller: &Caller) -> ! {
     // The device of this process, before its connections use it.
     let _device = tonic_rdma_verbs::soft::open();
     caller.runtime.build().unwrap().block_on(async {
+        // Makes large calls without a pause, and begins to do harm with the first of them.
+        let beside = |begun: fn()| calls(transport, address, 4, 256 << 10, None, begun);
         match kind {
             "flooding" => calls(transport, address, CALLS, 64 << 10, None, harmed).await,
             "paced" => calls(transport, address, PACED, 64 << 10, Some(PAUSE), harmed).await,
             "busy" => calls(transport, address, CALLS, 64 << 10, Some(BUSY_PAUSE), harmed).await,
             "stopped" => {
-                let dies = || {
-                    harmed();
-                    std::thread::spawn(|| end_after(LIFE, Signal::STOP));
-                };
-                calls(transport, address, STOPPED, LARGE, Some(STOPPED_PAUSE), dies).await;
+                let stops = || end_after(LIFE, Signal::STOP);
+                calls(transport, address, STOPPED, LARGE, Some(STOPPED_PAUSE), stops).await;
             }
             "dying" => {
-                let life = Duration::from_micros(fastrand::u64(..200_000));
-                let dies = || {
-                    harmed();
-                    std::thread::spawn(move || end_after(life, Signal::KILL));
-                };
-                calls(transport, address, 4, 256 << 10, None, dies).await;
+                beside(|| end_after(Duration::from_micros(fastrand::u64(..200_000)), Signal::KILL)).await
             }
             "half-open" => hold_connections(address),
             "reconnecting" => dial(transport, address, 4, harmed).await,
             "scribbling" => {
-                let patterns = [Scribble::Zeros, Scribble::Ones, Scribble::Counters, Scribble::Random];
-                let scribble = || {
-                    drop(std::thread::spawn(move || {
-                        hostile::scribble(patterns[fastrand::usize(..4)], harmed)
-                    }))
-                };
-                calls(transport, address, 4, 256 << 10, None, scribble).await;
+                const PATTERNS: [Scribble; 4] =
+                    [Scribble::Zeros, Scribble::Ones, Scribble::Counters, Scribble::Random];
+                beside(|| spawn(|| hostile::scribble(PATTERNS[fastrand::usize(..4)], harmed))).await;
             }
             "deaf" => {
                 let deafen = || {
                     hostile::block_service_thread();
                     harmed();
                 };
-                calls(transport, address, 4, 256 << 10, None, deafen).await;
+                beside(deafen).await;
             }
             "forking" => {
-                let fork = || loop {
-                    system::fork_and_run(|| std::thread::sleep(Duration::from_millis(10)));
-                    harmed();
-                };
-                calls(transport, address, 4, 256 << 10, None, || drop(std::thread::spawn(fork))).await;
+                fn fork() {
+                    loop {
+                        system::fork_and_run(|| std::thread::sleep(Duration::from_millis(10)));
+                        harmed();
+                    }
+                }
+                beside(|| spawn(fork)).await;
             }
-            "blocking" => {
-                let block = || drop(std::thread::spawn(|| hostile::make_everything_blocking(harmed)));
-                calls(transport, address, 4, 256 << 10, None, block).await;
-            }
+            "blocking" => beside(|| spawn(|| hostile::make_everything_blocking(harmed))).await,
             "knocking" | "lingering" => hostile::knock(names, kind == "lingering", |_, _| harmed()),
             "replies" | "full-pipe" | "pipe-without-reader" | "tcp" | "locked-tcp" => {
                 hostile::stand_between(kind, harmed);
@@ -210,7 +199,7 @@ async fn calls(
     count: usize,
     bytes: usize,
     pause: Option<Duration>,
-    begun: impl Fn(),
+    begun: fn(),
 ) {
     let mut announce = true;
     loop {
@@ -273,6 +262,14 @@ fn hold_connections(address: &str) {
 
 /// Stops or kills this process after `life`.
 fn end_after(life: Duration, signal: Signal) {
-    std::thread::sleep(life);
-    kill_process(getpid(), signal).unwrap();
+    harmed();
+    spawn(move || {
+        std::thread::sleep(life);
+        kill_process(getpid(), signal).unwrap();
+    });
+}
+
+/// Runs `work` beside the calls.
+fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) {
+    std::thread::spawn(work);
 }
