@@ -4,10 +4,10 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::hint::black_box;
 
-use bytes::{BufMut, Bytes};
+use bytes::Bytes;
 use divan::Bencher;
 use tonic_rdma_verbs::memory::sites::{SHORTEST, SiteAllocator, SiteBuf, SitePlacement, SiteSettings, sent};
-use tonic_rdma_verbs::memory::trace::{AllocationTrace, TracingAllocator};
+use tonic_rdma_verbs::memory::trace::TracingAllocator;
 use tonic_rdma_verbs::memory::{Pool, Quota};
 
 /// Also serves the other benches here, at the cost that `trace_allocate` shows for `idle`.
@@ -96,8 +96,8 @@ fn sites_allocate(bencher: Bencher<'_, '_>, what: &str) {
             }));
         }),
         "never sent" => bencher.bench_local(|| {
-            let mut buffer = sites.with_capacity(black_box(SHORTEST));
-            buffer.put_bytes(1, SHORTEST);
+            let mut buffer = sites.allocate(black_box(SHORTEST));
+            buffer.fill(1);
             drop(buffer.freeze());
         }),
         "sent" => bencher.bench_local(|| {
@@ -122,7 +122,7 @@ fn sites_allocate(bencher: Bencher<'_, '_>, what: &str) {
 /// - `placed`: in an execution of a node that sends the allocation, in the pool.
 #[divan::bench(args = ["system", "idle", "live", "traced", "placed"])]
 fn trace_allocate(bencher: Bencher<'_, '_>, what: &str) {
-    let trace = AllocationTrace::new(1 << 30).expect("this program has the allocator");
+    let trace = SiteAllocator::tracing(1 << 30).expect("this program has the allocator");
     let mut live: Vec<Vec<u8>> = Vec::with_capacity(1000);
     match what {
         "live" => {
@@ -152,7 +152,7 @@ fn trace_allocate(bencher: Bencher<'_, '_>, what: &str) {
 /// An execution of a node that allocates nothing, and the look-up of bytes that are sent, among 1000 live allocations.
 #[divan::bench(args = ["enter", "crossed"])]
 fn trace_calls(bencher: Bencher<'_, '_>, what: &str) {
-    let trace = AllocationTrace::new(1 << 30).expect("this program has the allocator");
+    let trace = SiteAllocator::tracing(1 << 30).expect("this program has the allocator");
     let mut live: Vec<Vec<u8>> = Vec::with_capacity(1000);
     let execution = trace.enter(0);
     live.extend((0..1000).map(|_| vec![1; 100]));

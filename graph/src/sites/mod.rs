@@ -20,7 +20,7 @@ mod tests;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
-use tonic_rdma::memory::trace::{AllocationTrace, NodeScope, TraceReport};
+use tonic_rdma::memory::sites::{NodeScope, SiteAllocator, SiteReport};
 use tonic_rdma_tensor::{Tensor, TensorSpec};
 
 use crate::dataflow::{KernelError, NodeId, Topology, Value};
@@ -30,7 +30,7 @@ use crate::placement::{Crossing, CrossingId};
 #[derive(Debug)]
 pub struct NodeSites {
     /// `None` if the global allocator of the program does not trace.
-    trace: Option<AllocationTrace>,
+    trace: Option<SiteAllocator>,
     nodes: usize,
     crossings: Mutex<Vec<SeenCrossing>>,
 }
@@ -122,7 +122,7 @@ impl NodeSites {
     /// # }
     /// ```
     pub fn new(graph: &Topology, limit_bytes: u64) -> Self {
-        Self { trace: AllocationTrace::new(limit_bytes).ok(), ..Self::untraced(graph) }
+        Self { trace: SiteAllocator::tracing(limit_bytes).ok(), ..Self::untraced(graph) }
     }
 
     /// Makes a table that counts crossing tensors, and knows no sites.
@@ -194,8 +194,8 @@ impl NodeSites {
 
     /// Returns what the allocator has learnt and placed, or `None` if it does not take part. The nodes of the report are numbered as those
     /// of the graph. Receives have the numbers after them.
-    pub fn report(&self) -> Option<TraceReport> {
-        self.trace.as_ref().map(AllocationTrace::report)
+    pub fn report(&self) -> Option<SiteReport> {
+        self.trace.as_ref().map(SiteAllocator::report)
     }
 
     fn begin(&self, allocating: Allocating) -> Entered {

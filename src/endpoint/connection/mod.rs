@@ -33,7 +33,7 @@ use super::messages::traffic::Messages;
 use super::polling::Participant;
 use super::tuner::{Chooser, Explanation};
 use crate::protocol::{self, AbortCode};
-use tonic_rdma_verbs::internal::{lock, sent_slices, wake_all};
+use tonic_rdma_verbs::internal::{has_unsent, lock, sent_slices, wake_all};
 use tonic_rdma_verbs::{ProtectionDomain, QueuePairNumber, WorkCompletion};
 
 pub(super) use self::state::{Limits, Stage};
@@ -156,7 +156,9 @@ impl Connection {
         state.check_writable()?;
         match state.write(slices, &self.counters, Instant::now()) {
             Ok(Some(written)) => {
-                sent_slices(slices, written);
+                if has_unsent() {
+                    sent_slices(slices, written);
+                }
                 state.chooser.written(written);
                 Poll::Ready(Ok(written))
             }

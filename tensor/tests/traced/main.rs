@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use support::Content;
 use tonic_rdma::Config;
-use tonic_rdma::memory::trace::{AllocationTrace, TracingAllocator};
+use tonic_rdma::memory::sites::SiteAllocator;
+use tonic_rdma::memory::trace::TracingAllocator;
 use tonic_rdma_tensor::{
     Channel, Dtype, DynamicReceiver, DynamicSender, RdmaDevice, SentCounts, Shape, StaticReceiver,
     StaticSender, Tensor, TensorSpec,
@@ -34,7 +35,7 @@ impl AsRef<[u8]> for EngineTensor {
 
 impl EngineTensor {
     /// Executes a node whose kernel computes a tensor of `bytes` bytes.
-    fn compute(trace: &AllocationTrace, node: u32, seed: u64, bytes: u64) -> Self {
+    fn compute(trace: &SiteAllocator, node: u32, seed: u64, bytes: u64) -> Self {
         let _execution = trace.enter(node);
         let mut scratch = vec![0_u8; 1234];
         scratch.fill(seed as u8);
@@ -55,8 +56,8 @@ fn spec(bytes: u64) -> TensorSpec {
     TensorSpec::new(Dtype::U8, Shape::new(&[bytes]).unwrap()).unwrap()
 }
 
-fn trace() -> AllocationTrace {
-    AllocationTrace::new(64 << 20).unwrap()
+fn trace() -> SiteAllocator {
+    SiteAllocator::tracing(64 << 20).unwrap()
 }
 
 /// Two devices, and a channel from the second one to the first one.
@@ -191,7 +192,7 @@ async fn a_tensor_is_freed_after_its_link_has_ended() {
         assert!(Instant::now() < deadline, "the tensor is not freed");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    assert_eq!(trace.report().in_use, 0);
+    assert_eq!(trace.report().pool.leased_send, 0);
 }
 
 #[tokio::test]

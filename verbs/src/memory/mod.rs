@@ -64,6 +64,6 @@ pub(crate) mod machinery {
     pub use super::pool::find_sendable;
     pub use super::region::{Grant, LentRegion, RegionLoan, RemotePlace};
     pub use super::registrations::{LocalRegistrations, SlabRegistrations};
-    pub use super::sites::unsent::sent_slices;
-    pub use super::trace::handle::find_traced;
+    pub use super::sites::buffer::{has_unsent, sent_slices};
+    pub use super::sites::handle::find_traced;
 }

@@ -2,6 +2,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use tonic_rdma_verbs::memory::sites::{PlacementReason, Site, SitePlacement};
+
 use super::{execute, is_placed, site, trace};
 
 #[test]
@@ -16,13 +18,17 @@ fn the_first_execution_is_traced_and_later_ones_are_placed() {
         assert!(sent.iter().all(|&byte| byte == execution));
     }
     let report = trace.report();
-    assert_eq!((report.placed, report.refused, report.in_use), (4, 0, 0));
+    assert_eq!((report.placed, report.refused, report.pool.leased_send), (4, 0, 0));
     let [sent] = &report.sites[..] else { panic!("{report}") };
-    assert_eq!((Some(sent.site), sent.bytes, sent.sent, sent.registered), (site(3, 1), 5000, 5, 4));
-    assert!(
-        report.to_string().contains("allocation 1 of node 3: 5000 bytes, sent 5 times, 4 times"),
-        "{report}"
+    assert_eq!(Some(&sent.site), site(3, 1).map(Site::Node).as_ref());
+    assert_eq!((sent.buffers, sent.bytes, sent.sent, sent.registered), (5, 25_000, 5, 4));
+    assert_eq!(
+        (sent.placement, sent.why),
+        (SitePlacement::Registered, PlacementReason::Sent { iteration: 1 })
     );
+    let line =
+        "registered         5     25000 B         5           4  allocation 1 of node 3: sent in iteration 1";
+    assert!(report.to_string().contains(line), "{report}");
 }
 
 #[test]
@@ -56,7 +62,7 @@ fn a_part_of_an_allocation_counts() {
     let again = execute(&trace, 0, kernel);
     let crossed = trace.crossed(&again[100..200]);
     assert_eq!((crossed.site, crossed.registered), (site(0, 0), true));
-    assert_eq!(trace.report().sites[0].bytes, 10_000, "of the allocation");
+    assert_eq!(trace.report().sites[0].bytes, 20_000, "of both allocations");
 }
 
 #[test]

@@ -7,7 +7,8 @@ mod model;
 mod threads;
 
 use bytes::Bytes;
-use tonic_rdma_verbs::memory::trace::{AllocationTrace, NodeSite, TracingAllocator};
+use tonic_rdma_verbs::memory::sites::{NodeSite, SiteAllocator};
+use tonic_rdma_verbs::memory::trace::TracingAllocator;
 
 #[cfg(not(feature = "allocator"))]
 #[global_allocator]
@@ -20,12 +21,12 @@ static ALLOCATOR: TracingAllocator<tonic_rdma_verbs::allocator::Chosen> =
     TracingAllocator::new(tonic_rdma_verbs::allocator::Chosen);
 
 /// Makes a trace with a pool that is large enough for a test.
-fn trace() -> AllocationTrace {
-    AllocationTrace::new(256 << 20).unwrap()
+fn trace() -> SiteAllocator {
+    SiteAllocator::tracing(256 << 20).unwrap()
 }
 
 /// Executes `node`.
-fn execute<T>(trace: &AllocationTrace, node: u32, kernel: impl FnOnce() -> T) -> T {
+fn execute<T>(trace: &SiteAllocator, node: u32, kernel: impl FnOnce() -> T) -> T {
     let _execution = trace.enter(node);
     kernel()
 }

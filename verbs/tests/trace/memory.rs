@@ -4,7 +4,7 @@ use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, realloc};
 
 use tonic_rdma_verbs::internal::find_traced;
 use tonic_rdma_verbs::memory::Pool;
-use tonic_rdma_verbs::memory::trace::AllocationTrace;
+use tonic_rdma_verbs::memory::sites::SiteAllocator;
 
 use super::{execute, is_placed, shared, site, trace};
 
@@ -23,7 +23,7 @@ fn a_vector_that_grows_keeps_its_content_and_its_site() {
         assert_eq!((crossed.site, crossed.registered), (site(0, 0), step > 1));
         assert!(sent.iter().zip(0..).all(|(&byte, number)| byte == number as u8));
         drop(sent);
-        assert_eq!(trace.report().in_use, 0);
+        assert_eq!(trace.report().pool.leased_send, 0);
     }
 }
 
@@ -50,7 +50,7 @@ fn a_vector_that_grows_and_shrinks_outside_of_executions_keeps_its_content() {
     }
     assert!(!is_placed(&vector), "a piece is not kept for a small part of it");
     drop(vector);
-    assert_eq!(trace.report().in_use, 0);
+    assert_eq!(trace.report().pool.leased_send, 0);
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn every_alignment_is_kept() {
             }
         }
     }
-    assert_eq!(trace.report().in_use, 0);
+    assert_eq!(trace.report().pool.leased_send, 0);
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn a_freed_address_is_not_mistaken_for_the_next_allocation_at_it() {
 
 #[test]
 fn a_full_pool_leaves_the_memory_on_the_heap_and_counts_it() {
-    let trace = AllocationTrace::new(1 << 20).unwrap();
+    let trace = SiteAllocator::tracing(1 << 20).unwrap();
     let kernel = || [1_u8, 2, 3].map(|byte| vec![byte; 400_000]);
     execute(&trace, 0, kernel)
         .iter()
@@ -147,7 +147,7 @@ fn a_full_pool_leaves_the_memory_on_the_heap_and_counts_it() {
         assert!(bytes.iter().all(|&byte| byte == value));
     }
     let report = trace.report();
-    assert_eq!((report.placed, report.refused, report.limit), (2, 1, 1 << 20));
+    assert_eq!((report.placed, report.refused, trace.pool().settings().send_quota), (2, 1, 1 << 20));
     assert!(
         report.refusal.as_ref().is_some_and(|refusal| refusal.contains("send quota exhausted")),
         "{report}"
@@ -155,7 +155,7 @@ fn a_full_pool_leaves_the_memory_on_the_heap_and_counts_it() {
     drop(tensors);
     assert_eq!(execute(&trace, 0, kernel).each_ref().map(|bytes| is_placed(bytes)), [true, true, false]);
 
-    let nothing = AllocationTrace::new(0).unwrap();
+    let nothing = SiteAllocator::tracing(0).unwrap();
     for _ in 0..3 {
         let sent = execute(&nothing, 0, || vec![1_u8; 100]);
         assert_eq!((nothing.crossed(&sent).site, nothing.crossed(&sent).registered), (site(0, 0), false));
@@ -183,7 +183,7 @@ fn a_lease_keeps_the_owner_and_names_exactly_the_bytes() {
     trace.crossed(&execute(&trace, 0, kernel));
     assert!(find_traced(&shared(vec![1; 100])).is_none());
     let bytes = shared(execute(&trace, 0, kernel));
-    let (address, piece) = (bytes.as_ptr(), trace.report().in_use);
+    let (address, piece) = (bytes.as_ptr(), trace.report().pool.leased_send);
     let lease = find_traced(&bytes.slice(100..9000)).unwrap();
     drop(bytes);
     assert_eq!((lease.as_ptr(), lease.len()), (address.wrapping_add(100), 8900));
@@ -193,9 +193,9 @@ fn a_lease_keeps_the_owner_and_names_exactly_the_bytes() {
     let lease = lease.try_into_buffer().unwrap_err();
     assert!(lease.segment_of(0..8901).is_err());
     drop(lease);
-    assert_eq!((trace.report().in_use, part[0]), (piece, 150), "a part keeps the owner");
+    assert_eq!((trace.report().pool.leased_send, part[0]), (piece, 150), "a part keeps the owner");
     drop(part);
-    assert_eq!(trace.report().in_use, 0);
+    assert_eq!(trace.report().pool.leased_send, 0);
 }
 
 #[test]

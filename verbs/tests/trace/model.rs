@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
-use tonic_rdma_verbs::memory::trace::{AllocationTrace, NodeSite};
+use tonic_rdma_verbs::memory::sites::{NodeSite, SiteAllocator};
 
 use super::{execute, trace};
 
@@ -68,7 +68,7 @@ struct Node {
 }
 
 struct Model<'t> {
-    trace: &'t AllocationTrace,
+    trace: &'t SiteAllocator,
     live: Vec<Allocation>,
     nodes: BTreeMap<u32, Node>,
     value: u8,
@@ -185,6 +185,6 @@ proptest! {
         let sites: usize = model.nodes.values().map(|node| node.ordinals.len()).sum();
         model.live.clear();
         let report = trace.report();
-        assert_eq!((report.sites.len(), report.in_use, report.refused), (sites, 0, 0));
+        assert_eq!((report.sites.len(), report.pool.leased_send, report.refused), (sites, 0, 0));
     }
 }

@@ -1,126 +1,131 @@
-//! The buffer of an allocation site, in registered memory or on the heap.
+//! The buffer of an allocation site, in registered memory or on the heap, and the look-up of sent slices.
 
+use std::alloc::Layout;
 use std::fmt;
-use std::io;
+use std::io::IoSlice;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use bytes::buf::UninitSlice;
-use bytes::{BufMut, Bytes};
+use bytes::Bytes;
 
-use super::record::SiteRecord;
-use super::report::SitePlacement;
-use super::unsent::{self, SHORTEST};
-use crate::memory::pieces::{Lease, RegisteredBuf};
+use super::report::{Site, SitePlacement};
+use super::table::{SHORTEST, SiteTable};
+use crate::memory::index::AddressIndex;
+use crate::memory::pieces::RegisteredBuf;
 
-/// A buffer of a [`SiteAllocator`](super::SiteAllocator). The program writes to it as a slice, or appends up to its fixed
-/// capacity, then calls [`freeze`](Self::freeze) and sends. No alignment is promised.
+/// A site, and the table that it belongs to.
+type SiteOf = (Arc<SiteTable>, Site);
+
+/// The frozen buffers of all allocators that were not sent yet, because a connection does not know the allocators. A buffer is
+/// removed when it is first sent, so that its other slices cost almost nothing, or when it is freed.
+static UNSENT: AddressIndex<SiteOf> = AddressIndex::new();
+
+/// Reports that `bytes` were sent. If they lie in a frozen buffer of a [`SiteAllocator`](super::SiteAllocator), the site of
+/// the buffer counts as sending. Programs with their own transport call this. Connections of tonic-rdma report by
+/// themselves.
+///
+/// The call costs one relaxed load while no frozen buffer is unsent, three loads for an address below or above all such
+/// buffers, and a short lock otherwise.
+///
+/// ```
+/// use tonic_rdma_verbs::memory::Pool;
+/// use tonic_rdma_verbs::memory::sites::{SiteAllocator, SiteSettings, sent};
+///
+/// let sites = SiteAllocator::new(Pool::for_sending(1 << 30), SiteSettings::default());
+/// let payload = sites.allocate(1 << 20).freeze();
+/// // A transport of your own has written the first half:
+/// sent(&payload[..1 << 19]);
+/// assert_eq!(sites.report().sites[0].sent, 1);
+/// ```
+#[inline]
+pub fn sent(bytes: &[u8]) {
+    if bytes.len() >= SHORTEST
+        && has_unsent()
+        && let Some((table, site)) = UNSENT.take(bytes.as_ptr() as usize, bytes.len())
+    {
+        table.sent(&site, Layout::for_value(bytes));
+    }
+}
+
+/// Returns whether a frozen buffer of any allocator was not sent yet. Takes one relaxed load.
+#[inline]
+pub fn has_unsent() -> bool {
+    UNSENT.len() > 0
+}
+
+/// Reports that the first `taken` bytes of `slices` were sent.
+pub fn sent_slices(slices: &[IoSlice<'_>], mut taken: usize) {
+    for slice in slices {
+        let part = slice.len().min(taken);
+        sent(&slice[..part]);
+        taken -= part;
+    }
+}
+
+/// A buffer of a [`SiteAllocator`](super::SiteAllocator). The program fills it as a slice, then calls [`freeze`](Self::freeze)
+/// and sends. No alignment is promised. To append, write to `&mut buffer[..]`, which is a [`BufMut`](bytes::BufMut) and a
+/// [`Write`](std::io::Write), and [`truncate`](Self::truncate) the buffer.
 ///
 /// All functions work alike on the heap and in registered memory. Write only bytes to be sent into the buffers of a sending
 /// site: if the pool has its own protection domain, the peers of that domain may be able to read the bytes.
 pub struct SiteBuf {
-    memory: BufferMemory,
-    capacity: usize,
-    record: Option<Arc<SiteRecord>>,
+    pub(super) memory: BufferMemory,
+    /// `None` if the buffer is not traced.
+    pub(super) site: Option<SiteOf>,
 }
 
-enum BufferMemory {
+pub(super) enum BufferMemory {
     Heap(Vec<u8>),
-    /// The buffer, and the number of bytes that are filled.
-    Registered(RegisteredBuf, usize),
+    Registered(RegisteredBuf),
 }
 
 impl SiteBuf {
-    /// Makes a buffer on the heap. `content` has room for `capacity` bytes.
-    pub(super) fn heap(content: Vec<u8>, capacity: usize, record: Option<Arc<SiteRecord>>) -> Self {
-        debug_assert!(content.len() <= capacity && capacity <= content.capacity());
-        Self { memory: BufferMemory::Heap(content), capacity, record }
-    }
-
-    /// Makes a buffer in registered memory, whose first `length` bytes count as filled.
-    pub(super) fn registered(buffer: RegisteredBuf, length: usize, record: Option<Arc<SiteRecord>>) -> Self {
-        let capacity = buffer.len();
-        Self { memory: BufferMemory::Registered(buffer, length.min(capacity)), capacity, record }
-    }
-
     /// Returns the place of the buffer: the heap or registered memory.
     pub fn placement(&self) -> SitePlacement {
         match self.memory {
             BufferMemory::Heap(_) => SitePlacement::Heap,
-            BufferMemory::Registered(..) => SitePlacement::Registered,
+            BufferMemory::Registered(_) => SitePlacement::Registered,
         }
     }
 
-    /// Returns the number of bytes that the buffer can hold.
-    pub fn capacity(&self) -> usize {
-        self.capacity
-    }
-
-    /// Shortens the content to `length` bytes. Does nothing if the content is not longer.
+    /// Shortens the buffer to `length` bytes. Does nothing if the buffer is not longer.
     pub fn truncate(&mut self, length: usize) {
         match &mut self.memory {
             BufferMemory::Heap(content) => content.truncate(length),
-            BufferMemory::Registered(_, filled) => *filled = length.min(*filled),
+            BufferMemory::Registered(buffer) => buffer.truncate(length),
         }
     }
 
     /// Makes the content immutable and shareable. From now on the site counts as sending if a connection sends the content
     /// or a slice of it. When the last reference is dropped, the memory is freed or returns to the pool.
     pub fn freeze(self) -> Bytes {
-        let frozen = match self.memory {
-            BufferMemory::Heap(content) => FrozenMemory::Heap(content),
-            BufferMemory::Registered(mut buffer, filled) => {
-                buffer.truncate(filled);
-                FrozenMemory::Registered(buffer.into_lease())
-            }
+        let content = match self.memory {
+            BufferMemory::Heap(content) => Bytes::from(content),
+            BufferMemory::Registered(buffer) => buffer.freeze(),
         };
-        match (self.record, frozen) {
-            (Some(record), frozen) if frozen.as_ref().len() >= SHORTEST => {
-                Bytes::from_owner(TracedBuffer::new(frozen, record))
+        match self.site {
+            Some(site) if content.len() >= SHORTEST => {
+                UNSENT.insert(content.as_ptr() as usize, content.len(), site);
+                Bytes::from_owner(TracedContent(content))
             }
-            (_, FrozenMemory::Heap(content)) => content.into(),
-            (_, FrozenMemory::Registered(lease)) => lease.into(),
+            _ => content,
         }
     }
 }
 
-/// Content that is not written to any more.
-enum FrozenMemory {
-    Heap(Vec<u8>),
-    Registered(Lease),
-}
+/// Content that is in the index of unsent buffers until it is sent or dropped.
+struct TracedContent(Bytes);
 
-impl AsRef<[u8]> for FrozenMemory {
+impl AsRef<[u8]> for TracedContent {
     fn as_ref(&self) -> &[u8] {
-        match self {
-            Self::Heap(content) => content,
-            Self::Registered(lease) => lease,
-        }
+        &self.0
     }
 }
 
-/// A frozen buffer that is in the index of unsent buffers until it is sent or dropped.
-struct TracedBuffer {
-    frozen: FrozenMemory,
-}
-
-impl TracedBuffer {
-    fn new(frozen: FrozenMemory, record: Arc<SiteRecord>) -> Self {
-        unsent::insert(frozen.as_ref(), record);
-        Self { frozen }
-    }
-}
-
-impl AsRef<[u8]> for TracedBuffer {
-    fn as_ref(&self) -> &[u8] {
-        self.frozen.as_ref()
-    }
-}
-
-impl Drop for TracedBuffer {
+impl Drop for TracedContent {
     fn drop(&mut self) {
         // The buffer leaves the index before the memory is freed, because the memory may become another buffer at once.
-        unsent::remove(self.as_ref().as_ptr());
+        drop(UNSENT.remove(self.0.as_ptr() as usize));
     }
 }
 
@@ -130,7 +135,7 @@ impl Deref for SiteBuf {
     fn deref(&self) -> &[u8] {
         match &self.memory {
             BufferMemory::Heap(content) => content,
-            BufferMemory::Registered(buffer, filled) => &buffer[..*filled],
+            BufferMemory::Registered(buffer) => buffer,
         }
     }
 }
@@ -139,62 +144,8 @@ impl DerefMut for SiteBuf {
     fn deref_mut(&mut self) -> &mut [u8] {
         match &mut self.memory {
             BufferMemory::Heap(content) => content,
-            BufferMemory::Registered(buffer, filled) => &mut buffer[..*filled],
+            BufferMemory::Registered(buffer) => buffer,
         }
-    }
-}
-
-// SAFETY:
-// - `chunk_mut` is the memory after the filled bytes, up to the capacity, and `remaining_mut` is its length.
-// - `advance_mut` counts as filled the bytes that the caller has initialised, and never more than remain.
-unsafe impl BufMut for SiteBuf {
-    fn remaining_mut(&self) -> usize {
-        self.capacity - self.len()
-    }
-
-    unsafe fn advance_mut(&mut self, count: usize) {
-        let room = self.remaining_mut();
-        assert!(count <= room, "advanced by {count} bytes where {room} were left");
-        match &mut self.memory {
-            // SAFETY:
-            // - The new length is at most `capacity`, which the vector has, because `count` is at most the rest.
-            // - The bytes are initialised, as the caller promises for the chunk.
-            BufferMemory::Heap(content) => unsafe { content.set_len(content.len() + count) },
-            BufferMemory::Registered(_, filled) => *filled += count,
-        }
-    }
-
-    fn chunk_mut(&mut self) -> &mut UninitSlice {
-        let room = self.remaining_mut();
-        match &mut self.memory {
-            BufferMemory::Heap(content) => UninitSlice::uninit(&mut content.spare_capacity_mut()[..room]),
-            BufferMemory::Registered(buffer, filled) => UninitSlice::new(&mut buffer[*filled..]),
-        }
-    }
-}
-
-impl io::Write for SiteBuf {
-    /// Appends as many bytes as there is room for.
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let count = bytes.len().min(self.remaining_mut());
-        self.put_slice(&bytes[..count]);
-        Ok(count)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl AsRef<[u8]> for SiteBuf {
-    fn as_ref(&self) -> &[u8] {
-        self
-    }
-}
-
-impl AsMut<[u8]> for SiteBuf {
-    fn as_mut(&mut self) -> &mut [u8] {
-        self
     }
 }
 
@@ -206,13 +157,6 @@ impl From<SiteBuf> for Bytes {
 
 impl fmt::Debug for SiteBuf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "SiteBuf({:p}, {} of {} bytes, {})",
-            self.as_ptr(),
-            self.len(),
-            self.capacity,
-            self.placement()
-        )
+        write!(f, "SiteBuf({:p}, {} bytes, {})", self.as_ptr(), self.len(), self.placement())
     }
 }

@@ -58,7 +58,7 @@
 //! # Cost
 //!
 //! An allocation holds a lock while it looks up its site. This costs some 120 ns more than the memory itself. A slice that
-//! is written costs one atomic load while no frozen buffer is unsent, and otherwise a look-up by address of some 15 ns.
+//! is written costs one relaxed load while no frozen buffer is unsent, and otherwise a look-up by address of some 15 ns.
 //! (Measured with `cargo bench --bench memory_pool -- sites`.)
 //!
 //! # Limits
@@ -72,16 +72,17 @@
 //! - Lack of registered memory is not an error. The buffer is then on the heap, and the report counts such buffers.
 //! - This module does not send, and does not decide which buffers are sent.
 
-mod allocator;
-mod buffer;
-mod record;
+pub(super) mod buffer;
+pub(super) mod handle;
+pub(super) mod live;
 mod report;
-mod table;
+pub(super) mod table;
 #[cfg(test)]
 mod tests;
-pub(super) mod unsent;
+pub(super) mod thread;
 
-pub use allocator::{SiteAllocator, SiteSettings};
-pub use buffer::SiteBuf;
-pub use report::{PlacementReason, Site, SitePlacement, SiteReport, SiteStatus};
-pub use unsent::{SHORTEST, sent};
+pub use buffer::{SiteBuf, sent};
+pub use handle::{Crossed, SiteAllocator, TraceError};
+pub use report::{NodeSite, PlacementReason, Site, SitePlacement, SiteReport, SiteStatus};
+pub use table::{SHORTEST, SiteSettings};
+pub use thread::NodeScope;

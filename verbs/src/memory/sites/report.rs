@@ -4,8 +4,11 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
+use crate::memory::PoolStatistics;
+use crate::units::size;
+
 /// A place where a program allocates.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Site {
     /// A place in the source.
     Location(&'static Location<'static>),
@@ -16,6 +19,17 @@ pub enum Site {
         /// Number of earlier allocations under that name in an iteration.
         ordinal: usize,
     },
+    /// A node of a graph ([`trace`](crate::memory::trace)).
+    Node(NodeSite),
+}
+
+/// The allocation of a node that comes after `ordinal` other allocations of the same execution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeSite {
+    /// The node, by the number that the program gave to [`SiteAllocator::enter`](super::SiteAllocator::enter).
+    pub node: u32,
+    /// Number of allocations that the execution of the node has made before, from 0.
+    pub ordinal: u32,
 }
 
 impl fmt::Display for Site {
@@ -23,6 +37,7 @@ impl fmt::Display for Site {
         match self {
             Self::Location(location) => location.fmt(f),
             Self::Named { name, ordinal } => write!(f, "{name}#{ordinal}"),
+            Self::Node(NodeSite { node, ordinal }) => write!(f, "allocation {ordinal} of node {node}"),
         }
     }
 }
@@ -83,7 +98,7 @@ impl fmt::Display for PlacementReason {
     }
 }
 
-/// The status of one site since the allocator was made.
+/// The status of one site since it was first seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SiteStatus {
@@ -93,84 +108,65 @@ pub struct SiteStatus {
     pub placement: SitePlacement,
     /// Reason for the placement.
     pub why: PlacementReason,
-    /// Number of allocated buffers, without those that were too short.
+    /// Number of allocated buffers, without those that were too short. For the site of a node: the first allocation that was
+    /// sent, and the later ones.
     pub buffers: u64,
     /// Bytes of these buffers.
     pub bytes: u64,
     /// Number of buffers that were too short for registered memory.
     pub short: u64,
-    /// Number of buffers that were sent.
+    /// Number of buffers that were sent. For the site of a node: number of times that its memory was sent.
     pub sent: u64,
     /// Number of buffers in registered memory.
     pub registered: u64,
     /// Number of buffers that should be in registered memory, but the pool had none for them.
     pub refused: u64,
-    /// Reason of the last refusal by the pool, with advice.
-    pub refusal: Option<String>,
 }
 
-/// All sites of an allocator. The sites with the most bytes come first.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// All sites of a handle. The sites with the most bytes come first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SiteReport {
-    /// Number of the current iteration, from 1.
+    /// Number of the current iteration, from 1. A trace of a graph has one iteration.
     pub iteration: u64,
-    /// Number of buffers of sites beyond the limit.
-    pub untracked: u64,
-    /// The sites.
+    /// The sites. Sites of nodes are listed once their memory was sent.
     pub sites: Vec<SiteStatus>,
-}
-
-impl SiteReport {
-    /// Makes a report, and sorts the sites.
-    pub(super) fn new(iteration: u64, untracked: u64, mut sites: Vec<SiteStatus>) -> Self {
-        sites.sort_by_key(|site| std::cmp::Reverse(site.bytes));
-        Self { iteration, untracked, sites }
-    }
+    /// Number of buffers of sites beyond the limit; for nodes, the number of times that memory of such sites was sent. These
+    /// sites stay on the heap.
+    pub untracked: u64,
+    /// Number of allocations that were placed in the pool.
+    pub placed: u64,
+    /// Number of allocations that should be in the pool, but the pool had no memory for them. They are on the heap.
+    pub refused: u64,
+    /// Reason of the last refusal by the pool, with advice.
+    pub refusal: Option<String>,
+    /// The numbers of the pool. [`leased_send`](PoolStatistics::leased_send) are the bytes in use.
+    pub pool: PoolStatistics,
 }
 
 /// Writes a table with a line for each site.
 impl fmt::Display for SiteReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "in iteration {}, {} sites", self.iteration, self.sites.len())?;
-        writeln!(
-            f,
-            "{:<10}  {:>8}  {:>10}  {:>8}  {:>10}  site: why",
-            "placement", "buffers", "bytes", "sent", "registered"
-        )?;
-        for site in &self.sites {
+        writeln!(f, "placement    buffers       bytes      sent  registered  site: why")?;
+        for status in &self.sites {
+            let SiteStatus { site, placement, why, buffers, bytes, sent, registered, refused, .. } = status;
+            let bytes = size(*bytes);
             write!(
                 f,
-                "{:<10}  {:>8}  {:>10}  {:>8}  {:>10}  {}: {}",
-                site.placement,
-                site.buffers,
-                HumanBytes(site.bytes).to_string(),
-                site.sent,
-                site.registered,
-                site.site,
-                site.why
+                "{placement:<10}  {buffers:>8}  {bytes:>10}  {sent:>8}  {registered:>10}  {site}: {why}"
             )?;
-            if let Some(refusal) = &site.refusal {
-                write!(f, "; {} on the heap for lack of memory: {refusal}", site.refused)?;
+            if *refused > 0 {
+                write!(f, "; {refused} on the heap for lack of memory")?;
             }
             writeln!(f)?;
+        }
+        if let Some(refusal) = &self.refusal {
+            writeln!(f, "last lack of memory: {refusal}")?;
         }
         if self.untracked > 0 {
             writeln!(f, "{} buffers of further sites, on the heap", self.untracked)?;
         }
         Ok(())
-    }
-}
-
-/// A number of bytes, displayed with a unit.
-struct HumanBytes(u64);
-
-impl fmt::Display for HumanBytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-        let unit = (self.0.max(1).ilog2() / 10).min(4);
-        let value = self.0 as f64 / f64::from(1_u32 << 10).powi(unit as i32);
-        let digits = usize::from(unit > 0);
-        write!(f, "{value:.digits$} {}", UNITS[unit as usize])
     }
 }

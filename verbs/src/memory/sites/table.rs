@@ -1,93 +1,299 @@
-//! The sites of an allocator.
+//! The sites of a handle: what is known of each of them, and the decision where its next memory is placed.
+//!
+//! Both fronts use it: the handle of a program ([`SiteAllocator`](super::SiteAllocator)), and the global allocator of a graph
+//! ([`trace`](crate::memory::trace)). The latter calls it in a pause, because the functions here allocate.
 
-use std::collections::HashMap;
-use std::panic::Location;
-use std::sync::Arc;
+use std::alloc::Layout;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::record::SiteRecord;
-use super::report::Site;
+use super::report::{NodeSite, PlacementReason, Site, SitePlacement, SiteReport, SiteStatus};
+use crate::memory::PoolError;
+use crate::memory::pool::held::HeldPiece;
+use crate::memory::pool::{Pool, Purpose};
+use crate::memory::settings::Quota;
+use crate::sync::lock;
 
-/// The sites of an allocator by location and by name, and its current iteration.
-#[derive(Debug)]
-pub(super) struct SiteTable {
-    located: HashMap<&'static Location<'static>, Arc<SiteRecord>>,
-    named: HashMap<Arc<str>, NamedSites>,
-    records: Vec<Arc<SiteRecord>>,
-    limit: usize,
-    pub(super) iteration: u64,
-    /// Number of buffers of sites beyond the limit.
-    pub(super) untracked: u64,
+/// Maximum number of layouts by which the allocations of one node are recognised.
+const LAYOUTS: usize = 16;
+
+/// The alignment of every piece of a pool, see `size_class`.
+const PIECE_ALIGNMENT: usize = 128;
+
+/// The largest alignment that is placed in the pool.
+const LARGEST_ALIGNMENT: usize = 2 << 20;
+
+/// Length in bytes of the shortest slice or buffer that is traced. Connections copy shorter ones.
+pub const SHORTEST: usize = 4096;
+
+/// Settings of a [`SiteAllocator`](super::SiteAllocator).
+///
+/// ```
+/// use tonic_rdma_verbs::memory::sites::SiteSettings;
+///
+/// // Only buffers of 64 KiB and more are worth registered memory; a site goes back to the heap after two idle iterations.
+/// let settings = SiteSettings { minimum: 64 << 10, patience: 2, ..SiteSettings::default() };
+/// # assert_eq!(settings.sites, 1 << 16);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SiteSettings {
+    /// Length of the shortest buffer that is placed in registered memory, in bytes, at least [`SHORTEST`]. Shorter buffers
+    /// of every site are on the heap. Default: [`SHORTEST`].
+    pub minimum: usize,
+    /// Number of iterations after which an idle site goes back to the heap; at least 1. An idle site allocates buffers, but
+    /// sends none of them. Iterations in which the site does not allocate do not count. Default: 8.
+    pub patience: u32,
+    /// Maximum number of sites. Buffers of further sites are on the heap and counted as untracked. Default: 65 536, for
+    /// which the allocator needs some 20 MB.
+    pub sites: usize,
 }
 
-/// The sites of one name: one for each allocation of an iteration, in the order of the allocations.
-#[derive(Debug, Default)]
-struct NamedSites {
-    /// Index of the site of the next allocation.
-    next: usize,
-    records: Vec<Arc<SiteRecord>>,
+impl Default for SiteSettings {
+    fn default() -> Self {
+        Self { minimum: SHORTEST, patience: 8, sites: 1 << 16 }
+    }
+}
+
+/// The sites of one handle, and the pool for the memory of those that send.
+#[derive(Debug)]
+pub(in crate::memory) struct SiteTable {
+    pub(in crate::memory) settings: SiteSettings,
+    state: Mutex<SiteState>,
+}
+
+#[derive(Debug)]
+struct SiteState {
+    /// `None` once the handle is closed.
+    pool: Option<Pool>,
+    records: BTreeMap<Site, SiteRecord>,
+    /// Number of allocations under each name in this iteration.
+    ordinals: HashMap<Arc<str>, usize>,
+    /// The layouts that each node sent. A node may make fewer or more allocations in its first execution than later, because it
+    /// fills a cache. An allocation of a known layout is then placed although its ordinal has changed.
+    layouts: HashMap<u32, Vec<Layout>>,
+    /// The current iteration, and what is counted for all sites together.
+    totals: SiteReport,
+}
+
+/// A site: what users see of it, and the numbers at the last decision.
+#[derive(Debug)]
+struct SiteRecord {
+    status: SiteStatus,
+    /// Numbers of buffers and of sent buffers at the last decision.
+    decided: (u64, u64),
+    /// Number of iterations since the last sent buffer in which the site allocated, but sent nothing.
+    idle: u32,
+}
+
+/// Memory of the pool for an allocation.
+pub(in crate::memory) struct Place {
+    pub(in crate::memory) piece: HeldPiece,
+    /// The first address of the piece that has the alignment.
+    pub(in crate::memory) start: *mut u8,
 }
 
 impl SiteTable {
-    /// Makes an empty table for at most `limit` sites, in the first iteration.
-    pub(super) fn new(limit: usize) -> Self {
-        Self {
-            located: HashMap::new(),
-            named: HashMap::new(),
-            records: Vec::new(),
-            limit,
-            iteration: 1,
-            untracked: 0,
+    /// Makes an empty table, in the first iteration.
+    pub(in crate::memory) fn new(pool: Pool, settings: SiteSettings) -> Self {
+        let state = SiteState {
+            pool: Some(pool),
+            records: BTreeMap::new(),
+            ordinals: HashMap::new(),
+            layouts: HashMap::new(),
+            totals: SiteReport { iteration: 1, ..SiteReport::default() },
+        };
+        Self { settings, state: Mutex::new(state) }
+    }
+
+    /// Ends the use of the pool. Memory that was placed stays valid until it is freed.
+    pub(in crate::memory) fn close(&self) {
+        let mut state = self.lock();
+        let freed =
+            (state.pool.take(), std::mem::take(&mut state.records), std::mem::take(&mut state.layouts));
+        drop(state);
+        drop(freed);
+    }
+
+    /// Returns the site of the next allocation under `name` in this iteration.
+    pub(in crate::memory) fn named(&self, name: &str) -> Site {
+        let mut state = self.lock();
+        let ordinals = &mut state.ordinals;
+        let (name, ordinal) = match ordinals.get_key_value(name) {
+            Some((name, &ordinal)) => (Arc::clone(name), ordinal),
+            // The site is beyond the limit, too.
+            None if ordinals.len() >= self.settings.sites => {
+                return Site::Named { name: name.into(), ordinal: 0 };
+            }
+            None => (name.into(), 0),
+        };
+        ordinals.insert(Arc::clone(&name), ordinal + 1);
+        Site::Named { name, ordinal }
+    }
+
+    /// Returns whether a buffer of `length` bytes at `site` is traced: whether it is long enough, and the site is within the limit.
+    pub(in crate::memory) fn admits(&self, site: &Site, length: usize) -> bool {
+        let is_short = length < self.settings.minimum;
+        let mut state = self.lock();
+        let Some(record) = state.record(site, self.settings.sites) else { return false };
+        record.status.short += u64::from(is_short);
+        !is_short
+    }
+
+    /// Returns whether allocations of `node` may be placed.
+    pub(in crate::memory) fn places(&self, node: u32) -> bool {
+        self.lock().layouts.contains_key(&node)
+    }
+
+    /// Counts an allocation of `site`. Returns memory of the pool for it, if memory of the site was sent and the pool has room.
+    pub(in crate::memory) fn place(&self, site: &Site, layout: Layout) -> Option<Place> {
+        let mut state = self.lock();
+        let mut is_wanted = match site {
+            Site::Node(NodeSite { node, .. }) => {
+                state.layouts.get(node).is_some_and(|known| known.contains(&layout))
+            }
+            Site::Location(_) | Site::Named { .. } => false,
+        };
+        if let Some(SiteRecord { status, .. }) = state.records.get_mut(site) {
+            status.count(layout);
+            is_wanted |= status.placement == SitePlacement::Registered;
         }
-    }
-
-    /// Returns the site at a place of the source, or `None` if that would be one site too many.
-    pub(super) fn at(&mut self, location: &'static Location<'static>) -> Option<Arc<SiteRecord>> {
-        if let Some(record) = self.located.get(location) {
-            return Some(Arc::clone(record));
-        }
-        let record = self.add(|| Site::Location(location))?;
-        self.located.insert(location, Arc::clone(&record));
-        Some(record)
-    }
-
-    /// Returns the site of the next allocation under `name` in this iteration, or `None` if that would be one site too many.
-    pub(super) fn named(&mut self, name: &str) -> Option<Arc<SiteRecord>> {
-        if let Some(named) = self.named.get_mut(name)
-            && let Some(record) = named.records.get(named.next)
-        {
-            named.next += 1;
-            return Some(Arc::clone(record));
-        }
-        let shared: Arc<str> =
-            self.named.get_key_value(name).map_or_else(|| name.into(), |(key, _)| Arc::clone(key));
-        let ordinal = self.named.get(name).map_or(0, |named| named.records.len());
-        let record = self.add(|| Site::Named { name: Arc::clone(&shared), ordinal })?;
-        let named = self.named.entry(shared).or_default();
-        named.records.push(Arc::clone(&record));
-        named.next = named.records.len();
-        Some(record)
-    }
-
-    /// Ends the iteration.
-    pub(super) fn next_iteration(&mut self, patience: u32) {
-        self.records.iter().for_each(|record| record.learn(self.iteration, patience));
-        self.named.values_mut().for_each(|named| named.next = 0);
-        self.iteration += 1;
-    }
-
-    /// Returns all sites.
-    pub(super) fn records(&self) -> &[Arc<SiteRecord>] {
-        &self.records
-    }
-
-    /// Adds a site, unless there are too many.
-    fn add(&mut self, site: impl FnOnce() -> Site) -> Option<Arc<SiteRecord>> {
-        if self.records.len() >= self.limit {
-            self.untracked += 1;
+        if !is_wanted || layout.align() > LARGEST_ALIGNMENT {
             return None;
         }
-        let record = Arc::new(SiteRecord::new(site(), self.iteration));
-        self.records.push(Arc::clone(&record));
-        Some(record)
+        let pool = state.pool.clone()?;
+        // A pool that needs another slab makes system calls.
+        drop(state);
+        let place = obtain(&pool, layout);
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let record = state.records.get_mut(site).map(|record| &mut record.status);
+        match place {
+            Ok(place) => {
+                state.totals.placed += 1;
+                record.into_iter().for_each(|status| status.registered += 1);
+                Some(place)
+            }
+            Err(error) => {
+                state.totals.refused += 1;
+                state.totals.refusal = Some(error.to_string());
+                record.into_iter().for_each(|status| status.refused += 1);
+                None
+            }
+        }
     }
+
+    /// Notes that an allocation of `site` was sent. The decision for a node is made at once, because the next execution of the node
+    /// may belong to any step of the graph.
+    pub(in crate::memory) fn sent(&self, site: &Site, layout: Layout) {
+        let mut state = self.lock();
+        let iteration = state.totals.iteration;
+        let Some(record) = state.record(site, self.settings.sites) else { return };
+        record.status.sent += 1;
+        let Site::Node(NodeSite { node, .. }) = site else { return };
+        if record.status.sent == 1 {
+            record.status.count(layout);
+        }
+        record.decide(iteration, self.settings.patience);
+        let layouts = state.layouts.entry(*node).or_default();
+        if !layouts.contains(&layout) {
+            if layouts.len() == LAYOUTS {
+                layouts.remove(0);
+            }
+            layouts.push(layout);
+        }
+    }
+
+    /// Ends the iteration, and decides the place of each site's next buffers.
+    pub(in crate::memory) fn next_iteration(&self) {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let iteration = state.totals.iteration;
+        state.records.values_mut().for_each(|record| record.decide(iteration, self.settings.patience));
+        state.ordinals.values_mut().for_each(|ordinal| *ordinal = 0);
+        state.totals.iteration += 1;
+    }
+
+    /// Returns what is known of all sites.
+    pub(in crate::memory) fn report(&self) -> SiteReport {
+        let state = self.lock();
+        let mut sites: Vec<_> = state.records.values().map(|record| record.status.clone()).collect();
+        sites.sort_by_key(|status| std::cmp::Reverse(status.bytes));
+        let pool = state.pool.as_ref().map(Pool::statistics).unwrap_or_default();
+        SiteReport { sites, pool, ..state.totals.clone() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, SiteState> {
+        lock(&self.state)
+    }
+}
+
+impl SiteState {
+    /// Returns the record of `site`, or `None` if it would be one more than `limit`.
+    fn record(&mut self, site: &Site, limit: usize) -> Option<&mut SiteRecord> {
+        if self.records.len() >= limit && !self.records.contains_key(site) {
+            self.totals.untracked += 1;
+            return None;
+        }
+        let since = self.totals.iteration;
+        Some(self.records.entry(site.clone()).or_insert_with(|| SiteRecord::new(site.clone(), since)))
+    }
+}
+
+impl SiteRecord {
+    /// Makes the record of a site that was first seen in iteration `since`.
+    fn new(site: Site, since: u64) -> Self {
+        let status = SiteStatus {
+            site,
+            placement: SitePlacement::Heap,
+            why: PlacementReason::Recording { since },
+            buffers: 0,
+            bytes: 0,
+            short: 0,
+            sent: 0,
+            registered: 0,
+            refused: 0,
+        };
+        Self { status, decided: (0, 0), idle: 0 }
+    }
+
+    /// Decides the place of the site's memory from now on, at the end of `iteration`.
+    fn decide(&mut self, iteration: u64, patience: u32) {
+        let Self { status, decided, idle } = self;
+        let (buffers, sent) = std::mem::replace(decided, (status.buffers, status.sent));
+        if status.sent > sent {
+            *idle = 0;
+            status.why = PlacementReason::Sent { iteration };
+            status.placement = SitePlacement::Registered;
+        } else if status.buffers > buffers {
+            *idle = idle.saturating_add(1);
+            match status.why {
+                PlacementReason::Sent { .. } if *idle >= patience => {
+                    status.why = PlacementReason::Idle { since: iteration };
+                    status.placement = SitePlacement::Heap;
+                }
+                PlacementReason::Sent { .. } | PlacementReason::Idle { .. } => {}
+                _ => status.why = PlacementReason::NotSent,
+            }
+        } else if status.buffers == 0 && status.short > 0 {
+            status.why = PlacementReason::Short;
+        }
+    }
+}
+
+impl SiteStatus {
+    fn count(&mut self, layout: Layout) {
+        self.buffers += 1;
+        self.bytes += layout.size() as u64;
+    }
+}
+
+/// Obtains memory of `pool`.
+fn obtain(pool: &Pool, layout: Layout) -> Result<Place, PoolError> {
+    let alignment = layout.align();
+    let padding = if alignment > PIECE_ALIGNMENT { alignment } else { 0 };
+    let piece = pool.obtain(layout.size().saturating_add(padding), Quota::Send, Purpose::Buffer)?;
+    let start = piece.as_ptr();
+    let start = start.wrapping_add(start.addr().next_multiple_of(alignment) - start.addr());
+    debug_assert!(piece.capacity() >= start.addr() - piece.as_ptr().addr() + layout.size());
+    Ok(Place { piece, start })
 }

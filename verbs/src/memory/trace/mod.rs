@@ -8,7 +8,7 @@
 //! analysis of Xue et al., *Fast Distributed Deep Learning over RDMA* (EuroSys 2019), section 3.4.
 //!
 //! ```text
-//!  runtime of the graph                 AllocationTrace                 TracingAllocator
+//!  runtime of the graph                 SiteAllocator                   TracingAllocator
 //!  enter(node) ────────────────────────▶ node, ordinal 0 ─────────────▶ thread
 //!     │ the engine computes, and allocates                                │ site was sent before: pool
 //!     │                                                                   │ otherwise: heap
@@ -16,8 +16,8 @@
 //!  crossed(bytes), then send ──────────▶ site of these bytes ◀────────── table: address ─▶ site, piece of the pool
 //! ```
 //!
-//! [`sites`](super::sites) does the same for programs that allocate their buffers from a handle. It needs no global allocator,
-//! and registers only what the program allocates from the handle.
+//! This is the second front of [`sites`](super::sites): the handle, the table of sites and the decision are those of the programs that
+//! allocate their buffers from the handle. Such programs need no global allocator.
 //!
 //! # How to use it
 //!
@@ -25,7 +25,8 @@
 //!
 //! ```
 //! use std::alloc::System;
-//! use tonic_rdma_verbs::memory::trace::{AllocationTrace, TracingAllocator};
+//! use tonic_rdma_verbs::memory::sites::SiteAllocator;
+//! use tonic_rdma_verbs::memory::trace::TracingAllocator;
 //!
 //! #[global_allocator]
 //! static ALLOCATOR: TracingAllocator = TracingAllocator::new(System);
@@ -35,7 +36,7 @@
 //!     vec![7; 1 << 20]
 //! }
 //!
-//! let trace = AllocationTrace::new(1 << 30)?;
+//! let trace = SiteAllocator::tracing(1 << 30)?;
 //! for step in 1..=3 {
 //!     let activations = {
 //!         let _execution = trace.enter(7); // the number of the node
@@ -55,7 +56,7 @@
 //!
 //! # What is placed
 //!
-//! - Only allocations within an execution ([`AllocationTrace::enter`]), on its thread. They may have any size: a small tensor whose
+//! - Only allocations within an execution ([`SiteAllocator::enter`](super::sites::SiteAllocator::enter)), on its thread. They may have any size: a small tensor whose
 //!   shape is not known before is read by the peer like a large one, so it would be copied without a site. Therefore enter a node only
 //!   while its engine computes, so that other code takes no ordinals.
 //! - Of these, the sites of this node that were sent, and allocations with the size and alignment of one that was sent. A node
@@ -79,12 +80,6 @@
 //! on the heap, and in the pool. The book's page on allocation sites has figures.
 
 mod allocator;
-pub(super) mod handle;
-mod report;
-mod state;
-mod table;
-mod thread;
 
+pub use super::sites::{Crossed, NodeScope, NodeSite, TraceError};
 pub use allocator::TracingAllocator;
-pub use handle::{AllocationTrace, NodeScope};
-pub use report::{Crossed, NodeSite, SentSite, TraceError, TraceReport};

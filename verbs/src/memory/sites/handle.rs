@@ -1,0 +1,258 @@
+//! The handle: allocates the buffers of sites, tells the tracing allocator which node runs, and learns what is sent.
+
+use std::alloc::Layout;
+use std::panic::Location;
+use std::sync::{Arc, LazyLock, OnceLock};
+
+use bytes::Bytes;
+
+use super::buffer::{BufferMemory, SiteBuf};
+use super::live;
+use super::report::{NodeSite, Site, SiteReport};
+use super::table::{SHORTEST, SiteSettings, SiteTable};
+use super::thread::{Execution, NodeScope};
+use crate::memory::pieces::{Lease, RegisteredBuf};
+use crate::memory::pool::{Pool, find_sendable};
+
+/// An allocator of buffers. A buffer is in registered memory if buffers of its site were sent before, and otherwise on the
+/// heap (described in the [module](super)). Clones are one allocator. Thread-safe: an allocation holds a lock while it
+/// looks up its site. When the last clone is dropped, nothing is placed any more. Memory that was placed stays valid until it
+/// is freed.
+///
+/// A site is a place in the source ([`allocate`](Self::allocate)): file, line and column of the call. A function that
+/// allocates for its callers passes on their places with `#[track_caller]`.
+///
+/// Alternatively, a site is a name that the program gives ([`allocate_named`](Self::allocate_named)), together with the number
+/// of earlier allocations under that name in the iteration. This is for programs in which one line allocates for many purposes,
+/// such as an interpreter of a data-flow graph, which uses the names of the nodes. The order of the allocations must not change
+/// from one iteration to the next. Threads that allocate under one name at once mix up its sites.
+///
+/// A site of the third kind is a node of a graph ([`enter`](Self::enter)), whose engine allocates from the global allocator
+/// ([`trace`](crate::memory::trace)).
+///
+/// ```
+/// use tonic_rdma_verbs::memory::Pool;
+/// use tonic_rdma_verbs::memory::sites::{SiteAllocator, SiteSettings};
+///
+/// let sites = SiteAllocator::new(Pool::for_sending(1 << 30), SiteSettings::default());
+/// let mut buffer = sites.allocate(1 << 20);
+/// buffer.fill(7);
+/// let payload: bytes::Bytes = buffer.freeze();
+/// # assert_eq!(payload.len(), 1 << 20);
+/// sites.next_iteration();
+/// ```
+#[derive(Clone, Debug)]
+pub struct SiteAllocator {
+    handle: Arc<SiteHandle>,
+}
+
+#[derive(Debug)]
+struct SiteHandle {
+    pool: Pool,
+    table: Arc<SiteTable>,
+    /// The table as executions have it. It lives as long as the process, because a thread may point to it after the program has
+    /// dropped the handle. It is small after [`close`](SiteTable::close).
+    entered: OnceLock<&'static Arc<SiteTable>>,
+}
+
+impl Drop for SiteHandle {
+    fn drop(&mut self) {
+        self.table.close();
+    }
+}
+
+/// What [`SiteAllocator::crossed`] knows of the bytes that are sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Crossed {
+    /// The site that allocated the bytes, or `None` if no node of this trace allocated them.
+    pub site: Option<NodeSite>,
+    /// Whether the bytes lie in the memory of a pool, from which devices send without a copy.
+    pub registered: bool,
+}
+
+/// The reason why a program can't trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TraceError {
+    /// The global allocator of the program does not trace.
+    #[error(
+        "the global allocator of this program does not trace allocations: declare in its main file \
+         `#[global_allocator] static ALLOCATOR: TracingAllocator = TracingAllocator::new(System);`"
+    )]
+    NotInstalled,
+}
+
+/// Whether the global allocator of the program traces: an allocation of an execution then is among the live ones.
+static IS_INSTALLED: LazyLock<bool> = LazyLock::new(|| {
+    let execution = SiteAllocator::new(Pool::for_sending(0), SiteSettings::default()).enter(0);
+    let probe = std::hint::black_box(Box::new(0_u8));
+    drop(execution);
+    live::find(std::slice::from_ref(&*probe), |_| Some(())).is_some()
+});
+
+impl SiteAllocator {
+    /// Creates an allocator in its first iteration, which takes registered memory from `pool`. Normally this is a pool
+    /// [`for_sending`](Pool::for_sending), because connections send from the buffers of such a pool without a copy.
+    ///
+    /// ```
+    /// use tonic_rdma_verbs::memory::Pool;
+    /// use tonic_rdma_verbs::memory::sites::{SiteAllocator, SiteSettings};
+    ///
+    /// let sites = SiteAllocator::new(Pool::for_sending(1 << 30), SiteSettings::default());
+    /// # assert!(sites.report().sites.is_empty());
+    /// ```
+    pub fn new(pool: Pool, settings: SiteSettings) -> Self {
+        let settings = SiteSettings {
+            minimum: settings.minimum.max(SHORTEST),
+            patience: settings.patience.max(1),
+            ..settings
+        };
+        let _pause = NodeScope::pause();
+        let table = Arc::new(SiteTable::new(pool.clone(), settings));
+        Self { handle: Arc::new(SiteHandle { pool, table, entered: OnceLock::new() }) }
+    }
+
+    /// Creates an allocator for the nodes of a graph, whose memory comes from the global allocator of the program. `limit_bytes`
+    /// is the number of bytes that may be in its pool at a time. With a limit of 0 it learns, but places nothing.
+    ///
+    /// ```
+    /// use tonic_rdma_verbs::memory::sites::SiteAllocator;
+    /// use tonic_rdma_verbs::memory::trace::TraceError;
+    ///
+    /// // This program has no `#[global_allocator]` that traces.
+    /// assert_eq!(SiteAllocator::tracing(1 << 30).err(), Some(TraceError::NotInstalled));
+    /// ```
+    ///
+    /// # Errors
+    /// The global allocator of the program is not a [`TracingAllocator`](crate::memory::trace::TracingAllocator).
+    pub fn tracing(limit_bytes: u64) -> Result<Self, TraceError> {
+        let _pause = NodeScope::pause();
+        if !*IS_INSTALLED {
+            return Err(TraceError::NotInstalled);
+        }
+        Ok(Self::new(Pool::for_sending(limit_bytes), SiteSettings::default()))
+    }
+
+    /// Begins an execution of `node` on this thread. Until the guard is dropped, the allocations of this thread belong to the
+    /// node, and are numbered from 0. An execution within an execution interrupts it: drop the guards in the reverse order
+    /// of their creation.
+    ///
+    /// Allocations of other threads, such as those of a thread pool that the node uses, do not belong to the node.
+    ///
+    /// Some hundred bytes of an allocator that was entered stay in memory for the life of the process, so programs make few of them.
+    #[must_use = "the execution ends when the guard is dropped"]
+    pub fn enter(&self, node: u32) -> NodeScope {
+        let sites = self.handle.entered.get_or_init(|| {
+            let _pause = NodeScope::pause();
+            Box::leak(Box::new(Arc::clone(&self.handle.table)))
+        });
+        let (next, places) = (NodeSite { node, ordinal: 0 }, sites.places(node));
+        NodeScope::enter(Execution { sites, next, places })
+    }
+
+    /// Notes that `bytes` are sent, and returns the site that allocated them. From the next execution on, the allocations of
+    /// this site are placed in the pool. `bytes` may be a part of the allocation.
+    pub fn crossed(&self, bytes: &[u8]) -> Crossed {
+        let _pause = NodeScope::pause();
+        let found =
+            live::find(bytes, |live| Some((live.sites, live.site, live.layout, live.piece.is_some())));
+        let Some((sites, site, layout, registered)) = found else {
+            return Crossed { site: None, registered: find_sendable(bytes).is_some() };
+        };
+        let is_own = std::ptr::eq(sites, &*self.handle.table);
+        if is_own {
+            sites.sent(&Site::Node(site), layout);
+        }
+        Crossed { site: is_own.then_some(site), registered }
+    }
+
+    /// Allocates a buffer of `length` bytes to overwrite, for the site at the caller's line. Its content is not specified:
+    /// registered memory keeps its old content, and a debug build fills heap memory with `0xa5`.
+    ///
+    /// ```
+    /// # use tonic_rdma_verbs::memory::Pool;
+    /// # use tonic_rdma_verbs::memory::sites::{SiteAllocator, SiteSettings};
+    /// # let sites = SiteAllocator::new(Pool::for_sending(1 << 30), SiteSettings::default());
+    /// let mut gradients = sites.allocate(1 << 20);
+    /// gradients.fill(0);
+    /// # assert_eq!(gradients.len(), 1 << 20);
+    /// ```
+    ///
+    /// # Panics
+    /// Panics as a `Vec` does if the system has not enough memory.
+    #[track_caller]
+    pub fn allocate(&self, length: usize) -> SiteBuf {
+        self.obtain(Site::Location(Location::caller()), length)
+    }
+
+    /// Allocates as [`allocate`](Self::allocate) does, for the next site of `name` in this iteration.
+    ///
+    /// ```
+    /// use tonic_rdma_verbs::memory::sites::Site;
+    /// # use tonic_rdma_verbs::memory::Pool;
+    /// # use tonic_rdma_verbs::memory::sites::{SiteAllocator, SiteSettings};
+    /// # let sites = SiteAllocator::new(Pool::for_sending(1 << 30), SiteSettings::default());
+    /// for layer in ["conv1", "conv2", "conv2"] {
+    ///     let _weights = sites.allocate_named(layer, 1 << 20);
+    /// }
+    /// let report = sites.report();
+    /// let second = Site::Named { name: "conv2".into(), ordinal: 1 };
+    /// assert!(report.sites.iter().any(|status| status.site == second));
+    /// ```
+    ///
+    /// # Panics
+    /// Panics as a `Vec` does if the system has not enough memory.
+    pub fn allocate_named(&self, name: &str, length: usize) -> SiteBuf {
+        self.obtain(self.handle.table.named(name), length)
+    }
+
+    /// Ends the iteration. From now on, each site with a buffer that was sent since the last call gets registered memory.
+    /// Buffers that are sent later count for the next iteration. Existing buffers stay in place.
+    ///
+    /// Call this once in each iteration of the program's loop. A program without a loop calls it from time to time.
+    pub fn next_iteration(&self) {
+        self.handle.table.next_iteration();
+    }
+
+    /// Returns a report on every site.
+    pub fn report(&self) -> SiteReport {
+        let _pause = NodeScope::pause();
+        self.handle.table.report()
+    }
+
+    /// Returns the pool that the buffers of sending sites come from.
+    pub fn pool(&self) -> &Pool {
+        &self.handle.pool
+    }
+
+    /// Returns the settings. Numbers that were too small are raised to their minimum.
+    pub fn settings(&self) -> &SiteSettings {
+        &self.handle.table.settings
+    }
+
+    fn obtain(&self, site: Site, length: usize) -> SiteBuf {
+        let table = &self.handle.table;
+        let is_traced = table.admits(&site, length);
+        let layout = Layout::array::<u8>(length).ok().filter(|_| is_traced);
+        let memory = match layout.and_then(|layout| table.place(&site, layout)) {
+            Some(place) => BufferMemory::Registered(RegisteredBuf::new(place.piece, length)),
+            None => BufferMemory::Heap(any(length)),
+        };
+        SiteBuf { memory, site: is_traced.then(|| (Arc::clone(table), site)) }
+    }
+}
+
+/// Returns bytes of unspecified content. A release build returns zeros, because fresh zeroed memory costs nothing. A debug
+/// build returns other bytes, so that a program that relies on zeros fails at once, and not only when its site gets memory
+/// with old content.
+fn any(length: usize) -> Vec<u8> {
+    vec![if cfg!(debug_assertions) { 0xa5 } else { 0 }; length]
+}
+
+/// Finds the traced allocation in a pool that holds all of `bytes`, and returns a lease that keeps `bytes`. While no
+/// traced allocation lives, a look-up takes a load for each index of them.
+pub fn find_traced(bytes: &Bytes) -> Option<Lease> {
+    let _pause = NodeScope::pause();
+    let slab = live::find(bytes, |live| Some(Arc::clone(live.piece.as_ref()?.slab())))?;
+    Lease::of_traced(slab, bytes.clone())
+}
