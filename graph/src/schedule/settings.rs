@@ -3,12 +3,17 @@
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::time::Duration;
 
+use serde::de::IntoDeserializer as _;
+use serde::{Deserialize, Serialize};
+use tonic_rdma_verbs::internal::lock;
+
 /// What becomes of a receive that has not arrived.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum ReceiveMode {
     /// It goes to the tail of the ready queue (§4).
     #[default]
@@ -27,11 +32,7 @@ impl ReceiveMode {
 
 impl fmt::Display for ReceiveMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::PollingAsync => "polling-async",
-            Self::Blocking => "blocking",
-            Self::Callback => "callback",
-        })
+        self.serialize(f)
     }
 }
 
@@ -39,8 +40,9 @@ impl FromStr for ReceiveMode {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let mode = Self::ALL.into_iter().find(|mode| mode.to_string() == text);
-        mode.ok_or_else(|| format!("{text:?} is no receive mode; use polling-async, blocking or callback"))
+        Self::deserialize(text.into_deserializer()).map_err(|_: serde::de::value::Error| {
+            format!("{text:?} is no receive mode; use polling-async, blocking or callback")
+        })
     }
 }
 
@@ -104,7 +106,7 @@ impl Stop {
     /// runs return it at once.
     pub fn stop(&self) {
         self.state.stopped.store(true, Ordering::SeqCst);
-        let waker = self.state.waker.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let waker = lock(&self.state.waker).take();
         if let Some(waker) = waker {
             waker.wake();
         }
@@ -117,6 +119,6 @@ impl Stop {
 
     /// Keeps the waker of the thread that runs.
     pub(super) fn watched_by(&self, waker: &Waker) {
-        *self.state.waker.lock().unwrap_or_else(PoisonError::into_inner) = Some(waker.clone());
+        *lock(&self.state.waker) = Some(waker.clone());
     }
 }

@@ -3,6 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::de::IntoDeserializer as _;
+use serde::{Deserialize, Serialize};
+
 /// How the crossing tensors of a run move from part to part. The names are those of the command line.
 ///
 /// ```
@@ -13,7 +16,8 @@ use std::str::FromStr;
 /// assert_eq!("tcp".parse::<Mode>().unwrap_err(), "\"tcp\" is no mode; use grpc-tcp, grpc-rdma, grpc-native, rdma-cp or rdma-zerocp");
 /// # Ok::<(), String>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Mode {
     /// A unary gRPC call for each tensor, with tonic's codec, over HTTP/2 and TCP.
     GrpcTcp,
@@ -43,15 +47,9 @@ impl Mode {
         self != Self::GrpcTcp
     }
 
-    /// Returns the number of the mode in messages between parts.
+    /// Returns the number of the mode in messages between parts: its place in [`ALL`](Self::ALL), from 1.
     pub(crate) fn number(self) -> u32 {
-        match self {
-            Self::GrpcTcp => 1,
-            Self::GrpcRdma => 2,
-            Self::GrpcNative => 3,
-            Self::RdmaCp => 4,
-            Self::RdmaZerocp => 5,
-        }
+        self as u32 + 1
     }
 
     /// Returns the mode with this number.
@@ -62,13 +60,7 @@ impl Mode {
 
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::GrpcTcp => "grpc-tcp",
-            Self::GrpcRdma => "grpc-rdma",
-            Self::GrpcNative => "grpc-native",
-            Self::RdmaCp => "rdma-cp",
-            Self::RdmaZerocp => "rdma-zerocp",
-        })
+        self.serialize(f)
     }
 }
 
@@ -76,8 +68,7 @@ impl FromStr for Mode {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let mode = Self::ALL.into_iter().find(|mode| mode.to_string() == text);
-        mode.ok_or_else(|| {
+        Self::deserialize(text.into_deserializer()).map_err(|_: serde::de::value::Error| {
             format!("{text:?} is no mode; use grpc-tcp, grpc-rdma, grpc-native, rdma-cp or rdma-zerocp")
         })
     }

@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 mod control;
-mod launch;
 mod options;
 mod output;
 mod part;

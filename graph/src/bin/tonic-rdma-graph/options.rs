@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
@@ -50,7 +51,7 @@ pub(crate) struct ServeOptions {
     pub(crate) listen: SocketAddr,
     /// The process with which this one ends.
     #[arg(long, hide = true)]
-    pub(crate) parent: Option<i32>,
+    pub(crate) parent: Option<u32>,
 }
 
 /// Options of a run.
@@ -60,8 +61,8 @@ pub(crate) struct RunOptions {
     #[arg(value_name = "MODEL.onnx", required = true)]
     pub(crate) model: Option<PathBuf>,
     /// Number of parts, each a process, from 1 to 64 [default: 2, or the number of hosts]
-    #[arg(long, value_name = "N", value_parser = parts)]
-    pub(crate) parts: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = number::<MAX_PARTS>)]
+    pub(crate) parts: Option<u64>,
     /// Hosts that run `tonic-rdma-graph serve`, one for each part [default: processes on this machine]
     #[arg(long, value_name = "HOST:PORT,…", value_parser = hosts)]
     pub(crate) hosts: Option<List<String>>,
@@ -81,14 +82,14 @@ pub(crate) struct RunOptions {
     #[arg(long, value_name = "LIST", value_parser = lengths, default_value = "2,1,3")]
     pub(crate) lengths: List<u64>,
     /// Micro-batches of a step, which are under way at the same time
-    #[arg(long, value_name = "M", value_parser = micro_batches, default_value = "2")]
+    #[arg(long, value_name = "M", value_parser = number::<64>, default_value = "2")]
     pub(crate) micro_batches: u64,
     /// Measured steps of each mode
-    #[arg(long, value_name = "S", value_parser = steps, default_value = "6")]
+    #[arg(long, value_name = "S", value_parser = number::<1_000_000>, default_value = "6")]
     pub(crate) steps: u64,
     /// Rounds, in each of which all modes take a turn of steps and one of replays; more if the steps of a round take long. With fewer
     /// steps than rounds, some rounds have replays alone [default: 3]
-    #[arg(long, value_name = "R", value_parser = rounds)]
+    #[arg(long, value_name = "R", value_parser = number::<10_000>)]
     pub(crate) rounds: Option<u64>,
     /// What becomes of a receive that has not arrived: polling-async, blocking, callback
     #[arg(long, value_name = "NAME", value_parser = receive, default_value = "polling-async")]
@@ -113,8 +114,20 @@ pub(crate) struct RunOptions {
     pub(crate) plot: Option<PathBuf>,
 }
 
-fn parts(text: &str) -> Result<usize, ValueError> {
-    parse_number("number", text, 1..=MAX_PARTS).map(|number| number as usize)
+fn number<const MAX: u64>(text: &str) -> Result<u64, ValueError> {
+    parse_number("number", text, 1..=MAX)
+}
+
+fn seconds(text: &str) -> Result<Duration, ValueError> {
+    parse_time_within(text, 0.1..=86400.0)
+}
+
+fn lengths(text: &str) -> Result<List<u64>, ValueError> {
+    parse_list(text, number::<{ 1 << 20 }>)
+}
+
+fn names(text: &str) -> Result<List<String>, ValueError> {
+    parse_set(text, |name| Ok(name.to_owned()))
 }
 
 fn hosts(text: &str) -> Result<List<String>, ValueError> {
@@ -125,43 +138,15 @@ fn hosts(text: &str) -> Result<List<String>, ValueError> {
 }
 
 fn modes(text: &str) -> Result<List<Mode>, ValueError> {
-    parse_set(text, |name| {
-        name.parse().map_err(|_| {
-            ValueError::unknown_name("mode", name, Mode::ALL.map(|mode| mode.to_string()).join(", "))
-        })
-    })
-}
-
-fn names(text: &str) -> Result<List<String>, ValueError> {
-    parse_set(text, |name| Ok(name.to_owned()))
-}
-
-fn lengths(text: &str) -> Result<List<u64>, ValueError> {
-    parse_list(text, |length| parse_number("number", length, 1..=1 << 20))
-}
-
-fn micro_batches(text: &str) -> Result<u64, ValueError> {
-    parse_number("number", text, 1..=64)
-}
-
-fn steps(text: &str) -> Result<u64, ValueError> {
-    parse_number("number", text, 1..=1_000_000)
-}
-
-fn seconds(text: &str) -> Result<Duration, ValueError> {
-    parse_time_within(text, 0.1..=86400.0)
-}
-
-fn rounds(text: &str) -> Result<u64, ValueError> {
-    parse_number("number", text, 1..=10_000)
+    parse_set(text, |name| named("mode", name, &Mode::ALL))
 }
 
 fn receive(text: &str) -> Result<ReceiveMode, ValueError> {
-    text.parse().map_err(|_| {
-        ValueError::unknown_name(
-            "receive mode",
-            text,
-            ReceiveMode::ALL.map(|mode| mode.to_string()).join(", "),
-        )
-    })
+    named("receive mode", text, &ReceiveMode::ALL)
+}
+
+/// Finds the choice of `all` with this name.
+fn named<T: FromStr + ToString>(kind: &'static str, name: &str, all: &[T]) -> Result<T, ValueError> {
+    let accepted = || all.iter().map(T::to_string).collect::<Vec<_>>().join(", ");
+    name.parse().map_err(|_| ValueError::unknown_name(kind, name, accepted()))
 }

@@ -1,10 +1,177 @@
-//! Control of the parts: a gRPC stream of orders and reports between the coordinator and each part.
+//! Control of the parts: the messages of a gRPC stream of orders and reports between the coordinator and each part.
 //!
 //! The stream is also the sign of life. A part ends its job when the stream of the coordinator ends, and the coordinator ends the run
 //! when the stream of a part ends.
 
-mod links;
-pub(crate) mod messages;
 pub(crate) mod proto;
 
-pub(crate) use links::{Event, Links};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tonic_rdma_commands::Failure;
+use tonic_rdma_graph::explain::SenderReport;
+use tonic_rdma_graph::schedule::ReceiveMode;
+use tonic_rdma_graph::transfer::Mode;
+
+/// An order of the coordinator.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Order {
+    /// A piece of the model's file, in the content.
+    Model,
+    /// The model is complete: load it, and listen for the other parts.
+    Load(Job),
+    /// Connect to the other parts, which listen at these addresses, in order.
+    Connect { peers: Vec<String> },
+    /// What this part checks against.
+    Expect(Expected),
+    /// Run micro-batches.
+    Run(Turn),
+    /// Report what is known of the tensors that this part sends.
+    Describe,
+}
+
+/// What a part has to know to be a part.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Job {
+    pub(crate) part: usize,
+    pub(crate) parts: usize,
+    /// The name of the model's file, for messages.
+    pub(crate) model: String,
+    pub(crate) symbols: Vec<String>,
+    /// The length of the symbolic dimensions in each set of inputs.
+    pub(crate) lengths: Vec<u64>,
+    /// The number of sets of inputs.
+    pub(crate) sets: u64,
+    pub(crate) seed: u64,
+    /// The part of each node.
+    pub(crate) assignment: Vec<usize>,
+    pub(crate) modes: Vec<Mode>,
+    pub(crate) receive: ReceiveMode,
+    /// The number of micro-batches that may be under way.
+    pub(crate) window: usize,
+    /// The longest time for a tensor to arrive, in milliseconds.
+    pub(crate) limit_ms: u64,
+}
+
+/// The digests of the unsplit run that concern a part.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Expected {
+    /// For each crossing tensor that the part receives: its number, and the digest for each set of inputs.
+    pub(crate) crossings: Vec<(usize, Vec<u64>)>,
+    /// The same for each result that the part computes, by the place of the result.
+    pub(crate) results: Vec<(usize, Vec<u64>)>,
+}
+
+/// Some micro-batches in one mode.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Turn {
+    pub(crate) mode: Mode,
+    /// The number of the first micro-batch of this turn. All turns of a mode count on.
+    pub(crate) first: u64,
+    pub(crate) count: u64,
+    /// Whether kernels return what they returned before instead of computing.
+    pub(crate) replay: bool,
+    /// Whether every tensor that arrives, and every result, is compared. Replays compare nothing.
+    pub(crate) check: bool,
+}
+
+/// A report of a part.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Report {
+    /// The model is loaded, and the part listens for the other parts on this port.
+    Loaded { port: u16 },
+    /// The part is connected with all other parts. Before the first step it got this number of addresses of static slots from them.
+    Connected { static_addresses: usize },
+    /// The digests are there.
+    Ready,
+    /// A turn is done.
+    Done(Done),
+    /// A tensor is not what the unsplit model gives. The content has its bytes.
+    Differs(Differs),
+    /// What is known of the tensors that this part sends.
+    Tensors(Described),
+    /// The part can't go on.
+    Failed { reason: String, usage: bool },
+}
+
+/// The result of a turn.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Done {
+    pub(crate) nanos: u64,
+    /// The number of tensors that were compared, and of those that differ.
+    pub(crate) checked: u64,
+    pub(crate) errors: u64,
+}
+
+/// A tensor that is not what the unsplit model gives.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Differs {
+    pub(crate) what: Checked,
+    pub(crate) mode: Mode,
+    pub(crate) micro_batch: u64,
+    /// The set of inputs.
+    pub(crate) set: u64,
+    /// The type and the shape of the tensor that arrived.
+    pub(crate) spec: String,
+}
+
+/// What is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) enum Checked {
+    /// A crossing tensor, by its number.
+    Crossing(usize),
+    /// A result of the model, by its place.
+    Result(usize),
+}
+
+/// What a part knows of the tensors that it sends.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Described {
+    /// Memory and counters of each tensor in `rdma-zerocp`. Empty without this mode.
+    pub(crate) tensors: Vec<SenderReport>,
+    pub(crate) modes: Vec<SentCounts>,
+}
+
+/// How a part sent its tensors in a mode, after the first micro-batch, in turns that compute.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SentCounts {
+    pub(crate) mode: Mode,
+    pub(crate) sent: u64,
+    /// Tensors that the sender copied.
+    pub(crate) copied: u64,
+}
+
+/// Reads the text of a message. `from` names the sender.
+pub(crate) fn read<T: DeserializeOwned>(text: &str, from: &str) -> Result<T, Failure> {
+    serde_json::from_str(text).map_err(|error| {
+        let shown: String = text.chars().take(200).collect();
+        Failure::run(format!(
+            "{from} sent {shown:?}, which is no message of this version of the command: {error}"
+        ))
+    })
+}
+
+/// Makes the text of a message.
+pub(crate) fn text(message: &impl Serialize) -> Result<String, Failure> {
+    serde_json::to_string(message)
+        .map_err(|error| Failure::run("can't make JSON of a message").because(error))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn messages_are_read_back() {
+        let turn = Turn { mode: Mode::RdmaCp, first: 4, count: 2, replay: true, check: false };
+        let expected = Expected { crossings: vec![(0, vec![u64::MAX, 1])], results: vec![] };
+        for sent in [Order::Model, Order::Run(turn), Order::Expect(expected)] {
+            assert_eq!(read::<Order>(&text(&sent).unwrap(), "a test").unwrap(), sent);
+        }
+        let failed = Report::Failed { reason: "two\nlines".to_owned(), usage: true };
+        assert_eq!(read::<Report>(&text(&failed).unwrap(), "a test").unwrap(), failed);
+        let error = read::<Report>("{}", "part 3").unwrap_err().to_string();
+        assert!(error.contains("part 3") && error.contains("{}"), "{error}");
+    }
+}

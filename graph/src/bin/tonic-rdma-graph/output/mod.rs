@@ -1,13 +1,16 @@
 //! What a run shows and writes.
 
-mod plot;
 mod table;
 
 use std::path::Path;
 
 use serde::Serialize;
+use tonic_rdma_commands::plot::{self, Axis, Content, Plot, PlotError, Scale, Series};
+use tonic_rdma_commands::units::digits;
 use tonic_rdma_commands::{Failure, output};
 use tonic_rdma_graph::explain::Explanation;
+use tonic_rdma_graph::schedule::ReceiveMode;
+use tonic_rdma_graph::transfer::Mode;
 
 /// The results of a run. Scripts rely on the names of the fields.
 #[derive(Clone, Debug, Serialize)]
@@ -15,7 +18,7 @@ pub(crate) struct Results {
     pub(crate) model: String,
     pub(crate) parts: usize,
     pub(crate) micro_batches: u64,
-    pub(crate) receive: String,
+    pub(crate) receive: ReceiveMode,
     /// The number of nodes of each part.
     pub(crate) nodes: Vec<usize>,
     /// The bytes that cross for a micro-batch; of the largest one if the shapes differ.
@@ -31,7 +34,7 @@ pub(crate) struct Results {
 /// A mode.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct ModeRow {
-    pub(crate) mode: String,
+    pub(crate) mode: Mode,
     /// The time of a step in which nothing is compared, median.
     pub(crate) step_us: f64,
     /// The time for the tensors of a step to cross, median.
@@ -70,18 +73,35 @@ impl Results {
             output::write_json(path, self)?;
         }
         if let Some(path) = plot {
-            let svg = plot::draw(self)
-                .map_err(|error| Failure::run(format!("can't draw {}: {error}", path.display())))?;
+            let svg = self
+                .plot()
+                .map_err(|error| Failure::run(format!("can't draw {}", path.display())).because(error))?;
             output::write_file(path, &svg)?;
         }
         Ok(())
+    }
+
+    /// Draws the step and the transfer time of all modes.
+    fn plot(&self) -> Result<String, PlotError> {
+        let title = format!("{}, {} parts (lower is better)", self.model, self.parts);
+        let chart = |name: &str, number, value: fn(&ModeRow) -> f64| {
+            let millis: Vec<f64> = self.modes.iter().map(|row| value(row) / 1000.0).collect();
+            let named = self.modes.iter().zip(&millis);
+            let groups = named.map(|(row, value)| format!("{} {}", row.mode, digits(*value))).collect();
+            let content = Content::Bars { x: "", groups, bars: vec![Series::new(name, number, millis)] };
+            Plot { title: &title, y: Axis { name: "ms", scale: Scale::Linear }, content }
+        };
+        plot::draw(&[
+            chart("time of a step", 0, |row| row.step_us),
+            chart("transfer time of a step", 1, |row| row.transfer_us),
+        ])
     }
 }
 
 #[cfg(test)]
 pub(crate) fn sample() -> Results {
-    let mode = |mode: &str, step_us, transfer_us| ModeRow {
-        mode: mode.to_owned(),
+    let mode = |mode, step_us, transfer_us| ModeRow {
+        mode,
         step_us,
         transfer_us,
         step_us_of_rounds: vec![step_us],
@@ -96,11 +116,26 @@ pub(crate) fn sample() -> Results {
         model: "light_example.onnx".to_owned(),
         parts: 2,
         micro_batches: 2,
-        receive: "polling-async".to_owned(),
+        receive: ReceiveMode::PollingAsync,
         nodes: vec![3, 4],
         bytes: 1 << 20,
         static_addresses: 1,
         explanation: Explanation { tensors: Vec::new() },
-        modes: vec![mode("grpc-tcp", 4000.0, 800.0), mode("rdma-zerocp", 3400.0, 100.0)],
+        modes: vec![mode(Mode::GrpcTcp, 4000.0, 800.0), mode(Mode::RdmaZerocp, 3400.0, 100.0)],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn bars_have_names_and_values() {
+        let svg = sample().plot().unwrap();
+        for text in ["<svg", "grpc-tcp", "rdma-zerocp", "transfer time", "3.40", "0.10"] {
+            assert!(svg.contains(text), "{text}");
+        }
     }
 }

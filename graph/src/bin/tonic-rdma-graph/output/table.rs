@@ -1,8 +1,10 @@
 //! The table for the terminal.
 
-use comfy_table::presets::UTF8_FULL_CONDENSED;
-use comfy_table::{CellAlignment, Table};
+use std::fmt::Display;
+
+use tonic_rdma_commands::table::{grid, times};
 use tonic_rdma_commands::units::{micros, rough_size};
+use tonic_rdma_graph::transfer::Mode;
 
 use super::{ModeRow, Results};
 
@@ -34,22 +36,14 @@ pub(super) fn render(results: &Results) -> String {
     text
 }
 
-fn modes(results: &Results) -> Table {
-    let mut table = Table::new();
-    table
-        .load_preset(UTF8_FULL_CONDENSED)
-        .set_header(["mode", "step", "×", "transfer", "×", "copies", "checked", "errors"]);
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    let base = results.modes.iter().find(|row| row.mode == "grpc-tcp");
-    let over = |row: &ModeRow, time: fn(&ModeRow) -> f64| match base {
-        Some(base) if time(row) > 0.0 => format!("{:.2}", time(base) / time(row)),
-        _ => "–".to_owned(),
+fn modes(results: &Results) -> impl Display {
+    let base = results.modes.iter().find(|row| row.mode == Mode::GrpcTcp);
+    let over = |row: &ModeRow, time: fn(&ModeRow) -> f64| {
+        times(base.filter(|_| time(row) > 0.0).map(|base| time(base) / time(row)))
     };
-    for row in &results.modes {
-        table.add_row([
-            row.mode.clone(),
+    let cells = |row: &ModeRow| {
+        vec![
+            row.mode.to_string(),
             spread(row.step_us, &row.step_us_of_rounds),
             over(row, |row| row.step_us),
             spread(row.transfer_us, &row.transfer_us_of_rounds),
@@ -57,9 +51,10 @@ fn modes(results: &Results) -> Table {
             format!("{} / {}", row.sender_copies, row.sent),
             row.checked.to_string(),
             row.errors.to_string(),
-        ]);
-    }
-    table
+        ]
+    };
+    let headings = ["mode", "step", "×", "transfer", "×", "copies", "checked", "errors"];
+    grid(&headings, [results.modes.iter().map(cells).collect()])
 }
 
 /// Formats a median, and the least and the largest of the values that it is of.

@@ -8,7 +8,7 @@ use tonic_rdma_graph::onnx::ModelValue;
 use tonic_rdma_graph::placement::CrossingId;
 use tonic_rdma_graph::schedule::{Direction, Program};
 
-use crate::control::messages::{Checked, Differs, Done, Expected, Turn};
+use crate::control::{Checked, Differs, Done, Expected, Turn};
 use crate::set::digest;
 
 /// Inputs, and what is compared.
@@ -68,8 +68,8 @@ impl Checking<'_> {
         if digest(value)? != expected {
             self.done.errors += 1;
             if self.difference.is_none() {
-                let mode = self.turn.mode.clone();
-                let differs = Differs { what, mode, micro_batch, set, spec: value.spec()?.to_string() };
+                let (mode, spec) = (self.turn.mode, value.spec()?.to_string());
+                let differs = Differs { what, mode, micro_batch, set, spec };
                 self.difference = Some((differs, Bytes::copy_from_slice(value.bytes())));
             }
         }
@@ -114,6 +114,7 @@ impl Program<ModelValue> for Checking<'_> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
+    use tonic_rdma_graph::transfer::Mode;
     use tonic_rdma_tensor::{Dtype, Shape, TensorSpec};
 
     use super::*;
@@ -133,7 +134,7 @@ mod tests {
         let mut checks = Checks::new(inputs, Vec::new());
         let digests = vec![digest(&value(0)).unwrap(), digest(&value(1)).unwrap()];
         checks.expect(Expected { crossings: vec![(4, digests)], results: Vec::new() });
-        let turn = Turn { mode: "rdma-cp".to_owned(), first: 0, count: 4, replay: false, check: true };
+        let turn = Turn { mode: Mode::RdmaCp, first: 0, count: 4, replay: false, check: true };
         let mut checking = checks.begin(&turn);
         assert_eq!(checking.feed(3, NodeId(0)).unwrap().bytes(), [1, 7]);
         for (micro_batch, content) in [(0, 0), (1, 1), (2, 0), (3, 0)] {

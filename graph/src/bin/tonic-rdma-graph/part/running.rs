@@ -1,7 +1,6 @@
-//! A part that has its model: it connects to the other parts, and runs turns.
+//! A part: it loads its model, connects to the other parts, and runs turns.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
@@ -10,7 +9,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use tonic_rdma_commands::Failure;
 use tonic_rdma_graph::GraphError;
-use tonic_rdma_graph::dataflow::{Kernel, NodeId, Topology};
 use tonic_rdma_graph::explain::SenderReport;
 use tonic_rdma_graph::onnx::{Model, ModelValue};
 use tonic_rdma_graph::placement::{Part, Partition, Placements, analyse};
@@ -21,22 +19,11 @@ use tonic_rdma_graph::transfer::Mode;
 
 use super::checks::Checks;
 use super::tally::Tally;
-use crate::control::messages::{Connected, Described, Differs, Done, Expected, Job, SentCounts, Turn};
+use crate::control::{Described, Differs, Done, Expected, Job, SentCounts, Turn};
 use crate::set::{lengths, settings};
 
 /// The largest amount of registered memory for tensors that cross.
 const REGISTERED: u64 = 1 << 30;
-
-/// A part that has loaded its model.
-pub(super) struct Loaded {
-    job: Job,
-    graph: Arc<Topology>,
-    placements: Arc<Placements>,
-    kernels: HashMap<NodeId, Box<dyn Kernel<ModelValue>>>,
-    checks: Checks,
-    modes: Vec<Mode>,
-    listener: Listener,
-}
 
 /// A part that is connected to the other parts.
 pub(super) struct Running {
@@ -51,15 +38,21 @@ pub(super) struct Running {
     sites: Arc<NodeSites>,
     /// How each mode sent tensors in turns that compute.
     tallies: HashMap<Mode, Tally>,
-    connected: Connected,
     /// Keeps the connections.
-    _session: Session,
+    session: Session,
 }
 
-impl Loaded {
-    /// Loads the model of a job, and listens for the other parts.
-    pub(super) fn load(job: Job, file: &[u8], address: IpAddr) -> Result<Self, Failure> {
+impl Running {
+    /// Loads the model of a job, and connects to the other parts. `meet` gets the port at which they find this part, and returns the
+    /// addresses at which they listen, or `None` if there is no more to do.
+    pub(super) fn start(
+        job: Job,
+        file: &[u8],
+        address: IpAddr,
+        meet: impl FnOnce(u16) -> Result<Option<Vec<String>>, Failure>,
+    ) -> Result<Option<Self>, Failure> {
         let refused = |error: GraphError| Failure::refused(&error);
+        let failed = |error: GraphError| Failure::run("can't connect with the other parts").because(error);
         let model =
             Model::read(Path::new(&job.model), file, &settings(&job.symbols, job.seed)?).map_err(refused)?;
         let graph = Arc::clone(model.topology());
@@ -75,54 +68,34 @@ impl Loaded {
             inputs.push(all.into_iter().filter(|(id, _)| partition.part_of(*id) == Some(part)).collect());
         }
         let checks = Checks::new(inputs, graph.results().to_vec());
-        let modes =
-            job.modes.iter().map(|mode| mode.parse().map_err(|reason: String| Failure::usage(reason)));
-        let modes = modes.collect::<Result<Vec<Mode>, _>>()?;
         let settings = session::Settings::from_env().map_err(refused)?;
-        let listener = Listener::bind(&SocketAddr::new(address, 0).to_string(), settings);
-        let listener =
-            listener.map_err(|error| Failure::run("can't listen for the other parts").because(error))?;
-        Ok(Self { job, graph, placements, kernels: kernels.into_iter().collect(), checks, modes, listener })
-    }
+        let listener = Listener::bind(&SocketAddr::new(address, 0).to_string(), settings)
+            .map_err(|error| Failure::run("can't listen for the other parts").because(error))?;
 
-    /// Returns the port at which the other parts connect.
-    pub(super) fn port(&self) -> u16 {
-        self.listener.address().port()
-    }
-
-    /// Connects to the other parts, which listen at `peers`.
-    pub(super) fn connect(self, peers: Vec<String>) -> Result<Running, Failure> {
-        let failed = |error: GraphError| Failure::run("can't connect with the other parts").because(error);
-        let Self { job, graph, placements, kernels, checks, modes, listener } = self;
-        let (part, limit) = (Part(job.part), Duration::from_millis(job.limit_ms));
+        let Some(peers) = meet(listener.address().port())? else { return Ok(None) };
+        let limit = Duration::from_millis(job.limit_ms);
         let mut peering = Peering::new(part, peers, &graph, &placements);
-        peering.modes.clone_from(&modes);
+        peering.modes.clone_from(&job.modes);
         peering.window = job.window;
         peering.timeout = limit;
         let session = listener.connect(peering).map_err(failed)?;
         let mut transfers = HashMap::new();
-        for mode in &modes {
+        for mode in &job.modes {
             transfers.insert(*mode, session.transfers(*mode).map_err(failed)?);
         }
-        let first = modes.first().and_then(|mode| Some((*mode, transfers.remove(mode)?)));
+        let first = job.modes.first().and_then(|mode| Some((*mode, transfers.remove(mode)?)));
         let (current, in_use) = first.ok_or_else(|| Failure::usage("no mode was asked for"))?;
         let mut settings = schedule::Settings::default();
-        settings.receive = job.receive.parse().map_err(|reason: String| Failure::usage(reason))?;
+        settings.receive = job.receive;
         settings.window = job.window;
         settings.deadline = limit;
         let sites = Arc::new(NodeSites::new(&graph, REGISTERED));
-        let executor = Executor::new(
-            graph,
-            Arc::clone(&placements),
-            part,
-            kernels,
-            in_use,
-            Arc::clone(&sites),
-            settings,
-        );
-        let executor = executor.map_err(|error| Failure::run("can't begin").because(error))?;
-        let connected = Connected { static_addresses: session.addresses_distributed().learned };
-        Ok(Running {
+        let (kernels, shared, known) =
+            (kernels.into_iter().collect(), Arc::clone(&placements), Arc::clone(&sites));
+        let executor = Executor::new(graph, shared, part, kernels, in_use, known, settings)
+            .map_err(|error| Failure::run("can't begin").because(error))?;
+        let (modes, tallies) = (job.modes, HashMap::new());
+        Ok(Some(Self {
             part,
             placements,
             checks,
@@ -131,22 +104,19 @@ impl Loaded {
             current,
             modes,
             sites,
-            tallies: HashMap::new(),
-            connected,
-            _session: session,
-        })
+            tallies,
+            session,
+        }))
     }
-}
 
-impl Running {
     /// Returns a handle that stops the run from another thread.
     pub(super) fn stop(&self) -> Stop {
         self.executor.stop_handle()
     }
 
-    /// Returns what was done to connect.
-    pub(super) fn connected(&self) -> Connected {
-        self.connected.clone()
+    /// Returns the number of addresses of static slots that this part got from its peers.
+    pub(super) fn static_addresses(&self) -> usize {
+        self.session.addresses_distributed().learned
     }
 
     /// Sets what is compared.
@@ -156,7 +126,7 @@ impl Running {
 
     /// Runs a turn. Returns the first tensor that differs from the unsplit model too.
     pub(super) fn run(&mut self, turn: &Turn) -> Result<(Done, Option<(Differs, Bytes)>), Failure> {
-        let mode: Mode = turn.mode.parse().map_err(|reason: String| Failure::usage(reason))?;
+        let mode = turn.mode;
         self.change(mode)?;
         let end = turn.first + turn.count;
         let work = if turn.replay { Work::Replay } else { Work::ComputeAndKeep };
@@ -165,7 +135,7 @@ impl Running {
         let report = self
             .executor
             .run(turn.first..end, work, &mut checking)
-            .map_err(|error| Failure::run(&turn.mode).because(error))?;
+            .map_err(|error| Failure::run(mode.to_string()).because(error))?;
         let (mut done, difference) = (checking.done, checking.difference);
         done.nanos = report.elapsed.as_nanos().try_into().unwrap_or(u64::MAX);
         if !turn.replay {
@@ -198,7 +168,7 @@ impl Running {
     pub(super) fn describe(&self) -> Described {
         let mut described = Described::default();
         for mode in &self.modes {
-            let mut counts = SentCounts { mode: mode.to_string(), ..SentCounts::default() };
+            let mut counts = SentCounts { mode: *mode, sent: 0, copied: 0 };
             for crossing in self.placements.leaving(self.part) {
                 let (first, all) =
                     self.tallies.get(mode).map(|tally| tally.of(crossing.id)).unwrap_or_default();
@@ -212,23 +182,5 @@ impl Running {
             described.modes.push(counts);
         }
         described
-    }
-}
-
-impl fmt::Debug for Loaded {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Loaded")
-            .field("job", &self.job)
-            .field("listener", &self.listener)
-            .finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Running {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Running")
-            .field("part", &self.part)
-            .field("mode", &self.current)
-            .finish_non_exhaustive()
     }
 }

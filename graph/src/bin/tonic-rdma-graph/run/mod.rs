@@ -3,20 +3,20 @@
 mod parts;
 mod plan;
 mod reference;
-mod results;
 mod rounds;
 
 use std::sync::Arc;
 
 use bytes::Bytes;
+use tonic_rdma_commands::process::Child;
 use tonic_rdma_commands::{Failure, output};
 use tonic_rdma_graph::dataflow::Role;
+use tonic_rdma_graph::explain::{Explanation, SenderReport};
 
-use crate::control::messages::{Connected, Order, Report};
-use crate::launch::Children;
+use crate::control::{Described, Order, Report};
 use crate::options::RunOptions;
-use crate::output::Results;
-use parts::Parts;
+use crate::output::{ModeRow, Results};
+use parts::{Parts, only};
 use plan::Plan;
 use reference::Reference;
 use rounds::Rounds;
@@ -36,8 +36,8 @@ pub(crate) fn run(options: &RunOptions) -> Result<(), Failure> {
     let plan = Arc::new(Plan::new(options, parts)?);
     let parts = plan.placements.partition().count();
     let (children, addresses) = match &options.hosts {
-        Some(hosts) => (Children::default(), hosts.0.clone()),
-        None => Children::start(parts)?,
+        Some(hosts) => (Vec::new(), hosts.0.clone()),
+        None => parts::start(parts)?,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.map_err(|error| Failure::run("can't start threads").because(error))?;
@@ -62,7 +62,8 @@ fn nodes(options: &RunOptions) -> Result<(), Failure> {
 
 fn number_of_parts(options: &RunOptions) -> Result<usize, Failure> {
     let cuts = options.cut.as_ref().map(|cuts| cuts.0.len());
-    if let (Some(parts), Some(cuts)) = (options.parts, cuts)
+    let parts = options.parts.map(|parts| parts as usize);
+    if let (Some(parts), Some(cuts)) = (parts, cuts)
         && parts != cuts + 1
     {
         return Err(Failure::usage(format!(
@@ -70,7 +71,7 @@ fn number_of_parts(options: &RunOptions) -> Result<usize, Failure> {
             cuts + 1
         )));
     }
-    let asked = cuts.map(|cuts| cuts + 1).or(options.parts);
+    let asked = cuts.map(|cuts| cuts + 1).or(parts);
     match (asked, &options.hosts) {
         (Some(parts), Some(hosts)) if hosts.0.len() != parts => Err(Failure::usage(format!(
             "--hosts names {} hosts for {parts} parts: name one for each part",
@@ -84,7 +85,7 @@ fn number_of_parts(options: &RunOptions) -> Result<usize, Failure> {
 async fn coordinate(
     options: &RunOptions,
     plan: &Arc<Plan>,
-    children: Children,
+    children: Vec<Child>,
     addresses: &[String],
 ) -> Result<(Results, Vec<String>), Failure> {
     let mut parts = Parts::open(children, addresses, options.timeout).await?;
@@ -100,40 +101,52 @@ async fn coordinate(
         let (plan, seed, lengths) = (Arc::clone(plan), options.seed, options.lengths.0.clone());
         tokio::task::spawn_blocking(move || Reference::compute(&plan, seed, &lengths))
     };
-    let ports = parts.gather("loaded the model", |report| match report {
-        Report::Loaded { port } => Ok(port),
-        other => Err(other),
-    });
-    let ports = ports.await?;
-    let peers: Vec<String> =
-        addresses.iter().zip(ports).map(|(address, port)| with_port(address, port)).collect();
+    let ports = parts.gather("loaded the model", only!(Report::Loaded { port } => port)).await?;
+    let peers = addresses.iter().zip(ports).map(|(address, port)| with_port(address, port)).collect();
     parts.send_all(&Order::Connect { peers }).await?;
-    let connected = parts.gather("connected", |report| match report {
-        Report::Connected(connected) => Ok(connected),
-        other => Err(other),
-    });
-    let connected: Vec<Connected> = connected.await?;
+    let connected = only!(Report::Connected { static_addresses } => static_addresses);
+    let addresses = parts.gather("connected", connected).await?.iter().sum();
     let reference = reference.await.map_err(|error| Failure::run("the unsplit model").because(error))??;
     for part in 0..parts.len() {
         parts.send(part, &Order::Expect(reference.expected(plan, part)?), Bytes::new()).await?;
     }
-    let ready = parts.gather("took what it has to check", |report| match report {
-        Report::Ready => Ok(()),
-        other => Err(other),
-    });
-    ready.await?;
+    parts.gather("took what it has to check", only!(Report::Ready => ())).await?;
     let mut rounds = Rounds::new(options, plan, &reference);
     rounds.run(&mut parts).await?;
     parts.send_all(&Order::Describe).await?;
-    let described = parts.gather("described its tensors", |report| match report {
-        Report::Tensors(described) => Ok(described),
-        other => Err(other),
-    });
-    let described = described.await?;
-    let addresses = connected.iter().map(|connected| connected.static_addresses).sum();
+    let described = parts.gather("described its tensors", only!(Report::Tensors(tensors) => tensors)).await?;
     let differences = std::mem::take(&mut rounds.differences);
     let modes = rounds.rows(&described);
-    Ok((results::results(options, plan, &reference, addresses, &described, modes), differences))
+    Ok((results(options, plan, &reference, addresses, &described, modes), differences))
+}
+
+/// Gathers the results of a run. `static_addresses` is the number of addresses of static slots that were distributed.
+fn results(
+    options: &RunOptions,
+    plan: &Plan,
+    reference: &Reference,
+    static_addresses: usize,
+    described: &[Described],
+    modes: Vec<ModeRow>,
+) -> Results {
+    let (crossings, partition) = (plan.placements.crossings(), plan.placements.partition());
+    let reports: Vec<SenderReport> = described.iter().flat_map(|part| part.tensors.iter().copied()).collect();
+    let mut explanation = Explanation::new(plan.model.topology(), &plan.placements, &reports);
+    for (tensor, crossing) in explanation.tensors.iter_mut().zip(crossings) {
+        tensor.bytes = Some(reference.bytes(crossing.outlet));
+    }
+    let nodes_of = |part| partition.parts().iter().filter(|owner| owner.0 == part).count();
+    Results {
+        model: plan.name.clone(),
+        parts: partition.count(),
+        micro_batches: options.micro_batches,
+        receive: options.receive,
+        nodes: (0..partition.count()).map(nodes_of).collect(),
+        bytes: crossings.iter().map(|crossing| reference.bytes(crossing.outlet)).sum(),
+        static_addresses,
+        explanation,
+        modes,
+    }
 }
 
 /// Returns the address with another port.
@@ -145,11 +158,11 @@ fn with_port(address: &str, port: u16) -> String {
 /// Fails if a check did not hold.
 fn verdict(results: &Results, differences: &[String]) -> Result<(), Failure> {
     let errors: u64 = results.modes.iter().map(|mode| mode.errors).sum();
-    match differences.first() {
-        Some(first) => Err(Failure::run(format!("{errors} tensors differ from the unsplit model; {first}"))),
-        None if errors > 0 => Err(Failure::run(format!("{errors} tensors differ from the unsplit model"))),
-        None => Ok(()),
+    let first = differences.first().map(|first| format!("; {first}"));
+    if errors == 0 && first.is_none() {
+        return Ok(());
     }
+    Err(Failure::run(format!("{errors} tensors differ from the unsplit model{}", first.unwrap_or_default())))
 }
 
 #[cfg(test)]

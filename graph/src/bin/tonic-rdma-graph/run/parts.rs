@@ -1,56 +1,114 @@
-//! The parts of a run, and what becomes of the run when one of them ends.
+//! The parts of a run: their processes, the streams to them, and what becomes of the run when one of them ends.
 
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Endpoint;
 use tonic_rdma_commands::Failure;
+use tonic_rdma_commands::process::{self, Child};
 
-use crate::control::messages::{Differs, Order, Report};
-use crate::control::{Event, Links};
-use crate::launch::Children;
+use crate::control::proto::part_client::PartClient;
+use crate::control::proto::{self, part_server::SERVICE_NAME};
+use crate::control::{Differs, Order, Report, read, text};
+use crate::part::LISTENING;
 
+/// The longest time for a process to say where it listens.
+const START: Duration = Duration::from_secs(30);
+/// The longest time for a process to end after its stream.
+const END: Duration = Duration::from_secs(1);
 /// How long the other parts may take to report after one has failed. The first to report is not always the one that failed first.
 const GRACE: Duration = Duration::from_secs(2);
+/// The number of orders that may wait for a part. The pieces of a model are orders too.
+const ORDERS: usize = 8;
+/// How often the peer is asked whether it lives, and how long it may take to answer. Parts that compute leave little time to others.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+const ALIVE: Duration = Duration::from_secs(30);
+/// The longest time for a connection to a part.
+const CONNECT: Duration = Duration::from_secs(10);
+/// The largest message of a part: a tensor that differs.
+const LARGEST: usize = 1 << 30;
 
-/// The parts.
+/// The parts. Their processes end with this value, and with this process.
 #[derive(Debug)]
 pub(crate) struct Parts {
-    links: Links,
-    children: Children,
+    /// Processes of this machine. Without them, the parts are on other hosts.
+    children: Vec<Child>,
+    orders: Vec<mpsc::Sender<proto::Order>>,
+    events: mpsc::UnboundedReceiver<(usize, Event)>,
     /// The longest wait for all parts.
     limit: Duration,
     /// Tensors that differ, as they were reported.
     pub(crate) differing: Vec<(Differs, Bytes)>,
 }
 
+/// What a part did.
+#[derive(Debug)]
+enum Event {
+    Report(Report, Bytes),
+    /// The stream has ended, and why.
+    Ended(String),
+}
+
+/// Starts a process for each part: this program again. Returns the addresses at which they listen. The kernel ends the processes with the
+/// thread that calls this, so this must be the thread that lives as long as this process.
+pub(crate) fn start(parts: usize) -> Result<(Vec<Child>, Vec<String>), Failure> {
+    let parent = std::process::id().to_string();
+    let start = |part| {
+        let mut command = process::again()?;
+        command.args(["serve", "--listen", "127.0.0.1:0", "--parent", &parent]);
+        Child::with_lines(format!("the process of part {part}"), command)
+    };
+    let mut children = (0..parts).map(start).collect::<Result<Vec<_>, _>>()?;
+    let address = |child: &mut Child| {
+        let line = child.line(START)?;
+        let address = line.strip_prefix(LISTENING).map(str::to_owned);
+        address.ok_or_else(|| Failure::run(format!("{} does not say where it listens: {line}", child.name())))
+    };
+    let addresses = children.iter_mut().map(address).collect::<Result<_, _>>()?;
+    Ok((children, addresses))
+}
+
 impl Parts {
     /// Opens the streams to all parts.
     pub(crate) async fn open(
-        mut children: Children,
+        children: Vec<Child>,
         addresses: &[String],
         limit: Duration,
     ) -> Result<Self, Failure> {
-        let mut links = Links::new();
+        let (sender, events) = mpsc::unbounded_channel();
+        let mut parts = Self { children, orders: Vec::new(), events, limit, differing: Vec::new() };
         for (part, address) in addresses.iter().enumerate() {
-            let hint = || match children.has(part) {
-                true => children.status(part),
-                false => format!("start `tonic-rdma-graph serve --listen {address}` there"),
-            };
-            links.open(address, hint).await?;
+            let endpoint = Endpoint::from_shared(format!("http://{address}"))
+                .map_err(|error| Failure::usage(format!("part {part}: bad address {address:?}: {error}")))?;
+            let orders = open(part, endpoint, &sender).await.map_err(|reason| {
+                let hint = parts.fate(part);
+                let hint = hint
+                    .unwrap_or_else(|| format!("start `tonic-rdma-graph serve --listen {address}` there"));
+                Failure::run(format!("can't reach part {part} at {address}: {reason}; {hint}"))
+            })?;
+            parts.orders.push(orders);
         }
-        Ok(Self { links, children, limit, differing: Vec::new() })
+        Ok(parts)
     }
 
     /// Returns the number of parts.
     pub(crate) fn len(&self) -> usize {
-        self.links.len()
+        self.orders.len()
     }
 
-    /// Sends an order to a part.
+    /// Returns how the process of a part ended, if it is one of this machine.
+    fn fate(&self, part: usize) -> Option<String> {
+        self.children.get(part).map(|child| format!("its process {}", process::how_ended(child.wait(END))))
+    }
+
+    /// Sends an order to a part. If the stream has ended, an event says so.
     pub(crate) async fn send(&mut self, part: usize, order: &Order, content: Bytes) -> Result<(), Failure> {
-        let limit = self.limit;
-        match tokio::time::timeout(limit, self.links.send(part, order, content)).await {
-            Ok(sent) => sent,
+        let order = proto::Order { json: text(order)?, content };
+        match timeout(self.limit, self.orders[part].send(order)).await {
+            Ok(_) => Ok(()),
             Err(_) => Err(self.late(&[part], "took an order")),
         }
     }
@@ -63,7 +121,14 @@ impl Parts {
         Ok(())
     }
 
-    /// Waits for a report of each part. `took` takes it, or gives another report back. `what` ends the sentence "part 0 has not …".
+    /// Waits for the next event until `end`.
+    async fn next(&mut self, end: Instant) -> Option<(usize, Event)> {
+        let left = end.saturating_duration_since(Instant::now());
+        timeout(left, self.events.recv()).await.ok().flatten()
+    }
+
+    /// Waits for a report of each part. `took` takes it, or gives another report back ([`only!`]). `what` ends the sentence
+    /// "part 0 has not …".
     pub(crate) async fn gather<T>(
         &mut self,
         what: &str,
@@ -72,8 +137,7 @@ impl Parts {
         let mut found: Vec<Option<T>> = (0..self.len()).map(|_| None).collect();
         let end = Instant::now() + self.limit;
         while found.iter().any(Option::is_none) {
-            let left = end.saturating_duration_since(Instant::now());
-            match self.links.next(left).await {
+            match self.next(end).await {
                 Some((_, Event::Report(Report::Differs(differs), content))) => {
                     self.differing.push((differs, content));
                 }
@@ -97,12 +161,9 @@ impl Parts {
     }
 
     fn late(&self, parts: &[usize], what: &str) -> Failure {
-        let names: Vec<String> = parts.iter().map(usize::to_string).collect();
-        Failure::run(format!(
-            "part {} has not {what} within {} s; --timeout gives it more time",
-            names.join(", "),
-            self.limit.as_secs()
-        ))
+        let names = parts.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+        let seconds = self.limit.as_secs();
+        Failure::run(format!("part {names} has not {what} within {seconds} s; --timeout gives it more time"))
     }
 
     /// Returns the failure of a run in which a part has failed. If the process of another part has ended, that is the reason.
@@ -111,13 +172,10 @@ impl Parts {
         let mut first = (part, reason, usage);
         let mut failed = vec![part];
         while failed.len() < self.len() {
-            match self.links.next(end.saturating_duration_since(Instant::now())).await {
-                Some((other, Event::Ended(reason))) if !failed.contains(&other) => {
-                    return self.ended(other, &reason);
-                }
-                Some((other, Event::Report(Report::Failed { reason, usage }, _)))
-                    if !failed.contains(&other) =>
-                {
+            match self.next(end).await {
+                Some((other, _)) if failed.contains(&other) => {}
+                Some((other, Event::Ended(reason))) => return self.ended(other, &reason),
+                Some((other, Event::Report(Report::Failed { reason, usage }, _))) => {
                     failed.push(other);
                     // A part that lost a peer says less than the peer.
                     if usage && !first.2 || first.1.contains("peer") && !reason.contains("peer") {
@@ -133,10 +191,65 @@ impl Parts {
         if usage { Failure::usage(message) } else { Failure::run(message) }
     }
 
-    fn ended(&mut self, part: usize, reason: &str) -> Failure {
-        match self.children.has(part) {
-            true => Failure::run(format!("part {part}: {}", self.children.status(part))),
-            false => Failure::run(format!("part {part} is gone: {reason}")),
+    fn ended(&self, part: usize, reason: &str) -> Failure {
+        match self.fate(part) {
+            Some(fate) => Failure::run(format!("part {part}: {fate}")),
+            None => Failure::run(format!("part {part} is gone: {reason}")),
         }
     }
+}
+
+/// Makes a closure for [`Parts::gather`] that takes one kind of report.
+macro_rules! only {
+    ($report:pat => $value:expr) => {
+        |report| match report {
+            $report => Ok($value),
+            other => Err(other),
+        }
+    };
+}
+pub(crate) use only;
+
+/// Opens the stream to a part, whose reports go to `events` until it ends. Fails with the reason.
+async fn open(
+    part: usize,
+    endpoint: Endpoint,
+    events: &mpsc::UnboundedSender<(usize, Event)>,
+) -> Result<mpsc::Sender<proto::Order>, String> {
+    let endpoint = endpoint
+        .connect_timeout(CONNECT)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(ALIVE)
+        .keep_alive_while_idle(true);
+    let channel = timeout(CONNECT, endpoint.connect()).await;
+    let channel = channel
+        .map_err(|_| format!("no connection within {} s", CONNECT.as_secs()))?
+        .map_err(|error| Failure::run("no connection").because(error).with_causes())?;
+    let (orders, waiting) = mpsc::channel(ORDERS);
+    let mut client = PartClient::new(channel).max_decoding_message_size(LARGEST);
+    let call = timeout(CONNECT, client.work(ReceiverStream::new(waiting))).await;
+    let mut reports = call
+        .map_err(|_| format!("no answer within {} s", CONNECT.as_secs()))?
+        .map_err(|status| format!("{SERVICE_NAME}: {}", status.message()))?
+        .into_inner();
+    let events = events.clone();
+    tokio::spawn(async move {
+        let reason = loop {
+            let message = match reports.message().await {
+                Ok(Some(message)) => message,
+                Ok(None) => break "it closed the stream".to_owned(),
+                Err(status) => break status.message().to_owned(),
+            };
+            let event = match read(&message.json, &format!("part {part}")) {
+                Ok(report) => Event::Report(report, message.content),
+                Err(failure) => break failure.with_causes(),
+            };
+            if events.send((part, event)).is_err() {
+                return;
+            }
+        };
+        let _ = events.send((part, Event::Ended(reason)));
+    });
+    Ok(orders)
 }

@@ -10,7 +10,7 @@ use tonic_rdma_graph::partition;
 use tonic_rdma_graph::placement::{Partition, Placements, analyse};
 use tonic_rdma_graph::transfer::Mode;
 
-use crate::control::messages::Job;
+use crate::control::Job;
 use crate::options::RunOptions;
 use crate::set::settings;
 
@@ -54,8 +54,8 @@ impl Plan {
             sets: self.sets,
             seed: options.seed,
             assignment: partition.parts().iter().map(|part| part.0).collect(),
-            modes: self.modes.iter().map(Mode::to_string).collect(),
-            receive: options.receive.to_string(),
+            modes: self.modes.clone(),
+            receive: options.receive,
             window: options.micro_batches as usize,
             limit_ms: options.timeout.as_millis().try_into().unwrap_or(u64::MAX),
         }

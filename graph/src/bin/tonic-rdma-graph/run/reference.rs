@@ -10,7 +10,7 @@ use tonic_rdma_graph::dataflow::Outlet;
 use tonic_rdma_graph::onnx::ModelValue;
 
 use super::plan::Plan;
-use crate::control::messages::{Checked, Differs, Expected};
+use crate::control::{Checked, Differs, Expected};
 use crate::set::{digest, lengths as lengths_of};
 
 /// The values of the unsplit model, for each set of inputs.

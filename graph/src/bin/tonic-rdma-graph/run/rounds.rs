@@ -1,12 +1,13 @@
 //! The turns of a run: all modes in turn, so that what else the machine does concerns all of them.
 
 use tonic_rdma_commands::Failure;
+use tonic_rdma_commands::statistics::median;
 use tonic_rdma_graph::transfer::Mode;
 
-use super::parts::Parts;
+use super::parts::{Parts, only};
 use super::plan::Plan;
 use super::reference::Reference;
-use crate::control::messages::{Described, Done, Order, Report, Turn};
+use crate::control::{Described, Order, Report, Turn};
 use crate::options::RunOptions;
 use crate::output::ModeRow;
 
@@ -39,9 +40,9 @@ pub(crate) struct Rounds<'a> {
 }
 
 /// What was measured of a mode.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Measured {
-    name: String,
+    mode: Mode,
     /// Time of the first step, in nanoseconds.
     first: u64,
     /// The steps of a turn of replays.
@@ -56,8 +57,16 @@ struct Measured {
 impl<'a> Rounds<'a> {
     /// Makes the rounds of a run.
     pub(crate) fn new(options: &RunOptions, plan: &'a Plan, reference: &'a Reference) -> Self {
-        let measured = |name: String| Measured { name, ..Measured::default() };
-        let modes = plan.modes.iter().map(|mode| measured(mode.to_string())).collect();
+        let measured = |&mode| Measured {
+            mode,
+            first: 0,
+            replays: 0,
+            steps: Vec::new(),
+            transfers: Vec::new(),
+            checked: 0,
+            errors: 0,
+        };
+        let modes = plan.modes.iter().map(measured).collect();
         Self {
             plan,
             reference,
@@ -134,15 +143,10 @@ impl<'a> Rounds<'a> {
         replay: bool,
         check: bool,
     ) -> Result<u64, Failure> {
-        let name = self.modes[mode].name.clone();
-        let turn = Turn { mode: name, first: self.next, count, replay, check };
+        let turn = Turn { mode: self.modes[mode].mode, first: self.next, count, replay, check };
         self.next += count;
         parts.send_all(&Order::Run(turn)).await?;
-        let done = parts.gather("run its micro-batches", |report| match report {
-            Report::Done(done) => Ok(done),
-            other => Err(other),
-        });
-        let done: Vec<Done> = done.await?;
+        let done = parts.gather("run its micro-batches", only!(Report::Done(done) => done)).await?;
         let measured = &mut self.modes[mode];
         measured.checked += done.iter().map(|done| done.checked).sum::<u64>();
         measured.errors += done.iter().map(|done| done.errors).sum::<u64>();
@@ -154,49 +158,25 @@ impl<'a> Rounds<'a> {
 
     /// Returns the rows of the table.
     pub(crate) fn rows(self, described: &[Described]) -> Vec<ModeRow> {
-        let row = |mode: Measured| {
-            let counts =
-                described.iter().flat_map(|part| &part.modes).filter(|counts| counts.mode == mode.name);
-            let (sent, copied) =
+        let micros = |nanos: Vec<f64>| nanos.into_iter().map(|nanos| nanos / 1000.0).collect::<Vec<f64>>();
+        let row = |Measured { mode, steps, transfers, checked, errors, .. }| {
+            let counts = described.iter().flat_map(|part| &part.modes).filter(|counts| counts.mode == mode);
+            let (sent, sender_copies) =
                 counts.fold((0, 0), |(sent, copied), counts| (sent + counts.sent, copied + counts.copied));
-            let micros =
-                |nanos: Vec<f64>| nanos.into_iter().map(|nanos| nanos / 1000.0).collect::<Vec<f64>>();
-            let (steps, transfers) = (micros(mode.steps), micros(mode.transfers));
+            let (steps, transfers) = (micros(steps), micros(transfers));
             ModeRow {
-                step_us: median(steps.clone()),
-                transfer_us: median(transfers.clone()),
+                mode,
+                step_us: median(steps.iter().copied()),
+                transfer_us: median(transfers.iter().copied()),
                 step_us_of_rounds: steps,
                 transfer_us_of_rounds: transfers,
                 sent,
-                sender_copies: copied,
-                sender_copies_per_tensor: if sent == 0 { 0.0 } else { copied as f64 / sent as f64 },
-                checked: mode.checked,
-                errors: mode.errors,
-                mode: mode.name,
+                sender_copies,
+                sender_copies_per_tensor: if sent == 0 { 0.0 } else { sender_copies as f64 / sent as f64 },
+                checked,
+                errors,
             }
         };
         self.modes.into_iter().map(row).collect()
-    }
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    match values.len() {
-        0 => 0.0,
-        count if count % 2 == 1 => values[count / 2],
-        count => f64::midpoint(values[count / 2 - 1], values[count / 2]),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn medians_are_in_the_middle() {
-        assert_eq!(
-            [median(vec![3.0, 1.0, 2.0]), median(vec![4.0, 1.0]), median(Vec::new())],
-            [2.0, 2.5, 0.0]
-        );
     }
 }

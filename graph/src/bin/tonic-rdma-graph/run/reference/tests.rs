@@ -3,6 +3,8 @@
 use clap::Parser as _;
 
 use super::*;
+use tonic_rdma_graph::transfer::Mode;
+
 use crate::options::Options;
 
 #[allow(dead_code, reason = "the tests of the command use the rest")]
@@ -29,7 +31,7 @@ fn a_tensor_that_differs_is_named_with_its_first_element_that_differs() {
     content[4 * 77] ^= 1;
     let mut differs = Differs {
         what: Checked::Crossing(0),
-        mode: "rdma-cp".to_owned(),
+        mode: Mode::RdmaCp,
         micro_batch: 4,
         set: 1,
         spec: value.spec().unwrap().to_string(),
