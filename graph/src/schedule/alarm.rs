@@ -2,10 +2,12 @@
 
 use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::Wake;
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
+
+use tonic_rdma_verbs::internal::lock;
 
 /// Wakes the thread of an executor, and keeps which receives have arrived.
 #[derive(Debug)]
@@ -30,17 +32,17 @@ impl Alarm {
 
     /// Notes that one should look at a receive.
     pub(super) fn look_at(&self, receive: usize) {
-        self.lock().push(receive);
+        lock(&self.arrivals).push(receive);
     }
 
     /// Takes the receives that one should look at.
     pub(super) fn arrivals(&self) -> Vec<usize> {
-        mem::take(&mut *self.lock())
+        mem::take(&mut *lock(&self.arrivals))
     }
 
     /// Returns whether there are receives that one should look at.
     pub(super) fn has_arrivals(&self) -> bool {
-        !self.lock().is_empty()
+        !lock(&self.arrivals).is_empty()
     }
 
     /// Forgets earlier rings. Call this before the wakers are given out.
@@ -73,10 +75,6 @@ impl Alarm {
         if !self.rung.swap(true, Ordering::SeqCst) {
             self.thread.unpark();
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<usize>> {
-        self.arrivals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,13 +1,13 @@
 //! The executor of one part.
 
 use std::collections::HashMap;
-use std::error::Error;
 use std::fmt;
 use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
 
 use tonic_rdma_tensor::Tensor;
+use tonic_rdma_verbs::internal::chain;
 
 use super::compute;
 use super::plan::Plan;
@@ -141,7 +141,7 @@ impl<V: Value> Executor<V> {
         let report = Run::new(self, steps, work, program).drive();
         if let Err(error) = &report {
             self.failed = true;
-            self.transfers.abort(&with_sources(error));
+            self.transfers.abort(&chain(error));
         }
         report
     }
@@ -188,16 +188,4 @@ impl<V> fmt::Debug for Executor<V> {
 fn missing(graph: &Topology, node: NodeId, part: Part) -> GraphError {
     let name = graph.node(node).map_or_else(|| node.0.to_string(), |node| node.name.clone());
     GraphError::Node { node: name, reason: format!("it has no kernel in part {}", part.0) }
-}
-
-/// Returns the messages of an error and of its sources.
-fn with_sources(error: &GraphError) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        source = error.source();
-    }
-    text
 }

@@ -17,11 +17,12 @@
 #[cfg(test)]
 mod tests;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use serde::{Deserialize, Serialize};
 use tonic_rdma::memory::sites::{NodeScope, SiteAllocator, SiteReport};
 use tonic_rdma_tensor::{Tensor, TensorSpec};
+use tonic_rdma_verbs::internal::lock;
 
 use crate::dataflow::{KernelError, NodeId, Topology, Value};
 use crate::placement::{Crossing, CrossingId};
@@ -176,7 +177,7 @@ impl NodeSites {
         let site = crossed
             .site
             .map(|site| Site { allocating: self.allocating(site.node as usize), ordinal: site.ordinal });
-        let mut crossings = self.lock();
+        let mut crossings = lock(&self.crossings);
         if crossings.len() <= crossing.0 {
             crossings.resize(crossing.0 + 1, SeenCrossing::default());
         }
@@ -189,7 +190,7 @@ impl NodeSites {
 
     /// Returns what is known of the memory of a crossing tensor.
     pub fn seen(&self, crossing: CrossingId) -> SeenCrossing {
-        self.lock().get(crossing.0).copied().unwrap_or_default()
+        lock(&self.crossings).get(crossing.0).copied().unwrap_or_default()
     }
 
     /// Returns what the allocator has learnt and placed, or `None` if it does not take part. The nodes of the report are numbered as those
@@ -213,9 +214,5 @@ impl NodeSites {
             None => Allocating::Node(number),
             Some(crossing) => Allocating::Receive(crossing),
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<SeenCrossing>> {
-        self.crossings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -3,7 +3,6 @@
 //! A tensor waits in the lane of its crossing until the receiver takes it, and is copied then. With delays, a thread of its own (the
 //! courier) puts each tensor into its lane when its time has come: this simulates a network.
 
-mod courier;
 mod network;
 
 use std::fmt;
@@ -97,7 +96,7 @@ impl InMemory {
         let is_delayed = delay.is_some();
         let network = Arc::new(Network::new(parts, crossings, depth, delay));
         if is_delayed {
-            courier::spawn(&network)?;
+            network.start_courier()?;
         }
         let end = |part| Self {
             part: Part(part),
@@ -178,12 +177,12 @@ impl<V: Value> Transfers<V> for InMemory {
         context: &mut Context<'_>,
     ) -> Poll<Result<(), GraphError>> {
         let peer = self.crossing(crossing)?.to;
-        self.network.poll_ready(self.part, peer, crossing, context.waker())
+        self.network.poll_below(self.part, peer, crossing, context.waker(), None)
     }
 
     fn poll_flushed(&mut self, context: &mut Context<'_>) -> Poll<Result<(), GraphError>> {
         for crossing in self.placements.leaving(self.part) {
-            match self.network.poll_flushed(self.part, crossing.to, crossing.id, context.waker()) {
+            match self.network.poll_below(self.part, crossing.to, crossing.id, context.waker(), Some(1)) {
                 Poll::Ready(Ok(())) => {}
                 other => return other,
             }

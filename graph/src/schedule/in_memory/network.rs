@@ -1,12 +1,13 @@
 //! The lanes between the parts, and which parts are left.
 
-use std::collections::{BinaryHeap, VecDeque};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Poll, Waker};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use tonic_rdma_tensor::Tensor;
-use tonic_rdma_verbs::internal::wake_all;
+use tonic_rdma_verbs::internal::{lock, wake_all};
 
 use crate::error::GraphError;
 use crate::placement::{CrossingId, Part};
@@ -29,7 +30,8 @@ struct State {
     failed: Vec<(Part, String)>,
     /// Whether each part has dropped its transfers.
     left: Vec<bool>,
-    parcels: BinaryHeap<Parcel>,
+    /// Tensors under way, by the time at which they are due and their number: the lane, the step and the tensor.
+    parcels: BTreeMap<(Instant, u64), (usize, u64, Tensor)>,
     /// The number of the next parcel.
     number: u64,
 }
@@ -46,22 +48,13 @@ struct Lane {
     sender: Option<Waker>,
 }
 
-/// A tensor under way.
-struct Parcel {
-    due: Instant,
-    number: u64,
-    lane: usize,
-    step: u64,
-    tensor: Tensor,
-}
-
 impl Network {
     pub(super) fn new(parts: usize, crossings: usize, depth: usize, delay: Option<Delay>) -> Self {
         let state = State {
             lanes: (0..crossings).map(|_| Lane::default()).collect(),
             failed: Vec::new(),
             left: vec![false; parts],
-            parcels: BinaryHeap::new(),
+            parcels: BTreeMap::new(),
             number: 0,
         };
         Self { state: Mutex::new(state), changed: Condvar::new(), depth, delay }
@@ -76,7 +69,7 @@ impl Network {
         step: u64,
         tensor: &Tensor,
     ) -> Result<Start, GraphError> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.check(part, Some(peer))?;
         let lane = &mut state.lanes[crossing.0];
         if lane.arrived.len() + lane.under_way >= self.depth {
@@ -93,9 +86,20 @@ impl Network {
         lane.under_way += 1;
         let number = state.number;
         state.number += 1;
-        state.parcels.push(Parcel { due, number, lane: crossing.0, step, tensor: tensor.clone() });
+        state.parcels.insert((due, number), (crossing.0, step, tensor.clone()));
         self.changed.notify_one();
         Ok(Start::Begun)
+    }
+
+    /// Starts the thread that delivers delayed tensors, the courier. It ends when all parts have dropped their transfers.
+    pub(super) fn start_courier(self: &Arc<Self>) -> Result<(), GraphError> {
+        let network = Arc::clone(self);
+        let spawned =
+            thread::Builder::new().name("courier".to_owned()).spawn(move || while network.deliver() {});
+        spawned.map(drop).map_err(|error| GraphError::Setting {
+            setting: "delay",
+            reason: format!("delayed transfers need a thread, and the system gave none: {error}"),
+        })
     }
 
     /// Takes a tensor out of a lane, or keeps the waker.
@@ -107,7 +111,7 @@ impl Network {
         step: u64,
         waker: Option<&Waker>,
     ) -> Result<Option<Tensor>, GraphError> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let lane = &mut state.lanes[crossing.0];
         match lane.arrived.front() {
             Some((arrived, _)) if *arrived != step => {
@@ -129,45 +133,25 @@ impl Network {
         }
     }
 
-    pub(super) fn poll_ready(
-        &self,
-        part: Part,
-        peer: Part,
-        crossing: CrossingId,
-        waker: &Waker,
-    ) -> Poll<Result<(), GraphError>> {
-        self.poll_until_below(part, peer, crossing, waker, self.depth)
-    }
-
-    pub(super) fn poll_flushed(
-        &self,
-        part: Part,
-        peer: Part,
-        crossing: CrossingId,
-        waker: &Waker,
-    ) -> Poll<Result<(), GraphError>> {
-        self.poll_until_below(part, peer, crossing, waker, 1)
-    }
-
     /// Returns the number of tensors of a crossing that were sent and are not taken.
     pub(super) fn not_taken(&self, crossing: CrossingId) -> usize {
-        let state = self.lock();
+        let state = lock(&self.state);
         let lane = &state.lanes[crossing.0];
         lane.arrived.len() + lane.under_way
     }
 
-    /// Returns whether fewer than `below` tensors of a crossing are not taken yet.
-    fn poll_until_below(
+    /// Waits until fewer than `below` tensors of a crossing are not taken, by default until there is room for another one.
+    pub(super) fn poll_below(
         &self,
         part: Part,
         peer: Part,
         crossing: CrossingId,
         waker: &Waker,
-        below: usize,
+        below: Option<usize>,
     ) -> Poll<Result<(), GraphError>> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let lane = &mut state.lanes[crossing.0];
-        if lane.arrived.len() + lane.under_way < below {
+        if lane.arrived.len() + lane.under_way < below.unwrap_or(self.depth) {
             return Poll::Ready(Ok(()));
         }
         lane.sender = Some(waker.clone());
@@ -177,7 +161,7 @@ impl Network {
 
     /// Notes that a part has failed.
     pub(super) fn fail(&self, part: Part, reason: &str) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.failed.push((part, reason.to_owned()));
         let wakers = state.wakers();
         drop(state);
@@ -186,7 +170,7 @@ impl Network {
 
     /// Notes that a part has dropped its transfers.
     pub(super) fn leave(&self, part: Part) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.left[part.0] = true;
         let wakers = state.wakers();
         drop(state);
@@ -195,15 +179,15 @@ impl Network {
     }
 
     /// Puts tensors that are due into their lanes. Returns false when all parts have left.
-    pub(super) fn deliver(&self) -> bool {
-        let mut state = self.lock();
+    fn deliver(&self) -> bool {
+        let mut state = lock(&self.state);
         if state.left.iter().all(|left| *left) {
             return false;
         }
         let now = Instant::now();
         let mut delivered = false;
-        while state.parcels.peek().is_some_and(|parcel| parcel.due <= now) {
-            let Some(Parcel { lane, step, tensor, .. }) = state.parcels.pop() else { break };
+        while let Some(parcel) = state.parcels.first_entry().filter(|parcel| parcel.key().0 <= now) {
+            let (lane, step, tensor) = parcel.remove();
             let lane = &mut state.lanes[lane];
             lane.under_way -= 1;
             lane.arrived.push_back((step, tensor));
@@ -213,15 +197,11 @@ impl Network {
         if delivered {
             return true;
         }
-        match state.parcels.peek().map(|parcel| parcel.due.saturating_duration_since(now)) {
+        match state.parcels.keys().next().map(|(due, _)| due.saturating_duration_since(now)) {
             Some(left) => drop(self.changed.wait_timeout(state, left)),
             None => drop(self.changed.wait(state)),
         }
         true
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -250,24 +230,3 @@ impl State {
 fn wake(waker: Option<Waker>) {
     wake_all(waker);
 }
-
-impl Ord for Parcel {
-    /// The parcel that is due first is the greatest, so that it leaves the heap first.
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (other.due, other.number).cmp(&(self.due, self.number))
-    }
-}
-
-impl PartialOrd for Parcel {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Parcel {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Parcel {}
