@@ -19,10 +19,7 @@ const FIRST_CALLS: &[(&str, &[&str])] = &[
     ("BalancedChannel", &["endpoints"]),
     ("RdmaConnectInfo", &["counters", "why"]),
     ("Pool", &["allocate", "lease"]),
-    (
-        "SiteAllocator",
-        &["allocate", "with_capacity", "allocate_named", "with_capacity_named", "next_iteration"],
-    ),
+    ("SiteAllocator", &["allocate", "allocate_named", "next_iteration"]),
     (
         "RdmaDevice",
         &[
