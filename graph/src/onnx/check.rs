@@ -10,6 +10,8 @@ use tract_onnx::pb::tensor_shape_proto::dimension;
 use tract_onnx::pb::type_proto::Value;
 use tract_onnx::pb::{GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto};
 
+use super::lengths::elements;
+
 /// What is wrong with a model.
 pub(super) enum Wrong {
     /// The engine has no such operator.
@@ -142,11 +144,7 @@ fn check_lengths(input: &ValueInfoProto) -> Result<(), Wrong> {
 
 fn check_tensor(tensor: &TensorProto) -> Result<(), Wrong> {
     check_elements(&tensor.name, tensor.data_type)?;
-    let count = tensor
-        .dims
-        .iter()
-        .try_fold(1_usize, |count, length| count.checked_mul(usize::try_from(*length).ok()?));
-    let Some(count) = count else {
+    let Some(count) = elements(&tensor.dims) else {
         return Err(format!("the tensor {} has the shape {:?}", tensor.name, tensor.dims).into());
     };
     if tensor.raw_data.is_empty() || tensor.data_location == Some(DataLocation::External as i32) {

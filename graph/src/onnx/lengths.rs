@@ -97,3 +97,8 @@ pub(super) fn integers(graph: &GraphProto, name: &str) -> Option<Vec<i64>> {
     }
     tensor.raw_data.chunks(8).map(|bytes| Some(i64::from_le_bytes(bytes.try_into().ok()?))).collect()
 }
+
+/// Returns the number of elements of a tensor, if the shape has one.
+pub(super) fn elements(dims: &[i64]) -> Option<usize> {
+    dims.iter().try_fold(1_usize, |count, length| count.checked_mul(usize::try_from(*length).ok()?))
+}

@@ -76,41 +76,27 @@ impl AsRef<[u8]> for Owner {
     }
 }
 
+/// The types of elements that both the engine and tensors have.
+const TYPES: [(tract::DatumType, Dtype); 12] = [
+    (tract::DatumType::Bool, Dtype::Bool),
+    (tract::DatumType::U8, Dtype::U8),
+    (tract::DatumType::U16, Dtype::U16),
+    (tract::DatumType::U32, Dtype::U32),
+    (tract::DatumType::U64, Dtype::U64),
+    (tract::DatumType::I8, Dtype::I8),
+    (tract::DatumType::I16, Dtype::I16),
+    (tract::DatumType::I32, Dtype::I32),
+    (tract::DatumType::I64, Dtype::I64),
+    (tract::DatumType::F16, Dtype::F16),
+    (tract::DatumType::F32, Dtype::F32),
+    (tract::DatumType::F64, Dtype::F64),
+];
+
 /// Returns the type of elements that cross, or `None` if the engine's type is private to it.
 pub(super) fn dtype(datum: tract::DatumType) -> Option<Dtype> {
-    use tract::DatumType;
-    Some(match datum {
-        DatumType::Bool => Dtype::Bool,
-        DatumType::U8 => Dtype::U8,
-        DatumType::U16 => Dtype::U16,
-        DatumType::U32 => Dtype::U32,
-        DatumType::U64 => Dtype::U64,
-        DatumType::I8 => Dtype::I8,
-        DatumType::I16 => Dtype::I16,
-        DatumType::I32 => Dtype::I32,
-        DatumType::I64 => Dtype::I64,
-        DatumType::F16 => Dtype::F16,
-        DatumType::F32 => Dtype::F32,
-        DatumType::F64 => Dtype::F64,
-        _ => return None,
-    })
+    TYPES.iter().find(|(known, _)| *known == datum).map(|(_, dtype)| *dtype)
 }
 
 fn datum(dtype: Dtype) -> Option<tract::DatumType> {
-    use tract::DatumType;
-    Some(match dtype {
-        Dtype::Bool => DatumType::Bool,
-        Dtype::U8 => DatumType::U8,
-        Dtype::U16 => DatumType::U16,
-        Dtype::U32 => DatumType::U32,
-        Dtype::U64 => DatumType::U64,
-        Dtype::I8 => DatumType::I8,
-        Dtype::I16 => DatumType::I16,
-        Dtype::I32 => DatumType::I32,
-        Dtype::I64 => DatumType::I64,
-        Dtype::F16 => DatumType::F16,
-        Dtype::F32 => DatumType::F32,
-        Dtype::F64 => DatumType::F64,
-        _ => return None,
-    })
+    TYPES.iter().find(|(_, known)| *known == dtype).map(|(datum, _)| *datum)
 }

@@ -7,7 +7,7 @@ use tract_onnx::pb::tensor_proto::DataType;
 use tract_onnx::pb::{GraphProto, NodeProto, TensorProto};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::lengths::integers;
+use super::lengths::{elements, integers};
 
 /// What a weight is for.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -33,11 +33,8 @@ pub(super) fn seed(graph: &mut GraphProto, seed: u64) -> Result<usize, String> {
         shapes.iter().filter_map(|(name, dims)| Some((name, find_use(graph, name, dims, 0)?))).collect();
     for (name, found) in &uses {
         let dims = &shapes[*name];
-        let elements = dims
-            .iter()
-            .try_fold(1_usize, |product, length| product.checked_mul(usize::try_from(*length).ok()?));
-        let bytes =
-            elements.and_then(|elements| elements.checked_mul(4)).filter(|bytes| *bytes <= i32::MAX as usize);
+        let bytes = elements(dims).and_then(|elements| elements.checked_mul(4));
+        let bytes = bytes.filter(|bytes| *bytes <= i32::MAX as usize);
         let bytes = bytes.ok_or_else(|| format!("the weight {name} has the shape {dims:?}"))?;
         let values = TensorProto {
             name: (*name).clone(),

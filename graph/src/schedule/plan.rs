@@ -7,7 +7,7 @@ use crate::error::GraphError;
 use crate::placement::{Crossing, CrossingId, Part, Placements};
 
 /// The work of one part in a step.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Plan {
     /// The nodes of this part but constants, in topological order.
     pub(super) nodes: Vec<PlannedNode>,
@@ -99,16 +99,8 @@ struct Planner<'a> {
 
 impl<'a> Planner<'a> {
     fn new(graph: &'a Topology, crossings: &'a [Crossing], part: Part) -> Result<Self, GraphError> {
-        let plan = Plan {
-            nodes: Vec::new(),
-            receives: Vec::new(),
-            values: Vec::new(),
-            constants: Vec::new(),
-            constant_results: Vec::new(),
-            sends: 0,
-        };
         let (values, constants, sends) = (HashMap::new(), HashMap::new(), HashMap::new());
-        let mut planner = Self { graph, crossings, part, plan, values, constants, sends };
+        let mut planner = Self { graph, crossings, part, plan: Plan::default(), values, constants, sends };
         for crossing in crossings {
             planner.cross(crossing)?;
         }

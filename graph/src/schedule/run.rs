@@ -18,6 +18,7 @@ use super::queue::{Entry, Queue};
 use super::report::{Report, StepTime};
 use super::sends::Sends;
 use super::settings::{ReceiveMode, Work};
+use super::transfers::Transfers;
 use crate::dataflow::{KernelError, Value};
 use crate::error::GraphError;
 use crate::placement::CrossingId;
@@ -110,8 +111,10 @@ impl<'a, V: Value> Run<'a, V> {
                 self.idle()?;
             }
         }
-        self.flush()?;
-        self.agree()?;
+        self.wait(|transfers, context| transfers.poll_flushed(context))?;
+        self.check_late();
+        // The parts that send to this one have said which steps they run when their run began.
+        self.wait(|transfers, context| transfers.poll_agreed(context))?;
         self.report.elapsed = self.began.elapsed();
         Ok(self.report)
     }
@@ -184,7 +187,7 @@ impl<'a, V: Value> Run<'a, V> {
                 Ok(true)
             }
             Some(Entry::Receive(receive)) => {
-                if !self.try_take(receive)? {
+                if !self.take(receive, None)? {
                     self.queue.look_later(receive);
                     self.misses += 1;
                 }
@@ -200,7 +203,7 @@ impl<'a, V: Value> Run<'a, V> {
             // A waker may be woken twice, so that the receive is now that of a step that is not in flight.
             if self.flights.receive_step(receive) < self.steps.start {
                 let waker = self.arrivals[receive].clone();
-                self.take_or_wake(receive, &waker)?;
+                self.take(receive, Some(&waker))?;
             }
         }
         Ok(())
@@ -212,7 +215,7 @@ impl<'a, V: Value> Run<'a, V> {
         for input in 0..self.executor.plan.nodes[node].inputs.len() {
             let Source::Value(value) = self.executor.plan.nodes[node].inputs[input] else { continue };
             let Some(receive) = self.executor.plan.values[value].receive else { continue };
-            if self.flights.receive_step(receive) == step && !self.try_take(receive)? {
+            if self.flights.receive_step(receive) == step && !self.take(receive, None)? {
                 return Ok(false);
             }
         }
@@ -220,43 +223,33 @@ impl<'a, V: Value> Run<'a, V> {
         Ok(true)
     }
 
-    /// Looks for a receive once.
-    fn try_take(&mut self, receive: usize) -> Result<bool, GraphError> {
-        let (crossing, step) = self.next_of(receive);
-        let Executor { transfers, sites, .. } = &mut *self.executor;
-        let taken = compute::guarded(|| Ok(transfers.try_take(crossing, step, sites)));
-        match taken.map_err(|source| self.transfer_error(crossing, step, source))?? {
-            Some(value) => self.arrived(receive, step, value).map(|()| true),
-            None => {
-                self.missing[receive] = true;
-                self.report.missed += 1;
-                Ok(false)
-            }
-        }
-    }
-
     /// Looks for a receive. If it has not arrived, the waker is woken when it has.
-    fn take_or_wake(&mut self, receive: usize, waker: &Waker) -> Result<bool, GraphError> {
-        let (crossing, step) = self.next_of(receive);
-        let Executor { transfers, sites, .. } = &mut *self.executor;
-        let context = &mut Context::from_waker(waker);
-        let taken = compute::guarded(|| Ok(transfers.poll_take(crossing, step, sites, context)));
-        match taken.map_err(|source| self.transfer_error(crossing, step, source))? {
-            Poll::Ready(value) => {
-                // In the mode polling-async, the receive stands in the queue while the thread sleeps.
-                self.queue.remove(receive);
-                self.arrived(receive, step, value?).map(|()| true)
-            }
-            Poll::Pending => {
-                self.missing[receive] = true;
-                self.report.missed += 1;
-                Ok(false)
-            }
+    fn take(&mut self, receive: usize, waker: Option<&Waker>) -> Result<bool, GraphError> {
+        let step = self.flights.receive_step(receive);
+        let Executor { transfers, sites, plan, .. } = &mut *self.executor;
+        let crossing = plan.receives[receive].crossing;
+        let taken = compute::guarded(|| {
+            Ok(match waker {
+                None => transfers.try_take(crossing, step, sites),
+                Some(waker) => {
+                    let context = &mut Context::from_waker(waker);
+                    match transfers.poll_take(crossing, step, sites, context) {
+                        Poll::Ready(taken) => taken.map(Some),
+                        Poll::Pending => Ok(None),
+                    }
+                }
+            })
+        });
+        let Some(value) = taken.map_err(|source| self.transfer_error(crossing, step, source))?? else {
+            self.missing[receive] = true;
+            self.report.missed += 1;
+            return Ok(false);
+        };
+        if waker.is_some() {
+            // In the mode polling-async, the receive stands in the queue while the thread sleeps.
+            self.queue.remove(receive);
         }
-    }
-
-    fn next_of(&self, receive: usize) -> (CrossingId, u64) {
-        (self.executor.plan.receives[receive].crossing, self.flights.receive_step(receive))
+        self.arrived(receive, step, value).map(|()| true)
     }
 
     fn arrived(&mut self, receive: usize, step: u64, value: V) -> Result<(), GraphError> {
@@ -394,7 +387,7 @@ impl<'a, V: Value> Run<'a, V> {
             }
         } else {
             for receive in 0..self.missing.len() {
-                if self.missing[receive] && self.take_or_wake(receive, &waker)? {
+                if self.missing[receive] && self.take(receive, Some(&waker))? {
                     return Ok(());
                 }
             }
@@ -452,18 +445,19 @@ impl<'a, V: Value> Run<'a, V> {
         self.timed_out = false;
     }
 
-    /// Waits until the sends of this part are over. The deadline begins anew whenever one of them has ended.
-    fn flush(&mut self) -> Result<(), GraphError> {
+    /// Waits until `poll` is done. The deadline begins anew whenever a send of this part has ended.
+    fn wait(
+        &mut self,
+        poll: impl Fn(&mut dyn Transfers<V>, &mut Context<'_>) -> Poll<Result<(), GraphError>>,
+    ) -> Result<(), GraphError> {
         self.went_on();
         let waker = self.waker.clone();
         let mut least = u64::MAX;
         loop {
             self.check_stop()?;
             self.alarm.set();
-            let flushed = self.executor.transfers.poll_flushed(&mut Context::from_waker(&waker));
-            if let Poll::Ready(flushed) = flushed {
-                self.check_late();
-                return flushed;
+            if let Poll::Ready(done) = poll(&mut *self.executor.transfers, &mut Context::from_waker(&waker)) {
+                return done;
             }
             let left = self.executor.transfers.unfinished().map_or(0, |unfinished| unfinished.sends);
             if left < least {
@@ -474,23 +468,6 @@ impl<'a, V: Value> Run<'a, V> {
             self.sleep(quiet);
         }
     }
-
-    /// Waits until the parts that send to this one are known to run the same steps. They have said so when their run began.
-    fn agree(&mut self) -> Result<(), GraphError> {
-        self.went_on();
-        let waker = self.waker.clone();
-        loop {
-            self.check_stop()?;
-            self.alarm.set();
-            if let Poll::Ready(agreed) = self.executor.transfers.poll_agreed(&mut Context::from_waker(&waker))
-            {
-                return agreed;
-            }
-            let quiet = self.check_deadline()?;
-            self.sleep(quiet);
-        }
-    }
-
     fn transfer_error(&self, crossing: CrossingId, step: u64, source: KernelError) -> GraphError {
         let crossing = &self.executor.placements.crossings()[crossing.0];
         let peer = if crossing.from == self.executor.part() { crossing.to } else { crossing.from };

@@ -348,67 +348,52 @@ impl Outgoing {
     }
 }
 
+/// Makes the same call of a static and of a dynamic slot.
+macro_rules! of_either {
+    ($slot:expr, $end:ident => $call:expr) => {
+        match $slot {
+            Self::Static($end) => $call,
+            Self::Dynamic($end) => $call,
+        }
+    };
+}
+
 impl SlotSender {
     fn sent(&self) -> SentCounts {
-        match self {
-            Self::Static(sender) => sender.sent(),
-            Self::Dynamic(sender) => sender.sent(),
-        }
+        of_either!(self, sender => sender.sent())
     }
 
     fn is_ready(&mut self) -> Result<bool, ChannelError> {
-        match self {
-            Self::Static(sender) => sender.is_ready(),
-            Self::Dynamic(sender) => sender.is_ready(),
-        }
+        of_either!(self, sender => sender.is_ready())
     }
 
     async fn ready(&mut self) -> Result<(), ChannelError> {
-        match self {
-            Self::Static(sender) => sender.ready().await,
-            Self::Dynamic(sender) => sender.ready().await,
-        }
+        of_either!(self, sender => sender.ready().await)
     }
 
     fn pending(&mut self) -> Result<u64, ChannelError> {
-        match self {
-            Self::Static(sender) => sender.pending(),
-            Self::Dynamic(sender) => sender.pending(),
-        }
+        of_either!(self, sender => sender.pending())
     }
 
     async fn flush(&mut self) -> Result<(), ChannelError> {
-        match self {
-            Self::Static(sender) => sender.flush().await,
-            Self::Dynamic(sender) => sender.flush().await,
-        }
+        of_either!(self, sender => sender.flush().await)
     }
 }
 
 impl SlotReceiver {
     /// Takes the next tensor if it is here, and copies it into the memory of the engine.
     fn try_take<V: Value>(&mut self, crossing: &Crossing, sites: &NodeSites) -> Result<Option<V>, SlotError> {
-        let value = match self {
-            Self::Static(receiver) => {
-                let Some(arrived) = receiver.try_recv()? else { return Ok(None) };
-                let fill = &mut |memory: &mut [u8]| arrived.copy_to(memory).map_err(KernelError::from);
-                sites.filled(crossing, arrived.spec(), fill)
-            }
-            Self::Dynamic(receiver) => {
-                let Some(tensor) = receiver.try_recv()? else { return Ok(None) };
-                let fill = &mut |memory: &mut [u8]| tensor.copy_to(memory).map_err(KernelError::from);
-                sites.filled(crossing, tensor.spec(), fill)
-            }
-        };
+        let value = of_either!(self, receiver => {
+            let Some(arrived) = receiver.try_recv()? else { return Ok(None) };
+            let fill = &mut |memory: &mut [u8]| arrived.copy_to(memory).map_err(KernelError::from);
+            sites.filled(crossing, arrived.spec(), fill)
+        });
         value.map(Some).map_err(SlotError::Other)
     }
 
     /// Waits until the next tensor is here, and does not take it.
     async fn arrived(&mut self) -> Result<(), ChannelError> {
-        match self {
-            Self::Static(receiver) => receiver.arrived().await,
-            Self::Dynamic(receiver) => receiver.arrived().await,
-        }
+        of_either!(self, receiver => receiver.arrived().await)
     }
 }
 
