@@ -249,8 +249,8 @@ fn any(length: usize) -> Vec<u8> {
     vec![if cfg!(debug_assertions) { 0xa5 } else { 0 }; length]
 }
 
-/// Finds the traced allocation in a pool that holds all of `bytes`, and returns a lease that keeps `bytes`. While no
-/// traced allocation lives, a look-up takes a load for each index of them.
+/// Finds the traced allocation in a pool that holds all of `bytes`, and returns a lease that keeps `bytes`. While no traced
+/// allocation lives, a look-up takes one load.
 pub fn find_traced(bytes: &Bytes) -> Option<Lease> {
     let _pause = NodeScope::pause();
     let slab = live::find(bytes, |live| Some(Arc::clone(live.piece.as_ref()?.slab())))?;

@@ -4,7 +4,7 @@
 //! index before its memory is freed, so a later allocation at its address is not mistaken for it.
 
 use std::alloc::Layout;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use super::report::NodeSite;
 use super::table::SiteTable;
@@ -38,15 +38,19 @@ static LIVE: [AddressIndex<Traced>; INDEXES] = [const { AddressIndex::new() }; I
 /// synchronisation, and so sees the counter that [`insert`] has raised.
 static FILTER: [AtomicU32; COUNTERS] = [const { AtomicU32::new(0) }; COUNTERS];
 
+/// Number of live traced allocations. While there are none, a release of memory takes one load, and leaves the filter out of the caches.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
 /// Returns whether an allocation may start at `address`. If this returns false, none does.
 #[inline]
 pub(in crate::memory) fn may_hold(address: usize) -> bool {
-    FILTER[hash(address) % COUNTERS].load(Ordering::Relaxed) > 0
+    COUNT.load(Ordering::Relaxed) > 0 && FILTER[hash(address) % COUNTERS].load(Ordering::Relaxed) > 0
 }
 
 /// Adds an allocation at `start`.
 pub(in crate::memory) fn insert(start: *mut u8, traced: Traced) {
     let hash = hash(start.addr());
+    COUNT.fetch_add(1, Ordering::Relaxed);
     FILTER[hash % COUNTERS].fetch_add(1, Ordering::Relaxed);
     let _pause = NodeScope::in_live();
     index(hash).insert(start.addr(), traced.layout.size(), traced);
@@ -60,11 +64,15 @@ pub(in crate::memory) fn remove(start: *mut u8) -> Option<Traced> {
         index(hash).remove(start.addr())
     }?;
     FILTER[hash % COUNTERS].fetch_sub(1, Ordering::Relaxed);
+    COUNT.fetch_sub(1, Ordering::Relaxed);
     Some(traced)
 }
 
 /// Finds the allocation that holds all of `bytes`, and returns the result of `look`. `look` must not allocate.
 pub(in crate::memory) fn find<R>(bytes: &[u8], look: impl Fn(&Traced) -> Option<R>) -> Option<R> {
+    if COUNT.load(Ordering::Relaxed) == 0 {
+        return None;
+    }
     let _pause = NodeScope::in_live();
     LIVE.iter().find_map(|index| index.find(bytes.as_ptr().addr(), bytes.len(), |_, traced| look(traced)))
 }
