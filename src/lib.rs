@@ -295,7 +295,7 @@ mod wire;
 #[doc(hidden)]
 pub mod internal;
 
-pub use endpoint::tuner::{CalibrationKey, ThresholdSource, TransferDecision, TransferMode, WriteLoad};
+pub use endpoint::tuner::{ThresholdSource, TransferDecision};
 pub use endpoint::{
     Config, ConfigError, ConnectError, ConnectionFault, CounterSnapshot, Dialer, EagerThreshold,
     EndpointStream, Listener, NegotiationError, NoDevice, OpenError, Policy, PollMode, Provider,

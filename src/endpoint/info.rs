@@ -5,20 +5,20 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 
 use super::counters::{CounterSnapshot, Counters, PollCounters};
-use super::tuner::{Explanation, TransferDecision, WriteLoad};
+use super::tuner::{Chooser, TransferDecision};
 
 /// The result of a negotiation, and its reason. A server finds it in each request's extensions, a client in
 /// [`RdmaConnector::last_connection`](crate::RdmaConnector::last_connection).
 ///
 /// ```
-/// use tonic_rdma::{RdmaConnectInfo, Verdict, WriteLoad};
+/// use tonic_rdma::{RdmaConnectInfo, Verdict};
 ///
 /// fn describe(info: &RdmaConnectInfo) -> String {
 ///     match info.verdict() {
 ///         Verdict::Tcp => format!("TCP to {}, because {}", info.peer_addr(), info.reason()),
 ///         Verdict::Rdma => {
 ///             let sent = info.counters().rendezvous_sent_bytes;
-///             let why = info.why(64 << 10, WriteLoad::Light).map(|decision| decision.to_string());
+///             let why = info.why(64 << 10).map(|decision| decision.to_string());
 ///             format!("{:?}: {sent} bytes sent by rendezvous; {why:?}", info.device())
 ///         }
 ///     }
@@ -80,7 +80,7 @@ impl fmt::Display for Verdict {
 pub(crate) struct Telemetry {
     pub(crate) counters: Arc<Counters>,
     pub(crate) polling: Arc<PollCounters>,
-    pub(crate) explanation: Arc<Explanation>,
+    pub(crate) chooser: Chooser,
 }
 
 impl RdmaConnectInfo {
@@ -178,13 +178,13 @@ impl RdmaConnectInfo {
         CounterSnapshot { polls, sleeps, ..telemetry.counters.snapshot() }
     }
 
-    /// Returns how a write of `size` bytes would be transferred now under this load, and why. `None` on TCP.
+    /// Returns how a write of `size` bytes would be transferred now, and why. `None` on TCP.
     ///
     /// ```text
     /// 64 KiB by rendezvous: threshold 32 KiB, set by calibration of rxe0
     /// ```
-    pub fn why(&self, size: usize, load: WriteLoad) -> Option<TransferDecision> {
-        self.facts.telemetry.as_ref().map(|telemetry| telemetry.explanation.why(size, load))
+    pub fn why(&self, size: usize) -> Option<TransferDecision> {
+        self.facts.telemetry.as_ref().map(|telemetry| telemetry.chooser.why(size))
     }
 }
 

@@ -3,8 +3,7 @@
 use std::os::unix::fs::MetadataExt as _;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tonic_rdma::{Dialer, EndpointStream};
-use tonic_rdma::{EagerThreshold, Verdict};
+use tonic_rdma::{Dialer, EndpointStream, Verdict};
 
 use support::Child;
 use support::{Runtime, config};
@@ -46,8 +45,7 @@ impl Held {
 }
 
 async fn dial(peer: &Child) -> EndpointStream {
-    // With a fixed threshold the tuner does not run. It would open queue pairs of its own in the background.
-    let dialer = Dialer::new(config().eager_threshold(EagerThreshold::Bytes(64 << 10)));
+    let dialer = Dialer::new(config());
     let stream = dialer.dial("127.0.0.1", peer.word.parse().unwrap()).await.unwrap();
     assert_eq!(stream.info().verdict(), Verdict::Rdma, "{}", stream.info().reason());
     stream

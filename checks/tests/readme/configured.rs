@@ -5,7 +5,6 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
-use tonic_rdma::WriteLoad;
 use tonic_rdma::{Config, Policy, PollMode, RdmaConnectInfo, RdmaConnector};
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 use tonic_rdma_proto::greeter::greeter_server::{Greeter, GreeterServer};
@@ -74,7 +73,7 @@ async fn connected() -> Outcome<(GreeterClient<tonic::transport::Channel>, RdmaC
 #[allow(clippy::print_stdout, reason = "the book's examples print")]
 #[rustfmt::skip]
 fn counted(info: &RdmaConnectInfo) -> Outcome {
-    let decision = info.why(64 << 10, WriteLoad::Light).ok_or("this connection is over TCP")?;
+    let decision = info.why(64 << 10).ok_or("this connection is over TCP")?;
     println!("{decision}");
 
     let counters = info.counters();

@@ -1,19 +1,22 @@
 //! `tune`: measures the cost of eager and rendezvous sends on a device, and shows the threshold between them.
 
-mod options;
-mod plot;
-
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use comfy_table::{CellAlignment, Table, presets};
-use serde::Serialize;
+use clap::Args;
+use serde_json::{Value, json};
 use tonic_rdma::Config;
-use tonic_rdma::internal::tuner::{Calibration, ChunkPoint, Origin, Point, Tuned, tune};
-use tonic_rdma_commands::{Failure, output, units};
+use tonic_rdma::internal::tuner::{Calibration, Point, Tuned, tune};
+use tonic_rdma_commands::plot::{self, Axis, Content, Plot, Scale, Series};
+use tonic_rdma_commands::{Failure, output, table, units};
 use tonic_rdma_verbs::{self, Context};
 
-pub(crate) use self::options::{HELP, TuneOptions};
+pub(crate) const HELP: &str = "\
+Small writes are eager: they go into buffers that the peer has posted. From a threshold on, writes go by rendezvous: the \
+peer reads them. Which way is faster depends on the device. Connections measure it once, at first use, in the background; \
+on the software device all writes are eager, and nothing is measured. This command shows the measured values. They are \
+kept in RDMA_TUNE_CACHE, or else in the user's cache directory. RDMA_EAGER_THRESHOLD and RDMA_CHUNK_SIZE set fixed values.";
 
 /// Time for the measurement. Connections measure in the background, in less time.
 const BUDGET: Duration = Duration::from_millis(1500);
@@ -21,50 +24,21 @@ const BUDGET: Duration = Duration::from_millis(1500);
 /// machine.
 const EQUAL: f64 = 0.05;
 
-/// The JSON output.
-#[derive(Debug, Serialize)]
-struct Report {
-    device: String,
-    provider: String,
-    driver: String,
-    version: String,
-    processor: String,
-    slot_bytes: u32,
-    /// `measured` or `disk`.
-    origin: &'static str,
-    /// The file in the cache, if the calibration was stored.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    kept: Option<String>,
-    /// The reason why the calibration was not stored.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    not_kept: Option<String>,
-    /// `null` if no write goes by rendezvous.
-    threshold_bytes: Option<usize>,
-    /// The threshold for writes from registered memory.
-    registered_threshold_bytes: Option<usize>,
-    chunk_bytes: usize,
-    why: String,
-    message_us: f64,
-    post_us: f64,
-    round_trip_us: f64,
-    sizes: Vec<Size>,
-    chunks: Vec<Chunk>,
-}
-
-#[derive(Debug, Serialize)]
-struct Size {
-    bytes: usize,
-    eager_us: f64,
-    rendezvous_us: f64,
-    copying_us: f64,
-    better: &'static str,
-}
-
-#[derive(Debug, Serialize)]
-struct Chunk {
-    chunk_bytes: usize,
-    bytes: usize,
-    rendezvous_us: f64,
+/// The options of `tune`.
+#[derive(Debug, Args)]
+pub(crate) struct TuneOptions {
+    /// The device, as `tonic-rdma devices` shows it [default: the first usable one]
+    #[arg(long, value_name = "NAME", env = "RDMA_DEVICE", hide_env = true)]
+    device: Option<String>,
+    /// Write the values as JSON to this file; - is stdout
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Draw the curve into this file, as SVG
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+    /// Measure again, even if there is a calibration on disk
+    #[arg(long)]
+    fresh: bool,
 }
 
 /// Calibrates a device, or shows the stored calibration.
@@ -75,15 +49,12 @@ pub(crate) fn run(options: &TuneOptions) -> Result<(), Failure> {
     let name = &context.attributes().name;
     let tuned = tune(&context, &config, options.fresh, BUDGET)
         .map_err(|error| Failure::run(format!("{name} can't be calibrated: {error}")))?;
-    let report = Report::new(&tuned);
-    output::print(&format!("{}\n", report.to_text()), options.json.as_deref())?;
+    output::print(&format!("{}\n", to_text(&tuned)), options.json.as_deref())?;
     if let Some(path) = &options.json {
-        output::write_json(path, &report)?;
+        output::write_json(path, &to_json(&tuned))?;
     }
     if let Some(path) = &options.plot {
-        let svg =
-            plot::draw(&tuned.calibration).map_err(|error| Failure::run(format!("can't plot: {error}")))?;
-        output::write_file(path, &svg)?;
+        output::write_file(path, &to_svg(&tuned.calibration)?)?;
     }
     Ok(())
 }
@@ -118,117 +89,104 @@ fn better(point: &Point) -> &'static str {
     }
 }
 
-impl Report {
-    fn new(tuned: &Tuned) -> Self {
-        let Tuned { calibration, origin, kept, .. } = tuned;
-        let key = calibration.key();
-        let size = |point: &Point| Size {
-            bytes: point.bytes,
-            eager_us: micros(point.eager),
-            rendezvous_us: micros(point.rendezvous),
-            copying_us: micros(point.copying),
-            better: better(point),
-        };
-        let chunk = |point: &ChunkPoint| Chunk {
-            chunk_bytes: point.chunk,
-            bytes: point.bytes,
-            rendezvous_us: micros(point.rendezvous),
-        };
-        Self {
-            device: key.device.clone(),
-            provider: key.provider.clone(),
-            driver: key.driver.clone(),
-            version: key.version.clone(),
-            processor: key.cpu.clone(),
-            slot_bytes: key.slot_size,
-            origin: match origin {
-                Origin::Measured => "measured",
-                Origin::Disk => "disk",
-            },
-            kept: kept.as_ref().ok().map(|path| path.display().to_string()),
-            not_kept: kept.as_ref().err().map(ToString::to_string),
-            threshold_bytes: calibration.threshold(),
-            registered_threshold_bytes: calibration.registered_threshold(),
-            chunk_bytes: calibration.chunk(),
-            why: tuned.summary(),
-            message_us: micros(calibration.message_cost()),
-            post_us: micros(calibration.post_cost()),
-            round_trip_us: micros(calibration.round_trip()),
-            sizes: calibration.points().iter().map(size).collect(),
-            chunks: calibration.chunks().iter().map(chunk).collect(),
-        }
-    }
-
-    fn to_text(&self) -> String {
-        let driver = if self.driver.is_empty() { String::new() } else { format!(", {}", self.driver) };
-        let mut text = format!(
-            "{} ({}{driver}), {}, tonic-rdma {}, receive buffers of {} bytes\n\n",
-            self.device, self.provider, self.processor, self.version, self.slot_bytes
-        );
-        text.push_str(&format!("{}\n", self.sizes_table()));
-        if !self.chunks.is_empty() {
-            text.push_str(&format!("\n{}\n", self.chunks_table()));
-        }
-        text.push_str(&format!(
-            "\nsmall messages: {} each (posting {}), {} there and back\n",
-            units::micros(self.message_us),
-            units::micros(self.post_us),
-            units::micros(self.round_trip_us)
-        ));
-        text.push_str(&format!("\nchoice: {}\n", self.why));
-        let registered = self.registered_threshold_bytes;
-        text.push_str(&format!(
-            "out of registered memory: rendezvous {}\n",
-            registered.map_or("never".into(), |bytes| format!("from {}", units::size(bytes as u64)))
-        ));
-        let kept = match (&self.kept, &self.not_kept) {
-            (Some(path), _) => format!("kept in {path}"),
-            (None, reason) => format!("not kept: {}", reason.as_deref().unwrap_or("unknown")),
-        };
-        let before = if self.origin == "disk" { "measured before (--fresh measures again), " } else { "" };
-        text.push_str(&format!("{before}{kept}"));
-        text
-    }
-
-    fn sizes_table(&self) -> Table {
-        let mut table =
-            table(&["size", "eager", "rendezvous", "of it copying", "rendezvous / eager", "better"]);
-        for Size { bytes, eager_us, rendezvous_us, copying_us, better } in &self.sizes {
-            table.add_row([
-                units::size(*bytes as u64),
-                units::micros(*eager_us),
-                units::micros(*rendezvous_us),
-                units::micros(*copying_us),
-                format!("{:.2}", rendezvous_us / eager_us),
-                (*better).to_owned(),
-            ]);
-        }
-        align(table)
-    }
-
-    fn chunks_table(&self) -> Table {
-        let mut table = table(&["chunk", "message", "rendezvous"]);
-        for Chunk { chunk_bytes, bytes, rendezvous_us } in &self.chunks {
-            let (chunk, bytes) = (units::size(*chunk_bytes as u64), units::size(*bytes as u64));
-            table.add_row([chunk, bytes, units::micros(*rendezvous_us)]);
-        }
-        align(table)
-    }
+/// Returns in words which writes go by rendezvous.
+fn from(threshold: Option<usize>) -> String {
+    threshold.map_or("never".into(), |bytes| format!("from {}", size(bytes)))
 }
 
-fn table(header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_header(header.to_vec());
-    table
+fn size(bytes: usize) -> String {
+    units::size(bytes as u64)
 }
 
-fn align(mut table: Table) -> Table {
-    table.column_iter_mut().for_each(|column| column.set_cell_alignment(CellAlignment::Right));
-    table
+/// Returns the choice of threshold and chunk, and its reason, in words.
+fn choice(calibration: &Calibration) -> String {
+    let (threshold, chunk) = (from(calibration.threshold()), size(calibration.chunk()));
+    format!("rendezvous {threshold} ({}); chunks of {chunk}", calibration.reason())
 }
 
-/// Returns the measured sizes, with both times in microseconds.
-fn curve(calibration: &Calibration) -> Vec<(f64, f64, f64)> {
-    let point = |point: &Point| (point.bytes as f64, micros(point.eager), micros(point.rendezvous));
-    calibration.points().iter().map(point).collect()
+fn to_json(Tuned { calibration, from_disk, kept, .. }: &Tuned) -> Value {
+    let key = &calibration.key;
+    let sizes = calibration.points.iter().map(|point| {
+        json!({
+            "bytes": point.bytes,
+            "eager_us": micros(point.eager),
+            "rendezvous_us": micros(point.rendezvous),
+            "copying_us": micros(point.copying),
+            "better": better(point),
+        })
+    });
+    let chunks = calibration.chunks.iter().map(|point| {
+        let rendezvous = micros(point.rendezvous);
+        json!({ "chunk_bytes": point.chunk, "bytes": point.bytes, "rendezvous_us": rendezvous })
+    });
+    let mut report = json!({
+        "device": key.device,
+        "provider": key.provider,
+        "driver": key.driver,
+        "version": key.version,
+        "processor": key.processor,
+        "slot_bytes": key.slot_size,
+        "origin": if *from_disk { "disk" } else { "measured" },
+        // `null` if no write goes by rendezvous.
+        "threshold_bytes": calibration.threshold(),
+        "registered_threshold_bytes": calibration.registered_threshold(),
+        "chunk_bytes": calibration.chunk(),
+        "why": choice(calibration),
+        "sizes": sizes.collect::<Value>(),
+        "chunks": chunks.collect::<Value>(),
+    });
+    match kept {
+        Ok(path) => report["kept"] = path.display().to_string().into(),
+        Err(reason) => report["not_kept"] = reason.to_string().into(),
+    }
+    report
+}
+
+fn to_text(Tuned { calibration, from_disk, kept, .. }: &Tuned) -> String {
+    let time = |time| units::micros(micros(time));
+    let sizes = calibration.points.iter().map(|point| {
+        let times = [point.eager, point.rendezvous, point.copying].map(time);
+        let ratio = format!("{:.2}", point.ratio());
+        [&[size(point.bytes)], &times[..], &[ratio, better(point).to_owned()]].concat()
+    });
+    let headings = ["size", "eager", "rendezvous", "of it copying", "rendezvous / eager", "better"];
+    let sizes = table::columns(&headings, 0, sizes);
+    let chunks = calibration
+        .chunks
+        .iter()
+        .map(|point| vec![size(point.chunk), size(point.bytes), time(point.rendezvous)]);
+    let chunks = table::columns(&["chunk", "message", "rendezvous"], 0, chunks);
+    let before = if *from_disk { "measured before (--fresh measures again), " } else { "" };
+    let kept = match kept {
+        Ok(path) => format!("kept in {}", path.display()),
+        Err(reason) => format!("not kept: {reason}"),
+    };
+    format!(
+        "{}\n\n{sizes}\n\n{chunks}\n\nchoice: {}\nout of registered memory: rendezvous {}\n{before}{kept}",
+        calibration.key,
+        choice(calibration),
+        from(calibration.registered_threshold())
+    )
+}
+
+/// Draws both times by size, and the threshold.
+fn to_svg(calibration: &Calibration) -> Result<String, Failure> {
+    let line = |name: &str, number, time: fn(&Point) -> Duration| {
+        let points = calibration.points.iter().map(|point| (point.bytes as f64, micros(time(point))));
+        Series::new(name, number, points.collect())
+    };
+    let mut lines =
+        vec![line("eager", 0, |point| point.eager), line("rendezvous", 1, |point| point.rendezvous)];
+    if let Some(bytes) = calibration.threshold() {
+        let times = lines.iter().flat_map(|line| line.values.iter().map(|(_, time)| *time));
+        let (least, most) =
+            times.fold((f64::MAX, 0.0_f64), |(least, most), time| (time.min(least), time.max(most)));
+        let ends = vec![(bytes as f64, least), (bytes as f64, most)];
+        lines.push(Series::new(format!("threshold: {}", size(bytes)), 5, ends));
+    }
+    let x = Axis { name: "size of the message", scale: Scale::Sizes };
+    let title = format!("A message on {}, both ends' work (lower is better)", calibration.key.device);
+    let content = Content::Lines { x, lines, marks: true };
+    let plot = Plot { title: &title, y: Axis { name: "µs", scale: Scale::Log }, content };
+    plot::draw(&[plot]).map_err(|error| Failure::run(error.to_string()))
 }

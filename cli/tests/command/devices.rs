@@ -56,8 +56,7 @@ fn a_device_is_tuned() {
         assert!(["eager", "rendezvous", "equal"].contains(&size["better"].as_str().unwrap()));
     }
     assert!(written["chunk_bytes"].as_u64().unwrap() >= 65_536);
-    assert!(written["threshold_bytes"].is_null() || written["threshold_bytes"].is_u64());
-    assert!(written["message_us"].as_f64().unwrap() > 0.0);
+    assert!(written["threshold_bytes"].is_null(), "no write of the software device goes by rendezvous");
     let drawn = std::fs::read_to_string(&plot).unwrap();
     for text in ["<svg", "eager", "rendezvous", "4 MiB", "soft0"] {
         assert!(drawn.contains(text), "{text:?} is not drawn");

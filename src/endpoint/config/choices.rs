@@ -1,5 +1,7 @@
 //! Settings with a fixed set of values.
 
+use std::path::PathBuf;
+
 /// The choice between RDMA and TCP, set with [`Config::policy`](crate::Config::policy).
 ///
 /// ```
@@ -91,11 +93,31 @@ pub enum PollMode {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EagerThreshold {
-    /// The length that suits the device, as measured on the device and then observed on the connection.
+    /// The length that was measured on the device. On the software device no write goes by rendezvous, and nothing is measured.
     #[default]
     Auto,
     /// Writes of this many bytes and more.
     Bytes(u64),
+}
+
+/// The directory in which calibrations of devices are kept, set with [`Config::tune_cache`](crate::Config::tune_cache).
+///
+/// ```
+/// use tonic_rdma::{Config, TuneCache};
+///
+/// let config = Config::default().tune_cache(TuneCache::Off);
+/// # drop(config);
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub enum TuneCache {
+    /// The directory that the environment names: `RDMA_TUNE_CACHE` (`off`: nowhere), or else
+    /// `$XDG_CACHE_HOME/tonic-rdma` or `$HOME/.cache/tonic-rdma`.
+    #[default]
+    Environment,
+    /// This directory, which is created if it does not exist.
+    Directory(PathBuf),
+    /// Nowhere: every process measures.
+    Off,
 }
 
 /// The use of shared receive queues, on a device that has them, set with

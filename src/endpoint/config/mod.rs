@@ -6,7 +6,6 @@ mod error;
 mod rules;
 #[cfg(test)]
 mod tests;
-mod tune_cache;
 mod unknown;
 mod variables;
 
@@ -14,9 +13,8 @@ use std::time::Duration;
 
 use tonic_rdma_verbs::PathSettings;
 
-pub use choices::{EagerThreshold, Policy, PollMode, ProviderChoice, SharedReceive, StockClients};
+pub use choices::{EagerThreshold, Policy, PollMode, ProviderChoice, SharedReceive, StockClients, TuneCache};
 pub use error::ConfigError;
-pub use tune_cache::{NoDirectory, TuneCache};
 pub use unknown::{known_variables, warn_of_unknown_variables};
 
 /// Settings of a connector, a listener or a tensor device. [`Config::default`] suits most programs. [`Config::from_env`]
@@ -227,8 +225,8 @@ impl Config {
         self
     }
 
-    /// Sets the length from which on writes go by rendezvous. Default: [`EagerThreshold::Auto`]. With [`EagerThreshold::Bytes`]
-    /// nothing is measured. Variable `RDMA_EAGER_THRESHOLD`: `auto` or bytes.
+    /// Sets the length from which on writes go by rendezvous. Default: [`EagerThreshold::Auto`]. With [`EagerThreshold::Bytes`],
+    /// and on the software device, nothing is measured. Variable `RDMA_EAGER_THRESHOLD`: `auto` or bytes.
     pub fn eager_threshold(mut self, threshold: EagerThreshold) -> Self {
         self.eager_threshold = threshold;
         self

@@ -131,12 +131,10 @@ impl Setting {
 
 impl Number {
     /// Reads a value of the variable.
-    pub(super) fn parse(&self, text: &str) -> Result<u64, ConfigError> {
+    pub(super) fn parse<T: TryFrom<u64>>(&self, text: &str) -> Result<T, ConfigError> {
         let value = if self.is_size { units::parse_size(text).ok() } else { text.trim().parse().ok() };
-        match value {
-            Some(value) if self.takes(value) => Ok(value),
-            _ => Err(self.setting.refuse_text(text, self.accepted())),
-        }
+        let value = value.filter(|value| self.takes(*value)).and_then(|value| T::try_from(value).ok());
+        value.ok_or_else(|| self.setting.refuse_text(text, self.accepted()))
     }
 
     /// Checks a value that a setter got.

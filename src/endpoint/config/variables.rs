@@ -4,12 +4,10 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use super::Config;
-use super::choices::{EagerThreshold, Policy, PollMode, ProviderChoice, SharedReceive};
+use super::choices::{EagerThreshold, Policy, PollMode, ProviderChoice, SharedReceive, TuneCache};
 use super::error::ConfigError;
 use super::rules::{self, Number, Setting, Time};
-use super::tune_cache::TuneCache;
 use super::unknown::warn_of_unknown_variables;
-use tonic_rdma_verbs::PathSettings;
 use tonic_rdma_verbs::internal::units::parse_size;
 
 impl Config {
@@ -86,46 +84,31 @@ impl Config {
         let variables = Variables { lookup };
         variables.choice(&rules::POLICY, POLICIES, &mut config.policy)?;
         variables.choice(&rules::PROVIDER, PROVIDERS, &mut config.provider)?;
-        config.device = variables.read(&rules::DEVICE, rules::parse_device)?;
-        config.device_port = variables.number(&rules::DEVICE_PORT)?.map(|port| port as u8);
-        config.gid_index = variables.number(&rules::GID_INDEX)?.map(|index| index as u8);
+        variables.set(&rules::DEVICE, |name| rules::parse_device(name).map(Some), &mut config.device)?;
+        variables.optional(&rules::DEVICE_PORT, &mut config.device_port)?;
+        variables.optional(&rules::GID_INDEX, &mut config.gid_index)?;
         variables.choice(&rules::POLL_MODE, POLL_MODES, &mut config.poll_mode)?;
-        if let Some(cpus) = variables.read(&rules::POLL_CPUS, rules::parse_cpus)? {
-            config.poll_cpus = cpus;
-        }
-        if let Some(limit) = variables.time(&rules::SPIN_LIMIT)? {
-            config.spin_limit = limit;
-        }
-        if let Some(count) = variables.number(&rules::COMPLETION_QUEUES)? {
-            config.completion_queues = count as usize;
-        }
-        if let Some(threshold) = variables.read(&rules::EAGER_THRESHOLD, parse_threshold)? {
-            config.eager_threshold = threshold;
-        }
-        if let Some(size) = variables.read(&rules::CHUNK_SIZE.setting, parse_chunk_size)? {
-            config.chunk_size = size;
-        }
-        if let Some(cache) = variables.read(&rules::TUNE_CACHE, parse_tune_cache)? {
-            config.tune_cache = cache;
-        }
-        if let Some(slots) = variables.number(&rules::RECEIVE_SLOTS)? {
-            config.receive_slots = slots as u32;
-        }
-        if let Some(bytes) = variables.number(&rules::SLOT_SIZE)? {
-            config.slot_size = bytes as u32;
-        }
+        variables.set(&rules::POLL_CPUS, rules::parse_cpus, &mut config.poll_cpus)?;
+        variables.time(&rules::SPIN_LIMIT, &mut config.spin_limit)?;
+        variables.number(&rules::COMPLETION_QUEUES, &mut config.completion_queues)?;
+        variables.set(&rules::EAGER_THRESHOLD, parse_threshold, &mut config.eager_threshold)?;
+        variables.set(&rules::CHUNK_SIZE.setting, parse_chunk_size, &mut config.chunk_size)?;
+        variables.set(&rules::TUNE_CACHE, parse_tune_cache, &mut config.tune_cache)?;
+        variables.number(&rules::RECEIVE_SLOTS, &mut config.receive_slots)?;
+        variables.number(&rules::SLOT_SIZE, &mut config.slot_size)?;
         variables.choice(&rules::SHARED_RECEIVE, SHARED_RECEIVE, &mut config.shared_receive)?;
-        config.max_inline = variables.number(&rules::MAX_INLINE)?.map(|bytes| bytes as u32);
-        if let Some(depth) = variables.number(&rules::QUEUE_DEPTH)? {
-            config.queue_depth = depth as u32;
-        }
-        config.pinned_limit = variables.number(&rules::PINNED_LIMIT)?;
-        if let Some(timeout) = variables.time(&rules::HANDSHAKE_TIMEOUT)? {
-            config.handshake_timeout = timeout;
-        }
+        variables.optional(&rules::MAX_INLINE, &mut config.max_inline)?;
+        variables.number(&rules::QUEUE_DEPTH, &mut config.queue_depth)?;
+        variables.optional(&rules::PINNED_LIMIT, &mut config.pinned_limit)?;
+        variables.time(&rules::HANDSHAKE_TIMEOUT, &mut config.handshake_timeout)?;
         variables.choice(&rules::PLAINTEXT_TENSORS, PLAINTEXT_TENSORS, &mut config.plaintext_tensors)?;
-        variables.path(&mut config.path)?;
-        variables.read(&rules::SOFT_DIRECTORY, rules::check_soft_directory)?;
+        variables.number(&rules::QP_TIMEOUT, &mut config.path.timeout)?;
+        variables.number(&rules::QP_RETRY_COUNT, &mut config.path.retry_count)?;
+        variables.number(&rules::QP_SERVICE_LEVEL, &mut config.path.service_level)?;
+        variables.number(&rules::QP_TRAFFIC_CLASS, &mut config.path.traffic_class)?;
+        variables.number(&rules::QP_PKEY_INDEX, &mut config.path.pkey_index)?;
+        variables.set(&rules::QP_MTU, |text| rules::parse_mtu(text).map(Some), &mut config.path.mtu)?;
+        variables.set(&rules::SOFT_DIRECTORY, rules::check_soft_directory, &mut ())?;
         variables.choice(&rules::SOFT_PEERS, SOFT_PEERS, &mut ())?;
         config.validate()?;
         Ok(config)
@@ -149,25 +132,34 @@ struct Variables<F> {
 }
 
 impl<F: Fn(&str) -> Option<OsString>> Variables<F> {
-    /// Reads a variable with `parse`; `None` if the variable is not set.
-    fn read<T>(
+    /// Sets `value` to what `parse` makes of the variable, if the variable is set.
+    fn set<T>(
         &self,
         setting: &Setting,
         parse: impl FnOnce(&str) -> Result<T, ConfigError>,
-    ) -> Result<Option<T>, ConfigError> {
+        value: &mut T,
+    ) -> Result<(), ConfigError> {
         match (self.lookup)(setting.variable).map(OsString::into_string) {
-            None => Ok(None),
-            Some(Ok(value)) => parse(&value).map(Some),
-            Some(Err(raw)) => Err(setting.refuse_text(&raw.to_string_lossy(), "takes text in UTF-8")),
+            None => {}
+            Some(Ok(text)) => *value = parse(&text)?,
+            Some(Err(raw)) => {
+                return Err(setting.refuse_text(&raw.to_string_lossy(), "takes text in UTF-8"));
+            }
         }
+        Ok(())
     }
 
-    fn number(&self, rule: &Number) -> Result<Option<u64>, ConfigError> {
-        self.read(&rule.setting, |text| rule.parse(text))
+    fn number<T: TryFrom<u64>>(&self, rule: &Number, value: &mut T) -> Result<(), ConfigError> {
+        self.set(&rule.setting, |text| rule.parse(text), value)
     }
 
-    fn time(&self, rule: &Time) -> Result<Option<Duration>, ConfigError> {
-        self.read(&rule.setting, |text| rule.parse(text))
+    /// Sets a number that has no default.
+    fn optional<T: TryFrom<u64>>(&self, rule: &Number, value: &mut Option<T>) -> Result<(), ConfigError> {
+        self.set(&rule.setting, |text| rule.parse(text).map(Some), value)
+    }
+
+    fn time(&self, rule: &Time, value: &mut Duration) -> Result<(), ConfigError> {
+        self.set(&rule.setting, |text| rule.parse(text), value)
     }
 
     /// Sets `value` to the choice that the variable names, if the variable is set.
@@ -184,32 +176,7 @@ impl<F: Fn(&str) -> Option<OsString>> Variables<F> {
                 Err(setting.refuse_text(text, format!("takes one of {}", known.join(", "))))
             }
         };
-        if let Some(choice) = self.read(setting, parse)? {
-            *value = choice;
-        }
-        Ok(())
-    }
-
-    fn path(&self, path: &mut PathSettings) -> Result<(), ConfigError> {
-        if let Some(code) = self.number(&rules::QP_TIMEOUT)? {
-            path.timeout = code as u8;
-        }
-        if let Some(count) = self.number(&rules::QP_RETRY_COUNT)? {
-            path.retry_count = count as u8;
-        }
-        if let Some(level) = self.number(&rules::QP_SERVICE_LEVEL)? {
-            path.service_level = level as u8;
-        }
-        if let Some(class) = self.number(&rules::QP_TRAFFIC_CLASS)? {
-            path.traffic_class = class as u8;
-        }
-        if let Some(index) = self.number(&rules::QP_PKEY_INDEX)? {
-            path.pkey_index = index as u16;
-        }
-        if let Some(mtu) = self.read(&rules::QP_MTU, rules::parse_mtu)? {
-            path.mtu = Some(mtu);
-        }
-        Ok(())
+        self.set(setting, parse, value)
     }
 }
 
@@ -228,11 +195,15 @@ fn parse_chunk_size(text: &str) -> Result<Option<usize>, ConfigError> {
     if is_auto(text) {
         return Ok(None);
     }
-    rules::CHUNK_SIZE.parse(text).map(|bytes| Some(bytes as usize))
+    rules::CHUNK_SIZE.parse(text).map(Some)
 }
 
 fn parse_tune_cache(text: &str) -> Result<TuneCache, ConfigError> {
-    TuneCache::parse(text).ok_or_else(|| rules::refuse_directory(text))
+    match text {
+        "" => Err(rules::refuse_directory(text)),
+        off if off.eq_ignore_ascii_case("off") => Ok(TuneCache::Off),
+        path => Ok(TuneCache::Directory(path.into())),
+    }
 }
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ use super::journal::ConnectionEnd;
 use super::link::Link;
 use super::messages::traffic::Messages;
 use super::polling::Participant;
-use super::tuner::{Chooser, Explanation};
+use super::tuner::Chooser;
 use crate::protocol::{self, AbortCode};
 use tonic_rdma_verbs::internal::{has_unsent, lock, sent_slices, wake_all};
 use tonic_rdma_verbs::{ProtectionDomain, QueuePairNumber, WorkCompletion};
@@ -115,9 +115,9 @@ impl Connection {
         &self.counters
     }
 
-    /// Returns the explanation of the transfer mode of writes.
-    pub(crate) fn explanation(&self) -> Arc<Explanation> {
-        Arc::clone(lock(&self.state).chooser.explanation())
+    /// Returns what chooses the transfer mode of writes.
+    pub(crate) fn chooser(&self) -> Chooser {
+        lock(&self.state).chooser.clone()
     }
 
     /// Adds the counters to the process's metrics.
@@ -154,12 +154,11 @@ impl Connection {
     ) -> Poll<io::Result<usize>> {
         let mut state = lock(&self.state);
         state.check_writable()?;
-        match state.write(slices, &self.counters, Instant::now()) {
+        match state.write(slices, &self.counters) {
             Ok(Some(written)) => {
                 if has_unsent() {
                     sent_slices(slices, written);
                 }
-                state.chooser.written(written);
                 Poll::Ready(Ok(written))
             }
             Ok(None) => {

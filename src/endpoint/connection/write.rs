@@ -4,7 +4,6 @@
 //! rendezvous.
 
 use std::io::IoSlice;
-use std::time::Instant;
 
 use super::state::State;
 use crate::endpoint::counters::Counters;
@@ -19,7 +18,6 @@ impl State {
         &mut self,
         slices: &[IoSlice<'_>],
         counters: &Counters,
-        now: Instant,
     ) -> Result<Option<usize>, ConnectionFault> {
         let length: usize = slices.iter().map(|slice| slice.len()).sum();
         if self.staging.len() + length <= self.limits.coalesce {
@@ -27,8 +25,7 @@ impl State {
             slices.iter().for_each(|slice| self.staging.extend_from_slice(slice));
             return Ok(Some(length));
         }
-        let received = counters.eager_received.value() + counters.reads.value();
-        if self.chooser.by_rendezvous(length, received, now)
+        if self.chooser.by_rendezvous(length)
             && !source::lies_in_place(slices, length)
             && self.flush_staging(counters)?
             && let Some(offered) = self.offer(slices, length, counters)?

@@ -20,7 +20,9 @@ use receive::Receives;
 use source::{MAX_SLICES, Source};
 use tonic_rdma_verbs::internal::{Landing, SlabRegistrations};
 use tonic_rdma_verbs::memory::{Block, Pool};
-use tonic_rdma_verbs::{Operation, Payload, QueuePair, RemoteSegment, Rkey, SendRequest};
+use tonic_rdma_verbs::{
+    DeviceAttributes, Operation, Payload, QueuePair, QueuePairCapacity, RemoteSegment, Rkey, SendRequest,
+};
 use work_id::{WorkId, WorkKind};
 
 /// A connected queue pair with receive buffers and memory to send from.
@@ -57,6 +59,28 @@ impl Link {
     const SIGNAL_EVERY: u32 = 64;
     /// Most inline bytes, a full receive buffer.
     pub(crate) const MAX_INLINE: u32 = 64 * 1024 + 512;
+
+    /// Returns how many READs of one connection may be outstanding on this device.
+    pub(crate) fn reads(attributes: &DeviceAttributes) -> u32 {
+        Self::READS.min(attributes.max_outstanding_reads).max(1)
+    }
+
+    /// Returns the capacity of a queue pair for `sends` messages beside the READs, as far as the device has it.
+    pub(crate) fn capacity(
+        attributes: &DeviceAttributes,
+        sends: u32,
+        receives: u32,
+        max_inline: Option<u32>,
+    ) -> QueuePairCapacity {
+        let reads = Self::reads(attributes);
+        QueuePairCapacity {
+            send_requests: sends.min(attributes.max_work_requests - reads) + reads,
+            receive_requests: receives,
+            send_segments: (Self::SLICES as u32).min(attributes.max_segments),
+            receive_segments: 1,
+            inline: attributes.max_inline.min(max_inline.unwrap_or(u32::MAX)).min(Self::MAX_INLINE),
+        }
+    }
 
     /// Returns how many sends may be outstanding to a peer with `slots` receive buffers so that the sends never wait for their
     /// completions: a message for each buffer, as many that arrived but have not completed here, and those without a completion.

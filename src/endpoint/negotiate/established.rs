@@ -92,7 +92,7 @@ impl Established {
         Telemetry {
             counters: Arc::clone(self.member.connection.counters()),
             polling: Arc::clone(self.member.queue.polling()),
-            explanation: self.member.connection.explanation(),
+            chooser: self.member.connection.chooser(),
         }
     }
 

@@ -14,13 +14,13 @@ use crate::endpoint::link::Link;
 use crate::endpoint::link::receive::{Receives, Ring, Share};
 use crate::endpoint::link::shared_receive::Promise;
 use crate::endpoint::polling::{Queue, Reactor};
-use crate::endpoint::tuner::{Chooser, DeviceTuner};
+use crate::endpoint::tuner::Chooser;
 use crate::protocol;
 use crate::wire::Header;
 use crate::wire::hello::Offer;
 use tonic_rdma_verbs::internal::SlabRegistrations;
 use tonic_rdma_verbs::memory::{Block, Pool, PoolSettings, Quota};
-use tonic_rdma_verbs::{Access, Context, ProtectionDomain, QueuePair, QueuePairCapacity};
+use tonic_rdma_verbs::{Access, Context, ProtectionDomain, QueuePair};
 
 /// A queue pair with receive memory, not connected yet.
 #[derive(Debug)]
@@ -70,14 +70,7 @@ impl Prepared {
             Some(shared) => ReceiveMemory::Shared(shared.promise(slots).map_err(RdmaUnavailable::setup)?),
             None => ReceiveMemory::Own(pool.lease(ring_bytes as usize, Quota::Receive)?),
         };
-        let reads = Link::READS.min(attributes.max_outstanding_reads).max(1);
-        let capacity = QueuePairCapacity {
-            send_requests: config.queue_depth.min(attributes.max_work_requests - reads) + reads,
-            receive_requests: slots,
-            send_segments: (Link::SLICES as u32).min(attributes.max_segments),
-            receive_segments: 1,
-            inline: attributes.max_inline.min(config.max_inline.unwrap_or(u32::MAX)).min(Link::MAX_INLINE),
-        };
+        let capacity = Link::capacity(&attributes, config.queue_depth, slots, config.max_inline);
         let completions = queue.completion_queue();
         let queue_pair = match shared {
             Some(shared) => {
@@ -105,7 +98,7 @@ impl Prepared {
 
     /// Connects to the peer's end. `native`: this end of the calls, if the connection carries native calls. May block for as long as [`QueuePair::to_rtr`] may, which calls the peer's device.
     pub(super) fn connect(self, peer: &PeerEnd, native: Option<End>) -> Result<Established, RdmaUnavailable> {
-        let reads = Link::READS.min(self.context.attributes().max_outstanding_reads).max(1);
+        let reads = Link::reads(self.context.attributes());
         let window = peer.receive_slots.max(self.config.receive_slots);
         let send_queue = (self.queue_pair.capacity().send_requests - reads).min(Link::sends_for(window));
         let receives = self.slots.max(self.queue.shared().map_or(0, |_| self.config.receive_slots));
@@ -122,7 +115,7 @@ impl Prepared {
         };
         let protocol = protocol::Connection::new(settings, Instant::now()).map_err(RdmaUnavailable::setup)?;
         let limits = self.limits(peer);
-        let chooser = Chooser::new(&self.config, || DeviceTuner::of(&self.context, &self.config));
+        let chooser = Chooser::new(&self.config, &self.context);
         let queue_pair = Arc::clone(&self.queue_pair);
         let traffic = match native {
             Some(end) => Traffic::Messages { domain: Arc::clone(&self.domain), reads, end },

@@ -1,24 +1,99 @@
 //! The result of a calibration, and the choice of the threshold from the measured times.
 
+use std::fmt;
 use std::time::Duration;
 
-use super::decision::Bytes;
-use super::key::CalibrationKey;
+use tonic_rdma_verbs::DeviceAttributes;
+use tonic_rdma_verbs::internal::units::size;
 
 /// Default length of a chunk, in bytes.
 pub(super) const DEFAULT_CHUNK: usize = 256 * 1024;
 
+/// The provider of the software device. It copies an eager message twice, in pieces that stay in the caches. It copies a rendezvous
+/// twice, too, and needs a message to the peer first. So no write goes by rendezvous there, and connections measure nothing.
+pub(super) const SOFTWARE: &str = "soft";
+
+/// The conditions that a calibration holds for. A calibration of another device, driver, processor or version of this crate is not
+/// used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Key {
+    /// Provider that drives the device.
+    pub provider: String,
+    /// Name of the device.
+    pub device: String,
+    /// The device's kind and firmware, and the version of the kernel; empty on the software device.
+    pub driver: String,
+    /// Version and kind of build of this crate.
+    pub version: String,
+    /// Model of the processor.
+    pub processor: String,
+    /// Length of a receive buffer in bytes, which limits the length of an eager message.
+    pub slot_size: u32,
+}
+
+impl Key {
+    /// Makes the key for the device with these attributes in this process, with receive buffers of `slot_size` bytes.
+    pub fn new(attributes: &DeviceAttributes, slot_size: u32) -> Self {
+        let build = if cfg!(debug_assertions) { "debug" } else { "release" };
+        let driver = if attributes.locks_memory { driver(&attributes.name) } else { String::new() };
+        Self {
+            provider: line(attributes.provider),
+            device: line(&attributes.name),
+            driver: line(&driver),
+            version: format!("{} {build}", env!("CARGO_PKG_VERSION")),
+            processor: line(&processor()),
+            slot_size,
+        }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { provider, device, driver, version, processor, slot_size } = self;
+        let comma = if driver.is_empty() { "" } else { ", " };
+        write!(f, "{device} ({provider}{comma}{driver}), {processor}, tonic-rdma {version}, ")?;
+        write!(f, "receive buffers of {slot_size} bytes")
+    }
+}
+
+/// Returns kind and firmware of a device with a driver in the kernel, and the version of the kernel.
+fn driver(device: &str) -> String {
+    let read =
+        |path: String| std::fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
+    let attribute = |name: &str| read(format!("/sys/class/infiniband/{device}/{name}"));
+    [attribute("hca_type"), attribute("fw_ver"), read("/proc/sys/kernel/osrelease".into())].join(" ")
+}
+
+/// Returns the model of the processor.
+fn processor() -> String {
+    let Ok(text) = std::fs::read_to_string("/proc/cpuinfo") else { return String::new() };
+    let named = |line: &str| {
+        let (name, value) = line.split_once(':')?;
+        ["model name", "CPU part"].contains(&name.trim()).then(|| value.trim().to_owned())
+    };
+    text.lines().find_map(named).unwrap_or_default()
+}
+
+/// Returns `text` as one line of a bounded length.
+fn line(text: &str) -> String {
+    const LONGEST: usize = 120;
+    let plain: String = text.chars().filter(|character| !character.is_control()).take(LONGEST).collect();
+    plain.trim().to_owned()
+}
+
 /// The times of both transfer modes on a device, size by size. They include the work of both ends, which are in one process.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Calibration {
-    pub(super) key: CalibrationKey,
-    pub(super) points: Vec<Point>,
-    pub(super) chunks: Vec<ChunkPoint>,
-    pub(super) post_cost: Duration,
-    pub(super) message_cost: Duration,
-    pub(super) round_trip: Duration,
-    /// Repeated measurements agreed well enough to be kept.
-    pub(super) steady: bool,
+    /// The conditions that the calibration holds for.
+    pub key: Key,
+    /// The measured times, by size.
+    pub points: Vec<Point>,
+    /// The measured times, by chunk size.
+    pub chunks: Vec<ChunkPoint>,
+    /// Repeated measurements agreed well enough to be kept on disk. If not, the machine was busy.
+    pub steady: bool,
 }
 
 /// The times of a message of one size; medians.
@@ -60,28 +135,13 @@ impl Calibration {
     /// Factor by which another chunk size has to be faster than the default. Repeated measurements of one device differ by 5 %.
     const CLEARLY: f64 = 1.1;
 
-    /// Returns the conditions that the calibration holds for.
-    pub fn key(&self) -> &CalibrationKey {
-        &self.key
-    }
-
-    /// Returns the measured times, by size.
-    pub fn points(&self) -> &[Point] {
-        &self.points
-    }
-
-    /// Returns the measured times, by chunk size.
-    pub fn chunks(&self) -> &[ChunkPoint] {
-        &self.chunks
-    }
-
     /// Returns the length from which on writes go by rendezvous, in bytes; `None` if no write does.
     ///
     /// For each measured size, the gain is the time of eager messages divided by the time of a rendezvous plus 5 %. The
     /// threshold is the size from which on the product of the gains is largest; `None` if no product is above 1. So one outlier
-    /// does not decide.
+    /// does not decide. The software device has no threshold, whatever was measured.
     pub fn threshold(&self) -> Option<usize> {
-        self.threshold_by(|point| point.rendezvous)
+        self.threshold_by(|point| point.rendezvous).filter(|_| self.key.provider != SOFTWARE)
     }
 
     /// Returns the threshold for writes from registered memory, which a rendezvous does not copy.
@@ -94,40 +154,11 @@ impl Calibration {
         let default = self.chunks.iter().find(|point| point.chunk == DEFAULT_CHUNK);
         let best = self.chunks.iter().min_by_key(|point| point.rendezvous);
         match (default, best) {
-            (Some(default), Some(best))
-                if best.rendezvous.as_secs_f64() * Self::CLEARLY < default.rendezvous.as_secs_f64() =>
-            {
+            (Some(default), Some(best)) if best.rendezvous.mul_f64(Self::CLEARLY) < default.rendezvous => {
                 best.chunk
             }
             _ => DEFAULT_CHUNK,
         }
-    }
-
-    /// Returns the time that a small message takes of both ends together: posting it, finding its completion, copying it from the
-    /// receive buffer and posting the buffer again.
-    pub fn message_cost(&self) -> Duration {
-        self.message_cost
-    }
-
-    /// Returns the time of the call that posts a small message.
-    pub fn post_cost(&self) -> Duration {
-        self.post_cost
-    }
-
-    /// Returns the time of a small message and its answer, with both ends on one thread.
-    pub fn round_trip(&self) -> Duration {
-        self.round_trip
-    }
-
-    /// Returns whether repeated measurements agreed. If not, the machine was busy, and the calibration is not kept on disk.
-    pub fn is_steady(&self) -> bool {
-        self.steady
-    }
-
-    /// Returns the time of a rendezvous of `size` bytes as a multiple of the time of eager messages.
-    pub fn ratio(&self, size: usize) -> f64 {
-        let nearest = |point: &&Point| point.bytes.abs_diff(size);
-        self.points.iter().min_by_key(nearest).map_or(1.0, Point::ratio)
     }
 
     /// Returns the reason for the threshold, in words.
@@ -135,22 +166,15 @@ impl Calibration {
         let (Some(first), Some(last)) = (self.points.first(), self.points.last()) else {
             return "nothing was measured".into();
         };
-        match self.threshold() {
-            None => format!(
-                "rendezvous pays at no length: it takes {:.1} times as long at {}, and {:.1} times at {}",
-                first.ratio(),
-                Bytes(first.bytes),
-                last.ratio(),
-                Bytes(last.bytes)
-            ),
-            Some(threshold) => format!(
-                "from {} on rendezvous is faster: it takes {:.2} times as long there, and {:.2} times at {}",
-                Bytes(threshold),
-                self.ratio(threshold),
-                last.ratio(),
-                Bytes(last.bytes)
-            ),
-        }
+        let takes =
+            |point: &Point| format!("{:.2} times as long at {}", point.ratio(), size(point.bytes as u64));
+        let chosen = self.points.iter().find(|point| Some(point.bytes) == self.threshold());
+        let why = match chosen {
+            Some(_) => "it is faster from there on",
+            None if self.key.provider == SOFTWARE => "no write of the software device does",
+            None => "it is faster at no length",
+        };
+        format!("{why}: it takes {}, and {}", takes(chosen.unwrap_or(first)), takes(last))
     }
 
     fn threshold_by(&self, rendezvous: impl Fn(&Point) -> Duration) -> Option<usize> {
@@ -180,25 +204,26 @@ pub(super) mod tests {
             rendezvous: micros(rendezvous),
             copying: micros(rendezvous / 3),
         };
-        Calibration {
-            key: CalibrationKey::new(&tonic_rdma_verbs::soft::attributes(), 17_408),
-            points: points.iter().map(point).collect(),
-            chunks: Vec::new(),
-            post_cost: Duration::from_nanos(200),
-            message_cost: Duration::from_nanos(500),
-            round_trip: micros(1),
-            steady: true,
-        }
+        let mut key = Key::new(&tonic_rdma_verbs::soft::attributes(), 17_408);
+        (key.provider, key.device) = ("ibverbs".into(), "rxe0".into());
+        Calibration { key, points: points.iter().map(point).collect(), chunks: Vec::new(), steady: true }
     }
 
     #[test]
     fn the_threshold_is_where_rendezvous_begins_to_pay() {
-        let crossing = sample(&[(1024, 1, 9), (4096, 4, 10), (16_384, 16, 14), (65_536, 64, 40)]);
+        let crossing = sample(&[(1024, 1, 9), (4096, 4, 10), (16_384, 16, 12), (65_536, 64, 32)]);
         assert_eq!(crossing.threshold(), Some(16_384));
-        assert!(crossing.reason().starts_with("from 16 KiB on"), "{}", crossing.reason());
+        assert_eq!(
+            crossing.reason(),
+            "it is faster from there on: it takes 0.75 times as long at 16 KiB, and 0.50 times as long at 64 KiB"
+        );
         let never = sample(&[(1024, 1, 9), (65_536, 64, 90)]);
         assert_eq!(never.threshold(), None);
-        assert!(never.reason().contains("9.0 times as long at 1 KiB"), "{}", never.reason());
+        assert!(
+            never.reason().contains("at no length: it takes 9.00 times as long at 1 KiB"),
+            "{}",
+            never.reason()
+        );
         assert_eq!(sample(&[(1024, 9, 1), (65_536, 90, 60)]).threshold(), Some(1024));
         assert_eq!(sample(&[]).threshold(), None);
     }
@@ -233,5 +258,20 @@ pub(super) mod tests {
         assert_eq!(calibration.chunk(), DEFAULT_CHUNK);
         calibration.chunks = vec![chunk(65_536, 80), chunk(DEFAULT_CHUNK, 100), chunk(1 << 20, 90)];
         assert_eq!(calibration.chunk(), 65_536);
+    }
+
+    #[test]
+    fn keys_of_the_software_device_differ_by_slot_size() {
+        let attributes = tonic_rdma_verbs::soft::attributes();
+        let key = Key::new(&attributes, 17_408);
+        assert_eq!((key.provider.as_str(), key.device.as_str()), (SOFTWARE, "soft0"));
+        assert!(key.version.starts_with(env!("CARGO_PKG_VERSION")) && key.driver.is_empty());
+        assert_ne!(key, Key::new(&attributes, 4096));
+    }
+
+    #[test]
+    fn a_name_stays_on_its_line() {
+        assert_eq!(line(" a\nb=c\u{7f} "), "ab=c");
+        assert_eq!(line(&"x".repeat(1000)).len(), 120);
     }
 }

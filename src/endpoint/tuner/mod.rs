@@ -1,37 +1,333 @@
 //! The tuner: the length from which on writes go by rendezvous, and the length of the chunks.
 //!
-//! This module has the calibrations of devices ([`Calibration`], measured at first use and kept on disk), the choice of each
-//! connection (`Chooser`), and the explanation of the choice ([`TransferDecision`]). It does not move a connection's data.
-//!
 //! ```text
-//!  RDMA_EAGER_THRESHOLD=bytes ──────────────────────────────▶ Configured   (nothing is measured)
-//!  auto:  built-in default ─────────────────────────────────▶ Default      until the next line is there, or for good
-//!         cache on disk, else a calibration in a thread ────▶ Calibration  once for each process and device
-//!         trials on the connection, one size at a time ─────▶ Online       where they differ clearly
+//!  RDMA_EAGER_THRESHOLD=bytes ───────────────────▶ Configured
+//!  auto:  the software device ───────────────────▶ Default      no threshold; nothing is measured or read
+//!         another device: built-in default ──────▶ Default      until the next line is there, or for good
+//!         file on disk, else a measurement ──────▶ Calibration  once for each process and device, in a thread
 //! ```
 //!
-//! [`Calibration::threshold`] chooses the length from the measured times. The book's page on the tuner describes each step and its
-//! measured gain.
+//! All connections of a device follow its one measurement. [`Calibration::threshold`] chooses the length from the
+//! measured times. The book's page on the tuner describes each step.
 
 mod cache;
-mod calibrate;
 mod calibration;
-mod chooser;
-mod decision;
-mod device;
-mod error;
-mod format;
-mod key;
-mod loopback;
-mod online;
+mod measure;
 
-pub use super::config::{NoDirectory, TuneCache};
-pub use calibrate::calibrate;
-pub use calibration::{Calibration, ChunkPoint, Point};
-pub(super) use chooser::{Chooser, Explanation};
-pub use decision::{ThresholdSource, TransferDecision, TransferMode, WriteLoad};
-pub(super) use device::DeviceTuner;
-pub use device::{Origin, Tuned, tune};
-pub use error::{CacheError, CalibrationError};
-pub use format::FormatError;
-pub use key::CalibrationKey;
+use std::collections::HashMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, LazyLock, Mutex, OnceLock};
+use std::time::Duration;
+
+pub use cache::CacheError;
+pub use calibration::{Calibration, ChunkPoint, Key, Point};
+pub use measure::{CalibrationError, calibrate};
+
+use super::config::{Config, EagerThreshold};
+use calibration::{DEFAULT_CHUNK, SOFTWARE};
+use tonic_rdma_verbs::Context;
+use tonic_rdma_verbs::internal::{lock, units::size};
+
+/// The threshold of a device until it was measured, in bytes. A rendezvous copies as often as eager messages do there, and takes
+/// fewer messages.
+const DEFAULT_THRESHOLD: usize = 64 * 1024;
+
+/// Time for a measurement in the background.
+const BACKGROUND: Duration = Duration::from_millis(120);
+
+/// Chooses the transfer mode of a connection's writes, and the length of the chunks. It explains the choice after the connection
+/// has ended, too.
+#[derive(Clone, Debug)]
+pub(crate) struct Chooser {
+    /// The choice until the device was measured, or for good.
+    first: Choice,
+    device: Option<Arc<Device>>,
+    /// Length of a chunk by configuration.
+    chunk: Option<usize>,
+    /// Most bytes that are offered and not read yet.
+    memory: usize,
+}
+
+#[derive(Clone, Debug)]
+struct Choice {
+    threshold: Option<usize>,
+    chunk: usize,
+    set_by: ThresholdSource,
+}
+
+impl Choice {
+    /// Returns the choice without a measurement.
+    fn unmeasured(threshold: Option<usize>, reason: &str) -> Self {
+        let set_by = ThresholdSource::Default { reason: reason.into() };
+        Self { threshold, chunk: DEFAULT_CHUNK, set_by }
+    }
+}
+
+impl Chooser {
+    /// Rendezvous memory of a connection in each direction, in chunks.
+    const CHUNKS: u64 = 32;
+    /// Most chunks that are offered and not read yet, as the protocol allows.
+    const MOST_SOURCES: usize = crate::protocol::MAX_OFFERED as usize;
+
+    /// Returns the rendezvous memory of a connection in each direction, in bytes.
+    pub(super) fn memory(config: &Config) -> u64 {
+        Self::CHUNKS * config.chunk_size.unwrap_or(DEFAULT_CHUNK) as u64
+    }
+
+    /// Makes the chooser of a connection over a device.
+    pub(super) fn new(config: &Config, context: &Arc<dyn Context>) -> Self {
+        let (first, device) = match config.eager_threshold {
+            EagerThreshold::Bytes(bytes) => {
+                let threshold = usize::try_from(bytes).ok().filter(|bytes| *bytes < usize::MAX);
+                let set_by = ThresholdSource::Configured;
+                (Choice { threshold, chunk: DEFAULT_CHUNK, set_by }, None)
+            }
+            EagerThreshold::Auto if context.attributes().provider == SOFTWARE => {
+                (Choice::unmeasured(None, "rendezvous is never faster on the software device"), None)
+            }
+            EagerThreshold::Auto => {
+                let first = Choice::unmeasured(Some(DEFAULT_THRESHOLD), "the calibration is under way");
+                (first, Some(Device::of(context, config)))
+            }
+        };
+        let memory = usize::try_from(Self::memory(config)).unwrap_or(usize::MAX);
+        Self { first, device, chunk: config.chunk_size, memory }
+    }
+
+    fn choice(&self) -> &Choice {
+        self.device.as_ref().and_then(|device| device.measured.get()).unwrap_or(&self.first)
+    }
+
+    /// Returns whether a write of `length` bytes goes by rendezvous.
+    pub(super) fn by_rendezvous(&self, length: usize) -> bool {
+        self.choice().threshold.is_some_and(|threshold| length >= threshold)
+    }
+
+    /// Returns the length of a chunk, in bytes.
+    pub(super) fn chunk(&self) -> usize {
+        self.chunk.unwrap_or_else(|| self.choice().chunk)
+    }
+
+    /// Returns how many chunks may be offered and not read yet.
+    pub(super) fn sources(&self) -> usize {
+        (self.memory / self.chunk()).clamp(1, Self::MOST_SOURCES)
+    }
+
+    /// Returns how a write of `size` bytes would be transferred now, and why.
+    pub(super) fn why(&self, size: usize) -> TransferDecision {
+        let Choice { threshold, set_by, .. } = self.choice().clone();
+        TransferDecision { size, threshold, chunk: self.chunk(), set_by }
+    }
+}
+
+/// A device that is measured once in a process. All its connections follow the result.
+#[derive(Debug)]
+struct Device {
+    name: Arc<str>,
+    measured: OnceLock<Choice>,
+}
+
+/// Provider, device, length of receive buffers, limit on inline bytes.
+type DeviceKey = (&'static str, String, u32, Option<u32>);
+
+static DEVICES: LazyLock<Mutex<HashMap<DeviceKey, Arc<Device>>>> = LazyLock::new(Mutex::default);
+
+impl Device {
+    fn new(name: &str) -> Self {
+        Self { name: name.into(), measured: OnceLock::new() }
+    }
+
+    /// Returns this device. The first call in a process reads the file on disk, or starts a thread that measures the device; no
+    /// call waits for the thread.
+    fn of(context: &Arc<dyn Context>, config: &Config) -> Arc<Self> {
+        let attributes = context.attributes();
+        let key = (attributes.provider, attributes.name.clone(), config.slot_size, config.max_inline);
+        let mut devices = lock(&DEVICES);
+        if let Some(device) = devices.get(&key) {
+            return Arc::clone(device);
+        }
+        let device = Arc::new(Self::new(&attributes.name));
+        devices.insert(key, Arc::clone(&device));
+        drop(devices);
+        match cache::load(config, &Key::new(attributes, config.slot_size)) {
+            Ok(Some((calibration, _))) => device.settle(Ok(&calibration)),
+            absent => {
+                if let Err(reason) = absent {
+                    tracing::debug!(device = attributes.name, %reason, "no calibration from disk");
+                }
+                device.measure(context, config);
+            }
+        }
+        device
+    }
+
+    /// Starts a thread that measures the device.
+    fn measure(self: &Arc<Self>, context: &Arc<dyn Context>, config: &Config) {
+        let (device, context, config) = (Arc::clone(self), Arc::clone(context), config.clone());
+        let work = move || {
+            let calibration = calibrate(&context, &config, BACKGROUND);
+            // Stored before the result is set, so that a reader of the result finds the file, too.
+            if let Ok(calibration) = &calibration
+                && let Err(reason) = cache::store(&config, calibration)
+            {
+                tracing::debug!(device = &*device.name, %reason, "the calibration is not kept on disk");
+            }
+            device.settle(calibration.as_ref().map_err(ToString::to_string));
+        };
+        if let Err(error) = std::thread::Builder::new().name("rdma-tune".into()).spawn(work) {
+            self.settle(Err(format!("no thread to measure in: {error}")));
+        }
+    }
+
+    /// Sets the result of the measurement.
+    fn settle(&self, result: Result<&Calibration, String>) {
+        let device = &*self.name;
+        let choice = match result {
+            Ok(calibration) => {
+                let (threshold, chunk) = (calibration.threshold(), calibration.chunk());
+                let reason = calibration.reason();
+                tracing::debug!(device, threshold, chunk, reason, "rendezvous threshold set by calibration");
+                metrics::gauge!("tonic_rdma_rendezvous_threshold_bytes", "device" => device.to_owned())
+                    .set(threshold.map_or(f64::INFINITY, |bytes| bytes as f64));
+                let set_by = ThresholdSource::Calibration { device: Arc::clone(&self.name) };
+                Choice { threshold, chunk, set_by }
+            }
+            Err(reason) => {
+                tracing::debug!(device, reason, "no calibration");
+                Choice::unmeasured(Some(DEFAULT_THRESHOLD), &reason)
+            }
+        };
+        let _ = self.measured.set(choice);
+    }
+}
+
+/// The transfer mode of a write, and its reason.
+///
+/// ```text
+/// 64 KiB by rendezvous: threshold 32 KiB, set by calibration of rxe0
+/// ```
+///
+/// ```
+/// use tonic_rdma::{RdmaConnectInfo, TransferDecision};
+///
+/// fn goes_by_rendezvous(info: &RdmaConnectInfo, size: usize) -> bool {
+///     let decision: Option<TransferDecision> = info.why(size);
+///     decision.is_some_and(|decision| decision.by_rendezvous())
+/// }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TransferDecision {
+    /// Length of the write, in bytes.
+    pub size: usize,
+    /// Writes of this many bytes and more go by rendezvous; `None` if no write does.
+    pub threshold: Option<usize>,
+    /// Length of the chunks of a rendezvous, in bytes.
+    pub chunk: usize,
+    /// Source of the threshold.
+    pub set_by: ThresholdSource,
+}
+
+impl TransferDecision {
+    /// Returns whether the write goes by rendezvous: this end offers the bytes, and the peer reads them. Otherwise it goes eagerly,
+    /// into receive buffers that the peer has posted.
+    pub fn by_rendezvous(&self) -> bool {
+        self.threshold.is_some_and(|threshold| self.size >= threshold)
+    }
+}
+
+impl fmt::Display for TransferDecision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mode = if self.by_rendezvous() { "by rendezvous" } else { "eagerly" };
+        write!(f, "{} {mode}: ", size(self.size as u64))?;
+        match self.threshold {
+            Some(threshold) => write!(f, "threshold {}, {}", size(threshold as u64), self.set_by),
+            None => write!(f, "no threshold, {}", self.set_by),
+        }
+    }
+}
+
+/// The source of a threshold.
+///
+/// ```
+/// use tonic_rdma::{RdmaConnectInfo, ThresholdSource};
+///
+/// fn is_measured(info: &RdmaConnectInfo) -> bool {
+///     let decision = info.why(64 << 10);
+///     decision.is_some_and(|decision| matches!(decision.set_by, ThresholdSource::Calibration { .. }))
+/// }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ThresholdSource {
+    /// The user, by `RDMA_EAGER_THRESHOLD` or [`Config::eager_threshold`](crate::Config::eager_threshold).
+    Configured,
+    /// The device's calibration.
+    Calibration {
+        /// Name of the device.
+        device: Arc<str>,
+    },
+    /// The default for devices of this kind.
+    Default {
+        /// The reason why there is no calibration.
+        reason: Arc<str>,
+    },
+}
+
+impl fmt::Display for ThresholdSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Configured => f.write_str("set by configuration"),
+            Self::Calibration { device } => write!(f, "set by calibration of {device}"),
+            Self::Default { reason } => write!(f, "the default ({reason})"),
+        }
+    }
+}
+
+/// A calibration, its origin, and the file that has it.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Tuned {
+    /// The calibration.
+    pub calibration: Calibration,
+    /// The calibration was measured before, and read from disk.
+    pub from_disk: bool,
+    /// The file that has the calibration, or the reason why there is none.
+    pub kept: Result<PathBuf, CacheError>,
+}
+
+/// Returns the calibration that connections with this configuration use on a device; they use none on the software device. Reads it
+/// from disk; if there is none, or if `fresh` is set, measures the device in about `budget` of time and keeps the result. Blocks
+/// the thread for that time.
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use tonic_rdma::Config;
+/// use tonic_rdma::internal::tuner::tune;
+///
+/// let device = tonic_rdma_verbs::open("rxe0")?;
+/// let tuned = tune(&device, &Config::default(), false, Duration::from_millis(100))?;
+/// println!("{}", tuned.calibration.reason());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// The device has to be measured, and that fails.
+pub fn tune(
+    context: &Arc<dyn Context>,
+    config: &Config,
+    fresh: bool,
+    budget: Duration,
+) -> Result<Tuned, CalibrationError> {
+    let key = Key::new(context.attributes(), config.slot_size);
+    if !fresh && let Ok(Some((calibration, path))) = cache::load(config, &key) {
+        return Ok(Tuned { calibration, from_disk: true, kept: Ok(path) });
+    }
+    let calibration = calibrate(context, config, budget)?;
+    let kept = cache::store(config, &calibration);
+    Ok(Tuned { calibration, from_disk: false, kept })
+}
+
+#[cfg(test)]
+mod tests;

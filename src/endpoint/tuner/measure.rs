@@ -1,0 +1,364 @@
+//! Measuring a device: two queue pairs of this process, connected to one another, and the times of messages between them.
+//!
+//! The code that connections use ([`Link`]) does the work, one end after the other on one thread. So the measured time is the work
+//! of both ends together, and of the device. The protocol is left out, because its cost is equal in both transfer modes.
+
+use std::collections::VecDeque;
+use std::error::Error;
+use std::io::IoSlice;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::calibration::{Calibration, ChunkPoint, DEFAULT_CHUNK, Key, Point};
+use crate::endpoint::config::{Config, ConfigError};
+use crate::endpoint::link::Link;
+use crate::endpoint::link::receive::{Receives, Ring};
+use crate::endpoint::link::work_id::{WorkId, WorkKind};
+use crate::protocol::{ReadId, ReadRequest, SlotIndex};
+use crate::wire::{Chunk, Header, MAX_CHUNKS};
+use tonic_rdma_verbs::internal::SlabRegistrations;
+use tonic_rdma_verbs::memory::{Block, Budget, Pool, PoolSettings, Quota};
+use tonic_rdma_verbs::{Access, CompletionQueue, CompletionStatus, Context, QueuePair, WorkCompletion};
+
+/// Sizes that are measured, in bytes: powers of two from the first to the last. Shorter writes are gathered.
+const SIZES: std::ops::RangeInclusive<u32> = 12..=22;
+/// Chunk sizes that are measured, in bytes.
+const CHUNKS: [usize; 5] = [64 << 10, 128 << 10, DEFAULT_CHUNK, 512 << 10, 1 << 20];
+/// Fewest and most measurements of one kind. Between these limits, the time that is left decides.
+const SAMPLES: std::ops::RangeInclusive<usize> = 3..=25;
+
+/// The reason why a device was not calibrated.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CalibrationError {
+    /// The configuration has a setting with a value that can't be used.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The device has no connection to itself.
+    #[error("the device can't be connected to itself: {0}")]
+    NoLoopback(Failure),
+    /// A step of the measurement failed.
+    #[error("the device failed while it was measured: {0}")]
+    Failed(Failure),
+}
+
+type Failure = Box<dyn Error + Send + Sync>;
+
+/// Measures a device by sending from the device to itself, with the receive buffers and path settings of `config`, in about
+/// `budget` of time. Blocks the thread for that time. A slow device is measured at fewer sizes.
+///
+/// # Errors
+/// The configuration has a value that can't be used, or the device can't be connected to itself, or fails.
+pub fn calibrate(
+    context: &Arc<dyn Context>,
+    config: &Config,
+    budget: Duration,
+) -> Result<Calibration, CalibrationError> {
+    config.validate()?;
+    let mut loopback =
+        Loopback::new(context, config, 1 << *SIZES.end()).map_err(CalibrationError::NoLoopback)?;
+    let key = Key::new(context.attributes(), config.slot_size);
+    measure(&mut loopback, key, budget).map_err(CalibrationError::Failed)
+}
+
+fn measure(loopback: &mut Loopback, key: Key, budget: Duration) -> Result<Calibration, Failure> {
+    // Memory is slow at its first use, so every receive buffer gets a message before the measurement.
+    loopback.eager(1 << 20)?;
+    let end = Instant::now() + budget;
+    // Each size has an equal share of the time that is left, and the chunk sizes have the last share.
+    let until = |shares: u32| Instant::now() + end.saturating_duration_since(Instant::now()) / shares;
+    let (mut points, mut chunks, mut unsteady) = (Vec::new(), Vec::new(), 0);
+    for (bytes, shares) in SIZES.map(|exponent| (1 << exponent, SIZES.end() - exponent + 2)) {
+        if Instant::now() >= end {
+            break;
+        }
+        let samples = repeat(until(shares), || {
+            let eager = loopback.eager(bytes)?;
+            let (rendezvous, copying) = loopback.rendezvous(bytes, DEFAULT_CHUNK)?;
+            Ok([eager, rendezvous, copying])
+        })?;
+        // Measurements agree if the third quartile is less than one and a half times the first.
+        let agree = |samples: &Vec<Duration>| quantile(samples, 3) < quantile(samples, 1) * 3 / 2;
+        unsteady += usize::from(!samples[..2].iter().all(agree));
+        let [eager, rendezvous, copying] = samples.map(|samples| quantile(&samples, 2));
+        points.push(Point { bytes, eager, rendezvous, copying: copying.min(rendezvous) });
+    }
+    if Instant::now() < end {
+        let bytes = 1 << *SIZES.end();
+        let samples = repeat(end, || {
+            let mut times = [Duration::ZERO; CHUNKS.len()];
+            for (time, chunk) in times.iter_mut().zip(CHUNKS) {
+                (*time, _) = loopback.rendezvous(bytes, chunk)?;
+            }
+            Ok(times)
+        })?;
+        let times = CHUNKS.into_iter().zip(samples);
+        chunks.extend(times.map(|(chunk, times)| ChunkPoint {
+            chunk,
+            bytes,
+            rendezvous: quantile(&times, 2),
+        }));
+    }
+    let steady = unsteady * 3 <= points.len() && !points.is_empty();
+    Ok(Calibration { key, points, chunks, steady })
+}
+
+/// Measures several times in turn, until the time or the number of samples is enough. The first turn does not count, because its
+/// memory is new. Returns the sorted samples of each time.
+fn repeat<const TIMES: usize>(
+    until: Instant,
+    mut turn: impl FnMut() -> Result<[Duration; TIMES], Failure>,
+) -> Result<[Vec<Duration>; TIMES], Failure> {
+    let mut samples = [const { Vec::new() }; TIMES];
+    turn()?;
+    while samples[0].len() < *SAMPLES.start() || (samples[0].len() < *SAMPLES.end() && Instant::now() < until)
+    {
+        samples.iter_mut().zip(turn()?).for_each(|(samples, time)| samples.push(time));
+    }
+    samples.iter_mut().for_each(|samples| samples.sort_unstable());
+    Ok(samples)
+}
+
+/// Returns the value below which this many quarters of the sorted samples are.
+fn quantile(sorted: &[Duration], quarters: usize) -> Duration {
+    sorted.get(sorted.len() * quarters / 4).copied().unwrap_or_default().max(Duration::from_nanos(1))
+}
+
+/// A device that is connected to itself.
+#[derive(Debug)]
+struct Loopback {
+    /// Declared before the queue, so that the ends are dropped first.
+    sender: LoopbackEnd,
+    receiver: LoopbackEnd,
+    queue: Arc<dyn CompletionQueue>,
+    /// Bytes that fit into one eager message.
+    room: usize,
+    /// Most outstanding READs.
+    reads: usize,
+    source: Vec<u8>,
+    sink: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct LoopbackEnd {
+    link: Link,
+    /// Slots with messages, and the messages' lengths.
+    arrived: VecDeque<(u32, usize)>,
+    /// READs that have completed. They complete in the order in which they were posted.
+    landed: usize,
+}
+
+/// Bytes in place of the header of a message.
+const HEADER: [u8; Header::LENGTH] = [0; Header::LENGTH];
+
+impl Loopback {
+    /// Receive buffers of each end, which limit the messages in flight.
+    const SLOTS: u32 = 16;
+    /// Most outstanding sends.
+    const SENDS: u32 = 128;
+    /// Most registered memory.
+    const MEMORY: u64 = 64 << 20;
+    /// Longest time without a completion. A thread that drives the device may not get a core for a second.
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    /// Connects the device to itself, with content for messages of `longest` bytes. Fails with some iWARP devices, and if there is
+    /// too little memory.
+    fn new(context: &Arc<dyn Context>, config: &Config, longest: usize) -> Result<Self, Failure> {
+        let (slot_size, attributes) = (config.slot_size as usize, context.attributes());
+        let queue = context.create_completion_queue(1024)?;
+        let budget = Budget::for_process(attributes.locks_memory, Some(Self::MEMORY));
+        let capacity = Link::capacity(attributes, Self::SENDS, Self::SLOTS, config.max_inline);
+        let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
+        let end = |number| -> Result<(Arc<dyn QueuePair>, LoopbackEnd), Failure> {
+            let domain = context.alloc_protection_domain()?;
+            let pair = domain.create_queue_pair(&queue, &queue, &capacity)?;
+            pair.to_init(access)?;
+            let settings = PoolSettings { access, ..PoolSettings::default() };
+            let pool = Pool::new(Arc::clone(&domain), settings, Arc::clone(&budget));
+            let block = pool.lease(slot_size * Self::SLOTS as usize, Quota::Receive)?;
+            let receives = Receives::Own(Ring::new(block, Self::SLOTS, slot_size)?);
+            let registrations = SlabRegistrations::new(domain, Arc::clone(&budget));
+            let link = Link::new(Arc::clone(&pair), number, pool, registrations, receives)?;
+            Ok((pair, LoopbackEnd { link, arrived: VecDeque::new(), landed: 0 }))
+        };
+        let ((first, sender), (second, receiver)) = (end(0)?, end(1)?);
+        for (pair, peer) in [(&first, &second), (&second, &first)] {
+            pair.to_rtr(&peer.local_address(), &config.path)?;
+            pair.to_rts(&config.path)?;
+        }
+        let source = (0..longest).map(|at| (at % 251) as u8).collect();
+        let (room, reads) = (slot_size - Header::LENGTH, Link::reads(attributes) as usize);
+        Ok(Self { sender, receiver, queue, room, reads, source, sink: vec![0; longest] })
+    }
+
+    /// Sends `length` bytes eagerly, and copies them out at the other end. Returns the time.
+    fn eager(&mut self, length: usize) -> Result<Duration, Failure> {
+        let start = Instant::now();
+        let (mut sent, mut received, mut in_flight) = (0, 0, 0);
+        while received < length {
+            while sent < length && in_flight < Self::SLOTS {
+                let part = self.room.min(length - sent);
+                self.sender.post(&self.source[sent..sent + part])?;
+                (sent, in_flight) = (sent + part, in_flight + 1);
+            }
+            self.poll()?;
+            while let Some((slot, whole)) = self.receiver.arrived.pop_front() {
+                let part = whole.saturating_sub(HEADER.len()).min(length - received);
+                self.receiver.link.body(slot, &mut self.sink[received..received + part])?;
+                self.receiver.link.post_receive(SlotIndex(slot))?;
+                (received, in_flight) = (received + part, in_flight - 1);
+            }
+        }
+        Ok(start.elapsed())
+    }
+
+    /// Offers `length` bytes in chunks, and reads, copies out and acknowledges them at the other end. Returns the time until the
+    /// last byte was copied out, and the part of this time for copies into registered memory. The receiver finds the addresses in
+    /// `sources`, so offers and acknowledgements have the length of real ones, and no content.
+    fn rendezvous(&mut self, length: usize, chunk: usize) -> Result<(Duration, Duration), Failure> {
+        let start = Instant::now();
+        let mut sources = Vec::new();
+        for part in self.source[..length].chunks(chunk) {
+            let mut block = self.sender.link.pool().lease(part.len(), Quota::Send)?;
+            block.copy_in(0, part)?;
+            sources.push((block, part.len()));
+        }
+        let copying = start.elapsed();
+        for chunks in sources.chunks(MAX_CHUNKS) {
+            self.sender.post(&[0; MAX_CHUNKS * Chunk::LENGTH][..chunks.len() * Chunk::LENGTH])?;
+        }
+        let (mut offered, mut unacknowledged, mut landings) = (0, 0, VecDeque::new());
+        let (mut posted, mut delivered, mut took) = (0, 0, Duration::ZERO);
+        while delivered < length || unacknowledged > 0 {
+            self.poll()?;
+            offered += MAX_CHUNKS * self.receiver.take_messages()?;
+            let landed = std::mem::take(&mut self.receiver.landed);
+            while landings.len() - landed < self.reads
+                && let Some((source, part)) = sources[..offered.min(sources.len())].get(posted)
+            {
+                landings.push_back((self.receiver.read(posted, source, *part)?, *part));
+                posted += 1;
+            }
+            if landed > 0 {
+                self.receiver.post(&[0; 4])?;
+                unacknowledged += 1;
+            }
+            for (block, part) in landings.drain(..landed) {
+                block.copy_out(0, &mut self.sink[delivered..delivered + part])?;
+                delivered += part;
+                took = start.elapsed();
+            }
+            unacknowledged -= self.sender.take_messages()?;
+        }
+        Ok((took, copying))
+    }
+
+    /// Waits for completions, and handles them.
+    fn poll(&mut self) -> Result<(), Failure> {
+        const LOOK_EVERY: u32 = 64;
+        let mut completions = [WorkCompletion::EMPTY; 32];
+        let (mut count, mut idle, mut since) = (0, 0_u32, None);
+        while count == 0 {
+            count = self.queue.poll(&mut completions);
+            idle += 1;
+            if idle.is_multiple_of(LOOK_EVERY) {
+                if since.get_or_insert_with(Instant::now).elapsed() > Self::PATIENCE {
+                    return Err(format!("nothing arrived for {:?}", Self::PATIENCE).into());
+                }
+                std::thread::yield_now();
+            }
+        }
+        for completion in &completions[..count] {
+            if completion.status != CompletionStatus::Success {
+                return Err(format!("{:?}: {}", completion.opcode, completion.status).into());
+            }
+            let id = WorkId::from_bits(completion.wr_id);
+            let end = if id.connection == 0 { &mut self.sender } else { &mut self.receiver };
+            match id.kind {
+                WorkKind::Send => end.link.sends_completed(id.value),
+                WorkKind::Read => end.landed += 1,
+                _ => end.arrived.push_back((id.value, completion.byte_len as usize)),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl LoopbackEnd {
+    /// Posts one message.
+    fn post(&mut self, body: &[u8]) -> Result<(), Failure> {
+        self.link.post_message(&[IoSlice::new(&HEADER), IoSlice::new(body)])?;
+        Ok(())
+    }
+
+    /// Posts the receive buffers of all messages that have come again, and returns their number.
+    fn take_messages(&mut self) -> Result<usize, Failure> {
+        let count = self.arrived.len();
+        for (slot, _) in self.arrived.drain(..) {
+            self.link.post_receive(SlotIndex(slot))?;
+        }
+        Ok(count)
+    }
+
+    /// Posts a READ of the first `length` bytes of the peer's block.
+    fn read(&mut self, number: usize, source: &Block, length: usize) -> Result<Block, Failure> {
+        let block = self.link.pool().lease(length, Quota::Receive)?;
+        let (id, remote) = (ReadId(number as u32), source.remote(0));
+        let (address, rkey) = (remote.address, remote.rkey.0);
+        self.link.post_read(&ReadRequest { id, address, rkey, length: length as u64 }, &block)?;
+        Ok(block)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn loopback(slot_size: u32) -> Loopback {
+        let context = tonic_rdma_verbs::soft::open().unwrap();
+        Loopback::new(&context, &Config::default().receive_buffers(64, slot_size), 3 << 20).unwrap()
+    }
+
+    #[test]
+    fn both_modes_carry_every_byte() {
+        for slot_size in [1024, 17_408, 65_536] {
+            let mut loopback = loopback(slot_size);
+            for length in [1, 1000, 17_376, 17_377, 100_000, 3 << 20] {
+                loopback.sink.fill(0);
+                loopback.eager(length).unwrap();
+                assert!(loopback.sink[..length] == loopback.source[..length], "{length} eagerly");
+                for chunk in [65_536, 1 << 20] {
+                    loopback.sink.fill(0);
+                    let (took, copying) = loopback.rendezvous(length, chunk).unwrap();
+                    assert!(loopback.sink[..length] == loopback.source[..length], "{length} in {chunk}");
+                    assert!(copying <= took);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_software_device_is_calibrated_at_every_size() {
+        let context = tonic_rdma_verbs::soft::open().unwrap();
+        // Enough time for the most measurements of each size, even on a busy machine, which is measured at fewer sizes otherwise.
+        let calibration = calibrate(&context, &Config::default(), Duration::from_secs(600)).unwrap();
+        let sizes: Vec<usize> = calibration.points.iter().map(|point| point.bytes).collect();
+        assert_eq!(sizes, SIZES.map(|exponent| 1 << exponent).collect::<Vec<usize>>());
+        assert!(calibration.points.iter().all(|point| point.copying <= point.rendezvous));
+        assert!(CHUNKS.contains(&calibration.chunk()) && calibration.chunks.len() == CHUNKS.len());
+    }
+
+    #[test]
+    fn no_time_at_all_is_no_error() {
+        let context = tonic_rdma_verbs::soft::open().unwrap();
+        let calibration = calibrate(&context, &Config::default(), Duration::ZERO).unwrap();
+        assert!(calibration.points.len() <= 1 && calibration.threshold().is_none(), "{calibration:?}");
+    }
+
+    #[test]
+    fn quartiles() {
+        let samples = [1, 5, 9, 11].map(Duration::from_micros);
+        assert_eq!([1, 2, 3].map(|quarters| quantile(&samples, quarters).as_micros()), [5, 9, 11]);
+        assert_eq!(quantile(&[], 2), Duration::from_nanos(1));
+    }
+}
