@@ -5,7 +5,6 @@ use std::error::Error;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::Frame;
@@ -13,13 +12,14 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::body::Body;
 use tonic::codegen::StdError;
 use tonic::{Status, TimeoutExpired};
+use tonic_rdma::internal::grpc_timeout;
 
 /// Applies the `grpc-timeout` in the headers of a request to the call: it ends with DEADLINE_EXCEEDED when the time has passed.
 pub(crate) async fn limited(
     headers: &http::HeaderMap,
     response: impl Future<Output = Result<http::Response<Body>, Status>>,
 ) -> Result<http::Response<Body>, Status> {
-    let timeout = headers.get("grpc-timeout").and_then(|value| parse(value.as_bytes()));
+    let timeout = grpc_timeout(headers);
     let Some(timeout) = timeout else { return response.await };
     let deadline = Instant::now() + timeout;
     let response = tokio::time::timeout_at(deadline, response).await.unwrap_or_else(|_| Err(exceeded()))?;
@@ -42,21 +42,6 @@ pub(crate) fn status_of(error: StdError) -> Status {
         source = cause.source();
     }
     Status::from_error(error)
-}
-
-/// Parses the header's value: up to eight digits and a unit.
-fn parse(value: &[u8]) -> Option<Duration> {
-    let (unit, digits) = value.split_last()?;
-    let amount: u64 = std::str::from_utf8(digits).ok()?.parse().ok().filter(|_| digits.len() <= 8)?;
-    Some(match unit {
-        b'H' => Duration::from_secs(amount * 3600),
-        b'M' => Duration::from_secs(amount * 60),
-        b'S' => Duration::from_secs(amount),
-        b'm' => Duration::from_millis(amount),
-        b'u' => Duration::from_micros(amount),
-        b'n' => Duration::from_nanos(amount),
-        _ => return None,
-    })
 }
 
 /// A response's body that ends with an error at the deadline.
@@ -88,20 +73,5 @@ impl http_body::Body for ExpiringBody {
 
     fn is_end_stream(&self) -> bool {
         self.expired || self.body.is_end_stream()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn timeouts_are_parsed() {
-        assert_eq!(parse(b"1m"), Some(Duration::from_millis(1)));
-        assert_eq!(parse(b"99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));
-        assert_eq!(parse(b"250000u"), Some(Duration::from_millis(250)));
-        for bad in ["", "m", "1", "1x", "-1S", "123456789S", "1.5S"] {
-            assert_eq!(parse(bad.as_bytes()), None, "{bad}");
-        }
     }
 }

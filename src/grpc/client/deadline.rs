@@ -4,13 +4,13 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use http::HeaderMap;
 use tonic::Status;
 
 use super::probe::EndpointTimeout;
-use crate::transport::fields::field;
+use crate::transport::fields::grpc_timeout;
 
 /// The deadline of a call: the time in its field `grpc-timeout`, which holds until the end of the response, and the endpoint's time-out,
 /// which holds until the head of the response, as tonic has it. No timer runs until [`poll_passed`](Self::poll_passed).
@@ -28,7 +28,7 @@ pub(super) struct Deadline {
 impl Deadline {
     /// Begins the time of a call with these metadata.
     pub(super) fn of(headers: &HeaderMap) -> Self {
-        let time = field(headers, "grpc-timeout").and_then(|value| parse(value.as_bytes()));
+        let time = grpc_timeout(headers);
         let begun = time.map(|_| Instant::now());
         // A time too far away to be represented is none.
         let own = time.and_then(|time| begun?.checked_add(time));
@@ -128,48 +128,5 @@ async fn wait(begun: Instant, own: Option<Instant>, endpoint: Option<Arc<Endpoin
 impl std::fmt::Debug for Deadline {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Deadline").field("own", &self.own).finish_non_exhaustive()
-    }
-}
-
-/// Returns the time in a field `grpc-timeout`: at most 8 digits and a unit (gRPC over HTTP/2). `None` if it is something else, which tonic
-/// ignores, too.
-fn parse(value: &[u8]) -> Option<Duration> {
-    let (unit, digits) = value.split_last()?;
-    if digits.is_empty() || digits.len() > 8 || !digits.iter().all(u8::is_ascii_digit) {
-        return None;
-    }
-    let count = digits.iter().fold(0, |count, digit| count * 10 + u64::from(digit - b'0'));
-    Some(match unit {
-        b'H' => Duration::from_secs(count * 3600),
-        b'M' => Duration::from_secs(count * 60),
-        b'S' => Duration::from_secs(count),
-        b'm' => Duration::from_millis(count),
-        b'u' => Duration::from_micros(count),
-        b'n' => Duration::from_nanos(count),
-        _ => return None,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_have_digits_and_a_unit() {
-        let times: [(&[u8], Option<Duration>); 10] = [
-            (b"3H", Some(Duration::from_secs(3 * 3600))),
-            (b"2M", Some(Duration::from_secs(120))),
-            (b"42S", Some(Duration::from_secs(42))),
-            (b"13m", Some(Duration::from_millis(13))),
-            (b"99999999u", Some(Duration::from_micros(99_999_999))),
-            (b"0n", Some(Duration::ZERO)),
-            (b"123456789n", None),
-            (b"5", None),
-            (b"-1S", None),
-            (b"", None),
-        ];
-        for (field, time) in times {
-            assert_eq!(parse(field), time, "{}", field.escape_ascii());
-        }
     }
 }

@@ -19,11 +19,11 @@ use super::body::RequestBody;
 use super::call::Call;
 use super::error::BoxError;
 use super::in_place::{InPlace, Paths};
-use super::status::timeout_of;
 use crate::endpoint::{MessageEndpoint, RdmaConnectInfo};
 use crate::grpc::calls::CallConfig;
 use crate::grpc::landed::{LandingSwitch, LandingTarget};
 use crate::grpc::session::{Accept, RequestHead, Session, Stream};
+use crate::transport::fields::grpc_timeout;
 use tonic_rdma_verbs::internal::{lock, run_foreign};
 
 /// The replies of calls that took longer than this do not wait for those of other calls, to share a message with them.
@@ -134,7 +134,7 @@ where
         let Shared { limits, runtime, alone, paths } = &*self.shared;
         let stream = Arc::new(stream);
         let path = head.path.clone();
-        let timeout = match (timeout_of(&head.headers), limits.timeout) {
+        let timeout = match (grpc_timeout(&head.headers), limits.timeout) {
             (Some(client), Some(server)) => Some(client.min(server)),
             (client, server) => client.or(server),
         };
