@@ -302,8 +302,8 @@ pub use endpoint::{
     ProviderChoice, RdmaConnectInfo, RdmaUnavailable, SharedReceive, StockClients, TuneCache, Verdict,
 };
 pub use grpc::{
-    CallConfig, CallFault, ChannelError, RdmaChannel, RdmaChannelBuilder, RdmaResponseFuture, RdmaRoutes,
-    RdmaServer, ResetCode, ServeError,
+    CallConfig, CallFault, ChannelError, GrpcService, RdmaChannel, RdmaChannelBuilder, RdmaResponseFuture,
+    RdmaRoutes, RdmaServer, ResetCode, ServeError,
 };
 pub use protocol::{AbortCode, Violation};
 pub use transport::balance::{

@@ -25,5 +25,5 @@ pub(crate) use crate::transport::gather::landed;
 pub use calls::CallConfig;
 pub use client::{ChannelError, RdmaChannel, RdmaChannelBuilder, RdmaResponseFuture};
 pub use frame::ResetCode;
-pub use server::{RdmaRoutes, RdmaServer, ServeError};
+pub use server::{GrpcService, RdmaRoutes, RdmaServer, ServeError};
 pub use session::CallFault;

@@ -23,7 +23,7 @@ use tonic::body::Body;
 use tower_service::Service;
 
 use super::error::BoxError;
-use super::routes::{Boxed, boxed};
+use super::routes::{Boxed, GrpcService, boxed};
 use super::status::{STATUS, of_http, trailers_of};
 use crate::grpc::outgoing::Outgoing;
 use crate::grpc::session::{ResetCode, Stream};
@@ -83,14 +83,7 @@ impl<S: Service<Request<Body>>> fmt::Debug for Call<S> {
     }
 }
 
-impl<S, B> Call<S>
-where
-    S: Service<Request<Body>, Response = Response<B>>,
-    S::Future: Send + 'static,
-    S::Error: Into<BoxError> + 'static,
-    B: http_body::Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
-{
+impl<S: GrpcService> Call<S> {
     pub(super) fn new(
         stream: Arc<Stream>,
         service: S,
@@ -158,7 +151,7 @@ where
     }
 
     /// Begins the response. Its head is sent with what the body has at once.
-    fn answer(&mut self, response: Response<B>) {
+    fn answer(&mut self, response: Response<S::ResponseBody>) {
         let (parts, body) = response.into_parts();
         let body = Body::new(body);
         if parts.status != StatusCode::OK && !parts.headers.contains_key(STATUS) {
@@ -274,14 +267,7 @@ where
     }
 }
 
-impl<S, B> Future for Call<S>
-where
-    S: Service<Request<Body>, Response = Response<B>>,
-    S::Future: Send + 'static,
-    S::Error: Into<BoxError> + 'static,
-    B: http_body::Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
-{
+impl<S: GrpcService> Future for Call<S> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {

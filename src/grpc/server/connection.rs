@@ -6,19 +6,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::uri::Scheme;
-use http::{Extensions, Method, Request, Response, Uri, Version};
+use http::{Extensions, Method, Request, Uri, Version};
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::watch;
 use tonic::body::Body;
 use tonic::transport::server::TcpConnectInfo;
-use tower_service::Service;
 
 use super::body::RequestBody;
 use super::call::Call;
-use super::error::BoxError;
 use super::in_place::{InPlace, Paths};
+use super::routes::GrpcService;
 use crate::endpoint::{MessageEndpoint, RdmaConnectInfo};
 use crate::grpc::calls::CallConfig;
 use crate::grpc::landed::{LandingSwitch, LandingTarget};
@@ -51,18 +49,12 @@ impl Shared {
 
 /// Serves a native connection in tasks of its own. `stop` changes when the server shuts down. A server without graceful shutdown has
 /// no `stop`.
-pub(super) fn serve<S, B>(
+pub(super) fn serve(
     endpoint: MessageEndpoint,
-    service: S,
+    service: impl GrpcService,
     shared: &Arc<Shared>,
     stop: Option<watch::Receiver<()>>,
-) where
-    S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
-    S::Future: Send + 'static,
-    S::Error: Into<BoxError> + Send + 'static,
-    B: http_body::Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
-{
+) {
     let info = endpoint.info().clone();
     let addresses =
         TcpConnectInfo { local_addr: Some(info.local_addr()), remote_addr: Some(info.peer_addr()) };
@@ -100,14 +92,7 @@ impl<S> fmt::Debug for Acceptor<S> {
     }
 }
 
-impl<S, B> Accept for Acceptor<S>
-where
-    S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
-    S::Future: Send + 'static,
-    S::Error: Into<BoxError> + Send + 'static,
-    B: http_body::Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
-{
+impl<S: GrpcService> Accept for Acceptor<S> {
     fn accept(&self, stream: Stream, head: RequestHead, is_last: bool) {
         self.accepted.fetch_add(1, Ordering::Relaxed);
         let _context = self.shared.runtime.enter();
@@ -121,14 +106,7 @@ where
     }
 }
 
-impl<S, B> Acceptor<S>
-where
-    S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
-    S::Future: Send + 'static,
-    S::Error: Into<BoxError> + Send + 'static,
-    B: http_body::Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
-{
+impl<S: GrpcService> Acceptor<S> {
     /// Begins a call. Drives the session that is in `drives`, and takes it out, if the call was polled here.
     fn begin(&self, stream: Stream, head: RequestHead, drives: &mut Option<Arc<Session>>) {
         let Shared { limits, runtime, alone, paths } = &*self.shared;

@@ -18,21 +18,16 @@ mod serve;
 mod status;
 
 use std::convert::Infallible;
-use std::error::Error;
 use std::fmt;
 use std::future::{Future, Pending};
 
-use bytes::Bytes;
-use http::{Request, Response};
 use tokio::net::ToSocketAddrs;
-use tonic::body::Body;
 use tonic::server::NamedService;
 use tonic::service::Routes;
 use tonic::transport::Server;
 use tower::ServiceBuilder;
 use tower::layer::Layer;
 use tower::layer::util::{Identity, Stack};
-use tower_service::Service;
 
 use self::routes::Named;
 use super::calls::CallConfig;
@@ -40,7 +35,7 @@ use crate::endpoint::Config;
 use crate::transport::RdmaIncoming;
 
 pub use error::ServeError;
-pub use routes::RdmaRoutes;
+pub use routes::{GrpcService, RdmaRoutes};
 
 /// A gRPC server for all clients on one port: peers that know native calls, peers that send HTTP/2 over RDMA, and stock clients over TCP.
 ///
@@ -193,17 +188,9 @@ impl<L> RdmaServer<L> {
     ///
     /// # Panics
     /// A service of this name is there already.
-    pub fn add_service<S, B>(mut self, service: S) -> Self
+    pub fn add_service<S>(mut self, service: S) -> Self
     where
-        S: Service<Request<Body>, Response = Response<B>, Error = Infallible>
-            + NamedService
-            + Clone
-            + Send
-            + Sync
-            + 'static,
-        S::Future: Send + 'static,
-        B: http_body::Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<Box<dyn Error + Send + Sync>>,
+        S: GrpcService<Error = Infallible> + NamedService + Sync,
     {
         self.named = self.named.and_then(|named| named.with(service.clone()));
         self.routes = self.routes.add_service(service);
@@ -214,17 +201,9 @@ impl<L> RdmaServer<L> {
     ///
     /// # Panics
     /// A service of this name is there already.
-    pub fn add_optional_service<S, B>(self, service: Option<S>) -> Self
+    pub fn add_optional_service<S>(self, service: Option<S>) -> Self
     where
-        S: Service<Request<Body>, Response = Response<B>, Error = Infallible>
-            + NamedService
-            + Clone
-            + Send
-            + Sync
-            + 'static,
-        S::Future: Send + 'static,
-        B: http_body::Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<Box<dyn Error + Send + Sync>>,
+        S: GrpcService<Error = Infallible> + NamedService + Sync,
     {
         match service {
             Some(service) => self.add_service(service),
@@ -266,14 +245,9 @@ impl<L> RdmaServer<L> {
     ///
     /// # Errors
     /// A setting or a variable has a value that can't be used, the address can't be listened on, or tonic's server failed.
-    pub async fn serve<S, B>(self, address: impl ToSocketAddrs) -> Result<(), ServeError>
+    pub async fn serve(self, address: impl ToSocketAddrs) -> Result<(), ServeError>
     where
-        L: Layer<RdmaRoutes, Service = S>,
-        S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
-        S::Future: Send + 'static,
-        S::Error: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
-        B: http_body::Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<Box<dyn Error + Send + Sync>>,
+        L: Layer<RdmaRoutes, Service: GrpcService>,
     {
         let incoming = self.listen(address).await?;
         self.serve_all(incoming, None::<Pending<()>>).await
@@ -284,18 +258,13 @@ impl<L> RdmaServer<L> {
     ///
     /// # Errors
     /// As [`serve`](Self::serve).
-    pub async fn serve_with_shutdown<S, B>(
+    pub async fn serve_with_shutdown(
         self,
         address: impl ToSocketAddrs,
         signal: impl Future<Output = ()>,
     ) -> Result<(), ServeError>
     where
-        L: Layer<RdmaRoutes, Service = S>,
-        S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
-        S::Future: Send + 'static,
-        S::Error: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
-        B: http_body::Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<Box<dyn Error + Send + Sync>>,
+        L: Layer<RdmaRoutes, Service: GrpcService>,
     {
         let incoming = self.listen(address).await?;
         self.serve_with_incoming_shutdown(incoming, signal).await
@@ -305,14 +274,9 @@ impl<L> RdmaServer<L> {
     ///
     /// # Errors
     /// A limit of the calls has a value that can't be used, or tonic's server failed.
-    pub async fn serve_with_incoming<S, B>(self, incoming: RdmaIncoming) -> Result<(), ServeError>
+    pub async fn serve_with_incoming(self, incoming: RdmaIncoming) -> Result<(), ServeError>
     where
-        L: Layer<RdmaRoutes, Service = S>,
-        S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
-        S::Future: Send + 'static,
-        S::Error: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
-        B: http_body::Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<Box<dyn Error + Send + Sync>>,
+        L: Layer<RdmaRoutes, Service: GrpcService>,
     {
         self.serve_all(incoming, None::<Pending<()>>).await
     }
@@ -321,18 +285,13 @@ impl<L> RdmaServer<L> {
     ///
     /// # Errors
     /// As [`serve_with_incoming`](Self::serve_with_incoming).
-    pub async fn serve_with_incoming_shutdown<S, B>(
+    pub async fn serve_with_incoming_shutdown(
         self,
         incoming: RdmaIncoming,
         signal: impl Future<Output = ()>,
     ) -> Result<(), ServeError>
     where
-        L: Layer<RdmaRoutes, Service = S>,
-        S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
-        S::Future: Send + 'static,
-        S::Error: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
-        B: http_body::Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<Box<dyn Error + Send + Sync>>,
+        L: Layer<RdmaRoutes, Service: GrpcService>,
     {
         self.serve_all(incoming, Some(signal)).await
     }
@@ -344,18 +303,13 @@ impl<L> RdmaServer<L> {
         Ok(RdmaIncoming::bind_with(address, config).await?)
     }
 
-    async fn serve_all<S, B>(
+    async fn serve_all(
         self,
         incoming: RdmaIncoming,
         signal: Option<impl Future<Output = ()>>,
     ) -> Result<(), ServeError>
     where
-        L: Layer<RdmaRoutes, Service = S>,
-        S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
-        S::Future: Send + 'static,
-        S::Error: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
-        B: http_body::Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<Box<dyn Error + Send + Sync>>,
+        L: Layer<RdmaRoutes, Service: GrpcService>,
     {
         self.calls.validate()?;
         let service = self.layers.service(RdmaRoutes::new(self.routes, self.named.unwrap_or_default()));

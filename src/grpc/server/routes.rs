@@ -7,6 +7,7 @@
 use std::any::Any;
 use std::collections::HashMap;
 use std::convert::Infallible;
+use std::error::Error;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -24,6 +25,55 @@ use tower_service::Service;
 
 use super::error::BoxError;
 use crate::grpc::landed::LandingSwitch;
+
+/// What an [`RdmaServer`](super::RdmaServer) serves: a tower service that takes requests with tonic's [`Body`], and answers with a body of
+/// bytes. Generated servers are such services, and layers of tower around such a service are, too.
+///
+/// Each type that meets the bounds has this trait, so there is nothing to implement. It serves to name the bounds:
+///
+/// ```
+/// use std::convert::Infallible;
+/// use tonic::server::NamedService;
+/// use tonic_rdma::{GrpcService, RdmaServer};
+///
+/// fn server<S>(service: S) -> RdmaServer
+/// where
+///     S: GrpcService<Error = Infallible> + NamedService + Sync,
+/// {
+///     RdmaServer::new().add_service(service)
+/// }
+/// # let (_reporter, health) = tonic_health::server::health_reporter();
+/// # drop(server(health));
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "an `RdmaServer` can't serve `{Self}`",
+    note = "it serves a `Service<http::Request<tonic::body::Body>>` that is `Clone + Send + 'static`, whose response has a body of `Bytes`"
+)]
+pub trait GrpcService:
+    Service<
+        Request<Body>,
+        Response = Response<<Self as GrpcService>::ResponseBody>,
+        Error: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
+        Future: Send + 'static,
+    > + Clone
+    + Send
+    + 'static
+{
+    /// The body of a response.
+    type ResponseBody: http_body::Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>>
+        + Send
+        + 'static;
+}
+
+impl<S, B> GrpcService for S
+where
+    S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
+    S::Error: Into<BoxError> + Send + 'static,
+    S::Future: Send + 'static,
+    B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+{
+    type ResponseBody = B;
+}
 
 /// A future in a box.
 pub(super) type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -100,8 +150,7 @@ impl fmt::Debug for RdmaRoutes {
 
 impl<B> Service<Request<B>> for RdmaRoutes
 where
-    B: http_body::Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
+    B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
     type Response = Response<Body>;
     type Error = Infallible;
@@ -154,13 +203,7 @@ pub(super) trait Callable: Send + Sync {
     fn call_clone(&self, request: Request<Body>) -> Responding;
 }
 
-impl<S, B> Callable for S
-where
-    S: Service<Request<Body>, Response = Response<B>, Error = Infallible> + Clone + Send + Sync + 'static,
-    S::Future: Send + 'static,
-    B: http_body::Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
-{
+impl<S: GrpcService<Error = Infallible> + Sync> Callable for S {
     fn call_clone(&self, request: Request<Body>) -> Responding {
         let service = self.clone();
         // Called when the response is first polled, as by tonic's router: layers may have put something around the future by then.

@@ -5,18 +5,15 @@ use std::io;
 use std::pin::pin;
 use std::sync::Arc;
 
-use bytes::Bytes;
-use http::{Request, Response};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt as _};
-use tonic::body::Body;
 use tonic::transport::Server;
-use tower_service::Service;
 
 use super::connection::{self, Shared};
-use super::error::{BoxError, ServeError};
+use super::error::ServeError;
 use super::plaintext::is_plaintext;
+use super::routes::GrpcService;
 use crate::endpoint::{EndpointStream, Negotiated};
 use crate::grpc::calls::CallConfig;
 use crate::transport::{RdmaIncoming, remote_addresses};
@@ -26,20 +23,13 @@ const WAITING: usize = 64;
 
 /// Serves the connections of `incoming` with `service` until `signal` is ready. Without a signal, connections outlive this future, as
 /// with tonic.
-pub(super) async fn serve<S, B>(
+pub(super) async fn serve(
     incoming: RdmaIncoming,
     http2: Server,
-    service: S,
+    service: impl GrpcService,
     limits: CallConfig,
     signal: Option<impl Future<Output = ()>>,
-) -> Result<(), ServeError>
-where
-    S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
-    S::Future: Send + 'static,
-    S::Error: Into<BoxError> + Send + 'static,
-    B: http_body::Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
-{
+) -> Result<(), ServeError> {
     let grace = limits.shutdown_grace;
     let shared = Arc::new(Shared::new(limits));
     let plaintext = is_plaintext(http2.clone()).await;
