@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
 use http::Uri;
+use http::uri::Scheme;
 use tower_service::Service;
 
 use crate::endpoint::{Config, ConnectError, Dialer, EndpointStream, RdmaConnectInfo};
@@ -92,11 +93,8 @@ impl RdmaConnector {
     }
 
     async fn connect(self, uri: Uri) -> Result<EndpointStream, ConnectError> {
-        let host = uri.host().ok_or_else(|| ConnectError::NoHost(uri.to_string()))?;
-        // An IPv6 address stands in brackets in a URI, and without them everywhere else.
-        let host = host.trim_start_matches('[').trim_end_matches(']');
-        let default = if uri.scheme_str() == Some("https") { 443 } else { 80 };
-        let stream = self.dialer.dial(host, uri.port_u16().unwrap_or(default)).await?;
+        let (host, port) = host_and_port(&uri)?;
+        let stream = self.dialer.dial(host, port).await?;
         *lock(&self.last) = Some(stream.info().clone());
         Ok(stream)
     }
@@ -120,4 +118,20 @@ impl Service<Uri> for RdmaConnector {
     fn call(&mut self, uri: Uri) -> Self::Future {
         Box::pin(self.clone().connect(uri))
     }
+}
+
+/// Returns the host and the port of a URI.
+///
+/// # Errors
+/// The URI has no host.
+pub(crate) fn host_and_port(uri: &Uri) -> Result<(&str, u16), ConnectError> {
+    let host = uri.host().ok_or_else(|| ConnectError::NoHost(uri.to_string()))?;
+    // An IPv6 address stands in brackets in a URI, and without them everywhere else.
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    Ok((host, uri.port_u16().unwrap_or(if is_tls(uri) { 443 } else { 80 })))
+}
+
+/// Returns whether calls to `uri` go over TLS, and so over HTTP/2.
+pub(crate) fn is_tls(uri: &Uri) -> bool {
+    uri.scheme() == Some(&Scheme::HTTPS)
 }

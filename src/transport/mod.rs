@@ -11,5 +11,6 @@ mod incoming;
 mod request;
 
 pub use connector::RdmaConnector;
+pub(crate) use connector::{host_and_port, is_tls};
 pub use incoming::RdmaIncoming;
 pub use request::{RdmaRequestExt, RemoteAddresses, remote_addresses};

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+use tonic::Code;
 use tonic_rdma::RdmaChannel;
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 
@@ -85,6 +86,27 @@ fn calls_from_another_runtime_than_the_channels() {
             thread.join().unwrap();
         }
     }
+}
+
+#[test]
+fn no_call_waits_for_a_runtime_that_has_ended() {
+    // Takes connections, and never answers.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = crate::servers::endpoint(silent.local_addr().unwrap());
+    let home = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (alone, several) = {
+        let _entered = home.enter();
+        let several = RdmaChannel::balance([endpoint.clone(), endpoint.clone()]).connect_lazy();
+        (RdmaChannel::builder(endpoint).connect_lazy(), several)
+    };
+    drop(home);
+    Runtime::CurrentThread.run(async {
+        for channel in [alone, several] {
+            let status = say(&mut GreeterClient::new(channel), "hello").await.unwrap_err();
+            assert_eq!(status.code(), Code::Unavailable, "{status}");
+            assert!(status.message().contains("the channel's runtime ended"), "{status}");
+        }
+    });
 }
 
 #[test]

@@ -64,9 +64,9 @@ impl RdmaChannelBuilder {
         let config = self.config.clone().map_or_else(Config::from_env, Ok)?;
         config.validate()?;
         self.calls.validate()?;
-        let channel = self.config(config).connect_lazy();
-        channel.endpoints.connect().await?;
-        Ok(channel)
+        let dialer = Dialer::configured(Some(config));
+        let endpoints = Endpoints::connected(self.endpoints, self.balances, dialer, self.calls).await?;
+        Ok(RdmaChannel { endpoints: Arc::new(endpoints) })
     }
 
     /// Makes a channel to one endpoint that connects at the first call, or a channel to several endpoints that connects to all of

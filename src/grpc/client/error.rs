@@ -3,7 +3,6 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use http::Uri;
 use tonic::Status;
 
 use crate::endpoint::{ConfigError, ConnectError};
@@ -46,55 +45,19 @@ pub enum ChannelError {
     Unavailable(#[source] Status),
 }
 
-/// The reason why an endpoint has no connection.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum Failure {
-    #[error("the channel has a setting that can't be used")]
-    Config(#[from] ConfigError),
-    #[error("the endpoint can't be connected to")]
-    Connect(#[from] ConnectError),
-    #[error("the endpoint was connected to, and HTTP/2 failed")]
-    Http2(#[from] DialError),
-    #[error("the channel's runtime ended while it connected")]
-    Interrupted,
-}
-
-impl Failure {
-    /// Returns the message of the error within.
-    pub(super) fn reason(&self) -> String {
-        self.source().map_or_else(|| self.to_string(), ToString::to_string)
-    }
-}
-
 /// Returns the message of the last source, because tonic's errors around it are general.
 fn innermost(error: &(dyn Error + 'static)) -> String {
     error.source().map_or_else(|| error.to_string(), innermost)
 }
 
-impl From<Failure> for ChannelError {
-    fn from(failure: Failure) -> Self {
-        match failure {
-            Failure::Config(error) => Self::Config(error),
-            Failure::Connect(error) => Self::Connect(error),
-            Failure::Http2(error) => Self::Http2(error.into()),
-            Failure::Interrupted => Self::Http2(failure.into()),
+impl From<DialError> for ChannelError {
+    fn from(error: DialError) -> Self {
+        match error {
+            DialError::Config(error) => Self::Config(error),
+            DialError::Connect(error) => Self::Connect(error),
+            error => Self::Http2(error.into()),
         }
     }
-}
-
-/// Returns the status of a call that found no endpoint up: UNAVAILABLE, with the last failure, of `count` endpoints.
-pub(super) fn unavailable(count: usize, last: Option<(Uri, Arc<Failure>)>) -> Status {
-    let Some((uri, failure)) = last else {
-        return Status::unavailable("there is no endpoint to call");
-    };
-    let reason = failure.reason();
-    let message = match count {
-        1 => format!("{uri}: {reason}"),
-        _ => format!("all {count} endpoints are down, the last one to fail was {uri}: {reason}"),
-    };
-    let mut status = Status::unavailable(message);
-    status.set_source(failure);
-    status
 }
 
 /// Returns the status of a call whose connection took no call.

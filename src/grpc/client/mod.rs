@@ -1,7 +1,7 @@
 //! The channel of clients.
 //!
 //! ```text
-//!  RdmaChannel::call ─▶ endpoints: choice of an endpoint ─▶ member: its connection, dialled when it is needed
+//!  RdmaChannel::call ─▶ endpoints: choice of a connection, which is dialled when it is needed
 //!        │                                                   │
 //!        │                       native: Session ◀───────────┴──────────▶ HTTP/2: a channel of tonic's over the same stream
 //!        ▼                              ▼
@@ -16,7 +16,6 @@ mod connection;
 mod deadline;
 mod endpoints;
 mod error;
-mod member;
 mod probe;
 mod request;
 mod response;
@@ -78,7 +77,8 @@ use request::Unsent;
 ///
 /// A channel connects again when the next call needs a connection. Calls wait for a dial that is under way; the wait is a part of
 /// their deadline. If the dial fails, they fail with UNAVAILABLE and its reason. An endpoint that failed is dialled at most
-/// each 100 ms. A channel over [several endpoints](Self::balance) has a longer back-off.
+/// each 100 ms. A channel over [several endpoints](Self::balance) has a longer back-off, which no call waits for: while all of its
+/// endpoints are down, calls fail at once, with the reason of the last failure.
 ///
 /// A call that was in flight when its connection ended fails with UNAVAILABLE, unless the server said that it has not begun the call
 /// (GOAWAY): such a call is sent once more, on a new connection.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use http::uri::{Authority, Scheme};
+use http::uri::Authority;
 use http::{HeaderValue, Request, Uri, header};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -161,11 +161,6 @@ async fn silent_call(endpoint: &Endpoint, head: Option<oneshot::Sender<Origin>>)
 /// Returns whether an error of tonic's channel says that the time of a call is over.
 pub(super) fn is_timeout(error: &(dyn std::error::Error + 'static)) -> bool {
     error.is::<TimeoutExpired>() || error.source().is_some_and(is_timeout)
-}
-
-/// Returns whether calls to `uri` go over TLS, and so over HTTP/2.
-pub(super) fn is_tls(uri: &Uri) -> bool {
-    uri.scheme() == Some(&Scheme::HTTPS)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 /// The delay from the start of one dial to the start of the next. It is short at first, and grows with each failure.
 #[derive(Debug)]
-pub(crate) struct Backoff {
+pub(super) struct Backoff {
     delay: Duration,
     due: Instant,
 }
@@ -19,24 +19,24 @@ impl Backoff {
     /// The part of a delay that is added or taken away at random. Without it all clients of a server that came back would dial at once.
     const JITTER: f64 = 0.2;
 
-    pub(crate) fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { delay: Self::FIRST, due: Instant::now() }
     }
 
     /// Notes that a dial begins.
-    pub(crate) fn begin(&mut self) {
+    pub(super) fn begin(&mut self) {
         let jitter = 1.0 + Self::JITTER * (2.0 * fastrand::f64() - 1.0);
         self.due = Instant::now() + self.delay.mul_f64(jitter);
     }
 
     /// Notes that the dial failed.
-    pub(crate) fn failed(&mut self) {
+    pub(super) fn failed(&mut self) {
         self.delay = self.delay.mul_f64(Self::GROWTH).min(Self::MOST);
     }
 
     /// Notes that the connection ended. A connection that ends before the next dial is due counts as a failed dial, so a server that
     /// takes connections and drops them is not dialled more often than a server that refuses them.
-    pub(crate) fn ended(&mut self) {
+    pub(super) fn ended(&mut self) {
         match self.remaining() {
             Duration::ZERO => self.delay = Self::FIRST,
             _ => self.failed(),
@@ -44,7 +44,7 @@ impl Backoff {
     }
 
     /// Returns the time until the next dial is due.
-    pub(crate) fn remaining(&self) -> Duration {
+    pub(super) fn remaining(&self) -> Duration {
         self.due.saturating_duration_since(Instant::now())
     }
 }

@@ -1,20 +1,29 @@
 //! The channel that generated clients call.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::hash::Hash;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
+use std::time::Instant;
 
 use http::{Request, Response};
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tonic::body::Body;
+use tonic::transport::Endpoint;
+use tonic::transport::channel::Change;
 use tower_service::Service;
 
-use super::connection::Reservation;
+use super::connection::{EndpointConnection, InFlight, Reservation};
 use super::error::BalanceError;
-use super::members::{Membership, apply};
-use super::table::{EndpointStatus, EndpointTable, Pick};
+use super::keep::Kept;
+use super::table::{EndpointStatus, Table};
+use tonic_rdma_verbs::internal::lock;
+use crate::transport::RdmaConnector;
 
 /// A channel over several endpoints, from [`balance_list`](super::balance_list) or
 /// [`balance_channel`](super::balance_channel). Generated clients and tower's layers take it in place of tonic's `Channel`.
@@ -46,12 +55,15 @@ pub struct BalancedChannel {
 }
 
 /// The parts that all clones share. The tasks do not hold this value. Dropping it ends the tasks.
-#[derive(Debug)]
 struct Core {
-    table: Arc<EndpointTable>,
-    members: Arc<dyn Membership>,
+    table: Arc<Table<EndpointConnection>>,
+    apply: Arc<Apply>,
     applying: AbortHandle,
 }
+
+/// Applies the changes that were sent so far, or with a context changes as they arrive. Ready when no more changes are there, or with a
+/// context when no more can arrive.
+type Apply = dyn Fn(Option<&mut Context<'_>>) -> Poll<()> + Send + Sync;
 
 /// The connection for this clone's next call.
 enum Next {
@@ -62,14 +74,21 @@ enum Next {
 }
 
 impl BalancedChannel {
-    pub(super) fn new(table: Arc<EndpointTable>, members: Arc<dyn Membership>) -> Self {
-        let applying = tokio::spawn(apply(Arc::clone(&members))).abort_handle();
-        Self { core: Arc::new(Core { table, members, applying }), next: Next::Unknown }
+    pub(super) fn new<K: Hash + Eq + Send + 'static>(
+        changes: mpsc::Receiver<Change<K, Endpoint>>,
+        connector: RdmaConnector,
+    ) -> Self {
+        let table = Table::new(false);
+        let apply = members(changes, connector, Arc::clone(&table));
+        // As changes arrive, so that a new endpoint is dialled even while no calls are made.
+        let applying = Arc::clone(&apply);
+        let applying = tokio::spawn(poll_fn(move |context| applying(Some(context)))).abort_handle();
+        Self { core: Arc::new(Core { table, apply, applying }), next: Next::Unknown }
     }
 
     /// Returns the state of each endpoint, in the order in which they were added.
     pub fn endpoints(&self) -> Vec<EndpointStatus> {
-        self.core.members.catch_up();
+        self.core.catch_up();
         self.core.table.status()
     }
 }
@@ -121,22 +140,51 @@ impl Service<Request<Body>> for BalancedChannel {
 
 /// Waits for a connection with room for a call, as long as an endpoint is being dialled.
 async fn reserve(core: Arc<Core>) -> Result<Reservation, BalanceError> {
-    let mut changes = core.table.changes();
     loop {
-        core.members.catch_up();
-        changes.mark_unchanged();
-        match core.table.pick() {
-            Pick::Up(in_flight) => {
-                if let Some(reservation) = Reservation::of(in_flight).await? {
-                    return Ok(reservation);
-                }
-            }
-            Pick::Wait => {
-                // This fails only if the table is gone, and `core` holds the table.
-                let _ = changes.changed().await;
-            }
-            Pick::Fail(error) => return Err(error),
+        let connection = core.table.connection(Instant::now(), || core.catch_up()).await;
+        let connection = connection.map_err(BalanceError::Unavailable)?;
+        if let Some(reservation) = Reservation::of(InFlight::new(connection)).await? {
+            return Ok(reservation);
         }
+    }
+}
+
+/// Keeps the endpoints by their keys.
+fn members<K: Hash + Eq + Send + 'static>(
+    changes: mpsc::Receiver<Change<K, Endpoint>>,
+    connector: RdmaConnector,
+    table: Arc<Table<EndpointConnection>>,
+) -> Arc<Apply> {
+    let runtime = Handle::current();
+    let keep = move |endpoint: Endpoint| {
+        let connector = connector.clone();
+        Kept::new(&table, &runtime, endpoint.uri().clone(), None, move || {
+            let (endpoint, mut connector) = (endpoint.clone(), connector.clone());
+            async move { EndpointConnection::connect(&endpoint, move |uri| connector.call(uri)).await }
+        })
+    };
+    let members = Mutex::new((HashMap::new(), changes));
+    Arc::new(move |mut context| {
+        let (members, changes) = &mut *lock(&members);
+        loop {
+            let change = match &mut context {
+                Some(context) => ready!(changes.poll_recv(context)),
+                None => changes.try_recv().ok(),
+            };
+            match change {
+                None => return Poll::Ready(()),
+                Some(Change::Insert(key, endpoint)) => drop(members.insert(key, keep(endpoint))),
+                Some(Change::Remove(key)) => drop(members.remove(&key)),
+            }
+        }
+    })
+}
+
+impl Core {
+    /// Applies the changes that were sent so far. Each call does this first, so that earlier changes hold for the call.
+    fn catch_up(&self) {
+        // Without a context this is always ready.
+        let _ = (self.apply)(None);
     }
 }
 

@@ -1,22 +1,30 @@
-//! A connection to one endpoint, and the count of the calls on it.
+//! A connection to one endpoint by a channel of tonic's. It is watched for the first bytes from the server, and for its end, and its calls
+//! are counted.
 
 use std::error::Error;
-use std::future::poll_fn;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::{Request, Response, Uri};
-use http_body::Body as _;
+use http_body::{Body as _, Frame, SizeHint};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::Notify;
 use tokio::time::timeout;
+use tokio_util::io::InspectReader;
+use tonic::Status;
 use tonic::body::Body;
 use tonic::transport::{Channel, Endpoint};
 use tower_service::Service;
 
-use super::body::CountedBody;
-use super::error::DialError;
-use super::watch::{ConnectionWatch, WatchedConnector};
-use crate::endpoint::{EndpointStream, RdmaConnectInfo};
+use super::error::{DialError, Ended};
+use super::table::Connection;
+use crate::endpoint::{ConnectError, EndpointStream, RdmaConnectInfo};
 
 type BoxError = Box<dyn Error + Send + Sync>;
 
@@ -33,53 +41,116 @@ impl EndpointConnection {
     /// The time that a server has to send its first bytes of HTTP/2.
     const SILENCE: Duration = Duration::from_secs(10);
 
-    /// Connects, and waits for the first bytes from the server.
-    pub(crate) async fn connect<C>(endpoint: &Endpoint, connector: C) -> Result<Self, DialError>
+    /// Connects by `dial`, and waits for the first bytes from the server.
+    pub(crate) async fn connect<D, F>(endpoint: &Endpoint, dial: D) -> Result<Self, DialError>
     where
-        C: Service<Uri, Response = EndpointStream, Error: Into<BoxError>, Future: Send + 'static>,
-        C: Send + 'static,
+        D: FnMut(Uri) -> F + Send + 'static,
+        F: Future<Output = Result<EndpointStream, ConnectError>> + Send + 'static,
     {
         let watch = Arc::new(ConnectionWatch::default());
-        let connector = WatchedConnector::new(connector, Arc::clone(&watch));
-        let channel = endpoint.connect_with_connector(connector).await?;
-        if timeout(Self::SILENCE, watch.first_bytes()).await.is_err() {
+        let channel = endpoint.connect_with_connector(watched(dial, &watch)).await?;
+        if timeout(Self::SILENCE, watch.first_bytes.notified()).await.is_err() {
             return Err(DialError::Silent(Self::SILENCE));
         }
-        match watch.info() {
+        match watch.info.get().cloned() {
             Some(info) if !watch.is_ended() => {
                 Ok(Self { channel, watch, info, in_flight: AtomicUsize::new(0) })
             }
             _ => Err(DialError::Closed),
         }
     }
+}
 
-    pub(super) fn channel(&self) -> Channel {
-        self.channel.clone()
-    }
-
-    pub(crate) fn info(&self) -> &RdmaConnectInfo {
+impl Connection for EndpointConnection {
+    fn info(&self) -> &RdmaConnectInfo {
         &self.info
     }
 
-    /// Returns true if the connection takes no further calls.
-    pub(crate) fn is_ended(&self) -> bool {
-        self.watch.is_ended()
+    fn is_usable(&self) -> bool {
+        !self.watch.is_ended()
+    }
+
+    fn load(&self) -> usize {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    async fn ended(&self) {
+        self.watch.ended.notified().await;
+    }
+}
+
+/// The state of a connection, shared by its byte stream and the balancer.
+#[derive(Debug, Default)]
+struct ConnectionWatch {
+    info: OnceLock<RdmaConnectInfo>,
+    /// The server's first bytes have arrived, or the connection has ended.
+    first_bytes: Notify,
+    is_ended: AtomicBool,
+    ended: Notify,
+}
+
+impl ConnectionWatch {
+    /// Returns true if the connection ended, or takes no further calls.
+    fn is_ended(&self) -> bool {
+        self.is_ended.load(Ordering::Acquire)
     }
 
     /// Marks the connection as ended, so that it gets no further calls.
-    pub(super) fn retire(&self) {
-        self.watch.end();
+    fn end(&self) {
+        self.is_ended.store(true, Ordering::Release);
+        self.ended.notify_one();
+        self.first_bytes.notify_one();
     }
+}
 
-    /// Waits until the connection takes no further calls.
-    pub(crate) async fn ended(&self) {
-        self.watch.ended().await;
-    }
+/// Marks a connection as ended when hyper drops its byte stream.
+struct Ends(Arc<ConnectionWatch>);
 
-    /// Returns the number of calls in flight.
-    pub(crate) fn load(&self) -> usize {
-        self.in_flight.load(Ordering::Relaxed)
+impl Drop for Ends {
+    fn drop(&mut self) {
+        self.0.end();
     }
+}
+
+/// Returns the connector of one channel of tonic's, whose connection is watched.
+///
+/// tonic's channel dials again if it gets a call after its connection stopped taking calls. This connector allows one such dial, for the
+/// calls that were on their way when the server sent GOAWAY. This second dial marks the connection as ended, so the balancer gives the
+/// channel no new calls. The connector refuses all later dials, because no back-off would limit them.
+fn watched<D, F>(
+    mut dial: D,
+    watch: &Arc<ConnectionWatch>,
+) -> impl Service<
+    Uri,
+    Response = TokioIo<impl AsyncRead + AsyncWrite + Send + Unpin + 'static>,
+    Error = BoxError,
+    Future: Send,
+> + Send
++ 'static
+where
+    D: FnMut(Uri) -> F + Send + 'static,
+    F: Future<Output = Result<EndpointStream, ConnectError>> + Send + 'static,
+{
+    let (watch, mut dials) = (Arc::clone(watch), 0_u32);
+    tower::service_fn(move |uri| {
+        dials += 1;
+        if dials > 1 {
+            watch.end();
+        }
+        let dial = (dials <= 2).then(|| dial(uri));
+        let watch = Arc::clone(&watch);
+        async move {
+            let stream = dial.ok_or(Ended)?.await?;
+            watch.info.get_or_init(|| stream.info().clone());
+            let (ends, mut received) = (Ends(watch), false);
+            Ok(TokioIo::new(InspectReader::new(stream, move |bytes: &[u8]| {
+                if !received && !bytes.is_empty() {
+                    received = true;
+                    ends.0.first_bytes.notify_one();
+                }
+            })))
+        }
+    })
 }
 
 /// A call in flight on a connection. Dropping it ends the count of this call.
@@ -92,10 +163,6 @@ impl InFlight {
     pub(crate) fn new(connection: Arc<EndpointConnection>) -> Self {
         connection.in_flight.fetch_add(1, Ordering::Relaxed);
         Self { connection }
-    }
-
-    pub(super) fn connection(&self) -> &EndpointConnection {
-        &self.connection
     }
 }
 
@@ -112,9 +179,9 @@ impl Reservation {
     /// # Errors
     /// The connection has room for no call any more, and has not ended.
     pub(crate) async fn of(in_flight: InFlight) -> Result<Option<Self>, tonic::transport::Error> {
-        let mut channel = in_flight.connection().channel();
+        let mut channel = in_flight.connection.channel.clone();
         let ready = poll_fn(|context| channel.poll_ready(context)).await;
-        if in_flight.connection().is_ended() {
+        if !in_flight.connection.is_usable() {
             return Ok(None);
         }
         ready.map(|()| Some(Self { channel, in_flight }))
@@ -122,7 +189,7 @@ impl Reservation {
 
     /// Returns whether the connection still takes the call.
     pub(crate) fn is_usable(&self) -> bool {
-        !self.in_flight.connection().is_ended()
+        self.in_flight.connection.is_usable()
     }
 
     /// Makes the call. It is in flight until the body of its response has ended or is dropped.
@@ -133,17 +200,19 @@ impl Reservation {
         mut self,
         request: Request<Body>,
     ) -> Result<Response<Body>, tonic::transport::Error> {
-        let connection = self.in_flight.connection();
         let response = self.channel.call(request).await.inspect_err(|error| {
             if was_not_sent(error) {
-                connection.retire();
+                self.in_flight.connection.watch.end();
             }
         })?;
         let (head, body) = response.into_parts();
         if body.is_end_stream() {
             return Ok(Response::from_parts(head, body));
         }
-        Ok(Response::from_parts(head, Body::new(CountedBody::new(body, self.in_flight))))
+        Ok(Response::from_parts(
+            head,
+            Body::new(CountedBody { inner: body, in_flight: Some(self.in_flight) }),
+        ))
     }
 }
 
@@ -159,5 +228,36 @@ fn was_not_sent(error: &(dyn Error + 'static)) -> bool {
 impl Drop for InFlight {
     fn drop(&mut self) {
         self.connection.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The body of a response. Its call is in flight until the body has ended or is dropped.
+#[derive(Debug)]
+struct CountedBody {
+    inner: Body,
+    in_flight: Option<InFlight>,
+}
+
+impl http_body::Body for CountedBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let polled = Pin::new(&mut self.inner).poll_frame(context);
+        if matches!(polled, Poll::Ready(None | Some(Err(_)))) {
+            self.in_flight = None;
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
     }
 }

@@ -4,9 +4,10 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::Uri;
 use tonic::Status;
 
-use crate::endpoint::ConnectError;
+use crate::endpoint::{ConfigError, ConnectError};
 
 /// The reason why a call on a [`BalancedChannel`](super::BalancedChannel) got no response. Generated clients turn it into a [`Status`].
 ///
@@ -32,27 +33,38 @@ pub enum BalanceError {
     Transport(#[from] tonic::transport::Error),
 }
 
-impl BalanceError {
-    pub(super) fn unavailable(message: String, source: Option<Arc<DialError>>) -> Self {
-        let mut status = Status::unavailable(message);
-        if let Some(source) = source {
-            status.set_source(source);
-        }
-        Self::Unavailable(status)
-    }
-}
-
 /// The reason why an endpoint is down.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DialError {
+    #[error("{0}")]
+    Config(#[from] ConfigError),
+    #[error("{0}")]
+    Connect(#[from] ConnectError),
+    /// tonic's channel could not connect.
     #[error("{}", cause(.0))]
-    Connect(#[from] tonic::transport::Error),
+    Channel(#[from] tonic::transport::Error),
     #[error("the server took the connection, and no HTTP/2 came within {0:?}")]
     Silent(Duration),
     #[error("the server took the connection and closed it")]
     Closed,
     #[error("the connection ended as soon as it was made")]
     EndedAtOnce,
+    #[error("the channel's runtime ended while it connected")]
+    Interrupted,
+}
+
+/// Returns the status of a call that found no endpoint up: UNAVAILABLE, with the last failure, of `count` endpoints.
+pub(super) fn unavailable(count: usize, last: Option<(&Uri, &Arc<DialError>)>) -> Status {
+    let Some((uri, error)) = last else {
+        return Status::unavailable("there is no endpoint to call");
+    };
+    let message = match count {
+        1 => format!("{uri}: {error}"),
+        _ => format!("all {count} endpoints are down, the last one to fail was {uri}: {error}"),
+    };
+    let mut status = Status::unavailable(message);
+    status.set_source(Arc::clone(error) as Arc<dyn Error + Send + Sync>);
+    status
 }
 
 /// The connection of a channel ended, and the channel must not dial it again.

@@ -12,7 +12,7 @@
 //!                                     └── dialled again by back-off ──▶ up
 //! ```
 //!
-//! Each endpoint has a task (`members.rs`). The task dials the endpoint, waits for the server's first bytes, and puts the connection into
+//! Each endpoint has a task (`keep.rs`). The task dials the endpoint, waits for the server's first bytes, and puts the connection into
 //! the table (`table.rs`). When the connection ends or takes no further calls (GOAWAY), the task takes it out of the table. A call picks
 //! two connections of the table at random, and takes the connection with fewer calls in flight. No queue and no other task is between a
 //! call and its connection.
@@ -20,18 +20,18 @@
 //! A call waits while the first dial to an endpoint is under way, after the endpoint was added or after its connection ended. Otherwise
 //! the call fails at once with UNAVAILABLE and the reason of the last failure. The wait ends with the dial, which has its own limits.
 //! As on tonic's own channel, the wait is not a part of a call's deadline.
+//!
+//! The table and the tasks are those of [`RdmaChannel`](crate::RdmaChannel) as well, whose connections are of another type. A channel to
+//! one endpoint has a table that dials on demand: when a call needs the endpoint.
 
-pub(crate) mod backoff;
-mod body;
+mod backoff;
 mod channel;
 pub(crate) mod connection;
 pub(crate) mod error;
-mod members;
-mod table;
-mod watch;
+pub(crate) mod keep;
+pub(crate) mod table;
 
 use std::hash::Hash;
-use std::sync::Arc;
 
 use tokio::sync::mpsc;
 use tonic::transport::Endpoint;
@@ -42,9 +42,6 @@ use super::RdmaConnector;
 pub use channel::BalancedChannel;
 pub use error::BalanceError;
 pub use table::{EndpointState, EndpointStatus};
-
-use members::Members;
-use table::EndpointTable;
 
 /// Makes a channel that spreads its calls over `endpoints`. `connector` connects each of them, over RDMA where both ends have it and
 /// over TCP elsewhere.
@@ -72,13 +69,13 @@ pub fn balance_list(
     endpoints: impl IntoIterator<Item = Endpoint>,
     connector: RdmaConnector,
 ) -> BalancedChannel {
-    let (_, changes) = mpsc::channel(1);
-    let table = Arc::new(EndpointTable::default());
-    let members = Members::new(changes, connector, Arc::clone(&table));
+    let endpoints: Vec<_> = endpoints.into_iter().collect();
+    let (channel, changes) = balance_channel(endpoints.len().max(1), connector);
     for (key, endpoint) in endpoints.into_iter().enumerate() {
-        members.insert(key, endpoint);
+        // There is room for all.
+        let _ = changes.try_send(Change::Insert(key, endpoint));
     }
-    BalancedChannel::new(table, Arc::new(members))
+    channel
 }
 
 /// Makes a channel as [`balance_list`] does, with endpoints that come and go. A change that was sent to the `Sender` holds for all
@@ -113,7 +110,5 @@ where
     K: Hash + Eq + Send + 'static,
 {
     let (sender, changes) = mpsc::channel(capacity);
-    let table = Arc::new(EndpointTable::default());
-    let members = Members::new(changes, connector, Arc::clone(&table));
-    (BalancedChannel::new(table, Arc::new(members)), sender)
+    (BalancedChannel::new(changes, connector), sender)
 }

@@ -1,15 +1,20 @@
-//! The table of endpoints: the endpoints' tasks write it, and calls pick a connection from it.
+//! The table of a channel's endpoints: which of them are up, and which one a call goes to. It does no IO. The tasks of the endpoints write
+//! it ([`keep`](super::keep)), and calls pick a connection from it.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::fmt;
+use std::future::Future;
+use std::mem;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use http::Uri;
 use tokio::sync::watch;
+use tonic::Status;
 
-use super::connection::{EndpointConnection, InFlight};
-use super::error::{BalanceError, DialError};
+use super::error::{DialError, unavailable};
 use crate::endpoint::RdmaConnectInfo;
+use tonic_rdma_verbs::internal::lock;
 
 /// The state of an endpoint of a [`BalancedChannel`](super::BalancedChannel).
 ///
@@ -52,163 +57,451 @@ pub struct EndpointStatus {
     pub calls: usize,
 }
 
-/// The table of endpoints, whose changes can be waited for.
-#[derive(Debug, Default)]
-pub(super) struct EndpointTable {
-    entries: watch::Sender<Entries>,
-    ids: AtomicU64,
+/// A connection that calls go over.
+pub(crate) trait Connection: fmt::Debug + Send + Sync + 'static {
+    /// Returns what was negotiated.
+    fn info(&self) -> &RdmaConnectInfo;
+
+    /// Returns whether the connection takes further calls. One that takes no more never takes some again.
+    fn is_usable(&self) -> bool;
+
+    /// Returns the number of calls in flight.
+    fn load(&self) -> usize;
+
+    /// Waits until the connection has ended. It may be unusable earlier.
+    fn ended(&self) -> impl Future<Output = ()> + Send;
 }
 
-/// The endpoints by their numbers.
-#[derive(Debug, Default)]
-pub(super) struct Entries {
-    by_id: BTreeMap<u64, Entry>,
+/// The endpoints of a channel.
+#[derive(Debug)]
+pub(crate) struct Table<C> {
+    entries: Mutex<Entries<C>>,
+    /// Announces each change of the entries.
+    changes: watch::Sender<()>,
+    /// An endpoint is dialled when a call needs it. Otherwise it is dialled as soon as it is in the table, and again when it is down.
+    pub(super) on_demand: bool,
+}
+
+#[derive(Debug)]
+struct Entries<C> {
+    by_id: BTreeMap<u64, Entry<C>>,
     /// The connections of the entries that are up.
-    up: Vec<Arc<EndpointConnection>>,
-    /// The endpoint that failed last, and its failure.
-    last: Option<(Uri, Arc<DialError>)>,
+    up: Vec<Arc<C>>,
+    next: u64,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct Entry<C> {
     uri: Uri,
-    state: EntryState,
+    state: State<C>,
+    /// No task dials the endpoint any more.
+    is_abandoned: bool,
 }
 
+/// The state of an endpoint.
 #[derive(Debug)]
-enum EntryState {
+pub(super) enum State<C> {
+    /// No call needs the endpoint, which is dialled on demand.
+    Idle,
+    /// Calls wait for the dial that is under way, or about to begin.
     Connecting,
-    Up(Arc<EndpointConnection>),
-    Down(Arc<str>),
+    Up(Arc<C>),
+    Down(Instant, Arc<DialError>),
 }
 
 /// The answer to a call that looks for a connection.
 #[derive(Debug)]
-pub(super) enum Pick {
+pub(crate) enum Pick<C> {
     /// The call takes this connection.
-    Up(InFlight),
+    Up(Arc<C>),
     /// The call waits for a change of the table.
     Wait,
-    /// The call fails.
-    Fail(BalanceError),
+    /// The call fails: UNAVAILABLE.
+    Fail(Status),
 }
 
-impl EndpointTable {
-    /// Adds an endpoint, and returns its number.
-    pub(super) fn add(&self, uri: Uri) -> u64 {
-        let id = self.ids.fetch_add(1, Ordering::Relaxed);
-        self.entries.send_modify(|entries| {
-            entries.by_id.insert(id, Entry { uri, state: EntryState::Connecting });
-        });
-        id
+impl<C: Connection> Table<C> {
+    /// Makes a table without endpoints. With `on_demand`, endpoints are dialled when a call needs them.
+    pub(crate) fn new(on_demand: bool) -> Arc<Self> {
+        let entries = Entries { by_id: BTreeMap::new(), up: Vec::new(), next: 0 };
+        Arc::new(Self { entries: Mutex::new(entries), changes: watch::Sender::new(()), on_demand })
+    }
+
+    /// Returns the connection of the only endpoint of the table, if there is one. It may take no further calls.
+    pub(crate) fn only(&self) -> Option<Arc<C>> {
+        let entries = lock(&self.entries);
+        match &entries.up[..] {
+            [only] if entries.by_id.len() == 1 => Some(Arc::clone(only)),
+            _ => None,
+        }
+    }
+
+    /// Returns the connection for a call that has `begun` then, or the decision that the call waits or fails. An endpoint on demand is dialled
+    /// for each call that needs it: the failure of a dial ends the calls that have begun before.
+    pub(crate) fn pick(&self, begun: Instant) -> Pick<C> {
+        // Connections are dropped without the lock.
+        let mut old = Vec::new();
+        let mut entries = lock(&self.entries);
+        let pick = loop {
+            if let Some(connection) = entries.pick() {
+                break Pick::Up(connection);
+            }
+            let before = old.len();
+            entries.dial_again(self.on_demand.then_some(begun), &mut old);
+            if old.len() == before {
+                break entries.without_connection();
+            }
+        };
+        drop(entries);
+        if !old.is_empty() {
+            self.changes.send_replace(());
+        }
+        pick
+    }
+
+    /// Waits for a connection, as long as an endpoint is being dialled. Each try does first what `before` does.
+    ///
+    /// # Errors
+    /// No endpoint is up.
+    pub(crate) async fn connection(&self, begun: Instant, before: impl Fn()) -> Result<Arc<C>, Status> {
+        let mut changes = self.changes.subscribe();
+        loop {
+            changes.mark_unchanged();
+            before();
+            match self.pick(begun) {
+                Pick::Up(connection) => return Ok(connection),
+                Pick::Fail(status) => return Err(status),
+                // This fails only if the sender is gone, which `self` holds.
+                Pick::Wait => drop(changes.changed().await),
+            }
+        }
+    }
+
+    /// Returns the state of each endpoint, in the order in which they were added.
+    pub(crate) fn status(&self) -> Vec<EndpointStatus> {
+        lock(&self.entries).by_id.values().map(Entry::status).collect()
+    }
+
+    /// Adds an endpoint, which may have a connection already. Returns its number.
+    pub(super) fn add(&self, uri: Uri, first: Option<Arc<C>>) -> u64 {
+        let state = match first {
+            Some(connection) => State::Up(connection),
+            None if self.on_demand => State::Idle,
+            None => State::Connecting,
+        };
+        self.change(|entries| {
+            let id = entries.next;
+            entries.next += 1;
+            entries.by_id.insert(id, Entry { uri, state, is_abandoned: false });
+            id
+        })
     }
 
     pub(super) fn remove(&self, id: u64) {
-        self.entries.send_modify(|entries| {
-            entries.by_id.remove(&id);
-            entries.list_up();
-        });
+        drop(self.change(|entries| entries.by_id.remove(&id)));
     }
 
-    pub(super) fn connecting(&self, id: u64) {
-        self.set(id, EntryState::Connecting);
-    }
-
-    pub(super) fn up(&self, id: u64, connection: Arc<EndpointConnection>) {
-        self.set(id, EntryState::Up(connection));
+    pub(super) fn up(&self, id: u64, connection: &Arc<C>) {
+        self.set(id, |_| Some(State::Up(Arc::clone(connection))));
     }
 
     pub(super) fn down(&self, id: u64, error: DialError) {
-        let reason = error.to_string().into();
-        self.entries.send_modify(|entries| {
-            if let Some(entry) = entries.by_id.get_mut(&id) {
-                entries.last = Some((entry.uri.clone(), Arc::new(error)));
-                entry.state = EntryState::Down(reason);
-                entries.list_up();
-            }
+        self.set(id, |_| Some(State::down(error)));
+    }
+
+    /// Notes that the connection of an endpoint takes no further calls. If it ended too soon after its dial, the endpoint is down.
+    pub(super) fn ended(&self, id: u64, too_soon: bool) {
+        self.set(id, |entry| match (&entry.state, self.on_demand) {
+            // A call waits.
+            (State::Connecting, true) => None,
+            (_, true) => Some(State::Idle),
+            (_, false) if too_soon => Some(State::down(DialError::EndedAtOnce)),
+            (_, false) => Some(State::Connecting),
         });
     }
 
-    /// Sets the state of an endpoint, unless it was removed meanwhile.
-    fn set(&self, id: u64, state: EntryState) {
-        self.entries.send_modify(|entries| {
-            let Some(entry) = entries.by_id.get_mut(&id) else { return };
-            entry.state = state;
-            entries.list_up();
+    /// Notes that no task dials the endpoint any more.
+    pub(super) fn abandon(&self, id: u64) {
+        self.set(id, |entry| {
+            entry.is_abandoned = true;
+            matches!(entry.state, State::Idle | State::Connecting).then(|| entry.needed())
         });
     }
 
-    /// Returns the connection for a call, or the decision that the call waits or fails.
-    pub(super) fn pick(&self) -> Pick {
-        self.entries.borrow().pick()
+    /// Waits until the state of an endpoint is such, or the endpoint is removed.
+    pub(super) async fn until(&self, id: u64, is_such: impl Fn(&State<C>) -> bool) {
+        let is_such = |(): &()| lock(&self.entries).by_id.get(&id).is_none_or(|entry| is_such(&entry.state));
+        // This fails only if the sender is gone, which `self` holds.
+        drop(self.changes.subscribe().wait_for(is_such).await);
     }
 
-    /// Returns a receiver that sees changes of the table from now on.
-    pub(super) fn changes(&self) -> watch::Receiver<Entries> {
-        self.entries.subscribe()
-    }
-
-    pub(super) fn status(&self) -> Vec<EndpointStatus> {
-        self.entries.borrow().by_id.values().map(Entry::status).collect()
-    }
-}
-
-impl Entries {
-    fn list_up(&mut self) {
-        self.up.clear();
-        self.up.extend(self.by_id.values().filter_map(|entry| match &entry.state {
-            EntryState::Up(connection) => Some(Arc::clone(connection)),
-            _ => None,
+    /// Sets the state of an endpoint, if `next` returns one, and unless the endpoint was removed meanwhile.
+    fn set(&self, id: u64, next: impl FnOnce(&mut Entry<C>) -> Option<State<C>>) {
+        drop(self.change(|entries| {
+            let entry = entries.by_id.get_mut(&id)?;
+            next(entry).map(|next| mem::replace(&mut entry.state, next))
         }));
     }
 
+    /// Changes the entries. What `change` returns, and the list of connections before, can be dropped without the lock.
+    fn change<R>(&self, change: impl FnOnce(&mut Entries<C>) -> R) -> R {
+        let (changed, _before) = {
+            let mut entries = lock(&self.entries);
+            (change(&mut entries), entries.list_up())
+        };
+        self.changes.send_replace(());
+        changed
+    }
+}
+
+impl<C: Connection> Entries<C> {
+    /// Lists the connections again. Returns the list before.
+    fn list_up(&mut self) -> Vec<Arc<C>> {
+        let up = self.by_id.values().filter_map(|entry| match &entry.state {
+            State::Up(connection) => Some(Arc::clone(connection)),
+            _ => None,
+        });
+        mem::replace(&mut self.up, up.collect())
+    }
+
     /// Takes two connections at random, and returns the connection with fewer calls in flight. It is nearly as good as the least busy
-    /// connection of all, and concurrent calls do not all choose one connection.
-    fn pick(&self) -> Pick {
+    /// connection of all, and concurrent calls do not all choose one connection. `None` if one of the two takes no further calls.
+    fn pick(&self) -> Option<Arc<C>> {
         let count = self.up.len();
         if count == 0 {
-            return self.without_connection();
+            return None;
         }
         let first = fastrand::usize(..count);
         // Another connection than the first, if there is more than one.
         let second = (first + fastrand::usize(1..count.max(2))) % count;
-        let two = [first, second].map(|index| &self.up[index]);
-        let live = two
-            .into_iter()
-            .filter(|connection| !connection.is_ended())
-            .min_by_key(|connection| connection.load());
-        match live.or_else(|| self.up.iter().find(|connection| !connection.is_ended())) {
-            Some(connection) => Pick::Up(InFlight::new(Arc::clone(connection))),
-            // All of them have ended, and their tasks are about to notice.
-            None => Pick::Wait,
+        let (one, other) = (&self.up[first], &self.up[second]);
+        if !one.is_usable() || (count > 1 && !other.is_usable()) {
+            return None;
+        }
+        Some(Arc::clone(if count > 1 && other.load() < one.load() { other } else { one }))
+    }
+
+    /// Lets the tasks of endpoints dial whose connection takes no further calls; with `begun`, also of those on demand that are idle, or
+    /// have been down since before that. Adds what is to be dropped to `old`, if there is a change.
+    fn dial_again(&mut self, begun: Option<Instant>, old: &mut Vec<State<C>>) {
+        let before = old.len();
+        for entry in self.by_id.values_mut() {
+            let is_due = match &entry.state {
+                State::Idle => true,
+                State::Connecting => false,
+                State::Up(connection) => !connection.is_usable(),
+                State::Down(since, _) => begun.is_some_and(|begun| *since < begun),
+            };
+            if is_due {
+                let needed = entry.needed();
+                old.push(mem::replace(&mut entry.state, needed));
+            }
+        }
+        if old.len() > before {
+            old.extend(self.list_up().into_iter().map(State::Up));
         }
     }
 
-    fn without_connection(&self) -> Pick {
-        if self.by_id.values().any(|entry| matches!(entry.state, EntryState::Connecting)) {
-            return Pick::Wait;
+    /// Returns the answer to a call while no endpoint is up.
+    fn without_connection(&self) -> Pick<C> {
+        let mut last: Option<(Instant, &Uri, &Arc<DialError>)> = None;
+        for entry in self.by_id.values() {
+            let State::Down(since, error) = &entry.state else { return Pick::Wait };
+            if last.is_none_or(|(latest, ..)| latest < *since) {
+                last = Some((*since, &entry.uri, error));
+            }
         }
-        let last = match &self.last {
-            Some((uri, error)) => format!("{uri}: {error}"),
-            None => "none has failed".into(),
-        };
-        let message = match self.by_id.len() {
-            0 => "there is no endpoint to call".into(),
-            1 => format!("the endpoint is down: {last}"),
-            count => format!("all {count} endpoints are down, the last one to fail was {last}"),
-        };
-        let source = self.last.as_ref().map(|(_, error)| Arc::clone(error));
-        Pick::Fail(BalanceError::unavailable(message, source))
+        Pick::Fail(unavailable(self.by_id.len(), last.map(|(_, uri, error)| (uri, error))))
     }
 }
 
-impl Entry {
+impl<C: Connection> Entry<C> {
+    /// Returns the state of an endpoint that is to be dialled.
+    fn needed(&self) -> State<C> {
+        if self.is_abandoned { State::down(DialError::Interrupted) } else { State::Connecting }
+    }
+
     fn status(&self) -> EndpointStatus {
         let (state, calls) = match &self.state {
-            EntryState::Connecting => (EndpointState::Connecting, 0),
-            EntryState::Up(connection) => (EndpointState::Up(connection.info().clone()), connection.load()),
-            EntryState::Down(reason) => (EndpointState::Down(Arc::clone(reason)), 0),
+            State::Idle | State::Connecting => (EndpointState::Connecting, 0),
+            State::Up(connection) => (EndpointState::Up(connection.info().clone()), connection.load()),
+            State::Down(_, error) => (EndpointState::Down(error.to_string().into()), 0),
         };
         EndpointStatus { uri: self.uri.clone(), state, calls }
+    }
+}
+
+impl<C> State<C> {
+    fn down(error: DialError) -> Self {
+        Self::Down(Instant::now(), Arc::new(error))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::panic, reason = "tests")]
+mod tests {
+    use std::net::{Ipv4Addr, SocketAddr};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use super::*;
+
+    #[derive(Debug)]
+    struct Fake {
+        info: RdmaConnectInfo,
+        is_ended: AtomicBool,
+        load: AtomicUsize,
+    }
+
+    impl Connection for Fake {
+        fn info(&self) -> &RdmaConnectInfo {
+            &self.info
+        }
+
+        fn is_usable(&self) -> bool {
+            !self.is_ended.load(Ordering::SeqCst)
+        }
+
+        fn load(&self) -> usize {
+            self.load.load(Ordering::SeqCst)
+        }
+
+        async fn ended(&self) {
+            std::future::pending().await
+        }
+    }
+
+    fn connection(load: usize) -> Arc<Fake> {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+        let info = RdmaConnectInfo::tcp(address, address, "a test");
+        Arc::new(Fake { info, is_ended: AtomicBool::new(false), load: AtomicUsize::new(load) })
+    }
+
+    fn uri() -> Uri {
+        Uri::from_static("http://ps0:50051")
+    }
+
+    /// A table of endpoints that are up, and their connections.
+    fn up<const COUNT: usize>(loads: [usize; COUNT]) -> (Arc<Table<Fake>>, [Arc<Fake>; COUNT]) {
+        let (table, connections) = (Table::new(false), loads.map(connection));
+        for connection in &connections {
+            table.add(uri(), Some(Arc::clone(connection)));
+        }
+        (table, connections)
+    }
+
+    fn picked(table: &Table<Fake>) -> Arc<Fake> {
+        match table.pick(Instant::now()) {
+            Pick::Up(connection) => connection,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn failure(table: &Table<Fake>, begun: Instant) -> String {
+        match table.pick(begun) {
+            Pick::Fail(status) => status.message().to_string(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn waits(table: &Table<Fake>, begun: Instant) -> bool {
+        matches!(table.pick(begun), Pick::Wait)
+    }
+
+    #[test]
+    fn a_call_goes_to_the_less_busy_one_of_two() {
+        let (table, [busy, idle]) = up([2, 1]);
+        assert!((0..100).all(|_| Arc::ptr_eq(&picked(&table), &idle)));
+        busy.load.store(0, Ordering::SeqCst);
+        assert!((0..100).all(|_| Arc::ptr_eq(&picked(&table), &busy)));
+    }
+
+    #[test]
+    fn the_busiest_of_three_gets_no_calls_and_the_others_get_some() {
+        let (table, connections) = up([1, 0, 0]);
+        let mut picks = [0; 3];
+        for _ in 0..200 {
+            let connection = picked(&table);
+            let index = connections.iter().position(|other| Arc::ptr_eq(other, &connection));
+            picks[index.unwrap_or_default()] += 1;
+        }
+        assert!(picks[0] == 0 && picks[1] > 0 && picks[2] > 0, "{picks:?}");
+    }
+
+    #[test]
+    fn a_call_finds_a_connection_that_takes_no_more_calls() {
+        let (table, [ended, other]) = up([0, 1]);
+        ended.is_ended.store(true, Ordering::SeqCst);
+        let changes = table.changes.subscribe();
+        assert!((0..10).all(|_| Arc::ptr_eq(&picked(&table), &other)));
+        assert!(changes.has_changed().is_ok_and(|changed| changed), "the endpoint's task is told");
+        assert!(matches!(table.status()[0].state, EndpointState::Connecting));
+        other.is_ended.store(true, Ordering::SeqCst);
+        assert!(waits(&table, Instant::now()));
+        table.up(0, &connection(0));
+        assert_eq!(picked(&table).load(), 0);
+    }
+
+    #[test]
+    fn a_call_waits_for_the_first_dial_and_then_fails_with_the_last_reason() {
+        let (table, begun) = (Table::new(false), Instant::now());
+        assert_eq!(failure(&table, begun), "there is no endpoint to call");
+        let (one, other) = (table.add(uri(), None), table.add(uri(), None));
+        table.down(other, DialError::Closed);
+        assert!(waits(&table, begun), "the first dial of one is under way");
+        table.down(one, DialError::EndedAtOnce);
+        let expected = format!("all 2 endpoints are down, the last one to fail was {}: ", uri());
+        assert_eq!(failure(&table, begun), format!("{expected}{}", DialError::EndedAtOnce));
+        assert_eq!(failure(&table, Instant::now()), format!("{expected}{}", DialError::EndedAtOnce));
+        table.remove(one);
+        assert_eq!(failure(&table, begun), format!("{}: {}", uri(), DialError::Closed));
+        table.up(one, &connection(0));
+        assert_eq!(table.status().len(), 1, "a task that ends late brings no endpoint back");
+    }
+
+    #[test]
+    fn an_endpoint_whose_connection_ended_is_connecting_or_down_if_that_was_soon() {
+        let (table, _connections) = up([0]);
+        table.ended(0, false);
+        assert!(waits(&table, Instant::now()));
+        table.up(0, &connection(0));
+        table.ended(0, true);
+        assert_eq!(failure(&table, Instant::now()), format!("{}: {}", uri(), DialError::EndedAtOnce));
+    }
+
+    #[test]
+    fn an_endpoint_on_demand_is_dialled_for_each_call_that_needs_it() {
+        let (table, begun) = (Table::<Fake>::new(true), Instant::now());
+        let id = table.add(uri(), None);
+        let is_connecting = || matches!(lock(&table.entries).by_id[&id].state, State::Connecting);
+        assert!(!is_connecting(), "no call needs it");
+        assert!(waits(&table, begun) && is_connecting());
+        table.down(id, DialError::Closed);
+        assert_eq!(failure(&table, begun), format!("{}: {}", uri(), DialError::Closed));
+        assert!(!is_connecting(), "the call has begun before the failure");
+        assert!(waits(&table, Instant::now() + Duration::from_secs(1)) && is_connecting());
+        table.up(id, &connection(0));
+        table.ended(id, true);
+        assert!(!is_connecting(), "no call needs it");
+        assert!(waits(&table, begun) && is_connecting());
+        table.ended(id, true);
+        assert!(is_connecting(), "a call waits");
+    }
+
+    #[test]
+    fn no_call_waits_for_a_task_that_has_ended() {
+        for on_demand in [false, true] {
+            let table = Table::new(on_demand);
+            let id = table.add(uri(), None);
+            table.abandon(id);
+            let interrupted = format!("{}: {}", uri(), DialError::Interrupted);
+            assert_eq!(failure(&table, Instant::now() + Duration::from_secs(1)), interrupted);
+            let connection = connection(0);
+            let last = table.add(uri(), Some(Arc::clone(&connection)));
+            table.abandon(last);
+            assert!(Arc::ptr_eq(&picked(&table), &connection), "the connection still takes calls");
+            connection.is_ended.store(true, Ordering::SeqCst);
+            assert!(failure(&table, Instant::now()).ends_with(&interrupted));
+        }
     }
 }

@@ -273,3 +273,24 @@ fn a_server_that_never_answers_delays_no_call() {
         assert!(message.contains("RDMA is required"), "{message}");
     });
 }
+
+#[test]
+fn no_call_waits_for_a_runtime_that_has_ended() {
+    // Takes connections, and never answers.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = Endpoint::from_shared(format!("http://{}", silent.local_addr().unwrap())).unwrap();
+    let home = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let channel = {
+        let _entered = home.enter();
+        balance_list([endpoint], Over::Rdma.connector())
+    };
+    drop(home);
+    Runtime::CurrentThread.run(async {
+        let call = tokio::time::timeout(Duration::from_secs(60), async {
+            outcome(say(&mut GreeterClient::new(channel), "hello").await).unwrap_err()
+        });
+        let (code, message) = call.await.expect("the call waits for a task that is gone");
+        assert_eq!(code, Code::Unavailable);
+        assert!(message.contains("the channel's runtime ended"), "{message}");
+    });
+}
