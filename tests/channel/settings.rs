@@ -3,11 +3,14 @@
 use std::time::Duration;
 
 use http::Uri;
+use tokio::sync::mpsc;
 use tokio_stream::StreamExt as _;
 use tonic::{Code, Request};
-use tonic_rdma::{Config, Policy, RdmaChannel, Verdict};
+use tonic_rdma::{Config, Policy, RdmaChannel, RdmaIncoming, RdmaServer, Verdict};
 use tonic_rdma_proto::greeter::HelloRequest;
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
+use tonic_rdma_proto::greeter::greeter_server::GreeterServer;
+use tower::util::MapRequestLayer;
 
 use crate::servers::{Kind, everywhere};
 use support::{Runtime, ScriptedGreeter, config, say, until};
@@ -143,11 +146,55 @@ fn policies_hold_for_native_calls() {
 }
 
 #[test]
-fn the_origin_of_the_endpoint_holds() {
+fn a_native_call_has_the_origin_and_the_user_agent_that_tonic_gives_a_call() {
     Runtime::MultiThread.run(async {
+        let (sender, mut seen) = mpsc::unbounded_channel();
+        let look = move |request: http::Request<tonic::body::Body>| {
+            let authority = request.uri().authority().map(ToString::to_string);
+            let agent = request.headers()["user-agent"].to_str().unwrap().to_string();
+            sender.send((authority.unwrap_or_default(), agent)).unwrap();
+            request
+        };
+        let incoming = RdmaIncoming::bind_with("127.0.0.1:0", config()).await.unwrap();
+        let address = incoming.local_addr();
+        let server = RdmaServer::new().layer(MapRequestLayer::new(look));
+        let server = server.add_service(GreeterServer::new(ScriptedGreeter::new()));
+        tokio::spawn(server.serve_with_incoming(incoming));
+        let endpoint = crate::servers::endpoint(address);
         // A server behind a name of its own: the authority is the origin's, the connection goes to the address.
-        let running = Kind::Native.serve(&ScriptedGreeter::new()).await;
-        let endpoint = running.endpoint().origin(Uri::from_static("http://service.example"));
-        assert_eq!(say(&mut GreeterClient::new(channel(endpoint).await), "hello").await.unwrap(), "hello");
+        let origin = endpoint.clone().origin(Uri::from_static("http://service.example"));
+        let agent = endpoint.clone().user_agent("trainer/7").unwrap();
+        let (address, tonics) = (address.to_string(), "tonic/");
+        for (endpoint, authority, begin) in [
+            (endpoint, address.as_str(), tonics),
+            (origin, "service.example", tonics),
+            (agent, &address, "trainer/7 tonic/"),
+        ] {
+            let mut calls = Vec::new();
+            for native in [true, false] {
+                let policy = if native { Policy::Require } else { Policy::TcpOnly };
+                let channel = RdmaChannel::builder(endpoint.clone()).config(config().policy(policy));
+                let channel = channel.connect().await.unwrap();
+                assert_eq!(channel.last_connection().unwrap().is_native(), native);
+                assert_eq!(say(&mut GreeterClient::new(channel), "hello").await.unwrap(), "hello");
+                calls.push(seen.recv().await.unwrap());
+            }
+            assert_eq!(calls[0], calls[1], "native, and over HTTP/2");
+            assert!(calls[0].0 == authority && calls[0].1.starts_with(begin), "{calls:?}");
+        }
+    });
+}
+
+#[test]
+fn without_a_time_out_of_the_endpoint_a_call_may_take_long() {
+    everywhere(async |kind| {
+        let greeter = ScriptedGreeter::new();
+        let running = kind.serve(&greeter).await;
+        let mut client = running.client().await;
+        let call = tokio::spawn(async move { say(&mut client, "hold").await });
+        until(|| greeter.held() == 1).await;
+        tokio::time::sleep(SHORT * 3).await;
+        greeter.release(1);
+        assert_eq!(call.await.unwrap().unwrap(), "held");
     });
 }

@@ -1,24 +1,31 @@
 //! One port for all clients: native, HTTP/2 over RDMA, stock TCP; with the same services and layers.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use tokio_stream::StreamExt as _;
 use tonic::service::{InterceptorLayer, Routes};
-use tonic::transport::{Channel, Server};
+use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Code, Request, Status};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
-use tonic_rdma::{CallConfig, RdmaConnector, RdmaIncoming, RdmaServer, ServeError, remote_addresses};
+use tonic_rdma::{
+    CallConfig, GrpcService, RdmaChannel, RdmaConnector, RdmaIncoming, RdmaRoutes, RdmaServer, ServeError,
+    remote_addresses,
+};
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 use tonic_rdma_proto::greeter::greeter_server::GreeterServer;
 use tonic_reflection::pb::v1::ServerReflectionRequest;
 use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
+use tower::layer::Layer;
+use tower::layer::util::Identity;
 
 use crate::server_acts::{Acts, Running, in_every_runtime, serve, serve_as};
-use support::{Authority, Runtime, config, outcome, say, within};
+use support::{Authority, Port, Runtime, config, outcome, say, within};
 
 async fn over_http2(running: &Running) -> GreeterClient<Channel> {
     let connector = RdmaConnector::with_config(config());
@@ -67,22 +74,76 @@ fn a_server_of_tonic_offers_no_native_calls() {
     }));
 }
 
+/// Serves `server` at `address`, by one of the methods that serve.
+async fn serve_by<L>(method: usize, server: RdmaServer<L>, address: SocketAddr) -> Result<(), ServeError>
+where
+    L: Layer<RdmaRoutes, Service: GrpcService>,
+{
+    let incoming = || RdmaIncoming::bind_with(address, config());
+    let server = server.config(config());
+    match method {
+        0 => server.serve(address).await,
+        1 => server.serve_with_shutdown(address, std::future::pending()).await,
+        2 => server.serve_with_incoming(incoming().await?).await,
+        _ => server.serve_with_incoming_shutdown(incoming().await?, std::future::pending()).await,
+    }
+}
+
+/// Connects when the server listens.
+async fn connected(endpoint: &Endpoint) -> RdmaChannel {
+    loop {
+        if let Ok(channel) = RdmaChannel::builder(endpoint.clone()).config(config()).connect().await {
+            return channel;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
 #[test]
-fn a_server_with_tls_offers_no_native_calls() {
+fn a_server_with_tls_offers_no_native_calls_however_it_is_made() {
     Runtime::MultiThread.run(within(async {
         let authority = Authority::new("test");
-        let http2 = Server::builder().tls_config(authority.server()).unwrap();
-        let server = RdmaServer::new().http2(http2).add_service(GreeterServer::new(Acts::default()));
-        let running = serve_as(server).await;
-        // Without TLS, this client can't call at all. It must not get around TLS by native calls.
-        let channel = tonic_rdma::RdmaChannel::builder(running.endpoint()).config(config()).connect_lazy();
-        say(&mut GreeterClient::new(channel.clone()), "hello").await.unwrap_err();
-        assert!(!channel.last_connection().is_some_and(|info| info.is_native()));
-        let endpoint =
-            tonic::transport::Endpoint::from_shared(format!("https://{}", running.address)).unwrap();
-        let endpoint = endpoint.tls_config(authority.client()).unwrap();
-        let channel = tonic_rdma::RdmaChannel::builder(endpoint).config(config()).connect().await.unwrap();
-        assert_eq!(say(&mut GreeterClient::new(channel), "hello").await.unwrap(), "hello");
+        let greeter = || GreeterServer::new(Acts::default());
+        for tls in [true, false] {
+            let http2 = || match tls {
+                true => Server::builder().tls_config(authority.server()).unwrap(),
+                false => Server::builder(),
+            };
+            let new = RdmaServer::new;
+            let last = http2().timeout(Duration::from_secs(60)).http2_keepalive_interval(None);
+            let mut servers: Vec<_> =
+                (0..4).map(|method| (method, new().http2(http2()).add_service(greeter()))).collect();
+            servers.push((3, new().add_service(greeter()).http2(http2())));
+            servers.push((3, new().http2(http2()).add_routes(Routes::new(greeter()))));
+            servers.push((3, new().http2(Server::builder()).add_service(greeter()).http2(last).clone()));
+            let mut running: Vec<_> = servers
+                .into_iter()
+                .map(|(method, server)| {
+                    let port = Port::reserve();
+                    tokio::spawn(serve_by(method, server, port.address));
+                    port
+                })
+                .collect();
+            let (layered, port) = (new().http2(http2()).layer(Identity::new()), Port::reserve());
+            tokio::spawn(serve_by(3, layered.add_service(greeter()), port.address));
+            running.push(port);
+            for (number, port) in running.iter().enumerate() {
+                let plain = port.endpoint();
+                if !tls {
+                    let info = connected(&plain).await.last_connection().unwrap();
+                    assert!(info.is_native(), "server {number}: {}", info.reason());
+                    continue;
+                }
+                let secure = Endpoint::from_shared(format!("https://{}", port.address)).unwrap();
+                let channel = connected(&secure.tls_config(authority.client()).unwrap()).await;
+                assert!(!channel.last_connection().unwrap().is_native(), "server {number}");
+                assert_eq!(say(&mut GreeterClient::new(channel), "hello").await.unwrap(), "hello");
+                // Without TLS, this client can't call at all. It must not get around TLS by native calls.
+                let channel = RdmaChannel::builder(plain).config(config()).connect_lazy();
+                say(&mut GreeterClient::new(channel.clone()), "hello").await.unwrap_err();
+                assert!(!channel.last_connection().unwrap().is_native(), "server {number}");
+            }
+        }
     }));
 }
 
