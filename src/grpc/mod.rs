@@ -14,6 +14,7 @@
 mod calls;
 mod client;
 mod core;
+mod fault;
 mod frame;
 mod landing_budget;
 mod outgoing;
@@ -24,6 +25,6 @@ mod session;
 pub(crate) use crate::transport::gather::landed;
 pub use calls::CallConfig;
 pub use client::{ChannelError, RdmaChannel, RdmaChannelBuilder, RdmaResponseFuture};
+pub use fault::CallFault;
 pub use frame::ResetCode;
 pub use server::{GrpcService, RdmaRoutes, RdmaServer, ServeError};
-pub use session::CallFault;

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use tokio::time::Sleep;
 
-use super::session::{CallFault, Stream};
+use super::fault::CallFault;
+use super::session::Stream;
 
 /// The patience of one reader. Messages need memory that the application may hold; a reader that waits for it too long fails.
 #[derive(Debug, Default)]

@@ -7,14 +7,19 @@ use bytes::Bytes;
 use http::HeaderMap;
 
 use super::state::{Core, Role};
-use super::stream::{Delivered, InPart, OVERHEAD, OutHead, OutPart, Queued, Stream, StreamFault, StreamKey};
+use super::stream::{InPart, OVERHEAD, OutHead, OutPart, Part, Queued, Stream, StreamKey};
 use crate::endpoint::SentHead;
+use crate::grpc::fault::CallFault;
 use crate::grpc::frame::{RequestHead, ResetCode};
 
-/// The reason why no stream is opened.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::grpc) enum OpenRefused {
-    Ended(StreamFault),
+/// The reason why [`open`](Core::open) opens no stream. The call has not reached the peer, so that it may be sent on another connection.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(crate) enum OpenError {
+    /// The connection has ended.
+    #[error(transparent)]
+    Ended(CallFault),
+    /// The peer takes no new calls on this connection, or its numbers of streams are used up.
+    #[error("this connection takes no new calls: {0}")]
     GoingAway(Arc<str>),
 }
 
@@ -28,12 +33,12 @@ impl<K> Core<K> {
     pub(in crate::grpc) fn open(
         &mut self,
         head: impl Into<Arc<RequestHead>>,
-    ) -> Result<StreamKey, OpenRefused> {
+    ) -> Result<StreamKey, OpenError> {
         if let Some(fault) = &self.ended {
-            return Err(OpenRefused::Ended(fault.clone()));
+            return Err(OpenError::Ended(fault.clone()));
         }
         if let Some(reason) = self.going_away() {
-            return Err(OpenRefused::GoingAway(reason));
+            return Err(OpenError::GoingAway(reason));
         }
         let mut stream = Stream::default();
         stream.sending.head = Some(OutHead::Request(head.into()));
@@ -106,13 +111,13 @@ impl<K> Core<K> {
         &mut self,
         key: StreamKey,
         waker: &Waker,
-    ) -> Poll<Result<(), StreamFault>> {
+    ) -> Poll<Result<(), CallFault>> {
         let stream = &mut self.streams[key.index()];
         if let Some(fault) = &stream.fault {
             return Poll::Ready(Err(fault.clone()));
         }
         if stream.sending.done || stream.sending.end {
-            return Poll::Ready(Err(StreamFault::Ended));
+            return Poll::Ready(Err(CallFault::Ended));
         }
         if stream.sending.bytes < Self::QUEUED {
             return Poll::Ready(Ok(()));
@@ -126,7 +131,7 @@ impl<K> Core<K> {
         &mut self,
         key: StreamKey,
         waker: Option<&Waker>,
-    ) -> Poll<Result<HeaderMap, StreamFault>> {
+    ) -> Poll<Result<HeaderMap, CallFault>> {
         let stream = &mut self.streams[key.index()];
         if let Some(head) = stream.receiving.head.take() {
             self.uncharge_heads(key);
@@ -136,7 +141,7 @@ impl<K> Core<K> {
             return Poll::Ready(Err(fault.clone()));
         }
         if stream.receiving.head_seen {
-            return Poll::Ready(Err(StreamFault::Ended));
+            return Poll::Ready(Err(CallFault::Ended));
         }
         if let Some(waker) = waker {
             keep(&mut stream.receiving.waker, waker);
@@ -165,7 +170,7 @@ impl<K> Core<K> {
         &mut self,
         key: StreamKey,
         waker: Option<&Waker>,
-    ) -> Poll<Option<Result<Delivered, StreamFault>>> {
+    ) -> Poll<Option<Result<Part, CallFault>>> {
         if !std::mem::replace(&mut self.streams[key.index()].receiving.wanted, true) {
             self.queue_fetches(key);
         }
@@ -177,7 +182,7 @@ impl<K> Core<K> {
                 let cost = data.len() as i64 + OVERHEAD;
                 self.unread_data -= cost;
                 self.took(key, cost);
-                return Poll::Ready(Some(Ok(Delivered::Data(data))));
+                return Poll::Ready(Some(Ok(Part::Data(data))));
             }
             Some(InPart::Fault(fault)) => {
                 let fault = fault.clone();
@@ -196,7 +201,7 @@ impl<K> Core<K> {
             None => {
                 if let Some(trailers) = receiving.trailers.take() {
                     self.uncharge_heads(key);
-                    return Poll::Ready(Some(Ok(Delivered::Trailers(trailers))));
+                    return Poll::Ready(Some(Ok(Part::Trailers(trailers))));
                 }
                 if receiving.ended {
                     return Poll::Ready(None);
@@ -214,8 +219,8 @@ impl<K> Core<K> {
     }
 
     /// Takes the wakers of all tasks that wait in `poll_head` or `poll_part`.
-    pub(in crate::grpc) fn wake_readers(&mut self, wakers: &mut Vec<Waker>) {
-        wakers.extend(self.streams.iter_mut().filter_map(|(_, stream)| stream.receiving.waker.take()));
+    pub(in crate::grpc) fn wake_readers(&mut self) {
+        self.wakers.extend(self.streams.iter_mut().filter_map(|(_, stream)| stream.receiving.waker.take()));
     }
 
     /// Returns whether `poll_head` or `poll_part` would return something now.
@@ -263,7 +268,7 @@ impl<K> Core<K> {
     }
 
     /// Waits until the call has failed.
-    pub(in crate::grpc) fn poll_reset(&mut self, key: StreamKey, waker: &Waker) -> Poll<StreamFault> {
+    pub(in crate::grpc) fn poll_reset(&mut self, key: StreamKey, waker: &Waker) -> Poll<CallFault> {
         let stream = &mut self.streams[key.index()];
         if let Some(fault) = &stream.fault {
             return Poll::Ready(fault.clone());
@@ -278,7 +283,7 @@ impl<K> Core<K> {
     }
 
     /// Ends a call in both directions.
-    pub(in crate::grpc) fn reset(&mut self, key: StreamKey, code: ResetCode, wakers: &mut Vec<Waker>) {
+    pub(in crate::grpc) fn reset(&mut self, key: StreamKey, code: ResetCode) {
         let stream = &mut self.streams[key.index()];
         if !stream.closed {
             // A server has not heard of a call whose head waits.
@@ -287,21 +292,21 @@ impl<K> Core<K> {
                 self.resets.push_back((stream.id, code));
                 self.urgent = true;
             }
-            self.fail(key, StreamFault::ResetHere(code), wakers);
+            self.fail(key, CallFault::ResetHere(code));
             self.sweep_unopened(32);
         }
         self.drop_arrived(key);
     }
 
     /// Notes that the handle of a stream is gone.
-    pub(in crate::grpc) fn release(&mut self, key: StreamKey, wakers: &mut Vec<Waker>) {
+    pub(in crate::grpc) fn release(&mut self, key: StreamKey) {
         let stream = &mut self.streams[key.index()];
         // A server has ended the call when its end is queued. A client has not, as long as the response is missing.
         let is_ending = self.role == Role::Server && stream.sending.end;
         if stream.closed || is_ending {
             self.drop_arrived(key);
         } else {
-            self.reset(key, ResetCode::Cancel, wakers);
+            self.reset(key, ResetCode::Cancel);
         }
         let stream = &mut self.streams[key.index()];
         stream.held = false;

@@ -6,9 +6,10 @@ use std::ops::Range;
 use bytes::Bytes;
 
 use super::stream::StreamKey;
-use super::wire::FetchPiece;
-use crate::grpc::frame::{Offer, OfferPiece, Remote};
+use crate::endpoint::Piece;
+use crate::grpc::frame::{Offer, OfferPiece};
 use crate::grpc::landing_budget::Charge;
+use tonic_rdma_verbs::RemoteSegment;
 
 /// An offer of the peer, until its bytes are taken.
 #[derive(Debug)]
@@ -66,7 +67,7 @@ impl InOffer {
     }
 
     /// Returns where a range of the offered bytes lies.
-    pub(super) fn pieces(&self, range: Range<u64>) -> Vec<FetchPiece<'_>> {
+    pub(super) fn pieces(&self, range: Range<u64>) -> Vec<Piece<'_>> {
         let (mut at, mut found) = (0, Vec::with_capacity(2));
         for piece in &self.offer.pieces {
             let (start, end) = (range.start.max(at), range.end.min(at + piece.length()));
@@ -74,12 +75,12 @@ impl InOffer {
                 let (offset, length) = (start - at, end - start);
                 found.push(match piece {
                     OfferPiece::Remote { from, .. } => {
-                        let from = Remote { address: from.address + offset, rkey: from.rkey };
-                        FetchPiece::Remote { from, length }
+                        let from = RemoteSegment { address: from.address + offset, ..*from };
+                        Piece::Remote { from, length }
                     }
                     // Offsets of inline pieces are below 65 536.
                     OfferPiece::Inline(bytes) => {
-                        FetchPiece::Inline(&bytes[offset as usize..(offset + length) as usize])
+                        Piece::Inline(&bytes[offset as usize..(offset + length) as usize])
                     }
                 });
             }

@@ -1,13 +1,12 @@
 //! Fetches what the peer offers.
 
-use std::task::Waker;
-
 use bytes::Bytes;
 
 use super::inbound::{InOffer, Landing};
 use super::state::{Core, Role};
-use super::stream::{Delivered, InPart, OVERHEAD, StreamFault, StreamKey};
+use super::stream::{InPart, OVERHEAD, Part, StreamKey};
 use super::wire::{FetchRefused, Wire};
+use crate::grpc::fault::CallFault;
 use crate::grpc::frame::ResetCode;
 
 /// Whether a fetch of a stream was started.
@@ -36,12 +35,12 @@ impl<K> Core<K> {
     }
 
     /// Starts fetches of all streams that have offers and have not enough that was not taken. Streams take turns.
-    pub(super) fn start_fetches<W: Wire<Kept = K>>(&mut self, wire: &mut W, wakers: &mut Vec<Waker>) {
+    pub(super) fn start_fetches<W: Wire<Kept = K>>(&mut self, wire: &mut W) {
         for fetch in self.cancels.drain(..) {
             wire.cancel_fetch(fetch);
         }
         while let Some(key) = self.fetchable.pop_front() {
-            match self.start_fetch(key, wire, wakers) {
+            match self.start_fetch(key, wire) {
                 Started::Yes => self.fetchable.push_back(key),
                 Started::No => {
                     if let Some(stream) = self.streams.get_mut(key.index()) {
@@ -51,7 +50,7 @@ impl<K> Core<K> {
                 }
                 Started::Later => {
                     self.fetchable.push_front(key);
-                    self.note_shortage(wakers);
+                    self.note_shortage();
                     return;
                 }
             }
@@ -59,10 +58,10 @@ impl<K> Core<K> {
     }
 
     /// Notes that all streams with offers wait for memory.
-    fn note_shortage(&mut self, wakers: &mut Vec<Waker>) {
+    fn note_shortage(&mut self) {
         for key in &self.fetchable {
             if let Some(stream) = self.streams.get_mut(key.index()) {
-                stream.receiving.starve(Self::FETCH, wakers);
+                stream.receiving.starve(Self::FETCH, &mut self.wakers);
             }
         }
     }
@@ -73,13 +72,13 @@ impl<K> Core<K> {
     }
 
     /// Ends a stream's wait for memory. A client's call ends. A server's reader finds `fault` in the place of the offer.
-    pub(in crate::grpc) fn give_up(&mut self, key: StreamKey, fault: &StreamFault, wakers: &mut Vec<Waker>) {
+    pub(in crate::grpc) fn give_up(&mut self, key: StreamKey, fault: &CallFault) {
         if self.role == Role::Client {
-            return self.reset(key, ResetCode::ResourceExhausted, wakers);
+            return self.reset(key, ResetCode::ResourceExhausted);
         }
         self.streams[key.index()].receiving.starved = None;
         if let Some(index) = self.next_offer_of(key) {
-            self.replace_offer(key, index, fault.clone(), wakers);
+            self.replace_offer(key, index, fault.clone());
         }
     }
 
@@ -97,12 +96,7 @@ impl<K> Core<K> {
     }
 
     /// Starts the next fetch of a stream.
-    fn start_fetch<W: Wire<Kept = K>>(
-        &mut self,
-        key: StreamKey,
-        wire: &mut W,
-        wakers: &mut Vec<Waker>,
-    ) -> Started {
+    fn start_fetch<W: Wire<Kept = K>>(&mut self, key: StreamKey, wire: &mut W) -> Started {
         let Some(stream) = self.streams.get(key.index()) else { return Started::No };
         let window = u64::try_from(self.window).unwrap_or(0);
         if stream.receiving.landing >= window {
@@ -118,7 +112,7 @@ impl<K> Core<K> {
             offer.in_one = true;
             let length = offer.offer.total.saturating_sub(Self::MESSAGE_PREFIX);
             if length > limit as u64 {
-                self.replace_offer(key, index, StreamFault::MessageTooLarge { length, limit }, wakers);
+                self.replace_offer(key, index, CallFault::MessageTooLarge { length, limit });
                 return Started::Yes;
             }
         }
@@ -128,15 +122,15 @@ impl<K> Core<K> {
             if length > limit {
                 let reason =
                     format!("the landing budget has {limit} bytes: raise CallConfig::landing_budget");
-                let fault = StreamFault::NoMemory { length, reason: reason.into() };
-                self.replace_offer(key, index, fault, wakers);
+                let fault = CallFault::NoMemory { length, reason: reason.into() };
+                self.replace_offer(key, index, fault);
                 return Started::Yes;
             }
             let share = receiving.share.get_or_insert_default();
             charge = self.budget.admit(length, share, receiving.waker.as_ref());
             if charge.is_none() {
                 // The reader asks again when it is woken. Others have their turns.
-                receiving.starve(length, wakers);
+                receiving.starve(length, &mut self.wakers);
                 return Started::No;
             }
         }
@@ -149,7 +143,7 @@ impl<K> Core<K> {
             Err(FetchRefused::Later) => return Started::Later,
             Err(FetchRefused::Never(reason)) => {
                 drop(pieces);
-                self.replace_offer(key, index, StreamFault::NoMemory { length, reason }, wakers);
+                self.replace_offer(key, index, CallFault::NoMemory { length, reason });
                 return Started::Yes;
             }
         }
@@ -165,7 +159,7 @@ impl<K> Core<K> {
 
     /// Puts a fault into the place of an offer, which is not fetched any further. The stream gets back what the offer cost, because a reader
     /// may go on with what follows.
-    fn replace_offer(&mut self, key: StreamKey, index: usize, fault: StreamFault, wakers: &mut Vec<Waker>) {
+    fn replace_offer(&mut self, key: StreamKey, index: usize, fault: CallFault) {
         let receiving = &mut self.streams[key.index()].receiving;
         let mut parts = std::mem::take(&mut receiving.parts);
         let mut fault = Some(fault);
@@ -183,11 +177,11 @@ impl<K> Core<K> {
                 part => self.streams[key.index()].receiving.parts.push(part),
             }
         }
-        wakers.extend(self.streams[key.index()].receiving.waker.take());
+        self.wakers.extend(self.streams[key.index()].receiving.waker.take());
     }
 
     /// Notes that a fetch has landed, or was cancelled.
-    pub(in crate::grpc) fn landed(&mut self, fetch: u64, memory: Option<Bytes>, wakers: &mut Vec<Waker>) {
+    pub(in crate::grpc) fn landed(&mut self, fetch: u64, memory: Option<Bytes>) {
         let Some(index) = self.fetches.remove(&fetch) else { return };
         let offer = &mut self.inbound[index];
         offer.under_way -= 1;
@@ -197,7 +191,7 @@ impl<K> Core<K> {
             landing.memory = memory;
             let is_next = offer.has_landed();
             if is_next && let Some(stream) = self.streams.get_mut(key.index()) {
-                wakers.extend(stream.receiving.waker.take());
+                self.wakers.extend(stream.receiving.waker.take());
             }
         }
         self.give_back(index);
@@ -251,7 +245,7 @@ impl<K> Core<K> {
     }
 
     /// Takes the next bytes of an offer, which is the first part of the stream, if they have landed.
-    pub(super) fn take_landed(&mut self, key: StreamKey, index: usize) -> Option<Delivered> {
+    pub(super) fn take_landed(&mut self, key: StreamKey, index: usize) -> Option<Part> {
         let offer = &mut self.inbound[index];
         let memory = offer.landings.front_mut()?.memory.take()?;
         let Landing { length, charge, .. } = offer.landings.pop_front()?;
@@ -270,11 +264,11 @@ impl<K> Core<K> {
         Some(match charge {
             Some(charge) if in_one => {
                 self.landed_bytes.in_place += length;
-                Delivered::Message(charge.hold(memory))
+                Part::Message(charge.hold(memory))
             }
             _ => {
                 self.landed_bytes.copied += length;
-                Delivered::Data(memory)
+                Part::Data(memory)
             }
         })
     }

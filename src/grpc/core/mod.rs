@@ -35,7 +35,8 @@ mod tests;
 mod transmit;
 mod wire;
 
-pub(super) use self::commands::OpenRefused;
+pub(crate) use self::commands::OpenError;
 pub(super) use self::state::{Core, LandedBytes, Role};
-pub(super) use self::stream::{Delivered, StreamFault, StreamKey};
-pub(super) use self::wire::{FetchPiece, FetchRefused, Wire};
+pub(crate) use self::stream::Part;
+pub(super) use self::stream::StreamKey;
+pub(super) use self::wire::{FetchRefused, Wire};

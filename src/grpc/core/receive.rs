@@ -1,12 +1,11 @@
 //! Reads the messages of the peer.
 
-use std::task::Waker;
-
 use bytes::Bytes;
 
 use super::inbound::InOffer;
 use super::state::{Core, Partial, Role};
-use super::stream::{InPart, OVERHEAD, Stream, StreamFault, StreamKey};
+use super::stream::{InPart, OVERHEAD, Stream, StreamKey};
+use crate::grpc::fault::CallFault;
 use crate::grpc::frame::{
     CallViolation, END, FrameHeader, Frames, Kind, Limits, MESSAGE, MORE, Offer, Payload, RequestHead,
     ResetCode,
@@ -18,15 +17,11 @@ impl<K> Core<K> {
     /// The most credit of a stream.
     const MOST_CREDIT: i64 = 1 << 50;
 
-    /// Takes a message of the peer. Adds tasks to wake to `wakers`. New calls wait in [`next_accepted`](Self::next_accepted).
+    /// Takes a message of the peer. Tasks to wake are in `wakers` then. New calls wait in [`next_accepted`](Self::next_accepted).
     ///
     /// # Errors
     /// The message breaks the rules. The connection has to end.
-    pub(in crate::grpc) fn receive(
-        &mut self,
-        message: Bytes,
-        wakers: &mut Vec<Waker>,
-    ) -> Result<(), CallViolation> {
+    pub(in crate::grpc) fn receive(&mut self, message: Bytes) -> Result<(), CallViolation> {
         if message.is_empty() {
             return Err(CallViolation::Empty);
         }
@@ -35,7 +30,7 @@ impl<K> Core<K> {
         }
         let mut frames = Frames::new(message);
         while let Some((header, payload)) = frames.next_frame()? {
-            self.frame(&header, &frames, payload, wakers)?;
+            self.frame(&header, &frames, payload)?;
         }
         // A peer that reads nothing, and sends what has to be answered, would fill the memory.
         if self.taken.len() + self.resets.len() > Self::MOST_ANSWERS {
@@ -49,7 +44,6 @@ impl<K> Core<K> {
         header: &FrameHeader,
         frames: &Frames,
         payload: Payload,
-        wakers: &mut Vec<Waker>,
     ) -> Result<(), CallViolation> {
         let &FrameHeader { kind, stream, .. } = header;
         if self.peer.is_none() && kind != Kind::Settings {
@@ -63,13 +57,13 @@ impl<K> Core<K> {
         let bytes = frames.bytes(payload);
         match kind {
             Kind::Settings => self.settings(bytes),
-            Kind::Head | Kind::Trailers => self.head_frame(header, bytes, wakers),
-            Kind::Data => self.data(header, frames, payload, wakers),
-            Kind::Offer => self.offered(header, frames, payload, wakers),
+            Kind::Head | Kind::Trailers => self.head_frame(header, bytes),
+            Kind::Data => self.data(header, frames, payload),
+            Kind::Offer => self.offered(header, frames, payload),
             Kind::Taken => self.offers_taken(bytes),
-            Kind::Reset => self.was_reset(header, wakers),
+            Kind::Reset => self.was_reset(header),
             Kind::Credit => self.credit(stream, bytes),
-            Kind::GoAway => self.gone_away(stream, bytes, wakers),
+            Kind::GoAway => self.gone_away(stream, bytes),
         }
     }
 
@@ -84,12 +78,7 @@ impl<K> Core<K> {
     }
 
     /// Takes a frame of a head. A head is read when it is whole.
-    fn head_frame(
-        &mut self,
-        header: &FrameHeader,
-        payload: &[u8],
-        wakers: &mut Vec<Waker>,
-    ) -> Result<(), CallViolation> {
+    fn head_frame(&mut self, header: &FrameHeader, payload: &[u8]) -> Result<(), CallViolation> {
         let &FrameHeader { kind, stream, .. } = header;
         if kind == Kind::Trailers && self.role == Role::Server {
             return Err(CallViolation::ServersOnly(kind));
@@ -103,7 +92,7 @@ impl<K> Core<K> {
                 self.partial = Some(Partial { kind, stream, bytes: payload.to_vec() });
                 return Ok(());
             }
-            return self.head(kind, stream, header.has(END), payload, wakers);
+            return self.head(kind, stream, header.has(END), payload);
         };
         // In the compact form a field is shorter than what it counts.
         if partial.bytes.len() + payload.len() > limit {
@@ -114,18 +103,11 @@ impl<K> Core<K> {
             self.partial = Some(partial);
             return Ok(());
         }
-        self.head(kind, stream, header.has(END), &partial.bytes, wakers)
+        self.head(kind, stream, header.has(END), &partial.bytes)
     }
 
     /// Takes a whole head, or trailers.
-    fn head(
-        &mut self,
-        kind: Kind,
-        id: u32,
-        is_end: bool,
-        block: &[u8],
-        wakers: &mut Vec<Waker>,
-    ) -> Result<(), CallViolation> {
+    fn head(&mut self, kind: Kind, id: u32, is_end: bool, block: &[u8]) -> Result<(), CallViolation> {
         if self.role == Role::Server {
             return self.request_head(id, is_end, block);
         }
@@ -152,7 +134,7 @@ impl<K> Core<K> {
             None
         };
         if let Some(reason) = refused {
-            self.refuse(key, head.counted, reason, wakers);
+            self.refuse(key, head.counted, reason);
             return Ok(());
         }
         let receiving = &mut self.streams[key.index()].receiving;
@@ -160,25 +142,25 @@ impl<K> Core<K> {
             Kind::Head => {
                 receiving.head_seen = true;
                 receiving.head = Some(head.headers);
-                wakers.extend(receiving.waker.take());
+                self.wakers.extend(receiving.waker.take());
                 if is_end {
-                    self.peer_ended(key, wakers);
+                    self.peer_ended(key);
                 }
             }
             _ => {
                 receiving.trailers = Some(head.headers);
-                self.peer_ended(key, wakers);
+                self.peer_ended(key);
             }
         }
         Ok(())
     }
 
     /// Ends a call of which a part of `length` bytes has arrived that there is no memory for, and tells the peer.
-    fn refuse(&mut self, key: StreamKey, length: usize, reason: String, wakers: &mut Vec<Waker>) {
+    fn refuse(&mut self, key: StreamKey, length: usize, reason: String) {
         self.resets.push_back((self.streams[key.index()].id, ResetCode::ResourceExhausted));
         self.urgent = true;
-        let fault = StreamFault::NoMemory { length: length as u64, reason: reason.into() };
-        self.fail(key, fault, wakers);
+        let fault = CallFault::NoMemory { length: length as u64, reason: reason.into() };
+        self.fail(key, fault);
     }
 
     /// Takes the head of a request, which opens a call.
@@ -251,13 +233,7 @@ impl<K> Core<K> {
         Ok(Some(key))
     }
 
-    fn data(
-        &mut self,
-        header: &FrameHeader,
-        frames: &Frames,
-        payload: Payload,
-        wakers: &mut Vec<Waker>,
-    ) -> Result<(), CallViolation> {
+    fn data(&mut self, header: &FrameHeader, frames: &Frames, payload: Payload) -> Result<(), CallViolation> {
         let Some(key) = self.find_open(Kind::Data, header.stream)? else { return Ok(()) };
         let stream = &mut self.streams[key.index()];
         let receiving = &mut stream.receiving;
@@ -275,18 +251,18 @@ impl<K> Core<K> {
                          CallConfig::landing_budget",
                         self.unread_data
                     );
-                    self.refuse(key, header.length as usize, reason, wakers);
+                    self.refuse(key, header.length as usize, reason);
                     return Ok(());
                 }
                 self.unread_data += length + OVERHEAD;
                 receiving.unread += length + OVERHEAD;
                 let data = frames.keep(payload, receiving.parts.is_empty());
                 receiving.parts.push(InPart::Data(data));
-                wakers.extend(receiving.waker.take());
+                self.wakers.extend(receiving.waker.take());
             }
         }
         if header.has(END) {
-            self.peer_ended(key, wakers);
+            self.peer_ended(key);
         }
         Ok(())
     }
@@ -296,7 +272,6 @@ impl<K> Core<K> {
         header: &FrameHeader,
         frames: &Frames,
         payload: Payload,
-        wakers: &mut Vec<Waker>,
     ) -> Result<(), CallViolation> {
         let offer = Offer::decode(frames, payload)?;
         if offer.id != self.expected_offer {
@@ -332,18 +307,18 @@ impl<K> Core<K> {
         if let Some(key) = open
             && header.has(END)
         {
-            self.peer_ended(key, wakers);
+            self.peer_ended(key);
         }
         Ok(())
     }
 
     /// Notes that the peer's half of a call has ended. That of the server closes the call.
-    fn peer_ended(&mut self, key: StreamKey, wakers: &mut Vec<Waker>) {
+    fn peer_ended(&mut self, key: StreamKey) {
         let stream = &mut self.streams[key.index()];
         stream.receiving.ended = true;
-        wakers.extend(stream.receiving.waker.take());
+        self.wakers.extend(stream.receiving.waker.take());
         if self.role == Role::Client {
-            wakers.extend(stream.sending.waker.take());
+            self.wakers.extend(stream.sending.waker.take());
             self.close(key);
             self.remove_if_over(key);
         }
@@ -376,12 +351,12 @@ impl<K> Core<K> {
         Ok(())
     }
 
-    fn was_reset(&mut self, header: &FrameHeader, wakers: &mut Vec<Waker>) -> Result<(), CallViolation> {
+    fn was_reset(&mut self, header: &FrameHeader) -> Result<(), CallViolation> {
         if header.length > 0 {
             return Err(CallViolation::Length { kind: Kind::Reset, length: header.length as usize });
         }
         if let Some(key) = self.find(Kind::Reset, header.stream)? {
-            self.fail(key, StreamFault::Reset(ResetCode::from_wire(header.extra)), wakers);
+            self.fail(key, CallFault::Reset(ResetCode::from_wire(header.extra)));
         }
         Ok(())
     }
@@ -401,7 +376,7 @@ impl<K> Core<K> {
         Ok(())
     }
 
-    fn gone_away(&mut self, last: u32, reason: &[u8], wakers: &mut Vec<Waker>) -> Result<(), CallViolation> {
+    fn gone_away(&mut self, last: u32, reason: &[u8]) -> Result<(), CallViolation> {
         match self.going.last_there {
             Some((before, _)) if before < last => {
                 return Err(CallViolation::GoAwayOrder { seen: last, before });
@@ -419,7 +394,7 @@ impl<K> Core<K> {
             self.streams.iter().filter(|(_, stream)| refused(stream)).map(|(index, _)| index).collect();
         let Some((_, reason)) = self.going.last_there.clone() else { return Ok(()) };
         for index in keys {
-            self.fail(StreamKey(index as u32), StreamFault::GoneAway(reason.clone()), wakers);
+            self.fail(StreamKey(index as u32), CallFault::GoneAway(reason.clone()));
         }
         self.sweep_unopened(0);
         Ok(())

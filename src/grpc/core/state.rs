@@ -10,8 +10,9 @@ use slab::Slab;
 
 use super::inbound::InOffer;
 use super::message::Message;
-use super::stream::{InPart, Queued, Stream, StreamFault, StreamKey};
+use super::stream::{InPart, Queued, Stream, StreamKey};
 use crate::endpoint::SentHead;
+use crate::grpc::fault::CallFault;
 use crate::grpc::frame::head::{Decoder, Encoder};
 use crate::grpc::frame::{Kind, Limits, RequestHead, ResetCode};
 use crate::grpc::landing_budget::LandingBudget;
@@ -106,10 +107,10 @@ pub(in crate::grpc) struct Core<K> {
     pub(super) landed_bytes: LandedBytes,
     pub(super) accepted: VecDeque<(StreamKey, RequestHead)>,
     pub(super) going: Going,
-    /// Readers of requests that were cut off by the end of their responses.
-    pub(super) cut_off: Vec<Waker>,
+    /// Tasks to wake. They are woken without a lock.
+    pub(in crate::grpc) wakers: Vec<Waker>,
     /// The connection has ended, for this reason.
-    pub(super) ended: Option<StreamFault>,
+    pub(super) ended: Option<CallFault>,
     /// Something was queued that the peer waits for.
     pub(super) urgent: bool,
     /// A message in parts was prepared further, and needs more turns before there is anything to send.
@@ -228,7 +229,7 @@ impl<K> Core<K> {
             landed_bytes: LandedBytes::default(),
             accepted: VecDeque::new(),
             going: Going::default(),
-            cut_off: Vec::new(),
+            wakers: Vec::new(),
             ended: None,
             urgent: false,
             prepares: false,
@@ -304,7 +305,7 @@ impl<K> Core<K> {
     }
 
     /// Returns why the connection has ended, if it has.
-    pub(in crate::grpc) fn ended(&self) -> Option<&StreamFault> {
+    pub(in crate::grpc) fn ended(&self) -> Option<&CallFault> {
         self.ended.as_ref()
     }
 
@@ -344,7 +345,7 @@ impl<K> Core<K> {
     }
 
     /// Ends all calls, because the connection has ended. What has arrived can still be taken.
-    pub(in crate::grpc) fn end(&mut self, fault: &StreamFault, wakers: &mut Vec<Waker>) {
+    pub(in crate::grpc) fn end(&mut self, fault: &CallFault) {
         if self.ended.is_some() {
             return;
         }
@@ -355,7 +356,7 @@ impl<K> Core<K> {
             let whole =
                 stream.closed && !stream.receiving.parts.iter().any(|part| matches!(part, InPart::Offer(_)));
             if !whole {
-                self.fail(key, fault.clone(), wakers);
+                self.fail(key, fault.clone());
             }
         }
         // Nothing is sent and nothing lands any more.
@@ -382,11 +383,11 @@ impl<K> Core<K> {
     }
 
     /// Ends a call with a fault. Parts that arrived can still be taken; offers can't.
-    pub(super) fn fail(&mut self, key: StreamKey, fault: StreamFault, wakers: &mut Vec<Waker>) {
+    pub(super) fn fail(&mut self, key: StreamKey, fault: CallFault) {
         self.close(key);
         let Some(stream) = self.streams.get_mut(key.index()) else { return };
         stream.fault.get_or_insert(fault);
-        stream.take_wakers(wakers);
+        stream.take_wakers(&mut self.wakers);
         let mut arrived = std::mem::take(&mut stream.receiving.parts);
         let mut is_whole = true;
         while let Some(part) = arrived.pop() {

@@ -8,7 +8,8 @@ use bytes::Bytes;
 use http::HeaderMap;
 
 use crate::endpoint::SentHead;
-use crate::grpc::frame::{OfferPiece, RequestHead, ResetCode};
+use crate::grpc::fault::CallFault;
+use crate::grpc::frame::{OfferPiece, RequestHead};
 use crate::grpc::landing_budget::CallShare;
 
 /// The place of a stream in the state machine. It is used again after the stream's handle is gone and the call has ended.
@@ -21,37 +22,16 @@ impl StreamKey {
     }
 }
 
-/// The reason why a call ended early.
+/// A part of the body that arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::grpc) enum StreamFault {
-    /// The connection has ended. Its owner knows the reason.
-    Connection,
-    /// The peer has closed the connection.
-    PeerClosed,
-    /// The peer takes no new calls, and has not begun with this one.
-    GoneAway(Arc<str>),
-    /// The peer reset the call.
-    Reset(ResetCode),
-    /// This end reset the call.
-    ResetHere(ResetCode),
-    /// The head is longer than the peer takes.
-    HeadTooLarge { length: usize, limit: usize },
-    /// A message is longer than this end decodes.
-    MessageTooLarge { length: u64, limit: usize },
-    /// There can't be memory for a message.
-    NoMemory { length: u64, reason: Arc<str> },
-    /// The call has ended.
-    Ended,
-}
-
-/// A part of a body that was taken.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::grpc) enum Delivered {
-    /// Bytes.
+pub(crate) enum Part {
+    /// Bytes of the body, in order. Messages may begin and end anywhere in them.
     Data(Bytes),
-    /// One whole message in one piece of memory.
+    /// One whole gRPC message with its prefix of five bytes, in one piece of registered memory. The place that the sender named
+    /// ([`send_message`](super::Core::send_message)) is at a multiple of 64 bytes. Only after
+    /// [`deliver_landed`](super::Core::deliver_landed).
     Message(Bytes),
-    /// The trailers.
+    /// The trailers. Nothing follows.
     Trailers(HeaderMap),
 }
 
@@ -114,7 +94,7 @@ pub(super) enum InPart {
     /// The index of an offer.
     Offer(usize),
     /// A part that ends the reading with an error.
-    Fault(StreamFault),
+    Fault(CallFault),
 }
 
 impl InPart {
@@ -321,7 +301,7 @@ pub(super) struct Stream<K> {
     pub(super) held: bool,
     /// Both halves are closed.
     pub(super) closed: bool,
-    pub(super) fault: Option<StreamFault>,
+    pub(super) fault: Option<CallFault>,
     pub(super) sending: Sending<K>,
     pub(super) receiving: Receiving,
     pub(super) reset_waker: Option<Waker>,

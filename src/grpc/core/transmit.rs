@@ -1,13 +1,12 @@
 //! Puts messages together: which frames go next.
 
-use std::task::Waker;
-
 use super::message::Message;
 use super::outbound::Turn;
 use super::state::{Block, Core, Role};
-use super::stream::{OutHead, Queued, Stream, StreamFault, StreamKey};
+use super::stream::{OutHead, Queued, Stream, StreamKey};
 use super::wire::Wire;
 use crate::endpoint::SentHead;
+use crate::grpc::fault::CallFault;
 use crate::grpc::frame::head::fields_length;
 use crate::grpc::frame::{END, FrameHeader, Kind, MORE, ResetCode};
 
@@ -19,19 +18,14 @@ impl<K> Core<K> {
     /// A sender that waits is woken below this number of queued bytes.
     const QUEUED_LOW: usize = 512 << 10;
 
-    /// Starts fetches, and sends messages while there is room and something to send. Adds tasks to wake to `wakers`.
-    pub(in crate::grpc) fn transmit<W: Wire<Kept = K>>(
-        &mut self,
-        wire: &mut W,
-        wakers: &mut Vec<Waker>,
-    ) -> Result<(), W::Fault> {
+    /// Starts fetches, and sends messages while there is room and something to send. Tasks to wake are in `wakers` then.
+    pub(in crate::grpc) fn transmit<W: Wire<Kept = K>>(&mut self, wire: &mut W) -> Result<(), W::Fault> {
         if self.ended.is_some() {
             return Ok(());
         }
         (self.urgent, self.again, self.copy_budget) = (false, false, Self::COPIED_AT_ONCE);
-        self.start_fetches(wire, wakers);
-        let sent = self.send_all(wire, wakers);
-        wakers.append(&mut self.cut_off);
+        self.start_fetches(wire);
+        let sent = self.send_all(wire);
         if sent? {
             // The message is on its way, so this delays no peer.
             self.decoder.prepare();
@@ -40,11 +34,7 @@ impl<K> Core<K> {
     }
 
     /// Sends messages while there is room and something to send. Returns whether it has sent one.
-    fn send_all<W: Wire<Kept = K>>(
-        &mut self,
-        wire: &mut W,
-        wakers: &mut Vec<Waker>,
-    ) -> Result<bool, W::Fault> {
+    fn send_all<W: Wire<Kept = K>>(&mut self, wire: &mut W) -> Result<bool, W::Fault> {
         let mut has_sent = false;
         loop {
             let room = wire.room();
@@ -53,7 +43,7 @@ impl<K> Core<K> {
             }
             self.message.begin(room);
             let before = (self.copy_budget, self.waiting());
-            self.fill(wire, wakers);
+            self.fill(wire);
             if self.message.is_empty() {
                 // A head that was refused leaves a reset. A stream that had nothing to send has left its place to another.
                 let left_reset = !self.resets.is_empty() && self.peer.is_some();
@@ -73,7 +63,7 @@ impl<K> Core<K> {
 
     /// Returns whether `transmit` would do nothing.
     pub(in crate::grpc) fn is_idle(&self) -> bool {
-        !self.has_output() && self.fetchable.is_empty() && self.cancels.is_empty() && self.cut_off.is_empty()
+        !self.has_output() && self.fetchable.is_empty() && self.cancels.is_empty()
     }
 
     /// Returns whether the last `transmit` left work, though there was room. Then it is to be called again soon.
@@ -106,7 +96,7 @@ impl<K> Core<K> {
     }
 
     /// Fills the message.
-    fn fill<W: Wire<Kept = K>>(&mut self, wire: &mut W, wakers: &mut Vec<Waker>) {
+    fn fill<W: Wire<Kept = K>>(&mut self, wire: &mut W) {
         if !self.settings_sent {
             self.settings_sent = true;
             let payload = self.limits.encode();
@@ -118,9 +108,9 @@ impl<K> Core<K> {
         if !self.send_control() {
             return;
         }
-        self.open_streams(wakers);
+        self.open_streams();
         while let Some(&key) = self.ready.front() {
-            match self.turn(key, wire, wakers, false) {
+            match self.turn(key, wire, false) {
                 Turn::Full => return,
                 Turn::Over => self.leave(key, Queued::Ready),
                 Turn::Bulk => {
@@ -131,7 +121,7 @@ impl<K> Core<K> {
             }
         }
         if let Some(&key) = self.bulk.front() {
-            match self.turn(key, wire, wakers, true) {
+            match self.turn(key, wire, true) {
                 Turn::Full => {}
                 Turn::Over => self.leave(key, Queued::Bulk),
                 Turn::Bulk => self.bulk.rotate_left(1),
@@ -154,7 +144,7 @@ impl<K> Core<K> {
 
     /// Gives numbers to waiting calls, as many as the peer takes. The calls that come after the last number fail, because they would wait for ever.
     /// They may be sent again over another connection.
-    fn open_streams(&mut self, wakers: &mut Vec<Waker>) {
+    fn open_streams(&mut self) {
         let Some(peer) = self.peer else { return };
         if self.going.last_there.is_some() {
             return;
@@ -184,7 +174,7 @@ impl<K> Core<K> {
         if self.next_stream == u32::MAX && !self.unopened.is_empty() {
             for key in std::mem::take(&mut self.unopened) {
                 self.streams[key.index()].sending.queued = Queued::No;
-                self.fail(key, StreamFault::GoneAway(Self::USED_UP.into()), wakers);
+                self.fail(key, CallFault::GoneAway(Self::USED_UP.into()));
             }
             self.unopened_dropped = 0;
         }
@@ -232,15 +222,9 @@ impl<K> Core<K> {
     }
 
     /// Gives a stream its turn. A stream that has used the rest of the message goes behind the others.
-    fn turn<W: Wire<Kept = K>>(
-        &mut self,
-        key: StreamKey,
-        wire: &mut W,
-        wakers: &mut Vec<Waker>,
-        is_bulk: bool,
-    ) -> Turn {
+    fn turn<W: Wire<Kept = K>>(&mut self, key: StreamKey, wire: &mut W, is_bulk: bool) -> Turn {
         let before = self.message.left();
-        let turn = self.send_from(key, wire, wakers, is_bulk);
+        let turn = self.send_from(key, wire, is_bulk);
         if turn == Turn::Over || turn == Turn::Full && self.message.left() == before {
             return turn;
         }
@@ -248,17 +232,11 @@ impl<K> Core<K> {
     }
 
     /// Sends from a stream.
-    fn send_from<W: Wire<Kept = K>>(
-        &mut self,
-        key: StreamKey,
-        wire: &mut W,
-        wakers: &mut Vec<Waker>,
-        is_bulk: bool,
-    ) -> Turn {
+    fn send_from<W: Wire<Kept = K>>(&mut self, key: StreamKey, wire: &mut W, is_bulk: bool) -> Turn {
         if !self.streams.get(key.index()).is_some_and(Stream::can_send) {
             return Turn::Over;
         }
-        if self.streams[key.index()].sending.head.is_some() && !self.begin(key, wakers) {
+        if self.streams[key.index()].sending.head.is_some() && !self.begin(key) {
             // A head that did not fit at all keeps the stream's place. One that was begun ends the turn.
             return Turn::Full;
         }
@@ -269,7 +247,7 @@ impl<K> Core<K> {
             }
             if sending.parts.is_empty() {
                 if sending.trailers.is_some() {
-                    return if self.send_end(key, wakers) { Turn::Over } else { Turn::Full };
+                    return if self.send_end(key) { Turn::Over } else { Turn::Full };
                 }
                 if sending.end {
                     if self.message.left() < FrameHeader::LENGTH {
@@ -287,7 +265,7 @@ impl<K> Core<K> {
             if sending.bytes < Self::QUEUED_LOW
                 && let Some(waker) = sending.waker.take()
             {
-                wakers.push(waker);
+                self.wakers.push(waker);
             }
             if let Some(turn) = turn {
                 return turn;
@@ -296,7 +274,7 @@ impl<K> Core<K> {
     }
 
     /// Sends the head of a stream. Returns false if it did not fit into the message.
-    fn begin(&mut self, key: StreamKey, wakers: &mut Vec<Waker>) -> bool {
+    fn begin(&mut self, key: StreamKey) -> bool {
         let Some(peer) = self.peer else { return false };
         if self.message.payload_left() < Message::LEAST_HEAD {
             return false;
@@ -309,7 +287,7 @@ impl<K> Core<K> {
         };
         let limit = peer.head_bytes as usize;
         if length > limit {
-            self.refuse_head(key, length, limit, wakers);
+            self.refuse_head(key, length, limit);
             return true;
         }
         self.scratch.clear();
@@ -329,18 +307,18 @@ impl<K> Core<K> {
     }
 
     /// Ends a call whose head or trailers are too long for the peer.
-    fn refuse_head(&mut self, key: StreamKey, length: usize, limit: usize, wakers: &mut Vec<Waker>) {
-        let fault = StreamFault::HeadTooLarge { length, limit };
+    fn refuse_head(&mut self, key: StreamKey, length: usize, limit: usize) {
+        let fault = CallFault::HeadTooLarge { length, limit };
         // The peer has seen nothing of a request, but expects the rest of a response.
         if self.role == Role::Server {
             let id = self.streams[key.index()].id;
             self.resets.push_back((id, ResetCode::ResourceExhausted));
         }
-        self.fail(key, fault, wakers);
+        self.fail(key, fault);
     }
 
     /// Sends the trailers of a stream. Returns false if they did not fit into the message.
-    fn send_end(&mut self, key: StreamKey, wakers: &mut Vec<Waker>) -> bool {
+    fn send_end(&mut self, key: StreamKey) -> bool {
         if self.message.payload_left() < Message::LEAST_HEAD {
             return false;
         }
@@ -350,7 +328,7 @@ impl<K> Core<K> {
         let limit = self.peer.map_or(0, |peer| peer.head_bytes as usize);
         let length = fields_length(&trailers);
         if length > limit {
-            self.refuse_head(key, length, limit, wakers);
+            self.refuse_head(key, length, limit);
             return true;
         }
         self.scratch.clear();
@@ -400,8 +378,8 @@ impl<K> Core<K> {
             let stream = &mut self.streams[key.index()];
             if !stream.receiving.ended {
                 // The client sends no more. A task of the handler's may still read.
-                stream.fault.get_or_insert(StreamFault::ResetHere(ResetCode::Cancel));
-                self.cut_off.extend(stream.receiving.waker.take());
+                stream.fault.get_or_insert(CallFault::ResetHere(ResetCode::Cancel));
+                self.wakers.extend(stream.receiving.waker.take());
             }
             // Offers of a request that nothing reads any more.
             if !self.streams[key.index()].held {

@@ -3,7 +3,8 @@
 use std::io::IoSlice;
 use std::sync::Arc;
 
-use crate::grpc::frame::Remote;
+use crate::endpoint::Piece;
+use tonic_rdma_verbs::RemoteSegment;
 
 /// The sending side of a connection.
 pub(in crate::grpc) trait Wire {
@@ -19,25 +20,16 @@ pub(in crate::grpc) trait Wire {
     fn send(&mut self, slices: &[IoSlice<'_>]) -> Result<(), Self::Fault>;
 
     /// Lets the peer read `bytes` from where they lie. Returns `None` if they have to be copied.
-    fn expose(&mut self, bytes: &[u8]) -> Option<(Remote, Self::Kept)>;
+    fn expose(&mut self, bytes: &[u8]) -> Option<(RemoteSegment, Self::Kept)>;
 
     /// Copies `bytes` into memory that the peer may read. Returns `None` if there is no memory now.
-    fn copy(&mut self, bytes: &[u8]) -> Option<(Remote, Self::Kept)>;
+    fn copy(&mut self, bytes: &[u8]) -> Option<(RemoteSegment, Self::Kept)>;
 
     /// Starts to read the pieces into one piece of memory whose byte `aligned_at` lies at a multiple of 64.
-    fn fetch(&mut self, id: u64, pieces: &[FetchPiece<'_>], aligned_at: usize) -> Result<(), FetchRefused>;
+    fn fetch(&mut self, id: u64, pieces: &[Piece<'_>], aligned_at: usize) -> Result<(), FetchRefused>;
 
     /// Ends a fetch. It is reported as landed without memory.
     fn cancel_fetch(&mut self, id: u64);
-}
-
-/// A part of a fetch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::grpc) enum FetchPiece<'a> {
-    /// Memory of the peer.
-    Remote { from: Remote, length: u64 },
-    /// Bytes that are here.
-    Inline(&'a [u8]),
 }
 
 /// The reason why a fetch was not started.

@@ -34,6 +34,6 @@ mod violation;
 pub(crate) use head::RequestHead;
 pub(super) use header::{END, FrameHeader, Frames, Kind, MESSAGE, MORE, Payload};
 pub(super) use limits::Limits;
-pub(super) use offer::{Offer, OfferPiece, Remote};
+pub(super) use offer::{Offer, OfferPiece};
 pub use reset::ResetCode;
 pub(super) use violation::CallViolation;

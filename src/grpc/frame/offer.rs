@@ -9,19 +9,13 @@
 use super::header::{Frames, Payload};
 use super::violation::CallViolation;
 use bytes::Bytes;
-
-/// A place in the memory of the sender.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::grpc) struct Remote {
-    pub(in crate::grpc) address: u64,
-    pub(in crate::grpc) rkey: u32,
-}
+use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
 /// A part of the offered bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::grpc) enum OfferPiece {
     /// Memory of the sender, which the receiver reads.
-    Remote { from: Remote, length: u64 },
+    Remote { from: RemoteSegment, length: u64 },
     /// Bytes in the frame, at most 65 535.
     Inline(Bytes),
 }
@@ -77,7 +71,7 @@ impl Offer {
                 OfferPiece::Remote { from, length } => {
                     out.push(1);
                     out.extend_from_slice(&from.address.to_le_bytes());
-                    out.extend_from_slice(&from.rkey.to_le_bytes());
+                    out.extend_from_slice(&from.rkey.0.to_le_bytes());
                     out.extend_from_slice(&length.to_le_bytes());
                 }
                 OfferPiece::Inline(bytes) => {
@@ -104,8 +98,10 @@ impl Offer {
             rest = after;
             let piece = match tag {
                 1 => {
-                    let from =
-                        Remote { address: u64_of(&mut rest)?, rkey: u32::from_le_bytes(take(&mut rest)?) };
+                    let from = RemoteSegment {
+                        address: u64_of(&mut rest)?,
+                        rkey: Rkey(u32::from_le_bytes(take(&mut rest)?)),
+                    };
                     let length = u64_of(&mut rest)?;
                     from.address.checked_add(length).ok_or(bad("a piece ends beyond the address space"))?;
                     OfferPiece::Remote { from, length }

@@ -8,9 +8,8 @@ use http::{HeaderMap, HeaderName as Name};
 use proptest::prelude::*;
 
 use super::head::{Decoder, Encoder, fields_length};
-use super::{
-    CallViolation, FrameHeader, Frames, Kind, Limits, Offer, OfferPiece, Remote, RequestHead, ResetCode,
-};
+use super::{CallViolation, FrameHeader, Frames, Kind, Limits, Offer, OfferPiece, RequestHead, ResetCode};
+use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
 const TABLE: (u32, u32) = (64, 4096);
 
@@ -52,8 +51,9 @@ fn heads() -> impl Strategy<Value = RequestHead> {
 }
 
 fn offers() -> impl Strategy<Value = Offer> {
-    let remote = (0..1_u64 << 40, any::<u32>(), 1..1_u64 << 40)
-        .prop_map(|(address, rkey, length)| OfferPiece::Remote { from: Remote { address, rkey }, length });
+    let remote = (0..1_u64 << 40, any::<u32>(), 1..1_u64 << 40).prop_map(|(address, rkey, length)| {
+        OfferPiece::Remote { from: RemoteSegment { address, rkey: Rkey(rkey) }, length }
+    });
     let inline =
         prop::collection::vec(any::<u8>(), 1..300).prop_map(|bytes| OfferPiece::Inline(bytes.into()));
     let pieces = prop::collection::vec(prop_oneof![remote, inline], 1..20);

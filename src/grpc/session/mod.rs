@@ -15,7 +15,6 @@
 //! [`poll_send_ready`](Stream::poll_send_ready), and one for [`poll_reset`](Stream::poll_reset). Each keeps the waker of the latest
 //! task that asked.
 
-mod fault;
 mod left;
 mod shared;
 mod stream;
@@ -29,7 +28,6 @@ use std::sync::{Arc, MutexGuard};
 use std::task::Poll;
 
 use bytes::Bytes;
-use http::HeaderMap;
 
 use self::left::{LeftRequests, Sends};
 use self::shared::{Shared, State};
@@ -40,32 +38,9 @@ use crate::endpoint::{Accepting, ConnectionFault, MessageEndpoint, MessageSettin
 use crate::protocol::AbortCode;
 use tonic_rdma_verbs::internal::{lock, wake_all};
 
-pub use self::fault::CallFault;
 pub(crate) use self::stream::Stream;
+pub(crate) use super::core::{OpenError, Part};
 pub(crate) use super::frame::{RequestHead, ResetCode};
-
-/// A part of the body that arrived.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
-    /// Bytes of the body, in order. Messages may begin and end anywhere in them.
-    Data(Bytes),
-    /// One whole gRPC message with its prefix of five bytes, in one piece of registered memory. The place that the sender named
-    /// ([`Stream::send_message`]) is at a multiple of 64 bytes. Only after [`Stream::deliver_landed`].
-    Message(Bytes),
-    /// The trailers. Nothing follows.
-    Trailers(HeaderMap),
-}
-
-/// The reason why [`Session::open`] opens no stream. The call has not reached the peer, so that it may be sent on another connection.
-#[derive(Clone, Debug, thiserror::Error)]
-pub(crate) enum OpenError {
-    /// The connection has ended.
-    #[error(transparent)]
-    Ended(CallFault),
-    /// The peer takes no new calls on this connection, or its numbers of streams are used up.
-    #[error("this connection takes no new calls: {0}")]
-    GoingAway(Arc<str>),
-}
 
 /// Takes the calls that arrive at a server.
 pub(crate) trait Accept: std::fmt::Debug + Send + Sync + 'static {
@@ -139,7 +114,7 @@ impl Session {
     /// # Errors
     /// The connection has ended, or takes no new calls.
     pub(crate) fn open(self: &Arc<Self>, head: impl Into<Arc<RequestHead>>) -> Result<Stream, OpenError> {
-        let key = lock(&self.shared.state).open(head.into())?;
+        let key = lock(&self.shared.state).core.open(head)?;
         Ok(Stream::new(Arc::clone(self), key))
     }
 
@@ -153,7 +128,7 @@ impl Session {
         body: Bytes,
     ) -> Result<(Stream, bool), OpenError> {
         let mut state = lock(&self.shared.state);
-        let key = state.open(head)?;
+        let key = state.core.open(head)?;
         state.core.send_data(key, body, true);
         let is_alone = state.core.active() <= 1;
         drop(state);
@@ -253,8 +228,11 @@ impl Session {
 
     /// Wakes the tasks that wait for heads and parts of bodies.
     pub(crate) fn wake_readers(&self) {
-        let mut wakers = Vec::new();
-        lock(&self.shared.state).core.wake_readers(&mut wakers);
+        let wakers = {
+            let core = &mut lock(&self.shared.state).core;
+            core.wake_readers();
+            std::mem::take(&mut core.wakers)
+        };
         wake_all(wakers);
     }
 

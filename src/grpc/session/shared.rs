@@ -5,12 +5,12 @@ use std::task::Waker;
 
 use bytes::Bytes;
 
-use super::fault::CallFault;
+use super::Session;
 use super::wire::{Kept, SenderWire};
-use super::{OpenError, RequestHead, Session};
-use crate::endpoint::{Aftermath, ConnectionFault, MessageHandler, Sender};
-use crate::grpc::core::{Core, OpenRefused, StreamFault, StreamKey};
 use tonic_rdma_verbs::internal::lock;
+use crate::endpoint::{Aftermath, ConnectionFault, MessageHandler, Sender};
+use crate::grpc::core::Core;
+use crate::grpc::fault::CallFault;
 
 /// The state of a session, which the connection's handler and the handles of streams share.
 #[derive(Debug)]
@@ -39,42 +39,17 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Opens a stream.
-    pub(super) fn open(&mut self, head: Arc<RequestHead>) -> Result<StreamKey, OpenError> {
-        self.core.open(head).map_err(|refused| match refused {
-            OpenRefused::GoingAway(reason) => OpenError::GoingAway(reason),
-            OpenRefused::Ended(fault) => OpenError::Ended(self.explain(fault)),
-        })
-    }
-
-    /// Returns a stream's fault with its reason.
-    pub(super) fn explain(&self, fault: StreamFault) -> CallFault {
-        match fault {
-            StreamFault::Connection => match &self.fault {
-                Some(fault) => CallFault::Connection(fault.clone()),
-                None => CallFault::PeerClosed,
-            },
-            StreamFault::PeerClosed => CallFault::PeerClosed,
-            StreamFault::GoneAway(reason) => CallFault::GoneAway(reason),
-            StreamFault::Reset(code) => CallFault::Reset(code),
-            StreamFault::ResetHere(code) => CallFault::ResetHere(code),
-            StreamFault::HeadTooLarge { length, limit } => CallFault::HeadTooLarge { length, limit },
-            StreamFault::MessageTooLarge { length, limit } => CallFault::MessageTooLarge { length, limit },
-            StreamFault::NoMemory { length, reason } => CallFault::NoMemory { length, reason },
-            StreamFault::Ended => CallFault::Ended,
-        }
-    }
-
-    /// Moves what the state machine does not need any more to `after`, because it has to be dropped without a lock.
-    fn move_unneeded(&mut self, after: &mut Aftermath) {
+    /// Moves tasks to wake, and what the state machine does not need any more, to `after`, because both have to go without a lock.
+    fn move_to(&mut self, after: &mut Aftermath) {
+        after.wakers.append(&mut self.core.wakers);
         after.unneeded.append(&mut self.core.unneeded);
         after.add_heads(&mut self.core.spent);
     }
 
     /// Ends all calls.
-    fn end(&mut self, fault: &StreamFault, after: &mut Aftermath) {
-        self.core.end(fault, &mut after.wakers);
-        self.move_unneeded(after);
+    fn end(&mut self, fault: &CallFault, after: &mut Aftermath) {
+        self.core.end(fault);
+        self.move_to(after);
         self.is_over = true;
         after.wakers.append(&mut self.closing);
     }
@@ -112,8 +87,8 @@ impl Shared {
 impl MessageHandler for Shared {
     fn receive(&self, message: Bytes, after: &mut Aftermath) -> Result<bool, ConnectionFault> {
         let mut state = lock(&self.state);
-        let received = state.core.receive(message, &mut after.wakers);
-        state.move_unneeded(after);
+        let received = state.core.receive(message);
+        state.move_to(after);
         self.run_later(&mut state, after);
         received.map_err(ConnectionFault::of_calls)?;
         Ok(!state.core.is_idle())
@@ -125,14 +100,16 @@ impl MessageHandler for Shared {
         memory: Option<Bytes>,
         after: &mut Aftermath,
     ) -> Result<(), ConnectionFault> {
-        lock(&self.state).core.landed(fetch, memory, &mut after.wakers);
+        let mut state = lock(&self.state);
+        state.core.landed(fetch, memory);
+        state.move_to(after);
         Ok(())
     }
 
     fn transmit(&self, sender: &mut Sender<'_>, after: &mut Aftermath) -> Result<(), ConnectionFault> {
         let mut state = lock(&self.state);
-        let transmitted = state.core.transmit(&mut SenderWire(sender), &mut after.wakers);
-        state.move_unneeded(after);
+        let transmitted = state.core.transmit(&mut SenderWire(sender));
+        state.move_to(after);
         transmitted?;
         if state.core.has_waiting() && sender.room() == 0 {
             sender.note_stall();
@@ -142,7 +119,7 @@ impl MessageHandler for Shared {
     }
 
     fn peer_finished(&self, after: &mut Aftermath) {
-        lock(&self.state).end(&StreamFault::PeerClosed, after);
+        lock(&self.state).end(&CallFault::PeerClosed, after);
         // This end closes too.
         if let Some(session) = self.session.upgrade() {
             after.runs.push(session);
@@ -152,6 +129,6 @@ impl MessageHandler for Shared {
     fn ended(&self, fault: &ConnectionFault, after: &mut Aftermath) {
         let mut state = lock(&self.state);
         state.fault.get_or_insert_with(|| fault.clone());
-        state.end(&StreamFault::Connection, after);
+        state.end(&CallFault::Connection(fault.clone()), after);
     }
 }

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http::HeaderMap;
 
-use super::fault::CallFault;
 use super::shared::State;
 use super::wire::Kept;
 use super::{Part, ResetCode, Session};
-use crate::grpc::core::{Core, Delivered, LandedBytes, StreamFault, StreamKey};
+use crate::grpc::core::{Core, LandedBytes, StreamKey};
+use crate::grpc::fault::CallFault;
 use crate::grpc::landed::{AlignedField, Landing, LandingTarget};
 use tonic_rdma_verbs::internal::{drop_all, lock, wake_all};
 
@@ -46,9 +46,7 @@ impl Stream {
     /// # Errors
     /// The call can't be sent any further: it was reset, it has ended, or the connection has.
     pub(crate) fn poll_send_ready(&self, context: &mut Context<'_>) -> Poll<Result<(), CallFault>> {
-        let mut state = self.lock();
-        let ready = state.core.poll_send_ready(self.key, context.waker());
-        ready.map_err(|fault| state.explain(fault))
+        self.lock().core.poll_send_ready(self.key, context.waker())
     }
 
     /// Queues the head of the response (servers).
@@ -106,9 +104,7 @@ impl Stream {
 
     /// Ends the call in both directions, and tells the peer so. What is queued or has arrived is dropped. This drives.
     pub(crate) fn reset(&self, code: ResetCode) {
-        let mut wakers = Vec::new();
-        self.and_drive(|core| core.reset(self.key, code, &mut wakers));
-        wake_all(wakers);
+        self.and_drive(|core| core.reset(self.key, code));
     }
 
     /// Calls `change`, and drives if that is urgent then.
@@ -128,9 +124,7 @@ impl Stream {
     /// # Errors
     /// The call was reset, or the connection has ended.
     pub(crate) fn poll_head(&self, context: &mut Context<'_>) -> Poll<Result<HeaderMap, CallFault>> {
-        let mut state = self.lock();
-        let head = state.core.poll_head(self.key, Some(context.waker()));
-        head.map_err(|fault| state.explain(fault))
+        self.lock().core.poll_head(self.key, Some(context.waker()))
     }
 
     /// Takes the head of the response if it has arrived (clients), and registers no task, for callers that look at the completion queue
@@ -151,7 +145,7 @@ impl Stream {
             (*first, *trailers) = (Some(Part::Data(data)), Some(rest));
             self.ended.store(true, Ordering::Relaxed);
         }
-        head.map_err(|fault| state.explain(fault))
+        head
     }
 
     /// Registers the task of `waker` for the head of the response and what follows. Returns false if something has come already.
@@ -216,14 +210,6 @@ impl Stream {
             counters.decoded_in_place_bytes.add(landed.in_place);
             counters.landed_copied_bytes.add(landed.copied);
         }
-        let part = part.map(|part| {
-            part.map(|part| match part {
-                Ok(Delivered::Data(data)) => Ok(Part::Data(data)),
-                Ok(Delivered::Message(message)) => Ok(Part::Message(message)),
-                Ok(Delivered::Trailers(trailers)) => Ok(Part::Trailers(trailers)),
-                Err(fault) => Err(state.explain(fault)),
-            })
-        });
         (part, is_urgent)
     }
 
@@ -236,16 +222,14 @@ impl Stream {
     /// Gives the next part up, because there was no memory for it for `time`. Returns the reason. A client's call ends. A server's call goes
     /// on, so that the handler's status tells the client the reason. This drives.
     pub(crate) fn give_up(&self, time: Duration) -> CallFault {
-        let (mut wakers, mut length) = (Vec::new(), 0);
-        let mut reason = Arc::<str>::default();
+        let mut fault = CallFault::Ended;
         self.and_drive(|core| {
-            length = core.starved(self.key).unwrap_or_default();
-            reason = format!("none for {time:?}: {}", core.describe_memory()).into();
-            let fault = StreamFault::NoMemory { length, reason: Arc::clone(&reason) };
-            core.give_up(self.key, &fault, &mut wakers);
+            let length = core.starved(self.key).unwrap_or_default();
+            let reason = format!("none for {time:?}: {}", core.describe_memory()).into();
+            fault = CallFault::NoMemory { length, reason };
+            core.give_up(self.key, &fault);
         });
-        wake_all(wakers);
-        CallFault::NoMemory { length, reason }
+        fault
     }
 
     /// Returns whether [`poll_head`](Self::poll_head) or [`poll_part`](Self::poll_part) would return something now, for callers that
@@ -273,9 +257,7 @@ impl Stream {
     /// Waits until the call ends early: the peer reset it, or the connection ended. A server drops the handler then. Stays pending
     /// if the call ends in order.
     pub(crate) fn poll_reset(&self, context: &mut Context<'_>) -> Poll<CallFault> {
-        let mut state = self.lock();
-        let fault = state.core.poll_reset(self.key, context.waker());
-        fault.map(|fault| state.explain(fault))
+        self.lock().core.poll_reset(self.key, context.waker())
     }
 
     /// Delivers messages that the peer offers as wholes from now on in one piece ([`Part::Message`]), if they have at most `limit`
@@ -285,14 +267,15 @@ impl Stream {
         self.lock().core.deliver_landed(self.key, limit);
     }
 
-    /// Calls `act`, and then drops memory of the application without the lock.
+    /// Calls `act`, and then, without the lock, drops memory of the application and wakes tasks.
     fn with<T>(&self, act: impl FnOnce(&mut Core<Kept>) -> T) -> T {
-        let (result, unneeded, spent) = {
+        let (result, unneeded, spent, wakers) = {
             let core = &mut self.lock().core;
-            (act(core), take(&mut core.unneeded), take(&mut core.spent))
+            (act(core), take(&mut core.unneeded), take(&mut core.spent), take(&mut core.wakers))
         };
         drop_all(unneeded);
         drop_all(spent);
+        wake_all(wakers);
         return result;
 
         /// Takes a list. An empty one keeps its memory for the next use.
@@ -335,15 +318,7 @@ impl LandingTarget for Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        let mut wakers = Vec::new();
-        let is_urgent = self.with(|core| {
-            core.release(self.key, &mut wakers);
-            core.take_urgent()
-        });
-        wake_all(wakers);
-        if is_urgent {
-            self.session.drive();
-        }
+        self.and_drive(|core| core.release(self.key));
     }
 }
 

@@ -3,10 +3,9 @@
 use std::io::IoSlice;
 
 use crate::endpoint::{ConnectionFault, FetchError, Piece, Sender};
-use crate::grpc::core::{FetchPiece, FetchRefused, Wire};
-use crate::grpc::frame::Remote;
+use crate::grpc::core::{FetchRefused, Wire};
+use tonic_rdma_verbs::RemoteSegment;
 use tonic_rdma_verbs::memory::{Block, Lease};
-use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
 /// Memory that the peer may read.
 #[derive(Debug)]
@@ -32,23 +31,19 @@ impl Wire for SenderWire<'_, '_> {
         self.0.send(slices)
     }
 
-    fn expose(&mut self, bytes: &[u8]) -> Option<(Remote, Kept)> {
+    fn expose(&mut self, bytes: &[u8]) -> Option<(RemoteSegment, Kept)> {
         let exposed = self.0.expose(bytes)?;
-        Some((remote(exposed.remote), Kept::Exposed(exposed.lease)))
+        Some((exposed.remote, Kept::Exposed(exposed.lease)))
     }
 
-    fn copy(&mut self, bytes: &[u8]) -> Option<(Remote, Kept)> {
+    fn copy(&mut self, bytes: &[u8]) -> Option<(RemoteSegment, Kept)> {
         let mut block = self.0.lease(bytes.len()).ok()?;
         block.copy_in(0, bytes).ok()?;
-        Some((remote(block.remote(0)), Kept::Copied(block)))
+        Some((block.remote(0), Kept::Copied(block)))
     }
 
-    fn fetch(&mut self, id: u64, pieces: &[FetchPiece<'_>], aligned_at: usize) -> Result<(), FetchRefused> {
-        let started = match pieces {
-            [only] => self.0.fetch(id, &[piece(*only)], aligned_at),
-            many => self.0.fetch(id, &many.iter().copied().map(piece).collect::<Vec<_>>(), aligned_at),
-        };
-        started.map_err(|error| match error {
+    fn fetch(&mut self, id: u64, pieces: &[Piece<'_>], aligned_at: usize) -> Result<(), FetchRefused> {
+        self.0.fetch(id, pieces, aligned_at).map_err(|error| match error {
             FetchError::NoMemory(_) => FetchRefused::Later,
             error @ FetchError::TooLong { .. } => FetchRefused::Never(error.to_string().into()),
         })
@@ -56,19 +51,5 @@ impl Wire for SenderWire<'_, '_> {
 
     fn cancel_fetch(&mut self, id: u64) {
         self.0.cancel_fetch(id);
-    }
-}
-
-fn remote(segment: RemoteSegment) -> Remote {
-    Remote { address: segment.address, rkey: segment.rkey.0 }
-}
-
-fn piece(piece: FetchPiece<'_>) -> Piece<'_> {
-    match piece {
-        FetchPiece::Inline(bytes) => Piece::Inline(bytes),
-        FetchPiece::Remote { from, length } => {
-            let from = RemoteSegment { address: from.address, rkey: Rkey(from.rkey) };
-            Piece::Remote { from, length }
-        }
     }
 }

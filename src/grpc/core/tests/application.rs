@@ -10,7 +10,8 @@ use fastrand::Rng;
 use http::{HeaderMap, HeaderValue};
 
 use super::network::Pair;
-use crate::grpc::core::{Delivered, StreamFault, StreamKey};
+use crate::grpc::core::{Part, StreamKey};
+use crate::grpc::fault::CallFault;
 use crate::grpc::frame::{RequestHead, ResetCode};
 
 /// A task's wake-up.
@@ -90,7 +91,7 @@ pub(super) enum Outcome {
     Read {
         trailers: bool,
     },
-    Failed(StreamFault),
+    Failed(CallFault),
 }
 
 /// One end of a call.
@@ -166,11 +167,10 @@ impl Side {
             pair.ends[self.end].core.deliver_landed(key, 1 << 24);
         }
         if self.call.reset.is_some_and(|(end, after)| end == self.end && self.steps > after) {
-            let mut wakers = Vec::new();
             if self.steps.is_multiple_of(2) {
-                pair.ends[self.end].core.reset(key, ResetCode::Cancel, &mut wakers);
+                pair.ends[self.end].core.reset(key, ResetCode::Cancel);
             }
-            self.outcome = Some(Outcome::Failed(StreamFault::ResetHere(ResetCode::Cancel)));
+            self.outcome = Some(Outcome::Failed(CallFault::ResetHere(ResetCode::Cancel)));
             self.release(pair, key);
             return true;
         }
@@ -188,9 +188,8 @@ impl Side {
     }
 
     fn release(&mut self, pair: &mut Pair, key: StreamKey) {
-        let mut wakers = Vec::new();
-        pair.ends[self.end].core.release(key, &mut wakers);
-        wakers.into_iter().for_each(Waker::wake);
+        pair.ends[self.end].core.release(key);
+        pair.ends[self.end].wake();
         pair.transmit(self.end);
         self.key = None;
     }
@@ -259,14 +258,14 @@ impl Side {
             Poll::Ready(part) => part,
         };
         match part {
-            Some(Ok(Delivered::Data(data) | Delivered::Message(data))) => {
+            Some(Ok(Part::Data(data) | Part::Message(data))) => {
                 assert!(!data.is_empty() && !self.has_trailers);
                 let expected = content(self.call.number, 1 - self.end, self.read, data.len());
                 assert!(data == expected, "call {}: bytes from {} on", self.call.number, self.read);
                 self.read += data.len() as u64;
                 waker.wake();
             }
-            Some(Ok(Delivered::Trailers(_))) => {
+            Some(Ok(Part::Trailers(_))) => {
                 self.has_trailers = true;
                 waker.wake();
             }

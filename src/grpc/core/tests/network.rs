@@ -8,8 +8,10 @@ use std::task::Waker;
 use bytes::Bytes;
 use fastrand::Rng;
 
-use crate::grpc::core::{Core, FetchPiece, FetchRefused, Role, Wire};
-use crate::grpc::frame::{CallViolation, Remote};
+use crate::endpoint::Piece;
+use crate::grpc::core::{Core, FetchRefused, Role, Wire};
+use crate::grpc::frame::CallViolation;
+use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
 /// Memory that the peer may read as long as this is held.
 pub(super) type Kept = Arc<Bytes>;
@@ -50,6 +52,13 @@ pub(super) struct End {
     pub(super) messages: usize,
 }
 
+impl End {
+    /// Wakes the tasks that the last command of the state machine woke.
+    pub(super) fn wake(&mut self) {
+        self.core.wakers.drain(..).for_each(Waker::wake);
+    }
+}
+
 /// A fetch under way.
 #[derive(Debug)]
 pub(super) struct Fetch {
@@ -72,11 +81,11 @@ struct SimulatedWire<'a> {
 }
 
 impl SimulatedWire<'_> {
-    fn lend(&mut self, bytes: Bytes) -> (Remote, Kept) {
+    fn lend(&mut self, bytes: Bytes) -> (RemoteSegment, Kept) {
         let (address, kept) = (*self.next_address, Arc::new(bytes));
         *self.next_address += kept.len() as u64 + 100;
         self.memory.insert(address, Arc::downgrade(&kept));
-        (Remote { address, rkey: 7 }, kept)
+        (RemoteSegment { address, rkey: Rkey(7) }, kept)
     }
 }
 
@@ -96,22 +105,22 @@ impl Wire for SimulatedWire<'_> {
         Ok(())
     }
 
-    fn expose(&mut self, bytes: &[u8]) -> Option<(Remote, Kept)> {
+    fn expose(&mut self, bytes: &[u8]) -> Option<(RemoteSegment, Kept)> {
         let is_exposed = self.random.u32(..100) < self.device.exposed;
         is_exposed.then(|| self.lend(Bytes::copy_from_slice(bytes)))
     }
 
-    fn copy(&mut self, bytes: &[u8]) -> Option<(Remote, Kept)> {
+    fn copy(&mut self, bytes: &[u8]) -> Option<(RemoteSegment, Kept)> {
         let is_refused = self.random.u32(..100) < self.device.refused;
         (!is_refused).then(|| self.lend(Bytes::copy_from_slice(bytes)))
     }
 
-    fn fetch(&mut self, id: u64, pieces: &[FetchPiece<'_>], aligned_at: usize) -> Result<(), FetchRefused> {
+    fn fetch(&mut self, id: u64, pieces: &[Piece<'_>], aligned_at: usize) -> Result<(), FetchRefused> {
         let pieces: Vec<_> = pieces
             .iter()
             .map(|piece| match piece {
-                FetchPiece::Remote { from, length } => Ok((from.address, *length)),
-                FetchPiece::Inline(bytes) => Err(bytes.to_vec()),
+                Piece::Remote { from, length } => Ok((from.address, *length)),
+                Piece::Inline(bytes) => Err(bytes.to_vec()),
             })
             .collect();
         let lengths = pieces
@@ -179,9 +188,8 @@ impl Pair {
         loop {
             let mut wire =
                 SimulatedWire { device, sent, memory, next_address, fetches, starved, messages, random };
-            let mut wakers = Vec::new();
-            let Ok(()) = core.transmit(&mut wire, &mut wakers);
-            wakers.into_iter().for_each(Waker::wake);
+            let Ok(()) = core.transmit(&mut wire);
+            core.wakers.drain(..).for_each(Waker::wake);
             if !core.wants_again() {
                 return;
             }
@@ -200,9 +208,8 @@ impl Pair {
 
     /// Hands a message to an end.
     pub(super) fn receive(&mut self, to: usize, message: Bytes) -> Result<(), CallViolation> {
-        let mut wakers = Vec::new();
-        let received = self.ends[to].core.receive(message, &mut wakers);
-        wakers.into_iter().for_each(Waker::wake);
+        let received = self.ends[to].core.receive(message);
+        self.ends[to].wake();
         received
     }
 
@@ -221,10 +228,9 @@ impl Pair {
                 Err(bytes) => content.extend(bytes),
             }
         }
-        let mut wakers = Vec::new();
         let content = (!fetch.cancelled).then(|| content.into());
-        self.ends[end].core.landed(fetch.id, content, &mut wakers);
-        wakers.into_iter().for_each(Waker::wake);
+        self.ends[end].core.landed(fetch.id, content);
+        self.ends[end].wake();
         self.transmit(end);
         true
     }

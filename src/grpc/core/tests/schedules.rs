@@ -7,7 +7,8 @@ use fastrand::Rng;
 
 use super::application::{Call, Outcome, Plan, Side};
 use super::network::{Device, Pair};
-use crate::grpc::core::stream::{InPart, OVERHEAD, StreamFault};
+use crate::grpc::core::stream::{InPart, OVERHEAD};
+use crate::grpc::fault::CallFault;
 
 const SCHEDULES: u64 = 1000;
 
@@ -163,8 +164,8 @@ fn check_outcomes(sides: &[Side], goes_away: bool) {
         match &side.outcome {
             None => assert!(!call.reads_all || goes_away, "a call without an outcome: {side:?}"),
             Some(Outcome::Read { .. }) => {}
-            Some(Outcome::Failed(StreamFault::Ended)) => assert!(!call.reads_all),
-            Some(Outcome::Failed(StreamFault::GoneAway(_))) => assert!(goes_away),
+            Some(Outcome::Failed(CallFault::Ended)) => assert!(!call.reads_all),
+            Some(Outcome::Failed(CallFault::GoneAway(_))) => assert!(goes_away),
             Some(Outcome::Failed(fault)) => assert!(call.reset.is_some(), "{fault:?}: {call:?}"),
         }
     }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::HeaderMap;
 
 use super::network::{Device, Pair};
-use crate::grpc::core::{Delivered, StreamKey};
+use crate::grpc::core::{Part, StreamKey};
 use crate::grpc::frame::{RequestHead, ResetCode};
 
 fn open(pair: &mut Pair) -> StreamKey {
@@ -21,7 +21,7 @@ fn accept(pair: &mut Pair) -> StreamKey {
 /// Takes what has arrived. Returns its length.
 fn take(pair: &mut Pair, end: usize, key: StreamKey) -> usize {
     let mut taken = 0;
-    while let Poll::Ready(Some(Ok(Delivered::Data(data) | Delivered::Message(data)))) =
+    while let Poll::Ready(Some(Ok(Part::Data(data) | Part::Message(data)))) =
         pair.ends[end].core.poll_part(key, Some(Waker::noop()))
     {
         taken += data.len();
@@ -132,7 +132,7 @@ fn the_reply_takes_along_that_the_request_has_landed() {
 }
 
 fn core_release(pair: &mut Pair, end: usize, key: StreamKey) {
-    pair.ends[end].core.release(key, &mut Vec::new());
+    pair.ends[end].core.release(key);
     pair.transmit(end);
 }
 
@@ -217,7 +217,7 @@ fn a_large_call_that_was_reset_leaves_its_turn_to_the_next() {
     let (_, second) = (accept(&mut pair), accept(&mut pair));
     assert_eq!(pair.ends[0].core.bulk, [keys[1], keys[0]], "the second call is next");
     // The server resets that call. Nothing but its message makes the client look.
-    pair.ends[1].core.reset(second, ResetCode::Cancel, &mut Vec::new());
+    pair.ends[1].core.reset(second, ResetCode::Cancel);
     pair.transmit(1);
     let reset = pair.ends[1].sent.pop_back().unwrap();
     pair.receive(0, reset).unwrap();

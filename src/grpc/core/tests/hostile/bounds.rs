@@ -10,7 +10,7 @@ fn answer(pair: &mut Pair, streams: std::ops::RangeInclusive<u32>) {
         let Some((key, _)) = core.next_accepted() else { continue };
         core.send_head(key, HeaderMap::new());
         core.send_data(key, vec![1; 10_000].into(), true);
-        core.release(key, &mut Vec::new());
+        core.release(key);
         pair.transmit(SERVER);
         pair.ends[SERVER].sent.clear();
     }
@@ -42,7 +42,7 @@ fn a_server_that_gives_no_requests_back_gets_no_more_calls() {
         // Later calls wait, so the server does not know them.
         let unknown = CallViolation::UnknownStream { kind: Kind::Head, stream };
         assert_eq!(answered, if stream <= 6 { Ok(()) } else { Err(unknown) });
-        pair.ends[CLIENT].core.release(key, &mut Vec::new());
+        pair.ends[CLIENT].core.release(key);
         pair.ends[CLIENT].sent.clear();
     }
     assert_eq!(pair.ends[CLIENT].core.offers.len(), 6);
@@ -101,15 +101,15 @@ fn data_of_calls_that_are_not_read_has_a_bound() {
     let core = &mut pair.ends[SERVER].core;
     assert_eq!(core.resets, [(3, ResetCode::ResourceExhausted)]);
     let refused = core.poll_part(keys[2], None);
-    assert!(matches!(refused, Poll::Ready(Some(Err(StreamFault::NoMemory { .. })))), "{refused:?}");
+    assert!(matches!(refused, Poll::Ready(Some(Err(CallFault::NoMemory { .. })))), "{refused:?}");
     // The others go on, and their memory comes back when they are read or dropped.
-    assert_eq!(core.poll_part(keys[0], None), Poll::Ready(Some(Ok(Delivered::Data(data.clone().into())))));
-    core.release(keys[1], &mut Vec::new());
-    core.release(keys[2], &mut Vec::new());
+    assert_eq!(core.poll_part(keys[0], None), Poll::Ready(Some(Ok(Part::Data(data.clone().into())))));
+    core.release(keys[1]);
+    core.release(keys[2]);
     assert_eq!(core.unread_data, 0);
     let key = send(&mut pair, 4);
     let core = &mut pair.ends[SERVER].core;
-    assert_eq!(core.poll_part(key, None), Poll::Ready(Some(Ok(Delivered::Data(data.clone().into())))));
+    assert_eq!(core.poll_part(key, None), Poll::Ready(Some(Ok(Part::Data(data.clone().into())))));
 }
 
 /// A field of 500 bytes in each head counts 500 and the length of its name, and 32 twice.
@@ -139,10 +139,10 @@ fn heads_of_requests_have_a_bound_until_their_handlers_are_gone() {
     Peer::new().plain(Kind::Reset, 1, &[]).send(&mut pair, SERVER).unwrap();
     assert_eq!(open(&mut pair, 114), None);
     let core = &mut pair.ends[SERVER].core;
-    core.release(keys[0], &mut Vec::new());
+    core.release(keys[0]);
     assert!(open(&mut pair, 115).is_some());
     let core = &mut pair.ends[SERVER].core;
-    keys[1..].iter().for_each(|key| core.release(*key, &mut Vec::new()));
+    keys[1..].iter().for_each(|key| core.release(*key));
     assert_eq!(core.heads, 571);
 }
 
@@ -166,15 +166,15 @@ fn heads_and_trailers_of_responses_that_are_not_taken_have_a_bound() {
     let core = &mut pair.ends[CLIENT].core;
     assert_eq!(core.resets, [(3, ResetCode::ResourceExhausted)]);
     let refused = core.poll_head(keys[2], None);
-    assert!(matches!(refused, Poll::Ready(Err(StreamFault::NoMemory { length: 533, .. }))), "{refused:?}");
+    assert!(matches!(refused, Poll::Ready(Err(CallFault::NoMemory { length: 533, .. }))), "{refused:?}");
     // A head that is taken leaves room for the trailers.
     assert_eq!(core.poll_head(keys[0], None), Poll::Ready(Ok(long_field())));
     answer(&mut pair, Kind::Trailers, 1);
     let core = &mut pair.ends[CLIENT].core;
     assert_eq!(core.heads, 2 * 533);
     let trailers = core.poll_part(keys[0], None);
-    assert_eq!(trailers, Poll::Ready(Some(Ok(Delivered::Trailers(long_field())))));
-    keys.into_iter().for_each(|key| core.release(key, &mut Vec::new()));
+    assert_eq!(trailers, Poll::Ready(Some(Ok(Part::Trailers(long_field())))));
+    keys.into_iter().for_each(|key| core.release(key));
     assert_eq!(core.heads, 0);
 }
 
@@ -195,6 +195,6 @@ fn only_as_many_streams_as_the_budget_covers_have_full_windows() {
     let full = |core: &Core<_>| core.credits.iter().filter(|(_, credit)| *credit > 64 << 10).count();
     assert_eq!(full(core), 8);
     // A call that ends leaves its window to others.
-    keys.into_iter().for_each(|key| core.release(key, &mut Vec::new()));
+    keys.into_iter().for_each(|key| core.release(key));
     assert_eq!(core.full_windows, 0);
 }

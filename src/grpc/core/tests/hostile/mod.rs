@@ -9,14 +9,14 @@ use http::HeaderMap;
 use proptest::prelude::*;
 
 use super::network::{Device, Pair};
-use crate::grpc::core::stream::StreamFault;
-use crate::grpc::core::{Core, Delivered, StreamKey};
+use crate::grpc::core::{Core, Part, StreamKey};
+use crate::grpc::fault::CallFault;
 use crate::grpc::frame::head::Encoder;
 use crate::grpc::frame::{
-    CallViolation, END, FrameHeader, Kind, Limits, MESSAGE, MORE, Offer, OfferPiece, Remote, RequestHead,
-    ResetCode,
+    CallViolation, END, FrameHeader, Kind, Limits, MESSAGE, MORE, Offer, OfferPiece, RequestHead, ResetCode,
 };
 use crate::grpc::landing_budget::LandingBudget;
+use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
 const CLIENT: usize = 0;
 const SERVER: usize = 1;
@@ -71,7 +71,8 @@ impl Peer {
     }
 
     fn offer_with(self, flags: u8, stream: u32, id: u64, total: u64) -> Self {
-        let pieces = vec![OfferPiece::Remote { from: Remote { address: 1, rkey: 1 }, length: total }];
+        let pieces =
+            vec![OfferPiece::Remote { from: RemoteSegment { address: 1, rkey: Rkey(1) }, length: total }];
         let mut payload = Vec::new();
         Offer { id, total, aligned_at: 0, pieces }.encode(&mut payload);
         self.flagged(Kind::Offer, flags, stream, &payload)
@@ -152,8 +153,8 @@ fn calls_that_are_opened_and_reset_in_turn_do_not_pile_up() {
     assert!(core.streams.len() <= 7, "{} handlers", core.streams.len());
     // The handlers of those that were accepted find their calls reset.
     while let Some((key, _)) = core.next_accepted() {
-        assert!(matches!(core.poll_reset(key, Waker::noop()), Poll::Ready(StreamFault::Reset(_))));
-        core.release(key, &mut Vec::new());
+        assert!(matches!(core.poll_reset(key, Waker::noop()), Poll::Ready(CallFault::Reset(_))));
+        core.release(key);
     }
     assert!(core.streams.is_empty());
 }
@@ -268,9 +269,9 @@ fn a_head_of_too_many_fields_ends_its_call_only() {
         begun.plain(kind, id, &fields).plain(Kind::Head, id + 1, &[]).send(&mut it, CLIENT).unwrap();
         let core = &mut it.ends[CLIENT].core;
         let poll = core.poll_reset(key, Waker::noop());
-        assert!(matches!(&poll, Poll::Ready(StreamFault::NoMemory { .. })), "{poll:?}");
+        assert!(matches!(&poll, Poll::Ready(CallFault::NoMemory { .. })), "{poll:?}");
         assert_eq!(core.poll_head(other, None), Poll::Ready(Ok(HeaderMap::new())));
-        [key, other].into_iter().for_each(|key| core.release(key, &mut Vec::new()));
+        [key, other].into_iter().for_each(|key| core.release(key));
     }
 }
 
@@ -335,7 +336,7 @@ fn nothing_may_come_between_the_frames_of_a_head() {
 #[test]
 fn offers_that_are_none_are_refused() {
     let payload = |total: u64, aligned: u64, pieces: &[(u64, u64)]| {
-        let from = |address| Remote { address, rkey: 1 };
+        let from = |address| RemoteSegment { address, rkey: Rkey(1) };
         let piece = |&(address, length): &(u64, u64)| OfferPiece::Remote { from: from(address), length };
         let mut payload = Vec::new();
         let pieces = pieces.iter().map(piece).collect();
@@ -377,13 +378,13 @@ fn an_offer_of_a_huge_body_needs_no_memory() {
         pair.transmit(SERVER);
         let core = &mut pair.ends[SERVER].core;
         if landed {
-            let refused = StreamFault::MessageTooLarge { length: (1 << 60) - 5, limit: 4 << 20 };
+            let refused = CallFault::MessageTooLarge { length: (1 << 60) - 5, limit: 4 << 20 };
             assert_eq!(core.poll_part(key, None), Poll::Ready(Some(Err(refused))));
             assert!(core.inbound.is_empty());
         } else {
             assert_eq!(core.streams[key.index()].receiving.landing, 512 << 10);
         }
-        core.release(key, &mut Vec::new());
+        core.release(key);
         assert!(core.streams.is_empty() || core.fetchable == [key]);
     }
 }
@@ -402,8 +403,8 @@ fn an_offer_that_was_given_up_costs_the_stream_nothing() {
         (receiving.landing, receiving.unread)
     };
     assert_eq!(receiving(&pair), (512 << 10, (1 << 20) + 256));
-    let fault = StreamFault::NoMemory { length: 1 << 20, reason: "none".into() };
-    pair.ends[SERVER].core.give_up(key, &fault, &mut Vec::new());
+    let fault = CallFault::NoMemory { length: 1 << 20, reason: "none".into() };
+    pair.ends[SERVER].core.give_up(key, &fault);
     assert_eq!(pair.ends[SERVER].core.poll_part(key, None), Poll::Ready(Some(Err(fault))));
     assert_eq!(receiving(&pair), (0, 0));
     // The peer has credit again, and what it offers is fetched.
@@ -452,21 +453,21 @@ fn calls_beyond_the_last_number_fail_and_the_call_that_has_it_is_answered() {
     let core = &mut pair.ends[CLIENT].core;
     for key in &keys[1..] {
         let Poll::Ready(Err(fault)) = core.poll_head(*key, None) else { panic!("the call waits for ever") };
-        assert!(matches!(fault, StreamFault::GoneAway(_)), "{fault:?}");
+        assert!(matches!(fault, CallFault::GoneAway(_)), "{fault:?}");
     }
     assert_eq!((core.active(), core.unopened.len()), (1, 0));
     assert!(core.open(head).is_err());
     pair.settle();
     let core = &mut pair.ends[SERVER].core;
     let (served, _) = core.next_accepted().unwrap();
-    assert_eq!(core.poll_part(served, None), Poll::Ready(Some(Ok(Delivered::Data("request".into())))));
+    assert_eq!(core.poll_part(served, None), Poll::Ready(Some(Ok(Part::Data("request".into())))));
     core.send_head(served, HeaderMap::new());
     core.send_trailers(served, HeaderMap::new());
     pair.transmit(SERVER);
     pair.settle();
     let core = &mut pair.ends[CLIENT].core;
     assert!(matches!(core.poll_head(keys[0], None), Poll::Ready(Ok(_))));
-    keys.into_iter().for_each(|key| core.release(key, &mut Vec::new()));
+    keys.into_iter().for_each(|key| core.release(key));
     assert_eq!((core.active(), core.streams.len()), (0, 0));
 }
 
@@ -503,8 +504,7 @@ proptest! {
             ];
             let message = [header.concat(), payload].concat();
             if pair.receive(to, message.into()).is_err() {
-                let mut wakers = Vec::new();
-                pair.ends[to].core.end(&StreamFault::Connection, &mut wakers);
+                pair.ends[to].core.end(&CallFault::PeerClosed);
                 break;
             }
             pair.transmit(to);
@@ -514,14 +514,14 @@ proptest! {
             }
             if reads {
                 for key in &keys {
-                    if let Poll::Ready(Some(Ok(Delivered::Data(data)))) = pair.ends[to].core.poll_part(*key, None) {
+                    if let Poll::Ready(Some(Ok(Part::Data(data)))) = pair.ends[to].core.poll_part(*key, None) {
                         prop_assert!(!data.is_empty());
                     }
                 }
             }
         }
         for key in keys {
-            pair.ends[to].core.release(key, &mut Vec::new());
+            pair.ends[to].core.release(key);
         }
         // What is left waits for its turn to send or to fetch, and has no handle.
         for (_, stream) in &pair.ends[to].core.streams {
