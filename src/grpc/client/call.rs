@@ -18,7 +18,7 @@ use super::request::{Progress, Pump, Sent, Unsent, advance};
 use super::response::{Begun, ResponseBody};
 use crate::grpc::outgoing::Outgoing;
 use crate::grpc::session::Part;
-use crate::transport::balance::connection::{InFlight, Reservation};
+use crate::transport::balance::connection::Reservation;
 
 /// A call without HTTP/2.
 ///
@@ -195,7 +195,7 @@ impl NativeCall {
     }
 }
 
-fn polled_again() -> Status {
+pub(super) fn polled_again() -> Status {
     Status::internal("the call was polled after its end")
 }
 
@@ -268,7 +268,7 @@ pub(super) async fn wait_and_call(
         connections += 1;
         let connection = {
             let begun = deadline.begun();
-            within(&mut deadline, endpoints.connection(begun)).await??
+            within(&mut deadline, endpoints.table.connection(begun, || {})).await??
         };
         match &*connection {
             Connection::Native(_) => {
@@ -286,7 +286,7 @@ pub(super) async fn wait_and_call(
                 (request, deadline) = (again.request, again.deadline);
             }
             Connection::Http2(http2) => {
-                let reserve = Reservation::of(InFlight::new(Arc::clone(http2)));
+                let reserve = Reservation::of(http2);
                 let reserved = within(&mut deadline, reserve).await?;
                 let status = |error: tonic::transport::Error| match is_timeout(&error) {
                     true => Deadline::status(),
@@ -356,7 +356,7 @@ mod tests {
         });
         tokio::spawn(RdmaServer::new().add_service(noted).serve_with_incoming(incoming));
         let channel = RdmaChannel::builder(target).config(config).connect().await.unwrap();
-        let connection = channel.endpoints.connection(Instant::now()).await.unwrap();
+        let connection = channel.endpoints.table.connection(Instant::now(), || {}).await.unwrap();
         (channel, connection, seen)
     }
 
@@ -384,7 +384,7 @@ mod tests {
         while let Some(answer) = timeout(LONG, calls.join_next()).await.unwrap() {
             answer.unwrap().unwrap();
         }
-        let second = channel.endpoints.connection(Instant::now()).await.unwrap();
+        let second = channel.endpoints.table.connection(Instant::now(), || {}).await.unwrap();
         assert!(!Arc::ptr_eq(&first, &second));
         assert!(session(&second).is_usable() && !session(&first).is_usable());
         // The call that has a number goes on.

@@ -4,7 +4,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use tokio::runtime::Handle;
-use tonic::Status;
 use tonic::transport::Endpoint;
 
 use super::connection::{Connection, Dialling, Target};
@@ -12,17 +11,13 @@ use super::error::ChannelError;
 use tonic_rdma_verbs::internal::lock;
 use crate::endpoint::{Dialer, RdmaConnectInfo};
 use crate::grpc::calls::CallConfig;
-use crate::transport::balance::EndpointStatus;
 use crate::transport::balance::keep::Kept;
-use crate::transport::balance::table::{self, Table};
-
-/// The answer to a call that looks for a connection.
-pub(super) type Pick = table::Pick<Connection>;
+use crate::transport::balance::table::Table;
 
 /// The endpoints of a channel.
 #[derive(Debug)]
 pub(super) struct Endpoints {
-    table: Arc<Table<Connection>>,
+    pub(super) table: Arc<Table<Connection>>,
     dialling: Arc<Dialling>,
     runtime: Handle,
     /// Dropping these ends the tasks of the endpoints.
@@ -57,7 +52,11 @@ impl Endpoints {
             }
             _ => {
                 let connecting = Self::new(endpoints, balances, dialer, calls);
-                connecting.connection(Instant::now()).await.map_err(ChannelError::Unavailable)?;
+                connecting
+                    .table
+                    .connection(Instant::now(), || {})
+                    .await
+                    .map_err(ChannelError::Unavailable)?;
                 Ok(connecting)
             }
         }
@@ -84,16 +83,6 @@ impl Endpoints {
         self.table.only().filter(|connection| connection.is_native())
     }
 
-    /// Returns a connection for a call that has `begun` then.
-    pub(super) fn pick(&self, begun: Instant) -> Pick {
-        self.table.pick(begun)
-    }
-
-    /// Waits for a connection, as long as a dial is under way. The call has `begun` then.
-    pub(super) async fn connection(&self, begun: Instant) -> Result<Arc<Connection>, Status> {
-        self.table.connection(begun, || {}).await
-    }
-
     /// Returns the runtime of the channel.
     pub(super) fn runtime(&self) -> &Handle {
         &self.runtime
@@ -101,9 +90,5 @@ impl Endpoints {
 
     pub(super) fn last_connection(&self) -> Option<RdmaConnectInfo> {
         lock(&self.dialling.last).clone()
-    }
-
-    pub(super) fn status(&self) -> Vec<EndpointStatus> {
-        self.table.status()
     }
 }

@@ -38,9 +38,9 @@ use crate::transport::balance::EndpointStatus;
 pub use builder::RdmaChannelBuilder;
 pub use error::ChannelError;
 
-use call::{End, NativeCall};
+use call::{End, NativeCall, polled_again};
 use deadline::Deadline;
-use endpoints::{Endpoints, Pick};
+use endpoints::Endpoints;
 use request::Unsent;
 
 /// A channel for generated clients. Its calls go over RDMA without HTTP/2 if the server is an [`RdmaServer`](crate::RdmaServer) that is
@@ -186,7 +186,7 @@ impl RdmaChannel {
     /// Returns the state of each endpoint, in the order in which they were given. An endpoint that has not been needed yet counts as
     /// [`EndpointState::Connecting`](crate::EndpointState::Connecting).
     pub fn endpoints(&self) -> Vec<EndpointStatus> {
-        self.endpoints.status()
+        self.endpoints.table.status()
     }
 }
 
@@ -254,10 +254,7 @@ impl Future for RdmaResponseFuture {
                 Err(End::Again(again)) => again,
             },
             Inner::Boxed(call) => return call.as_mut().poll(context),
-            Inner::Failed(status) => {
-                let polled_again = || Status::internal("the call was polled after its end");
-                return Poll::Ready(Err(status.take().unwrap_or_else(polled_again)));
-            }
+            Inner::Failed(status) => return Poll::Ready(Err(status.take().unwrap_or_else(polled_again))),
         };
         let mut boxed: call::Boxed = Box::pin(again.send());
         let polled = boxed.as_mut().poll(context);
@@ -280,15 +277,14 @@ impl Service<Request<Body>> for RdmaChannel {
         let request = Unsent::new(request);
         let mut deadline = Deadline::of(request.headers());
         let endpoints = Arc::clone(&self.endpoints);
-        let up = endpoints.only_native().map_or_else(|| endpoints.pick(deadline.begun()), Pick::Up);
-        let inner = match up {
-            Pick::Fail(status) => Inner::Failed(Some(status)),
-            Pick::Up(connection) if connection.is_native() => {
+        let native = endpoints.only_native();
+        let found = native.map_or_else(|| endpoints.table.pick(deadline.begun()), |native| Ok(Some(native)));
+        let inner = match found {
+            Err(status) => Inner::Failed(Some(status)),
+            Ok(Some(connection)) if connection.is_native() => {
                 Inner::Native(NativeCall::new(endpoints, connection, deadline, request))
             }
-            Pick::Up(_) | Pick::Wait => {
-                Inner::Boxed(Box::pin(call::wait_and_call(endpoints, request, deadline, 0)))
-            }
+            Ok(_) => Inner::Boxed(Box::pin(call::wait_and_call(endpoints, request, deadline, 0))),
         };
         RdmaResponseFuture { inner }
     }

@@ -1,6 +1,5 @@
 //! A request on its way: what is kept of it to send it again, and the task that sends a body that is not there at once.
 
-use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -14,6 +13,7 @@ use tonic::Status;
 use tonic::body::Body;
 
 use super::connection::Terms;
+use crate::grpc::core::Parts;
 use crate::grpc::outgoing::Outgoing;
 use crate::grpc::session::{RequestHead, ResetCode, Stream};
 use crate::transport::gather::landed::{Landing, NativeCall as NativeFlag};
@@ -69,7 +69,7 @@ impl Unsent {
     /// Returns the request for a channel of tonic's.
     pub(super) fn into_request(self) -> Request<Body> {
         let body = match self.body {
-            RequestBody { first: None, more, failed: None, rest: Some(rest) } if more.is_empty() => rest,
+            RequestBody { frames, failed: None, rest: Some(rest) } if frames.is_empty() => rest,
             body => Body::new(body),
         };
         let mut request = Request::new(body);
@@ -102,9 +102,7 @@ fn set_user_agent(headers: &mut HeaderMap, own: Option<&HeaderValue>, endpoint: 
 /// The body of a request: frames that were taken from it, then the rest.
 #[derive(Debug, Default)]
 pub(super) struct RequestBody {
-    /// The first frame. Most bodies have no other, so it needs no memory of its own.
-    first: Option<Bytes>,
-    more: VecDeque<Bytes>,
+    frames: Parts<Bytes>,
     /// The status of a body that failed behind these frames.
     failed: Option<Status>,
     /// `None` if there is no more.
@@ -114,24 +112,23 @@ pub(super) struct RequestBody {
 impl RequestBody {
     /// Takes the first frame from the body, if it is there, so that a body which can't be sent is known before the call begins.
     pub(super) fn look(&mut self, context: &mut Context<'_>) -> Result<(), Status> {
-        if self.first.is_none() && self.more.is_empty() {
-            match self.poll_rest(context) {
-                Poll::Ready(Some(frame)) => self.first = Some(frame?),
-                Poll::Ready(None) | Poll::Pending => {}
-            }
+        if self.frames.is_empty()
+            && let Poll::Ready(Some(frame)) = self.poll_rest(context)
+        {
+            self.frames.push(frame?);
         }
         Ok(())
     }
 
     /// Returns the body if it is one frame of small messages, and has ended. Looks for the end behind the first frame.
     pub(super) fn whole(&mut self, context: &mut Context<'_>) -> Option<Bytes> {
-        let first = self.first.as_ref()?;
-        if !Outgoing::default().is_small(first) || !self.more.is_empty() || self.failed.is_some() {
+        let only = self.frames.only()?;
+        if !Outgoing::default().is_small(only) || self.failed.is_some() {
             return None;
         }
         match self.poll_rest(context) {
-            Poll::Ready(None) => return self.first.clone(),
-            Poll::Ready(Some(Ok(frame))) => self.more.push_back(frame),
+            Poll::Ready(None) => return self.frames.only().cloned(),
+            Poll::Ready(Some(Ok(frame))) => self.frames.push(frame),
             Poll::Ready(Some(Err(status))) => self.failed = Some(status),
             Poll::Pending => {}
         }
@@ -139,7 +136,7 @@ impl RequestBody {
     }
 
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Status>>> {
-        if let Some(frame) = self.first.take().or_else(|| self.more.pop_front()) {
+        if let Some(frame) = self.frames.pop() {
             return Poll::Ready(Some(Ok(frame)));
         }
         if let Some(status) = self.failed.take() {
@@ -169,8 +166,7 @@ impl RequestBody {
     }
 
     fn is_at_end(&self) -> bool {
-        self.first.is_none()
-            && self.more.is_empty()
+        self.frames.is_empty()
             && self.failed.is_none()
             && self.rest.as_ref().is_none_or(http_body::Body::is_end_stream)
     }
@@ -195,8 +191,8 @@ impl http_body::Body for RequestBody {
 /// The frames of a body that were sent, to send them again.
 #[derive(Debug, Default)]
 pub(super) struct Sent {
-    first: Option<Bytes>,
-    more: VecDeque<Bytes>,
+    frames: Parts<Bytes>,
+    /// Bytes of all but the first.
     bytes: usize,
 }
 
@@ -205,24 +201,17 @@ impl Sent {
     const MOST: usize = 256 << 10;
 
     fn note(&mut self, data: &Bytes) {
-        match &self.first {
-            None => self.first = Some(data.clone()),
-            Some(_) => {
-                self.bytes += data.len();
-                if self.bytes <= Self::MOST {
-                    self.more.push_back(data.clone());
-                }
-            }
+        if !self.frames.is_empty() {
+            self.bytes += data.len();
+        }
+        if self.bytes <= Self::MOST {
+            self.frames.push(data.clone());
         }
     }
 
     /// Returns the whole body, if all frames were kept.
     pub(super) fn into_body(self) -> Option<RequestBody> {
-        (self.bytes <= Self::MOST).then_some(RequestBody {
-            first: self.first,
-            more: self.more,
-            ..RequestBody::default()
-        })
+        (self.bytes <= Self::MOST).then_some(RequestBody { frames: self.frames, ..RequestBody::default() })
     }
 }
 

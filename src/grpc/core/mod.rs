@@ -38,5 +38,5 @@ mod wire;
 pub(crate) use self::commands::OpenError;
 pub(super) use self::state::{Core, LandedBytes, Role};
 pub(crate) use self::stream::Part;
-pub(super) use self::stream::StreamKey;
+pub(super) use self::stream::{Parts, StreamKey};
 pub(super) use self::wire::{FetchRefused, Wire};

@@ -109,7 +109,7 @@ impl InPart {
 
 /// A queue whose first element needs no memory of its own, because most calls have one part.
 #[derive(Debug)]
-pub(super) struct Parts<T> {
+pub(in crate::grpc) struct Parts<T> {
     first: Option<T>,
     rest: VecDeque<T>,
 }
@@ -121,12 +121,17 @@ impl<T> Default for Parts<T> {
 }
 
 impl<T> Parts<T> {
-    pub(super) fn push(&mut self, part: T) {
+    pub(in crate::grpc) fn push(&mut self, part: T) {
         if self.first.is_none() {
             self.first = Some(part);
         } else {
             self.rest.push_back(part);
         }
+    }
+
+    /// Returns the first element, if there is no other.
+    pub(in crate::grpc) fn only(&self) -> Option<&T> {
+        self.first.as_ref().filter(|_| self.rest.is_empty())
     }
 
     pub(super) fn front(&self) -> Option<&T> {
@@ -137,7 +142,7 @@ impl<T> Parts<T> {
         self.first.as_mut()
     }
 
-    pub(super) fn pop(&mut self) -> Option<T> {
+    pub(in crate::grpc) fn pop(&mut self) -> Option<T> {
         let next = self.rest.pop_front();
         std::mem::replace(&mut self.first, next)
     }
@@ -149,7 +154,7 @@ impl<T> Parts<T> {
         }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::grpc) fn is_empty(&self) -> bool {
         self.first.is_none()
     }
 
@@ -161,7 +166,7 @@ impl<T> Parts<T> {
 impl Parts<InPart> {
     /// Returns whether there is one part, with at most `most` bytes of data.
     pub(super) fn is_only_data(&self, most: usize) -> bool {
-        matches!(&self.first, Some(InPart::Data(data)) if data.len() <= most) && self.rest.is_empty()
+        matches!(self.only(), Some(InPart::Data(data)) if data.len() <= most)
     }
 }
 

@@ -76,23 +76,11 @@ impl FrameHeader {
 
     /// Returns the bytes of the header.
     pub(in crate::grpc) fn encode(&self) -> [u8; Self::LENGTH] {
-        let [extra_0, extra_1] = self.extra.to_le_bytes();
-        let [stream_0, stream_1, stream_2, stream_3] = self.stream.to_le_bytes();
-        let [length_0, length_1, length_2, length_3] = self.length.to_le_bytes();
-        [
-            self.kind as u8,
-            self.flags,
-            extra_0,
-            extra_1,
-            stream_0,
-            stream_1,
-            stream_2,
-            stream_3,
-            length_0,
-            length_1,
-            length_2,
-            length_3,
-        ]
+        let mut bytes = [self.kind as u8, self.flags, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        bytes[2..4].copy_from_slice(&self.extra.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.stream.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.length.to_le_bytes());
+        bytes
     }
 
     /// Reads a header.

@@ -18,7 +18,7 @@ use tonic::transport::Endpoint;
 use tonic::transport::channel::Change;
 use tower_service::Service;
 
-use super::connection::{EndpointConnection, InFlight, Reservation};
+use super::connection::{EndpointConnection, Reservation};
 use super::error::BalanceError;
 use super::keep::Kept;
 use super::table::{EndpointStatus, Table};
@@ -143,7 +143,7 @@ async fn reserve(core: Arc<Core>) -> Result<Reservation, BalanceError> {
     loop {
         let connection = core.table.connection(Instant::now(), || core.catch_up()).await;
         let connection = connection.map_err(BalanceError::Unavailable)?;
-        if let Some(reservation) = Reservation::of(InFlight::new(connection)).await? {
+        if let Some(reservation) = Reservation::of(&connection).await? {
             return Ok(reservation);
         }
     }

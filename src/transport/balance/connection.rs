@@ -4,7 +4,7 @@
 use std::error::Error;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -34,7 +34,8 @@ pub(crate) struct EndpointConnection {
     channel: Channel,
     watch: Arc<ConnectionWatch>,
     info: RdmaConnectInfo,
-    in_flight: AtomicUsize,
+    /// Each call in flight has a clone.
+    calls: Arc<()>,
 }
 
 impl EndpointConnection {
@@ -53,9 +54,7 @@ impl EndpointConnection {
             return Err(DialError::Silent(Self::SILENCE));
         }
         match watch.info.get().cloned() {
-            Some(info) if !watch.is_ended() => {
-                Ok(Self { channel, watch, info, in_flight: AtomicUsize::new(0) })
-            }
+            Some(info) if !watch.is_ended() => Ok(Self { channel, watch, info, calls: Arc::default() }),
             _ => Err(DialError::Closed),
         }
     }
@@ -71,7 +70,7 @@ impl Connection for EndpointConnection {
     }
 
     fn load(&self) -> usize {
-        self.in_flight.load(Ordering::Relaxed)
+        Arc::strong_count(&self.calls) - 1
     }
 
     async fn ended(&self) {
@@ -155,15 +154,9 @@ where
 
 /// A call in flight on a connection. Dropping it ends the count of this call.
 #[derive(Debug)]
-pub(crate) struct InFlight {
+struct InFlight {
     connection: Arc<EndpointConnection>,
-}
-
-impl InFlight {
-    pub(crate) fn new(connection: Arc<EndpointConnection>) -> Self {
-        connection.in_flight.fetch_add(1, Ordering::Relaxed);
-        Self { connection }
-    }
+    _call: Arc<()>,
 }
 
 /// A connection with room for one more call.
@@ -178,7 +171,11 @@ impl Reservation {
     ///
     /// # Errors
     /// The connection has room for no call any more, and has not ended.
-    pub(crate) async fn of(in_flight: InFlight) -> Result<Option<Self>, tonic::transport::Error> {
+    pub(crate) async fn of(
+        connection: &Arc<EndpointConnection>,
+    ) -> Result<Option<Self>, tonic::transport::Error> {
+        // It counts from now on, so that other calls prefer other connections.
+        let in_flight = InFlight { connection: Arc::clone(connection), _call: Arc::clone(&connection.calls) };
         let mut channel = in_flight.connection.channel.clone();
         let ready = poll_fn(|context| channel.poll_ready(context)).await;
         if !in_flight.connection.is_usable() {
@@ -222,12 +219,6 @@ fn was_not_sent(error: &(dyn Error + 'static)) -> bool {
     match error.downcast_ref::<hyper::Error>() {
         Some(error) => error.is_canceled() || error.is_closed(),
         None => error.source().is_some_and(was_not_sent),
-    }
-}
-
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        self.connection.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

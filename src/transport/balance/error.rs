@@ -36,12 +36,11 @@ pub enum BalanceError {
 /// The reason why an endpoint is down.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DialError {
-    #[error("{0}")]
+    #[error("the channel has a setting that can't be used")]
     Config(#[from] ConfigError),
-    #[error("{0}")]
+    #[error("the endpoint can't be connected to")]
     Connect(#[from] ConnectError),
-    /// tonic's channel could not connect.
-    #[error("{}", cause(.0))]
+    #[error("tonic's channel can't connect")]
     Channel(#[from] tonic::transport::Error),
     #[error("the server took the connection, and no HTTP/2 came within {0:?}")]
     Silent(Duration),
@@ -53,14 +52,29 @@ pub(crate) enum DialError {
     Interrupted,
 }
 
+impl DialError {
+    /// Returns the most specific message: of an error of ours within, or else of the last source, because tonic's errors around it are
+    /// general.
+    pub(super) fn reason(&self) -> String {
+        fn of(error: &(dyn Error + 'static)) -> String {
+            match error.source() {
+                Some(source) if !error.is::<ConnectError>() && !error.is::<ConfigError>() => of(source),
+                _ => error.to_string(),
+            }
+        }
+        of(self)
+    }
+}
+
 /// Returns the status of a call that found no endpoint up: UNAVAILABLE, with the last failure, of `count` endpoints.
 pub(super) fn unavailable(count: usize, last: Option<(&Uri, &Arc<DialError>)>) -> Status {
     let Some((uri, error)) = last else {
         return Status::unavailable("there is no endpoint to call");
     };
+    let reason = error.reason();
     let message = match count {
-        1 => format!("{uri}: {error}"),
-        _ => format!("all {count} endpoints are down, the last one to fail was {uri}: {error}"),
+        1 => format!("{uri}: {reason}"),
+        _ => format!("all {count} endpoints are down, the last one to fail was {uri}: {reason}"),
     };
     let mut status = Status::unavailable(message);
     status.set_source(Arc::clone(error) as Arc<dyn Error + Send + Sync>);
@@ -71,12 +85,3 @@ pub(super) fn unavailable(count: usize, last: Option<(&Uri, &Arc<DialError>)>) -
 #[derive(Debug, thiserror::Error)]
 #[error("the connection ended")]
 pub(super) struct Ended;
-
-/// Returns the most specific message of an error and its sources: the message of our connector's error, or else of the last source.
-/// tonic's errors around it are general.
-fn cause(error: &(dyn Error + 'static)) -> String {
-    if let Some(error) = error.downcast_ref::<ConnectError>() {
-        return error.to_string();
-    }
-    error.source().map_or_else(|| error.to_string(), cause)
-}

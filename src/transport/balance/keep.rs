@@ -117,7 +117,7 @@ where
             }
             Err(error) => {
                 backoff.failed();
-                let reason = error.to_string();
+                let reason = error.reason();
                 table.down(id, error);
                 if let Some(suppressed) = down.admit(Instant::now()) {
                     tracing::warn!(%uri, reason, retry_in = ?backoff.remaining(), suppressed, "endpoint is down");

@@ -109,17 +109,6 @@ pub(super) enum State<C> {
     Down(Instant, Arc<DialError>),
 }
 
-/// The answer to a call that looks for a connection.
-#[derive(Debug)]
-pub(crate) enum Pick<C> {
-    /// The call takes this connection.
-    Up(Arc<C>),
-    /// The call waits for a change of the table.
-    Wait,
-    /// The call fails: UNAVAILABLE.
-    Fail(Status),
-}
-
 impl<C: Connection> Table<C> {
     /// Makes a table without endpoints. With `on_demand`, endpoints are dialled when a call needs them.
     pub(crate) fn new(on_demand: bool) -> Arc<Self> {
@@ -136,15 +125,18 @@ impl<C: Connection> Table<C> {
         }
     }
 
-    /// Returns the connection for a call that has `begun` then, or the decision that the call waits or fails. An endpoint on demand is dialled
-    /// for each call that needs it: the failure of a dial ends the calls that have begun before.
-    pub(crate) fn pick(&self, begun: Instant) -> Pick<C> {
+    /// Returns the connection for a call that has `begun` then, or `None` if the call waits for a change of the table. An endpoint on demand
+    /// is dialled for each call that needs it: the failure of a dial ends the calls that have begun before.
+    ///
+    /// # Errors
+    /// The call fails with UNAVAILABLE, because all endpoints are down.
+    pub(crate) fn pick(&self, begun: Instant) -> Result<Option<Arc<C>>, Status> {
         // Connections are dropped without the lock.
         let mut old = Vec::new();
         let mut entries = lock(&self.entries);
         let pick = loop {
             if let Some(connection) = entries.pick() {
-                break Pick::Up(connection);
+                break Ok(Some(connection));
             }
             let before = old.len();
             entries.dial_again(self.on_demand.then_some(begun), &mut old);
@@ -168,12 +160,11 @@ impl<C: Connection> Table<C> {
         loop {
             changes.mark_unchanged();
             before();
-            match self.pick(begun) {
-                Pick::Up(connection) => return Ok(connection),
-                Pick::Fail(status) => return Err(status),
-                // This fails only if the sender is gone, which `self` holds.
-                Pick::Wait => drop(changes.changed().await),
+            if let Some(connection) = self.pick(begun)? {
+                return Ok(connection);
             }
+            // This fails only if the sender is gone, which `self` holds.
+            let _ = changes.changed().await;
         }
     }
 
@@ -303,15 +294,15 @@ impl<C: Connection> Entries<C> {
     }
 
     /// Returns the answer to a call while no endpoint is up.
-    fn without_connection(&self) -> Pick<C> {
+    fn without_connection(&self) -> Result<Option<Arc<C>>, Status> {
         let mut last: Option<(Instant, &Uri, &Arc<DialError>)> = None;
         for entry in self.by_id.values() {
-            let State::Down(since, error) = &entry.state else { return Pick::Wait };
+            let State::Down(since, error) = &entry.state else { return Ok(None) };
             if last.is_none_or(|(latest, ..)| latest < *since) {
                 last = Some((*since, &entry.uri, error));
             }
         }
-        Pick::Fail(unavailable(self.by_id.len(), last.map(|(_, uri, error)| (uri, error))))
+        Err(unavailable(self.by_id.len(), last.map(|(_, uri, error)| (uri, error))))
     }
 }
 
@@ -325,7 +316,7 @@ impl<C: Connection> Entry<C> {
         let (state, calls) = match &self.state {
             State::Idle | State::Connecting => (EndpointState::Connecting, 0),
             State::Up(connection) => (EndpointState::Up(connection.info().clone()), connection.load()),
-            State::Down(_, error) => (EndpointState::Down(error.to_string().into()), 0),
+            State::Down(_, error) => (EndpointState::Down(error.reason().into()), 0),
         };
         EndpointStatus { uri: self.uri.clone(), state, calls }
     }
@@ -392,20 +383,20 @@ mod tests {
 
     fn picked(table: &Table<Fake>) -> Arc<Fake> {
         match table.pick(Instant::now()) {
-            Pick::Up(connection) => connection,
+            Ok(Some(connection)) => connection,
             other => panic!("{other:?}"),
         }
     }
 
     fn failure(table: &Table<Fake>, begun: Instant) -> String {
         match table.pick(begun) {
-            Pick::Fail(status) => status.message().to_string(),
+            Err(status) => status.message().to_string(),
             other => panic!("{other:?}"),
         }
     }
 
     fn waits(table: &Table<Fake>, begun: Instant) -> bool {
-        matches!(table.pick(begun), Pick::Wait)
+        matches!(table.pick(begun), Ok(None))
     }
 
     #[test]
