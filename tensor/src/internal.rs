@@ -1,4 +1,5 @@
-//! The formats, the generated code, and the state machine of the rendezvous, for tests and benches.
+//! The meeting of the processes of a job; and the formats, the generated code, and the state machine of the rendezvous, for tests and
+//! benches.
 //!
 //! Nothing here is a promise: any release may change or remove it.
 
@@ -12,6 +13,11 @@ use tonic_rdma_verbs::internal::lock;
 /// ranks have not met yet, no peer does.
 pub fn admit_only_ranks(device: &RdmaDevice, name: Option<[u8; 16]>) {
     *lock(&device.shared.group) = name.map_or(Group::Meeting, Group::Named);
+}
+
+/// The meeting of the processes of a job, for groups and graphs.
+pub mod meeting {
+    pub use crate::meeting::*;
 }
 
 /// The state machine of the rendezvous.

@@ -227,6 +227,7 @@ mod device;
 mod error;
 mod exchange;
 mod link;
+mod meeting;
 mod memory;
 mod name;
 mod reduce;

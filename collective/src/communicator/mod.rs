@@ -496,9 +496,8 @@ impl Communicator {
         let reason = group.failure().reason().cloned();
         let reason = reason.unwrap_or_else(|| CollectiveError::Setup("the group shrinks".into()));
         self.shared.revoke(&reason);
-        let survivors = group.survivors().await?;
         // The group of the survivors has the same pool, so that buffers of this group go on being used without a copy.
-        let (group, pool) = (group.next_generation(survivors), self.shared.pool.clone());
+        let (group, pool) = (group.survivors().await?, self.shared.pool.clone());
         Self::over(group, pool, self.settings.clone()).await
     }
 }

@@ -3,91 +3,80 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tonic::transport::{Channel, Endpoint};
-use tonic::{Request, Status};
-use tonic_rdma::internal::{chain, with_causes};
+use tonic::Status;
+use tonic::transport::Channel;
+#[cfg(feature = "_tls-any")]
+use tonic_rdma::internal::chain;
+use tonic_rdma_tensor::internal::meeting;
 
-use crate::group::agreement::{Proposal, Standing};
+use crate::error::CollectiveError;
+use crate::group::agreement::{self, Standing};
+use crate::group::launch::setup;
 use crate::group::proto::group_client::GroupClient;
-use crate::group::proto::{
-    JoinReply, JoinRequest, ProposeRequest, ReportRequest, StatusReply, StatusRequest,
-};
+use crate::group::proto::{Proposal, StatusReply, StatusRequest};
 use crate::group::settings::Settings;
 use crate::group::state::GroupId;
-
-/// The longest answer in bytes: all ranks of the largest group.
-const MAX_ANSWER: usize = 4 << 20;
 
 /// The service of another rank.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
+    /// The connection, which is made at the first call.
+    pub(crate) connection: Channel,
     client: GroupClient<Channel>,
 }
 
 impl Peer {
-    /// Makes a client of the service at `address`. It connects at the first call.
+    /// Makes a client of the service at `address`.
     ///
     /// # Errors
     /// The address or the TLS settings can't be used; the text says why.
-    pub(crate) fn new(settings: &Settings, address: &str) -> Result<Self, String> {
-        let scheme = settings.scheme();
-        let endpoint = Endpoint::from_shared(format!("{scheme}://{address}"))
-            .map_err(|error| format!("{address:?} is no host:port: {}", chain(&error)))?
-            .connect_timeout(Duration::from_secs(5))
-            .tcp_nodelay(true)
-            .http2_keep_alive_interval(Duration::from_secs(10))
-            .keep_alive_timeout(Duration::from_secs(20));
+    pub(crate) fn new(settings: &Settings, address: &str) -> Result<Self, CollectiveError> {
+        let endpoint = meeting::endpoint(settings.scheme(), address).map_err(setup)?;
         #[cfg(feature = "_tls-any")]
         let endpoint = match &settings.client_tls {
             Some(tls) => endpoint.tls_config(tls.clone()).map_err(|error| {
-                format!("the TLS settings for calls to other ranks can't be used: {}", chain(&error))
+                let reason = chain(&error);
+                setup(format!("the TLS settings for calls to other ranks can't be used: {reason}"))
             })?,
             None => endpoint,
         };
-        let client = GroupClient::new(endpoint.connect_lazy()).max_decoding_message_size(MAX_ANSWER);
-        Ok(Self { client })
-    }
-
-    /// Joins the meeting of rank 0.
-    pub(crate) async fn join(&self, request: JoinRequest, limit: Duration) -> Result<JoinReply, Status> {
-        bounded(limit, self.client.clone().join(Request::new(request))).await
+        let connection = endpoint.connect_lazy();
+        Ok(Self { client: GroupClient::new(connection.clone()), connection })
     }
 
     /// Asks where the rank is and what it knows.
     pub(crate) async fn status(&self, group: &GroupId, limit: Duration) -> Result<StatusReply, Status> {
-        let request = StatusRequest { group: group.to_vec().into() };
-        bounded(limit, self.client.clone().status(Request::new(request))).await
-    }
-
-    /// Reports an error of this rank.
-    pub(crate) async fn report(
-        &self,
-        group: &GroupId,
-        generation: u64,
-        rank: usize,
-        message: &str,
-        limit: Duration,
-    ) -> Result<(), Status> {
-        let (group, message) = (group.to_vec().into(), message.to_owned());
-        let request = ReportRequest { group, generation, rank: rank as u32, message };
-        bounded(limit, self.client.clone().report(Request::new(request))).await.map(drop)
+        self.ask(group, None, limit).await
     }
 
     /// Asks for a promise. Returns whether the rank gave it.
     pub(crate) async fn propose(
         &self,
         group: &GroupId,
-        proposal: &Proposal,
+        proposal: &agreement::Proposal,
         limit: Duration,
     ) -> Result<bool, Status> {
-        let request = ProposeRequest {
-            group: group.to_vec().into(),
+        let proposal = Proposal {
             generation: proposal.generation,
             coordinator: proposal.coordinator as u32,
             members: proposal.members.iter().map(|rank| *rank as u32).collect(),
         };
-        let reply = bounded(limit, self.client.clone().propose(Request::new(request))).await?;
-        Ok(reply.refusal.is_empty())
+        self.ask(group, Some(proposal), limit).await.map(|reply| reply.promises)
+    }
+
+    /// Waits for an answer, but not longer than `limit`.
+    async fn ask(
+        &self,
+        group: &GroupId,
+        proposal: Option<Proposal>,
+        limit: Duration,
+    ) -> Result<StatusReply, Status> {
+        let mut client = self.client.clone();
+        let calling = client.status(StatusRequest { group: group.to_vec().into(), proposal });
+        match tokio::time::timeout(limit, calling).await {
+            Ok(answer) => answer.map(tonic::Response::into_inner),
+            Err(_) => Err(Status::deadline_exceeded(format!("it did not answer within {limit:?}"))),
+        }
     }
 }
 
@@ -111,20 +100,4 @@ pub(crate) fn standing_of(reply: StatusReply, size: usize) -> Standing {
         promised: reply.promised,
         suspects,
     }
-}
-
-/// Waits for an answer, but not longer than `limit`.
-async fn bounded<T>(
-    limit: Duration,
-    call: impl Future<Output = Result<tonic::Response<T>, Status>>,
-) -> Result<T, Status> {
-    match tokio::time::timeout(limit, call).await {
-        Ok(answer) => answer.map(tonic::Response::into_inner),
-        Err(_) => Err(Status::deadline_exceeded(format!("it did not answer within {limit:?}"))),
-    }
-}
-
-/// Returns the message of a status, with those of its sources, because tonic's message of a lost connection gives no reason.
-pub(crate) fn describe(status: &Status) -> String {
-    with_causes(status.message(), status)
 }

@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::task::Waker;
 
-use tokio::sync::Notify;
 use tonic_rdma::internal::{lock, wake_all};
 
 use crate::error::CollectiveError;
@@ -15,7 +14,6 @@ pub(crate) struct Failure {
     happened: AtomicBool,
     reason: OnceLock<CollectiveError>,
     wakers: Mutex<Vec<Waker>>,
-    notify: Notify,
 }
 
 impl Failure {
@@ -38,7 +36,6 @@ impl Failure {
         self.happened.store(true, Ordering::Release);
         let wakers = std::mem::take(&mut *lock(&self.wakers));
         wake_all(wakers);
-        self.notify.notify_waiters();
         true
     }
 
@@ -52,27 +49,27 @@ impl Failure {
             wakers.push(waker.clone());
         }
     }
-
-    /// Waits until the group fails, and returns the failure.
-    #[cfg(test)]
-    pub(crate) async fn wait(&self) -> &CollectiveError {
-        loop {
-            let notified = self.notify.notified();
-            if let Some(reason) = self.reason() {
-                return reason;
-            }
-            notified.await;
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::Failure;
     use crate::error::CollectiveError;
+    use std::future::poll_fn;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::task::{Wake, Waker};
+    use std::task::{Poll, Wake, Waker};
+
+    impl Failure {
+        /// Waits until the group fails, and returns the failure.
+        pub(crate) async fn wait(&self) -> &CollectiveError {
+            poll_fn(|context| {
+                self.wake(context.waker());
+                self.reason().map_or(Poll::Pending, Poll::Ready)
+            })
+            .await
+        }
+    }
 
     struct Count(AtomicUsize);
 

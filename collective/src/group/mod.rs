@@ -3,23 +3,21 @@
 //! ```text
 //!  Launch      rank, size and address, from the environment or from code
 //!     │ Group::join
-//!  Session     a runtime with one thread; one server for the tensor device and this module's service; the meeting at rank 0;
-//!     │        a channel to every other rank, and a task that waits for the end of each channel
+//!  Session     a runtime with one thread; one server for the tensor device, the meeting and this module's service; the meeting at rank 0;
+//!     │        a channel to every other rank, and a task that waits for the end of each channel and hears what the rank reports
 //!     ▼
-//!  Group ── generation 1: all ranks ── a rank is lost ── survivors() ── next_generation() ── generation 2 …
+//!  Group ── generation 1: all ranks ── a rank is lost ── survivors() ── generation 2 …
 //! ```
 //!
-//! This module moves no elements. Nothing here waits on the caller's runtime.
+//! The meeting is that of `tonic-rdma-tensor`, which the parts of a graph use too. This module moves no elements. Nothing here waits on the caller's runtime.
 
 mod agreement;
 mod client;
 mod failure;
 mod launch;
-mod meeting;
 mod place;
 mod position;
 mod proto;
-mod runtime;
 mod service;
 mod session;
 mod settings;
@@ -27,14 +25,14 @@ mod state;
 mod survivors;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tonic::Code;
+use tonic_rdma_tensor::internal::meeting::shortened;
 use tonic_rdma_tensor::{Channel, RdmaDevice};
 
 use crate::error::CollectiveError;
-use crate::group::service::shortened;
+use crate::group::launch::setup;
+use crate::group::proto::Report;
 use crate::group::session::Session;
 use crate::group::state::Epoch;
 
@@ -42,12 +40,9 @@ pub(crate) use failure::Failure;
 pub use launch::Launch;
 pub(crate) use position::Position;
 pub(crate) use settings::Settings;
-pub(crate) use survivors::Survivors;
 
-/// The longest time that one try of a report takes.
-const REPORT: Duration = Duration::from_secs(1);
-/// The number of tries. A rank that lives may be late: on a busy machine, or because its process is stopped for a while.
-const REPORTS: u32 = 30;
+/// The number of reports that those who watch this rank see at once. A rank of an earlier generation needs older ones.
+const REPORTS: usize = 4;
 
 /// One generation of a group, as one rank sees it. When the last clone of all generations is dropped, the channels and the server
 /// of this rank end, and so do the channels of the other ranks to it.
@@ -64,7 +59,7 @@ impl Group {
     /// The ranks do not meet in time, or a rank can't be reached by RDMA. The message names address and ranks.
     pub(crate) async fn join(launch: Launch, settings: Settings) -> Result<Self, CollectiveError> {
         let (session, epoch) = Session::begin(launch, settings).await?;
-        Ok(Self { session: Arc::new(session), epoch })
+        Ok(Self { session, epoch })
     }
 
     /// Returns this rank's number, from 0.
@@ -117,7 +112,7 @@ impl Group {
         &self,
         future: impl Future<Output = Result<T, CollectiveError>> + Send + 'static,
     ) -> Result<T, CollectiveError> {
-        self.session.runtime.run(future).await
+        self.session.runtime.run(future, setup).await
     }
 
     /// Returns the ranks on the host of this rank, with this rank.
@@ -154,28 +149,19 @@ impl Group {
 
     /// Tells all other ranks that this one has failed.
     fn tell(&self, message: &str) {
-        let message: Arc<str> = shortened(message).into();
-        let (group, generation, me) = (self.session.group, self.epoch.generation, self.session.state.me);
-        for original in self.epoch.members.iter().copied().filter(|original| *original != me) {
-            let Some(Some(other)) = self.session.peers.get(original) else { continue };
-            let (peer, message) = (other.peer.clone(), Arc::clone(&message));
-            self.runtime().spawn(async move {
-                for _ in 0..REPORTS {
-                    match peer.report(&group, generation, me, &message, REPORT).await {
-                        Err(late) if late.code() == Code::DeadlineExceeded => {}
-                        // A rank that can't be told notices the end of the group by itself.
-                        Ok(()) | Err(_) => break,
-                    }
-                }
-            });
-        }
+        let report = Report { generation: self.epoch.generation, message: shortened(message) };
+        self.session.meeting.standing.send_modify(|standing| {
+            let reports = &mut standing.details.reports;
+            reports.push(report);
+            reports.drain(..reports.len().saturating_sub(REPORTS));
+        });
     }
 
     /// Returns the rank that the others wait for. Begins at the rank that this rank waits for, asks it which rank it waits for,
     /// and so on. The first rank that does not answer in time, or waits for no other, is the culprit.
     pub(crate) async fn find_culprit(&self, first_suspect: usize) -> usize {
         let this = self.clone();
-        let found = self.session.runtime.run(async move { Ok(this.follow(first_suspect).await) }).await;
+        let found = self.run(async move { Ok(this.follow(first_suspect).await) }).await;
         found.unwrap_or(first_suspect)
     }
 
@@ -202,28 +188,23 @@ impl Group {
         }
     }
 
-    /// Agrees with the other living ranks on who goes on. To be called on every survivor. This generation has failed from then
-    /// on, on all ranks. Calling it again gives the same answer.
+    /// Agrees with the other living ranks on who goes on, and returns their group. Their ranks are new, in the old order, and the
+    /// channels are the same. To be called on every survivor. This generation has failed from then on, on all ranks. Calling it again
+    /// gives the same answer.
     ///
     /// # Errors
     /// - [`Excluded`](CollectiveError::Excluded): the others go on without this rank.
     /// - [`Setup`](CollectiveError::Setup): there was no agreement in time.
-    pub(crate) async fn survivors(&self) -> Result<Survivors, CollectiveError> {
+    pub(crate) async fn survivors(&self) -> Result<Self, CollectiveError> {
         let asked = || CollectiveError::Setup("this rank has asked for the group of the survivors".into());
         self.epoch.failure.set(asked());
         // Ranks that have noticed no failure come to the agreement too.
         self.tell(&self.epoch.failure.reason().cloned().unwrap_or_else(asked).to_string());
         let this = self.clone();
-        self.session.runtime.run(async move { survivors::agree(&this.session, &this.epoch).await }).await
-    }
-
-    /// Returns the group of the survivors. Their ranks are new, in the old order, and the channels are the same.
-    pub(crate) fn next_generation(&self, survivors: Survivors) -> Self {
-        Self { session: Arc::clone(&self.session), epoch: survivors.epoch }
+        let epoch = self.run(async move { survivors::agree(&this.session, &this.epoch).await }).await?;
+        Ok(Self { session: Arc::clone(&self.session), epoch })
     }
 }
 
-#[cfg(test)]
-mod processes;
 #[cfg(test)]
 mod tests;

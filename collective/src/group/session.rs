@@ -1,29 +1,30 @@
 //! The session: what all generations of a group have in common. The ranks here are those of the meeting.
 
-use std::io::Read as _;
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use prost::Message as _;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_stream::StreamExt as _;
 use tonic::Code;
-use tonic::transport::Server;
 use tonic_rdma::internal::chain;
 use tonic_rdma::{Policy, RdmaIncoming};
 use tonic_rdma_tensor::internal::admit_only_ranks;
+use tonic_rdma_tensor::internal::meeting::{
+    self, Attendee, Meeting, NotJoined, OwnRuntime, VERSION, fresh_key,
+};
 use tonic_rdma_tensor::{Channel, ChannelError, RdmaDevice};
 
 use crate::error::CollectiveError;
-use crate::group::client::{Peer, describe};
+use crate::group::client::Peer;
 use crate::group::launch::{Launch, setup};
-use crate::group::meeting::{Meeting, VERSION, describe_missing};
 use crate::group::place;
 use crate::group::proto::group_server::GroupServer;
-use crate::group::proto::{JoinReply, JoinRequest, Member};
-use crate::group::runtime::OwnRuntime;
+use crate::group::proto::{Member, Reports};
 use crate::group::service::{MAX_REQUEST, Service};
 use crate::group::settings::Settings;
 use crate::group::state::{Epoch, GroupId, State};
@@ -34,10 +35,15 @@ const OPENING: usize = 16;
 /// The number of links that a device accepts at least. A large group needs one for each rank.
 const MAX_LINKS: usize = 1024;
 
+/// How long a rank that lives may take to let another one watch it, and the pause before it is asked again.
+const WATCH: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// The session of one rank.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) state: Arc<State>,
+    pub(crate) meeting: Arc<Meeting<Reports>>,
     pub(crate) group: GroupId,
     pub(crate) device: RdmaDevice,
     /// One for each rank, with `None` for this one.
@@ -46,7 +52,7 @@ pub(crate) struct Session {
     pub(crate) answer: Duration,
     pub(crate) patience: Duration,
     /// Dropped last.
-    pub(crate) runtime: OwnRuntime,
+    pub(crate) runtime: Arc<OwnRuntime>,
 }
 
 /// Another rank, as this one reaches it.
@@ -56,50 +62,54 @@ pub(crate) struct Other {
     pub(crate) peer: Peer,
 }
 
-/// What [`connect`] makes on the session's runtime.
-struct Connected {
-    state: Arc<State>,
-    group: GroupId,
-    device: RdmaDevice,
-    peers: Vec<Option<Other>>,
-    members: Vec<Member>,
-    epoch: Arc<Epoch>,
-}
-
 impl Session {
     /// Meets the other ranks, and opens channels to all of them.
     pub(crate) async fn begin(
         launch: Launch,
         settings: Settings,
-    ) -> Result<(Self, Arc<Epoch>), CollectiveError> {
+    ) -> Result<(Arc<Self>, Arc<Epoch>), CollectiveError> {
         launch.check()?;
-        let runtime = OwnRuntime::new()?;
-        let (answer, patience) = (settings.answer, settings.patience);
-        let connected = runtime.run(connect(launch, settings)).await?;
-        let Connected { state, group, device, peers, members, epoch } = connected;
-        Ok((Self { state, group, device, peers, members, answer, patience, runtime }, epoch))
+        let runtime = OwnRuntime::new("rdma-collective", 1);
+        let runtime =
+            Arc::new(runtime.map_err(|error| setup(format!("can't start the thread of a group: {error}")))?);
+        runtime.run(connect(launch, settings, Arc::clone(&runtime)), setup).await
     }
 }
 
-async fn connect(launch: Launch, settings: Settings) -> Result<Connected, CollectiveError> {
+async fn connect(
+    launch: Launch,
+    settings: Settings,
+    runtime: Arc<OwnRuntime>,
+) -> Result<(Arc<Session>, Arc<Epoch>), CollectiveError> {
     let until = Instant::now() + settings.meeting;
     let state = Arc::new(State::new(launch.rank(), launch.size()));
     // Each other rank opens a link.
     let device = settings.device().max_links(MAX_LINKS.max(2 * launch.size())).without_listener()?;
     admit_only_ranks(&device, None);
     let local = listen(&launch, &settings, &device, &state, until).await?;
-    let (group, members) = meet(&launch, &settings, &state, local, until).await?;
+    let (meeting, group, members) = meet(&launch, &settings, &state, local, until).await?;
     admit_only_ranks(&device, Some(group));
-    let epoch = state.begin(group);
+    let epoch = state.begin();
     let peers = mesh(&settings, &state, &device, &members, until).await?;
     for (rank, other) in peers.iter().enumerate() {
         if let Some(other) = other {
-            tokio::spawn(watch(Arc::clone(&state), rank, other.clone(), group, settings.answer));
+            tokio::spawn(watch(Arc::clone(&state), Arc::clone(&meeting), rank, other.clone(), group));
         }
     }
-    state.set_ready();
-    all_ready(&peers, group, settings.answer, until).await;
-    Ok(Connected { state, group, device, peers, members, epoch })
+    meeting.standing.send_modify(|standing| standing.ready = true);
+    // Otherwise a program that ends early would end while another rank still opens its channel. A rank that is lost, or is not ready
+    // in time, fails the first operation.
+    _ = meeting.all_ready(until).await;
+    let members = members.into_iter().enumerate().map(|(rank, member)| {
+        let bad = |error| setup(format!("rank {rank} describes itself by what can't be read: {error}"));
+        Member::decode(member.about).map_err(bad)
+    });
+    let members = members.collect::<Result<_, _>>()?;
+    let (answer, patience) = (settings.answer, settings.patience);
+    Ok((
+        Arc::new(Session { state, meeting, group, device, peers, members, answer, patience, runtime }),
+        epoch,
+    ))
 }
 
 /// Starts this rank's server, and returns its address.
@@ -131,7 +141,7 @@ async fn listen(
         setup(format!("rank {rank} of {size} can't listen on {address}: {error}{hint}"))
     })?;
     let local = incoming.local_addr();
-    let server = Server::builder();
+    let server = meeting::server();
     #[cfg(feature = "_tls-any")]
     let server = match &settings.server_tls {
         Some(tls) => server.tls_config(tls.clone()).map_err(|error| {
@@ -139,12 +149,11 @@ async fn listen(
         })?,
         None => server,
     };
-    let service = GroupServer::new(Service::new(Arc::clone(state))).max_decoding_message_size(MAX_REQUEST);
+    let service = GroupServer::new(Service(Arc::clone(state))).max_decoding_message_size(MAX_REQUEST);
     let connections = incoming.filter_map(Result::ok).map(Ok::<_, std::io::Error>);
-    let mut server = server
-        .http2_keepalive_interval(Some(Duration::from_secs(10)))
-        .http2_keepalive_timeout(Some(Duration::from_secs(20)));
-    let server = server.add_service(device.service()).add_service(service).serve_with_incoming(connections);
+    let mut server = server;
+    let server = server.add_service(device.service()).add_service(meeting::service(Arc::clone(&state.hall)));
+    let server = server.add_service(service).serve_with_incoming(connections);
     tokio::spawn(async move {
         if let Err(error) = server.await {
             tracing::error!(error = chain(&error), "the server of a rank has ended");
@@ -177,106 +186,56 @@ async fn resolve(address: &str, until: Instant) -> Result<Vec<SocketAddr>, Colle
     }
 }
 
-/// Meets the other ranks. Returns the name of the group and its members.
+/// Meets the other ranks. Returns the meeting, the name of the group, and its members.
 async fn meet(
     launch: &Launch,
     settings: &Settings,
-    state: &Arc<State>,
+    state: &State,
     local: SocketAddr,
     until: Instant,
-) -> Result<(GroupId, Vec<Member>), CollectiveError> {
+) -> Result<(Arc<Meeting<Reports>>, GroupId, Vec<meeting::proto::Member>), CollectiveError> {
+    let (rank, size, rank_0) = (launch.rank(), launch.size(), launch.address());
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
-    let member = Member { address: local.to_string(), host: host(), cores };
-    if launch.rank() == 0 {
-        let meeting = Meeting::new(launch.job(), launch.size(), member);
-        let group = fresh_id()?;
-        state.open_meeting(meeting, group);
-        let members = wait_for_all(launch, settings, state, until).await?;
-        return Ok((group, members));
+    let about = Member { host: host(), cores }.encode_to_vec().into();
+    let common = HashMap::from([("the job".to_owned(), launch.job().to_owned())]);
+    let attendee = Attendee { noun: "rank", number: rank, size, common, address: local.to_string(), about };
+    let no_random = |error| setup(format!("the system gives no random numbers: {error}"));
+    let fresh = fresh_key().map_err(no_random)?;
+    let meeting = Meeting::new(attendee, (rank == 0).then(|| vec![fresh; size])).map_err(no_random)?;
+    let meeting = Arc::new(meeting);
+    // A rank meets once.
+    _ = state.hall.set(Arc::clone(&meeting));
+    let limit = settings.meeting;
+    let late = |missing| setup(format!("the ranks did not meet at {rank_0} within {limit:?}: {missing}"));
+    if rank == 0 {
+        let members = meeting.all_came(until).await.map_err(late)?;
+        return Ok((meeting, fresh, members));
     }
-    let request = JoinRequest {
-        version: VERSION,
-        job: launch.job().to_owned(),
-        rank: launch.rank() as u32,
-        size: launch.size() as u32,
-        process: fresh_id()?.to_vec().into(),
-        member: Some(member),
-    };
-    let mut reply = join(launch, settings, request, until).await?;
-    let group = GroupId::try_from(&reply.group[..]);
-    let group = group.map_err(|_| setup(format!("rank 0 at {} named no group", launch.address())))?;
-    if reply.members.len() != launch.size() {
-        let (found, size) = (reply.members.len(), launch.size());
-        return Err(setup(format!("rank 0 at {} named {found} ranks, not {size}", launch.address())));
+    let joined = meeting.join(Peer::new(settings, rank_0)?.connection, 0, true, until).await;
+    let mut joined = joined.map_err(|reason| match reason {
+        NotJoined::Late { missing: Some(missing), .. } => late(missing),
+        NotJoined::Late { trouble, .. } => {
+            late(format!("rank 0 has not come, or can't be reached: {trouble}"))
+        }
+        NotJoined::Version(theirs) => setup(format!(
+            "rank 0 at {rank_0} speaks version {theirs} of the calls between ranks, and rank {rank} version {VERSION}"
+        )),
+        NotJoined::Other(other) => setup(format!("rank {other} answers at {rank_0}, the address of rank 0")),
+        NotJoined::Failed(reason) => setup(format!("rank 0 at {rank_0} has failed: {reason}")),
+        NotJoined::Differs(reason) | NotJoined::Refused(reason) => {
+            setup(format!("rank 0 at {rank_0} refused rank {rank}: {reason}"))
+        }
+    })?;
+    if joined.members.len() != size {
+        let found = joined.members.len();
+        return Err(setup(format!("rank 0 at {rank_0} named {found} ranks, not {size}")));
     }
     // Rank 0 is reached as it was reached now, whatever its own host calls it.
-    if let Some(rank_0) = reply.members.first_mut() {
-        rank_0.address = launch.address().to_owned();
+    if let Some(first) = joined.members.first_mut() {
+        first.address = rank_0.to_owned();
     }
-    Ok((group, reply.members))
-}
-
-/// Waits, at rank 0, until all ranks have come.
-async fn wait_for_all(
-    launch: &Launch,
-    settings: &Settings,
-    state: &State,
-    until: Instant,
-) -> Result<Vec<Member>, CollectiveError> {
-    loop {
-        let mut changed = Box::pin(state.changed.notified());
-        changed.as_mut().enable();
-        if let Some(members) = state.look_at_meeting(Meeting::members).flatten() {
-            return Ok(members);
-        }
-        if tokio::time::timeout_at(until, changed).await.is_err() {
-            let missing = state.look_at_meeting(Meeting::describe).unwrap_or_default();
-            let (address, limit) = (launch.address(), settings.meeting);
-            return Err(setup(format!("the ranks did not meet at {address} within {limit:?}: {missing}")));
-        }
-    }
-}
-
-/// Joins the meeting at rank 0, again and again until all ranks have come.
-async fn join(
-    launch: &Launch,
-    settings: &Settings,
-    request: JoinRequest,
-    until: Instant,
-) -> Result<JoinReply, CollectiveError> {
-    let address = launch.address();
-    let rank_0 = Peer::new(settings, address).map_err(setup)?;
-    let mut pause = Duration::from_millis(10);
-    let (mut missing, mut trouble) = (None, None);
-    while Instant::now() < until {
-        let left = until.saturating_duration_since(Instant::now());
-        match rank_0.join(request.clone(), left.min(Duration::from_secs(10))).await {
-            Ok(reply) if reply.missing.is_empty() => return Ok(reply),
-            Ok(reply) => {
-                missing = Some(describe_missing(&reply.missing, launch.size()));
-                continue;
-            }
-            Err(status) => {
-                let fatal = [Code::FailedPrecondition, Code::AlreadyExists, Code::InvalidArgument];
-                if fatal.contains(&status.code()) {
-                    let (rank, reason) = (launch.rank(), status.message());
-                    return Err(setup(format!("rank 0 at {address} refused rank {rank}: {reason}")));
-                }
-                // A call that had no time left says less than an earlier one.
-                if trouble.is_none() || status.code() != Code::DeadlineExceeded {
-                    trouble = Some(describe(&status));
-                }
-            }
-        }
-        tokio::time::sleep(pause.min(until.saturating_duration_since(Instant::now()))).await;
-        pause = (pause * 2).min(Duration::from_millis(250));
-    }
-    // What rank 0 said once says more than the reason why the last call did not end in time.
-    let reason = missing.unwrap_or_else(|| {
-        format!("rank 0 has not come, or can't be reached: {}", trouble.as_deref().unwrap_or("no answer"))
-    });
-    let limit = settings.meeting;
-    Err(setup(format!("the ranks did not meet at {address} within {limit:?}: {reason}")))
+    meeting.set_keys(vec![joined.key; size]);
+    Ok((meeting, joined.key, joined.members))
 }
 
 /// Opens channels to all other ranks.
@@ -284,13 +243,13 @@ async fn mesh(
     settings: &Settings,
     state: &State,
     device: &RdmaDevice,
-    members: &[Member],
+    members: &[meeting::proto::Member],
     until: Instant,
 ) -> Result<Vec<Option<Other>>, CollectiveError> {
     let places = Arc::new(Semaphore::new(OPENING));
     let mut opening = JoinSet::new();
     for (rank, member) in members.iter().enumerate().filter(|(rank, _)| *rank != state.me) {
-        let peer = Peer::new(settings, &member.address).map_err(setup)?;
+        let peer = Peer::new(settings, &member.address)?;
         let (device, places, address) = (device.clone(), Arc::clone(&places), member.address.clone());
         opening.spawn(async move {
             let _place = places.acquire_owned().await;
@@ -311,25 +270,6 @@ async fn mesh(
     Ok(peers)
 }
 
-/// Waits until all other ranks have their channels too. Otherwise a program that ends early would end while another rank still
-/// opens its channel. A rank whose channel has closed needs no channel any more.
-async fn all_ready(peers: &[Option<Other>], group: GroupId, answer: Duration, until: Instant) {
-    let mut waiting = JoinSet::new();
-    for other in peers.iter().flatten().cloned() {
-        waiting.spawn(async move {
-            let mut pause = Duration::from_millis(1);
-            while other.channel.is_open() && Instant::now() < until {
-                if other.peer.status(&group, answer).await.is_ok_and(|status| status.ready) {
-                    return;
-                }
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(Duration::from_millis(50));
-            }
-        });
-    }
-    waiting.join_all().await;
-}
-
 /// Opens a channel. A rank that is asked by many others at once says that it is busy, and a rank that has no answer of rank 0 yet says
 /// that the ranks have not met. Such a rank is asked again.
 async fn open(device: &RdmaDevice, address: &str, until: Instant) -> Result<Channel, ChannelError> {
@@ -345,30 +285,29 @@ async fn open(device: &RdmaDevice, address: &str, until: Instant) -> Result<Chan
     }
 }
 
-/// Waits until the channel to a rank closes. A host that vanishes closes it too, because both ends of the channel's connection
-/// ping one another.
-async fn watch(state: Arc<State>, rank: usize, other: Other, group: GroupId, answer: Duration) {
-    // The first call connects, so that later ones, which are in a hurry, need not.
-    let first = other.peer.status(&group, answer.max(Duration::from_secs(5)));
-    let closed = other.channel.closed();
-    tokio::pin!(closed);
+/// Hears what a rank reports, until the channel to it closes. A host that vanishes closes it too, because both ends of the channel's
+/// connection ping one another.
+async fn watch(state: Arc<State>, meeting: Arc<Meeting<Reports>>, rank: usize, other: Other, group: GroupId) {
+    let hearing = async {
+        // The end of this call says nothing, because the channel decides whether the rank is lost.
+        while other.channel.is_open() {
+            let until = Instant::now() + WATCH;
+            if let Ok(stream) = meeting.watch(other.peer.connection.clone(), &group, until).await {
+                meeting.follow(rank, stream, || state.hear(rank)).await;
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    };
     let reason = tokio::select! {
-        reason = &mut closed => reason,
-        _ = first => closed.await,
+        reason = other.channel.closed() => reason,
+        () = hearing => other.channel.closed().await,
     };
     state.lose(rank, reason);
+    meeting.note(rank, |other| other.lost = true);
 }
 
 /// Returns a text that is equal for processes of one running system.
 fn host() -> String {
     let read = |path| std::fs::read_to_string(path).map(|text| text.trim().to_owned());
     read("/proc/sys/kernel/random/boot_id").unwrap_or_else(|_| format!("unknown {:016x}", fastrand::u64(..)))
-}
-
-/// Returns a name that can't be guessed.
-fn fresh_id() -> Result<GroupId, CollectiveError> {
-    let mut id = GroupId::default();
-    let read = std::fs::File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut id));
-    read.map_err(|error| setup(format!("the system gives no random numbers (/dev/urandom): {error}")))?;
-    Ok(id)
 }

@@ -1,38 +1,33 @@
 //! What a rank knows of its group, shared by the service, the watch and the communicator.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use tokio::sync::Notify;
 use tonic_rdma_tensor::ChannelError;
+use tonic_rdma_tensor::internal::meeting::{Hall, Key, shortened};
 
 use crate::error::CollectiveError;
 use crate::group::agreement::{Move, Proposal, Standing};
 use crate::group::failure::Failure;
-use crate::group::meeting::Meeting;
 use crate::group::position::Position;
+use crate::group::proto::{Report, Reports};
 use tonic_rdma::internal::lock;
 
-/// The name of a group: random bytes.
-pub(crate) type GroupId = [u8; 16];
+/// The name of a group: the key of its meeting, which all ranks share.
+pub(crate) type GroupId = Key;
 
 /// The state. Ranks are those of the meeting.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) me: usize,
     pub(crate) size: usize,
-    ready: AtomicBool,
+    /// The meeting, once this rank has come to it.
+    pub(crate) hall: Hall<Reports>,
     inner: Mutex<Inner>,
-    /// Tells of changes of the meeting.
-    pub(crate) changed: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// Only at rank 0.
-    meeting: Option<Meeting>,
-    group: Option<GroupId>,
     standing: Standing,
     epoch: Option<Arc<Epoch>>,
     lost: BTreeMap<usize, ChannelError>,
@@ -81,48 +76,17 @@ impl Epoch {
 
 impl State {
     pub(crate) fn new(me: usize, size: usize) -> Self {
-        Self { me, size, ready: AtomicBool::new(false), inner: Mutex::default(), changed: Notify::new() }
-    }
-
-    /// Says that this rank has channels to all others.
-    pub(crate) fn set_ready(&self) {
-        self.ready.store(true, Ordering::Relaxed);
-    }
-
-    /// Returns whether this rank has channels to all others.
-    pub(crate) fn is_ready(&self) -> bool {
-        self.ready.load(Ordering::Relaxed)
-    }
-
-    /// Gives the meeting to `then`, if this rank holds one, and tells the waiters of the change.
-    pub(crate) fn with_meeting<T>(&self, then: impl FnOnce(&mut Meeting) -> T) -> Option<T> {
-        let result = lock(&self.inner).meeting.as_mut().map(then);
-        self.changed.notify_waiters();
-        result
-    }
-
-    /// Gives the meeting to `then`, if this rank holds one.
-    pub(crate) fn look_at_meeting<T>(&self, then: impl FnOnce(&Meeting) -> T) -> Option<T> {
-        lock(&self.inner).meeting.as_ref().map(then)
-    }
-
-    /// Opens the meeting, which only rank 0 does.
-    pub(crate) fn open_meeting(&self, meeting: Meeting, group: GroupId) {
-        let mut inner = lock(&self.inner);
-        inner.meeting = Some(meeting);
-        inner.group = Some(group);
+        Self { me, size, hall: Hall::default(), inner: Mutex::default() }
     }
 
     /// Returns the name of the group, if it has one yet.
     pub(crate) fn group(&self) -> Option<GroupId> {
-        lock(&self.inner).group
+        self.hall.get()?.key(self.me)
     }
 
     /// Begins the first generation: all ranks of the meeting.
-    pub(crate) fn begin(&self, group: GroupId) -> Arc<Epoch> {
-        let mut inner = lock(&self.inner);
-        inner.group = Some(group);
-        inner.adopt(1, (0..self.size).collect(), self.me)
+    pub(crate) fn begin(&self) -> Arc<Epoch> {
+        lock(&self.inner).adopt(1, (0..self.size).collect(), self.me)
     }
 
     /// Notes that a rank is lost.
@@ -150,14 +114,19 @@ impl State {
         lock(&self.inner).left.clone()
     }
 
-    /// Takes a report of another rank.
-    pub(crate) fn report(&self, generation: u64, rank: usize, message: &str) {
-        let message: Arc<str> = message.into();
+    /// Takes what another rank reports now.
+    pub(crate) fn hear(&self, rank: usize) {
+        let reports = self.hall.get().and_then(|meeting| meeting.of(rank, |other| other.details.clone()));
         let mut inner = lock(&self.inner);
-        match &inner.epoch {
-            Some(epoch) if epoch.generation == generation => epoch.report(rank, &message),
-            _ if generation > inner.standing.generation => inner.early = Some((generation, rank, message)),
-            _ => {}
+        for Report { generation, message } in reports.unwrap_or_default().reports {
+            let message: Arc<str> = shortened(&message).into();
+            match &inner.epoch {
+                Some(epoch) if epoch.generation == generation => epoch.report(rank, &message),
+                _ if generation > inner.standing.generation => {
+                    inner.early = Some((generation, rank, message));
+                }
+                _ => {}
+            }
         }
     }
 

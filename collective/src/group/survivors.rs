@@ -26,36 +26,15 @@ const MOST_PATIENCE: u32 = 4;
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
-/// The ranks that go on.
-#[derive(Clone, Debug)]
-pub(crate) struct Survivors {
-    pub(super) epoch: Arc<Epoch>,
-    /// Their ranks in the generation that failed.
-    #[cfg_attr(not(test), expect(dead_code, reason = "only tests read it"))]
-    ranks: Vec<usize>,
-}
-
-impl Survivors {
-    fn new(epoch: Arc<Epoch>, before: &Epoch) -> Self {
-        let ranks = epoch.members.iter().filter_map(|original| before.index(*original)).collect();
-        Self { epoch, ranks }
-    }
-
-    /// Returns the survivors, in order, by their ranks in the generation that failed.
-    #[cfg(test)]
-    pub(crate) fn ranks(&self) -> &[usize] {
-        &self.ranks
-    }
-}
-
 /// Agrees with the other living ranks.
-pub(super) async fn agree(session: &Arc<Session>, epoch: &Arc<Epoch>) -> Result<Survivors, CollectiveError> {
+/// Returns the generation of the survivors.
+pub(super) async fn agree(session: &Session, epoch: &Epoch) -> Result<Arc<Epoch>, CollectiveError> {
     let state = &session.state;
     if let Some(reason) = state.left() {
         return Err(CollectiveError::Excluded { rank: epoch.rank, reason });
     }
     if let Some(later) = state.agree(epoch.generation, true) {
-        return Ok(Survivors::new(later, epoch));
+        return Ok(later);
     }
     let _ends = NotAgreeing { session, generation: epoch.generation };
     let begun = Instant::now();
@@ -72,7 +51,7 @@ pub(super) async fn agree(session: &Arc<Session>, epoch: &Arc<Epoch>) -> Result<
         match state.next(&answers) {
             Move::Adopt { generation, members } => {
                 if let Some(next) = state.adopt(generation, members) {
-                    return Ok(Survivors::new(next, epoch));
+                    return Ok(next);
                 }
             }
             Move::Leave(reason) => {
@@ -85,7 +64,7 @@ pub(super) async fn agree(session: &Arc<Session>, epoch: &Arc<Epoch>) -> Result<
                 if propose(session, &proposal).await
                     && let Some(next) = state.adopt(proposal.generation, proposal.members)
                 {
-                    return Ok(Survivors::new(next, epoch));
+                    return Ok(next);
                 }
             }
             Move::Wait => lose_patience(session, &answers, begun)?,
@@ -96,7 +75,7 @@ pub(super) async fn agree(session: &Arc<Session>, epoch: &Arc<Epoch>) -> Result<
 }
 
 /// Asks all ranks that this rank does not suspect. Suspects those that have been silent for too long.
-async fn ask_all(session: &Arc<Session>, silent: &mut BTreeMap<usize, Instant>) -> BTreeMap<usize, Standing> {
+async fn ask_all(session: &Session, silent: &mut BTreeMap<usize, Instant>) -> BTreeMap<usize, Standing> {
     let state = &session.state;
     let (standing, _) = state.standing();
     let mut asking = JoinSet::new();
@@ -127,7 +106,7 @@ async fn ask_all(session: &Arc<Session>, silent: &mut BTreeMap<usize, Instant>) 
 }
 
 /// Asks all members of a proposal for their promise. Returns whether all have given it.
-async fn propose(session: &Arc<Session>, proposal: &Proposal) -> bool {
+async fn propose(session: &Session, proposal: &Proposal) -> bool {
     let state = &session.state;
     if state.promise(proposal).is_err() {
         return false;

@@ -1,26 +1,25 @@
 //! Connects the parts.
 
 use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::Mutex;
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
 
-use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tonic_rdma_tensor::RdmaDevice;
-use tonic_rdma_verbs::internal::chain;
+use tonic_rdma_tensor::internal::meeting::{
+    Attendee, End, Key, Meeting, NotJoined, StandingStream, VERSION, fresh_key,
+};
+use tonic_rdma_verbs::internal::{chain, with_causes};
 
 use crate::error::GraphError;
 use crate::placement::{Crossing, Part, Placement};
 use crate::session::connected::{Addresses, Core, Ends, Session};
-use crate::session::control::{Met, follow, meet, watch as open_watch};
 use crate::session::links::{self, Plan, Sending};
+use crate::session::listener::Listener;
 use crate::session::peering::Peering;
 use crate::session::settings::{MAX_CALLS, MESSAGE_MARGIN, OTHER_CALLS, Settings, setting};
-use crate::session::state::{Hall, State, Token};
-use crate::session::threads::{FAREWELL, Threads};
-use crate::transfer::proto::Standing;
+use crate::session::state::{Mailboxes, State};
+use crate::session::threads::{self, FAREWELL};
 use crate::transfer::{CallEnds, Mailbox, Mode, Peers, SlotEnds, SlotReceiver};
 
 /// The longest message of gRPC: its length has 32 bits.
@@ -36,55 +35,34 @@ struct Context {
 }
 
 /// Connects, and tells the other parts if that fails.
-pub(super) fn connect(
-    settings: Settings,
-    threads: Threads,
-    hall: &Hall,
-    device: RdmaDevice,
-    peering: Peering,
-) -> Result<Session, GraphError> {
+pub(super) fn connect(listener: Listener, peering: Peering) -> Result<Session, GraphError> {
+    let Listener { address, settings, threads, hall, service, device } = listener;
     check(&settings, &peering)?;
     let parts = peering.peers.len();
+    let keys: Result<Vec<Key>, _> = (0..parts).map(|_| fresh_key()).collect();
+    let no_random = |error| setting("key", format!("the system gives no random bytes: {error}"));
+    let keys = keys.map_err(no_random)?;
     let peers = Arc::new(Peers::new(parts));
-    let tokens = tokens(parts)?;
     // Slots and mailboxes are there before another part hears of this one.
-    let mut mailboxes = HashMap::new();
-    let mut ends = HashMap::new();
-    for mode in &peering.modes {
-        let arriving = peering.placements.arriving(peering.part);
-        if mode.uses_slots() {
-            let slots = arriving.map(|crossing| slot(&device, &peering, &tokens, *mode, crossing));
-            ends.insert(
-                *mode,
-                Ends::Slots(SlotEnds { senders: vec![], receivers: slots.collect::<Result<_, _>>()? }),
-            );
-        } else {
-            let mut received = Vec::new();
-            for crossing in arriving {
-                let mailbox = Arc::new(Mailbox::new(&crossing.name, peering.window, peers.cell()));
-                received.push((crossing.clone(), Arc::clone(&mailbox)));
-                mailboxes.insert((*mode, crossing.id.0), (crossing.clone(), mailbox));
-            }
-            let (mode, window) = (*mode, peering.window);
-            ends.insert(mode, Ends::Calls(CallEnds { mode, window, senders: vec![], mailboxes: received }));
-        }
-    }
-    let state = State::new(&peering, tokens, mailboxes, peers);
+    let (mut ends, mailboxes) = receivers(&device, &peering, &keys, &peers)?;
+    let (common, address) = (peering.common(), address.to_string());
+    let (noun, number, size) = ("part", peering.part.0, parts);
+    let attendee = Attendee { noun, number, size, common, address, about: Default::default() };
+    let meeting = Arc::new(Meeting::new(attendee, Some(keys)).map_err(no_random)?);
+    let (me, modes, window) = (peering.part, peering.modes.clone(), peering.window);
+    let state = State { me, parts, modes: modes.clone(), window, meeting, mailboxes, peers };
     let state = Arc::new(state);
-    hall.open(Arc::clone(&state));
+    // A listener connects once, because connecting takes it.
+    _ = service.0.set(Arc::clone(&state));
+    _ = hall.set(Arc::clone(&state.meeting));
     let until = Instant::now() + peering.timeout;
-    let modes = peering.modes.clone();
     let copies = settings.copies;
     let context = Context { settings, peering, state: Arc::clone(&state), device: device.clone(), until };
-    let connected = threads.run(connect_all(Arc::new(context)));
-    let Connected { sending, addresses } = match connected {
-        Ok(connected) => connected,
-        Err(error) => {
-            state.fail(&chain(&error));
-            threads.fail_within(FAREWELL);
-            return Err(error);
-        }
-    };
+    let connected = threads::run(threads.handle(), connect_all(Arc::new(context)));
+    let (sending, addresses) = connected.inspect_err(|error| {
+        state.meeting.fail(&chain(error));
+        threads.fail_within(FAREWELL);
+    })?;
     let mut channels = Vec::new();
     for Sending { channel, calls, slots } in sending {
         channels.extend(channel);
@@ -137,28 +115,43 @@ fn check(settings: &Settings, peering: &Peering) -> Result<(), GraphError> {
     Ok(())
 }
 
-/// Makes the secrets of this part and each other part.
-fn tokens(parts: usize) -> Result<Vec<Token>, GraphError> {
-    let mut tokens = Vec::with_capacity(parts);
-    for _ in 0..parts {
-        let mut token = Token::default();
-        let filled = rustix::rand::getrandom(&mut token, rustix::rand::GetRandomFlags::empty());
-        // The system fills up to 256 bytes at once.
-        filled.map_err(|error| setting("token", format!("the system gives no random bytes: {error}")))?;
-        tokens.push(token);
+/// Makes the slots and mailboxes of the crossing tensors that arrive here. The senders come later.
+fn receivers(
+    device: &RdmaDevice,
+    peering: &Peering,
+    keys: &[Key],
+    peers: &Peers,
+) -> Result<(HashMap<Mode, Ends>, Mailboxes), GraphError> {
+    let (mut ends, mut mailboxes) = (HashMap::new(), HashMap::new());
+    let window = peering.window;
+    for mode in peering.modes.iter().copied() {
+        let arriving = peering.placements.arriving(peering.part);
+        let of_mode = if mode.uses_slots() {
+            let slots = arriving.map(|crossing| slot(device, peering, keys, mode, crossing));
+            Ends::Slots(SlotEnds { senders: vec![], receivers: slots.collect::<Result<_, _>>()? })
+        } else {
+            let mut received = Vec::new();
+            for crossing in arriving {
+                let mailbox = Arc::new(Mailbox::new(&crossing.name, window, peers.cell()));
+                received.push((crossing.clone(), Arc::clone(&mailbox)));
+                mailboxes.insert((mode, crossing.id.0), (crossing.clone(), mailbox));
+            }
+            Ends::Calls(CallEnds { mode, window, senders: vec![], mailboxes: received })
+        };
+        ends.insert(mode, of_mode);
     }
-    Ok(tokens)
+    Ok((ends, mailboxes))
 }
 
 /// Makes the slot of a crossing tensor that arrives here.
 fn slot(
     device: &RdmaDevice,
     peering: &Peering,
-    tokens: &[Token],
+    keys: &[Key],
     mode: Mode,
     crossing: &Crossing,
 ) -> Result<(Crossing, SlotReceiver), GraphError> {
-    let name = links::slot_name(&tokens[crossing.from.0], mode, crossing);
+    let name = links::slot_name(&keys[crossing.from.0], mode, crossing);
     let depth = peering.window as u32;
     let receiver = match &crossing.placement {
         Placement::Static(spec) => device.static_receiver(&name, spec, depth).map(SlotReceiver::Static),
@@ -173,60 +166,77 @@ fn slot(
     Ok((crossing.clone(), receiver))
 }
 
-/// What [`connect_all`] makes.
-struct Connected {
-    sending: Vec<Sending>,
-    addresses: Addresses,
-}
-
-async fn connect_all(context: Arc<Context>) -> Result<Connected, GraphError> {
-    let met = for_each_peer(&context, |context, peer| async move {
-        let peering = &context.peering;
-        let address = peering.peers.get(peer.0).cloned().unwrap_or_default();
-        let (state, limit) = (Arc::clone(&context.state), peering.timeout);
-        let met = meet(state, peer, address, limit, context.until).await?;
-        let stream = open_watch(&met, peer, context.until).await?;
-        tokio::spawn(follow(Arc::clone(&context.state), peer, stream));
-        Ok(met)
+async fn connect_all(context: Arc<Context>) -> Result<(Vec<Sending>, Addresses), GraphError> {
+    let (peering, state) = (&context.peering, &context.state);
+    let keys = for_each_peer(&context, |context, peer| async move {
+        let state = Arc::clone(&context.state);
+        let (key, stream) = join(&context, peer).await?;
+        tokio::spawn(follow(state, peer, stream));
+        Ok(key)
     })
     .await?;
-    let met: Arc<HashMap<Part, Met>> = Arc::new(met.into_iter().collect());
+    let keys: Arc<HashMap<Part, Key>> = Arc::new(keys.into_iter().collect());
     let sending = for_each_peer(&context, |context, peer| {
-        let met = Arc::clone(&met);
+        let keys = Arc::clone(&keys);
         async move {
-            let Some(met) = met.get(&peer) else { return Ok(Sending::default()) };
-            let plan = Plan {
-                settings: &context.settings,
-                device: &context.device,
-                peering: &context.peering,
-                peer,
-                token: &met.token,
-            };
-            let limit = context.peering.timeout;
-            let changes = context.state.peers.changes();
-            tokio::select! {
-                opened = tokio::time::timeout_at(context.until, links::open(plan)) => match opened {
-                    Ok(sending) => sending,
-                    Err(_) => Err(late(&context, peer, limit, "its connections for tensors are not open")),
-                },
-                error = trouble(&context.state, changes) => Err(error),
-            }
+            let Some(key) = keys.get(&peer) else { return Ok(Sending::default()) };
+            let Context { settings, device, peering, .. } = &*context;
+            let opening = tokio::time::timeout_at(
+                context.until,
+                links::open(Plan { settings, device, peering, peer, key }),
+            );
+            let late = |_| late(&context, peer, "its connections for tensors are not open".to_owned());
+            or_trouble(&context.state, async { opening.await.map_err(late)? }).await
         }
     })
     .await?;
-    let mut learned = vec![0; context.peering.peers.len()];
+    let mut learned = vec![0; peering.peers.len()];
     for (peer, sending) in &sending {
         learned[peer.0] = sending.static_slots() as u64;
     }
     let addresses = learned.clone();
-    context.state.standing.send_modify(|standing| {
+    state.meeting.standing.send_modify(|standing| {
         standing.ready = true;
-        standing.addresses = addresses;
+        standing.details.addresses = addresses;
     });
-    let given = all_ready(&context).await?;
+    let late = |part| late(&context, Part(part), "it is not ready yet".to_owned());
+    or_trouble(state, async { state.meeting.all_ready(context.until).await.map_err(late) }).await?;
+    let given = addresses_given(&context)?;
     let learned = learned.iter().sum::<u64>() as usize;
     let sending = sending.into_iter().map(|(_, sending)| sending).collect();
-    Ok(Connected { sending, addresses: Addresses { learned, given } })
+    Ok((sending, Addresses { learned, given }))
+}
+
+/// Joins a part, and begins to watch it.
+async fn join(context: &Context, peer: Part) -> Result<(Key, StandingStream), GraphError> {
+    let (state, address) = (&context.state, context.address(peer));
+    let channel = links::endpoint(peer, &address)?.connect_lazy();
+    let joining = state.meeting.join(channel.clone(), peer.0, false, context.until);
+    let joined = or_trouble(state, async { Ok(joining.await) }).await?;
+    let key = match joined {
+        Ok(joined) => joined.key,
+        Err(reason) => return Err(not_joined(context, peer, reason)),
+    };
+    match state.meeting.watch(channel, &key, context.until).await {
+        Ok(stream) => Ok((key, stream)),
+        Err(status) => {
+            let source = with_causes(status.message(), &status).into();
+            Err(GraphError::PeerLost { peer: peer.0, source })
+        }
+    }
+}
+
+/// Follows the state of a part until the part has left, has failed or is lost.
+async fn follow(state: Arc<State>, peer: Part, stream: StandingStream) {
+    let said = || {
+        state.compare_runs(peer);
+        state.peers.said_something();
+    };
+    match state.meeting.follow(peer.0, stream, said).await {
+        End::Left => state.peers.has_left(peer),
+        End::Failed(reason) => state.peers.has_failed(peer, reason),
+        End::Lost(reason) => state.peers.is_lost(peer, reason),
+    }
 }
 
 /// Carries out `work` for all other parts at once. The first error ends it.
@@ -251,49 +261,41 @@ where
     Ok(all)
 }
 
-/// Waits until a part has failed or is lost.
-async fn trouble(state: &State, mut changes: watch::Receiver<u64>) -> GraphError {
-    loop {
-        if let Err(error) = state.peers.check_all() {
-            return error;
-        }
-        if changes.changed().await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    }
-}
-
-/// Waits until all other parts are ready. Returns the number of static slots here whose address they have.
-async fn all_ready(context: &Context) -> Result<usize, GraphError> {
-    let mut others = context.state.others.subscribe();
-    let changes = context.state.peers.changes();
-    let missing = |others: &[Standing]| {
-        let others = others.iter().enumerate().filter(|(part, _)| *part != context.state.me.0);
-        others.filter(|(_, other)| !other.ready).map(|(part, _)| Part(part)).next()
-    };
-    let ready = async {
-        while missing(&others.borrow_and_update()).is_some() {
-            if others.changed().await.is_err() {
-                break;
+/// Carries out `work`, until a part has failed or is lost.
+async fn or_trouble<T>(
+    state: &State,
+    work: impl Future<Output = Result<T, GraphError>>,
+) -> Result<T, GraphError> {
+    let mut changes = state.peers.changes();
+    let trouble = async {
+        loop {
+            if let Err(error) = state.peers.check_all() {
+                return error;
+            }
+            if changes.changed().await.is_err() {
+                std::future::pending::<()>().await;
             }
         }
     };
     tokio::select! {
         biased;
-        () = ready => {}
-        error = trouble(&context.state, changes) => return Err(error),
-        () = tokio::time::sleep_until(context.until) => {
-            let late_part = missing(&context.state.others.borrow()).unwrap_or(context.state.me);
-            return Err(late(context, late_part, context.peering.timeout, "it is not ready yet"));
-        }
+        done = work => done,
+        error = trouble => Err(error),
     }
+}
+
+/// Returns the number of static slots here whose address the other parts have.
+fn addresses_given(context: &Context) -> Result<usize, GraphError> {
+    let Context { peering, state, .. } = context;
+    let me = state.me;
+    let slots = peering.modes.iter().filter(|mode| mode.uses_slots()).count();
     let mut given = 0;
-    for (part, other) in context.state.others.borrow().iter().enumerate() {
-        let slots = context.peering.modes.iter().filter(|mode| mode.uses_slots()).count();
-        let arriving = context.peering.placements.arriving(context.state.me);
+    for part in (0..state.parts).filter(|part| *part != me.0) {
+        let arriving = peering.placements.arriving(me);
         let expected = slots * arriving.filter(|it| it.from.0 == part && it.placement.is_static()).count();
-        let found = other.addresses.get(context.state.me.0).copied().unwrap_or(0);
-        if part != context.state.me.0 && found != expected as u64 {
+        let found = state.meeting.of(part, |other| other.details.addresses.get(me.0).copied());
+        let found = found.flatten().unwrap_or(0);
+        if found != expected as u64 {
             let reason = format!("it has the addresses of {found} of the {expected} static slots here");
             return Err(GraphError::PeerFailed { peer: part, reason });
         }
@@ -302,8 +304,30 @@ async fn all_ready(context: &Context) -> Result<usize, GraphError> {
     Ok(given)
 }
 
-fn late(context: &Context, peer: Part, limit: Duration, reason: &str) -> GraphError {
-    let address = context.peering.peers.get(peer.0).cloned().unwrap_or_default();
-    let (seconds, reason) = (limit.as_secs_f64(), reason.to_owned());
+impl Context {
+    fn address(&self, peer: Part) -> String {
+        self.peering.peers.get(peer.0).cloned().unwrap_or_default()
+    }
+}
+
+fn late(context: &Context, peer: Part, reason: String) -> GraphError {
+    let (address, seconds) = (context.address(peer), context.peering.timeout.as_secs_f64());
     GraphError::Unreachable { peer: peer.0, address, seconds, reason }
+}
+
+/// Makes the error of a part that this one could not join.
+fn not_joined(context: &Context, part: Part, reason: NotJoined) -> GraphError {
+    let (peer, address) = (part.0, context.address(part));
+    match reason {
+        NotJoined::Version(theirs) => GraphError::Version { peer, address, ours: VERSION, theirs },
+        NotJoined::Differs(what) => GraphError::Differs { peer, address, what },
+        NotJoined::Other(other) => {
+            setting("peers", format!("part {other} answers at {address}, the address of part {part}"))
+        }
+        NotJoined::Refused(reason) => {
+            setting("part", format!("part {part} at {address} refused this part: {reason}"))
+        }
+        NotJoined::Failed(reason) => GraphError::PeerFailed { peer, reason },
+        NotJoined::Late { trouble, .. } => late(context, part, trouble),
+    }
 }

@@ -139,7 +139,7 @@ impl Session {
 
     /// Tells the other parts that this part has failed, and why. Does not wait.
     pub fn abort(&self, reason: &str) {
-        self.core.state.fail(reason);
+        self.core.state.meeting.fail(reason);
     }
 
     /// Leaves the session, and waits until all other parts know, at most for `limit`. A process that ends at once calls this, so that the
@@ -154,7 +154,7 @@ impl Session {
             peers: Arc::clone(&state.peers),
             runtime: self.core.threads.handle().clone(),
             runs: Arc::clone(&state) as Arc<dyn RunsOfParts>,
-            abort: Arc::new(move |reason| state.fail(reason)),
+            abort: Arc::new(move |reason| state.meeting.fail(reason)),
             _session: Arc::clone(&self.core) as Arc<dyn Send + Sync>,
         }
     }

@@ -1,19 +1,21 @@
 //! The connections over which one part sends tensors to another.
 
 use std::error::Error;
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use bytes::Bytes;
 use tonic::Code;
+use tonic::transport::Endpoint;
 use tonic_rdma::{Policy, RdmaChannel, RdmaConnectInfo, RdmaConnector};
+use tonic_rdma_tensor::internal::meeting::{self, Key};
 use tonic_rdma_tensor::{Channel, ChannelError, RdmaDevice};
 
 use crate::error::GraphError;
 use crate::placement::{Crossing, Part, Placement};
-use crate::session::control::endpoint;
 use crate::session::peering::Peering;
-use crate::session::settings::{MESSAGE_MARGIN, Settings, calls};
+use crate::session::settings::{
+    CONNECTION_WINDOW, MAX_FRAME, MESSAGE_MARGIN, STREAM_WINDOW, Settings, calls, setting,
+};
 use crate::transfer::proto::parts_client::PartsClient;
 use crate::transfer::{Caller, Mode, Reason, SlotSender};
 
@@ -24,7 +26,7 @@ pub(super) struct Plan<'a> {
     pub(super) device: &'a RdmaDevice,
     pub(super) peering: &'a Peering,
     pub(super) peer: Part,
-    pub(super) token: &'a Bytes,
+    pub(super) key: &'a Key,
 }
 
 /// What this part needs to send to another.
@@ -42,13 +44,20 @@ impl Sending {
     }
 }
 
-/// Returns the name of a slot. The token of the sender in it is a secret, so that only the sender finds the slot.
-pub(super) fn slot_name(token: &[u8], mode: Mode, crossing: &Crossing) -> String {
-    let mut name = String::new();
-    // Writing into a `String` never fails.
-    token.iter().for_each(|byte| _ = write!(name, "{byte:02x}"));
-    _ = write!(name, "/{mode}/{}", crossing.id.0);
-    name
+/// Returns the name of a slot. The key of the sender in it is a secret, so that only the sender finds the slot.
+pub(super) fn slot_name(key: &Key, mode: Mode, crossing: &Crossing) -> String {
+    format!("{:032x}/{mode}/{}", u128::from_be_bytes(*key), crossing.id.0)
+}
+
+/// Makes the description of a connection to `address`: windows and frames for tensors.
+pub(super) fn endpoint(peer: Part, address: &str) -> Result<Endpoint, GraphError> {
+    let endpoint = meeting::endpoint("http", address);
+    let endpoint =
+        endpoint.map_err(|reason| setting("peers", format!("the address of part {peer}: {reason}")))?;
+    Ok(endpoint
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_frame_size(MAX_FRAME))
 }
 
 /// Opens the connections of all modes to a part to which this part sends.
@@ -73,7 +82,8 @@ pub(super) async fn open(plan: Plan<'_>) -> Result<Sending, GraphError> {
             sending.channel = Some(channel);
         } else {
             let caller = caller(plan, mode).await?;
-            let senders = leaving.iter().map(|it| ((*it).clone(), caller.clone(), plan.token.clone()));
+            let key = Bytes::copy_from_slice(plan.key);
+            let senders = leaving.iter().map(|it| ((*it).clone(), caller.clone(), key.clone()));
             sending.calls.extend(senders.map(|sender| (mode, sender)));
         }
     }
@@ -158,7 +168,7 @@ async fn attach(
     mode: Mode,
     crossing: &Crossing,
 ) -> Result<SlotSender, GraphError> {
-    let name = slot_name(plan.token, mode, crossing);
+    let name = slot_name(plan.key, mode, crossing);
     let sender = match &crossing.placement {
         Placement::Static(spec) => channel.static_sender(&name, spec).await.map(SlotSender::Static),
         Placement::Dynamic { .. } => channel.dynamic_sender(&name).await.map(SlotSender::Dynamic),

@@ -2,12 +2,10 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 
-use tokio::runtime::{Builder, Runtime};
-use tonic::transport::Server;
 use tonic_rdma::{Policy, RdmaIncoming, RdmaServer};
 use tonic_rdma_tensor::RdmaDevice;
+use tonic_rdma_tensor::internal::meeting::{self, Hall, OwnRuntime};
 
 use crate::error::GraphError;
 use crate::session::connect;
@@ -16,22 +14,22 @@ use crate::session::farewell;
 use crate::session::peering::Peering;
 use crate::session::service::Service;
 use crate::session::settings::{
-    CONNECTION_WINDOW, MAX_CALLS, MAX_FRAME, MESSAGE_MARGIN, PING_INTERVAL, PING_LIMIT, STREAM_WINDOW,
-    Settings, calls, setting,
+    CONNECTION_WINDOW, MAX_CALLS, MAX_FRAME, MESSAGE_MARGIN, STREAM_WINDOW, Settings, calls, setting,
 };
-use crate::session::state::Hall;
-use crate::session::threads::Threads;
+use crate::session::threads::{self, Threads};
+use crate::transfer::proto::Details;
 use crate::transfer::proto::parts_server::PartsServer;
 
 /// A process that listens for the other parts of a graph. They may call before this process knows its graph; they wait until it
 /// [connects](Self::connect).
 #[derive(Debug)]
 pub struct Listener {
-    address: SocketAddr,
-    settings: Settings,
-    threads: Threads,
-    hall: Arc<Hall>,
-    device: RdmaDevice,
+    pub(super) address: SocketAddr,
+    pub(super) settings: Settings,
+    pub(super) threads: Threads,
+    pub(super) hall: Hall<Details>,
+    pub(super) service: Service,
+    pub(super) device: RdmaDevice,
 }
 
 impl Listener {
@@ -50,17 +48,16 @@ impl Listener {
     /// # Errors
     /// The address can't be listened on, a setting has a bad value, or the system gives no threads.
     pub fn bind(address: &str, settings: Settings) -> Result<Self, GraphError> {
-        let runtime = runtime(settings.threads)?;
-        let hall = Arc::new(Hall::default());
-        let watchers = Arc::new(AtomicUsize::new(0));
-        let threads = Threads::new(runtime, Arc::clone(&hall), Arc::clone(&watchers));
-        let service = Service::new(Arc::clone(&hall), watchers);
-        let listening = listen(address.to_owned(), settings.clone(), service);
+        let runtime = OwnRuntime::new("graph-session", settings.threads);
+        let runtime =
+            runtime.map_err(|error| setting("threads", format!("the system gives none: {error}")))?;
+        let (hall, service) = (Hall::default(), Service::default());
+        let listening = listen(address.to_owned(), settings.clone(), Arc::clone(&hall), service.clone());
         // This process may still tell the parts of an earlier session why it has failed.
         farewell::make_room(address);
-        let (address, device) = threads.run(listening)?;
-        threads.listen_at(address);
-        Ok(Self { address, settings, threads, hall, device })
+        let (address, device) = threads::run(runtime.handle(), listening)?;
+        let threads = Threads::new(runtime, Arc::clone(&hall), address.port());
+        Ok(Self { address, settings, threads, hall, service, device })
     }
 
     /// Returns the address that other parts call.
@@ -78,22 +75,15 @@ impl Listener {
     /// - [`PeerLost`](GraphError::PeerLost), [`PeerFailed`](GraphError::PeerFailed): a part ended meanwhile.
     /// - [`Setting`](GraphError::Setting): a number is out of range, or there is no memory for the slots.
     pub fn connect(self, peering: Peering) -> Result<Session, GraphError> {
-        let Self { address: _, settings, threads, hall, device } = self;
-        connect::connect(settings, threads, &hall, device, peering)
+        connect::connect(self, peering)
     }
-}
-
-fn runtime(threads: usize) -> Result<Runtime, GraphError> {
-    let threads = threads.max(1);
-    let built =
-        Builder::new_multi_thread().worker_threads(threads).thread_name("graph-session").enable_all().build();
-    built.map_err(|error| setting("threads", format!("the system gives no {threads} threads: {error}")))
 }
 
 /// Starts the server of this process.
 async fn listen(
     address: String,
     settings: Settings,
+    hall: Hall<Details>,
     service: Service,
 ) -> Result<(SocketAddr, RdmaDevice), GraphError> {
     // Calls need no RDMA. The modes that do refuse to be without.
@@ -112,15 +102,14 @@ async fn listen(
     let largest = settings.largest_tensor.saturating_add(MESSAGE_MARGIN);
     let service =
         PartsServer::new(service).max_decoding_message_size(usize::try_from(largest).unwrap_or(usize::MAX));
-    let http2 = Server::builder()
+    let http2 = meeting::server()
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_frame_size(MAX_FRAME)
-        .max_concurrent_streams(MAX_CALLS)
-        .http2_keepalive_interval(Some(PING_INTERVAL))
-        .http2_keepalive_timeout(Some(PING_LIMIT));
+        .max_concurrent_streams(MAX_CALLS);
     let server = RdmaServer::new().http2(http2).calls(calls(&settings)).add_service(device.service());
-    let server = server.add_service(service).serve_with_incoming(incoming);
+    let server =
+        server.add_service(meeting::service(hall)).add_service(service).serve_with_incoming(incoming);
     tokio::spawn(async move {
         if let Err(error) = server.await {
             tracing::error!(error = %error, "the server of a part has ended");

@@ -3,13 +3,15 @@
 //! ```text
 //!  Listener::bind ── one port: calls of the parts, tensor device
 //!     │ connect(Peering)
-//!     │    hello     each part calls each other part, and compares graph, partition and modes
+//!     │    join      each part calls each other part; they compare graph, partition and modes
 //!     │    watch     a call to each other part stays open, as a sign of life; it also says that a part has failed or left
 //!     │    attach    each sender learns the addresses of the slots of its receivers, before the first step
 //!     │    ready     all parts have done so
 //!     ▼
 //!  Session::transfers(mode) ── for an executor; one for each mode
 //! ```
+//!
+//! How parts join and watch one another is the meeting of `tonic-rdma-tensor`, which groups of ranks use too.
 //!
 //! A session has threads of its own. Its methods may be called without a runtime. They must not be called on a thread of a runtime where
 //! they wait, which each of them says.
@@ -29,7 +31,6 @@
 
 mod connect;
 mod connected;
-mod control;
 mod farewell;
 mod fingerprint;
 mod links;
@@ -41,7 +42,6 @@ mod settings;
 mod state;
 #[cfg(test)]
 mod tests;
-mod text;
 mod threads;
 
 pub use connected::{Addresses, Session};

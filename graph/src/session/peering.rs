@@ -1,5 +1,6 @@
 //! With whom a part connects.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -59,6 +60,17 @@ impl Peering {
             window: 1,
             timeout: Duration::from_secs(30),
         }
+    }
+
+    /// Returns what all parts must have in common: names and values.
+    pub(super) fn common(&self) -> HashMap<String, String> {
+        let modes: Vec<String> = self.modes.iter().map(Mode::to_string).collect();
+        let numbers = [
+            ("the number of parts", self.peers.len().to_string()),
+            ("the modes", modes.join(" ")),
+            ("the window", self.window.to_string()),
+        ];
+        self.fingerprint.entries().chain(numbers.map(|(name, value)| (name.to_owned(), value))).collect()
     }
 
     /// Checks the numbers.

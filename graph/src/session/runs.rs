@@ -17,15 +17,16 @@ impl RunsOfParts for State {
             return None;
         }
         let mut number = 0;
-        self.standing.send_modify(|standing| {
+        self.meeting.standing.send_modify(|standing| {
+            let runs = &mut standing.details.runs;
             let of_mode = |run: &&Run| run.mode == mode.number();
-            number = standing.runs.iter().rfind(of_mode).map_or(0, |run| run.number + 1);
-            standing.runs.push(Run { mode: mode.number(), number, first: steps.start, end: steps.end });
+            number = runs.iter().rfind(of_mode).map_or(0, |run| run.number + 1);
+            runs.push(Run { mode: mode.number(), number, first: steps.start, end: steps.end });
             // A receiver may be as many runs behind as a slot has buffers, and one more that waits.
-            if standing.runs.iter().filter(of_mode).count() > self.window + 2
-                && let Some(oldest) = standing.runs.iter().position(|run| run.mode == mode.number())
+            if runs.iter().filter(of_mode).count() > self.window + 2
+                && let Some(oldest) = runs.iter().position(|run| run.mode == mode.number())
             {
-                standing.runs.remove(oldest);
+                runs.remove(oldest);
             }
         });
         for peer in (0..self.parts).map(Part).filter(|peer| *peer != self.me) {
@@ -38,7 +39,7 @@ impl RunsOfParts for State {
         // First, so that a part that runs other steps never counts.
         self.compare_runs(peer);
         let begun = |run: &Run| run.mode == mode.number() && run.number >= number;
-        self.others.borrow().get(peer.0).is_some_and(|other| other.runs.iter().any(begun))
+        self.meeting.of(peer.0, |other| other.details.runs.iter().any(begun)).unwrap_or_default()
     }
 }
 
@@ -46,8 +47,8 @@ impl State {
     /// Compares the runs of another part with those of this one. Notes the first run whose steps differ.
     pub(super) fn compare_runs(&self, peer: Part) {
         let found = {
-            let (ours, others) = (self.standing.borrow(), self.others.borrow());
-            others.get(peer.0).and_then(|other| difference(&ours.runs, &other.runs))
+            let ours = self.meeting.standing.borrow();
+            self.meeting.of(peer.0, |other| difference(&ours.details.runs, &other.details.runs)).flatten()
         };
         if let Some((ours, theirs)) = found {
             let mode = Mode::of_number(ours.mode).map(|mode| mode.to_string()).unwrap_or_default();

@@ -1,6 +1,5 @@
 //! The settings of a part's connections.
 
-use std::time::Duration;
 
 use tonic_rdma::{CallConfig, Config};
 
@@ -12,14 +11,10 @@ pub(super) const STREAM_WINDOW: u32 = 16 << 20;
 pub(super) const CONNECTION_WINDOW: u32 = 32 << 20;
 pub(super) const MAX_FRAME: u32 = 512 << 10;
 
-/// How often a quiet connection is checked, and how long the answer may take. A host that vanishes is found so.
-pub(super) const PING_INTERVAL: Duration = Duration::from_secs(10);
-pub(super) const PING_LIMIT: Duration = Duration::from_secs(20);
-
 /// The most calls under way in one connection. HTTP/2 makes a caller wait that has more, so all tensors that may be under way to one part
 /// have to fit: the crossing tensors times the window.
 pub(super) const MAX_CALLS: u32 = 1 << 16;
-/// The calls of a connection that bring no tensor: hello and watch, of which a part makes one each. The rest is room for repeated ones.
+/// The calls of a connection that bring no tensor: to join and to watch, of which a part makes one each. The rest is room for repeated ones.
 pub(super) const OTHER_CALLS: u32 = 16;
 
 /// What a message has beside the content of its tensor, at most.

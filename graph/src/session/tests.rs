@@ -1,5 +1,6 @@
 //! Calls of a caller that is no honest part.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread;
@@ -13,6 +14,9 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
 use tonic_rdma_tensor::Dtype;
+use tonic_rdma_tensor::internal::meeting::VERSION;
+use tonic_rdma_tensor::internal::meeting::proto::meeting_client::MeetingClient;
+use tonic_rdma_tensor::internal::meeting::proto::{JoinReply, JoinRequest, Member, WatchRequest};
 
 use super::{Listener, Peering, Settings};
 use crate::GraphError;
@@ -20,9 +24,22 @@ use crate::dataflow::{Dim, Fact, Node, NodeId, Outlet, Role, Topology};
 use crate::placement::{Part, Partition, Placements, analyse};
 use crate::transfer::Mode;
 use crate::transfer::proto::parts_client::PartsClient;
-use crate::transfer::proto::{Description, HelloReply, HelloRequest, PutReply, PutRequest, WatchRequest};
+use crate::transfer::proto::{PutReply, PutRequest};
 
-type Client = PartsClient<Channel>;
+/// A caller of part 0.
+#[derive(Clone)]
+struct Client {
+    meeting: MeetingClient<Channel>,
+    parts: PartsClient<Channel>,
+    /// What part 1 says of itself.
+    right: JoinRequest,
+}
+
+impl Client {
+    async fn join(&self, request: JoinRequest) -> Result<JoinReply, Status> {
+        self.meeting.clone().join(request).await.map(tonic::Response::into_inner)
+    }
+}
 
 /// A graph whose node `fixed` sends six bytes, and whose node `free` sends any number, from part 1 to part 0; and one the other way.
 fn graph() -> (Topology, Arc<Placements>) {
@@ -43,7 +60,7 @@ fn graph() -> (Topology, Arc<Placements>) {
 }
 
 /// Runs `calls` while part 0 connects. Returns how the connecting ended.
-fn while_connecting<F: Future<Output = ()>>(calls: impl FnOnce(Client, HelloReply) -> F) -> GraphError {
+fn while_connecting<F: Future<Output = ()>>(calls: impl FnOnce(Client, JoinReply) -> F) -> GraphError {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (graph, placements) = graph();
     let listener = Listener::bind("127.0.0.1:0", Settings::default()).unwrap();
@@ -57,22 +74,33 @@ fn while_connecting<F: Future<Output = ()>>(calls: impl FnOnce(Client, HelloRepl
     peering.window = 2;
     // All calls have to be made within this time, also on a slow machine.
     peering.timeout = Duration::from_secs(10);
+    let right = JoinRequest {
+        version: VERSION,
+        number: 1,
+        size: 2,
+        expected: 0,
+        process: Bytes::from_static(b"the process"),
+        common: peering.common(),
+        member: Some(Member { address: "127.0.0.1:1".into(), about: Bytes::new() }),
+        wait: false,
+    };
     let connecting = thread::spawn(move || listener.connect(peering).unwrap_err());
     runtime.block_on(async {
-        let (client, server) = hello(address).await;
-        calls(client, server).await;
+        let (client, reply) = hello(address, right).await;
+        calls(client, reply).await;
     });
     connecting.join().unwrap()
 }
 
 /// Calls part 0 until it connects, with a description that does not fit.
-async fn hello(address: SocketAddr) -> (Client, HelloReply) {
-    let client = PartsClient::connect(format!("http://{address}")).await.unwrap();
+async fn hello(address: SocketAddr, right: JoinRequest) -> (Client, JoinReply) {
+    let meeting = MeetingClient::connect(format!("http://{address}")).await.unwrap();
+    let parts = PartsClient::connect(format!("http://{address}")).await.unwrap();
+    let client = Client { meeting, parts, right };
     loop {
         // Part 7 does not exist, so that the difference is not that of part 1.
-        let caller = Some(Description { version: 2, part: 7, ..Description::default() });
-        match client.clone().hello(HelloRequest { caller, expected: 0 }).await {
-            Ok(reply) => return (client, reply.into_inner()),
+        match client.join(JoinRequest { number: 7, common: HashMap::new(), ..client.right.clone() }).await {
+            Ok(reply) => return (client, reply),
             Err(status) => assert_eq!(status.code(), Code::Unavailable, "{status}"),
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -80,33 +108,34 @@ async fn hello(address: SocketAddr) -> (Client, HelloReply) {
 }
 
 /// Ends the connecting: part 1 speaks a version that does not exist.
-async fn end(mut client: Client) {
-    let caller = Some(Description { version: 9, part: 1, ..Description::default() });
-    let reply = client.hello(HelloRequest { caller, expected: 0 }).await.unwrap().into_inner();
-    assert!(reply.token.is_empty());
+async fn end(client: Client) {
+    let reply = client.join(JoinRequest { version: 9, ..client.right.clone() }).await.unwrap();
+    assert!(reply.key.is_empty());
 }
 
 #[test]
 fn another_version_is_named() {
     let error = while_connecting(|client, server| async move {
-        assert_eq!(server.server.unwrap().version, 2);
-        assert!(server.token.is_empty(), "no secret for a caller that runs something else");
+        assert_eq!((server.version, server.number), (VERSION, 0));
+        assert!(server.key.is_empty(), "no secret for a caller that runs something else");
+        assert!(
+            server.differs.starts_with("the graph, the modes, the number of parts, "),
+            "{}",
+            server.differs
+        );
         end(client).await;
     });
-    assert!(matches!(error, GraphError::Version { peer: 1, ours: 2, theirs: 9, .. }), "{error}");
+    assert!(matches!(error, GraphError::Version { peer: 1, ours: VERSION, theirs: 9, .. }), "{error}");
 }
 
 /// A process of an earlier run may call before the right one does.
 #[test]
 fn a_caller_that_fits_makes_up_for_one_that_does_not() {
-    let error = while_connecting(|client, server| async move {
-        let right = Description { part: 1, ..server.server.unwrap() };
+    let error = while_connecting(|client, _| async move {
         end(client.clone()).await;
         // Time in which part 0 could end for this reason.
         tokio::time::sleep(Duration::from_millis(500)).await;
-        let hello = HelloRequest { caller: Some(right), expected: 0 };
-        let token = client.clone().hello(hello).await.unwrap().into_inner().token;
-        assert_eq!(token.len(), 16);
+        assert_eq!(client.join(client.right.clone()).await.unwrap().key.len(), 16);
     });
     // The right part can't be called in this test.
     assert!(matches!(error, GraphError::Unreachable { peer: 1, .. }), "{error}");
@@ -114,36 +143,48 @@ fn a_caller_that_fits_makes_up_for_one_that_does_not() {
 
 #[test]
 fn bad_calls_are_refused_by_name_and_harm_nothing() {
-    let error = while_connecting(|client, server| async move {
-        let caller = Description { part: 1, ..server.server.unwrap() };
-        let greet = |caller: Option<Description>, expected| {
-            let mut client = client.clone();
-            async move { client.hello(HelloRequest { caller, expected }).await.map(tonic::Response::into_inner) }
+    let error = while_connecting(|client, _| async move {
+        let right = client.right.clone();
+        let refused_join = |request: JoinRequest| {
+            let client = client.clone();
+            async move { client.join(request).await.unwrap_err().message().to_owned() }
         };
-        let status = greet(None, 0).await.unwrap_err();
-        assert_eq!(status.message(), "the caller does not describe itself");
-        let long = Description { modes: vec![1; 65], ..caller.clone() };
-        assert_eq!(greet(Some(long), 0).await.unwrap_err().message(), "the caller's description is too long");
-        let third = Description { part: 2, ..caller.clone() };
-        assert_eq!(greet(Some(third), 0).await.unwrap_err().message(), "there is no part 2");
-        let same = Description { part: 0, ..caller.clone() };
-        assert!(greet(Some(same), 0).await.unwrap().token.is_empty(), "no other process is part 0");
-        assert!(greet(Some(caller.clone()), 1).await.unwrap().token.is_empty(), "this is not part 1");
-        let token = greet(Some(caller.clone()), 0).await.unwrap().token;
-        assert_eq!((token.len(), greet(Some(caller), 0).await.unwrap().token), (16, token.clone()));
+        let anonymous = JoinRequest { member: None, ..right.clone() };
+        let reason = "the caller's address is empty or longer than 256 bytes";
+        assert_eq!(refused_join(anonymous).await, reason);
+        let many = (0..65).map(|name| (name.to_string(), String::new())).collect();
+        let long = JoinRequest { common: many, ..right.clone() };
+        assert_eq!(refused_join(long).await, "the caller's description is too long");
+        let third = JoinRequest { number: 2, ..right.clone() };
+        assert_eq!(refused_join(third).await, "part 2 of 2: parts are from 0 to 1");
+        let same = JoinRequest { number: 0, ..right.clone() };
+        assert!(
+            refused_join(same).await.starts_with("part 0 has come already"),
+            "no other process is part 0"
+        );
+        let lost = client.join(JoinRequest { expected: 1, ..right.clone() }).await.unwrap();
+        assert!(lost.key.is_empty() && lost.number == 0, "this is not part 1");
+        let token = client.join(right.clone()).await.unwrap().key;
+        assert_eq!((token.len(), client.join(right.clone()).await.unwrap().key), (16, token.clone()));
+        let second = JoinRequest { process: Bytes::from_static(b"another one"), ..right };
+        assert!(refused_join(second).await.starts_with("part 1 has come already"));
 
-        let status =
-            client.clone().watch(WatchRequest { token: Bytes::from_static(&[0; 16]) }).await.unwrap_err();
+        let stranger = WatchRequest { key: Bytes::from_static(&[0; 16]), number: 1 };
+        let status = client.meeting.clone().watch(stranger).await.unwrap_err();
+        assert_eq!(status.message(), "the caller is no part of this session");
+        // A key is that of one part.
+        let other = WatchRequest { key: token.clone(), number: 0 };
+        let status = client.meeting.clone().watch(other).await.unwrap_err();
         assert_eq!(status.message(), "the caller is no part of this session");
 
         let put = |change: &dyn Fn(&mut PutRequest)| {
             let content = Bytes::from_static(&[1, 2, 3, 4, 5, 6]);
             let (dtype, dims) = ("uint8".to_owned(), vec![2, 3]);
-            let token = token.clone();
+            let (key, part) = (token.clone(), 1);
             let mut request =
-                PutRequest { token, mode: 1, crossing: 0, sequence: 0, step: 10, dtype, dims, content };
+                PutRequest { key, part, mode: 1, crossing: 0, sequence: 0, step: 10, dtype, dims, content };
             change(&mut request);
-            let mut client = client.clone();
+            let mut client = client.parts.clone();
             async move { client.put(request).await.map(drop) }
         };
         let refused = |result: Result<(), Status>| {
@@ -155,7 +196,7 @@ fn bad_calls_are_refused_by_name_and_harm_nothing() {
         };
         for token in [Bytes::new(), Bytes::from_static(&[0; 16]), token.slice(1..)] {
             // The sender takes it for the end of the part that it has talked to, which a mark would deny.
-            let status = put(&|it| it.token = token.clone()).await.unwrap_err();
+            let status = put(&|it| it.key = token.clone()).await.unwrap_err();
             assert_eq!(status.message(), "the caller is no part of this session");
             assert!(status.metadata().get("tonic-rdma-graph-refusal").is_none(), "{status:?}");
         }

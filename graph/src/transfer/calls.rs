@@ -46,7 +46,7 @@ pub(crate) struct CallEnds {
     pub(crate) mode: Mode,
     /// The calls in flight of each crossing tensor.
     pub(crate) window: usize,
-    /// The tensors to send: the connection to the receiver, and this part's token there.
+    /// The tensors to send: the connection to the receiver, and this part's key there.
     pub(crate) senders: Vec<(Crossing, Caller, Bytes)>,
     pub(crate) mailboxes: Vec<(Crossing, Arc<Mailbox>)>,
 }
@@ -65,7 +65,7 @@ pub(crate) struct CallTransfers {
 struct Outgoing {
     crossing: Crossing,
     caller: Caller,
-    token: Bytes,
+    key: Bytes,
     sequence: u64,
     counts: CrossingCounts,
     calls: Arc<Calls>,
@@ -84,7 +84,7 @@ struct Calls {
 impl CallTransfers {
     pub(crate) fn new(base: Base, ends: CallEnds) -> Self {
         let flushed = base.peers.cell();
-        let outgoing = ends.senders.into_iter().map(|(crossing, caller, token)| {
+        let outgoing = ends.senders.into_iter().map(|(crossing, caller, key)| {
             let calls = Arc::new(Calls {
                 in_flight: AtomicUsize::new(0),
                 fault: Mutex::default(),
@@ -92,7 +92,7 @@ impl CallTransfers {
                 flushed: Arc::clone(&flushed),
             });
             let counts = CrossingCounts::default();
-            (crossing.id, Outgoing { crossing, caller, token, sequence: 0, counts, calls })
+            (crossing.id, Outgoing { crossing, caller, key, sequence: 0, counts, calls })
         });
         let outgoing = outgoing.collect();
         let incoming =
@@ -140,7 +140,8 @@ impl<V: Value> Transfers<V> for CallTransfers {
         // tonic's codec copies each message into a buffer of its own.
         out.counts.copied += 1;
         let request = PutRequest {
-            token: out.token.clone(),
+            key: out.key.clone(),
+            part: out.crossing.from.0 as u32,
             mode: self.mode.number(),
             crossing: crossing.0 as u64,
             sequence: out.sequence,

@@ -138,7 +138,7 @@ fn parts_that_run_something_else_name_the_difference() {
         assert_eq!(
             error.to_string(),
             format!(
-                "part {other} at {address} runs something else, these differ: the seed, the window; start all parts with the same \
+                "part {other} at {address} runs something else, these differ: the seed and the window; start all parts with the same \
                  model, partition and settings"
             )
         );

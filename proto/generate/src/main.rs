@@ -42,6 +42,13 @@ const TARGETS: &[Target] = &[
         descriptors: false,
     },
     Target {
+        protos: &["meeting.proto"],
+        include: "proto",
+        folder: "tensor/src/meeting/proto",
+        codec: Codec::Tonic,
+        descriptors: false,
+    },
+    Target {
         protos: &["group.proto"],
         include: "collective/proto",
         folder: "collective/src/group/proto",

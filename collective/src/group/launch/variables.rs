@@ -15,49 +15,46 @@ impl<'a> Variables<'a> {
         Self { lookup }
     }
 
-    /// Returns the text of a variable; `None` if it is not set.
+    /// Returns the value of the first variable that is set; `None` if none is. `parse` returns `None` for a value that is not `accepted`.
+    fn find<T>(
+        &self,
+        names: &[&str],
+        accepted: &str,
+        parse: impl Fn(String) -> Option<T>,
+    ) -> Result<Option<T>, CollectiveError> {
+        let value = |name: &&str| (self.lookup)(name).map(|value| ((*name).to_owned(), value));
+        let Some((name, value)) = names.iter().find_map(value) else { return Ok(None) };
+        let text = value
+            .into_string()
+            .map_err(|raw| refuse(&name, &raw.to_string_lossy(), "takes text in UTF-8"))?;
+        parse(text.clone()).map(Some).ok_or_else(|| refuse(&name, &text, accepted))
+    }
+
+    /// Returns the text of a variable.
     pub(super) fn text(&self, name: &str) -> Result<Option<String>, CollectiveError> {
-        match (self.lookup)(name).map(OsString::into_string) {
-            None => Ok(None),
-            Some(Ok(text)) => Ok(Some(text)),
-            Some(Err(raw)) => Err(refuse(name, &raw.to_string_lossy(), "takes text in UTF-8")),
-        }
+        self.first(&[name])
     }
 
     /// Returns the text of the first variable that is set.
     pub(super) fn first(&self, names: &[&str]) -> Result<Option<String>, CollectiveError> {
-        for name in names {
-            if let Some(text) = self.text(name)? {
-                return Ok(Some(text));
-            }
-        }
-        Ok(None)
+        self.find(names, "", Some)
     }
 
     /// Returns a variable that is a number.
     pub(super) fn number(&self, name: &str) -> Result<Option<usize>, CollectiveError> {
-        let Some(text) = self.text(name)? else { return Ok(None) };
-        let number = text.parse::<u32>().map_err(|_| refuse(name, &text, "takes a number"))?;
-        Ok(Some(number as usize))
+        self.first_number(&[name])
     }
 
     /// Returns the first variable that is set, which is a number.
     pub(super) fn first_number(&self, names: &[&str]) -> Result<Option<usize>, CollectiveError> {
-        for name in names {
-            if let Some(number) = self.number(name)? {
-                return Ok(Some(number));
-            }
-        }
-        Ok(None)
+        self.find(names, "takes a number", |text| text.parse::<u32>().ok().map(|number| number as usize))
     }
 
     /// Returns a port.
     pub(super) fn port(&self, name: &str) -> Result<Option<u16>, CollectiveError> {
-        let Some(text) = self.text(name)? else { return Ok(None) };
-        match text.parse() {
-            Ok(0) | Err(_) => Err(refuse(name, &text, "takes a number from 1 to 65535")),
-            Ok(port) => Ok(Some(port)),
-        }
+        self.find(&[name], "takes a number from 1 to 65535", |text| {
+            text.parse().ok().filter(|port| *port != 0)
+        })
     }
 }
 

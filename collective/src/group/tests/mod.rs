@@ -1,11 +1,13 @@
 //! Groups of several ranks in one process. Each rank has its own runtime, device and server, as a process has.
 
+mod processes;
+
 use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::thread;
 use std::time::{Duration, Instant};
 
-pub(super) use support::free_address;
+use support::free_address;
 
 use super::agreement::Proposal;
 use super::{Group, Launch, Settings};
@@ -24,7 +26,7 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 /// Runs a future without any runtime.
-pub(super) fn block_on<T>(future: impl Future<Output = T>) -> T {
+fn block_on<T>(future: impl Future<Output = T>) -> T {
     struct Unpark(thread::Thread);
     impl std::task::Wake for Unpark {
         fn wake(self: std::sync::Arc<Self>) {
@@ -65,10 +67,7 @@ fn shrink_all(groups: BTreeMap<usize, Group>) -> BTreeMap<usize, Result<Group, C
     let threads: Vec<_> = groups
         .into_iter()
         .map(|(original, group)| {
-            let shrink = move || {
-                let survivors = block_on(group.survivors())?;
-                Ok(group.next_generation(survivors))
-            };
+            let shrink = move || block_on(group.survivors());
             (original, thread::spawn(shrink))
         })
         .collect();
@@ -174,7 +173,7 @@ fn one_rank_twice_is_refused_and_the_group_forms() {
 #[test]
 fn only_ranks_have_links_to_a_rank() {
     let groups = join_all(2);
-    let address = groups[0].session.members[1].address.clone();
+    let address = groups[0].channel(1).unwrap().endpoint().to_owned();
     let opened = runtime().block_on(async move {
         let outsider = tonic_rdma_tensor::RdmaDevice::builder().without_listener().unwrap();
         outsider.channel(&address, 0).await
@@ -267,8 +266,7 @@ fn agree_until(
     loop {
         assert!(begun.elapsed() < HANG, "seed {seed}: rank {original} was in {generations:?}");
         let survivors = block_on(group.survivors());
-        let survivors = survivors.unwrap_or_else(|error| panic!("seed {seed}: rank {original}: {error}"));
-        group = group.next_generation(survivors);
+        group = survivors.unwrap_or_else(|error| panic!("seed {seed}: rank {original}: {error}"));
         generations.push((group.generation(), members_of(&group)));
         if members_of(&group) == expected {
             return (group, generations);
@@ -354,7 +352,7 @@ fn block_on_all(groups: &BTreeMap<usize, Group>) -> Vec<Vec<usize>> {
     let threads: Vec<_> = groups
         .values()
         .cloned()
-        .map(|group| thread::spawn(move || block_on(group.survivors()).unwrap().ranks().to_vec()))
+        .map(|group| thread::spawn(move || members_of(&block_on(group.survivors()).unwrap())))
         .collect();
     threads.into_iter().map(|thread| thread.join().unwrap()).collect()
 }

@@ -7,8 +7,8 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use super::tests::{block_on, free_address};
-use super::{Group, Launch, Settings};
+use super::{block_on, free_address};
+use crate::group::{Group, Launch, Settings};
 
 /// Set in a child process.
 const CHILD: &str = "COLLECTIVE_TEST_CHILD";
@@ -30,7 +30,11 @@ fn child() {
             "fail" => say(&format!("failed {}", block_on(group.failure().wait()))),
             "culprit" => say(&format!("culprit {}", block_on(group.find_culprit(1)))),
             "shrink" => match block_on(group.survivors()) {
-                Ok(survivors) => say(&format!("survivors {:?}", survivors.ranks())),
+                Ok(survivors) => {
+                    let ranks: Vec<_> =
+                        (0..survivors.size()).filter_map(|rank| survivors.original(rank)).collect();
+                    say(&format!("survivors {ranks:?}"));
+                }
                 Err(error) => say(&format!("error {error}")),
             },
             _ => break,
@@ -96,7 +100,7 @@ impl Drop for Rank {
 }
 
 /// The arguments that make this test's program a rank.
-const AS_CHILD: [&str; 3] = ["--exact", "group::processes::child", "--nocapture"];
+const AS_CHILD: [&str; 3] = ["--exact", "group::tests::processes::child", "--nocapture"];
 
 fn command(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new(program);

@@ -1,0 +1,385 @@
+//! The seats of a meeting: which members have come, and which callers may not. This module does no I/O and knows no time.
+
+use std::collections::{BTreeSet, HashMap};
+
+use bytes::Bytes;
+
+use crate::meeting::proto::{JoinRequest, Member};
+
+/// The version of the calls between members.
+pub const VERSION: u32 = 1;
+
+/// The longest address, process number or description that a member may send of itself, in bytes.
+const MAX_TEXT: usize = 256;
+
+/// The most that members may have in common: entries, and bytes of all of them.
+const MAX_COMMON: usize = 64;
+const MAX_COMMON_BYTES: usize = 4096;
+
+/// The number of refusals that are kept for each member, and shown in an error.
+const MAX_REFUSALS: usize = 4;
+
+/// The members that have come.
+#[derive(Debug)]
+pub(super) struct Seats {
+    /// `rank` or `part`.
+    noun: &'static str,
+    me: usize,
+    common: HashMap<String, String>,
+    seats: Vec<Option<Seat>>,
+    refused: Vec<Refused>,
+}
+
+#[derive(Debug)]
+struct Seat {
+    /// The number of the process. That of this member is empty, which no caller's is.
+    process: Bytes,
+    member: Member,
+    /// The number of calls of this process. Only the latest is answered, so that one member holds one call.
+    turn: u64,
+}
+
+/// A caller that was refused.
+#[derive(Debug)]
+struct Refused {
+    /// The number that it gave itself. All that are no member's count as one.
+    number: usize,
+    reason: NotJoined,
+    /// The reason with what only this member may know. Any process that reaches the port can call, so callers learn no address, and not
+    /// what the members have in common.
+    text: String,
+}
+
+/// Why a member could not join another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotJoined {
+    /// The other one speaks this version.
+    Version(u32),
+    /// The names of what both do not have in common.
+    Differs(String),
+    /// Another member answers at that address.
+    Other(u32),
+    /// The other one refused this member.
+    Refused(String),
+    /// The other one has failed.
+    Failed(String),
+    /// The time is over: the members that have not come, as the other one said, or what was seen last.
+    Late {
+        /// A text that names the missing members.
+        missing: Option<String>,
+        /// What was seen last.
+        trouble: String,
+    },
+}
+
+impl Seats {
+    /// Makes the seats of a meeting. `me` has come, and never calls, so no caller has its seat.
+    pub(super) fn new(noun: &'static str, me: &JoinRequest) -> Self {
+        let mut seats: Vec<Option<Seat>> = (0..me.size).map(|_| None).collect();
+        if let Some(own) = seats.get_mut(me.number as usize) {
+            let member = me.member.clone().unwrap_or_default();
+            *own = Some(Seat { process: Bytes::new(), member, turn: 0 });
+        }
+        Self { noun, me: me.number as usize, common: me.common.clone(), seats, refused: Vec::new() }
+    }
+
+    /// Admits a member. Returns the number of its call, or `None` if it fits and expects another member here.
+    ///
+    /// # Errors
+    /// The reason why the caller may not join.
+    pub(super) fn admit(&mut self, request: JoinRequest) -> Result<Option<u64>, NotJoined> {
+        let number = (request.number as usize).min(self.seats.len());
+        self.try_admit(request).map_err(|(reason, text)| {
+            let mut of_number = self.refused.iter().filter(|refused| refused.number == number);
+            if of_number.clone().count() < MAX_REFUSALS && of_number.all(|known| known.text != text) {
+                self.refused.push(Refused { number, reason: reason.clone(), text });
+            }
+            reason
+        })
+    }
+
+    fn try_admit(&mut self, request: JoinRequest) -> Result<Option<u64>, (NotJoined, String)> {
+        let JoinRequest { version, number, size, expected, process, common, member, wait: _ } = request;
+        let (noun, me, ours) = (self.noun, self.me, self.seats.len());
+        if version != VERSION {
+            let text = format!("{noun} {number} speaks version {version} of these calls, not {VERSION}");
+            return Err((NotJoined::Version(version), text));
+        }
+        let refused = |text: String| Err((NotJoined::Refused(text.clone()), text));
+        let bytes = common.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
+        if common.len() > MAX_COMMON || bytes > MAX_COMMON_BYTES {
+            return refused("the caller's description is too long".to_owned());
+        }
+        let member = member.unwrap_or_default();
+        for (name, least, length) in [
+            ("address", 1, member.address.len()),
+            ("process number", 1, process.len()),
+            ("description", 0, member.about.len()),
+        ] {
+            if !(least..=MAX_TEXT).contains(&length) {
+                return refused(format!("the caller's {name} is empty or longer than {MAX_TEXT} bytes"));
+            }
+        }
+        if let Some((names, values)) = difference(&self.common, &common) {
+            return Err((NotJoined::Differs(names), format!("{noun} {number} differs in {values}")));
+        }
+        if size as usize != ours {
+            return refused(format!(
+                "{noun} {number} came with a size of {size}, and {noun} {me} has {ours}: all {noun}s need the same"
+            ));
+        }
+        let Some(seat) = self.seats.get_mut(number as usize) else {
+            return refused(format!("{noun} {number} of {ours}: {noun}s are from 0 to {}", ours - 1));
+        };
+        if expected as usize != me {
+            return Ok(None);
+        }
+        match seat {
+            Some(seat) if seat.process == process => {
+                seat.turn += 1;
+                seat.member = member;
+                Ok(Some(seat.turn))
+            }
+            Some(seat) => {
+                let address = member.address;
+                let text = format!(
+                    "{noun} {number} has come already; this caller, from {address}, is another process"
+                );
+                let known = format!("{text} (the first is at {})", seat.member.address);
+                Err((NotJoined::Refused(text), known))
+            }
+            None => {
+                *seat = Some(Seat { process, member, turn: 0 });
+                // A process of an earlier job may have called before.
+                self.refused.retain(|refused| refused.number != number as usize);
+                Ok(Some(0))
+            }
+        }
+    }
+
+    /// Returns whether this call of a member is its latest.
+    pub(super) fn is_latest(&self, number: usize, turn: u64) -> bool {
+        self.seats.get(number).and_then(Option::as_ref).is_some_and(|seat| seat.turn == turn)
+    }
+
+    /// Returns the members that have not come.
+    pub(super) fn missing(&self) -> Vec<u32> {
+        let seats = (0_u32..).zip(&self.seats);
+        seats.filter(|(_, seat)| seat.is_none()).map(|(number, _)| number).collect()
+    }
+
+    /// Returns whether all members have come.
+    pub(super) fn is_full(&self) -> bool {
+        self.seats.iter().all(Option::is_some)
+    }
+
+    /// Returns the members that have come, in order.
+    pub(super) fn members(&self) -> Vec<Member> {
+        self.seats.iter().flatten().map(|seat| seat.member.clone()).collect()
+    }
+
+    /// Returns why a process that called itself this member was refused last.
+    pub(super) fn refusal(&self, member: usize) -> Option<&NotJoined> {
+        self.refused.iter().rfind(|refused| refused.number == member).map(|refused| &refused.reason)
+    }
+
+    /// Describes what is missing, and the callers that were refused.
+    pub(super) fn describe(&self) -> String {
+        let missing = describe_missing(self.noun, &self.missing(), self.seats.len());
+        let refused: Vec<&str> =
+            self.refused.iter().take(MAX_REFUSALS).map(|refused| refused.text.as_str()).collect();
+        if refused.is_empty() { missing } else { format!("{missing}; refused: {}", refused.join("; ")) }
+    }
+}
+
+/// Returns the names of what two members do not have in common, and the same with the values.
+fn difference(ours: &HashMap<String, String>, theirs: &HashMap<String, String>) -> Option<(String, String)> {
+    let names = ours.keys().chain(theirs.keys()).filter(|name| ours.get(*name) != theirs.get(*name));
+    let names: BTreeSet<&str> = names.map(String::as_str).collect();
+    let names: Vec<&str> = names.into_iter().collect();
+    let values = names.iter().map(|name| {
+        let [here, there] = [ours, theirs].map(|common| common.get(*name).map_or("", String::as_str));
+        format!("{name} (here {here:?}, there {there:?})")
+    });
+    (!names.is_empty()).then(|| (listed(&names), listed(&values.collect::<Vec<_>>())))
+}
+
+/// Returns a text such as "ranks 2 and 5 of 8 have not come".
+pub(super) fn describe_missing(noun: &str, missing: &[u32], size: usize) -> String {
+    const SHOWN: usize = 8;
+    let mut names: Vec<String> = missing.iter().take(SHOWN).map(u32::to_string).collect();
+    if missing.len() > SHOWN {
+        names.push(format!("{} more", missing.len() - SHOWN));
+    }
+    match &names[..] {
+        [] => format!("all {size} {noun}s have come"),
+        [only] => format!("{noun} {only} of {size} has not come"),
+        names => format!("{noun}s {} of {size} have not come", listed(names)),
+    }
+}
+
+/// Returns a text such as "a, b and c".
+fn listed(names: &[impl AsRef<str>]) -> String {
+    let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+    match &names[..] {
+        [first @ .., last] if !first.is_empty() => format!("{} and {last}", first.join(", ")),
+        names => names.concat(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use bytes::Bytes;
+
+    use super::{NotJoined, Seats, VERSION, describe_missing, difference};
+    use crate::meeting::proto::{JoinRequest, Member};
+
+    fn member(port: u32) -> Member {
+        Member { address: format!("127.0.0.1:{port}"), about: Bytes::from_static(b"host") }
+    }
+
+    fn common(entries: &[(&str, &str)]) -> HashMap<String, String> {
+        entries.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect()
+    }
+
+    fn join(number: u32) -> JoinRequest {
+        JoinRequest {
+            version: VERSION,
+            number,
+            size: 3,
+            expected: 0,
+            process: vec![number as u8].into(),
+            common: common(&[("the job", "job")]),
+            member: Some(member(number)),
+            wait: true,
+        }
+    }
+
+    fn seats() -> Seats {
+        Seats::new("rank", &join(0))
+    }
+
+    #[test]
+    fn a_meeting_ends_when_all_ranks_have_come() {
+        let mut seats = seats();
+        assert_eq!(seats.describe(), "ranks 1 and 2 of 3 have not come");
+        assert_eq!(seats.admit(join(2)), Ok(Some(0)));
+        assert_eq!(seats.describe(), "rank 1 of 3 has not come");
+        assert!(!seats.is_full());
+        assert_eq!(seats.admit(join(2)), Ok(Some(1)), "a repeated call replaces the first");
+        assert!(seats.is_latest(2, 1) && !seats.is_latest(2, 0));
+        assert_eq!(seats.admit(JoinRequest { expected: 2, ..join(1) }), Ok(None), "it looks for rank 2");
+        assert_eq!(seats.admit(join(1)), Ok(Some(0)));
+        assert!(seats.is_full());
+        assert_eq!(seats.members(), [member(0), member(1), member(2)]);
+    }
+
+    #[test]
+    fn strangers_are_refused_and_the_reason_is_kept() {
+        let mut seats = seats();
+        seats.admit(join(1)).unwrap();
+        let mut refused = |request: JoinRequest| seats.admit(request).unwrap_err();
+        let text = |reason: NotJoined| match reason {
+            NotJoined::Refused(text) => text,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(refused(JoinRequest { version: 9, ..join(2) }), NotJoined::Version(9));
+        let other = refused(JoinRequest { common: common(&[("the job", "other")]), ..join(2) });
+        assert_eq!(other, NotJoined::Differs("the job".into()));
+        assert_eq!(
+            text(refused(JoinRequest { size: 8, ..join(2) })),
+            "rank 2 came with a size of 8, and rank 0 has 3: all ranks need the same"
+        );
+        assert_eq!(text(refused(join(3))), "rank 3 of 3: ranks are from 0 to 2");
+        let empty = "the caller's address is empty or longer than 256 bytes";
+        assert_eq!(text(refused(JoinRequest { member: None, ..join(2) })), empty);
+        let long = Member { about: vec![0; 257].into(), ..member(2) };
+        assert!(text(refused(JoinRequest { member: Some(long), ..join(2) })).contains("longer than 256"));
+        let many = (0..65).map(|name| (name.to_string(), String::new())).collect();
+        for many in [many, common(&[("long", &"x".repeat(5000))])] {
+            let many = JoinRequest { common: many, ..join(2) };
+            assert_eq!(text(refused(many)), "the caller's description is too long");
+        }
+        assert_eq!(
+            text(refused(JoinRequest { process: vec![9].into(), member: Some(member(99)), ..join(1) })),
+            "rank 1 has come already; this caller, from 127.0.0.1:99, is another process"
+        );
+        let described = seats.describe();
+        assert!(
+            described.starts_with("rank 2 of 3 has not come; refused: rank 2 speaks version 9"),
+            "{described}"
+        );
+        assert!(
+            described.contains("rank 2 differs in the job (here \"job\", there \"other\")"),
+            "{described}"
+        );
+    }
+
+    /// Any process can call, so a flood of bad calls must not fill the memory, nor hide why a member was refused.
+    #[test]
+    fn refusals_of_each_member_are_bounded() {
+        let mut seats = seats();
+        for version in 2..100 {
+            for number in 1..50 {
+                seats.admit(JoinRequest { version, ..join(number) }).unwrap_err();
+            }
+        }
+        assert_eq!(seats.refused.len(), 3 * super::MAX_REFUSALS);
+        assert_eq!(seats.refusal(2), Some(&NotJoined::Version(5)));
+        seats.admit(join(2)).unwrap();
+        assert_eq!(seats.refusal(2), None, "the right process came later");
+    }
+
+    /// Only the own error of the member that holds the meeting names the first one's address. Any process can call.
+    #[test]
+    fn a_second_process_of_a_rank_does_not_learn_the_address_of_the_first() {
+        let mut seats = seats();
+        seats.admit(join(1)).unwrap();
+        let second = JoinRequest { process: vec![9].into(), member: Some(member(99)), ..join(1) };
+        let NotJoined::Refused(told) = seats.admit(second).unwrap_err() else { panic!() };
+        assert!(!told.contains("127.0.0.1:1;") && !told.ends_with("127.0.0.1:1"), "{told}");
+        let described = seats.describe();
+        assert!(described.ends_with("is another process (the first is at 127.0.0.1:1)"), "{described}");
+    }
+
+    /// A member never calls itself. A caller that says that it is this member must not get a key, nor change what the member says
+    /// about itself.
+    #[test]
+    fn no_caller_takes_the_seat_of_rank_0() {
+        let mut seats = seats();
+        for process in [vec![], vec![0], vec![7; 16]] {
+            let caller = JoinRequest { process: process.into(), member: Some(member(99)), ..join(0) };
+            assert!(matches!(seats.admit(caller).unwrap_err(), NotJoined::Refused(_)));
+        }
+        seats.admit(join(1)).unwrap();
+        seats.admit(join(2)).unwrap();
+        assert_eq!(seats.members()[0], member(0));
+    }
+
+    #[test]
+    fn a_process_has_a_short_number() {
+        for process in [vec![], vec![1; 257]] {
+            let caller = JoinRequest { process: process.into(), ..join(1) };
+            let text = "the caller's process number is empty or longer than 256 bytes".to_owned();
+            assert_eq!(seats().admit(caller).unwrap_err(), NotJoined::Refused(text));
+        }
+    }
+
+    #[test]
+    fn many_missing_ranks_are_counted() {
+        let missing: Vec<u32> = (1..20).collect();
+        let text = describe_missing("rank", &missing, 20);
+        assert_eq!(text, "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 11 more of 20 have not come");
+    }
+
+    #[test]
+    fn differences_are_named() {
+        let ours = common(&[("a", "1"), ("b", "2"), ("c", "3")]);
+        let names = |theirs: &[(&str, &str)]| difference(&ours, &common(theirs)).map(|(names, _)| names);
+        assert_eq!(names(&[("c", "3"), ("a", "1"), ("b", "2")]), None);
+        assert_eq!(names(&[("a", "1"), ("b", "9"), ("c", "3")]).as_deref(), Some("b"));
+        assert_eq!(names(&[("a", "1"), ("d", "2")]).as_deref(), Some("b, c and d"));
+    }
+}

@@ -1,0 +1,261 @@
+//! What a member knows of its meeting, shared by the service and the calls to other members.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use bytes::Bytes;
+use prost::Message;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tonic::Status;
+use tonic_rdma_verbs::internal::lock;
+
+use crate::meeting::proto::{self, JoinRequest, Member};
+use crate::meeting::seats::{NotJoined, Seats, VERSION};
+
+/// A secret of the members of a meeting, or of two of them.
+pub type Key = [u8; 16];
+
+/// A meeting that the service of this process answers for, once it is open.
+pub type Hall<D> = Arc<OnceLock<Arc<Meeting<D>>>>;
+
+/// The longest text of another member that this one keeps or passes on, in bytes.
+const MAX_TEXT: usize = 4096;
+
+/// A process that comes to a meeting.
+#[derive(Debug)]
+pub struct Attendee {
+    /// What the members are, for messages: `rank` or `part`.
+    pub noun: &'static str,
+    /// The number of this member.
+    pub number: usize,
+    /// The number of all members.
+    pub size: usize,
+    /// What all members must have in common: names and values.
+    pub common: HashMap<String, String>,
+    /// Where this member listens.
+    pub address: String,
+    /// What else the others need to know of it.
+    pub about: Bytes,
+}
+
+/// A meeting, as one member sees it. `D` is what members tell one another by the watch.
+#[derive(Debug)]
+pub struct Meeting<D> {
+    pub(super) noun: &'static str,
+    /// How this member calls others, and what it has in common with them.
+    pub(super) me: JoinRequest,
+    /// The keys that this member gives to the others, by number.
+    keys: OnceLock<Vec<Key>>,
+    /// Whether others join this member.
+    is_joined: bool,
+    pub(super) seats: watch::Sender<Seats>,
+    /// What this member tells the others of itself.
+    pub standing: watch::Sender<Standing<D>>,
+    /// What the other members say of themselves.
+    pub others: watch::Sender<Vec<Standing<D>>>,
+    /// Which members have heard how this one ended, or have ended themselves.
+    heard: Mutex<Vec<bool>>,
+}
+
+/// What members tell one another by the watch.
+pub trait Details: Message + Default + Clone + 'static {}
+
+impl<D: Message + Default + Clone + 'static> Details for D {}
+
+/// What a member tells the others of itself.
+#[derive(Clone, Debug, Default)]
+pub struct Standing<D> {
+    /// Whether it has all connections that it needs.
+    pub ready: bool,
+    /// Why it has failed.
+    pub failure: Option<String>,
+    /// Whether it has left in good order.
+    pub left: bool,
+    /// Whether it is lost. Each member finds that out itself.
+    pub lost: bool,
+    /// What else it has to say.
+    pub details: D,
+}
+
+/// How the watch over a member ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It has left in good order.
+    Left,
+    /// It has failed, for this reason.
+    Failed(String),
+    /// The watch ended without a word, for this reason.
+    Lost(String),
+}
+
+impl<D: Details> Meeting<D> {
+    /// Comes to a meeting. `keys` are those that this member gives to the others, if others join it.
+    ///
+    /// # Errors
+    /// The system gives no random numbers.
+    pub fn new(attendee: Attendee, keys: Option<Vec<Key>>) -> io::Result<Self> {
+        let Attendee { noun, number, size, common, address, about } = attendee;
+        let me = JoinRequest {
+            version: VERSION,
+            number: number as u32,
+            size: size as u32,
+            expected: number as u32,
+            process: fresh_key()?.to_vec().into(),
+            common,
+            member: Some(Member { address, about }),
+            wait: false,
+        };
+        Ok(Self {
+            noun,
+            is_joined: keys.is_some(),
+            keys: keys.map(OnceLock::from).unwrap_or_default(),
+            seats: watch::Sender::new(Seats::new(noun, &me)),
+            me,
+            standing: watch::Sender::default(),
+            others: watch::Sender::new(vec![Standing::default(); size]),
+            heard: Mutex::new((0..size).map(|other| other == number).collect()),
+        })
+    }
+
+    /// Returns the number of this member.
+    pub fn number(&self) -> usize {
+        self.me.number as usize
+    }
+
+    /// Sets the keys that the others learn from another member.
+    pub fn set_keys(&self, keys: Vec<Key>) {
+        // A member joins once.
+        _ = self.keys.set(keys);
+    }
+
+    /// Returns the key that this member gives to another one, once it has keys.
+    pub fn key(&self, member: usize) -> Option<Key> {
+        self.keys.get()?.get(member).copied()
+    }
+
+    /// Returns which member calls: the one that it says, if it has the key.
+    ///
+    /// # Errors
+    /// The caller is no member.
+    pub fn caller(&self, number: u32, key: &[u8]) -> Result<usize, Status> {
+        let (member, noun) = (number as usize, self.noun);
+        if self.keys.get().is_none() {
+            return Err(Status::unavailable(format!("the {noun}s have not met yet")));
+        }
+        match self.key(member) {
+            Some(ours) if ours[..] == *key && member != self.number() => Ok(member),
+            _ => Err(Status::permission_denied(format!("the caller is no {noun} of this session"))),
+        }
+    }
+
+    /// Admits a member. Returns the number of its call, or `None` if it fits and expects another member here.
+    pub(super) fn admit(&self, request: JoinRequest) -> Result<Option<u64>, NotJoined> {
+        if !self.is_joined {
+            let (noun, me) = (self.noun, self.number());
+            return Err(NotJoined::Refused(format!("this is {noun} {me}, and the {noun}s meet at {noun} 0")));
+        }
+        let mut admitted = Ok(None);
+        self.seats.send_modify(|seats| admitted = seats.admit(request));
+        admitted
+    }
+
+    /// Waits until all members have joined this one.
+    ///
+    /// # Errors
+    /// The time is over; the text says which members are missing, and who was refused.
+    pub async fn all_came(&self, until: Instant) -> Result<Vec<Member>, String> {
+        let mut seats = self.seats.subscribe();
+        let _ = tokio::time::timeout_at(until, seats.wait_for(Seats::is_full)).await;
+        let seats = self.seats.borrow();
+        if seats.is_full() { Ok(seats.members()) } else { Err(seats.describe()) }
+    }
+
+    /// Waits until all other members are ready or lost.
+    ///
+    /// # Errors
+    /// The time is over, and this member is not ready.
+    pub async fn all_ready(&self, until: Instant) -> Result<(), usize> {
+        let waits_for = |others: &[Standing<D>]| {
+            let waits = |(member, other): &(usize, &Standing<D>)| {
+                !other.ready && !other.lost && *member != self.number()
+            };
+            others.iter().enumerate().find(waits).map(|(member, _)| member)
+        };
+        let mut others = self.others.subscribe();
+        let ready = others.wait_for(|others| waits_for(others).is_none());
+        let _ = tokio::time::timeout_at(until, ready).await;
+        waits_for(&self.others.borrow()).map_or(Ok(()), Err)
+    }
+
+    /// Looks at what another member says of itself.
+    pub fn of<T>(&self, member: usize, look: impl FnOnce(&Standing<D>) -> T) -> Option<T> {
+        self.others.borrow().get(member).map(look)
+    }
+
+    /// Notes what another member says of itself.
+    pub fn note(&self, member: usize, change: impl FnOnce(&mut Standing<D>)) {
+        self.others.send_modify(|others| _ = others.get_mut(member).map(change));
+    }
+
+    /// Tells the others that this member has failed. Only the first reason counts.
+    pub fn fail(&self, reason: &str) {
+        self.standing.send_modify(|standing| _ = standing.failure.get_or_insert_with(|| shortened(reason)));
+    }
+
+    /// Tells the others that this member has left in good order, unless it has failed.
+    pub fn leave(&self) {
+        self.standing.send_modify(|standing| standing.left |= standing.failure.is_none());
+    }
+
+    /// Notes that a member has heard how this one ended, or has ended itself.
+    pub(super) fn has_heard(&self, member: usize) {
+        if let Some(heard) = lock(&self.heard).get_mut(member) {
+            *heard = true;
+        }
+    }
+
+    /// Returns whether this member has failed, and another one has not heard why.
+    pub fn has_to_say_why(&self) -> bool {
+        self.standing.borrow().failure.is_some() && lock(&self.heard).contains(&false)
+    }
+
+    /// Returns whether another member watches this one.
+    pub fn is_watched(&self) -> bool {
+        self.standing.receiver_count() > 0
+    }
+}
+
+impl<D: Details> Standing<D> {
+    pub(super) fn encode(&self) -> proto::Standing {
+        let (ready, failure, left) = (self.ready, self.failure.clone(), self.left);
+        proto::Standing { ready, failure, left, details: self.details.encode_to_vec().into() }
+    }
+
+    pub(super) fn decode(message: proto::Standing) -> Result<Self, prost::DecodeError> {
+        let proto::Standing { ready, failure, left, details } = message;
+        let failure = failure.as_deref().map(shortened);
+        Ok(Self { ready, failure, left, lost: false, details: D::decode(details)? })
+    }
+}
+
+/// Makes a key that can't be guessed.
+///
+/// # Errors
+/// The system gives no random numbers.
+pub fn fresh_key() -> io::Result<Key> {
+    let mut key = Key::default();
+    // The system fills up to 256 bytes at once.
+    rustix::rand::getrandom(&mut key, rustix::rand::GetRandomFlags::empty())?;
+    Ok(key)
+}
+
+/// Returns the beginning of a text.
+pub fn shortened(text: &str) -> String {
+    let mut end = text.len().min(MAX_TEXT);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text[..end].to_owned()
+}
