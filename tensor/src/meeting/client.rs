@@ -168,3 +168,26 @@ fn examine(reply: JoinReply, expected: usize) -> Result<(Joined, Vec<u32>), NotJ
         key => Ok((Joined { key: key.unwrap_or_default(), members }, missing)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{JoinReply, NotJoined, VERSION, examine};
+
+    #[test]
+    fn answers_that_do_not_fit_are_named() {
+        let right =
+            JoinReply { version: VERSION, number: 1, key: vec![7; 16].into(), ..JoinReply::default() };
+        let why = |reply: JoinReply| examine(reply, 1).map(|_| ()).unwrap_err();
+        assert_eq!(why(JoinReply { version: 9, ..JoinReply::default() }), NotJoined::Version(9));
+        let differs = JoinReply { differs: "the graph".into(), ..right.clone() };
+        assert_eq!(why(differs), NotJoined::Differs("the graph".into()));
+        assert_eq!(why(JoinReply { number: 2, ..right.clone() }), NotJoined::Other(2));
+        for key in [vec![], vec![7; 15]] {
+            let reply = JoinReply { key: key.into(), ..right.clone() };
+            assert_eq!(why(reply), NotJoined::Refused("it gave no key".into()));
+        }
+        let (joined, missing) = examine(JoinReply { missing: vec![3], ..right.clone() }, 1).unwrap();
+        assert_eq!((joined.key, missing), ([7; 16], vec![3]));
+        assert!(examine(right, 1).unwrap().1.is_empty());
+    }
+}
