@@ -1,6 +1,5 @@
 //! The settings of a part's connections.
 
-
 use tonic_rdma::{CallConfig, Config};
 
 use crate::error::GraphError;
