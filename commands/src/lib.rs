@@ -20,7 +20,6 @@ pub mod table;
 pub mod units;
 mod value_error;
 
-pub use {clap, serde_json};
 pub use failure::{Failure, chain, one_line};
 pub use lists::{List, parse_list, parse_set};
 pub use named::{Named, parse_name};
@@ -28,3 +27,4 @@ pub use named::{Named, parse_name};
 pub use runtime::Flavour;
 pub use start::{bench_options, explain, log, status};
 pub use value_error::ValueError;
+pub use {clap, serde_json};

@@ -10,7 +10,6 @@ use tokio::time::timeout;
 use tonic::transport::Endpoint;
 
 use super::probe::{self, EndpointTimeout, Origin};
-use tonic_rdma_verbs::internal::lock;
 use crate::endpoint::{ConnectError, Dialer, Negotiated, RdmaConnectInfo};
 use crate::grpc::calls::CallConfig;
 use crate::grpc::session::Session;
@@ -18,6 +17,7 @@ use crate::transport::balance::connection::EndpointConnection;
 use crate::transport::balance::error::DialError;
 use crate::transport::balance::table;
 use crate::transport::{host_and_port, is_tls};
+use tonic_rdma_verbs::internal::lock;
 
 /// What the connections of a channel have in common.
 #[derive(Debug)]

@@ -8,11 +8,11 @@ use tonic::transport::Endpoint;
 
 use super::connection::{Connection, Dialling, Target};
 use super::error::ChannelError;
-use tonic_rdma_verbs::internal::lock;
 use crate::endpoint::{Dialer, RdmaConnectInfo};
 use crate::grpc::calls::CallConfig;
 use crate::transport::balance::keep::Kept;
 use crate::transport::balance::table::Table;
+use tonic_rdma_verbs::internal::lock;
 
 /// The endpoints of a channel.
 #[derive(Debug)]

@@ -7,10 +7,10 @@ use bytes::Bytes;
 
 use super::Session;
 use super::wire::{Kept, SenderWire};
-use tonic_rdma_verbs::internal::lock;
 use crate::endpoint::{Aftermath, ConnectionFault, MessageHandler, Sender};
 use crate::grpc::core::Core;
 use crate::grpc::fault::CallFault;
+use tonic_rdma_verbs::internal::lock;
 
 /// The state of a session, which the connection's handler and the handles of streams share.
 #[derive(Debug)]

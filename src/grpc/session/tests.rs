@@ -19,10 +19,10 @@ use tokio_stream::StreamExt;
 use tonic::Code;
 
 use super::{Accept, Part, RequestHead, ResetCode, Session, Stream};
-use tonic_rdma_verbs::internal::lock;
 use crate::endpoint::{Config, Dialer, Listener, MessageEndpoint, Negotiated, Policy, ProviderChoice};
 use crate::grpc::CallConfig;
 use crate::grpc::fault::CallFault;
+use tonic_rdma_verbs::internal::lock;
 use tonic_rdma_verbs::memory::Pool;
 
 /// A hang is a failure after this time.

@@ -22,8 +22,8 @@ use super::connection::{EndpointConnection, Reservation};
 use super::error::BalanceError;
 use super::keep::Kept;
 use super::table::{EndpointStatus, Table};
-use tonic_rdma_verbs::internal::lock;
 use crate::transport::RdmaConnector;
+use tonic_rdma_verbs::internal::lock;
 
 /// A channel over several endpoints, from [`balance_list`](super::balance_list) or
 /// [`balance_channel`](super::balance_channel). Generated clients and tower's layers take it in place of tonic's `Channel`.
