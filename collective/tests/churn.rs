@@ -114,6 +114,7 @@ fn groups_that_are_gone_leave_nothing() {
     // The first ones fill caches.
     (0..5).for_each(group);
     let before = Held::when(|now| now.mappings == 0);
+    println!("before: {before:?}");
     for number in 0..count {
         group(number);
         if number % (count / 10).max(1) == 0 {

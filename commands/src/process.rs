@@ -22,8 +22,8 @@ use crate::failure::Failure;
 
 pub use rustix::process::Signal;
 
-/// The longest line of a report, in bytes.
-const LONGEST: usize = 4 << 20;
+/// The longest line of a report, in bytes: the losses of three million steps.
+const LONGEST: usize = 64 << 20;
 /// Characters of a line that is no report, as it is shown.
 const SHOWN: usize = 200;
 /// Lines that wait for [`Child::line`]. More are forgotten.
@@ -549,7 +549,7 @@ mod tests {
 
     #[test]
     fn lines_are_bounded() {
-        let script = "head -c 5000000 /dev/zero | tr '\\0' x; echo; echo after";
+        let script = "head -c 70000000 /dev/zero | tr '\\0' x; echo; echo after";
         let error = Child::ready("it", shell(script), PATIENCE).unwrap_err().to_string();
         assert!(error.starts_with("it wrote no line of text: xxx") && error.len() < 300, "{error}");
     }

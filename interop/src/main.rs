@@ -9,6 +9,7 @@ mod content;
 mod deadline;
 mod output;
 mod proto;
+mod runtime;
 mod server;
 mod tensors;
 #[cfg(test)]
@@ -46,10 +47,5 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
 
 fn on_all_cores<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
-    start(tonic_rdma::runtime::idle_polling(&mut builder))?.block_on(work)
-}
-
-/// Makes a runtime.
-fn start(builder: &mut tokio::runtime::Builder) -> Result<tokio::runtime::Runtime, Failure> {
-    builder.enable_all().build().map_err(|error| Failure::run("can't start a runtime").because(error))
+    runtime::start(tonic_rdma::runtime::idle_polling(&mut builder))?.block_on(work)
 }

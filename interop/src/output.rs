@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 
-use crate::Failure;
+use tonic_rdma_commands::Failure;
 
 /// Prints a line to the standard output, and flushes it.
 pub(crate) fn line(text: &str) -> Result<(), Failure> {

@@ -3,7 +3,8 @@
 use tonic_rdma::Config;
 use tonic_rdma_tensor::{Dtype, RdmaDevice, Rights, Shape, TensorSpec};
 
-use crate::{Failure, output};
+use crate::output;
+use tonic_rdma_commands::Failure;
 
 /// Serves a device with a region and two slots, one of which has received a tensor. Prints the port, and runs without end.
 pub(crate) async fn serve() -> Result<(), Failure> {

@@ -20,9 +20,9 @@ use tower::layer::layer_fn;
 use tower::util::BoxCloneSyncService;
 use tower::{Service, ServiceExt as _};
 
-use crate::Failure;
 use crate::deadline::status_of;
 use crate::tls::{ClientTls, ServerTls};
+use tonic_rdma_commands::Failure;
 
 /// A transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

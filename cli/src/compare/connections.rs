@@ -11,9 +11,10 @@ use tokio::task::JoinSet;
 use tonic_rdma_commands::Failure;
 use tonic_rdma_proto::transfer::Check;
 
+use crate::compare::modes::Caller;
+use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::grpc::client::{self, GrpcCaller};
 use crate::compare::modes::mode::Mode;
-use crate::compare::modes::{CallError, Caller};
 use crate::compare::operations::{Operations, Position};
 use crate::compare::options::CompareOptions;
 use crate::compare::plan::Plan;

@@ -14,7 +14,7 @@ use tonic_rdma_payload::seeded::mix;
 use tonic_rdma_proto::transfer::Check;
 use tonic_rdma_tensor::{Channel, RdmaDevice};
 
-use crate::compare::modes::CallError;
+use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::grpc::client::{self, GrpcCaller, SetCall, run_set};
 use crate::compare::modes::grpc::service::{SourceService, TransferService};
 use crate::compare::modes::mode::Mode;

@@ -62,8 +62,8 @@ pub(crate) struct Options {
     pub(crate) iterations: Option<List<u64>>,
     /// Iterations before the measured ones: one number, or one for each size [default: each buffer once, at
     /// least 10, above 1MiB 3]
-    #[arg(long = "warm-up", value_name = "LIST", value_parser = warm_ups)]
-    pub(crate) warm_ups: Option<List<u64>>,
+    #[arg(long, value_name = "LIST", value_parser = warm_ups)]
+    pub(crate) warm_up: Option<List<u64>>,
     /// Keep each local rank on a core of its own; auto: if there are enough cores. A launcher pins its ranks itself: then yes
     /// says that it did
     #[arg(long, value_name = "auto|yes|no", value_enum, default_value_t = Pin::Auto)]
@@ -168,7 +168,7 @@ impl Options {
                         Some(list) => Length::Iterations(each("--iterations", list, index, sizes.len())?),
                         None => Length::Duration(self.duration.unwrap_or(self.usual_duration())),
                     };
-                    let warm_ups = match &self.warm_ups {
+                    let warm_ups = match &self.warm_up {
                         Some(list) => each("--warm-up", list, index, sizes.len())?,
                         // The first use of a buffer makes it known to the other ranks, which takes long.
                         None => buffers(*bytes).max(if *bytes <= 1 << 20 { 10 } else { 3 }),

@@ -11,8 +11,9 @@ pub(crate) use case::{CaseError, Session};
 pub(crate) use cases::{Case, all, find};
 pub(crate) use options::{ClientOptions, SoakOptions};
 
+use crate::output;
 use crate::transport::Target;
-use crate::{Failure, output};
+use tonic_rdma_commands::Failure;
 
 /// Time limit of a case. Soaks have additional time.
 const LIMIT: Duration = Duration::from_secs(if cfg!(test) { 120 } else { 30 });

@@ -28,12 +28,10 @@ use crate::direction::Direction;
 use crate::options::Options;
 use crate::outcome::Outcome;
 use crate::peer::Peer;
+use crate::places::Failure;
 use crate::plan::Plan;
 use crate::report::{Report, RunResult};
 use crate::run::combination;
-
-/// An error that ends the program, or all cases of one combination.
-type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 #[expect(clippy::print_stderr, reason = "a command reports its errors")]
 #[tokio::main(flavor = "current_thread")]

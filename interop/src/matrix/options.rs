@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use clap::Parser;
 use tonic_rdma_commands::units::parse_number;
 
-use crate::Failure;
 use crate::direction::Direction;
 use crate::peer::Peer;
+use crate::places::Failure;
 
 /// Runs stock gRPC peers against our transport, in all directions. `interop/matrix` installs the peers and starts this program
 /// in the repository's root.

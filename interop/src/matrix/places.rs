@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::Failure;
+/// An error that ends the program, or all cases of one combination.
+pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// Paths of the programs that the matrix starts.
 #[derive(Debug)]

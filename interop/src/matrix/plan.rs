@@ -2,11 +2,11 @@
 
 use clap::ValueEnum as _;
 
-use crate::Failure;
 use crate::certificates::Certificates;
 use crate::direction::Direction;
 use crate::options::Options;
 use crate::peer::Peer;
+use crate::places::Failure;
 use crate::places::Places;
 use crate::run::process;
 use crate::tls;

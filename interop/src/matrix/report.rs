@@ -6,11 +6,11 @@ use std::path::Path;
 use serde_json::json;
 use tonic_rdma_commands::Named as _;
 
-use crate::Failure;
 use crate::direction::Direction;
 use crate::outcome::judge::judge;
 use crate::outcome::{Outcome, Outcomes, upstream};
 use crate::peer::Peer;
+use crate::places::Failure;
 use crate::plan::Plan;
 
 /// Width of a peer's name, in columns.

@@ -20,11 +20,12 @@ use tower::util::{BoxCloneSyncService, MapRequest};
 use tower::{Service, ServiceExt as _, service_fn};
 
 use crate::compression::at_server;
+use crate::output;
 use crate::proto::DESCRIPTORS;
 use crate::proto::checked::checked_server::CheckedServer;
 use crate::proto::testing::test_service_server::TestServiceServer;
 use crate::transport::Listener;
-use crate::{Failure, output};
+use tonic_rdma_commands::Failure;
 
 /// Listens, prints the port, and serves until interrupted. Prints the names of callers to the standard error.
 pub(crate) async fn run(options: &ServerOptions) -> Result<(), Failure> {

@@ -10,16 +10,17 @@ use tonic::transport::{Channel, Endpoint};
 
 use super::options::LoadOptions;
 use crate::content::Content;
+use crate::output;
 use crate::proto::testing::test_service_client::TestServiceClient;
 use crate::proto::testing::{Payload, SimpleRequest};
-use crate::{Failure, output};
+use tonic_rdma_commands::Failure;
 
 /// Time of the warm-up, as a fraction of the measured time.
 const WARM_UP: f64 = 0.2;
 
 /// Makes calls for `throughput`, and prints the calls per second.
 pub(crate) fn call(options: &LoadOptions) -> Result<(), Failure> {
-    let runtime = crate::start(&mut tokio::runtime::Builder::new_current_thread())?;
+    let runtime = crate::runtime::start(&mut tokio::runtime::Builder::new_current_thread())?;
     let rate = LocalSet::new().block_on(&runtime, measure(*options))?;
     output::line(&format!("{rate:.1}"))
 }

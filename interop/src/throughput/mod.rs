@@ -17,9 +17,9 @@ pub(crate) use process::serve;
 use tonic_rdma_commands::cores::Cores;
 use tonic_rdma_commands::output;
 
-use crate::Failure;
 use crate::transport::Transport;
 use table::Row;
+use tonic_rdma_commands::Failure;
 
 /// Measures all cells, prints a table, and writes the results to a file if the options name one.
 pub(crate) fn run(options: &ThroughputOptions) -> Result<(), Failure> {

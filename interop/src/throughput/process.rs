@@ -9,9 +9,10 @@ use tonic_rdma_commands::cores::{self, Cores};
 use tonic_rdma_commands::process::{self, Child, again};
 
 use super::options::ServedOptions;
+use crate::output;
 use crate::server::routes;
 use crate::transport::{Listener, Transport};
-use crate::{Failure, output};
+use tonic_rdma_commands::Failure;
 
 /// Time limit for a process to start, and to end after its measured time.
 const SLACK: Duration = Duration::from_secs(20);
@@ -38,7 +39,7 @@ pub(crate) fn serve(options: &ServedOptions) -> Result<(), Failure> {
         // This is recommended for servers behind our listener.
         tonic_rdma::runtime::idle_polling(&mut builder);
     }
-    crate::start(&mut builder)?.block_on(async {
+    crate::runtime::start(&mut builder)?.block_on(async {
         let listener = Listener::bind(options.transport, "127.0.0.1", 0).await?;
         output::line(&listener.port().to_string())?;
         listener.serve(None, routes().await?, std::future::pending()).await

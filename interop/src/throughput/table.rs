@@ -9,7 +9,7 @@ use tonic_rdma_commands::statistics::median;
 use tonic_rdma_commands::table::columns;
 
 use super::options::ThroughputOptions;
-use crate::Failure;
+use tonic_rdma_commands::Failure;
 
 /// Results for one payload size and one number of calls in flight.
 #[derive(Debug, Serialize)]

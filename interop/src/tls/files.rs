@@ -12,7 +12,7 @@ use rustls::sign::CertifiedKey;
 use rustls::{Error, InconsistentKeys, RootCertStore};
 use tonic::transport::{Certificate, Identity};
 
-use crate::Failure;
+use tonic_rdma_commands::Failure;
 
 /// Size of the largest file that is read, in bytes. All authorities of a system have a quarter of this size.
 const LARGEST: u64 = 1 << 20;

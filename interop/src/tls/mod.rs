@@ -10,8 +10,8 @@ use std::time::Duration;
 use clap::{ArgAction, Args};
 use tonic::transport::{ClientTlsConfig, Endpoint, ServerTlsConfig};
 
-use crate::Failure;
 use files::{authorities, identity};
+use tonic_rdma_commands::Failure;
 use tonic_rdma_commands::chain;
 
 /// Time limit of a handshake. tonic's server has no limit by default.

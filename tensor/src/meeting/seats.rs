@@ -16,8 +16,11 @@ const MAX_TEXT: usize = 256;
 const MAX_COMMON: usize = 64;
 const MAX_COMMON_BYTES: usize = 4096;
 
-/// The number of refusals that are kept for each member, and shown in an error.
+/// The number of refusals that are kept for each member and shown in an error, and the number for all members together.
 const MAX_REFUSALS: usize = 4;
+const MAX_ALL_REFUSALS: usize = 64;
+/// The longest text of a refusal that is kept, in characters. Callers write parts of it.
+const MAX_REFUSAL: usize = 512;
 
 /// The members that have come.
 #[derive(Debug)]
@@ -90,8 +93,16 @@ impl Seats {
     pub(super) fn admit(&mut self, request: JoinRequest) -> Result<Option<u64>, NotJoined> {
         let number = (request.number as usize).min(self.seats.len());
         self.try_admit(request).map_err(|(reason, text)| {
+            let text: String = text.chars().take(MAX_REFUSAL).collect();
+            let reason = match reason {
+                NotJoined::Differs(names) => NotJoined::Differs(names.chars().take(MAX_REFUSAL).collect()),
+                other => other,
+            };
             let mut of_number = self.refused.iter().filter(|refused| refused.number == number);
-            if of_number.clone().count() < MAX_REFUSALS && of_number.all(|known| known.text != text) {
+            if self.refused.len() < MAX_ALL_REFUSALS
+                && of_number.clone().count() < MAX_REFUSALS
+                && of_number.all(|known| known.text != text)
+            {
                 self.refused.push(Refused { number, reason: reason.clone(), text });
             }
             reason
@@ -327,6 +338,12 @@ mod tests {
             }
         }
         assert_eq!(seats.refused.len(), 3 * super::MAX_REFUSALS);
+        for number in 1..3 {
+            seats.refused.retain(|refused| refused.number != number);
+            let common = common(&[("job", &"é".repeat(2000))]);
+            seats.admit(JoinRequest { common, ..join(number as u32) }).unwrap_err();
+        }
+        assert!(seats.refused.iter().all(|refused| refused.text.chars().count() <= super::MAX_REFUSAL));
         assert_eq!(seats.refusal(2), Some(&NotJoined::Version(5)));
         seats.admit(join(2)).unwrap();
         assert_eq!(seats.refusal(2), None, "the right process came later");

@@ -12,7 +12,7 @@ use tonic_rdma_payload::reduce::{Reduced, reduce_all};
 use tonic_rdma_payload::seeded::mix;
 use tonic_rdma_proto::transfer::Check;
 
-use crate::compare::modes::CallError;
+use crate::compare::modes::call_error::CallError;
 use crate::compare::operations::{self, DESTINATION_SEED, Layout, Operation, Operations};
 
 /// The longest time that copies follow one another before other tasks of the runtime run.

@@ -12,8 +12,9 @@ use tonic_rdma_commands::{Failure, cores};
 use tonic_rdma_payload::seeded::mix;
 use tonic_rdma_proto::transfer::Check;
 
+use crate::compare::modes::Caller;
+use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::grpc::client::GrpcCaller;
-use crate::compare::modes::{CallError, Caller};
 use crate::compare::operations::{Done, Operations, Position};
 use crate::compare::plan::Plan;
 use crate::compare::plan::cell::Cell;

@@ -15,7 +15,8 @@ use tonic_rdma_commands::cores;
 use tonic_rdma_payload::seeded::Draws;
 use tonic_rdma_proto::transfer::Check;
 
-use crate::compare::modes::{CallError, Caller};
+use crate::compare::modes::Caller;
+use crate::compare::modes::call_error::CallError;
 use crate::compare::operations::{Operation, Operations};
 use crate::compare::turns::participant::TurnOutcome;
 

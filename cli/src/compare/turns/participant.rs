@@ -5,8 +5,9 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use tonic_rdma_commands::Failure;
 
+use crate::compare::modes::Caller;
+use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::mode::Mode;
-use crate::compare::modes::{CallError, Caller};
 use crate::compare::operations::{Operations, Position};
 use crate::compare::plan::cell::{Cell, Direction};
 use crate::compare::results::row::Row;

@@ -15,7 +15,7 @@ use std::pin::Pin;
 pub(crate) use soak::timeout as soak_timeout;
 
 use super::case::{CaseResult, Session};
-use crate::Failure;
+use tonic_rdma_commands::Failure;
 
 type CaseFuture = Pin<Box<dyn Future<Output = CaseResult> + Send>>;
 

@@ -7,7 +7,7 @@ use tokio::net::TcpStream;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use crate::Failure;
+use crate::places::Failure;
 use crate::plan::Plan;
 use crate::run::process::{self, Running};
 

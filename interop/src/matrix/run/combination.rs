@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use tokio::process::Command;
 
-use crate::Failure;
 use crate::direction::{Direction, Side};
 use crate::outcome::{NO_LINE, Outcome, Outcomes, SERVER_OUTPUT, printable, read};
 use crate::peer::{CommandLine, Peer};
+use crate::places::Failure;
 use crate::plan::Plan;
 use crate::run::bridge::Bridge;
 use crate::run::process::{self, Running};

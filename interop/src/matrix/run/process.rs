@@ -8,8 +8,8 @@ use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::Failure;
 use crate::outcome::printable;
+use crate::places::Failure;
 
 /// Time limit for a server to listen. Interpreters start slowly on a slow machine.
 const START: Duration = Duration::from_secs(60);

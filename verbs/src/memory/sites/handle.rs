@@ -117,7 +117,7 @@ impl SiteAllocator {
     ///
     /// ```
     /// use tonic_rdma_verbs::memory::sites::SiteAllocator;
-    /// use tonic_rdma_verbs::memory::trace::TraceError;
+    /// use tonic_rdma_verbs::memory::sites::TraceError;
     ///
     /// // This program has no `#[global_allocator]` that traces.
     /// assert_eq!(SiteAllocator::tracing(1 << 30).err(), Some(TraceError::NotInstalled));

@@ -23,7 +23,7 @@ use tonic_rdma_proto::transfer::{
     BeginTurnRequest, Check, EndTurnRequest, GetRequest, PutRequest, UsageRequest,
 };
 
-use crate::compare::modes::CallError;
+use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::grpc::service::{KeepAwake, Sample};
 use crate::compare::modes::mode::Mode;
 use crate::compare::operations::{Operation, Operations, Push, Put, registered_copy};

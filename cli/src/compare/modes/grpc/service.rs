@@ -315,7 +315,7 @@ mod tests {
     use tonic_rdma_proto::transfer::turns_server::TurnsServer;
 
     use super::*;
-    use crate::compare::modes::CallError;
+    use crate::compare::modes::call_error::CallError;
     use crate::compare::modes::grpc::client;
     use crate::compare::modes::grpc::client::GrpcCaller;
     use crate::compare::modes::grpc::service::TransferService;

@@ -11,7 +11,7 @@ use tonic_rdma_payload::reduce::{Reduced, reduce, reduce_all};
 use tonic_rdma_proto::transfer::Check;
 use tonic_rdma_proto::transfer::turns_server::TurnsServer;
 
-use crate::compare::modes::CallError;
+use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::grpc::client::{GrpcCaller, tcp};
 use crate::compare::modes::grpc::service::TransferService;
 use crate::compare::modes::mode::Mode;

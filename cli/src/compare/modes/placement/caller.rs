@@ -14,7 +14,7 @@ use tonic_rdma_proto::placement::{BeginRequest, EndRequest, PrepareRequest, Rele
 use tonic_rdma_proto::transfer::Check;
 use tonic_rdma_tensor::{Channel, RdmaDevice};
 
-use crate::compare::modes::CallError;
+use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::mode::Mode;
 use crate::compare::modes::placement::geometry::{MAX_DEPTH, Record, YieldTimer};
 use crate::compare::modes::placement::sender::TensorSender;

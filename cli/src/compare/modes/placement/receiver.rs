@@ -22,7 +22,7 @@ use tonic_rdma_tensor::{
     Arrived, ChannelError, ExportedRegion, RdmaDevice, Rights, SharedRegion, StaticReceiver,
 };
 
-use crate::compare::modes::CallError;
+use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::mode::Mode;
 use crate::compare::modes::placement::geometry::{
     self, Batch, Geometry, Record, YieldTimer, identify, seeds_in_order,

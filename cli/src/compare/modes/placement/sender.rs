@@ -6,7 +6,7 @@ use tonic_rdma_tensor::{
     TransferError,
 };
 
-use crate::compare::modes::CallError;
+use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::mode::Mode;
 use crate::compare::modes::placement::geometry::{self, Batch, Geometry, identify, seeds_in_order};
 use crate::compare::operations::{Layout, Operation, Operations, registered_copy};

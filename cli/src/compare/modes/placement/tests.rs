@@ -12,7 +12,7 @@ use tonic_rdma_proto::placement::prepare_request::Load as Wanted;
 use tonic_rdma_proto::placement::{BeginRequest, EndRequest, PrepareRequest};
 use tonic_rdma_proto::transfer::Check;
 
-use crate::compare::modes::CallError;
+use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::grpc::client;
 use crate::compare::modes::mode::Mode;
 use crate::compare::modes::placement::geometry::Discrepancy;
