@@ -21,9 +21,12 @@ const TESTED: usize = 20;
 /// Sayings with fewer characters are left out.
 const LEAST: usize = 8;
 
+/// Sayings as numbers of characters.
+type Sayings = Vec<Vec<u8>>;
+
 /// Reads the sayings of the files in `folder`, in the order of the files' names: those to train with, and those to test with. Each
 /// is cut after `length` characters.
-pub(crate) fn read(folder: &Path, length: usize) -> Result<(Vec<Vec<u8>>, Vec<Vec<u8>>), Failure> {
+pub(crate) fn read(folder: &Path, length: usize) -> Result<(Sayings, Sayings), Failure> {
     let missing = |what: &str| {
         format!(
             "{} {what}; training/prepare installs Debian's package fortunes, and --texts names another folder of such files",
