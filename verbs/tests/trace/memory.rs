@@ -46,6 +46,7 @@ fn a_vector_that_grows_and_shrinks_outside_of_executions_keeps_its_content() {
         vector.truncate(length);
         vector.shrink_to_fit();
         check(&vector);
+        assert!(is_placed(&vector) || length < 20_000, "a piece with room is kept, so nothing is copied");
         assert_eq!((vector.capacity(), trace.crossed(&vector).site), (length, site(0, 0)));
     }
     assert!(!is_placed(&vector), "a piece is not kept for a small part of it");

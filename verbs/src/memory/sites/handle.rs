@@ -250,8 +250,11 @@ fn any(length: usize) -> Vec<u8> {
 }
 
 /// Finds the traced allocation in a pool that holds all of `bytes`, and returns a lease that keeps `bytes`. While no traced
-/// allocation lives, a look-up takes one load.
+/// allocation lies in a pool, a look-up takes one load.
 pub fn find_traced(bytes: &Bytes) -> Option<Lease> {
+    if !live::any_placed() {
+        return None;
+    }
     let _pause = NodeScope::pause();
     let slab = live::find(bytes, |live| Some(Arc::clone(live.piece.as_ref()?.slab())))?;
     Lease::of_traced(slab, bytes.clone())

@@ -41,6 +41,15 @@ static FILTER: [AtomicU32; COUNTERS] = [const { AtomicU32::new(0) }; COUNTERS];
 /// Number of live traced allocations. While there are none, a release of memory takes one load, and leaves the filter out of the caches.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
+/// Number of live traced allocations in pools. While there are none, a look-up for a device takes one load.
+static PLACED: AtomicUsize = AtomicUsize::new(0);
+
+/// Returns whether any traced allocation lies in a pool.
+#[inline]
+pub(super) fn any_placed() -> bool {
+    PLACED.load(Ordering::Relaxed) > 0
+}
+
 /// Returns whether an allocation may start at `address`. If this returns false, none does.
 #[inline]
 pub(in crate::memory) fn may_hold(address: usize) -> bool {
@@ -51,6 +60,7 @@ pub(in crate::memory) fn may_hold(address: usize) -> bool {
 pub(in crate::memory) fn insert(start: *mut u8, traced: Traced) {
     let hash = hash(start.addr());
     COUNT.fetch_add(1, Ordering::Relaxed);
+    PLACED.fetch_add(usize::from(traced.piece.is_some()), Ordering::Relaxed);
     FILTER[hash % COUNTERS].fetch_add(1, Ordering::Relaxed);
     let _pause = NodeScope::in_live();
     index(hash).insert(start.addr(), traced.layout.size(), traced);
@@ -65,6 +75,7 @@ pub(in crate::memory) fn remove(start: *mut u8) -> Option<Traced> {
     }?;
     FILTER[hash % COUNTERS].fetch_sub(1, Ordering::Relaxed);
     COUNT.fetch_sub(1, Ordering::Relaxed);
+    PLACED.fetch_sub(usize::from(traced.piece.is_some()), Ordering::Relaxed);
     Some(traced)
 }
 

@@ -107,11 +107,8 @@ impl<A: GlobalAlloc> TracingAllocator<A> {
         layout: Layout,
         zeroed: bool,
     ) -> *mut u8 {
-        let places =
-            execution.is_some_and(|execution| execution.places && std::ptr::eq(execution.sites, sites));
         shielded(|| {
-            let place = if places { sites.place(&Site::Node(site), layout) } else { None };
-            let (start, piece) = match place {
+            let (start, piece) = match place((sites, site), execution, layout) {
                 Some(Place { piece, start }) => {
                     if zeroed {
                         // SAFETY: the place has room for the layout, and no other user.
@@ -142,7 +139,7 @@ impl<A: GlobalAlloc> TracingAllocator<A> {
         // While this thread holds a lock of the table, it reallocates only memory of the table, which comes from `inner`.
         let may_be_known = !thread::is_in_live() && live::may_hold(pointer.addr());
         let known = if may_be_known { shielded(|| live::remove(pointer)) } else { None };
-        let site = match (&known, execution) {
+        let (sites, site) = match (&known, execution) {
             (Some(known), _) => (known.sites, known.site),
             (None, Some(execution)) => thread::next_site(execution),
             // SAFETY: the caller keeps the contract of `realloc`, and the pointer came from `inner`.
@@ -150,27 +147,57 @@ impl<A: GlobalAlloc> TracingAllocator<A> {
         };
         // SAFETY: the size does not overflow when rounded up to the alignment, as the caller promises.
         let wanted = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
-        // SAFETY: the new size is not zero, as the caller promises.
-        let start = unsafe { self.alloc_at(site, execution, wanted, false) };
-        let is_placed = known.as_ref().is_some_and(|known| known.piece.is_some());
-        if start.is_null() {
-            // The old memory stays in use.
-            shielded(|| known.into_iter().for_each(|known| live::insert(pointer, known)));
+        let former = known.and_then(|known| known.piece);
+        let insert =
+            |start, layout, piece| shielded(|| live::insert(start, Traced { sites, site, layout, piece }));
+        if let Some(piece) = &former {
+            let room = piece.capacity() - (pointer.addr() - piece.as_ptr().addr());
+            if size <= room && size >= room / 4 {
+                insert(pointer, wanted, former);
+                return pointer;
+            }
+        }
+        let place = shielded(|| place((sites, site), execution, wanted));
+        if place.is_none() && former.is_none() {
+            // SAFETY:
+            // - The pointer came from `inner`, because it has no piece, with this layout.
+            // - The new size keeps the contract, as the caller promises.
+            let start = unsafe { self.inner.realloc(pointer, layout, size) };
+            // Without new memory, the old memory stays in use.
+            let (held, layout) = if start.is_null() { (pointer, layout) } else { (start, wanted) };
+            insert(held, layout, None);
             return start;
         }
+        let (start, piece) = match place {
+            Some(Place { piece, start }) => (start, Some(piece)),
+            // SAFETY: the new size is not zero, as the caller promises.
+            None => (unsafe { self.inner.alloc(wanted) }, None),
+        };
+        if start.is_null() {
+            // The old memory stays in use.
+            insert(pointer, layout, former);
+            return start;
+        }
+        insert(start, wanted, piece);
         // SAFETY:
         // - Both memories have at least this size.
         // - They do not overlap: the old one is not freed yet.
         unsafe { std::ptr::copy_nonoverlapping(pointer, start, layout.size().min(size)) };
-        if !is_placed {
+        if former.is_none() {
             // SAFETY:
             // - The pointer came from `inner`, because it has no piece, with this layout.
             // - It is not used any more: its content is in the new memory.
             unsafe { self.inner.dealloc(pointer, layout) };
         }
-        shielded(|| drop(known));
+        shielded(|| drop(former));
         start
     }
+}
+
+/// Returns memory of the pool for an allocation of a site, if `execution` may place it, and the pool has room.
+fn place((sites, site): SiteOf, execution: Option<Execution>, layout: Layout) -> Option<Place> {
+    let places = execution.is_some_and(|execution| execution.places && std::ptr::eq(execution.sites, sites));
+    if places { sites.place(&Site::Node(site), layout) } else { None }
 }
 
 /// Removes the allocation at `pointer` from the table. Returns true if it lay in a pool, and has gone back to the pool.
