@@ -60,7 +60,7 @@ def check(stub, found):
     (link,) = found.links
     assert link.queue_pairs == 2 and link.provider and link.device and link.peer, link
     refused(stub.Attach, protos.AttachRequest(link=b"made-up link id!", name="weights"), "NOT_FOUND")
-    refused(stub.Confirm, protos.ConfirmRequest(link=b"", read=[0]), "NOT_FOUND")
+    refused(stub.Confirm, protos.ConfirmRequest(link=b"", read=[0]), "ABORTED")
     refused(lambda *call, **limit: next(stub.Open(*call, **limit)), protos.OpenRequest(version=7), "FAILED_PRECONDITION")
     assert stub.Describe(protos.DescribeRequest(), timeout=TIMEOUT).offered == found.offered
     print("ok: stock grpcio", grpc.__version__, "looked at a tensor device")
