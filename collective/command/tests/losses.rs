@@ -432,7 +432,7 @@ struct Row {
     goes_on: Vec<f64>,
 }
 
-/// Returns whether all results of a trial, as far as there are any, are those of a fresh group.
+/// Returns whether no result of a trial differs from those of a fresh group. A trial may have no result.
 fn results_are_right(trial: &Trial, heard: &[Said], fresh: &Fresh) -> bool {
     heard.iter().filter(|said| said.trial == Some(trial.number) || said.trial.is_none()).all(|said| {
         match &said.what {

@@ -10,7 +10,7 @@
 //!          what else it has to say, of type `D`.
 //! ```
 //!
-//! A member is called by its noun, `rank` or `part`, and its number. Whoever uses this module serves the [`service`], opens the connections,
+//! A member is called by its noun, `rank` or `part`, and its number. The user of this module serves the [`service`], opens the connections,
 //! and decides what the end of a watch means. Nothing here waits on a thread of the caller's runtime.
 
 mod client;
