@@ -53,11 +53,6 @@ fn no_ring_has_more_than_three_files() {
 }
 
 #[test]
-fn no_file_is_too_long() {
-    assert_none(files().iter().filter_map(rules::length));
-}
-
-#[test]
 fn every_member_of_the_workspace_is_checked() {
     let manifest = read(&root().join("Cargo.toml"));
     let members =

@@ -103,14 +103,8 @@ const UNSAFE_TESTS: &[(&str, &str)] = &[
     ("tests/steady_state/system_calls.rs", "installs a seccomp filter that counts"),
 ];
 
-/// Maximum number of lines of a file.
-const LINES: usize = 600;
-
 /// Maximum number of files in a ring.
 const RING: usize = 3;
-
-/// The ends of the names of files that `proto/generate` writes.
-const GENERATED: &[&str] = &[".v1.rs", "/grpc.testing.rs"];
 
 /// A file, by its path from the root of the repository.
 #[derive(Debug)]
@@ -284,13 +278,6 @@ pub(crate) fn rings(package: &Package) -> Vec<String> {
     rings_of(package, RING).into_iter().map(of_ring).collect()
 }
 
-/// Returns a violation if the file is too long.
-pub(crate) fn length(file: &SourceFile) -> Option<String> {
-    let lines = file.text.lines().count();
-    (lines > LINES && !GENERATED.iter().any(|end| file.path.ends_with(end)))
-        .then(|| format!("{}: {lines} lines, {LINES} at most: split it by subject", file.path))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -451,12 +438,5 @@ mod tests {
         let files = files.map(|(path, text)| (path.to_owned(), text.to_owned()));
         let found = rings(&Package::from_files("p", "src", files));
         assert!(found.len() == 1 && found[0].contains("src/d.rs -> src/a.rs by crate::a::A"), "{found:?}");
-    }
-
-    #[test]
-    fn a_long_file_is_named() {
-        assert_eq!(length(&SourceFile::new("src/a.rs", "\n".repeat(600))), None);
-        assert!(length(&SourceFile::new("src/a.rs", "\n".repeat(601))).is_some());
-        assert_eq!(length(&SourceFile::new("src/a.v1.rs", "\n".repeat(601))), None);
     }
 }
