@@ -254,7 +254,6 @@ pub use regions::exported::ExportedRegion;
 pub use regions::published::PublishedRegion;
 pub use regions::remote::RemoteRegion;
 pub use regions::rights::Rights;
-pub use regions::view::RegionView;
 pub use rendezvous::Held;
 pub use slots::counts::{SentCounts, SentTensors};
 pub use slots::dynamic_receiver::DynamicReceiver;
@@ -267,5 +266,12 @@ pub use types::{
     Tensor, TensorError, TensorMut, TensorSpec, UnknownDtype,
 };
 
+/// A region of a peer that this process has mapped for reading, from [`Channel::view`].
+///
+/// A peer that stores the bytes of a message, and then a word with release semantics ([`SharedRegion::store_u64`]), shows the whole
+/// message to a reader that [loads](Self::load_u64) the new word. Regions begin at a multiple of 4096, if they are not parts of other
+/// regions. The memory counts against the peer's `RDMA_PINNED_LIMIT` until the last view of it is dropped.
+#[doc(inline)]
+pub use tonic_rdma_verbs::RemoteView as RegionView;
 pub use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};
 pub use tonic_rdma_verbs::{OutOfBounds, WordError};

@@ -2,12 +2,11 @@
 
 use std::io::IoSlice;
 use std::ops::{Bound, RangeBounds};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use crate::channel::memcpy::Memcpy;
 use crate::error::ChannelError;
 use crate::link::Link;
-use crate::link::token::Bell;
 use crate::regions::remote::RemoteRegion;
 use tonic_rdma_verbs::internal::{self, CopyRanges, LocalMemory, Transfer, TransferKind, lock};
 use tonic_rdma_verbs::memory::MemRegion;
@@ -195,7 +194,7 @@ impl<'a> RegionWrite<'a> {
         link.check()?;
         self.target.check_right(TransferKind::Write)?;
         let length = parts.iter().map(|part| part.len()).fold(0, usize::saturating_add);
-        let limit = link.port(port).inline();
+        let limit = link.port(port).inline;
         if length > limit {
             let name = remote.name();
             return Err(ChannelError::local(format!(
@@ -267,8 +266,8 @@ impl Target<'_> {
         // The lock is held until the notice is in the queue, so that counts are written in order.
         let mut notices = lock(&remote.shared.notices);
         *notices += 1;
-        let token = token.ring(Arc::downgrade(link) as Weak<dyn Bell>, pair, *notices, number);
-        let word = || link.peer_count(pair.peer_number());
+        let token = token.ring(Arc::downgrade(link), pair, *notices, number);
+        let word = || link.peer_count(pair.peer_number);
         // The token reports a refusal.
         if link.submit_noticed(transfer(token), length, pair, *notices, number, word).is_err() {
             *notices -= 1;

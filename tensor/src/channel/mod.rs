@@ -44,17 +44,17 @@ impl Channel {
 
     /// Returns provider and name of the RDMA device, such as `soft` and `soft0`.
     pub fn device(&self) -> (&'static str, &str) {
-        (self.link.provider(), self.link.device())
+        (self.link.provider, &self.link.device)
     }
 
     /// Returns how each end learns of arrivals.
     pub fn notification(&self) -> Notification {
-        self.link.notification()
+        self.link.notification
     }
 
     /// Returns the number of bytes that [`RegionWrite::bytes`] takes at most.
     pub fn max_inline(&self) -> usize {
-        self.link.port(self.port).inline()
+        self.link.port(self.port).inline
     }
 
     /// Returns whether the link to the peer still stands, as far as this end knows.
@@ -65,7 +65,7 @@ impl Channel {
     /// Waits until the link ends, and returns the reason.
     pub async fn closed(&self) -> ChannelError {
         self.link.ended().await;
-        self.link.fault().cloned().unwrap_or_else(|| ChannelError::Closed(Arc::clone(self.link.peer())))
+        self.link.fault().cloned().unwrap_or_else(|| ChannelError::Closed(Arc::clone(&self.link.peer)))
     }
 
     /// Takes completions from this channel's queue, so that futures of this channel become ready in the middle of other

@@ -8,8 +8,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::channel::Channel;
 use crate::error::ChannelError;
 use crate::regions::remote::RemoteRegion;
-use crate::regions::view::RegionView;
-use tonic_rdma_verbs::NoView;
+use tonic_rdma_verbs::{NoView, RemoteView};
 
 /// The longest wait for the peer's memory.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -46,7 +45,7 @@ impl Channel {
     /// [`NotPermitted`](ChannelError::NotPermitted) without the right to read, [`TimedOut`](ChannelError::TimedOut) if the peer does not
     /// serve the READ, and other errors if the peer has withdrawn the region, the region belongs to another link, or the link has
     /// failed.
-    pub async fn view(&self, remote: &RemoteRegion) -> Result<Option<RegionView>, ChannelError> {
+    pub async fn view(&self, remote: &RemoteRegion) -> Result<Option<RemoteView>, ChannelError> {
         let shared = &remote.shared;
         if !Arc::ptr_eq(&shared.link, &self.link) {
             return Err(ChannelError::local(format!("{:?} is a region of another link", remote.name())));
@@ -61,7 +60,7 @@ impl Channel {
             let place = shared.place;
             let view = self.link.port(self.port).with_queue_pair(|pair| pair.view(place.start, place.length));
             match view {
-                Some(Ok(view)) => return Ok(Some(RegionView::new(view))),
+                Some(Ok(view)) => return Ok(Some(view)),
                 Some(Err(NoView::Never)) => return Ok(None),
                 Some(Err(NoView::Revoked)) => {
                     let name = remote.name();
@@ -87,7 +86,7 @@ impl Channel {
     /// Reads a few bytes of the region. The peer's device serves this READ, and offers the memory to this device.
     async fn ask_for_memory(&self, remote: &RemoteRegion) -> Result<(), ChannelError> {
         let few = remote.len().min(8);
-        let landing = self.link.landing();
+        let landing = &self.link.landing;
         let region = self.read(remote).into(landing.take(few)?, ..few as usize).await?;
         landing.put(region);
         Ok(())

@@ -61,7 +61,8 @@ pub(crate) async fn open(
         )));
     }
     let name = if request.endpoint.is_empty() { caller.name() } else { request.endpoint.clone() };
-    let peer = peer_end(name.into(), &request.queue_pairs, request.words, &request)
+    let OpenRequest { queue_pairs: theirs, words: place, places_in_order, immediate, .. } = &request;
+    let peer = peer_end(name.into(), theirs, *place, *places_in_order, *immediate)
         .map_err(|error| Status::invalid_argument(error.to_string()))?;
     let id = new_id().map_err(internal)?;
     let limit = shared.settings.answer_timeout;
@@ -90,7 +91,7 @@ pub(crate) async fn open(
             immediate: prepared.immediate(),
             device: prepared.device().to_owned(),
         };
-        let link = prepared.connect(id, &peer, Arc::new(on_thread.exchange())).map_err(unfit)?;
+        let link = prepared.connect(id, &peer, on_thread.exchange()).map_err(unfit)?;
         // The places are held until here, because this work goes on if the peer gives up.
         Ok::<_, Status>((link, reply, unconfirmed, place))
     };
@@ -182,7 +183,7 @@ async fn keep(link: Arc<Link>, shared: Weak<Shared>, confirmation: Confirmation,
         }
     }
     if let Some(shared) = shared.upgrade() {
-        lock(&shared.accepted).remove(link.id());
+        lock(&shared.accepted).remove(&link.id);
     }
     drop((link, place));
 }
@@ -285,7 +286,7 @@ impl Drop for Answers {
     fn drop(&mut self) {
         if let Some(link) = self.link.upgrade() {
             link.fail(ChannelError::PeerLost {
-                peer: Arc::clone(link.peer()),
+                peer: Arc::clone(&link.peer),
                 reason: "its process closed the link, ended or was killed".into(),
             });
         }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::control::proto::{AttachReply, OpenReply, OpenRequest, Place, QueuePair};
+use crate::control::proto::{AttachReply, Place, QueuePair};
 use crate::link::prepare::{PeerEnd, Prepared};
 use tonic_rdma_verbs::internal::RemotePlace;
 use tonic_rdma_verbs::{QueuePairAddress, RemoteSegment, Rkey};
@@ -39,38 +39,13 @@ pub(crate) fn place(place: &RemotePlace) -> Place {
     Place { address: place.start.address, rkey: place.start.rkey.0, length: place.length }
 }
 
-/// The abilities of a device, which both kinds of message have.
-pub(crate) trait Abilities {
-    fn places_in_order(&self) -> bool;
-    fn immediate(&self) -> bool;
-}
-
-impl Abilities for OpenReply {
-    fn places_in_order(&self) -> bool {
-        self.places_in_order
-    }
-
-    fn immediate(&self) -> bool {
-        self.immediate
-    }
-}
-
-impl Abilities for OpenRequest {
-    fn places_in_order(&self) -> bool {
-        self.places_in_order
-    }
-
-    fn immediate(&self) -> bool {
-        self.immediate
-    }
-}
-
 /// Returns the end of the peer that a message describes.
 pub(crate) fn peer_end(
     name: Arc<str>,
     queue_pairs: &[QueuePair],
     words: Option<Place>,
-    abilities: &impl Abilities,
+    places_in_order: bool,
+    immediate: bool,
 ) -> Result<PeerEnd, BadReply> {
     let words = words.ok_or(BadReply::NoWords)?;
     let start = RemoteSegment { address: words.address, rkey: Rkey(words.rkey) };
@@ -86,8 +61,8 @@ pub(crate) fn peer_end(
         name,
         queue_pairs: queue_pairs.iter().map(queue_pair).collect::<Result<_, BadReply>>()?,
         words: RemotePlace { start, length: words.length },
-        places_in_order: abilities.places_in_order(),
-        immediate: abilities.immediate(),
+        places_in_order,
+        immediate,
     })
 }
 

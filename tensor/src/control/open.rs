@@ -65,11 +65,12 @@ impl Opening {
         let reply = answers.message().await.map_err(|status| self.refused(&status))?;
         let reply = reply.ok_or_else(|| self.no_rdma("it ended the call without an answer"))?;
         let id = LinkId::try_from(&reply.link[..]).map_err(|_| self.no_rdma("it named no link"))?;
-        let peer = peer_end(Arc::clone(&self.endpoint), &reply.queue_pairs, reply.words, &reply)
+        let OpenReply { queue_pairs, words, places_in_order, immediate, .. } = reply;
+        let peer = peer_end(Arc::clone(&self.endpoint), &queue_pairs, words, places_in_order, immediate)
             .map_err(|reason| self.no_rdma(reason))?;
         // This may block, because it needs the peer's device.
-        let exchange = Arc::new(self.shared.exchange());
-        let requests = Arc::clone(exchange.requests());
+        let exchange = self.shared.exchange();
+        let requests = Arc::clone(&exchange.requests);
         let connected = tokio::task::spawn_blocking(move || prepared.connect(id, &peer, exchange)).await;
         let link = match connected.map_err(ChannelError::local)? {
             Ok(link) => link,
@@ -206,7 +207,7 @@ impl EndsLink {
             || "it closed the link".into(),
             |status| format!("the connection to it ended: {}", status.message()).into(),
         );
-        self.error = ChannelError::PeerLost { peer: Arc::clone(link.peer()), reason };
+        self.error = ChannelError::PeerLost { peer: Arc::clone(&link.peer), reason };
     }
 }
 

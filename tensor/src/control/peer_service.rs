@@ -35,11 +35,11 @@ impl PeerService {
         // The peer's pair is unknown until the answer, and until then nothing is reported to it.
         let ours = link.add_pair(|number| WordPair::new(number, u32::MAX, Arrivals::Count, owner))?;
         let request = AttachRequest {
-            link: link.id().to_vec().into(),
+            link: link.id.to_vec().into(),
             name: name.to_string(),
             kind: kind.into(),
             metadata: metadata.into(),
-            words: ours.number(),
+            words: ours.number,
             queue_pair: port,
         };
         let mut client = self.client.clone();

@@ -62,9 +62,9 @@ impl TensorDevice for Service {
             let moved = link.ports().map(|port| port.moved());
             let (bytes_written, bytes_read) = moved.fold((0, 0), |sum, it| (sum.0 + it.0, sum.1 + it.1));
             Link {
-                peer: link.peer().to_string(),
-                provider: link.provider().into(),
-                device: link.device().into(),
+                peer: link.peer.to_string(),
+                provider: link.provider.into(),
+                device: link.device.to_string(),
                 queue_pairs: link.ports().count() as u32,
                 bytes_written,
                 bytes_read,

@@ -98,7 +98,7 @@ impl RdmaDevice {
         let name = check_name(name)?;
         let receiver =
             Receiver::new(Arc::clone(&name), kind, spec, payload, depth, |size| self.allocate(size))?;
-        let slot = Arc::downgrade(receiver.slot());
+        let slot = Arc::downgrade(&receiver.slot);
         self.shared.offer(name, slot as Weak<dyn Offered>)?;
         Ok(receiver)
     }

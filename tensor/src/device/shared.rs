@@ -170,7 +170,7 @@ impl Drop for Shared {
             server.abort();
         }
         for link in self.links() {
-            link.fail(ChannelError::Closed(Arc::clone(link.peer())));
+            link.fail(ChannelError::Closed(Arc::clone(&link.peer)));
         }
     }
 }

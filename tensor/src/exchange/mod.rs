@@ -17,16 +17,15 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use crate::error::ChannelError;
-use crate::link::{Link, RendezvousFrames};
+use crate::link::Link;
 use crate::rendezvous::PeerId;
 use crate::wire::tensor_frame::Frame;
 
 /// A link's part in the rendezvous: the peer's requests to this device, and this device's requests to the peer.
-#[derive(Debug)]
 pub(crate) struct Exchange {
     peer: PeerId,
     offers: Arc<Offers>,
-    requests: Arc<Requests>,
+    pub(crate) requests: Arc<Requests>,
 }
 
 impl Exchange {
@@ -34,17 +33,16 @@ impl Exchange {
         Self { peer: offers.new_peer(), offers, requests }
     }
 
-    pub(crate) fn requests(&self) -> &Arc<Requests> {
-        &self.requests
-    }
-}
-
-impl RendezvousFrames for Exchange {
-    fn begin(&self, link: &Arc<Link>) {
+    /// Allows answers to the requests of the peer, from now on.
+    pub(crate) fn begin(&self, link: &Arc<Link>) {
         self.offers.add_peer(self.peer, link);
     }
 
-    fn handle(
+    /// Takes a frame of the peer. Tasks to wake are added to `wakers`.
+    ///
+    /// # Errors
+    /// The frame breaks the protocol.
+    pub(crate) fn handle(
         &self,
         link: &Arc<Link>,
         frame: Frame<'_>,
@@ -63,11 +61,13 @@ impl RendezvousFrames for Exchange {
         }
     }
 
-    fn age(&self, link: &Arc<Link>) {
+    /// Frees what has been kept for later requests for a while. The device calls this each time that an offer would expire.
+    pub(crate) fn age(&self, link: &Arc<Link>) {
         self.requests.age_untaken(link);
     }
 
-    fn link_ended(&self, fault: &ChannelError) {
+    /// Ends all requests: the link has ended with `fault`, and its queue pairs are gone.
+    pub(crate) fn link_ended(&self, fault: &ChannelError) {
         self.offers.remove_peer(self.peer);
         self.requests.link_ended(fault);
     }

@@ -1,7 +1,6 @@
 //! The tensors that this device offers by name and step.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -107,7 +106,7 @@ impl Offers {
         let offer = match offer {
             Offer::Tensor(tensor) => {
                 let payload = Payload::of(&tensor)?;
-                let metadata = payload.metadata();
+                let metadata = payload.metadata;
                 OfferedTensor::Tensor(payload, metadata)
             }
             Offer::Dead => OfferedTensor::Dead,
@@ -218,11 +217,5 @@ async fn check_deadlines(offers: Weak<Offers>, timeout: Duration) {
             let links: Vec<_> = lock(&offers.links).values().filter_map(Weak::upgrade).collect();
             links.iter().for_each(Link::age_rendezvous);
         }
-    }
-}
-
-impl fmt::Debug for Offers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Offers").finish_non_exhaustive()
     }
 }

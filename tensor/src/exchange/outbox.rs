@@ -6,12 +6,10 @@ use std::sync::Mutex;
 use tonic_rdma_verbs::internal::lock;
 
 /// Actions that wait to be carried out, in order.
-#[derive(Debug)]
 pub(crate) struct Outbox<A> {
     state: Mutex<ActionQueue<A>>,
 }
 
-#[derive(Debug)]
 struct ActionQueue<A> {
     actions: VecDeque<A>,
     busy: bool,

@@ -47,12 +47,12 @@ enum RequestState {
 }
 
 /// The cell that takes the answer to a request.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct PendingAnswer {
     state: Mutex<AnswerState>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct AnswerState {
     result: Option<Result<RequestOutcome<SinkMemory>, ChannelError>>,
     waker: Option<Waker>,
@@ -207,7 +207,7 @@ impl Requests {
         match answer {
             RequestOutcome::Dead => Ok(Requested::Dead),
             RequestOutcome::Failed(failure) => Err(ChannelError::Refused {
-                endpoint: Arc::clone(link.peer()),
+                endpoint: Arc::clone(&link.peer),
                 code: failure.code,
                 message: failure.text.into(),
             }),
@@ -323,11 +323,5 @@ impl Drop for Request {
 impl fmt::Debug for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Request").field("link", &self.link).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Requests {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Requests").finish_non_exhaustive()
     }
 }

@@ -31,10 +31,11 @@ use std::time::Instant;
 use tokio::sync::watch;
 
 use crate::error::{Cause, ChannelError};
+use crate::exchange::Exchange;
 use crate::link::notification::Notification;
 use crate::link::polled_port::PolledPort;
-use crate::link::port::{Port, PortOwner};
-use crate::link::token::{Bell, Token};
+use crate::link::port::Port;
+use crate::link::token::Token;
 use crate::link::word_pair::{Arrivals, WordPair};
 use crate::link::words::{PeerWords, Words};
 use crate::memory::landing::Landing;
@@ -44,34 +45,16 @@ use tonic_rdma_verbs::internal::{Grant, Notice, RegionLoan, Transfer, TransferKi
 use tonic_rdma_verbs::memory::{Lease, SharedRegion};
 use tonic_rdma_verbs::{Access, ProtectionDomain, RemoteSegment};
 
-/// Takes the frames of the rendezvous, which a link does not understand itself.
-pub(crate) trait RendezvousFrames: fmt::Debug + Send + Sync {
-    /// Allows answers to the requests of the peer, from now on.
-    fn begin(&self, link: &Arc<Link>);
-
-    /// Takes a frame of the peer. Tasks to wake are added to `wakers`.
-    ///
-    /// # Errors
-    /// The frame breaks the protocol.
-    fn handle(&self, link: &Arc<Link>, frame: Frame<'_>, wakers: &mut Vec<Waker>)
-    -> Result<(), ChannelError>;
-
-    /// Frees what has been kept for later requests for a while. The device calls this each time that an offer would expire.
-    fn age(&self, link: &Arc<Link>);
-
-    /// Ends all requests: the link has ended with `fault`, and its queue pairs are gone.
-    fn link_ended(&self, fault: &ChannelError);
-}
-
 /// A link to one peer: its queue pairs, its words, and its slots and regions.
 pub(crate) struct Link {
-    id: LinkId,
-    peer: Arc<str>,
-    provider: &'static str,
-    device: Arc<str>,
-    notification: Notification,
+    pub(crate) id: LinkId,
+    /// The address of the peer's device: where it listens, or where it called from.
+    pub(crate) peer: Arc<str>,
+    pub(crate) provider: &'static str,
+    pub(crate) device: Arc<str>,
+    pub(crate) notification: Notification,
     /// Whether every write of the peer makes an event of the armed queue, so that no end needs bells.
-    announces_writes: bool,
+    pub(crate) announces_writes: bool,
     ports: Vec<PolledPort>,
     domain: Arc<dyn ProtectionDomain>,
     words: Words,
@@ -81,10 +64,12 @@ pub(crate) struct Link {
     failed: AtomicBool,
     /// Becomes true when the link has ended.
     ended: watch::Sender<bool>,
-    landing: Arc<Landing>,
+    /// The pool of regions for tensors that arrive, and for copies of tensors that are sent.
+    pub(crate) landing: Arc<Landing>,
     /// Rights of the peer that last until the link ends, because the peer may still use the memory.
     kept: Mutex<Vec<Grant>>,
-    rendezvous: Arc<dyn RendezvousFrames>,
+    /// Takes the frames of the rendezvous, which a link does not understand itself.
+    rendezvous: Exchange,
 }
 
 /// The name of a link. A peer that knows the name, on the connection that opened the link, may use the link.
@@ -93,27 +78,6 @@ pub(crate) type LinkId = [u8; 16];
 impl Link {
     /// The number of word pairs of each end. One pair serves one slot or region for the life of the link.
     pub(crate) const PAIRS: usize = Words::PAIRS;
-
-    pub(crate) fn id(&self) -> &LinkId {
-        &self.id
-    }
-
-    /// Returns the address of the peer's device: where it listens, or where it called from.
-    pub(crate) fn peer(&self) -> &Arc<str> {
-        &self.peer
-    }
-
-    pub(crate) fn provider(&self) -> &'static str {
-        self.provider
-    }
-
-    pub(crate) fn device(&self) -> &str {
-        &self.device
-    }
-
-    pub(crate) fn notification(&self) -> Notification {
-        self.notification
-    }
 
     /// Frees what the rendezvous has kept for a while.
     pub(crate) fn age_rendezvous(self: &Arc<Self>) {
@@ -171,11 +135,6 @@ impl Link {
     /// Carries out what the peer has asked of all queue pairs.
     pub(crate) fn progress_all(&self) {
         self.ports.iter().for_each(PolledPort::progress);
-    }
-
-    /// Returns whether every write of the peer makes an event of the armed queue.
-    pub(crate) fn announces_writes(&self) -> bool {
-        self.announces_writes
     }
 
     /// Notes that a future begins to wait for a write of the peer through `port`, or through any port.
@@ -252,17 +211,25 @@ impl Link {
         Ok(())
     }
 
+    /// Looks for the reason why a word has not come, after `misses` looks at it: carries out what the peer has asked, takes the
+    /// completions of the queue at each `poll_every`-th look, and asks the devices sometimes.
+    pub(crate) fn missed(&self, port: u32, misses: u32, poll_every: u32) -> Result<(), ChannelError> {
+        /// The number of looks after which the devices are asked.
+        const LOOK_EVERY: u32 = 1 << 12;
+        if self.notification != Notification::Word || misses.is_multiple_of(poll_every) {
+            self.poll(port);
+        } else {
+            self.progress(port);
+        }
+        if misses.is_multiple_of(LOOK_EVERY) { self.look() } else { Ok(()) }
+    }
+
     /// Waits until the link has ended, without holding the link.
     pub(crate) fn ended(&self) -> impl Future<Output = ()> + Send + 'static {
         let mut ended = self.ended.subscribe();
         async move {
             let _ = ended.wait_for(|ended| *ended).await;
         }
-    }
-
-    /// Returns the pool of regions for tensors that arrive, and for copies of tensors that are sent.
-    pub(crate) fn landing(&self) -> &Arc<Landing> {
-        &self.landing
     }
 
     /// Keeps rights of the peer until the link ends.
@@ -334,7 +301,7 @@ impl Link {
     /// Removes a pair. Later arrivals for the pair are ignored.
     pub(crate) fn remove_pair(&self, pair: &WordPair) {
         let mut pairs = lock(&self.pairs);
-        let removed = pairs.get_mut(pair.number() as usize).and_then(Option::take);
+        let removed = pairs.get_mut(pair.number as usize).and_then(Option::take);
         drop(pairs);
         drop(removed);
     }
@@ -370,7 +337,7 @@ impl Link {
         if self.notification != Notification::Word {
             return self.port(port).send_frame(frame);
         }
-        let Some(place) = self.peer_words.count(pair.peer_number()) else {
+        let Some(place) = self.peer_words.count(pair.peer_number) else {
             return Err(self.violation("it has no such words"));
         };
         self.port(port).write_small(&[IoSlice::new(&epoch.to_ne_bytes())], place, None)?;
@@ -388,8 +355,8 @@ impl Link {
         port: u32,
         word: impl FnOnce() -> Option<RemoteSegment>,
     ) -> Result<(), ChannelError> {
-        let (slot, port) = (pair.peer_number(), self.port(port));
-        match self.notification() {
+        let (slot, port) = (pair.peer_number, self.port(port));
+        match self.notification {
             Notification::Word => match word() {
                 Some(place) => {
                     port.submit(transfer.notify(Notice::Word(place, epoch)), length, TransferKind::Write)
@@ -419,7 +386,7 @@ impl Link {
         epoch: u64,
         port: u32,
     ) -> Result<(), ChannelError> {
-        let (slot, its_port) = (pair.peer_number(), self.port(port));
+        let (slot, its_port) = (pair.peer_number, self.port(port));
         match self.notification {
             Notification::Word => {
                 let Some(word) = self.peer_words.count(slot) else {
@@ -443,38 +410,22 @@ impl Link {
         if self.notification != Notification::Word || self.announces_writes {
             return Ok(());
         }
-        let Some(place) = self.peer_words.sleeper(pair.peer_number()) else {
+        let Some(place) = self.peer_words.sleeper(pair.peer_number) else {
             return Err(self.violation("it has no such words"));
         };
         self.port(port).write_small(&[IoSlice::new(&epoch.to_ne_bytes())], place, None)?;
         fence(Ordering::SeqCst);
         Ok(())
     }
-}
 
-impl PortOwner for Link {
-    fn poll(&self, port: u32) {
-        Self::poll(self, port);
-    }
-
-    fn peer(&self) -> &Arc<str> {
-        &self.peer
-    }
-
-    fn fault(&self) -> Option<&ChannelError> {
-        Self::fault(self)
-    }
-
-    fn fail(&self, error: ChannelError) -> ChannelError {
-        Self::fail(self, error)
-    }
-
+    /// Notes that the peer has written to the slot or region with this pair of words: `epoch`, or the next epoch if `epoch` is
+    /// `None`.
     fn placed(&self, pair: u32, epoch: Option<u64>) -> Result<(), ChannelError> {
         let Some(found) = self.pair_of(pair) else {
             // The slot was given up here while the peer wrote.
             return Ok(());
         };
-        match found.arrivals() {
+        match &found.arrivals {
             Arrivals::Tails(tails) => tails.arrived(epoch).map_err(|error| self.violation(error)),
             Arrivals::Count => {
                 self.words.set_count(pair, epoch.unwrap_or_else(|| self.load_count(pair) + 1));
@@ -483,7 +434,8 @@ impl PortOwner for Link {
         }
     }
 
-    fn handle(self: Arc<Self>, frame: Frame<'_>, wakers: &mut Vec<Waker>) -> Result<(), ChannelError> {
+    /// Takes a frame of the peer. Tasks to wake are added to `wakers`.
+    fn handle(self: &Arc<Self>, frame: Frame<'_>, wakers: &mut Vec<Waker>) -> Result<(), ChannelError> {
         match frame {
             Frame::Credit => Ok(()),
             // The completion of this frame has woken the poller, and that is the purpose of the frame.
@@ -504,13 +456,12 @@ impl PortOwner for Link {
                 peer: Arc::clone(&self.peer),
                 reason: "it closed the link".into(),
             }),
-            frame => self.rendezvous.handle(&self, frame, wakers),
+            frame => self.rendezvous.handle(self, frame, wakers),
         }
     }
-}
 
-impl Bell for Link {
-    fn ring_sleeper(&self, pair: &WordPair, epoch: u64, port: u32) -> Result<(), ChannelError> {
+    /// Rings the peer's bell if the peer sleeps until `epoch`, which has just been brought to `pair`.
+    pub(crate) fn ring_sleeper(&self, pair: &WordPair, epoch: u64, port: u32) -> Result<(), ChannelError> {
         // Both ends have the same kind of device, so the peer's device announces writes, too.
         if self.notification != Notification::Word || self.announces_writes {
             return Ok(());
@@ -518,8 +469,8 @@ impl Bell for Link {
         // SYNC: this end brings the epoch and then reads the sleeper. The peer writes the sleeper and then looks for the epoch
         // a last time. So at least one end sees the word of the other end.
         fence(Ordering::SeqCst);
-        if self.words.sleeper(pair.number()) == epoch {
-            self.port(port).send_frame(&Frame::Bell { slot: pair.peer_number() })?;
+        if self.words.sleeper(pair.number) == epoch {
+            self.port(port).send_frame(&Frame::Bell { slot: pair.peer_number })?;
         }
         Ok(())
     }

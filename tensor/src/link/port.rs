@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::task::Waker;
 
-use crate::error::{Cause, ChannelError};
+use crate::error::ChannelError;
+use crate::link::Link;
 use crate::link::credits::Credits;
 use crate::link::token::{Outcome, Token};
 use crate::wire::tensor_frame::{Frame, MAX_FRAME};
@@ -21,28 +22,6 @@ use tonic_rdma_verbs::{
     RemoteSegment, Rkey, WorkCompletion,
 };
 
-/// The link that a port belongs to.
-pub(crate) trait PortOwner: Send + Sync {
-    /// Takes the completions of the queue of a port.
-    fn poll(&self, port: u32);
-
-    /// Returns the name of the peer.
-    fn peer(&self) -> &Arc<str>;
-
-    /// Returns why the link has ended, if it has.
-    fn fault(&self) -> Option<&ChannelError>;
-
-    /// Ends the link with `error`, unless it has ended. Returns why it ended.
-    fn fail(&self, error: ChannelError) -> ChannelError;
-
-    /// Notes that the peer has written to the slot or region with this pair of words: `epoch`, or the next epoch if `epoch` is
-    /// `None`.
-    fn placed(&self, pair: u32, epoch: Option<u64>) -> Result<(), ChannelError>;
-
-    /// Takes a frame of the peer. Tasks to wake are added to `wakers`.
-    fn handle(self: Arc<Self>, frame: Frame<'_>, wakers: &mut Vec<Waker>) -> Result<(), ChannelError>;
-}
-
 /// One queue pair of a link, with its transfers in flight and its frames.
 pub(crate) struct Port {
     number: QueuePairNumber,
@@ -50,17 +29,18 @@ pub(crate) struct Port {
     index: u32,
     /// The number of the port in its queue. Work requests carry it, so that their completions find the port.
     key: u32,
-    inline: usize,
+    /// The number of bytes that a request may carry inline.
+    pub(crate) inline: usize,
     pool: Pool,
     state: Mutex<PortState>,
-    owner: OnceLock<Weak<dyn PortOwner>>,
+    /// The link that the port belongs to.
+    owner: OnceLock<Weak<Link>>,
     written: AtomicU64,
     read: AtomicU64,
     /// Whether completions must be taken before more is posted. A sender that only looks at memory polls no queue.
     crowded: AtomicBool,
 }
 
-#[derive(Debug)]
 struct PortState {
     /// `None` once the link has ended. Declared before `receives`, because the queue pair has to go before the memory that it
     /// receives in.
@@ -121,7 +101,7 @@ impl Port {
     }
 
     /// Sets the link that the port belongs to, and the number of receives that the peer has posted.
-    pub(crate) fn belong(&self, owner: Weak<dyn PortOwner>, peer_receives: u32) {
+    pub(crate) fn belong(&self, owner: Weak<Link>, peer_receives: u32) {
         lock(&self.state).credits.set_peer_receives(peer_receives);
         let _ = self.owner.set(owner);
     }
@@ -142,11 +122,6 @@ impl Port {
     /// Returns the bytes that transfers have written and read.
     pub(crate) fn moved(&self) -> (u64, u64) {
         (self.written.load(Ordering::Relaxed), self.read.load(Ordering::Relaxed))
-    }
-
-    /// Returns the number of bytes that a request may carry inline.
-    pub(crate) fn inline(&self) -> usize {
-        self.inline
     }
 
     /// Starts a transfer.
@@ -302,7 +277,7 @@ impl Port {
         WorkId { kind: WorkKind::Send, connection: self.key, value: number }.to_bits()
     }
 
-    fn owner(&self) -> Option<Arc<dyn PortOwner>> {
+    fn owner(&self) -> Option<Arc<Link>> {
         self.owner.get().and_then(Weak::upgrade)
     }
 
@@ -364,7 +339,7 @@ impl Port {
     fn lost(&self, status: CompletionStatus) -> ChannelError {
         match status {
             CompletionStatus::WorkRequestFlushed | CompletionStatus::RetryExceeded => {
-                let peer = self.owner().map_or_else(|| "".into(), |link| Arc::clone(link.peer()));
+                let peer = self.owner().map_or_else(|| "".into(), |link| Arc::clone(&link.peer));
                 let reason = match status {
                     CompletionStatus::RetryExceeded => "its device acknowledges nothing any more",
                     _ => "its end of the RDMA connection is closed",
@@ -386,10 +361,7 @@ impl Port {
         match arrival {
             Arrival::Immediate(slot) => owner.placed(slot, None),
             Arrival::Frame(length) => {
-                let decoded = Frame::decode(&frame[..length]).map_err(|error| ChannelError::Violation {
-                    peer: Arc::clone(owner.peer()),
-                    cause: Cause::new(error),
-                })?;
+                let decoded = Frame::decode(&frame[..length]).map_err(|error| owner.violation(error))?;
                 self.granted(decoded.granted)?;
                 owner.handle(decoded.frame, wakers)
             }

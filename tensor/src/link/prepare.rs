@@ -1,18 +1,19 @@
 //! The making of a link: first the queue pairs here, then their connection to those of the peer.
 
 use std::sync::atomic::{AtomicBool, AtomicU32};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use tokio::sync::watch;
 
 use crate::device::settings::Settings;
 use crate::error::ChannelError;
+use crate::exchange::Exchange;
 use crate::link::notification::Notification;
 use crate::link::polled_port::PolledPort;
-use crate::link::port::{Port, PortOwner};
+use crate::link::port::Port;
 use crate::link::token::Token;
 use crate::link::words::{PeerWords, Words};
-use crate::link::{Link, LinkId, RendezvousFrames};
+use crate::link::{Link, LinkId};
 use crate::memory::landing::Landing;
 use tonic_rdma::internal::{Provider, Reactor};
 use tonic_rdma_verbs::internal::{InFlight, LocalRegistrations, RemotePlace, TransferLimits};
@@ -144,7 +145,7 @@ impl Prepared {
         self,
         id: LinkId,
         peer: &PeerEnd,
-        rendezvous: Arc<dyn RendezvousFrames>,
+        rendezvous: Exchange,
     ) -> Result<Arc<Link>, ChannelError> {
         let notification = self.agree(peer)?;
         if peer.queue_pairs.len() != self.ports.len() {
@@ -185,7 +186,7 @@ impl Prepared {
         });
         link.rendezvous.begin(&link);
         for (port, (_, receives)) in link.ports().zip(&peer.queue_pairs) {
-            port.belong(Arc::downgrade(&link) as Weak<dyn PortOwner>, *receives);
+            port.belong(Arc::downgrade(&link), *receives);
         }
         Ok(link)
     }

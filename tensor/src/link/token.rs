@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Waker};
 
 use crate::error::ChannelError;
+use crate::link::Link;
 use crate::link::word_pair::WordPair;
 use tonic_rdma_verbs::internal::{LocalMemory, lock, wake_all};
 
 /// The end of a transfer.
-#[derive(Debug)]
 pub(crate) struct Outcome {
     /// The memory that had moved into the transfer.
     pub(crate) local: LocalMemory,
@@ -17,7 +17,6 @@ pub(crate) struct Outcome {
 }
 
 /// The recipient of a transfer's outcome, and the bell to ring.
-#[derive(Debug)]
 pub(crate) struct Token {
     recipient: Recipient,
     ring: Option<Ring>,
@@ -32,27 +31,21 @@ enum Recipient {
     Function(Box<dyn FnOnce(Outcome) + Send>),
 }
 
-/// Wakes a peer that sleeps.
-pub(crate) trait Bell: Send + Sync {
-    /// Rings the peer's bell if the peer sleeps until `epoch`, which has just been brought to `pair`.
-    fn ring_sleeper(&self, pair: &WordPair, epoch: u64, port: u32) -> Result<(), ChannelError>;
-}
-
 /// A bell to ring when a transfer has ended, because the peer may sleep until then.
 struct Ring {
-    bell: Weak<dyn Bell>,
+    link: Weak<Link>,
     pair: Arc<WordPair>,
     epoch: u64,
     port: u32,
 }
 
 /// The place where a future finds the outcome of its transfer.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct OutcomeCell {
     state: Mutex<Settlement>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Settlement {
     outcome: Option<Outcome>,
     waiter: Waiter,
@@ -84,8 +77,8 @@ impl Token {
     }
 
     /// Adds a bell: if the peer sleeps until `epoch` when the transfer has ended, the peer is woken.
-    pub(crate) fn ring(self, bell: Weak<dyn Bell>, pair: &Arc<WordPair>, epoch: u64, port: u32) -> Self {
-        Self { ring: Some(Ring { bell, pair: Arc::clone(pair), epoch, port }), ..self }
+    pub(crate) fn ring(self, link: Weak<Link>, pair: &Arc<WordPair>, epoch: u64, port: u32) -> Self {
+        Self { ring: Some(Ring { link, pair: Arc::clone(pair), epoch, port }), ..self }
     }
 
     /// Ends a transfer that needs no device.
@@ -98,10 +91,10 @@ impl Token {
     /// Delivers the outcome. The task to wake is added to `wakers`.
     pub(crate) fn deliver(self, outcome: Outcome, wakers: &mut Vec<Waker>) {
         if let (Ok(()), Some(ring)) = (&outcome.result, self.ring)
-            && let Some(bell) = ring.bell.upgrade()
+            && let Some(link) = ring.link.upgrade()
         {
             // If the bell fails, the link fails too, and the owner learns that.
-            let _ = bell.ring_sleeper(&ring.pair, ring.epoch, ring.port);
+            let _ = link.ring_sleeper(&ring.pair, ring.epoch, ring.port);
         }
         match self.recipient {
             Recipient::None => {}
@@ -171,28 +164,8 @@ impl OutcomeCell {
     }
 }
 
-impl fmt::Debug for Ring {
+impl fmt::Debug for OutcomeCell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ring").field("pair", &self.pair).field("epoch", &self.epoch).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Recipient {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::None => "None",
-            Self::Future(_) => "Future",
-            Self::Function(_) => "Function",
-        })
-    }
-}
-
-impl fmt::Debug for Waiter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::None => "None",
-            Self::Task(_) => "Task",
-            Self::Function(_) => "Function",
-        })
+        f.debug_struct("OutcomeCell").finish_non_exhaustive()
     }
 }

@@ -60,7 +60,7 @@ impl Wait {
         link.begin_wait(port);
         let (link, pair, memory) = (Arc::clone(link), Arc::clone(pair), memory.clone());
         let (waker, asked, bells) =
-            (Mutex::new(None), AtomicBool::new(false), pair.bells().load(Ordering::Relaxed));
+            (Mutex::new(None), AtomicBool::new(false), pair.bells.load(Ordering::Relaxed));
         let word = Word { link, pair, port, memory, offset, exactly, target, waker, asked, bells };
         Self { word: Arc::new(word), watching: false, spins: true }
     }
@@ -110,7 +110,7 @@ impl Word {
         let ports = match self.port {
             Some(port) => port..port + 1,
             // The poll that carries out a write is that of the queue pair's own queue. Other devices write the word themselves.
-            None if self.link.announces_writes() => 0..self.link.ports().count() as u32,
+            None if self.link.announces_writes => 0..self.link.ports().count() as u32,
             None => 0..1,
         };
         let distinct = ports.clone().filter(move |port| {
@@ -156,16 +156,16 @@ impl Watched for Word {
 
     fn unannounced(&self) -> Option<UnannouncedArrival> {
         let asked = self.asked.load(Ordering::Relaxed);
-        let by_bell = self.link.notification() == Notification::Word && !self.is_announced();
+        let by_bell = self.link.notification == Notification::Word && !self.is_announced();
         (by_bell && self.is_reached()).then(|| UnannouncedArrival {
-            announcements: Arc::clone(self.pair.bells()),
+            announcements: Arc::clone(&self.pair.bells),
             before: self.bells,
             asked,
         })
     }
 
     fn ask_for_completion(&self) {
-        if self.link.announces_writes() {
+        if self.link.announces_writes {
             self.link.need_events(self.port);
         } else if !self.asked.swap(true, Ordering::Relaxed) {
             // If the request fails, the link fails too, and the wait finds that. A request that can't be made is replaced by the
@@ -175,6 +175,6 @@ impl Watched for Word {
     }
 
     fn is_announced(&self) -> bool {
-        self.link.announces_writes()
+        self.link.announces_writes
     }
 }

@@ -7,13 +7,16 @@ use crate::error::ChannelError;
 use tonic_rdma_verbs::memory::SharedRegion;
 
 /// The words that belong to one slot or region on a link: a pair here, and a pair at the peer.
+#[derive(Debug)]
 pub(crate) struct WordPair {
-    number: u32,
-    peer_number: u32,
-    arrivals: Arrivals,
+    /// The number of the pair here.
+    pub(crate) number: u32,
+    /// The number of the pair at the peer.
+    pub(crate) peer_number: u32,
+    pub(crate) arrivals: Arrivals,
     owner: Weak<dyn PairOwner>,
     /// The number of bells that the peer rang for this pair.
-    bells: Arc<AtomicU64>,
+    pub(crate) bells: Arc<AtomicU64>,
 }
 
 /// The owner of a pair, which learns when the link ends.
@@ -74,37 +77,9 @@ impl WordPair {
         self.bells.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns the counter of bells.
-    pub(crate) fn bells(&self) -> &Arc<AtomicU64> {
-        &self.bells
-    }
-
-    /// Returns the number of the pair here.
-    pub(crate) fn number(&self) -> u32 {
-        self.number
-    }
-
-    /// Returns the number of the pair at the peer.
-    pub(crate) fn peer_number(&self) -> u32 {
-        self.peer_number
-    }
-
-    pub(crate) fn arrivals(&self) -> &Arrivals {
-        &self.arrivals
-    }
-
     pub(crate) fn link_ended(&self, fault: &ChannelError) {
         if let Some(owner) = self.owner.upgrade() {
             owner.link_ended(fault);
         }
-    }
-}
-
-impl std::fmt::Debug for WordPair {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("WordPair")
-            .field("number", &self.number)
-            .field("peer_number", &self.peer_number)
-            .finish_non_exhaustive()
     }
 }

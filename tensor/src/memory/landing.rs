@@ -2,7 +2,6 @@
 //! bytes that are written to them.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
 
 use bytes::Bytes;
@@ -21,7 +20,7 @@ pub(crate) struct Landing {
 }
 
 /// Keeps regions that may be freed when memory is short.
-pub(crate) trait Keeper: fmt::Debug + Send + Sync {
+pub(crate) trait Keeper: Send + Sync {
     /// Puts these regions back. [`Landing`] calls this without a lock.
     fn give_back(&self);
 }

@@ -17,7 +17,7 @@ use tonic_rdma_verbs::memory::Lease;
 /// The bytes of a tensor that move, and their metadata. Clones share the bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct Payload {
-    metadata: WireMetadata,
+    pub(crate) metadata: WireMetadata,
     content: Content,
 }
 
@@ -42,10 +42,6 @@ impl Payload {
                 Ok(Self { metadata: metadata.into(), content: Content::Bytes(bytes) })
             }
         }
-    }
-
-    pub(crate) fn metadata(&self) -> WireMetadata {
-        self.metadata
     }
 
     /// Returns the number of bytes.
@@ -86,7 +82,7 @@ impl Payload {
                 link.grant_lease(&part)
             }
             Content::Bytes(bytes) => {
-                let mut copy = link.landing().take(bytes.len() as u64)?;
+                let mut copy = link.landing.take(bytes.len() as u64)?;
                 copy[..bytes.len()].copy_from_slice(bytes);
                 let (copy, range) = (copy.share(), 0..bytes.len());
                 link.grant(&copy, range, Access::REMOTE_READ)

@@ -1,7 +1,6 @@
 //! Regions that this device exports to its peers.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::future::{Future as _, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,8 +34,9 @@ pub struct ExportedRegion {
 
 /// The part of an exported region that the service and the links have. They may hold it for a moment longer than
 /// [`ExportedRegion`] lives, so it gives up the memory when [`ExportedRegion`] is dropped.
+#[derive(Debug)]
 pub(crate) struct Export {
-    name: Arc<str>,
+    pub(super) name: Arc<str>,
     /// `None` once the region is withdrawn.
     memory: Mutex<Option<ExportedMemory>>,
     length: u64,
@@ -61,6 +61,7 @@ pub(crate) enum ExportedMemory {
     Lent(RegionLoan),
 }
 
+#[derive(Debug)]
 struct AttachedPeer {
     link: Weak<Link>,
     pair: Arc<WordPair>,
@@ -143,7 +144,7 @@ impl Drop for ExportedRegion {
 
 impl AttachedPeer {
     fn count(&self) -> u64 {
-        self.link.upgrade().map_or(0, |link| link.load_count(self.pair.number()))
+        self.link.upgrade().map_or(0, |link| link.load_count(self.pair.number))
     }
 }
 
@@ -161,11 +162,6 @@ impl Export {
             left: AtomicU64::new(0),
             changed: Notify::new(),
         })
-    }
-
-    /// Returns the name of the region.
-    pub(crate) fn name(&self) -> &str {
-        &self.name
     }
 
     /// Gives up the memory, and takes the rights of all peers away.
@@ -193,7 +189,7 @@ impl Export {
             .values()
             .filter_map(|it| {
                 let link = it.link.upgrade().filter(|link| link.fault().is_none())?;
-                let count = link.count(it.pair.number());
+                let count = link.count(it.pair.number);
                 Some(Wait::until(&link, &it.pair, None, count, it.taken + 1, false))
             })
             .collect();
@@ -226,7 +222,7 @@ impl Export {
     fn poll(&self) -> bool {
         let links: Vec<_> = lock(&self.attached).values().filter_map(|it| it.link.upgrade()).collect();
         for link in &links {
-            match link.notification() {
+            match link.notification {
                 Notification::Word => link.progress_all(),
                 Notification::Immediate | Notification::Message => link.poll_all(),
             }
@@ -237,7 +233,7 @@ impl Export {
     /// Returns the names of the attached peers.
     fn peers(&self) -> Vec<String> {
         let attached = lock(&self.attached);
-        attached.values().filter_map(|it| Some(it.link.upgrade()?.peer().to_string())).collect()
+        attached.values().filter_map(|it| Some(it.link.upgrade()?.peer.to_string())).collect()
     }
 
     /// Gives the peer of `link` its right. A second call for a link returns the right of the first one.
@@ -247,8 +243,8 @@ impl Export {
         peer_pair: u32,
     ) -> Result<(u32, RemotePlace), ChannelError> {
         let mut attached = lock(&self.attached);
-        if let Some(it) = attached.get(link.id()) {
-            return Ok((it.pair.number(), it.place));
+        if let Some(it) = attached.get(&link.id) {
+            return Ok((it.pair.number, it.place));
         }
         let Some(memory) = lock(&self.memory).clone() else {
             return Err(ChannelError::local(format!("the region {:?} was withdrawn", self.name)));
@@ -257,12 +253,12 @@ impl Export {
             ExportedMemory::Shared(memory) => link.grant(memory, 0..memory.len(), self.rights.access())?,
             ExportedMemory::Lent(loan) => link.grant_loan(loan)?,
         };
-        let owner: Weak<dyn PairOwner> = Arc::downgrade(&(Arc::clone(self) as Arc<dyn PairOwner>));
+        let owner = Arc::downgrade(self) as Weak<dyn PairOwner>;
         let pair = link.add_pair(|number| WordPair::new(number, peer_pair, Arrivals::Count, owner))?;
-        let (number, place) = (pair.number(), grant.place());
+        let (number, place) = (pair.number, grant.place());
         let link_of = Arc::downgrade(link);
         *lock(&self.lost) = None;
-        attached.insert(*link.id(), AttachedPeer { link: link_of, pair, taken: 0, place, _grant: grant });
+        attached.insert(link.id, AttachedPeer { link: link_of, pair, taken: 0, place, _grant: grant });
         drop(attached);
         self.changed.notify_waiters();
         Ok((number, place))
@@ -308,15 +304,6 @@ impl PairOwner for Export {
         drop(gone);
         *lock(&self.lost) = Some(fault.clone());
         self.changed.notify_waiters();
-    }
-}
-
-impl fmt::Debug for Export {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Export")
-            .field("name", &self.name)
-            .field("length", &self.length)
-            .finish_non_exhaustive()
     }
 }
 

@@ -4,4 +4,3 @@ pub(crate) mod exported;
 pub(crate) mod published;
 pub(crate) mod remote;
 pub(crate) mod rights;
-pub(crate) mod view;

@@ -35,7 +35,7 @@ impl PublishedRegion {
 
     /// Returns the name of the region.
     pub fn name(&self) -> &str {
-        self.export.name()
+        &self.export.name
     }
 
     /// Withdraws the offer, and takes the rights of all peers away. Returns the region, unless something else still holds the memory.

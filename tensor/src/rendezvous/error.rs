@@ -1,7 +1,5 @@
 //! Errors of requests, and violations in a peer's answers.
 
-use tonic::Code;
-
 use super::RequestId;
 use crate::wire::tensor_frame::MAX_NAME;
 
@@ -24,17 +22,6 @@ pub enum RequestError {
     /// The link has ended, for this reason.
     #[error("the link has ended: {0}")]
     Gone(String),
-}
-
-impl From<RequestError> for tonic::Status {
-    fn from(error: RequestError) -> Self {
-        let code = match error {
-            RequestError::Name { .. } => Code::InvalidArgument,
-            RequestError::TooMany { .. } => Code::ResourceExhausted,
-            RequestError::Gone(_) => Code::Unavailable,
-        };
-        Self::new(code, error.to_string())
-    }
 }
 
 /// An answer that breaks the protocol. It ends the link.

@@ -53,12 +53,6 @@ impl Failure {
     }
 }
 
-impl From<Failure> for tonic::Status {
-    fn from(failure: Failure) -> Self {
-        Self::new(failure.code, failure.text)
-    }
-}
-
 /// A frame of the rendezvous before it is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {

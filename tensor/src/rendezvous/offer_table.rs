@@ -85,17 +85,6 @@ pub enum OfferError {
     },
 }
 
-impl From<OfferError> for tonic::Status {
-    fn from(error: OfferError) -> Self {
-        let code = match error {
-            OfferError::AlreadyOffered { .. } => Code::AlreadyExists,
-            OfferError::TooMany { .. } | OfferError::TooMuch { .. } => Code::ResourceExhausted,
-            _ => Code::InvalidArgument,
-        };
-        Self::new(code, error.to_string())
-    }
-}
-
 /// A request: its peer and its number.
 pub(super) type Reader = (PeerId, RequestId);
 

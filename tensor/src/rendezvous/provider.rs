@@ -13,7 +13,6 @@ use super::message::{Failure, Message, PeerId, TensorKey, is_name};
 use super::offer_table::{OfferError, OfferTable, OfferedTensor, Reader};
 use super::peer_record::{Delivered, PeerRecord, ReceivedRequest, ReceivedState};
 use super::{ProviderSettings, RequestId, Sink, TensorRequest};
-use crate::wire::tensor_frame::FrameError;
 
 /// An action for the driver of a provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -140,20 +139,6 @@ impl<T: Clone> Provider<T> {
                 Err(failure) => self.refuse((id, request_id), failure, now),
             }
         }
-        self.take_actions()
-    }
-
-    /// Refuses a malformed request that has a number ([`FrameError::Request`]).
-    pub fn handle_malformed(
-        &mut self,
-        peer: PeerId,
-        request_id: RequestId,
-        error: &FrameError,
-        now: Instant,
-    ) -> Vec<ProviderAction<T>> {
-        self.peers.entry(peer).or_insert_with(|| PeerRecord::new(&self.settings));
-        let failure = Failure::new(Code::InvalidArgument, error.to_string());
-        self.refuse((peer, request_id), failure, now);
         self.take_actions()
     }
 

@@ -169,7 +169,7 @@ impl DynamicReceiver {
     fn begin(&mut self, start: usize) -> Result<(), ChannelError> {
         let by = self.receiver.attached()?;
         let mut bytes = [0; Announcement::LENGTH];
-        self.receiver.slot().memory.copy_out(start, &mut bytes).map_err(ChannelError::local)?;
+        self.receiver.slot.memory.copy_out(start, &mut bytes).map_err(ChannelError::local)?;
         let fail = |cause: Box<dyn Error + Send + Sync>| by.link.fail(by.link.violation(cause));
         let announced = Announcement::decode(&bytes).map_err(|error| fail(error.into()))?;
         let metadata = Metadata::try_from(announced.metadata).map_err(|error| fail(error.into()))?;

@@ -115,13 +115,13 @@ impl DynamicSender {
         let (grant, place) = match payload.bytes() {
             0 => (None, RemotePlace { start: RemoteSegment { address: 0, rkey: Rkey(0) }, length: 0 }),
             _ => {
-                let grant = payload.grant(self.sender.link())?;
+                let grant = payload.grant(&self.sender.link)?;
                 let place = grant.place();
                 (Some(grant), place)
             }
         };
-        let epoch = self.sender.next();
-        let announcement = Announcement { metadata: payload.metadata(), place };
+        let epoch = self.sender.next;
+        let announcement = Announcement { metadata: payload.metadata, place };
         self.sender.send_copied(&announcement.encode())?;
         let counts = match (&grant, payload.is_registered()) {
             (None, _) => &mut self.sent.inline,
@@ -169,6 +169,6 @@ impl Drop for DynamicSender {
         self.forget();
         // Rights that the peer still uses stay until the link ends, because taking them away now would end the link.
         let lent = self.lent.drain(..).filter_map(|(_, grant)| grant);
-        self.sender.link().keep(lent);
+        self.sender.link.keep(lent);
     }
 }

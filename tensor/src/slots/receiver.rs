@@ -10,7 +10,6 @@ use tokio::task::consume_budget;
 
 use crate::control::proto::Kind;
 use crate::error::ChannelError;
-use crate::link::notification::Notification;
 use crate::link::wait::Wait;
 use crate::slots::layout::Layout;
 use crate::slots::slot::{AttachedSender, Holder, MAX_DEPTH, Slot};
@@ -21,7 +20,7 @@ use tonic_rdma_verbs::memory::MemRegion;
 /// The receiving end of a slot.
 #[derive(Debug)]
 pub(crate) struct Receiver {
-    slot: Arc<Slot>,
+    pub(crate) slot: Arc<Slot>,
     /// The sender that was attached when the receiver last looked, and the number of that sender.
     attached: Option<AttachedSender>,
     sender: u64,
@@ -30,8 +29,6 @@ pub(crate) struct Receiver {
 }
 
 impl Receiver {
-    /// The number of looks that find nothing, after which the receiver asks the devices.
-    const LOOK_EVERY: u32 = 1 << 12;
     /// The number of looks that find nothing, after which the queue is polled. A release that waits for room goes on with a poll.
     const POLL_EVERY: u32 = 1 << 8;
 
@@ -54,10 +51,6 @@ impl Receiver {
         let memory = allocate(layout.bytes())?;
         let slot = Slot::new(name, kind, spec, layout, memory);
         Ok(Self { slot, attached: None, sender: 0, misses: 0 })
-    }
-
-    pub(crate) fn slot(&self) -> &Arc<Slot> {
-        &self.slot
     }
 
     /// Returns whether the next tensor has come. Tensors that came before the sender was lost are still received.
@@ -85,16 +78,7 @@ impl Receiver {
         self.look_up()?;
         let Some(attached) = &self.attached else { return Ok(()) };
         attached.link.check()?;
-        if attached.link.notification() != Notification::Word || self.misses.is_multiple_of(Self::POLL_EVERY)
-        {
-            attached.link.poll(attached.port);
-        } else {
-            attached.link.progress(attached.port);
-        }
-        if self.misses.is_multiple_of(Self::LOOK_EVERY) {
-            attached.link.look()?;
-        }
-        Ok(())
+        attached.link.missed(attached.port, self.misses, Self::POLL_EVERY)
     }
 
     /// Waits for the next tensor.
@@ -162,7 +146,7 @@ impl Receiver {
         }
         self.slot.let_go();
         if let Some(AttachedSender { link, pair, port, .. }) = &self.attached {
-            let frame = Frame::Released { slot: pair.peer_number(), epoch };
+            let frame = Frame::Released { slot: pair.peer_number, epoch };
             // If the report fails, the link fails too, and the next call returns that error.
             let _ = link.report(pair, epoch, *port, &frame);
         }

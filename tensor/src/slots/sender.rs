@@ -1,7 +1,7 @@
 //! The sending end of a slot of either kind.
 
 use std::io::IoSlice;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use tokio::task::consume_budget;
 
@@ -11,7 +11,7 @@ use crate::control::proto::AttachReply;
 use crate::error::ChannelError;
 use crate::link::Link;
 use crate::link::notification::Notification;
-use crate::link::token::{Bell, Token};
+use crate::link::token::Token;
 use crate::link::wait::Wait;
 use crate::link::word_pair::WordPair;
 use crate::slots::layout::Layout;
@@ -23,23 +23,21 @@ use tonic_rdma_verbs::memory::Lease;
 /// The sending end of a slot.
 #[derive(Debug)]
 pub(crate) struct Sender {
-    name: Arc<str>,
-    link: Arc<Link>,
+    pub(super) name: Arc<str>,
+    pub(super) link: Arc<Link>,
     pair: Arc<WordPair>,
     /// The pair of words at this end, as the link knows it. Removed when the sender is dropped.
     ours: Arc<WordPair>,
-    port: u32,
+    pub(super) port: u32,
     place: RemotePlace,
     layout: Layout,
-    /// The next epoch, and the first one.
-    next: u64,
-    first: u64,
+    /// The epoch of the next payload, and of the first one.
+    pub(super) next: u64,
+    pub(super) first: u64,
     misses: u32,
 }
 
 impl Sender {
-    /// The number of looks without a release, after which the devices are asked.
-    const LOOK_EVERY: u32 = 1 << 12;
     /// The number of looks without a release, after which the queue is polled. A long transfer waits for the completions of
     /// earlier ones.
     const POLL_EVERY: u32 = 1 << 4;
@@ -78,31 +76,9 @@ impl Sender {
         })
     }
 
-    pub(crate) fn name(&self) -> &Arc<str> {
-        &self.name
-    }
-
-    pub(crate) fn link(&self) -> &Arc<Link> {
-        &self.link
-    }
-
-    pub(crate) fn port(&self) -> u32 {
-        self.port
-    }
-
-    /// Returns the epoch of the next payload.
-    pub(crate) fn next(&self) -> u64 {
-        self.next
-    }
-
-    /// Returns the epoch of the first payload.
-    pub(crate) fn first(&self) -> u64 {
-        self.first
-    }
-
     /// Returns the last epoch that the receiver has released.
     pub(crate) fn released(&self) -> u64 {
-        self.link.load_count(self.pair.number())
+        self.link.load_count(self.pair.number)
     }
 
     /// Returns the epoch that the receiver must release before the next payload can go, or 0.
@@ -140,15 +116,7 @@ impl Sender {
     /// that the receiver lives.
     fn missed(&mut self) -> Result<(), ChannelError> {
         self.misses = self.misses.wrapping_add(1);
-        if self.link.notification() != Notification::Word || self.misses.is_multiple_of(Self::POLL_EVERY) {
-            self.link.poll(self.port);
-        } else {
-            self.link.progress(self.port);
-        }
-        if self.misses.is_multiple_of(Self::LOOK_EVERY) {
-            self.link.look()?;
-        }
-        Ok(())
+        self.link.missed(self.port, self.misses, Self::POLL_EVERY)
     }
 
     /// Waits until a buffer is free.
@@ -166,13 +134,13 @@ impl Sender {
         if self.released() >= epoch {
             return Ok(());
         }
-        let word = self.link.count(self.pair.number());
+        let word = self.link.count(self.pair.number);
         Wait::until(&self.link, &self.pair, Some(self.port), word, epoch, false).await
     }
 
     /// Returns whether a payload is sent inline, without a transfer.
     pub(crate) fn is_small(&self) -> bool {
-        self.layout.tail + 8 <= self.link.port(self.port).inline()
+        self.layout.tail + 8 <= self.link.port(self.port).inline
     }
 
     /// Sends a small payload. The caller's memory is free when this returns. A buffer must be free.
@@ -181,7 +149,7 @@ impl Sender {
         let (epoch, place) = (self.next, self.buffer());
         let word = epoch.to_ne_bytes();
         let port = self.link.port(self.port);
-        match self.link.notification() {
+        match self.link.notification {
             Notification::Word => {
                 let padding = &[0; 8][..self.layout.tail - payload.len()];
                 let slices = [IoSlice::new(payload), IoSlice::new(padding), IoSlice::new(&word)];
@@ -190,11 +158,11 @@ impl Sender {
                 return self.link.ring_sleeper(&self.pair, epoch, self.port);
             }
             Notification::Immediate => {
-                port.write_small(&[IoSlice::new(payload)], place, Some(self.pair.peer_number()))?;
+                port.write_small(&[IoSlice::new(payload)], place, Some(self.pair.peer_number))?;
             }
             Notification::Message => {
                 port.write_small(&[IoSlice::new(payload)], place, None)?;
-                port.send_frame(&Frame::Placed { slot: self.pair.peer_number(), epoch })?;
+                port.send_frame(&Frame::Placed { slot: self.pair.peer_number, epoch })?;
             }
         }
         self.next += 1;
@@ -206,7 +174,7 @@ impl Sender {
         if self.is_small() {
             return self.send_small(payload);
         }
-        let landing = Arc::clone(self.link.landing());
+        let landing = Arc::clone(&self.link.landing);
         let mut copy = landing.take(payload.len() as u64)?;
         copy[..payload.len()].copy_from_slice(payload);
         let token = Token::call(move |outcome| {
@@ -222,7 +190,7 @@ impl Sender {
         let (epoch, start) = (self.next, self.buffer());
         let length = self.layout.payload as u64;
         let blocks = CopyRanges::One(CopyRange { local: offset, remote: 0, length });
-        let token = token.ring(self.bell(), &self.pair, epoch, self.port);
+        let token = token.ring(Arc::downgrade(&self.link), &self.pair, epoch, self.port);
         let place = RemotePlace { start, length };
         let transfer = Transfer::new(local, TransferKind::Write, blocks, place, token);
         let tail = start.address + self.layout.tail as u64;
@@ -237,10 +205,6 @@ impl Sender {
     /// to be copied.
     pub(crate) fn registers(&self, lease: &Lease) -> bool {
         self.link.port(self.port).registers(lease)
-    }
-
-    fn bell(&self) -> Weak<dyn Bell> {
-        Arc::downgrade(&self.link) as Weak<dyn Bell>
     }
 
     /// Returns the place of the next payload.

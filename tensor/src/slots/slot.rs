@@ -1,6 +1,5 @@
 //! The receiving side of a slot: its memory, and the sender that is attached.
 
-use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -24,6 +23,7 @@ use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};
 pub(crate) const MAX_DEPTH: u32 = 1024;
 
 /// The receiving side of a slot.
+#[derive(Debug)]
 pub(crate) struct Slot {
     pub(crate) name: Arc<str>,
     kind: Kind,
@@ -40,6 +40,7 @@ pub(crate) struct Slot {
     attachment: Mutex<Attachment>,
     /// Whether a sender was lost, so that the receiver looks for the reason.
     pub(crate) lost: AtomicBool,
+    /// The number of tensors that have arrived.
     pub(crate) arrived: AtomicU64,
     /// Notified when a sender attaches or is lost.
     pub(crate) changed: Notify,
@@ -108,37 +109,10 @@ impl Slot {
         })
     }
 
-    pub(crate) fn kind(&self) -> Kind {
-        self.kind
-    }
-
-    pub(crate) fn spec(&self) -> Option<&TensorSpec> {
-        self.spec.as_ref()
-    }
-
-    /// Returns the bytes of a payload.
-    pub(crate) fn payload(&self) -> u64 {
-        self.layout.payload as u64
-    }
-
-    pub(crate) fn depth(&self) -> u32 {
-        self.layout.depth
-    }
-
-    /// Returns the distance from one buffer to the next, and the offset of the tail in each, in bytes.
-    pub(crate) fn shape(&self) -> (u64, u64) {
-        (self.layout.stride as u64, self.layout.tail as u64)
-    }
-
-    /// Returns the number of tensors that have arrived.
-    pub(crate) fn arrived(&self) -> u64 {
-        self.arrived.load(Ordering::Relaxed)
-    }
-
     /// Returns the name of the peer that writes to the slot.
     pub(crate) fn peer(&self) -> Option<String> {
         match &*lock(&self.attachment) {
-            Attachment::Attached { by, .. } => Some(by.link.peer().to_string()),
+            Attachment::Attached { by, .. } => Some(by.link.peer.to_string()),
             Attachment::Vacant | Attachment::Leaving(_) | Attachment::Lost(_) => None,
         }
     }
@@ -158,7 +132,7 @@ impl Slot {
         if let Attachment::Attached { by, .. } = &*attachment
             && !Arc::ptr_eq(&by.link, link)
         {
-            return Err(AttachError::Taken(by.link.peer().to_string()));
+            return Err(AttachError::Taken(by.link.peer.to_string()));
         }
         if matches!(&*attachment, Attachment::Leaving(_)) || !self.hold(Holder::Attaching) {
             return Err(AttachError::InUse);
@@ -192,9 +166,9 @@ impl Slot {
             tail: self.layout.tail,
             next: Arc::new(AtomicU64::new(first)),
         };
-        let owner: Weak<dyn PairOwner> = Arc::downgrade(&(Arc::clone(self) as Arc<dyn PairOwner>));
+        let owner = Arc::downgrade(self) as Weak<dyn PairOwner>;
         let pair = link.add_pair(|number| WordPair::new(number, peer_pair, Arrivals::Tails(tails), owner))?;
-        let (number, place) = (pair.number(), grant.place());
+        let (number, place) = (pair.number, grant.place());
         let by = AttachedSender { link: Arc::clone(link), pair, port };
         *attachment = Attachment::Attached { by, _grant: grant };
         self.lost.store(false, Ordering::SeqCst);
@@ -240,8 +214,8 @@ pub(crate) enum AttachError {
 
 impl Offered for Slot {
     fn attach(self: Arc<Self>, link: &Arc<Link>, request: &AttachRequest) -> Result<AttachReply, Status> {
-        expect_kind(request, self.kind())?;
-        if let Some(spec) = self.spec() {
+        expect_kind(request, self.kind)?;
+        if let Some(spec) = &self.spec {
             let offered =
                 WireMetadata::decode(&request.metadata).map_err(|error| invalid(&request.name, error))?;
             let offered = Metadata::try_from(offered).map_err(|error| invalid(&request.name, error))?;
@@ -267,16 +241,15 @@ impl Offered for Slot {
                 )),
                 AttachError::Failed(error) => internal(error),
             })?;
-        let (stride, tail) = self.shape();
-        let memory = place(&granted);
+        let Layout { stride, tail, depth, .. } = self.layout;
         Ok(AttachReply {
             slot: pair,
-            place: Some(memory),
+            place: Some(place(&granted)),
             readable: false,
             writable: true,
-            depth: self.depth(),
-            stride,
-            tail,
+            depth,
+            stride: stride as u64,
+            tail: tail as u64,
             epoch,
         })
     }
@@ -284,11 +257,11 @@ impl Offered for Slot {
     fn describe(&self, name: &str) -> OfferedReply {
         OfferedReply {
             name: name.to_owned(),
-            kind: self.kind().into(),
-            length: self.payload(),
-            depth: self.depth(),
-            spec: self.spec().map(ToString::to_string).unwrap_or_default(),
-            arrived: self.arrived(),
+            kind: self.kind.into(),
+            length: self.layout.payload as u64,
+            depth: self.layout.depth,
+            spec: self.spec.as_ref().map(ToString::to_string).unwrap_or_default(),
+            arrived: self.arrived.load(Ordering::Relaxed),
             attached: self.peer().unwrap_or_default(),
         }
     }
@@ -309,11 +282,5 @@ impl PairOwner for Slot {
         drop(before);
         *lock(&self.attachment) = Attachment::Lost(fault.clone());
         self.changed.notify_waiters();
-    }
-}
-
-impl fmt::Debug for Slot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slot").field("name", &self.name).field("layout", &self.layout).finish_non_exhaustive()
     }
 }

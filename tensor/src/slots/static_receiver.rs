@@ -189,7 +189,7 @@ impl Arrived<'_> {
 
     /// Returns the length in bytes.
     pub fn len(&self) -> usize {
-        self.receiver.receiver.slot().layout.payload
+        self.receiver.receiver.slot.layout.payload
     }
 
     /// Returns whether the tensor has no bytes.
@@ -199,7 +199,7 @@ impl Arrived<'_> {
 
     /// Returns the slot's memory, and the range of the tensor in it, in bytes.
     pub fn memory(&self) -> (&SharedRegion, Range<usize>) {
-        let slot = self.receiver.receiver.slot();
+        let slot = &self.receiver.receiver.slot;
         (&slot.memory, self.start..self.start + slot.layout.payload)
     }
 
@@ -212,7 +212,7 @@ impl Arrived<'_> {
         if destination.len() != range.len() {
             let found = format!("{} bytes", destination.len());
             return Err(ChannelError::Mismatch {
-                name: self.receiver.receiver.slot().name.clone(),
+                name: self.receiver.receiver.slot.name.clone(),
                 expected: format!("{} bytes", range.len()).into(),
                 found: found.into(),
             });

@@ -74,8 +74,8 @@ impl StaticSender {
     /// # Errors
     /// The receiver is lost.
     pub async fn flush(&mut self) -> Result<(), ChannelError> {
-        let last = self.sender.next().saturating_sub(1);
-        if last < self.sender.first() {
+        let last = self.sender.next.saturating_sub(1);
+        if last < self.sender.first {
             return Ok(());
         }
         self.sender.wait_for(last).await
@@ -155,7 +155,7 @@ impl StaticSender {
                 Err(error) => Memcpy::refused(region, error),
             };
         }
-        let (memcpy, token) = Memcpy::new(Arc::clone(self.sender.link()), self.sender.port());
+        let (memcpy, token) = Memcpy::new(Arc::clone(&self.sender.link), self.sender.port);
         // The token reports a refusal.
         if self.sender.send(LocalMemory::Region(region), 0, token).is_ok() {
             self.sent.in_place.add(length);
@@ -273,7 +273,7 @@ impl StaticSender {
     }
 
     fn mismatch(&self, found: String) -> ChannelError {
-        let (name, expected) = (Arc::clone(self.sender.name()), self.spec.to_string().into());
+        let (name, expected) = (Arc::clone(&self.sender.name), self.spec.to_string().into());
         ChannelError::Mismatch { name, expected, found: found.into() }
     }
 }

@@ -13,6 +13,12 @@ pub(super) fn fixed_size(spec: &TensorSpec) -> Result<(usize, usize), TensorErro
     Ok((spec.shape().elements() as usize * size, size))
 }
 
+/// Checks that elements of this type are asked for as what they are.
+pub(super) fn check_dtype<T: Element>(actual: Dtype) -> Result<(), TensorError> {
+    let asked = T::DTYPE;
+    if actual == asked { Ok(()) } else { Err(TensorError::WrongDtype { actual, asked }) }
+}
+
 /// Returns the elements in `bytes`.
 pub(super) fn cast<T: Element>(dtype: Dtype, bytes: &[u8]) -> Result<&[T], TensorError> {
     if bytes.is_empty() {

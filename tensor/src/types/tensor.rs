@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::checks::{cast, check_alignment, check_length, fixed_size};
+use super::checks::{cast, check_alignment, check_dtype, check_length, fixed_size};
 use super::pack::{Rows, pack};
 use super::storage::{Heap, Storage};
 use super::{Dtype, Element, Metadata, Shape, Strides, TensorError, TensorMut, TensorSpec};
@@ -317,11 +317,8 @@ impl Tensor {
 
     /// Returns all elements of the memory from the tensor's first element to its last, with the elements between its steps.
     pub(crate) fn span<T: Element>(&self) -> Result<&[T], TensorError> {
-        let (actual, asked) = (self.dtype(), T::DTYPE);
-        if actual != asked {
-            return Err(TensorError::WrongDtype { actual, asked });
-        }
-        cast(actual, &self.storage.bytes()[self.span_range()?])
+        check_dtype::<T>(self.dtype())?;
+        cast(self.dtype(), &self.storage.bytes()[self.span_range()?])
     }
 
     /// Returns the range of the storage, in bytes, from the first element to the last.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::checks::{cast, cast_error, check_alignment, check_length, fixed_size};
+use super::checks::{cast, cast_error, check_alignment, check_dtype, check_length, fixed_size};
 use super::storage::{Heap, Storage};
 use super::{Element, Tensor, TensorError, TensorSpec};
 use tonic_rdma_verbs::memory::{Pool, PoolError, RegisteredBuf};
@@ -120,7 +120,7 @@ impl TensorMut {
     /// # Errors
     /// The elements have another type, or values that their type does not have.
     pub fn as_slice<T: Element>(&self) -> Result<&[T], TensorError> {
-        self.check_dtype::<T>()?;
+        check_dtype::<T>(self.spec.dtype())?;
         cast(self.spec.dtype(), self.bytes())
     }
 
@@ -163,11 +163,6 @@ impl TensorMut {
             Memory::Heap(heap) => Storage::Heap(Arc::new(heap)),
         };
         Tensor::from_checked(self.spec, storage)
-    }
-
-    fn check_dtype<T: Element>(&self) -> Result<(), TensorError> {
-        let (actual, asked) = (self.spec.dtype(), T::DTYPE);
-        if actual == asked { Ok(()) } else { Err(TensorError::WrongDtype { actual, asked }) }
     }
 }
 

@@ -9,6 +9,8 @@
 //! Dimensions from the rank on are zero. Codes of types are plain integers here. `Metadata` in `types` is the checked form:
 //! its types exist, and its length belongs to its shape.
 
+use bytes::Buf as _;
+
 /// Maximum number of dimensions of a tensor.
 pub const MAX_RANK: usize = 16;
 
@@ -29,9 +31,9 @@ pub struct WireMetadata {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WireLayout {
     /// One element after the other, row-major, as they lie in memory.
-    Dense,
+    Dense = 1,
     /// A serialised form, for elements of variable length and for elements that don't lie one after the other.
-    Serialized,
+    Serialized = 2,
 }
 
 /// The lengths of at most [`MAX_RANK`] dimensions.
@@ -79,7 +81,7 @@ impl WireMetadata {
     pub fn encode(&self) -> [u8; Self::LENGTH] {
         let mut bytes = [0; Self::LENGTH];
         bytes[0] = Self::VERSION;
-        bytes[1] = self.layout.code();
+        bytes[1] = self.layout as u8;
         bytes[2] = self.shape.rank;
         bytes[4..6].copy_from_slice(&self.dtype.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.bytes.to_le_bytes());
@@ -101,7 +103,11 @@ impl WireMetadata {
         if bytes[0] != Self::VERSION {
             return Err(MetadataError::Version(bytes[0]));
         }
-        let layout = WireLayout::from_code(bytes[1])?;
+        let layout = match bytes[1] {
+            1 => WireLayout::Dense,
+            2 => WireLayout::Serialized,
+            other => return Err(MetadataError::Layout(other)),
+        };
         if let Some(at) = [3, 6, 7].into_iter().find(|&at| bytes[at] != 0) {
             return Err(MetadataError::Reserved(at));
         }
@@ -111,26 +117,7 @@ impl WireMetadata {
         }
         let shape = WireShape::from_parts(bytes[2], lengths)?;
         let dtype = u16::from_le_bytes([bytes[4], bytes[5]]);
-        let mut length = [0; 8];
-        length.copy_from_slice(&bytes[8..16]);
-        Ok(Self { dtype, layout, shape, bytes: u64::from_le_bytes(length) })
-    }
-}
-
-impl WireLayout {
-    const fn code(self) -> u8 {
-        match self {
-            Self::Dense => 1,
-            Self::Serialized => 2,
-        }
-    }
-
-    const fn from_code(code: u8) -> Result<Self, MetadataError> {
-        match code {
-            1 => Ok(Self::Dense),
-            2 => Ok(Self::Serialized),
-            _ => Err(MetadataError::Layout(code)),
-        }
+        Ok(Self { dtype, layout, shape, bytes: (&bytes[8..]).get_u64_le() })
     }
 }
 

@@ -2,7 +2,6 @@
 
 use super::world::Random;
 use super::*;
-use crate::wire::tensor_frame::FrameError;
 
 const HOSTILE: PeerId = PeerId(66);
 const HONEST: PeerId = PeerId(1);
@@ -74,11 +73,10 @@ fn ask(provider: &mut Provider<u64>, step: u64, now: Instant) -> Vec<ProviderAct
 fn abuse(provider: &mut Provider<u64>, random: &mut Random, now: Instant) {
     for _ in 0..random.below(40) {
         let request_id = RequestId(random.below(8));
-        let actions = match random.below(8) {
+        let actions = match random.below(7) {
             0 => provider.handle_cancel(HOSTILE, request_id, now),
             1 => provider.written(HOSTILE, request_id, None, now),
             2 => provider.write_failed(HOSTILE, request_id, "flushed", now),
-            3 => provider.handle_malformed(HOSTILE, request_id, &FrameError::Text, now),
             _ => provider.handle_request(HOSTILE, &any_request(random), now),
         };
         for action in &actions {

@@ -3,8 +3,7 @@
 use tonic::Code;
 
 use super::*;
-use crate::wire::tensor_frame::{FrameError, MAX_NAME, RequestFault};
-use crate::wire::tensor_metadata::MetadataError;
+use crate::wire::tensor_frame::MAX_NAME;
 
 const PS: PeerId = PeerId(1);
 const OTHER: PeerId = PeerId(2);
@@ -276,22 +275,13 @@ fn the_repeated_request_needs_a_fitting_sink_for_its_tensor() {
 }
 
 #[test]
-fn names_and_malformed_requests_are_refused() {
+fn names_that_no_frame_carries_are_refused() {
     let mut provider = provider();
     let text =
         refused(&provider.ask_for(PS, 1, &"n".repeat(MAX_NAME + 1), 1, None), PS, 1, Code::InvalidArgument);
     assert!(text.contains("1025") && text.contains("1024"), "{text}");
     refused(&provider.ask_for(PS, 2, "", 1, None), PS, 2, Code::InvalidArgument);
-    let (request_id, fault) = (RequestId(3), RequestFault::Metadata(MetadataError::Rank(200)));
-    let error = FrameError::Request { request_id, fault };
-    let text = refused(
-        &provider.provider.handle_malformed(PS, request_id, &error, provider.now),
-        PS,
-        3,
-        Code::InvalidArgument,
-    );
-    assert!(text.contains("200"), "{text}");
-    refused(&provider.ask(PS, 3, 1, None), PS, 3, Code::AlreadyExists);
+    refused(&provider.ask(PS, 2, 1, None), PS, 2, Code::AlreadyExists);
     assert!(provider.provider.is_idle());
 }
 
@@ -341,7 +331,6 @@ fn offers_are_bounded() {
     provider.try_offer("loss", 2, tensor(&[5]), 1).unwrap();
     let error = provider.try_offer("loss", 3, OfferedTensor::Dead, 1).unwrap_err();
     assert_eq!(error, OfferError::TooMany { kept: 2 });
-    assert_eq!(tonic::Status::from(error).code(), Code::ResourceExhausted);
     assert_eq!(provider.provider.withdraw("loss", 1), Some(1));
     assert_eq!(provider.provider.withdraw("loss", 1), None);
     assert_eq!(provider.try_offer("loss", 3, OfferedTensor::Dead, 1), Ok(vec![]));
@@ -391,7 +380,6 @@ fn a_reader_that_gives_up_has_one_share_at_a_time() {
     for id in 2..9 {
         assert_eq!(provider.ask(PS, id, 1, fitting_sink()), []);
         refused(&provider.ask(PS, 99, 1, fitting_sink()), PS, 99, Code::AlreadyExists);
-        provider.provider.handle_malformed(PS, RequestId(99), &FrameError::Text, provider.now);
         refused(&provider.cancel(PS, id), PS, id, Code::Cancelled);
     }
     assert_eq!(provider.ask(OTHER, 1, 1, fitting_sink()), [write(OTHER, 1, &[2, 3])], "its share is free");

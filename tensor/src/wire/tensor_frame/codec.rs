@@ -1,6 +1,6 @@
 //! Encodes and decodes frames.
 
-use bytes::BufMut;
+use bytes::{Buf, BufMut};
 
 use super::{
     Decoded, Frame, FrameError, HEADER, MAGIC, MAX_FRAME, MAX_NAME, MAX_TEXT, RequestFault, RequestId, Sink,
@@ -43,8 +43,8 @@ impl<'a> Frame<'a> {
         if version != VERSION {
             return Err(FrameError::Version(version));
         }
-        let kind =
-            FrameKind::ALL.into_iter().find(|known| *known as u8 == kind).ok_or(FrameError::Kind(kind))?;
+        let known = FrameKind::ALL.into_iter().find(|(known, _)| *known as u8 == kind);
+        let (kind, _) = known.ok_or(FrameError::Kind(kind))?;
         if [z0, z1, z2] != [0; 3] {
             return Err(FrameError::Reserved);
         }
@@ -161,7 +161,7 @@ impl<'a> TensorRequest<'a> {
         Ok(())
     }
 
-    /// Decodes a request. Every fault after the request's number names the request, so that a status can refuse it.
+    /// Decodes a request. Every fault after the request's number names the request.
     fn decode(bytes: &'a [u8]) -> Result<Self, FrameError> {
         let mut body = Body { kind: FrameKind::Request, whole: bytes.len(), rest: bytes };
         let request_id = body.request_id()?;
@@ -188,16 +188,11 @@ impl Sink {
     const LENGTH: usize = 20 + WireMetadata::LENGTH;
 
     fn decode(bytes: &[u8; Self::LENGTH]) -> Result<Self, RequestFault> {
-        let (mut address, mut rkey, mut length) = ([0; 8], [0; 4], [0; 8]);
-        address.copy_from_slice(&bytes[..8]);
-        rkey.copy_from_slice(&bytes[8..12]);
-        length.copy_from_slice(&bytes[12..20]);
-        Ok(Self {
-            address: u64::from_le_bytes(address),
-            rkey: u32::from_le_bytes(rkey),
-            length: u64::from_le_bytes(length),
-            metadata: WireMetadata::decode(&bytes[20..]).map_err(RequestFault::Metadata)?,
-        })
+        // The fields have a fixed length, so none of them is missing.
+        let mut fields = &bytes[..];
+        let (address, rkey, length) = (fields.get_u64_le(), fields.get_u32_le(), fields.get_u64_le());
+        let metadata = WireMetadata::decode(fields).map_err(RequestFault::Metadata)?;
+        Ok(Self { metadata, address, rkey, length })
     }
 }
 
@@ -228,34 +223,23 @@ enum FrameKind {
 }
 
 impl FrameKind {
-    const ALL: [Self; 11] = [
-        Self::Credit,
-        Self::Bell,
-        Self::Placed,
-        Self::Released,
-        Self::Request,
-        Self::Metadata,
-        Self::Written,
-        Self::Status,
-        Self::Dead,
-        Self::Cancel,
-        Self::Goodbye,
+    /// All kinds in the order of their codes, with their names.
+    const ALL: [(Self, &str); 11] = [
+        (Self::Credit, "credit"),
+        (Self::Bell, "bell"),
+        (Self::Placed, "placed"),
+        (Self::Released, "released"),
+        (Self::Request, "request"),
+        (Self::Metadata, "metadata"),
+        (Self::Written, "written"),
+        (Self::Status, "status"),
+        (Self::Dead, "dead"),
+        (Self::Cancel, "cancel"),
+        (Self::Goodbye, "goodbye"),
     ];
 
     const fn name(self) -> &'static str {
-        match self {
-            Self::Credit => "credit",
-            Self::Bell => "bell",
-            Self::Placed => "placed",
-            Self::Released => "released",
-            Self::Request => "request",
-            Self::Metadata => "metadata",
-            Self::Written => "written",
-            Self::Status => "status",
-            Self::Dead => "dead",
-            Self::Cancel => "cancel",
-            Self::Goodbye => "goodbye",
-        }
+        Self::ALL[self as usize - 1].1
     }
 }
 

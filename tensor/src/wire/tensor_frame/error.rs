@@ -52,7 +52,7 @@ pub enum FrameError {
         /// The fault.
         fault: MetadataError,
     },
-    /// A request has a number, but is malformed otherwise. A status can refuse it; the link may go on.
+    /// A request has a number, but is malformed otherwise.
     #[error("{request_id}: {fault}")]
     Request {
         /// Number of the request.
