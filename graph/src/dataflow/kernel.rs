@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::fmt::Debug;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tonic_rdma_tensor::{Tensor, TensorSpec};
 
@@ -44,4 +45,16 @@ where
     fn run(&mut self, step: u64, inputs: Vec<V>) -> Result<Vec<V>, KernelError> {
         self(step, inputs)
     }
+}
+
+/// Calls an engine or the program. A panic becomes an error. `who` has panicked, for the message.
+pub(crate) fn guarded<R>(
+    who: &str,
+    call: impl FnOnce() -> Result<R, KernelError>,
+) -> Result<R, KernelError> {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        Err(format!("{who} panicked: {}", text.unwrap_or("without a message")).into())
+    })
 }

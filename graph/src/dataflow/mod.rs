@@ -13,5 +13,6 @@ mod kernel;
 mod topology;
 
 pub use fact::{Dim, Fact};
+pub(crate) use kernel::guarded;
 pub use kernel::{Kernel, KernelError, Value};
 pub use topology::{Node, NodeId, Outlet, Role, Topology};

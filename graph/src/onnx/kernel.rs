@@ -1,14 +1,12 @@
 //! The computation of one node of the engine's graph.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use tract_onnx::prelude::*;
 use tract_onnx::tract_core::internal::{SymbolScope, SymbolValues, bail, solve_for};
 use tract_onnx::tract_core::plan::{SessionState, eval};
 
 use super::convert::needs;
 use super::value::ModelValue;
-use crate::dataflow::{Kernel, KernelError};
+use crate::dataflow::{self, Kernel, KernelError};
 
 /// Returns the kernel of a node of the engine's graph.
 pub(super) fn kernel(model: &TypedModel, number: usize) -> Box<dyn Kernel<ModelValue>> {
@@ -103,12 +101,5 @@ fn fact(model: &TypedModel, outlet: OutletId) -> TypedFact {
 
 /// Calls the engine. A panic of the engine becomes an error.
 pub(super) fn guarded<T>(call: impl FnOnce() -> TractResult<T>) -> Result<T, KernelError> {
-    match catch_unwind(AssertUnwindSafe(call)) {
-        Ok(result) => result.map_err(|error| format!("{error:#}").into()),
-        Err(panic) => {
-            let said =
-                panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-            Err(format!("the engine panicked: {}", said.unwrap_or("without a message")).into())
-        }
-    }
+    dataflow::guarded("the engine", || call().map_err(|error| format!("{error:#}").into()))
 }

@@ -1,10 +1,7 @@
 //! Runs kernels, and other code of engines and programs. Code that fails or panics is a named error.
 
-use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use super::plan::PlannedNode;
-use crate::dataflow::{Kernel, KernelError, NodeId, Topology};
+use crate::dataflow::{self, Kernel, KernelError, NodeId, Topology};
 use crate::error::GraphError;
 
 /// Runs the kernel of a constant.
@@ -42,11 +39,5 @@ fn counted<V>(outputs: Result<Vec<V>, KernelError>, expected: usize) -> Result<V
 
 /// Calls an engine or the program. After a panic the executor runs no more, so that a kernel in a broken state is not used.
 pub(super) fn guarded<R>(run: impl FnOnce() -> Result<R, KernelError>) -> Result<R, KernelError> {
-    catch_unwind(AssertUnwindSafe(run))
-        .unwrap_or_else(|panic| Err(format!("it panicked: {}", message(&*panic)).into()))
-}
-
-fn message(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message")
+    dataflow::guarded("it", run)
 }

@@ -149,12 +149,11 @@ impl Session {
     }
 
     fn base(&self) -> Base {
-        let state = Arc::clone(&self.core.state);
+        let Core { state, threads, .. } = &*self.core;
         Base {
             peers: Arc::clone(&state.peers),
-            runtime: self.core.threads.handle().clone(),
-            runs: Arc::clone(&state) as Arc<dyn RunsOfParts>,
-            abort: Arc::new(move |reason| state.meeting.fail(reason)),
+            runtime: threads.handle().clone(),
+            runs: Arc::clone(state) as Arc<dyn RunsOfParts>,
             _session: Arc::clone(&self.core) as Arc<dyn Send + Sync>,
         }
     }

@@ -17,7 +17,7 @@ use crate::session::settings::{
     CONNECTION_WINDOW, MAX_FRAME, MESSAGE_MARGIN, STREAM_WINDOW, Settings, calls, setting,
 };
 use crate::transfer::proto::parts_client::PartsClient;
-use crate::transfer::{Caller, Mode, Reason, SlotSender};
+use crate::transfer::{Caller, Mode, SlotSender};
 
 /// What is needed to connect to one part.
 #[derive(Clone, Copy)]
@@ -142,7 +142,7 @@ async fn caller(plan: Plan<'_>, mode: Mode) -> Result<Caller, GraphError> {
 /// Returns why a connection is not of the asked kind.
 fn no_connection(info: Option<&RdmaConnectInfo>) -> Box<dyn Error + Send + Sync> {
     let reason = info.map_or("no connection was made", RdmaConnectInfo::reason);
-    Box::new(Reason(reason.to_owned()))
+    reason.into()
 }
 
 /// Opens a channel to the part's tensor device. A part that is asked by many others at once says that it is busy, and is asked again.

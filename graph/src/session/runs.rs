@@ -41,6 +41,10 @@ impl RunsOfParts for State {
         let begun = |run: &Run| run.mode == mode.number() && run.number >= number;
         self.meeting.of(peer.0, |other| other.details.runs.iter().any(begun)).unwrap_or_default()
     }
+
+    fn abort(&self, reason: &str) {
+        self.meeting.fail(reason);
+    }
 }
 
 impl State {

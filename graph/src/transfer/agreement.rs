@@ -1,6 +1,5 @@
 //! The agreement of the parts on the steps of a run, for transfers whose tensors don't carry the number of their step.
 
-use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -12,7 +11,7 @@ use crate::transfer::base::Base;
 use crate::transfer::peers::WakerCell;
 
 /// The runs of all parts of a session.
-pub(crate) trait RunsOfParts: Debug + Send + Sync {
+pub(crate) trait RunsOfParts: Send + Sync {
     /// Tells the other parts which steps this part runs now in a mode. Returns the number of the run in this mode, or `None` if it has no
     /// step.
     fn begin(&self, mode: Mode, steps: &Range<u64>) -> Option<u64>;
@@ -20,6 +19,9 @@ pub(crate) trait RunsOfParts: Debug + Send + Sync {
     /// Returns whether another part has said which steps its run with this number has. If they are other steps than here, the part is
     /// known to be in trouble.
     fn has_begun(&self, peer: Part, mode: Mode, number: u64) -> bool;
+
+    /// Tells the other parts that this part has failed.
+    fn abort(&self, reason: &str);
 }
 
 /// What one part knows of the run under way.

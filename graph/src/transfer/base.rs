@@ -1,6 +1,5 @@
 //! What the transfers of all modes have in common.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,8 +22,6 @@ pub(crate) struct Base {
     pub(crate) runtime: Handle,
     /// Which steps the parts run.
     pub(crate) runs: Arc<dyn RunsOfParts>,
-    /// Tells the peers that this part has failed.
-    pub(crate) abort: Arc<dyn Fn(&str) + Send + Sync>,
     /// Keeps the connections.
     pub(crate) _session: Arc<dyn Send + Sync>,
 }
@@ -58,11 +55,5 @@ impl Base {
             });
         }
         Ok(())
-    }
-}
-
-impl fmt::Debug for Base {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Base").field("peers", &self.peers).finish_non_exhaustive()
     }
 }

@@ -1,7 +1,6 @@
 //! The modes with calls: a unary call brings each crossing tensor.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
@@ -21,7 +20,7 @@ use crate::schedule::{CrossingCounts, Start, Transfers, Unfinished};
 use crate::sites::NodeSites;
 use crate::transfer::base::Base;
 use crate::transfer::mailbox::{Mailbox, Parcel};
-use crate::transfer::peers::{Reason, WakerCell};
+use crate::transfer::peers::WakerCell;
 use crate::transfer::proto::PutRequest;
 use crate::transfer::proto::parts_client::PartsClient;
 use crate::transfer::{Mode, proto};
@@ -100,29 +99,6 @@ impl CallTransfers {
         let incoming = incoming.collect();
         Self { base, mode: ends.mode, window: ends.window.max(1), outgoing, incoming, flushed }
     }
-
-    /// Takes the next tensor if it is here.
-    fn take<V: Value>(
-        &self,
-        crossing: CrossingId,
-        step: u64,
-        sites: &NodeSites,
-    ) -> Result<Option<V>, GraphError> {
-        let Some((crossing, mailbox)) = self.incoming.get(&crossing) else {
-            return Err(self.base.unknown(crossing, step));
-        };
-        // Before the look: all that a part had sent when it ended is here.
-        let peer = self.base.peers.check(crossing.from);
-        let Some(parcel) = mailbox.take() else { return peer.map(|()| None) };
-        let failed = |source: KernelError| crossing.failed(crossing.from, step, source);
-        let Parcel { step: came, spec, content } = parcel;
-        if came != step {
-            let reason = format!("step {came} came in its place");
-            return Err(failed(Box::new(Reason(reason))));
-        }
-        let value = sites.filled(crossing, &spec, &mut |memory| copy(&content, memory));
-        value.map(Some).map_err(failed)
-    }
 }
 
 impl<V: Value> Transfers<V> for CallTransfers {
@@ -168,7 +144,19 @@ impl<V: Value> Transfers<V> for CallTransfers {
         step: u64,
         sites: &NodeSites,
     ) -> Result<Option<V>, GraphError> {
-        self.take(crossing, step, sites)
+        let Some((crossing, mailbox)) = self.incoming.get(&crossing) else {
+            return Err(self.base.unknown(crossing, step));
+        };
+        // Before the look: all that a part had sent when it ended is here.
+        let peer = self.base.peers.check(crossing.from);
+        let Some(parcel) = mailbox.take() else { return peer.map(|()| None) };
+        let failed = |source: KernelError| crossing.failed(crossing.from, step, source);
+        let Parcel { step: came, spec, content } = parcel;
+        if came != step {
+            return Err(failed(format!("step {came} came in its place").into()));
+        }
+        let value = sites.filled(crossing, &spec, &mut |memory| copy(&content, memory));
+        value.map(Some).map_err(failed)
     }
 
     fn poll_take(
@@ -182,10 +170,7 @@ impl<V: Value> Transfers<V> for CallTransfers {
             // Before the look, so that no arrival is missed.
             mailbox.arrived().set(context.waker());
         }
-        match self.take(crossing, step, sites).transpose() {
-            Some(taken) => Poll::Ready(taken),
-            None => Poll::Pending,
-        }
+        self.try_take(crossing, step, sites).transpose().map_or(Poll::Pending, Poll::Ready)
     }
 
     fn poll_ready(
@@ -233,7 +218,7 @@ impl<V: Value> Transfers<V> for CallTransfers {
     }
 
     fn abort(&mut self, reason: &str) {
-        (self.base.abort)(reason);
+        self.base.runs.abort(reason);
     }
 }
 
@@ -292,21 +277,10 @@ impl Caller {
 fn copy(content: &[u8], memory: &mut [u8]) -> Result<(), KernelError> {
     if content.len() != memory.len() {
         let (came, asked) = (content.len(), memory.len());
-        return Err(Box::new(Reason(format!("{came} bytes came, and the engine has room for {asked}"))));
+        return Err(format!("{came} bytes came, and the engine has room for {asked}").into());
     }
     memory.copy_from_slice(content);
     Ok(())
-}
-
-impl fmt::Debug for CallTransfers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (outgoing, incoming) = (self.outgoing.len(), self.incoming.len());
-        f.debug_struct("CallTransfers")
-            .field("mode", &self.mode)
-            .field("outgoing", &outgoing)
-            .field("incoming", &incoming)
-            .finish_non_exhaustive()
-    }
 }
 
 #[cfg(test)]

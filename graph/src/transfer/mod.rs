@@ -32,5 +32,5 @@ pub(crate) use agreement::RunsOfParts;
 pub(crate) use base::Base;
 pub(crate) use calls::{CallEnds, CallTransfers, Caller, LONGEST_CALL, refusal};
 pub(crate) use mailbox::{Mailbox, Parcel};
-pub(crate) use peers::{Peers, Reason};
+pub(crate) use peers::Peers;
 pub(crate) use slots::{SlotEnds, SlotReceiver, SlotSender, SlotTransfers};

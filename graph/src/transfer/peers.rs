@@ -1,6 +1,5 @@
 //! What is known of the other parts: whether they are well, have left, have failed, or are lost.
 
-use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -41,11 +40,6 @@ enum End {
     /// It runs other steps than this part: the mode, the steps of this part, and those of the other one.
     OtherSteps(String, Range<u64>, Range<u64>),
 }
-
-/// The reason why a part is gone.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct Reason(pub(crate) String);
 
 impl Peers {
     pub(crate) fn new(parts: usize) -> Self {
@@ -105,8 +99,7 @@ impl Peers {
         }
         self.check_all()?;
         if self.left(needed) {
-            let source = Box::new(Reason("it has left the session".to_owned()));
-            return Err(GraphError::PeerLost { peer: needed.0, source });
+            return Err(GraphError::PeerLost { peer: needed.0, source: "it has left the session".into() });
         }
         Ok(())
     }
@@ -119,7 +112,7 @@ impl Peers {
                 Err(GraphError::PeerFailed { peer: part.0, reason: reason.clone() })
             }
             Some((part, End::Lost(reason))) => {
-                Err(GraphError::PeerLost { peer: part.0, source: Box::new(Reason(reason.clone())) })
+                Err(GraphError::PeerLost { peer: part.0, source: reason.clone().into() })
             }
             Some((part, End::OtherSteps(mode, ours, theirs))) => {
                 let (mode, ours, theirs) = (mode.clone(), ours.clone(), theirs.clone());
@@ -156,7 +149,7 @@ impl Peers {
 }
 
 /// A place for one waker.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct WakerCell(Mutex<Option<Waker>>);
 
 impl WakerCell {
@@ -172,12 +165,6 @@ impl WakerCell {
     pub(crate) fn wake(&self) {
         let waker = lock(&self.0).take();
         wake_all(waker);
-    }
-}
-
-impl fmt::Debug for WakerCell {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WakerCell").finish_non_exhaustive()
     }
 }
 

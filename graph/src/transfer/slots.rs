@@ -1,7 +1,6 @@
 //! The modes without calls: each crossing tensor has a slot at its receiver.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::ops::Range;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -271,7 +270,7 @@ impl<V: Value> Transfers<V> for SlotTransfers {
 
     fn abort(&mut self, reason: &str) {
         self.polling = None;
-        (self.base.abort)(reason);
+        self.base.runs.abort(reason);
     }
 }
 
@@ -424,15 +423,4 @@ impl Base {
 
 fn other(error: impl Into<KernelError>) -> SlotError {
     SlotError::Other(error.into())
-}
-
-impl fmt::Debug for SlotTransfers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (outgoing, incoming) = (self.outgoing.len(), self.incoming.len());
-        f.debug_struct("SlotTransfers")
-            .field("outgoing", &outgoing)
-            .field("incoming", &incoming)
-            .field("copies", &self.copies.is_some())
-            .finish_non_exhaustive()
-    }
 }

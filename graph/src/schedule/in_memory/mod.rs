@@ -164,11 +164,7 @@ impl<V: Value> Transfers<V> for InMemory {
         sites: &NodeSites,
         context: &mut Context<'_>,
     ) -> Poll<Result<V, GraphError>> {
-        match self.take(crossing, step, sites, Some(context)) {
-            Ok(Some(value)) => Poll::Ready(Ok(value)),
-            Ok(None) => Poll::Pending,
-            Err(error) => Poll::Ready(Err(error)),
-        }
+        self.take(crossing, step, sites, Some(context)).transpose().map_or(Poll::Pending, Poll::Ready)
     }
 
     fn poll_ready(
