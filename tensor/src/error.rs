@@ -6,12 +6,11 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::types::TensorError;
+use super::wire::tensor_frame::MAX_NAME;
 use tonic_rdma::ConfigError;
 use tonic_rdma_verbs::CompletionStatus;
 use tonic_rdma_verbs::memory::MemRegion;
-
-use crate::types::TensorError;
-use crate::wire::tensor_frame::MAX_NAME;
 
 /// The settings that allow tensors beside TLS, for error messages.
 pub(crate) const ALLOW_PLAINTEXT: &str =
@@ -302,5 +301,13 @@ impl Error for TransferError {
 impl From<TransferError> for ChannelError {
     fn from(failed: TransferError) -> Self {
         failed.error
+    }
+}
+
+/// Returns `name` if its length is allowed.
+pub(crate) fn check_name(name: &str) -> Result<Arc<str>, ChannelError> {
+    match (1..=MAX_NAME).contains(&name.len()) {
+        true => Ok(name.into()),
+        false => Err(ChannelError::BadName(name.len())),
     }
 }

@@ -229,7 +229,6 @@ mod exchange;
 mod link;
 mod meeting;
 mod memory;
-mod name;
 mod reduce;
 mod regions;
 mod rendezvous;
@@ -241,35 +240,26 @@ mod wire;
 pub mod internal;
 
 pub use channel::Channel;
-pub use channel::copy::{BlockCopy, RegionRead, RegionWrite};
-pub use channel::memcpy::Memcpy;
-pub use device::RdmaDevice;
-pub use device::builder::DeviceBuilder;
-pub use device::own_polling::OwnPolling;
+pub use channel::copy::{BlockCopy, Memcpy, RegionRead, RegionWrite};
+pub use device::{DeviceBuilder, OwnPolling, RdmaDevice};
 pub use error::{Cause, ChannelError, TransferError};
 pub use exchange::{Offer, Request, Requested};
-pub use link::notification::Notification;
+pub use link::words::Notification;
 pub use reduce::{reduce_max, reduce_max_f32, reduce_max_f64};
-pub use regions::exported::ExportedRegion;
-pub use regions::published::PublishedRegion;
-pub use regions::remote::RemoteRegion;
-pub use regions::rights::Rights;
+pub use regions::{ExportedRegion, PublishedRegion, RemoteRegion, Rights};
 pub use rendezvous::Held;
-pub use slots::counts::{SentCounts, SentTensors};
-pub use slots::dynamic_receiver::DynamicReceiver;
-pub use slots::dynamic_sender::DynamicSender;
-pub use slots::static_receiver::{Arrived, StaticReceiver};
-pub use slots::static_sender::StaticSender;
-pub use types::serialize::{deserialize, serialize};
+pub use slots::dynamic_slot::{DynamicReceiver, DynamicSender};
+pub use slots::sender::{SentCounts, SentTensors};
+pub use slots::static_slot::{Arrived, StaticReceiver, StaticSender};
 pub use types::{
     AllocateError, Dtype, Element, ForeignError, Metadata, MetadataLayout, Shape, ShapeError, Strides,
-    Tensor, TensorError, TensorMut, TensorSpec, UnknownDtype,
+    Tensor, TensorError, TensorMut, TensorSpec, UnknownDtype, deserialize, serialize,
 };
 
 /// A region of a peer that this process has mapped for reading, from [`Channel::view`].
 ///
 /// A peer that stores the bytes of a message, and then a word with release semantics ([`SharedRegion::store_u64`]), shows the whole
-/// message to a reader that [loads](Self::load_u64) the new word. Regions begin at a multiple of 4096, if they are not parts of other
+/// message to a reader that [loads](RegionView::load_u64) the new word. Regions begin at a multiple of 4096, if they are not parts of other
 /// regions. The memory counts against the peer's `RDMA_PINNED_LIMIT` until the last view of it is dropped.
 #[doc(inline)]
 pub use tonic_rdma_verbs::RemoteView as RegionView;

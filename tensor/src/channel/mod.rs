@@ -1,20 +1,26 @@
-//! Channels: operations on the memory of one peer, over one queue pair.
+//! Channels: operations on the memory of one peer, over one queue pair, and what they find there by name.
 
-mod attach;
 pub(crate) mod copy;
-pub(crate) mod memcpy;
-mod view;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use crate::channel::copy::{RegionRead, RegionWrite};
-use crate::control::peer_service::PeerService;
-use crate::error::ChannelError;
-use crate::exchange::Requests;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use self::copy::{RegionRead, RegionWrite};
+use crate::control::proto::Kind;
+use crate::control::{PeerService, place_of};
+use crate::error::{ChannelError, check_name};
+use crate::exchange::{Request, Requests};
 use crate::link::Link;
-use crate::link::notification::Notification;
-use crate::regions::remote::RemoteRegion;
+use crate::link::words::Notification;
+use crate::regions::{RemoteRegion, RemoteShared, Rights};
+use crate::slots::dynamic_slot::{Announcement, DynamicSender};
+use crate::slots::sender::Sender;
+use crate::slots::static_slot::StaticSender;
+use crate::types::{Metadata, TensorSpec};
+use tonic_rdma_verbs::{NoView, RemoteView as RegionView};
 
 /// A channel to a peer's device: the paper's `Channel` (table 1). Operations of one channel happen in order. Operations of
 /// different queue pairs happen side by side. All clones refer to one channel.
@@ -108,6 +114,209 @@ impl Channel {
     pub fn read<'a>(&'a self, remote: &'a RemoteRegion) -> RegionRead<'a> {
         RegionRead::new(&self.link, self.port, remote)
     }
+
+    /// Finds the peer's region of this name, and takes a right to it (§3.2: address distribution).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tonic_rdma_tensor::ChannelError> {
+    /// # use tonic_rdma_tensor::{RdmaDevice, Rights};
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let exported = server.export("parameters", server.allocate(4096)?, Rights::READ)?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// let remote = channel.region("parameters").await?;
+    /// assert_eq!((remote.len(), remote.rights()), (4096, Rights::READ));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The peer has no region of this name.
+    pub async fn region(&self, name: &str) -> Result<RemoteRegion, ChannelError> {
+        let name = check_name(name)?;
+        let (ours, reply) =
+            self.service.attach(&self.link, self.port, &name, Kind::Region, Vec::new()).await?;
+        let place = place_of(&reply).map_err(ChannelError::local)?;
+        let pair = Arc::new(ours.towards(reply.slot));
+        let rights = Rights { read: reply.readable, write: reply.writable };
+        let link = Arc::clone(&self.link);
+        let notices = Mutex::new(reply.epoch);
+        Ok(RemoteRegion { shared: Arc::new(RemoteShared { name, link, place, rights, pair, notices }) })
+    }
+
+    /// Attaches to the peer's static slot of this name, for tensors of type and shape `spec`. A slot has one sender at a time.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
+    /// let mut slot = server.static_receiver("loss", &spec, 1)?; // at the peer
+    ///
+    /// let mut sender = channel.static_sender("loss", &spec).await?;
+    /// sender.send_bytes(&[0; 1024]).await?;
+    /// assert_eq!(slot.recv().await?.len(), 1024);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The peer has no such slot, the slot takes other tensors, or another sender is attached.
+    pub async fn static_sender(&self, name: &str, spec: &TensorSpec) -> Result<StaticSender, ChannelError> {
+        let metadata = Metadata::dense(*spec)?;
+        let length = usize::try_from(metadata.bytes()).map_err(ChannelError::local)?;
+        let wire = crate::wire::tensor_metadata::WireMetadata::from(metadata).encode().to_vec();
+        let sender = self.sender(name, Kind::Static, wire, length).await?;
+        Ok(StaticSender::new(sender, *spec))
+    }
+
+    /// Attaches to the peer's dynamic slot of this name. A slot has one sender at a time.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma_tensor::{RdmaDevice, Shape, Tensor};
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// let mut slot = server.dynamic_receiver("tokens", 4)?; // at the peer
+    ///
+    /// let mut sender = channel.dynamic_sender("tokens").await?;
+    /// sender.send(&Tensor::from_strings(Shape::new(&[1])?, ["one"])?).await?;
+    /// assert_eq!(slot.recv().await?.shape().dims(), [1]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The peer has no such slot, or another sender is attached.
+    pub async fn dynamic_sender(&self, name: &str) -> Result<DynamicSender, ChannelError> {
+        let sender = self.sender(name, Kind::Dynamic, Vec::new(), Announcement::LENGTH).await?;
+        Ok(DynamicSender::new(sender))
+    }
+
+    /// Asks the peer for the tensor `name` of `step`. The peer may offer the tensor before or after this call
+    /// ([`RdmaDevice::put`](crate::RdmaDevice::put)), and writes it straight into memory of this device. From the second step
+    /// on a request takes one message and one write, unless the tensor's type or shape has changed.
+    ///
+    /// Dropping the future withdraws the request, and a later request gets the tensor. If the tensor has arrived meanwhile, it stays in
+    /// memory of this device for the later request, for [`DeviceBuilder::rendezvous_timeout`](crate::DeviceBuilder::rendezvous_timeout) at
+    /// least and twice as long at most. Each link keeps at most 1024 such tensors of 256 MiB together, and frees the oldest first. It keeps
+    /// the newest one whatever its length. If memory of the device is short, all links free these tensors.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma_tensor::{Dtype, Offer, RdmaDevice, Requested, Shape, Tensor, TensorSpec};
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// # let spec = TensorSpec::new(Dtype::U8, Shape::new(&[4])?)?;
+    /// # server.put("loss", 17, Offer::Tensor(Tensor::copy_from(spec, &[1, 2, 3, 4])?), 1)?;
+    /// if let Requested::Tensor(loss) = channel.request("loss", 17).await? {
+    ///     assert_eq!(loss.as_slice::<u8>()?, [1, 2, 3, 4]);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Refused`](ChannelError::Refused) with the peer's status: the tensor could not be computed, was not offered in time, or
+    /// was requested by this device before, and taken.
+    pub fn request(&self, name: &str, step: u64) -> Request {
+        self.requests.request(&self.link, name, step)
+    }
+
+    /// Attaches to the peer's slot `name`, for payloads of `payload` bytes.
+    async fn sender(
+        &self,
+        name: &str,
+        kind: Kind,
+        metadata: Vec<u8>,
+        payload: usize,
+    ) -> Result<Sender, ChannelError> {
+        let name = check_name(name)?;
+        let (ours, reply) = self.service.attach(&self.link, self.port, &name, kind, metadata).await?;
+        Sender::new(name, &self.link, self.port, ours, &reply, payload)
+    }
+
+    /// Returns a view of the peer's region, if this device maps memory of the peer: the software device, if both processes belong
+    /// to one user and share their memory. Returns `None` for a network card, for a peer of another user, and if the bounds on mapped
+    /// memory are reached. The first view of a region takes some milliseconds, and two seconds at most: a READ of a few bytes makes
+    /// the peer offer its memory.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma_tensor::{RdmaDevice, Rights};
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// let board = server.export("board", server.allocate(4096)?, Rights::READ)?; // at the peer
+    ///
+    /// let remote = channel.region("board").await?;
+    /// if let Some(view) = channel.view(&remote).await? {
+    ///     board.memory().store_u64(8, 77)?; // at the peer
+    ///     assert_eq!(view.load_u64(8)?, 77);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`NotPermitted`](ChannelError::NotPermitted) without the right to read, [`TimedOut`](ChannelError::TimedOut) if the peer does not
+    /// serve the READ, and other errors if the peer has withdrawn the region, the region belongs to another link, or the link has
+    /// failed.
+    pub async fn view(&self, remote: &RemoteRegion) -> Result<Option<RegionView>, ChannelError> {
+        let shared = &remote.shared;
+        if !Arc::ptr_eq(&shared.link, &self.link) {
+            return Err(ChannelError::local(format!("{:?} is a region of another link", remote.name())));
+        }
+        if !remote.rights().read {
+            return Err(ChannelError::NotPermitted { what: "read", name: Arc::clone(&shared.name) });
+        }
+        let deadline = Instant::now() + PATIENCE;
+        let mut asked: Option<Instant> = None;
+        loop {
+            self.link.check()?;
+            let place = shared.place;
+            let view = self.link.port(self.port).with_queue_pair(|pair| pair.view(place.start, place.length));
+            match view {
+                Some(Ok(view)) => return Ok(Some(view)),
+                Some(Err(NoView::Never)) => return Ok(None),
+                Some(Err(NoView::Revoked)) => {
+                    let name = remote.name();
+                    return Err(ChannelError::local(format!("the peer has withdrawn the region {name:?}")));
+                }
+                // `None`: the link has just ended.
+                None | Some(Err(NoView::NotYet)) => {}
+            }
+            if Instant::now() >= deadline {
+                return Ok(None);
+            }
+            if asked.is_none_or(|asked| asked.elapsed() >= AGAIN) {
+                asked = Some(Instant::now());
+                let late =
+                    |_| ChannelError::TimedOut { what: "a read of the peer's region", limit: PATIENCE };
+                timeout_at(deadline, self.ask_for_memory(remote)).await.map_err(late)??;
+            } else {
+                sleep(LOOK).await;
+            }
+        }
+    }
+
+    /// Reads a few bytes of the region. The peer's device serves this READ, and offers the memory to this device.
+    async fn ask_for_memory(&self, remote: &RemoteRegion) -> Result<(), ChannelError> {
+        let few = remote.len().min(8);
+        let landing = &self.link.landing;
+        let region = self.read(remote).into(landing.take(few)?, ..few as usize).await?;
+        landing.put(region);
+        Ok(())
+    }
 }
 
 impl fmt::Debug for Channel {
@@ -115,3 +324,10 @@ impl fmt::Debug for Channel {
         f.debug_struct("Channel").field("link", &self.link).field("port", &self.port).finish_non_exhaustive()
     }
 }
+
+/// The longest wait for the peer's memory.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// The time after which memory that has not come is asked for again.
+const AGAIN: Duration = Duration::from_millis(600);
+/// The time between two looks.
+const LOOK: Duration = Duration::from_millis(1);

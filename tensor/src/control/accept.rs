@@ -1,28 +1,30 @@
-//! The server's side of the service: accepts links, and gives their peers rights.
+//! The gRPC service of a device: accepts links of its callers, and gives them rights.
 
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use http::Extensions;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tokio_stream::Stream;
-use tonic::{Code, Status};
+use tonic::{Code, Request, Response, Status};
 
-use crate::control::caller::Caller;
-use crate::control::conversions::{VERSION, peer_end, queue_pairs, words};
-use crate::control::offered::internal;
+use crate::control::proto::tensor_device_server::TensorDevice;
 use crate::control::proto::{
-    AttachReply, AttachRequest, ConfirmReply, ConfirmRequest, OpenReply, OpenRequest,
+    AttachReply, AttachRequest, ConfirmReply, ConfirmRequest, DescribeReply, DescribeRequest,
+    Link as LinkReply, OpenReply, OpenRequest,
 };
+use crate::control::{VERSION, internal, is_seen, peer_end, queue_pairs, words};
 use crate::device::settings::Settings;
 use crate::device::shared::{Accepted, Shared};
-use crate::error::ChannelError;
-use crate::link::prepare::PeerEnd;
-use crate::link::{Link, LinkId};
+use crate::error::{ALLOW_PLAINTEXT, ChannelError};
+use crate::link::words::Words;
+use crate::link::{Link, LinkId, PeerEnd};
 use crate::wire::tensor_frame::MAX_NAME;
 use tonic_rdma::internal::{Devices, Place, Provider, Source, TooManyWait};
+use tonic_rdma::{RdmaConnectInfo, RdmaRequestExt as _};
 use tonic_rdma_verbs::internal::lock;
 
 /// The stream of answers to an `Open`: one answer, and then nothing until the link ends. tonic drops the stream when the peer's
@@ -82,7 +84,7 @@ pub(crate) async fn open(
     })?;
     let on_thread = Arc::clone(shared);
     let work = move || {
-        let prepared = on_thread.prepare_now(provider, count as u32).map_err(internal)?;
+        let prepared = on_thread.prepare(provider, count as u32).map_err(internal)?;
         let reply = OpenReply {
             link: id.to_vec().into(),
             queue_pairs: queue_pairs(&prepared),
@@ -209,9 +211,7 @@ pub(crate) fn confirm(
         return Err(given_up());
     }
     let probes: Vec<_> = link.ports().map(|port| port.probe()).collect();
-    let right = request.read.len() == probes.len()
-        && probes.iter().zip(&request.read).all(|(probe, read)| probe.ours.is_none_or(|ours| ours == *read));
-    if !right {
+    if !is_seen(&probes, &request.read) {
         let fault = link.violation("it does not see this process' memory");
         link.fail(fault.clone());
         return Err(Status::failed_precondition(fault.to_string()));
@@ -240,8 +240,8 @@ pub(crate) fn attach(
             "a name of {length} bytes; it takes from 1 to {MAX_NAME}"
         )));
     }
-    if request.words as usize >= Link::PAIRS {
-        let (pair, pairs) = (request.words, Link::PAIRS);
+    if request.words as usize >= Words::PAIRS {
+        let (pair, pairs) = (request.words, Words::PAIRS);
         return Err(Status::invalid_argument(format!("pair {pair} of the caller's words; it has {pairs}")));
     }
     let offered = lock(&shared.offered).get(&**name).cloned();
@@ -290,5 +290,117 @@ impl Drop for Answers {
                 reason: "its process closed the link, ended or was killed".into(),
             });
         }
+    }
+}
+
+/// The caller of the service. A link belongs to the connection that it was opened over. Everything that the other end proved
+/// on this connection, such as a certificate in the TLS handshake, holds for the link too. The name of a link gives no access
+/// on another connection.
+pub(crate) struct Caller {
+    /// `None` if the call came by a listener other than `RdmaIncoming`.
+    info: Option<RdmaConnectInfo>,
+}
+
+impl Caller {
+    pub(crate) fn of(extensions: &Extensions) -> Self {
+        Self { info: extensions.connection().cloned() }
+    }
+
+    /// Refuses a caller whose connection is encrypted, or may be, unless the settings allow unencrypted tensors.
+    pub(crate) fn admit(&self, settings: &Settings) -> Result<(), Status> {
+        let obstacle = match &self.info {
+            _ if settings.allows_plaintext() => return Ok(()),
+            Some(info) if info.is_plaintext() => return Ok(()),
+            Some(_) => "this call came over TLS",
+            None => "this call came by a listener other than RdmaIncoming, and could have come over TLS",
+        };
+        Err(Status::failed_precondition(format!(
+            "{obstacle}, and tensors would cross the network unencrypted beside it: if that is acceptable, set {ALLOW_PLAINTEXT} here"
+        )))
+    }
+
+    /// Returns the name of the caller for log lines and errors.
+    pub(crate) fn name(&self) -> String {
+        self.info.as_ref().map_or_else(|| "a peer".to_owned(), |info| info.peer_addr().to_string())
+    }
+
+    /// Returns the address that the call came from.
+    pub(crate) fn source(&self) -> Source {
+        self.info.as_ref().map_or(Source::UNKNOWN, |info| info.peer_addr().ip().into())
+    }
+
+    /// Returns whether both calls came over one connection. For two calls by other listeners this is unknown, and the result
+    /// is true.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        match (&self.info, &other.info) {
+            (Some(one), Some(other)) => one.is_same_connection(other),
+            (None, None) => true,
+            _ => false,
+        }
+    }
+}
+
+/// The service. It answers while the device exists.
+pub(crate) struct Service {
+    shared: Weak<Shared>,
+}
+
+impl Service {
+    pub(crate) fn new(shared: &Arc<Shared>) -> Self {
+        Self { shared: Arc::downgrade(shared) }
+    }
+
+    fn shared(&self) -> Result<Arc<Shared>, Status> {
+        self.shared.upgrade().ok_or_else(|| Status::unavailable("the tensor device has been closed"))
+    }
+}
+
+#[tonic::async_trait]
+impl TensorDevice for Service {
+    type OpenStream = Answers;
+
+    async fn open(&self, request: Request<OpenRequest>) -> Result<Response<Answers>, Status> {
+        let caller = Caller::of(request.extensions());
+        let shared = self.shared()?;
+        Ok(Response::new(open(&shared, request.into_inner(), caller).await?))
+    }
+
+    async fn confirm(&self, request: Request<ConfirmRequest>) -> Result<Response<ConfirmReply>, Status> {
+        let caller = Caller::of(request.extensions());
+        Ok(Response::new(confirm(&*self.shared()?, request.get_ref(), &caller)?))
+    }
+
+    async fn attach(&self, request: Request<AttachRequest>) -> Result<Response<AttachReply>, Status> {
+        let caller = Caller::of(request.extensions());
+        Ok(Response::new(attach(&*self.shared()?, request.get_ref(), &caller)?))
+    }
+
+    async fn describe(&self, _: Request<DescribeRequest>) -> Result<Response<DescribeReply>, Status> {
+        let shared = self.shared()?;
+        if !shared.settings.listed {
+            return Err(Status::permission_denied("this tensor device does not list its regions and slots"));
+        }
+        let mut offered: Vec<_> =
+            shared.offered().into_iter().map(|(name, offered)| offered.describe(&name)).collect();
+        offered.sort_by(|one, other| one.name.cmp(&other.name));
+        let living = shared.links();
+        let links = living.iter().map(|link| {
+            let moved = link.ports().map(|port| port.moved());
+            let (bytes_written, bytes_read) = moved.fold((0, 0), |sum, it| (sum.0 + it.0, sum.1 + it.1));
+            LinkReply {
+                peer: link.peer.to_string(),
+                provider: link.provider.into(),
+                device: link.device.to_string(),
+                queue_pairs: link.ports().count() as u32,
+                bytes_written,
+                bytes_read,
+            }
+        });
+        Ok(Response::new(DescribeReply {
+            versions: vec![VERSION],
+            software: concat!("tonic-rdma ", env!("CARGO_PKG_VERSION")).into(),
+            offered,
+            links: links.collect(),
+        }))
     }
 }

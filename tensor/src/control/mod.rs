@@ -1,10 +1,181 @@
 //! Control: the gRPC service by which devices find one another and give one another rights to memory.
 
 pub(crate) mod accept;
-pub(crate) mod caller;
-pub(crate) mod conversions;
-pub(crate) mod offered;
 pub(crate) mod open;
-pub(crate) mod peer_service;
 pub(crate) mod proto;
-pub(crate) mod service;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tonic::Status;
+use tonic::transport::Channel as Grpc;
+
+use self::proto::tensor_device_client::TensorDeviceClient;
+use self::proto::{AttachReply, AttachRequest, Kind, Offered as OfferedReply, Place, QueuePair};
+use crate::error::ChannelError;
+use crate::link::words::{Arrivals, WordPair};
+use crate::link::{Link, PeerEnd, Prepared};
+use tonic_rdma_verbs::internal::{RemotePlace, with_causes};
+use tonic_rdma_verbs::{Probe, QueuePairAddress, RemoteSegment, Rkey};
+
+/// The version of the service that this end speaks. Since version 2, ranks of a group name the group in their calls.
+pub(crate) const VERSION: u32 = 2;
+
+/// A message of the peer describes no possible end of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum BadReply {
+    #[error("it named no words")]
+    NoWords,
+    #[error("it named no memory")]
+    NoMemory,
+    #[error("an address of {0} bytes")]
+    AddressLength(usize),
+    #[error("{0} receives on a queue pair")]
+    Receives(u32),
+}
+
+/// Returns the queue pairs of this end, as messages describe them.
+pub(crate) fn queue_pairs(prepared: &Prepared) -> Vec<QueuePair> {
+    let queue_pairs = prepared.queue_pairs().into_iter();
+    queue_pairs.map(|(address, receives)| QueuePair { address: address.into(), receives }).collect()
+}
+
+/// Returns the place of this end's words, as messages describe it.
+pub(crate) fn words(prepared: &Prepared) -> Place {
+    place(&prepared.words.place())
+}
+
+/// Returns a range of memory, as messages describe it.
+pub(crate) fn place(place: &RemotePlace) -> Place {
+    Place { address: place.start.address, rkey: place.start.rkey.0, length: place.length }
+}
+
+/// Returns the end of the peer that a message describes.
+pub(crate) fn peer_end(
+    name: Arc<str>,
+    queue_pairs: &[QueuePair],
+    words: Option<Place>,
+    places_in_order: bool,
+    immediate: bool,
+) -> Result<PeerEnd, BadReply> {
+    let words = words.ok_or(BadReply::NoWords)?;
+    let start = RemoteSegment { address: words.address, rkey: Rkey(words.rkey) };
+    let queue_pair = |it: &QueuePair| {
+        let address = QueuePairAddress::new(it.address.to_vec());
+        let address = address.ok_or(BadReply::AddressLength(it.address.len()))?;
+        if !(16..=1 << 20).contains(&it.receives) {
+            return Err(BadReply::Receives(it.receives));
+        }
+        Ok((address, it.receives))
+    };
+    Ok(PeerEnd {
+        name,
+        queue_pairs: queue_pairs.iter().map(queue_pair).collect::<Result<_, BadReply>>()?,
+        words: RemotePlace { start, length: words.length },
+        places_in_order,
+        immediate,
+    })
+}
+
+/// Returns whether the peer has `read` the evidence in the memory of this process that `probes` name.
+pub(crate) fn is_seen(probes: &[Probe], read: &[u64]) -> bool {
+    let right = |(probe, read): (&Probe, &u64)| probe.ours.is_none_or(|ours| ours == *read);
+    read.len() == probes.len() && probes.iter().zip(read).all(right)
+}
+
+/// Returns the memory that the peer gave this end a right to.
+pub(crate) fn place_of(reply: &AttachReply) -> Result<RemotePlace, BadReply> {
+    let place = reply.place.ok_or(BadReply::NoMemory)?;
+    let start = RemoteSegment { address: place.address, rkey: Rkey(place.rkey) };
+    Ok(RemotePlace { start, length: place.length })
+}
+
+/// A region or a slot, to which peers attach by its name.
+pub(crate) trait Offered: Send + Sync {
+    /// Gives the peer of `link` its right.
+    fn attach(self: Arc<Self>, link: &Arc<Link>, request: &AttachRequest) -> Result<AttachReply, Status>;
+
+    /// Describes the region or slot, for the call `Describe`.
+    fn describe(&self, name: &str) -> OfferedReply;
+}
+
+/// Returns an error if the request asks for another kind than `kind`.
+pub(crate) fn expect_kind(request: &AttachRequest, kind: Kind) -> Result<(), Status> {
+    let asked = request.kind();
+    if asked == kind {
+        return Ok(());
+    }
+    let (name, found, asked) = (&request.name, kind.as_str_name(), asked.as_str_name());
+    Err(Status::invalid_argument(format!("{name:?} is {found}, not {asked}")))
+}
+
+/// Returns the status of a request for `name` that can't be understood.
+pub(crate) fn invalid(name: &str, error: impl std::fmt::Display) -> Status {
+    Status::invalid_argument(format!("{name:?}: {error}"))
+}
+
+/// Returns the status of a failure at this end.
+pub(crate) fn internal(error: impl std::fmt::Display) -> Status {
+    Status::internal(error.to_string())
+}
+
+/// The gRPC connection that a link was made over.
+#[derive(Clone)]
+pub(crate) struct PeerService {
+    pub(crate) endpoint: Arc<str>,
+    pub(crate) client: TensorDeviceClient<Grpc>,
+    pub(crate) answer_timeout: Duration,
+}
+
+impl PeerService {
+    /// Attaches to the region or slot `name` of the peer. Takes a pair of words here, and learns the peer's pair from the
+    /// answer.
+    pub(crate) async fn attach(
+        &self,
+        link: &Arc<Link>,
+        port: u32,
+        name: &Arc<str>,
+        kind: Kind,
+        metadata: Vec<u8>,
+    ) -> Result<(Arc<WordPair>, AttachReply), ChannelError> {
+        // The peer's pair is unknown until the answer, and until then nothing is reported to it.
+        let ours = link.add_pair(|number| WordPair::new(number, u32::MAX, Arrivals::Count, None))?;
+        let request = AttachRequest {
+            link: link.id.to_vec().into(),
+            name: name.to_string(),
+            kind: kind.into(),
+            metadata: metadata.into(),
+            words: ours.number,
+            queue_pair: port,
+        };
+        let mut client = self.client.clone();
+        let answer = tokio::time::timeout(self.answer_timeout, client.attach(request)).await;
+        let reply = match answer {
+            Ok(Ok(reply)) => Ok(reply.into_inner()),
+            Ok(Err(status)) => Err(self.refused(link, &status)),
+            Err(_) => Err(ChannelError::TimedOut { what: "the peer's answer", limit: self.answer_timeout }),
+        };
+        match reply {
+            Ok(reply) => Ok((ours, reply)),
+            Err(error) => {
+                link.remove_pair(&ours);
+                Err(error)
+            }
+        }
+    }
+
+    /// Returns the error for a status of the peer.
+    fn refused(&self, link: &Link, status: &tonic::Status) -> ChannelError {
+        if let Some(fault) = link.fault() {
+            return fault.clone();
+        }
+        refused(&self.endpoint, status)
+    }
+}
+
+/// Returns the error for a status of the peer at `endpoint`.
+pub(crate) fn refused(endpoint: &Arc<str>, status: &tonic::Status) -> ChannelError {
+    // If the connection could not be made or has ended, only the sources of the status say why.
+    let message = with_causes(status.message(), status);
+    ChannelError::Refused { endpoint: Arc::clone(endpoint), code: status.code(), message: message.into() }
+}

@@ -7,19 +7,15 @@ use tokio::time::timeout;
 use tonic::Code;
 use tonic::transport::Endpoint;
 
-use crate::control::conversions::{VERSION, peer_end, queue_pairs, words};
-use crate::control::peer_service::{PeerService, refused};
 use crate::control::proto::tensor_device_client::TensorDeviceClient;
 use crate::control::proto::{ConfirmRequest, OpenReply, OpenRequest};
+use crate::control::{PeerService, VERSION, is_seen, peer_end, queue_pairs, refused, words};
 use crate::device::shared::Shared;
-use crate::error::Cause;
-use crate::error::ChannelError;
+use crate::error::{Cause, ChannelError};
 use crate::exchange::Requests;
-use crate::link::prepare::Prepared;
-use crate::link::{Link, LinkId};
-use tonic_rdma::Verdict;
+use crate::link::{Link, LinkId, Prepared};
 use tonic_rdma::internal::Provider;
-use tonic_rdma::{RdmaConnectInfo, RdmaConnector};
+use tonic_rdma::{RdmaConnectInfo, RdmaConnector, Verdict};
 use tonic_rdma_verbs::Probe;
 use tonic_rdma_verbs::internal::{chain, lock};
 
@@ -58,7 +54,9 @@ impl Opening {
     async fn run(&self) -> Result<Option<OpenedLink>, ChannelError> {
         let (mut client, provider) = self.connect().await?;
         let settings = &self.shared.settings;
-        let prepared = Shared::prepare(&self.shared, provider, settings.queue_pairs_per_peer).await?;
+        let (shared, queue_pairs) = (Arc::clone(&self.shared), settings.queue_pairs_per_peer);
+        let prepare = move || shared.prepare(provider, queue_pairs);
+        let prepared = tokio::task::spawn_blocking(prepare).await.map_err(ChannelError::local)??;
         let request = request(&prepared, provider, &self.shared);
         let answers = client.open(request).await.map_err(|status| self.refused(&status))?;
         let mut answers = answers.into_inner();
@@ -143,12 +141,11 @@ impl Opening {
             Err(status) if status.code() == Code::Aborted => return Ok(false),
             Err(status) => return Err(self.refused(&status)),
         };
-        let right = reply.read.len() == probes.len()
-            && probes
-                .iter()
-                .zip(&reply.read)
-                .all(|(probe, read)| probe.ours.is_none_or(|ours| ours == *read));
-        if right { Ok(true) } else { Err(self.no_rdma("it does not see this process' memory")) }
+        if is_seen(probes, &reply.read) {
+            Ok(true)
+        } else {
+            Err(self.no_rdma("it does not see this process' memory"))
+        }
     }
 
     fn refused(&self, status: &tonic::Status) -> ChannelError {

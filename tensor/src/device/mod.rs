@@ -1,39 +1,42 @@
 //! The device: this process, as its peers see it.
 
-pub(crate) mod builder;
-mod exports;
-mod offers;
-pub(crate) mod own_polling;
-mod receivers;
 pub(crate) mod settings;
 pub(crate) mod shared;
-pub(crate) mod tls;
 
 use std::fmt;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::pin;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tokio::net::ToSocketAddrs;
 use tokio_stream::StreamExt as _;
+#[cfg(feature = "_tls-any")]
+use tonic::transport::{ClientTlsConfig, ServerTlsConfig};
 
+use self::settings::Settings;
+use self::shared::Shared;
 use crate::channel::Channel;
-use crate::control::open;
+use crate::control::accept::Service;
+use crate::control::proto::Kind;
 use crate::control::proto::tensor_device_server::{TensorDevice, TensorDeviceServer};
-use crate::control::service::Service;
-use crate::device::builder::DeviceBuilder;
-use crate::device::settings::Settings;
-use crate::device::shared::Shared;
-use crate::error::ChannelError;
-use crate::exchange::Offers;
-use crate::memory::landing::Landing;
-use tonic_rdma::RdmaIncoming;
-use tonic_rdma::internal::Places;
+use crate::control::{Offered, open};
+use crate::error::{ChannelError, check_name};
+use crate::exchange::{Offer, Offers};
+use crate::link::words::Notification;
+use crate::memory::Landing;
+use crate::regions::{ExportedRegion, PublishedRegion, Rights};
+use crate::rendezvous::Held;
+use crate::slots::dynamic_slot::{Announcement, DynamicReceiver};
+use crate::slots::slot::Receiver;
+use crate::slots::static_slot::StaticReceiver;
+use crate::types::TensorSpec;
+use tonic_rdma::internal::{self, Places};
+use tonic_rdma::{Config, RdmaIncoming};
 use tonic_rdma_verbs::internal::lock;
-use tonic_rdma_verbs::memory::{Budget, MemRegion};
+use tonic_rdma_verbs::memory::{Budget, MemRegion, SharedRegion};
 
 /// This process as a device with memory: the paper's `RdmaDev` (table 1). A device listens for peers that want to reach its
 /// memory, and opens channels to peers. All clones refer to one device. The links of the device end when the last clone is
@@ -73,10 +76,7 @@ impl RdmaDevice {
     }
 
     /// Makes a device that listens on `local_endpoint`.
-    pub(crate) async fn listening(
-        settings: Settings,
-        local_endpoint: impl ToSocketAddrs,
-    ) -> Result<Self, ChannelError> {
+    async fn listening(settings: Settings, local_endpoint: impl ToSocketAddrs) -> Result<Self, ChannelError> {
         let incoming = RdmaIncoming::bind_with(local_endpoint, settings.config.clone())
             .await
             .map_err(|error| ChannelError::Listen(Arc::new(error)))?;
@@ -95,7 +95,7 @@ impl RdmaDevice {
     }
 
     /// Makes a device that does not listen.
-    pub(crate) fn unbound(settings: Settings) -> Self {
+    fn unbound(settings: Settings) -> Self {
         Self::make(settings, None)
     }
 
@@ -224,10 +224,509 @@ impl RdmaDevice {
             std::hint::spin_loop();
         }
     }
+
+    /// Offers `region` to all peers of this device under `name`.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma_tensor::{RdmaDevice, Rights};
+    /// # let device = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// let mut parameters = device.allocate(1 << 20)?;
+    /// parameters.fill(0);
+    /// let exported = device.export("parameters", parameters, Rights::READ)?;
+    /// // Peers read it now. Dropping `exported`, or this, takes their rights away:
+    /// let parameters = exported.withdraw().expect("nothing else has it");
+    /// # drop(parameters);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The name is in use, empty, or too long.
+    pub fn export(
+        &self,
+        name: &str,
+        region: MemRegion,
+        rights: Rights,
+    ) -> Result<ExportedRegion, ChannelError> {
+        self.export_shared(name, region.share(), rights)
+    }
+
+    /// Offers shared memory to all peers. One memory may be on offer under several names, with different rights.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma_tensor::{RdmaDevice, Rights};
+    /// # let device = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// let memory = device.allocate(4096)?.share();
+    /// let readers = device.export_shared("readers", memory.clone(), Rights::READ)?;
+    /// let writer = device.export_shared("writer", memory, Rights::WRITE)?;
+    /// # drop((readers, writer));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The errors of [`export`](Self::export).
+    pub fn export_shared(
+        &self,
+        name: &str,
+        memory: SharedRegion,
+        rights: Rights,
+    ) -> Result<ExportedRegion, ChannelError> {
+        let exported = ExportedRegion::new(check_name(name)?, memory, rights);
+        self.shared.offer(check_name(name)?, Arc::downgrade(&exported.export) as Weak<dyn Offered>)?;
+        Ok(exported)
+    }
+    /// Offers `region` to all peers of this device under `name`, for reading only. The owner keeps the region as a slice: peers never
+    /// write it. A peer attaches by [`Channel::region`](crate::Channel::region), and reads by [`Channel::read`](crate::Channel::read)
+    /// or by a [view](crate::Channel::view).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma_tensor::RdmaDevice;
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// let mut gradients = server.publish("gradients", server.allocate(4096)?)?;
+    /// gradients.fill(7); // it is a `&mut [u8]`
+    ///
+    /// let remote = channel.region("gradients").await?;
+    /// let region = channel.read(&remote).into(worker.allocate(4096)?, ..).await?;
+    /// assert!(region.iter().all(|&byte| byte == 7));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The errors of [`export`](Self::export).
+    pub fn publish(&self, name: &str, region: MemRegion) -> Result<PublishedRegion, ChannelError> {
+        let published = PublishedRegion::new(check_name(name)?, region);
+        self.shared.offer(check_name(name)?, Arc::downgrade(&published.export) as Weak<dyn Offered>)?;
+        Ok(published)
+    }
+
+    /// Offers tensor (`name`, `step`) to the first `readers` peers that ask for it with
+    /// [`Channel::request`](crate::Channel::request), before or after this call. The offer stays until all readers have the
+    /// tensor, or until [`DeviceBuilder::rendezvous_timeout`](crate::DeviceBuilder::rendezvous_timeout) is over.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma_tensor::{Dtype, Offer, RdmaDevice, Shape, Tensor, TensorSpec};
+    /// # let device = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// let spec = TensorSpec::new(Dtype::U8, Shape::new(&[4])?)?;
+    /// let tensor = Tensor::copy_from(spec, &[1, 2, 3, 4])?;
+    /// device.put("loss", 17, Offer::Tensor(tensor), 2)?; // two workers ask for it
+    /// assert_eq!(device.held().bytes, 4);
+    /// assert_eq!(device.withdraw("loss", 17), Some(2)); // neither has
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Name and step are on offer already, the limit on offers or on their bytes is reached, or the name is empty or too long.
+    pub fn put(&self, name: &str, step: u64, offer: Offer, readers: u32) -> Result<(), ChannelError> {
+        self.shared.offers.put(name, step, offer, readers)
+    }
+
+    /// Withdraws an offer. Returns the number of readers that had not asked yet, or `None` if there was no such offer. A
+    /// reader that is being served still gets the tensor.
+    pub fn withdraw(&self, name: &str, step: u64) -> Option<u32> {
+        self.shared.offers.withdraw(name, step)
+    }
+
+    /// Returns the number of offers, the number of their bytes, and the number of requests that wait for an offer.
+    pub fn held(&self) -> Held {
+        self.shared.offers.held()
+    }
+
+    /// Makes a slot for tensors of type and shape `spec`, with `depth` buffers: the peer can send `depth` tensors before the
+    /// receiver takes the first one. One peer at a time can attach to the slot by `name`, with
+    /// [`Channel::static_sender`](crate::Channel::static_sender).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
+    /// let mut slot = server.static_receiver("loss", &spec, 2)?;
+    ///
+    /// # let mut sender = channel.static_sender("loss", &spec).await?;
+    /// # sender.send_bytes(&[0; 1024]).await?;
+    /// let arrived = slot.recv().await?;
+    /// let mut bytes = [1; 1024];
+    /// arrived.copy_to(&mut bytes)?;
+    /// assert_eq!(bytes, [0; 1024]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The name is in use, empty or too long, there is no memory, `depth` is 0 or more than 1024, or tensors of that type have
+    /// no fixed length.
+    pub fn static_receiver(
+        &self,
+        name: &str,
+        spec: &TensorSpec,
+        depth: u32,
+    ) -> Result<StaticReceiver, ChannelError> {
+        let length = spec.bytes().ok_or_else(|| {
+            ChannelError::local(format!(
+                "tensors of {spec} have no fixed length: use a dynamic slot or a rendezvous"
+            ))
+        })?;
+        let length = usize::try_from(length).map_err(ChannelError::local)?;
+        let receiver = self.receiver(name, Kind::Static, Some(*spec), length, depth)?;
+        Ok(StaticReceiver::new(receiver, *spec))
+    }
+
+    /// Makes a slot for tensors of any type and shape, of which `depth` can wait. One peer at a time can attach to the slot by
+    /// `name`, with [`Channel::dynamic_sender`](crate::Channel::dynamic_sender). A tensor that arrives lies in memory of this
+    /// device, which is used again when the tensor is dropped.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma_tensor::{RdmaDevice, Shape, Tensor};
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// let mut slot = server.dynamic_receiver("tokens", 4)?;
+    ///
+    /// # let mut sender = channel.dynamic_sender("tokens").await?;
+    /// # sender.send(&Tensor::from_strings(Shape::new(&[2])?, ["a", "b"])?).await?;
+    /// let tensor = slot.recv().await?;
+    /// println!("{}", tensor.spec());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The name is in use, empty or too long, there is no memory, or `depth` is 0 or more than 1024.
+    pub fn dynamic_receiver(&self, name: &str, depth: u32) -> Result<DynamicReceiver, ChannelError> {
+        let receiver = self.receiver(name, Kind::Dynamic, None, Announcement::LENGTH, depth)?;
+        let landing = Arc::clone(&self.shared.landing);
+        Ok(DynamicReceiver::new(receiver, landing, self.shared.settings.max_tensor_bytes))
+    }
+
+    /// Makes a slot and offers it.
+    fn receiver(
+        &self,
+        name: &str,
+        kind: Kind,
+        spec: Option<TensorSpec>,
+        payload: usize,
+        depth: u32,
+    ) -> Result<Receiver, ChannelError> {
+        let name = check_name(name)?;
+        let receiver =
+            Receiver::new(Arc::clone(&name), kind, spec, payload, depth, |size| self.allocate(size))?;
+        let slot = Arc::downgrade(&receiver.slot);
+        self.shared.offer(name, slot as Weak<dyn Offered>)?;
+        Ok(receiver)
+    }
+
+    /// Tells the device that the calling thread looks at slots again and again, and takes completions itself, until it drops the result.
+    /// Meanwhile, a tensor that arrives, or was sent, wakes no thread of the runtime; a wake-up costs more than a small transfer. A
+    /// thread of the runtime still looks once in a millisecond. Drop the result before this thread sleeps or computes for long.
+    ///
+    /// This holds for all links and native calls of this runtime on the same verbs device: their futures may wait a millisecond longer. A
+    /// link that is opened later on another verbs device is not included.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// # let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
+    /// # let mut slot = server.static_receiver("loss", &spec, 1)?;
+    /// # let mut sender = channel.static_sender("loss", &spec).await?;
+    /// sender.start_bytes(&[1; 1024])?;
+    /// let polling = server.own_polling();
+    /// while slot.try_recv()?.is_none() {
+    ///     polling.poll();
+    /// }
+    /// drop(polling);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn own_polling(&self) -> OwnPolling {
+        let reactors = lock(&self.shared.reactors);
+        let reactors = reactors.iter().filter_map(Weak::upgrade);
+        OwnPolling { reactors: reactors.map(|reactor| internal::OwnPolling::of(&reactor)).collect() }
+    }
 }
 
 impl fmt::Debug for RdmaDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RdmaDevice").field("endpoint", &self.endpoint()).finish_non_exhaustive()
+    }
+}
+
+/// A thread looks at slots itself, until this is dropped, from [`RdmaDevice::own_polling`].
+#[derive(Debug)]
+#[must_use = "the threads of the runtime take over when this is dropped"]
+pub struct OwnPolling {
+    reactors: Vec<internal::OwnPolling>,
+}
+
+impl OwnPolling {
+    /// Takes the completions of the device that have come.
+    pub fn poll(&self) {
+        self.reactors.iter().for_each(internal::OwnPolling::poll);
+    }
+}
+
+/// The settings of an [`RdmaDevice`], from [`RdmaDevice::builder`].
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tonic_rdma_tensor::ChannelError> {
+/// use std::time::Duration;
+/// use tonic_rdma_tensor::RdmaDevice;
+///
+/// let device = RdmaDevice::builder()
+///     .queue_pairs_per_peer(2)
+///     .max_tensor_bytes(1 << 30)
+///     .rendezvous_timeout(Duration::from_secs(10))
+///     .bind("127.0.0.1:0")
+///     .await?;
+/// # drop(device);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[must_use = "a builder makes no device until `bind` or `without_listener`"]
+pub struct DeviceBuilder {
+    settings: Settings,
+    /// Whether `settings.config` was given. Otherwise the environment is read.
+    has_config: bool,
+}
+
+impl DeviceBuilder {
+    /// Sets the RDMA device, the mode of polling, and the limit of pinned memory, by the configuration that connections of
+    /// tonic-rdma also have. Default: [`Config::from_env`], which is read when the device is made.
+    pub fn config(mut self, config: Config) -> Self {
+        self.settings.config = config;
+        self.has_config = true;
+        self
+    }
+
+    /// Sets the number of completion queues, from 1 to 64. The queue pairs of each link are spread over them in turn.
+    /// Default: 1.
+    pub fn completion_queues(mut self, queues: u32) -> Self {
+        self.settings.completion_queues = queues;
+        self
+    }
+
+    /// Sets the number of queue pairs to each peer, from 1 to 64. Operations of one queue pair happen in order. Operations of
+    /// different queue pairs happen side by side. Default: 1.
+    pub fn queue_pairs_per_peer(mut self, pairs: u32) -> Self {
+        self.settings.queue_pairs_per_peer = pairs;
+        self
+    }
+
+    /// Demands this kind of notification for arrivals. Default: the best kind that both devices have.
+    pub fn notification(mut self, notification: Notification) -> Self {
+        self.settings.notification = Some(notification);
+        self
+    }
+
+    /// Sets the length of the longest request in bytes, from 4 KiB to 2 GiB; longer operations are cut. Default: 64 MiB.
+    pub fn max_request_bytes(mut self, bytes: u64) -> Self {
+        self.settings.max_request_bytes = bytes;
+        self
+    }
+
+    /// Sets how many bytes may be outstanding on a queue pair before the next request is posted; at least
+    /// [`max_request_bytes`](Self::max_request_bytes). Default: 256 MiB.
+    pub fn max_outstanding_bytes(mut self, bytes: u64) -> Self {
+        self.settings.max_outstanding_bytes = bytes;
+        self
+    }
+
+    /// Sets how long a peer may take to answer when a link or a slot is made, to confirm a link that the peer has opened, and
+    /// to finish a TLS handshake. Default: 10 s.
+    pub fn answer_timeout(mut self, timeout: Duration) -> Self {
+        self.settings.answer_timeout = timeout;
+        self
+    }
+
+    /// Sets how many links the peers of one address of one user may open. All peers together may open 1.5 times as many, so
+    /// that no user and no address keeps the others out. Default: 1024.
+    pub fn max_links(mut self, links: usize) -> Self {
+        self.settings.max_links = links;
+        self
+    }
+
+    /// Sets the length in bytes of the longest tensor that this device makes room for when a peer announces it. Default:
+    /// 64 GiB.
+    pub fn max_tensor_bytes(mut self, bytes: u64) -> Self {
+        self.settings.max_tensor_bytes = bytes;
+        self
+    }
+
+    /// Sets whether each tensor of a rendezvous carries a checksum, which the receiver verifies. A checksum helps to find a
+    /// fault, but both ends read each tensor one more time. Default: no.
+    pub fn checksums(mut self, checksums: bool) -> Self {
+        self.settings.checksums = checksums;
+        self
+    }
+
+    /// Sets whether the device tells every caller the names of its regions and slots, in answer to the call `Describe`. If the
+    /// names are secrets, only peers that know a name can attach what has it: then set this to no. The device refuses
+    /// `Describe` with the status `PERMISSION_DENIED`. Default: yes.
+    ///
+    /// ```
+    /// use tonic_rdma_tensor::RdmaDevice;
+    ///
+    /// // Slots have secret names.
+    /// let builder = RdmaDevice::builder().listed(false);
+    /// # drop(builder);
+    /// ```
+    pub fn listed(mut self, listed: bool) -> Self {
+        self.settings.listed = listed;
+        self
+    }
+
+    /// Sets how long an offered tensor waits for its readers, and how long a request waits for its tensor. Default: 60 s.
+    pub fn rendezvous_timeout(mut self, timeout: Duration) -> Self {
+        self.settings.rendezvous_timeout = timeout;
+        self
+    }
+
+    /// Sets whether to make links over connections with TLS. By default each end refuses, on every RDMA device, because TLS
+    /// encrypts calls and no device encrypts tensors. This overrides [`Config::plaintext_tensors`].
+    ///
+    /// ```
+    /// use tonic_rdma_tensor::RdmaDevice;
+    ///
+    /// // The network is trusted: tensors may cross it unencrypted.
+    /// let builder = RdmaDevice::builder().plaintext_tensors(true);
+    /// # drop(builder);
+    /// ```
+    pub fn plaintext_tensors(mut self, allow: bool) -> Self {
+        self.settings.plaintext_tensors = Some(allow);
+        self
+    }
+
+    /// Sets how to reach peers over TLS: the trusted authority, and the certificate of this end. A peer's `host:port` then
+    /// means `https://host:port`. Tensors stay unencrypted; see [`plaintext_tensors`](Self::plaintext_tensors).
+    ///
+    /// ```no_run
+    /// # fn builder() -> std::io::Result<tonic_rdma_tensor::DeviceBuilder> {
+    /// use tonic::transport::{Certificate, ClientTlsConfig, Identity};
+    /// use tonic_rdma_tensor::RdmaDevice;
+    ///
+    /// let authority = Certificate::from_pem(std::fs::read("ca.pem")?);
+    /// let identity = Identity::from_pem(std::fs::read("worker.pem")?, std::fs::read("worker.key")?);
+    /// let tls = ClientTlsConfig::new().ca_certificate(authority).identity(identity);
+    /// let builder = RdmaDevice::builder().client_tls(tls).plaintext_tensors(true);
+    /// # Ok(builder)
+    /// # }
+    /// ```
+    #[cfg(feature = "_tls-any")]
+    pub fn client_tls(mut self, config: ClientTlsConfig) -> Self {
+        self.settings.tls.client = Some(Arc::new(config));
+        self
+    }
+
+    /// Sets the TLS of the listener that [`bind`](Self::bind) makes. A handshake may take as long as
+    /// [`answer_timeout`](Self::answer_timeout) says. Tensors stay unencrypted; see
+    /// [`plaintext_tensors`](Self::plaintext_tensors).
+    ///
+    /// ```no_run
+    /// # async fn device() -> Result<tonic_rdma_tensor::RdmaDevice, Box<dyn std::error::Error>> {
+    /// use tonic::transport::{Certificate, Identity, ServerTlsConfig};
+    /// use tonic_rdma_tensor::RdmaDevice;
+    ///
+    /// let identity = Identity::from_pem(std::fs::read("server.pem")?, std::fs::read("server.key")?);
+    /// let authority = Certificate::from_pem(std::fs::read("ca.pem")?);
+    /// let tls = ServerTlsConfig::new().identity(identity).client_ca_root(authority);
+    /// let builder = RdmaDevice::builder().server_tls(tls).plaintext_tensors(true);
+    /// let device = builder.bind("0.0.0.0:50052").await?;
+    /// # Ok(device)
+    /// # }
+    /// ```
+    #[cfg(feature = "_tls-any")]
+    pub fn server_tls(mut self, config: ServerTlsConfig) -> Self {
+        self.settings.tls.server = Some(Arc::new(config));
+        self
+    }
+
+    /// Makes a device that listens on `local_endpoint`. With port 0 the system chooses a free port.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tonic_rdma_tensor::ChannelError> {
+    /// use tonic_rdma_tensor::RdmaDevice;
+    ///
+    /// let device = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// println!("peers reach it at {}", device.endpoint());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// - [`BadSetting`](ChannelError::BadSetting): a number is out of range.
+    /// - [`Config`](ChannelError::Config): no [`config`](Self::config) was given, and an environment variable has a bad value.
+    /// - [`Listen`](ChannelError::Listen): the device can't listen on the address.
+    /// - [`Local`](ChannelError::Local): the TLS settings can't be used.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub async fn bind(self, local_endpoint: impl ToSocketAddrs) -> Result<RdmaDevice, ChannelError> {
+        RdmaDevice::listening(self.settings()?, local_endpoint).await
+    }
+
+    /// Makes a device that does not listen by itself. Add its [`service`](RdmaDevice::service) to a server of your own, whose
+    /// port then serves your calls and tensors. A device that only opens channels needs no service.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tonic::transport::Server;
+    /// use tonic_rdma::RdmaIncoming;
+    /// use tonic_rdma_tensor::RdmaDevice;
+    ///
+    /// let device = RdmaDevice::builder().without_listener()?;
+    /// let incoming = RdmaIncoming::bind("127.0.0.1:0").await?;
+    /// let address = incoming.local_addr();
+    /// // Your services go beside it.
+    /// tokio::spawn(Server::builder().add_service(device.service()).serve_with_incoming(incoming));
+    ///
+    /// let peer = RdmaDevice::builder().without_listener()?;
+    /// let channel = peer.channel(&address.to_string(), 0).await?;
+    /// assert!(channel.is_open());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// - [`BadSetting`](ChannelError::BadSetting): a number is out of range.
+    /// - [`Config`](ChannelError::Config): no [`config`](Self::config) was given, and an environment variable has a bad value.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub fn without_listener(self) -> Result<RdmaDevice, ChannelError> {
+        Ok(RdmaDevice::unbound(self.settings()?))
+    }
+
+    fn settings(self) -> Result<Settings, ChannelError> {
+        let mut settings = self.settings;
+        if !self.has_config {
+            settings.config = Config::from_env()?;
+        }
+        settings.check()?;
+        Ok(settings)
     }
 }

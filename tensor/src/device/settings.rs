@@ -1,11 +1,22 @@
-//! The settings of a device, checked.
+//! The settings of a device, checked; and TLS for the calls by which devices find one another. Tensors don't go through TLS.
 
+use std::fmt;
 use std::time::Duration;
 
-use crate::device::tls::Tls;
+use tonic::transport::{Endpoint, Server};
+
 use crate::error::ChannelError;
-use crate::link::notification::Notification;
+use crate::link::words::Notification;
 use tonic_rdma::Config;
+
+#[cfg(feature = "_tls-any")]
+use std::sync::Arc;
+
+#[cfg(feature = "_tls-any")]
+use tonic::transport::{ClientTlsConfig, ServerTlsConfig};
+
+#[cfg(feature = "_tls-any")]
+use tonic_rdma_verbs::internal::chain;
 
 /// The settings of [`DeviceBuilder`](crate::DeviceBuilder). Each field has the name of its method.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,7 +70,7 @@ impl Settings {
     /// The most peers whose device is asked at a time whether it answers. If there are more, the peer that was asked first loses.
     pub(crate) const ASKING: usize = 1024;
     /// The most completion queues that a device may have.
-    pub(crate) const MAX_COMPLETION_QUEUES: u32 = 64;
+    const MAX_COMPLETION_QUEUES: u32 = 64;
 
     /// Returns an error that names the first number that is out of range.
     pub(crate) fn check(&self) -> Result<(), ChannelError> {
@@ -80,5 +91,106 @@ impl Settings {
     /// Returns whether tensors may go unencrypted to peers that are reached over TLS.
     pub(crate) fn allows_plaintext(&self) -> bool {
         self.plaintext_tensors.unwrap_or_else(|| self.config.allows_plaintext_tensors())
+    }
+}
+
+/// The TLS settings of a device.
+#[derive(Clone, Default)]
+pub(crate) struct Tls {
+    #[cfg(feature = "_tls-any")]
+    pub(crate) client: Option<Arc<ClientTlsConfig>>,
+    #[cfg(feature = "_tls-any")]
+    pub(crate) server: Option<Arc<ServerTlsConfig>>,
+}
+
+impl Tls {
+    /// Returns the scheme that `host:port` stands for.
+    pub(crate) fn client_scheme(&self) -> &'static str {
+        #[cfg(feature = "_tls-any")]
+        if self.client.is_some() {
+            return "https";
+        }
+        "http"
+    }
+
+    /// Returns the prefix that peers write before the address of this device.
+    pub(crate) fn server_prefix(&self) -> &'static str {
+        #[cfg(feature = "_tls-any")]
+        if self.server.is_some() {
+            return "https://";
+        }
+        ""
+    }
+
+    /// Returns `endpoint` with the TLS settings of the client.
+    #[cfg(feature = "_tls-any")]
+    pub(crate) fn secure(&self, endpoint: Endpoint) -> Result<Endpoint, TlsError> {
+        let config = self.client.as_deref().ok_or(TlsError::NoAuthority)?;
+        endpoint.tls_config(config.clone()).map_err(|error| TlsError::Client(chain(&error), error))
+    }
+
+    /// Returns an error: no TLS is compiled in.
+    #[cfg(not(feature = "_tls-any"))]
+    pub(crate) fn secure(&self, _: Endpoint) -> Result<Endpoint, TlsError> {
+        Err(TlsError::NoFeature)
+    }
+
+    /// Returns the server of a device that listens by itself. A handshake may take as long as `timeout`.
+    #[cfg(feature = "_tls-any")]
+    pub(crate) fn server(&self, timeout: Duration) -> Result<Server, TlsError> {
+        let server = Server::builder();
+        let Some(config) = self.server.as_deref() else { return Ok(server) };
+        let secured = server.tls_config(config.clone().timeout(timeout));
+        secured.map_err(|error| TlsError::Server(chain(&error), error))
+    }
+
+    /// Returns the server of a device that listens by itself.
+    #[cfg(not(feature = "_tls-any"))]
+    pub(crate) fn server(&self, _: Duration) -> Result<Server, TlsError> {
+        Ok(Server::builder())
+    }
+}
+
+/// The reason why TLS can't be used. Each message contains the messages of all sources, because the outermost message of tonic
+/// gives no reason.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TlsError {
+    #[cfg(feature = "_tls-any")]
+    #[error("https needs DeviceBuilder::client_tls, which says which authority to trust")]
+    NoAuthority,
+    #[cfg(not(feature = "_tls-any"))]
+    #[error("https needs tonic-rdma-tensor's feature tls-ring or tls-aws-lc")]
+    NoFeature,
+    #[cfg(feature = "_tls-any")]
+    #[error("the settings of DeviceBuilder::client_tls can't be used: {0}")]
+    Client(String, tonic::transport::Error),
+    #[cfg(feature = "_tls-any")]
+    #[error("the settings of DeviceBuilder::server_tls can't be used: {0}")]
+    Server(String, tonic::transport::Error),
+}
+
+/// Compares pointers: two settings are equal if both have one object, or if both have no object.
+impl PartialEq for Tls {
+    #[cfg(feature = "_tls-any")]
+    fn eq(&self, other: &Self) -> bool {
+        self.client.as_ref().map(Arc::as_ptr) == other.client.as_ref().map(Arc::as_ptr)
+            && self.server.as_ref().map(Arc::as_ptr) == other.server.as_ref().map(Arc::as_ptr)
+    }
+
+    #[cfg(not(feature = "_tls-any"))]
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Tls {}
+
+impl fmt::Debug for Tls {
+    /// Hides the settings, because tonic shows private keys.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tls")
+            .field("client", &self.client_scheme())
+            .field("server", &self.server_prefix())
+            .finish_non_exhaustive()
     }
 }

@@ -11,14 +11,13 @@ use tokio::task::AbortHandle;
 use tonic::Status;
 
 use crate::channel::Channel;
-use crate::control::caller::Caller;
-use crate::control::offered::Offered;
+use crate::control::Offered;
+use crate::control::accept::Caller;
 use crate::device::settings::Settings;
 use crate::error::ChannelError;
 use crate::exchange::{Exchange, Offers, Requests};
-use crate::link::prepare::Prepared;
-use crate::link::{Link, LinkId};
-use crate::memory::landing::Landing;
+use crate::link::{Link, LinkId, Prepared};
+use crate::memory::Landing;
 use tonic_rdma::internal::{Places, Provider, Reactor};
 use tonic_rdma_verbs::internal::lock;
 use tonic_rdma_verbs::memory::Budget;
@@ -96,34 +95,17 @@ pub(crate) struct Accepted {
 }
 
 impl Shared {
-    /// Creates the queue pairs of a new link, on the device that `provider` opens. A thread that may block does this, because
-    /// some calls of devices take milliseconds.
-    pub(crate) async fn prepare(
-        shared: &Arc<Self>,
-        provider: Provider,
-        queue_pairs: u32,
-    ) -> Result<Prepared, ChannelError> {
-        let shared = Arc::clone(shared);
-        let prepare = move || shared.prepare_now(provider, queue_pairs);
-        tokio::task::spawn_blocking(prepare).await.map_err(ChannelError::local)?
-    }
-
-    /// Does what [`prepare`](Self::prepare) does, in this thread.
-    pub(crate) fn prepare_now(&self, provider: Provider, queue_pairs: u32) -> Result<Prepared, ChannelError> {
+    /// Creates the queue pairs of a new link, on the device that `provider` opens. A thread that may block does this, because some calls
+    /// of devices take milliseconds.
+    pub(crate) fn prepare(&self, provider: Provider, queue_pairs: u32) -> Result<Prepared, ChannelError> {
         let prepared = Prepared::new(provider, queue_pairs, &self.settings, &self.budget, &self.landing)?;
-        self.keep_reactors_of(&prepared);
-        Ok(prepared)
-    }
-
-    /// Keeps the reactors of a new link.
-    fn keep_reactors_of(&self, prepared: &Prepared) {
         let mut reactors = lock(&self.reactors);
         reactors.retain(|known| known.strong_count() > 0);
-        for reactor in prepared.reactors() {
-            if !reactors.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(reactor))) {
-                reactors.push(Arc::downgrade(reactor));
-            }
+        let reactor = Arc::downgrade(&prepared.reactor);
+        if !reactors.iter().any(|known| known.ptr_eq(&reactor)) {
+            reactors.push(reactor);
         }
+        Ok(prepared)
     }
 
     /// Offers something to peers under `name`.

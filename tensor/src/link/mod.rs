@@ -10,40 +10,36 @@
 //! that reaches a value. Where the device does not place in order, this end writes that word itself, when a completion reports
 //! the arrival.
 
-pub(crate) mod credits;
-pub(crate) mod notification;
-pub(crate) mod polled_port;
 pub(crate) mod port;
-pub(crate) mod prepare;
-pub(crate) mod token;
 pub(crate) mod wait;
-pub(crate) mod word_pair;
 pub(crate) mod words;
 
 use std::fmt;
 use std::io::IoSlice;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::Waker;
 use std::time::Instant;
 
 use tokio::sync::watch;
 
+use self::port::{Port, Token};
+use self::words::{Arrivals, Notification, PeerWords, WordPair, Words};
+use crate::device::settings::Settings;
 use crate::error::{Cause, ChannelError};
 use crate::exchange::Exchange;
-use crate::link::notification::Notification;
-use crate::link::polled_port::PolledPort;
-use crate::link::port::Port;
-use crate::link::token::Token;
-use crate::link::word_pair::{Arrivals, WordPair};
-use crate::link::words::{PeerWords, Words};
-use crate::memory::landing::Landing;
+use crate::memory::{Content, Landing, Payload};
 use crate::wire::tensor_frame::Frame;
-use tonic_rdma::internal::{Observation, Queue, may_spin};
-use tonic_rdma_verbs::internal::{Grant, Notice, RegionLoan, Transfer, TransferKind, lock};
-use tonic_rdma_verbs::memory::{Lease, SharedRegion};
-use tonic_rdma_verbs::{Access, ProtectionDomain, RemoteSegment};
+use tonic_rdma::internal::{Observation, Pace, Provider, Queue, Reactor, may_spin};
+use tonic_rdma_verbs::internal::{
+    Grant, InFlight, LocalRegistrations, Notice, RegionLoan, RemotePlace, Transfer, TransferKind,
+    TransferLimits, lock,
+};
+use tonic_rdma_verbs::memory::{Budget, Pool, PoolSettings, SharedRegion};
+use tonic_rdma_verbs::{
+    Access, Context, PeerWork, ProtectionDomain, QueuePairAddress, QueuePairCapacity, RemoteSegment,
+};
 
 /// A link to one peer: its queue pairs, its words, and its slots and regions.
 pub(crate) struct Link {
@@ -69,21 +65,13 @@ pub(crate) struct Link {
     /// Rights of the peer that last until the link ends, because the peer may still use the memory.
     kept: Mutex<Vec<Grant>>,
     /// Takes the frames of the rendezvous, which a link does not understand itself.
-    rendezvous: Exchange,
+    pub(crate) rendezvous: Exchange,
 }
 
 /// The name of a link. A peer that knows the name, on the connection that opened the link, may use the link.
 pub(crate) type LinkId = [u8; 16];
 
 impl Link {
-    /// The number of word pairs of each end. One pair serves one slot or region for the life of the link.
-    pub(crate) const PAIRS: usize = Words::PAIRS;
-
-    /// Frees what the rendezvous has kept for a while.
-    pub(crate) fn age_rendezvous(self: &Arc<Self>) {
-        self.rendezvous.age(self);
-    }
-
     /// Gives the peer these rights to `range` of `memory`.
     pub(crate) fn grant(
         &self,
@@ -99,9 +87,18 @@ impl Link {
         Grant::of_loan(&*self.domain, loan).map_err(ChannelError::memory)
     }
 
-    /// Gives the peer the right to read the memory of `lease`.
-    pub(crate) fn grant_lease(&self, lease: &Lease) -> Result<Grant, ChannelError> {
-        Grant::of_lease(&*self.domain, lease).map_err(ChannelError::memory)
+    /// Gives the peer the right to read the bytes of `payload`.
+    pub(crate) fn grant_payload(&self, payload: &Payload) -> Result<Grant, ChannelError> {
+        match &payload.content {
+            Content::Registered(lease, range) => {
+                let part = lease.part(range.clone()).map_err(ChannelError::local)?;
+                Grant::of_lease(&*self.domain, &part).map_err(ChannelError::memory)
+            }
+            Content::Bytes(bytes) => {
+                let copy = self.landing.copy_of(bytes)?.share();
+                self.grant(&copy, 0..bytes.len(), Access::REMOTE_READ)
+            }
+        }
     }
 
     /// Returns the port of queue pair `index`, modulo their number.
@@ -487,5 +484,267 @@ impl fmt::Debug for Link {
     /// Shows the link's name only, because all its parts would fill pages.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Link").field("peer", &self.peer).field("device", &self.device).finish_non_exhaustive()
+    }
+}
+
+/// A port in its queue. The port leaves the queue when this is dropped.
+#[derive(Debug)]
+struct PolledPort {
+    port: Arc<Port>,
+    queue: Arc<Queue>,
+    /// The work that the peer asks of the queue pair. `None` on devices that work without the CPU.
+    work: Option<Arc<dyn PeerWork>>,
+    /// The number of looks since the last one that found work, or the last wait. Threads may overwrite one another's counts.
+    looks: AtomicU32,
+    /// The number of the port in the queue.
+    key: u32,
+    /// The time for which a future looks at a word itself before its thread sleeps. Only one future at a time does so.
+    pace: Option<Mutex<Pace>>,
+    /// The queue is polled as long as this is held.
+    _reactor: Arc<Reactor>,
+}
+
+impl PolledPort {
+    /// The number of looks in a row without work, after which a thread spins for work. A future looks once or twice before it
+    /// waits.
+    const SPIN: u32 = 8;
+
+    /// Carries out what the peer has asked of the queue pair, for a thread that looks at words of its memory.
+    #[inline]
+    fn progress(&self) {
+        let Some(work) = &self.work else { return };
+        let looks = self.looks.load(Ordering::Relaxed);
+        if work.progress() {
+            self.looks.store(0, Ordering::Relaxed);
+            self.progressed(&**work, looks >= Self::SPIN);
+        } else {
+            self.looks.store(looks.saturating_add(1), Ordering::Relaxed);
+        }
+    }
+
+    /// Notes that a future begins to wait, so that its looks are not taken for those of a thread that spins.
+    fn begin_wait(&self) {
+        self.looks.store(0, Ordering::Relaxed);
+    }
+
+    fn progressed(&self, work: &dyn PeerWork, spins: bool) {
+        // SYNC: Dekker's algorithm with `Wait`: this thread has stored words, and `PeerWork::progress` has executed a fence. The
+        // task that waits has added its word to the list, then looks at the word.
+        if self.queue.has_watched() {
+            self.queue.wake_watched();
+        } else if spins && work.need_no_events() {
+            // SYNC: a task that begins to wait asks for events after it has added its word to the list. Either this thread sees the
+            // word, or that task asks later.
+            fence(Ordering::SeqCst);
+            if self.queue.has_watched() {
+                self.need_events();
+            }
+        }
+    }
+
+    /// Asks for events with the peer's writes, because a task waits for a word and the poller sleeps.
+    fn need_events(&self) {
+        if let Some(work) = &self.work {
+            work.need_events();
+            if work.progress() {
+                self.queue.wake_watched();
+            }
+        }
+    }
+}
+
+impl Drop for PolledPort {
+    fn drop(&mut self) {
+        self.queue.remove(self.key, &*self.port);
+    }
+}
+
+/// Queue pairs and their memory, not connected yet. A link is made in two steps: first the queue pairs here, then their connection to
+/// those of the peer.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    context: Arc<dyn Context>,
+    domain: Arc<dyn ProtectionDomain>,
+    pub(crate) words: Words,
+    ports: Vec<PolledPort>,
+    /// Polls all queue pairs.
+    pub(crate) reactor: Arc<Reactor>,
+    settings: Settings,
+    landing: Arc<Landing>,
+}
+
+/// The end of the peer, as the peer describes it.
+#[derive(Clone, Debug)]
+pub(crate) struct PeerEnd {
+    pub(crate) name: Arc<str>,
+    /// The address of each queue pair, and the number of its receives.
+    pub(crate) queue_pairs: Vec<(QueuePairAddress, u32)>,
+    pub(crate) words: RemotePlace,
+    pub(crate) places_in_order: bool,
+    pub(crate) immediate: bool,
+}
+
+/// The operations that a queue pair allows the peer. The grants limit which memory the peer may touch.
+const ACCESS: fn() -> Access = || Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+
+impl Prepared {
+    /// The number of inline bytes to ask for. A network card takes some hundred at most. The software device copies all bytes
+    /// in any case.
+    const INLINE: u32 = 4096 + 64;
+
+    /// Creates queue pairs on the device that `provider` opens.
+    pub(crate) fn new(
+        provider: Provider,
+        queue_pairs: u32,
+        settings: &Settings,
+        budget: &Arc<Budget>,
+        landing: &Arc<Landing>,
+    ) -> Result<Self, ChannelError> {
+        let config = &settings.config;
+        let context = provider.open(config).map_err(ChannelError::local)?;
+        let attributes = context.attributes().clone();
+        let queues = config.clone().completion_queues(settings.completion_queues as usize);
+        let reactor = Reactor::current(&context, &queues).map_err(ChannelError::local)?;
+        let domain = context.alloc_protection_domain().map_err(ChannelError::local)?;
+        let pool_settings = PoolSettings { access: Access::LOCAL_WRITE, ..PoolSettings::default() };
+        let pool = Pool::new(Arc::clone(&domain), pool_settings, Arc::clone(budget));
+        let memory = landing.allocate(Words::LENGTH)?.share();
+        let words = Words::new(memory, &*domain)?;
+        let capacity = QueuePairCapacity {
+            send_requests: config.depth().min(attributes.max_work_requests),
+            receive_requests: Port::RECEIVES,
+            send_segments: 1,
+            receive_segments: 1,
+            inline: attributes.max_inline.min(Self::INLINE),
+        };
+        let limits = TransferLimits {
+            requests: capacity.send_requests,
+            message: attributes.max_message_size.min(settings.max_request_bytes),
+            window: settings.max_outstanding_bytes,
+        };
+        let port = |index: u32| {
+            let queue = Arc::clone(reactor.assign());
+            let completions = queue.completion_queue();
+            let queue_pair =
+                domain.create_queue_pair(completions, completions, &capacity).map_err(ChannelError::local)?;
+            queue_pair.to_init(ACCESS()).map_err(ChannelError::local)?;
+            let work = queue_pair.peer_work();
+            let registrations = LocalRegistrations::new(Arc::clone(&domain), Arc::clone(budget));
+            let flights: InFlight<Token> = InFlight::new(queue_pair, registrations, limits);
+            let places = capacity.send_requests + capacity.receive_requests;
+            let made = queue.add(places, |key| Port::new(flights, index, key, pool.clone()).map(Arc::new));
+            let (key, port) = made.map_err(ChannelError::local)??;
+            let pace = reactor.pace_of_callers().map(Mutex::new);
+            let looks = AtomicU32::new(0);
+            Ok(PolledPort { port, queue, work, looks, key, pace, _reactor: Arc::clone(&reactor) })
+        };
+        let ports = (0..queue_pairs).map(port).collect::<Result<Vec<_>, ChannelError>>()?;
+        let (settings, landing) = (settings.clone(), Arc::clone(landing));
+        Ok(Self { context, domain, words, ports, reactor, settings, landing })
+    }
+
+    /// Returns the address of each queue pair, and the number of its receives, for the peer.
+    pub(crate) fn queue_pairs(&self) -> Vec<(Vec<u8>, u32)> {
+        let address = |polled: &PolledPort| {
+            let bytes = polled.port.with_queue_pair(|it| it.local_address().as_bytes().to_vec());
+            (bytes.unwrap_or_default(), Port::RECEIVES)
+        };
+        self.ports.iter().map(address).collect()
+    }
+
+    /// Returns the name of the device.
+    pub(crate) fn device(&self) -> &str {
+        &self.context.attributes().name
+    }
+
+    /// Returns whether this end can learn of writes from memory alone.
+    pub(crate) fn places_in_order(&self) -> bool {
+        let in_order =
+            |polled: &PolledPort| polled.port.with_queue_pair(|it| it.places_in_order()).unwrap_or(false);
+        self.settings.notification.is_none_or(|wanted| wanted == Notification::Word)
+            && self.ports.iter().all(in_order)
+    }
+
+    /// Returns whether the device has immediate data.
+    pub(crate) fn immediate(&self) -> bool {
+        let wanted = self.settings.notification;
+        wanted != Some(Notification::Message) && self.context.attributes().immediate
+    }
+
+    /// Connects to the end of the peer. This may block, as [`QueuePair::to_rtr`](tonic_rdma_verbs::QueuePair::to_rtr) does,
+    /// because it needs the peer's device.
+    pub(crate) fn connect(
+        self,
+        id: LinkId,
+        peer: &PeerEnd,
+        rendezvous: Exchange,
+    ) -> Result<Arc<Link>, ChannelError> {
+        let notification = self.agree(peer)?;
+        if peer.queue_pairs.len() != self.ports.len() {
+            let (ours, theirs) = (self.ports.len(), peer.queue_pairs.len());
+            return Err(ChannelError::local(format!("{theirs} queue pairs were offered for {ours}")));
+        }
+        let peer_words =
+            PeerWords::new(peer.words).ok_or_else(|| ChannelError::local("the peer's words are too few"))?;
+        for (polled, (address, _)) in self.ports.iter().zip(&peer.queue_pairs) {
+            let path = self.settings.config.path();
+            let connected = polled.port.with_queue_pair(|queue_pair| {
+                queue_pair.to_rtr(address, path)?;
+                queue_pair.to_rts(path)
+            });
+            connected.transpose().map_err(ChannelError::local)?;
+        }
+        let attributes = self.context.attributes();
+        let announces = |polled: &PolledPort| polled.port.with_queue_pair(|it| it.announces_writes());
+        let announces_writes = self.ports.iter().all(|polled| announces(polled).unwrap_or(false));
+        let link = Arc::new(Link {
+            id,
+            peer: Arc::clone(&peer.name),
+            provider: attributes.provider,
+            device: attributes.name.as_str().into(),
+            notification,
+            announces_writes,
+            ports: self.ports,
+            domain: self.domain,
+            words: self.words,
+            peer_words,
+            pairs: Mutex::default(),
+            fault: OnceLock::new(),
+            failed: AtomicBool::new(false),
+            ended: watch::Sender::new(false),
+            landing: self.landing,
+            kept: Mutex::default(),
+            rendezvous,
+        });
+        link.rendezvous.begin(&link);
+        for (port, (_, receives)) in link.ports().zip(&peer.queue_pairs) {
+            port.belong(Arc::downgrade(&link), *receives);
+        }
+        Ok(link)
+    }
+
+    /// Returns how the ends of this link learn of arrivals.
+    fn agree(&self, peer: &PeerEnd) -> Result<Notification, ChannelError> {
+        let wanted = self.settings.notification;
+        let found = if self.places_in_order() && peer.places_in_order {
+            Notification::Word
+        } else if self.immediate() && peer.immediate {
+            Notification::Immediate
+        } else {
+            Notification::Message
+        };
+        match wanted {
+            Some(Notification::Word) if found != Notification::Word => Err(ChannelError::local(format!(
+                "notification by word was demanded, but {} or the peer's device does not place in order",
+                self.device()
+            ))),
+            Some(Notification::Immediate) if found != Notification::Immediate => {
+                Err(ChannelError::local(format!(
+                    "notification by immediate data was demanded, but {} or the peer's device has none",
+                    self.device()
+                )))
+            }
+            _ => Ok(found),
+        }
     }
 }

@@ -5,12 +5,11 @@ use std::fmt;
 use std::io::IoSlice;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
-use std::task::Waker;
+use std::task::{Context, Poll, Waker};
 
 use crate::error::ChannelError;
 use crate::link::Link;
-use crate::link::credits::Credits;
-use crate::link::token::{Outcome, Token};
+use crate::link::words::WordPair;
 use crate::wire::tensor_frame::{Frame, MAX_FRAME};
 use tonic_rdma::internal::{Aftermath, Participant, WorkId, WorkKind};
 use tonic_rdma_verbs::internal::{
@@ -509,6 +508,273 @@ impl fmt::Debug for Port {
     }
 }
 
+/// The credits of one queue pair: how many messages each end may send. Both counts are absolute and wrap, so a count that is repeated
+/// or late does no harm.
+#[derive(Debug)]
+struct Credits {
+    /// The number of receives that were ever posted here.
+    posted: u32,
+    /// The number of them that the peer knows of.
+    reported: u32,
+    window: u32,
+    /// The number of messages that were ever sent.
+    sent: u32,
+    /// The number of receives that the peer has ever reported.
+    peer_posted: u32,
+}
+
+impl Credits {
+    /// The number of the peer's receives that are kept for frames with credits only.
+    const RESERVE: u32 = 4;
+
+    /// Makes the credits of an end that has posted `window` receives.
+    fn new(window: u32) -> Self {
+        Self { posted: window, reported: window, window, sent: 0, peer_posted: 0 }
+    }
+
+    /// Sets the number of receives that the peer begins with.
+    fn set_peer_receives(&mut self, receives: u32) {
+        self.peer_posted = receives;
+    }
+
+    /// Returns whether the peer has a receive for another message.
+    fn may_send(&self) -> bool {
+        let left = self.peer_posted.wrapping_sub(self.sent) as i32;
+        left > Self::RESERVE as i32
+    }
+
+    /// Counts a message that was sent.
+    fn sent(&mut self) {
+        self.sent = self.sent.wrapping_add(1);
+    }
+
+    /// Notes how many receives the peer has ever posted.
+    fn peer_granted(&mut self, posted: u32) {
+        if posted.wrapping_sub(self.peer_posted) as i32 > 0 {
+            self.peer_posted = posted;
+        }
+    }
+
+    /// Counts a receive that was taken and posted again.
+    fn reposted(&mut self) {
+        self.posted = self.posted.wrapping_add(1);
+    }
+
+    /// Returns whether the peer needs a report of the receives.
+    fn owes_credit(&self) -> bool {
+        self.posted.wrapping_sub(self.reported) >= self.window / 2
+    }
+
+    /// Returns the count for a frame that goes now.
+    fn granted(&mut self) -> u32 {
+        self.reported = self.posted;
+        self.posted
+    }
+}
+
+/// The end of a transfer.
+pub(crate) struct Outcome {
+    /// The memory that had moved into the transfer.
+    pub(crate) local: LocalMemory,
+    pub(crate) result: Result<(), ChannelError>,
+}
+
+/// The recipient of a transfer's outcome, and the bell to ring.
+pub(crate) struct Token {
+    recipient: Recipient,
+    ring: Option<Ring>,
+}
+
+enum Recipient {
+    /// The outcome is dropped.
+    None,
+    /// A future waits for the outcome.
+    Future(Arc<OutcomeCell>),
+    /// The thread that polls the queue calls a function, which must not wait.
+    Function(Box<dyn FnOnce(Outcome) + Send>),
+}
+
+/// A bell to ring when a transfer has ended, because the peer may sleep until then.
+struct Ring {
+    link: Weak<Link>,
+    pair: Arc<WordPair>,
+    epoch: u64,
+    port: u32,
+}
+
+/// The place where a future finds the outcome of its transfer.
+#[derive(Default)]
+pub(crate) struct OutcomeCell {
+    state: Mutex<Settlement>,
+}
+
+#[derive(Default)]
+struct Settlement {
+    outcome: Option<Outcome>,
+    waiter: Waiter,
+}
+
+/// The receiver of an outcome that is not there yet.
+#[derive(Default)]
+enum Waiter {
+    #[default]
+    None,
+    Task(Waker),
+    Function(Box<dyn FnOnce(Outcome) + Send>),
+}
+
+impl Token {
+    /// Makes a token that drops the outcome.
+    pub(crate) fn unobserved() -> Self {
+        Self { recipient: Recipient::None, ring: None }
+    }
+
+    /// Makes a token that puts the outcome into `cell`.
+    pub(crate) fn future(cell: &Arc<OutcomeCell>) -> Self {
+        Self { recipient: Recipient::Future(Arc::clone(cell)), ring: None }
+    }
+
+    /// Makes a token that calls `function`, from the thread that polls the queue.
+    pub(crate) fn call(function: impl FnOnce(Outcome) + Send + 'static) -> Self {
+        Self { recipient: Recipient::Function(Box::new(function)), ring: None }
+    }
+
+    /// Adds a bell: if the peer sleeps until `epoch` when the transfer has ended, the peer is woken.
+    pub(crate) fn ring(self, link: Weak<Link>, pair: &Arc<WordPair>, epoch: u64, port: u32) -> Self {
+        Self { ring: Some(Ring { link, pair: Arc::clone(pair), epoch, port }), ..self }
+    }
+
+    /// Ends a transfer that needs no device.
+    pub(crate) fn finish(self, local: LocalMemory) {
+        let mut wakers = Vec::new();
+        self.deliver(Outcome { local, result: Ok(()) }, &mut wakers);
+        wake_all(wakers);
+    }
+
+    /// Delivers the outcome. The task to wake is added to `wakers`.
+    fn deliver(self, outcome: Outcome, wakers: &mut Vec<Waker>) {
+        if let (Ok(()), Some(ring)) = (&outcome.result, self.ring)
+            && let Some(link) = ring.link.upgrade()
+        {
+            // If the bell fails, the link fails too, and the owner learns that.
+            let _ = link.ring_sleeper(&ring.pair, ring.epoch, ring.port);
+        }
+        match self.recipient {
+            Recipient::None => {}
+            Recipient::Future(cell) => {
+                let mut state = lock(&cell.state);
+                match std::mem::take(&mut state.waiter) {
+                    Waiter::Function(function) => {
+                        drop(state);
+                        function(outcome);
+                    }
+                    waiter => {
+                        state.outcome = Some(outcome);
+                        wakers.extend(match waiter {
+                            Waiter::Task(waker) => Some(waker),
+                            _ => None,
+                        });
+                    }
+                }
+            }
+            Recipient::Function(function) => function(outcome),
+        }
+    }
+}
+
+impl OutcomeCell {
+    /// Takes the outcome if it is there. Otherwise the task is woken when it is.
+    pub(crate) fn poll(&self, context: &Context<'_>) -> Poll<Outcome> {
+        let mut state = lock(&self.state);
+        match state.outcome.take() {
+            Some(outcome) => Poll::Ready(outcome),
+            None => {
+                state.waiter = Waiter::Task(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Returns whether the outcome is there. If not, the task is woken when it is.
+    pub(crate) fn is_ready(&self, context: &Context<'_>) -> bool {
+        let mut state = lock(&self.state);
+        if state.outcome.is_none() {
+            state.waiter = Waiter::Task(context.waker().clone());
+        }
+        state.outcome.is_some()
+    }
+
+    /// Returns whether the outcome is there.
+    pub(crate) fn is_over(&self) -> bool {
+        lock(&self.state).outcome.is_some()
+    }
+
+    /// Calls `function` with the outcome: now if the outcome is there, otherwise from the thread that polls the queue.
+    pub(crate) fn call(&self, function: impl FnOnce(Outcome) + Send + 'static) {
+        let mut state = lock(&self.state);
+        match state.outcome.take() {
+            Some(outcome) => {
+                drop(state);
+                function(outcome);
+            }
+            None => state.waiter = Waiter::Function(Box::new(function)),
+        }
+    }
+
+    /// Takes the outcome if it is there.
+    pub(crate) fn take(&self) -> Option<Outcome> {
+        lock(&self.state).outcome.take()
+    }
+}
+
+impl fmt::Debug for OutcomeCell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OutcomeCell").finish_non_exhaustive()
+    }
+}
+
 #[cfg(test)]
 #[path = "port_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+mod credits_tests {
+    use super::*;
+
+    /// Two ends that answer one another, over a wire that keeps what was sent.
+    #[test]
+    fn no_end_sends_more_than_there_are_receives_and_no_end_waits_for_ever() {
+        let (mut here, mut there) = (Credits::new(16), Credits::new(16));
+        here.set_peer_receives(16);
+        there.set_peer_receives(16);
+        for _ in 0..100_000 {
+            let mut burst = 0;
+            while here.may_send() {
+                here.sent();
+                burst += 1;
+            }
+            assert!((8..=16).contains(&burst), "{burst}");
+            for _ in 0..burst {
+                there.reposted();
+            }
+            assert!(there.owes_credit());
+            here.peer_granted(there.granted());
+            assert!(!there.owes_credit());
+            there.sent();
+        }
+    }
+
+    #[test]
+    fn counts_wrap() {
+        let mut credits = Credits::new(8);
+        (credits.sent, credits.posted, credits.reported) = (u32::MAX - 1, u32::MAX, u32::MAX);
+        credits.set_peer_receives(u32::MAX - 1);
+        assert!(!credits.may_send());
+        credits.peer_granted(10);
+        assert!(credits.may_send());
+        credits.peer_granted(u32::MAX);
+        assert!(credits.may_send(), "an old count changes nothing");
+        credits.reposted();
+        assert_eq!(credits.granted(), 0);
+    }
+}

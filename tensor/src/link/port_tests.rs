@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::Port;
-use crate::channel::memcpy::Memcpy;
+use crate::channel::copy::Memcpy;
 use crate::error::ChannelError;
-use crate::regions::remote::RemoteRegion;
+use crate::regions::RemoteRegion;
 use crate::{BlockCopy, Channel, Dtype, ExportedRegion, RdmaDevice, Rights, Shape, TensorSpec};
 
 const BYTES: usize = 100_000;

@@ -13,8 +13,7 @@ use std::task::{Context, Poll, Waker};
 
 use crate::error::ChannelError;
 use crate::link::Link;
-use crate::link::notification::Notification;
-use crate::link::word_pair::WordPair;
+use crate::link::words::{Notification, WordPair};
 use tonic_rdma::internal::{Queue, UnannouncedArrival, Watched};
 use tonic_rdma_verbs::internal::lock;
 use tonic_rdma_verbs::memory::SharedRegion;

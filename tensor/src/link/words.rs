@@ -1,4 +1,4 @@
-//! Words that two ends write into one another's memory: releases, and notes that an end sleeps.
+//! Words that two ends write into one another's memory: releases, and notes that an end sleeps. And the other ways to learn of an arrival.
 //!
 //! Each end has a page of pairs, which the other end may write. A pair belongs to one slot or region, and has two words:
 //!
@@ -6,6 +6,9 @@
 //!   that the peer has sent.
 //! - The **sleeper**: the epoch that the peer waits for while it sleeps. The end that brings this epoch rings a bell, which is
 //!   a frame whose completion wakes the peer.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use crate::error::ChannelError;
 use tonic_rdma_verbs::internal::{Grant, RemotePlace};
@@ -19,14 +22,14 @@ pub(crate) struct Words {
     grant: Grant,
 }
 
-/// The number of pairs of a page.
-const PAIRS: usize = 1 << 14;
 const PAIR: usize = 16;
 const SLEEPER: usize = 8;
 
 impl Words {
+    /// The number of pairs of a page.
+    pub(crate) const PAIRS: usize = 1 << 14;
     /// The length of a page in bytes.
-    pub(crate) const LENGTH: usize = PAIRS * PAIR;
+    pub(crate) const LENGTH: usize = Self::PAIRS * PAIR;
 
     /// Lets the peers of `domain` write `memory`.
     pub(crate) fn new(memory: SharedRegion, domain: &dyn ProtectionDomain) -> Result<Self, ChannelError> {
@@ -38,9 +41,6 @@ impl Words {
     pub(crate) fn place(&self) -> RemotePlace {
         self.grant.place()
     }
-
-    /// The number of pairs of a page.
-    pub(crate) const PAIRS: usize = PAIRS;
 
     /// Returns the memory, and the offset of a pair's count.
     pub(crate) fn count(&self, pair: u32) -> (&SharedRegion, usize) {
@@ -70,7 +70,7 @@ impl PeerWords {
 
     /// Returns whether there is such a pair.
     pub(crate) fn has(pair: u32) -> bool {
-        (pair as usize) < PAIRS
+        (pair as usize) < Words::PAIRS
     }
 
     /// Returns the place of a pair's count.
@@ -82,4 +82,99 @@ impl PeerWords {
     pub(crate) fn sleeper(&self, pair: u32) -> Option<RemoteSegment> {
         self.0.at(u64::from(pair) * PAIR as u64 + SLEEPER as u64, 8)
     }
+}
+
+/// The words that belong to one slot or region on a link: a pair here, and a pair at the peer.
+#[derive(Debug)]
+pub(crate) struct WordPair {
+    /// The number of the pair here.
+    pub(crate) number: u32,
+    /// The number of the pair at the peer.
+    pub(crate) peer_number: u32,
+    pub(crate) arrivals: Arrivals,
+    /// `None` if the end of the link needs no report.
+    owner: Option<Weak<dyn PairOwner>>,
+    /// The number of bells that the peer rang for this pair.
+    pub(crate) bells: Arc<AtomicU64>,
+}
+
+/// The owner of a pair, which learns when the link ends.
+pub(crate) trait PairOwner: Send + Sync {
+    /// Handles the end of the link, which ended with `fault`.
+    fn link_ended(&self, fault: &ChannelError);
+}
+
+/// The memory that shows an arrival.
+#[derive(Debug)]
+pub(crate) enum Arrivals {
+    /// The tail of each buffer.
+    Tails(Tails),
+    /// The count of the pair.
+    Count,
+}
+
+/// The buffers of a slot: `depth` of them, `stride` bytes apart. At offset `tail` each has the epoch of its content.
+#[derive(Debug)]
+pub(crate) struct Tails {
+    pub(crate) memory: SharedRegion,
+    pub(crate) depth: u32,
+    pub(crate) stride: usize,
+    pub(crate) tail: usize,
+    /// The next epoch, where completions report arrivals.
+    pub(crate) next: Arc<AtomicU64>,
+}
+
+impl Tails {
+    /// Returns the offset of the tail of `epoch`.
+    pub(crate) fn offset(&self, epoch: u64) -> usize {
+        (epoch % u64::from(self.depth)) as usize * self.stride + self.tail
+    }
+
+    /// Writes the tail of the next epoch, because a completion reports its arrival.
+    pub(crate) fn arrived(&self, epoch: Option<u64>) -> Result<(), ChannelError> {
+        let next = self.next.fetch_add(1, Ordering::Relaxed);
+        if let Some(epoch) = epoch.filter(|epoch| *epoch != next) {
+            return Err(ChannelError::local(format!("a slot was written with epoch {epoch}, {next} is due")));
+        }
+        self.memory.store_u64(self.offset(next), next).map_err(ChannelError::local)
+    }
+}
+
+impl WordPair {
+    pub(crate) fn new(
+        number: u32,
+        peer_number: u32,
+        arrivals: Arrivals,
+        owner: Option<Weak<dyn PairOwner>>,
+    ) -> Self {
+        Self { number, peer_number, arrivals, owner, bells: Arc::default() }
+    }
+
+    /// Returns the pair with its number at the peer, for an end that receives only counts.
+    pub(crate) fn towards(&self, peer_number: u32) -> Self {
+        let bells = Arc::clone(&self.bells);
+        Self { number: self.number, peer_number, arrivals: Arrivals::Count, owner: None, bells }
+    }
+
+    /// Counts a bell of the peer.
+    pub(crate) fn ring(&self) {
+        self.bells.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn link_ended(&self, fault: &ChannelError) {
+        if let Some(owner) = self.owner.as_ref().and_then(Weak::upgrade) {
+            owner.link_ended(fault);
+        }
+    }
+}
+
+/// The way in which an end learns that the peer has written to its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notification {
+    /// The receiver looks at a word that is written last. Needs two devices that place in order.
+    Word,
+    /// A completion with immediate data. Needs two devices that have immediate data.
+    Immediate,
+    /// A message that follows the write.
+    Message,
 }

@@ -67,25 +67,234 @@
 //! - When a link has ended, close its queue pairs before [`Requester::peer_gone`] gives the sinks back.
 //! - Keep a tensor that is being written until the device is done with it, whatever the provider says.
 
-mod checksum;
-mod deadlines;
-mod error;
-mod message;
 mod offer_table;
-mod peer_record;
 mod provider;
-mod recent_set;
 mod requester;
-mod settings;
 #[cfg(test)]
 mod tests;
 
-pub use checksum::{ChecksumMismatch, checksum, verify};
-pub use error::{RequestError, Violation};
-pub use message::{Failure, Message, PeerId};
-pub use offer_table::{OfferError, OfferedTensor};
-pub use provider::{Held, Provider, ProviderAction};
-pub use requester::{Arrival, RequestOutcome, Requester, RequesterAction, SinkLocation};
-pub use settings::{ProviderSettings, RequesterSettings};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
 
+use tonic::Code;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::wire::tensor_frame::{Frame, MAX_NAME};
+use crate::wire::tensor_metadata::WireMetadata;
+
+pub use self::offer_table::{OfferError, OfferedTensor};
+pub use self::provider::{Held, Provider, ProviderAction};
+pub use self::requester::{
+    Arrival, RequestError, RequestOutcome, Requester, RequesterAction, SinkLocation, Violation,
+};
 pub use crate::wire::tensor_frame::{RequestId, Sink, TensorRequest};
+
+/// Bounds of a [`Provider`](Provider).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProviderSettings {
+    /// Number of offers at a time.
+    pub max_offers: usize,
+    /// Bytes of all offered tensors together.
+    pub max_bytes: u64,
+    /// Number of requests of one peer at a time.
+    pub max_requests_per_peer: usize,
+    /// Number of deliveries, and of finished requests, that the provider remembers of each peer, to recognise repetitions.
+    pub max_remembered: usize,
+    /// Time that a request waits for an offer, and then for a sink. `None`: until its link ends.
+    pub request_timeout: Option<Duration>,
+    /// Time that an offer waits for its readers. `None`: without limit.
+    pub offer_timeout: Option<Duration>,
+}
+
+impl Default for ProviderSettings {
+    /// Returns the defaults: 16 384 offers of 16 GiB together, 1 024 requests of each peer, one minute for a request, and ten
+    /// minutes for an offer.
+    fn default() -> Self {
+        Self {
+            max_offers: 16_384,
+            max_bytes: 16 << 30,
+            max_requests_per_peer: 1_024,
+            max_remembered: 4_096,
+            request_timeout: Some(Duration::from_secs(60)),
+            offer_timeout: Some(Duration::from_secs(600)),
+        }
+    }
+}
+
+/// Bounds of a [`Requester`](Requester).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequesterSettings {
+    /// Number of requests at a time, with cancelled requests that have no answer yet. Not more than the provider takes.
+    pub max_requests: usize,
+    /// Number of names whose metadata the requester remembers. It forgets the least recently used name. 0: none.
+    pub max_cached: usize,
+    /// Length of the longest tensor that the requester accepts, in bytes.
+    pub max_tensor_bytes: u64,
+    /// Bytes of all tensors together that the requester keeps for readers that gave up. It keeps the newest one also if that one is longer.
+    pub max_untaken_bytes: u64,
+    /// Whether each tensor has to come with a checksum.
+    pub validate: bool,
+}
+
+impl Default for RequesterSettings {
+    /// Returns the defaults: 1 024 requests, 4 096 names, tensors of 64 GiB, 256 MiB of untaken tensors, no checksums.
+    fn default() -> Self {
+        Self {
+            max_requests: 1_024,
+            max_cached: 4_096,
+            max_tensor_bytes: 64 << 30,
+            max_untaken_bytes: 256 << 20,
+            validate: false,
+        }
+    }
+}
+
+/// Number of a link to a peer. The driver gives each number once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PeerId(pub u64);
+
+/// Name and step of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct TensorKey {
+    name: Arc<str>,
+    step: u64,
+}
+
+impl fmt::Display for TensorKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "tensor {:?} of step {}", self.name, self.step)
+    }
+}
+
+/// Returns whether a frame can carry `name`.
+fn is_name(name: &str) -> bool {
+    (1..=MAX_NAME).contains(&name.len())
+}
+
+/// The reason why a request gets no tensor.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
+pub struct Failure {
+    /// Kind of failure.
+    pub code: Code,
+    /// Description. A frame has room for some 2 000 bytes; a longer text is cut.
+    pub text: String,
+}
+
+impl Failure {
+    /// Makes a failure.
+    pub fn new(code: Code, text: impl Into<String>) -> Self {
+        Self { code, text: text.into() }
+    }
+
+    /// Makes the failure of a request that the requester cancelled.
+    fn cancelled() -> Self {
+        Self::new(Code::Cancelled, "cancelled by the requester")
+    }
+}
+
+/// A frame of the rendezvous before it is sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// See [`Frame::Request`].
+    Request {
+        /// Number of the request.
+        request_id: RequestId,
+        /// Name of the tensor.
+        name: Arc<str>,
+        /// Step of the tensor.
+        step: u64,
+        /// Memory to write the tensor to.
+        sink: Option<Sink>,
+        /// Whether the answer shall carry a checksum.
+        checksum_wanted: bool,
+    },
+    /// See [`Frame::Metadata`].
+    Metadata {
+        /// Number of the request.
+        request_id: RequestId,
+        /// Type, shape and length of the tensor.
+        metadata: WireMetadata,
+    },
+    /// See [`Frame::Written`].
+    Written {
+        /// Number of the request.
+        request_id: RequestId,
+        /// Checksum of the tensor's bytes, if the request asked for one.
+        checksum: Option<u64>,
+    },
+    /// See [`Frame::Status`].
+    Status {
+        /// Number of the request.
+        request_id: RequestId,
+        /// The reason why there is no tensor.
+        failure: Failure,
+    },
+    /// See [`Frame::Dead`].
+    Dead {
+        /// Number of the request.
+        request_id: RequestId,
+    },
+    /// See [`Frame::Cancel`].
+    Cancel {
+        /// Number of the request.
+        request_id: RequestId,
+    },
+}
+
+impl Message {
+    /// Returns the frame to encode. Encoding does not fail, because names and codes were checked before.
+    pub fn frame(&self) -> Frame<'_> {
+        match *self {
+            Self::Request { request_id, ref name, step, sink, checksum_wanted } => {
+                Frame::Request(TensorRequest { request_id, step, sink, checksum_wanted, name })
+            }
+            Self::Metadata { request_id, metadata } => Frame::Metadata { request_id, metadata },
+            Self::Written { request_id, checksum } => Frame::Written { request_id, checksum },
+            Self::Status { request_id, ref failure } => {
+                Frame::Status { request_id, code: failure.code as u32, text: &failure.text }
+            }
+            Self::Dead { request_id } => Frame::Dead { request_id },
+            Self::Cancel { request_id } => Frame::Cancel { request_id },
+        }
+    }
+
+    /// Makes a status message.
+    fn status(request_id: RequestId, code: Code, text: impl Into<String>) -> Self {
+        Self::Status { request_id, failure: Failure::new(code, text) }
+    }
+}
+
+/// Returns the XXH3 of a tensor's bytes, which a `Written` frame carries. It reads all bytes.
+pub fn checksum(bytes: &[u8]) -> u64 {
+    xxh3_64(bytes)
+}
+
+/// The bytes that arrived are not the bytes that the provider sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{request_id}: {bytes} bytes with checksum {found:#018x} arrived, but the provider computed {expected:#018x}"
+)]
+pub struct ChecksumMismatch {
+    /// The request.
+    pub request_id: RequestId,
+    /// Number of bytes that arrived.
+    pub bytes: usize,
+    /// The provider's checksum.
+    pub expected: u64,
+    /// The checksum of the bytes that arrived.
+    pub found: u64,
+}
+
+/// Checks that `bytes` have the checksum `expected`, which the provider computed.
+///
+/// # Errors
+/// [`ChecksumMismatch`] if `bytes` have another checksum.
+pub fn verify(request_id: RequestId, bytes: &[u8], expected: u64) -> Result<(), ChecksumMismatch> {
+    let found = checksum(bytes);
+    if found == expected {
+        return Ok(());
+    }
+    Err(ChecksumMismatch { request_id, bytes: bytes.len(), expected, found })
+}

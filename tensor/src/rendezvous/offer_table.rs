@@ -4,8 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 use tonic::Code;
 
-use super::message::{Failure, PeerId, TensorKey};
-use super::{ProviderSettings, RequestId};
+use super::{Failure, PeerId, ProviderSettings, RequestId, TensorKey};
 use crate::wire::tensor_frame::MAX_NAME;
 use crate::wire::tensor_metadata::WireMetadata;
 

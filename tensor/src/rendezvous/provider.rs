@@ -1,18 +1,18 @@
-//! The provider: the end that has the tensors.
+//! The provider: the end that has the tensors. It keeps a record of each link.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::hash::Hash;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tonic::Code;
 
-use super::checksum::checksum;
-use super::deadlines::Deadlines;
-use super::message::{Failure, Message, PeerId, TensorKey, is_name};
 use super::offer_table::{OfferError, OfferTable, OfferedTensor, Reader};
-use super::peer_record::{Delivered, PeerRecord, ReceivedRequest, ReceivedState};
-use super::{ProviderSettings, RequestId, Sink, TensorRequest};
+use super::{
+    Failure, Message, PeerId, ProviderSettings, RequestId, Sink, TensorKey, TensorRequest, checksum, is_name,
+};
+use crate::wire::tensor_frame::MAX_NAME;
 
 /// An action for the driver of a provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -441,5 +441,280 @@ impl<T: Clone> Provider<T> {
         let is_idle =
             |peer: &PeerRecord| peer.requests.is_empty() && peer.asked.is_empty() && peer.given_up.is_empty();
         self.table.is_empty() && self.deadlines.is_empty() && self.peers.values().all(is_idle)
+    }
+}
+
+/// The record of one link.
+#[derive(Debug)]
+struct PeerRecord {
+    requests: BTreeMap<RequestId, ReceivedRequest>,
+    /// Tensors that the requests are for, without the requests that were given up. A peer can't have two such requests for one tensor
+    /// at a time.
+    asked: HashSet<TensorKey>,
+    /// Tensors with a request that was given up while the device wrote the tensor. A later request for the tensor waits for the end of
+    /// the write, so a peer never has two shares of an offer.
+    given_up: HashSet<TensorKey>,
+    /// Answers that used up a share. This serves tensors that are not on offer any more.
+    delivered: RecentMap<TensorKey, Delivered>,
+    /// Requests that have their last answer.
+    finished: RecentSet<RequestId>,
+    /// Requests that ended here while they waited for a sink. The peer may have asked again before it learnt that.
+    lapsed: RecentSet<RequestId>,
+}
+
+/// A request without a last answer, or with a write that is still under way.
+#[derive(Debug)]
+struct ReceivedRequest {
+    key: TensorKey,
+    sink: Option<Sink>,
+    checksum_wanted: bool,
+    state: ReceivedState,
+    /// The peer has cancelled the request while the device wrote the tensor. The share comes back when the write has ended.
+    given_up: bool,
+}
+
+/// The last answer to a request that used up a share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Delivered {
+    Tensor,
+    Dead,
+    Failed(Failure),
+}
+
+impl Delivered {
+    /// Returns the answer that uses up a share of `offer`.
+    fn of<T>(offer: &OfferedTensor<T>) -> Self {
+        match offer {
+            OfferedTensor::Tensor(..) => Self::Tensor,
+            OfferedTensor::Dead => Self::Dead,
+            OfferedTensor::Failed(failure) => Self::Failed(failure.clone()),
+        }
+    }
+}
+
+/// The event that a request waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReceivedState {
+    /// An offer. In all other states the request has a share of an offer.
+    Waiting,
+    /// The peer, which has to ask again with a sink.
+    AwaitingSink,
+    /// The device. The last answer follows.
+    Writing,
+    /// Nothing, or the device. The last answer was sent.
+    Answered,
+}
+
+impl PeerRecord {
+    fn new(settings: &ProviderSettings) -> Self {
+        Self {
+            requests: BTreeMap::new(),
+            asked: HashSet::new(),
+            given_up: HashSet::new(),
+            delivered: RecentMap::new(settings.max_remembered),
+            finished: RecentSet::new(settings.max_remembered),
+            lapsed: RecentSet::new(settings.max_remembered),
+        }
+    }
+
+    /// Checks a request whose number is new, and returns the tensor that it asks for.
+    fn check_first(
+        &self,
+        request: &TensorRequest<'_>,
+        settings: &ProviderSettings,
+    ) -> Result<TensorKey, Failure> {
+        let TensorRequest { request_id, name, step, .. } = *request;
+        if self.finished.contains(&request_id) {
+            return Err(Failure::new(Code::AlreadyExists, format!("{request_id} was answered before")));
+        }
+        if !is_name(name) {
+            let text =
+                format!("the name of the tensor has {} bytes, and 1 to {MAX_NAME} are allowed", name.len());
+            return Err(Failure::new(Code::InvalidArgument, text));
+        }
+        let key = TensorKey { name: name.into(), step };
+        if let Some(sink) = &request.sink {
+            check_sink(sink)
+                .map_err(|fault| Failure::new(Code::InvalidArgument, format!("{key}: {fault}")))?;
+        }
+        if self.requests.len() >= settings.max_requests_per_peer {
+            let text =
+                format!("{} requests of this peer are pending already, and no more may", self.requests.len());
+            return Err(Failure::new(Code::ResourceExhausted, text));
+        }
+        if self.asked.contains(&key) {
+            return Err(Failure::new(
+                Code::AlreadyExists,
+                format!("{key} is asked for already, and that request is pending"),
+            ));
+        }
+        Ok(key)
+    }
+
+    /// Returns the request that waits for this tensor.
+    fn waiting(&self, key: &TensorKey) -> Option<RequestId> {
+        let waits =
+            |request: &ReceivedRequest| request.state == ReceivedState::Waiting && request.key == *key;
+        self.requests.iter().find(|(_, request)| waits(request)).map(|(request_id, _)| *request_id)
+    }
+}
+
+impl ReceivedRequest {
+    /// Checks a repeated request against the offer, and returns its sink.
+    fn check_again<T>(
+        &self,
+        request: &TensorRequest<'_>,
+        offer: Option<&OfferedTensor<T>>,
+    ) -> Result<Sink, Failure> {
+        let (id, key) = (request.request_id, &self.key);
+        let invalid = |text: String| Failure::new(Code::InvalidArgument, text);
+        if self.state != ReceivedState::AwaitingSink {
+            return Err(Failure::new(
+                Code::AlreadyExists,
+                format!("{id} is in use for {key}, and is pending"),
+            ));
+        }
+        if (&*key.name, key.step) != (request.name, request.step) {
+            return Err(invalid(format!("{id} was for {key}, and asks again for another tensor")));
+        }
+        let Some(sink) = request.sink else {
+            return Err(invalid(format!("{id} asks again without a sink for {key}")));
+        };
+        check_sink(&sink).map_err(|fault| invalid(format!("{key}: {fault}")))?;
+        match offer {
+            Some(OfferedTensor::Tensor(_, metadata)) if *metadata == sink.metadata => Ok(sink),
+            _ => Err(invalid(format!(
+                "the sink for {key} is not made for the metadata that the provider sent"
+            ))),
+        }
+    }
+}
+
+/// A sink that can't hold the tensor that it is meant for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+enum SinkFault {
+    #[error("a sink of {length} bytes for a tensor of {bytes}")]
+    TooShort { length: u64, bytes: u64 },
+    #[error("a sink of {length} bytes at {address:#x}, which is beyond all addresses")]
+    BeyondAddresses { length: u64, address: u64 },
+}
+
+/// Checks that the sink is at least as long as its metadata states, and does not end beyond the address space. The device
+/// checks the right to the memory.
+fn check_sink(sink: &Sink) -> Result<(), SinkFault> {
+    let Sink { metadata, address, length, .. } = *sink;
+    if length < metadata.bytes {
+        return Err(SinkFault::TooShort { length, bytes: metadata.bytes });
+    }
+    if address.checked_add(length).is_none() {
+        return Err(SinkFault::BeyondAddresses { length, address });
+    }
+    Ok(())
+}
+
+/// A map that forgets its oldest item when it is full.
+#[derive(Debug)]
+struct RecentMap<K, V> {
+    capacity: usize,
+    order: VecDeque<K>,
+    map: HashMap<K, V>,
+}
+
+/// A set that forgets its oldest item when it is full.
+type RecentSet<K> = RecentMap<K, ()>;
+
+impl<K: Clone + Eq + Hash, V> RecentMap<K, V> {
+    fn new(capacity: usize) -> Self {
+        Self { capacity, order: VecDeque::new(), map: HashMap::new() }
+    }
+
+    /// Adds an item. An item that is there already keeps its value.
+    fn insert(&mut self, item: K, value: V) {
+        let Entry::Vacant(entry) = self.map.entry(item.clone()) else { return };
+        if self.capacity == 0 {
+            return;
+        }
+        entry.insert(value);
+        if self.order.len() == self.capacity
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.map.remove(&oldest);
+        }
+        self.order.push_back(item);
+    }
+
+    fn get(&self, item: &K) -> Option<&V> {
+        self.map.get(item)
+    }
+
+    fn contains(&self, item: &K) -> bool {
+        self.map.contains_key(item)
+    }
+}
+
+/// At most one deadline for each key.
+#[derive(Debug)]
+struct Deadlines<K> {
+    order: BTreeSet<(Instant, K)>,
+    of: HashMap<K, Instant>,
+}
+
+impl<K: Clone + Ord + Hash> Deadlines<K> {
+    fn new() -> Self {
+        Self { order: BTreeSet::new(), of: HashMap::new() }
+    }
+
+    /// Sets the deadline of `key` to `timeout` from now, in place of an earlier deadline. Without a timeout `key` has no
+    /// deadline.
+    fn set(&mut self, key: &K, now: Instant, timeout: Option<Duration>) {
+        self.clear(key);
+        let Some(at) = timeout.and_then(|timeout| now.checked_add(timeout)) else { return };
+        self.of.insert(key.clone(), at);
+        self.order.insert((at, key.clone()));
+    }
+
+    /// Removes the deadline of `key`.
+    fn clear(&mut self, key: &K) {
+        if let Some((key, at)) = self.of.remove_entry(key) {
+            self.order.remove(&(at, key));
+        }
+    }
+
+    /// Returns the earliest deadline.
+    fn next(&self) -> Option<Instant> {
+        self.order.first().map(|&(at, _)| at)
+    }
+
+    /// Removes a key whose deadline has passed, and returns the key.
+    fn pop(&mut self, now: Instant) -> Option<K> {
+        if self.next()? > now {
+            return None;
+        }
+        let (_, key) = self.order.pop_first()?;
+        self.of.remove(&key);
+        Some(key)
+    }
+
+    #[cfg(test)]
+    fn is_empty(&self) -> bool {
+        self.order.is_empty() && self.of.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod recent_set_tests {
+    use super::*;
+
+    #[test]
+    fn forgets_the_oldest() {
+        let mut recent = RecentSet::new(2);
+        for what in [1, 2, 2, 1, 3] {
+            recent.insert(what, ());
+        }
+        assert_eq!([1, 2, 3].map(|what| recent.contains(&what)), [false, true, true]);
+        assert_eq!((recent.order.len(), recent.map.len()), (2, 2));
+        let mut nothing = RecentSet::new(0);
+        nothing.insert(1, ());
+        assert!(!nothing.contains(&1));
     }
 }

@@ -14,13 +14,7 @@
 //! slot the payload is an announcement with the metadata and the address of a tensor. The receiver reads the tensor itself
 //! (§3.3), and its release frees the memory at the sender.
 
-pub(crate) mod announcement;
-pub(crate) mod counts;
-pub(crate) mod dynamic_receiver;
-pub(crate) mod dynamic_sender;
-pub(crate) mod layout;
-pub(crate) mod receiver;
+pub(crate) mod dynamic_slot;
 pub(crate) mod sender;
 pub(crate) mod slot;
-pub(crate) mod static_receiver;
-pub(crate) mod static_sender;
+pub(crate) mod static_slot;

@@ -1,20 +1,18 @@
-//! The sending end of a slot of either kind.
+//! The sending end of a slot of either kind, and its counts.
 
 use std::io::IoSlice;
 use std::sync::Arc;
 
 use tokio::task::consume_budget;
 
-use crate::control::conversions::place_of;
-use crate::control::peer_service::no_owner;
+use crate::control::place_of;
 use crate::control::proto::AttachReply;
 use crate::error::ChannelError;
 use crate::link::Link;
-use crate::link::notification::Notification;
-use crate::link::token::Token;
+use crate::link::port::Token;
 use crate::link::wait::Wait;
-use crate::link::word_pair::WordPair;
-use crate::slots::layout::Layout;
+use crate::link::words::{Notification, WordPair};
+use crate::slots::slot::Layout;
 use crate::wire::tensor_frame::Frame;
 use tonic_rdma_verbs::RemoteSegment;
 use tonic_rdma_verbs::internal::{CopyRange, CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
@@ -61,7 +59,7 @@ impl Sender {
             link.remove_pair(&ours);
             return Err(ChannelError::local(format!("the peer's slot {name:?} has an impossible layout")));
         };
-        let pair = Arc::new(ours.towards(reply.slot, no_owner()));
+        let pair = Arc::new(ours.towards(reply.slot));
         Ok(Self {
             name,
             link,
@@ -175,8 +173,7 @@ impl Sender {
             return self.send_small(payload);
         }
         let landing = Arc::clone(&self.link.landing);
-        let mut copy = landing.take(payload.len() as u64)?;
-        copy[..payload.len()].copy_from_slice(payload);
+        let copy = landing.copy_of(payload)?;
         let token = Token::call(move |outcome| {
             if let LocalMemory::Region(copy) = outcome.local {
                 landing.put(copy);
@@ -217,5 +214,52 @@ impl Sender {
 impl Drop for Sender {
     fn drop(&mut self) {
         self.link.remove_pair(&self.ours);
+    }
+}
+
+/// Numbers of the tensors that a sender has sent, by the way of their bytes at this end. A tensor that was refused does not
+/// count.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, Tensor, TensorSpec};
+/// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+/// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+/// # let channel = worker.channel(&server.endpoint(), 0).await?;
+/// # let spec = TensorSpec::new(Dtype::U8, Shape::new(&[1 << 20])?)?;
+/// # let _slot = server.static_receiver("activations", &spec, 1)?;
+/// let mut sender = channel.static_sender("activations", &spec).await?;
+/// sender.send(&Tensor::copy_from(spec, &vec![1; 1 << 20])?).await?; // on the heap
+/// assert_eq!((sender.sent().copied.tensors, sender.sent().copied.bytes), (1, 1 << 20));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SentCounts {
+    /// Tensors that the device read from the memory in which the program has them, without a copy at this end.
+    pub in_place: SentTensors,
+    /// Tensors whose bytes were first copied to registered memory.
+    pub copied: SentTensors,
+    /// Small tensors whose bytes were put into the request itself.
+    pub inline: SentTensors,
+}
+
+/// A number of tensors, and their bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SentTensors {
+    /// Number of tensors.
+    pub tensors: u64,
+    /// Bytes of their elements.
+    pub bytes: u64,
+}
+
+impl SentTensors {
+    /// Counts a tensor of `bytes` bytes.
+    pub(crate) fn add(&mut self, bytes: usize) {
+        self.tensors += 1;
+        self.bytes += bytes as u64;
     }
 }

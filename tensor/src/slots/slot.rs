@@ -1,26 +1,30 @@
-//! The receiving side of a slot: its memory, and the sender that is attached.
+//! The receiving side of a slot of either kind: its memory, the sender that is attached, and the receiver.
 
+use std::future::{Future as _, poll_fn};
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::task::Poll;
 
 use tokio::sync::Notify;
+use tokio::task::consume_budget;
 use tonic::Status;
 
-use crate::control::conversions::place;
-use crate::control::offered::{Offered, expect_kind, internal, invalid};
 use crate::control::proto::{AttachReply, AttachRequest, Kind, Offered as OfferedReply};
+use crate::control::{Offered, expect_kind, internal, invalid, place};
 use crate::error::ChannelError;
 use crate::link::Link;
-use crate::link::word_pair::{Arrivals, PairOwner, Tails, WordPair};
-use crate::slots::layout::Layout;
+use crate::link::wait::Wait;
+use crate::link::words::{Arrivals, PairOwner, Tails, WordPair};
 use crate::types::{Metadata, TensorSpec};
+use crate::wire::tensor_frame::Frame;
 use crate::wire::tensor_metadata::WireMetadata;
 use tonic_rdma_verbs::Access;
 use tonic_rdma_verbs::internal::{Grant, RemotePlace, lock};
 use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};
 
 /// The largest number of buffers of a slot.
-pub(crate) const MAX_DEPTH: u32 = 1024;
+const MAX_DEPTH: u32 = 1024;
 
 /// The receiving side of a slot.
 #[derive(Debug)]
@@ -122,7 +126,7 @@ impl Slot {
     ///
     /// # Errors
     /// Another peer is attached or is still being removed, or the last tensor is still in use.
-    pub(crate) fn attach_sender(
+    fn attach_sender(
         self: &Arc<Self>,
         link: &Arc<Link>,
         peer_pair: u32,
@@ -166,7 +170,7 @@ impl Slot {
             tail: self.layout.tail,
             next: Arc::new(AtomicU64::new(first)),
         };
-        let owner = Arc::downgrade(self) as Weak<dyn PairOwner>;
+        let owner = Some(Arc::downgrade(self) as Weak<dyn PairOwner>);
         let pair = link.add_pair(|number| WordPair::new(number, peer_pair, Arrivals::Tails(tails), owner))?;
         let (number, place) = (pair.number, grant.place());
         let by = AttachedSender { link: Arc::clone(link), pair, port };
@@ -178,7 +182,7 @@ impl Slot {
     }
 
     /// Takes the buffers for `holder`. Returns false if they have a holder already.
-    pub(crate) fn hold(&self, holder: Holder) -> bool {
+    fn hold(&self, holder: Holder) -> bool {
         let free = Holder::Free as u8;
         self.holder.compare_exchange(free, holder as u8, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
@@ -188,7 +192,7 @@ impl Slot {
     }
 
     /// Returns whether the next tensor has arrived.
-    pub(crate) fn is_arrived(&self) -> bool {
+    fn is_arrived(&self) -> bool {
         let next = self.next.load(Ordering::Relaxed);
         let tail = self.layout.start(next) + self.layout.tail;
         self.memory.load_u64(tail).is_ok_and(|epoch| epoch == next)
@@ -206,7 +210,7 @@ impl Slot {
 
 /// The reason why a peer can't attach.
 #[derive(Debug)]
-pub(crate) enum AttachError {
+enum AttachError {
     Taken(String),
     InUse,
     Failed(ChannelError),
@@ -282,5 +286,182 @@ impl PairOwner for Slot {
         drop(before);
         *lock(&self.attachment) = Attachment::Lost(fault.clone());
         self.changed.notify_waiters();
+    }
+}
+
+/// The layout of a slot's buffers in its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    /// The bytes of a payload.
+    pub(crate) payload: usize,
+    /// The offset of the tail: the end of the payload, rounded up.
+    pub(crate) tail: usize,
+    pub(crate) stride: usize,
+    pub(crate) depth: u32,
+}
+
+impl Layout {
+    /// Buffers begin on cache lines of their own.
+    const ALIGNMENT: usize = 64;
+
+    pub(crate) fn new(payload: usize, depth: u32) -> Option<Self> {
+        let tail = payload.checked_next_multiple_of(8)?;
+        let stride = tail.checked_add(8)?.checked_next_multiple_of(Self::ALIGNMENT)?;
+        stride.checked_mul(depth as usize)?;
+        Some(Self { payload, tail, stride, depth })
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.stride * self.depth as usize
+    }
+
+    /// Returns the offset of the buffer of `epoch`.
+    pub(crate) fn start(&self, epoch: u64) -> usize {
+        (epoch % u64::from(self.depth)) as usize * self.stride
+    }
+}
+
+/// The receiving end of a slot.
+#[derive(Debug)]
+pub(crate) struct Receiver {
+    pub(crate) slot: Arc<Slot>,
+    /// The sender that was attached when the receiver last looked, and the number of that sender.
+    attached: Option<AttachedSender>,
+    sender: u64,
+    /// The number of looks that found nothing. After many of them the receiver asks whether the sender lives.
+    misses: u32,
+}
+
+impl Receiver {
+    /// The number of looks that find nothing, after which the queue is polled. A release that waits for room goes on with a poll.
+    const POLL_EVERY: u32 = 1 << 8;
+
+    pub(crate) fn new(
+        name: Arc<str>,
+        kind: Kind,
+        spec: Option<TensorSpec>,
+        payload: usize,
+        depth: u32,
+        allocate: impl FnOnce(usize) -> Result<MemRegion, ChannelError>,
+    ) -> Result<Self, ChannelError> {
+        if !(1..=MAX_DEPTH).contains(&depth) {
+            return Err(ChannelError::local(format!(
+                "a slot has from 1 to {MAX_DEPTH} buffers, not {depth}"
+            )));
+        }
+        let layout = Layout::new(payload, depth).ok_or_else(|| {
+            ChannelError::local(format!("{depth} buffers of {payload} bytes are too large"))
+        })?;
+        let memory = allocate(layout.bytes())?;
+        let slot = Slot::new(name, kind, spec, layout, memory);
+        Ok(Self { slot, attached: None, sender: 0, misses: 0 })
+    }
+
+    /// Returns whether the next tensor has come. Tensors that came before the sender was lost are still received.
+    pub(crate) fn poll(&mut self) -> Result<bool, ChannelError> {
+        if self.slot.is_arrived() {
+            return Ok(true);
+        }
+        let missed = self.missed();
+        // The sender's last tensor may have come since, before the sender was lost.
+        if self.slot.is_arrived() {
+            return Ok(true);
+        }
+        missed.map(|()| false)
+    }
+
+    /// Looks for a reason why nothing has come: carries out what the sender has asked, takes completions, and checks that the
+    /// sender lives.
+    #[inline(never)]
+    fn missed(&mut self) -> Result<(), ChannelError> {
+        self.misses = self.misses.wrapping_add(1);
+        if self.slot.lost.load(Ordering::Relaxed) {
+            self.attached = None;
+            return self.slot.attached().map(|_| ());
+        }
+        self.look_up()?;
+        let Some(attached) = &self.attached else { return Ok(()) };
+        attached.link.check()?;
+        attached.link.missed(attached.port, self.misses, Self::POLL_EVERY)
+    }
+
+    /// Waits for the next tensor.
+    pub(crate) async fn wait(&mut self) -> Result<(), ChannelError> {
+        // A peer that always has a tensor ready must not keep this task's thread from other tasks.
+        consume_budget().await;
+        while !self.poll()? {
+            // A new sender begins with another epoch. The wait for a new sender begins before the look at the slot, so that no
+            // sender is missed.
+            let mut changed = pin!(self.slot.changed.notified());
+            let Some(attached) = self.slot.attached()? else {
+                changed.await;
+                continue;
+            };
+            let next = self.slot.next.load(Ordering::Relaxed);
+            let tail = self.slot.layout.start(next) + self.slot.layout.tail;
+            let word = (&self.slot.memory, tail);
+            let AttachedSender { link, pair, port } = &attached;
+            let mut come = Wait::until(link, pair, Some(*port), word, next, true);
+            // `poll` reports an error of the link, after the tensors that came before it.
+            poll_fn(|context| match Pin::new(&mut come).poll(context) {
+                Poll::Ready(_) => Poll::Ready(()),
+                Poll::Pending => changed.as_mut().poll(context),
+            })
+            .await;
+        }
+        Ok(())
+    }
+
+    /// Takes the next tensor if it has come, and keeps a new sender from its buffer. Returns the buffer's offset in the memory.
+    pub(crate) fn take(&mut self) -> Result<Option<usize>, ChannelError> {
+        if !self.poll()? || !self.slot.hold(Holder::Receiver) {
+            return Ok(None);
+        }
+        // A new sender may have attached in between, which voids the tensors of the last one.
+        if !self.slot.is_arrived() {
+            self.slot.let_go();
+            return Ok(None);
+        }
+        self.slot.arrived.fetch_add(1, Ordering::Relaxed);
+        Ok(Some(self.slot.layout.start(self.slot.next.load(Ordering::Relaxed))))
+    }
+
+    /// Looks up the sender, if a new one has attached.
+    fn look_up(&mut self) -> Result<(), ChannelError> {
+        let sender = self.slot.senders.load(Ordering::SeqCst);
+        if self.attached.is_none() || self.sender != sender {
+            self.attached = self.slot.attached()?;
+            self.sender = sender;
+        }
+        Ok(())
+    }
+
+    /// Gives the buffer back to the sender.
+    pub(crate) fn release(&mut self) {
+        let epoch = self.slot.next.fetch_add(1, Ordering::SeqCst);
+        // This happens before a new sender can attach, because the buffer belongs to the sender that filled it.
+        if self.look_up().is_err() {
+            self.attached = None;
+        }
+        self.slot.let_go();
+        if let Some(AttachedSender { link, pair, port, .. }) = &self.attached {
+            let frame = Frame::Released { slot: pair.peer_number, epoch };
+            // If the report fails, the link fails too, and the next call returns that error.
+            let _ = link.report(pair, epoch, *port, &frame);
+        }
+    }
+
+    /// Returns the link by which the tensor came.
+    pub(crate) fn attached(&mut self) -> Result<AttachedSender, ChannelError> {
+        self.look_up()?;
+        self.attached.clone().ok_or_else(|| ChannelError::local("no sender is attached"))
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        if let Ok(Some(AttachedSender { link, pair, .. })) = self.slot.attached() {
+            link.remove_pair(&pair);
+        }
     }
 }

@@ -12,30 +12,18 @@
 //! Every tensor is valid: its constructor checks spec, strides and memory against each other. One check comes later: reading
 //! the elements of a `bool` tensor checks that its bytes are 0 or 1.
 
-mod checks;
 mod dtype;
-mod element;
 mod error;
 mod metadata;
-mod pack;
-pub(crate) mod serialize;
 mod shape;
-mod spec;
-mod storage;
-mod strides;
 mod tensor;
 mod tensor_mut;
 #[cfg(test)]
 mod tests;
-mod view;
 
-pub use dtype::{Dtype, UnknownDtype};
-pub use element::Element;
+pub use dtype::{Dtype, Element, UnknownDtype};
 pub use error::{ForeignError, TensorError};
-pub use metadata::{Metadata, MetadataLayout};
-pub(crate) use serialize::{deserialize, serialize};
-pub use shape::{Shape, ShapeError};
-pub use spec::TensorSpec;
-pub use strides::Strides;
+pub use metadata::{Metadata, MetadataLayout, deserialize, serialize};
+pub use shape::{Shape, ShapeError, Strides, TensorSpec};
 pub use tensor::Tensor;
 pub use tensor_mut::{AllocateError, TensorMut};

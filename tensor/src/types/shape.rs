@@ -1,7 +1,8 @@
-//! Shapes of tensors.
+//! Shapes of tensors: the lengths of the dimensions, the distances between elements, and shape and type together.
 
 use std::fmt;
 
+use crate::types::Dtype;
 use crate::wire::tensor_metadata::{MAX_RANK, WireShape};
 
 /// Maximum number of elements of a tensor. An `isize` can count them, as for any memory in Rust.
@@ -9,7 +10,7 @@ const MAX_ELEMENTS: u64 = isize::MAX as u64;
 
 /// Lengths of the dimensions of a tensor, the slowest first.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Shape(WireShape);
+pub struct Shape(pub(super) WireShape);
 
 /// A shape that no tensor can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -79,11 +80,6 @@ impl Shape {
             _ => Err(ShapeError::Bytes { elements, size }),
         }
     }
-
-    /// Returns the wire form.
-    pub(super) fn to_wire(self) -> WireShape {
-        self.0
-    }
 }
 
 impl TryFrom<WireShape> for Shape {
@@ -111,6 +107,149 @@ impl fmt::Debug for Shape {
     }
 }
 
+/// Distance between neighbouring elements along each dimension, in elements. It is 0 where one element is repeated, and never
+/// negative.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Strides {
+    rank: usize,
+    steps: [u64; Shape::MAX_RANK],
+}
+
+impl Strides {
+    /// Makes the strides of elements that lie one after the other, the last dimension fastest.
+    ///
+    /// ```
+    /// use tonic_rdma_tensor::{Shape, Strides};
+    ///
+    /// assert_eq!(Strides::row_major(&Shape::new(&[2, 3, 4])?).steps(), [12, 4, 1]);
+    /// # Ok::<(), tonic_rdma_tensor::ShapeError>(())
+    /// ```
+    pub fn row_major(shape: &Shape) -> Self {
+        let mut strides = Self { rank: shape.rank(), steps: [0; Shape::MAX_RANK] };
+        let mut step = 1;
+        for (stride, &length) in strides.steps[..shape.rank()].iter_mut().zip(shape.dims()).rev() {
+            *stride = step;
+            // This can't overflow, because `Shape::new` has checked the product.
+            step *= length.max(1);
+        }
+        strides
+    }
+
+    /// Makes strides with these steps, in elements, one for each dimension. Returns `None` if there are more than
+    /// [`Shape::MAX_RANK`].
+    ///
+    /// ```
+    /// use tonic_rdma_tensor::{Shape, Strides};
+    ///
+    /// // A transposed matrix of 2 × 3: its shape is 3 × 2.
+    /// let transposed = Strides::new(&[1, 3]).expect("two steps");
+    /// assert!(!transposed.is_contiguous(&Shape::new(&[3, 2])?));
+    /// # Ok::<(), tonic_rdma_tensor::ShapeError>(())
+    /// ```
+    pub fn new(steps: &[u64]) -> Option<Self> {
+        let mut strides = Self { rank: steps.len(), steps: [0; Shape::MAX_RANK] };
+        strides.steps.get_mut(..steps.len())?.copy_from_slice(steps);
+        Some(strides)
+    }
+
+    /// Returns the steps, one for each dimension.
+    pub fn steps(&self) -> &[u64] {
+        &self.steps[..self.rank]
+    }
+
+    /// Returns whether the elements of `shape` lie one after the other, the last dimension fastest.
+    pub fn is_contiguous(&self, shape: &Shape) -> bool {
+        if shape.elements() == 0 {
+            return true;
+        }
+        let mut expected = 1;
+        for (&step, &length) in self.steps().iter().zip(shape.dims()).rev() {
+            // The step of a dimension of length 1 is never used.
+            if length != 1 && step != expected {
+                return false;
+            }
+            expected *= length;
+        }
+        true
+    }
+
+    /// Returns the number of elements from the first to the last, both included, or `None` if that does not fit into `u64`.
+    pub fn extent(&self, shape: &Shape) -> Option<u64> {
+        if shape.elements() == 0 {
+            return Some(0);
+        }
+        let mut last = 0_u64;
+        for (&step, &length) in self.steps().iter().zip(shape.dims()) {
+            last = last.checked_add(step.checked_mul(length - 1)?)?;
+        }
+        last.checked_add(1)
+    }
+}
+
+impl fmt::Debug for Strides {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.steps().fmt(f)
+    }
+}
+
+/// Type and shape of a tensor.
+///
+/// ```
+/// use tonic_rdma_tensor::{Dtype, Shape, TensorSpec};
+///
+/// let spec = TensorSpec::new(Dtype::F32, Shape::new(&[2, 3])?)?;
+/// assert_eq!((spec.to_string().as_str(), spec.bytes()), ("float32[2, 3]", Some(24)));
+/// # Ok::<(), tonic_rdma_tensor::ShapeError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorSpec {
+    dtype: Dtype,
+    shape: Shape,
+}
+
+impl TensorSpec {
+    /// Makes the spec of a tensor of `shape` with elements of `dtype`.
+    ///
+    /// ```
+    /// use tonic_rdma_tensor::{Dtype, Shape, TensorSpec};
+    ///
+    /// let images = TensorSpec::new(Dtype::U8, Shape::new(&[32, 224, 224, 3])?)?;
+    /// let a_number = TensorSpec::new(Dtype::F64, Shape::new(&[])?)?;
+    /// # assert_eq!((images.bytes(), a_number.bytes()), (Some(32 * 224 * 224 * 3), Some(8)));
+    /// # Ok::<(), tonic_rdma_tensor::ShapeError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ShapeError::Bytes`] if the length in bytes does not fit into `isize`.
+    pub fn new(dtype: Dtype, shape: Shape) -> Result<Self, ShapeError> {
+        shape.bytes(dtype.size().unwrap_or(1))?;
+        Ok(Self { dtype, shape })
+    }
+
+    /// Returns the type of the elements.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Returns the lengths of the dimensions.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Returns the number of bytes of all elements, or `None` if elements have a variable length.
+    pub fn bytes(&self) -> Option<u64> {
+        // This can't overflow, because `new` has checked it.
+        Some(self.shape.elements() * self.dtype.size()? as u64)
+    }
+}
+
+impl fmt::Display for TensorSpec {
+    /// Writes type and shape, such as `float32[2, 3]`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.dtype, self.shape)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,5 +270,42 @@ mod tests {
         let count = |dims: &[u64]| Shape::new(dims).unwrap().elements();
         assert_eq!((count(&[]), count(&[2, 3]), count(&[2, 0, 3]), count(&[1; 16])), (1, 6, 0, 1));
         assert_eq!(Shape::new(&[2, 3]).unwrap().to_string(), "[2, 3]");
+    }
+}
+
+#[cfg(test)]
+mod strides_tests {
+    use super::*;
+
+    fn shape(dims: &[u64]) -> Shape {
+        Shape::new(dims).unwrap()
+    }
+
+    #[test]
+    fn row_major_is_contiguous() {
+        for dims in [&[][..], &[5], &[2, 3, 4], &[2, 0, 4], &[1, 1], &[0, 1 << 40]] {
+            let shape = shape(dims);
+            let strides = Strides::row_major(&shape);
+            assert!(strides.is_contiguous(&shape), "{dims:?}");
+            assert_eq!(strides.extent(&shape), Some(shape.elements()));
+        }
+        assert_eq!(Strides::row_major(&shape(&[2, 3, 4])).steps(), [12, 4, 1]);
+    }
+
+    #[test]
+    fn other_orders_are_not_contiguous() {
+        let square = shape(&[2, 3]);
+        for steps in [[1, 2], [4, 1], [0, 1], [3, 0]] {
+            assert!(!Strides::new(&steps).unwrap().is_contiguous(&square), "{steps:?}");
+        }
+        assert!(Strides::new(&[77, 1]).unwrap().is_contiguous(&shape(&[1, 3])), "one row has no next");
+    }
+
+    #[test]
+    fn an_extent_that_overflows_is_none() {
+        let strides = Strides::new(&[u64::MAX, 1]).unwrap();
+        assert_eq!(strides.extent(&shape(&[3, 1])), None);
+        assert_eq!(strides.extent(&shape(&[2, 2])), None);
+        assert_eq!(Strides::new(&[4, 1]).unwrap().extent(&shape(&[2, 3])), Some(7));
     }
 }

@@ -1,15 +1,14 @@
-//! Tensors with shared, constant content.
+//! Tensors with shared, constant content: their memory, views of it, and copies in row-major order.
 
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use bytemuck::checked::CheckedCastError;
 use bytes::Bytes;
 
-use super::checks::{cast, check_alignment, check_dtype, check_length, fixed_size};
-use super::pack::{Rows, pack};
-use super::storage::{Heap, Storage};
 use super::{Dtype, Element, Metadata, Shape, Strides, TensorError, TensorMut, TensorSpec};
+use tonic_rdma_verbs::internal::{find_sendable, find_traced};
 use tonic_rdma_verbs::memory::{Lease, RegisteredBuf};
 
 /// A tensor whose content never changes. Clones, slices and permutations share its memory, which is freed with the last of
@@ -256,7 +255,7 @@ impl Tensor {
             return Err(TensorError::Variable(self.dtype()));
         };
         let rows = Rows::new(self.shape(), &self.strides, self.offset);
-        let (length, step) = rows.inner();
+        let (length, step) = rows.inner;
         Ok(rows.flat_map(move |start| (0..length).map(move |place| &strings[start + place * step])))
     }
 
@@ -322,7 +321,7 @@ impl Tensor {
     }
 
     /// Returns the range of the storage, in bytes, from the first element to the last.
-    pub(crate) fn span_range(&self) -> Result<Range<usize>, TensorError> {
+    fn span_range(&self) -> Result<Range<usize>, TensorError> {
         let (_, size) = fixed_size(&self.spec)?;
         let extent = self.strides.extent(self.shape()).unwrap_or(0) as usize;
         // The range lies within the storage, because every constructor has checked it.
@@ -342,10 +341,290 @@ impl Tensor {
     fn check_contiguous(&self) -> Result<(), TensorError> {
         if self.is_contiguous() { Ok(()) } else { Err(TensorError::NotContiguous(Box::new(self.spec))) }
     }
+
+    /// Returns the rows of `range`. The first dimension counts rows. The result shares the memory.
+    ///
+    /// # Errors
+    /// The range goes beyond the first dimension or backwards, or the tensor is a scalar, which has no rows.
+    pub fn slice(&self, range: Range<u64>) -> Result<Self, TensorError> {
+        let Range { start, end } = range;
+        let within = self.shape().dims().first().filter(|&&rows| start <= end && end <= rows);
+        if within.is_none() {
+            return Err(TensorError::Slice { spec: Box::new(self.spec), start, end });
+        }
+        let (mut dims, rank) = ([0; Shape::MAX_RANK], self.shape().rank());
+        dims[..rank].copy_from_slice(self.shape().dims());
+        dims[0] = end - start;
+        let spec = TensorSpec::new(self.dtype(), Shape::new(&dims[..rank])?)?;
+        // A slice without elements starts at the tensor's start, because its first row may lie beyond the end.
+        let skipped = if spec.shape().elements() == 0 { 0 } else { start * self.strides.steps()[0] };
+        let storage = self.storage.clone();
+        Ok(Self { spec, strides: self.strides, offset: self.offset + skipped as usize, storage })
+    }
+
+    /// Returns the tensor with its dimensions in another order: dimension `i` of the result is dimension `axes[i]` of this tensor.
+    /// The result shares the memory.
+    ///
+    /// # Errors
+    /// [`TensorError::Axes`] if `axes` does not name each dimension once.
+    pub fn permute(&self, axes: &[usize]) -> Result<Self, TensorError> {
+        let rank = self.shape().rank();
+        let mut seen = [false; Shape::MAX_RANK];
+        let valid = axes.len() == rank
+            && axes.iter().all(|&axis| axis < rank && !std::mem::replace(&mut seen[axis], true));
+        if !valid {
+            let axes = axes.iter().copied().take(Shape::MAX_RANK).collect();
+            return Err(TensorError::Axes { spec: Box::new(self.spec), axes });
+        }
+        let (mut dims, mut steps) = ([0; Shape::MAX_RANK], [0; Shape::MAX_RANK]);
+        for (place, &axis) in axes.iter().enumerate() {
+            dims[place] = self.shape().dims()[axis];
+            steps[place] = self.strides.steps()[axis];
+        }
+        let spec = TensorSpec::new(self.dtype(), Shape::new(&dims[..rank])?)?;
+        let strides = Strides::new(&steps[..rank]).unwrap_or(self.strides);
+        Ok(Self { spec, strides, offset: self.offset, storage: self.storage.clone() })
+    }
+
+    /// Returns the tensor with its dimensions in reverse order. The result shares the memory.
+    pub fn transpose(&self) -> Self {
+        let mut axes = [0; Shape::MAX_RANK];
+        let axes = &mut axes[..self.shape().rank()];
+        for (place, axis) in axes.iter_mut().rev().enumerate() {
+            *axis = place;
+        }
+        // The axes name each dimension once, so this does not fail.
+        self.permute(axes).unwrap_or_else(|_| self.clone())
+    }
 }
 
 impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Tensor({}, strides {:?})", self.spec, self.strides)
     }
+}
+
+/// The starts of a tensor's rows, in elements from the start of its storage, in row-major order. A row is the longest
+/// innermost run of elements with a constant step.
+#[derive(Debug)]
+pub(super) struct Rows {
+    /// Length, step and current index of each dimension outside the row, the slowest first.
+    outer: Vec<(u64, u64, u64)>,
+    /// The length of each row, and the step between its elements.
+    inner: (usize, usize),
+    at: usize,
+    left: u64,
+}
+
+impl Rows {
+    /// Makes the rows of a tensor of `shape` and `strides` whose first element is at `offset`.
+    pub(super) fn new(shape: &Shape, strides: &Strides, offset: usize) -> Self {
+        let mut merged: Vec<(u64, u64)> = Vec::with_capacity(shape.rank());
+        for (&length, &step) in shape.dims().iter().zip(strides.steps()).filter(|&(&length, _)| length != 1) {
+            match merged.last_mut() {
+                // One step of the outer dimension is as long as the whole inner dimension: both are one run.
+                Some(outer) if step.checked_mul(length) == Some(outer.1) => *outer = (outer.0 * length, step),
+                _ => merged.push((length, step)),
+            }
+        }
+        let (length, step) = merged.pop().unwrap_or((1, 1));
+        let left = if shape.elements() == 0 { 0 } else { merged.iter().map(|&(length, _)| length).product() };
+        let outer = merged.into_iter().map(|(length, step)| (length, step, 0)).collect();
+        Self { outer, inner: (length as usize, step as usize), at: offset, left }
+    }
+}
+
+impl Iterator for Rows {
+    type Item = usize;
+
+    fn next(&mut self) -> Option<usize> {
+        self.left = self.left.checked_sub(1)?;
+        let start = self.at;
+        for (length, step, place) in self.outer.iter_mut().rev() {
+            *place += 1;
+            if *place < *length {
+                self.at += *step as usize;
+                break;
+            }
+            self.at -= (*step * (*length - 1)) as usize;
+            *place = 0;
+        }
+        Some(start)
+    }
+}
+
+/// Copies the elements of `rows`, each of `size` bytes, from `source` to `destination`, one after the other. All rows lie in
+/// the source, and fill the destination.
+fn pack(source: &[u8], size: usize, rows: Rows, destination: &mut [u8]) {
+    match size {
+        1 => pack_elements::<1>(source, rows, destination),
+        2 => pack_elements::<2>(source, rows, destination),
+        4 => pack_elements::<4>(source, rows, destination),
+        8 => pack_elements::<8>(source, rows, destination),
+        _ => pack_elements::<16>(source, rows, destination),
+    }
+}
+
+fn pack_elements<const SIZE: usize>(source: &[u8], rows: Rows, destination: &mut [u8]) {
+    let (source, _) = source.as_chunks::<SIZE>();
+    let (mut destination, _) = destination.as_chunks_mut::<SIZE>();
+    let (length, step) = rows.inner;
+    for start in rows {
+        let (row, rest) = destination.split_at_mut(length);
+        match step {
+            0 => row.fill(source[start]),
+            1 => row.copy_from_slice(&source[start..start + length]),
+            _ => {
+                for (to, from) in row.iter_mut().zip(source[start..].iter().step_by(step)) {
+                    *to = *from;
+                }
+            }
+        }
+        destination = rest;
+    }
+}
+
+/// The memory of a tensor's elements, which never changes.
+#[derive(Clone, Debug)]
+pub(super) enum Storage {
+    /// Any memory.
+    Bytes(Bytes),
+    /// Memory of a pool.
+    Lease(Lease),
+    /// Memory that this module allocated.
+    Heap(Arc<Heap>),
+    /// Elements of variable length.
+    Strings(Arc<[Bytes]>),
+}
+
+impl Storage {
+    /// Returns the bytes, or an empty slice for elements of variable length, which do not lie in one piece.
+    pub(super) fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Lease(lease) => lease,
+            Self::Heap(heap) => heap.bytes(),
+            Self::Strings(_) => &[],
+        }
+    }
+
+    /// Returns the bytes of `range`, shared. The range lies within the storage.
+    pub(super) fn share(&self, range: Range<usize>) -> Bytes {
+        let all = match self {
+            Self::Bytes(bytes) => bytes.clone(),
+            Self::Lease(lease) => lease.clone().into_bytes(),
+            Self::Heap(heap) => Bytes::from_owner(HeapOwner(Arc::clone(heap))),
+            Self::Strings(_) => Bytes::new(),
+        };
+        all.slice(range)
+    }
+
+    /// Returns the place of the bytes of `range` in a pool's memory, if they lie in one.
+    pub(super) fn registered(&self, range: Range<usize>) -> Option<(Lease, Range<usize>)> {
+        match self {
+            Self::Lease(lease) => Some((lease.clone(), range)),
+            Self::Bytes(bytes) => {
+                let length = range.len();
+                let part = bytes.get(range.clone())?;
+                let lease = find_sendable(part).or_else(|| find_traced(&bytes.slice(range)))?;
+                Some((lease, 0..length))
+            }
+            Self::Heap(_) | Self::Strings(_) => None,
+        }
+    }
+}
+
+/// Memory on the heap, aligned for every element type.
+pub(super) struct Heap {
+    words: Box<[u128]>,
+    length: usize,
+}
+
+impl Heap {
+    /// Allocates `length` bytes of zeros.
+    ///
+    /// # Errors
+    /// [`TensorError::Memory`] if the system has no memory.
+    pub(super) fn zeroed(length: usize) -> Result<Self, TensorError> {
+        let words = bytemuck::allocation::try_zeroed_slice_box(length.div_ceil(size_of::<u128>()))
+            .map_err(|()| TensorError::Memory(length as u64))?;
+        Ok(Self { words, length })
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.words)[..self.length]
+    }
+
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.length]
+    }
+}
+
+impl std::fmt::Debug for Heap {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Heap({} bytes)", self.length)
+    }
+}
+
+/// An `Arc<Heap>` that can own `Bytes`.
+struct HeapOwner(Arc<Heap>);
+
+impl AsRef<[u8]> for HeapOwner {
+    fn as_ref(&self) -> &[u8] {
+        self.0.bytes()
+    }
+}
+
+/// Returns the number of bytes of all elements, and of one element.
+///
+/// # Errors
+/// [`TensorError::Variable`] if the elements have no fixed size.
+pub(super) fn fixed_size(spec: &TensorSpec) -> Result<(usize, usize), TensorError> {
+    let size = spec.dtype().size().ok_or(TensorError::Variable(spec.dtype()))?;
+    Ok((spec.shape().elements() as usize * size, size))
+}
+
+/// Checks that elements of this type are asked for as what they are.
+pub(super) fn check_dtype<T: Element>(actual: Dtype) -> Result<(), TensorError> {
+    let asked = T::DTYPE;
+    if actual == asked { Ok(()) } else { Err(TensorError::WrongDtype { actual, asked }) }
+}
+
+/// Returns the elements in `bytes`.
+pub(super) fn cast<T: Element>(dtype: Dtype, bytes: &[u8]) -> Result<&[T], TensorError> {
+    if bytes.is_empty() {
+        // An empty slice may have any address, which a cast would refuse.
+        return Ok(&[]);
+    }
+    bytemuck::checked::try_cast_slice(bytes).map_err(|error| cast_error(dtype, bytes, error))
+}
+
+/// Returns the error for a failed cast of `bytes`.
+pub(super) fn cast_error(dtype: Dtype, bytes: &[u8], error: CheckedCastError) -> TensorError {
+    match error {
+        CheckedCastError::PodCastError(_) => {
+            TensorError::Misaligned { dtype, address: bytes.as_ptr() as usize }
+        }
+        CheckedCastError::InvalidBitPattern => {
+            // Only bool has invalid bit patterns.
+            let index = bytes.iter().position(|&byte| byte > 1).unwrap_or(0);
+            TensorError::Value { dtype, index }
+        }
+    }
+}
+
+pub(super) fn check_length(spec: &TensorSpec, bytes: &[u8]) -> Result<(), TensorError> {
+    let (expected, _) = fixed_size(spec)?;
+    if bytes.len() == expected {
+        return Ok(());
+    }
+    Err(TensorError::Length { spec: Box::new(*spec), expected: expected as u64, bytes: bytes.len() as u64 })
+}
+
+pub(super) fn check_alignment(spec: &TensorSpec, bytes: &[u8]) -> Result<(), TensorError> {
+    let (dtype, address) = (spec.dtype(), bytes.as_ptr() as usize);
+    if bytes.is_empty() || address.is_multiple_of(dtype.align()) {
+        return Ok(());
+    }
+    Err(TensorError::Misaligned { dtype, address })
 }

@@ -3,8 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::checks::{cast, cast_error, check_alignment, check_dtype, check_length, fixed_size};
-use super::storage::{Heap, Storage};
+use super::tensor::{
+    Heap, Storage, cast, cast_error, check_alignment, check_dtype, check_length, fixed_size,
+};
 use super::{Element, Tensor, TensorError, TensorSpec};
 use tonic_rdma_verbs::memory::{Pool, PoolError, RegisteredBuf};
 

@@ -9,14 +9,12 @@
 //!
 //! There is one way to write each frame: if bytes are decoded and encoded again, the result equals the first bytes.
 
-mod codec;
-mod error;
 #[cfg(test)]
 mod tests;
 
-pub use error::{FrameError, RequestFault};
+use bytes::{Buf, BufMut};
 
-use super::tensor_metadata::WireMetadata;
+use crate::wire::tensor_metadata::{MetadataError, WireMetadata};
 
 /// Length of the longest frame, with its header, in bytes. Every receive for frames has room for it.
 pub const MAX_FRAME: usize = 2048;
@@ -140,4 +138,350 @@ pub struct Decoded<'a> {
     pub granted: u32,
     /// The frame.
     pub frame: Frame<'a>,
+}
+
+// A frame has room for the longest request, so that encoding a request can't fail for lack of room.
+const _: () = assert!(HEADER + 17 + Sink::LENGTH + MAX_NAME <= MAX_FRAME);
+
+impl<'a> Frame<'a> {
+    /// Writes the frame to the start of `buffer`, and returns its length. `granted` is the number of receives that this end
+    /// has ever posted for frames.
+    ///
+    /// # Errors
+    /// [`FrameError::Name`] for a name that is empty or too long, [`FrameError::Code`] for a status with a code that is no error.
+    pub fn encode(&self, granted: u32, buffer: &mut [u8; MAX_FRAME]) -> Result<usize, FrameError> {
+        let (header, mut body) = buffer.split_at_mut(HEADER);
+        let room = body.len();
+        self.encode_body(&mut body)?;
+        let length = room - body.len();
+        header[..3].copy_from_slice(&MAGIC);
+        header[3] = VERSION;
+        header[4..8].copy_from_slice(&[self.kind() as u8, 0, 0, 0]);
+        header[8..12].copy_from_slice(&granted.to_le_bytes());
+        header[12..].copy_from_slice(&(length as u32).to_le_bytes());
+        Ok(HEADER + length)
+    }
+
+    /// Decodes a frame, which fills all of `bytes`. It does not check whether the frame makes sense at this time.
+    ///
+    /// # Errors
+    /// [`FrameError`]: no frame of this version has these bytes.
+    pub fn decode(bytes: &'a [u8]) -> Result<Decoded<'a>, FrameError> {
+        let (header, body) = bytes.split_first_chunk::<HEADER>().ok_or(FrameError::Short(bytes.len()))?;
+        let &[m0, m1, m2, version, kind, z0, z1, z2, g0, g1, g2, g3, l0, l1, l2, l3] = header;
+        if [m0, m1, m2] != MAGIC {
+            return Err(FrameError::Magic);
+        }
+        if version != VERSION {
+            return Err(FrameError::Version(version));
+        }
+        let known = FrameKind::ALL.into_iter().find(|(known, _)| *known as u8 == kind);
+        let (kind, _) = known.ok_or(FrameError::Kind(kind))?;
+        if [z0, z1, z2] != [0; 3] {
+            return Err(FrameError::Reserved);
+        }
+        let promised = u32::from_le_bytes([l0, l1, l2, l3]);
+        if bytes.len() > MAX_FRAME || body.len() as u64 != u64::from(promised) {
+            return Err(FrameError::Length { received: bytes.len(), promised });
+        }
+        let granted = u32::from_le_bytes([g0, g1, g2, g3]);
+        Ok(Decoded { granted, frame: Self::decode_body(kind, body)? })
+    }
+
+    fn encode_body(&self, body: &mut &mut [u8]) -> Result<(), FrameError> {
+        match *self {
+            Self::Credit | Self::Goodbye => {}
+            Self::Bell { slot } => body.put_u32_le(slot),
+            Self::Placed { slot, epoch } | Self::Released { slot, epoch } => {
+                body.put_u32_le(slot);
+                body.put_u64_le(epoch);
+            }
+            Self::Request(request) => request.encode(body)?,
+            Self::Metadata { request_id, metadata } => {
+                body.put_u64_le(request_id.0);
+                body.put_slice(&metadata.encode());
+            }
+            Self::Written { request_id, checksum } => {
+                body.put_u64_le(request_id.0);
+                checksum.into_iter().for_each(|checksum| body.put_u64_le(checksum));
+            }
+            Self::Status { request_id, code, text } => {
+                body.put_u64_le(request_id.0);
+                body.put_u32_le(check_code(code)?);
+                body.put_slice(cut(text, MAX_TEXT).as_bytes());
+            }
+            Self::Dead { request_id } | Self::Cancel { request_id } => body.put_u64_le(request_id.0),
+        }
+        Ok(())
+    }
+
+    fn decode_body(kind: FrameKind, bytes: &'a [u8]) -> Result<Self, FrameError> {
+        if kind == FrameKind::Request {
+            return TensorRequest::decode(bytes).map(Self::Request);
+        }
+        let mut body = Body { kind, whole: bytes.len(), rest: bytes };
+        let frame = match kind {
+            FrameKind::Credit | FrameKind::Request => Self::Credit,
+            FrameKind::Goodbye => Self::Goodbye,
+            FrameKind::Bell => Self::Bell { slot: body.u32()? },
+            FrameKind::Placed => Self::Placed { slot: body.u32()?, epoch: body.u64()? },
+            FrameKind::Released => Self::Released { slot: body.u32()?, epoch: body.u64()? },
+            FrameKind::Metadata => {
+                let request_id = body.request_id()?;
+                let metadata = WireMetadata::decode(&body.take::<{ WireMetadata::LENGTH }>()?);
+                let metadata = metadata.map_err(|fault| FrameError::Metadata { request_id, fault })?;
+                Self::Metadata { request_id, metadata }
+            }
+            FrameKind::Written => {
+                let request_id = body.request_id()?;
+                let checksum = if body.rest.is_empty() { None } else { Some(body.u64()?) };
+                Self::Written { request_id, checksum }
+            }
+            FrameKind::Status => {
+                let (request_id, code) = (body.request_id()?, check_code(body.u32()?)?);
+                let text =
+                    std::str::from_utf8(std::mem::take(&mut body.rest)).map_err(|_| FrameError::Text)?;
+                Self::Status { request_id, code, text }
+            }
+            FrameKind::Dead => Self::Dead { request_id: body.request_id()? },
+            FrameKind::Cancel => Self::Cancel { request_id: body.request_id()? },
+        };
+        if body.rest.is_empty() { Ok(frame) } else { Err(body.fault()) }
+    }
+
+    fn kind(&self) -> FrameKind {
+        match self {
+            Self::Credit => FrameKind::Credit,
+            Self::Bell { .. } => FrameKind::Bell,
+            Self::Placed { .. } => FrameKind::Placed,
+            Self::Released { .. } => FrameKind::Released,
+            Self::Request(_) => FrameKind::Request,
+            Self::Metadata { .. } => FrameKind::Metadata,
+            Self::Written { .. } => FrameKind::Written,
+            Self::Status { .. } => FrameKind::Status,
+            Self::Dead { .. } => FrameKind::Dead,
+            Self::Cancel { .. } => FrameKind::Cancel,
+            Self::Goodbye => FrameKind::Goodbye,
+        }
+    }
+
+    /// Returns the name of the frame's kind, for errors.
+    pub fn name(&self) -> &'static str {
+        self.kind().name()
+    }
+}
+
+impl<'a> TensorRequest<'a> {
+    const SINK: u8 = 1;
+    const CHECKSUM: u8 = 2;
+
+    fn encode(&self, body: &mut &mut [u8]) -> Result<(), FrameError> {
+        if self.name.is_empty() || self.name.len() > MAX_NAME {
+            return Err(FrameError::Name(self.name.len()));
+        }
+        body.put_u64_le(self.request_id.0);
+        body.put_u64_le(self.step);
+        let sink = if self.sink.is_some() { Self::SINK } else { 0 };
+        body.put_u8(sink | if self.checksum_wanted { Self::CHECKSUM } else { 0 });
+        if let Some(sink) = self.sink {
+            body.put_u64_le(sink.address);
+            body.put_u32_le(sink.rkey);
+            body.put_u64_le(sink.length);
+            body.put_slice(&sink.metadata.encode());
+        }
+        body.put_slice(self.name.as_bytes());
+        Ok(())
+    }
+
+    /// Decodes a request. Every fault after the request's number names the request.
+    fn decode(bytes: &'a [u8]) -> Result<Self, FrameError> {
+        let mut body = Body { kind: FrameKind::Request, whole: bytes.len(), rest: bytes };
+        let request_id = body.request_id()?;
+        Self::decode_rest(request_id, body).map_err(|fault| FrameError::Request { request_id, fault })
+    }
+
+    fn decode_rest(request_id: RequestId, mut body: Body<'a>) -> Result<Self, RequestFault> {
+        let short = RequestFault::Short(body.whole);
+        let step = body.u64().map_err(|_| short)?;
+        let [flags] = body.take().map_err(|_| short)?;
+        if flags & !(Self::SINK | Self::CHECKSUM) != 0 {
+            return Err(RequestFault::Flags(flags));
+        }
+        let sink = match flags & Self::SINK {
+            0 => None,
+            _ => Some(Sink::decode(&body.take().map_err(|_| short)?)?),
+        };
+        let name = std::str::from_utf8(body.rest).map_err(|_| RequestFault::Name)?;
+        Ok(Self { request_id, step, sink, checksum_wanted: flags & Self::CHECKSUM != 0, name })
+    }
+}
+
+impl Sink {
+    const LENGTH: usize = 20 + WireMetadata::LENGTH;
+
+    fn decode(bytes: &[u8; Self::LENGTH]) -> Result<Self, RequestFault> {
+        // The fields have a fixed length, so none of them is missing.
+        let mut fields = &bytes[..];
+        let (address, rkey, length) = (fields.get_u64_le(), fields.get_u32_le(), fields.get_u64_le());
+        let metadata = WireMetadata::decode(fields).map_err(RequestFault::Metadata)?;
+        Ok(Self { metadata, address, rkey, length })
+    }
+}
+
+fn check_code(code: u32) -> Result<u32, FrameError> {
+    if (1..=16).contains(&code) { Ok(code) } else { Err(FrameError::Code(code)) }
+}
+
+/// Returns the longest prefix of `text` that is at most `most` bytes long.
+fn cut(text: &str, most: usize) -> &str {
+    let end = (0..=text.len().min(most)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    &text[..end]
+}
+
+/// Kind of a frame, with its code in the header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FrameKind {
+    Credit = 1,
+    Bell = 2,
+    Placed = 3,
+    Released = 4,
+    Request = 5,
+    Metadata = 6,
+    Written = 7,
+    Status = 8,
+    Dead = 9,
+    Cancel = 10,
+    Goodbye = 11,
+}
+
+impl FrameKind {
+    /// All kinds in the order of their codes, with their names.
+    const ALL: [(Self, &str); 11] = [
+        (Self::Credit, "credit"),
+        (Self::Bell, "bell"),
+        (Self::Placed, "placed"),
+        (Self::Released, "released"),
+        (Self::Request, "request"),
+        (Self::Metadata, "metadata"),
+        (Self::Written, "written"),
+        (Self::Status, "status"),
+        (Self::Dead, "dead"),
+        (Self::Cancel, "cancel"),
+        (Self::Goodbye, "goodbye"),
+    ];
+
+    const fn name(self) -> &'static str {
+        Self::ALL[self as usize - 1].1
+    }
+}
+
+/// A body that is being decoded.
+struct Body<'a> {
+    kind: FrameKind,
+    whole: usize,
+    rest: &'a [u8],
+}
+
+impl Body<'_> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], FrameError> {
+        let (taken, rest) = self.rest.split_first_chunk::<N>().ok_or_else(|| self.fault())?;
+        self.rest = rest;
+        Ok(*taken)
+    }
+
+    fn u32(&mut self) -> Result<u32, FrameError> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, FrameError> {
+        self.take().map(u64::from_le_bytes)
+    }
+
+    fn request_id(&mut self) -> Result<RequestId, FrameError> {
+        self.u64().map(RequestId)
+    }
+
+    fn fault(&self) -> FrameError {
+        FrameError::Body { kind: self.kind.name(), length: self.whole }
+    }
+}
+
+/// A fault of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FrameError {
+    /// The frame is shorter than a header.
+    #[error("a frame of {0} bytes, shorter than its header")]
+    Short(usize),
+    /// The frame does not begin with the magic bytes.
+    #[error("not a frame of the tensor channel")]
+    Magic,
+    /// This end does not know the version.
+    #[error("a frame of version {0}, but this end knows version {VERSION}")]
+    Version(u8),
+    /// There is no such kind of frame.
+    #[error("a frame of unknown kind {0}")]
+    Kind(u8),
+    /// The reserved bytes are not zero.
+    #[error("a frame whose reserved bytes are not zero")]
+    Reserved,
+    /// The frame is not as long as its header states, or longer than any frame.
+    #[error("a frame of {received} bytes whose header states a body of {promised}")]
+    Length {
+        /// Number of bytes received.
+        received: usize,
+        /// Length of the body, as the header states it.
+        promised: u32,
+    },
+    /// The body does not have the length that its kind needs.
+    #[error("a {kind} frame with a body of {length} bytes")]
+    Body {
+        /// Kind of the frame.
+        kind: &'static str,
+        /// Length of the body.
+        length: usize,
+    },
+    /// The code of a status is no error of gRPC.
+    #[error("a status with code {0}, which is no error of gRPC")]
+    Code(u32),
+    /// The text of a status is not UTF-8.
+    #[error("a status whose text is not UTF-8")]
+    Text,
+    /// The metadata in an answer is malformed.
+    #[error("the metadata in the answer to {request_id}: {fault}")]
+    Metadata {
+        /// The request that the frame answers.
+        request_id: RequestId,
+        /// The fault.
+        fault: MetadataError,
+    },
+    /// A request has a number, but is malformed otherwise.
+    #[error("{request_id}: {fault}")]
+    Request {
+        /// Number of the request.
+        request_id: RequestId,
+        /// The fault.
+        fault: RequestFault,
+    },
+    /// No frame may carry the name.
+    #[error("the name of the tensor has {0} bytes, and 1 to {MAX_NAME} are allowed")]
+    Name(usize),
+}
+
+/// A fault of a request whose number is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RequestFault {
+    /// The request has unknown flags.
+    #[error("unknown flags {0:#04x}")]
+    Flags(u8),
+    /// The body ends too soon.
+    #[error("a body of {0} bytes, which ends too soon")]
+    Short(usize),
+    /// The metadata of the sink is malformed.
+    #[error("the sink's metadata: {0}")]
+    Metadata(MetadataError),
+    /// The name is not UTF-8.
+    #[error("a name that is not UTF-8")]
+    Name,
 }

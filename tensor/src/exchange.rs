@@ -1,27 +1,259 @@
-//! Requests to one peer, by name and step.
+//! Drives the [`rendezvous`](crate::rendezvous): the device's offers, each link's requests, and the memory of both.
+//!
+//! The two state machines return their actions in order, under a lock. One thread at a time carries the actions out, without
+//! the lock ([`Outbox`]), because an action may end a link, and the state machines then have to learn of the end.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
-use super::Outbox;
 use crate::device::settings::Settings;
 use crate::error::ChannelError;
 use crate::link::Link;
-use crate::memory::landing::{Keeper, Landing};
+use crate::link::port::Token;
+use crate::memory::{Keeper, Landing, Payload};
 use crate::rendezvous::{
-    Arrival, Failure, RequestOutcome, Requester, RequesterAction, RequesterSettings, SinkLocation, Violation,
-    verify,
+    Arrival, Failure, Held, OfferedTensor, PeerId, Provider, ProviderAction, ProviderSettings,
+    RequestOutcome, Requester, RequesterAction, RequesterSettings, SinkLocation, Violation, checksum, verify,
 };
 use crate::types::{Metadata, Tensor, deserialize};
-use crate::wire::tensor_frame::{Frame, RequestId};
+use crate::wire::tensor_frame::{Frame, RequestId, Sink};
 use crate::wire::tensor_metadata::WireMetadata;
-use tonic_rdma_verbs::Access;
-use tonic_rdma_verbs::internal::{Grant, lock, wake_all};
+use tonic_rdma_verbs::internal::{
+    CopyRange, CopyRanges, Grant, LocalMemory, RemotePlace, Transfer, TransferKind, lock, wake_all,
+};
 use tonic_rdma_verbs::memory::SharedRegion;
+use tonic_rdma_verbs::{Access, RemoteSegment, Rkey};
+
+/// A link's part in the rendezvous: the peer's requests to this device, and this device's requests to the peer.
+pub(crate) struct Exchange {
+    peer: PeerId,
+    offers: Arc<Offers>,
+    pub(crate) requests: Arc<Requests>,
+}
+
+impl Exchange {
+    pub(crate) fn new(offers: Arc<Offers>, requests: Arc<Requests>) -> Self {
+        let peer = PeerId(offers.next_peer.fetch_add(1, Ordering::Relaxed));
+        Self { peer, offers, requests }
+    }
+
+    /// Allows answers to the requests of the peer, from now on.
+    pub(crate) fn begin(&self, link: &Arc<Link>) {
+        lock(&self.offers.links).insert(self.peer, Arc::downgrade(link));
+    }
+
+    /// Takes a frame of the peer. Tasks to wake are added to `wakers`.
+    ///
+    /// # Errors
+    /// The frame breaks the protocol.
+    pub(crate) fn handle(
+        &self,
+        link: &Arc<Link>,
+        frame: Frame<'_>,
+        wakers: &mut Vec<Waker>,
+    ) -> Result<(), ChannelError> {
+        match frame {
+            Frame::Request(request) => {
+                self.offers.with(|provider| provider.handle_request(self.peer, &request, Instant::now()));
+            }
+            Frame::Cancel { request_id } => {
+                self.offers.with(|provider| provider.handle_cancel(self.peer, request_id, Instant::now()));
+            }
+            frame => self.requests.handle(link, frame, wakers).map_err(|error| link.violation(error))?,
+        }
+        Ok(())
+    }
+
+    /// Ends all requests: the link has ended with `fault`, and its queue pairs are gone.
+    pub(crate) fn link_ended(&self, fault: &ChannelError) {
+        lock(&self.offers.links).remove(&self.peer);
+        self.offers.with(|provider| provider.peer_gone(self.peer, Instant::now()));
+        self.requests.link_ended(fault);
+    }
+}
+
+/// The argument of [`RdmaDevice::put`](crate::RdmaDevice::put): a tensor, or the reason why there is none.
+///
+/// ```
+/// use tonic::Status;
+/// use tonic_rdma_tensor::{Dtype, Offer, Shape, Tensor, TensorSpec};
+///
+/// let spec = TensorSpec::new(Dtype::U8, Shape::new(&[4])?)?;
+/// let computed = Offer::Tensor(Tensor::copy_from(spec, &[1, 2, 3, 4])?);
+/// let not_taken = Offer::Dead;
+/// let failed = Offer::Failed(Status::internal("the loss is not a number"));
+/// # drop((computed, not_taken, failed));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "one at a time, and moved once")]
+pub enum Offer {
+    /// A tensor. The device sends it from registered memory ([`Pool::for_sending`](tonic_rdma_verbs::memory::Pool)) without a
+    /// copy. It copies a tensor in other memory, and serialises a tensor of strings or one that is not contiguous.
+    Tensor(Tensor),
+    /// The tensor is dead: the branch of the graph that would have computed it was not taken.
+    Dead,
+    /// The tensor could not be computed.
+    Failed(tonic::Status),
+}
+
+/// The offers of a device, and the links to the peers that may ask for them.
+pub(crate) struct Offers {
+    this: Weak<Self>,
+    provider: Mutex<Provider<Payload>>,
+    outbox: Outbox<ProviderAction<Payload>>,
+    links: Mutex<HashMap<PeerId, Weak<Link>>>,
+    next_peer: AtomicU64,
+    landing: Arc<Landing>,
+}
+
+impl Offers {
+    /// Interval between two checks of the deadlines.
+    const TICK: Duration = Duration::from_millis(250);
+
+    /// Makes an empty collection, and spawns the task that checks the deadlines. It needs a tokio runtime.
+    pub(crate) fn new(settings: &Settings, landing: &Arc<Landing>) -> Arc<Self> {
+        let timeout = Some(settings.rendezvous_timeout);
+        let provider = Provider::new(ProviderSettings {
+            request_timeout: timeout,
+            offer_timeout: timeout,
+            ..ProviderSettings::default()
+        });
+        let offers = Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
+            provider: Mutex::new(provider),
+            outbox: Outbox::new(),
+            links: Mutex::default(),
+            next_peer: AtomicU64::new(0),
+            landing: Arc::clone(landing),
+        });
+        tokio::spawn(check_deadlines(Arc::downgrade(&offers), settings.rendezvous_timeout));
+        offers
+    }
+
+    pub(crate) fn put(&self, name: &str, step: u64, offer: Offer, readers: u32) -> Result<(), ChannelError> {
+        let offer = match offer {
+            Offer::Tensor(tensor) => {
+                let payload = Payload::of(&tensor)?;
+                let metadata = payload.metadata;
+                OfferedTensor::Tensor(payload, metadata)
+            }
+            Offer::Dead => OfferedTensor::Dead,
+            Offer::Failed(status) => OfferedTensor::Failed(Failure::new(status.code(), status.message())),
+        };
+        let mut provider = lock(&self.provider);
+        let actions = provider.offer(name, step, offer, readers, Instant::now());
+        self.outbox.add(actions.map_err(ChannelError::local)?);
+        drop(provider);
+        self.run();
+        Ok(())
+    }
+
+    pub(crate) fn withdraw(&self, name: &str, step: u64) -> Option<u32> {
+        lock(&self.provider).withdraw(name, step)
+    }
+
+    pub(crate) fn held(&self) -> Held {
+        lock(&self.provider).held()
+    }
+
+    fn with(&self, change: impl FnOnce(&mut Provider<Payload>) -> Vec<ProviderAction<Payload>>) {
+        let mut provider = lock(&self.provider);
+        self.outbox.add(change(&mut provider));
+        drop(provider);
+        self.run();
+    }
+
+    fn run(&self) {
+        self.outbox.run(|action| match action {
+            ProviderAction::Send { peer, message } => {
+                if let Some(link) = self.link(peer) {
+                    // If the send fails, the link ends, and calls `Exchange::link_ended`.
+                    let _ = link.port(0).send_frame(&message.frame());
+                }
+            }
+            ProviderAction::Write { peer, request_id, tensor, sink, checksum_wanted } => {
+                let checksum = checksum_wanted.then(|| checksum(tensor.as_slice()));
+                if let Err(error) = self.write(peer, request_id, &tensor, &sink, checksum) {
+                    let why = error.to_string();
+                    let now = Instant::now();
+                    let mut provider = lock(&self.provider);
+                    self.outbox.add(provider.write_failed(peer, request_id, &why, now));
+                }
+            }
+            ProviderAction::Expired { name, step, readers } => {
+                tonic_rdma_verbs::internal::throttled!(
+                    warn,
+                    name = &*name,
+                    step,
+                    readers,
+                    "a tensor was not asked for in time"
+                );
+            }
+        });
+    }
+
+    /// Writes a tensor into the requester's sink.
+    fn write(
+        &self,
+        peer: PeerId,
+        request_id: RequestId,
+        tensor: &Payload,
+        sink: &Sink,
+        checksum: Option<u64>,
+    ) -> Result<(), ChannelError> {
+        let Some(link) = self.link(peer) else { return Ok(()) };
+        let (local, offset) = tensor.local(&self.landing)?;
+        let length = tensor.metadata.bytes;
+        let start = RemoteSegment { address: sink.address, rkey: Rkey(sink.rkey) };
+        let place = RemotePlace { start, length: sink.length };
+        let blocks = CopyRanges::One(CopyRange { local: offset, remote: 0, length });
+        let (this, landing) = (self.this.clone(), Arc::clone(&self.landing));
+        let token = Token::call(move |outcome| {
+            if let LocalMemory::Region(copy) = outcome.local {
+                landing.put(copy);
+            }
+            // A failed write has ended the link, and its requests with it.
+            if outcome.result.is_ok()
+                && let Some(offers) = this.upgrade()
+            {
+                offers.with(|provider| provider.written(peer, request_id, checksum, Instant::now()));
+            }
+        });
+        let transfer = Transfer::new(local, TransferKind::Write, blocks, place, token);
+        let _ = link.port(0).submit(transfer, length, TransferKind::Write);
+        Ok(())
+    }
+
+    fn link(&self, peer: PeerId) -> Option<Arc<Link>> {
+        lock(&self.links).get(&peer).and_then(Weak::upgrade)
+    }
+}
+
+/// Ends requests and offers whose deadline has passed, until the device is dropped. In intervals of `timeout`, the links free tensors that
+/// no request has taken.
+async fn check_deadlines(offers: Weak<Offers>, timeout: Duration) {
+    let mut aged = Instant::now();
+    loop {
+        tokio::time::sleep(Offers::TICK).await;
+        let Some(offers) = offers.upgrade() else { return };
+        let now = Instant::now();
+        if lock(&offers.provider).poll_timeout().is_some_and(|due| due <= now) {
+            offers.with(|provider| provider.handle_timeout(now));
+        }
+        if now.saturating_duration_since(aged) >= timeout {
+            aged = now;
+            let links: Vec<_> = lock(&offers.links).values().filter_map(Weak::upgrade).collect();
+            links.iter().for_each(|link| link.rendezvous.requests.age_untaken(link));
+        }
+    }
+}
 
 /// The result of [`Channel::request`](crate::Channel::request).
 #[derive(Clone, Debug)]
@@ -323,5 +555,46 @@ impl Drop for Request {
 impl fmt::Debug for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Request").field("link", &self.link).finish_non_exhaustive()
+    }
+}
+
+/// Actions that wait to be carried out, in order.
+struct Outbox<A> {
+    state: Mutex<ActionQueue<A>>,
+}
+
+struct ActionQueue<A> {
+    actions: VecDeque<A>,
+    busy: bool,
+}
+
+impl<A> Outbox<A> {
+    fn new() -> Self {
+        Self { state: Mutex::new(ActionQueue { actions: VecDeque::new(), busy: false }) }
+    }
+
+    /// Adds actions. The caller holds the lock of the state machine that made them, so that their order is right.
+    fn add(&self, actions: impl IntoIterator<Item = A>) {
+        lock(&self.state).actions.extend(actions);
+    }
+
+    /// Carries out all actions, and the actions that these add. If another thread does so already, this call returns at once,
+    /// and the other thread carries these actions out.
+    fn run(&self, mut carry_out: impl FnMut(A)) {
+        {
+            let mut state = lock(&self.state);
+            if std::mem::replace(&mut state.busy, true) {
+                return;
+            }
+        }
+        loop {
+            let mut state = lock(&self.state);
+            let Some(action) = state.actions.pop_front() else {
+                state.busy = false;
+                return;
+            };
+            drop(state);
+            carry_out(action);
+        }
     }
 }

@@ -1,7 +1,9 @@
-//! Regions that this device exports to its peers.
+//! Regions: memory that peers may read or write at any offset.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::future::{Future as _, poll_fn};
+use std::ops::{Deref, DerefMut};
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -11,24 +13,22 @@ use tokio::sync::Notify;
 use tokio::task::consume_budget;
 use tonic::Status;
 
-use crate::control::conversions::place;
-use crate::control::offered::{Offered, expect_kind, internal};
 use crate::control::proto::{AttachReply, AttachRequest, Kind, Offered as OfferedReply};
+use crate::control::{Offered, expect_kind, internal, place};
 use crate::error::ChannelError;
-use crate::link::notification::Notification;
 use crate::link::port::Port;
 use crate::link::wait::Wait;
-use crate::link::word_pair::{Arrivals, PairOwner, WordPair};
+use crate::link::words::{Arrivals, Notification, PairOwner, WordPair};
 use crate::link::{Link, LinkId};
-use crate::regions::rights::Rights;
-use tonic_rdma_verbs::internal::{Grant, RegionLoan, RemotePlace, lock};
-use tonic_rdma_verbs::memory::MemRegion;
-use tonic_rdma_verbs::memory::SharedRegion;
+use tonic_rdma_verbs::internal::{Grant, LentRegion, RegionLoan, RemotePlace, lock};
+use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};
+use tonic_rdma_verbs::{Access, RemoteSegment};
 
 /// A region on offer to peers. Dropping it withdraws the offer, and takes the rights of all peers away.
 #[derive(Debug)]
 pub struct ExportedRegion {
-    export: Arc<Export>,
+    /// The part that the service of the device has.
+    pub(crate) export: Arc<Export>,
     memory: SharedRegion,
 }
 
@@ -36,7 +36,7 @@ pub struct ExportedRegion {
 /// [`ExportedRegion`] lives, so it gives up the memory when [`ExportedRegion`] is dropped.
 #[derive(Debug)]
 pub(crate) struct Export {
-    pub(super) name: Arc<str>,
+    name: Arc<str>,
     /// `None` once the region is withdrawn.
     memory: Mutex<Option<ExportedMemory>>,
     length: u64,
@@ -77,11 +77,6 @@ impl ExportedRegion {
         let length = memory.len() as u64;
         let export = Export::new(name, ExportedMemory::Shared(memory.clone()), length, rights);
         Self { export, memory }
-    }
-
-    /// Returns the part that the service of the device has.
-    pub(crate) fn offered(&self) -> Weak<dyn Offered> {
-        Arc::downgrade(&self.export) as Weak<dyn Offered>
     }
 
     /// Returns the name of the region.
@@ -253,7 +248,7 @@ impl Export {
             ExportedMemory::Shared(memory) => link.grant(memory, 0..memory.len(), self.rights.access())?,
             ExportedMemory::Lent(loan) => link.grant_loan(loan)?,
         };
-        let owner = Arc::downgrade(self) as Weak<dyn PairOwner>;
+        let owner = Some(Arc::downgrade(self) as Weak<dyn PairOwner>);
         let pair = link.add_pair(|number| WordPair::new(number, peer_pair, Arrivals::Count, owner))?;
         let (number, place) = (pair.number, grant.place());
         let link_of = Arc::downgrade(link);
@@ -307,8 +302,165 @@ impl PairOwner for Export {
     }
 }
 
+/// A region that peers may read, and that only its owner writes ([`RdmaDevice::publish`](crate::RdmaDevice::publish)). The owner
+/// uses it as a slice. A peer that reads while the owner writes may get old and new bytes. Dropping the region takes the rights of
+/// all peers away.
+pub struct PublishedRegion {
+    /// The part that the service of the device has.
+    pub(crate) export: Arc<Export>,
+    /// `None` only while the region is withdrawn.
+    memory: Option<LentRegion>,
+}
+
+impl PublishedRegion {
+    /// Makes a region to be offered under `name`.
+    pub(crate) fn new(name: Arc<str>, region: MemRegion) -> Self {
+        let memory = LentRegion::new(region);
+        let length = memory.len() as u64;
+        let export = Export::new(name, ExportedMemory::Lent(memory.loan()), length, Rights::READ);
+        Self { export, memory: Some(memory) }
+    }
+
+    /// Returns the name of the region.
+    pub fn name(&self) -> &str {
+        &self.export.name
+    }
+
+    /// Withdraws the offer, and takes the rights of all peers away. Returns the region, unless something else still holds the memory.
+    pub fn withdraw(mut self) -> Option<MemRegion> {
+        self.export.withdraw();
+        self.memory.take()?.try_into_region().ok()
+    }
+}
+
+impl Deref for PublishedRegion {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        self.memory.as_deref().unwrap_or_default()
+    }
+}
+
+impl DerefMut for PublishedRegion {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.memory.as_deref_mut().unwrap_or_default()
+    }
+}
+
+impl AsRef<[u8]> for PublishedRegion {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl AsMut<[u8]> for PublishedRegion {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self
+    }
+}
+
+impl Drop for PublishedRegion {
+    fn drop(&mut self) {
+        self.export.withdraw();
+    }
+}
+
+impl fmt::Debug for PublishedRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PublishedRegion")
+            .field("name", &self.name())
+            .field("length", &self.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A region of a peer, with the rights that the peer gave. All clones refer to one region.
+#[derive(Clone, Debug)]
+pub struct RemoteRegion {
+    pub(crate) shared: Arc<RemoteShared>,
+}
+
+#[derive(Debug)]
+pub(crate) struct RemoteShared {
+    pub(crate) name: Arc<str>,
+    pub(crate) link: Arc<Link>,
+    pub(crate) place: RemotePlace,
+    pub(crate) rights: Rights,
+    /// The pair of words of the region, here and at the peer.
+    pub(crate) pair: Arc<WordPair>,
+    /// The number of notices that this end has sent to the peer.
+    pub(crate) notices: Mutex<u64>,
+}
+
+impl RemoteRegion {
+    /// Returns the name of the region.
+    pub fn name(&self) -> &str {
+        &self.shared.name
+    }
+
+    /// Returns the length in bytes.
+    pub fn len(&self) -> u64 {
+        self.shared.place.length
+    }
+
+    /// Returns whether the region has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns the rights of this end.
+    pub fn rights(&self) -> Rights {
+        self.shared.rights
+    }
+
+    /// Returns the place of `length` bytes at `offset`.
+    pub(crate) fn at(&self, offset: u64, length: u64) -> Result<RemoteSegment, ChannelError> {
+        let available = self.len();
+        let out = ChannelError::OutOfRange { which: "remote", offset, length, available };
+        self.shared.place.at(offset, length).ok_or(out)
+    }
+}
+
+impl Drop for RemoteShared {
+    fn drop(&mut self) {
+        self.link.remove_pair(&self.pair);
+    }
+}
+
+/// The rights of peers to a region.
+///
+/// ```
+/// use tonic_rdma_tensor::Rights;
+///
+/// assert_eq!(Rights::READ_WRITE, Rights { read: true, write: true });
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rights {
+    /// Whether peers may read the region.
+    pub read: bool,
+    /// Whether peers may write the region.
+    pub write: bool,
+}
+
+impl Rights {
+    /// The right to read.
+    pub const READ: Self = Self { read: true, write: false };
+    /// The right to write.
+    pub const WRITE: Self = Self { read: false, write: true };
+    /// The rights to read and to write.
+    pub const READ_WRITE: Self = Self { read: true, write: true };
+
+    pub(crate) fn access(self) -> Access {
+        let read = if self.read { Access::REMOTE_READ } else { Access::LOCAL_READ };
+        let write = if self.write { Access::REMOTE_WRITE } else { Access::LOCAL_READ };
+        read | write
+    }
+}
+
 #[cfg(test)]
-mod tests {
+mod exported_tests {
     use super::*;
     use crate::device::RdmaDevice;
 

@@ -1,17 +1,19 @@
-//! Regions for tensors that arrive. They are used again while they are in the cache, because fresh pages cost more than the
-//! bytes that are written to them.
+//! The memory of tensors that move.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 
 use bytes::Bytes;
 
 use crate::error::ChannelError;
-use tonic_rdma_verbs::internal::lock;
-use tonic_rdma_verbs::memory::Budget;
-use tonic_rdma_verbs::memory::MemRegion;
+use crate::types::{Tensor, serialize};
+use crate::wire::tensor_metadata::WireMetadata;
+use tonic_rdma_verbs::internal::{LocalMemory, lock};
+use tonic_rdma_verbs::memory::{Budget, Lease, MemRegion};
 
-/// Idle regions, by length.
+/// Idle regions for tensors that arrive, by length. They are used again while they are in the cache, because fresh pages cost more than
+/// the bytes that are written to them.
 #[derive(Debug)]
 pub(crate) struct Landing {
     budget: Arc<Budget>,
@@ -60,6 +62,13 @@ impl Landing {
             // The software device charges a region until the peer has unmapped it, so a region that came back is the first choice.
             self.idle(length).map_or_else(|| self.allocate_idle_freed(length), Ok)
         })
+    }
+
+    /// Returns a region that begins with a copy of `bytes`.
+    pub(crate) fn copy_of(&self, bytes: &[u8]) -> Result<MemRegion, ChannelError> {
+        let mut copy = self.take(bytes.len() as u64)?;
+        copy[..bytes.len()].copy_from_slice(bytes);
+        Ok(copy)
     }
 
     /// Returns a new region of `length` bytes, zeroed.
@@ -134,8 +143,56 @@ impl Drop for Landed {
     }
 }
 
+/// The bytes of a tensor that move, and their metadata. Clones share the bytes.
+#[derive(Clone, Debug)]
+pub(crate) struct Payload {
+    pub(crate) metadata: WireMetadata,
+    pub(crate) content: Content,
+}
+
+/// Where the bytes of a payload lie.
+#[derive(Clone, Debug)]
+pub(crate) enum Content {
+    /// Memory that devices can read.
+    Registered(Lease, Range<usize>),
+    /// Any other memory.
+    Bytes(Bytes),
+}
+
+impl Payload {
+    /// Returns the payload of `tensor`: the elements themselves if they lie one after the other and have a fixed size,
+    /// otherwise the serialised form.
+    pub(crate) fn of(tensor: &Tensor) -> Result<Self, ChannelError> {
+        match (tensor.metadata(), tensor.registered()) {
+            (Some(metadata), Some((lease, range))) => {
+                Ok(Self { metadata: metadata.into(), content: Content::Registered(lease, range) })
+            }
+            _ => {
+                let (metadata, bytes) = serialize(tensor)?;
+                Ok(Self { metadata: metadata.into(), content: Content::Bytes(bytes) })
+            }
+        }
+    }
+
+    /// Returns the bytes.
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        match &self.content {
+            Content::Registered(lease, range) => lease.get(range.clone()).unwrap_or_default(),
+            Content::Bytes(bytes) => bytes,
+        }
+    }
+
+    /// Returns memory to write the bytes from, and their offset in it.
+    pub(crate) fn local(&self, landing: &Landing) -> Result<(LocalMemory, u64), ChannelError> {
+        match &self.content {
+            Content::Registered(lease, range) => Ok((LocalMemory::Lease(lease.clone()), range.start as u64)),
+            Content::Bytes(bytes) => Ok((LocalMemory::Region(landing.copy_of(bytes)?), 0)),
+        }
+    }
+}
+
 #[cfg(test)]
-mod tests {
+mod landing_tests {
     use super::*;
 
     #[test]
