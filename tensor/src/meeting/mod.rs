@@ -13,15 +13,80 @@
 //! A member is called by its noun, `rank` or `part`, and its number. The user of this module serves the [`service`], opens the connections,
 //! and decides what the end of a watch means. Nothing here waits on a thread of the caller's runtime.
 
-mod client;
+mod calls;
 pub mod proto;
-mod runtime;
 mod seats;
-mod service;
 mod state;
 
-pub use client::{Joined, StandingStream, endpoint, server};
-pub use runtime::OwnRuntime;
-pub use seats::{NotJoined, VERSION};
-pub use service::service;
-pub use state::{Attendee, Details, End, Hall, Key, Meeting, Standing, fresh_key, shortened};
+use std::future::Future;
+use std::io;
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::task::JoinHandle;
+
+pub use self::calls::{Joined, StandingStream, endpoint, server, service};
+pub use self::seats::{NotJoined, VERSION};
+pub use self::state::{Attendee, Details, End, Hall, Key, Meeting, Standing, fresh_key, shortened};
+
+/// A runtime that belongs to a member of a meeting: connections and calls go on whatever the caller's runtime does, and without one.
+#[derive(Debug)]
+pub struct OwnRuntime {
+    /// `None` only while it is dropped.
+    runtime: Option<Runtime>,
+    handle: Handle,
+}
+
+impl OwnRuntime {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// The system gives no thread.
+    pub fn new(name: &str, threads: usize) -> io::Result<Self> {
+        let threads = threads.max(1);
+        let runtime =
+            Builder::new_multi_thread().worker_threads(threads).thread_name(name).enable_all().build()?;
+        let handle = runtime.handle().clone();
+        Ok(Self { runtime: Some(runtime), handle })
+    }
+
+    /// Returns the handle.
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// Carries out `future` on this runtime, and waits for its result on any other one. Ends the future if the caller stops waiting.
+    ///
+    /// # Errors
+    /// The future's, or the task has panicked or was ended, which `ended` describes.
+    pub async fn run<T: Send + 'static, E: Send + 'static>(
+        &self,
+        future: impl Future<Output = Result<T, E>> + Send + 'static,
+        ended: impl FnOnce(String) -> E,
+    ) -> Result<T, E> {
+        struct AbortOnDrop<T>(JoinHandle<T>);
+        impl<T> Drop for AbortOnDrop<T> {
+            fn drop(&mut self) {
+                self.0.abort();
+            }
+        }
+        let mut task = AbortOnDrop(self.handle.spawn(future));
+        (&mut task.0).await.map_err(|error| ended(format!("a task of the meeting has ended: {error}")))?
+    }
+
+    /// Ends the runtime, and waits for its tasks, at most for `limit`. Must not be called on a runtime's thread.
+    pub fn end_within(mut self, limit: Duration) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_timeout(limit);
+        }
+    }
+}
+
+impl Drop for OwnRuntime {
+    fn drop(&mut self) {
+        // The ordinary drop waits for the threads, which is not allowed on a runtime's thread.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}

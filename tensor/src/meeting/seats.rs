@@ -86,13 +86,21 @@ impl Seats {
         Self { noun, me: me.number as usize, common: me.common.clone(), seats, refused: Vec::new() }
     }
 
-    /// Admits a member. Returns the number of its call, or `None` if it fits and expects another member here.
+    /// Admits a member. Returns the number of its call, or `None` if it fits and expects another member here. `failure` says why this
+    /// member has failed, if it has.
     ///
     /// # Errors
-    /// The reason why the caller may not join.
-    pub(super) fn admit(&mut self, request: JoinRequest) -> Result<Option<u64>, NotJoined> {
+    /// The reason why the caller may not join. For a caller that fits it is `failure`, which is no refusal.
+    pub(super) fn admit(
+        &mut self,
+        request: JoinRequest,
+        failure: Option<String>,
+    ) -> Result<Option<u64>, NotJoined> {
         let number = (request.number as usize).min(self.seats.len());
-        self.try_admit(request).map_err(|(reason, text)| {
+        self.try_admit(request, failure).map_err(|(reason, text)| {
+            if matches!(reason, NotJoined::Failed(_)) {
+                return reason;
+            }
             let text: String = text.chars().take(MAX_REFUSAL).collect();
             let reason = match reason {
                 NotJoined::Differs(names) => NotJoined::Differs(names.chars().take(MAX_REFUSAL).collect()),
@@ -109,7 +117,11 @@ impl Seats {
         })
     }
 
-    fn try_admit(&mut self, request: JoinRequest) -> Result<Option<u64>, (NotJoined, String)> {
+    fn try_admit(
+        &mut self,
+        request: JoinRequest,
+        failure: Option<String>,
+    ) -> Result<Option<u64>, (NotJoined, String)> {
         let JoinRequest { version, number, size, expected, process, common, member, wait: _ } = request;
         let (noun, me, ours) = (self.noun, self.me, self.seats.len());
         if version != VERSION {
@@ -142,6 +154,9 @@ impl Seats {
         let Some(seat) = self.seats.get_mut(number as usize) else {
             return refused(format!("{noun} {number} of {ours}: {noun}s are from 0 to {}", ours - 1));
         };
+        if let Some(reason) = failure {
+            return Err((NotJoined::Failed(reason), String::new()));
+        }
         if expected as usize != me {
             return Ok(None);
         }
@@ -276,13 +291,17 @@ mod tests {
     fn a_meeting_ends_when_all_ranks_have_come() {
         let mut seats = seats();
         assert_eq!(seats.describe(), "ranks 1 and 2 of 3 have not come");
-        assert_eq!(seats.admit(join(2)), Ok(Some(0)));
+        assert_eq!(seats.admit(join(2), None), Ok(Some(0)));
         assert_eq!(seats.describe(), "rank 1 of 3 has not come");
         assert!(!seats.is_full());
-        assert_eq!(seats.admit(join(2)), Ok(Some(1)), "a repeated call replaces the first");
+        assert_eq!(seats.admit(join(2), None), Ok(Some(1)), "a repeated call replaces the first");
         assert!(seats.is_latest(2, 1) && !seats.is_latest(2, 0));
-        assert_eq!(seats.admit(JoinRequest { expected: 2, ..join(1) }), Ok(None), "it looks for rank 2");
-        assert_eq!(seats.admit(join(1)), Ok(Some(0)));
+        assert_eq!(
+            seats.admit(JoinRequest { expected: 2, ..join(1) }, None),
+            Ok(None),
+            "it looks for rank 2"
+        );
+        assert_eq!(seats.admit(join(1), None), Ok(Some(0)));
         assert!(seats.is_full());
         assert_eq!(seats.members(), [member(0), member(1), member(2)]);
     }
@@ -290,8 +309,8 @@ mod tests {
     #[test]
     fn strangers_are_refused_and_the_reason_is_kept() {
         let mut seats = seats();
-        seats.admit(join(1)).unwrap();
-        let mut refused = |request: JoinRequest| seats.admit(request).unwrap_err();
+        seats.admit(join(1), None).unwrap();
+        let mut refused = |request: JoinRequest| seats.admit(request, None).unwrap_err();
         let text = |reason: NotJoined| match reason {
             NotJoined::Refused(text) => text,
             other => panic!("{other:?}"),
@@ -334,18 +353,18 @@ mod tests {
         let mut seats = seats();
         for version in 2..100 {
             for number in 1..50 {
-                seats.admit(JoinRequest { version, ..join(number) }).unwrap_err();
+                seats.admit(JoinRequest { version, ..join(number) }, None).unwrap_err();
             }
         }
         assert_eq!(seats.refused.len(), 3 * super::MAX_REFUSALS);
         assert_eq!(seats.refusal(2), Some(&NotJoined::Version(5)));
-        seats.admit(join(2)).unwrap();
+        seats.admit(join(2), None).unwrap();
         assert_eq!(seats.refusal(2), None, "the right process came later");
 
         seats.refused.clear();
         for number in 1..3 {
             let long = common(&[("job", &"é".repeat(2000))]);
-            seats.admit(JoinRequest { common: long, ..join(number) }).unwrap_err();
+            seats.admit(JoinRequest { common: long, ..join(number) }, None).unwrap_err();
         }
         let texts: Vec<_> = seats.refused.iter().map(|refused| refused.text.chars().count()).collect();
         assert_eq!(texts, [super::MAX_REFUSAL; 2]);
@@ -355,9 +374,9 @@ mod tests {
     #[test]
     fn a_second_process_of_a_rank_does_not_learn_the_address_of_the_first() {
         let mut seats = seats();
-        seats.admit(join(1)).unwrap();
+        seats.admit(join(1), None).unwrap();
         let second = JoinRequest { process: vec![9].into(), member: Some(member(99)), ..join(1) };
-        let NotJoined::Refused(told) = seats.admit(second).unwrap_err() else { panic!() };
+        let NotJoined::Refused(told) = seats.admit(second, None).unwrap_err() else { panic!() };
         assert!(!told.contains("127.0.0.1:1;") && !told.ends_with("127.0.0.1:1"), "{told}");
         let described = seats.describe();
         assert!(described.ends_with("is another process (the first is at 127.0.0.1:1)"), "{described}");
@@ -370,10 +389,10 @@ mod tests {
         let mut seats = seats();
         for process in [vec![], vec![0], vec![7; 16]] {
             let caller = JoinRequest { process: process.into(), member: Some(member(99)), ..join(0) };
-            assert!(matches!(seats.admit(caller).unwrap_err(), NotJoined::Refused(_)));
+            assert!(matches!(seats.admit(caller, None).unwrap_err(), NotJoined::Refused(_)));
         }
-        seats.admit(join(1)).unwrap();
-        seats.admit(join(2)).unwrap();
+        seats.admit(join(1), None).unwrap();
+        seats.admit(join(2), None).unwrap();
         assert_eq!(seats.members()[0], member(0));
     }
 
@@ -382,7 +401,7 @@ mod tests {
         for process in [vec![], vec![1; 257]] {
             let caller = JoinRequest { process: process.into(), ..join(1) };
             let text = "the caller's process number is empty or longer than 256 bytes".to_owned();
-            assert_eq!(seats().admit(caller).unwrap_err(), NotJoined::Refused(text));
+            assert_eq!(seats().admit(caller, None).unwrap_err(), NotJoined::Refused(text));
         }
     }
 

@@ -150,14 +150,16 @@ impl<D: Details> Meeting<D> {
         }
     }
 
-    /// Admits a member. Returns the number of its call, or `None` if it fits and expects another member here.
+    /// Admits a member. Returns the number of its call, or `None` if it fits and expects another member here. A member that fits learns why
+    /// this one has failed, if it has.
     pub(super) fn admit(&self, request: JoinRequest) -> Result<Option<u64>, NotJoined> {
         if !self.is_joined {
             let (noun, me) = (self.noun, self.number());
             return Err(NotJoined::Refused(format!("this is {noun} {me}, and the {noun}s meet at {noun} 0")));
         }
+        let failure = self.standing.borrow().failure.clone();
         let mut admitted = Ok(None);
-        self.seats.send_modify(|seats| admitted = seats.admit(request));
+        self.seats.send_modify(|seats| admitted = seats.admit(request, failure));
         admitted
     }
 

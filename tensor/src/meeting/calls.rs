@@ -1,0 +1,430 @@
+//! The calls between members: the service of a member, the calls to that of another one, and the watch over it.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_stream::Stream;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::{Channel, Endpoint, Server};
+use tonic::{Code, Request, Response, Status, Streaming};
+
+use crate::meeting::proto::meeting_client::MeetingClient;
+use crate::meeting::proto::meeting_server::{self, MeetingServer};
+use crate::meeting::proto::{self, JoinReply, JoinRequest, Member, WatchRequest};
+use crate::meeting::seats::{NotJoined, VERSION, describe_missing};
+use crate::meeting::state::{Details, End, Hall, Key, Meeting, Standing, shortened};
+use tonic_rdma_verbs::internal::{chain, with_causes};
+
+/// The longest time to make a connection, and for the answer to one call.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// How often a quiet connection is checked, and how long the answer may take. A host that vanishes is found so.
+const PING_INTERVAL: Duration = Duration::from_secs(10);
+const PING_LIMIT: Duration = Duration::from_secs(20);
+
+/// The pause before a member is called again: at first, and at most.
+const PAUSE: Duration = Duration::from_millis(2);
+const MAX_PAUSE: Duration = Duration::from_millis(100);
+
+/// The longest answer in bytes: all members of the largest group.
+const MAX_ANSWER: usize = 4 << 20;
+
+/// What a member says of itself to one that watches it.
+pub type StandingStream = Streaming<proto::Standing>;
+
+/// What a member learns that joins another one.
+#[derive(Debug)]
+pub struct Joined {
+    /// What all calls to that member carry.
+    pub key: Key,
+    /// All members, if the caller waited for them.
+    pub members: Vec<Member>,
+}
+
+/// Describes the server of a member.
+pub fn server() -> Server {
+    let server = Server::builder().http2_keepalive_interval(Some(PING_INTERVAL));
+    server.http2_keepalive_timeout(Some(PING_LIMIT))
+}
+
+/// Describes a connection to `address` for calls to a member.
+///
+/// # Errors
+/// The address is no `host:port`.
+pub fn endpoint(scheme: &str, address: &str) -> Result<Endpoint, String> {
+    let endpoint = Endpoint::from_shared(format!("{scheme}://{address}"));
+    let endpoint = endpoint.map_err(|error| format!("{address:?} is no host:port: {}", chain(&error)))?;
+    Ok(endpoint
+        .connect_timeout(ANSWER)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_LIMIT)
+        .keep_alive_while_idle(true))
+}
+
+impl<D: Details> Meeting<D> {
+    /// Joins another member, again and again until it answers or the time is over. With `wait` the answer comes when all have joined it.
+    ///
+    /// # Errors
+    /// This member can't join.
+    pub async fn join(
+        &self,
+        channel: Channel,
+        member: usize,
+        wait: bool,
+        until: Instant,
+    ) -> Result<Joined, NotJoined> {
+        let mut client = MeetingClient::new(channel).max_decoding_message_size(MAX_ANSWER);
+        let mut pause = PAUSE;
+        let (mut missing, mut trouble) = (None, "no answer".to_owned());
+        while Instant::now() < until {
+            let request = JoinRequest { expected: member as u32, wait, ..self.me.clone() };
+            let end = until.min(Instant::now() + ANSWER);
+            match tokio::time::timeout_at(end, client.join(request)).await {
+                Ok(Ok(reply)) => match examine(reply.into_inner(), member) {
+                    Ok((joined, absent)) if absent.is_empty() => return Ok(joined),
+                    // As a rule that member has waited before it answered. The pause is for one that does not.
+                    Ok((_, absent)) => {
+                        missing = Some(describe_missing(self.noun, &absent, self.me.size as usize));
+                    }
+                    // The caller may have met the first member of another job, which ends soon.
+                    Err(NotJoined::Differs(what)) if wait => {
+                        trouble = format!("the one that answers differs in {what}");
+                    }
+                    Err(reason) => return Err(reason),
+                },
+                Ok(Err(status)) if status.code() == Code::Aborted => {
+                    return Err(NotJoined::Failed(shortened(status.message())));
+                }
+                Ok(Err(status)) if status.code() == Code::FailedPrecondition => {
+                    return Err(NotJoined::Refused(shortened(status.message())));
+                }
+                Ok(Err(status)) => trouble = shortened(&with_causes(status.message(), &status)),
+                // A call that had no time left says less than an earlier one.
+                Err(_) if end == until => {}
+                Err(_) => {
+                    trouble = shortened(&format!("no answer within {ANSWER:?}; before that: {trouble}"))
+                }
+            }
+            tokio::time::sleep_until(until.min(Instant::now() + pause)).await;
+            pause = (pause * 2).min(MAX_PAUSE);
+        }
+        // The other one may have called, have found that it differs, and have ended. Before the time is over, that is no reason to end: the
+        // caller may be a process of an earlier job, and the right one may come later.
+        Err(match self.seats.borrow().refusal(member) {
+            Some(reason @ (NotJoined::Version(_) | NotJoined::Differs(_))) => reason.clone(),
+            _ => NotJoined::Late { missing, trouble },
+        })
+    }
+
+    /// Opens the call that watches a member, which gave this one `key`.
+    ///
+    /// # Errors
+    /// The member does not answer in time, or refuses.
+    pub async fn watch(&self, channel: Channel, key: &Key, until: Instant) -> Result<StandingStream, Status> {
+        let mut client = MeetingClient::new(channel);
+        let request = WatchRequest { key: key.to_vec().into(), number: self.me.number };
+        match tokio::time::timeout_at(until, client.watch(request)).await {
+            Ok(reply) => reply.map(tonic::Response::into_inner),
+            Err(_) => Err(Status::deadline_exceeded("it does not answer any more")),
+        }
+    }
+
+    /// Notes what a member says of itself, until it has left, has failed or is lost. Calls `said` after each change.
+    pub async fn follow(&self, member: usize, mut stream: StandingStream, said: impl Fn()) -> End {
+        loop {
+            let message = match stream.message().await {
+                Ok(Some(message)) => message,
+                Ok(None) => return End::Lost("its watch ended without a word".to_owned()),
+                Err(status) => return End::Lost(with_causes(status.message(), &status)),
+            };
+            let standing = match Standing::decode(message) {
+                Ok(standing) => standing,
+                Err(error) => return End::Lost(format!("it sent what can't be read: {error}")),
+            };
+            let (left, failure) = (standing.left, standing.failure.clone());
+            self.note(member, |other| *other = standing);
+            said();
+            match failure {
+                Some(reason) => return End::Failed(reason),
+                None if left => return End::Left,
+                None => {}
+            }
+        }
+    }
+}
+
+/// Checks the answer of a member. Returns what the caller learns, and which members are missing.
+fn examine(reply: JoinReply, expected: usize) -> Result<(Joined, Vec<u32>), NotJoined> {
+    let JoinReply { version, number, differs, key, missing, members } = reply;
+    if version != VERSION {
+        return Err(NotJoined::Version(version));
+    }
+    if !differs.is_empty() {
+        return Err(NotJoined::Differs(shortened(&differs)));
+    }
+    if number as usize != expected {
+        return Err(NotJoined::Other(number));
+    }
+    match Key::try_from(&key[..]) {
+        Err(_) if missing.is_empty() => Err(NotJoined::Refused("it gave no key".to_owned())),
+        key => Ok((Joined { key: key.unwrap_or_default(), members }, missing)),
+    }
+}
+
+/// How long a call of `Join` is held before its answer names the missing members.
+const HOLD: Duration = Duration::from_secs(2);
+
+/// The longest request in bytes.
+const MAX_REQUEST: usize = 64 << 10;
+
+/// The service. Callers ask again while the hall is closed.
+#[derive(Debug)]
+pub struct Service<D>(Hall<D>);
+
+/// Makes the service of a member.
+pub fn service<D: Details>(hall: Hall<D>) -> MeetingServer<Service<D>> {
+    MeetingServer::new(Service(hall)).max_decoding_message_size(MAX_REQUEST)
+}
+
+impl<D> Service<D> {
+    fn meeting(&self) -> Result<&Arc<Meeting<D>>, Status> {
+        self.0.get().ok_or_else(|| Status::unavailable("this process does not connect yet"))
+    }
+}
+
+#[tonic::async_trait]
+impl<D: Details> meeting_server::Meeting for Service<D> {
+    async fn join(&self, request: Request<JoinRequest>) -> Result<Response<JoinReply>, Status> {
+        let meeting = self.meeting()?;
+        let (number, wait) = (request.get_ref().number as usize, request.get_ref().wait);
+        let mut reply =
+            JoinReply { version: VERSION, number: meeting.number() as u32, ..JoinReply::default() };
+        if meeting.standing.borrow().left {
+            // Another process may listen here soon, so the caller asks again.
+            return Err(Status::unavailable(format!("this {} has left", meeting.noun)));
+        }
+        let turn = match meeting.admit(request.into_inner()) {
+            // The caller ends, and names the difference too.
+            Err(NotJoined::Version(_)) => {
+                meeting.has_heard(number);
+                return Ok(Response::new(reply));
+            }
+            Err(NotJoined::Differs(names)) => {
+                meeting.has_heard(number);
+                reply.differs = names;
+                return Ok(Response::new(reply));
+            }
+            Err(NotJoined::Refused(reason)) => return Err(Status::failed_precondition(reason)),
+            Err(NotJoined::Failed(reason)) => {
+                meeting.has_heard(number);
+                return Err(Status::aborted(reason));
+            }
+            Err(other) => return Err(Status::internal(format!("{other:?}"))),
+            Ok(turn) => turn,
+        };
+        let Some(turn) = turn else { return Ok(Response::new(reply)) };
+        if wait {
+            let mut seats = meeting.seats.subscribe();
+            let ends = seats.wait_for(|seats| seats.is_full() || !seats.is_latest(number, turn));
+            let _ = tokio::time::timeout(HOLD, ends).await;
+            let seats = meeting.seats.borrow();
+            if !seats.is_latest(number, turn) {
+                return Err(Status::cancelled("the caller has called again"));
+            }
+            reply.missing = seats.missing();
+            if !reply.missing.is_empty() {
+                return Ok(Response::new(reply));
+            }
+            reply.members = seats.members();
+        }
+        reply.key = meeting.key(number).map(|key| key.to_vec().into()).unwrap_or_default();
+        Ok(Response::new(reply))
+    }
+
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<proto::Standing, Status>> + Send>>;
+
+    async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let meeting = self.meeting()?;
+        let caller = meeting.caller(request.get_ref().number, &request.get_ref().key)?;
+        let (send, receive) = mpsc::channel(1);
+        tokio::spawn(follow(Arc::clone(meeting), caller, send));
+        Ok(Response::new(Box::pin(ReceiverStream::new(receive))))
+    }
+}
+
+/// Sends the state of this member, and each change, until this member has left or failed or the caller is gone.
+async fn follow<D: Details>(
+    meeting: Arc<Meeting<D>>,
+    caller: usize,
+    send: mpsc::Sender<Result<proto::Standing, Status>>,
+) {
+    let mut standing = meeting.standing.subscribe();
+    loop {
+        let now = standing.borrow_and_update().encode();
+        let last = now.left || now.failure.is_some();
+        if send.send(Ok(now)).await.is_err() {
+            break;
+        }
+        tokio::select! {
+            // After the last message the caller ends its call.
+            changed = standing.changed(), if !last => if changed.is_err() { break },
+            () = send.closed() => break,
+        }
+    }
+    // The caller has heard how this member ended, or has ended itself.
+    meeting.has_heard(caller);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::Pin;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use tokio::net::TcpListener;
+    use tokio::time::Instant;
+    use tokio_stream::Stream;
+    use tokio_stream::wrappers::TcpListenerStream;
+    use tonic::{Request, Response, Status};
+
+    use super::{
+        JoinReply, JoinRequest, Meeting, NotJoined, VERSION, WatchRequest, endpoint, examine, proto,
+    };
+    use crate::meeting::proto::meeting_server::{self, MeetingServer};
+    use crate::meeting::state::Attendee;
+
+    /// A member that says at once, and for ever, that rank 2 is missing. It counts the calls.
+    #[derive(Clone, Default)]
+    struct Hasty(Arc<AtomicUsize>);
+
+    #[tonic::async_trait]
+    impl meeting_server::Meeting for Hasty {
+        async fn join(&self, _: Request<JoinRequest>) -> Result<Response<JoinReply>, Status> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            let missing = vec![2];
+            Ok(Response::new(JoinReply { version: VERSION, missing, ..JoinReply::default() }))
+        }
+
+        type WatchStream = Pin<Box<dyn Stream<Item = Result<proto::Standing, Status>> + Send>>;
+
+        async fn watch(&self, _: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+            Err(Status::unimplemented("nobody joins"))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_member_that_answers_too_soon_is_called_again_after_a_pause() {
+        let hasty = Hasty::default();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let server = tonic::transport::Server::builder().add_service(MeetingServer::new(hasty.clone()));
+        tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+        let (noun, number, size) = ("rank", 1, 3);
+        let (common, about) = Default::default();
+        let attendee = Attendee { noun, number, size, common, address: address.clone(), about };
+        let meeting = Meeting::<()>::new(attendee, None).unwrap();
+        let channel = endpoint("http", &address).unwrap().connect_lazy();
+        let until = Instant::now() + Duration::from_millis(500);
+        let late = meeting.join(channel, 0, true, until).await.unwrap_err();
+        let missing = Some("rank 2 of 3 has not come".to_owned());
+        assert_eq!(late, NotJoined::Late { missing, trouble: "no answer".to_owned() });
+        // The pauses are 2, 4, 8 … 100 ms.
+        let calls = hasty.0.load(Ordering::Relaxed);
+        assert!(calls <= 15, "{calls} calls in half a second");
+    }
+
+    #[test]
+    fn answers_that_do_not_fit_are_named() {
+        let right =
+            JoinReply { version: VERSION, number: 1, key: vec![7; 16].into(), ..JoinReply::default() };
+        let why = |reply: JoinReply| examine(reply, 1).map(|_| ()).unwrap_err();
+        assert_eq!(why(JoinReply { version: 9, ..JoinReply::default() }), NotJoined::Version(9));
+        let differs = JoinReply { differs: "the graph".into(), ..right.clone() };
+        assert_eq!(why(differs), NotJoined::Differs("the graph".into()));
+        assert_eq!(why(JoinReply { number: 2, ..right.clone() }), NotJoined::Other(2));
+        for key in [vec![], vec![7; 15]] {
+            let reply = JoinReply { key: key.into(), ..right.clone() };
+            assert_eq!(why(reply), NotJoined::Refused("it gave no key".into()));
+        }
+        let (joined, missing) = examine(JoinReply { missing: vec![3], ..right.clone() }, 1).unwrap();
+        assert_eq!((joined.key, missing), ([7; 16], vec![3]));
+        assert!(examine(right, 1).unwrap().1.is_empty());
+    }
+}
+
+#[cfg(test)]
+mod service_tests {
+    use std::collections::HashMap;
+
+    use bytes::Bytes;
+    use tonic::Code;
+
+    use super::meeting_server::Meeting as _;
+    use super::*;
+    use crate::meeting::proto::Member;
+    use crate::meeting::state::Attendee;
+
+    /// Part 0 of two, with its service.
+    fn part_0() -> (Arc<Meeting<()>>, Service<()>) {
+        let (noun, number, size) = ("part", 0, 2);
+        let (common, about) = Default::default();
+        let attendee = Attendee { noun, number, size, common, address: "127.0.0.1:1".into(), about };
+        let meeting = Arc::new(Meeting::new(attendee, Some(vec![[7; 16]; size])).unwrap());
+        let hall = Hall::default();
+        hall.set(Arc::clone(&meeting)).unwrap();
+        (meeting, Service(hall))
+    }
+
+    /// The call of a process that says that it is part 1.
+    fn part_1(process: &'static [u8]) -> JoinRequest {
+        JoinRequest {
+            version: VERSION,
+            number: 1,
+            size: 2,
+            process: Bytes::from_static(process),
+            member: Some(Member { address: "127.0.0.1:2".into(), about: Bytes::new() }),
+            ..JoinRequest::default()
+        }
+    }
+
+    async fn refused(service: &Service<()>, request: JoinRequest) -> (Code, String) {
+        match service.join(Request::new(request)).await {
+            Ok(reply) => panic!("{reply:?}"),
+            Err(status) => (status.code(), status.message().to_owned()),
+        }
+    }
+
+    /// A part that has failed answers for some seconds more. A process of the next job may call it then.
+    #[tokio::test]
+    async fn each_caller_that_fits_hears_why_a_member_has_failed() {
+        let (meeting, service) = part_0();
+        let reply = service.join(Request::new(part_1(b"the first"))).await.unwrap();
+        assert_eq!(reply.get_ref().key.len(), 16);
+        meeting.fail("the disk is full");
+        assert!(meeting.has_to_say_why());
+        for process in [&b"another"[..], b"the first"] {
+            let why = refused(&service, part_1(process)).await;
+            assert_eq!(why, (Code::Aborted, "the disk is full".to_owned()));
+            assert!(!meeting.has_to_say_why());
+        }
+        let (code, _) = refused(&service, JoinRequest { size: 3, ..part_1(b"another") }).await;
+        assert_eq!(code, Code::FailedPrecondition, "no part of this job");
+    }
+
+    /// A part that has left says nothing of a job that is over: the next one may listen at the same address soon.
+    #[tokio::test]
+    async fn a_member_that_has_left_lets_callers_ask_again() {
+        let (meeting, service) = part_0();
+        meeting.leave();
+        let common = HashMap::from([("the graph".to_owned(), "another".to_owned())]);
+        for request in [part_1(b"a process"), JoinRequest { common, ..part_1(b"a process") }] {
+            let (code, why) = refused(&service, request).await;
+            assert_eq!((code, &*why), (Code::Unavailable, "this part has left"));
+        }
+    }
+}
