@@ -7,18 +7,17 @@
 //!
 //! This module counts nothing itself.
 
-mod report;
 #[cfg(test)]
 mod tests;
-mod text;
 
-use serde::Serialize;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
 
 use crate::dataflow::{NodeId, Topology};
-use crate::placement::{Crossing, Placement, Placements};
-use crate::sites::{Allocating, Site};
-
-pub use report::{SenderReport, Sent};
+use crate::placement::{Crossing, CrossingId, Placement, Placements};
+use crate::schedule::CrossingCounts;
+use crate::sites::{Allocating, NodeSites, SeenCrossing, Site};
 
 /// All crossing tensors of a split graph. Its text has a paragraph for each.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -168,5 +167,116 @@ impl From<Sent> for Copies {
     fn from(sent: Sent) -> Self {
         let tensors = sent.in_place + sent.copied + sent.inline;
         Self { tensors, copied: sent.copied, inline: sent.inline }
+    }
+}
+
+/// How a sender has sent its tensors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sent {
+    /// The number of tensors that the device took from their own memory.
+    pub in_place: u64,
+    /// The number of tensors that were copied into registered memory first, or into a message.
+    pub copied: u64,
+    /// The number of tensors that travelled within the request itself, because they are small.
+    pub inline: u64,
+}
+
+/// What a process counted for a crossing tensor that it sends. It travels to the process that explains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SenderReport {
+    /// The number of the crossing tensor.
+    pub crossing: usize,
+    /// Whether the allocator of the process traces.
+    pub traced: bool,
+    /// The memory of the tensors.
+    pub seen: SeenCrossing,
+    /// How they were sent in the first step.
+    pub first_step: Sent,
+    /// How they were sent in all later steps.
+    pub later: Sent,
+}
+
+impl SenderReport {
+    /// Makes the report of a crossing tensor from the counts of its sender after the first step and at the end.
+    ///
+    /// ```
+    /// use tonic_rdma_graph::dataflow::Topology;
+    /// use tonic_rdma_graph::explain::{SenderReport, Sent};
+    /// use tonic_rdma_graph::placement::CrossingId;
+    /// use tonic_rdma_graph::sites::NodeSites;
+    ///
+    /// let sites = NodeSites::untraced(&Topology::new());
+    /// let (first, all) = (Sent { copied: 1, ..Sent::default() }, Sent { copied: 1, in_place: 9, inline: 0 });
+    /// let report = SenderReport::new(CrossingId(0), &sites, first, all);
+    /// assert_eq!(report.later, Sent { in_place: 9, ..Sent::default() });
+    /// ```
+    pub fn new(crossing: CrossingId, sites: &NodeSites, first_step: Sent, all: Sent) -> Self {
+        let later = Sent {
+            in_place: all.in_place.saturating_sub(first_step.in_place),
+            copied: all.copied.saturating_sub(first_step.copied),
+            inline: all.inline.saturating_sub(first_step.inline),
+        };
+        Self {
+            crossing: crossing.0,
+            traced: sites.is_traced(),
+            seen: sites.seen(crossing),
+            first_step,
+            later,
+        }
+    }
+}
+
+impl From<CrossingCounts> for Sent {
+    fn from(counts: CrossingCounts) -> Self {
+        let CrossingCounts { sent, copied, inline, .. } = counts;
+        Self { in_place: sent.saturating_sub(copied).saturating_sub(inline), copied, inline }
+    }
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.tensors.is_empty() {
+            return writeln!(f, "no tensor crosses");
+        }
+        for (index, tensor) in self.tensors.iter().enumerate() {
+            if index > 0 {
+                writeln!(f)?;
+            }
+            tensor.fmt(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for ExplainedTensor {
+    /// Writes a line with the name, and a line for each fact.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.name)?;
+        writeln!(f, "  producer   {}, part {}", self.producer, self.from)?;
+        writeln!(f, "  consumers  {}, part {}", self.consumers.join(", "), self.to)?;
+        match self.bytes {
+            Some(bytes) => writeln!(f, "  shape      {}, {bytes} bytes", self.shape)?,
+            None => writeln!(f, "  shape      {}", self.shape)?,
+        }
+        writeln!(f, "  placement  {}: {}", self.placement, self.why)?;
+        if let Some(site) = &self.site {
+            writeln!(f, "  site       {site}")?;
+        }
+        if let (Some(first), Some(later)) = (self.first_step, self.later_steps) {
+            writeln!(f, "  copies     first step: {first}; later steps: {later}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Copies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self { tensors: 0, .. } => f.write_str("nothing sent"),
+            Self { tensors, copied, inline: 0 } => write!(f, "{copied} of {tensors} tensors copied"),
+            Self { tensors, copied, inline } => {
+                write!(f, "{copied} of {tensors} tensors copied, {inline} sent inline")
+            }
+        }
     }
 }

@@ -1,15 +1,19 @@
-//! From the engine's graph to a topology.
+//! From the engine's graph to a topology and kernels, and the tensors of the engine.
 
 use std::collections::{BTreeSet, HashMap};
+use std::rc::Rc;
+use std::sync::Arc;
 
+use bytes::Bytes;
+use tract_onnx::prelude as tract;
 use tract_onnx::prelude::*;
-use tract_onnx::tract_core::internal::{SymbolValues, TractErrorContext as _, solve_for};
+use tract_onnx::tract_core::internal::{SymbolScope, SymbolValues, TractErrorContext as _, bail, solve_for};
 use tract_onnx::tract_core::ops::Cost;
 use tract_onnx::tract_core::ops::konst::Const;
+use tract_onnx::tract_core::plan::{SessionState, eval};
 
-use super::value::dtype;
-use crate::dataflow::{self, Dim, NodeId, Outlet, Role, Topology};
-use tonic_rdma_tensor::Dtype;
+use crate::dataflow::{self, Dim, Kernel, KernelError, NodeId, Outlet, Role, Topology, Value};
+use tonic_rdma_tensor::{Dtype, Shape, Tensor, TensorSpec};
 
 /// Makes the topology of the engine's graph, and returns it with the engine's number of each node.
 ///
@@ -171,4 +175,197 @@ fn work(model: &TypedModel, node: &TypedNode) -> u64 {
     let costs = node.op.cost(&facts).unwrap_or_default();
     let counted = costs.iter().filter(|(cost, _)| matches!(cost, Cost::FMA(_) | Cost::Div(_)));
     counted.map(|(_, count)| one(count)).fold(written, u64::saturating_add)
+}
+
+/// Returns the kernel of a node of the engine's graph.
+pub(super) fn kernel(model: &TypedModel, number: usize) -> Box<dyn Kernel<ModelValue>> {
+    let node = &model.nodes[number];
+    let facts = node
+        .inputs
+        .iter()
+        .chain(&needs(model, number))
+        .map(|input| fact_without_value(model, *input))
+        .collect();
+    let mut node = node.clone();
+    // The facts of the outputs may hold constants of the model.
+    for output in &mut node.outputs {
+        output.fact = output.fact.without_value();
+    }
+    Box::new(NodeKernel { facts, own: node.inputs.len(), node, _symbols: model.symbols.clone() })
+}
+
+struct NodeKernel {
+    node: TypedNode,
+    facts: Vec<TypedFact>,
+    /// The number of inputs that the node computes with. The inputs after these determine symbols.
+    own: usize,
+    /// A symbol does not keep its name alive.
+    _symbols: SymbolScope,
+}
+
+impl Kernel<ModelValue> for NodeKernel {
+    fn run(&mut self, _step: u64, inputs: Vec<ModelValue>) -> Result<Vec<ModelValue>, KernelError> {
+        if inputs.len() != self.facts.len() {
+            return Err(format!("{} inputs came, the node has {}", inputs.len(), self.facts.len()).into());
+        }
+        // The state of a node lasts for one step only, as in the engine's own executor. So steps can't disturb one another.
+        let mut session = SessionState::default();
+        resolve(&mut session.resolved_symbols, &self.facts, &inputs)?;
+        for (index, (fact, input)) in self.facts.iter().zip(&inputs).enumerate() {
+            if !fact.matches(input.tensor(), Some(&session.resolved_symbols))? {
+                let tensor = input.tensor();
+                return Err(format!("input {index} is {:?}, the node needs {fact:?}", tensor.shape()).into());
+            }
+        }
+        lengths(&session.resolved_symbols, &self.node)?;
+        let inputs: TVec<TValue> = inputs.into_iter().take(self.own).map(ModelValue::into_engine).collect();
+        let node = &self.node;
+        let outputs = guarded(|| {
+            let op = node.op();
+            let mut state = if op.is_stateless() { None } else { op.state(&mut session, node.id)? };
+            eval(&mut session, state.as_deref_mut(), node, inputs)
+        })?;
+        Ok(outputs.into_iter().map(ModelValue::from_engine).collect())
+    }
+}
+
+/// Finds the lengths of symbolic dimensions in the shapes of the inputs.
+fn resolve(
+    symbols: &mut SymbolValues,
+    facts: &[TypedFact],
+    inputs: &[ModelValue],
+) -> Result<(), KernelError> {
+    // A symbol that one dimension determines may be needed by the dimension before it.
+    for _ in 0..2 {
+        for (fact, input) in facts.iter().zip(inputs) {
+            for (expression, length) in fact.shape.iter().zip(input.tensor().shape()) {
+                let open = expression.eval(symbols);
+                let mut unknown = open.symbols().into_iter();
+                let (Some(symbol), None) = (unknown.next(), unknown.next()) else { continue };
+                if let Some(value) = solve_for(&symbol, &open, &(*length as i64).to_dim()) {
+                    symbols.set(&symbol, value.to_i64()?);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Checks the shapes of a node's outputs. The engine does not: where a picture is smaller than the filter, it computes with addresses
+/// outside the picture.
+pub(super) fn lengths(symbols: &SymbolValues, node: &TypedNode) -> TractResult<()> {
+    for dim in node.outputs.iter().flat_map(|output| output.fact.shape.iter()) {
+        if matches!(dim, TDim::Val(_)) {
+            continue;
+        }
+        match dim.eval(symbols).to_i64() {
+            Ok(length) if length > 0 => {}
+            Ok(length) => {
+                bail!("{}: the dimension {dim} would be {length}; the inputs are too small", node.name)
+            }
+            Err(_) => bail!("{}: the shapes of the inputs do not determine the dimension {dim}", node.name),
+        }
+    }
+    Ok(())
+}
+
+fn fact_without_value(model: &TypedModel, outlet: OutletId) -> TypedFact {
+    model.nodes[outlet.node].outputs[outlet.slot].fact.without_value()
+}
+
+/// Calls the engine. A panic of the engine becomes an error.
+pub(super) fn guarded<T>(call: impl FnOnce() -> TractResult<T>) -> Result<T, KernelError> {
+    dataflow::guarded("the engine", || call().map_err(|error| format!("{error:#}").into()))
+}
+
+/// A tensor of the engine. Clones share its content.
+#[derive(Clone, Debug)]
+pub struct ModelValue(Arc<tract::Tensor>);
+
+impl ModelValue {
+    /// Returns type and shape.
+    ///
+    /// # Errors
+    /// The type of the elements is private to the engine.
+    pub fn spec(&self) -> Result<TensorSpec, KernelError> {
+        let dtype = dtype(self.0.datum_type())
+            .ok_or_else(|| format!("a tensor of {:?} can't cross", self.0.datum_type()))?;
+        let dims: Vec<u64> = self.0.shape().iter().map(|length| *length as u64).collect();
+        Ok(TensorSpec::new(dtype, Shape::new(&dims)?)?)
+    }
+
+    /// Returns the content, row-major.
+    pub fn bytes(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+
+    pub(super) fn tensor(&self) -> &tract::Tensor {
+        &self.0
+    }
+
+    /// Takes a result of the engine, without a copy unless the engine still uses it.
+    pub(super) fn from_engine(value: tract::TValue) -> Self {
+        Self(tract::IntoArcTensor::into_arc_tensor(value))
+    }
+
+    /// Gives the tensor to the engine, which may change it in place if it is used nowhere else.
+    pub(super) fn into_engine(self) -> tract::TValue {
+        match Arc::try_unwrap(self.0) {
+            Ok(tensor) => tract::TValue::Var(Rc::new(tensor)),
+            Err(shared) => tract::TValue::Const(shared),
+        }
+    }
+}
+
+impl Value for ModelValue {
+    fn share(&self) -> Result<Tensor, KernelError> {
+        Ok(Tensor::from_bytes(self.spec()?, Bytes::from_owner(Owner(Arc::clone(&self.0))))?)
+    }
+
+    fn filled(
+        spec: &TensorSpec,
+        fill: &mut dyn FnMut(&mut [u8]) -> Result<(), KernelError>,
+    ) -> Result<Self, KernelError> {
+        let datum =
+            datum(spec.dtype()).ok_or_else(|| format!("the engine has no tensors of {}", spec.dtype()))?;
+        let dims: Vec<usize> = spec.shape().dims().iter().map(|length| *length as usize).collect();
+        // The engine's only way to a tensor without zeros is unsafe.
+        let mut tensor = tract::Tensor::zero_dt(datum, &dims)?;
+        fill(tensor.as_bytes_mut())?;
+        Ok(Self(Arc::new(tensor)))
+    }
+}
+
+/// Keeps a tensor in memory, and keeps the engine from changing it in place.
+struct Owner(Arc<tract::Tensor>);
+
+impl AsRef<[u8]> for Owner {
+    fn as_ref(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+}
+
+/// The types of elements that both the engine and tensors have.
+const TYPES: [(tract::DatumType, Dtype); 12] = [
+    (tract::DatumType::Bool, Dtype::Bool),
+    (tract::DatumType::U8, Dtype::U8),
+    (tract::DatumType::U16, Dtype::U16),
+    (tract::DatumType::U32, Dtype::U32),
+    (tract::DatumType::U64, Dtype::U64),
+    (tract::DatumType::I8, Dtype::I8),
+    (tract::DatumType::I16, Dtype::I16),
+    (tract::DatumType::I32, Dtype::I32),
+    (tract::DatumType::I64, Dtype::I64),
+    (tract::DatumType::F16, Dtype::F16),
+    (tract::DatumType::F32, Dtype::F32),
+    (tract::DatumType::F64, Dtype::F64),
+];
+
+/// Returns the type of elements that cross, or `None` if the engine's type is private to it.
+pub(super) fn dtype(datum: tract::DatumType) -> Option<Dtype> {
+    TYPES.iter().find(|(known, _)| *known == datum).map(|(_, dtype)| *dtype)
+}
+
+fn datum(dtype: Dtype) -> Option<tract::DatumType> {
+    TYPES.iter().find(|(_, known)| *known == dtype).map(|(datum, _)| *datum)
 }

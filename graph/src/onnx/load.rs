@@ -1,17 +1,24 @@
-//! From a file to the engine's graph.
+//! From a file to the engine's graph: the file is checked, dimensions get other lengths, and weights seeded random values.
 
+use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use tract_onnx::pb::ModelProto;
+use fastrand::Rng;
+use tract_onnx::Onnx;
+use tract_onnx::pb::attribute_proto::AttributeType;
+use tract_onnx::pb::tensor_proto::{DataLocation, DataType};
+use tract_onnx::pb::tensor_shape_proto::dimension;
+use tract_onnx::pb::type_proto::Value;
+use tract_onnx::pb::{GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto};
 use tract_onnx::prelude::*;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::check::{Wrong, check, no_model};
-use super::kernel::guarded;
-use super::settings::{ModelSettings, Weights};
-use super::{lengths, weights};
-use crate::dataflow::KernelError;
+use super::convert::guarded;
+use super::{ModelSettings, SymbolicDim, Weights};
+use crate::dataflow::{Dim, KernelError};
 use crate::error::GraphError;
 
 /// The engine's graph of a model.
@@ -34,14 +41,14 @@ pub(super) fn load(path: &Path, mut bytes: &[u8], settings: &ModelSettings) -> R
     let mut proto =
         guarded(|| engine.proto_model_for_read(&mut bytes)).map_err(|error| wrong(no_model(error)))?;
     if let Some(graph) = &mut proto.graph {
-        settings.dims.iter().try_for_each(|dim| lengths::set(graph, dim)).map_err(wrong)?;
+        settings.dims.iter().try_for_each(|dim| set(graph, dim)).map_err(wrong)?;
     }
     check(&engine, &proto).map_err(|found| match found {
         Wrong::Reason(reason) => wrong(reason),
         Wrong::Operator { node, operator } => GraphError::Operator { path: path.to_owned(), node, operator },
     })?;
     let seeded = match (settings.weights, &mut proto.graph) {
-        (Weights::Seeded(seed), Some(graph)) => weights::seed(graph, seed).map_err(wrong)?,
+        (Weights::Seeded(seed), Some(graph)) => seed_weights(graph, seed).map_err(wrong)?,
         _ => 0,
     };
     let engine = optimise(&engine, proto, path.parent()).map_err(|error| wrong(error.to_string()))?;
@@ -73,4 +80,434 @@ fn optimise(
         drop(proto);
         parsed.model.into_typed()?.into_optimized()
     })
+}
+
+/// What is wrong with a model.
+pub(super) enum Wrong {
+    /// The engine has no such operator.
+    Operator { node: String, operator: String },
+    /// Anything else.
+    Reason(String),
+}
+
+impl From<String> for Wrong {
+    fn from(reason: String) -> Self {
+        Self::Reason(reason)
+    }
+}
+
+/// Says that a file is no model, and what to do.
+fn no_model(reason: impl fmt::Display) -> String {
+    format!("it is no ONNX model: {reason}; name a file that a framework has exported as ONNX")
+}
+
+/// Checks names, types and lengths, and that the engine knows all operators, before the engine parses the model: it panics on some
+/// models that are wrong.
+pub(super) fn check(engine: &Onnx, model: &ModelProto) -> Result<(), Wrong> {
+    let Some(graph) = &model.graph else {
+        return Err(no_model("it has no graph").into());
+    };
+    if graph.node.is_empty() || graph.output.is_empty() {
+        return Err(no_model("its graph has no nodes or no outputs").into());
+    }
+    check_graph(engine, graph, &HashSet::new())?;
+    let constants: HashSet<&str> = graph.initializer.iter().map(|constant| constant.name.as_str()).collect();
+    for input in graph.input.iter().filter(|input| !constants.contains(input.name.as_str())) {
+        check_lengths(input)?;
+    }
+    Ok(())
+}
+
+/// Returns the name of a node: its own, or that of its first output.
+pub(super) fn name(node: &NodeProto) -> &str {
+    match node.output.first() {
+        Some(output) if node.name.is_empty() => output,
+        _ => &node.name,
+    }
+}
+
+fn check_graph(engine: &Onnx, graph: &GraphProto, outer: &HashSet<&str>) -> Result<(), Wrong> {
+    let mut values = outer.clone();
+    for constant in &graph.initializer {
+        check_tensor(constant)?;
+        values.insert(&constant.name);
+    }
+    for input in &graph.input {
+        check_type(input)?;
+        values.insert(&input.name);
+    }
+    values.extend(graph.node.iter().flat_map(|node| &node.output).map(String::as_str));
+    for node in &graph.node {
+        if !engine.op_register.0.contains_key(&node.op_type) {
+            return Err(Wrong::Operator { node: name(node).to_owned(), operator: node.op_type.clone() });
+        }
+        if let Some(missing) =
+            node.input.iter().find(|input| !input.is_empty() && !values.contains(input.as_str()))
+        {
+            return Err(format!("node {}: no node, input or constant is called {missing}", name(node)).into());
+        }
+        for attribute in &node.attribute {
+            if AttributeType::from_i32(attribute.r#type).is_none() {
+                return Err(format!(
+                    "node {}: the attribute {} has an unknown type",
+                    name(node),
+                    attribute.name
+                )
+                .into());
+            }
+            attribute.t.iter().chain(&attribute.tensors).try_for_each(check_tensor)?;
+            attribute
+                .g
+                .iter()
+                .chain(&attribute.graphs)
+                .try_for_each(|inner| check_graph(engine, inner, &values))?;
+        }
+    }
+    for output in &graph.output {
+        if !values.contains(output.name.as_str()) {
+            return Err(format!("nothing computes the output {}", output.name).into());
+        }
+    }
+    graph.value_info.iter().filter(|value| value.r#type.is_some()).try_for_each(check_type)
+}
+
+fn check_type(value: &ValueInfoProto) -> Result<(), Wrong> {
+    let Some(Value::TensorType(tensor)) =
+        value.r#type.as_ref().and_then(|described| described.value.as_ref())
+    else {
+        return Err(format!("{} is no tensor, and only tensors are supported", value.name).into());
+    };
+    check_elements(&value.name, tensor.elem_type)
+}
+
+fn check_elements(name: &str, number: i32) -> Result<(), Wrong> {
+    match DataType::from_i32(number) {
+        None
+        | Some(DataType::Undefined | DataType::Complex64 | DataType::Complex128 | DataType::Bfloat16) => {
+            Err(format!("the tensor {name} has elements of type {number}, which is not supported").into())
+        }
+        Some(_) => Ok(()),
+    }
+}
+
+/// Checks that each dimension of an input has a length or a symbol.
+fn check_lengths(input: &ValueInfoProto) -> Result<(), Wrong> {
+    let Some(Value::TensorType(tensor)) =
+        input.r#type.as_ref().and_then(|described| described.value.as_ref())
+    else {
+        return Ok(());
+    };
+    let Some(shape) = &tensor.shape else {
+        return Err(format!("the input {} has no shape", input.name).into());
+    };
+    for (axis, dim) in shape.dim.iter().enumerate() {
+        match &dim.value {
+            Some(dimension::Value::DimValue(length)) if *length > 0 => {}
+            Some(dimension::Value::DimParam(symbol)) if symbol != "?" => {}
+            _ => {
+                let name = &input.name;
+                return Err(format!("dimension {axis} of the input {name} has no length; give it one, or a symbol: {name}:{axis}=N").into());
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check_tensor(tensor: &TensorProto) -> Result<(), Wrong> {
+    check_elements(&tensor.name, tensor.data_type)?;
+    let Some(count) = elements(&tensor.dims) else {
+        return Err(format!("the tensor {} has the shape {:?}", tensor.name, tensor.dims).into());
+    };
+    if tensor.raw_data.is_empty() || tensor.data_location == Some(DataLocation::External as i32) {
+        return Ok(());
+    }
+    let size = match DataType::from_i32(tensor.data_type) {
+        Some(DataType::Bool | DataType::Int8 | DataType::Uint8) => 1,
+        Some(DataType::Float16 | DataType::Int16 | DataType::Uint16) => 2,
+        Some(DataType::Float | DataType::Int32 | DataType::Uint32) => 4,
+        Some(DataType::Double | DataType::Int64 | DataType::Uint64) => 8,
+        _ => return Err(format!("the tensor {} has strings in binary form", tensor.name).into()),
+    };
+    if count.checked_mul(size) != Some(tensor.raw_data.len()) {
+        return Err(format!(
+            "the tensor {} has {} bytes for {count} elements",
+            tensor.name,
+            tensor.raw_data.len()
+        )
+        .into());
+    }
+    Ok(())
+}
+
+/// Changes a dimension of an input. If it is the first one, the batch, then it changes nodes that reshape with the old batch as well.
+///
+/// # Errors
+/// The model has no such input, or the input has no such dimension.
+pub(super) fn set(graph: &mut GraphProto, asked: &SymbolicDim) -> Result<(), String> {
+    let constants: HashSet<&str> = graph.initializer.iter().map(|constant| constant.name.as_str()).collect();
+    let inputs: Vec<&str> = graph
+        .input
+        .iter()
+        .map(|input| input.name.as_str())
+        .filter(|name| !constants.contains(name))
+        .collect();
+    if !inputs.contains(&asked.input.as_str()) {
+        return Err(format!(
+            "{asked}: the model has no input of this name; its inputs are {}",
+            inputs.join(", ")
+        ));
+    }
+    let input = graph.input.iter_mut().find(|input| input.name == asked.input);
+    let described =
+        input.and_then(|input| input.r#type.as_mut()).and_then(|described| described.value.as_mut());
+    let Some(Value::TensorType(tensor)) = described else {
+        return Err(format!("{asked}: this input is no tensor"));
+    };
+    let dims = tensor.shape.as_mut().map_or(&mut [][..], |shape| &mut shape.dim);
+    let rank = dims.len();
+    let dim = dims.get_mut(asked.axis).ok_or_else(|| format!("{asked}: this input has {rank} dimensions"))?;
+    let new = match &asked.dim {
+        Dim::Known(length) => {
+            dimension::Value::DimValue(i64::try_from(*length).map_err(|_| format!("{asked} is too long"))?)
+        }
+        Dim::Symbolic(symbol) => dimension::Value::DimParam(symbol.to_string()),
+    };
+    let old = dim.value.replace(new);
+    // What the file says of other shapes may be wrong now.
+    graph.value_info.clear();
+    if let (0, Some(dimension::Value::DimValue(old))) = (asked.axis, old) {
+        keep_batch(graph, &asked.input, old);
+    }
+    Ok(())
+}
+
+/// Changes nodes that reshape a batch of pictures to a constant shape, `[1, 2048]`. The batch becomes `0`, which means: as it is.
+fn keep_batch(graph: &mut GraphProto, input: &str, old: i64) {
+    let mut depend = HashSet::from([input.to_owned()]);
+    let mut shapes = Vec::new();
+    for index in 0..graph.node.len() {
+        let node = &graph.node[index];
+        if !node.input.iter().any(|name| depend.contains(name)) {
+            continue;
+        }
+        depend.extend(node.output.iter().cloned());
+        let data_depends = node.input.first().is_some_and(|name| depend.contains(name));
+        if node.op_type != "Reshape" || !data_depends {
+            continue;
+        }
+        let Some(mut shape) = node.input.get(1).and_then(|name| integers(graph, name)) else { continue };
+        if shape.first() != Some(&old) {
+            continue;
+        }
+        shape[0] = 0;
+        let name = format!("{}#batch", node.output.first().map_or("", String::as_str));
+        graph.node[index].input[1].clone_from(&name);
+        shapes.push(TensorProto {
+            name,
+            dims: vec![shape.len() as i64],
+            data_type: tract_onnx::pb::tensor_proto::DataType::Int64 as i32,
+            int64_data: shape,
+            ..TensorProto::default()
+        });
+    }
+    graph.initializer.extend(shapes);
+}
+
+/// Returns the whole numbers of a constant.
+fn integers(graph: &GraphProto, name: &str) -> Option<Vec<i64>> {
+    let of_node = |node: &&NodeProto| {
+        node.op_type == "Constant" && node.output.first().is_some_and(|output| output == name)
+    };
+    let initializer = graph.initializer.iter().find(|constant| constant.name == name);
+    let tensor = initializer.or_else(|| {
+        graph.node.iter().find(of_node)?.attribute.iter().find_map(|attribute| attribute.t.as_ref())
+    })?;
+    if tensor.raw_data.is_empty() {
+        return Some(tensor.int64_data.clone());
+    }
+    tensor.raw_data.chunks(8).map(|bytes| Some(i64::from_le_bytes(bytes.try_into().ok()?))).collect()
+}
+
+/// Returns the number of elements of a tensor, if the shape has one.
+pub(super) fn elements(dims: &[i64]) -> Option<usize> {
+    dims.iter().try_fold(1_usize, |count, length| count.checked_mul(usize::try_from(*length).ok()?))
+}
+
+/// What a weight is for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Use {
+    /// Multiplies this many inputs, whose products are added. The second number multiplies the scale.
+    Product(i64, f32),
+    /// Is added.
+    Bias,
+    /// Multiplies one input by about this number.
+    Scale(f32),
+    /// Is a variance: positive.
+    Variance,
+}
+
+/// Puts random values in place of all weights, and returns how many weights there are. The values of a weight depend on the seed and
+/// on its name alone.
+///
+/// # Errors
+/// A weight has a shape that is not possible.
+fn seed_weights(graph: &mut GraphProto, seed: u64) -> Result<usize, String> {
+    let shapes = shapes(graph);
+    let uses: HashMap<&String, Use> =
+        shapes.iter().filter_map(|(name, dims)| Some((name, find_use(graph, name, dims, 0)?))).collect();
+    for (name, found) in &uses {
+        let dims = &shapes[*name];
+        let bytes = elements(dims).and_then(|elements| elements.checked_mul(4));
+        let bytes = bytes.filter(|bytes| *bytes <= i32::MAX as usize);
+        let bytes = bytes.ok_or_else(|| format!("the weight {name} has the shape {dims:?}"))?;
+        let values = TensorProto {
+            name: (*name).clone(),
+            dims: dims.clone(),
+            data_type: DataType::Float as i32,
+            raw_data: random(*found, bytes, Rng::with_seed(xxh3_64_with_seed(name.as_bytes(), seed))),
+            ..TensorProto::default()
+        };
+        graph.initializer.retain(|constant| constant.name != **name);
+        graph.initializer.push(values);
+    }
+    graph.node.retain(|node| {
+        !node.output.first().is_some_and(|output| is_constant(node) && uses.contains_key(output))
+    });
+    Ok(uses.len())
+}
+
+fn is_constant(node: &NodeProto) -> bool {
+    matches!(node.op_type.as_str(), "ConstantOfShape" | "Constant")
+}
+
+/// Returns the names and shapes of all constants of 32-bit floats.
+fn shapes(graph: &GraphProto) -> HashMap<String, Vec<i64>> {
+    let float = |tensor: &&TensorProto| tensor.data_type == DataType::Float as i32;
+    let mut shapes: HashMap<String, Vec<i64>> = graph
+        .initializer
+        .iter()
+        .filter(float)
+        .map(|tensor| (tensor.name.clone(), tensor.dims.clone()))
+        .collect();
+    for node in graph.node.iter().filter(|node| is_constant(node)) {
+        let Some(output) = node.output.first() else { continue };
+        let value = node
+            .attribute
+            .iter()
+            .find(|attribute| attribute.name == "value")
+            .and_then(|attribute| attribute.t.as_ref());
+        if node.op_type == "Constant" {
+            shapes.extend(value.filter(float).map(|tensor| (output.clone(), tensor.dims.clone())));
+        } else if value.is_none_or(|tensor| float(&tensor)) {
+            let shape = node.input.first().and_then(|shape| integers(graph, shape));
+            shapes.extend(shape.map(|shape| (output.clone(), shape)));
+        }
+    }
+    shapes
+}
+
+/// Tells what a constant is for, by the first node that uses it as a weight. Nodes that only change its shape are followed.
+fn find_use(graph: &GraphProto, name: &str, dims: &[i64], depth: usize) -> Option<Use> {
+    // A chain of nodes that only change the shape is short.
+    if depth > 4 {
+        return None;
+    }
+    let several = dims.iter().product::<i64>() > 1;
+    let last = *dims.last().unwrap_or(&1);
+    let before_last = *dims.iter().nth_back(1).unwrap_or(&last);
+    graph.node.iter().find_map(|node| {
+        let input = node.input.iter().position(|input| input == name)?;
+        let gain = share(graph, node);
+        let product = |inputs: i64| {
+            let rectified = node.output.first().is_some_and(|output| rectified(graph, output, 0));
+            Use::Product(inputs, if rectified { gain } else { gain / f32::sqrt(2.0) })
+        };
+        match (node.op_type.as_str(), input) {
+            ("Conv", 1) => Some(product(dims.iter().skip(1).product())),
+            ("ConvTranspose", 1) => Some(product(dims.first()? * dims.iter().skip(2).product::<i64>())),
+            ("Gemm", 1) if flag(node, "transB") => Some(product(last)),
+            ("Gemm" | "MatMul", 1) => Some(product(before_last)),
+            ("MatMul", 0) | ("LSTM" | "GRU" | "RNN", 1 | 2) => Some(product(last)),
+            ("Gather", 0) if several => Some(product(1)),
+            ("Conv" | "ConvTranspose" | "Gemm" | "LayerNormalization" | "InstanceNormalization", 2) => {
+                Some(Use::Bias)
+            }
+            ("LSTM" | "GRU" | "RNN", 3) | ("BatchNormalization", 2 | 3) => Some(Use::Bias),
+            ("BatchNormalization" | "LayerNormalization" | "InstanceNormalization", 1) => {
+                Some(Use::Scale(gain))
+            }
+            ("BatchNormalization", 4) => Some(Use::Variance),
+            ("Mul", _) if several => Some(Use::Scale(gain)),
+            ("Add", _) if several => Some(Use::Bias),
+            ("Reshape" | "Unsqueeze" | "Squeeze" | "Flatten" | "Identity", 0) => {
+                find_use(graph, node.output.first()?, dims, depth + 1)
+            }
+            _ => None,
+        }
+    })
+}
+
+/// Returns what a node's weights must be multiplied by, so that a sum that its output goes into is not much larger than the output.
+/// Without this, activations grow by half with each block of a residual network, and its results become 0 or 1 for any input.
+fn share(graph: &GraphProto, node: &NodeProto) -> f32 {
+    let Some(output) = node.output.first() else { return 1.0 };
+    let sums = |sum: &&NodeProto| {
+        matches!(sum.op_type.as_str(), "Sum" | "Add") && sum.input.len() > 1 && sum.input.contains(output)
+    };
+    let Some(sum) = graph.node.iter().find(sums) else { return 1.0 };
+    let weighted = |name: &String| {
+        let producer = graph.node.iter().find(|node| node.output.first() == Some(name));
+        producer.is_some_and(|node| {
+            matches!(
+                node.op_type.as_str(),
+                "BatchNormalization" | "Conv" | "ConvTranspose" | "Gemm" | "MatMul" | "Mul"
+            )
+        })
+    };
+    let constant = |name: &String| {
+        let made = |node: &NodeProto| {
+            node.output.first() == Some(name) && (is_constant(node) || node.op_type == "Unsqueeze")
+        };
+        graph.initializer.iter().any(|constant| constant.name == *name) || graph.node.iter().any(made)
+    };
+    match () {
+        // This is a bias.
+        () if sum.input.iter().any(constant) => 1.0,
+        () if sum.input.iter().all(weighted) => (1.0 / sum.input.len() as f32).sqrt(),
+        () => 0.3,
+    }
+}
+
+/// Tells whether a rectifier follows, which makes every other number 0.
+fn rectified(graph: &GraphProto, output: &String, depth: usize) -> bool {
+    let mut users = graph.node.iter().filter(|node| node.input.contains(output));
+    users.any(|user| match user.op_type.as_str() {
+        "Relu" | "LeakyRelu" | "PRelu" | "Clip" => true,
+        "BatchNormalization" | "Mul" | "Add" if depth < 4 => {
+            user.output.first().is_some_and(|output| rectified(graph, output, depth + 1))
+        }
+        _ => false,
+    })
+}
+
+fn flag(node: &NodeProto, name: &str) -> bool {
+    node.attribute.iter().any(|attribute| attribute.name == name && attribute.i != 0)
+}
+
+/// Makes random numbers, in binary form. Products keep the variance of their inputs where every other input is 0, as it is after a
+/// rectifier (He et al., *Delving Deep into Rectifiers*, 2015, §2.2).
+fn random(of: Use, bytes: usize, mut random: Rng) -> Vec<u8> {
+    let (middle, spread) = match of {
+        // The variance of evenly distributed numbers from -a to a is a²/3.
+        Use::Product(inputs, gain) => (0.0, gain * (6.0 / inputs.max(1) as f32).sqrt()),
+        Use::Bias => (0.0, 0.1),
+        Use::Scale(gain) => (gain, 0.2 * gain),
+        Use::Variance => (1.0, 0.2),
+    };
+    let mut values = vec![0; bytes];
+    for value in values.chunks_exact_mut(4) {
+        let number: f32 = middle + spread * (2.0 * random.f32() - 1.0);
+        value.copy_from_slice(&number.to_le_bytes());
+    }
+    values
 }

@@ -3,8 +3,7 @@
 use proptest::prelude::*;
 use tonic_rdma_tensor::Dtype;
 
-use super::balanced::search;
-use super::*;
+use super::{search, *};
 use crate::GraphError;
 use crate::dataflow::{Fact, Node, NodeId, Outlet, Role, Topology};
 use crate::placement::{Part, Partition, analyse};

@@ -1,25 +1,26 @@
-//! The executor of one part.
+//! The executor of one part: its settings, what a run asks of the program, and what it reports.
 
 use std::collections::HashMap;
-use std::fmt;
-use std::mem;
 use std::ops::Range;
-use std::sync::Arc;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::Waker;
+use std::time::Duration;
+use std::{fmt, mem};
 
-use tonic_rdma_tensor::Tensor;
-use tonic_rdma_verbs::internal::chain;
+use serde::de::IntoDeserializer as _;
+use serde::{Deserialize, Serialize};
 
-use super::compute;
 use super::plan::Plan;
-use super::program::Program;
-use super::report::Report;
-use super::run::Run;
-use super::settings::{Settings, Stop, Work};
+use super::run::{Run, run_constant};
 use super::transfers::Transfers;
-use crate::dataflow::{Kernel, NodeId, Topology, Value};
+use crate::dataflow::{Kernel, KernelError, NodeId, Outlet, Topology, Value};
 use crate::error::GraphError;
-use crate::placement::{Part, Placements};
+use crate::placement::{CrossingId, Part, Placements};
 use crate::sites::NodeSites;
+use tonic_rdma_tensor::Tensor;
+use tonic_rdma_verbs::internal::{chain, lock};
 
 /// Runs the nodes of one part. One thread uses it at a time.
 pub struct Executor<V> {
@@ -93,7 +94,7 @@ impl<V: Value> Executor<V> {
         let mut constants = Vec::with_capacity(plan.constants.len());
         for id in &plan.constants {
             let mut kernel = kernels.remove(id).ok_or_else(|| missing(&graph, *id, part))?;
-            constants.push(compute::constant(&graph, *id, &mut *kernel)?);
+            constants.push(run_constant(&graph, *id, &mut *kernel)?);
         }
         let kept = vec![None; placements.crossings().len()];
         Ok(Self {
@@ -188,4 +189,207 @@ impl<V> fmt::Debug for Executor<V> {
 fn missing(graph: &Topology, node: NodeId, part: Part) -> GraphError {
     let name = graph.node(node).map_or_else(|| node.0.to_string(), |node| node.name.clone());
     GraphError::Node { node: name, reason: format!("it has no kernel in part {}", part.0) }
+}
+
+/// What becomes of a receive that has not arrived.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReceiveMode {
+    /// It goes to the tail of the ready queue (§4).
+    #[default]
+    PollingAsync,
+    /// The thread waits for it when it gets to a node that needs it. Nodes run in topological order, so that parts that wait for one
+    /// another always go on.
+    Blocking,
+    /// Its arrival puts it into the ready queue.
+    Callback,
+}
+
+impl ReceiveMode {
+    /// All modes.
+    pub const ALL: [Self; 3] = [Self::PollingAsync, Self::Blocking, Self::Callback];
+}
+
+impl fmt::Display for ReceiveMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
+impl FromStr for ReceiveMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::deserialize(text.into_deserializer()).map_err(|_: serde::de::value::Error| {
+            format!("{text:?} is no receive mode; use polling-async, blocking or callback")
+        })
+    }
+}
+
+/// What the nodes of a run do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Work {
+    /// They compute.
+    #[default]
+    Compute,
+    /// They compute, and the executor keeps the values that this part sends in the last step of the run, for [`Replay`](Self::Replay).
+    ComputeAndKeep,
+    /// They don't compute: the values that were kept are sent again, so that only the transfers and the scheduling take time. No
+    /// inputs are fed, and no results come out.
+    Replay,
+}
+
+/// How an executor runs.
+///
+/// ```
+/// use tonic_rdma_graph::schedule::{ReceiveMode, Settings};
+///
+/// let mut settings = Settings::default();
+/// settings.receive = ReceiveMode::Callback;
+/// settings.window = 4;
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Settings {
+    /// What becomes of a receive that has not arrived.
+    pub receive: ReceiveMode,
+    /// The largest number of steps in flight. The default, 1, ends each step before the next one begins.
+    pub window: usize,
+    /// The longest time without any progress of this part: no node runs, nothing arrives, and no send begins. The default is 60 s.
+    pub deadline: Duration,
+    /// How long an executor that has nothing to do looks for arrivals before its thread sleeps. It gives its
+    /// core to other threads between looks. `None`, the default, leaves this to the transfers
+    /// ([`Transfers::spin`](crate::schedule::Transfers::spin)).
+    pub spin: Option<Duration>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { receive: ReceiveMode::default(), window: 1, deadline: Duration::from_secs(60), spin: None }
+    }
+}
+
+/// Stops a run from another thread. Clones stop the same run.
+#[derive(Clone, Debug, Default)]
+pub struct Stop {
+    state: Arc<StopState>,
+}
+
+#[derive(Debug, Default)]
+struct StopState {
+    stopped: AtomicBool,
+    waker: Mutex<Option<Waker>>,
+}
+
+impl Stop {
+    /// Stops the run, which returns [`GraphError::Stopped`](crate::GraphError::Stopped) once the kernel that runs now has ended. Later
+    /// runs return it at once.
+    pub fn stop(&self) {
+        self.state.stopped.store(true, Ordering::SeqCst);
+        let waker = lock(&self.state.waker).take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Returns whether the run was stopped.
+    pub fn is_stopped(&self) -> bool {
+        self.state.stopped.load(Ordering::SeqCst)
+    }
+
+    /// Keeps the waker of the thread that runs.
+    pub(super) fn watched_by(&self, waker: &Waker) {
+        *lock(&self.state.waker) = Some(waker.clone());
+    }
+}
+
+/// The side of a crossing at which a value is seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// This part sends the value.
+    Sent,
+    /// This part has received the value.
+    Received,
+}
+
+/// Feeds inputs into a run, and sees what comes out. Only [`feed`](Self::feed) is required. A closure `FnMut(u64, NodeId) -> Result<V,
+/// KernelError>` is a program that only feeds.
+///
+/// The thread of the executor calls these methods. The time that they take is part of the step.
+pub trait Program<V> {
+    /// Returns the value of an input of this part in a step. Each input is asked for once in each step, in ascending order.
+    ///
+    /// # Errors
+    /// There is no such value. The run ends with [`GraphError::Kernel`](crate::GraphError::Kernel), which names the input.
+    fn feed(&mut self, step: u64, input: NodeId) -> Result<V, KernelError>;
+
+    /// Takes a result of a step, if the node of the result belongs to this part.
+    ///
+    /// # Errors
+    /// Ends the run with an error that names the node.
+    fn result(&mut self, step: u64, outlet: Outlet, value: V) -> Result<(), KernelError> {
+        let _ = (step, outlet, value);
+        Ok(())
+    }
+
+    /// Sees each value that crosses, at both sides: before it is sent, and after it was received. A clone that is kept makes an engine
+    /// copy the tensor where it would otherwise work in place.
+    ///
+    /// # Errors
+    /// Ends the run with an error that names the crossing tensor.
+    fn crossed(
+        &mut self,
+        direction: Direction,
+        crossing: CrossingId,
+        step: u64,
+        value: &V,
+    ) -> Result<(), KernelError> {
+        let _ = (direction, crossing, step, value);
+        Ok(())
+    }
+}
+
+impl<V, F> Program<V> for F
+where
+    F: FnMut(u64, NodeId) -> Result<V, KernelError>,
+{
+    fn feed(&mut self, step: u64, input: NodeId) -> Result<V, KernelError> {
+        self(step, input)
+    }
+}
+
+/// When a step began and ended, measured from the beginning of the run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepTime {
+    /// The step.
+    pub step: u64,
+    /// When the step entered the window.
+    pub began: Duration,
+    /// When all nodes of this part had run in this step, and all its sends had begun.
+    pub ended: Duration,
+}
+
+/// What a run did.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Report {
+    /// The steps, in the order in which they ended.
+    pub steps: Vec<StepTime>,
+    /// The time from the beginning of the run until the last send has ended, and the parts have agreed on the steps.
+    pub elapsed: Duration,
+    /// Nodes that ran, fed inputs included.
+    pub ran: u64,
+    /// Nodes that ran while at least one receive of a step in flight had not arrived.
+    pub ran_while_outstanding: u64,
+    /// Tensors that were received.
+    pub received: u64,
+    /// Looks for a receive that found nothing.
+    pub missed: u64,
+    /// Sends that had to be tried again because all buffers were in use.
+    pub busy: u64,
+    /// How often the thread slept because nothing was ready.
+    pub slept: u64,
+    /// How often a timer ended such a sleep although something had arrived, or a send could begin. It is 0 if the transfers wake their
+    /// wakers.
+    pub late: u64,
 }

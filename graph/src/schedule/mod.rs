@@ -13,25 +13,14 @@
 //!
 //! This module never moves bytes between processes: [`Transfers`] does. It never decides what crosses: the placement did.
 
-mod alarm;
-mod compute;
 mod executor;
-mod flight;
 mod in_memory;
 mod plan;
-mod program;
-mod queue;
-mod report;
 mod run;
-mod sends;
-mod settings;
 #[cfg(test)]
 mod tests;
 mod transfers;
 
-pub use executor::Executor;
+pub use executor::{Direction, Executor, Program, ReceiveMode, Report, Settings, StepTime, Stop, Work};
 pub use in_memory::InMemory;
-pub use program::{Direction, Program};
-pub use report::{Report, StepTime};
-pub use settings::{ReceiveMode, Settings, Stop, Work};
 pub use transfers::{CrossingCounts, Start, Transfers, Unfinished};

@@ -1,27 +1,22 @@
 //! One run: the queue of ready nodes and receives, and what the thread does when nothing is ready.
 
+use std::collections::{BTreeMap, VecDeque};
+use std::mem;
 use std::ops::Range;
-use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
-use std::thread;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use tonic_rdma_tensor::Tensor;
-
-use super::alarm::{Alarm, Arrival};
-use super::compute;
-use super::executor::Executor;
-use super::flight::Flights;
-use super::plan::Source;
-use super::program::{Direction, Program};
-use super::queue::{Entry, Queue};
-use super::report::{Report, StepTime};
-use super::sends::Sends;
-use super::settings::{ReceiveMode, Work};
-use super::transfers::Transfers;
-use crate::dataflow::{KernelError, Value};
+use super::executor::{Direction, Executor, Program, ReceiveMode, Report, StepTime, Work};
+use super::plan::{Flights, PlannedNode, Source};
+use super::transfers::{Start, Transfers};
+use crate::dataflow::{self, Kernel, KernelError, NodeId, Topology, Value};
 use crate::error::GraphError;
 use crate::placement::CrossingId;
+use tonic_rdma_tensor::Tensor;
+use tonic_rdma_verbs::internal::lock;
 
 /// The longest time that the thread sleeps without a look at the transfers and at the clock.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
@@ -98,7 +93,7 @@ impl<'a, V: Value> Run<'a, V> {
         loop {
             self.check_stop()?;
             self.admit();
-            if self.flights.is_empty() {
+            if self.flights.flights.is_empty() {
                 break;
             }
             self.retry_sends()?;
@@ -125,7 +120,7 @@ impl<'a, V: Value> Run<'a, V> {
 
     /// Fills the window with steps.
     fn admit(&mut self) {
-        while self.flights.len() < self.executor.settings.window && !self.steps.is_empty() {
+        while self.flights.flights.len() < self.executor.settings.window && !self.steps.is_empty() {
             let step = self.steps.start;
             self.steps.start += 1;
             let due = self.flights.admit(&self.executor.plan, step, self.began.elapsed());
@@ -155,10 +150,9 @@ impl<'a, V: Value> Run<'a, V> {
             if self.work != Work::Replay {
                 for (constant, outlet) in &self.executor.plan.constant_results {
                     let Some(value) = self.executor.constants[*constant].get(outlet.output) else { continue };
-                    let result =
-                        compute::guarded(|| self.program.result(flight.step, *outlet, value.clone()));
+                    let result = guarded(|| self.program.result(flight.step, *outlet, value.clone()));
                     let name = self.executor.graph.outlet_name(*outlet);
-                    result.map_err(|source| compute::failed(&name, "result", source))?;
+                    result.map_err(|source| node_failed(&name, "result", source))?;
                 }
             }
             let (step, began, ended) = (flight.step, flight.began, self.began.elapsed());
@@ -191,7 +185,7 @@ impl<'a, V: Value> Run<'a, V> {
                     self.queue.look_later(receive);
                     self.misses += 1;
                 }
-                Ok(self.queue.has_nodes() || self.misses < self.queue.len())
+                Ok(self.queue.nodes > 0 || self.misses < self.queue.entries.len())
             }
             None => Ok(false),
         }
@@ -201,7 +195,7 @@ impl<'a, V: Value> Run<'a, V> {
     fn take_arrivals(&mut self) -> Result<(), GraphError> {
         for receive in self.alarm.arrivals() {
             // A waker may be woken twice, so that the receive is now that of a step that is not in flight.
-            if self.flights.receive_step(receive) < self.steps.start {
+            if self.flights.receive_steps[receive] < self.steps.start {
                 let waker = self.arrivals[receive].clone();
                 self.take(receive, Some(&waker))?;
             }
@@ -215,7 +209,7 @@ impl<'a, V: Value> Run<'a, V> {
         for input in 0..self.executor.plan.nodes[node].inputs.len() {
             let Source::Value(value) = self.executor.plan.nodes[node].inputs[input] else { continue };
             let Some(receive) = self.executor.plan.values[value].receive else { continue };
-            if self.flights.receive_step(receive) == step && !self.take(receive, None)? {
+            if self.flights.receive_steps[receive] == step && !self.take(receive, None)? {
                 return Ok(false);
             }
         }
@@ -225,10 +219,10 @@ impl<'a, V: Value> Run<'a, V> {
 
     /// Looks for a receive. If it has not arrived, the waker is woken when it has.
     fn take(&mut self, receive: usize, waker: Option<&Waker>) -> Result<bool, GraphError> {
-        let step = self.flights.receive_step(receive);
+        let step = self.flights.receive_steps[receive];
         let Executor { transfers, sites, plan, .. } = &mut *self.executor;
         let crossing = plan.receives[receive].crossing;
-        let taken = compute::guarded(|| {
+        let taken = guarded(|| {
             Ok(match waker {
                 None => transfers.try_take(crossing, step, sites),
                 Some(waker) => {
@@ -262,7 +256,7 @@ impl<'a, V: Value> Run<'a, V> {
         let value = if self.work == Work::Replay {
             None
         } else {
-            let seen = compute::guarded(|| self.program.crossed(Direction::Received, crossing, step, &value));
+            let seen = guarded(|| self.program.crossed(Direction::Received, crossing, step, &value));
             seen.map_err(|source| self.transfer_error(crossing, step, source))?;
             Some(value)
         };
@@ -303,7 +297,7 @@ impl<'a, V: Value> Run<'a, V> {
         let Executor { plan, kernels, constants, sites, .. } = &mut *self.executor;
         let inputs = self.flights.inputs(plan, step, node, constants);
         let planned = &plan.nodes[node];
-        compute::outputs(planned, || {
+        run_of_node(planned, || {
             let _scope = sites.enter(planned.id);
             match &mut kernels[node] {
                 Some(kernel) => kernel.run(step, inputs),
@@ -317,12 +311,11 @@ impl<'a, V: Value> Run<'a, V> {
         let mut shared: Option<(usize, Tensor)> = None;
         for send in 0..self.executor.plan.nodes[node].sends.len() {
             let (output, crossing) = self.executor.plan.nodes[node].sends[send];
-            let seen =
-                compute::guarded(|| self.program.crossed(Direction::Sent, crossing, step, &outputs[output]));
+            let seen = guarded(|| self.program.crossed(Direction::Sent, crossing, step, &outputs[output]));
             seen.map_err(|source| self.transfer_error(crossing, step, source))?;
             let tensor = match shared.take() {
                 Some((of, tensor)) if of == output => tensor,
-                _ => compute::guarded(|| outputs[output].share())
+                _ => guarded(|| outputs[output].share())
                     .map_err(|source| self.transfer_error(crossing, step, source))?,
             };
             self.executor.sites.crossed(crossing, &tensor);
@@ -360,8 +353,8 @@ impl<'a, V: Value> Run<'a, V> {
     fn give_results(&mut self, step: u64, node: usize, outputs: &[V]) -> Result<(), GraphError> {
         let planned = &self.executor.plan.nodes[node];
         for (output, outlet) in &planned.results {
-            let result = compute::guarded(|| self.program.result(step, *outlet, outputs[*output].clone()));
-            result.map_err(|source| compute::failed(&planned.name, "result", source))?;
+            let result = guarded(|| self.program.result(step, *outlet, outputs[*output].clone()));
+            result.map_err(|source| node_failed(&planned.name, "result", source))?;
         }
         Ok(())
     }
@@ -382,7 +375,7 @@ impl<'a, V: Value> Run<'a, V> {
         self.alarm.set();
         let waker = self.waker.clone();
         if self.executor.settings.receive == ReceiveMode::Callback {
-            if self.alarm.has_arrivals() {
+            if !lock(&self.alarm.arrivals).is_empty() {
                 return Ok(());
             }
         } else {
@@ -472,5 +465,261 @@ impl<'a, V: Value> Run<'a, V> {
         let crossing = &self.executor.placements.crossings()[crossing.0];
         let peer = if crossing.from == self.executor.part() { crossing.to } else { crossing.from };
         crossing.failed(peer, step, source)
+    }
+}
+
+/// What stands in the queue.
+#[derive(Clone, Copy, Debug)]
+enum Entry {
+    /// A node whose inputs are there, in a step.
+    Node(u64, usize),
+    /// A receive that may have arrived.
+    Receive(usize),
+}
+
+/// The queue. In the mode blocking the order of the nodes is the queue, so this one stays empty.
+#[derive(Debug)]
+struct Queue {
+    entries: VecDeque<Entry>,
+    takes_nodes: bool,
+    /// The number of nodes in the queue.
+    nodes: usize,
+}
+
+impl Queue {
+    fn new(takes_nodes: bool) -> Self {
+        Self { entries: VecDeque::new(), takes_nodes, nodes: 0 }
+    }
+
+    /// Adds a node that is ready.
+    fn ready(&mut self, step: u64, node: usize) {
+        if self.takes_nodes {
+            self.entries.push_back(Entry::Node(step, node));
+            self.nodes += 1;
+        }
+    }
+
+    /// Puts a receive at the tail.
+    fn look_later(&mut self, receive: usize) {
+        self.entries.push_back(Entry::Receive(receive));
+    }
+
+    /// Takes the first entry.
+    fn pop(&mut self) -> Option<Entry> {
+        let first = self.entries.pop_front();
+        self.nodes -= usize::from(matches!(first, Some(Entry::Node(..))));
+        first
+    }
+
+    /// Removes a receive, because it has arrived.
+    fn remove(&mut self, receive: usize) {
+        self.entries.retain(|entry| !matches!(entry, Entry::Receive(other) if *other == receive));
+    }
+}
+
+/// Sends that wait for a buffer, by crossing tensor, in the order of the steps.
+#[derive(Debug, Default)]
+struct Sends {
+    waiting: BTreeMap<CrossingId, VecDeque<(u64, Tensor)>>,
+}
+
+impl Sends {
+    /// Begins a send, or keeps it for later. Returns whether it has begun.
+    fn start<V>(
+        &mut self,
+        transfers: &mut dyn Transfers<V>,
+        crossing: CrossingId,
+        step: u64,
+        tensor: Tensor,
+    ) -> Result<bool, GraphError> {
+        if let Some(waiting) = self.waiting.get_mut(&crossing) {
+            waiting.push_back((step, tensor));
+            return Ok(false);
+        }
+        if transfers.start(crossing, step, &tensor)? == Start::Begun {
+            return Ok(true);
+        }
+        self.waiting.insert(crossing, VecDeque::from([(step, tensor)]));
+        Ok(false)
+    }
+
+    /// Tries each crossing tensor again. Returns the steps of the sends that have begun.
+    fn retry<V>(&mut self, transfers: &mut dyn Transfers<V>) -> Result<Vec<u64>, GraphError> {
+        let mut begun = Vec::new();
+        for (crossing, waiting) in &mut self.waiting {
+            while let Some((step, tensor)) = waiting.front() {
+                if transfers.start(*crossing, *step, tensor)? == Start::Busy {
+                    break;
+                }
+                begun.push(*step);
+                waiting.pop_front();
+            }
+        }
+        self.waiting.retain(|_, waiting| !waiting.is_empty());
+        Ok(begun)
+    }
+
+    /// Returns the send that waits for the oldest step.
+    fn oldest(&self) -> Option<(u64, CrossingId)> {
+        self.waiting.iter().filter_map(|(crossing, waiting)| Some((waiting.front()?.0, *crossing))).min()
+    }
+
+    /// Returns whether one of the sends can begin. Otherwise the waker of `context` is woken when one can.
+    fn can_begin<V>(
+        &self,
+        transfers: &mut dyn Transfers<V>,
+        context: &mut Context<'_>,
+    ) -> Result<bool, GraphError> {
+        let mut can = false;
+        for crossing in self.waiting.keys() {
+            match transfers.poll_ready(*crossing, context) {
+                Poll::Ready(ready) => {
+                    ready?;
+                    can = true;
+                }
+                Poll::Pending => {}
+            }
+        }
+        Ok(can)
+    }
+}
+
+/// Runs the kernel of a constant.
+pub(super) fn run_constant<V>(
+    graph: &Topology,
+    id: NodeId,
+    kernel: &mut dyn Kernel<V>,
+) -> Result<Vec<V>, GraphError> {
+    let Some(node) = graph.node(id) else { return Ok(Vec::new()) };
+    let outputs = guarded(|| kernel.run(0, Vec::new()));
+    counted(outputs, node.outputs.len()).map_err(|source| node_failed(&node.name, &node.kind, source))
+}
+
+/// Runs what computes the outputs of a node.
+fn run_of_node<V>(
+    node: &PlannedNode,
+    run: impl FnOnce() -> Result<Vec<V>, KernelError>,
+) -> Result<Vec<V>, GraphError> {
+    counted(guarded(run), node.outputs).map_err(|source| node_failed(&node.name, &node.kind, source))
+}
+
+/// Makes the error of a node.
+fn node_failed(node: &str, kind: &str, source: KernelError) -> GraphError {
+    GraphError::Kernel { node: node.to_owned(), kind: kind.to_owned(), source }
+}
+
+fn counted<V>(outputs: Result<Vec<V>, KernelError>, expected: usize) -> Result<Vec<V>, KernelError> {
+    match outputs {
+        Ok(outputs) if outputs.len() != expected => {
+            Err(format!("it returned {} outputs instead of {expected}", outputs.len()).into())
+        }
+        outputs => outputs,
+    }
+}
+
+/// Calls an engine or the program. After a panic the executor runs no more, so that a kernel in a broken state is not used.
+fn guarded<R>(run: impl FnOnce() -> Result<R, KernelError>) -> Result<R, KernelError> {
+    dataflow::guarded("it", run)
+}
+
+/// Wakes the thread of an executor, and keeps which receives have arrived.
+#[derive(Debug)]
+struct Alarm {
+    thread: Thread,
+    rung: AtomicBool,
+    arrivals: Mutex<Vec<usize>>,
+}
+
+/// The waker of one receive.
+#[derive(Debug)]
+struct Arrival {
+    alarm: Arc<Alarm>,
+    receive: usize,
+}
+
+impl Alarm {
+    /// Makes the alarm of the current thread.
+    fn new() -> Arc<Self> {
+        Arc::new(Self { thread: thread::current(), rung: AtomicBool::new(false), arrivals: Mutex::default() })
+    }
+
+    /// Notes that one should look at a receive.
+    fn look_at(&self, receive: usize) {
+        lock(&self.arrivals).push(receive);
+    }
+
+    /// Takes the receives that one should look at.
+    fn arrivals(&self) -> Vec<usize> {
+        mem::take(&mut *lock(&self.arrivals))
+    }
+
+    /// Forgets earlier rings. Call this before the wakers are given out.
+    fn set(&self) {
+        self.rung.store(false, Ordering::SeqCst);
+    }
+
+    /// Sleeps until the alarm rings, at most for `longest`. Returns whether it has rung. Only the thread that made the alarm may call
+    /// this.
+    fn sleep(&self, longest: Duration) -> bool {
+        // A ring after `set` leaves the thread's token, so that it is not lost. A token may also be left of an earlier ring, or of
+        // another user of this thread: it ends a park early, and is no ring.
+        let began = Instant::now();
+        while !self.has_rung() {
+            let left = longest.saturating_sub(began.elapsed());
+            if left.is_zero() {
+                return false;
+            }
+            thread::park_timeout(left);
+        }
+        true
+    }
+
+    /// Returns whether the alarm has rung since it was set.
+    fn has_rung(&self) -> bool {
+        self.rung.load(Ordering::SeqCst)
+    }
+
+    fn ring(&self) {
+        if !self.rung.swap(true, Ordering::SeqCst) {
+            self.thread.unpark();
+        }
+    }
+}
+
+impl Wake for Alarm {
+    fn wake(self: Arc<Self>) {
+        self.ring();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.ring();
+    }
+}
+
+impl Wake for Arrival {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.alarm.look_at(self.receive);
+        self.alarm.ring();
+    }
+}
+
+#[cfg(test)]
+mod alarm_tests {
+    use super::*;
+
+    #[test]
+    fn a_token_of_an_earlier_ring_does_not_end_a_sleep() {
+        let alarm = Alarm::new();
+        alarm.ring();
+        alarm.set();
+        let began = Instant::now();
+        assert!(!alarm.sleep(Duration::from_millis(30)));
+        assert!(began.elapsed() >= Duration::from_millis(30), "the sleep ended early without a ring");
+        alarm.ring();
+        assert!(alarm.sleep(Duration::from_secs(600)));
     }
 }

@@ -1,26 +1,33 @@
-//! Connects the parts.
+//! Connects the parts: they join and watch one another, and open the connections over which one part sends tensors to another.
 
 use std::collections::HashMap;
+use std::error::Error;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
-use tonic_rdma_tensor::RdmaDevice;
-use tonic_rdma_tensor::internal::meeting::{
-    Attendee, End, Key, Meeting, NotJoined, StandingStream, VERSION, fresh_key,
-};
-use tonic_rdma_verbs::internal::{chain, with_causes};
+use tonic::Code;
+use tonic::transport::Endpoint;
 
 use crate::error::GraphError;
 use crate::placement::{Crossing, Part, Placement};
-use crate::session::connected::{Addresses, Core, Ends, Session};
-use crate::session::links::{self, Plan, Sending};
-use crate::session::listener::Listener;
-use crate::session::peering::Peering;
-use crate::session::settings::{MAX_CALLS, MESSAGE_MARGIN, OTHER_CALLS, Settings, setting};
+use crate::session::settings::{
+    CONNECTION_WINDOW, MAX_CALLS, MAX_FRAME, MESSAGE_MARGIN, OTHER_CALLS, Peering, STREAM_WINDOW, Settings,
+    calls, setting,
+};
 use crate::session::state::{Mailboxes, State};
 use crate::session::threads::{self, FAREWELL};
-use crate::transfer::{CallEnds, Mailbox, Mode, Peers, SlotEnds, SlotReceiver};
+use crate::session::{Addresses, Core, Ends, Listener, Session};
+use crate::transfer::proto::parts_client::PartsClient;
+use crate::transfer::{self, CallEnds, Caller, Mailbox, Mode, Peers, SlotEnds, SlotReceiver, SlotSender};
+use tonic_rdma::{Policy, RdmaChannel, RdmaConnectInfo, RdmaConnector};
+use tonic_rdma_tensor::internal::meeting::{
+    self, Attendee, End, Key, Meeting, NotJoined, StandingStream, VERSION, fresh_key,
+};
+use tonic_rdma_tensor::{Channel, ChannelError, RdmaDevice};
+use tonic_rdma_verbs::internal::{chain, with_causes};
 
 /// The longest message of gRPC: its length has 32 bits.
 const LONGEST_MESSAGE: u64 = u32::MAX as u64;
@@ -58,10 +65,11 @@ pub(super) fn connect(listener: Listener, peering: Peering) -> Result<Session, G
     let until = Instant::now() + peering.timeout;
     let copies = settings.copies;
     let context = Context { settings, peering, state: Arc::clone(&state), device: device.clone(), until };
-    let connected = threads::run(threads.handle(), connect_all(Arc::new(context)));
+    let connected = threads::run(&threads.handle, connect_all(Arc::new(context)));
     let (sending, addresses) = connected.inspect_err(|error| {
         state.meeting.fail(&chain(error));
-        threads.fail_within(FAREWELL);
+        // A program may end after such an error, so the other parts hear why for a moment.
+        threads::say_why(&threads.hall, FAREWELL, || false);
     })?;
     let mut channels = Vec::new();
     for Sending { channel, calls, slots } in sending {
@@ -151,7 +159,7 @@ fn slot(
     mode: Mode,
     crossing: &Crossing,
 ) -> Result<(Crossing, SlotReceiver), GraphError> {
-    let name = links::slot_name(&keys[crossing.from.0], mode, crossing);
+    let name = slot_name(&keys[crossing.from.0], mode, crossing);
     let depth = peering.window as u32;
     let receiver = match &crossing.placement {
         Placement::Static(spec) => device.static_receiver(&name, spec, depth).map(SlotReceiver::Static),
@@ -181,10 +189,8 @@ async fn connect_all(context: Arc<Context>) -> Result<(Vec<Sending>, Addresses),
         async move {
             let Some(key) = keys.get(&peer) else { return Ok(Sending::default()) };
             let Context { settings, device, peering, .. } = &*context;
-            let opening = tokio::time::timeout_at(
-                context.until,
-                links::open(Plan { settings, device, peering, peer, key }),
-            );
+            let opening =
+                tokio::time::timeout_at(context.until, open(Plan { settings, device, peering, peer, key }));
             let late = |_| late(&context, peer, "its connections for tensors are not open".to_owned());
             or_trouble(&context.state, async { opening.await.map_err(late)? }).await
         }
@@ -209,8 +215,8 @@ async fn connect_all(context: Arc<Context>) -> Result<(Vec<Sending>, Addresses),
 
 /// Joins a part, and begins to watch it.
 async fn join(context: &Context, peer: Part) -> Result<(Key, StandingStream), GraphError> {
-    let (state, address) = (&context.state, context.address(peer));
-    let channel = links::endpoint(peer, &address)?.connect_lazy();
+    let (state, address) = (&context.state, context.peering.address(peer));
+    let channel = endpoint(peer, address)?.connect_lazy();
     let joining = state.meeting.join(channel.clone(), peer.0, false, context.until);
     let joined = or_trouble(state, async { Ok(joining.await) }).await?;
     let key = match joined {
@@ -234,8 +240,8 @@ async fn follow(state: Arc<State>, peer: Part, stream: StandingStream) {
     };
     match state.meeting.follow(peer.0, stream, said).await {
         End::Left => state.peers.has_left(peer),
-        End::Failed(reason) => state.peers.has_failed(peer, reason),
-        End::Lost(reason) => state.peers.is_lost(peer, reason),
+        End::Failed(reason) => state.peers.ended(peer, transfer::End::Failed(reason)),
+        End::Lost(reason) => state.peers.ended(peer, transfer::End::Lost(reason)),
     }
 }
 
@@ -304,20 +310,15 @@ fn addresses_given(context: &Context) -> Result<usize, GraphError> {
     Ok(given)
 }
 
-impl Context {
-    fn address(&self, peer: Part) -> String {
-        self.peering.peers.get(peer.0).cloned().unwrap_or_default()
-    }
-}
-
 fn late(context: &Context, peer: Part, reason: String) -> GraphError {
-    let (address, seconds) = (context.address(peer), context.peering.timeout.as_secs_f64());
+    let (address, seconds) =
+        (context.peering.address(peer).to_owned(), context.peering.timeout.as_secs_f64());
     GraphError::Unreachable { peer: peer.0, address, seconds, reason }
 }
 
 /// Makes the error of a part that this one could not join.
 fn not_joined(context: &Context, part: Part, reason: NotJoined) -> GraphError {
-    let (peer, address) = (part.0, context.address(part));
+    let (peer, address) = (part.0, context.peering.address(part).to_owned());
     match reason {
         NotJoined::Version(theirs) => GraphError::Version { peer, address, ours: VERSION, theirs },
         NotJoined::Differs(what) => GraphError::Differs { peer, address, what },
@@ -330,4 +331,162 @@ fn not_joined(context: &Context, part: Part, reason: NotJoined) -> GraphError {
         NotJoined::Failed(reason) => GraphError::PeerFailed { peer, reason },
         NotJoined::Late { trouble, .. } => late(context, part, trouble),
     }
+}
+
+/// What is needed to connect to one part.
+#[derive(Clone, Copy)]
+pub(super) struct Plan<'a> {
+    pub(super) settings: &'a Settings,
+    pub(super) device: &'a RdmaDevice,
+    pub(super) peering: &'a Peering,
+    pub(super) peer: Part,
+    pub(super) key: &'a Key,
+}
+
+/// What this part needs to send to another.
+#[derive(Debug, Default)]
+pub(super) struct Sending {
+    pub(super) channel: Option<Channel>,
+    pub(super) calls: Vec<(Mode, (Crossing, Caller, Bytes))>,
+    pub(super) slots: Vec<(Mode, (Crossing, SlotSender))>,
+}
+
+impl Sending {
+    /// Returns the number of static slots whose address is known.
+    fn static_slots(&self) -> usize {
+        self.slots.iter().filter(|(_, (_, sender))| matches!(sender, SlotSender::Static(_))).count()
+    }
+}
+
+/// Returns the name of a slot. The key of the sender in it is a secret, so that only the sender finds the slot.
+fn slot_name(key: &Key, mode: Mode, crossing: &Crossing) -> String {
+    format!("{:032x}/{mode}/{}", u128::from_be_bytes(*key), crossing.id.0)
+}
+
+/// Makes the description of a connection to `address`: windows and frames for tensors.
+pub(super) fn endpoint(peer: Part, address: &str) -> Result<Endpoint, GraphError> {
+    let endpoint = meeting::endpoint("http", address);
+    let endpoint =
+        endpoint.map_err(|reason| setting("peers", format!("the address of part {peer}: {reason}")))?;
+    Ok(endpoint
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_frame_size(MAX_FRAME))
+}
+
+/// Opens the connections of all modes to a part to which this part sends.
+pub(super) async fn open(plan: Plan<'_>) -> Result<Sending, GraphError> {
+    let mut sending = Sending::default();
+    let peering = plan.peering;
+    let leaving: Vec<&Crossing> =
+        peering.placements.leaving(peering.part).filter(|crossing| crossing.to == plan.peer).collect();
+    if leaving.is_empty() {
+        return Ok(sending);
+    }
+    for mode in peering.modes.iter().copied() {
+        if mode.uses_slots() {
+            let channel = match sending.channel.take() {
+                Some(channel) => channel,
+                None => channel(plan, mode).await?,
+            };
+            for crossing in &leaving {
+                let sender = attach(plan, &channel, mode, crossing).await?;
+                sending.slots.push((mode, ((*crossing).clone(), sender)));
+            }
+            sending.channel = Some(channel);
+        } else {
+            let caller = caller(plan, mode).await?;
+            let key = Bytes::copy_from_slice(plan.key);
+            let senders = leaving.iter().map(|it| ((*it).clone(), caller.clone(), key.clone()));
+            sending.calls.extend(senders.map(|sender| (mode, sender)));
+        }
+    }
+    Ok(sending)
+}
+
+impl Plan<'_> {
+    fn no_rdma(&self, mode: Mode, source: Box<dyn Error + Send + Sync>) -> GraphError {
+        GraphError::NoRdma {
+            mode: mode.to_string(),
+            peer: self.peer.0,
+            address: self.peering.address(self.peer).to_owned(),
+            source,
+        }
+    }
+}
+
+/// Connects for calls in `mode`.
+async fn caller(plan: Plan<'_>, mode: Mode) -> Result<Caller, GraphError> {
+    let endpoint = endpoint(plan.peer, plan.peering.address(plan.peer))?;
+    let config = plan.settings.config.clone().policy(Policy::Require);
+    let longest = usize::try_from(plan.settings.largest_tensor.saturating_add(MESSAGE_MARGIN));
+    let longest = longest.unwrap_or(usize::MAX);
+    match mode {
+        Mode::GrpcNative => {
+            let builder = RdmaChannel::builder(endpoint).config(config).calls(calls(plan.settings));
+            let channel = builder.connect().await.map_err(|error| plan.no_rdma(mode, error.into()))?;
+            let info = channel.last_connection();
+            if !info.as_ref().is_some_and(|info| info.is_native()) {
+                return Err(plan.no_rdma(mode, no_connection(info.as_ref())));
+            }
+            Ok(Caller::Native(PartsClient::new(channel).max_encoding_message_size(longest)))
+        }
+        Mode::GrpcRdma => {
+            let connector = RdmaConnector::with_config(config);
+            let connecting = endpoint.connect_with_connector(connector.clone());
+            let channel = connecting.await.map_err(|error| plan.no_rdma(mode, error.into()))?;
+            let info = connector.last_connection();
+            if info.as_ref().and_then(RdmaConnectInfo::provider).is_none() {
+                return Err(plan.no_rdma(mode, no_connection(info.as_ref())));
+            }
+            Ok(Caller::Http2(PartsClient::new(channel).max_encoding_message_size(longest)))
+        }
+        Mode::GrpcTcp | Mode::RdmaCp | Mode::RdmaZerocp => {
+            let channel = endpoint.connect().await;
+            let lost = |error| GraphError::PeerLost { peer: plan.peer.0, source: Box::new(error) };
+            Ok(Caller::Http2(PartsClient::new(channel.map_err(lost)?).max_encoding_message_size(longest)))
+        }
+    }
+}
+
+/// Returns why a connection is not of the asked kind.
+fn no_connection(info: Option<&RdmaConnectInfo>) -> Box<dyn Error + Send + Sync> {
+    let reason = info.map_or("no connection was made", RdmaConnectInfo::reason);
+    reason.into()
+}
+
+/// Opens a channel to the part's tensor device. A part that is asked by many others at once says that it is busy, and is asked again.
+async fn channel(plan: Plan<'_>, mode: Mode) -> Result<Channel, GraphError> {
+    loop {
+        match plan.device.channel(plan.peering.address(plan.peer), 0).await {
+            Ok(channel) => return Ok(channel),
+            Err(ChannelError::Refused { code: Code::ResourceExhausted, .. }) => {
+                tokio::time::sleep(Duration::from_millis(fastrand::u64(5..50))).await;
+            }
+            Err(error @ (ChannelError::PeerLost { .. } | ChannelError::Closed(_))) => {
+                return Err(GraphError::PeerLost { peer: plan.peer.0, source: Box::new(error) });
+            }
+            Err(error) => return Err(plan.no_rdma(mode, Box::new(error))),
+        }
+    }
+}
+
+/// Learns the address of a slot.
+async fn attach(
+    plan: Plan<'_>,
+    channel: &Channel,
+    mode: Mode,
+    crossing: &Crossing,
+) -> Result<SlotSender, GraphError> {
+    let name = slot_name(plan.key, mode, crossing);
+    let sender = match &crossing.placement {
+        Placement::Static(spec) => channel.static_sender(&name, spec).await.map(SlotSender::Static),
+        Placement::Dynamic { .. } => channel.dynamic_sender(&name).await.map(SlotSender::Dynamic),
+    };
+    sender.map_err(|error| match error {
+        ChannelError::PeerLost { .. } | ChannelError::Closed(_) => {
+            GraphError::PeerLost { peer: plan.peer.0, source: Box::new(error) }
+        }
+        error => crossing.failed(plan.peer, 0, error),
+    })
 }

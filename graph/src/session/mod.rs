@@ -30,22 +30,279 @@
 //! all hosts are trusted, as is usual for training. A call that is malformed, out of order or too long is refused by name, and harms nothing.
 
 mod connect;
-mod connected;
-mod farewell;
-mod fingerprint;
-mod links;
-mod listener;
-mod peering;
-mod runs;
-mod service;
 mod settings;
 mod state;
 #[cfg(test)]
 mod tests;
 mod threads;
 
-pub use connected::{Addresses, Session};
-pub use fingerprint::Fingerprint;
-pub use listener::Listener;
-pub use peering::Peering;
-pub use settings::Settings;
+use std::collections::HashMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use self::settings::{
+    CONNECTION_WINDOW, MAX_CALLS, MAX_FRAME, MESSAGE_MARGIN, STREAM_WINDOW, calls, setting,
+};
+use self::state::{Service, State};
+use self::threads::Threads;
+use crate::dataflow::Value;
+use crate::error::GraphError;
+use crate::placement::Part;
+use crate::schedule::Transfers;
+use crate::transfer::proto::Details;
+use crate::transfer::proto::parts_server::PartsServer;
+use crate::transfer::{Base, CallEnds, CallTransfers, Mode, RunsOfParts, SlotEnds, SlotTransfers};
+use tonic_rdma::memory::Pool;
+use tonic_rdma::{Policy, RdmaIncoming, RdmaServer};
+use tonic_rdma_tensor::internal::meeting::{self, Hall, OwnRuntime};
+use tonic_rdma_tensor::{Channel, RdmaDevice};
+use tonic_rdma_verbs::internal::lock;
+
+pub use self::settings::{Fingerprint, Peering, Settings};
+
+/// A part that is connected to all other parts. [`Listener::connect`] makes it. It ends when it and all its transfers are dropped; the
+/// other parts then learn that this part has left.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use tonic_rdma_graph::dataflow::{Topology, Value};
+/// use tonic_rdma_graph::placement::{Part, Placements};
+/// use tonic_rdma_graph::schedule::Transfers;
+/// use tonic_rdma_graph::session::{Listener, Peering, Session, Settings};
+/// use tonic_rdma_graph::transfer::Mode;
+/// use tonic_rdma_graph::GraphError;
+///
+/// /// Connects part 1 to part 0. Returns what its executor needs.
+/// fn part_1<V: Value>(
+///     graph: &Topology,
+///     placements: &Arc<Placements>,
+///     part_0: String,
+/// ) -> Result<(Session, Box<dyn Transfers<V>>), GraphError> {
+///     let listener = Listener::bind("0.0.0.0:7000", Settings::from_env()?)?;
+///     let own = listener.address().to_string();
+///     let mut peering = Peering::new(Part(1), vec![part_0, own], graph, placements);
+///     peering.modes = vec![Mode::RdmaZerocp];
+///     let session = listener.connect(peering)?;
+///     let addresses = session.addresses_distributed();
+///     println!("{} addresses of slots are known, {} were given", addresses.learned, addresses.given);
+///     let transfers = session.transfers(Mode::RdmaZerocp)?;
+///     Ok((session, transfers))
+/// }
+/// ```
+pub struct Session {
+    core: Arc<Core>,
+    modes: Vec<Mode>,
+    ends: Mutex<HashMap<Mode, Ends>>,
+    addresses: Addresses,
+    /// The most registered memory for copies.
+    copies: u64,
+}
+
+/// The addresses of static slots that were distributed before the first step, in all modes with slots.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Addresses {
+    /// The addresses at other parts that this part has, to send there.
+    pub learned: usize,
+    /// The addresses of this part that the other parts have.
+    pub given: usize,
+}
+
+/// What the transfers of one mode need.
+#[derive(Debug)]
+enum Ends {
+    Calls(CallEnds),
+    Slots(SlotEnds),
+}
+
+/// What lives as long as the session or one of its transfers.
+struct Core {
+    state: Arc<State>,
+    /// Links to the other parts, for as long as the session lives.
+    channels: Vec<Channel>,
+    device: RdmaDevice,
+    /// Dropped last.
+    threads: Threads,
+}
+
+impl Session {
+    /// Returns the part of this process.
+    pub fn part(&self) -> Part {
+        self.core.state.me
+    }
+
+    /// Returns the modes.
+    pub fn modes(&self) -> &[Mode] {
+        &self.modes
+    }
+
+    /// Returns how many addresses of static slots were distributed when the parts connected.
+    pub fn addresses_distributed(&self) -> Addresses {
+        self.addresses
+    }
+
+    /// Returns provider and name of the RDMA device of the slots, such as `soft` and `soft0`, if this part sends through slots.
+    pub fn device(&self) -> Option<(&'static str, &str)> {
+        self.core.channels.first().map(Channel::device)
+    }
+
+    /// Returns the transfers of a mode, for one executor. The transfers of several modes may be used in turn, and each of them counts
+    /// for itself.
+    ///
+    /// # Errors
+    /// The session was made without this mode, or its transfers were taken already.
+    pub fn transfers<V: Value>(&self, mode: Mode) -> Result<Box<dyn Transfers<V>>, GraphError> {
+        if !self.modes.contains(&mode) {
+            let names: Vec<String> = self.modes.iter().map(Mode::to_string).collect();
+            return Err(setting(
+                "mode",
+                format!("{mode}: this session was made for {}", names.join(" and ")),
+            ));
+        }
+        let ends = lock(&self.ends).remove(&mode);
+        let taken = || setting("mode", format!("{mode}: its transfers were taken already"));
+        let Core { state, threads, .. } = &*self.core;
+        let base = Base {
+            peers: Arc::clone(&state.peers),
+            runtime: threads.handle.clone(),
+            runs: Arc::clone(state) as Arc<dyn RunsOfParts>,
+            _session: Arc::clone(&self.core) as Arc<dyn Send + Sync>,
+        };
+        Ok(match ends.ok_or_else(taken)? {
+            Ends::Calls(ends) => Box::new(CallTransfers::new(base, ends)),
+            Ends::Slots(ends) => {
+                let copies = (mode == Mode::RdmaCp).then(|| Pool::for_sending(self.copies));
+                Box::new(SlotTransfers::new(base, self.core.device.clone(), mode, copies, ends))
+            }
+        })
+    }
+
+    /// Returns an error if another part has failed or is lost.
+    ///
+    /// # Errors
+    /// [`PeerLost`](GraphError::PeerLost), [`PeerFailed`](GraphError::PeerFailed).
+    pub fn check(&self) -> Result<(), GraphError> {
+        self.core.state.peers.check_all()
+    }
+
+    /// Tells the other parts that this part has failed, and why. Does not wait.
+    pub fn abort(&self, reason: &str) {
+        self.core.state.meeting.fail(reason);
+    }
+
+    /// Leaves the session, and waits until all other parts know, at most for `limit`. A process that ends at once calls this, so that the
+    /// other parts don't take its end for a crash. Transfers that live on find no threads.
+    pub fn leave(self, limit: Duration) {
+        threads::leave(&self.core.threads.hall, limit, || false);
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session")
+            .field("part", &self.part())
+            .field("modes", &self.modes)
+            .field("addresses", &self.addresses)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A process that listens for the other parts of a graph. They may call before this process knows its graph; they wait until it
+/// [connects](Self::connect).
+#[derive(Debug)]
+pub struct Listener {
+    address: SocketAddr,
+    settings: Settings,
+    threads: Threads,
+    hall: Hall<Details>,
+    service: Service,
+    device: RdmaDevice,
+}
+
+impl Listener {
+    /// Listens on `address`, `host:port`. With port 0 the system chooses a free port. One port serves the calls of the parts, over TCP and
+    /// RDMA, and the tensor device. The threads of the listener belong to it, so it needs no runtime, and a thread of a runtime must not
+    /// call this.
+    ///
+    /// ```
+    /// use tonic_rdma_graph::session::{Listener, Settings};
+    ///
+    /// let listener = Listener::bind("127.0.0.1:0", Settings::from_env()?)?;
+    /// assert_ne!(listener.address().port(), 0);
+    /// # Ok::<(), tonic_rdma_graph::GraphError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The address can't be listened on, a setting has a bad value, or the system gives no threads.
+    pub fn bind(address: &str, settings: Settings) -> Result<Self, GraphError> {
+        let runtime = OwnRuntime::new("graph-session", settings.threads);
+        let runtime =
+            runtime.map_err(|error| setting("threads", format!("the system gives none: {error}")))?;
+        let (hall, service) = (Hall::default(), Service::default());
+        let listening = listen(address.to_owned(), settings.clone(), Arc::clone(&hall), service.clone());
+        // This process may still tell the parts of an earlier session why it has failed.
+        threads::make_room(address);
+        let (address, device) = threads::run(runtime.handle(), listening)?;
+        let threads = Threads::new(runtime, Arc::clone(&hall), address.port());
+        Ok(Self { address, settings, threads, hall, service, device })
+    }
+
+    /// Returns the address that other parts call.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Connects to all other parts: compares what they run, makes the slots of this part, learns the addresses of the slots of the other
+    /// parts, and returns when all parts have done so (§3.4, "address distribution"). All parts call this; the order does not matter.
+    ///
+    /// # Errors
+    /// - [`Differs`](GraphError::Differs), [`Version`](GraphError::Version): a part runs something else.
+    /// - [`Unreachable`](GraphError::Unreachable): a part did not come in time.
+    /// - [`NoRdma`](GraphError::NoRdma): a mode needs RDMA, and there is none to a part.
+    /// - [`PeerLost`](GraphError::PeerLost), [`PeerFailed`](GraphError::PeerFailed): a part ended meanwhile.
+    /// - [`Setting`](GraphError::Setting): a number is out of range, or there is no memory for the slots.
+    pub fn connect(self, peering: Peering) -> Result<Session, GraphError> {
+        connect::connect(self, peering)
+    }
+}
+
+/// Starts the server of this process.
+async fn listen(
+    address: String,
+    settings: Settings,
+    hall: Hall<Details>,
+    service: Service,
+) -> Result<(SocketAddr, RdmaDevice), GraphError> {
+    // Calls need no RDMA. The modes that do refuse to be without.
+    let config = settings.config.clone().policy(Policy::Prefer);
+    let device = RdmaDevice::builder()
+        .config(config.clone())
+        .max_tensor_bytes(settings.largest_tensor)
+        // The names of slots contain secrets, so that only parts of the session can attach.
+        .listed(false)
+        .without_listener()
+        .map_err(|error| setting("config", error.to_string()))?;
+    let incoming = RdmaIncoming::bind_with(&*address, config.clone())
+        .await
+        .map_err(|source| GraphError::Listen { address, source: Box::new(source) })?;
+    let local = incoming.local_addr();
+    let largest = settings.largest_tensor.saturating_add(MESSAGE_MARGIN);
+    let service =
+        PartsServer::new(service).max_decoding_message_size(usize::try_from(largest).unwrap_or(usize::MAX));
+    let http2 = meeting::server()
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_frame_size(MAX_FRAME)
+        .max_concurrent_streams(MAX_CALLS);
+    let server = RdmaServer::new().http2(http2).calls(calls(&settings)).add_service(device.service());
+    let server =
+        server.add_service(meeting::service(hall)).add_service(service).serve_with_incoming(incoming);
+    tokio::spawn(async move {
+        if let Err(error) = server.await {
+            tracing::error!(error = %error, "the server of a part has ended");
+        }
+    });
+    Ok((local, device))
+}

@@ -1,14 +1,17 @@
-//! What the service of a part knows of its session.
+//! What a part knows of its session: its mailboxes and runs, and the service by which it gets tensors.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
 
-use tonic_rdma_tensor::internal::meeting::Meeting;
-use tonic_rdma_tensor::{Dtype, Shape, TensorSpec};
+use tonic::{Request, Response, Status};
 
 use crate::placement::{Crossing, Part};
-use crate::transfer::proto::{Details, PutRequest};
-use crate::transfer::{Mailbox, Mode, Parcel, Peers};
+use crate::transfer::proto::parts_server::Parts;
+use crate::transfer::proto::{Details, PutReply, PutRequest, Run};
+use crate::transfer::{End, LONGEST_CALL, Mailbox, Mode, Parcel, Peers, RunsOfParts, refusal};
+use tonic_rdma_tensor::internal::meeting::Meeting;
+use tonic_rdma_tensor::{Dtype, Shape, TensorSpec};
 
 /// The mailboxes of a part, by the mode and the number of the crossing tensor.
 pub(super) type Mailboxes = HashMap<(Mode, usize), (Crossing, Arc<Mailbox>)>;
@@ -51,5 +54,109 @@ impl State {
         }
         let parcel = Parcel { step: request.step, spec, content: request.content };
         Ok((Arc::clone(mailbox), parcel))
+    }
+
+    /// Compares the runs of another part with those of this one. Notes the first run whose steps differ.
+    pub(super) fn compare_runs(&self, peer: Part) {
+        let found = {
+            let ours = self.meeting.standing.borrow();
+            self.meeting.of(peer.0, |other| difference(&ours.details.runs, &other.details.runs)).flatten()
+        };
+        if let Some((ours, theirs)) = found {
+            let mode = Mode::of_number(ours.mode).map(|mode| mode.to_string()).unwrap_or_default();
+            let end = End::OtherSteps(mode, ours.first..ours.end, theirs.first..theirs.end);
+            self.peers.ended(peer, end);
+        }
+    }
+}
+
+/// A slot has no room for the number of a step: its n-th tensor is the sender's n-th tensor. So all parts have to run the same steps. Each
+/// part tells the others the steps of each of its runs, and both ends compare. A part that takes tensors out of slots does not end a run
+/// well before it knows that the senders run the same steps.
+impl RunsOfParts for State {
+    fn begin(&self, mode: Mode, steps: &Range<u64>) -> Option<u64> {
+        if steps.is_empty() {
+            return None;
+        }
+        let mut number = 0;
+        self.meeting.standing.send_modify(|standing| {
+            let runs = &mut standing.details.runs;
+            let of_mode = |run: &&Run| run.mode == mode.number();
+            number = runs.iter().rfind(of_mode).map_or(0, |run| run.number + 1);
+            runs.push(Run { mode: mode.number(), number, first: steps.start, end: steps.end });
+            // A receiver may be as many runs behind as a slot has buffers, and one more that waits.
+            if runs.iter().filter(of_mode).count() > self.window + 2
+                && let Some(oldest) = runs.iter().position(|run| run.mode == mode.number())
+            {
+                runs.remove(oldest);
+            }
+        });
+        for peer in (0..self.parts).map(Part).filter(|peer| *peer != self.me) {
+            self.compare_runs(peer);
+        }
+        Some(number)
+    }
+
+    fn has_begun(&self, peer: Part, mode: Mode, number: u64) -> bool {
+        // First, so that a part that runs other steps never counts.
+        self.compare_runs(peer);
+        let begun = |run: &Run| run.mode == mode.number() && run.number >= number;
+        self.meeting.of(peer.0, |other| other.details.runs.iter().any(begun)).unwrap_or_default()
+    }
+
+    fn abort(&self, reason: &str) {
+        self.meeting.fail(reason);
+    }
+}
+
+/// Returns the first run of both parts whose steps differ.
+fn difference(ours: &[Run], theirs: &[Run]) -> Option<(Run, Run)> {
+    ours.iter().find_map(|ours| {
+        let same = |theirs: &&Run| (theirs.mode, theirs.number) == (ours.mode, ours.number);
+        let theirs = theirs.iter().find(same)?;
+        (theirs != ours).then_some((*ours, *theirs))
+    })
+}
+
+/// The service. Its content is empty while the part does not connect yet.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Service(pub(super) Arc<OnceLock<Arc<State>>>);
+
+/// Puts a tensor of a part into its mailbox, once there is room.
+async fn take(state: &State, caller: Part, request: PutRequest) -> Result<(), Status> {
+    let sequence = request.sequence;
+    let (mailbox, parcel) = state.check(caller, request).map_err(Status::invalid_argument)?;
+    match tokio::time::timeout(LONGEST_CALL, mailbox.put(sequence, parcel)).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(refusal)) => Err(Status::failed_precondition(refusal.to_string())),
+        Err(_) => Err(Status::deadline_exceeded("the receiver took no earlier tensor in time")),
+    }
+}
+
+#[tonic::async_trait]
+impl Parts for Service {
+    async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutReply>, Status> {
+        let request = request.into_inner();
+        let state = self.0.get().ok_or_else(|| Status::unavailable("this part does not connect yet"))?;
+        // A caller of another session means a process that listened here before. Its end is no fault of the tensor.
+        let caller = state.meeting.caller(request.part, &request.key)?;
+        let taken = take(state, Part(caller), request).await;
+        taken.map(|()| Response::new(PutReply {})).map_err(refusal)
+    }
+}
+
+#[cfg(test)]
+mod runs_tests {
+    use super::*;
+
+    #[test]
+    fn the_first_run_with_other_steps_is_found() {
+        let run = |mode, number, first, end| Run { mode, number, first, end };
+        let ours = [run(5, 0, 0, 1), run(4, 0, 1, 3), run(5, 1, 3, 9)];
+        assert_eq!(difference(&ours, &ours), None);
+        assert_eq!(difference(&ours, &[]), None);
+        assert_eq!(difference(&ours, &[run(5, 0, 0, 1), run(5, 1, 3, 9), run(5, 2, 9, 10)]), None);
+        let theirs = [run(4, 0, 1, 3), run(5, 1, 4, 9)];
+        assert_eq!(difference(&ours, &theirs), Some((ours[2], theirs[1])));
     }
 }

@@ -1,17 +1,18 @@
-//! The threads of a session.
+//! The threads of a session, and their farewell after its end.
 
 use std::future::Future;
-use std::sync::{Arc, mpsc};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
-use tonic_rdma_tensor::internal::meeting::{Hall, OwnRuntime};
 
 use crate::error::GraphError;
-use crate::session::farewell::Farewell;
 use crate::session::settings::setting;
 use crate::transfer::proto::Details;
+use tonic_rdma_tensor::internal::meeting::{Hall, OwnRuntime};
+use tonic_rdma_verbs::internal::lock;
 
 /// How long the threads go on after the end of a session, so that the other parts learn of the end.
 pub(super) const FAREWELL: Duration = Duration::from_secs(1);
@@ -30,8 +31,8 @@ const LAST_ANSWER: Duration = Duration::from_millis(50);
 pub(super) struct Threads {
     /// `None` only while it is dropped.
     runtime: Option<OwnRuntime>,
-    handle: Handle,
-    hall: Hall<Details>,
+    pub(super) handle: Handle,
+    pub(super) hall: Hall<Details>,
     /// Where the threads listen.
     port: u16,
 }
@@ -40,20 +41,6 @@ impl Threads {
     pub(super) fn new(runtime: OwnRuntime, hall: Hall<Details>, port: u16) -> Self {
         let handle = runtime.handle().clone();
         Self { runtime: Some(runtime), handle, hall, port }
-    }
-
-    pub(super) fn handle(&self) -> &Handle {
-        &self.handle
-    }
-
-    /// Waits for a moment until the other parts have heard why this one can't connect, because a program may end after such an error.
-    pub(super) fn fail_within(&self, limit: Duration) {
-        say_why(&self.hall, limit, || false);
-    }
-
-    /// Leaves, and waits until the other parts know, at most for `limit`.
-    pub(super) fn leave_within(&self, limit: Duration) {
-        leave(&self.hall, limit, || false);
     }
 }
 
@@ -73,14 +60,14 @@ pub(super) fn run<T: Send + 'static>(
 }
 
 /// Waits until the other parts have heard why this one has failed, if it has, at most for `limit`.
-fn say_why(hall: &Hall<Details>, limit: Duration, hurries: impl Fn() -> bool) {
+pub(super) fn say_why(hall: &Hall<Details>, limit: Duration, hurries: impl Fn() -> bool) {
     let Some(meeting) = hall.get().filter(|meeting| meeting.has_to_say_why()) else { return };
     wait_while(|| meeting.has_to_say_why() && !hurries(), limit);
     thread::sleep(LAST_ANSWER);
 }
 
 /// Tells the other parts that this part has left, unless it has failed, and waits until they know, at most for `limit`.
-fn leave(hall: &Hall<Details>, limit: Duration, hurries: impl Fn() -> bool) {
+pub(super) fn leave(hall: &Hall<Details>, limit: Duration, hurries: impl Fn() -> bool) {
     let Some(meeting) = hall.get() else { return };
     meeting.leave();
     wait_while(|| meeting.is_watched() && !hurries(), limit);
@@ -107,4 +94,49 @@ impl Drop for Threads {
         // If the system gives no thread, the closure is dropped with the runtime in it; its threads end then.
         drop(thread::Builder::new().name("graph-farewell".to_owned()).spawn(rest));
     }
+}
+
+/// How long a listener waits for the end of a farewell. It takes some milliseconds.
+const END: Duration = Duration::from_secs(2);
+
+/// The farewells of this process: the port, and whether a listener wants it.
+static OPEN: Mutex<Vec<(u16, Arc<AtomicBool>)>> = Mutex::new(Vec::new());
+static OVER: Condvar = Condvar::new();
+
+/// A port at which this process still answers, although the session has ended. When this is dropped, nothing listens there any more.
+///
+/// A part that has failed answers for a few seconds more, so that parts that call late hear the reason. A program that wants to listen at
+/// the same port again need not wait for that: its listener ends the farewell.
+#[derive(Debug)]
+struct Farewell(Arc<AtomicBool>);
+
+impl Farewell {
+    /// Begins a farewell.
+    fn begin(port: u16) -> Self {
+        let hurries = Arc::default();
+        lock(&OPEN).push((port, Arc::clone(&hurries)));
+        Self(hurries)
+    }
+
+    /// Returns whether a listener wants the port.
+    fn hurries(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Farewell {
+    fn drop(&mut self) {
+        lock(&OPEN).retain(|(_, hurries)| !Arc::ptr_eq(hurries, &self.0));
+        OVER.notify_all();
+    }
+}
+
+/// Ends the farewells of this process at the port of `address`, `host:port`.
+pub(super) fn make_room(address: &str) {
+    let port = address.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
+    let is_there = |open: &&(u16, Arc<AtomicBool>)| Some(open.0) == port;
+    let open = lock(&OPEN);
+    open.iter().filter(is_there).for_each(|(_, hurries)| hurries.store(true, Ordering::Relaxed));
+    // If the farewell does not end in time, the listener finds the port in use, and says so.
+    drop(OVER.wait_timeout_while(open, END, |open| open.iter().any(|open| is_there(&open))));
 }

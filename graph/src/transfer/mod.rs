@@ -14,23 +14,87 @@
 //!
 //! This module never decides how a tensor is placed, and never connects: the [session](crate::session) hands it open connections.
 
-mod agreement;
-mod base;
 mod calls;
-mod held;
-mod mailbox;
-mod mode;
 mod peers;
 pub(crate) mod proto;
 mod slots;
 #[cfg(test)]
 mod tests;
 
-pub use mode::Mode;
+use std::fmt;
+use std::str::FromStr;
 
-pub(crate) use agreement::RunsOfParts;
-pub(crate) use base::Base;
-pub(crate) use calls::{CallEnds, CallTransfers, Caller, LONGEST_CALL, refusal};
-pub(crate) use mailbox::{Mailbox, Parcel};
-pub(crate) use peers::Peers;
-pub(crate) use slots::{SlotEnds, SlotReceiver, SlotSender, SlotTransfers};
+use serde::de::IntoDeserializer as _;
+use serde::{Deserialize, Serialize};
+
+pub(crate) use self::calls::{CallEnds, CallTransfers, Caller, LONGEST_CALL, Mailbox, Parcel, refusal};
+pub(crate) use self::peers::{Base, End, Peers, RunsOfParts};
+pub(crate) use self::slots::{SlotEnds, SlotReceiver, SlotSender, SlotTransfers};
+
+/// How the crossing tensors of a run move from part to part. The names are those of the command line.
+///
+/// ```
+/// use tonic_rdma_graph::transfer::Mode;
+///
+/// let mode: Mode = "rdma-zerocp".parse()?;
+/// assert!(mode == Mode::RdmaZerocp && mode.uses_slots());
+/// assert_eq!("tcp".parse::<Mode>().unwrap_err(), "\"tcp\" is no mode; use grpc-tcp, grpc-rdma, grpc-native, rdma-cp or rdma-zerocp");
+/// # Ok::<(), String>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// A unary gRPC call for each tensor, with tonic's codec, over HTTP/2 and TCP.
+    GrpcTcp,
+    /// The same calls over HTTP/2 and RDMA.
+    GrpcRdma,
+    /// The same calls over RDMA, without HTTP/2.
+    GrpcNative,
+    /// Slots. Each tensor is copied to registered memory first, as by a transport that does not allocate its users' tensors (the paper's
+    /// RDMA.cp).
+    RdmaCp,
+    /// Slots. A tensor in registered memory is sent from where it lies (the paper's RDMA.zerocp).
+    RdmaZerocp,
+}
+
+impl Mode {
+    /// All modes.
+    pub const ALL: [Self; 5] =
+        [Self::GrpcTcp, Self::GrpcRdma, Self::GrpcNative, Self::RdmaCp, Self::RdmaZerocp];
+
+    /// Returns whether tensors move through slots, without calls.
+    pub fn uses_slots(self) -> bool {
+        matches!(self, Self::RdmaCp | Self::RdmaZerocp)
+    }
+
+    /// Returns whether the mode needs an RDMA device between the parts.
+    pub fn needs_rdma(self) -> bool {
+        self != Self::GrpcTcp
+    }
+
+    /// Returns the number of the mode in messages between parts: its place in [`ALL`](Self::ALL), from 1.
+    pub(crate) fn number(self) -> u32 {
+        self as u32 + 1
+    }
+
+    /// Returns the mode with this number.
+    pub(crate) fn of_number(number: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|mode| mode.number() == number)
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
+impl FromStr for Mode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::deserialize(text.into_deserializer()).map_err(|_: serde::de::value::Error| {
+            format!("{text:?} is no mode; use grpc-tcp, grpc-rdma, grpc-native, rdma-cp or rdma-zerocp")
+        })
+    }
+}

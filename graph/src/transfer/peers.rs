@@ -1,14 +1,18 @@
-//! What is known of the other parts: whether they are well, have left, have failed, or are lost.
+//! What is known of the other parts: whether they are well, have left, have failed, or are lost, and which steps they run.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::Waker;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 
+use crate::dataflow::KernelError;
 use crate::error::GraphError;
-use crate::placement::Part;
+use crate::placement::{CrossingId, Part};
+use crate::transfer::Mode;
 use tonic_rdma_verbs::internal::{lock, wake_all};
 
 /// The state of the other parts, as this part knows it. All transfers of a session share it.
@@ -34,8 +38,10 @@ struct Health {
 
 /// How a part ended.
 #[derive(Clone, Debug)]
-enum End {
+pub(crate) enum End {
+    /// It has failed, and said why.
     Failed(String),
+    /// It is gone without a word.
     Lost(String),
     /// It runs other steps than this part: the mode, the steps of this part, and those of the other one.
     OtherSteps(String, Range<u64>, Range<u64>),
@@ -60,28 +66,14 @@ impl Peers {
         self.changed();
     }
 
-    /// Notes that a part has failed, and said why.
-    pub(crate) fn has_failed(&self, part: Part, reason: String) {
-        self.ended(part, End::Failed(reason));
-    }
-
-    /// Notes that a part is gone without a word.
-    pub(crate) fn is_lost(&self, part: Part, reason: String) {
-        self.ended(part, End::Lost(reason));
-    }
-
-    /// Notes that a part runs other steps in a mode than this one.
-    pub(crate) fn runs_other_steps(&self, part: Part, mode: String, ours: Range<u64>, theirs: Range<u64>) {
-        self.ended(part, End::OtherSteps(mode, ours, theirs));
-    }
-
     /// Wakes all transfers, because a part has said something of itself.
     pub(crate) fn said_something(&self) {
         let cells = lock(&self.cells).clone();
         cells.iter().for_each(|cell| cell.wake());
     }
 
-    fn ended(&self, part: Part, end: End) {
+    /// Notes that a part has not ended in good order.
+    pub(crate) fn ended(&self, part: Part, end: End) {
         lock(&self.health).end.get_or_insert((part, end));
         self.changed();
     }
@@ -127,7 +119,7 @@ impl Peers {
     }
 
     /// Notes that a connection to a part has ended without a known reason. Returns whether this is the first one of that part.
-    pub(crate) fn doubt(&self, part: Part) -> bool {
+    fn doubt(&self, part: Part) -> bool {
         let mut health = lock(&self.health);
         let Some(doubted) = health.doubted.get_mut(part.0) else { return false };
         !std::mem::replace(doubted, true)
@@ -168,6 +160,115 @@ impl WakerCell {
     }
 }
 
+/// How long the reason for the end of a connection may take.
+const REASON: Duration = Duration::from_secs(2);
+
+/// What transfers need of their session.
+#[derive(Clone)]
+pub(crate) struct Base {
+    pub(crate) peers: Arc<Peers>,
+    /// The threads of the session.
+    pub(crate) runtime: Handle,
+    /// Which steps the parts run.
+    pub(crate) runs: Arc<dyn RunsOfParts>,
+    /// Keeps the connections.
+    pub(crate) _session: Arc<dyn Send + Sync>,
+}
+
+impl Base {
+    /// Makes the error of a crossing tensor that this part does not send or receive.
+    pub(crate) fn unknown(&self, crossing: CrossingId, step: u64) -> GraphError {
+        let reason =
+            format!("crossing tensor {} (step {step}) is none of this part in this direction", crossing.0);
+        GraphError::Setting { setting: "crossing", reason }
+    }
+
+    /// Notes that a connection to a part has ended. The reason comes by the watch over that part, a moment earlier or later: the part has
+    /// failed, has left, or was killed. If no reason comes, the part counts as lost after a while.
+    ///
+    /// # Errors
+    /// The reason is here.
+    pub(crate) fn connection_ended(&self, peer: Part, source: &KernelError) -> Result<(), GraphError> {
+        self.peers.check(peer)?;
+        if self.peers.doubt(peer) {
+            let peers = Arc::clone(&self.peers);
+            let seconds = REASON.as_secs();
+            let reason = format!(
+                "a connection for tensors has ended ({source}), and in {seconds} s the part has not said why"
+            );
+            self.runtime.spawn(async move {
+                tokio::time::sleep(REASON).await;
+                if !peers.left(peer) {
+                    peers.ended(peer, End::Lost(reason));
+                }
+            });
+        }
+        Ok(())
+    }
+}
+
+/// The runs of all parts of a session.
+pub(crate) trait RunsOfParts: Send + Sync {
+    /// Tells the other parts which steps this part runs now in a mode. Returns the number of the run in this mode, or `None` if it has no
+    /// step.
+    fn begin(&self, mode: Mode, steps: &Range<u64>) -> Option<u64>;
+
+    /// Returns whether another part has said which steps its run with this number has. If they are other steps than here, the part is
+    /// known to be in trouble.
+    fn has_begun(&self, peer: Part, mode: Mode, number: u64) -> bool;
+
+    /// Tells the other parts that this part has failed.
+    fn abort(&self, reason: &str);
+}
+
+/// The agreement of the parts on the steps of the run under way, as one part knows it. For transfers whose tensors don't carry the number
+/// of their step.
+#[derive(Debug)]
+pub(crate) struct Agreement {
+    mode: Mode,
+    /// The parts that send to this one.
+    senders: Vec<Part>,
+    /// The number of the run.
+    number: Option<u64>,
+    /// Woken when another part says something.
+    heard: Arc<WakerCell>,
+}
+
+impl Agreement {
+    pub(crate) fn new(base: &Base, mode: Mode, senders: impl Iterator<Item = Part>) -> Self {
+        let mut senders: Vec<Part> = senders.collect();
+        senders.sort_unstable();
+        senders.dedup();
+        Self { mode, senders, number: None, heard: base.peers.cell() }
+    }
+
+    /// Tells the other parts which steps this part runs now.
+    pub(crate) fn begin(&mut self, base: &Base, steps: &Range<u64>) {
+        self.number = base.runs.begin(self.mode, steps);
+    }
+
+    /// Returns whether all senders run the same steps. Wakes the waker of `context` when that may be known.
+    pub(crate) fn poll(&self, base: &Base, context: &mut Context<'_>) -> Poll<Result<(), GraphError>> {
+        let Some(number) = self.number else { return Poll::Ready(Ok(())) };
+        // Before the look, so that nothing that is said later is missed.
+        self.heard.set(context.waker());
+        // Before the look at the steps: a part whose steps differ is in trouble before it counts as heard.
+        let all = self.senders.iter().all(|peer| self.has_heard(base, *peer, number));
+        base.peers.check_all()?;
+        if all { Poll::Ready(Ok(())) } else { Poll::Pending }
+    }
+
+    /// Returns a sender that has not said which steps it runs.
+    pub(crate) fn unheard(&self, base: &Base) -> Option<Part> {
+        let number = self.number?;
+        self.senders.iter().copied().find(|peer| !self.has_heard(base, *peer, number))
+    }
+
+    fn has_heard(&self, base: &Base, peer: Part, number: u64) -> bool {
+        base.runs.has_begun(peer, self.mode, number) || base.peers.left(peer)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -180,8 +281,8 @@ mod tests {
         peers.check(Part(1)).unwrap();
         let error = peers.check(Part(2)).unwrap_err();
         assert!(matches!(error, GraphError::PeerLost { peer: 2, .. }), "{error}");
-        peers.has_failed(Part(1), "out of ideas".to_owned());
-        peers.is_lost(Part(0), "reset".to_owned());
+        peers.ended(Part(1), End::Failed("out of ideas".to_owned()));
+        peers.ended(Part(0), End::Lost("reset".to_owned()));
         for needed in 0..3 {
             let error = peers.check(Part(needed)).unwrap_err();
             assert_eq!(error.to_string(), "part 1 has failed: out of ideas");

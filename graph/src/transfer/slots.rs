@@ -1,15 +1,14 @@
 //! The modes without calls: each crossing tensor has a slot at its receiver.
 
 use std::collections::HashMap;
+use std::future::Future;
 use std::ops::Range;
+use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use tonic_rdma::memory::Pool;
-use tonic_rdma_tensor::{
-    ChannelError, DynamicReceiver, DynamicSender, OwnPolling, RdmaDevice, SentCounts, StaticReceiver,
-    StaticSender, Tensor, TensorMut,
-};
+use tokio::runtime::Handle;
+use tokio::sync::{oneshot, watch};
 
 use crate::dataflow::{KernelError, Value};
 use crate::error::GraphError;
@@ -17,9 +16,12 @@ use crate::placement::{Crossing, CrossingId, Part};
 use crate::schedule::{CrossingCounts, Start, Transfers, Unfinished};
 use crate::sites::NodeSites;
 use crate::transfer::Mode;
-use crate::transfer::agreement::Agreement;
-use crate::transfer::base::Base;
-use crate::transfer::held::Held;
+use crate::transfer::peers::{Agreement, Base};
+use tonic_rdma::memory::Pool;
+use tonic_rdma_tensor::{
+    ChannelError, DynamicReceiver, DynamicSender, OwnPolling, RdmaDevice, SentCounts, StaticReceiver,
+    StaticSender, Tensor, TensorMut,
+};
 
 /// How often a flush counts the sends of a crossing tensor that are left.
 const COUNT: Duration = Duration::from_millis(50);
@@ -196,11 +198,7 @@ impl<V: Value> Transfers<V> for SlotTransfers {
                 }
             }
             incoming.receiver.lend(&base.runtime, |mut receiver| async move {
-                tokio::select! {
-                    // A failure shows at the next look.
-                    _ = receiver.arrived(), if goes_on => {}
-                    _ = changes.changed() => {}
-                }
+                wait(goes_on, receiver.arrived(), &mut changes).await;
                 receiver
             });
         }
@@ -234,11 +232,7 @@ impl<V: Value> Transfers<V> for SlotTransfers {
                 }
             }
             out.sender.lend(&base.runtime, |mut sender| async move {
-                tokio::select! {
-                    // A failure shows at the next look.
-                    _ = sender.ready(), if goes_on => {}
-                    _ = changes.changed() => {}
-                }
+                wait(goes_on, sender.ready(), &mut changes).await;
                 sender
             });
         }
@@ -304,13 +298,8 @@ impl Outgoing {
                 }
             }
             self.sender.lend(&base.runtime, |mut sender| async move {
-                tokio::select! {
-                    // A failure shows at the next look.
-                    _ = sender.flush(), if goes_on => {}
-                    _ = changes.changed() => {}
-                    // Then the sends that are left are counted anew.
-                    () = tokio::time::sleep(COUNT), if goes_on => {}
-                }
+                // After the time the sends that are left are counted anew.
+                wait(goes_on, tokio::time::timeout(COUNT, sender.flush()), &mut changes).await;
                 sender
             });
         }
@@ -344,6 +333,14 @@ impl Outgoing {
         self.counts.copied = self.copied + sent.copied.tensors;
         self.counts.inline = sent.inline.tensors;
         Ok(true)
+    }
+}
+
+/// Waits for `event`, if there is still one to wait for, or until another part has changed. A failure shows at the next look.
+async fn wait<T>(goes_on: bool, event: impl Future<Output = T>, changes: &mut watch::Receiver<u64>) {
+    tokio::select! {
+        _ = event, if goes_on => {}
+        _ = changes.changed() => {}
     }
 }
 
@@ -424,3 +421,80 @@ impl Base {
 fn other(error: impl Into<KernelError>) -> SlotError {
     SlotError::Other(error.into())
 }
+
+/// A thing that is here, or with a task.
+#[derive(Debug)]
+struct Held<T> {
+    place: Place<T>,
+}
+
+#[derive(Debug)]
+enum Place<T> {
+    Here(T),
+    Away(oneshot::Receiver<T>),
+    /// The task ended without giving it back, because its runtime ended or it panicked.
+    Lost,
+}
+
+impl<T: Send + 'static> Held<T> {
+    fn new(thing: T) -> Self {
+        Self { place: Place::Here(thing) }
+    }
+
+    /// Returns the thing, or `None` if a task still has it.
+    ///
+    /// # Errors
+    /// The task ended without giving it back.
+    fn here(&mut self) -> Result<Option<&mut T>, Lost> {
+        if let Place::Away(back) = &mut self.place {
+            self.place = match back.try_recv() {
+                Ok(thing) => Place::Here(thing),
+                Err(oneshot::error::TryRecvError::Empty) => return Ok(None),
+                Err(oneshot::error::TryRecvError::Closed) => Place::Lost,
+            };
+        }
+        match &mut self.place {
+            Place::Here(thing) => Ok(Some(thing)),
+            Place::Away(_) => Ok(None),
+            Place::Lost => Err(Lost),
+        }
+    }
+
+    /// Returns the thing once it is here. Wakes the waker of `context` when a task gives it back.
+    fn poll_here(&mut self, context: &mut Context<'_>) -> Poll<Result<&mut T, Lost>> {
+        if let Place::Away(back) = &mut self.place {
+            self.place = match Pin::new(back).poll(context) {
+                Poll::Ready(Ok(thing)) => Place::Here(thing),
+                Poll::Ready(Err(_)) => Place::Lost,
+                Poll::Pending => return Poll::Pending,
+            };
+        }
+        match &mut self.place {
+            Place::Here(thing) => Poll::Ready(Ok(thing)),
+            Place::Away(_) => Poll::Pending,
+            Place::Lost => Poll::Ready(Err(Lost)),
+        }
+    }
+
+    /// Gives the thing to a task of `runtime`, which gives it back when `wait` is over. Does nothing if the thing is not here.
+    fn lend<F>(&mut self, runtime: &Handle, wait: impl FnOnce(T) -> F)
+    where
+        F: Future<Output = T> + Send + 'static,
+    {
+        match std::mem::replace(&mut self.place, Place::Lost) {
+            Place::Here(thing) => {
+                let (give, back) = oneshot::channel();
+                let waiting = wait(thing);
+                // A failed send means that the holder is gone, and with it the need for the thing.
+                runtime.spawn(async move { _ = give.send(waiting.await) });
+                self.place = Place::Away(back);
+            }
+            other => self.place = other,
+        }
+    }
+}
+
+/// The error of a thing that a task did not give back.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the threads of the session have ended")]
+struct Lost;

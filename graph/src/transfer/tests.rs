@@ -2,10 +2,9 @@
 //! Slots, with the allocator that traces.
 
 use std::collections::HashMap;
-use std::mem;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
+use std::{mem, thread};
 
 use bytes::Bytes;
 use tonic_rdma_tensor::{Dtype, Shape, Tensor, TensorSpec};

@@ -6,7 +6,6 @@ mod options;
 mod output;
 mod part;
 mod run;
-mod set;
 
 use std::process::ExitCode;
 

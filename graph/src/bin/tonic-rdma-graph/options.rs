@@ -12,7 +12,7 @@ use tonic_rdma_graph::schedule::ReceiveMode;
 use tonic_rdma_graph::transfer::Mode;
 
 /// The largest number of parts.
-pub(crate) const MAX_PARTS: u64 = 64;
+const MAX_PARTS: u64 = 64;
 
 const HELP: &str = "\
 Splits the model over processes, streams micro-batches through them in each mode in turn, and compares every tensor that crosses, and

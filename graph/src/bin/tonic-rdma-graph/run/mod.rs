@@ -1,25 +1,28 @@
 //! The coordinator: it starts or reaches the parts, has them run turns in each mode, and compares everything with the unsplit model.
 
 mod parts;
-mod plan;
-mod reference;
-mod rounds;
 
+use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use tonic_rdma_commands::process::Child;
-use tonic_rdma_commands::{Failure, output};
-use tonic_rdma_graph::dataflow::Role;
-use tonic_rdma_graph::explain::{Explanation, SenderReport};
 
-use crate::control::{Described, Order, Report};
+use self::parts::{Parts, only};
+use crate::control::{
+    Checked, Described, Differs, Expected, Job, Order, Report, Turn, digest, lengths as lengths_of, settings,
+};
 use crate::options::RunOptions;
 use crate::output::{ModeRow, Results};
-use parts::{Parts, only};
-use plan::Plan;
-use reference::Reference;
-use rounds::Rounds;
+use tonic_rdma_commands::process::Child;
+use tonic_rdma_commands::statistics::median;
+use tonic_rdma_commands::{Failure, output};
+use tonic_rdma_graph::dataflow::{Outlet, Role};
+use tonic_rdma_graph::explain::{Explanation, SenderReport};
+use tonic_rdma_graph::onnx::{Model, ModelValue};
+use tonic_rdma_graph::placement::{Partition, Placements, analyse};
+use tonic_rdma_graph::transfer::Mode;
+use tonic_rdma_graph::{GraphError, partition};
 
 /// The number of parts if the command line has none.
 const DEFAULT_PARTS: usize = 2;
@@ -51,7 +54,7 @@ pub(crate) fn run(options: &RunOptions) -> Result<(), Failure> {
 
 /// Shows the nodes of the model, as `--cut` and `--assign` name them.
 fn nodes(options: &RunOptions) -> Result<(), Failure> {
-    let (_, model) = plan::load(options)?;
+    let (_, model) = load(options)?;
     let mut text = String::new();
     for (_, node) in model.topology().nodes().filter(|(_, node)| node.role != Role::Constant) {
         let outputs: Vec<String> = node.outputs.iter().map(ToString::to_string).collect();
@@ -163,6 +166,357 @@ fn verdict(results: &Results, differences: &[String]) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::run(format!("{errors} tensors differ from the unsplit model{}", first.unwrap_or_default())))
+}
+
+/// The number of sets of inputs of a model without symbolic dimensions.
+const INPUTS: u64 = 3;
+
+/// What is known before any process starts: the model, its split, and what crosses.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) name: String,
+    pub(crate) file: Bytes,
+    pub(crate) model: Model,
+    pub(crate) placements: Placements,
+    pub(crate) modes: Vec<Mode>,
+    /// The number of sets of inputs. Micro-batches take them in turn.
+    pub(crate) sets: u64,
+}
+
+impl Plan {
+    /// Loads the model, and splits it.
+    pub(crate) fn new(options: &RunOptions, parts: usize) -> Result<Self, Failure> {
+        let (file, model) = load(options)?;
+        let path = options.model.as_deref().unwrap_or(Path::new(""));
+        let name = path.file_name().map_or_else(|| path.to_string_lossy(), |name| name.to_string_lossy());
+        let partition = split(options, parts, &model)?;
+        let placements = analyse(model.topology(), &partition).map_err(|error| Failure::refused(&error))?;
+        let modes = options.mode.as_ref().map_or_else(|| Mode::ALL.to_vec(), |modes| modes.0.clone());
+        let sets = if model.symbols().is_empty() { INPUTS } else { options.lengths.0.len() as u64 };
+        Ok(Self { name: name.into_owned(), file: file.into(), model, placements, modes, sets })
+    }
+
+    /// Returns what a part has to know.
+    pub(crate) fn job(&self, options: &RunOptions, part: usize) -> Job {
+        let partition = self.placements.partition();
+        Job {
+            part,
+            parts: partition.count(),
+            model: self.name.clone(),
+            symbols: options.symbols.clone(),
+            lengths: options.lengths.0.clone(),
+            sets: self.sets,
+            seed: options.seed,
+            assignment: partition.parts().iter().map(|part| part.0).collect(),
+            modes: self.modes.clone(),
+            receive: options.receive,
+            window: options.micro_batches as usize,
+            limit_ms: options.timeout.as_millis().try_into().unwrap_or(u64::MAX),
+        }
+    }
+}
+
+/// Reads the file of the model, and loads the model.
+pub(crate) fn load(options: &RunOptions) -> Result<(Vec<u8>, Model), Failure> {
+    let path = options.model.as_deref().unwrap_or(Path::new(""));
+    let settings = settings(&options.symbols, options.seed)?;
+    let file = std::fs::read(path).map_err(|error| {
+        let path = path.display();
+        Failure::usage(format!("can't read the model {path}: {error}; graph/prepare-models installs models"))
+    })?;
+    let model = Model::read(path, &file, &settings).map_err(|error| Failure::refused(&error))?;
+    Ok((file, model))
+}
+
+fn split(options: &RunOptions, parts: usize, model: &Model) -> Result<Partition, Failure> {
+    let graph = model.topology();
+    let refused = |option: &str, error: GraphError| {
+        let names = matches!(error, GraphError::UnknownNode { .. });
+        let hint = if names { "; --nodes prints the names" } else { "" };
+        Failure::usage(format!("{option}: {}{hint}", Failure::refused(&error)))
+    };
+    let partition = match (&options.cut, &options.assign) {
+        (Some(cuts), _) => {
+            let names: Vec<&str> = cuts.0.iter().map(String::as_str).collect();
+            partition::at_cuts(graph, &names).map_err(|error| refused("--cut", error))?
+        }
+        (None, Some(path)) => {
+            let list = std::fs::read_to_string(path).map_err(|error| {
+                Failure::usage(format!("--assign: can't read {}: {error}", path.display()))
+            })?;
+            partition::named(graph, parts, &list).map_err(|error| refused("--assign", error))?
+        }
+        (None, None) => partition::balanced(graph, parts).map_err(|error| refused("--parts", error))?,
+    };
+    partition.check_pipeline(graph).map_err(|error| refused("--assign", error))?;
+    Ok(partition)
+}
+
+/// The least number of rounds that are measured, if there are as many steps.
+const ROUNDS: u64 = 3;
+/// The time that a turn of steps should take at most, in nanoseconds. The parts report after each turn, so a turn must end in time.
+const TURN: u64 = 5_000_000_000;
+/// The time that a turn of replays should take, in nanoseconds, so that the difference between the starts of two parts does not count.
+const REPLAY: u64 = 250_000_000;
+/// The least and the largest number of steps of a turn of replays.
+const REPLAYS: (u64, u64) = (4, 20_000);
+
+/// The turns, and what they showed. All modes take turns, so that what else the machine does concerns all of them.
+#[derive(Debug)]
+pub(crate) struct Rounds<'a> {
+    plan: &'a Plan,
+    reference: &'a Reference,
+    /// Micro-batches of a step.
+    batches: u64,
+    steps: u64,
+    /// The number of rounds, if the user chose it.
+    asked: Option<u64>,
+    /// The micro-batches of a turn that is checked: a step at least, and each set of inputs at least once.
+    checked: u64,
+    /// The number of the next micro-batch.
+    next: u64,
+    modes: Vec<Measured>,
+    /// The first tensor that differs in each turn with errors.
+    pub(crate) differences: Vec<String>,
+}
+
+/// What was measured of a mode.
+#[derive(Clone, Debug)]
+struct Measured {
+    mode: Mode,
+    /// Time of the first step, in nanoseconds.
+    first: u64,
+    /// The steps of a turn of replays.
+    replays: u64,
+    /// Time of a step in each round, in nanoseconds.
+    steps: Vec<f64>,
+    transfers: Vec<f64>,
+    checked: u64,
+    errors: u64,
+}
+
+impl<'a> Rounds<'a> {
+    /// Makes the rounds of a run.
+    pub(crate) fn new(options: &RunOptions, plan: &'a Plan, reference: &'a Reference) -> Self {
+        let measured = |&mode| Measured {
+            mode,
+            first: 0,
+            replays: 0,
+            steps: Vec::new(),
+            transfers: Vec::new(),
+            checked: 0,
+            errors: 0,
+        };
+        let modes = plan.modes.iter().map(measured).collect();
+        Self {
+            plan,
+            reference,
+            batches: options.micro_batches,
+            steps: options.steps,
+            asked: options.rounds,
+            checked: options.micro_batches.max(plan.sets),
+            next: 0,
+            modes,
+            differences: Vec::new(),
+        }
+    }
+
+    /// Has the parts carry out all turns.
+    pub(crate) async fn run(&mut self, parts: &mut Parts) -> Result<(), Failure> {
+        // The mode that copies nothing is first, so that its first micro-batch is the one in which allocation sites are traced.
+        let mut order: Vec<usize> = (0..self.modes.len()).collect();
+        order.sort_by_key(|mode| self.plan.modes[*mode] != Mode::RdmaZerocp);
+        for mode in order {
+            self.warm_up(parts, mode).await?;
+        }
+        let rounds = self.rounds();
+        for round in 0..rounds {
+            // The steps are spread over the rounds.
+            let steps = self.steps * (round + 1) / rounds - self.steps * round / rounds;
+            for mode in 0..self.modes.len() {
+                if steps > 0 {
+                    // What is measured is not checked at the same time, because the check takes time of the step.
+                    self.turn(parts, mode, self.checked, false, true).await?;
+                    let nanos = self.turn(parts, mode, steps * self.batches, false, false).await?;
+                    self.modes[mode].steps.push(nanos as f64 / steps as f64);
+                }
+                let replay = self.replay(parts, mode, self.modes[mode].replays).await?;
+                self.modes[mode].transfers.push(replay);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the number of rounds over which the steps are spread.
+    fn rounds(&self) -> u64 {
+        let slowest = self.modes.iter().map(|mode| mode.first).max().unwrap_or(0).max(1);
+        self.steps.div_ceil((TURN / slowest).max(1)).max(self.asked.unwrap_or(ROUNDS.min(self.steps)))
+    }
+
+    /// Runs the first micro-batches of a mode, which are compared, and replays, which are not.
+    async fn warm_up(&mut self, parts: &mut Parts, mode: usize) -> Result<(), Failure> {
+        self.turn(parts, mode, 1, false, true).await?;
+        self.modes[mode].first = self.turn(parts, mode, self.batches, false, true).await?;
+        // The first replay is slower than later ones.
+        let mut steps = REPLAYS.0;
+        for _ in 0..2 {
+            let nanos = self.replay(parts, mode, steps).await?;
+            // From a few steps follows a number that is far off, so it grows by and by.
+            steps = ((REPLAY as f64 / nanos.max(1.0)) as u64).clamp(REPLAYS.0, 8 * steps);
+        }
+        let nanos = self.replay(parts, mode, steps).await?;
+        self.modes[mode].replays = ((REPLAY as f64 / nanos.max(1.0)) as u64).clamp(REPLAYS.0, REPLAYS.1);
+        Ok(())
+    }
+
+    /// Sends the tensors of the last micro-batch again, for this number of steps. Returns the time of a step, in nanoseconds.
+    async fn replay(&mut self, parts: &mut Parts, mode: usize, steps: u64) -> Result<f64, Failure> {
+        let nanos = self.turn(parts, mode, steps * self.batches, true, false).await?;
+        Ok(nanos as f64 / steps as f64)
+    }
+
+    /// Has all parts run micro-batches, and returns the time of the slowest part.
+    async fn turn(
+        &mut self,
+        parts: &mut Parts,
+        mode: usize,
+        count: u64,
+        replay: bool,
+        check: bool,
+    ) -> Result<u64, Failure> {
+        let turn = Turn { mode: self.modes[mode].mode, first: self.next, count, replay, check };
+        self.next += count;
+        parts.send_all(&Order::Run(turn)).await?;
+        let done = parts.gather("run its micro-batches", only!(Report::Done(done) => done)).await?;
+        let measured = &mut self.modes[mode];
+        measured.checked += done.iter().map(|done| done.checked).sum::<u64>();
+        measured.errors += done.iter().map(|done| done.errors).sum::<u64>();
+        for (differs, content) in parts.differing.drain(..) {
+            self.differences.push(self.reference.describe(self.plan, &differs, &content));
+        }
+        Ok(done.iter().map(|done| done.nanos).max().unwrap_or(0))
+    }
+
+    /// Returns the rows of the table.
+    pub(crate) fn rows(self, described: &[Described]) -> Vec<ModeRow> {
+        let micros = |nanos: Vec<f64>| nanos.into_iter().map(|nanos| nanos / 1000.0).collect::<Vec<f64>>();
+        let row = |Measured { mode, steps, transfers, checked, errors, .. }| {
+            let counts = described.iter().flat_map(|part| &part.modes).filter(|counts| counts.mode == mode);
+            let (sent, sender_copies) =
+                counts.fold((0, 0), |(sent, copied), counts| (sent + counts.sent, copied + counts.copied));
+            let (steps, transfers) = (micros(steps), micros(transfers));
+            ModeRow {
+                mode,
+                step_us: median(steps.iter().copied()),
+                transfer_us: median(transfers.iter().copied()),
+                step_us_of_rounds: steps,
+                transfer_us_of_rounds: transfers,
+                sent,
+                sender_copies,
+                sender_copies_per_tensor: if sent == 0 { 0.0 } else { sender_copies as f64 / sent as f64 },
+                checked,
+                errors,
+            }
+        };
+        self.modes.into_iter().map(row).collect()
+    }
+}
+
+#[cfg(test)]
+mod reference_tests;
+
+/// The values of the unsplit model, for each set of inputs.
+#[derive(Debug)]
+pub(crate) struct Reference {
+    sets: Vec<HashMap<Outlet, ModelValue>>,
+}
+
+impl Reference {
+    /// Runs the unsplit model with each set of inputs.
+    pub(crate) fn compute(plan: &Plan, seed: u64, lengths: &[u64]) -> Result<Self, Failure> {
+        let failed = |error| Failure::run("the unsplit model").because(error);
+        let graph = plan.model.topology();
+        let crossings = plan.placements.crossings().iter().map(|crossing| crossing.outlet);
+        let wanted: Vec<Outlet> = crossings.chain(graph.results().iter().copied()).collect();
+        let symbols = plan.model.symbols();
+        let sets = (0..plan.sets).map(|set| {
+            let inputs = plan.model.inputs(set, seed, &lengths_of(&symbols, lengths, set)).map_err(failed)?;
+            plan.model.run_unsplit(&inputs, wanted.iter().copied()).map_err(failed)
+        });
+        Ok(Self { sets: sets.collect::<Result<_, _>>()? })
+    }
+
+    /// Returns what a part has to check.
+    pub(crate) fn expected(&self, plan: &Plan, part: usize) -> Result<Expected, Failure> {
+        let digests = |outlet: Outlet| {
+            let values = self.sets.iter().filter_map(|set| set.get(&outlet));
+            values.map(digest).collect::<Result<Vec<u64>, _>>()
+        };
+        let partition = plan.placements.partition();
+        let mut expected = Expected::default();
+        for crossing in plan.placements.crossings().iter().filter(|crossing| crossing.to.0 == part) {
+            expected.crossings.push((crossing.id.0, digests(crossing.outlet)?));
+        }
+        for (place, outlet) in plan.model.topology().results().iter().enumerate() {
+            if partition.part_of(outlet.node).is_some_and(|owner| owner.0 == part) {
+                expected.results.push((place, digests(*outlet)?));
+            }
+        }
+        Ok(expected)
+    }
+
+    /// Returns the bytes of an output of the largest set of inputs.
+    pub(crate) fn bytes(&self, outlet: Outlet) -> u64 {
+        let values = self.sets.iter().filter_map(|set| set.get(&outlet));
+        values.map(|value| value.bytes().len() as u64).max().unwrap_or(0)
+    }
+
+    /// Describes a tensor that differs: its name, and its first element that differs.
+    pub(crate) fn describe(&self, plan: &Plan, differs: &Differs, content: &[u8]) -> String {
+        let graph = plan.model.topology();
+        let (name, outlet) = match differs.what {
+            Checked::Crossing(number) => match plan.placements.crossings().get(number) {
+                Some(crossing) => (format!("crossing tensor {}", crossing.name), crossing.outlet),
+                None => return format!("crossing tensor {number} is not in the model"),
+            },
+            Checked::Result(place) => match graph.results().get(place) {
+                Some(outlet) => (format!("result {}", graph.outlet_name(*outlet)), *outlet),
+                None => return format!("result {place} is not in the model"),
+            },
+        };
+        let begin = format!(
+            "{}, micro-batch {}: {name} differs from the unsplit model",
+            differs.mode, differs.micro_batch
+        );
+        let Some(right) = self.sets.get(differs.set as usize).and_then(|set| set.get(&outlet)) else {
+            return begin;
+        };
+        match right.spec() {
+            Ok(spec) if spec.to_string() == differs.spec => {
+                let size = spec.dtype().size().unwrap_or(1).max(1);
+                let mut pairs = right.bytes().chunks(size).zip(content.chunks(size)).enumerate();
+                match pairs.find(|(_, (right, found))| right != found) {
+                    Some((element, (right, found))) => format!(
+                        "{begin}, first at element {element} of {spec}: it is {}, and should be {}",
+                        number(&differs.spec, found),
+                        number(&differs.spec, right)
+                    ),
+                    None => begin,
+                }
+            }
+            Ok(spec) => format!("{begin}: it is {}, and should be {spec}", differs.spec),
+            Err(_) => begin,
+        }
+    }
+}
+
+/// Writes an element of a tensor of this type, with its bytes.
+fn number(spec: &str, bytes: &[u8]) -> String {
+    let hex: String = bytes.iter().rev().map(|byte| format!("{byte:02x}")).collect();
+    match <[u8; 4]>::try_from(bytes) {
+        Ok(four) if spec.starts_with("float32") => format!("{} (0x{hex})", f32::from_ne_bytes(four)),
+        _ => format!("0x{hex}"),
+    }
 }
 
 #[cfg(test)]

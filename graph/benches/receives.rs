@@ -13,20 +13,22 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench that can't run says so by stopping")]
 #![allow(clippy::panic, clippy::print_stdout, missing_docs, reason = "the same")]
 
-mod split;
-
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use split::Bench;
 use tonic_rdma_commands::clap::{self, Parser, ValueEnum};
 use tonic_rdma_commands::output::write_file;
-use tonic_rdma_commands::plot::{self, Axis, Content, Plot, Scale, Series};
+use tonic_rdma_commands::plot::{self, Axis, Plot, Scale, Series};
 use tonic_rdma_commands::table::markdown;
 use tonic_rdma_commands::{bench_options, statistics};
-use tonic_rdma_graph::schedule::{ReceiveMode, Report, Work};
+use tonic_rdma_graph::dataflow::{Fact, Kernel, KernelError, Node, NodeId, Outlet, Role, Topology, Value};
+use tonic_rdma_graph::placement::{CrossingId, Part, Partition, analyse};
+use tonic_rdma_graph::schedule::{Executor, InMemory, ReceiveMode, Report, Settings, Work};
+use tonic_rdma_graph::sites::NodeSites;
+use tonic_rdma_tensor::{Dtype, Tensor, TensorSpec};
 
 /// Numbers of receives that are outstanding at once.
 const OUTSTANDING: [usize; 6] = [1, 2, 4, 8, 16, 32];
@@ -34,16 +36,16 @@ const OUTSTANDING: [usize; 6] = [1, 2, 4, 8, 16, 32];
 const EACH: Duration = Duration::from_micros(500);
 
 /// What was measured, by the number of receives and the mode.
-pub(crate) type Medians = BTreeMap<(usize, usize), Median>;
+type Medians = BTreeMap<(usize, usize), Median>;
 
 /// A step of part 1.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Median {
-    pub(crate) step: Duration,
+struct Median {
+    step: Duration,
     /// Nodes that ran while a receive was outstanding, in each step.
-    pub(crate) ran_while_outstanding: f64,
+    ran_while_outstanding: f64,
     /// Looks that found nothing, in each step.
-    pub(crate) missed: f64,
+    missed: f64,
 }
 
 #[derive(Debug, Parser)]
@@ -161,11 +163,105 @@ fn bars(medians: &Medians) -> String {
     let series = |(mode, name): (usize, ReceiveMode)| {
         Series::new(name.to_string(), mode, OUTSTANDING.map(|outstanding| times(outstanding, mode)).to_vec())
     };
-    let content = Content::Bars {
+    let content = plot::Content::Bars {
         x: "receives outstanding at once",
         groups: OUTSTANDING.map(|outstanding| outstanding.to_string()).to_vec(),
         bars: ReceiveMode::ALL.into_iter().enumerate().map(series).collect(),
     };
     let y = Axis { name: "times its computing", scale: Scale::Linear };
     plot::draw(&[Plot { title: "Time of a step (lower is better)", y, content }]).unwrap()
+}
+
+/// The bytes of a crossing tensor.
+const BYTES: u64 = 256;
+
+/// A tensor of bytes.
+#[derive(Clone, Debug)]
+struct Content(Tensor);
+
+impl Value for Content {
+    fn share(&self) -> Result<Tensor, KernelError> {
+        Ok(self.0.clone())
+    }
+
+    fn filled(
+        spec: &TensorSpec,
+        fill: &mut dyn FnMut(&mut [u8]) -> Result<(), KernelError>,
+    ) -> Result<Self, KernelError> {
+        let mut bytes = vec![0; usize::try_from(spec.bytes().ok_or("it has no fixed size")?)?];
+        fill(&mut bytes)?;
+        Ok(Self(Tensor::copy_from(*spec, &bytes)?))
+    }
+}
+
+type Kernels = HashMap<NodeId, Box<dyn Kernel<Content>>>;
+
+/// The executors of both parts.
+struct Bench {
+    executors: [Executor<Content>; 2],
+    next: u64,
+}
+
+impl Bench {
+    /// Makes a graph in which `outstanding` tensors go from part 0 to part 1. Each node of part 1 computes, or waits
+    /// without a core, for as long as `each`.
+    fn new(outstanding: usize, each: Duration, is_wait: bool) -> Self {
+        let mut graph = Topology::new();
+        let mut kernels = [Kernels::new(), Kernels::new()];
+        let mut parts = Vec::new();
+        let mut add = |name: String, part: usize, inputs: Vec<Outlet>, work: Duration| {
+            let outputs = vec![Fact::known(Dtype::U8, &[BYTES])];
+            let kind = "Bench".to_owned();
+            let node = Node { name, kind, role: Role::Compute, inputs, outputs, work: 1, stays: false };
+            let node = graph.add(node).expect("a node");
+            parts.push(Part(part));
+            kernels[part].insert(node, Box::new(move |_: u64, _: Vec<Content>| compute(work, is_wait)));
+            Outlet { node, output: 0 }
+        };
+        let sent: Vec<Outlet> =
+            (0..outstanding).map(|at| add(format!("sent {at}"), 0, vec![], Duration::ZERO)).collect();
+        for (at, outlet) in sent.into_iter().enumerate() {
+            add(format!("consumer {at}"), 1, vec![outlet], each);
+        }
+        for at in 0..outstanding {
+            add(format!("other {at}"), 1, vec![], each);
+        }
+        let partition = Partition::new(&graph, 2, parts).expect("a partition");
+        let placements = Arc::new(analyse(&graph, &partition).expect("crossing tensors"));
+        // All tensors are sent at once. The network delivers one after the other, in an order of its own.
+        let delay = move |crossing: CrossingId, step: u64| {
+            let mut order: Vec<usize> = (0..outstanding).collect();
+            fastrand::Rng::with_seed(step).shuffle(&mut order);
+            each * (1 + order[crossing.0] as u32)
+        };
+        let transfers = InMemory::delayed(&placements, 1, delay).expect("transfers");
+        let graph = Arc::new(graph);
+        let sites = Arc::new(NodeSites::untraced(&graph));
+        let settings = Settings::default();
+        let executors = kernels.into_iter().zip(transfers).enumerate().map(|(part, (kernels, transfers))| {
+            let (graph, placements, sites) =
+                (Arc::clone(&graph), Arc::clone(&placements), Arc::clone(&sites));
+            Executor::new(graph, placements, Part(part), kernels, transfers, sites, settings.clone())
+                .expect("an executor")
+        });
+        let executors = executors.collect::<Vec<_>>().try_into().expect("two parts");
+        Self { executors, next: 0 }
+    }
+
+    fn next_step(&mut self) -> u64 {
+        self.next += 1;
+        self.next - 1
+    }
+}
+
+fn compute(work: Duration, is_wait: bool) -> Result<Vec<Content>, KernelError> {
+    let begin = Instant::now();
+    if is_wait && !work.is_zero() {
+        thread::sleep(work);
+    }
+    while begin.elapsed() < work {
+        std::hint::spin_loop();
+    }
+    let spec = Fact::known(Dtype::U8, &[BYTES]).spec().ok_or("a known shape")?;
+    Ok(vec![Content(Tensor::copy_from(spec, &[7; BYTES as usize])?)])
 }

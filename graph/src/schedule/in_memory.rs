@@ -1,0 +1,422 @@
+//! Transfers between executors of one process.
+//!
+//! A tensor waits in the lane of its crossing until the receiver takes it, and is copied then. With delays, a thread of its own (the
+//! courier) puts each tensor into its lane when its time has come: this simulates a network.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+use std::{fmt, thread};
+
+use crate::dataflow::Value;
+use crate::error::GraphError;
+use crate::placement::{Crossing, CrossingId, Part, Placements};
+use crate::schedule::transfers::{CrossingCounts, Start, Transfers, Unfinished};
+use crate::sites::NodeSites;
+use tonic_rdma_tensor::Tensor;
+use tonic_rdma_verbs::internal::{lock, wake_all};
+
+/// Transfers between executors of one process: for tests, and for graphs that are not split.
+pub struct InMemory {
+    part: Part,
+    network: Arc<Network>,
+    placements: Arc<Placements>,
+    counts: Vec<CrossingCounts>,
+}
+
+impl InMemory {
+    /// Makes the transfers of all parts, in the order of the parts. `depth` is the number of tensors of each crossing that may be under
+    /// way.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    ///
+    /// use tonic_rdma_graph::dataflow::{Topology, Value};
+    /// use tonic_rdma_graph::placement::{Part, Partition, analyse};
+    /// use tonic_rdma_graph::schedule::{InMemory, Transfers};
+    ///
+    /// fn two_parts<V: Value>() -> Result<Vec<Box<dyn Transfers<V>>>, tonic_rdma_graph::GraphError> {
+    ///     let graph = Topology::new();
+    ///     let partition = Partition::new(&graph, 2, vec![])?;
+    ///     InMemory::parts(&Arc::new(analyse(&graph, &partition)?), 1)
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// `depth` is 0.
+    pub fn parts<V: Value>(
+        placements: &Arc<Placements>,
+        depth: usize,
+    ) -> Result<Vec<Box<dyn Transfers<V>>>, GraphError> {
+        Self::ends(placements, depth, None)
+    }
+
+    /// Makes the transfers of all parts, as [`parts`](Self::parts) does. Each tensor arrives when the delay of its crossing tensor and step
+    /// is over, but not before earlier tensors of this crossing.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use std::time::Duration;
+    ///
+    /// use tonic_rdma_graph::GraphError;
+    /// use tonic_rdma_graph::dataflow::Value;
+    /// use tonic_rdma_graph::placement::Placements;
+    /// use tonic_rdma_graph::schedule::{InMemory, Transfers};
+    ///
+    /// /// Crossing tensors with higher numbers take longer.
+    /// fn slow<V: Value>(placements: &Arc<Placements>) -> Result<Vec<Box<dyn Transfers<V>>>, GraphError> {
+    ///     InMemory::delayed(placements, 2, |crossing, _step| Duration::from_micros(100 * crossing.0 as u64))
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// `depth` is 0, or the system has no thread left.
+    pub fn delayed<V: Value>(
+        placements: &Arc<Placements>,
+        depth: usize,
+        delay: impl Fn(CrossingId, u64) -> Duration + Send + Sync + 'static,
+    ) -> Result<Vec<Box<dyn Transfers<V>>>, GraphError> {
+        Self::ends(placements, depth, Some(Box::new(delay)))
+    }
+
+    fn ends<V: Value>(
+        placements: &Arc<Placements>,
+        depth: usize,
+        delay: Option<Delay>,
+    ) -> Result<Vec<Box<dyn Transfers<V>>>, GraphError> {
+        if depth == 0 {
+            let reason = "it is 0; at least 1 tensor of each crossing must be under way".to_owned();
+            return Err(GraphError::Setting { setting: "depth", reason });
+        }
+        let parts = placements.partition().count();
+        let crossings = placements.crossings().len();
+        let is_delayed = delay.is_some();
+        let network = Arc::new(Network::new(parts, crossings, depth, delay));
+        if is_delayed {
+            network.start_courier()?;
+        }
+        let end = |part| -> Box<dyn Transfers<V>> {
+            Box::new(Self {
+                part: Part(part),
+                network: Arc::clone(&network),
+                placements: Arc::clone(placements),
+                counts: vec![CrossingCounts::default(); crossings],
+            })
+        };
+        Ok((0..parts).map(end).collect())
+    }
+
+    fn crossing(&self, id: CrossingId) -> Result<&Crossing, GraphError> {
+        self.placements.crossing(id).ok_or_else(|| GraphError::Setting {
+            setting: "crossing",
+            reason: format!("the graph has no crossing tensor {}", id.0),
+        })
+    }
+
+    fn take<V: Value>(
+        &mut self,
+        crossing: CrossingId,
+        step: u64,
+        sites: &NodeSites,
+        context: Option<&mut Context<'_>>,
+    ) -> Result<Option<V>, GraphError> {
+        let peer = self.crossing(crossing)?.from;
+        let waker = context.map(|context| context.waker());
+        let Some(tensor) = self.network.take(self.part, peer, crossing, step, waker)? else {
+            return Ok(None);
+        };
+        let crossing = self.crossing(crossing)?;
+        let value = sites.filled(crossing, tensor.spec(), &mut |bytes| Ok(tensor.copy_to(bytes)?));
+        value.map(Some).map_err(|source| crossing.failed(peer, step, source))
+    }
+}
+
+impl<V: Value> Transfers<V> for InMemory {
+    fn start(&mut self, crossing: CrossingId, step: u64, tensor: &Tensor) -> Result<Start, GraphError> {
+        let peer = self.crossing(crossing)?.to;
+        let start = self.network.put(self.part, peer, crossing, step, tensor)?;
+        if start == Start::Begun {
+            let counts = &mut self.counts[crossing.0];
+            counts.sent += 1;
+            counts.bytes += tensor.spec().bytes().unwrap_or_default();
+        }
+        Ok(start)
+    }
+
+    fn try_take(
+        &mut self,
+        crossing: CrossingId,
+        step: u64,
+        sites: &NodeSites,
+    ) -> Result<Option<V>, GraphError> {
+        self.take(crossing, step, sites, None)
+    }
+
+    fn poll_take(
+        &mut self,
+        crossing: CrossingId,
+        step: u64,
+        sites: &NodeSites,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<V, GraphError>> {
+        self.take(crossing, step, sites, Some(context)).transpose().map_or(Poll::Pending, Poll::Ready)
+    }
+
+    fn poll_ready(
+        &mut self,
+        crossing: CrossingId,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), GraphError>> {
+        let peer = self.crossing(crossing)?.to;
+        self.network.poll_below(self.part, peer, crossing, context.waker(), None)
+    }
+
+    fn poll_flushed(&mut self, context: &mut Context<'_>) -> Poll<Result<(), GraphError>> {
+        for crossing in self.placements.leaving(self.part) {
+            match self.network.poll_below(self.part, crossing.to, crossing.id, context.waker(), Some(1)) {
+                Poll::Ready(Ok(())) => {}
+                other => return other,
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn unfinished(&self) -> Option<Unfinished> {
+        let leaving = self.placements.leaving(self.part);
+        Unfinished::of(leaving.map(|crossing| (crossing.id, self.network.not_taken(crossing.id) as u64)))
+    }
+
+    fn counts(&self, crossing: CrossingId) -> CrossingCounts {
+        self.counts.get(crossing.0).copied().unwrap_or_default()
+    }
+
+    fn abort(&mut self, reason: &str) {
+        self.network.fail(self.part, reason);
+    }
+}
+
+impl Drop for InMemory {
+    fn drop(&mut self) {
+        self.network.leave(self.part);
+    }
+}
+
+impl fmt::Debug for InMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InMemory").field("part", &self.part).finish_non_exhaustive()
+    }
+}
+
+/// The delay of a crossing tensor in a step.
+type Delay = Box<dyn Fn(CrossingId, u64) -> Duration + Send + Sync>;
+
+struct Network {
+    state: Mutex<State>,
+    /// Tells the courier of a new parcel, and of the end.
+    changed: Condvar,
+    depth: usize,
+    delay: Option<Delay>,
+}
+
+struct State {
+    lanes: Vec<Lane>,
+    /// The parts that have failed, the first one first, and why.
+    failed: Vec<(Part, String)>,
+    /// Whether each part has dropped its transfers.
+    left: Vec<bool>,
+    /// Tensors under way, by the time at which they are due and their number: the lane, the step and the tensor.
+    parcels: BTreeMap<(Instant, u64), (usize, u64, Tensor)>,
+    /// The number of the next parcel.
+    number: u64,
+}
+
+/// The tensors of one crossing. Wakers are woken while the state is locked, so that a thread which a timer has woken does not see the change
+/// before its waker is woken. Such a thread would count a late wake ([`Report::late`](crate::schedule::Report::late)).
+#[derive(Default)]
+struct Lane {
+    arrived: VecDeque<(u64, Tensor)>,
+    /// Tensors that were sent and have not arrived.
+    under_way: usize,
+    /// When the last tensor arrives.
+    last: Option<Instant>,
+    receiver: Option<Waker>,
+    sender: Option<Waker>,
+}
+
+impl Network {
+    fn new(parts: usize, crossings: usize, depth: usize, delay: Option<Delay>) -> Self {
+        let state = State {
+            lanes: (0..crossings).map(|_| Lane::default()).collect(),
+            failed: Vec::new(),
+            left: vec![false; parts],
+            parcels: BTreeMap::new(),
+            number: 0,
+        };
+        Self { state: Mutex::new(state), changed: Condvar::new(), depth, delay }
+    }
+
+    /// Puts a tensor into a lane, or gives it to the courier.
+    fn put(
+        &self,
+        part: Part,
+        peer: Part,
+        crossing: CrossingId,
+        step: u64,
+        tensor: &Tensor,
+    ) -> Result<Start, GraphError> {
+        let mut state = lock(&self.state);
+        state.check(part, Some(peer))?;
+        let lane = &mut state.lanes[crossing.0];
+        if lane.arrived.len() + lane.under_way >= self.depth {
+            return Ok(Start::Busy);
+        }
+        let Some(delay) = &self.delay else {
+            lane.arrived.push_back((step, tensor.clone()));
+            wake_all(lane.receiver.take());
+            return Ok(Start::Begun);
+        };
+        let due = Instant::now() + delay(crossing, step);
+        let due = lane.last.map_or(due, |last| due.max(last));
+        lane.last = Some(due);
+        lane.under_way += 1;
+        let number = state.number;
+        state.number += 1;
+        state.parcels.insert((due, number), (crossing.0, step, tensor.clone()));
+        self.changed.notify_one();
+        Ok(Start::Begun)
+    }
+
+    /// Starts the thread that delivers delayed tensors, the courier. It ends when all parts have dropped their transfers.
+    fn start_courier(self: &Arc<Self>) -> Result<(), GraphError> {
+        let network = Arc::clone(self);
+        let spawned =
+            thread::Builder::new().name("courier".to_owned()).spawn(move || while network.deliver() {});
+        spawned.map(drop).map_err(|error| GraphError::Setting {
+            setting: "delay",
+            reason: format!("delayed transfers need a thread, and the system gave none: {error}"),
+        })
+    }
+
+    /// Takes a tensor out of a lane, or keeps the waker.
+    fn take(
+        &self,
+        part: Part,
+        peer: Part,
+        crossing: CrossingId,
+        step: u64,
+        waker: Option<&Waker>,
+    ) -> Result<Option<Tensor>, GraphError> {
+        let mut state = lock(&self.state);
+        let lane = &mut state.lanes[crossing.0];
+        match lane.arrived.front() {
+            Some((arrived, _)) if *arrived != step => {
+                let source = format!("the tensor of step {arrived} came instead").into();
+                let crossing = crossing.0.to_string();
+                Err(GraphError::Transfer { crossing, step, peer: peer.0, source })
+            }
+            Some(_) => {
+                let tensor = lane.arrived.pop_front().map(|(_, tensor)| tensor);
+                wake_all(lane.sender.take());
+                Ok(tensor)
+            }
+            None => {
+                lane.receiver = waker.cloned();
+                let peer = (lane.under_way == 0).then_some(peer);
+                state.check(part, peer)?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Returns the number of tensors of a crossing that were sent and are not taken.
+    fn not_taken(&self, crossing: CrossingId) -> usize {
+        let state = lock(&self.state);
+        let lane = &state.lanes[crossing.0];
+        lane.arrived.len() + lane.under_way
+    }
+
+    /// Waits until fewer than `below` tensors of a crossing are not taken, by default until there is room for another one.
+    fn poll_below(
+        &self,
+        part: Part,
+        peer: Part,
+        crossing: CrossingId,
+        waker: &Waker,
+        below: Option<usize>,
+    ) -> Poll<Result<(), GraphError>> {
+        let mut state = lock(&self.state);
+        let lane = &mut state.lanes[crossing.0];
+        if lane.arrived.len() + lane.under_way < below.unwrap_or(self.depth) {
+            return Poll::Ready(Ok(()));
+        }
+        lane.sender = Some(waker.clone());
+        state.check(part, Some(peer))?;
+        Poll::Pending
+    }
+
+    /// Notes that a part has failed.
+    fn fail(&self, part: Part, reason: &str) {
+        let mut state = lock(&self.state);
+        state.failed.push((part, reason.to_owned()));
+        let wakers = state.wakers();
+        drop(state);
+        wake_all(wakers);
+    }
+
+    /// Notes that a part has dropped its transfers.
+    fn leave(&self, part: Part) {
+        let mut state = lock(&self.state);
+        state.left[part.0] = true;
+        let wakers = state.wakers();
+        drop(state);
+        self.changed.notify_one();
+        wake_all(wakers);
+    }
+
+    /// Puts tensors that are due into their lanes. Returns false when all parts have left.
+    fn deliver(&self) -> bool {
+        let mut state = lock(&self.state);
+        if state.left.iter().all(|left| *left) {
+            return false;
+        }
+        let now = Instant::now();
+        let mut delivered = false;
+        while let Some(parcel) = state.parcels.first_entry().filter(|parcel| parcel.key().0 <= now) {
+            let (lane, step, tensor) = parcel.remove();
+            let lane = &mut state.lanes[lane];
+            lane.under_way -= 1;
+            lane.arrived.push_back((step, tensor));
+            wake_all(lane.receiver.take());
+            delivered = true;
+        }
+        if delivered {
+            return true;
+        }
+        match state.parcels.keys().next().map(|(due, _)| due.saturating_duration_since(now)) {
+            Some(left) => drop(self.changed.wait_timeout(state, left)),
+            None => drop(self.changed.wait(state)),
+        }
+        true
+    }
+}
+
+impl State {
+    /// Checks that no other part has failed, and that the peer is there.
+    fn check(&self, part: Part, peer: Option<Part>) -> Result<(), GraphError> {
+        if let Some((failed, reason)) = self.failed.iter().find(|(failed, _)| *failed != part) {
+            return Err(GraphError::PeerFailed { peer: failed.0, reason: reason.clone() });
+        }
+        match peer {
+            Some(peer) if self.left[peer.0] => {
+                Err(GraphError::PeerLost { peer: peer.0, source: "it has dropped its transfers".into() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn wakers(&mut self) -> Vec<Waker> {
+        let wakers = self.lanes.iter_mut().flat_map(|lane| [lane.receiver.take(), lane.sender.take()]);
+        wakers.flatten().collect()
+    }
+}
