@@ -83,6 +83,10 @@ fn wait_while(waits: impl Fn() -> bool, limit: Duration) {
 impl Drop for Threads {
     fn drop(&mut self) {
         let Some(runtime) = self.runtime.take() else { return };
+        // Here, and not only in the thread below, so that a process that ends at once has said so.
+        if let Some(meeting) = self.hall.get() {
+            meeting.leave();
+        }
         let (hall, farewell) = (Arc::clone(&self.hall), Farewell::begin(self.port));
         // The ordinary drop waits for the threads, which is not allowed on a runtime's thread.
         let rest = move || {
@@ -139,4 +143,28 @@ pub(super) fn make_room(address: &str) {
     open.iter().filter(is_there).for_each(|(_, hurries)| hurries.store(true, Ordering::Relaxed));
     // If the farewell does not end in time, the listener finds the port in use, and says so.
     drop(OVER.wait_timeout_while(open, END, |open| open.iter().any(|open| is_there(&open))));
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use tonic_rdma_tensor::internal::meeting::{Attendee, Meeting};
+
+    use super::*;
+
+    /// The process may end as soon as `drop` returns.
+    #[test]
+    fn a_part_that_is_dropped_has_said_that_it_leaves() {
+        // Many, because a thread that says so later may be fast.
+        for _ in 0..100 {
+            let (noun, number, size) = ("part", 0, 2);
+            let (common, address, about) = Default::default();
+            let attendee = Attendee { noun, number, size, common, address, about };
+            let (meeting, hall) = (Arc::new(Meeting::new(attendee, None).unwrap()), Hall::default());
+            hall.set(Arc::clone(&meeting)).unwrap();
+            drop(Threads::new(OwnRuntime::new("test", 1).unwrap(), hall, 0));
+            assert!(meeting.standing.borrow().left);
+        }
+    }
 }
