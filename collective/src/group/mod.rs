@@ -41,7 +41,7 @@ pub use launch::Launch;
 pub(crate) use position::Position;
 pub(crate) use settings::Settings;
 
-/// The number of reports that those who watch this rank see at once. A rank of an earlier generation needs older ones.
+/// The number of reports that those who watch a rank see at once: of its latest generations.
 const REPORTS: usize = 4;
 
 /// One generation of a group, as one rank sees it. When the last clone of all generations is dropped, the channels and the server
@@ -147,13 +147,17 @@ impl Group {
         }
     }
 
-    /// Tells all other ranks that this one has failed.
+    /// Tells all other ranks that this one has failed. Each generation has one report, so that ranks that are behind find older ones.
     fn tell(&self, message: &str) {
-        let report = Report { generation: self.epoch.generation, message: shortened(message) };
-        self.session.meeting.standing.send_modify(|standing| {
+        let generation = self.epoch.generation;
+        self.session.meeting.standing.send_if_modified(|standing| {
             let reports = &mut standing.details.reports;
-            reports.push(report);
+            if reports.iter().any(|report| report.generation == generation) {
+                return false;
+            }
+            reports.push(Report { generation, message: shortened(message) });
             reports.drain(..reports.len().saturating_sub(REPORTS));
+            true
         });
     }
 

@@ -7,6 +7,7 @@ use tonic_rdma_tensor::ChannelError;
 use tonic_rdma_tensor::internal::meeting::{Hall, Key, shortened};
 
 use crate::error::CollectiveError;
+use crate::group::REPORTS;
 use crate::group::agreement::{Move, Proposal, Standing};
 use crate::group::failure::Failure;
 use crate::group::position::Position;
@@ -33,8 +34,6 @@ struct Inner {
     lost: BTreeMap<usize, ChannelError>,
     /// The reason why this rank has left the group.
     left: Option<Arc<str>>,
-    /// A report about a generation that this rank is not yet in: generation, rank and message.
-    early: Option<(u64, usize, Arc<str>)>,
 }
 
 /// One generation of the group.
@@ -64,12 +63,6 @@ impl Epoch {
         if let Some(rank) = self.index(rank) {
             let place = self.position.place();
             self.failure.set(CollectiveError::RankLost { rank, place, reason: reason.clone() });
-        }
-    }
-
-    fn report(&self, rank: usize, message: &Arc<str>) {
-        if let Some(rank) = self.index(rank) {
-            self.failure.set(CollectiveError::Reported { rank, message: Arc::clone(message) });
         }
     }
 }
@@ -114,19 +107,19 @@ impl State {
         lock(&self.inner).left.clone()
     }
 
-    /// Takes what another rank reports now.
+    /// Takes what another rank reports now. A member that reports a failure of a later generation has left this one behind, and its report
+    /// of this one may be gone.
     pub(crate) fn hear(&self, rank: usize) {
-        let reports = self.hall.get().and_then(|meeting| meeting.of(rank, |other| other.details.clone()));
-        let mut inner = lock(&self.inner);
-        for Report { generation, message } in reports.unwrap_or_default().reports {
-            let message: Arc<str> = shortened(&message).into();
-            match &inner.epoch {
-                Some(epoch) if epoch.generation == generation => epoch.report(rank, &message),
-                _ if generation > inner.standing.generation => {
-                    inner.early = Some((generation, rank, message));
-                }
-                _ => {}
-            }
+        let Some(epoch) = lock(&self.inner).epoch.clone() else { return };
+        let first_of = |reports: &[Report]| {
+            let latest = &reports[reports.len().saturating_sub(REPORTS)..];
+            let report = latest.iter().find(|report| report.generation >= epoch.generation)?;
+            Some(shortened(&report.message))
+        };
+        let message =
+            self.hall.get().and_then(|meeting| meeting.of(rank, |other| first_of(&other.details.reports)));
+        if let (Some(message), Some(rank)) = (message.flatten(), epoch.index(rank)) {
+            epoch.failure.set(CollectiveError::Reported { rank, message: message.into() });
         }
     }
 
@@ -166,11 +159,16 @@ impl State {
     /// Begins to be in a group that was agreed upon. A coordinator gives its `promised` generation, and gets `None` if it has
     /// promised a later one since.
     pub(crate) fn adopt(&self, generation: u64, members: Vec<usize>) -> Option<Arc<Epoch>> {
-        let mut inner = lock(&self.inner);
-        if generation <= inner.standing.generation || generation < inner.standing.promised {
-            return None;
-        }
-        Some(inner.adopt(generation, members, self.me))
+        let epoch = {
+            let mut inner = lock(&self.inner);
+            if generation <= inner.standing.generation || generation < inner.standing.promised {
+                return None;
+            }
+            inner.adopt(generation, members, self.me)
+        };
+        // A member may have been in it before, and have reported its failure.
+        (0..self.size).for_each(|rank| self.hear(rank));
+        Some(epoch)
     }
 }
 
@@ -180,11 +178,6 @@ impl Inner {
         self.standing.adopt(generation, members);
         for (rank, reason) in &self.lost {
             epoch.lose(*rank, reason);
-        }
-        if let Some((of, rank, message)) = self.early.take_if(|(of, ..)| *of <= generation)
-            && of == generation
-        {
-            epoch.report(rank, &message);
         }
         self.epoch = Some(Arc::clone(&epoch));
         epoch

@@ -32,6 +32,9 @@ const MAX_PAUSE: Duration = Duration::from_millis(100);
 /// The longest answer in bytes: all members of the largest group.
 const MAX_ANSWER: usize = 4 << 20;
 
+/// The longest message of a watch in bytes. The texts in it are shortened.
+const MAX_STANDING: usize = 64 << 10;
+
 /// What a member says of itself to one that watches it.
 pub type StandingStream = Streaming<proto::Standing>;
 
@@ -125,7 +128,7 @@ impl<D: Details> Meeting<D> {
     /// # Errors
     /// The member does not answer in time, or refuses.
     pub async fn watch(&self, channel: Channel, key: &Key, until: Instant) -> Result<StandingStream, Status> {
-        let mut client = MeetingClient::new(channel);
+        let mut client = MeetingClient::new(channel).max_decoding_message_size(MAX_STANDING);
         let request = WatchRequest { key: key.to_vec().into(), number: self.me.number };
         match tokio::time::timeout_at(until, client.watch(request)).await {
             Ok(reply) => reply.map(tonic::Response::into_inner),

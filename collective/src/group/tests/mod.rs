@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use support::free_address;
 
 use super::agreement::Proposal;
-use super::{Group, Launch, Settings};
+use super::proto::Report;
+use super::{Group, Launch, REPORTS, Settings};
 use crate::error::{CollectiveError, Place};
 
 /// Generous: only a hang takes so long.
@@ -231,6 +232,56 @@ fn a_report_ends_the_operations_of_all_ranks() {
         assert_eq!(failure, "rank 1 ended the operations of this group: the lengths differ");
     }
     assert_eq!(groups[1].failure().reason().unwrap().to_string(), "the lengths differ");
+}
+
+/// A rank says the same of one generation each time, so that older reports stay for those that need them.
+#[test]
+fn a_rank_reports_each_generation_once() {
+    let groups = join_all(2);
+    groups[1].report(CollectiveError::Argument("the lengths differ".into()));
+    (0..=REPORTS).for_each(|_| groups[1].tell("this rank has asked for the group of the survivors"));
+    let reports = groups[1].session.meeting.standing.borrow().details.reports.clone();
+    assert_eq!(reports, [Report { generation: 1, message: "the lengths differ".into() }]);
+}
+
+/// Other ranks may be some generations ahead, and their reports of this rank's generation may be gone.
+#[test]
+fn a_report_of_a_later_generation_ends_the_operations_of_this_one() {
+    let groups = join_all(2);
+    let report = Report { generation: 7, message: "a rank is lost".into() };
+    groups[1].session.meeting.standing.send_modify(|standing| standing.details.reports.push(report));
+    let failure = block_on(groups[0].failure().wait()).to_string();
+    assert_eq!(failure, "rank 1 ended the operations of this group: a rank is lost");
+}
+
+#[test]
+fn only_the_latest_reports_of_a_rank_are_heard() {
+    let groups = join_all(2);
+    let report = |generation, message: &str| Report { generation, message: message.into() };
+    let mut reports = vec![report(0, "before the first generation"); REPORTS + 1];
+    (reports[0], reports[REPORTS]) = (report(1, "too old"), report(1, "the lengths differ"));
+    groups[1].session.meeting.standing.send_modify(|standing| standing.details.reports = reports);
+    let failure = block_on(groups[0].failure().wait()).to_string();
+    assert_eq!(failure, "rank 1 ended the operations of this group: the lengths differ");
+}
+
+#[test]
+fn reports_longer_than_those_of_a_rank_are_refused() {
+    let groups = join_all(2);
+    let [listener, sender] = &groups[..] else { panic!("two ranks") };
+    let long = Report { generation: 1, message: "x".repeat(64 << 10) };
+    sender.session.meeting.standing.send_modify(|standing| standing.details.reports = vec![long]);
+    // The other rank ends its watch, and begins a new one.
+    let begun = Instant::now();
+    while sender.session.meeting.is_watched() && listener.failure().reason().is_none() {
+        assert!(begun.elapsed() < HANG, "a hang");
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert!(listener.failure().reason().is_none(), "a long report was heard");
+    let short = Report { generation: 1, message: "the lengths differ".into() };
+    sender.session.meeting.standing.send_modify(|standing| standing.details.reports = vec![short]);
+    let failure = block_on(listener.failure().wait()).to_string();
+    assert_eq!(failure, "rank 1 ended the operations of this group: the lengths differ");
 }
 
 #[test]
