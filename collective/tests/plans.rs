@@ -95,7 +95,7 @@ fn a_rank_with_another_choice_is_named_on_all_ranks() {
         error
     });
     for error in errors {
-        assert!(error.contains(r#"rank 2 has the plans "default""#), "{error}");
+        assert!(error.contains(r#"rank 2 has the plans "default: one-shot:.."#), "{error}");
         assert!(error.contains("one-shot:..1KiB,ring/64KiB:.."), "{error}");
     }
 }

@@ -101,6 +101,12 @@ impl PlanChoice {
     }
 }
 
+/// Returns what the ranks compare. The default says its table too, because another version of this library may have another one.
+fn compared(choice: &PlanChoice, ranks: usize) -> String {
+    let table = choice.table(ranks).pinned();
+    if *choice == PlanChoice::Default { format!("default: {table}") } else { table }
+}
+
 /// Makes sure that all ranks have the same choice. The other ranks are told too if this one alone fails.
 pub(super) async fn agree(communicator: &Communicator, choice: &PlanChoice) -> Result<(), CollectiveError> {
     let agreed = compare(communicator, choice).await;
@@ -111,7 +117,7 @@ pub(super) async fn agree(communicator: &Communicator, choice: &PlanChoice) -> R
 }
 
 async fn compare(communicator: &Communicator, choice: &PlanChoice) -> Result<(), CollectiveError> {
-    let (rank, own) = (communicator.rank(), choice.to_string());
+    let (rank, own) = (communicator.rank(), compared(choice, communicator.size()));
     // A buffer and not a slice, so that the progress thread carries the operation on: this may be a thread of a runtime.
     let mut texts = communicator.allocate::<u8>(communicator.size() * CHOICE)?;
     let length = own.len().min(CHOICE);
@@ -141,7 +147,7 @@ mod tests {
     use std::task::{Context, Waker};
     use std::time::Duration;
 
-    use super::{CHOICE, PlanChoice, agree};
+    use super::{CHOICE, PlanChoice, agree, compared};
     use crate::communicator::Communicator;
     use crate::communicator::shared::{Polling, Which};
     use crate::error::CollectiveError;
@@ -180,6 +186,33 @@ mod tests {
         });
     }
 
+    /// A rank of another version of this library may have another default.
+    #[test]
+    fn a_rank_that_does_not_say_its_default_table_is_named() {
+        let address = support::free_address();
+        let (address, all) = (&address, &Barrier::new(2));
+        let rank = |rank: usize| {
+            let (runtime, communicator) = join(rank, 2, address);
+            if rank == 0 {
+                let agreed = runtime.block_on(agree(&communicator, &PlanChoice::Default));
+                all.wait();
+                return agreed.unwrap_err().to_string();
+            }
+            let mut texts = vec![0_u8; 2 * CHOICE];
+            texts[CHOICE..][..7].copy_from_slice(b"default");
+            let gathered = communicator.all_gather_by((Algorithm::OneShot, CHOICE), &mut texts[..]).wait();
+            all.wait();
+            gathered.map(|_| String::new()).unwrap()
+        };
+        let [error, _] = std::thread::scope(|scope| {
+            [0, 1].map(|number| scope.spawn(move || rank(number))).map(|rank| rank.join().unwrap())
+        });
+        assert!(
+            error.contains(r#"rank 1 has the plans "default", and rank 0 has "default: one-shot"#),
+            "{error}"
+        );
+    }
+
     #[test]
     fn a_late_rank_ends_its_set_up_after_a_rank_that_went_on_has_failed() {
         let address = support::free_address();
@@ -190,7 +223,8 @@ mod tests {
             // Both ranks send their plans. Only rank 0 takes the answer before the group fails.
             if rank == 1 {
                 let mut texts = vec![0_u8; 2 * CHOICE];
-                texts[CHOICE..][..7].copy_from_slice(b"default");
+                let own = compared(&PlanChoice::Default, 2);
+                texts[CHOICE..][..own.len()].copy_from_slice(own.as_bytes());
                 let mut gathered = communicator.all_gather_by((Algorithm::OneShot, CHOICE), &mut texts[..]);
                 let mut context = Context::from_waker(Waker::noop());
                 assert!(Pin::new(&mut gathered).poll(&mut context).is_pending());
