@@ -147,8 +147,8 @@
 //!
 //! # Many small tensors
 //!
-//! [`Fusion`] puts small gradients into buckets, and reduces the first buckets while the caller computes the others. It measures which
-//! size of a bucket is the quickest, and how much of the communication was hidden. Its page has an example.
+//! [`Fusion`] puts small gradients into buckets, and reduces the first buckets while the caller computes the others. It measures how much
+//! of the communication was hidden. Its page has an example.
 //!
 //! # Equal results
 //!
@@ -234,9 +234,7 @@ pub use crate::communicator::{
     Communicator, CommunicatorBuilder, Failed, Operand, Operation, PlanChoice, Statistics,
 };
 pub use crate::error::{CollectiveError, Place};
-pub use crate::fusion::{
-    BucketSize, Finish, Fusion, FusionBuilder, FusionError, Means, Names, Overlap, Slot, Step,
-};
+pub use crate::fusion::{Finish, Fusion, FusionBuilder, FusionError, Means, Names, Overlap, Slot, Step};
 pub use crate::group::Launch;
 pub use crate::memory::Buffer;
 pub use crate::plan::{Algorithm, PlanRange, PlanTable, PlanTableError};

@@ -80,27 +80,12 @@ fn all_ranks_get_the_means_with_buckets_of_any_size() {
                 for number in 0..5 {
                     check(&mut fusion, communicator.rank(), size, number);
                 }
-                assert_eq!(fusion.bucket_size().bytes(), bytes);
+                assert_eq!(fusion.bucket_bytes(), bytes);
                 // No copy beyond those of `put`.
                 assert_eq!(communicator.statistics().copied_bytes, 0);
             });
         }
     }
-}
-
-#[test]
-fn the_ranks_measure_and_agree_on_a_size() {
-    let ends = ranks(2, |communicator| {
-        let mut fusion = Fusion::builder(communicator).build().unwrap();
-        let mut steps = 0;
-        while fusion.bucket_size().measuring() {
-            check(&mut fusion, communicator.rank(), 2, steps);
-            steps += 1;
-        }
-        check(&mut fusion, communicator.rank(), 2, steps);
-        (fusion.bucket_size().bytes(), steps)
-    });
-    assert_eq!(ends[0], ends[1]);
 }
 
 #[test]

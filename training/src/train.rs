@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tonic_rdma_collective::{Fusion, Reduction};
+use tonic_rdma_commands::units;
 
 use crate::array::Block;
 use crate::data::{Data, part, reorder};
@@ -205,5 +206,6 @@ pub(crate) fn fusion_report(
     overlap: &tonic_rdma_collective::Overlap,
     rank: usize,
 ) -> String {
-    format!("{}\nof {steps} steps, as rank {rank} saw them: {overlap}", fusion.bucket_size())
+    let bytes = units::size(fusion.bucket_bytes() as u64);
+    format!("buckets of {bytes}\nof {steps} steps, as rank {rank} saw them: {overlap}")
 }

@@ -51,6 +51,15 @@ pub enum FusionError {
     Collective(#[from] CollectiveError),
 }
 
+/// Fails if a gradient was not given, and names all of these.
+pub(super) fn complete<'a>(
+    gradients: impl Iterator<Item = (&'a Arc<str>, &'a bool)>,
+) -> Result<(), FusionError> {
+    let missing: Arc<[Arc<str>]> =
+        gradients.filter(|(_, given)| !**given).map(|(name, _)| Arc::clone(name)).collect();
+    if missing.is_empty() { Ok(()) } else { Err(FusionError::Missing(Names(missing))) }
+}
+
 /// Names of gradients. Displays the first few, and the number of the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Names(pub(super) Arc<[Arc<str>]>);

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::error::{FusionError, Names};
+use super::error::{FusionError, complete};
 use super::layout::{Entry, List};
 use crate::reduce::Number;
 
@@ -57,18 +57,14 @@ impl<T: Number> First<T> {
     }
 
     pub(super) fn complete(&self) -> Result<(), FusionError> {
-        let missing: Arc<[Arc<str>]> = std::iter::zip(&self.gradients, &self.given)
-            .filter(|(_, given)| !**given)
-            .map(|((name, _), _)| Arc::clone(name))
-            .collect();
-        if missing.is_empty() { Ok(()) } else { Err(FusionError::Missing(Names(missing))) }
+        complete(self.gradients.iter().map(|(name, _)| name).zip(&self.given))
     }
 
     pub(super) fn values(&self, name: &str) -> Option<&[T]> {
         self.by_name.get(name).map(|&index| &self.gradients[index].1[..])
     }
 
-    pub(super) fn list(&self, bucket_bytes: Option<u64>) -> List {
+    pub(super) fn list(&self, bucket_bytes: u64) -> List {
         let gradients = self.order.iter().map(|&index| &self.gradients[index]);
         let entries = gradients
             .map(|(name, values)| Entry { name: name.to_string(), elements: values.len() as u64 })

@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use prost::Message;
 
-use super::error::{FusionError, Names};
+use super::error::{FusionError, complete};
 
 /// The gradients of the first step of rank 0, in the order in which they were given, as rank 0 sends it to the other ranks.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct List {
-    /// The size of a bucket that rank 0 pins. Without it, the ranks measure.
-    #[prost(uint64, optional, tag = "1")]
-    pub(super) bucket_bytes: Option<u64>,
+    /// The size of a bucket.
+    #[prost(uint64, tag = "1")]
+    pub(super) bucket_bytes: u64,
     #[prost(message, repeated, tag = "2")]
     pub(super) entries: Vec<Entry>,
 }
@@ -138,10 +138,6 @@ impl Given {
 
     /// Fails if a gradient is not there, and names all of these.
     pub(super) fn complete(&self, layout: &Layout) -> Result<(), FusionError> {
-        let missing: Arc<[Arc<str>]> = std::iter::zip(&layout.gradients, &self.given)
-            .filter(|(_, given)| !**given)
-            .map(|(gradient, _)| Arc::clone(&gradient.name))
-            .collect();
-        if missing.is_empty() { Ok(()) } else { Err(FusionError::Missing(Names(missing))) }
+        complete(layout.gradients.iter().map(|gradient| &gradient.name).zip(&self.given))
     }
 }

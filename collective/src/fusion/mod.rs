@@ -15,8 +15,8 @@
 //! ```text
 //!   mod, step   the public face            steps    a step over any group
 //!   first       the first step's gradients, and what differs between ranks
-//!   layout      places of gradients        size     size of the buckets: pinned, or measured
-//!   flight      times of an operation      overlap  what was hidden
+//!   layout      places of gradients        flight   times of an operation
+//!   overlap     what was hidden
 //! ```
 
 mod error;
@@ -25,7 +25,6 @@ mod flight;
 mod layout;
 mod overlap;
 mod ranks;
-mod size;
 mod step;
 mod steps;
 #[cfg(test)]
@@ -37,11 +36,13 @@ use std::marker::PhantomData;
 pub use self::error::{FusionError, Names};
 pub use self::overlap::Overlap;
 use self::ranks::Ranks;
-pub use self::size::BucketSize;
 pub use self::step::{Finish, Means, Slot, Step};
 use self::steps::Steps;
 use crate::communicator::Communicator;
 use crate::reduce::{Kernel, Number, Reduction};
+
+/// The size of a bucket in bytes, unless the program sets one.
+const BUCKET: usize = 4 << 20;
 
 /// Means of gradients over all ranks, of many gradients at once, while the caller still computes.
 ///
@@ -75,7 +76,6 @@ use crate::reduce::{Kernel, Number, Reduction};
 ///     assert_eq!(means.get("layer2/bias"), Some(&[0.5; 10][..]));
 ///     println!("{}", means.overlap());
 /// }
-/// println!("{}", fusion.bucket_size());
 /// # Ok(())
 /// # }
 /// ```
@@ -96,47 +96,41 @@ pub struct Fusion<T: Number> {
 #[must_use = "`build` makes the fusion"]
 pub struct FusionBuilder<'c, T: Number> {
     communicator: &'c Communicator,
-    bucket_bytes: Option<usize>,
+    bucket_bytes: usize,
     elements: PhantomData<fn() -> T>,
 }
 
 impl<T: Number> Fusion<T> {
     /// Returns a builder with the default settings.
     pub fn builder(communicator: &Communicator) -> FusionBuilder<'_, T> {
-        FusionBuilder { communicator, bucket_bytes: None, elements: PhantomData }
+        FusionBuilder { communicator, bucket_bytes: BUCKET, elements: PhantomData }
     }
 
     /// Begins a step. A step before this one that started no bucket is forgotten.
     ///
-    /// If the size of the buckets changes, because it is being measured, this allocates and registers new buckets.
-    ///
     /// # Errors
-    /// - [`Unfinished`](FusionError::Unfinished): an earlier step started a bucket and was not driven to its end.
-    /// - [`Collective`](FusionError::Collective): there was no memory for the buckets.
+    /// [`Unfinished`](FusionError::Unfinished): an earlier step started a bucket and was not driven to its end.
     pub fn step(&mut self) -> Result<Step<'_, T>, FusionError> {
         self.steps.begin()?;
         Ok(Step { fusion: self })
     }
 
-    /// Returns the size of the buckets, and its reason.
-    pub fn bucket_size(&self) -> &BucketSize {
-        self.steps.size()
+    /// Returns the size of a bucket in bytes: that of rank 0, once the first step has ended.
+    pub fn bucket_bytes(&self) -> usize {
+        self.steps.bucket_bytes()
     }
 
-    /// Returns how much of the communication of all steps so far was hidden, the first step and the measuring steps included.
+    /// Returns how much of the communication of all steps so far was hidden, the first step included.
     pub fn overlap(&self) -> Overlap {
         self.steps.total()
     }
 }
 
 impl<T: Number> FusionBuilder<'_, T> {
-    /// Pins the size of a bucket, in bytes. A gradient that is longer has a bucket of its own. Rank 0's setting counts on all
-    /// ranks.
-    ///
-    /// By default, the ranks measure: after the first step they try up to six sizes from 256 KiB to 256 MiB, four steps each, and
-    /// keep the one with the quickest steps on rank 0.
+    /// Sets the size of a bucket, in bytes. A gradient that is longer has a bucket of its own. Rank 0's setting counts on all
+    /// ranks. The default is 4 MiB: small buckets start early, and large ones have fewer operations.
     pub fn bucket_bytes(mut self, bytes: usize) -> Self {
-        self.bucket_bytes = Some(bytes);
+        self.bucket_bytes = bytes;
         self
     }
 
@@ -146,13 +140,12 @@ impl<T: Number> FusionBuilder<'_, T> {
     /// [`Collective`](FusionError::Collective): elements of this type have no mean.
     pub fn build(self) -> Result<Fusion<T>, FusionError> {
         Kernel::of(T::DTYPE, Reduction::Mean)?;
-        let pin = self.bucket_bytes.map(|bytes| bytes as u64);
-        Ok(Fusion { steps: Steps::new(Ranks(self.communicator.clone()), pin) })
+        Ok(Fusion { steps: Steps::new(Ranks(self.communicator.clone()), self.bucket_bytes) })
     }
 }
 
 impl<T: Number> fmt::Debug for Fusion<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Fusion").field("bucket_size", self.steps.size()).finish_non_exhaustive()
+        f.debug_struct("Fusion").field("bucket_bytes", &self.bucket_bytes()).finish_non_exhaustive()
     }
 }

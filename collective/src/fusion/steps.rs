@@ -12,7 +12,6 @@ use super::first::{First, Problem};
 use super::flight::Timed;
 use super::layout::{Given, Layout, List};
 use super::overlap::{Overlap, covered};
-use super::size::BucketSize;
 use crate::error::CollectiveError;
 use crate::reduce::Number;
 
@@ -39,11 +38,8 @@ pub(super) trait Group<T: Number>: Send + Sync {
 
 pub(super) struct Steps<T: Number, G: Group<T>> {
     group: G,
-    /// The size that this rank's caller pins. Rank 0's decides.
-    pin: Option<u64>,
-    size: BucketSize,
-    /// Rank 0's list, once the first step has agreed on it.
-    list: Option<List>,
+    /// The size of a bucket. Rank 0's counts, and is here once the first step has agreed on it.
+    bucket_bytes: usize,
     first: First<T>,
     laid: Option<Laid<T, G>>,
     begun: Instant,
@@ -53,9 +49,8 @@ pub(super) struct Steps<T: Number, G: Group<T>> {
     latest: Overlap,
 }
 
-/// Buckets of one size.
+/// The buckets, once the ranks have agreed on them.
 struct Laid<T: Number, G: Group<T>> {
-    bytes: usize,
     layout: Layout,
     buckets: Vec<Bucket<T, G>>,
     given: Given,
@@ -71,12 +66,10 @@ enum Bucket<T: Number, G: Group<T>> {
 }
 
 impl<T: Number, G: Group<T>> Steps<T, G> {
-    pub(super) fn new(group: G, pin: Option<u64>) -> Self {
+    pub(super) fn new(group: G, bucket_bytes: usize) -> Self {
         Self {
             group,
-            pin,
-            size: BucketSize::open(),
-            list: None,
+            bucket_bytes,
             first: First::default(),
             laid: None,
             begun: Instant::now(),
@@ -86,8 +79,8 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
         }
     }
 
-    pub(super) fn size(&self) -> &BucketSize {
-        &self.size
+    pub(super) fn bucket_bytes(&self) -> usize {
+        self.bucket_bytes
     }
 
     pub(super) fn total(&self) -> Overlap {
@@ -104,16 +97,8 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
             return Err(FusionError::Unfinished);
         }
         self.first = First::default();
-        if let Some(list) = &self.list {
-            let bytes = self.size.bytes();
-            match &mut self.laid {
-                Some(laid) if laid.bytes == bytes => laid.given = Given::new(&laid.layout),
-                laid => {
-                    // The old buckets go first, so that not both need memory.
-                    *laid = None;
-                    *laid = Some(Laid::new(list, bytes, &self.group)?);
-                }
-            }
+        if let Some(laid) = &mut self.laid {
+            laid.given = Given::new(&laid.layout);
         }
         self.begun = Instant::now();
         Ok(())
@@ -170,8 +155,8 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
     pub(super) async fn finish(&mut self) -> Result<(), FusionError> {
         let asked = Instant::now();
         self.check()?;
-        let measured = self.laid.is_some();
-        if !measured {
+        let is_first = self.laid.is_none();
+        if is_first {
             self.committed = true;
             self.agree().await?;
         }
@@ -184,18 +169,9 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
         let mut step = laid.overlap();
         step.step = ended.saturating_duration_since(self.begun);
         step.waited = ended.saturating_duration_since(asked);
-        if !measured {
+        if is_first {
             // All of the first step's communication is in `finish`, the agreement included.
             step.communication = step.waited;
-        } else if let Some(index) = self.size.record(step.step) {
-            let choice = self.group.share(index.to_le_bytes().to_vec()).await?;
-            let settled = <[u8; 8]>::try_from(&choice[..])
-                .is_ok_and(|index| self.size.settle(u64::from_le_bytes(index), self.group.rank()));
-            if !settled {
-                return Err(FusionError::Ranks(
-                    "rank 0's choice of a bucket size is none of the sizes".into(),
-                ));
-            }
         }
         self.latest = step;
         self.total += step;
@@ -219,7 +195,7 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
     /// Agrees with the other ranks on the gradients and their order, and starts the first step's buckets.
     async fn agree(&mut self) -> Result<(), FusionError> {
         let bytes = match self.group.rank() {
-            0 => self.first.list(self.pin).encode_to_vec(),
+            0 => self.first.list(self.bucket_bytes as u64).encode_to_vec(),
             _ => Vec::new(),
         };
         let list = List::decode(&self.group.share(bytes).await?[..]);
@@ -236,8 +212,8 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
             let problem = problem.unwrap_or_else(|| Problem::from_code(code));
             return Err(FusionError::Ranks(problem.describe(rank, &list).into()));
         }
-        self.size = BucketSize::new(&list, size_of::<T>());
-        let mut laid = Laid::new(&list, self.size.bytes(), &self.group)?;
+        self.bucket_bytes = usize::try_from(list.bucket_bytes).unwrap_or(usize::MAX);
+        let mut laid = Laid::new(&list, self.bucket_bytes, &self.group)?;
         let first = std::mem::take(&mut self.first);
         for entry in &list.entries {
             let Some(values) = first.values(&entry.name) else { continue };
@@ -247,7 +223,6 @@ impl<T: Number, G: Group<T>> Steps<T, G> {
                 laid.start(bucket, &self.group)?;
             }
         }
-        self.list = Some(list);
         self.laid = Some(laid);
         Ok(())
     }
@@ -259,7 +234,7 @@ impl<T: Number, G: Group<T>> Laid<T, G> {
         let buckets = layout.buckets().iter().map(|&elements| Ok(Bucket::Here(group.allocate(elements)?)));
         let buckets = buckets.collect::<Result<_, CollectiveError>>()?;
         let given = Given::new(&layout);
-        Ok(Self { bytes, layout, buckets, given, times: Vec::new() })
+        Ok(Self { layout, buckets, given, times: Vec::new() })
     }
 
     fn slot(&mut self, name: &str, length: usize) -> Result<(usize, &mut [T]), FusionError> {

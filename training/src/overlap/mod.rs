@@ -26,9 +26,6 @@ const WARM_UP: usize = 2;
 /// Measurements of the communication alone, from which the duration of a step follows.
 const ALONE: usize = 7;
 
-/// The largest number of steps before the measured ones. The communicator chooses the size of its buckets in the first steps.
-const MOST_STEPS: usize = 100;
-
 /// The duration of a step, if none is given, as a multiple of that of the communication. The backward pass, which is two thirds of
 /// a step, then takes as long as the communication.
 const STEP: f64 = 1.5;
@@ -72,12 +69,8 @@ struct Bench<'a> {
 pub(crate) fn measure(job: &Options, group: &Group) -> Result<Overlap, Error> {
     let mut bench = Bench::new(group, job.compute)?;
     let communication = bench.communication()?;
-    // The size of the buckets is chosen anew, for steps with computation.
-    bench.fusion = Fusion::builder(&group.communicator).build()?;
-    bench.has_places = false;
     let step_ms = job.step_ms.unwrap_or(STEP * communication.median);
     let processor = bench.processor(step_ms)?;
-    bench.settle(&processor)?;
     let (mut milliseconds, steps): ([Vec<f64>; 3], _) = (Default::default(), job.steps.unwrap_or(STEPS));
     for step in 0..WARM_UP + steps {
         if step == WARM_UP {
@@ -148,15 +141,13 @@ impl<'a> Bench<'a> {
 
     /// Measures the communication without any computation.
     fn communication(&mut self) -> Result<Spread, Error> {
-        let (mut milliseconds, mut steps) = (Vec::new(), 0);
-        while milliseconds.len() < ALONE {
-            let settled = !self.fusion.bucket_size().measuring();
+        let mut milliseconds = Vec::new();
+        for step in 0..WARM_UP + ALONE {
             let mut duration = [self.step(Kind::WithoutOverlap, None)?.as_secs_f64() * 1e3];
             self.group.reduce(&mut duration, Reduction::Max)?;
-            if settled && steps >= WARM_UP {
+            if step >= WARM_UP {
                 milliseconds.extend(duration);
             }
-            steps = counted(steps)?;
         }
         Ok(Spread::of(milliseconds))
     }
@@ -173,16 +164,6 @@ impl<'a> Bench<'a> {
         self.group.reduce(&mut unit, Reduction::Max)?;
         let [unit] = unit;
         Ok(Processor::Core { units: step_ms / unit, matrices })
-    }
-
-    /// Carries out steps with overlap until the communicator has chosen the size of their buckets.
-    fn settle(&mut self, processor: &Processor) -> Result<(), Error> {
-        let mut steps = 0;
-        while self.fusion.bucket_size().measuring() {
-            self.step(Kind::WithOverlap, Some(processor))?;
-            steps = counted(steps)?;
-        }
-        Ok(())
     }
 
     /// Carries out one step, and returns its duration on this rank. Nothing is computed without a processor.
@@ -227,14 +208,6 @@ impl<'a> Bench<'a> {
         check(&means, &self.tensors, self.group.size(), |index| index.is_multiple_of(every))?;
         self.has_places = true;
         Ok(duration)
-    }
-}
-
-/// Counts a step that precedes the measured ones.
-fn counted(steps: usize) -> Result<usize, Error> {
-    match steps + 1 {
-        MOST_STEPS => Err(format!("the size of the buckets is not chosen after {MOST_STEPS} steps").into()),
-        steps => Ok(steps),
     }
 }
 

@@ -10,7 +10,7 @@ use crate::fusion::steps::Steps;
 /// Returns a rank alone, after a step with gradients `a` (2 elements) and `b` (3), in buckets of their own.
 fn laid() -> (Rank, Steps<f32, Rank>) {
     let rank = group(1, Duration::ZERO).remove(0);
-    let mut steps = Steps::new(rank.clone(), Some(1));
+    let mut steps = Steps::new(rank.clone(), 1);
     steps.begin().unwrap();
     put(&mut steps, "a", &[1.0; 2]);
     put(&mut steps, "b", &[1.0; 3]);
@@ -50,7 +50,7 @@ fn a_gradient_that_is_given_twice_is_named() {
         put(&mut steps, "b", &[1.0; 3]);
         block_on(steps.finish()).unwrap();
     }
-    let mut steps = Steps::<f32, Rank>::new(group(1, Duration::ZERO).remove(0), None);
+    let mut steps = Steps::<f32, Rank>::new(group(1, Duration::ZERO).remove(0), 1 << 20);
     steps.begin().unwrap();
     put(&mut steps, "a", &[1.0; 2]);
     assert!(matches!(steps.slot("a", 2), Err(FusionError::Twice { .. })));
@@ -75,7 +75,7 @@ fn missing_gradients_are_named() {
 
 #[test]
 fn a_slot_of_the_first_step_that_was_not_filled_is_missing() {
-    let mut steps = Steps::<f32, Rank>::new(group(1, Duration::ZERO).remove(0), None);
+    let mut steps = Steps::<f32, Rank>::new(group(1, Duration::ZERO).remove(0), 1 << 20);
     steps.begin().unwrap();
     steps.slot("a", 2).unwrap();
     let error = block_on(steps.finish()).unwrap_err();
@@ -87,7 +87,7 @@ fn a_slot_of_the_first_step_that_was_not_filled_is_missing() {
 
 #[test]
 fn long_lists_of_missing_gradients_are_cut() {
-    let mut steps = Steps::<f32, Rank>::new(group(1, Duration::ZERO).remove(0), None);
+    let mut steps = Steps::<f32, Rank>::new(group(1, Duration::ZERO).remove(0), 1 << 20);
     steps.begin().unwrap();
     for gradient in 0..1_000 {
         put(&mut steps, &format!("gradient {gradient}"), &[1.0]);
@@ -137,7 +137,7 @@ fn ranks_with_other_gradients_in_the_first_step_all_learn_of_it_and_begin_anew()
             block_on(steps.finish()).unwrap();
             error
         };
-        let errors = ranks(3, Duration::ZERO, run, None);
+        let errors = ranks(3, Duration::ZERO, run, 1 << 20);
         for (rank, error) in errors.iter().enumerate() {
             assert!(error.contains(if rank == 1 { there } else { elsewhere }), "rank {rank}: {error}");
         }

@@ -7,7 +7,7 @@ fn list(lengths: &[usize]) -> List {
     let entries = entries
         .map(|(at, &length)| Entry { name: format!("gradient {at}"), elements: length as u64 })
         .collect();
-    List { bucket_bytes: None, entries }
+    List { bucket_bytes: 0, entries }
 }
 
 #[test]

@@ -3,6 +3,5 @@
 mod failures;
 mod layout;
 mod simulation;
-mod sizes;
 mod steps;
 mod times;

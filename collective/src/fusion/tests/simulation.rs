@@ -59,14 +59,14 @@ pub(super) fn ranks<R: Send>(
     size: usize,
     delay: Duration,
     each: impl Fn(Rank, Steps<f32, Rank>) -> R + Sync,
-    pin: Option<u64>,
+    bucket_bytes: usize,
 ) -> Vec<R> {
     let group = group(size, delay);
     std::thread::scope(|scope| {
         let each = &each;
         let threads: Vec<_> = group
             .into_iter()
-            .map(|rank| scope.spawn(move || each(rank.clone(), Steps::new(rank, pin))))
+            .map(|rank| scope.spawn(move || each(rank.clone(), Steps::new(rank, bucket_bytes))))
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })

@@ -57,48 +57,28 @@ fn ranks_with_gradients_in_other_orders_get_the_same_means() {
                 for number in 0..6 {
                     step(rank.index(), size, number, &mut steps, &LENGTHS);
                 }
-                (rank.started(), steps.total().buckets, steps.size().bytes())
+                (rank.started(), steps.total().buckets, steps.bucket_bytes())
             };
-            let ends = ranks(size, delay, run, Some(pin));
+            let ends = ranks(size, delay, run, pin);
             assert!(ends.iter().all(|end| *end == ends[0]), "{ends:?}");
             // The agreement of the first step is two operations; each bucket is one.
             assert_eq!(ends[0].0, 2 + ends[0].1);
-            assert_eq!(ends[0].2, pin as usize);
+            assert_eq!(ends[0].2, pin);
         }
     }
 }
 
 #[test]
-fn the_size_is_measured_and_the_same_on_all_ranks() {
-    // 2.4 MB: sizes up to 4 MiB give other buckets.
-    let lengths = [100_000; 6];
-    let run = |rank: Rank, mut steps: Steps<f32, Rank>| {
-        let mut number = 0;
-        while steps.size().measuring() {
-            step(rank.index(), 2, number, &mut steps, &lengths);
-            number += 1;
-        }
-        step(rank.index(), 2, number, &mut steps, &lengths);
-        (number, steps.size().bytes(), steps.latest().buckets)
-    };
-    let ends = ranks(2, NO_DELAY, run, None);
-    assert_eq!(ends[0], ends[1]);
-    // The first step, and four of each size.
-    assert_eq!(ends[0].0, 1 + 4 * 3);
-    assert!([256 << 10, 1 << 20, 4 << 20].contains(&ends[0].1), "{ends:?}");
-}
-
-#[test]
-fn rank_0_pins_the_size_of_all_ranks() {
+fn rank_0_sets_the_size_of_all_ranks() {
     let group = group(2, NO_DELAY);
     let sizes: Vec<usize> = std::thread::scope(|scope| {
         let threads: Vec<_> = group
             .into_iter()
             .map(|rank| {
                 scope.spawn(move || {
-                    let mut steps = Steps::new(rank.clone(), Some(4_096 + rank.index() as u64));
+                    let mut steps = Steps::new(rank.clone(), 4_096 + rank.index());
                     step(rank.index(), 2, 0, &mut steps, &LENGTHS);
-                    steps.size().bytes()
+                    steps.bucket_bytes()
                 })
             })
             .collect();
@@ -111,7 +91,7 @@ fn rank_0_pins_the_size_of_all_ranks() {
 fn a_bucket_starts_when_its_last_gradient_is_there_and_those_before_it_have_started() {
     let rank = group(1, NO_DELAY).remove(0);
     // Buckets of 8 bytes: {a, b}, {c, d}, {e}.
-    let mut steps = Steps::new(rank.clone(), Some(8));
+    let mut steps = Steps::new(rank.clone(), 8);
     steps.begin().unwrap();
     for name in ["a", "b", "c", "d", "e"] {
         put(&mut steps, name, &[1.0]);
@@ -137,7 +117,7 @@ fn a_bucket_starts_when_its_last_gradient_is_there_and_those_before_it_have_star
 #[test]
 fn a_gradient_is_computed_where_it_is_reduced() {
     let rank = group(1, NO_DELAY).remove(0);
-    let mut steps = Steps::new(rank, Some(1 << 20));
+    let mut steps = Steps::new(rank, 1 << 20);
     for round in 0..2 {
         steps.begin().unwrap();
         put(&mut steps, "a", &[1.0; 10]);
@@ -156,7 +136,7 @@ fn a_gradient_is_computed_where_it_is_reduced() {
 #[test]
 fn operations_that_end_before_finish_are_timed_before_it() {
     let rank = group(1, Duration::from_millis(5)).remove(0);
-    let mut steps = Steps::new(rank.clone(), Some(4));
+    let mut steps = Steps::new(rank.clone(), 4);
     for round in 0..2 {
         steps.begin().unwrap();
         let begun = std::time::Instant::now();
