@@ -21,8 +21,7 @@ pub(super) trait Pair<T: Arithmetic>: Sized {
 }
 
 pub(super) struct Sum;
-pub(super) struct Min;
-pub(super) struct Max;
+pub(super) struct Extreme<const LARGER: bool>;
 
 impl<T: Arithmetic> Pair<T> for Sum {
     #[inline(always)]
@@ -31,17 +30,10 @@ impl<T: Arithmetic> Pair<T> for Sum {
     }
 }
 
-impl<T: Arithmetic> Pair<T> for Min {
+impl<T: Arithmetic, const LARGER: bool> Pair<T> for Extreme<LARGER> {
     #[inline(always)]
     fn apply(left: T, right: T) -> T {
-        left.smaller(right)
-    }
-}
-
-impl<T: Arithmetic> Pair<T> for Max {
-    #[inline(always)]
-    fn apply(left: T, right: T) -> T {
-        left.larger(right)
+        left.extreme::<LARGER>(right)
     }
 }
 
@@ -62,16 +54,16 @@ fn reduce_into<T: Arithmetic, P: Pair<T>>(into: &mut [T], left: &[T], right: &[T
 /// Divides each element by the number of ranks.
 #[multiversion(targets("x86_64+avx2"), dispatcher = "direct")]
 pub(super) fn divide<T: Divide>(into: &mut [T], ranks: usize) {
+    let divisor = T::whole(ranks);
     if ranks.is_power_of_two() {
-        // The same bits as by a division, and faster.
-        let reciprocal = T::reciprocal(ranks);
+        // The reciprocal is exact, so a product has the same bits as a quotient, and is faster.
+        let reciprocal = T::whole(1) / divisor;
         for element in into {
-            *element = element.scale(reciprocal);
+            *element = T::narrow(element.widen() * reciprocal);
         }
     } else {
-        let divisor = T::divisor(ranks);
         for element in into {
-            *element = element.divide(divisor);
+            *element = T::narrow(element.widen() / divisor);
         }
     }
 }

@@ -22,7 +22,7 @@ use bytemuck::{cast_slice, cast_slice_mut, try_cast_slice, try_cast_slice_mut};
 use half::{bf16, f16};
 use tonic_rdma_tensor::{Dtype, Element};
 
-use self::kernels::{Max, Min, Pair, Sum};
+use self::kernels::{Extreme, Pair, Sum};
 use self::number::{Arithmetic, Divide};
 use self::sum_f16::SumF16;
 use crate::error::CollectiveError;
@@ -160,21 +160,19 @@ impl Kernel {
     }
 
     fn of_float<T: Divide, S: Pair<T>>(reduction: Reduction) -> Option<Self> {
-        let kernel = match reduction {
-            Reduction::Mean => Self { divide: Some(divide_bytes::<T>), ..Self::of_pair::<T, S>(reduction) },
-            Reduction::Sum => Self::of_pair::<T, S>(reduction),
-            Reduction::Min => Self::of_pair::<T, Min>(reduction),
-            Reduction::Max => Self::of_pair::<T, Max>(reduction),
-        };
-        Some(kernel)
+        let divide = (reduction == Reduction::Mean).then_some(divide_bytes::<T> as fn(&mut [u8], usize));
+        Some(Self { divide, ..Self::of_type::<T, S>(reduction) })
     }
 
     fn of_integer<T: Arithmetic>(reduction: Reduction) -> Option<Self> {
+        (reduction != Reduction::Mean).then(|| Self::of_type::<T, Sum>(reduction))
+    }
+
+    fn of_type<T: Arithmetic, S: Pair<T>>(reduction: Reduction) -> Self {
         match reduction {
-            Reduction::Mean => None,
-            Reduction::Sum => Some(Self::of_pair::<T, Sum>(reduction)),
-            Reduction::Min => Some(Self::of_pair::<T, Min>(reduction)),
-            Reduction::Max => Some(Self::of_pair::<T, Max>(reduction)),
+            Reduction::Sum | Reduction::Mean => Self::of_pair::<T, S>(reduction),
+            Reduction::Min => Self::of_pair::<T, Extreme<false>>(reduction),
+            Reduction::Max => Self::of_pair::<T, Extreme<true>>(reduction),
         }
     }
 

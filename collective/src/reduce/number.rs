@@ -1,30 +1,29 @@
 //! The arithmetic of two elements. Each method has no branch, so that the loops in [`kernels`](super::kernels) vectorise.
 
+use std::ops::{Div, Mul};
+
 use bytemuck::Pod;
 use half::{bf16, f16};
 
 /// An element with the arithmetic of the reductions. Each operation gives the same bits for (a, b) and for (b, a).
 pub(super) trait Arithmetic: Pod {
     fn sum(self, other: Self) -> Self;
-    fn smaller(self, other: Self) -> Self;
-    fn larger(self, other: Self) -> Self;
+
+    /// Returns the larger of the two, or the smaller.
+    fn extreme<const LARGER: bool>(self, other: Self) -> Self;
 }
 
 /// An element that a mean divides.
 pub(super) trait Divide: Arithmetic {
     /// The type of the computation.
-    type Wide: Copy;
+    type Wide: Copy + Mul<Output = Self::Wide> + Div<Output = Self::Wide>;
 
-    fn divisor(ranks: usize) -> Self::Wide;
+    fn whole(number: usize) -> Self::Wide;
 
-    /// Returns the reciprocal of `divisor(ranks)`, which is exact if `ranks` is a power of two.
-    fn reciprocal(ranks: usize) -> Self::Wide;
+    fn widen(self) -> Self::Wide;
 
-    /// Returns the quotient, rounded to the nearest value, ties to even.
-    fn divide(self, by: Self::Wide) -> Self;
-
-    /// Returns the product, rounded to the nearest value, ties to even.
-    fn scale(self, by: Self::Wide) -> Self;
+    /// Rounds to the nearest value, ties to even.
+    fn narrow(wide: Self::Wide) -> Self;
 }
 
 macro_rules! integers {
@@ -36,13 +35,8 @@ macro_rules! integers {
             }
 
             #[inline(always)]
-            fn smaller(self, other: Self) -> Self {
-                if self < other { self } else { other }
-            }
-
-            #[inline(always)]
-            fn larger(self, other: Self) -> Self {
-                if self > other { self } else { other }
+            fn extreme<const LARGER: bool>(self, other: Self) -> Self {
+                if (if LARGER { self > other } else { self < other }) { self } else { other }
             }
         }
     )*};
@@ -58,23 +52,15 @@ macro_rules! floats {
         impl Arithmetic for $float {
             #[inline(always)]
             fn sum(self, other: Self) -> Self {
-                let sum = self + other;
-                Self::from_bits(if sum.is_nan() { $nan } else { sum.to_bits() })
+                Self::narrow(self + other)
             }
 
             #[inline(always)]
-            fn smaller(self, other: Self) -> Self {
-                let one = if self < other { self } else { other };
-                let two = if other < self { other } else { self };
-                let bits = one.to_bits() | two.to_bits();
-                Self::from_bits(if self.is_nan() || other.is_nan() { $nan } else { bits })
-            }
-
-            #[inline(always)]
-            fn larger(self, other: Self) -> Self {
-                let one = if self > other { self } else { other };
-                let two = if other > self { other } else { self };
-                let bits = one.to_bits() & two.to_bits();
+            fn extreme<const LARGER: bool>(self, other: Self) -> Self {
+                let before = |one: Self, two: Self| if LARGER { one > two } else { one < two };
+                let one = if before(self, other) { self } else { other }.to_bits();
+                let two = if before(other, self) { other } else { self }.to_bits();
+                let bits = if LARGER { one & two } else { one | two };
                 Self::from_bits(if self.is_nan() || other.is_nan() { $nan } else { bits })
             }
         }
@@ -82,24 +68,18 @@ macro_rules! floats {
         impl Divide for $float {
             type Wide = Self;
 
-            fn divisor(ranks: usize) -> Self {
-                ranks as Self
-            }
-
-            fn reciprocal(ranks: usize) -> Self {
-                1.0 / ranks as Self
+            fn whole(number: usize) -> Self {
+                number as Self
             }
 
             #[inline(always)]
-            fn divide(self, by: Self) -> Self {
-                let quotient = self / by;
-                Self::from_bits(if quotient.is_nan() { $nan } else { quotient.to_bits() })
+            fn widen(self) -> Self {
+                self
             }
 
             #[inline(always)]
-            fn scale(self, by: Self) -> Self {
-                let product = self * by;
-                Self::from_bits(if product.is_nan() { $nan } else { product.to_bits() })
+            fn narrow(wide: Self) -> Self {
+                Self::from_bits(if wide.is_nan() { $nan } else { wide.to_bits() })
             }
         }
     )*};
@@ -117,21 +97,13 @@ macro_rules! halves {
         impl Arithmetic for $half {
             #[inline(always)]
             fn sum(self, other: Self) -> Self {
-                Self::from_bits($narrow($widen(self.to_bits()) + $widen(other.to_bits())))
+                Self::narrow(self.widen() + other.widen())
             }
 
             #[inline(always)]
-            fn smaller(self, other: Self) -> Self {
+            fn extreme<const LARGER: bool>(self, other: Self) -> Self {
                 let (one, two) = (ordered(self.to_bits()), ordered(other.to_bits()));
-                let bits = ordered(if one < two { one } else { two } as u16) as u16;
-                let nan = is_nan(self.to_bits(), $infinity) | is_nan(other.to_bits(), $infinity);
-                Self::from_bits(if nan { $nan } else { bits })
-            }
-
-            #[inline(always)]
-            fn larger(self, other: Self) -> Self {
-                let (one, two) = (ordered(self.to_bits()), ordered(other.to_bits()));
-                let bits = ordered(if one > two { one } else { two } as u16) as u16;
+                let bits = ordered(one.extreme::<LARGER>(two) as u16) as u16;
                 let nan = is_nan(self.to_bits(), $infinity) | is_nan(other.to_bits(), $infinity);
                 Self::from_bits(if nan { $nan } else { bits })
             }
@@ -140,22 +112,18 @@ macro_rules! halves {
         impl Divide for $half {
             type Wide = f32;
 
-            fn divisor(ranks: usize) -> f32 {
-                ranks as f32
-            }
-
-            fn reciprocal(ranks: usize) -> f32 {
-                1.0 / ranks as f32
+            fn whole(number: usize) -> f32 {
+                number as f32
             }
 
             #[inline(always)]
-            fn divide(self, by: f32) -> Self {
-                Self::from_bits($narrow($widen(self.to_bits()) / by))
+            fn widen(self) -> f32 {
+                $widen(self.to_bits())
             }
 
             #[inline(always)]
-            fn scale(self, by: f32) -> Self {
-                Self::from_bits($narrow($widen(self.to_bits()) * by))
+            fn narrow(wide: f32) -> Self {
+                Self::from_bits($narrow(wide))
             }
         }
     )*};
