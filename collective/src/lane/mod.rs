@@ -92,6 +92,12 @@ pub(crate) struct LaneError {
     pub(crate) cause: LaneFault,
 }
 
+/// Makes the fault of a peer that breaks a rule.
+#[cold]
+fn violation(what: impl Into<std::sync::Arc<str>>) -> LaneFault {
+    LaneFault::Violation(what.into())
+}
+
 #[derive(Clone, Debug)]
 pub(crate) enum LaneFault {
     /// The peer is gone.

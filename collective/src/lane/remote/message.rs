@@ -25,8 +25,6 @@ pub(super) const REFERENCE: usize = 24;
 
 /// The length in the word of a reference.
 const IS_REFERENCE: u64 = 0xffff;
-/// The largest payload of a message.
-pub(super) const MOST_INLINE: usize = 32 << 10;
 const STEP: u64 = (1 << 24) - 1;
 
 /// What a message begins with, as numbers.
@@ -200,7 +198,7 @@ mod tests {
 
     #[test]
     fn a_head_says_what_was_sent() {
-        for length in [0, 1, 39, 40, 41, 8192, MOST_INLINE] {
+        for length in [0, 1, 39, 40, 41, 8192, 32 << 10] {
             let head = Head::inline(9, TAG, length);
             assert_eq!(look(head.word, 9, 8), Look::Arrived);
             assert_eq!((head.tag(70), head.length()), (TAG, Some(length)));

@@ -10,7 +10,6 @@
 //! This module decides nothing about operations, and waits for nothing after the set-up ([`open`](RemoteLanes::open)). It checks
 //! every number of a peer. A peer that breaks a rule fails its own lanes.
 
-mod fault;
 mod message;
 mod open;
 mod peer;
@@ -26,16 +25,13 @@ mod write;
 
 use tonic_rdma_tensor::ExportedRegion;
 
-use crate::lane::remote::fault::violation;
 use crate::lane::remote::message::Reference;
 use crate::lane::remote::peer::{Common, Peer};
 use crate::lane::remote::pull::Sink;
 use crate::lane::remote::watch::Watch;
-use crate::lane::{LaneError, LaneFault, Lanes, Tag};
+use crate::lane::{LaneError, LaneFault, Lanes, Tag, violation};
 use crate::memory::Memory;
 
-#[cfg(test)]
-use crate::lane::remote::settings::LaneKind;
 pub(crate) use crate::lane::remote::settings::{LaneCounters, LaneSettings};
 
 /// The lanes between this rank and all other ranks. [`open`](Self::open) makes them.
@@ -61,6 +57,11 @@ impl RemoteLanes {
     /// Returns what these lanes have moved.
     pub(crate) fn counters(&self) -> LaneCounters {
         self.common.counters
+    }
+
+    /// Counts from 0 again.
+    pub(crate) fn restart_counters(&mut self) {
+        self.common.counters = LaneCounters::default();
     }
 
     /// Returns the ranks whose messages travel by views.

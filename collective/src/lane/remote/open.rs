@@ -23,7 +23,7 @@ use crate::lane::remote::message::{HEADER, Layout, REFERENCE};
 use crate::lane::remote::peer::{Common, Peer, Wire};
 use crate::lane::remote::pull::Pull;
 use crate::lane::remote::scratch::Scratch;
-use crate::lane::remote::settings::{LaneCounters, LaneKind, LaneSettings};
+use crate::lane::remote::settings::{LaneCounters, LaneSettings};
 use crate::lane::remote::sources::Sources;
 use crate::lane::remote::view::ViewWire;
 use crate::lane::remote::watch::Watch;
@@ -61,7 +61,7 @@ impl RemoteLanes {
     /// that this rank sends.
     ///
     /// # Errors
-    /// A setting is out of range, a channel is missing or has closed, or a rank has other settings, or does not take part within
+    /// A channel is missing or has closed, or a rank has other settings, or does not take part within
     /// [`LaneSettings::limit`].
     pub(crate) async fn open(
         channels: Vec<Option<Channel>>,
@@ -70,7 +70,6 @@ impl RemoteLanes {
         generation: u64,
         settings: &LaneSettings,
     ) -> Result<Self, CollectiveError> {
-        settings.check()?;
         let ranks = channels.len();
         if rank >= ranks {
             return Err(CollectiveError::Setup(format!("rank {rank} of {ranks} ranks").into()));
@@ -134,11 +133,7 @@ impl Meeting {
         if remote.len() != (layout.bytes() * self.ranks) as u64 {
             return Err(other_settings());
         }
-        let view = match self.settings.kind {
-            LaneKind::Auto => channel.view(&remote).await?,
-            #[cfg(test)]
-            LaneKind::Write => None,
-        };
+        let view = if self.settings.views { channel.view(&remote).await? } else { None };
         let answer = if view.is_some() { Hello::VIEW } else { Hello::NO_VIEW };
         // The last word comes last, and by itself.
         self.board.store_u64(ours + Hello::at(WORDS - 1), answer.to_le()).map_err(broken)?;
@@ -146,14 +141,14 @@ impl Meeting {
         hello.check(layout, peer)?;
 
         let wire = match view {
-            Some(view) if hello.has_view() => {
+            Some(view) if hello.words[4] == Hello::VIEW => {
                 Wire::View(ViewWire::new(self.board.clone(), ours, view, theirs))
             }
             _ => Wire::Write(Box::new(self.rings(peer, &channel).await?)),
         };
         let Self { settings, pool, .. } = self;
-        let views = settings.kind == LaneKind::Auto;
-        let sources = Sources::new(channel.clone(), hello.pool(), views, settings.attached, settings.limit);
+        let (views, attached) = (settings.views, settings.attached);
+        let sources = Sources::new(channel.clone(), hello.words[3], views, attached, settings.limit);
         let pull = Pull::new(pool.device().clone(), settings.piece, settings.reads);
         Ok(Peer::new(wire, layout, channel, sources, pull))
     }
@@ -185,7 +180,8 @@ impl Meeting {
                 }
                 (None, None) => return Err(broken("the memory for a hello is gone")),
             }
-            let hello = Hello::read(&bytes);
+            let hello =
+                Hello { words: bytemuck::pod_read_unaligned::<[u64; WORDS]>(&bytes).map(u64::from_le) };
             if hello.words[WORDS - 1] != 0 {
                 return Ok(hello);
             }
@@ -235,14 +231,6 @@ impl Hello {
         words.try_for_each(|(at, word)| board.store_u64(section + Self::at(at), word.to_le()))
     }
 
-    fn read(bytes: &[u8; WORDS * 8]) -> Self {
-        let mut words = [0; WORDS];
-        for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
-            *word = bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
-        }
-        Self { words }
-    }
-
     fn check(&self, layout: Layout, peer: usize) -> Result<(), CollectiveError> {
         let expected = Self::new(layout, peer, 0);
         if self.words[0] != MAGIC {
@@ -259,14 +247,6 @@ impl Hello {
             return Err(CollectiveError::Setup(format!("it says that it is rank {found}").into()));
         }
         Ok(())
-    }
-
-    fn pool(&self) -> u64 {
-        self.words[3]
-    }
-
-    fn has_view(&self) -> bool {
-        self.words[4] == Self::VIEW
     }
 }
 

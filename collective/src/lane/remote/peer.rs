@@ -2,7 +2,6 @@
 
 use tonic_rdma_tensor::{Channel, ChannelError};
 
-use crate::lane::remote::fault::violation;
 use crate::lane::remote::message::{self, Content, HEADER, Head, LINE, Layout, Reference, SHORT};
 use crate::lane::remote::pull::{Pull, Sink};
 use crate::lane::remote::scratch::Scratch;
@@ -10,7 +9,7 @@ use crate::lane::remote::settings::LaneCounters;
 use crate::lane::remote::sources::{Source, Sources};
 use crate::lane::remote::view::ViewWire;
 use crate::lane::remote::write::WriteWire;
-use crate::lane::{LaneFault, Tag};
+use crate::lane::{LaneFault, Tag, violation};
 
 /// The lanes between this rank and one peer: messages in both directions.
 pub(super) struct Peer {
@@ -263,7 +262,6 @@ impl Peer {
                 } else {
                     self.copy_payload(length, &mut sink, &mut common.scratch)?;
                 }
-                common.counters.inline_received += length as u64;
                 self.take(false, &mut common.counters)?;
                 Ok(true)
             }

@@ -5,11 +5,10 @@ use std::time::{Duration, Instant};
 
 use tonic_rdma_tensor::{Channel, MemRegion, Memcpy, RdmaDevice, RegionView, RemoteRegion};
 
-use crate::lane::LaneFault;
-use crate::lane::remote::fault::violation;
 use crate::lane::remote::message::Reference;
 use crate::lane::remote::scratch::Scratch;
 use crate::lane::remote::settings::LaneCounters;
+use crate::lane::{LaneFault, violation};
 
 /// The state of the pull of one peer's message, and memory for READs, which later pulls use again.
 pub(super) struct Pull {

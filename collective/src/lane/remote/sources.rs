@@ -7,8 +7,7 @@ use tokio::sync::oneshot;
 use tokio::sync::oneshot::error::TryRecvError;
 use tonic_rdma_tensor::{Channel, ChannelError, RegionView, RemoteRegion};
 
-use crate::lane::LaneFault;
-use crate::lane::remote::fault::violation;
+use crate::lane::{LaneFault, violation};
 use crate::memory::name_of;
 
 /// The attached regions of one peer, the one that was used last first.

@@ -8,9 +8,8 @@
 
 use tonic_rdma_tensor::{RegionView, SharedRegion};
 
-use crate::lane::LaneFault;
-use crate::lane::remote::fault::violation;
 use crate::lane::remote::message::{HEADER, Head, LINE, Layout, Look, SHORT, look};
+use crate::lane::{LaneFault, violation};
 
 /// The memory of both ends.
 pub(super) struct ViewWire {

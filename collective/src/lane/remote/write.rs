@@ -13,10 +13,9 @@ use std::io::IoSlice;
 
 use tonic_rdma_tensor::{Channel, ChannelError, ExportedRegion, RemoteRegion};
 
-use crate::lane::LaneFault;
-use crate::lane::remote::fault::violation;
 use crate::lane::remote::message::{HEADER, Head, Layout, Look, look};
 use crate::lane::remote::view::wrong_word;
+use crate::lane::{LaneFault, violation};
 
 /// The rings of both ends.
 pub(super) struct WriteWire {

@@ -10,7 +10,7 @@ use crate::lane::remote::message::{Head, Layout, Reference};
 
 /// A rank that speaks the set-up, and then puts any bytes where it likes.
 struct Hostile {
-    kind: LaneKind,
+    kind: bool,
     layout: Layout,
     section: usize,
     board: SharedRegion,
@@ -22,7 +22,7 @@ struct Hostile {
 }
 
 /// Makes an honest rank 0, and a hostile rank 1.
-async fn with_hostile(kind: LaneKind) -> (RemoteLanes, Hostile, RdmaDevice, MemoryPool) {
+async fn with_hostile(kind: bool) -> (RemoteLanes, Hostile, RdmaDevice, MemoryPool) {
     let (mut devices, channels) = mesh(2).await;
     let (bad, good) = (devices.pop().unwrap(), devices.pop().unwrap());
     let settings = settings(kind);
@@ -39,7 +39,7 @@ async fn with_hostile(kind: LaneKind) -> (RemoteLanes, Hostile, RdmaDevice, Memo
 }
 
 async fn hostile(
-    kind: LaneKind,
+    kind: bool,
     layout: Layout,
     board: &SharedRegion,
     names: &str,
@@ -49,7 +49,7 @@ async fn hostile(
 ) -> Hostile {
     // Sections are numbered by rank, and rank 0 is the first.
     let section = 0;
-    let view = if kind == LaneKind::Auto { 1 } else { 2 };
+    let view = if kind == VIEWS { 1 } else { 2 };
     let sizes = u64::from(layout.slots) << 32 | u64::from(layout.inline);
     for (at, word) in [0x6c61_6e65_7300_0001, sizes, 1, pool.number(), view].into_iter().enumerate() {
         board.store_u64(section + Layout::HELLO + 8 * at, word).unwrap();
@@ -57,7 +57,7 @@ async fn hostile(
     let mut exported =
         vec![device.export_shared(&format!("{names}/1/board"), board.clone(), Rights::READ).unwrap()];
     let mut ring = None;
-    if kind == LaneKind::Write {
+    if kind == WRITES {
         let own = device.allocate(layout.bytes()).unwrap();
         exported.push(device.export(&format!("{names}/1/ring/0"), own, Rights::WRITE).unwrap());
         let start = Instant::now();
@@ -180,7 +180,7 @@ async fn a_wrong_count_of_taken_messages_is_a_violation() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_beyond_the_ring_are_a_violation() {
-    let (mut lanes, hostile, _device, _pool) = with_hostile(LaneKind::Write).await;
+    let (mut lanes, hostile, _device, _pool) = with_hostile(WRITES).await;
     for number in 0..6 {
         hostile.put(number, &Head::inline(number, tag(number), 0).to_bytes());
     }

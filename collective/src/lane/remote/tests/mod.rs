@@ -8,14 +8,17 @@ use std::time::{Duration, Instant};
 
 use tonic_rdma_tensor::{Channel, Notification, RdmaDevice};
 
-use crate::lane::remote::{LaneKind, LaneSettings, RemoteLanes};
+use crate::lane::remote::{LaneSettings, RemoteLanes};
 use crate::lane::{LaneError, Lanes, Tag};
 use crate::memory::MemoryPool;
 
 /// A bound that only a hang exceeds.
 const HANG: Duration = Duration::from_secs(60);
 
-const KINDS: [LaneKind; 2] = [LaneKind::Auto, LaneKind::Write];
+/// Whether messages go by views.
+const KINDS: [bool; 2] = [VIEWS, WRITES];
+const VIEWS: bool = true;
+const WRITES: bool = false;
 
 /// One rank of a group in this process.
 struct Rank {
@@ -24,8 +27,8 @@ struct Rank {
     device: RdmaDevice,
 }
 
-fn settings(kind: LaneKind) -> LaneSettings {
-    LaneSettings { kind, inline: 4096, slots: 4, piece: 64 << 10, limit: HANG, ..LaneSettings::default() }
+fn settings(views: bool) -> LaneSettings {
+    LaneSettings { views, inline: 4096, slots: 4, piece: 64 << 10, limit: HANG, ..LaneSettings::default() }
 }
 
 /// Makes a group of ranks, each with a device of its own.

@@ -30,7 +30,7 @@ async fn references_of_all_lengths_and_offsets_are_pulled() {
         let (sent, received) = (sender.lanes.counters(), receiver.lanes.counters());
         assert_eq!((sent.offered_bytes, received.pulled_bytes), (pulled as u64, pulled as u64));
         assert_eq!(sent.copied_bytes, 0, "no copy at the sender");
-        if kind == LaneKind::Auto {
+        if kind == VIEWS {
             assert_eq!(received.copied_bytes, 0, "no copy beside the move itself");
         }
         assert!(sender.pool.statistics().registered < 20, "memory is used again");
@@ -110,7 +110,7 @@ async fn memory_that_the_pool_gave_up_is_forgotten() {
 /// Memory that a peer looks at stays pinned at its owner, so a view must not last until the next message.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_view_of_memory_that_was_withdrawn_is_dropped() {
-    let mut ranks = group(2, &settings(LaneKind::Auto)).await;
+    let mut ranks = group(2, &settings(VIEWS)).await;
     let (sender, receiver) = pair(&mut ranks);
     let mut memory = sender.pool.take(10_000).unwrap();
     memory.retire();
