@@ -84,6 +84,33 @@ impl Builder {
         self.push(Action::Receive { from, into, reduce }, &[])
     }
 
+    /// Sends a range, one message for each piece. `span` says where a piece lies.
+    pub(super) fn send_pieces(
+        &mut self,
+        to: usize,
+        range: Range<usize>,
+        span: impl Fn(Range<usize>) -> Span,
+    ) {
+        for piece in self.pieces(range) {
+            self.send(to, span(piece));
+        }
+    }
+
+    /// Receives a range of Work, one message for each piece.
+    pub(super) fn receive_pieces(&mut self, from: usize, range: Range<usize>) {
+        for piece in self.pieces(range) {
+            self.receive(from, Span::work(piece), None);
+        }
+    }
+
+    /// Copies this rank's part, for an all-gather out of place, to where it lies in the whole.
+    pub(super) fn copy_own(&mut self) {
+        let own = if self.in_place { 0..0 } else { self.part(self.rank) };
+        for piece in self.pieces(own.clone()) {
+            self.local(Span::input(shifted(piece.clone(), own.start)), Span::work(piece), None);
+        }
+    }
+
     /// Copies or reduces within this rank.
     pub(super) fn local(&mut self, with: Span, into: Span, reduce: Option<Span>) {
         self.push(Action::Local { with, into, reduce }, &[]);

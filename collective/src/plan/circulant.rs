@@ -15,7 +15,7 @@
 
 use std::ops::Range;
 
-use super::builder::{Builder, shifted};
+use super::builder::Builder;
 use super::step::Span;
 
 pub(super) fn reduce_scatter(builder: &mut Builder) {
@@ -55,12 +55,7 @@ pub(super) fn reduce_scatter(builder: &mut Builder) {
 }
 
 pub(super) fn all_gather(builder: &mut Builder) {
-    if !builder.in_place {
-        let own = builder.part(builder.rank);
-        for piece in builder.pieces(own.clone()) {
-            builder.local(Span::input(shifted(piece.clone(), own.start)), Span::work(piece), None);
-        }
-    }
+    builder.copy_own();
     for skip in skips(builder.ranks).windows(2).rev() {
         let (all, had) = (skip[0], skip[1]);
         let (to, from) = (builder.behind(had), builder.ahead(had));

@@ -43,14 +43,11 @@ pub(super) fn all_reduce(builder: &mut Builder) {
             let fan = larger.levels - block.levels;
             let others = (index << fan)..((index + 1) << fan);
             for other in others.clone() {
-                for piece in builder.pieces(larger.range(builder, other, larger.levels)) {
-                    builder.send(larger.first + other, sums.span(piece));
-                }
+                let range = larger.range(builder, other, larger.levels);
+                builder.send_pieces(larger.first + other, range, |piece| sums.span(piece));
             }
             for other in others {
-                for piece in builder.pieces(larger.range(builder, other, larger.levels)) {
-                    builder.receive(larger.first + other, Span::work(piece), None);
-                }
+                builder.receive_pieces(larger.first + other, larger.range(builder, other, larger.levels));
             }
         }
         None => {
@@ -61,17 +58,15 @@ pub(super) fn all_reduce(builder: &mut Builder) {
     }
     if let Some(smaller) = block.smaller(builder.ranks) {
         let to = smaller.first + (index >> (block.levels - smaller.levels));
-        send_work(builder, to, &own);
+        builder.send_pieces(to, own, Span::work);
     }
     for level in (0..block.levels).rev() {
         let halves = halves(&block.range(builder, index, level));
         let bit = block.bit(level);
         let is_upper = usize::from(index & bit != 0);
         let partner = block.first + (index ^ bit);
-        send_work(builder, partner, &halves[is_upper]);
-        for piece in builder.pieces(halves[1 - is_upper].clone()) {
-            builder.receive(partner, Span::work(piece), None);
-        }
+        builder.send_pieces(partner, halves[is_upper].clone(), Span::work);
+        builder.receive_pieces(partner, halves[1 - is_upper].clone());
     }
 }
 
@@ -139,9 +134,7 @@ impl Sums {
 
     /// Sends sums of one half, and reduces those of the other half.
     fn exchange(&mut self, builder: &mut Builder, partner: usize, sent: &Range<usize>, kept: &Range<usize>) {
-        for piece in builder.pieces(sent.clone()) {
-            builder.send(partner, self.span(piece));
-        }
+        builder.send_pieces(partner, sent.clone(), |piece| self.span(piece));
         self.reduce(builder, partner, kept);
     }
 
@@ -151,11 +144,5 @@ impl Sums {
             builder.receive(from, Span::work(piece.clone()), Some(self.span(piece)));
         }
         self.in_input = false;
-    }
-}
-
-fn send_work(builder: &mut Builder, to: usize, range: &Range<usize>) {
-    for piece in builder.pieces(range.clone()) {
-        builder.send(to, Span::work(piece));
     }
 }

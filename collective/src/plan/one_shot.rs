@@ -39,9 +39,7 @@ pub(super) fn all_reduce(builder: &mut Builder) {
 pub(super) fn reduce_scatter(builder: &mut Builder) {
     for distance in 1..builder.ranks {
         let to = builder.ahead(distance);
-        for piece in builder.pieces(builder.part(to)) {
-            builder.send(to, Span::input(piece));
-        }
+        builder.send_pieces(to, builder.part(to), Span::input);
     }
     let part = builder.part(builder.rank);
     // The ranks do not send their own parts, so no other rank takes what the result overwrites.
@@ -68,9 +66,7 @@ pub(super) fn all_gather(builder: &mut Builder) {
     }
     for distance in 1..builder.ranks {
         let from = builder.behind(distance);
-        for piece in builder.pieces(builder.part(from)) {
-            builder.receive(from, Span::work(piece), None);
-        }
+        builder.receive_pieces(from, builder.part(from));
     }
 }
 

@@ -48,12 +48,7 @@ pub(super) fn reduce_scatter(builder: &mut Builder) {
 }
 
 pub(super) fn all_gather(builder: &mut Builder) {
-    if !builder.in_place {
-        let own = builder.part(builder.rank);
-        for piece in builder.pieces(own.clone()) {
-            builder.local(Span::input(shifted(piece.clone(), own.start)), Span::work(piece), None);
-        }
-    }
+    builder.copy_own();
     gather(builder);
 }
 
@@ -64,13 +59,7 @@ fn scatter_reduce(builder: &mut Builder, place: &dyn Fn(usize, Range<usize>) -> 
         let sent = builder.part(builder.behind(step + 1));
         let received = builder.part(builder.behind(step + 1) + builder.ranks - 1);
         let is_last = step == builder.ranks - 2;
-        let mut arriving = builder.pieces(received);
-        let mut leaving = builder.pieces(sent);
-        loop {
-            let (leave, arrive) = (leaving.next(), arriving.next());
-            if leave.is_none() && arrive.is_none() {
-                break;
-            }
+        for (leave, arrive) in in_turns(builder.pieces(sent), builder.pieces(received)) {
             if let Some(piece) = leave {
                 let from = if step == 0 { Span::input(piece) } else { place(step - 1, piece) };
                 builder.send(next, from);
@@ -90,13 +79,9 @@ fn scatter_reduce(builder: &mut Builder, place: &dyn Fn(usize, Range<usize>) -> 
 fn gather(builder: &mut Builder) {
     let (next, previous) = (builder.ahead(1), builder.behind(1));
     for step in 0..builder.ranks - 1 {
-        let mut leaving = builder.pieces(builder.part(builder.behind(step)));
-        let mut arriving = builder.pieces(builder.part(builder.behind(step + 1)));
-        loop {
-            let (leave, arrive) = (leaving.next(), arriving.next());
-            if leave.is_none() && arrive.is_none() {
-                break;
-            }
+        let leaving = builder.pieces(builder.part(builder.behind(step)));
+        let arriving = builder.pieces(builder.part(builder.behind(step + 1)));
+        for (leave, arrive) in in_turns(leaving, arriving) {
             if let Some(piece) = leave {
                 builder.send(next, Span::work(piece));
             }
@@ -105,4 +90,13 @@ fn gather(builder: &mut Builder) {
             }
         }
     }
+}
+
+/// Returns the items of both in turns, until both have ended.
+fn in_turns<T>(
+    mut one: impl Iterator<Item = T>,
+    mut other: impl Iterator<Item = T>,
+) -> impl Iterator<Item = (Option<T>, Option<T>)> {
+    std::iter::from_fn(move || Some((one.next(), other.next())))
+        .take_while(|(one, other)| one.is_some() || other.is_some())
 }
