@@ -53,8 +53,6 @@ pub use self::plans::PlanChoice;
 pub struct Communicator {
     shared: Arc<Shared>,
     settings: CommunicatorBuilder,
-    /// What the agreement on the plans did.
-    before: Statistics,
     _stop: Arc<Stop>,
 }
 
@@ -102,12 +100,13 @@ impl Communicator {
     async fn first(group: Group, settings: CommunicatorBuilder) -> Result<Self, CollectiveError> {
         let choice = settings.plans.clone().unwrap_or_default();
         let pool = MemoryPool::new(group.device(), MemoryPool::KEPT);
-        let mut communicator = Self::over(group, pool, settings).await?;
+        let communicator = Self::over(group, pool, settings).await?;
         if communicator.size() > 1 {
             communicator.shared.engine(Which::Group).number_set_up();
             plans::agree(&communicator, &choice).await?;
-            communicator.shared.engine(Which::Group).restart_numbers();
-            communicator.before = communicator.totals();
+            let mut engine = communicator.shared.engine(Which::Group);
+            engine.restart_numbers();
+            engine.lanes.restart_counters();
         }
         Ok(communicator)
     }
@@ -138,7 +137,7 @@ impl Communicator {
         let plans = settings.plans.clone().unwrap_or_default().table(size);
         let shared = Shared::new(group, pool, plans, settings.limit, engines)?;
         let stop = Arc::new(Stop(Arc::clone(&shared)));
-        Ok(Self { shared, settings, before: Statistics::default(), _stop: stop })
+        Ok(Self { shared, settings, _stop: stop })
     }
 
     /// Returns the number of this rank, from 0.
@@ -197,23 +196,10 @@ impl Communicator {
 
     /// Returns what this communicator has done since it was made. What the ranks did to agree on their plans is not in it.
     pub fn statistics(&self) -> Statistics {
-        let (all, before) = (self.totals(), &self.before);
-        Statistics {
-            operations: all.operations - before.operations,
-            short: all.short - before.short,
-            messages: all.messages - before.messages,
-            inline_bytes: all.inline_bytes - before.inline_bytes,
-            offered_bytes: all.offered_bytes - before.offered_bytes,
-            pulled_bytes: all.pulled_bytes - before.pulled_bytes,
-            copied_bytes: all.copied_bytes - before.copied_bytes,
-        }
-    }
-
-    fn totals(&self) -> Statistics {
         let mut sum = Statistics::default();
         for which in [Which::Group, Which::Pairs] {
             let engine = self.shared.engine(which);
-            let (own, lanes) = (engine.statistics(), engine.lanes().counters());
+            let (own, lanes) = (engine.statistics, engine.lanes.counters());
             sum.operations += own.operations;
             sum.short += own.short;
             sum.copied_bytes += own.copied;
@@ -455,7 +441,7 @@ impl Communicator {
     /// that end a rank at a certain step.
     #[doc(hidden)]
     pub fn watch_steps(&self, watch: impl FnMut(Place) + Send + 'static) {
-        self.shared.engine(Which::Group).watch(Box::new(watch));
+        self.shared.engine(Which::Group).watch = Some(Box::new(watch));
     }
 
     /// Makes a group of the ranks that are left after a failure. All of them call this. Their ranks are new, in the old order.

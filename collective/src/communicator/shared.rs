@@ -60,8 +60,7 @@ impl Shared {
         let neighbours = group.ranks_of_this_host().len();
         let crowded = neighbours > group.cores(group.rank());
         let [mut engine, mut pairs] = engines;
-        engine.ask_before_expiry();
-        pairs.ask_before_expiry();
+        (engine.asks, pairs.asks) = (true, true);
         let shared = Arc::new(Self {
             group,
             pool,
@@ -120,7 +119,7 @@ impl Shared {
     fn attend(self: &Arc<Self>, which: Which, now: Option<Instant>, moved: bool) {
         let (failure, late, position) = {
             let mut engine = self.engine(which);
-            (engine.failure().map(Arc::clone), engine.take_late(), engine.position())
+            (engine.failure().map(Arc::clone), engine.take_late(), engine.position)
         };
         if which == Which::Group {
             self.group.position().set(position.0, position.1);
@@ -155,7 +154,7 @@ impl Shared {
     /// rank sent before is there, and an operation that needs no more of it ends well. The same holds while this rank still sets
     /// up the group: another rank may have gone on, and have reported the failure of a later operation.
     pub(super) fn hear(&self, reason: &CollectiveError, now: Option<Instant>, moved: bool) {
-        if matches!(reason, CollectiveError::RankLost { .. }) || self.engine(Which::Group).is_setting_up() {
+        if matches!(reason, CollectiveError::RankLost { .. }) || self.engine(Which::Group).sets_up {
             let idle = [Which::Group, Which::Pairs].into_iter().all(|which| self.engine(which).is_idle());
             let mut since = lock(&self.stands_still);
             if idle || moved {
@@ -181,7 +180,7 @@ impl Shared {
         for which in [Which::Group, Which::Pairs] {
             let mut engine = self.engine(which);
             engine.fail(reason.clone());
-            engine.lanes_mut().give_up();
+            engine.lanes.give_up();
         }
     }
 

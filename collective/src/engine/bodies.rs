@@ -34,33 +34,28 @@ impl<M: DerefMut<Target = [u8]>> Body<'_, M> {
     }
 }
 
-/// All memories of an operation.
-#[derive(Debug)]
-pub(super) struct Bodies<'a, M> {
-    pub(super) input: Body<'a, M>,
-    pub(super) out: Body<'a, M>,
-    pub(super) staging: Body<'a, M>,
-    pub(super) scratch: Body<'a, M>,
+impl<'a, M> Body<'a, M> {
+    pub(super) fn of(memory: &'a mut Option<M>) -> Self {
+        memory.as_mut().map_or(Self::Empty, Self::Registered)
+    }
 }
+
+/// All memories of an operation, by [`Home`].
+#[derive(Debug)]
+pub(super) struct Bodies<'a, M>(pub(super) [Body<'a, M>; 4]);
 
 impl<M: DerefMut<Target = [u8]>> Bodies<'_, M> {
     pub(super) fn bytes(&self, place: Place, length: usize) -> &[u8] {
-        &self.body(place.home).bytes()[place.at..place.at + length]
+        &self.0[place.home as usize].bytes()[place.at..place.at + length]
     }
 
     pub(super) fn bytes_mut(&mut self, place: Place, length: usize) -> &mut [u8] {
-        let body = match place.home {
-            Home::Input => &mut self.input,
-            Home::Out => &mut self.out,
-            Home::Staging => &mut self.staging,
-            Home::Scratch => &mut self.scratch,
-        };
-        &mut body.bytes_mut()[place.at..place.at + length]
+        &mut self.0[place.home as usize].bytes_mut()[place.at..place.at + length]
     }
 
     /// Returns the registered memory of a home, if it is registered.
     pub(super) fn registered(&self, home: Home) -> Option<&M> {
-        match self.body(home) {
+        match &self.0[home as usize] {
             Body::Registered(memory) => Some(memory),
             _ => None,
         }
@@ -69,13 +64,7 @@ impl<M: DerefMut<Target = [u8]>> Bodies<'_, M> {
     pub(super) fn copy(&mut self, copy: &Copy) {
         if copy.from.home == copy.to.home {
             let from: Range<usize> = copy.from.at..copy.from.at + copy.length;
-            let body = match copy.to.home {
-                Home::Input => return,
-                Home::Out => self.out.bytes_mut(),
-                Home::Staging => self.staging.bytes_mut(),
-                Home::Scratch => self.scratch.bytes_mut(),
-            };
-            body.copy_within(from, copy.to.at);
+            self.0[copy.to.home as usize].bytes_mut().copy_within(from, copy.to.at);
         } else if let Some((to, from)) = self.pair(copy.to.home, copy.from.home) {
             to[copy.to.at..copy.to.at + copy.length]
                 .copy_from_slice(&from[copy.from.at..copy.from.at + copy.length]);
@@ -142,12 +131,7 @@ impl<M: DerefMut<Target = [u8]>> Bodies<'_, M> {
 
     /// Reduces between two places of one memory.
     fn reduce_within(&mut self, kernel: &Kernel, into: Place, with: Place, length: usize) {
-        let bytes = match into.home {
-            Home::Input => return,
-            Home::Out => self.out.bytes_mut(),
-            Home::Staging => self.staging.bytes_mut(),
-            Home::Scratch => self.scratch.bytes_mut(),
-        };
+        let bytes = self.0[into.home as usize].bytes_mut();
         if into.at < with.at {
             let (low, high) = bytes.split_at_mut(with.at);
             kernel.reduce(&mut low[into.at..into.at + length], &high[..length]);
@@ -157,29 +141,9 @@ impl<M: DerefMut<Target = [u8]>> Bodies<'_, M> {
         }
     }
 
-    fn body(&self, home: Home) -> &Body<'_, M> {
-        match home {
-            Home::Input => &self.input,
-            Home::Out => &self.out,
-            Home::Staging => &self.staging,
-            Home::Scratch => &self.scratch,
-        }
-    }
-
     /// Returns two different memories, the first for writing.
     fn pair(&mut self, to: Home, from: Home) -> Option<(&mut [u8], &[u8])> {
-        let Self { input, out, staging, scratch } = self;
-        Some(match (to, from) {
-            (Home::Out, Home::Input) => (out.bytes_mut(), input.bytes()),
-            (Home::Out, Home::Staging) => (out.bytes_mut(), staging.bytes()),
-            (Home::Out, Home::Scratch) => (out.bytes_mut(), scratch.bytes()),
-            (Home::Staging, Home::Input) => (staging.bytes_mut(), input.bytes()),
-            (Home::Staging, Home::Out) => (staging.bytes_mut(), out.bytes()),
-            (Home::Staging, Home::Scratch) => (staging.bytes_mut(), scratch.bytes()),
-            (Home::Scratch, Home::Input) => (scratch.bytes_mut(), input.bytes()),
-            (Home::Scratch, Home::Out) => (scratch.bytes_mut(), out.bytes()),
-            (Home::Scratch, Home::Staging) => (scratch.bytes_mut(), staging.bytes()),
-            _ => return None,
-        })
+        let [to, from] = self.0.get_disjoint_mut([to as usize, from as usize]).ok()?;
+        Some((to.bytes_mut(), from.bytes()))
     }
 }

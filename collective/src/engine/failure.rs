@@ -50,8 +50,7 @@ impl<L: Lanes> Engine<L> {
             }
         }
         // An operation may wait for an earlier one.
-        let Some(first) = self.under.iter().find(|under| under.waits_for(self.rank, self.ranks).is_some())
-        else {
+        let Some(first) = self.under.iter().find(|under| under.waits_for().is_some()) else {
             if let Some(at) = late {
                 self.fail_at(at, Fault::Error(self.own_fault(at)));
             }
@@ -59,12 +58,12 @@ impl<L: Lanes> Engine<L> {
         };
         // The first operation that waits holds up the others. This rank is at fault if the operation waits for its own future.
         let neglected = first.neglected;
-        let (place, waits_for) = (first.place(), first.waits_for(self.rank, self.ranks));
+        let (place, waits_for) = (first.place(), first.waits_for());
         let waits_for = waits_for.filter(|_| !neglected);
         self.position = (place, waits_for);
         if let Some(at) = late {
             let under = &self.under[at];
-            let waits_for = under.waits_for(self.rank, self.ranks).filter(|_| !neglected).or(waits_for);
+            let waits_for = under.waits_for().filter(|_| !neglected).or(waits_for);
             if self.asks
                 && let Some(rank) = waits_for
             {
@@ -83,11 +82,6 @@ impl<L: Lanes> Engine<L> {
     fn own_fault(&self, at: usize) -> CollectiveError {
         let under = &self.under[at];
         CollectiveError::Deadline { rank: self.rank, place: under.place(), limit: under.limit }
-    }
-
-    /// Leaves operations whose deadline has passed under way until [`expire`](Self::expire).
-    pub(crate) fn ask_before_expiry(&mut self) {
-        self.asks = true;
     }
 
     /// Takes the operation whose deadline has passed. Each one comes once.

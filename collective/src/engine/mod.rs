@@ -18,7 +18,6 @@ mod bodies;
 mod call;
 mod failure;
 mod homes;
-mod pairs;
 mod program;
 mod programs;
 mod round;
@@ -36,7 +35,6 @@ pub(crate) use self::call::{Call, Kind};
 pub(crate) use self::under::{Holding, Lent, OperationId};
 
 use self::failure::Late;
-use self::pairs::Numbers;
 use self::programs::Programs;
 use self::round::{Busy, Context, Fault, Watch};
 use self::short::Short;
@@ -62,7 +60,7 @@ pub(crate) type Supply<M> = Box<dyn FnMut(usize) -> Result<M, CollectiveError> +
 pub(crate) struct Engine<L: Lanes> {
     rank: usize,
     ranks: usize,
-    lanes: L,
+    pub(crate) lanes: L,
     supply: Supply<L::Memory>,
     programs: Programs,
     /// In the order of their start.
@@ -78,14 +76,17 @@ pub(crate) struct Engine<L: Lanes> {
     busy: Busy,
     sum: Vec<u8>,
     last_short: Option<(Call, u64, Kernel)>,
-    position: (Place, Option<usize>),
+    /// The place, and the rank that this rank waits for, as of the last time that deadlines were checked.
+    pub(crate) position: (Place, Option<usize>),
     late: Option<Late>,
-    /// Whether the caller looks for the cause of a deadline, and then calls `expire`.
-    asks: bool,
-    statistics: Statistics,
-    watch: Option<Watch>,
+    /// Whether the caller looks for the cause of a deadline, and then calls `expire`. Such an operation stays under way until then.
+    pub(crate) asks: bool,
+    pub(crate) statistics: Statistics,
+    /// Called before each step of each operation, before a step that must wait also more than once. No operation takes the short path then: it
+    /// has the same messages, and no steps.
+    pub(crate) watch: Option<Watch>,
     /// Operations are those of the set-up. Later ones may have numbers as large.
-    sets_up: bool,
+    pub(crate) sets_up: bool,
 }
 
 /// The result of an operation, and its memory.
@@ -147,12 +148,6 @@ impl<L: Lanes> Engine<L> {
         }
     }
 
-    /// Calls `watch` before each step of each operation, before a step that must wait also more than once. No operation takes the
-    /// short path from then on: it has the same messages, and no steps.
-    pub(crate) fn watch(&mut self, watch: Watch) {
-        self.watch = Some(watch);
-    }
-
     /// Carries out an all-reduce on the short path, if the path is open to it and the other ranks answer within `looks` looks.
     ///
     /// `own` are the elements of this rank; without it, they are in `out`. Returns `None` if the path is not open: then nothing
@@ -183,7 +178,7 @@ impl<L: Lanes> Engine<L> {
         let mut left = looks;
         let fault = loop {
             match short.look(&mut self.lanes, &mut self.sum, &kernel, tag, own, out) {
-                Ok(_) if short.is_done(self.ranks) => {
+                Ok(_) if short.is_done() => {
                     self.numbers.group += 1;
                     self.statistics.operations += 1;
                     self.statistics.short += 1;
@@ -358,7 +353,7 @@ impl<L: Lanes> Engine<L> {
                     return true;
                 }
             }
-            if under.is_done(self.ranks) && (has_memory || !under.ends_with_memory()) {
+            if under.is_done() && (has_memory || !under.ends_with_memory()) {
                 under.end(slices);
                 self.finish(at, Ok(()));
                 moved = true;
@@ -438,15 +433,11 @@ impl<L: Lanes> Engine<L> {
         (self.numbers.group, self.sets_up) = (SET_UP, true);
     }
 
-    /// Returns whether operations are those of the set-up.
-    pub(crate) fn is_setting_up(&self) -> bool {
-        self.sets_up
-    }
-
     /// Counts operations from 0 again. All ranks do this after the same operation, when none is under way.
     pub(crate) fn restart_numbers(&mut self) {
         debug_assert!(self.under.is_empty(), "operations are under way");
         (self.numbers, self.sets_up) = (Numbers::new(self.ranks), false);
+        self.statistics = Statistics::default();
     }
 
     /// Returns whether no operation is under way.
@@ -454,27 +445,35 @@ impl<L: Lanes> Engine<L> {
         self.under.is_empty()
     }
 
-    /// Returns the place, and the rank that this rank waits for, as of the last time that deadlines were checked.
-    pub(crate) fn position(&self) -> (Place, Option<usize>) {
-        self.position
-    }
-
-    pub(crate) fn statistics(&self) -> Statistics {
-        self.statistics
-    }
-
-    pub(crate) fn lanes(&self) -> &L {
-        &self.lanes
-    }
-
-    /// Returns the lanes, to change them.
-    pub(crate) fn lanes_mut(&mut self) -> &mut L {
-        &mut self.lanes
-    }
-
     /// Takes the memory that peers may still pull from after a failure.
     pub(crate) fn take_kept(&mut self) -> Vec<L::Memory> {
         std::mem::take(&mut self.kept)
+    }
+}
+
+/// The numbers of operations. Messages of a group have one sequence of numbers; messages from one rank to another have one for each
+/// direction, because only these two ranks make the calls.
+#[derive(Debug)]
+struct Numbers {
+    group: u64,
+    sends: Vec<u64>,
+    receives: Vec<u64>,
+}
+
+impl Numbers {
+    fn new(ranks: usize) -> Self {
+        Self { group: 0, sends: vec![0; ranks], receives: vec![0; ranks] }
+    }
+
+    /// Returns the number of the next operation of this kind.
+    fn next(&mut self, kind: Kind) -> u64 {
+        let number = match kind {
+            Kind::Group(_) => &mut self.group,
+            Kind::Send { to } => &mut self.sends[to],
+            Kind::Receive { from } => &mut self.receives[from],
+        };
+        *number += 1;
+        *number - 1
     }
 }
 

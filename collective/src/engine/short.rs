@@ -27,8 +27,8 @@ impl Short {
         Self { rank, ranks, sent: 0, next: 0 }
     }
 
-    pub(super) fn is_done(&self, ranks: usize) -> bool {
-        self.next == ranks && self.sent + 1 >= ranks
+    pub(super) fn is_done(&self) -> bool {
+        self.next == self.ranks && self.sent + 1 >= self.ranks
     }
 
     /// Sends and receives as far as the lanes allow. The elements are in `input`, or in `out` if there is no input.
@@ -53,7 +53,7 @@ impl Short {
             Some(kernel) => self.look(context.lanes, context.sum, kernel, tag, own, out)?,
             None => false,
         };
-        self.mark(context.busy, context.ranks);
+        self.mark(context.busy);
         Ok(moved)
     }
 
@@ -128,12 +128,12 @@ impl Short {
             || self.next < self.ranks && !matches!(lanes.peek(self.next), Ok(None))
     }
 
-    pub(super) fn mark(&self, busy: &mut Busy, ranks: usize) {
-        for other in (0..ranks).filter(|other| *other != self.rank) {
+    pub(super) fn mark(&self, busy: &mut Busy) {
+        for other in (0..self.ranks).filter(|other| *other != self.rank) {
             busy.receives[other] |= other >= self.next;
         }
-        for distance in self.sent + 1..ranks {
-            busy.sends[(self.rank + distance) % ranks] = true;
+        for distance in self.sent + 1..self.ranks {
+            busy.sends[(self.rank + distance) % self.ranks] = true;
         }
     }
 
@@ -145,11 +145,11 @@ impl Short {
         (2 * self.ranks - 1) as u32
     }
 
-    pub(super) fn waits_for(&self, rank: usize, ranks: usize) -> Option<usize> {
-        if self.sent + 1 < ranks {
-            return Some((rank + 1 + self.sent) % ranks);
+    pub(super) fn waits_for(&self) -> Option<usize> {
+        if self.sent + 1 < self.ranks {
+            return Some((self.rank + 1 + self.sent) % self.ranks);
         }
-        (self.next..ranks).find(|other| *other != rank)
+        (self.next..self.ranks).find(|other| *other != self.rank)
     }
 }
 

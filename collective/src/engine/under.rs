@@ -185,20 +185,10 @@ impl<M: DerefMut<Target = [u8]>> Under<M> {
                     }
                     return Ok(moved);
                 }
-                let registered = |memory| match memory {
-                    Some(memory) => Body::Registered(memory),
-                    None => Body::Empty,
-                };
-                let (staging, scratch) = (planned.staging.take(), planned.scratch.take());
-                let (mut staging, mut scratch) = (staging, scratch);
+                let (mut staging, mut scratch) = (planned.staging.take(), planned.scratch.take());
                 let mut run = Run {
                     planned,
-                    bodies: Bodies {
-                        input,
-                        out,
-                        staging: registered(staging.as_mut()),
-                        scratch: registered(scratch.as_mut()),
-                    },
+                    bodies: Bodies([input, out, Body::of(&mut staging), Body::of(&mut scratch)]),
                     kernel: self.kernel.as_ref(),
                     tag,
                     given: false,
@@ -211,7 +201,7 @@ impl<M: DerefMut<Target = [u8]>> Under<M> {
             }
             Course::Short(short) => {
                 if absent {
-                    short.mark(context.busy, context.ranks);
+                    short.mark(context.busy);
                     if short.could_move(context.lanes) {
                         self.waker.take().inspect(Waker::wake_by_ref);
                     }
@@ -228,11 +218,7 @@ impl<M: DerefMut<Target = [u8]>> Under<M> {
     pub(super) fn end(&mut self, lent: Option<Lent<'_>>) {
         let (input, out) = bodies(&mut self.holding, lent);
         if let Course::Planned(planned) = &mut self.course {
-            let staging = match &mut planned.staging {
-                Some(memory) => Body::Registered(memory),
-                None => Body::Empty,
-            };
-            let mut bodies = Bodies { input, out, staging, scratch: Body::Empty };
+            let mut bodies = Bodies([input, out, Body::of(&mut planned.staging), Body::Empty]);
             for copy in &planned.program.outs {
                 bodies.copy(copy);
             }
@@ -244,10 +230,10 @@ impl<M: DerefMut<Target = [u8]>> Under<M> {
         matches!(&self.course, Course::Planned(planned) if !planned.program.outs.is_empty())
     }
 
-    pub(super) fn is_done(&self, ranks: usize) -> bool {
+    pub(super) fn is_done(&self) -> bool {
         match &self.course {
             Course::Planned(planned) => planned.is_done(),
-            Course::Short(short) => short.is_done(ranks),
+            Course::Short(short) => short.is_done(),
         }
     }
 
@@ -264,20 +250,17 @@ impl<M: DerefMut<Target = [u8]>> Under<M> {
         }
     }
 
-    pub(super) fn waits_for(&self, rank: usize, ranks: usize) -> Option<usize> {
+    pub(super) fn waits_for(&self) -> Option<usize> {
         match &self.course {
             Course::Planned(planned) => planned.waits_for(),
-            Course::Short(short) => short.waits_for(rank, ranks),
+            Course::Short(short) => short.waits_for(),
         }
     }
 }
 
 fn bodies<'a, M>(holding: &'a mut Holding<M>, lent: Option<Lent<'a>>) -> (Body<'a, M>, Body<'a, M>) {
     match (holding, lent) {
-        (Holding::Owned { input, out }, _) => (
-            input.as_mut().map_or(Body::Empty, Body::Registered),
-            out.as_mut().map_or(Body::Empty, Body::Registered),
-        ),
+        (Holding::Owned { input, out }, _) => (Body::of(input), Body::of(out)),
         (Holding::Borrowed, Some(lent)) => {
             (lent.input.map_or(Body::Empty, Body::ReadOnly), Body::Slice(lent.out))
         }

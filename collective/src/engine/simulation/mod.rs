@@ -82,7 +82,7 @@ impl Group {
             actions += 1;
             if actions > 3_000_000 {
                 let open: Vec<_> =
-                    self.ranks.iter().map(|rank| (rank.running(), rank.engine.position())).collect();
+                    self.ranks.iter().map(|rank| (rank.running(), rank.engine.position)).collect();
                 panic!("no end after {actions} actions: {open:?}");
             }
         }
@@ -219,7 +219,7 @@ fn numbers_beyond_those_of_the_set_up_are_numbers_like_others() {
     group.check();
     for rank in &group.ranks {
         assert_eq!(rank.engine.numbers.group, super::SET_UP + 4);
-        assert!(!rank.engine.is_setting_up());
+        assert!(!rank.engine.sets_up);
     }
 }
 
@@ -328,7 +328,7 @@ fn a_stop_at_any_step_of_any_algorithm_is_found_from_every_rank() {
                 for _ in 0..2000 * ranks {
                     group.act();
                 }
-                let waits_for: Vec<_> = group.ranks.iter().map(|rank| rank.engine.position().1).collect();
+                let waits_for: Vec<_> = group.ranks.iter().map(|rank| rank.engine.position.1).collect();
                 for start in (0..ranks).filter(|rank| *rank != victim && waits_for[*rank].is_some()) {
                     let path = std::iter::successors(Some(start), |rank| {
                         waits_for[*rank].filter(|_| *rank != victim)
