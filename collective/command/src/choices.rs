@@ -1,4 +1,4 @@
-//! The choices of the command line that have names: algorithms, types, reductions, operands. Tables and JSON use the same names.
+//! The choices of the command line that have names: algorithms, types, operands. Tables and JSON use the same names.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -74,28 +74,6 @@ impl Type {
     }
 }
 
-/// How the elements of all ranks become one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Reduction {
-    Sum,
-    Mean,
-    Min,
-    Max,
-}
-
-impl Reduction {
-    /// Returns the reduction of the library.
-    pub(crate) const fn of_library(self) -> tonic_rdma_collective::Reduction {
-        match self {
-            Self::Sum => tonic_rdma_collective::Reduction::Sum,
-            Self::Mean => tonic_rdma_collective::Reduction::Mean,
-            Self::Min => tonic_rdma_collective::Reduction::Min,
-            Self::Max => tonic_rdma_collective::Reduction::Max,
-        }
-    }
-}
-
 /// The memory of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -125,7 +103,6 @@ mod tests {
     fn names_are_those_of_json_and_unknown_ones_are_refused_with_a_list() {
         names_are_those_of_json::<Algorithm>();
         names_are_those_of_json::<Type>();
-        names_are_those_of_json::<Reduction>();
         names_are_those_of_json::<Operand>();
         let error = parse_name::<Type>("type", "f23").unwrap_err().to_string();
         assert!(error.contains("\"f23\"") && error.contains("f32, f64, f16, bf16"), "{error}");

@@ -3,11 +3,13 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, ValueEnum};
+use tonic_rdma_collective::Reduction;
 use tonic_rdma_commands::units::{SIZE_FORMS, parse_number, parse_size, parse_time};
 use tonic_rdma_commands::{Failure, List, Named as _, ValueError, output, parse_list, parse_name, parse_set};
 
-use crate::choices::{Algorithm, Operand, Reduction, Type};
+use crate::choices::{Algorithm, Operand, Type};
 
 /// The largest number of local ranks.
 pub(crate) const MAX_RANKS: u64 = 64;
@@ -49,7 +51,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "LIST", value_parser = algorithms)]
     pub(crate) algorithm: Option<List<Algorithm>>,
     /// Reduction: sum, mean (of floating-point types), min, max
-    #[arg(long, value_name = "NAME", value_enum, default_value_t = Reduction::Sum)]
+    #[arg(long, value_name = "NAME", value_parser = reductions(), default_value = "sum")]
     pub(crate) reduction: Reduction,
     /// Memory: registered (in place), registered-out-of-place, slice (any memory, in place, copied)
     #[arg(long, value_name = "LIST", value_parser = operands, default_value = "registered")]
@@ -197,7 +199,7 @@ impl Options {
             return Err(Failure::usage(format!(
                 "--types {}: this type can't hold the {} of {ranks} ranks exactly (--ranks, --reduction)",
                 kind.name(),
-                self.reduction.name()
+                self.reduction
             )));
         }
         Ok(())
@@ -216,7 +218,7 @@ pub(crate) fn values(kind: Type, reduction: Reduction, ranks: usize) -> u64 {
         Reduction::Sum => kind.exact() / ranks,
         // The values are multiples of the number of ranks.
         Reduction::Mean => kind.exact() / (ranks * ranks),
-        Reduction::Min | Reduction::Max => kind.exact(),
+        _ => kind.exact(),
     };
     most.min(1024)
 }
@@ -238,6 +240,12 @@ fn each(option: &str, list: &List<u64>, index: usize, sizes: usize) -> Result<u6
             )))
         }
     }
+}
+
+fn reductions() -> impl TypedValueParser<Value = Reduction> {
+    let reduction = |name: String| Reduction::all().find(|reduction| reduction.to_string() == name);
+    let names = PossibleValuesParser::new(["sum", "mean", "min", "max"]);
+    names.try_map(move |name| reduction(name).ok_or("the library has no such reduction"))
 }
 
 fn ranks(text: &str) -> Result<List<usize>, ValueError> {

@@ -1,9 +1,10 @@
 //! What ranks report, and the rows of a run.
 
 use serde::{Deserialize, Serialize};
+use tonic_rdma_collective::Reduction;
 use tonic_rdma_commands::statistics::{geometric_mean, median, quantile};
 
-use crate::choices::{Algorithm, Operand, Reduction, Type};
+use crate::choices::{Algorithm, Operand, Type};
 
 /// A message of a rank to the process that started it. Each is a line of JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -47,7 +48,7 @@ pub(crate) struct Key {
 pub(crate) struct Row {
     #[serde(flatten)]
     pub(crate) key: Key,
-    pub(crate) reduction: Reduction,
+    pub(crate) reduction: String,
     pub(crate) iterations: usize,
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
@@ -62,7 +63,7 @@ impl Row {
         let p50_us = median(latencies.iter().copied());
         Self {
             key,
-            reduction,
+            reduction: reduction.to_string(),
             iterations: latencies.len(),
             p50_us,
             p99_us: quantile(latencies.iter().copied(), 0.99),

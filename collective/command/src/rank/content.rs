@@ -1,8 +1,8 @@
 //! The content of operands, and the check of results.
 
-use tonic_rdma_collective::Number;
+use tonic_rdma_collective::{Number, Reduction};
 
-use crate::choices::{Reduction, Type};
+use crate::choices::Type;
 use crate::options;
 
 /// How many different beginnings of the pattern there are.
@@ -76,11 +76,9 @@ impl<T: Value> Pattern<T> {
     /// Returns how many elements of a result are wrong.
     pub(crate) fn wrong(&self, iteration: u64, result: &[T]) -> u64 {
         match self.reduction {
-            Reduction::Sum | Reduction::Mean => {
-                self.differing(iteration, result, 0, |one, other| one + other)
-            }
             Reduction::Min => self.differing(iteration, result, u32::MAX, u32::min),
             Reduction::Max => self.differing(iteration, result, 0, u32::max),
+            _ => self.differing(iteration, result, 0, |one, other| one + other),
         }
     }
 
@@ -127,7 +125,7 @@ mod tests {
                 Reduction::Sum => column(index).sum(),
                 Reduction::Mean => column(index).sum::<f64>() / contents.len() as f64,
                 Reduction::Min => column(index).fold(f64::MAX, f64::min),
-                Reduction::Max => column(index).fold(f64::MIN, f64::max),
+                _ => column(index).fold(f64::MIN, f64::max),
             })
             .collect()
     }

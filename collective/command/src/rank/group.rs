@@ -2,10 +2,10 @@
 
 use tokio::runtime::Runtime;
 use tonic_rdma::Config;
-use tonic_rdma_collective::{CollectiveError, Communicator, Launch, PlanChoice};
+use tonic_rdma_collective::{CollectiveError, Communicator, Launch, PlanChoice, Reduction};
 use tonic_rdma_commands::Failure;
 
-use crate::choices::{Algorithm, Reduction};
+use crate::choices::Algorithm;
 
 /// The largest message of a step of a fixed algorithm, in bytes.
 const PIECE: usize = 256 << 10;
@@ -13,8 +13,8 @@ const PIECE: usize = 256 << 10;
 /// The communicator of one algorithm.
 #[derive(Debug)]
 pub(crate) struct Group {
-    communicator: Communicator,
-    algorithm: Algorithm,
+    pub(crate) communicator: Communicator,
+    pub(crate) algorithm: Algorithm,
 }
 
 impl Group {
@@ -32,14 +32,6 @@ impl Group {
         Ok(Self { communicator, algorithm })
     }
 
-    pub(crate) fn communicator(&self) -> &Communicator {
-        &self.communicator
-    }
-
-    pub(crate) fn algorithm(&self) -> Algorithm {
-        self.algorithm
-    }
-
     /// Waits until all ranks are here.
     pub(crate) fn barrier(&self) -> Result<(), Failure> {
         self.communicator.barrier().wait().map(drop).map_err(failed)
@@ -47,7 +39,7 @@ impl Group {
 
     /// Makes each value that of all ranks.
     pub(crate) fn combine(&self, values: &mut [f64], reduction: Reduction) -> Result<(), Failure> {
-        self.communicator.all_reduce(values, reduction.of_library()).wait().map(drop).map_err(failed)
+        self.communicator.all_reduce(values, reduction).wait().map(drop).map_err(failed)
     }
 
     /// Returns the bytes that the operations of this rank have sent with messages or pulled from other ranks, and those that they have

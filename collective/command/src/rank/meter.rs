@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use tonic_rdma_collective::Reduction;
 use tonic_rdma_commands::Failure;
 
 use super::Sink;
@@ -9,7 +10,7 @@ use super::clock;
 use super::content::{Pattern, Value};
 use super::group::Group;
 use super::operands::Operands;
-use crate::choices::{Algorithm, Reduction, Type};
+use crate::choices::{Algorithm, Type};
 use crate::options::{Cell, Length};
 use crate::report::Report;
 
@@ -87,7 +88,7 @@ impl Meter<'_> {
 
     fn typed<T: Value>(&mut self, cell: &Cell) -> Result<Vec<Figures>, Failure> {
         let Some(first) = self.groups.first() else { return Ok(Vec::new()) };
-        let pattern = Pattern::<T>::new(cell.elements(), cell.reduction, first.communicator().size());
+        let pattern = Pattern::<T>::new(cell.elements(), cell.reduction, first.communicator.size());
         let side = |group| {
             let operands = Operands::new(group, cell.operand, cell.elements())?;
             Ok(Side { group, operands, latencies: Vec::new(), wrong: 0, takes_part: true })
@@ -145,7 +146,7 @@ impl Meter<'_> {
         let first = (iteration % sides.len() as u64) as usize;
         let (later, earlier) = sides.split_at_mut(first);
         for side in earlier.iter_mut().chain(later).filter(|side| side.takes_part) {
-            side.operands.fill(pattern, side.group.communicator().rank(), iteration)?;
+            side.operands.fill(pattern, side.group.communicator.rank(), iteration)?;
             side.group.barrier()?;
             if self.own_cores {
                 clock::wait_for_start();
@@ -174,7 +175,7 @@ fn leave_out<T>(first: &Group, sides: &mut [Side<'_, T>]) -> Result<(), Failure>
     first.combine(&mut times, Reduction::Max)?;
     let best = times.iter().copied().fold(f64::MAX, f64::min);
     for (side, time) in sides.iter_mut().zip(times) {
-        side.takes_part = side.group.algorithm() == Algorithm::Auto || time <= FAR_BEHIND * best;
+        side.takes_part = side.group.algorithm == Algorithm::Auto || time <= FAR_BEHIND * best;
     }
     Ok(())
 }

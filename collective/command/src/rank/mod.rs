@@ -106,8 +106,8 @@ fn work(options: &Options, launches: Vec<Launch>, own_cores: bool, sink: Sink<'_
     let connect = |(launch, algorithm)| Group::connect(&runtime, launch, algorithm);
     let groups: Vec<Group> =
         launches.into_iter().zip(options.algorithms()).map(connect).collect::<Result<_, _>>()?;
-    for group in groups.iter().filter(|group| group.algorithm() == Algorithm::Auto) {
-        sink(Report::Plans(Plans { ranks: size, text: group.communicator().plans().to_string() }))?;
+    for group in groups.iter().filter(|group| group.algorithm == Algorithm::Auto) {
+        sink(Report::Plans(Plans { ranks: size, text: group.communicator.plans().to_string() }))?;
     }
     let (check, beat) = (options.tuner_check, Instant::now());
     let mut meter = Meter { groups: &groups, own_cores, check, sink, beat, wrong: 0 };
@@ -132,7 +132,7 @@ fn report(
 ) -> Result<(), Failure> {
     let (mut auto_us, mut fixed_us) = (0.0, Vec::new());
     for (group, figures) in groups.iter().zip(figures) {
-        let (algorithm, operations) = (group.algorithm(), figures.latencies.len());
+        let (algorithm, operations) = (group.algorithm, figures.latencies.len());
         let mut middle = None;
         if operations > 0 {
             let key = Key { ranks, bytes: cell.bytes, algorithm, kind: cell.kind, operand: cell.operand };

@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use tonic_rdma_collective::Buffer;
+use tonic_rdma_collective::{Buffer, Reduction};
 use tonic_rdma_commands::Failure;
 
 use super::content::{Pattern, Value};
 use super::group::{Group, failed};
-use crate::choices::{self, Reduction};
+use crate::choices;
 use crate::options;
 
 /// One operand. Registered memory is absent while an operation has it.
@@ -23,7 +23,7 @@ pub(crate) struct Operands<T>(Vec<Operand<T>>);
 impl<T: Value> Operands<T> {
     /// Allocates operands of `elements` elements.
     pub(crate) fn new(group: &Group, kind: choices::Operand, elements: usize) -> Result<Self, Failure> {
-        let buffer = || group.communicator().allocate::<T>(elements).map_err(failed);
+        let buffer = || group.communicator.allocate::<T>(elements).map_err(failed);
         let operand = |_| {
             Ok(match kind {
                 choices::Operand::Registered => Operand::Registered(Some(buffer()?)),
@@ -87,7 +87,7 @@ fn timed<X: tonic_rdma_collective::Operand>(
 ) -> Result<Duration, Failure> {
     let input = operand.take().ok_or_else(lost)?;
     let begin = Instant::now();
-    let result = group.communicator().all_reduce(input, reduction.of_library()).wait();
+    let result = group.communicator.all_reduce(input, reduction).wait();
     let took = begin.elapsed();
     *operand = Some(result.map_err(failed)?);
     Ok(took)
