@@ -3,7 +3,6 @@
 //!
 //! `TONIC_RDMA_SCHEDULES` sets the number of schedules of each test. `TONIC_RDMA_SEED` runs the one schedule of a seed.
 
-mod group;
 mod world;
 
 use std::cell::{Cell, RefCell};
@@ -14,8 +13,7 @@ use std::time::Duration;
 
 use tonic_rdma_tensor::Dtype;
 
-use self::group::{Hands, Rank, Task, whole_numbers};
-use self::world::World;
+use self::world::{Hands, Rank, Task, World, whole_numbers};
 use super::{Call, Kind};
 use crate::error::CollectiveError;
 use crate::plan::{Algorithm, Collective, part};
@@ -152,7 +150,11 @@ fn expected(ranks: &[Rank], at: usize) -> Option<Vec<Vec<u8>>> {
     })
 }
 
-const ALGORITHMS: [Algorithm; 3] = [Algorithm::OneShot, Algorithm::HalvingDoubling, Algorithm::Ring];
+/// Returns an all-reduce by this algorithm.
+fn sum(algorithm: Algorithm, elements: usize, piece: usize) -> Call {
+    let (kind, reduction) = (Kind::Group(Collective::AllReduce), Some(Reduction::Sum));
+    Call { kind, dtype: Dtype::F32, reduction, algorithm, elements, piece }
+}
 
 fn call(ranks: usize, random: &mut fastrand::Rng) -> Call {
     let dtypes = [Dtype::F32, Dtype::F64, Dtype::F16, Dtype::I32, Dtype::U8];
@@ -179,7 +181,7 @@ fn call(ranks: usize, random: &mut fastrand::Rng) -> Call {
         kind: Kind::Group(kind),
         dtype,
         reduction: reduces.then(|| *random.choice(reductions).unwrap()),
-        algorithm: *random.choice(&ALGORITHMS).unwrap(),
+        algorithm: *random.choice(&Algorithm::ALL).unwrap(),
         elements,
         piece: *random.choice(&[7, 32, 100, 1000]).unwrap(),
     }
@@ -269,14 +271,7 @@ fn the_death_of_a_rank_is_named_by_all_survivors() {
 /// `None` if the operation has fewer steps.
 fn lost_at(algorithm: Algorithm, ranks: usize, step: u64) -> Option<(Group, usize)> {
     let mut random = fastrand::Rng::with_seed(step ^ ranks as u64);
-    let one = Call {
-        kind: Kind::Group(Collective::AllReduce),
-        dtype: Dtype::F32,
-        reduction: Some(Reduction::Sum),
-        algorithm,
-        elements: 300,
-        piece: 60,
-    };
+    let one = sum(algorithm, 300, 60);
     let mut group = Group::new(ranks, &[one], &mut random);
     group.slowness.fill(0);
     let victim = random.usize(0..ranks);
@@ -301,7 +296,7 @@ fn lost_at(algorithm: Algorithm, ranks: usize, step: u64) -> Option<(Group, usiz
 #[test]
 fn a_death_at_any_step_of_any_algorithm_is_named() {
     let mut deaths = 0;
-    for algorithm in ALGORITHMS {
+    for algorithm in Algorithm::ALL {
         for ranks in [2, 3, 4, 5, 8] {
             for (mut group, victim) in (0..).map_while(|step| lost_at(algorithm, ranks, step)) {
                 group.world.borrow_mut().kill(victim);
@@ -319,7 +314,7 @@ fn a_death_at_any_step_of_any_algorithm_is_named() {
 #[test]
 fn a_stop_at_any_step_of_any_algorithm_is_found_from_every_rank() {
     let (mut stops, mut paths) = (0, 0);
-    for algorithm in ALGORITHMS {
+    for algorithm in Algorithm::ALL {
         for ranks in [2, 3, 4, 5, 6, 7, 8] {
             for (step, (mut group, victim)) in
                 (0..).map_while(|step| lost_at(algorithm, ranks, step)).enumerate()
@@ -348,20 +343,24 @@ fn a_stop_at_any_step_of_any_algorithm_is_found_from_every_rank() {
     assert!(stops > 100 && paths > 2 * stops, "only {stops} stops and {paths} paths");
 }
 
+/// Returns the failures of all ranks but the victim: the rank, and the first failure of its group.
+fn failures(group: &Group, victim: usize) -> impl Iterator<Item = (usize, &CollectiveError)> {
+    let left = group.ranks.iter().filter(move |rank| rank.rank != victim);
+    left.flat_map(|rank| {
+        let failed = rank.outcomes.iter().flatten().filter_map(|outcome| outcome.result.as_ref().err());
+        failed.map(|error| match error {
+            CollectiveError::Revoked(first) => (rank.rank, &**first),
+            error => (rank.rank, error),
+        })
+    })
+}
+
 fn check_names(group: &Group, victim: usize) {
-    for rank in group.ranks.iter().filter(|rank| rank.rank != victim) {
-        for outcome in rank.outcomes.iter().flatten() {
-            let Err(error) = &outcome.result else { continue };
-            let first = match error {
-                CollectiveError::Revoked(first) => first,
-                error => error,
-            };
-            assert!(
-                matches!(first, CollectiveError::RankLost { rank, .. } if *rank == victim),
-                "rank {}: {error}, and rank {victim} was killed",
-                rank.rank
-            );
-        }
+    for (at, error) in failures(group, victim) {
+        assert!(
+            matches!(error, CollectiveError::RankLost { rank, .. } if *rank == victim),
+            "rank {at}: {error}, and rank {victim} was killed"
+        );
     }
 }
 
@@ -388,19 +387,10 @@ fn a_rank_that_stops_runs_into_the_deadline() {
         group.gone = Some(victim);
         group.finish();
         group.check();
-        for rank in group.ranks.iter().filter(|rank| rank.rank != victim) {
-            for outcome in rank.outcomes.iter().flatten() {
-                let Err(error) = &outcome.result else { continue };
-                let first = match error {
-                    CollectiveError::Revoked(first) => first,
-                    error => error,
-                };
-                let CollectiveError::Deadline { rank: waited, .. } = first else {
-                    panic!("rank {}: {error}", rank.rank);
-                };
-                if ranks == 2 {
-                    assert_eq!(*waited, victim, "{error}");
-                }
+        for (at, error) in failures(&group, victim) {
+            let CollectiveError::Deadline { rank: waited, .. } = error else { panic!("rank {at}: {error}") };
+            if ranks == 2 {
+                assert_eq!(*waited, victim, "{error}");
             }
         }
     });
@@ -415,15 +405,7 @@ fn calls_that_differ_are_named() {
         let mut random = fastrand::Rng::with_seed(seed);
         let ranks = random.usize(2..7);
         let mut calls: Vec<Call> = (0..4).map(|_| call(ranks, &mut random)).collect();
-        let last = Call {
-            kind: Kind::Group(Collective::AllReduce),
-            dtype: Dtype::F32,
-            reduction: Some(Reduction::Sum),
-            algorithm: Algorithm::OneShot,
-            elements: 5,
-            piece: 1000,
-        };
-        calls.push(last);
+        calls.push(sum(Algorithm::OneShot, 5, 1000));
         let mut group = Group::new(ranks, &calls, &mut random);
         let (wrong, at) = (random.usize(0..ranks), random.usize(0..4));
         let other = call(ranks, &mut random);
