@@ -23,7 +23,7 @@ mod programs;
 mod round;
 mod short;
 #[cfg(test)]
-mod simulation;
+mod tests;
 mod under;
 
 use std::collections::VecDeque;

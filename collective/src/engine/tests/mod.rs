@@ -3,7 +3,7 @@
 //!
 //! `TONIC_RDMA_SCHEDULES` sets the number of schedules of each test. `TONIC_RDMA_SEED` runs the one schedule of a seed.
 
-mod world;
+mod simulation;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use tonic_rdma_tensor::Dtype;
 
-use self::world::{Hands, Rank, Task, World, whole_numbers};
+use self::simulation::{Hands, Rank, Task, World, whole_numbers};
 use super::{Call, Kind};
 use crate::error::CollectiveError;
 use crate::plan::{Algorithm, Collective, part};
