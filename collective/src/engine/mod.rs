@@ -386,12 +386,6 @@ impl<L: Lanes> Engine<L> {
         self.failure.as_ref()
     }
 
-    /// Returns whether an operation has ended, so that `take` gives its result.
-    #[cfg(test)]
-    pub(crate) fn is_finished(&self, id: OperationId) -> bool {
-        self.finished.iter().any(|finished| finished.id == id)
-    }
-
     /// Takes the result of an operation that has ended, and its memory.
     pub(crate) fn take(&mut self, id: OperationId) -> Option<Ended<L::Memory>> {
         let at = self.finished.iter().position(|finished| finished.id == id)?;

@@ -51,9 +51,10 @@ impl fmt::Display for Algorithm {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Collective {
     AllReduce,
-    /// Rank r gets the r-th part of the reduced elements ([`part`]). Input and Work: [`Arguments::input`], [`Arguments::work`].
+    /// Rank r gets the r-th part of the reduced elements ([`part`]). Out of place, Work is this part alone; in place, the part stays where it
+    /// lies in the whole, and the other elements are undefined afterwards.
     ReduceScatter,
-    /// Rank r contributes the r-th part ([`part`]). In place, the part lies where it lies in the whole.
+    /// Rank r contributes the r-th part ([`part`]). Out of place, Input is this part alone; in place, the part lies where it lies in the whole.
     AllGather,
     Broadcast {
         root: usize,
@@ -79,32 +80,6 @@ pub(crate) struct Arguments {
     /// all-reduces in place need it: for longer messages they use scratch memory, because each rank waits until its elements
     /// have been taken. 0 is always right. The ranks need not agree on it.
     pub(crate) inline: usize,
-}
-
-#[cfg(test)]
-impl Arguments {
-    /// Returns the number of elements of the area Input of a rank.
-    ///
-    /// It is the whole, but for an all-gather out of place: there it is the part of this rank, at index 0.
-    pub(crate) fn input(&self, rank: usize) -> usize {
-        match self.collective {
-            Collective::Barrier => 0,
-            Collective::AllGather if !self.in_place => part(self.elements, self.ranks, rank).len(),
-            _ => self.elements,
-        }
-    }
-
-    /// Returns the number of elements of the area Work of a rank.
-    ///
-    /// It is the whole, but for a reduce-scatter out of place: there it is the part of this rank, at index 0. In place, the part
-    /// of this rank stays where it is in the whole, and the other elements are undefined afterwards.
-    pub(crate) fn work(&self, rank: usize) -> usize {
-        match self.collective {
-            Collective::Barrier => 0,
-            Collective::ReduceScatter if !self.in_place => part(self.elements, self.ranks, rank).len(),
-            _ => self.elements,
-        }
-    }
 }
 
 /// Returns the part of a rank, of `elements` elements that are divided among `ranks` ranks. The first parts are one element longer

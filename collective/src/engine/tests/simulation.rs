@@ -81,6 +81,13 @@ pub(super) struct SimulatedLanes {
     pub(super) given: bool,
 }
 
+impl Engine<SimulatedLanes> {
+    /// Returns whether an operation has ended, so that `take` gives its result.
+    fn is_finished(&self, id: OperationId) -> bool {
+        self.finished.iter().any(|finished| finished.id == id)
+    }
+}
+
 impl World {
     pub(super) fn new(ranks: usize, mut random: fastrand::Rng) -> Self {
         Self {

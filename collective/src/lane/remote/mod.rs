@@ -64,13 +64,6 @@ impl RemoteLanes {
         self.common.counters = LaneCounters::default();
     }
 
-    /// Returns the ranks whose messages travel by views.
-    #[cfg(test)]
-    pub(crate) fn viewed(&self) -> impl Iterator<Item = usize> {
-        let peers = self.peers.iter().enumerate();
-        peers.filter(|(_, peer)| peer.as_ref().is_some_and(|peer| peer.is_view())).map(|(rank, _)| rank)
-    }
-
     /// Runs `work` over the lanes to a rank. A violation ends these lanes. After the loss of the peer, messages that had arrived are
     /// still received.
     #[inline]
@@ -91,12 +84,6 @@ impl RemoteLanes {
         self.peers.iter_mut().flatten().for_each(|peer| peer.give_up());
     }
 
-    /// Returns how many regions of a rank are attached.
-    #[cfg(test)]
-    fn attached(&self, rank: usize) -> usize {
-        self.peers[rank].as_ref().map_or(0, |peer| peer.attached())
-    }
-
     #[cold]
     fn look_at_channels(&mut self) {
         for (rank, error) in self.watch.take() {
@@ -106,7 +93,7 @@ impl RemoteLanes {
         }
         for peer in self.peers.iter_mut().flatten() {
             peer.look_at_channel();
-            peer.sweep();
+            peer.sources.sweep();
         }
     }
 }

@@ -26,7 +26,7 @@ pub(super) struct Peer {
     /// The next message of the peer, if it has arrived.
     shown: Option<Shown>,
     channel: Channel,
-    sources: Sources,
+    pub(super) sources: Sources,
     pull: Pull,
     /// The error of the channel, once the channel has closed. What had arrived before is still received.
     closed: Option<ChannelError>,
@@ -115,17 +115,6 @@ impl Peer {
             Wire::View(_) => {}
             Wire::Write(wire) => wire.give_up(),
         }
-    }
-
-    /// Returns how many regions of the peer are attached.
-    #[cfg(test)]
-    pub(super) fn attached(&self) -> usize {
-        self.sources.attached()
-    }
-
-    /// Forgets regions that the peer has withdrawn.
-    pub(super) fn sweep(&mut self) {
-        self.sources.sweep();
     }
 
     /// Looks whether the channel has closed.

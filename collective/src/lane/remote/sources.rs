@@ -20,7 +20,7 @@ pub(super) struct Sources {
     most: usize,
     limit: Duration,
     runtime: Handle,
-    attached: Vec<(u64, Source)>,
+    pub(super) attached: Vec<(u64, Source)>,
     attaching: Option<(u64, oneshot::Receiver<Result<Source, ChannelError>>)>,
 }
 
@@ -65,12 +65,6 @@ impl Sources {
     /// Forgets regions that the peer has withdrawn, so that their memory is freed there.
     pub(super) fn sweep(&mut self) {
         self.attached.retain(|(_, source)| source.is_current());
-    }
-
-    /// Returns how many regions are attached.
-    #[cfg(test)]
-    pub(super) fn attached(&self) -> usize {
-        self.attached.len()
     }
 
     /// Goes on to attach the region, and returns whether it is attached now, in the first place.

@@ -10,6 +10,26 @@ use std::ops::Range;
 use crate::plan::dependencies::{reads, writes};
 use crate::plan::{Action, Area, Arguments, Collective, Plan, Span, part};
 
+impl Arguments {
+    /// Returns the number of elements of the area Input of a rank.
+    fn input(&self, rank: usize) -> usize {
+        match self.collective {
+            Collective::Barrier => 0,
+            Collective::AllGather if !self.in_place => part(self.elements, self.ranks, rank).len(),
+            _ => self.elements,
+        }
+    }
+
+    /// Returns the number of elements of the area Work of a rank.
+    fn work(&self, rank: usize) -> usize {
+        match self.collective {
+            Collective::Barrier => 0,
+            Collective::ReduceScatter if !self.in_place => part(self.elements, self.ranks, rank).len(),
+            _ => self.elements,
+        }
+    }
+}
+
 /// An element during an operation: which contributions it has, and in which order they were reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Value {

@@ -20,6 +20,19 @@ const KINDS: [bool; 2] = [VIEWS, WRITES];
 const VIEWS: bool = true;
 const WRITES: bool = false;
 
+impl RemoteLanes {
+    /// Returns the ranks whose messages travel by views.
+    fn viewed(&self) -> impl Iterator<Item = usize> {
+        let peers = self.peers.iter().enumerate();
+        peers.filter(|(_, peer)| peer.as_ref().is_some_and(|peer| peer.is_view())).map(|(rank, _)| rank)
+    }
+
+    /// Returns how many regions of a rank are attached.
+    fn attached(&self, rank: usize) -> usize {
+        self.peers[rank].as_ref().map_or(0, |peer| peer.sources.attached.len())
+    }
+}
+
 /// One rank of a group in this process.
 struct Rank {
     lanes: RemoteLanes,
