@@ -227,8 +227,13 @@ mod memory;
 pub(crate) mod plan;
 mod reduce;
 
+/// The kernels of reductions, for benches.
+///
+/// Nothing here is a promise: any release may change or remove it.
 #[doc(hidden)]
-pub mod internal;
+pub mod internal {
+    pub use crate::reduce::Kernel;
+}
 
 pub use crate::communicator::{
     Communicator, CommunicatorBuilder, Failed, Operand, Operation, PlanChoice, Statistics,

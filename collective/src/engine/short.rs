@@ -6,8 +6,8 @@
 
 use std::ops::DerefMut;
 
-use super::bodies::Body;
-use super::round::{Busy, Context, Fault, check};
+use super::under::Body;
+use super::under::{Busy, Context, Fault, check};
 use crate::lane::{Lanes, Tag};
 use crate::reduce::Kernel;
 

@@ -1,18 +1,16 @@
-//! One operation under way.
+//! One operation under way: its memories, and what it shares with others in a round of looks.
 
 use std::collections::VecDeque;
-use std::ops::DerefMut;
+use std::ops::{DerefMut, Range};
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use super::bodies::{Bodies, Body};
-use super::call::Call;
-use super::program::{Home, Program, Work};
-use super::round::{Busy, Context, Fault, check};
+use super::call::{Call, Packed};
+use super::program::{self, Copy, Home, Part, Program, Work};
 use super::short::Short;
 use crate::error::{CollectiveError, Place};
-use crate::lane::{Lanes, Tag};
+use crate::lane::{LaneError, LaneFault, Lanes, Tag};
 use crate::reduce::Kernel;
 
 /// An operation of an engine.
@@ -458,4 +456,240 @@ impl<M: DerefMut<Target = [u8]>> Run<'_, M> {
 fn broken(tag: &Tag, step: u32, what: &str) -> Fault {
     let what = format!("internal error: operation {}, step {step}: {what}", tag.operation);
     Fault::Error(CollectiveError::Argument(what.into()))
+}
+
+/// One memory of an operation.
+#[derive(Debug)]
+pub(crate) enum Body<'a, M> {
+    Registered(&'a mut M),
+    Slice(&'a mut [u8]),
+    ReadOnly(&'a [u8]),
+    Empty,
+}
+
+impl<M: DerefMut<Target = [u8]>> Body<'_, M> {
+    pub(super) fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Registered(memory) => memory,
+            Self::Slice(slice) => slice,
+            Self::ReadOnly(slice) => slice,
+            Self::Empty => &[],
+        }
+    }
+
+    /// Returns the bytes for writing; none if they are only for reading.
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Registered(memory) => memory,
+            Self::Slice(slice) => slice,
+            Self::ReadOnly(_) | Self::Empty => &mut [],
+        }
+    }
+}
+
+impl<'a, M> Body<'a, M> {
+    pub(super) fn of(memory: &'a mut Option<M>) -> Self {
+        memory.as_mut().map_or(Self::Empty, Self::Registered)
+    }
+}
+
+/// All memories of an operation, by [`Home`].
+#[derive(Debug)]
+pub(super) struct Bodies<'a, M>(pub(super) [Body<'a, M>; 4]);
+
+impl<M: DerefMut<Target = [u8]>> Bodies<'_, M> {
+    pub(super) fn bytes(&self, place: program::Place, length: usize) -> &[u8] {
+        &self.0[place.home as usize].bytes()[place.at..place.at + length]
+    }
+
+    pub(super) fn bytes_mut(&mut self, place: program::Place, length: usize) -> &mut [u8] {
+        &mut self.0[place.home as usize].bytes_mut()[place.at..place.at + length]
+    }
+
+    /// Returns the registered memory of a home, if it is registered.
+    pub(super) fn registered(&self, home: Home) -> Option<&M> {
+        match &self.0[home as usize] {
+            Body::Registered(memory) => Some(memory),
+            _ => None,
+        }
+    }
+
+    pub(super) fn copy(&mut self, copy: &Copy) {
+        if copy.from.home == copy.to.home {
+            let from: Range<usize> = copy.from.at..copy.from.at + copy.length;
+            self.0[copy.to.home as usize].bytes_mut().copy_within(from, copy.to.at);
+        } else if let Some((to, from)) = self.pair(copy.to.home, copy.from.home) {
+            to[copy.to.at..copy.to.at + copy.length]
+                .copy_from_slice(&from[copy.from.at..copy.from.at + copy.length]);
+        }
+    }
+
+    /// Takes a piece of a message, which starts `offset` bytes after its beginning.
+    pub(super) fn take(&mut self, kernel: Option<&Kernel>, parts: &[Part], offset: usize, piece: &[u8]) {
+        let first = parts.partition_point(|part| part.offset + part.length <= offset);
+        for part in &parts[first..] {
+            let start = part.offset.max(offset);
+            let end = (part.offset + part.length).min(offset + piece.len());
+            if start >= end {
+                break;
+            }
+            let bytes = &piece[start - offset..end - offset];
+            let into = program::Place { home: part.into.home, at: part.into.at + (start - part.offset) };
+            let reduce = part
+                .reduce
+                .map(|place| program::Place { home: place.home, at: place.at + (start - part.offset) });
+            match (reduce, kernel) {
+                (Some(with), Some(kernel)) => self.reduce(kernel, into, with, bytes),
+                _ => self.bytes_mut(into, bytes.len()).copy_from_slice(bytes),
+            }
+        }
+    }
+
+    fn reduce(&mut self, kernel: &Kernel, into: program::Place, with: program::Place, bytes: &[u8]) {
+        let length = bytes.len();
+        if with == into {
+            kernel.reduce(self.bytes_mut(into, length), bytes);
+        } else if with.home == into.home {
+            self.copy(&Copy { from: with, to: into, length });
+            kernel.reduce(self.bytes_mut(into, length), bytes);
+        } else if let Some((to, from)) = self.pair(into.home, with.home) {
+            kernel.reduce_into(&mut to[into.at..into.at + length], &from[with.at..with.at + length], bytes);
+        }
+    }
+
+    /// Carries out a part of a local step.
+    pub(super) fn local(&mut self, kernel: Option<&Kernel>, part: &Part) {
+        let Some(with) = part.with else { return };
+        let copy = |from| Copy { from, to: part.into, length: part.length };
+        let (Some(reduce), Some(kernel)) = (part.reduce, kernel) else {
+            return self.copy(&copy(with));
+        };
+        // The order of the two does not change a reduction's result.
+        let other = if with == part.into {
+            reduce
+        } else {
+            if reduce != part.into {
+                self.copy(&copy(reduce));
+            }
+            with
+        };
+        if other.home == part.into.home {
+            self.reduce_within(kernel, part.into, other, part.length);
+        } else if let Some((to, from)) = self.pair(part.into.home, other.home) {
+            kernel.reduce(
+                &mut to[part.into.at..part.into.at + part.length],
+                &from[other.at..other.at + part.length],
+            );
+        }
+    }
+
+    /// Reduces between two places of one memory.
+    fn reduce_within(&mut self, kernel: &Kernel, into: program::Place, with: program::Place, length: usize) {
+        let bytes = self.0[into.home as usize].bytes_mut();
+        if into.at < with.at {
+            let (low, high) = bytes.split_at_mut(with.at);
+            kernel.reduce(&mut low[into.at..into.at + length], &high[..length]);
+        } else {
+            let (low, high) = bytes.split_at_mut(into.at);
+            kernel.reduce(&mut high[..length], &low[with.at..with.at + length]);
+        }
+    }
+
+    /// Returns two different memories, the first for writing.
+    fn pair(&mut self, to: Home, from: Home) -> Option<(&mut [u8], &[u8])> {
+        let [to, from] = self.0.get_disjoint_mut([to as usize, from as usize]).ok()?;
+        Some((to.bytes_mut(), from.bytes()))
+    }
+}
+
+/// Called before each step, for tests of failures.
+pub(crate) type Watch = Box<dyn FnMut(Place) + Send>;
+
+/// Why an operation can't go on.
+#[derive(Debug)]
+pub(super) enum Fault {
+    Lane(LaneError),
+    Error(CollectiveError),
+}
+
+impl From<LaneError> for Fault {
+    fn from(error: LaneError) -> Self {
+        Self::Lane(error)
+    }
+}
+
+impl Fault {
+    pub(super) fn into_error(self, place: Place) -> CollectiveError {
+        match self {
+            Self::Error(error) => error,
+            Self::Lane(LaneError { rank, cause: LaneFault::Lost(reason) }) => {
+                CollectiveError::RankLost { rank, place, reason }
+            }
+            Self::Lane(LaneError { rank, cause: LaneFault::Violation(what) }) => {
+                CollectiveError::Violation { rank, place, what }
+            }
+        }
+    }
+}
+
+/// The lanes that an earlier operation still needs, in one round of looks. Lanes keep the order of operations.
+#[derive(Debug, Default)]
+pub(super) struct Busy {
+    pub(super) sends: Vec<bool>,
+    pub(super) receives: Vec<bool>,
+}
+
+impl Busy {
+    pub(super) fn clear(&mut self) {
+        self.sends.fill(false);
+        self.receives.fill(false);
+    }
+}
+
+/// What an operation needs from its engine to move on.
+pub(super) struct Context<'a, L: Lanes> {
+    pub(super) lanes: &'a mut L,
+    pub(super) busy: &'a mut Busy,
+    pub(super) ranks: usize,
+    /// Where a short operation reduces.
+    pub(super) sum: &'a mut Vec<u8>,
+    pub(super) watch: Option<&'a mut Watch>,
+}
+
+impl<L: Lanes> Context<'_, L> {
+    /// Says that this step comes next.
+    pub(super) fn at(&mut self, tag: &Tag, step: u32, program: &Program) {
+        if let Some(watch) = &mut self.watch {
+            watch(Place { operation: tag.operation, step, steps: program.steps.len() as u32 });
+        }
+    }
+}
+
+/// Checks a message of rank `from` against the one that is due.
+pub(super) fn check(
+    from: usize,
+    due: &Tag,
+    tag: &Tag,
+    length: usize,
+    arrived: usize,
+    step: u32,
+    steps: u32,
+) -> Result<(), Fault> {
+    if tag.operation == due.operation && tag.call == due.call && arrived == length {
+        return Ok(());
+    }
+    let mismatch = |theirs: String| {
+        let ours = Packed(due.call).to_string().into();
+        let operation = due.operation;
+        Fault::Error(CollectiveError::Mismatch { rank: from, operation, theirs: theirs.into(), ours })
+    };
+    Err(if tag.operation != due.operation {
+        mismatch(format!("{} as operation {}", Packed(tag.call), tag.operation))
+    } else if tag.call != due.call {
+        mismatch(Packed(tag.call).to_string())
+    } else {
+        let what = format!("its message has {arrived} bytes, and one of {length} bytes was due").into();
+        let place = Place { operation: due.operation, step, steps };
+        Fault::Error(CollectiveError::Violation { rank: from, place, what })
+    })
 }

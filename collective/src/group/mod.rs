@@ -12,15 +12,10 @@
 //! The meeting is that of `tonic-rdma-tensor`, which the parts of a graph use too. This module moves no elements. Nothing here waits on the caller's runtime.
 
 mod agreement;
-mod client;
-mod failure;
+mod calls;
 mod launch;
-mod place;
-mod position;
 mod proto;
-mod service;
 mod session;
-mod settings;
 mod state;
 mod survivors;
 
@@ -36,10 +31,10 @@ use crate::group::proto::Report;
 use crate::group::session::Session;
 use crate::group::state::Epoch;
 
-pub(crate) use failure::Failure;
 pub use launch::Launch;
-pub(crate) use position::Position;
-pub(crate) use settings::Settings;
+pub(crate) use session::Settings;
+pub(crate) use state::Failure;
+pub(crate) use state::Position;
 
 /// The number of reports that those who watch a rank see at once: of its latest generations.
 const REPORTS: usize = 4;

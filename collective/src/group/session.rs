@@ -1,7 +1,8 @@
-//! The session: what all generations of a group have in common. The ranks here are those of the meeting.
+//! The session: what all generations of a group have in common, and its settings. The ranks here are those of the meeting.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,23 +12,24 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_stream::StreamExt as _;
 use tonic::Code;
+
+use crate::error::CollectiveError;
+use crate::group::calls::Peer;
+use crate::group::calls::{MAX_REQUEST, Service};
+use crate::group::launch::{Launch, setup};
+use crate::group::proto::group_server::GroupServer;
+use crate::group::proto::{Member, Reports};
+use crate::group::state::{Epoch, GroupId, State};
 use tonic_rdma::internal::chain;
-use tonic_rdma::{Policy, RdmaIncoming};
+use tonic_rdma::{Config, Policy, RdmaIncoming};
 use tonic_rdma_tensor::internal::admit_only_ranks;
 use tonic_rdma_tensor::internal::meeting::{
     self, Attendee, Meeting, NotJoined, OwnRuntime, VERSION, fresh_key,
 };
-use tonic_rdma_tensor::{Channel, ChannelError, RdmaDevice};
+use tonic_rdma_tensor::{Channel, ChannelError, DeviceBuilder, RdmaDevice};
 
-use crate::error::CollectiveError;
-use crate::group::client::Peer;
-use crate::group::launch::{Launch, setup};
-use crate::group::place;
-use crate::group::proto::group_server::GroupServer;
-use crate::group::proto::{Member, Reports};
-use crate::group::service::{MAX_REQUEST, Service};
-use crate::group::settings::Settings;
-use crate::group::state::{Epoch, GroupId, State};
+#[cfg(feature = "_tls-any")]
+use tonic::transport::{ClientTlsConfig, ServerTlsConfig};
 
 /// The number of channels that are opened at once.
 const OPENING: usize = 16;
@@ -124,9 +126,9 @@ async fn listen(
     let resolved = resolve(address, until).await?;
     let (rank, size) = (launch.rank(), launch.size());
     let wanted = if rank == 0 {
-        place::of_rank_0(address, &resolved)
+        of_rank_0(address, &resolved)
     } else {
-        let own = place::of_other_rank(address, &resolved);
+        let own = of_other_rank(address, &resolved);
         vec![own.map_err(|error| setup(format!("rank {rank} has no way to rank 0 at {address}: {error}")))?]
     };
     // The calls of the group need no RDMA. The channels refuse to be without.
@@ -310,4 +312,160 @@ async fn watch(state: Arc<State>, meeting: Arc<Meeting<Reports>>, rank: usize, o
 fn host() -> String {
     let read = |path| std::fs::read_to_string(path).map(|text| text.trim().to_owned());
     read("/proc/sys/kernel/random/boot_id").unwrap_or_else(|_| format!("unknown {:016x}", fastrand::u64(..)))
+}
+
+/// The settings of a group.
+#[derive(Clone)]
+pub(crate) struct Settings {
+    /// How connections are made, and which RDMA device they use. Without it, the environment says so.
+    pub(crate) config: Option<Config>,
+    /// How long the ranks wait for one another at the start.
+    pub(crate) meeting: Duration,
+    /// How long the survivors of a failure wait for a rank that lives and does not take part in the agreement.
+    pub(crate) patience: Duration,
+    /// How long a rank may take to answer a question.
+    pub(crate) answer: Duration,
+    /// TLS of calls to other ranks.
+    #[cfg(feature = "_tls-any")]
+    pub(crate) client_tls: Option<ClientTlsConfig>,
+    /// TLS of this rank's server.
+    #[cfg(feature = "_tls-any")]
+    pub(crate) server_tls: Option<ServerTlsConfig>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            config: None,
+            meeting: Duration::from_secs(60),
+            patience: Duration::from_secs(30),
+            answer: Duration::from_millis(100),
+            #[cfg(feature = "_tls-any")]
+            client_tls: None,
+            #[cfg(feature = "_tls-any")]
+            server_tls: None,
+        }
+    }
+}
+
+impl Settings {
+    /// Returns how connections are made.
+    ///
+    /// # Errors
+    /// A variable of the environment has a bad value. The message names it.
+    pub(crate) fn config(&self) -> Result<Config, CollectiveError> {
+        match &self.config {
+            Some(config) => Ok(config.clone()),
+            None => Config::from_env().map_err(|error| setup(error.to_string())),
+        }
+    }
+
+    /// Returns the builder of the tensor device with these settings.
+    pub(crate) fn device(&self) -> DeviceBuilder {
+        // The names of regions contain secrets, so that only ranks of the group can attach them.
+        let builder = DeviceBuilder::default().listed(false);
+        let builder = match &self.config {
+            Some(config) => builder.config(config.clone()),
+            None => builder,
+        };
+        #[cfg(feature = "_tls-any")]
+        if let Some(tls) = &self.client_tls {
+            return builder.client_tls(tls.clone());
+        }
+        builder
+    }
+
+    /// Returns the scheme of calls to other ranks.
+    pub(crate) fn scheme(&self) -> &'static str {
+        #[cfg(feature = "_tls-any")]
+        if self.client_tls.is_some() {
+            return "https";
+        }
+        "http"
+    }
+}
+
+/// An address of documentation (RFC 5737). A socket that is connected to it has the address of this host's default route. Nothing
+/// is sent.
+const OUTSIDE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 9);
+
+/// Returns the addresses on which rank 0 listens. `address` is what the other ranks call, and `resolved` is what it means here.
+///
+/// Many hosts resolve their own name to a loopback address. Other hosts could not reach a server there, so the server listens
+/// on all addresses.
+pub(super) fn of_rank_0(address: &str, resolved: &[SocketAddr]) -> Vec<SocketAddr> {
+    let Some(first) = resolved.first() else { return Vec::new() };
+    if resolved.iter().all(|address| address.ip().is_loopback()) && !is_loopback(address) {
+        return vec![SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), first.port())];
+    }
+    resolved.to_vec()
+}
+
+/// Returns the address on which another rank listens, with port 0: that of this host on the way to rank 0.
+pub(super) fn of_other_rank(address: &str, resolved: &[SocketAddr]) -> io::Result<SocketAddr> {
+    let mut local = Err(io::Error::other("the name has no address"));
+    for remote in resolved {
+        local = local_towards(*remote);
+        if local.is_ok() {
+            break;
+        }
+    }
+    let local = local?;
+    let ip = if local.is_loopback() && !is_loopback(address) {
+        local_towards(OUTSIDE).unwrap_or(local)
+    } else {
+        local
+    };
+    Ok(SocketAddr::new(ip, 0))
+}
+
+/// Returns this host's address on the way to `remote`.
+fn local_towards(remote: SocketAddr) -> io::Result<IpAddr> {
+    let any: SocketAddr = if remote.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0_u16; 8], 0).into() };
+    let socket = UdpSocket::bind(any)?;
+    socket.connect(remote)?;
+    Ok(socket.local_addr()?.ip())
+}
+
+/// Returns whether `host:port` says in words that it is for this host only.
+fn is_loopback(address: &str) -> bool {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+#[cfg(test)]
+mod place_tests {
+    use super::{of_other_rank, of_rank_0};
+    use std::net::SocketAddr;
+
+    fn at(address: &str) -> SocketAddr {
+        address.parse().unwrap()
+    }
+
+    #[test]
+    fn loopback_stays_loopback_if_it_was_asked_for() {
+        for address in ["127.0.0.1:29000", "localhost:29000"] {
+            let resolved = [at("127.0.0.1:29000")];
+            assert_eq!(of_rank_0(address, &resolved), resolved);
+            assert_eq!(of_other_rank(address, &resolved).unwrap(), at("127.0.0.1:0"));
+        }
+    }
+
+    #[test]
+    fn a_host_that_resolves_its_own_name_to_loopback_listens_on_all_addresses() {
+        let resolved = [at("127.0.1.1:29000")];
+        assert_eq!(of_rank_0("node1:29000", &resolved), [at("0.0.0.0:29000")]);
+    }
+
+    #[test]
+    fn another_address_is_taken_as_it_is() {
+        let resolved = [at("10.0.0.1:29000")];
+        assert_eq!(of_rank_0("node1:29000", &resolved), resolved);
+    }
+
+    #[test]
+    fn a_name_without_an_address_is_an_error() {
+        assert!(of_other_rank("node1:29000", &[]).is_err());
+    }
 }

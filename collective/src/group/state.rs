@@ -1,18 +1,17 @@
-//! What a rank knows of its group, shared by the service, the watch and the communicator.
+//! What a rank knows of its group: where it is, and the first failure. The service, the watch and the communicator share it.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::task::Waker;
 
-use tonic_rdma_tensor::ChannelError;
-use tonic_rdma_tensor::internal::meeting::{Hall, Key, shortened};
-
-use crate::error::CollectiveError;
+use crate::error::{CollectiveError, Place};
 use crate::group::REPORTS;
 use crate::group::agreement::{Move, Proposal, Standing};
-use crate::group::failure::Failure;
-use crate::group::position::Position;
 use crate::group::proto::{Report, Reports};
-use tonic_rdma::internal::lock;
+use tonic_rdma::internal::{lock, wake_all};
+use tonic_rdma_tensor::ChannelError;
+use tonic_rdma_tensor::internal::meeting::{Hall, Key, shortened};
 
 /// The name of a group: the key of its meeting, which all ranks share.
 pub(crate) type GroupId = Key;
@@ -181,5 +180,131 @@ impl Inner {
         }
         self.epoch = Some(Arc::clone(&epoch));
         epoch
+    }
+}
+
+/// The operation and the step of this rank, and the rank that it waits for. The engine writes them, and calls of other ranks
+/// read them. The numbers are for error messages, so that a reader may see those of two neighbouring steps.
+#[derive(Debug, Default)]
+pub(crate) struct Position {
+    operation: AtomicU64,
+    step: AtomicU32,
+    steps: AtomicU32,
+    /// The rank that this one waits for, and one more; 0 if it waits for none.
+    waits_for: AtomicU32,
+}
+
+impl Position {
+    /// Says where this rank is, and which rank of its group it waits for.
+    pub(crate) fn set(&self, place: Place, waits_for: Option<usize>) {
+        self.operation.store(place.operation, Ordering::Relaxed);
+        self.step.store(place.step, Ordering::Relaxed);
+        self.steps.store(place.steps, Ordering::Relaxed);
+        self.waits_for.store(waits_for.map_or(0, |rank| rank as u32 + 1), Ordering::Relaxed);
+    }
+
+    /// Returns the operation and step.
+    pub(crate) fn place(&self) -> Place {
+        Place {
+            operation: self.operation.load(Ordering::Relaxed),
+            step: self.step.load(Ordering::Relaxed),
+            steps: self.steps.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Returns the rank of the group that this rank waits for.
+    pub(crate) fn waits_for(&self) -> Option<usize> {
+        self.waits_for.load(Ordering::Relaxed).checked_sub(1).map(|rank| rank as usize)
+    }
+}
+
+/// The first failure of one generation of a group. Threads that carry out operations look at it, and each look is one load.
+#[derive(Debug, Default)]
+pub(crate) struct Failure {
+    happened: AtomicBool,
+    reason: OnceLock<CollectiveError>,
+    wakers: Mutex<Vec<Waker>>,
+}
+
+impl Failure {
+    /// Returns whether the group has failed.
+    pub(crate) fn happened(&self) -> bool {
+        // SYNC POINT: pairs with the store in `set`, so that `reason` is there.
+        self.happened.load(Ordering::Acquire)
+    }
+
+    /// Returns the first failure.
+    pub(crate) fn reason(&self) -> Option<&CollectiveError> {
+        if self.happened() { self.reason.get() } else { None }
+    }
+
+    /// Sets the failure, if there was none, and wakes all waiters. Returns whether this was the first.
+    pub(crate) fn set(&self, reason: CollectiveError) -> bool {
+        if self.reason.set(reason).is_err() {
+            return false;
+        }
+        self.happened.store(true, Ordering::Release);
+        let wakers = std::mem::take(&mut *lock(&self.wakers));
+        wake_all(wakers);
+        true
+    }
+
+    /// Wakes `waker` when the group fails, or at once if it has failed.
+    pub(crate) fn wake(&self, waker: &Waker) {
+        let mut wakers = lock(&self.wakers);
+        if self.happened() {
+            drop(wakers);
+            waker.wake_by_ref();
+        } else if !wakers.iter().any(|known| known.will_wake(waker)) {
+            wakers.push(waker.clone());
+        }
+    }
+}
+
+#[cfg(test)]
+mod failure_tests {
+    use super::Failure;
+    use crate::error::CollectiveError;
+    use std::future::poll_fn;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::{Poll, Wake, Waker};
+
+    impl Failure {
+        /// Waits until the group fails, and returns the failure.
+        pub(crate) async fn wait(&self) -> &CollectiveError {
+            poll_fn(|context| {
+                self.wake(context.waker());
+                self.reason().map_or(Poll::Pending, Poll::Ready)
+            })
+            .await
+        }
+    }
+
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[tokio::test]
+    async fn the_first_failure_stays_and_wakes_all_waiters() {
+        let failure = Arc::new(Failure::default());
+        let count = Arc::new(Count(AtomicUsize::new(0)));
+        let waker = Waker::from(Arc::clone(&count));
+        failure.wake(&waker);
+        failure.wake(&waker);
+        let waiting = Arc::clone(&failure);
+        let waiter = tokio::spawn(async move { waiting.wait().await.to_string() });
+        tokio::task::yield_now().await;
+        assert!(failure.reason().is_none());
+        assert!(failure.set(CollectiveError::Setup("first".into())));
+        assert!(!failure.set(CollectiveError::Setup("second".into())));
+        assert_eq!(waiter.await.unwrap(), "first");
+        assert_eq!(count.0.load(Ordering::Relaxed), 1);
+        failure.wake(&waker);
+        assert_eq!(count.0.load(Ordering::Relaxed), 2);
     }
 }

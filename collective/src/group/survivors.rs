@@ -10,7 +10,7 @@ use tonic::Code;
 
 use crate::error::CollectiveError;
 use crate::group::agreement::{Move, Proposal, Standing};
-use crate::group::client::standing_of;
+use crate::group::calls::standing_of;
 use crate::group::launch::setup;
 use crate::group::session::Session;
 use crate::group::state::Epoch;

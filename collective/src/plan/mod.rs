@@ -18,11 +18,8 @@
 //!
 //! Each element is reduced in one order, which depends on the arguments alone. So all ranks get the same bits, whatever the timing.
 
-mod barrier;
-mod broadcast;
 mod builder;
 mod circulant;
-mod dependencies;
 mod halving_doubling;
 mod one_shot;
 mod ring;
@@ -30,14 +27,13 @@ mod step;
 mod table;
 #[cfg(test)]
 mod tests;
-mod text;
-
-pub use self::step::Algorithm;
-pub(crate) use self::step::{Action, Area, Arguments, Collective, Plan, Span, Step, part};
-pub use self::table::{PlanRange, PlanTable};
-pub use self::text::PlanTableError;
 
 use self::builder::Builder;
+
+pub use self::step::Algorithm;
+pub use self::table::{PlanRange, PlanTable, PlanTableError};
+
+pub(crate) use self::step::{Action, Area, Arguments, Collective, Plan, Span, Step, part};
 
 impl Plan {
     /// Makes the plan of rank `rank`. The rank, and the root of a broadcast, must be smaller than the number of ranks.
@@ -47,8 +43,8 @@ impl Plan {
         debug_assert!(rank < arguments.ranks, "rank {rank} of {}", arguments.ranks);
         let mut builder = Builder::new(arguments, rank);
         match (arguments.collective, arguments.algorithm) {
-            (Collective::Barrier, _) => barrier::plan(&mut builder),
-            (Collective::Broadcast { root }, algorithm) => broadcast::plan(&mut builder, root, algorithm),
+            (Collective::Barrier, _) => barrier(&mut builder),
+            (Collective::Broadcast { root }, algorithm) => broadcast(&mut builder, root, algorithm),
             _ if arguments.ranks == 1 => builder.alone(),
             (Collective::AllReduce, Algorithm::OneShot) => one_shot::all_reduce(&mut builder),
             (Collective::ReduceScatter, Algorithm::OneShot) => one_shot::reduce_scatter(&mut builder),
@@ -64,4 +60,82 @@ impl Plan {
         }
         builder.plan()
     }
+}
+
+/// The largest number of ranks of which each sends to each.
+const FEW: usize = 8;
+
+/// Barrier. Of few ranks, each sends an empty message to each other one: one round, so that each rank waits once. Where ranks share
+/// cores, a wait is a change to another process, which takes longer than some messages.
+///
+/// Of more ranks, by dissemination: ⌈log2 N⌉ rounds. In round k, rank r sends an empty message to rank r + 2^k, and waits for one of
+/// rank r − 2^k (Hensgen, Finkel, Manber: "Two algorithms for barrier synchronization", 1988).
+fn barrier(builder: &mut Builder) {
+    let nothing = Span::work(0..0);
+    if builder.ranks <= FEW {
+        for distance in 1..builder.ranks {
+            let to = builder.ahead(distance);
+            builder.push(Action::Send { to, from: nothing.clone() }, &[]);
+        }
+        for distance in 1..builder.ranks {
+            let from = builder.behind(distance);
+            builder.push(Action::Receive { from, into: nothing.clone(), reduce: None }, &[]);
+        }
+        return;
+    }
+    let mut received = Vec::new();
+    let mut distance = 1;
+    while distance < builder.ranks {
+        let to = builder.ahead(distance);
+        // The message says that this rank has heard of all ranks up to `distance` places behind it.
+        builder.push(Action::Send { to, from: nothing.clone() }, &received);
+        let from = builder.behind(distance);
+        // Each round after the one before, so that the last step ends the barrier.
+        let receive = Action::Receive { from, into: nothing.clone(), reduce: None };
+        received = vec![builder.push(receive, &received)];
+        distance *= 2;
+    }
+}
+
+/// Broadcast: from the root to every rank directly, along a binomial tree, or along a chain. Pieces follow one another, so a long
+/// broadcast along a chain takes little longer than one transfer.
+///
+/// ```text
+///   one-shot   0 → 1, 0 → 2, … 0 → 7
+///   tree       0 → 4, 0 → 2, 0 → 1, 4 → 6, 4 → 5, 2 → 3, 6 → 7     (places, counted from the root)
+///   chain      0 → 1 → 2 → … → 7
+/// ```
+fn broadcast(builder: &mut Builder, root: usize, algorithm: Algorithm) {
+    let ranks = builder.ranks;
+    let place = (builder.rank + ranks - root % ranks) % ranks;
+    let rank = |place: usize| (place + root) % ranks;
+    let (parent, children) = match algorithm {
+        Algorithm::OneShot => (0, if place == 0 { (1..ranks).collect() } else { Vec::new() }),
+        Algorithm::HalvingDoubling => tree(place, ranks),
+        Algorithm::Ring => (place.saturating_sub(1), (place + 1..ranks).take(1).collect()),
+    };
+    for piece in builder.pieces(0..builder.elements) {
+        let from = match place {
+            0 => Span::input(piece.clone()),
+            _ => {
+                builder.receive(rank(parent), Span::work(piece.clone()), None);
+                Span::work(piece.clone())
+            }
+        };
+        for child in &children {
+            builder.send(rank(*child), from.clone());
+        }
+        if place == 0 && !builder.in_place {
+            builder.local(from, Span::work(piece), None);
+        }
+    }
+}
+
+/// Returns the parent and the children of a place in the binomial tree. The parent of a place is the place without its lowest bit.
+/// The child with the most descendants comes first.
+fn tree(place: usize, ranks: usize) -> (usize, Vec<usize>) {
+    let lowest = if place == 0 { ranks.next_power_of_two() } else { 1 << place.trailing_zeros() };
+    let distances = std::iter::successors(Some(lowest / 2), |distance| Some(distance / 2));
+    let children = distances.take_while(|distance| *distance > 0).map(|distance| place + distance);
+    (place & place.wrapping_sub(1), children.filter(|child| *child < ranks).collect())
 }

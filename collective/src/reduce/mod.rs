@@ -5,14 +5,10 @@
 //!
 //! ```text
 //!   mod      Reduction, Number, Kernel: a reduction of bytes, chosen at run time
-//!   sum_f16  the loops of one sum, by conversions of the processor
-//!   kernels  the loops over elements, compiled for several sets of vector instructions
-//!   number   the arithmetic of two elements
+//!   kernels  the loops over elements, compiled for several sets of vector instructions, and the arithmetic of two elements
 //! ```
 
 mod kernels;
-mod number;
-mod sum_f16;
 #[cfg(test)]
 mod tests;
 
@@ -22,9 +18,9 @@ use bytemuck::{cast_slice, cast_slice_mut, try_cast_slice, try_cast_slice_mut};
 use half::{bf16, f16};
 use tonic_rdma_tensor::{Dtype, Element};
 
+use self::kernels::SumF16;
+use self::kernels::{Arithmetic, Divide};
 use self::kernels::{Extreme, Pair, Sum};
-use self::number::{Arithmetic, Divide};
-use self::sum_f16::SumF16;
 use crate::error::CollectiveError;
 
 /// How the elements of all ranks become one.

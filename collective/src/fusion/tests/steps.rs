@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::simulation::{Rank, group, ranks};
-use crate::fusion::step::block_on;
+use crate::fusion::block_on;
 use crate::fusion::steps::Steps;
 
 const NO_DELAY: Duration = Duration::ZERO;

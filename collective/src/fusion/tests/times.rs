@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
-use crate::fusion::flight::Timed;
+use crate::fusion::overlap::Timed;
 use crate::fusion::overlap::{Overlap, covered};
 
 const fn ms(milliseconds: u64) -> Duration {
@@ -86,7 +86,7 @@ fn the_task_that_waits_is_woken() {
     let (future, end) = controlled();
     let mut timed = Timed::new(future, Instant::now());
     let thread = std::thread::spawn(move || {
-        crate::fusion::step::block_on(poll_fn(|context| {
+        crate::fusion::block_on(poll_fn(|context| {
             timed.poll(Some(context.waker())).map(|(output, _)| output)
         }))
     });

@@ -1,8 +1,9 @@
-//! What each launcher puts into the environment.
+//! What each launcher puts into the environment, and the port that all ranks of a job compute alike.
+
+use std::ffi::OsString;
 
 use crate::error::CollectiveError;
-use crate::group::launch::variables::{Variables, refuse};
-use crate::group::launch::{Launch, port, setup};
+use crate::group::launch::{Launch, setup};
 
 const RANK: &str = "RDMA_COLLECTIVE_RANK";
 const SIZE: &str = "RDMA_COLLECTIVE_SIZE";
@@ -172,7 +173,7 @@ fn torchrun(variables: &Variables<'_>) -> Result<Option<Said>, CollectiveError> 
     let restart = variables.text("TORCHELASTIC_RESTART_COUNT")?.unwrap_or_default();
     let number = master.map(|port| port.to_string()).unwrap_or_default();
     let job = format!("torchrun {run} {number} {restart}");
-    let port = port::of(&job, master);
+    let port = of(&job, master);
     let starter = if local == Some(size) && is_uuid(&run) { Starter::Standalone } else { Starter::Unknown };
     Ok(Some(Said { launcher: TORCHRUN, rank, size, host, port, job, local, started: Some(size), starter }))
 }
@@ -201,7 +202,7 @@ fn open_mpi(variables: &Variables<'_>) -> Result<Option<Said>, CollectiveError> 
     };
     let job = variables.first(&["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"])?.unwrap_or_default();
     let job = format!("Open MPI {job}");
-    let port = port::of(&job, None);
+    let port = of(&job, None);
     Ok(Some(Said { launcher: "Open MPI", rank, size, host, port, job, local, started: Some(size), starter }))
 }
 
@@ -231,7 +232,7 @@ fn hydra(variables: &Variables<'_>) -> Result<Option<Said>, CollectiveError> {
     for name in alike {
         job = format!("{job} {}", variables.text(name)?.unwrap_or_default());
     }
-    let port = port::of(&job, None);
+    let port = of(&job, None);
     let launcher = "Hydra (the mpirun of MPICH or Intel MPI)";
     let (started, starter) = (Some(size), Starter::Unknown);
     Ok(Some(Said { launcher, rank, size, host, port, job, local, started, starter }))
@@ -265,7 +266,7 @@ fn slurm(variables: &Variables<'_>) -> Result<Option<Said>, CollectiveError> {
     };
     let job = variables.first(&["SLURM_JOB_ID", "SLURM_JOBID"])?.unwrap_or_default();
     let job = format!("Slurm {job}.{}", step.unwrap_or_default());
-    let port = port::of(&job, None);
+    let port = of(&job, None);
     let local = tasks.zip(nodes).filter(|(_, nodes)| *nodes > 0).map(|(tasks, nodes)| tasks.div_ceil(nodes));
     // With `--pty` srun starts task 0 as an interactive shell. The other tasks have no terminal.
     let is_shell = rank == 0 && variables.text("SLURM_PTY_PORT")?.is_some();
@@ -315,4 +316,97 @@ fn checked_address(address: String) -> Result<String, CollectiveError> {
 fn checked(launch: Launch) -> Result<Launch, CollectiveError> {
     launch.check()?;
     Ok(launch)
+}
+
+/// Reads variables from a source.
+pub(super) struct Variables<'a> {
+    lookup: &'a dyn Fn(&str) -> Option<OsString>,
+}
+
+impl<'a> Variables<'a> {
+    pub(super) fn new(lookup: &'a dyn Fn(&str) -> Option<OsString>) -> Self {
+        Self { lookup }
+    }
+
+    /// Returns the value of the first variable that is set; `None` if none is. `parse` returns `None` for a value that is not `accepted`.
+    fn find<T>(
+        &self,
+        names: &[&str],
+        accepted: &str,
+        parse: impl Fn(String) -> Option<T>,
+    ) -> Result<Option<T>, CollectiveError> {
+        let value = |name: &&str| (self.lookup)(name).map(|value| ((*name).to_owned(), value));
+        let Some((name, value)) = names.iter().find_map(value) else { return Ok(None) };
+        let text = value
+            .into_string()
+            .map_err(|raw| refuse(&name, &raw.to_string_lossy(), "takes text in UTF-8"))?;
+        parse(text.clone()).map(Some).ok_or_else(|| refuse(&name, &text, accepted))
+    }
+
+    /// Returns the text of a variable.
+    pub(super) fn text(&self, name: &str) -> Result<Option<String>, CollectiveError> {
+        self.first(&[name])
+    }
+
+    /// Returns the text of the first variable that is set.
+    pub(super) fn first(&self, names: &[&str]) -> Result<Option<String>, CollectiveError> {
+        self.find(names, "", Some)
+    }
+
+    /// Returns a variable that is a number.
+    pub(super) fn number(&self, name: &str) -> Result<Option<usize>, CollectiveError> {
+        self.first_number(&[name])
+    }
+
+    /// Returns the first variable that is set, which is a number.
+    pub(super) fn first_number(&self, names: &[&str]) -> Result<Option<usize>, CollectiveError> {
+        self.find(names, "takes a number", |text| text.parse::<u32>().ok().map(|number| number as usize))
+    }
+
+    /// Returns a port.
+    pub(super) fn port(&self, name: &str) -> Result<Option<u16>, CollectiveError> {
+        self.find(&[name], "takes a number from 1 to 65535", |text| {
+            text.parse().ok().filter(|port| *port != 0)
+        })
+    }
+}
+
+/// Makes the error of a bad value.
+pub(super) fn refuse(name: &str, value: &str, accepted: &str) -> CollectiveError {
+    setup(format!("{name}={value:?}: {accepted}"))
+}
+
+/// The first of the ports. Linux gives ports from 32768 on to outgoing connections, so these are below.
+const FIRST: u16 = 20_000;
+const COUNT: u64 = 12_000;
+
+/// Returns the port of a job, which is not `taken`. Two jobs of one host get the same port in one case of 12000.
+pub(super) fn of(job: &str, taken: Option<u16>) -> u16 {
+    // FNV-1a, because a hash of the standard library may differ between processes.
+    let hash = job.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    let nth = |hash: u64| FIRST + (hash % COUNT) as u16;
+    let port = nth(hash);
+    if Some(port) == taken { nth(hash.wrapping_add(1)) } else { port }
+}
+
+#[cfg(test)]
+mod port_tests {
+    use super::{COUNT, FIRST, of};
+
+    #[test]
+    fn ports_are_in_range_spread_and_not_the_taken_one() {
+        let ports: std::collections::BTreeSet<u16> =
+            (0..1000).map(|job| of(&job.to_string(), None)).collect();
+        assert!(ports.len() > 900, "only {} ports for 1000 jobs", ports.len());
+        let last = FIRST + COUNT as u16 - 1;
+        assert!(ports.iter().all(|port| (FIRST..=last).contains(port)));
+        for job in 0..1000 {
+            let job = job.to_string();
+            let port = of(&job, None);
+            let other = of(&job, Some(port));
+            assert!(other != port && (FIRST..=last).contains(&other));
+        }
+    }
 }

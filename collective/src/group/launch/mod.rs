@@ -1,13 +1,11 @@
 //! How a process learns its rank, the number of ranks, and where they meet.
 
 mod launchers;
-mod port;
-mod variables;
 
 use std::ffi::OsString;
 
+use self::launchers::Variables;
 use crate::error::CollectiveError;
-use crate::group::launch::variables::Variables;
 
 /// The rank of this process, the number of ranks, and the address at which they meet.
 ///

@@ -14,25 +14,24 @@ mod message;
 mod open;
 mod peer;
 mod pull;
-mod scratch;
-mod settings;
-mod sources;
 #[cfg(test)]
 mod tests;
-mod view;
-mod watch;
-mod write;
+mod wire;
 
-use tonic_rdma_tensor::ExportedRegion;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
-use crate::lane::remote::message::Reference;
-use crate::lane::remote::peer::{Common, Peer};
-use crate::lane::remote::pull::Sink;
-use crate::lane::remote::watch::Watch;
+use tokio::task::JoinSet;
+
+use self::message::Reference;
+use self::peer::{Common, Peer};
+use self::pull::Sink;
 use crate::lane::{LaneError, LaneFault, Lanes, Tag, violation};
 use crate::memory::Memory;
+use tonic_rdma::internal::lock;
+use tonic_rdma_tensor::{Channel, ChannelError, ExportedRegion};
 
-pub(crate) use crate::lane::remote::settings::{LaneCounters, LaneSettings};
+pub(crate) use self::message::{LaneCounters, LaneSettings};
 
 /// The lanes between this rank and all other ranks. [`open`](Self::open) makes them.
 pub(crate) struct RemoteLanes {
@@ -178,4 +177,45 @@ impl Lanes for RemoteLanes {
 #[cold]
 fn no_lane(rank: usize) -> LaneError {
     LaneError { rank, cause: violation(format!("this rank has no lane to rank {rank}")) }
+}
+
+/// Tasks that wait until channels close. They end when the watch is dropped.
+struct Watch {
+    shared: Arc<Shared>,
+    _tasks: JoinSet<()>,
+}
+
+#[derive(Default)]
+struct Shared {
+    changed: AtomicBool,
+    closed: Mutex<Vec<(usize, ChannelError)>>,
+}
+
+impl Watch {
+    /// Watches the channels to these ranks. Must be called within a tokio runtime.
+    fn over(channels: impl IntoIterator<Item = (usize, Channel)>) -> Self {
+        let shared = Arc::new(Shared::default());
+        let mut tasks = JoinSet::new();
+        for (rank, channel) in channels {
+            let shared = Arc::clone(&shared);
+            tasks.spawn(async move {
+                let error = channel.closed().await;
+                lock(&shared.closed).push((rank, error));
+                shared.changed.store(true, Ordering::Release);
+            });
+        }
+        Self { shared, _tasks: tasks }
+    }
+
+    /// Returns whether a channel has closed since [`take`](Self::take).
+    #[inline]
+    fn has_changed(&self) -> bool {
+        self.shared.changed.load(Ordering::Relaxed)
+    }
+
+    /// Returns the channels that have closed since the last call: rank and reason.
+    fn take(&self) -> Vec<(usize, ChannelError)> {
+        self.shared.changed.store(false, Ordering::Release);
+        std::mem::take(&mut *lock(&self.shared.closed))
+    }
 }

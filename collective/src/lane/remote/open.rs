@@ -19,15 +19,15 @@ use tonic_rdma_tensor::{Channel, ChannelError, RegionView, RemoteRegion, Rights,
 
 use crate::error::CollectiveError;
 use crate::lane::remote::RemoteLanes;
+use crate::lane::remote::Watch;
 use crate::lane::remote::message::{HEADER, Layout, REFERENCE};
+use crate::lane::remote::message::{LaneCounters, LaneSettings};
 use crate::lane::remote::peer::{Common, Peer, Wire};
 use crate::lane::remote::pull::Pull;
-use crate::lane::remote::scratch::Scratch;
-use crate::lane::remote::settings::{LaneCounters, LaneSettings};
-use crate::lane::remote::sources::Sources;
-use crate::lane::remote::view::ViewWire;
-use crate::lane::remote::watch::Watch;
-use crate::lane::remote::write::WriteWire;
+use crate::lane::remote::pull::Scratch;
+use crate::lane::remote::pull::Sources;
+use crate::lane::remote::wire::ViewWire;
+use crate::lane::remote::wire::WriteWire;
 use crate::memory::MemoryPool;
 
 /// "lanes", and the version of the format of messages.

@@ -2,13 +2,13 @@
 
 use tonic_rdma_tensor::{Channel, ChannelError};
 
+use crate::lane::remote::message::LaneCounters;
 use crate::lane::remote::message::{self, Content, HEADER, Head, LINE, Layout, Reference, SHORT};
+use crate::lane::remote::pull::Scratch;
 use crate::lane::remote::pull::{Pull, Sink};
-use crate::lane::remote::scratch::Scratch;
-use crate::lane::remote::settings::LaneCounters;
-use crate::lane::remote::sources::{Source, Sources};
-use crate::lane::remote::view::ViewWire;
-use crate::lane::remote::write::WriteWire;
+use crate::lane::remote::pull::{Source, Sources};
+use crate::lane::remote::wire::ViewWire;
+use crate::lane::remote::wire::WriteWire;
 use crate::lane::{LaneFault, Tag, violation};
 
 /// The lanes between this rank and one peer: messages in both directions.

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use crate::plan::dependencies::{reads, writes};
+use crate::plan::builder::{reads, writes};
 use crate::plan::{Action, Area, Arguments, Collective, Plan, Span, part};
 
 impl Arguments {

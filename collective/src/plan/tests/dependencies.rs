@@ -1,7 +1,7 @@
 //! Dependencies, against a slow way to find them.
 
 use super::{ALGORITHMS, Arguments, Collective, Plan};
-use crate::plan::dependencies::{Dependencies, reads, writes};
+use crate::plan::builder::{Dependencies, reads, writes};
 use crate::plan::{Action, Area, Span, Step};
 
 /// Returns whether the two steps must not run together.

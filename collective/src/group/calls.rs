@@ -1,21 +1,24 @@
-//! Calls to the service of another rank.
+//! The gRPC service of a rank, and calls to that of another.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
-use tonic::Status;
 use tonic::transport::Channel;
-#[cfg(feature = "_tls-any")]
-use tonic_rdma::internal::chain;
-use tonic_rdma_tensor::internal::meeting;
+use tonic::{Request, Response, Status};
 
 use crate::error::CollectiveError;
 use crate::group::agreement::{self, Standing};
-use crate::group::launch::setup;
+use crate::group::launch::{Launch, setup};
 use crate::group::proto::group_client::GroupClient;
-use crate::group::proto::{Proposal, StatusReply, StatusRequest};
-use crate::group::settings::Settings;
-use crate::group::state::GroupId;
+use crate::group::proto::group_server::Group;
+use crate::group::proto::{Proposal, StatusReply, StatusRequest, Suspect};
+use crate::group::session::Settings;
+use crate::group::state::{GroupId, State};
+use tonic_rdma_tensor::internal::meeting;
+
+#[cfg(feature = "_tls-any")]
+use tonic_rdma::internal::chain;
 
 /// The service of another rank.
 #[derive(Clone, Debug)]
@@ -99,5 +102,60 @@ pub(crate) fn standing_of(reply: StatusReply, size: usize) -> Standing {
         agreeing: reply.agreeing,
         promised: reply.promised,
         suspects,
+    }
+}
+
+/// The longest request in bytes.
+pub(crate) const MAX_REQUEST: usize = 64 << 10;
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct Service(pub(crate) Arc<State>);
+
+impl Service {
+    /// Refuses callers of another group, and all callers once this rank has left its group.
+    fn check(&self, group: &[u8]) -> Result<(), Status> {
+        if let Some(reason) = self.0.left() {
+            return Err(Status::aborted(format!("this rank has left the group, because {reason}")));
+        }
+        match self.0.group() {
+            Some(ours) if ours[..] == *group => Ok(()),
+            Some(_) => Err(Status::permission_denied("the caller belongs to another group")),
+            None => Err(Status::unavailable("the ranks have not met yet")),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Group for Service {
+    async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
+        let StatusRequest { group, proposal } = request.into_inner();
+        self.check(&group)?;
+        let mut promises = false;
+        if let Some(proposal) = proposal {
+            if proposal.members.len() > Launch::MAX_SIZE {
+                return Err(Status::invalid_argument(format!("a group of {} ranks", proposal.members.len())));
+            }
+            let members = proposal.members.into_iter().map(|rank| rank as usize).collect();
+            let (generation, coordinator) = (proposal.generation, proposal.coordinator as usize);
+            promises = self.0.promise(&agreement::Proposal { generation, coordinator, members }).is_ok();
+        }
+        let (standing, epoch) = self.0.standing();
+        // The position has ranks of the generation, and the reply has those of the meeting.
+        let waits_for = epoch
+            .as_ref()
+            .and_then(|epoch| epoch.members.get(epoch.position.waits_for()?))
+            .map(|rank| *rank as u32);
+        let suspects =
+            standing.suspects.into_iter().map(|(rank, reason)| Suspect { rank: rank as u32, reason });
+        Ok(Response::new(StatusReply {
+            generation: standing.generation,
+            members: standing.members.into_iter().map(|rank| rank as u32).collect(),
+            agreeing: standing.agreeing,
+            promised: standing.promised,
+            suspects: suspects.collect(),
+            waits_for,
+            promises,
+        }))
     }
 }
