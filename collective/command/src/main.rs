@@ -1,10 +1,8 @@
 //! The `tonic-rdma-allreduce` command. It measures and checks allreduce of `tonic-rdma-collective`.
 #![forbid(unsafe_code)]
 
-mod choices;
 mod launch;
 mod options;
-mod output;
 mod rank;
 mod report;
 

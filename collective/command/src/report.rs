@@ -1,10 +1,14 @@
 //! What ranks report, and the rows of a run.
 
 use serde::{Deserialize, Serialize};
-use tonic_rdma_collective::Reduction;
-use tonic_rdma_commands::statistics::{geometric_mean, median, quantile};
 
-use crate::choices::{Algorithm, Operand, Type};
+use crate::options::{Algorithm, Operand, Options, Type};
+use tonic_rdma_collective::Reduction;
+use tonic_rdma_commands::plot::{self, Axis, Content, Plot, Scale, Series};
+use tonic_rdma_commands::statistics::{geometric_mean, median, quantile};
+use tonic_rdma_commands::table::{dash, grid, times};
+use tonic_rdma_commands::units::{digits, micros, size};
+use tonic_rdma_commands::{Failure, Named as _, output};
 
 /// A message of a rank to the process that started it. Each is a line of JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -159,6 +163,214 @@ pub(crate) fn sample(ranks: usize, bytes: u64, algorithm: Algorithm, p50: f64) -
     Row::new(key, Reduction::Sum, &[p50], 0)
 }
 
+const LEGEND: &str = "p50, p99: of the slowest rank in each iteration. bus GB/s: 2(N-1)/N times the size over p50. \
+                      errors: wrong elements.";
+const COUNTERS: &str = "For each operation, of a rank on average. least: 2(N-1)/N times the size.";
+
+/// The results of all numbers of ranks.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct Results {
+    pub(crate) rows: Vec<Row>,
+    pub(crate) plans: Vec<Plans>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) counters: Vec<Counted>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) tuner: Vec<Compared>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tuner_verdict: Option<Verdict>,
+    /// The wrong elements that the ranks found. This sum does not travel by the operations that are checked.
+    pub(crate) wrong: u64,
+}
+
+impl Results {
+    /// Keeps a report.
+    pub(crate) fn add(&mut self, report: Report) {
+        match report {
+            Report::Row(row) => self.rows.push(row),
+            Report::Plans(plans) => self.plans.push(plans),
+            Report::Counted(counted) => self.counters.push(counted),
+            Report::Compared(compared) => {
+                self.tuner.push(compared);
+                self.tuner_verdict = Some(Verdict::of(&self.tuner));
+            }
+            Report::Alive | Report::Done { .. } | Report::Failed { .. } => {}
+        }
+    }
+
+    /// Writes the files that were asked for, prints the tables, and returns a failure if a check did not hold.
+    pub(crate) fn show(&self, options: &Options) -> Result<(), Failure> {
+        let json = options.json.as_deref();
+        if let Some(path) = json {
+            output::write_json(path, self)?;
+        }
+        if let Some(path) = &options.plot {
+            output::write_file(path, &draw(&self.rows)?)?;
+        }
+        output::print(&self.render(), json)?;
+        self.check()
+    }
+
+    /// Returns a failure that names each check that did not hold.
+    fn check(&self) -> Result<(), Failure> {
+        let mut failed = Vec::new();
+        let in_rows: u64 = self.rows.iter().map(|row| row.errors).sum();
+        if self.wrong.max(in_rows) > 0 {
+            failed.push(format!("{} elements of results were wrong", self.wrong.max(in_rows)));
+        }
+        if self.rows.is_empty() {
+            failed.push("nothing was measured".to_owned());
+        }
+        let bad = self.counters.iter().filter(|counted| !counted.holds()).count();
+        if bad > 0 {
+            failed
+                .push(format!("the counters of {bad} of {} cells are not as promised", self.counters.len()));
+        }
+        if let Some(verdict) = self.tuner_verdict.filter(|verdict| !verdict.holds) {
+            failed.push(format!(
+                "the choice of the plans takes {:.3} times the best fixed algorithm's time (geometric mean; at most {}), {:.3} times \
+                 at worst (at most {})",
+                verdict.geometric_mean,
+                Verdict::ACCEPTED.0,
+                verdict.worst,
+                Verdict::ACCEPTED.1
+            ));
+        }
+        if failed.is_empty() { Ok(()) } else { Err(Failure::run(failed.join("; "))) }
+    }
+
+    /// Renders everything that the terminal shows.
+    fn render(&self) -> String {
+        let mut text = String::new();
+        for plans in &self.plans {
+            text.push_str(&format!("Plans of {} ranks:\n{}\n\n", plans.ranks, plans.text.trim_end()));
+        }
+        if self.tuner.is_empty() {
+            text.push_str(&format!("{}\n{LEGEND}\n", rows(&self.rows)));
+        } else {
+            text.push_str(&format!("{}\n", compared(&self.tuner)));
+        }
+        if !self.counters.is_empty() {
+            text.push_str(&format!("\n{}\n{COUNTERS}\n", counters(&self.counters)));
+        }
+        if let Some(Verdict { geometric_mean, worst, .. }) = self.tuner_verdict {
+            text.push_str(&format!(
+                "auto over the best fixed algorithm: geometric mean {geometric_mean:.3}, worst {worst:.3}\n"
+            ));
+        }
+        text
+    }
+}
+
+/// Makes a table with a group of rows for each key.
+fn groups<T, K: PartialEq>(
+    headings: &[&str],
+    rows: &[T],
+    key: impl Fn(&T) -> K,
+    text: impl Fn(&T) -> Vec<String>,
+) -> String {
+    let groups = rows.chunk_by(|one, next| key(one) == key(next));
+    grid(headings, groups.map(|group| group.iter().map(&text).collect())).to_string()
+}
+
+/// Returns the first columns of a row: ranks, type, operand, size, algorithm.
+fn key_texts(key: &Key) -> [String; 5] {
+    let [kind, operand, algorithm] = [key.kind.name(), key.operand.name(), key.algorithm.name()];
+    [key.ranks.to_string(), kind.to_owned(), operand.to_owned(), size(key.bytes), algorithm.to_owned()]
+}
+
+fn rows(rows: &[Row]) -> String {
+    let headings =
+        ["ranks", "type", "operand", "size", "algorithm", "iterations", "p50", "p99", "bus GB/s", "errors"];
+    let text = |row: &Row| {
+        let mut texts = key_texts(&row.key).to_vec();
+        texts.extend([row.iterations.to_string(), micros(row.p50_us), micros(row.p99_us)]);
+        texts.extend([digits(row.bus_gbytes_per_s), row.errors.to_string()]);
+        texts
+    };
+    groups(&headings, rows, |row| (row.key.ranks, row.key.kind, row.key.operand), text)
+}
+
+fn counters(counters: &[Counted]) -> String {
+    let headings =
+        ["ranks", "type", "operand", "size", "algorithm", "moved", "least", "moved / least", "copied"];
+    let text = |it: &Counted| {
+        let each = |bytes: f64| format!("{:.1} B", bytes / it.key.ranks.max(1) as f64);
+        let ratio = it.moved_bytes / it.least_bytes();
+        let ratio = if ratio.is_finite() { format!("{ratio:.3}") } else { dash() };
+        let mut texts = key_texts(&it.key).to_vec();
+        texts.extend([each(it.moved_bytes), each(it.least_bytes()), ratio, each(it.copied_bytes)]);
+        texts
+    };
+    groups(&headings, counters, |it| it.key.ranks, text)
+}
+
+fn compared(compared: &[Compared]) -> String {
+    let names = compared.first().map_or(&[][..], |first| &first.fixed_us);
+    let mut headings = vec!["ranks", "size", "auto"];
+    headings.extend(names.iter().map(|(algorithm, _)| algorithm.name()));
+    headings.extend(["best", "auto / best"]);
+    let text = |it: &Compared| {
+        let mut texts = vec![it.ranks.to_string(), size(it.bytes), micros(it.auto_us)];
+        let far_behind = || "far behind".to_owned();
+        texts.extend(it.fixed_us.iter().map(|(_, median)| median.map_or_else(far_behind, micros)));
+        texts.push(it.best().map_or("", |(algorithm, _)| algorithm.name()).to_owned());
+        texts.push(times(it.ratio()));
+        texts
+    };
+    groups(&headings, compared, |it| it.ranks, text)
+}
+
+/// Draws the rows.
+fn draw(rows: &[Row]) -> Result<String, Failure> {
+    let plot = |title, unit, value: fn(&Row) -> f64| Plot {
+        title,
+        y: Axis { name: unit, scale: Scale::Log },
+        content: Content::Lines {
+            x: Axis { name: "size", scale: Scale::Sizes },
+            lines: lines(rows, value),
+            marks: true,
+        },
+    };
+    let latency = "Latency of the slowest rank, median (lower is better)";
+    let bandwidth = "Bus bandwidth, 2(N-1)/N · size / latency (higher is better)";
+    let svg = plot::draw(&[
+        plot(latency, "µs", |row| row.p50_us),
+        // A single rank moves nothing, so it has no bandwidth.
+        plot(bandwidth, "GB/s", |row| row.bus_gbytes_per_s),
+    ]);
+    match svg {
+        Ok(svg) if svg.is_empty() => {
+            Err(Failure::run("can't draw the plot: no row has a size and a time above zero"))
+        }
+        Ok(svg) => Ok(svg),
+        Err(error) => Err(Failure::run("can't draw the plot").because(error)),
+    }
+}
+
+/// Returns a line for each combination of ranks, algorithm, type and operand. Its name has what differs among the rows.
+fn lines(rows: &[Row], value: fn(&Row) -> f64) -> Vec<Series<(f64, f64)>> {
+    let keys: [fn(&Row) -> &'static str; 3] =
+        [|row| row.key.algorithm.name(), |row| row.key.kind.name(), |row| row.key.operand.name()];
+    let differs = |key: &fn(&Row) -> &'static str| rows.iter().any(|row| key(row) != key(&rows[0]));
+    let shown: Vec<_> = keys.into_iter().filter(differs).collect();
+    let name = |row: &Row| {
+        let ranks = format!("{} ranks", row.key.ranks);
+        shown.iter().fold(ranks, |name, key| name + ", " + key(row))
+    };
+    let mut lines: Vec<Series<(f64, f64)>> = Vec::new();
+    for row in rows.iter().filter(|row| row.key.bytes > 0 && value(row) > 0.0) {
+        let (name, point) = (name(row), (row.key.bytes as f64, value(row)));
+        match lines.iter_mut().find(|line| line.name == name) {
+            Some(line) => line.values.push(point),
+            None => lines.push(Series::new(name, lines.len(), vec![point])),
+        }
+    }
+    for line in &mut lines {
+        line.values.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+    }
+    lines
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -240,5 +452,110 @@ mod tests {
         assert_eq!(bus_gbytes_per_s(2, 1_000_000, 1_000.0), 1.0);
         assert_eq!(bus_gbytes_per_s(1, 1_000_000, 1_000.0), 0.0);
         assert_eq!(bus_gbytes_per_s(4, 1_000_000, 0.0), 0.0);
+    }
+}
+
+#[cfg(test)]
+mod output_tests {
+    use super::*;
+    use crate::options::Algorithm;
+    use crate::report::sample;
+
+    #[test]
+    fn json_has_rows_and_plans() {
+        let mut results = Results::default();
+        results.add(Report::Row(sample(2, 1024, Algorithm::Ring, 4.0)));
+        results.add(Report::Plans(Plans { ranks: 2, text: "ring".to_owned() }));
+        let json = serde_json::to_value(&results).unwrap();
+        let mut keys: Vec<&String> = json["rows"][0].as_object().unwrap().keys().collect();
+        keys.sort();
+        let expected = [
+            "algorithm",
+            "bus_gbytes_per_s",
+            "bytes",
+            "errors",
+            "iterations",
+            "operand",
+            "p50_us",
+            "p99_us",
+            "ranks",
+            "reduction",
+            "type",
+        ];
+        assert_eq!(keys, expected);
+        assert_eq!(json["plans"][0]["text"], "ring");
+        assert!(json.get("counters").is_none() && json.get("tuner_verdict").is_none());
+    }
+
+    #[test]
+    fn each_failed_check_is_named() {
+        let mut results = Results::default();
+        assert!(results.check().unwrap_err().to_string().contains("nothing was measured"));
+        results.add(Report::Row(sample(2, 1024, Algorithm::Ring, 4.0)));
+        results.check().unwrap();
+        // The ranks count by themselves, so that a broken sum does not hide errors.
+        results.wrong = 3;
+        assert!(results.check().unwrap_err().to_string().contains("3 elements"));
+        results.rows[0].errors = 5;
+        assert!(results.check().unwrap_err().to_string().contains("5 elements"));
+        let compared =
+            Compared { ranks: 2, bytes: 8, auto_us: 2.0, fixed_us: vec![(Algorithm::Ring, Some(1.0))] };
+        results.add(Report::Compared(compared));
+        let text = results.check().unwrap_err().to_string();
+        assert!(text.contains("5 elements") && text.contains("2.000 times"), "{text}");
+    }
+
+    #[test]
+    fn tables_show_plans_rows_counters_and_the_verdict() {
+        let mut results = Results::default();
+        results.add(Report::Plans(Plans { ranks: 2, text: "up to 4 KiB: one-shot".to_owned() }));
+        results.add(Report::Row(sample(2, 1 << 20, Algorithm::Auto, 104.8576)));
+        let key = sample(2, 1000, Algorithm::Ring, 1.0).key;
+        let counted = Counted { key, operations: 4, moved_bytes: 2000.0, copied_bytes: 0.0 };
+        results.add(Report::Counted(counted));
+        let text = results.render();
+        for part in
+            ["Plans of 2 ranks:\nup to 4 KiB: one-shot", "1 MiB", "105 µs", "10.0", "1000.0 B", "1.000"]
+        {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        results.add(Report::Compared(Compared {
+            ranks: 2,
+            bytes: 8,
+            auto_us: 1.1,
+            fixed_us: vec![(Algorithm::OneShot, Some(1.0)), (Algorithm::Ring, None)],
+        }));
+        let text = results.render();
+        for part in ["auto / best", "1.10 µs", "far behind", "geometric mean 1.100, worst 1.100"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+
+    #[test]
+    fn lines_are_named_by_what_differs() {
+        let rows = [
+            sample(2, 1 << 20, Algorithm::Ring, 100.0),
+            sample(2, 8, Algorithm::Ring, 1.0),
+            sample(4, 8, Algorithm::Auto, 2.0),
+        ];
+        let found = lines(&rows, |row| row.p50_us);
+        assert_eq!(found[0].name, "2 ranks, ring");
+        assert_eq!(found[0].values, [(8.0, 1.0), (1048576.0, 100.0)]);
+        assert_eq!((found.len(), found[1].name.as_str()), (2, "4 ranks, auto"));
+        let svg = draw(&rows).unwrap();
+        for text in ["2 ranks, ring", "4 ranks, auto", "Bus bandwidth", "µs", "GB/s"] {
+            assert!(svg.contains(text), "{text}");
+        }
+        let alone = lines(&rows[..1], |row| row.p50_us);
+        assert_eq!(alone[0].name, "2 ranks");
+    }
+
+    #[test]
+    fn rows_without_time_or_size_make_no_plot() {
+        for rows in [&[][..], &[sample(2, 0, Algorithm::Auto, 3.0)]] {
+            assert!(draw(rows).unwrap_err().to_string().contains("no row has a size and a time"));
+        }
+        // A single rank has a latency, and no bandwidth.
+        assert!(draw(&[sample(1, 8, Algorithm::Auto, 3.0)]).unwrap().contains("1 ranks"));
     }
 }

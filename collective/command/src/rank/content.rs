@@ -2,8 +2,8 @@
 
 use tonic_rdma_collective::{Number, Reduction};
 
-use crate::choices::Type;
 use crate::options;
+use crate::options::Type;
 
 /// How many different beginnings of the pattern there are.
 const SHIFTS: usize = 128;

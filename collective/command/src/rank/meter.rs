@@ -1,18 +1,15 @@
-//! The measurement of one cell: the algorithms take turns in each iteration.
+//! The measurement of one cell: the algorithms take turns in each iteration, and so do several operands of a size.
 
 use std::time::{Duration, Instant};
 
-use tonic_rdma_collective::Reduction;
-use tonic_rdma_commands::Failure;
+use rustix::time::{ClockId, clock_gettime};
 
-use super::Sink;
-use super::clock;
 use super::content::{Pattern, Value};
-use super::group::Group;
-use super::operands::Operands;
-use crate::choices::{Algorithm, Type};
-use crate::options::{Cell, Length};
+use super::{Group, Sink, failed};
+use crate::options::{self, Algorithm, Cell, Length, Type};
 use crate::report::Report;
+use tonic_rdma_collective::{Buffer, Reduction};
+use tonic_rdma_commands::Failure;
 
 /// Bounds of the iterations that are chosen by a duration.
 const LEAST: u64 = 5;
@@ -149,7 +146,7 @@ impl Meter<'_> {
             side.operands.fill(pattern, side.group.communicator.rank(), iteration)?;
             side.group.barrier()?;
             if self.own_cores {
-                clock::wait_for_start();
+                wait_for_start();
             }
             let took = side.operands.reduce(side.group, cell.reduction, iteration)?;
             if !self.own_cores {
@@ -178,4 +175,123 @@ fn leave_out<T>(first: &Group, sides: &mut [Side<'_, T>]) -> Result<(), Failure>
         side.takes_part = side.group.algorithm == Algorithm::Auto || time <= FAR_BEHIND * best;
     }
     Ok(())
+}
+
+/// One operand. Registered memory is absent while an operation has it.
+enum Operand<T> {
+    Registered(Option<Buffer<T>>),
+    OutOfPlace(Option<(Buffer<T>, Buffer<T>)>),
+    Slice(Vec<T>),
+}
+
+/// Operands of one size for one communicator.
+pub(crate) struct Operands<T>(Vec<Operand<T>>);
+
+impl<T: Value> Operands<T> {
+    /// Allocates operands of `elements` elements.
+    pub(crate) fn new(group: &Group, kind: options::Operand, elements: usize) -> Result<Self, Failure> {
+        let buffer = || group.communicator.allocate::<T>(elements).map_err(failed);
+        let operand = |_| {
+            Ok(match kind {
+                options::Operand::Registered => Operand::Registered(Some(buffer()?)),
+                options::Operand::RegisteredOutOfPlace => Operand::OutOfPlace(Some((buffer()?, buffer()?))),
+                options::Operand::Slice => Operand::Slice(vec![T::of(0); elements]),
+            })
+        };
+        let count = options::buffers(elements as u64 * T::TYPE.bytes());
+        (0..count).map(operand).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Returns the operand whose turn it is.
+    fn turn(&mut self, iteration: u64) -> &mut Operand<T> {
+        let count = self.0.len() as u64;
+        &mut self.0[(iteration % count) as usize]
+    }
+
+    /// Writes the content of an iteration into the operand whose turn it is.
+    pub(crate) fn fill(&mut self, pattern: &Pattern<T>, rank: usize, iteration: u64) -> Result<(), Failure> {
+        match self.turn(iteration) {
+            Operand::Registered(Some(input)) | Operand::OutOfPlace(Some((input, _))) => {
+                pattern.fill(rank, iteration, input);
+            }
+            Operand::Slice(input) => pattern.fill(rank, iteration, input),
+            Operand::Registered(None) | Operand::OutOfPlace(None) => return Err(lost()),
+        }
+        Ok(())
+    }
+
+    /// Reduces the operand whose turn it is, and returns how long that took.
+    pub(crate) fn reduce(
+        &mut self,
+        group: &Group,
+        reduction: Reduction,
+        iteration: u64,
+    ) -> Result<Duration, Failure> {
+        match self.turn(iteration) {
+            Operand::Registered(operand) => timed(group, reduction, operand),
+            Operand::OutOfPlace(operand) => timed(group, reduction, operand),
+            Operand::Slice(operand) => timed(group, reduction, &mut Some(&mut operand[..])),
+        }
+    }
+
+    /// Returns how many elements of the iteration's result are wrong.
+    pub(crate) fn wrong(&mut self, pattern: &Pattern<T>, iteration: u64) -> Result<u64, Failure> {
+        match self.turn(iteration) {
+            Operand::Registered(Some(result)) | Operand::OutOfPlace(Some((_, result))) => {
+                Ok(pattern.wrong(iteration, result))
+            }
+            Operand::Slice(result) => Ok(pattern.wrong(iteration, result)),
+            Operand::Registered(None) | Operand::OutOfPlace(None) => Err(lost()),
+        }
+    }
+}
+
+/// Reduces an operand, and returns how long that took.
+fn timed<X: tonic_rdma_collective::Operand>(
+    group: &Group,
+    reduction: Reduction,
+    operand: &mut Option<X>,
+) -> Result<Duration, Failure> {
+    let input = operand.take().ok_or_else(lost)?;
+    let begin = Instant::now();
+    let result = group.communicator.all_reduce(input, reduction).wait();
+    let took = begin.elapsed();
+    *operand = Some(result.map_err(failed)?);
+    Ok(took)
+}
+
+/// A failed operation ends the run, so that its operand is never asked for again.
+fn lost() -> Failure {
+    Failure::run("an earlier operation has failed")
+}
+
+/// Ranks with a core of their own begin a timed part at multiples of this many nanoseconds.
+const START: u64 = 20_000;
+
+/// Waits until the next multiple of 20 µs. All ranks that have left a barrier at about the same time begin together, so that
+/// the skew of the barrier does not count. Waits busily.
+pub(crate) fn wait_for_start() {
+    let start = (now() / START + 1) * START;
+    while now() < start {
+        std::hint::spin_loop();
+    }
+}
+
+/// Returns the time in nanoseconds.
+pub(crate) fn now() -> u64 {
+    let time = clock_gettime(ClockId::Monotonic);
+    // The clock begins at zero, so neither field is ever negative.
+    u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod clock_tests {
+    use super::*;
+
+    #[test]
+    fn the_start_is_behind_a_multiple() {
+        let before = now();
+        wait_for_start();
+        assert!(now() / START > before / START);
+    }
 }
