@@ -103,3 +103,13 @@ impl fmt::Display for Place {
         write!(f, "at step {} of {} of operation {}", self.step, self.steps, self.operation)
     }
 }
+
+/// Makes the error of a group that can't be set up.
+pub(crate) fn setup(message: impl Into<Arc<str>>) -> CollectiveError {
+    CollectiveError::Setup(message.into())
+}
+
+/// Makes the error of a bad argument.
+pub(crate) fn argument(message: impl Into<Arc<str>>) -> CollectiveError {
+    CollectiveError::Argument(message.into())
+}

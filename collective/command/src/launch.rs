@@ -10,8 +10,7 @@ use tonic_rdma_commands::process::{self, Child, Event, how_ended};
 use tonic_rdma_commands::{Failure, Named as _, cores, units};
 
 use crate::options::{Length, Options, Pin};
-use crate::report::Results;
-use crate::report::{Report, Row};
+use crate::report::{Report, Results, Row};
 
 /// The longest time without a message of any rank. Rank 0 sends one each second while it measures.
 const SILENCE: Duration = Duration::from_secs(60);

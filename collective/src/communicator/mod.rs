@@ -16,7 +16,7 @@ use std::time::Duration;
 use self::operation::Lengths;
 use self::shared::{Shared, Which};
 use crate::engine::{Call, Engine, Kind, Request};
-use crate::error::{CollectiveError, Place};
+use crate::error::{CollectiveError, Place, argument, setup};
 use crate::group::{Group, Launch, Settings};
 use crate::lane::remote::{LaneSettings, RemoteLanes};
 use crate::memory::{Buffer, MemoryPool};
@@ -25,8 +25,7 @@ use crate::reduce::{Kernel, Number, Reduction};
 use tonic_rdma::Config;
 use tonic_rdma_tensor::Element;
 
-pub use self::operation::Operand;
-pub use self::operation::{Failed, Operation};
+pub use self::operation::{Failed, Operand, Operation};
 pub use self::plans::PlanChoice;
 
 /// A group of ranks that carry out operations together.
@@ -97,7 +96,7 @@ impl Communicator {
     /// Makes a communicator of a group that has just met.
     async fn first(group: Group, settings: CommunicatorBuilder) -> Result<Self, CollectiveError> {
         let choice = settings.plans.clone().unwrap_or_default();
-        let pool = MemoryPool::new(group.device(), MemoryPool::KEPT);
+        let pool = MemoryPool::new(&group.session.device, MemoryPool::KEPT);
         let communicator = Self::over(group, pool, settings).await?;
         if communicator.size() > 1 {
             communicator.shared.engine(Which::Group).number_set_up();
@@ -130,7 +129,9 @@ impl Communicator {
         let (first, second) = opened.await?;
         let engines = [first, second].map(|lanes| {
             let pool = pool.clone();
-            Engine::new(rank, size, lanes, Box::new(move |bytes| pool.take(bytes)))
+            let mut engine = Engine::new(rank, size, lanes, Box::new(move |bytes| pool.take(bytes)));
+            engine.asks = true;
+            engine
         });
         let plans = settings.plans.clone().unwrap_or_default().table(size);
         let shared = Shared::new(group, pool, plans, settings.limit, engines)?;
@@ -478,7 +479,7 @@ impl Communicator {
     pub async fn shrink(&self) -> Result<Self, CollectiveError> {
         let group = &self.shared.group;
         let reason = group.failure().reason().cloned();
-        let reason = reason.unwrap_or_else(|| CollectiveError::Setup("the group shrinks".into()));
+        let reason = reason.unwrap_or_else(|| setup("the group shrinks"));
         self.shared.revoke(&reason);
         // The group of the survivors has the same pool, so that buffers of this group go on being used without a copy.
         let (group, pool) = (group.survivors().await?, self.shared.pool.clone());
@@ -522,7 +523,7 @@ fn unfit(call: &Call, lengths: Lengths) -> CollectiveError {
         Some(input) => format!("an input of {input} and an output of {out} elements do not fit"),
         None => format!("memory of {out} elements does not fit"),
     };
-    CollectiveError::Argument(format!("{call}: {lengths}").into())
+    argument(format!("{call}: {lengths}"))
 }
 
 /// Settings of a communicator.
@@ -621,9 +622,7 @@ impl CommunicatorBuilder {
             self.plans = Some(PlanChoice::from_env()?);
         }
         let Some(launch) = self.launch.clone() else {
-            return Err(CollectiveError::Setup(
-                "neither rank nor address are set; call from_env, or launch".into(),
-            ));
+            return Err(setup("neither rank nor address are set; call from_env, or launch"));
         };
         let group = Group::join(launch, self.settings.clone()).await?;
         Communicator::first(group, self).await

@@ -7,10 +7,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use super::shared::Pause;
-use super::shared::{Polling, Shared, Which};
+use super::shared::{Pause, Polling, Shared, Which};
 use crate::engine::{Holding, Lent, OperationId, Request, ShortResult};
-use crate::error::CollectiveError;
+use crate::error::{CollectiveError, argument};
 use crate::memory::{Buffer, Memory};
 use crate::reduce::Number;
 
@@ -192,8 +191,8 @@ impl<X: Operand> Operation<X> {
                 Some(ShortResult::Done) => return self.operand.take().map(Ok),
                 Some(ShortResult::UnderWay(id)) => {
                     let operand = self.operand.take()?;
-                    match operand.into_parts() {
-                        Ok(parts) => engine.adopt(id, owned(parts)),
+                    match operand.into_memory() {
+                        Ok(holding) => engine.adopt(id, holding),
                         Err(borrowed) => self.operand = Some(borrowed),
                     }
                     self.state = State::UnderWay(id);
@@ -202,13 +201,10 @@ impl<X: Operand> Operation<X> {
                 None => {}
             }
         }
-        let holding = match self.operand.take()?.into_parts() {
-            Ok(parts) => owned(parts),
-            Err(borrowed) => {
-                self.operand = Some(borrowed);
-                Holding::Borrowed
-            }
-        };
+        let holding = self.operand.take()?.into_memory().unwrap_or_else(|borrowed| {
+            self.operand = Some(borrowed);
+            Holding::Borrowed
+        });
         match engine.start(&self.request, holding) {
             Ok(id) => self.state = State::UnderWay(id),
             Err((error, holding)) => {
@@ -230,8 +226,7 @@ impl<X: Operand> Operation<X> {
                 return Some(Err(failed(error, self.operand.take())));
             }
             State::New | State::Done => {
-                let error =
-                    CollectiveError::Argument("this operation has returned its result already".into());
+                let error = argument("this operation has returned its result already");
                 return Some(Err(failed::<X>(error, None)));
             }
         };
@@ -244,27 +239,20 @@ impl<X: Operand> Operation<X> {
         self.give_back(holding);
         Some(match (result, self.operand.take()) {
             (Ok(()), Some(operand)) => Ok(operand),
-            (Ok(()), None) => {
-                let error = CollectiveError::Argument("the memory of the operation is gone".into());
-                Err(failed::<X>(error, None))
-            }
+            (Ok(()), None) => Err(failed::<X>(argument("the memory of the operation is gone"), None)),
             (Err(error), operand) => Err(failed(error, operand)),
         })
     }
 
     fn give_back(&mut self, holding: Holding<Memory>) {
         if let Holding::Owned { input, out } = holding {
-            self.operand = X::from_parts(Parts { input, out }, self.lengths);
+            self.operand = X::from_memory(input, out, self.lengths);
         }
     }
 }
 
 fn failed<X: Operand>(error: CollectiveError, operand: Option<X>) -> Failed<X::Kept> {
     Failed { error, operand: operand.and_then(X::keep) }
-}
-
-fn owned(parts: Parts) -> Holding<Memory> {
-    Holding::Owned { input: parts.input, out: parts.out }
 }
 
 impl<X: Operand + Unpin> Future for Operation<X> {
@@ -341,12 +329,6 @@ pub trait Operand: sealed::Operand {}
 
 impl<X: sealed::Operand> Operand for X {}
 
-/// The memory of an owned operand, and the lengths of input and output in elements.
-pub(crate) struct Parts {
-    pub(crate) input: Option<Memory>,
-    pub(crate) out: Option<Memory>,
-}
-
 /// Lengths in elements. Without an input, the operand is in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lengths {
@@ -355,7 +337,7 @@ pub(crate) struct Lengths {
 }
 
 pub(crate) mod sealed {
-    use super::{Lengths, Lent, Number, Parts};
+    use super::{Holding, Lengths, Lent, Memory, Number};
 
     /// What the operations need of an operand. The default methods are those of borrowed elements.
     #[allow(private_interfaces, reason = "the trait can't be named outside this crate")]
@@ -376,12 +358,12 @@ pub(crate) mod sealed {
         fn lend(&mut self) -> Lent<'_>;
 
         /// Returns the memory of an owned operand, or the operand itself if it is borrowed.
-        fn into_parts(self) -> Result<Parts, Self> {
+        fn into_memory(self) -> Result<Holding<Memory>, Self> {
             Err(self)
         }
 
         /// Puts an owned operand together again; `None` if its memory did not come back.
-        fn from_parts(_: Parts, _: Lengths) -> Option<Self> {
+        fn from_memory(_: Option<Memory>, _: Option<Memory>, _: Lengths) -> Option<Self> {
             None
         }
     }
@@ -404,12 +386,12 @@ impl<T: Number> sealed::Operand for Buffer<T> {
         Lent { input: None, out: bytemuck::cast_slice_mut(&mut self[..]) }
     }
 
-    fn into_parts(self) -> Result<Parts, Self> {
-        Ok(Parts { input: None, out: Some(self.into_parts().0) })
+    fn into_memory(self) -> Result<Holding<Memory>, Self> {
+        Ok(Holding::Owned { input: None, out: Some(self.memory) })
     }
 
-    fn from_parts(parts: Parts, lengths: Lengths) -> Option<Self> {
-        Some(Self::from_parts(parts.out?, lengths.out))
+    fn from_memory(_: Option<Memory>, out: Option<Memory>, lengths: Lengths) -> Option<Self> {
+        Some(Self::of(out?, lengths.out))
     }
 }
 
@@ -433,13 +415,12 @@ impl<T: Number> sealed::Operand for (Buffer<T>, Buffer<T>) {
         }
     }
 
-    fn into_parts(self) -> Result<Parts, Self> {
-        Ok(Parts { input: Some(self.0.into_parts().0), out: Some(self.1.into_parts().0) })
+    fn into_memory(self) -> Result<Holding<Memory>, Self> {
+        Ok(Holding::Owned { input: Some(self.0.memory), out: Some(self.1.memory) })
     }
 
-    fn from_parts(parts: Parts, lengths: Lengths) -> Option<Self> {
-        let input = Buffer::from_parts(parts.input?, lengths.input?);
-        Some((input, Buffer::from_parts(parts.out?, lengths.out)))
+    fn from_memory(input: Option<Memory>, out: Option<Memory>, lengths: Lengths) -> Option<Self> {
+        Some((Buffer::of(input?, lengths.input?), Buffer::of(out?, lengths.out)))
     }
 }
 
@@ -500,11 +481,11 @@ impl sealed::Operand for () {
         Lent { input: None, out: &mut [] }
     }
 
-    fn into_parts(self) -> Result<Parts, Self> {
-        Ok(Parts { input: None, out: None })
+    fn into_memory(self) -> Result<Holding<Memory>, Self> {
+        Ok(Holding::Owned { input: None, out: None })
     }
 
-    fn from_parts(_: Parts, _: Lengths) -> Option<Self> {
+    fn from_memory(_: Option<Memory>, _: Option<Memory>, _: Lengths) -> Option<Self> {
         Some(())
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::Communicator;
-use crate::error::CollectiveError;
+use crate::error::{CollectiveError, setup};
 use crate::plan::{Algorithm, PlanTable, PlanTableError};
 
 /// The variable that sets the plans of communicators for which the program sets none.
@@ -86,8 +86,7 @@ impl PlanChoice {
         let Some(value) = std::env::var_os("RDMA_COLLECTIVE_PLANS") else { return Ok(Self::default()) };
         let text = value.to_string_lossy();
         text.parse().map_err(|error| {
-            let what = format!("{VARIABLE}={text:?}: takes default or a table of plans; {error}");
-            CollectiveError::Setup(what.into())
+            setup(format!("{VARIABLE}={text:?}: takes default or a table of plans; {error}"))
         })
     }
 
@@ -131,12 +130,11 @@ async fn compare(communicator: &Communicator, choice: &PlanChoice) -> Result<(),
         let text = texts.chunks_exact(CHOICE).nth(rank).unwrap_or_default();
         String::from_utf8_lossy(text).trim_end_matches('\0').to_owned()
     };
-    let what = format!(
+    Err(setup(format!(
         "rank {other} has the plans {:?}, and rank 0 has {:?}; all ranks need the same: set them in the program or with {VARIABLE}",
         text(other),
         text(0),
-    );
-    Err(CollectiveError::Setup(what.into()))
+    )))
 }
 
 #[cfg(test)]
@@ -159,7 +157,7 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let communicator = runtime.block_on(async {
             let group = Group::join(Launch::new(rank, ranks, address), Settings::default()).await?;
-            let pool = crate::memory::MemoryPool::new(group.device(), crate::memory::MemoryPool::KEPT);
+            let pool = crate::memory::MemoryPool::new(&group.session.device, crate::memory::MemoryPool::KEPT);
             Communicator::over(group, pool, Communicator::builder()).await
         });
         (runtime, communicator.unwrap())

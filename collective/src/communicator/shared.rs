@@ -6,7 +6,7 @@ use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
 use crate::engine::{Engine, Lent, OperationId};
-use crate::error::CollectiveError;
+use crate::error::{CollectiveError, setup};
 use crate::group::Group;
 use crate::lane::remote::RemoteLanes;
 use crate::memory::MemoryPool;
@@ -36,8 +36,8 @@ pub(crate) struct Shared {
     pub(crate) limit: Duration,
     /// Whether the ranks of this host outnumber its cores.
     pub(crate) crowded: bool,
-    engine: Mutex<RemoteEngine>,
-    pairs: Mutex<RemoteEngine>,
+    /// By [`Which`].
+    engines: [Mutex<RemoteEngine>; 2],
     /// Since when the operations under way stand still although a rank is lost. `None` if that is not so.
     stands_still: Mutex<Option<Instant>>,
     /// Threads that poll an engine in `wait`, by engine.
@@ -57,16 +57,13 @@ impl Shared {
     ) -> Result<Arc<Self>, CollectiveError> {
         let neighbours = group.ranks_of_this_host().len();
         let crowded = neighbours > group.cores(group.rank());
-        let [mut engine, mut pairs] = engines;
-        (engine.asks, pairs.asks) = (true, true);
         let shared = Arc::new(Self {
             group,
             pool,
             plans,
             limit,
             crowded,
-            engine: Mutex::new(engine),
-            pairs: Mutex::new(pairs),
+            engines: engines.map(Mutex::new),
             stands_still: Mutex::new(None),
             pollers: Default::default(),
             sleeping: AtomicBool::new(false),
@@ -77,9 +74,7 @@ impl Shared {
         std::thread::Builder::new()
             .name("tonic-rdma-collective".into())
             .spawn(move || carry_on(&weak))
-            .map_err(|error| {
-                CollectiveError::Setup(format!("no thread for the progress of operations: {error}").into())
-            })?;
+            .map_err(|error| setup(format!("no thread for the progress of operations: {error}")))?;
         shared.group.failure().wake(&Waker::from(Arc::new(Alarm(Arc::downgrade(&shared)))));
         Ok(shared)
     }
@@ -87,11 +82,7 @@ impl Shared {
     /// Locks an engine.
     #[inline]
     pub(crate) fn engine(&self, which: Which) -> MutexGuard<'_, RemoteEngine> {
-        let engine = match which {
-            Which::Group => &self.engine,
-            Which::Pairs => &self.pairs,
-        };
-        lock(engine)
+        lock(&self.engines[which as usize])
     }
 
     /// Carries out a round of looks for one caller. Returns whether something moved.
@@ -124,7 +115,7 @@ impl Shared {
         }
         if let Some((id, suspect)) = late {
             let shared = Arc::clone(self);
-            self.group.runtime().spawn(async move {
+            self.group.session.runtime.handle().spawn(async move {
                 let culprit = shared.group.find_culprit(suspect).await;
                 shared.engine(which).expire(id, culprit);
                 shared.attend(which, None, false);

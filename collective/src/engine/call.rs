@@ -60,8 +60,6 @@ const DTYPES: [Dtype; 12] = [
     Dtype::U64,
 ];
 const KINDS: [&str; 6] = ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier", "send"];
-const REDUCTIONS: [Reduction; 4] = [Reduction::Sum, Reduction::Mean, Reduction::Min, Reduction::Max];
-const ALGORITHMS: [Algorithm; 3] = [Algorithm::OneShot, Algorithm::HalvingDoubling, Algorithm::Ring];
 const MOST_ELEMENTS: u64 = (1 << 40) - 1;
 const ROOTS: usize = 1 << 10;
 
@@ -77,18 +75,9 @@ impl Call {
             Kind::Send { .. } | Kind::Receive { .. } => (5, 0),
         };
         let dtype = DTYPES.iter().position(|dtype| *dtype == self.dtype).unwrap_or(31) as u64;
-        let reduction = match self.reduction {
-            None => 0,
-            Some(Reduction::Sum) => 1,
-            Some(Reduction::Mean) => 2,
-            Some(Reduction::Min) => 3,
-            Some(Reduction::Max) => 4,
-        };
-        let algorithm = match self.algorithm {
-            Algorithm::OneShot => 0,
-            Algorithm::HalvingDoubling => 1,
-            Algorithm::Ring => 2,
-        };
+        // By the order of their declarations.
+        let reduction = self.reduction.map_or(0, |reduction| 1 + reduction as u64);
+        let algorithm = self.algorithm as u64;
         kind | dtype << 3
             | reduction << 8
             | algorithm << 11
@@ -123,7 +112,7 @@ impl fmt::Display for Packed {
             None => write!(f, " of unknown type {}", bits(3, 5))?,
         }
         if let Some(reduction) = bits(8, 3).checked_sub(1) {
-            match REDUCTIONS.get(reduction) {
+            match Reduction::all().nth(reduction) {
                 Some(reduction) => write!(f, " by {reduction}")?,
                 None => write!(f, " by unknown reduction {reduction}")?,
             }
@@ -132,7 +121,7 @@ impl fmt::Display for Packed {
             write!(f, " from rank {}", bits(14, 10))?;
         }
         if kind < 4 {
-            match ALGORITHMS.get(bits(11, 3)) {
+            match Algorithm::ALL.get(bits(11, 3)) {
                 Some(algorithm) => write!(f, ", {algorithm}")?,
                 None => write!(f, ", unknown algorithm {}", bits(11, 3))?,
             }

@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use self::programs::Programs;
 use self::short::Short;
 use self::under::{Busy, Context, Course, Fault, Planned, Under, Watch, check};
-use crate::error::{CollectiveError, Place};
+use crate::error::{CollectiveError, Place, argument};
 use crate::lane::{Lanes, Tag};
 use crate::plan::{Algorithm, Collective};
 use crate::reduce::Kernel;
@@ -287,9 +287,7 @@ impl<L: Lanes> Engine<L> {
             return Some(CollectiveError::Revoked(Arc::clone(failure)));
         }
         (self.under.len() >= MOST_WAITING).then(|| {
-            CollectiveError::Argument(
-                format!("{MOST_WAITING} operations wait already; await some before starting more").into(),
-            )
+            argument(format!("{MOST_WAITING} operations wait already; await some before starting more"))
         })
     }
 
@@ -409,7 +407,7 @@ impl<L: Lanes> Engine<L> {
                  their end, or use a Buffer",
                 under.call, under.number
             );
-            self.fail_all(at, CollectiveError::Argument(what.into()));
+            self.fail_all(at, argument(what));
             // No caller has got this error.
             self.told = false;
         }

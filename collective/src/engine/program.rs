@@ -568,7 +568,7 @@ impl HomeMap {
 }
 
 #[cfg(test)]
-mod homes_tests {
+mod tests {
     use super::*;
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::program::{self, Program, Shape};
 use super::{Engine, Holding, Kind, Request};
-use crate::error::CollectiveError;
+use crate::error::{CollectiveError, argument};
 use crate::lane::Lanes;
 use crate::plan::{Action, Area, Arguments, Collective, Plan, Span, Step, part};
 use crate::reduce::Kernel;
@@ -139,8 +139,4 @@ fn pair(kind: Kind, elements: usize) -> Plan {
         Kind::Group(_) => return Plan { steps: Vec::new(), scratch: 0 },
     };
     Plan { steps: vec![Step { action, after: Vec::new() }], scratch: 0 }
-}
-
-fn argument(what: String) -> CollectiveError {
-    CollectiveError::Argument(what.into())
 }

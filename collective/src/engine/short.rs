@@ -6,8 +6,7 @@
 
 use std::ops::DerefMut;
 
-use super::under::Body;
-use super::under::{Busy, Context, Fault, check};
+use super::under::{Body, Busy, Context, Fault, check};
 use crate::lane::{Lanes, Tag};
 use crate::reduce::Kernel;
 

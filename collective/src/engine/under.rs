@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::call::{Call, Packed};
 use super::program::{self, Copy, Home, Part, Program, Work};
 use super::short::Short;
-use crate::error::{CollectiveError, Place};
+use crate::error::{CollectiveError, Place, argument};
 use crate::lane::{LaneError, LaneFault, Lanes, Tag};
 use crate::reduce::Kernel;
 
@@ -455,7 +455,7 @@ impl<M: DerefMut<Target = [u8]>> Run<'_, M> {
 
 fn broken(tag: &Tag, step: u32, what: &str) -> Fault {
     let what = format!("internal error: operation {}, step {step}: {what}", tag.operation);
-    Fault::Error(CollectiveError::Argument(what.into()))
+    Fault::Error(argument(what))
 }
 
 /// One memory of an operation.

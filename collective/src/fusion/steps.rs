@@ -3,7 +3,6 @@
 use std::future::{Future, poll_fn};
 use std::ops::DerefMut;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
@@ -11,10 +10,9 @@ use prost::Message;
 
 use super::FusionError;
 use super::layout::{First, Given, Layout, List, Problem};
-use super::overlap::Timed;
-use super::overlap::{Overlap, covered};
+use super::overlap::{Overlap, Timed, covered};
 use crate::communicator::{Communicator, Operation};
-use crate::error::CollectiveError;
+use crate::error::{CollectiveError, argument};
 use crate::memory::Buffer;
 use crate::reduce::{Number, Reduction};
 
@@ -356,9 +354,9 @@ impl<T: Number> Group<T> for Ranks {
         length[0] = bytes.len() as u64;
         let length = self.0.broadcast(length, 0).await?[0];
         if length > LONGEST {
-            return Err(CollectiveError::Argument(Arc::from(format!(
+            return Err(argument(format!(
                 "rank 0 shares {length} bytes about the gradients; {LONGEST} is the most"
-            ))));
+            )));
         }
         let mut shared = self.0.allocate::<u8>(length as usize)?;
         if shared.len() == bytes.len() {

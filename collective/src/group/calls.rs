@@ -7,9 +7,9 @@ use std::time::Duration;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
-use crate::error::CollectiveError;
+use crate::error::{CollectiveError, setup};
 use crate::group::agreement::{self, Standing};
-use crate::group::launch::{Launch, setup};
+use crate::group::launch::Launch;
 use crate::group::proto::group_client::GroupClient;
 use crate::group::proto::group_server::Group;
 use crate::group::proto::{Proposal, StatusReply, StatusRequest, Suspect};

@@ -21,29 +21,24 @@ mod survivors;
 
 use std::sync::Arc;
 
-use tokio::runtime::Handle;
+use tonic_rdma_tensor::Channel;
 use tonic_rdma_tensor::internal::meeting::shortened;
-use tonic_rdma_tensor::{Channel, RdmaDevice};
 
-use crate::error::CollectiveError;
-use crate::group::launch::setup;
+use crate::error::{CollectiveError, setup};
 use crate::group::proto::Report;
 use crate::group::session::Session;
-use crate::group::state::Epoch;
+use crate::group::state::{Epoch, REPORTS};
 
 pub use launch::Launch;
 pub(crate) use session::Settings;
 pub(crate) use state::Failure;
 pub(crate) use state::Position;
 
-/// The number of reports that those who watch a rank see at once: of its latest generations.
-const REPORTS: usize = 4;
-
 /// One generation of a group, as one rank sees it. When the last clone of all generations is dropped, the channels and the server
 /// of this rank end, and so do the channels of the other ranks to it.
 #[derive(Clone, Debug)]
 pub(crate) struct Group {
-    session: Arc<Session>,
+    pub(crate) session: Arc<Session>,
     epoch: Arc<Epoch>,
 }
 
@@ -87,16 +82,6 @@ impl Group {
     /// the regions.
     pub(crate) fn region_names(&self) -> String {
         format!("tonic-rdma-collective/{:032x}", u128::from_be_bytes(self.session.group))
-    }
-
-    /// Returns the device that all channels belong to.
-    pub(crate) fn device(&self) -> &RdmaDevice {
-        &self.session.device
-    }
-
-    /// Returns the group's own runtime, for tasks that need one.
-    pub(crate) fn runtime(&self) -> &Handle {
-        self.session.runtime.handle()
     }
 
     /// Carries out `future` on the group's own runtime, and waits for its result on any other one.
@@ -195,7 +180,7 @@ impl Group {
     /// - [`Excluded`](CollectiveError::Excluded): the others go on without this rank.
     /// - [`Setup`](CollectiveError::Setup): there was no agreement in time.
     pub(crate) async fn survivors(&self) -> Result<Self, CollectiveError> {
-        let asked = || CollectiveError::Setup("this rank has asked for the group of the survivors".into());
+        let asked = || setup("this rank has asked for the group of the survivors");
         self.epoch.failure.set(asked());
         // Ranks that have noticed no failure come to the agreement too.
         self.tell(&self.epoch.failure.reason().cloned().unwrap_or_else(asked).to_string());

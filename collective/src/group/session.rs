@@ -13,10 +13,9 @@ use tokio::time::Instant;
 use tokio_stream::StreamExt as _;
 use tonic::Code;
 
-use crate::error::CollectiveError;
-use crate::group::calls::Peer;
-use crate::group::calls::{MAX_REQUEST, Service};
-use crate::group::launch::{Launch, setup};
+use crate::error::{CollectiveError, setup};
+use crate::group::calls::{MAX_REQUEST, Peer, Service};
+use crate::group::launch::Launch;
 use crate::group::proto::group_server::GroupServer;
 use crate::group::proto::{Member, Reports};
 use crate::group::state::{Epoch, GroupId, State};
@@ -70,7 +69,7 @@ impl Session {
         launch: Launch,
         settings: Settings,
     ) -> Result<(Arc<Self>, Arc<Epoch>), CollectiveError> {
-        launch.check()?;
+        let launch = launch.checked()?;
         let runtime = OwnRuntime::new("rdma-collective", 1);
         let runtime =
             Arc::new(runtime.map_err(|error| setup(format!("can't start the thread of a group: {error}")))?);
@@ -435,7 +434,7 @@ fn is_loopback(address: &str) -> bool {
 }
 
 #[cfg(test)]
-mod place_tests {
+mod tests {
     use super::{of_other_rank, of_rank_0};
     use std::net::SocketAddr;
 

@@ -6,12 +6,14 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::task::Waker;
 
 use crate::error::{CollectiveError, Place};
-use crate::group::REPORTS;
 use crate::group::agreement::{Move, Proposal, Standing};
 use crate::group::proto::{Report, Reports};
 use tonic_rdma::internal::{lock, wake_all};
 use tonic_rdma_tensor::ChannelError;
 use tonic_rdma_tensor::internal::meeting::{Hall, Key, shortened};
+
+/// The number of reports that those who watch a rank see at once: of its latest generations.
+pub(crate) const REPORTS: usize = 4;
 
 /// The name of a group: the key of its meeting, which all ranks share.
 pub(crate) type GroupId = Key;
@@ -262,7 +264,7 @@ impl Failure {
 }
 
 #[cfg(test)]
-mod failure_tests {
+mod tests {
     use super::Failure;
     use crate::error::CollectiveError;
     use std::future::poll_fn;

@@ -8,10 +8,9 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tonic::Code;
 
-use crate::error::CollectiveError;
+use crate::error::{CollectiveError, setup};
 use crate::group::agreement::{Move, Proposal, Standing};
 use crate::group::calls::standing_of;
-use crate::group::launch::setup;
 use crate::group::session::Session;
 use crate::group::state::Epoch;
 

@@ -14,11 +14,11 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use bytemuck::Pod;
 
-use crate::error::CollectiveError;
+use crate::error::{CollectiveError, argument};
 use tonic_rdma::internal::lock;
 use tonic_rdma_tensor::{ChannelError, PublishedRegion, RdmaDevice};
 
@@ -28,7 +28,7 @@ use tonic_rdma_tensor::{ChannelError, PublishedRegion, RdmaDevice};
 /// A buffer is a `&mut [T]`. It moves into an operation, and comes back with the result. When a buffer is dropped, its memory
 /// stays registered, and the next buffer of about the same size uses the memory again.
 pub struct Buffer<T> {
-    memory: Memory,
+    pub(crate) memory: Memory,
     length: usize,
     elements: PhantomData<T>,
 }
@@ -40,10 +40,10 @@ impl<T: Pod> Buffer<T> {
     /// There is no memory, or its pinned part has reached `RDMA_PINNED_LIMIT`.
     pub(crate) fn zeroed(pool: &MemoryPool, length: usize) -> Result<Self, CollectiveError> {
         let bytes = length.checked_mul(size_of::<T>()).ok_or_else(|| {
-            CollectiveError::Argument(
-                format!("a buffer of {length} elements of {} bytes is larger than memory", size_of::<T>())
-                    .into(),
-            )
+            argument(format!(
+                "a buffer of {length} elements of {} bytes is larger than memory",
+                size_of::<T>()
+            ))
         })?;
         let mut memory = pool.take(bytes)?;
         if memory.is_used()
@@ -64,20 +64,9 @@ impl<T: Pod> Buffer<T> {
         self.length == 0
     }
 
-    /// Takes the buffer apart: its memory and the number of elements.
-    pub(crate) fn into_parts(self) -> (Memory, usize) {
-        (self.memory, self.length)
-    }
-
     /// Puts a buffer together again. `memory` has at least `length` elements.
-    pub(crate) fn from_parts(memory: Memory, length: usize) -> Self {
+    pub(crate) fn of(memory: Memory, length: usize) -> Self {
         Self { memory, length, elements: PhantomData }
-    }
-
-    /// Returns the memory. The elements begin at its first byte.
-    #[cfg(test)]
-    pub(crate) fn memory(&self) -> &Memory {
-        &self.memory
     }
 }
 
@@ -122,17 +111,6 @@ pub(crate) struct Memory {
     pool: Arc<Shared>,
 }
 
-/// What a pool has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct MemoryStatistics {
-    /// Bytes that are in use.
-    pub(crate) used: usize,
-    /// Bytes that wait for their next use.
-    pub(crate) idle: usize,
-    /// The number of regions that the pool has registered in its life.
-    pub(crate) registered: u64,
-}
-
 struct Shared {
     device: RdmaDevice,
     /// The number of the pool, which only ranks of its group learn.
@@ -145,7 +123,10 @@ struct Shared {
 #[derive(Default)]
 struct State {
     idle: BTreeMap<usize, Vec<(u64, PublishedRegion)>>,
-    statistics: MemoryStatistics,
+    /// Bytes that wait for their next use.
+    idle_bytes: usize,
+    /// The number of regions that the pool has registered in its life.
+    registered: u64,
 }
 
 impl MemoryPool {
@@ -175,22 +156,20 @@ impl MemoryPool {
     /// # Errors
     /// There is no memory, or `RDMA_PINNED_LIMIT` is used up also after all idle memory of this pool was freed.
     pub(crate) fn take(&self, bytes: usize) -> Result<Memory, CollectiveError> {
-        let class = size_class(bytes).ok_or_else(|| {
-            CollectiveError::Argument(format!("{bytes} bytes are more than memory can be").into())
-        })?;
-        let mut state = self.shared.lock();
+        let class = size_class(bytes)
+            .ok_or_else(|| argument(format!("{bytes} bytes are more than memory can be")))?;
+        let mut state = lock(&self.shared.state);
         if let Some((number, region)) = state.idle.get_mut(&class).and_then(Vec::pop) {
-            state.statistics.idle -= class;
-            state.statistics.used += class;
+            state.idle_bytes -= class;
             return Ok(self.memory(number, region, true));
         }
-        state.statistics.registered += 1;
-        let number = state.statistics.registered;
+        state.registered += 1;
+        let number = state.registered;
         drop(state);
         let region = self.publish(class, number).or_else(|error| {
             let idle = {
-                let mut state = self.shared.lock();
-                state.statistics.idle = 0;
+                let mut state = lock(&self.shared.state);
+                state.idle_bytes = 0;
                 std::mem::take(&mut state.idle)
             };
             if idle.is_empty() {
@@ -199,13 +178,7 @@ impl MemoryPool {
             drop(idle);
             self.publish(class, number)
         })?;
-        self.shared.lock().statistics.used += class;
         Ok(self.memory(number, region, false))
-    }
-
-    /// Returns the bytes of the pool.
-    pub(crate) fn statistics(&self) -> MemoryStatistics {
-        self.shared.lock().statistics
     }
 
     fn publish(&self, bytes: usize, number: u64) -> Result<PublishedRegion, ChannelError> {
@@ -264,37 +237,15 @@ impl Drop for Memory {
     fn drop(&mut self) {
         let Some(region) = self.region.take() else { return };
         let bytes = region.len();
-        let mut state = self.pool.lock();
-        state.statistics.used = state.statistics.used.saturating_sub(bytes);
-        if self.retired || state.statistics.idle + bytes > self.pool.kept {
+        let mut state = lock(&self.pool.state);
+        if self.retired || state.idle_bytes + bytes > self.pool.kept {
             drop(state);
             // The region is freed outside the lock, because that takes system calls.
             drop(region);
             return;
         }
-        state.statistics.idle += bytes;
+        state.idle_bytes += bytes;
         state.idle.entry(bytes).or_default().push((self.number, region));
-    }
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
-    }
-}
-
-impl fmt::Debug for MemoryPool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryPool")
-            .field("number", &self.shared.number)
-            .field("statistics", &self.statistics())
-            .finish()
-    }
-}
-
-impl fmt::Debug for Memory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Memory").field("number", &self.number).field("bytes", &self.len()).finish()
     }
 }
 
@@ -307,9 +258,14 @@ fn size_class(bytes: usize) -> Option<usize> {
 }
 
 #[cfg(test)]
-mod pool_tests {
+mod tests {
     use super::*;
-    use crate::memory::Buffer;
+
+    /// Returns the idle bytes, and the number of regions that the pool has registered.
+    fn state(pool: &MemoryPool) -> (usize, u64) {
+        let state = lock(&pool.shared.state);
+        (state.idle_bytes, state.registered)
+    }
 
     #[test]
     fn a_size_class_wastes_at_most_a_quarter() {
@@ -331,12 +287,12 @@ mod pool_tests {
         assert!(!memory.is_used());
         memory.fill(7);
         let (number, bytes) = (memory.number(), memory.len());
-        assert_eq!(pool.statistics(), MemoryStatistics { used: bytes, idle: 0, registered: 1 });
+        assert_eq!(state(&pool), (0, 1));
         drop(memory);
-        assert_eq!(pool.statistics(), MemoryStatistics { used: 0, idle: bytes, registered: 1 });
+        assert_eq!(state(&pool), (bytes, 1));
 
         let buffer = Buffer::<u8>::zeroed(&pool, 29_000).unwrap();
-        assert_eq!(buffer.memory().number(), number);
+        assert_eq!(buffer.memory.number(), number);
         assert!(buffer.iter().all(|byte| *byte == 0), "a new buffer holds zeros");
         assert_eq!(buffer.len(), 29_000);
     }
@@ -346,12 +302,12 @@ mod pool_tests {
         let device = RdmaDevice::builder().bind("127.0.0.1:0").await.unwrap();
         let pool = MemoryPool::new(&device, 8192);
         drop(pool.take(100_000).unwrap());
-        assert_eq!(pool.statistics().idle, 0);
+        assert_eq!(state(&pool).0, 0);
         let mut memory = pool.take(1).unwrap();
         memory.retire();
         let number = memory.number();
         drop(memory);
-        assert_eq!(pool.statistics().idle, 0);
+        assert_eq!(state(&pool).0, 0);
         assert_ne!(pool.take(1).unwrap().number(), number);
     }
 

@@ -102,7 +102,8 @@ macro_rules! integers {
 
             #[inline(always)]
             fn extreme<const LARGER: bool>(self, other: Self) -> Self {
-                if (if LARGER { self > other } else { self < other }) { self } else { other }
+                let first = if LARGER { self > other } else { self < other };
+                if first { self } else { other }
             }
         }
     )*};
@@ -123,9 +124,9 @@ macro_rules! floats {
 
             #[inline(always)]
             fn extreme<const LARGER: bool>(self, other: Self) -> Self {
-                let before = |one: Self, two: Self| if LARGER { one > two } else { one < two };
-                let one = if before(self, other) { self } else { other }.to_bits();
-                let two = if before(other, self) { other } else { self }.to_bits();
+                let (first, second) = if LARGER { (self > other, other > self) } else { (self < other, other < self) };
+                let one = if first { self } else { other }.to_bits();
+                let two = if second { other } else { self }.to_bits();
                 let bits = if LARGER { one & two } else { one | two };
                 Self::from_bits(if self.is_nan() || other.is_nan() { $nan } else { bits })
             }

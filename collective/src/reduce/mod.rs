@@ -18,10 +18,8 @@ use bytemuck::{cast_slice, cast_slice_mut, try_cast_slice, try_cast_slice_mut};
 use half::{bf16, f16};
 use tonic_rdma_tensor::{Dtype, Element};
 
-use self::kernels::SumF16;
-use self::kernels::{Arithmetic, Divide};
-use self::kernels::{Extreme, Pair, Sum};
-use crate::error::CollectiveError;
+use self::kernels::{Arithmetic, Divide, Extreme, Pair, Sum, SumF16};
+use crate::error::{CollectiveError, argument};
 
 /// How the elements of all ranks become one.
 ///
@@ -78,9 +76,8 @@ numbers!(f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64);
 /// A reduction of elements of one type, on their bytes.
 ///
 /// Bytes may lie at any address. At one that does not suit the type they are copied in blocks, which is slower.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct Kernel {
-    reduction: Reduction,
     reduce: fn(&mut [u8], &[u8]),
     reduce_into: fn(&mut [u8], &[u8], &[u8]),
     /// Only for a mean.
@@ -109,18 +106,15 @@ impl Kernel {
             _ => None,
         };
         kernel.ok_or_else(|| {
-            CollectiveError::Argument(
-                match reduction {
-                    Reduction::Mean => format!(
-                        "elements of type {dtype} have no mean; use float32, float64, float16 or bfloat16, or the sum"
-                    ),
-                    _ => format!(
-                        "elements of type {dtype} have no reduction {reduction}; use a floating-point type of 16 to 64 \
-                         bits or an integer type"
-                    ),
-                }
-                .into(),
-            )
+            argument(match reduction {
+                Reduction::Mean => format!(
+                    "elements of type {dtype} have no mean; use float32, float64, float16 or bfloat16, or the sum"
+                ),
+                _ => format!(
+                    "elements of type {dtype} have no reduction {reduction}; use a floating-point type of 16 to 64 \
+                     bits or an integer type"
+                ),
+            })
         })
     }
 
@@ -166,20 +160,14 @@ impl Kernel {
 
     fn of_type<T: Arithmetic, S: Pair<T>>(reduction: Reduction) -> Self {
         match reduction {
-            Reduction::Sum | Reduction::Mean => Self::of_pair::<T, S>(reduction),
-            Reduction::Min => Self::of_pair::<T, Extreme<false>>(reduction),
-            Reduction::Max => Self::of_pair::<T, Extreme<true>>(reduction),
+            Reduction::Sum | Reduction::Mean => Self::of_pair::<T, S>(),
+            Reduction::Min => Self::of_pair::<T, Extreme<false>>(),
+            Reduction::Max => Self::of_pair::<T, Extreme<true>>(),
         }
     }
 
-    fn of_pair<T: Arithmetic, P: Pair<T>>(reduction: Reduction) -> Self {
-        Self { reduction, reduce: reduce_bytes::<T, P>, reduce_into: reduce_bytes_into::<T, P>, divide: None }
-    }
-}
-
-impl fmt::Debug for Kernel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Kernel").field("reduction", &self.reduction).finish_non_exhaustive()
+    fn of_pair<T: Arithmetic, P: Pair<T>>() -> Self {
+        Self { reduce: reduce_bytes::<T, P>, reduce_into: reduce_bytes_into::<T, P>, divide: None }
     }
 }
 

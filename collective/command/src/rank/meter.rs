@@ -285,7 +285,7 @@ pub(crate) fn now() -> u64 {
 }
 
 #[cfg(test)]
-mod clock_tests {
+mod tests {
     use super::*;
 
     #[test]

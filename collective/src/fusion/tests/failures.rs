@@ -3,9 +3,8 @@ use std::time::Duration;
 use super::simulation::{Rank, group, ranks};
 use super::steps::put;
 use crate::error::CollectiveError;
-use crate::fusion::FusionError;
-use crate::fusion::block_on;
 use crate::fusion::steps::Steps;
+use crate::fusion::{FusionError, block_on};
 
 /// Returns a rank alone, after a step with gradients `a` (2 elements) and `b` (3), in buckets of their own.
 fn laid() -> (Rank, Steps<f32, Rank>) {

@@ -8,8 +8,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use crate::error::CollectiveError;
-use crate::fusion::steps::Group;
-use crate::fusion::steps::Steps;
+use crate::fusion::steps::{Group, Steps};
 
 /// One rank of a group.
 #[derive(Clone)]

@@ -4,8 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
-use crate::fusion::overlap::Timed;
-use crate::fusion::overlap::{Overlap, covered};
+use crate::fusion::overlap::{Overlap, Timed, covered};
 
 const fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)

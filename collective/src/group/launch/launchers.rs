@@ -2,8 +2,8 @@
 
 use std::ffi::OsString;
 
-use crate::error::CollectiveError;
-use crate::group::launch::{Launch, setup};
+use crate::error::{CollectiveError, setup};
+use crate::group::launch::Launch;
 
 const RANK: &str = "RDMA_COLLECTIVE_RANK";
 const SIZE: &str = "RDMA_COLLECTIVE_SIZE";
@@ -72,7 +72,7 @@ pub(super) fn read(variables: &Variables<'_>) -> Result<Launch, CollectiveError>
             )));
         }
     };
-    checked(Launch { rank, size, address, job: said.job })
+    Launch { rank, size, address, job: said.job }.checked()
 }
 
 /// Makes the launch from this library's variables alone.
@@ -87,7 +87,7 @@ fn without_launcher(
         missing.into_iter().filter(|(_, missing)| *missing).map(|(name, _)| name).collect();
     match (rank, size) {
         (Some(rank), Some(size)) if missing.is_empty() => {
-            checked(Launch::new(rank, size, address.unwrap_or_else(|| joined(LOOPBACK, 0))))
+            Launch::new(rank, size, address.unwrap_or_else(|| joined(LOOPBACK, 0))).checked()
         }
         _ if missing.len() == 3 => Err(setup(format!(
             "no launcher started this process: start it with torchrun, mpirun or srun, or set {RANK}, {SIZE} and {ADDRESS}"
@@ -246,7 +246,7 @@ fn slurm(variables: &Variables<'_>) -> Result<Option<Said>, CollectiveError> {
     let step = step.filter(|step| step.parse().is_ok_and(|step: u32| step < 0xffff_fff0));
     let tasks = variables.number("SLURM_STEP_NUM_TASKS")?.filter(|_| step.is_some());
     let Some(size) = tasks.map_or_else(|| variables.number("SLURM_NTASKS"), |tasks| Ok(Some(tasks)))? else {
-        return Err(missing("SLURM_PROCID", "SLURM_NTASKS"));
+        return Err(setup("SLURM_PROCID is set, and SLURM_NTASKS is not"));
     };
     // In a batch script Slurm sets the variables of task 0, and starts no other tasks. A script may start and number ranks itself.
     if step.is_none() && variables.number(SIZE)?.unwrap_or(size) > 1 && variables.number(RANK)?.is_none() {
@@ -296,10 +296,6 @@ fn required(variables: &Variables<'_>, name: &str) -> Result<usize, CollectiveEr
     variables.number(name)?.ok_or_else(|| setup(format!("the launcher did not set {name}")))
 }
 
-fn missing(is_set: &str, is_not: &str) -> CollectiveError {
-    setup(format!("{is_set} is set, and {is_not} is not"))
-}
-
 /// Returns `host:port`, with brackets around an address of IPv6.
 fn joined(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
@@ -311,11 +307,6 @@ fn checked_address(address: String) -> Result<String, CollectiveError> {
         Some((host, Ok(1..))) if !host.is_empty() => Ok(address),
         _ => Err(refuse(ADDRESS, &address, "takes host:port")),
     }
-}
-
-fn checked(launch: Launch) -> Result<Launch, CollectiveError> {
-    launch.check()?;
-    Ok(launch)
 }
 
 /// Reads variables from a source.
@@ -392,7 +383,7 @@ pub(super) fn of(job: &str, taken: Option<u16>) -> u16 {
 }
 
 #[cfg(test)]
-mod port_tests {
+mod tests {
     use super::{COUNT, FIRST, of};
 
     #[test]

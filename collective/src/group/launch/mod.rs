@@ -5,7 +5,7 @@ mod launchers;
 use std::ffi::OsString;
 
 use self::launchers::Variables;
-use crate::error::CollectiveError;
+use crate::error::{CollectiveError, setup};
 
 /// The rank of this process, the number of ranks, and the address at which they meet.
 ///
@@ -124,8 +124,8 @@ impl Launch {
         &self.job
     }
 
-    /// Returns an error if the numbers do not fit.
-    pub(crate) fn check(&self) -> Result<(), CollectiveError> {
+    /// Returns the launch, or an error if the numbers do not fit.
+    pub(crate) fn checked(self) -> Result<Self, CollectiveError> {
         let (rank, size) = (self.rank, self.size);
         let most = Self::MAX_SIZE;
         if !(1..=most).contains(&size) {
@@ -144,16 +144,11 @@ impl Launch {
             let (length, most) = (self.job.len(), Self::MAX_JOB);
             return Err(setup(format!("the job's name has {length} bytes; it takes at most {most}")));
         }
-        Ok(())
+        Ok(self)
     }
 
     /// The longest name of a job in bytes.
     pub(crate) const MAX_JOB: usize = 256;
-}
-
-/// Makes the error of a bad setting.
-pub(crate) fn setup(message: String) -> CollectiveError {
-    CollectiveError::Setup(message.into())
 }
 
 #[cfg(test)]

@@ -17,17 +17,12 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tonic_rdma_tensor::{Channel, ChannelError, RegionView, RemoteRegion, Rights, SharedRegion};
 
-use crate::error::CollectiveError;
-use crate::lane::remote::RemoteLanes;
-use crate::lane::remote::Watch;
-use crate::lane::remote::message::{HEADER, Layout, REFERENCE};
-use crate::lane::remote::message::{LaneCounters, LaneSettings};
+use crate::error::{CollectiveError, setup};
+use crate::lane::remote::message::{HEADER, LaneCounters, LaneSettings, Layout, REFERENCE};
 use crate::lane::remote::peer::{Common, Peer, Wire};
-use crate::lane::remote::pull::Pull;
-use crate::lane::remote::pull::Scratch;
-use crate::lane::remote::pull::Sources;
-use crate::lane::remote::wire::ViewWire;
-use crate::lane::remote::wire::WriteWire;
+use crate::lane::remote::pull::{Pull, Scratch, Sources};
+use crate::lane::remote::wire::{ViewWire, WriteWire};
+use crate::lane::remote::{RemoteLanes, Watch};
 use crate::memory::MemoryPool;
 
 /// "lanes", and the version of the format of messages.
@@ -72,7 +67,7 @@ impl RemoteLanes {
     ) -> Result<Self, CollectiveError> {
         let ranks = channels.len();
         if rank >= ranks {
-            return Err(CollectiveError::Setup(format!("rank {rank} of {ranks} ranks").into()));
+            return Err(setup(format!("rank {rank} of {ranks} ranks")));
         }
         let names = format!("{}/{generation}", settings.names);
         let layout = settings.layout();
@@ -89,9 +84,7 @@ impl RemoteLanes {
         let mut watched = Vec::new();
         for (peer, channel) in channels.into_iter().enumerate().filter(|(peer, _)| *peer != rank) {
             let Some(channel) = channel else {
-                return Err(CollectiveError::Setup(
-                    format!("rank {rank} has no channel to rank {peer}").into(),
-                ));
+                return Err(setup(format!("rank {rank} has no channel to rank {peer}")));
             };
             watched.push((peer, channel.clone()));
             let meeting = meeting.clone();
@@ -100,9 +93,7 @@ impl RemoteLanes {
         let mut peers: Vec<Option<Box<Peer>>> = (0..ranks).map(|_| None).collect();
         while let Some(met) = tasks.join_next().await {
             let (rank, peer) = met.map_err(broken)?;
-            let peer = peer.map_err(|error| {
-                CollectiveError::Setup(format!("no lanes to rank {rank}: {error}").into())
-            })?;
+            let peer = peer.map_err(|error| setup(format!("no lanes to rank {rank}: {error}")))?;
             peers[rank] = Some(Box::new(peer));
         }
         let inline = peers.iter().flatten().map(|peer| peer.inline()).min();
@@ -196,10 +187,9 @@ impl Meeting {
         let (most, least) = (channel.max_inline(), HEADER + REFERENCE);
         if most < least {
             let (provider, device) = channel.device();
-            return Err(CollectiveError::Setup(
-                format!("the device {provider} {device} takes {most} bytes inline, and lanes need {least}")
-                    .into(),
-            ));
+            return Err(setup(format!(
+                "the device {provider} {device} takes {most} bytes inline, and lanes need {least}"
+            )));
         }
         let ring = self.pool.device().allocate(layout.bytes())?;
         let ring =
@@ -234,17 +224,17 @@ impl Hello {
     fn check(&self, layout: Layout, peer: usize) -> Result<(), CollectiveError> {
         let expected = Self::new(layout, peer, 0);
         if self.words[0] != MAGIC {
-            return Err(CollectiveError::Setup(
-                format!("its lanes have the format {:#x}, and those of this rank {MAGIC:#x}", self.words[0])
-                    .into(),
-            ));
+            let format = self.words[0];
+            return Err(setup(format!(
+                "its lanes have the format {format:#x}, and those of this rank {MAGIC:#x}"
+            )));
         }
         if self.words[1] != expected.words[1] {
             return Err(other_settings());
         }
         if self.words[2] != expected.words[2] {
             let found = self.words[2];
-            return Err(CollectiveError::Setup(format!("it says that it is rank {found}").into()));
+            return Err(setup(format!("it says that it is rank {found}")));
         }
         Ok(())
     }
@@ -275,10 +265,10 @@ fn ring_name(names: &str, rank: usize, sender: usize) -> String {
 }
 
 fn other_settings() -> CollectiveError {
-    CollectiveError::Setup("it has other settings of lanes, or another number of ranks".into())
+    setup("it has other settings of lanes, or another number of ranks")
 }
 
 /// Makes the error of something that this rank has checked before.
 fn broken(error: impl std::fmt::Display) -> CollectiveError {
-    CollectiveError::Setup(format!("set-up of lanes: {error}").into())
+    setup(format!("set-up of lanes: {error}"))
 }

@@ -2,13 +2,11 @@
 
 use tonic_rdma_tensor::{Channel, ChannelError};
 
-use crate::lane::remote::message::LaneCounters;
-use crate::lane::remote::message::{self, Content, HEADER, Head, LINE, Layout, Reference, SHORT};
-use crate::lane::remote::pull::Scratch;
-use crate::lane::remote::pull::{Pull, Sink};
-use crate::lane::remote::pull::{Source, Sources};
-use crate::lane::remote::wire::ViewWire;
-use crate::lane::remote::wire::WriteWire;
+use crate::lane::remote::message::{
+    self, Content, HEADER, Head, LINE, LaneCounters, Layout, Reference, SHORT,
+};
+use crate::lane::remote::pull::{Pull, Scratch, Sink, Source, Sources};
+use crate::lane::remote::wire::{ViewWire, WriteWire};
 use crate::lane::{LaneFault, Tag, violation};
 
 /// The lanes between this rank and one peer: messages in both directions.
@@ -370,7 +368,7 @@ impl Peer {
         common: &mut Common,
     ) -> Result<bool, LaneFault> {
         if reference.length > 0 {
-            let before = self.pull.given();
+            let before = self.pull.given;
             let found = self.sources.find(reference.number);
             let ended = match found {
                 Ok(None) => {
@@ -389,7 +387,7 @@ impl Peer {
                 ),
                 Err(fault) => Err(fault),
             };
-            common.given |= self.pull.given() != before;
+            common.given |= self.pull.given != before;
             match ended {
                 Ok(true) => {}
                 Ok(false) => return Ok(false),

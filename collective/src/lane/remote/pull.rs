@@ -7,8 +7,7 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::sync::oneshot::error::TryRecvError;
 
-use crate::lane::remote::message::LaneCounters;
-use crate::lane::remote::message::Reference;
+use crate::lane::remote::message::{LaneCounters, Reference};
 use crate::lane::{LaneFault, violation};
 use crate::memory::name_of;
 use tonic_rdma_tensor::{Channel, ChannelError, MemRegion, Memcpy, RdmaDevice, RegionView, RemoteRegion};
@@ -22,8 +21,8 @@ pub(super) struct Pull {
     ahead: usize,
     /// Bytes that READs were begun for.
     asked: usize,
-    /// Bytes that were given.
-    given: usize,
+    /// Bytes of the message that were given.
+    pub(super) given: usize,
     reads: VecDeque<(Memcpy, usize)>,
     idle: Vec<MemRegion>,
     /// Since when the peer's memory is gone.
@@ -54,11 +53,6 @@ impl Pull {
             idle: Vec::new(),
             gone: None,
         }
-    }
-
-    /// Returns how many bytes of the message were given.
-    pub(super) fn given(&self) -> usize {
-        self.given
     }
 
     /// Begins anew, for the next message.

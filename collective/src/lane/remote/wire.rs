@@ -185,8 +185,7 @@ impl WriteWire {
 
     /// Copies payload bytes at `offset` of the ring into `into`.
     pub(super) fn copy_out(&self, offset: usize, into: &mut [u8]) -> Result<(), LaneFault> {
-        let outside = |_| violation("a slot does not lie within the memory of the lanes");
-        self.ring.memory().copy_out(offset, into).map_err(outside)
+        self.ring.memory().copy_out(offset, into).map_err(|_| outside())
     }
 
     /// Returns how many messages of this rank the peer has taken, as the peer says, or `None` while the count changes.
