@@ -1,8 +1,10 @@
 //! libibverbs, loaded at run time: a program built with this provider starts on a machine without the library.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
 use ibverbs_sys as sys;
@@ -116,6 +118,55 @@ pub(super) fn library() -> Result<&'static Library, VerbsError> {
         install: PACKAGE,
         source: Arc::clone(error) as _,
     })
+}
+
+/// An object of libibverbs, destroyed on drop. Its user keeps all objects that this one depends on in fields after it, because
+/// fields are dropped in order.
+pub(super) struct Owned<T> {
+    object: NonNull<T>,
+    destroy: unsafe extern "C" fn(*mut T) -> c_int,
+    /// What `destroy` does, for its error.
+    action: &'static str,
+}
+
+// SAFETY: libibverbs is thread-safe throughout, every object of it (rdma-core, Documentation/libibverbs.md).
+unsafe impl<T> Send for Owned<T> {}
+// SAFETY: the reasons for `Send` hold for `Sync`.
+unsafe impl<T> Sync for Owned<T> {}
+
+impl<T> Owned<T> {
+    /// Takes over an object that was just created, or returns `None` for a null pointer.
+    ///
+    /// # Safety
+    /// `destroy` may be called with the object when the value is dropped: no other code destroys it, all objects that depend on it
+    /// are gone by then, and all objects that it depends on are still alive.
+    pub(super) unsafe fn new(
+        object: *mut T,
+        destroy: unsafe extern "C" fn(*mut T) -> c_int,
+        action: &'static str,
+    ) -> Option<Self> {
+        NonNull::new(object).map(|object| Self { object, destroy, action })
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut T {
+        self.object.as_ptr()
+    }
+}
+
+impl<T> fmt::Debug for Owned<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.object.fmt(f)
+    }
+}
+
+impl<T> Drop for Owned<T> {
+    fn drop(&mut self) {
+        // SAFETY: the caller of `new` promised it.
+        let result = unsafe { (self.destroy)(self.object.as_ptr()) };
+        if let Err(error) = check(self.action, result) {
+            tracing::warn!(%error, "an object of the device can't be given back");
+        }
+    }
 }
 
 /// Returns the error of a function that reported it by a null pointer or -1.

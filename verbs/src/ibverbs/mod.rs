@@ -12,7 +12,7 @@
 //! | `sleeper` | waking threads that sleep on a completion queue |
 //! | `iwarp/` | connecting on iWARP, by librdmacm; completions in the order of posting |
 //! | `device/` | devices, ports and addresses: which ones there are, and which ones are taken; asynchronous events |
-//! | `domain/` | protection domains, and the memory registered in them; memory of GPUs by dmabuf, which no device has been tried with |
+//! | `domain` | protection domains, and the memory registered in them; memory of GPUs by dmabuf, which no device has been tried with |
 //! | `posting/` | the device's queue pairs with their requests |
 //! | `completion_queue/` | completion queues, and what their completions mean |
 //! | `shared_receive_queue` | shared receive queues |

@@ -4,9 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::device::list::Transport;
-use super::domain::Domain;
-use super::domain::device_memory::DeviceRegion;
-use super::domain::memory_region::Region;
+use super::domain::{DeviceRegion, Domain, Region};
 use super::queue_pair::Pair;
 use super::shared_receive_queue::SharedQueue;
 use crate::{

@@ -1,7 +1,7 @@
 //! Shared receive queues, from which many queue pairs take receives.
 
 use std::any::Any;
-use std::ptr::{self, NonNull};
+use std::ptr;
 use std::sync::{Arc, Mutex};
 
 use ibverbs_sys as sys;
@@ -9,7 +9,7 @@ use ibverbs_sys as sys;
 use super::device::Device;
 use super::device::shared_receives::Entries;
 use super::domain::Domain;
-use super::library::{check, last_error, post_error_kind};
+use super::library::{Owned, last_error, post_error_kind};
 use super::posting::receives::ReceiveList;
 use super::ticket::Ticket;
 use crate::sync::lock;
@@ -18,7 +18,7 @@ use crate::{Context as _, PostError, PostErrorKind, ReceiveRequest, SharedReceiv
 /// A shared receive queue.
 #[derive(Debug)]
 pub(crate) struct SharedQueue {
-    queue: NonNull<sys::ibv_srq>,
+    queue: Owned<sys::ibv_srq>,
     /// Names the queue in the device's table, and in the tickets of its receives.
     key: u32,
     segments: u32,
@@ -27,11 +27,6 @@ pub(crate) struct SharedQueue {
     list: Mutex<ReceiveList>,
     domain: Arc<Domain>,
 }
-
-// SAFETY: libibverbs is thread-safe, and all else here is Send and Sync itself.
-unsafe impl Send for SharedQueue {}
-// SAFETY: the reasons for `Send` hold for `Sync`.
-unsafe impl Sync for SharedQueue {}
 
 impl SharedQueue {
     /// Receives handed to the device at a time.
@@ -53,9 +48,16 @@ impl SharedQueue {
         let mut wanted = sys::ibv_srq_init_attr::default();
         wanted.attr.max_wr = capacity.max(1);
         wanted.attr.max_sge = segments.max(1);
-        // SAFETY: the domain is alive, and the structure writable.
-        let queue = unsafe { (device.library().create_srq)(domain.as_ptr(), &raw mut wanted) };
-        let queue = NonNull::new(queue)
+        let library = device.library();
+        // SAFETY:
+        // - the structure is writable,
+        // - the domain is alive, and dropped after the queue; and
+        // - queue pairs hold a reference to the queue that they take from, so none is left when the queue is dropped.
+        let queue = unsafe {
+            let queue = (library.create_srq)(domain.as_ptr(), &raw mut wanted);
+            Owned::new(queue, library.destroy_srq, "destroying a shared receive queue")
+        };
+        let queue = queue
             .ok_or_else(|| last_error(format!("creating a shared receive queue of {capacity} entries")))?;
         let entries = Arc::new(Entries::new(capacity));
         let key = lock(&device.shared_receives).insert(&entries);
@@ -136,12 +138,6 @@ impl SharedReceiveQueue for SharedQueue {
 
 impl Drop for SharedQueue {
     fn drop(&mut self) {
-        let device = self.domain.device();
-        lock(&device.shared_receives).remove(self.key);
-        // SAFETY: queue pairs hold a reference to the queue that they take from, so none is left.
-        let result = unsafe { (device.library().destroy_srq)(self.queue.as_ptr()) };
-        if let Err(error) = check("destroying a shared receive queue", result) {
-            tracing::warn!(%error, "an object of the device can't be given back");
-        }
+        lock(&self.domain.device().shared_receives).remove(self.key);
     }
 }

@@ -1,27 +1,32 @@
 //! Completion channels.
 
 use std::os::fd::BorrowedFd;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use ibverbs_sys as sys;
 
 use crate::VerbsError;
 use crate::ibverbs::device::Device;
-use crate::ibverbs::library::{check, last_error, set_nonblocking};
+use crate::ibverbs::library::{Owned, last_error, set_nonblocking};
 
 /// A completion channel, whose descriptor does not block.
 #[derive(Debug)]
 pub(super) struct Channel {
+    pub(super) channel: Owned<sys::ibv_comp_channel>,
     device: Arc<Device>,
-    pub(super) channel: NonNull<sys::ibv_comp_channel>,
 }
 
 impl Channel {
     pub(super) fn create(device: Arc<Device>) -> Result<Self, VerbsError> {
-        // SAFETY: the context is open.
-        let channel = unsafe { (device.library().create_comp_channel)(device.context()) };
-        let channel = NonNull::new(channel).ok_or_else(|| last_error("creating a completion channel"))?;
+        let library = device.library();
+        // SAFETY:
+        // - the context is open, and
+        // - the completion queue of the channel is dropped before it, and the device after it.
+        let channel = unsafe {
+            let channel = (library.create_comp_channel)(device.context());
+            Owned::new(channel, library.destroy_comp_channel, "destroying a completion channel")
+        };
+        let channel = channel.ok_or_else(|| last_error("creating a completion channel"))?;
         let channel = Self { device, channel };
         set_nonblocking(channel.fd())?;
         Ok(channel)
@@ -31,7 +36,7 @@ impl Channel {
         // SAFETY:
         // - the channel is alive, and never changes its descriptor, and
         // - that is open as long as the channel, which is borrowed.
-        unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
+        unsafe { BorrowedFd::borrow_raw((*self.channel.as_ptr()).fd) }
     }
 
     /// Takes one event, if there is one.
@@ -43,15 +48,5 @@ impl Channel {
             (self.device.library().get_cq_event)(self.channel.as_ptr(), &raw mut queue, &raw mut context)
         };
         result == 0
-    }
-}
-
-impl Drop for Channel {
-    fn drop(&mut self) {
-        // SAFETY: the completion queue was destroyed before: it drops its fields after itself.
-        let result = unsafe { (self.device.library().destroy_comp_channel)(self.channel.as_ptr()) };
-        if let Err(error) = check("destroying a completion channel", result) {
-            tracing::warn!(%error, "an object of the device can't be given back");
-        }
     }
 }

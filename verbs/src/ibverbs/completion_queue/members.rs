@@ -184,7 +184,7 @@ fn shared_receive(device: &Device, ticket: Ticket, completion: &sys::ibv_wc) -> 
             let status = status::translate(status);
             let iwarp = device.manager.is_some();
             if let Some(pair) = lock(&device.pairs).get(&completion.qp_num) {
-                pair.fail(&|| status::explain(iwarp, status, ticket.kind, vendor_error));
+                pair.fail(|| status::explain(iwarp, status, ticket.kind, vendor_error));
             }
             (status, 0, sys::ibv_wc_opcode::IBV_WC_RECV)
         }

@@ -7,7 +7,6 @@ mod status;
 use std::any::Any;
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
-use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
 use ibverbs_sys as sys;
@@ -16,7 +15,7 @@ use self::channel::Channel;
 use self::members::{Members, Role};
 use super::device::Device;
 use super::iwarp::manager::FetchCompletions;
-use super::library::{check, last_error};
+use super::library::{Owned, check, last_error};
 use super::posting::core::Core;
 use super::sleeper::{Sleeper, Waker};
 use super::ticket::Slot;
@@ -31,20 +30,15 @@ const HELLOS: u32 = 512;
 /// A completion queue. It has its own channel, so each event of the channel belongs to this queue.
 #[derive(Debug)]
 pub(crate) struct Queue {
-    device: Arc<Device>,
-    /// On iWARP: sleepers wait for more than the channel.
+    queue: Owned<sys::ibv_cq>,
+    /// On iWARP: sleepers wait for more than the channel. Dropped before the channel, whose descriptor it has.
     sleeper: Option<Sleeper>,
     channel: Channel,
-    queue: NonNull<sys::ibv_cq>,
+    device: Arc<Device>,
     /// Completions that the device's queue holds.
     entries: usize,
     state: Mutex<QueueState>,
 }
-
-// SAFETY: libibverbs is thread-safe, and all else here is Send and Sync itself.
-unsafe impl Send for Queue {}
-// SAFETY: the reasons for `Send` hold for `Sync`.
-unsafe impl Sync for Queue {}
 
 #[derive(Debug)]
 struct QueueState {
@@ -73,24 +67,24 @@ impl Queue {
         let hellos = if sleeper.is_some() { HELLOS } else { 0 };
         let entries = capacity.max(1).saturating_add(hellos).min(limit.max(1));
         let entries = i32::try_from(entries).unwrap_or(i32::MAX);
-        // SAFETY: the context is open, and the channel one of its own.
+        let library = device.library();
+        // SAFETY:
+        // - the context is open, and the channel one of its own, and both are dropped after the queue; and
+        // - queue pairs hold a reference to their completion queues, so none is left when the queue is dropped. Destroying waits for
+        //   events that were taken and not acknowledged. There are none.
         let queue = unsafe {
-            (device.library().create_cq)(
-                device.context(),
-                entries,
-                std::ptr::null_mut(),
-                channel.channel.as_ptr(),
-                0,
-            )
+            let (nothing, channel) = (std::ptr::null_mut(), channel.channel.as_ptr());
+            let queue = (library.create_cq)(device.context(), entries, nothing, channel, 0);
+            Owned::new(queue, library.destroy_cq, "destroying a completion queue")
         };
-        let queue = NonNull::new(queue)
-            .ok_or_else(|| last_error(format!("creating a completion queue of {capacity} entries")))?;
+        let queue =
+            queue.ok_or_else(|| last_error(format!("creating a completion queue of {capacity} entries")))?;
         let completions = Box::new([sys::ibv_wc::default(); BATCH]);
         let state =
             Mutex::new(QueueState { completions, members: Members::default(), ready: VecDeque::new() });
         // SAFETY: the queue was just created.
-        let entries = usize::try_from(unsafe { queue.as_ref() }.cqe).unwrap_or(0);
-        Ok(Arc::new(Self { device, sleeper, channel, queue, entries, state }))
+        let entries = usize::try_from(unsafe { (*queue.as_ptr()).cqe }).unwrap_or(0);
+        Ok(Arc::new(Self { queue, sleeper, channel, device, entries, state }))
     }
 
     /// Returns the queue behind the trait object, if it is one of `device`.
@@ -154,7 +148,7 @@ impl Queue {
         // - the queue is alive, and with it its context, whose table never changes, and
         // - the array is writable for as many completions as the call says.
         let count = unsafe {
-            let context = self.queue.as_ref().context;
+            let context = (*self.as_ptr()).context;
             match (*context).ops.poll_cq {
                 Some(poll) => poll(self.as_ptr(), completions.len() as i32, completions.as_mut_ptr()),
                 None => 0,
@@ -220,7 +214,7 @@ impl CompletionQueue for Queue {
     fn arm(&self) -> Result<(), VerbsError> {
         // SAFETY: the queue is alive, and with it its context, whose table never changes.
         let result = unsafe {
-            let context = self.queue.as_ref().context;
+            let context = (*self.as_ptr()).context;
             match (*context).ops.req_notify_cq {
                 Some(arm) => arm(self.as_ptr(), 0),
                 None => libc::EOPNOTSUPP,
@@ -248,17 +242,6 @@ impl CompletionQueue for Queue {
         if count > 0 {
             // SAFETY: as many events of this queue were taken.
             unsafe { (self.device.library().ack_cq_events)(self.as_ptr(), count) };
-        }
-    }
-}
-
-impl Drop for Queue {
-    fn drop(&mut self) {
-        // Destroying waits for events that were taken and not acknowledged. There are none.
-        // SAFETY: queue pairs hold a reference to their completion queues, so none is left.
-        let result = unsafe { (self.device.library().destroy_cq)(self.queue.as_ptr()) };
-        if let Err(error) = check("destroying a completion queue", result) {
-            tracing::warn!(%error, "an object of the device can't be given back");
         }
     }
 }

@@ -6,8 +6,8 @@ use std::io;
 use ibverbs_sys as sys;
 
 use super::Device;
-use super::event_target::EventTarget;
 use crate::Context as _;
+use crate::ibverbs::posting::core::Core;
 use crate::sync::lock;
 
 /// Takes and applies all events that have come, and looks whether the device is still there. Acknowledges an event as
@@ -54,7 +54,7 @@ fn apply(device: &Device, event: &sys::ibv_async_event) {
                 _ => "a fatal error of the queue pair",
             };
             if let Some(pair) = lock(&device.pairs).get(&number) {
-                pair.fail(&|| format!("{name}: {what}"));
+                pair.fail(|| format!("{name}: {what}"));
             }
         }
         sys::IBV_EVENT_QP_LAST_WQE_REACHED => {
@@ -93,8 +93,8 @@ fn remove(device: &Device, reason: &str) {
     fail(device, |_| true, reason);
 }
 
-fn fail(device: &Device, concerned: impl Fn(&dyn EventTarget) -> bool, reason: &str) {
-    for pair in lock(&device.pairs).values().filter(|pair| concerned(&***pair)) {
-        pair.fail(&|| reason.to_owned());
+fn fail(device: &Device, concerned: impl Fn(&Core) -> bool, reason: &str) {
+    for pair in lock(&device.pairs).values().filter(|pair| concerned(pair)) {
+        pair.fail(|| reason.to_owned());
     }
 }

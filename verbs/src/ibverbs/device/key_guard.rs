@@ -6,52 +6,29 @@
 //! this key again, so no later object can be created either. With queue pairs of two pages this happens after some
 //! seventy of them. (rdma-core 44 to 65.)
 
-use std::ptr::NonNull;
-
 use ibverbs_sys as sys;
 
 use super::raw_context::RawContext;
 use crate::VerbsError;
-use crate::ibverbs::library::{Library, last_error};
+use crate::ibverbs::library::{Owned, last_error};
 
 /// `vendor_id` of soft-iWARP.
 const SOFT_IWARP: u32 = 0x62_6d74;
 /// Entries of a completion queue that reaches beyond the bad key; an entry has 32 bytes.
 const ENTRIES: i32 = 0x90000 / 32 + 1;
 
-/// An unused completion queue that occupies the bad key. It must be dropped before the device is closed.
-#[derive(Debug)]
-pub(crate) struct KeyGuard {
-    library: &'static Library,
-    queue: NonNull<sys::ibv_cq>,
-}
-
-// SAFETY: libibverbs is thread-safe, and the queue is only ever destroyed.
-unsafe impl Send for KeyGuard {}
-// SAFETY: the reasons for `Send` hold for `Sync`.
-unsafe impl Sync for KeyGuard {}
-
-impl KeyGuard {
-    /// Guards a device that was just opened, so that its objects have the first keys. Returns `None` for other
-    /// drivers.
-    pub(crate) fn new(raw: &RawContext, vendor: u32) -> Result<Option<Self>, VerbsError> {
-        if vendor != SOFT_IWARP {
-            return Ok(None);
-        }
-        let nothing = std::ptr::null_mut();
-        // SAFETY: the context is open.
-        let queue = unsafe {
-            (raw.library.create_cq)(raw.context.as_ptr(), ENTRIES, nothing, std::ptr::null_mut(), 0)
-        };
-        let queue = NonNull::new(queue)
-            .ok_or_else(|| last_error("creating the completion queue that keeps a bad key from others"))?;
-        Ok(Some(Self { library: raw.library, queue }))
+/// Creates an unused completion queue that occupies the bad key. It must be dropped before the device is closed. Call this for a
+/// device that was just opened, so that its objects have the first keys. Returns `None` for other drivers.
+pub(super) fn guard_key(raw: &RawContext, vendor: u32) -> Result<Option<Owned<sys::ibv_cq>>, VerbsError> {
+    if vendor != SOFT_IWARP {
+        return Ok(None);
     }
-}
-
-impl Drop for KeyGuard {
-    fn drop(&mut self) {
-        // SAFETY: no code uses the queue, and its context is still open.
-        let _ = unsafe { (self.library.destroy_cq)(self.queue.as_ptr()) };
-    }
+    let nothing = std::ptr::null_mut();
+    // SAFETY: the context is open, and no code uses the queue, which the caller drops before the context.
+    let queue = unsafe {
+        let queue = (raw.library.create_cq)(raw.context.as_ptr(), ENTRIES, nothing, std::ptr::null_mut(), 0);
+        Owned::new(queue, raw.library.destroy_cq, "destroying the completion queue that keeps a bad key")
+    };
+    let error = || last_error("creating the completion queue that keeps a bad key from others");
+    queue.map(Some).ok_or_else(error)
 }

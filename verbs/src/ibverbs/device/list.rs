@@ -11,7 +11,7 @@ use ibverbs_sys as sys;
 use super::port::Port;
 use super::raw_context::RawContext;
 use crate::VerbsError;
-use crate::ibverbs::library::{Library, last_error, library};
+use crate::ibverbs::library::{Library, Owned, last_error, library};
 
 /// A device in the list of libibverbs.
 #[derive(Debug)]
@@ -108,10 +108,15 @@ impl DeviceList {
 
     /// Opens a device. It stays usable after the list is gone (man 3 ibv_get_device_list).
     pub(crate) fn open(&self, device: NonNull<sys::ibv_device>) -> Result<RawContext, VerbsError> {
-        // SAFETY: the device is one of this list.
-        let context = unsafe { (self.library.open_device)(device.as_ptr()) };
-        let context = NonNull::new(context)
-            .ok_or_else(|| last_error(format!("opening the RDMA device {}", self.name(device))))?;
+        // SAFETY:
+        // - the device is one of this list, and
+        // - every object of the context holds a reference to it, so none is left when the context is dropped.
+        let context = unsafe {
+            let context = (self.library.open_device)(device.as_ptr());
+            Owned::new(context, self.library.close_device, "closing the device")
+        };
+        let context =
+            context.ok_or_else(|| last_error(format!("opening the RDMA device {}", self.name(device))))?;
         Ok(RawContext { library: self.library, context })
     }
 }

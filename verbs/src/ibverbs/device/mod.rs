@@ -1,7 +1,6 @@
 //! An opened device, with the port and the address that its queue pairs use.
 
 pub(crate) mod async_events;
-pub(crate) mod event_target;
 pub(crate) mod gid;
 mod inline;
 mod key_guard;
@@ -21,16 +20,16 @@ use std::sync::{Arc, Mutex, Weak};
 
 use ibverbs_sys as sys;
 
-use self::event_target::EventTarget;
 use self::inline::probe_inline;
-use self::key_guard::KeyGuard;
+use self::key_guard::guard_key;
 use self::list::{DeviceList, Transport, transport};
 use self::local_path::LocalPath;
 use self::options::{OpenOptions, choose_port, one_of};
 use self::raw_context::RawContext;
 use self::shared_receives::SharedQueues;
 use super::iwarp::manager::{OWN_REQUESTS, Service};
-use super::library::{Library, set_nonblocking};
+use super::library::{Library, Owned, set_nonblocking};
+use super::posting::core::Core;
 use crate::sync::lock;
 use crate::{DeviceAttributes, VerbsError};
 
@@ -39,7 +38,7 @@ use crate::{DeviceAttributes, VerbsError};
 pub(crate) struct Device {
     me: Weak<Device>,
     /// Declared before the context, which must be closed after this is dropped.
-    _key_guard: Option<KeyGuard>,
+    _key_guard: Option<Owned<sys::ibv_cq>>,
     pub(crate) raw: RawContext,
     pub(crate) attributes: DeviceAttributes,
     pub(crate) options: OpenOptions,
@@ -55,7 +54,7 @@ pub(crate) struct Device {
     /// Largest retry count that the device does not take for endless.
     pub(crate) max_retries: u8,
     /// Queue pairs by number, for asynchronous events.
-    pub(crate) pairs: Mutex<HashMap<u32, Arc<dyn EventTarget>>>,
+    pub(crate) pairs: Mutex<HashMap<u32, Arc<Core>>>,
     /// How many of `pairs` their users have dropped.
     ending: AtomicUsize,
     /// The shared receive queues, for completions of their receives.
@@ -117,7 +116,7 @@ impl Device {
         let (number, max_message_size) = (port.number, port.max_message_size);
         let path = LocalPath::choose(&name, port, options, transport != Transport::Iwarp)?;
         let limits = raw.query()?;
-        let key_guard = KeyGuard::new(&raw, limits.vendor_id)?;
+        let key_guard = guard_key(&raw, limits.vendor_id)?;
         let iwarp = transport == Transport::Iwarp;
         let manager = if iwarp { Some(Service::start(&name)?) } else { None };
         let attributes = DeviceAttributes {

@@ -2,26 +2,20 @@
 
 use std::ffi::c_int;
 use std::os::fd::BorrowedFd;
-use std::ptr::NonNull;
 
 use ibverbs_sys as sys;
 
 use super::gid::Gid;
 use super::port::{Port, PortState, mtu_bytes};
 use crate::VerbsError;
-use crate::ibverbs::library::{Library, check};
+use crate::ibverbs::library::{Library, Owned, check};
 
-/// An open device (`struct ibv_context`), closed on drop.
+/// An open device (`struct ibv_context`), closed on drop. Every object of the context holds a reference to it.
 #[derive(Debug)]
 pub(crate) struct RawContext {
     pub(crate) library: &'static Library,
-    pub(crate) context: NonNull<sys::ibv_context>,
+    pub(crate) context: Owned<sys::ibv_context>,
 }
-
-// SAFETY: libibverbs is thread-safe throughout, every object of it (rdma-core, Documentation/libibverbs.md).
-unsafe impl Send for RawContext {}
-// SAFETY: the reasons for `Send` hold for `Sync`.
-unsafe impl Sync for RawContext {}
 
 impl RawContext {
     /// Returns the descriptor that becomes readable with an asynchronous event.
@@ -29,7 +23,7 @@ impl RawContext {
         // SAFETY:
         // - the context is open, and never changes its descriptor, and
         // - that is open as long as the context, which is borrowed.
-        unsafe { BorrowedFd::borrow_raw(self.context.as_ref().async_fd) }
+        unsafe { BorrowedFd::borrow_raw((*self.context.as_ptr()).async_fd) }
     }
 
     /// Returns the attributes of the device (man 3 ibv_query_device).
@@ -110,16 +104,6 @@ impl RawContext {
                 }
                 Err(_) => check("reading the GID table", count as c_int)?,
             }
-        }
-    }
-}
-
-impl Drop for RawContext {
-    fn drop(&mut self) {
-        // SAFETY: every object of the context holds a reference to it, so none is left.
-        let result = unsafe { (self.library.close_device)(self.context.as_ptr()) };
-        if let Err(error) = check("closing the device", result) {
-            tracing::warn!(%error, "an object of the device can't be given back");
         }
     }
 }

@@ -75,7 +75,7 @@ impl Manager {
             let error = "another queue pair has connected to this one";
             return Err(VerbsError::Unreachable(error.into()));
         }
-        let mut parameters = parameters(connection.pair.number(), &peer);
+        let mut parameters = parameters(connection.pair.number, &peer);
         // SAFETY: the identifier is that of a request that was not answered yet, and the parameters are complete.
         let result = unsafe { (self.library.accept)(id.as_ptr(), &raw mut parameters) };
         tracing::trace!(token, "accepted");
@@ -122,7 +122,7 @@ impl Manager {
             _ => Ok(()),
         };
         if let Err(error) = result {
-            connection.pair.fail(&|| error.to_string());
+            connection.pair.fail(|| error.to_string());
         }
     }
 
@@ -163,7 +163,7 @@ impl Manager {
         let found = lock(&self.state)
             .connections
             .get(&token)
-            .and_then(|connection| Some((connection.id?, connection.pair.number(), connection.peer?)));
+            .and_then(|connection| Some((connection.id?, connection.pair.number, connection.peer?)));
         let result = match found {
             Some((id, number, peer)) => self.connect_to(&peer, token, id, number),
             None => Ok(()),
@@ -172,7 +172,7 @@ impl Manager {
         if let Some(connection) = state.connections.get_mut(&token) {
             connection.connecting = false;
             if let Err(error) = result {
-                connection.pair.fail(&|| error.to_string());
+                connection.pair.fail(|| error.to_string());
             }
         }
         self.returned.notify_all();

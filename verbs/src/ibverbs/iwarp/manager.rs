@@ -32,6 +32,7 @@ use super::introduction::note;
 use super::library::{ConnectionLibrary, EventChannel, Id, library};
 use super::listener::Listener;
 use crate::ibverbs::library::{check, last_error, set_nonblocking};
+use crate::ibverbs::posting::core::Core;
 use crate::sync::lock;
 use crate::{QueuePairState, VerbsError};
 
@@ -47,25 +48,6 @@ const NUDGES: u32 = 8;
 /// Requests of this module that a send queue needs places for: the hello and the nudges. (A receive queue has only
 /// the hello.)
 pub(crate) const OWN_REQUESTS: u32 = 1 + NUDGES;
-
-/// A queue pair, as the manager uses it.
-pub(crate) trait ConnectingPair: Debug + Send + Sync {
-    fn number(&self) -> u32;
-
-    fn state(&self) -> QueuePairState;
-
-    /// Moves the queue pair to Error. Keeps `reason`, unless the queue pair is in Error already.
-    fn fail(&self, reason: &dyn Fn() -> String);
-
-    /// Returns whether the peer's hello has come.
-    fn has_hello(&self) -> bool;
-
-    /// Sends a write of no bytes, which only the peer's device notices.
-    fn nudge(&self);
-
-    /// Sends the hello and posts all requests that were held, because the peer receives now.
-    fn open_gate(&self);
-}
 
 /// A completion queue, as the manager uses it.
 pub(crate) trait FetchCompletions: Debug + Send + Sync {
@@ -147,7 +129,7 @@ pub(super) struct AwaitedHello {
 /// A queue pair from Init on.
 #[derive(Debug)]
 pub(super) struct Connection {
-    pub(super) pair: Arc<dyn ConnectingPair>,
+    pub(super) pair: Arc<Core>,
     /// The completion queue of its receives.
     pub(super) queue: Arc<dyn FetchCompletions>,
     /// The peer, from `to_rtr` on.
@@ -240,7 +222,7 @@ impl Manager {
             state.deadlines.pop_front();
             if let Some(connection) = waiting {
                 let error = VerbsError::Unreachable(format!("the peer sent nothing within {PATIENCE:?}"));
-                connection.pair.fail(&|| error.to_string());
+                connection.pair.fail(|| error.to_string());
             }
         }
         None
@@ -276,7 +258,7 @@ impl Manager {
     }
 
     /// Adds a queue pair: requests for `token` are for it from now on.
-    pub(crate) fn add(&self, token: u64, pair: Arc<dyn ConnectingPair>, queue: Arc<dyn FetchCompletions>) {
+    pub(crate) fn add(&self, token: u64, pair: Arc<Core>, queue: Arc<dyn FetchCompletions>) {
         let connection = Connection { pair, queue, peer: None, id: None, connecting: false, requester: 0 };
         lock(&self.state).connections.insert(token, connection);
     }

@@ -1,31 +1,184 @@
-//! A queue pair, as completion queues, asynchronous events and the connection manager use it.
+//! A queue pair of the device, with its state and its outstanding requests, as completion queues, asynchronous events and the
+//! connection manager use it.
 
-use std::ops::Deref;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use ibverbs_sys as sys;
 
-use super::raw_pair::RawPair;
+use super::outstanding::Outstanding;
 use super::sends::Sends;
-use crate::QueuePairState;
-use crate::ibverbs::device::event_target::EventTarget;
-use crate::ibverbs::iwarp::manager::ConnectingPair;
+use crate::ibverbs::iwarp::order::Order;
+use crate::ibverbs::library::{Library, check};
+use crate::ibverbs::sleeper::Waker;
 use crate::sync::lock;
+use crate::{QueuePairCapacity, QueuePairState, VerbsError};
 
-/// The device's queue pair, with its sends.
+const RESET: u8 = 0;
+const INIT: u8 = 1;
+const RTR: u8 = 2;
+const RTS: u8 = 3;
+const ERROR: u8 = 4;
+
+/// A queue pair of the device. Its owner, the [`Pair`](crate::ibverbs::queue_pair::Pair), takes it out of every table
+/// before it destroys `pair`.
 #[derive(Debug)]
 pub(crate) struct Core {
-    raw: RawPair,
+    library: &'static Library,
+    pair: NonNull<sys::ibv_qp>,
+    pub(crate) number: u32,
+    state: AtomicU8,
+    failure: OnceLock<String>,
+    /// On iWARP: puts completions in order.
+    pub(crate) order: Option<Mutex<Order>>,
+    /// Whether this module flushes requests that are posted in Error, because the device would ignore them.
+    pub(crate) flushes_here: bool,
+    /// Whether the device has flushed in Error all that it will ever flush.
+    flushed: AtomicBool,
+    /// Whether the user of the queue pair has dropped it.
+    ending: AtomicBool,
+    /// Whether the device has reported that the queue pair takes no more receives from a shared receive queue.
+    last_receive: AtomicBool,
+    /// Wakers of the completion queues, for requests that this module flushes.
+    pub(crate) wakers: OnceLock<[Option<Arc<Waker>>; 2]>,
+    pub(crate) sends: Outstanding,
+    pub(crate) receives: Outstanding,
     /// Builds the lists of sends, and holds sends until there is a connection.
     pub(crate) poster: Mutex<Sends>,
     /// On iWARP: whether the peer's hello has come.
     hello: AtomicBool,
 }
 
+// SAFETY: libibverbs is thread-safe, and all else here is Send and Sync itself.
+unsafe impl Send for Core {}
+// SAFETY: the reasons for `Send` hold for `Sync`.
+unsafe impl Sync for Core {}
+
 impl Core {
-    pub(crate) fn new(raw: RawPair, poster: Sends) -> Self {
-        Self { raw, poster: Mutex::new(poster), hello: AtomicBool::new(false) }
+    pub(crate) fn new(
+        library: &'static Library,
+        pair: NonNull<sys::ibv_qp>,
+        capacity: &QueuePairCapacity,
+        flushes_here: bool,
+        poster: Sends,
+    ) -> Self {
+        Self {
+            library,
+            pair,
+            // SAFETY: the queue pair was just created, and its number never changes.
+            number: unsafe { pair.as_ref() }.qp_num,
+            state: AtomicU8::new(RESET),
+            failure: OnceLock::new(),
+            order: flushes_here.then(Mutex::default),
+            flushes_here,
+            flushed: AtomicBool::new(false),
+            ending: AtomicBool::new(false),
+            last_receive: AtomicBool::new(false),
+            wakers: OnceLock::new(),
+            sends: Outstanding::new(capacity.send_requests),
+            receives: Outstanding::new(capacity.receive_requests),
+            poster: Mutex::new(poster),
+            hello: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut sys::ibv_qp {
+        self.pair.as_ptr()
+    }
+
+    pub(crate) fn state(&self) -> QueuePairState {
+        match self.state.load(SeqCst) {
+            RESET => QueuePairState::Reset,
+            INIT => QueuePairState::Init,
+            RTR => QueuePairState::Rtr,
+            RTS => QueuePairState::Rts,
+            _ => QueuePairState::Error,
+        }
+    }
+
+    pub(crate) fn failure(&self) -> Option<&str> {
+        self.failure.get().map(String::as_str)
+    }
+
+    /// Notes that the device has moved the queue pair from `from` to `to`. Fails if another thread moved it to Error
+    /// meanwhile, and then moves it there again, because the two moves may have overtaken each other.
+    pub(crate) fn advance(
+        &self,
+        call: &'static str,
+        from: QueuePairState,
+        to: QueuePairState,
+    ) -> Result<(), VerbsError> {
+        match self.state.compare_exchange(code(from), code(to), SeqCst, SeqCst) {
+            Ok(_) => Ok(()),
+            Err(_) => {
+                self.flush();
+                Err(match self.failure() {
+                    Some(reason) => VerbsError::Unreachable(reason.to_owned()),
+                    None => VerbsError::State { call, state: self.state() },
+                })
+            }
+        }
+    }
+
+    /// Returns whether one of its queues completes on `queue`.
+    pub(crate) fn completes_on(&self, queue: *mut sys::ibv_cq) -> bool {
+        // SAFETY: the queue pair is alive, see the type's documentation, and its queues never change.
+        let (send_queue, receive_queue) = unsafe { ((*self.as_ptr()).send_cq, (*self.as_ptr()).recv_cq) };
+        queue == send_queue || queue == receive_queue
+    }
+
+    /// Moves the queue pair to Error. Keeps `reason`, unless the queue pair is in Error already.
+    pub(crate) fn fail(&self, reason: impl FnOnce() -> String) {
+        if self.state.load(SeqCst) == ERROR {
+            return;
+        }
+        self.failure.get_or_init(reason);
+        self.close();
+    }
+
+    /// Moves the queue pair to Error because its user wants it there.
+    pub(crate) fn close(&self) {
+        if self.state.swap(ERROR, SeqCst) != ERROR {
+            self.flush();
+            if self.flushes_here {
+                self.flushed.store(true, SeqCst);
+                self.wake();
+            }
+        }
+    }
+
+    /// Returns whether the device will never complete the requests that are outstanding when the completion queue is
+    /// empty.
+    pub(crate) fn is_flushed(&self) -> bool {
+        self.flushed.load(SeqCst)
+    }
+
+    /// Notes that the user of the queue pair has dropped it.
+    pub(crate) fn set_ending(&self) {
+        self.ending.store(true, SeqCst);
+    }
+
+    /// Returns whether the user of the queue pair has dropped it.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.ending.load(SeqCst)
+    }
+
+    /// Notes that the queue pair takes no more receives from a shared receive queue, and that all that it took have completed.
+    pub(crate) fn last_receive_reached(&self) {
+        self.last_receive.store(true, SeqCst);
+    }
+
+    /// Returns whether [`last_receive_reached`](Self::last_receive_reached) was called.
+    pub(crate) fn has_reached_last_receive(&self) -> bool {
+        self.last_receive.load(SeqCst)
+    }
+
+    /// Wakes the threads that sleep for completions that do not come from the device.
+    pub(crate) fn wake(&self) {
+        for waker in self.wakers.get().into_iter().flatten().flatten() {
+            waker.wake();
+        }
     }
 
     /// Notes the peer's hello: the peer receives.
@@ -33,60 +186,48 @@ impl Core {
         self.hello.store(true, SeqCst);
         self.open_gate();
     }
-}
 
-impl Deref for Core {
-    type Target = RawPair;
-
-    fn deref(&self) -> &RawPair {
-        &self.raw
-    }
-}
-
-impl EventTarget for Core {
-    fn last_receive_reached(&self) {
-        self.raw.last_receive_reached();
-    }
-
-    fn is_ending(&self) -> bool {
-        self.raw.is_ending()
-    }
-
-    fn completes_on(&self, queue: *mut sys::ibv_cq) -> bool {
-        self.raw.completes_on(queue)
-    }
-
-    fn fail(&self, reason: &dyn Fn() -> String) {
-        self.raw.fail(reason);
-    }
-}
-
-impl ConnectingPair for Core {
-    fn number(&self) -> u32 {
-        self.raw.number
-    }
-
-    fn state(&self) -> QueuePairState {
-        self.raw.state()
-    }
-
-    fn fail(&self, reason: &dyn Fn() -> String) {
-        self.raw.fail(reason);
-    }
-
-    fn has_hello(&self) -> bool {
+    /// Returns whether the peer's hello has come.
+    pub(crate) fn has_hello(&self) -> bool {
         self.hello.load(SeqCst)
     }
 
-    fn nudge(&self) {
-        if let Err(error) = lock(&self.poster).nudge(&self.raw) {
-            tracing::debug!(queue_pair = self.raw.number, %error, "nudging the peer");
+    /// Sends a write of no bytes, which only the peer's device notices.
+    pub(crate) fn nudge(&self) {
+        if let Err(error) = lock(&self.poster).nudge(self) {
+            tracing::debug!(queue_pair = self.number, %error, "nudging the peer");
         }
     }
 
-    fn open_gate(&self) {
-        if let Err(error) = lock(&self.poster).open(&self.raw) {
-            self.raw.fail(|| format!("the device refused the first requests: {error}"));
+    /// Sends the hello and posts all requests that were held, because the peer receives now.
+    pub(crate) fn open_gate(&self) {
+        if let Err(error) = lock(&self.poster).open(self) {
+            self.fail(|| format!("the device refused the first requests: {error}"));
         }
+    }
+
+    /// Lets the device flush its queues in Error. This is necessary even if it is in Error: Soft-RoCE does not look
+    /// at a receive that is posted later.
+    pub(crate) fn flush(&self) {
+        let mut attributes =
+            sys::ibv_qp_attr { qp_state: sys::ibv_qp_state::IBV_QPS_ERR, ..Default::default() };
+        // SAFETY: the queue pair is alive, see the type's documentation.
+        let result = unsafe {
+            let mask = sys::ibv_qp_attr_mask::IBV_QP_STATE.0 as i32;
+            (self.library.modify_qp)(self.as_ptr(), &raw mut attributes, mask)
+        };
+        if let Err(error) = check("taking the queue pair to Error", result) {
+            tracing::debug!(queue_pair = self.number, %error);
+        }
+    }
+}
+
+fn code(state: QueuePairState) -> u8 {
+    match state {
+        QueuePairState::Reset => RESET,
+        QueuePairState::Init => INIT,
+        QueuePairState::Rtr => RTR,
+        QueuePairState::Rts => RTS,
+        QueuePairState::Error => ERROR,
     }
 }

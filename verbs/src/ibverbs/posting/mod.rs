@@ -6,7 +6,6 @@
 
 pub(crate) mod core;
 mod outstanding;
-pub(crate) mod raw_pair;
 pub(crate) mod receives;
 mod segments;
 pub(crate) mod sends;

@@ -4,7 +4,7 @@ use std::ptr;
 
 use ibverbs_sys as sys;
 
-use super::raw_pair::RawPair;
+use super::core::Core;
 use super::segments::Segments;
 use crate::ibverbs::library::post_error_kind;
 use crate::ibverbs::ticket::{RequestKind, Slot, Ticket};
@@ -21,7 +21,7 @@ pub(crate) struct Receives {
 }
 
 /// Posts the receive of no bytes that takes the peer's hello.
-pub(crate) fn post_hello_receive(pair: &RawPair, slot: Slot) -> Result<(), PostErrorKind> {
+pub(crate) fn post_hello_receive(pair: &Core, slot: Slot) -> Result<(), PostErrorKind> {
     let ticket = Ticket { kind: RequestKind::Hello, slot, position: 0 };
     // soft-iWARP refuses a receive without a segment.
     let mut nothing = sys::ibv_sge::default();
@@ -99,10 +99,7 @@ impl ReceiveList {
 }
 
 /// Gives the device a list of receives. An error comes with the first receive that failed.
-fn hand_over_receives(
-    pair: &RawPair,
-    head: &mut sys::ibv_recv_wr,
-) -> Result<(), (i32, *mut sys::ibv_recv_wr)> {
+fn hand_over_receives(pair: &Core, head: &mut sys::ibv_recv_wr) -> Result<(), (i32, *mut sys::ibv_recv_wr)> {
     let mut bad = ptr::null_mut();
     // SAFETY:
     // - the queue pair is alive, as the caller holds it, and with it its context, whose table never changes,
@@ -125,7 +122,7 @@ impl Receives {
 
     pub(crate) fn post(
         &mut self,
-        pair: &RawPair,
+        pair: &Core,
         capacity: &QueuePairCapacity,
         requests: &[ReceiveRequest<'_>],
     ) -> Result<(), PostError> {
@@ -138,7 +135,7 @@ impl Receives {
 
     fn post_batch(
         &mut self,
-        pair: &RawPair,
+        pair: &Core,
         capacity: &QueuePairCapacity,
         requests: &[ReceiveRequest<'_>],
     ) -> Result<(), (usize, PostErrorKind)> {

@@ -5,7 +5,7 @@ use std::ptr;
 
 use ibverbs_sys as sys;
 
-use super::raw_pair::RawPair;
+use super::core::Core;
 use super::segments::Segments;
 use crate::ibverbs::library::post_error_kind;
 use crate::ibverbs::ticket::{RequestKind, Slot, Ticket};
@@ -72,7 +72,7 @@ impl Sends {
     }
 
     /// Posts a write of no bytes.
-    pub(crate) fn nudge(&mut self, pair: &RawPair) -> Result<(), PostErrorKind> {
+    pub(crate) fn nudge(&mut self, pair: &Core) -> Result<(), PostErrorKind> {
         let ticket = Ticket { kind: RequestKind::Hello, slot: self.slot, position: 0 };
         let mut nothing = sys::ibv_send_wr { wr_id: ticket.to_bits(), ..Default::default() };
         nothing.opcode = sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE;
@@ -80,7 +80,7 @@ impl Sends {
     }
 
     /// Opens the gate: sends the hello, and hands the device all held requests. Does nothing if the gate is open.
-    pub(crate) fn open(&mut self, pair: &RawPair) -> Result<(), PostErrorKind> {
+    pub(crate) fn open(&mut self, pair: &Core) -> Result<(), PostErrorKind> {
         let Gate::Shut(held) = std::mem::replace(&mut self.gate, Gate::Open) else { return Ok(()) };
         let ticket = Ticket { kind: RequestKind::Hello, slot: self.slot, position: 0 };
         let mut hello = sys::ibv_send_wr { wr_id: ticket.to_bits(), ..Default::default() };
@@ -98,7 +98,7 @@ impl Sends {
 
     pub(crate) fn post(
         &mut self,
-        pair: &RawPair,
+        pair: &Core,
         capacity: &QueuePairCapacity,
         device: &DeviceAttributes,
         requests: &[SendRequest<'_>],
@@ -113,7 +113,7 @@ impl Sends {
     /// Posts all requests before the first one that can't be posted. The error has the index of that request.
     fn post_batch(
         &mut self,
-        pair: &RawPair,
+        pair: &Core,
         capacity: &QueuePairCapacity,
         device: &DeviceAttributes,
         requests: &[SendRequest<'_>],
@@ -158,7 +158,7 @@ impl Sends {
     }
 
     /// Returns whether the batch does not go to the device: held by the gate, or flushed by the poll.
-    fn keep_back(&mut self, pair: &RawPair) -> bool {
+    fn keep_back(&mut self, pair: &Core) -> bool {
         if pair.flushes_here && pair.state() == QueuePairState::Error {
             pair.wake();
             return true;
@@ -287,7 +287,7 @@ impl Held {
 }
 
 /// Gives the device a list of requests. An error comes with the first request that failed.
-fn hand_over(pair: &RawPair, head: &mut sys::ibv_send_wr) -> Result<(), (i32, *mut sys::ibv_send_wr)> {
+fn hand_over(pair: &Core, head: &mut sys::ibv_send_wr) -> Result<(), (i32, *mut sys::ibv_send_wr)> {
     let mut bad = ptr::null_mut();
     // SAFETY:
     // - the queue pair is alive, as the caller holds it, and with it its context, whose table never changes,
@@ -309,7 +309,7 @@ fn inline_segment(start: *const u8, length: usize) -> sys::ibv_sge {
 }
 
 /// Checks that the request at `index` of a batch may be posted.
-fn may_send(pair: &RawPair, room: u32, index: usize) -> Result<(), PostErrorKind> {
+fn may_send(pair: &Core, room: u32, index: usize) -> Result<(), PostErrorKind> {
     match pair.state() {
         QueuePairState::Rts | QueuePairState::Error if (index as u32) < room => Ok(()),
         QueuePairState::Rts | QueuePairState::Error => Err(PostErrorKind::QueueFull),

@@ -20,7 +20,6 @@ use super::iwarp::listener::Listener;
 use super::iwarp::manager::{FetchCompletions, OWN_REQUESTS};
 use super::library::{check, last_error};
 use super::posting::core::Core;
-use super::posting::raw_pair::RawPair;
 use super::posting::receives::{Receives, post_hello_receive};
 use super::posting::sends::Sends;
 use super::shared_receive_queue::SharedQueue;
@@ -72,14 +71,14 @@ impl Pair {
         let (pair, capacity) = create(&domain, &send_queue, &receive_queue, shared.as_deref(), capacity)?;
         let iwarp = device.manager.is_some();
         let poster = Sends::new(&capacity, !iwarp);
-        let core = Arc::new(Core::new(RawPair::new(device.library(), pair, &capacity, iwarp), poster));
+        let core = Arc::new(Core::new(device.library(), pair, &capacity, iwarp, poster));
         let slots = enter(&core, &send_queue, &receive_queue).inspect_err(|_| {
             // SAFETY: the queue pair was just created, and is in no table.
             let _ = unsafe { (device.library().destroy_qp)(pair.as_ptr()) };
         })?;
         lock(&core.poster).set_slot(slots.0);
         core.wakers.get_or_init(|| [send_queue.waker(), receive_queue.waker()]);
-        lock(&device.pairs).insert(core.number, Arc::clone(&core) as _);
+        lock(&device.pairs).insert(core.number, Arc::clone(&core));
         Ok(Self {
             core,
             first_packet,

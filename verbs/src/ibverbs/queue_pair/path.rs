@@ -11,7 +11,7 @@ use crate::ibverbs::device::gid::{Gid, GidKind};
 use crate::ibverbs::device::local_path::LocalPath;
 use crate::ibverbs::device::options::exact_mtu;
 use crate::ibverbs::device::port::{Port, mtu_bytes};
-use crate::ibverbs::domain::memory_region::flags;
+use crate::ibverbs::domain::flags;
 use crate::{Access, Context as _, PathSettings, VerbsError};
 
 /// A change of a queue pair's attributes: the values, and the mask of those that count.
