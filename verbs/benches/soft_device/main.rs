@@ -4,7 +4,6 @@
 //! cargo bench --bench soft_device                              # all benches, by divan
 //! cargo bench --bench soft_device -- latency Write             # benches with these words in their names
 //! cargo bench --bench soft_device -- perf write 64 1000000     # one figure, measured as by `ucx_perftest` (`perf`)
-//! cargo bench --bench soft_device -- steps send 64 100000      # the processor's time of each step of a message (`steps`)
 //!
 //! # The other process in namespaces of its own, as in another container:
 //! SOFT_DEVICE_PEER="unshare --user --map-root-user --net --ipc --mount --pid --fork" \
@@ -20,7 +19,6 @@ mod initiator;
 mod peer;
 mod perf;
 mod side;
-mod steps;
 
 use std::hint::black_box;
 
@@ -37,7 +35,6 @@ use side::{Opcode, pin};
 #[derive(Debug, Parser)]
 enum Command {
     Perf(perf::Measurement),
-    Steps(steps::Steps),
     #[command(hide = true)]
     Peer {
         arguments: Vec<String>,
@@ -46,75 +43,61 @@ enum Command {
 
 fn main() {
     let first = std::env::args().skip(1).find(|word| word != "--bench");
-    if !first.is_some_and(|word| ["perf", "steps", peer::ARGUMENT].contains(&&*word)) {
+    if !first.is_some_and(|word| ["perf", peer::ARGUMENT].contains(&&*word)) {
         return divan::main();
     }
     match bench_options() {
         Command::Perf(measurement) => measurement.run(),
-        Command::Steps(steps) => steps::run(steps),
         Command::Peer { arguments } => peer::run(&arguments),
     }
 }
 
-/// An opcode as a type, which divan prints.
-trait Case {
-    const OPCODE: Opcode;
-}
-
-macro_rules! cases {
-    ($($name:ident),*) => { $(
-        struct $name;
-
-        impl Case for $name {
-            const OPCODE: Opcode = Opcode::$name;
-        }
-    )* };
-}
-
-cases!(Send, SendWithImm, Write, WriteWithImm, Read);
+/// The opcodes to measure.
+const OPCODES: [Opcode; 5] =
+    [Opcode::Send, Opcode::SendWithImm, Opcode::Write, Opcode::WriteWithImm, Opcode::Read];
 
 /// A round trip: the peer answers with a message of this opcode. A side notices a `Send`, `SendWithImm` or `WriteWithImm` when
 /// it polls the completion queue, and a `Write` when it polls the written memory. A `Read` has no answer: the initiator waits
 /// for its completion.
 #[divan::bench(
-    types = [Send, SendWithImm, Write, WriteWithImm, Read],
-    args = [8, 64, 512, 4 << 10, 64 << 10],
+    args = OPCODES,
+    consts = [8, 64, 512, 4 << 10, 64 << 10],
     sample_count = 2000,
     sample_size = 64,
     max_time = 1,
 )]
-fn latency_round_trip<T: Case>(bencher: Bencher<'_, '_>, length: usize) {
-    let mut initiator = Initiator::for_latency(T::OPCODE, length);
+fn latency_round_trip<const LENGTH: usize>(bencher: Bencher<'_, '_>, opcode: Opcode) {
+    let mut initiator = Initiator::for_latency(opcode, LENGTH);
     (0..1000).for_each(|_| initiator.round_trip());
     bencher.bench_local(|| initiator.round_trip());
 }
 
 /// Messages in one direction, as fast as the peer receives them. Each message is posted alone.
 #[divan::bench(
-    types = [Send, SendWithImm, Write, WriteWithImm, Read],
-    args = [8, 64, 512],
+    args = OPCODES,
+    consts = [8, 64, 512],
     sample_count = 1000,
     sample_size = 16,
     max_time = 1,
 )]
-fn message_rate<T: Case>(bencher: Bencher<'_, '_>, length: usize) {
-    let mut initiator = Initiator::for_bandwidth(T::OPCODE, length);
+fn message_rate<const LENGTH: usize>(bencher: Bencher<'_, '_>, opcode: Opcode) {
+    let mut initiator = Initiator::for_bandwidth(opcode, LENGTH);
     (0..50).for_each(|_| initiator.batch());
     bencher.counter(ItemsCount::new(initiator.batch_length())).bench_local(|| initiator.batch());
 }
 
 /// Long messages in one direction. Each message is posted alone.
 #[divan::bench(
-    types = [Send, SendWithImm, Write, WriteWithImm, Read],
-    args = [4 << 10, 64 << 10, 1 << 20, 64 << 20],
+    args = OPCODES,
+    consts = [4 << 10, 64 << 10, 1 << 20, 64 << 20],
     sample_count = 200,
     max_time = 1,
 )]
-fn bandwidth<T: Case>(bencher: Bencher<'_, '_>, length: usize) {
-    let mut initiator = Initiator::for_bandwidth(T::OPCODE, length);
+fn bandwidth<const LENGTH: usize>(bencher: Bencher<'_, '_>, opcode: Opcode) {
+    let mut initiator = Initiator::for_bandwidth(opcode, LENGTH);
     (0..3).for_each(|_| initiator.batch());
     bencher
-        .counter(BytesCount::new(length as u64 * initiator.batch_length()))
+        .counter(BytesCount::new(LENGTH as u64 * initiator.batch_length()))
         .bench_local(|| initiator.batch());
 }
 
