@@ -1,6 +1,5 @@
 //! A block: memory for the device.
 
-use std::io::IoSlice;
 use std::ops::Range;
 
 use bytes::BufMut;
@@ -50,20 +49,6 @@ impl Block {
     pub fn copy_in(&mut self, offset: usize, source: &[u8]) -> Result<(), OutOfBounds> {
         let start = self.held.offset_in_slab(offset, source.len())?;
         self.held.memory().copy_in(start, source)
-    }
-
-    /// Copies `sources` one after the other to `offset`, and returns the number of bytes copied.
-    ///
-    /// # Errors
-    /// The sources together do not fit there. Nothing was copied.
-    pub fn copy_in_slices(&mut self, offset: usize, sources: &[IoSlice<'_>]) -> Result<usize, OutOfBounds> {
-        let length = sources.iter().fold(0_usize, |sum, source| sum.saturating_add(source.len()));
-        let mut at = self.held.offset_in_slab(offset, length)?;
-        for source in sources {
-            self.held.memory().copy_in(at, source)?;
-            at += source.len();
-        }
-        Ok(length)
     }
 
     /// Copies from `offset` into all of `destination`.
