@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::super::connection::{Connection, Debt};
-use super::super::outstanding::{Outstanding, Progress, Reading};
+use super::super::outstanding::{Progress, Reading};
 use super::super::pulls::PlaceList;
 use super::super::source::{self, Local};
 use super::{SendQueue, SendState, Wait};
@@ -11,7 +11,7 @@ use crate::soft::limits::MAX_READS;
 use crate::soft::shared::end::EndState;
 use crate::soft::shared::ring::{Flags, Header, Kind, Place};
 use crate::{
-    Access, CompletionOpcode, CompletionStatus, LocalSegment, Operation, RemoteSegment, SendRequest,
+    Access, CompletionOpcode, CompletionStatus, LocalSegment, Operation, RemoteSegment, Rkey, SendRequest,
 };
 
 /// Bytes from which the peer takes a message from registered memory where it lies, instead of from the ring.
@@ -23,13 +23,39 @@ const CHUNK: u64 = 32 << 10;
 
 /// The target of a message.
 #[derive(Clone, Copy, Debug)]
-struct Target {
-    kind: Kind,
-    remote: Option<RemoteSegment>,
-    immediate: Option<u32>,
+pub(super) struct Target {
+    pub(super) kind: Kind,
+    pub(super) remote: RemoteSegment,
+    pub(super) immediate: Option<u32>,
+}
+
+impl Target {
+    /// The memory that a Send names.
+    pub(super) const NOWHERE: RemoteSegment = RemoteSegment { address: 0, rkey: Rkey(0) };
+
+    /// Returns whether the message takes a receive of the peer.
+    #[inline]
+    pub(super) fn takes_receive(&self) -> bool {
+        self.kind == Kind::Send || self.immediate.is_some()
+    }
+
+    /// Makes the header of a record with `length` bytes of payload, of a message of `total` bytes.
+    #[inline]
+    pub(super) fn header(&self, flags: Flags, length: u64, total: u64) -> Header {
+        Header {
+            kind: self.kind,
+            flags: flags.with_if(Flags::IMMEDIATE, self.immediate.is_some()),
+            length: length as u32,
+            immediate: self.immediate.unwrap_or(0),
+            address: self.remote.address,
+            key: self.remote.rkey.0,
+            total,
+        }
+    }
 }
 
 impl Operation<'_> {
+    #[inline]
     pub(super) fn opcode(&self) -> CompletionOpcode {
         match self {
             Self::Send { .. } => CompletionOpcode::Send,
@@ -62,11 +88,11 @@ impl SendQueue {
         }
         match request.operation {
             Operation::Send { data, immediate } => {
-                let target = Target { kind: Kind::Send, remote: None, immediate };
+                let target = Target { kind: Kind::Send, remote: Target::NOWHERE, immediate };
                 self.attempt_message(queue, connection, request, (data.into(), target), done)
             }
             Operation::Write { data, remote, immediate } => {
-                let target = Target { kind: Kind::Write, remote: Some(remote), immediate };
+                let target = Target { kind: Kind::Write, remote, immediate };
                 self.attempt_message(queue, connection, request, (data.into(), target), done)
             }
             Operation::Read { into, remote } => self.attempt_read(queue, connection, request, into, remote),
@@ -85,7 +111,7 @@ impl SendQueue {
             self.end_with(queue, request, Some(CompletionStatus::LocalProtection));
             return Ok(());
         }
-        let takes_receive = target.kind == Kind::Send || target.immediate.is_some();
+        let takes_receive = target.takes_receive();
         if *done == 0 && takes_receive && !queue.has_receive(connection) {
             return Err(Wait::Receive);
         }
@@ -115,36 +141,13 @@ impl SendQueue {
             }
             *done += chunk;
             let last = *done == total;
-            let header = Header {
-                kind: target.kind,
-                flags: Flags::default()
-                    .with_if(Flags::FIRST, first)
-                    .with_if(Flags::LAST, last)
-                    .with_if(Flags::AWAITED, last && request.signaled)
-                    .with_if(Flags::IMMEDIATE, target.immediate.is_some()),
-                length: chunk as u32,
-                immediate: target.immediate.unwrap_or(0),
-                address: target.remote.map_or(0, |remote| remote.address),
-                key: target.remote.map_or(0, |remote| remote.rkey.0),
-                total,
-            };
-            queue.writer.publish(self.core.end.ring(), &place, &header);
-            queue.unannounced = true;
-            queue.unannounced_news |= takes_receive;
-            if first && takes_receive {
-                queue.receives_taken = queue.receives_taken.wrapping_add(1);
-            }
+            let flags = Flags::default()
+                .with_if(Flags::FIRST, first)
+                .with_if(Flags::LAST, last)
+                .with_if(Flags::AWAITED, last && request.signaled);
+            queue.publish(&self.core.end, &place, &target.header(flags, chunk, total));
             if last {
-                if target.kind == Kind::Write {
-                    queue.last_write = queue.writer.head();
-                }
-                queue.signaled += usize::from(request.signaled);
-                queue.outstanding.push_back(Outstanding {
-                    wr_id: request.wr_id,
-                    opcode: request.operation.opcode(),
-                    signaled: request.signaled,
-                    progress: Progress::InRing { end: queue.writer.head() },
-                });
+                queue.started(request, Progress::InRing { end: queue.writer.head() });
                 return Ok(());
             }
             self.core.announce_news(connection, if takes_receive { Debt::NEWS } else { Debt::WRITES });
@@ -184,36 +187,9 @@ impl SendQueue {
             // SAFETY: `to` is in the ring of our own end, which only this thread writes while the send queue is locked.
             unsafe { crate::copy_bytes(bytes.as_ptr(), to, bytes.len()) };
         }
-        let header = Header {
-            kind: target.kind,
-            flags: Flags::FIRST
-                .with(Flags::LAST)
-                .with(Flags::AWAITED)
-                .with(Flags::PULL)
-                .with_if(Flags::IMMEDIATE, target.immediate.is_some()),
-            length: length as u32,
-            immediate: target.immediate.unwrap_or(0),
-            address: target.remote.map_or(0, |remote| remote.address),
-            key: target.remote.map_or(0, |remote| remote.rkey.0),
-            total,
-        };
-        queue.writer.publish(self.core.end.ring(), &place, &header);
-        queue.unannounced = true;
-        if target.kind == Kind::Send || target.immediate.is_some() {
-            queue.unannounced_news = true;
-            queue.receives_taken = queue.receives_taken.wrapping_add(1);
-        }
-        let end = queue.writer.head();
-        if target.kind == Kind::Write {
-            queue.last_write = end;
-        }
-        queue.signaled += usize::from(request.signaled);
-        queue.outstanding.push_back(Outstanding {
-            wr_id: request.wr_id,
-            opcode: request.operation.opcode(),
-            signaled: request.signaled,
-            progress: Progress::Pulled { end },
-        });
+        let flags = Flags::FIRST.with(Flags::LAST).with(Flags::AWAITED).with(Flags::PULL);
+        queue.publish(&self.core.end, &place, &target.header(flags, length, total));
+        queue.started(request, Progress::Pulled { end: queue.writer.head() });
         Ok(())
     }
 
@@ -253,13 +229,7 @@ impl SendQueue {
         }
         // A READ sees the WRITEs before it.
         if self.sees_writes(queue, connection) && queue.pulls.read(&self.core, connection, into, remote) {
-            queue.signaled += usize::from(request.signaled);
-            queue.outstanding.push_back(Outstanding {
-                wr_id: request.wr_id,
-                opcode: CompletionOpcode::Read,
-                signaled: request.signaled,
-                progress: Progress::Read,
-            });
+            queue.started(request, Progress::Read);
             queue.reads_done += 1;
             self.ended.store(true, Relaxed);
             return Ok(());
@@ -277,15 +247,8 @@ impl SendQueue {
             key: remote.rkey.0,
             total: source::total(into),
         };
-        queue.writer.publish(self.core.end.ring(), &place, &header);
-        (queue.unannounced, queue.unannounced_news) = (true, true);
-        queue.signaled += usize::from(request.signaled);
-        queue.outstanding.push_back(Outstanding {
-            wr_id: request.wr_id,
-            opcode: CompletionOpcode::Read,
-            signaled: request.signaled,
-            progress: Progress::Reading { end: queue.writer.head() },
-        });
+        queue.publish(&self.core.end, &place, &header);
+        queue.started(request, Progress::Reading { end: queue.writer.head() });
         queue.reading.push_back(Reading::new(into));
         Ok(())
     }

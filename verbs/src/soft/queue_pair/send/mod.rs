@@ -22,8 +22,9 @@ use crate::soft::biased_lock::{BiasedLock, Held};
 use crate::soft::forked;
 use crate::soft::limits::MAX_MESSAGE;
 use crate::soft::shared::attention::Attention;
-use crate::soft::shared::end::Writer;
+use crate::soft::shared::end::{End, Writer};
 use crate::soft::shared::platform::{Native, Shipping};
+use crate::soft::shared::ring::{Flags, Header, Kind, Place};
 use crate::{CompletionStatus, Operation, Payload, PostError, PostErrorKind, QueuePairState, SendRequest};
 
 /// The send queue of a queue pair.
@@ -349,13 +350,7 @@ impl SendQueue {
     /// Ends a request with a failure, after the requests before it. Without a status, the end of the queue pair is the reason.
     #[cold]
     fn end_with(&self, queue: &mut SendState, request: &SendRequest<'_>, status: Option<CompletionStatus>) {
-        queue.signaled += usize::from(request.signaled);
-        queue.outstanding.push_back(Outstanding {
-            wr_id: request.wr_id,
-            opcode: request.operation.opcode(),
-            signaled: request.signaled,
-            progress: status.map_or(Progress::Flushed, Progress::Failed),
-        });
+        queue.started(request, status.map_or(Progress::Flushed, Progress::Failed));
         queue.stopped = true;
         self.ended.store(true, Relaxed);
         // The poll that takes the failure moves the queue pair to Error. Until then the requests before it may still succeed.
@@ -414,6 +409,34 @@ impl SendQueue {
 }
 
 impl SendState {
+    /// Publishes a record, and notes what follows from it for the peer's receives, for READs and for the news to tell.
+    #[inline]
+    fn publish(&mut self, end: &End, place: &Place, header: &Header) {
+        self.writer.publish(end.ring(), place, header);
+        let is_write = header.kind == Kind::Write;
+        let has_immediate = header.flags.contains(Flags::IMMEDIATE);
+        self.unannounced = true;
+        self.unannounced_news |= !is_write || has_immediate;
+        if header.flags.contains(Flags::FIRST) && (header.kind == Kind::Send || has_immediate) {
+            self.receives_taken = self.receives_taken.wrapping_add(1);
+        }
+        if header.flags.contains(Flags::LAST) && is_write {
+            self.last_write = self.writer.head();
+        }
+    }
+
+    /// Notes a request that was started.
+    #[inline]
+    fn started(&mut self, request: &SendRequest<'_>, progress: Progress) {
+        self.signaled += usize::from(request.signaled);
+        self.outstanding.push_back(Outstanding {
+            wr_id: request.wr_id,
+            opcode: request.operation.opcode(),
+            signaled: request.signaled,
+            progress,
+        });
+    }
+
     /// Returns whether the peer has a receive for the next message.
     #[inline]
     fn has_receive(&mut self, connection: &Connection) -> bool {

@@ -107,8 +107,7 @@ impl SendQueue {
             key: 0,
             total: left,
         };
-        queue.writer.publish(self.core.end.ring(), &place, &header);
-        (queue.unannounced, queue.unannounced_news) = (true, true);
+        queue.publish(&self.core.end, &place, &header);
         Some(chunk)
     }
 
