@@ -86,6 +86,17 @@ impl VerbsError {
     pub fn os(action: impl Into<String>, cause: impl Into<io::Error>) -> Self {
         Self::Os { action: action.into(), cause: cause.into() }
     }
+
+    /// Fails with the first of the numbers that is greater than its limit: each comes as its name, the number and the limit.
+    pub(crate) fn check_limits<T: Into<u64>, const N: usize>(
+        numbers: [(&'static str, T, T); N],
+    ) -> Result<(), Self> {
+        let mut numbers = numbers.map(|(what, asked, limit)| (what, asked.into(), limit.into())).into_iter();
+        match numbers.find(|(_, asked, limit)| asked > limit) {
+            Some((what, asked, limit)) => Err(Self::Limit { what, asked, limit }),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Joins the messages of `error` and of all its sources. Some errors repeat the message of their source, which is left out then.

@@ -284,10 +284,8 @@ impl HostMemory {
 
     #[inline]
     fn at(&self, offset: usize, length: usize) -> Result<*mut u8, OutOfBounds> {
-        match offset.checked_add(length) {
-            Some(end) if end <= self.length => Ok(self.base.as_ptr().wrapping_add(offset)),
-            _ => Err(OutOfBounds { offset, length, available: self.length }),
-        }
+        OutOfBounds::check(offset, length, self.length)?;
+        Ok(self.base.as_ptr().wrapping_add(offset))
     }
 }
 
@@ -325,6 +323,25 @@ pub struct OutOfBounds {
     pub length: usize,
     /// Length of the memory.
     pub available: usize,
+}
+
+impl OutOfBounds {
+    /// Checks that `length` bytes at `offset` lie within `available` bytes.
+    #[inline]
+    pub(crate) fn check(offset: usize, length: usize, available: usize) -> Result<(), Self> {
+        match offset.checked_add(length) {
+            Some(end) if end <= available => Ok(()),
+            _ => Err(Self { offset, length, available }),
+        }
+    }
+
+    /// Checks that `range` lies within `available` bytes. Returns the range, which is empty at its start if it ends before it starts.
+    #[inline]
+    pub(crate) fn check_range(range: Range<usize>, available: usize) -> Result<Range<usize>, Self> {
+        let length = range.end.saturating_sub(range.start);
+        Self::check(range.start, length, available)?;
+        Ok(range.start..range.start + length)
+    }
 }
 
 /// The error of a word that can't be loaded or stored at once.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::sealed::Sealed;
 use super::{
-    Access, LocalSegment, NoView, PostError, QueuePairState, ReceiveRequest, RemoteSegment, RemoteView,
-    SendRequest, VerbsError,
+    Access, DeviceAttributes, LocalSegment, NoView, PostError, QueuePairState, ReceiveRequest, RemoteSegment,
+    RemoteView, SendRequest, VerbsError,
 };
 
 /// A reliable connected (RC) queue pair (`struct ibv_qp`). Dropping the last reference destroys it; outstanding
@@ -194,6 +194,18 @@ pub struct QueuePairCapacity {
     pub receive_segments: u32,
     /// Most inline bytes of a send request.
     pub inline: u32,
+}
+
+impl QueuePairCapacity {
+    /// Checks the numbers of requests and of segments against the limits of a device.
+    pub(crate) fn check(&self, most: &DeviceAttributes) -> Result<(), VerbsError> {
+        VerbsError::check_limits([
+            ("send queue depth", self.send_requests, most.max_work_requests),
+            ("receive queue depth", self.receive_requests, most.max_work_requests),
+            ("segments of a send", self.send_segments, most.max_segments),
+            ("segments of a receive", self.receive_segments, most.max_segments),
+        ])
+    }
 }
 
 /// Attributes of the connection (`struct ibv_qp_attr`).

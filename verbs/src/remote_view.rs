@@ -114,10 +114,8 @@ impl RemoteView {
 
     #[inline]
     fn at(&self, offset: usize, length: usize) -> Result<*const u8, OutOfBounds> {
-        match offset.checked_add(length) {
-            Some(end) if end <= self.length => Ok(self.base.as_ptr().cast_const().wrapping_add(offset)),
-            _ => Err(OutOfBounds { offset, length, available: self.length }),
-        }
+        OutOfBounds::check(offset, length, self.length)?;
+        Ok(self.base.as_ptr().cast_const().wrapping_add(offset))
     }
 }
 

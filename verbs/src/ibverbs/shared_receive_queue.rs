@@ -38,13 +38,10 @@ impl SharedQueue {
         if attributes.max_shared_receive_queues == 0 {
             return Err(VerbsError::Unsupported("shared receive queue"));
         }
-        let limits = [
+        VerbsError::check_limits([
             ("shared receive queue depth", capacity, attributes.max_shared_receives),
             ("segments of a shared receive", segments, attributes.max_segments),
-        ];
-        if let Some((what, asked, limit)) = limits.into_iter().find(|(_, asked, limit)| asked > limit) {
-            return Err(VerbsError::Limit { what, asked: asked.into(), limit: limit.into() });
-        }
+        ])?;
         let mut wanted = sys::ibv_srq_init_attr::default();
         wanted.attr.max_wr = capacity.max(1);
         wanted.attr.max_sge = segments.max(1);
@@ -70,11 +67,9 @@ impl SharedQueue {
         queue: &Arc<dyn SharedReceiveQueue>,
         device: &Arc<Device>,
     ) -> Result<Arc<Self>, VerbsError> {
-        let any: Arc<dyn Any + Send + Sync> = Arc::clone(queue) as Arc<dyn Any + Send + Sync>;
-        match any.downcast::<Self>() {
-            Ok(queue) if Arc::ptr_eq(queue.domain.device(), device) => Ok(queue),
-            _ => Err(VerbsError::Foreign("shared receive queue")),
-        }
+        let any: Arc<dyn Any + Send + Sync> = Arc::clone(queue) as _;
+        let own = any.downcast().ok().filter(|queue: &Arc<Self>| Arc::ptr_eq(queue.domain.device(), device));
+        own.ok_or(VerbsError::Foreign("shared receive queue"))
     }
 
     pub(crate) fn as_ptr(&self) -> *mut sys::ibv_srq {

@@ -136,10 +136,7 @@ impl Queue {
     /// Creates a queue for `capacity` completions of sends.
     pub(super) fn new(device: &Arc<Device>, capacity: u32) -> Result<Self, VerbsError> {
         let limit = device.limits().max_completions;
-        if capacity > limit {
-            let (asked, limit) = (capacity.into(), limit.into());
-            return Err(VerbsError::Limit { what: "completion queue capacity", asked, limit });
-        }
+        VerbsError::check_limits([("completion queue capacity", capacity, limit)])?;
         let events = Events::new().map_err(|error| VerbsError::os("creating a completion queue", error))?;
         Ok(Self {
             device: Arc::clone(device),
@@ -159,11 +156,9 @@ impl Queue {
         queue: &Arc<dyn CompletionQueue>,
         device: &Arc<Device>,
     ) -> Result<Arc<Self>, VerbsError> {
-        let any: Arc<dyn Any + Send + Sync> = Arc::clone(queue) as Arc<dyn Any + Send + Sync>;
-        match any.downcast::<Self>() {
-            Ok(queue) if Arc::ptr_eq(&queue.device, device) => Ok(queue),
-            _ => Err(VerbsError::Foreign("completion queue")),
-        }
+        let any: Arc<dyn Any + Send + Sync> = Arc::clone(queue) as _;
+        let own = any.downcast().ok().filter(|queue: &Arc<Self>| Arc::ptr_eq(&queue.device, device));
+        own.ok_or(VerbsError::Foreign("completion queue"))
     }
 
     pub(super) fn id(&self) -> u64 {

@@ -58,9 +58,6 @@ impl MemoryRegion for Region {
 impl Drop for Region {
     fn drop(&mut self) {
         // The table of regions is shared memory: a forked child would take the region from its parent.
-        if self.domain.device().is_forked() {
-            return;
-        }
         if !self.domain.device().is_forked() {
             self.domain.remove_region(self.key);
         }

@@ -51,13 +51,7 @@ struct QueueState {
 impl Queue {
     pub(crate) fn create(device: Arc<Device>, capacity: u32) -> Result<Arc<Self>, VerbsError> {
         let limit = device.attributes().max_completions;
-        if capacity > limit {
-            return Err(VerbsError::Limit {
-                what: "completion queue depth",
-                asked: capacity.into(),
-                limit: limit.into(),
-            });
-        }
+        VerbsError::check_limits([("completion queue depth", capacity, limit)])?;
         let channel = Channel::create(Arc::clone(&device))?;
         let sleeper = match &device.manager {
             Some(_) => Some(Sleeper::new(&[channel.fd()])?),
@@ -92,11 +86,9 @@ impl Queue {
         queue: &Arc<dyn CompletionQueue>,
         device: &Arc<Device>,
     ) -> Result<Arc<Self>, VerbsError> {
-        let any: Arc<dyn Any + Send + Sync> = Arc::clone(queue) as Arc<dyn Any + Send + Sync>;
-        match any.downcast::<Self>() {
-            Ok(queue) if Arc::ptr_eq(&queue.device, device) => Ok(queue),
-            _ => Err(VerbsError::Foreign("completion queue")),
-        }
+        let any: Arc<dyn Any + Send + Sync> = Arc::clone(queue) as _;
+        let own = any.downcast().ok().filter(|queue: &Arc<Self>| Arc::ptr_eq(&queue.device, device));
+        own.ok_or(VerbsError::Foreign("completion queue"))
     }
 
     pub(crate) fn as_ptr(&self) -> *mut sys::ibv_cq {

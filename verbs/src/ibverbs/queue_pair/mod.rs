@@ -64,7 +64,7 @@ impl Pair {
         let send_queue = Queue::of(send_queue, device)?;
         let receive_queue = Queue::of(receive_queue, device)?;
         let shared = shared.map(|shared| SharedQueue::of(shared, device)).transpose()?;
-        check_capacity(capacity, device)?;
+        capacity.check(device.attributes())?;
         let random = || random().map_err(|error| VerbsError::os("asking for random bits", error));
         let first_packet = random()? as u32 & NUMBERS;
         let token = random()?;
@@ -134,22 +134,6 @@ impl Pair {
         };
         check("asking for a queue pair's attributes", result)?;
         Ok(QueuePairAttributes::new(&attributes))
-    }
-}
-
-fn check_capacity(capacity: &QueuePairCapacity, device: &Device) -> Result<(), VerbsError> {
-    let attributes = device.attributes();
-    let limits = [
-        ("send queue depth", capacity.send_requests, attributes.max_work_requests),
-        ("receive queue depth", capacity.receive_requests, attributes.max_work_requests),
-        ("segments of a send", capacity.send_segments, attributes.max_segments),
-        ("segments of a receive", capacity.receive_segments, attributes.max_segments),
-    ];
-    match limits.into_iter().find(|(_, asked, limit)| asked > limit) {
-        Some((what, asked, limit)) => {
-            Err(VerbsError::Limit { what, asked: asked.into(), limit: limit.into() })
-        }
-        None => Ok(()),
     }
 }
 

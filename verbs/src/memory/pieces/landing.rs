@@ -73,7 +73,7 @@ impl Landing {
     /// # Errors
     /// `source` does not fit there. Nothing was copied.
     pub fn copy_in(&mut self, offset: usize, source: &[u8]) -> Result<(), OutOfBounds> {
-        self.check(offset, source.len())?;
+        OutOfBounds::check(offset, source.len(), self.length)?;
         let start = self.held.offset_in_slab(self.start + offset, source.len())?;
         self.held.memory().copy_in(start, source)
     }
@@ -90,12 +90,8 @@ impl Landing {
         range: Range<usize>,
         remote: RemoteSegment,
     ) -> Result<(), PostError> {
-        let length = range.end.saturating_sub(range.start);
-        if self.check(range.start, length).is_err() {
-            return Err(PostError { index: 0, kind: PostErrorKind::Refused(libc::EINVAL) });
-        }
-        let from = self.start + range.start;
-        let into = [self.segment(from..from + length)];
+        let refused = |_| PostError { index: 0, kind: PostErrorKind::Refused(libc::EINVAL) };
+        let into = [self.segment(range).map_err(refused)?];
         let operation = Operation::Read { into: &into, remote };
         queue_pair.post_send(&[SendRequest { wr_id, operation, signaled: true }])?;
         self.reads += 1;
@@ -111,12 +107,7 @@ impl Landing {
         range: Range<usize>,
         remote: RemoteSegment,
     ) -> bool {
-        let length = range.end.saturating_sub(range.start);
-        if self.check(range.start, length).is_err() {
-            return false;
-        }
-        let from = self.start + range.start;
-        queue_pair.read_at_once(&[self.segment(from..from + length)], remote)
+        self.segment(range).is_ok_and(|into| queue_pair.read_at_once(&[into], remote))
     }
 
     /// Notes that one of the posted READs has completed with success.
@@ -144,18 +135,14 @@ impl Landing {
         Ok(Landed { held, start, length })
     }
 
-    fn segment(&self, range: Range<usize>) -> LocalSegment {
-        match &self.sink {
+    /// Names `range` of the content for a READ.
+    fn segment(&self, range: Range<usize>) -> Result<LocalSegment, OutOfBounds> {
+        let range = OutOfBounds::check_range(range, self.length)?;
+        let range = self.start + range.start..self.start + range.end;
+        Ok(match &self.sink {
             Some(sink) => self.held.segment_by(&**sink, range),
             None => self.held.segment_within(range),
-        }
-    }
-
-    fn check(&self, offset: usize, length: usize) -> Result<(), OutOfBounds> {
-        match offset.checked_add(length) {
-            Some(end) if end <= self.length => Ok(()),
-            _ => Err(OutOfBounds { offset, length, available: self.length }),
-        }
+        })
     }
 }
 

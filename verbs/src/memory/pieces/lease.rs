@@ -89,11 +89,7 @@ impl Lease {
     /// # Errors
     /// The range goes beyond the end.
     pub fn segment_of(&self, range: Range<usize>) -> Result<LocalSegment, OutOfBounds> {
-        let length = range.end.saturating_sub(range.start);
-        match range.start.checked_add(length) {
-            Some(end) if end <= self.length => Ok(self.name(range.start..end)),
-            _ => Err(OutOfBounds { offset: range.start, length, available: self.length }),
-        }
+        OutOfBounds::check_range(range, self.length).map(|range| self.name(range))
     }
 
     /// Makes a lease of `range`, in bytes from the start of this lease.
@@ -109,13 +105,9 @@ impl Lease {
     /// # Errors
     /// The range goes beyond the end.
     pub fn part(&self, range: Range<usize>) -> Result<Self, OutOfBounds> {
-        let length = range.end.saturating_sub(range.start);
-        match range.start.checked_add(length) {
-            Some(end) if end <= self.length => {
-                Ok(Self { memory: self.memory.clone(), offset: self.offset + range.start, length })
-            }
-            _ => Err(OutOfBounds { offset: range.start, length, available: self.length }),
-        }
+        let range = OutOfBounds::check_range(range, self.length)?;
+        let (offset, length) = (self.offset + range.start, range.len());
+        Ok(Self { memory: self.memory.clone(), offset, length })
     }
 
     /// Returns the address and key by which a peer reads the first byte, if the pool's access rights allow it.

@@ -49,17 +49,13 @@ impl HeldPiece {
 
     /// Returns the offset in the slab of `length` bytes at `offset` of this piece.
     pub(crate) fn offset_in_slab(&self, offset: usize, length: usize) -> Result<usize, OutOfBounds> {
-        match offset.checked_add(length) {
-            Some(end) if end <= self.piece.capacity => Ok(self.piece.offset + offset),
-            _ => Err(OutOfBounds { offset, length, available: self.piece.capacity }),
-        }
+        OutOfBounds::check(offset, length, self.piece.capacity)?;
+        Ok(self.piece.offset + offset)
     }
 
     /// Names `range` of this piece for a work request.
     pub(crate) fn segment(&self, range: Range<usize>) -> Result<LocalSegment, OutOfBounds> {
-        let length = range.end.saturating_sub(range.start);
-        self.offset_in_slab(range.start, length)?;
-        Ok(self.segment_within(range.start..range.start + length))
+        OutOfBounds::check_range(range, self.piece.capacity).map(|range| self.segment_within(range))
     }
 
     /// Names `range` of this piece for a work request, without a check. A range beyond the piece names other memory of the

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::super::pieces::Lease;
 use super::lent::RegionLoan;
 use super::shared::SharedRegion;
-use crate::{Access, MemoryRegion, ProtectionDomain, RemoteSegment, VerbsError};
+use crate::{Access, HostMemory, MemoryRegion, ProtectionDomain, RemoteSegment, VerbsError};
 
 /// The right of a peer to access a range of memory, exact to the byte. A grant belongs to one protection domain, which serves
 /// one peer. Dropping the grant revokes the right, and waits some microseconds for operations of the peer that are in
@@ -76,13 +76,11 @@ impl Grant {
             return Err(VerbsError::Unusable(format!("{part:?} of a region of {} bytes", region.len())));
         }
         let memory = Arc::clone(region.mapped().memory());
-        let address = memory.address() + start as u64;
         // Devices give peers the right to write only together with the local right. The local right alone may let peers write, too
         // (see `ProtectionDomain::opens_sinks`).
         let writes = access.contains(Access::REMOTE_WRITE);
         let access = if writes { access | Access::LOCAL_WRITE } else { access };
-        let registered = domain.register_range(memory, start..end, access)?;
-        Ok(Self::new(registered, address, part.len(), GrantedMemory::Shared(shared.clone())))
+        Self::register(domain, memory, start..end, access, GrantedMemory::Shared(shared.clone()))
     }
 
     /// Grants the peer of `domain` the right to read all of a lent region.
@@ -92,9 +90,8 @@ impl Grant {
     pub fn of_loan(domain: &dyn ProtectionDomain, loan: &RegionLoan) -> Result<Self, VerbsError> {
         let region = loan.region();
         let memory = Arc::clone(region.mapped().memory());
-        let address = memory.address() + region.range().start as u64;
-        let registered = domain.register_range(memory, region.range(), Access::REMOTE_READ)?;
-        Ok(Self::new(registered, address, region.len(), GrantedMemory::Lent(loan.clone())))
+        let granted = GrantedMemory::Lent(loan.clone());
+        Self::register(domain, memory, region.range(), Access::REMOTE_READ, granted)
     }
 
     /// Grants the peer of `domain` the right to read the bytes of `lease`.
@@ -103,13 +100,21 @@ impl Grant {
     /// The device can't register the memory.
     pub fn of_lease(domain: &dyn ProtectionDomain, lease: &Lease) -> Result<Self, VerbsError> {
         let (memory, range) = lease.place();
-        let registered = domain.register_range(memory, range, Access::REMOTE_READ)?;
-        Ok(Self::new(registered, lease.as_ptr() as u64, lease.len(), GrantedMemory::Frozen(lease.clone())))
+        let granted = GrantedMemory::Frozen(lease.clone());
+        Self::register(domain, memory, range, Access::REMOTE_READ, granted)
     }
 
-    fn new(region: Arc<dyn MemoryRegion>, address: u64, length: usize, memory: GrantedMemory) -> Self {
+    fn register(
+        domain: &dyn ProtectionDomain,
+        memory: Arc<HostMemory>,
+        range: Range<usize>,
+        access: Access,
+        granted: GrantedMemory,
+    ) -> Result<Self, VerbsError> {
+        let (address, length) = (memory.address() + range.start as u64, range.len() as u64);
+        let region = domain.register_range(memory, range, access)?;
         let start = RemoteSegment { address, rkey: region.rkey() };
-        Self { region, place: RemotePlace { start, length: length as u64 }, _memory: memory }
+        Ok(Self { region, place: RemotePlace { start, length }, _memory: granted })
     }
 
     /// Returns the range, for requests of the peer.

@@ -126,10 +126,8 @@ impl SharedRegion {
     /// Returns the offset in the mapping of `length` bytes at `offset` of the region.
     #[inline]
     fn at(&self, offset: usize, length: usize) -> Result<usize, OutOfBounds> {
-        match offset.checked_add(length) {
-            Some(end) if end <= self.len() => Ok(self.region.range().start + offset),
-            _ => Err(OutOfBounds { offset, length, available: self.len() }),
-        }
+        OutOfBounds::check(offset, length, self.len())?;
+        Ok(self.region.range().start + offset)
     }
 }
 

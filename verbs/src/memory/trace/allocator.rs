@@ -52,9 +52,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for TracingAllocator<A> {
             // SAFETY: the caller keeps the contract of `alloc`.
             None => unsafe { self.inner.alloc(layout) },
             // SAFETY: as above.
-            Some(execution) => unsafe {
-                self.alloc_at(thread::next_site(execution), Some(execution), layout, false)
-            },
+            Some(execution) => unsafe { self.alloc_in(execution, layout, false) },
         }
     }
 
@@ -64,9 +62,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for TracingAllocator<A> {
             // SAFETY: the caller keeps the contract of `alloc_zeroed`.
             None => unsafe { self.inner.alloc_zeroed(layout) },
             // SAFETY: as above.
-            Some(execution) => unsafe {
-                self.alloc_at(thread::next_site(execution), Some(execution), layout, true)
-            },
+            Some(execution) => unsafe { self.alloc_in(execution, layout, true) },
         }
     }
 
@@ -95,20 +91,16 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for TracingAllocator<A> {
 }
 
 impl<A: GlobalAlloc> TracingAllocator<A> {
-    /// Allocates memory for a site, and adds it to the table: in the pool, if `execution` may place memory of this site there.
+    /// Allocates memory for the next site of `execution`, and adds it to the table: in the pool, if the execution may place memory of
+    /// this site there.
     ///
     /// # Safety
     /// The layout is not of size zero.
     #[cold]
-    unsafe fn alloc_at(
-        &self,
-        (sites, site): SiteOf,
-        execution: Option<Execution>,
-        layout: Layout,
-        zeroed: bool,
-    ) -> *mut u8 {
+    unsafe fn alloc_in(&self, execution: Execution, layout: Layout, zeroed: bool) -> *mut u8 {
+        let (sites, site) = thread::next_site(execution);
         shielded(|| {
-            let (start, piece) = match place((sites, site), execution, layout) {
+            let (start, piece) = match place((sites, site), Some(execution), layout) {
                 Some(Place { piece, start }) => {
                     if zeroed {
                         // SAFETY: the place has room for the layout, and no other user.

@@ -22,7 +22,6 @@ use self::left::Left;
 use self::send::SendQueue;
 use self::target::{Output, Target};
 use super::completion_queue::{CompletionSource, Found, Poll, Queue, Role, Sink};
-use super::device::Device;
 use super::domain::{Domain, MemoryUser};
 use super::peers::address::Address;
 use super::peers::local::{ClientMemory, LocalQueuePair, SendAnswer};
@@ -57,29 +56,14 @@ pub(super) fn create(
     receive_queue: Arc<Queue>,
     capacity: &QueuePairCapacity,
 ) -> Result<Arc<dyn QueuePair>, VerbsError> {
-    check_capacity(domain.device(), capacity)?;
+    let limits = domain.device().limits();
+    capacity.check(limits)?;
+    VerbsError::check_limits([("inline bytes", capacity.inline, limits.max_inline)])?;
     let core = Core::create(domain, send_queue, receive_queue, capacity)?;
     let (sends, target) = (SendQueue::new(&core), Target::new(&core));
     let pair = Arc::new(Pair { core, sends, target, looked_after: AtomicBool::new(false) });
     pair.core.enter(&pair);
     Ok(Arc::new(Handle(pair)))
-}
-
-fn check_capacity(device: &Device, capacity: &QueuePairCapacity) -> Result<(), VerbsError> {
-    let limits = device.limits();
-    let checks = [
-        ("send queue depth", capacity.send_requests, limits.max_work_requests),
-        ("receive queue depth", capacity.receive_requests, limits.max_work_requests),
-        ("segments of a send", capacity.send_segments, limits.max_segments),
-        ("segments of a receive", capacity.receive_segments, limits.max_segments),
-        ("inline bytes", capacity.inline, limits.max_inline),
-    ];
-    match checks.into_iter().find(|(_, asked, limit)| asked > limit) {
-        Some((what, asked, limit)) => {
-            Err(VerbsError::Limit { what, asked: asked.into(), limit: limit.into() })
-        }
-        None => Ok(()),
-    }
 }
 
 #[cfg(any(test, fuzzing))]
