@@ -30,9 +30,7 @@
 //! Only `in_flight` and `Landing` post requests. This module does not wait for requests, and does not know the peer. The `rkey` of a block
 //! opens its whole slab. A pool whose access rights include peers therefore serves one peer.
 
-mod budget;
 pub mod dlpack;
-mod error;
 mod gather;
 mod in_flight;
 mod index;
@@ -46,12 +44,10 @@ pub mod sites;
 mod tests;
 pub mod trace;
 
-pub use budget::Budget;
-pub use error::PoolError;
 pub use pieces::{Block, Lease, RegisteredBuf};
 pub use pool::Pool;
 pub use region::{MemRegion, SharedRegion};
-pub use settings::{PoolSettings, PoolStatistics, Quota};
+pub use settings::{Budget, PoolError, PoolSettings, PoolStatistics, Quota};
 
 /// The parts that the other crates of this repository use. The module `internal` exports them.
 pub(crate) mod machinery {
@@ -64,6 +60,6 @@ pub(crate) mod machinery {
     pub use super::pool::find_sendable;
     pub use super::region::{Grant, LentRegion, RegionLoan, RemotePlace};
     pub use super::registrations::{LocalRegistrations, SlabRegistrations};
-    pub use super::sites::buffer::{has_unsent, sent_slices};
     pub use super::sites::handle::find_traced;
+    pub use super::sites::handle::{has_unsent, sent_slices};
 }

@@ -8,15 +8,13 @@
 //! the requests. Long transfers are cut into requests. A request waits until the send queue and the window of bytes have
 //! room.
 
-mod ranges;
 mod transfer;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-pub use ranges::{CopyRange, CopyRanges};
 use transfer::RequestPart;
-pub use transfer::{FinishedTransfer, LocalMemory, Notice, Transfer, TransferKind};
+pub use transfer::{CopyRange, CopyRanges, FinishedTransfer, LocalMemory, Notice, Transfer, TransferKind};
 
 use super::pieces::Lease;
 use super::registrations::LocalRegistrations;

@@ -1,11 +1,11 @@
 //! An arena: the slabs of one purpose and their free pieces. The arena is bookkeeping under the pool's lock. It does not
-//! make or drop slabs, because both need system calls.
+//! make or drop slabs, because both need system calls. The lengths of pieces are size classes: the powers of two from 256 bytes on, and
+//! the size halfway between each two of them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::free_ranges::FreeRanges;
-use super::size_class;
-use super::slab::Slab;
+use super::shared::Slab;
 
 /// The use of a piece. A slab serves one purpose as long as it lives, see [`memory`](crate::memory).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,8 +69,8 @@ struct PiecePlace {
 impl Arena {
     /// Makes an arena without slabs. Common slabs, which serve several pieces, will have `slab_size` bytes at most.
     pub(crate) fn new(slab_size: usize) -> Self {
-        let mut largest_class = size_class::index(slab_size / 2);
-        if size_class::size(largest_class) > slab_size / 2 {
+        let mut largest_class = class_of(slab_size / 2);
+        if class_size(largest_class) > slab_size / 2 {
             largest_class -= 1;
         }
         Self {
@@ -78,7 +78,7 @@ impl Arena {
             stacks: vec![Vec::new(); largest_class + 1],
             stacked: 0,
             spares: Vec::new(),
-            largest: size_class::size(largest_class),
+            largest: class_size(largest_class),
         }
     }
 
@@ -86,7 +86,7 @@ impl Arena {
     /// Returns `None` if the capacity exceeds the address space.
     pub(crate) fn capacity_for(&self, length: usize) -> Option<usize> {
         if self.is_common(length) {
-            Some(size_class::size(size_class::index(length)))
+            Some(class_size(class_of(length)))
         } else {
             length
                 .checked_next_multiple_of(rustix::param::page_size())
@@ -103,7 +103,7 @@ impl Arena {
     /// most one and a half times `capacity`, and at most `room` bytes.
     pub(crate) fn reuse(&mut self, capacity: usize, room: u64) -> Option<Piece> {
         if self.is_common(capacity) {
-            let place = self.stacks[size_class::index(capacity)].pop()?;
+            let place = self.stacks[class_of(capacity)].pop()?;
             self.stacked -= capacity;
             return Some(self.hold(place, capacity));
         }
@@ -166,8 +166,7 @@ impl Arena {
             return true;
         }
         if entry.free.is_some() {
-            self.stacks[size_class::index(piece.capacity)]
-                .push(PiecePlace { key: piece.key, offset: piece.offset });
+            self.stacks[class_of(piece.capacity)].push(PiecePlace { key: piece.key, offset: piece.offset });
             self.stacked += piece.capacity;
         } else {
             self.spares.push(piece.key);
@@ -216,7 +215,7 @@ impl Arena {
         self.stacked = 0;
         for (index, stack) in self.stacks.iter_mut().enumerate() {
             stack.retain(|place| entries.contains(place.key));
-            self.stacked += stack.len() * size_class::size(index);
+            self.stacked += stack.len() * class_size(index);
         }
     }
 
@@ -224,10 +223,113 @@ impl Arena {
         for (index, stack) in self.stacks.iter_mut().enumerate() {
             for place in stack.drain(..) {
                 if let Some(free) = &mut self.entries[place.key].free {
-                    free.give(place.offset, size_class::size(index));
+                    free.give(place.offset, class_size(index));
                 }
             }
         }
         self.stacked = 0;
+    }
+}
+
+/// Lengths of the free ranges, by offset. Neighbours are always joined.
+#[derive(Debug)]
+struct FreeRanges {
+    free: BTreeMap<usize, usize>,
+}
+
+impl FreeRanges {
+    /// Makes the free ranges of a slab of `length` bytes, all of them free.
+    fn new(length: usize) -> Self {
+        Self { free: BTreeMap::from([(0, length)]) }
+    }
+
+    /// Cuts `length` bytes from the first range that is long enough, and returns their offset.
+    fn take(&mut self, length: usize) -> Option<usize> {
+        let (&offset, &available) = self.free.iter().find(|&(_, &available)| available >= length)?;
+        self.free.remove(&offset);
+        if available > length {
+            self.free.insert(offset + length, available - length);
+        }
+        Some(offset)
+    }
+
+    /// Returns a range that [`take`](Self::take) has cut.
+    fn give(&mut self, offset: usize, length: usize) {
+        let (mut start, mut end) = (offset, offset + length);
+        if let Some((&before, &bytes)) = self.free.range(..offset).next_back() {
+            debug_assert!(before + bytes <= offset, "given back twice");
+            if before + bytes == offset {
+                start = before;
+            }
+        }
+        if let Some(bytes) = self.free.remove(&end) {
+            end += bytes;
+        }
+        self.free.insert(start, end - start);
+    }
+}
+
+/// Size of the smallest class, 0, in bytes.
+const SMALLEST: usize = 256;
+
+/// Returns the smallest class that holds `length` bytes.
+fn class_of(length: usize) -> usize {
+    if length <= SMALLEST {
+        return 0;
+    }
+    let power = length.next_power_of_two();
+    let doublings = (power.trailing_zeros() - SMALLEST.trailing_zeros()) as usize;
+    if length <= power / 4 * 3 { 2 * doublings - 1 } else { 2 * doublings }
+}
+
+/// Returns the bytes of a piece of class `index`: a multiple of 128.
+fn class_size(index: usize) -> usize {
+    let power = SMALLEST << (index / 2);
+    if index.is_multiple_of(2) { power } else { power / 2 * 3 }
+}
+
+#[cfg(test)]
+mod free_ranges_tests {
+    use super::*;
+
+    #[test]
+    fn takes_the_first_range_that_fits() {
+        let mut ranges = FreeRanges::new(100);
+        assert_eq!(ranges.take(60), Some(0));
+        assert_eq!(ranges.take(60), None);
+        assert_eq!(ranges.take(40), Some(60));
+        assert_eq!(ranges.take(1), None);
+    }
+
+    #[test]
+    fn joins_neighbours_on_either_side() {
+        for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+            let mut ranges = FreeRanges::new(90);
+            let offsets = [(); 3].map(|()| ranges.take(30).expect("room for three"));
+            for which in order {
+                ranges.give(offsets[which], 30);
+            }
+            assert_eq!(ranges.free, BTreeMap::from([(0, 90)]), "given back in order {order:?}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod size_class_tests {
+    use super::*;
+
+    #[test]
+    fn sizes_go_up_by_at_most_a_half() {
+        let sizes: Vec<_> = (0..7).map(class_size).collect();
+        assert_eq!(sizes, [256, 384, 512, 768, 1024, 1536, 2048]);
+    }
+
+    #[test]
+    fn a_length_gets_the_smallest_class_that_holds_it() {
+        for length in 0..70_000 {
+            let class = class_of(length);
+            assert!(class_size(class) >= length, "{length} in class {class}");
+            assert!(class == 0 || class_size(class - 1) < length, "{length} in class {class}");
+        }
     }
 }

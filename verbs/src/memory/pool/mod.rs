@@ -9,28 +9,20 @@
 //! [`Block`], [`RegisteredBuf`] and [`Lease`] in `pieces` are the public types for a held piece.
 
 mod arena;
-mod free_ranges;
-pub(super) mod frozen;
-pub(super) mod held;
-mod shared;
-mod size_class;
-pub(super) mod slab;
-mod unbound;
+pub(super) mod shared;
 
-use std::sync::Arc;
+use std::ops::Range;
+use std::sync::{Arc, LazyLock};
 
-pub(crate) use arena::Purpose;
-pub use unbound::find_sendable;
-
-use super::budget::Budget;
-use super::error::PoolError;
+use self::shared::{FrozenIndex, HeldPiece, PoolShared};
 use super::pieces::{Block, Lease, RegisteredBuf};
-use super::settings::{PoolSettings, PoolStatistics, Quota};
-use crate::{Access, ProtectionDomain};
-use frozen::FrozenIndex;
-use held::HeldPiece;
-use shared::PoolShared;
-use unbound::Unbound;
+use super::settings::{Budget, PoolError, PoolSettings, PoolStatistics, Quota};
+use crate::{
+    Access, CompletionQueue, HostMemory, Lkey, MemoryRegion, ProtectionDomain, QueuePair, QueuePairCapacity,
+    Rkey, VerbsError,
+};
+
+pub(crate) use self::arena::Purpose;
 
 /// A pool of registered memory, for a connection or an application. Clones are one pool.
 ///
@@ -103,7 +95,7 @@ impl Pool {
             receive_quota: 0,
             ..PoolSettings::default()
         };
-        Self::with_index(Arc::new(Unbound), settings, Budget::new(limit), unbound::index())
+        Self::with_index(Arc::new(Unbound), settings, Budget::new(limit), Arc::clone(&SENDABLE))
     }
 
     /// Leases a block of at least `length` bytes, which the device may read and write. The block holds zeros, or old
@@ -157,7 +149,7 @@ impl Pool {
     ///
     /// A caller that holds a slice calls `pool.find(slice.as_ptr() as usize, slice.len())`.
     pub fn find(&self, address: usize, length: usize) -> Option<Lease> {
-        Lease::find(self.shared().index(), address, length)
+        Lease::find(&self.shared().index, address, length)
     }
 
     /// Frees all slabs without a piece in use. Call this when a connection becomes idle, because its slabs count against
@@ -173,12 +165,12 @@ impl Pool {
 
     /// Returns the settings of the pool, with the slab size rounded.
     pub fn settings(&self) -> &PoolSettings {
-        self.shared().settings()
+        &self.shared().settings
     }
 
     /// Returns the budget of the pool. The slabs of the pool count against this budget.
     pub fn budget(&self) -> &Arc<Budget> {
-        self.shared().budget()
+        &self.shared().budget
     }
 
     /// Obtains a piece for `length` bytes.
@@ -194,7 +186,7 @@ impl Pool {
 
     /// Returns the protection domain of the pool.
     pub(crate) fn domain(&self) -> &dyn ProtectionDomain {
-        self.shared().domain()
+        &*self.shared().domain
     }
 
     fn shared(&self) -> &Arc<PoolShared> {
@@ -211,5 +203,69 @@ struct PoolHandle {
 impl Drop for PoolHandle {
     fn drop(&mut self) {
         self.shared.close();
+    }
+}
+
+/// The frozen buffers of all pools for sending.
+static SENDABLE: LazyLock<Arc<FrozenIndex>> = LazyLock::new(|| Arc::new(FrozenIndex::new()));
+
+/// Finds the frozen buffer of any pool for sending that holds all of `bytes`. While there are no frozen buffers, a look-up
+/// takes two loads.
+pub fn find_sendable(bytes: &[u8]) -> Option<Lease> {
+    Lease::find(&SENDABLE, bytes.as_ptr() as usize, bytes.len())
+}
+
+/// A placeholder for the protection domain, in a pool that has none.
+#[derive(Debug)]
+struct Unbound;
+
+impl crate::sealed::Sealed for Unbound {}
+
+impl ProtectionDomain for Unbound {
+    fn register_range(
+        &self,
+        memory: Arc<HostMemory>,
+        range: Range<usize>,
+        _: Access,
+    ) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
+        memory.check_range(&range)?;
+        Ok(Arc::new(Unregistered(memory, range)))
+    }
+
+    fn create_queue_pair(
+        &self,
+        _: &Arc<dyn CompletionQueue>,
+        _: &Arc<dyn CompletionQueue>,
+        _: &QueuePairCapacity,
+    ) -> Result<Arc<dyn QueuePair>, VerbsError> {
+        Err(VerbsError::Foreign("protection domain"))
+    }
+}
+
+/// Memory that is registered with no device. A device refuses its keys.
+#[derive(Debug)]
+struct Unregistered(Arc<HostMemory>, Range<usize>);
+
+impl crate::sealed::Sealed for Unregistered {}
+
+impl MemoryRegion for Unregistered {
+    fn lkey(&self) -> Lkey {
+        Lkey(0)
+    }
+
+    fn rkey(&self) -> Rkey {
+        Rkey(0)
+    }
+
+    fn access(&self) -> Access {
+        Access::LOCAL_READ
+    }
+
+    fn memory(&self) -> &Arc<HostMemory> {
+        &self.0
+    }
+
+    fn range(&self) -> Range<usize> {
+        self.1.clone()
     }
 }

@@ -1,16 +1,17 @@
 //! The state that a pool and all its pieces share.
 
+use std::mem::ManuallyDrop;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use super::super::budget::{Budget, Reservation};
-use super::super::error::PoolError;
-use super::super::settings::{PoolSettings, PoolStatistics, Quota};
 use super::arena::{Arena, Piece, Purpose};
-use super::frozen::{FrozenBuffer, FrozenIndex};
-use super::slab::Slab;
+use crate::memory::index::AddressIndex;
+use crate::memory::settings::{Budget, PoolError, PoolSettings, PoolStatistics, Quota, Reservation};
 use crate::sync::lock;
-use crate::{Access, ProtectionDomain};
+use crate::{
+    Access, HostMemory, LocalSegment, MemoryRegion, OutOfBounds, ProtectionDomain, RemoteSegment, VerbsError,
+};
 
 /// Smallest slab size that a pool uses, in bytes. Only when the budget runs out, the pool makes smaller slabs.
 const SMALLEST_SLAB: usize = 64 << 10;
@@ -18,10 +19,14 @@ const SMALLEST_SLAB: usize = 64 << 10;
 /// The state that a pool and all its pieces share.
 #[derive(Debug)]
 pub(crate) struct PoolShared {
-    domain: Arc<dyn ProtectionDomain>,
-    settings: PoolSettings,
-    budget: Arc<Budget>,
-    index: Arc<FrozenIndex>,
+    /// The protection domain that slabs are registered with.
+    pub(super) domain: Arc<dyn ProtectionDomain>,
+    /// The settings, with the slab size rounded.
+    pub(super) settings: PoolSettings,
+    /// The budget that slabs count against.
+    pub(super) budget: Arc<Budget>,
+    /// The index of frozen buffers, which other pools may share.
+    pub(super) index: Arc<FrozenIndex>,
     /// Number of frozen buffers of this pool. The index may contain buffers of other pools, too.
     frozen: AtomicUsize,
     state: Mutex<PoolState>,
@@ -85,26 +90,6 @@ impl PoolShared {
             closed: false,
         };
         Self { domain, settings, budget, index, frozen: AtomicUsize::new(0), state: Mutex::new(state) }
-    }
-
-    /// Returns the settings, with the slab size rounded.
-    pub(crate) fn settings(&self) -> &PoolSettings {
-        &self.settings
-    }
-
-    /// Returns the protection domain that slabs are registered with.
-    pub(crate) fn domain(&self) -> &dyn ProtectionDomain {
-        &*self.domain
-    }
-
-    /// Returns the budget that slabs count against.
-    pub(crate) fn budget(&self) -> &Arc<Budget> {
-        &self.budget
-    }
-
-    /// Returns the index of frozen buffers, which other pools may share.
-    pub(crate) fn index(&self) -> &FrozenIndex {
-        &self.index
     }
 
     /// Returns the numbers of the pool at this moment.
@@ -241,4 +226,219 @@ impl PoolShared {
     fn lock(&self) -> MutexGuard<'_, PoolState> {
         lock(&self.state)
     }
+}
+
+/// A piece that is given back to its pool on drop.
+#[derive(Debug)]
+pub(crate) struct HeldPiece {
+    piece: Piece,
+    quota: Quota,
+    purpose: Purpose,
+    shared: Arc<PoolShared>,
+    /// The device may still write to the piece, so the pool must not lease it again.
+    in_use: bool,
+}
+
+impl HeldPiece {
+    /// Makes a held piece, which will return to the pool of `shared`.
+    pub(crate) fn new(piece: Piece, quota: Quota, purpose: Purpose, shared: Arc<PoolShared>) -> Self {
+        Self { piece, quota, purpose, shared, in_use: false }
+    }
+
+    /// Notes whether the device may still write to the piece. A piece that is dropped in use does not go back to the pool. Its slab
+    /// then lives as long as the pool.
+    pub(crate) fn set_in_use(&mut self, in_use: bool) {
+        self.in_use = in_use;
+    }
+
+    /// Returns the address of the first byte.
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.piece.slab.memory().as_ptr().as_ptr().wrapping_add(self.piece.offset)
+    }
+
+    /// Returns the capacity in bytes.
+    pub(crate) fn capacity(&self) -> usize {
+        self.piece.capacity
+    }
+
+    /// Returns the offset in the slab of `length` bytes at `offset` of this piece.
+    pub(crate) fn offset_in_slab(&self, offset: usize, length: usize) -> Result<usize, OutOfBounds> {
+        OutOfBounds::check(offset, length, self.piece.capacity)?;
+        Ok(self.piece.offset + offset)
+    }
+
+    /// Names `range` of this piece for a work request.
+    pub(crate) fn segment(&self, range: Range<usize>) -> Result<LocalSegment, OutOfBounds> {
+        OutOfBounds::check_range(range, self.piece.capacity).map(|range| self.segment_within(range))
+    }
+
+    /// Names `range` of this piece for a work request, without a check. A range beyond the piece names other memory of the
+    /// slab, or no memory, which the device refuses.
+    pub(crate) fn segment_within(&self, range: Range<usize>) -> LocalSegment {
+        self.segment_by(self.piece.slab.region(), range)
+    }
+
+    /// Names `range` of this piece by another registration of its slab. If the piece is a buffer, that registration has no
+    /// right to write.
+    pub(crate) fn segment_by(&self, region: &dyn MemoryRegion, range: Range<usize>) -> LocalSegment {
+        debug_assert!(range.end <= self.piece.capacity);
+        let range = self.piece.offset + range.start..self.piece.offset + range.end;
+        // SAFETY:
+        // - No request writes to memory with a reference. There is never a reference to `Purpose::Block` memory, as long as
+        //   the slab lives. `Purpose::Buffer` slabs are registered without the right to write, by the slab itself and by
+        //   `SlabRegistrations`, so the device refuses the request. Both hold for a segment that outlives this piece, too.
+        //   Segments of `Purpose::Landing` pieces never leave `Landing`, which makes no reference before its READs have
+        //   completed, and whose piece is not leased again if it is dropped earlier.
+        // - No request reads memory while a `&mut [u8]` to it exists. `Purpose::Buffer` pieces give out segments
+        //   only when they are frozen, and the caller keeps the `Lease` until the request has completed. A caller that
+        //   drops the lease earlier sends the bytes of the next owner; accesses of this process stay sound.
+        unsafe { LocalSegment::new(region, range) }
+    }
+
+    /// Returns the address and key by which a peer with the access rights reaches the byte at `offset`.
+    pub(crate) fn remote(&self, offset: usize) -> RemoteSegment {
+        RemoteSegment {
+            address: (self.as_ptr() as u64).wrapping_add(offset as u64),
+            rkey: self.piece.slab.region().rkey(),
+        }
+    }
+
+    /// Returns the access rights of the region.
+    #[cfg(test)]
+    pub(crate) fn access(&self) -> crate::Access {
+        self.piece.slab.region().access()
+    }
+
+    /// Returns the slab.
+    pub(crate) fn slab(&self) -> &Arc<Slab> {
+        &self.piece.slab
+    }
+
+    /// Returns the memory of the slab.
+    pub(crate) fn memory(&self) -> &HostMemory {
+        self.piece.slab.memory()
+    }
+}
+
+impl Drop for HeldPiece {
+    fn drop(&mut self) {
+        if self.in_use {
+            return;
+        }
+        self.shared.give_back(&self.piece, self.quota, self.purpose);
+        // A slab that the pool did not keep is dropped with the fields, outside the lock.
+    }
+}
+
+/// Frozen buffers by address.
+pub(crate) type FrozenIndex = AddressIndex<Weak<FrozenBuffer>>;
+
+/// A buffer that is not written to any more. The index of its pool contains the buffer.
+#[derive(Debug)]
+pub(crate) struct FrozenBuffer {
+    /// Dropped with this value, unless [`thaw`](Self::thaw) takes it out.
+    pub(crate) held: ManuallyDrop<HeldPiece>,
+    pub(crate) length: usize,
+}
+
+impl FrozenBuffer {
+    /// Freezes the first `length` bytes of `held`, and adds them to the index.
+    pub(crate) fn new(held: HeldPiece, length: usize) -> Arc<Self> {
+        let address = held.as_ptr() as usize;
+        let frozen = Arc::new(Self { held: ManuallyDrop::new(held), length });
+        frozen.held.shared.freeze(address, length, &frozen);
+        frozen
+    }
+
+    /// Removes the buffer from the index, and returns its piece.
+    pub(crate) fn thaw(self) -> HeldPiece {
+        let mut this = ManuallyDrop::new(self);
+        this.held.shared.thaw(this.held.as_ptr() as usize);
+        // SAFETY: `this` is never dropped and is not used after this line, so the piece is taken once.
+        unsafe { ManuallyDrop::take(&mut this.held) }
+    }
+}
+
+impl Drop for FrozenBuffer {
+    fn drop(&mut self) {
+        // The buffer leaves the index before the piece goes back to the pool, because the memory may become another buffer
+        // at once.
+        self.held.shared.thaw(self.held.as_ptr() as usize);
+        // SAFETY: the piece is dropped only here. `thaw` takes the piece, but prevents the drop of the value.
+        unsafe { ManuallyDrop::drop(&mut self.held) }
+    }
+}
+
+/// Bytes of a huge page.
+const HUGE_PAGE: usize = 2 << 20;
+
+/// Shared memory that is registered as a whole. The order of the fields is the order of their drop: first the registration,
+/// then the memory. The memory holds the reservation of the budget, which peers that map the memory may hold longer.
+#[derive(Debug)]
+pub(crate) struct Slab {
+    region: Arc<dyn MemoryRegion>,
+    memory: Arc<HostMemory>,
+}
+
+impl Slab {
+    /// Maps and registers the bytes of `reservation`. Each step is a system call.
+    pub(crate) fn new(
+        domain: &dyn ProtectionDomain,
+        access: Access,
+        settings: &PoolSettings,
+        reservation: Reservation,
+    ) -> Result<Self, PoolError> {
+        let bytes = reservation.bytes();
+        Self::register(domain, access, settings, reservation)
+            .map_err(|cause| PoolError::Verbs { bytes, cause })
+    }
+
+    fn register(
+        domain: &dyn ProtectionDomain,
+        access: Access,
+        settings: &PoolSettings,
+        reservation: Reservation,
+    ) -> Result<Self, VerbsError> {
+        let memory = map(reservation, settings.huge_pages)?;
+        let region = domain.register(Arc::clone(&memory), access)?;
+        Ok(Self { region, memory })
+    }
+
+    /// Returns the region over all of the slab.
+    pub(crate) fn region(&self) -> &dyn MemoryRegion {
+        &*self.region
+    }
+
+    /// Returns the memory.
+    pub(crate) fn memory(&self) -> &Arc<HostMemory> {
+        &self.memory
+    }
+
+    /// Returns the length in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.memory.len()
+    }
+}
+
+/// Maps the bytes of `reservation`, which are whole pages, aligned to huge pages if there are so many. The memory holds the reservation.
+pub(crate) fn map(reservation: Reservation, huge_pages: bool) -> Result<Arc<HostMemory>, VerbsError> {
+    let length = reservation.bytes() as usize;
+    let alignment = if length >= HUGE_PAGE { HUGE_PAGE } else { rustix::param::page_size() };
+    let memory = HostMemory::shared(length, alignment)
+        .map_err(|error| VerbsError::os(format!("mapping {length} bytes of shared memory"), error))?;
+    if huge_pages && length >= HUGE_PAGE {
+        advise_huge_pages(&memory);
+    }
+    memory.set_charge(Arc::new(reservation));
+    Ok(Arc::new(memory))
+}
+
+/// Asks the kernel for huge pages. This is a hint: a kernel that ignores it uses small pages.
+fn advise_huge_pages(memory: &HostMemory) {
+    // SAFETY:
+    // - The range is one live mapping of this process (`HostMemory`).
+    // - This advice changes neither the content nor the validity of a page.
+    let _ = unsafe {
+        rustix::mm::madvise(memory.as_ptr().as_ptr().cast(), memory.len(), rustix::mm::Advice::LinuxHugepage)
+    };
 }

@@ -72,17 +72,14 @@
 //! - Lack of registered memory is not an error. The buffer is then on the heap, and the report counts such buffers.
 //! - This module does not send, and does not decide which buffers are sent.
 
-pub(super) mod buffer;
 pub(super) mod handle;
 pub(super) mod live;
-mod report;
 pub(super) mod table;
 #[cfg(test)]
 mod tests;
-pub(super) mod thread;
 
-pub use buffer::{SiteBuf, sent};
-pub use handle::{Crossed, SiteAllocator, TraceError};
-pub use report::{NodeSite, PlacementReason, Site, SitePlacement, SiteReport, SiteStatus};
-pub use table::{SHORTEST, SiteSettings};
-pub use thread::NodeScope;
+pub use handle::{Crossed, SiteAllocator, SiteBuf, TraceError, sent};
+pub use live::NodeScope;
+pub use table::{
+    NodeSite, PlacementReason, SHORTEST, Site, SitePlacement, SiteReport, SiteSettings, SiteStatus,
+};

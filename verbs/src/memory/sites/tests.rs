@@ -6,7 +6,7 @@ use std::thread;
 
 use bytes::{BufMut, Bytes};
 
-use super::buffer::sent_slices;
+use super::handle::sent_slices;
 use super::*;
 use crate::memory::tests::{pool, small};
 use crate::memory::{Pool, PoolSettings};

@@ -1,0 +1,484 @@
+//! Regions: memory with its own mapping, for tensors. At any time a region has one owner, or a transfer holds it for the
+//! device, or peers have grants to it.
+//!
+//! ```text
+//!                 move into a transfer                     share
+//!   InFlight ◀────────────────────────── MemRegion ────────────────▶ SharedRegion ── grant ──▶ Grant
+//!            ──────────────────────────▶  &mut [u8]  ◀────────────────              (the right of a peer)
+//!                 with its completion                  try_into_region,
+//!                                                      after the last grant
+//! ```
+//!
+//! A [`LentRegion`] is different: peers only read it, so its owner keeps the slice while grants exist.
+//!
+//! The device writes to a region only while a transfer owns the region. A peer writes only while a grant exists. A slice of
+//! the region exists only while there is neither a transfer nor a grant to write. For this reason `&[u8]` is sound, although peers
+//! write to regions.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut, Range};
+use std::sync::Arc;
+
+use crate::copy::for_each_piece;
+use crate::memory::pieces::Lease;
+use crate::memory::pool::shared::map;
+use crate::memory::settings::{Budget, PoolError, Quota};
+use crate::{
+    Access, HostMemory, MemoryRegion, OutOfBounds, ProtectionDomain, RemoteSegment, VerbsError, WordError,
+};
+
+/// Memory with its own mapping. Its owner reads and writes it as a slice.
+///
+/// The region moves into each operation of the device, and comes back when the device is done. For this reason programs need no
+/// `unsafe`. New memory holds zeros. A page uses no memory until its first access.
+pub struct MemRegion {
+    mapped: Arc<Mapped>,
+    range: Range<usize>,
+}
+
+/// A mapping. Each region is a mapping or a part of a mapping.
+#[derive(Debug)]
+pub(crate) struct Mapped {
+    memory: Arc<HostMemory>,
+}
+
+impl MemRegion {
+    /// Maps `length` bytes, at least one page, within `budget`.
+    ///
+    /// ```
+    /// use tonic_rdma_verbs::memory::{Budget, MemRegion};
+    ///
+    /// let mut region = MemRegion::allocate(4096, &Budget::new(1 << 20))?;
+    /// region[..3].copy_from_slice(b"abc");
+    /// # Ok::<(), tonic_rdma_verbs::memory::PoolError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The length exceeds the address space, the budget is used up, or the system can't map the memory.
+    pub fn allocate(length: usize, budget: &Arc<Budget>) -> Result<Self, PoolError> {
+        let page = rustix::param::page_size();
+        let limit = isize::MAX as u64 / 2;
+        if length as u64 > limit {
+            let (asked, quota) = (length as u64, Quota::Send);
+            return Err(PoolError::TooLarge { quota, asked, limit });
+        }
+        let bytes = length.max(1).next_multiple_of(page);
+        let reservation = budget.reserve(bytes as u64)?;
+        let cause = |cause| PoolError::Verbs { bytes: bytes as u64, cause };
+        let memory = map(reservation, true).map_err(cause)?;
+        let mapped = Arc::new(Mapped { memory });
+        Ok(Self { mapped, range: 0..length })
+    }
+
+    /// Splits the region at byte `at`, and returns the part from there on. `self` keeps the first part. Both parts are
+    /// independent.
+    ///
+    /// # Panics
+    /// If `at` is beyond the end.
+    #[must_use]
+    pub fn split_off(&mut self, at: usize) -> Self {
+        assert!(at <= self.len(), "split at {at}, but there are {} bytes", self.len());
+        let middle = self.range.start + at;
+        let back = Self { mapped: Arc::clone(&self.mapped), range: middle..self.range.end };
+        self.range.end = middle;
+        back
+    }
+
+    /// Turns the region into memory that peers may get rights to. This process then reads and writes it by copying.
+    pub fn share(self) -> SharedRegion {
+        SharedRegion::new(self)
+    }
+
+    /// Returns the length in bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    /// Returns whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.range.is_empty()
+    }
+
+    /// Returns the address of the first byte.
+    #[inline]
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.mapped.memory.as_ptr().as_ptr().wrapping_add(self.range.start)
+    }
+
+    /// Returns the memory of the mapping.
+    #[inline]
+    pub(crate) fn memory(&self) -> &Arc<HostMemory> {
+        &self.mapped.memory
+    }
+
+    /// Returns the mapping.
+    #[inline]
+    pub(crate) fn mapped(&self) -> &Arc<Mapped> {
+        &self.mapped
+    }
+
+    /// Returns the range of the region in its mapping.
+    #[inline]
+    pub(crate) fn range(&self) -> Range<usize> {
+        self.range.clone()
+    }
+}
+
+impl Deref for MemRegion {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY:
+        // - The range lies in the mapping, which `mapped` keeps alive, and the memory is initialised: the kernel zeroes it.
+        // - No device writes to the memory: only `InFlight` posts requests over a region, and it owns the region until the
+        //   requests have completed.
+        // - No peer writes to the memory: grants are made from a `SharedRegion`, which owns the region until the last grant
+        //   is dropped.
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) }
+    }
+}
+
+impl DerefMut for MemRegion {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY:
+        // - As in `deref`.
+        // - The owner is borrowed mutably. Other regions of the mapping are disjoint, because `split_off` makes them so.
+        unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len()) }
+    }
+}
+
+impl AsRef<[u8]> for MemRegion {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl AsMut<[u8]> for MemRegion {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self
+    }
+}
+
+impl fmt::Debug for MemRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MemRegion({:p}, {} bytes)", self.as_ptr(), self.len())
+    }
+}
+
+/// A region that only its owner writes, and that peers may read if they have a grant. The owner uses it as a slice. A peer that
+/// reads while the owner writes may get old and new bytes.
+pub struct LentRegion {
+    loan: RegionLoan,
+}
+
+/// The part of a lent region of which peers get grants to read. It gives this process no access to the bytes.
+#[derive(Clone)]
+pub struct RegionLoan {
+    region: Arc<MemRegion>,
+}
+
+impl LentRegion {
+    /// Lends `region` to peers. None has a grant yet.
+    ///
+    /// ```
+    /// use tonic_rdma_verbs::internal::LentRegion;
+    /// use tonic_rdma_verbs::memory::{Budget, MemRegion};
+    ///
+    /// let mut lent = LentRegion::new(MemRegion::allocate(4096, &Budget::new(1 << 20))?);
+    /// lent[..3].copy_from_slice(b"abc");
+    /// assert_eq!(lent.try_into_region().map_err(drop).expect("no grant exists")[..3], *b"abc");
+    /// # Ok::<(), tonic_rdma_verbs::memory::PoolError>(())
+    /// ```
+    pub fn new(region: MemRegion) -> Self {
+        Self { loan: RegionLoan { region: Arc::new(region) } }
+    }
+
+    /// Returns the part of which peers get grants ([`Grant::of_loan`](Grant::of_loan)).
+    pub fn loan(&self) -> RegionLoan {
+        self.loan.clone()
+    }
+
+    /// Returns the region to its one owner, if there is no grant and no loan any more.
+    ///
+    /// # Errors
+    /// Returns `self` if there is a grant or a loan.
+    pub fn try_into_region(self) -> Result<MemRegion, Self> {
+        Arc::try_unwrap(self.loan.region).map_err(|region| Self { loan: RegionLoan { region } })
+    }
+}
+
+impl Deref for LentRegion {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        &self.loan.region
+    }
+}
+
+impl DerefMut for LentRegion {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let region = &self.loan.region;
+        // SAFETY:
+        // - The range lies in the mapping, which the region keeps alive, and the memory is initialised.
+        // - No other code of this process makes a reference to the bytes: loans and grants only keep the region alive, and `deref`
+        //   borrows `self`, which is borrowed mutably here.
+        // - Peers and devices never write to the memory: grants are for reading only (`Grant::of_loan`).
+        // - They may read it at the same time, in another process, by a device, or by assembly (`copy_bytes`) through an address that
+        //   does not come from this slice. What they read reaches only the peer.
+        unsafe { std::slice::from_raw_parts_mut(region.as_ptr(), region.len()) }
+    }
+}
+
+impl fmt::Debug for LentRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LentRegion({:p}, {} bytes)", self.loan.region.as_ptr(), self.len())
+    }
+}
+
+impl fmt::Debug for RegionLoan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RegionLoan({:p}, {} bytes)", self.region.as_ptr(), self.region.len())
+    }
+}
+
+/// A region that peers may read or write if they have a grant. Clones share one memory.
+///
+/// A peer may write at any time, so content is copied in and out. A copy that is made while a peer writes may contain old
+/// and new bytes. Offsets count from the start of the region.
+#[derive(Clone)]
+pub struct SharedRegion {
+    region: Arc<MemRegion>,
+}
+
+impl SharedRegion {
+    /// Makes a shared region.
+    fn new(region: MemRegion) -> Self {
+        Self { region: Arc::new(region) }
+    }
+
+    /// Returns the region to one owner, if this is the last clone and no grant exists.
+    ///
+    /// # Errors
+    /// Returns `self` if there is another clone or a grant.
+    pub fn try_into_region(self) -> Result<MemRegion, Self> {
+        Arc::try_unwrap(self.region).map_err(|region| Self { region })
+    }
+
+    /// Returns the length in bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.region.len()
+    }
+
+    /// Returns whether there are no bytes.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.region.is_empty()
+    }
+
+    /// Copies `source` to `offset`.
+    ///
+    /// # Errors
+    /// `source` does not fit there. Nothing was copied.
+    #[inline]
+    pub fn copy_in(&self, offset: usize, source: &[u8]) -> Result<(), OutOfBounds> {
+        let at = self.at(offset, source.len())?;
+        self.region.memory().copy_in(at, source)
+    }
+
+    /// Copies from `offset` into all of `destination`.
+    ///
+    /// # Errors
+    /// There are not enough bytes after `offset`. Nothing was copied.
+    #[inline]
+    pub fn copy_out(&self, offset: usize, destination: &mut [u8]) -> Result<(), OutOfBounds> {
+        let at = self.at(offset, destination.len())?;
+        self.region.memory().copy_out(at, destination)
+    }
+
+    /// Passes the bytes of `range` to `then` in consecutive pieces, through a small buffer that stays in the processor's
+    /// cache. Every piece but the last has a multiple of 64 bytes. The first byte of each piece is aligned to 64 bytes.
+    ///
+    /// # Errors
+    /// The range is not within the region. `then` was not called.
+    pub fn for_each_piece(&self, range: Range<usize>, then: impl FnMut(&[u8])) -> Result<(), OutOfBounds> {
+        let length = range.end.saturating_sub(range.start);
+        self.at(range.start, length)?;
+        let start = self.region.as_ptr().wrapping_add(range.start);
+        // SAFETY: the range lies in the region, which keeps the mapping alive. Peers and threads may write there at the same time,
+        // as `for_each_piece` allows. No `&mut` reference exists, because a shared region lends out no bytes.
+        unsafe { for_each_piece(start, length, then) };
+        Ok(())
+    }
+
+    /// Loads the 64-bit word at `offset` with Acquire ordering: all writes before the store of the word are visible.
+    ///
+    /// # Errors
+    /// The word is not within the region, or not aligned.
+    #[inline]
+    pub fn load_u64(&self, offset: usize) -> Result<u64, WordError> {
+        let at = self.at(offset, 8)?;
+        self.region.memory().load_u64(at)
+    }
+
+    /// Stores the 64-bit word at `offset` with Release ordering: all earlier writes are visible before the word.
+    ///
+    /// # Errors
+    /// The word is not within the region, or not aligned.
+    #[inline]
+    pub fn store_u64(&self, offset: usize, value: u64) -> Result<(), WordError> {
+        let at = self.at(offset, 8)?;
+        self.region.memory().store_u64(at, value)
+    }
+
+    /// Returns the bytes of `range` in place.
+    ///
+    /// # Safety
+    /// No peer with a grant to write may write there while the slice lives. A peer that follows the rules of static placement
+    /// (crate tonic-rdma-tensor) does not write between the arrival of a tensor and its release. A hostile peer can.
+    ///
+    /// # Errors
+    /// The range is not within the region.
+    pub unsafe fn as_slice(&self, range: Range<usize>) -> Result<&[u8], OutOfBounds> {
+        let length = range.end.saturating_sub(range.start);
+        self.at(range.start, length)?;
+        let start = self.region.as_ptr().wrapping_add(range.start);
+        // SAFETY:
+        // - The range lies in the region, which keeps the mapping alive, and the kernel has initialised the memory.
+        // - This process writes to the region only by `copy_in` and `store_u64`, whose callers share the region. Peers do not
+        //   write, as the caller promises.
+        Ok(unsafe { std::slice::from_raw_parts(start, length) })
+    }
+
+    /// Returns the offset in the mapping of `length` bytes at `offset` of the region.
+    #[inline]
+    fn at(&self, offset: usize, length: usize) -> Result<usize, OutOfBounds> {
+        OutOfBounds::check(offset, length, self.len())?;
+        Ok(self.region.range().start + offset)
+    }
+}
+
+impl fmt::Debug for SharedRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SharedRegion({:p}, {} bytes)", self.region.as_ptr(), self.len())
+    }
+}
+
+/// The right of a peer to access a range of memory, exact to the byte. A grant belongs to one protection domain, which serves
+/// one peer. Dropping the grant revokes the right, and waits some microseconds for operations of the peer that are in
+/// progress.
+#[derive(Debug)]
+pub struct Grant {
+    /// This is the first field, so that it is dropped first: the right must end before the memory is freed.
+    region: Arc<dyn MemoryRegion>,
+    place: RemotePlace,
+    _memory: GrantedMemory,
+}
+
+/// The owner that keeps the memory alive.
+#[derive(Debug)]
+enum GrantedMemory {
+    Shared(#[expect(dead_code, reason = "held for its drop")] SharedRegion),
+    Lent(#[expect(dead_code, reason = "held for its drop")] RegionLoan),
+    Frozen(#[expect(dead_code, reason = "held for its drop")] Lease),
+}
+
+/// The address, key and length by which requests of the other process name a range of memory: memory of the peer for requests
+/// of this process, or memory of this process for requests of the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemotePlace {
+    /// Address and key of the first byte.
+    pub start: RemoteSegment,
+    /// Length in bytes.
+    pub length: u64,
+}
+
+impl RemotePlace {
+    /// Returns the address of `length` bytes at `offset`, or `None` if they are not within the range.
+    pub fn at(&self, offset: u64, length: u64) -> Option<RemoteSegment> {
+        let end = offset.checked_add(length)?;
+        let address = self.start.address.checked_add(offset)?;
+        (end <= self.length).then_some(RemoteSegment { address, ..self.start })
+    }
+}
+
+impl Grant {
+    /// Grants the peer of `domain` the rights `access` to all of `shared`.
+    ///
+    /// # Errors
+    /// The device can't register the memory.
+    pub fn of_region(
+        domain: &dyn ProtectionDomain,
+        shared: &SharedRegion,
+        access: Access,
+    ) -> Result<Self, VerbsError> {
+        Self::of_part(domain, shared, 0..shared.len(), access)
+    }
+
+    /// Grants the peer of `domain` the rights `access` to a part of `shared`, in bytes from its start.
+    ///
+    /// # Errors
+    /// The part is not within the region, or the device can't register the memory.
+    pub fn of_part(
+        domain: &dyn ProtectionDomain,
+        shared: &SharedRegion,
+        part: Range<usize>,
+        access: Access,
+    ) -> Result<Self, VerbsError> {
+        let region = &shared.region;
+        let whole = region.range();
+        let (start, end) = (whole.start + part.start, whole.start + part.end);
+        if end > whole.end {
+            return Err(VerbsError::Unusable(format!("{part:?} of a region of {} bytes", region.len())));
+        }
+        let memory = Arc::clone(region.memory());
+        // Devices give peers the right to write only together with the local right. The local right alone may let peers write, too
+        // (see `ProtectionDomain::opens_sinks`).
+        let writes = access.contains(Access::REMOTE_WRITE);
+        let access = if writes { access | Access::LOCAL_WRITE } else { access };
+        Self::register(domain, memory, start..end, access, GrantedMemory::Shared(shared.clone()))
+    }
+
+    /// Grants the peer of `domain` the right to read all of a lent region.
+    ///
+    /// # Errors
+    /// The device can't register the memory.
+    pub fn of_loan(domain: &dyn ProtectionDomain, loan: &RegionLoan) -> Result<Self, VerbsError> {
+        let region = &loan.region;
+        let memory = Arc::clone(region.memory());
+        let granted = GrantedMemory::Lent(loan.clone());
+        Self::register(domain, memory, region.range(), Access::REMOTE_READ, granted)
+    }
+
+    /// Grants the peer of `domain` the right to read the bytes of `lease`.
+    ///
+    /// # Errors
+    /// The device can't register the memory.
+    pub fn of_lease(domain: &dyn ProtectionDomain, lease: &Lease) -> Result<Self, VerbsError> {
+        let (memory, range) = lease.place();
+        let granted = GrantedMemory::Frozen(lease.clone());
+        Self::register(domain, memory, range, Access::REMOTE_READ, granted)
+    }
+
+    fn register(
+        domain: &dyn ProtectionDomain,
+        memory: Arc<HostMemory>,
+        range: Range<usize>,
+        access: Access,
+        granted: GrantedMemory,
+    ) -> Result<Self, VerbsError> {
+        let (address, length) = (memory.address() + range.start as u64, range.len() as u64);
+        let region = domain.register_range(memory, range, access)?;
+        let start = RemoteSegment { address, rkey: region.rkey() };
+        Ok(Self { region, place: RemotePlace { start, length }, _memory: granted })
+    }
+
+    /// Returns the range, for requests of the peer.
+    pub fn place(&self) -> RemotePlace {
+        debug_assert_eq!(self.place.start.rkey, self.region.rkey());
+        self.place
+    }
+}
