@@ -12,11 +12,10 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::VerbsError;
 use super::copy::{copy_bytes, copy_to_read};
 use super::foreign::drop_all;
-use super::memfd;
 use super::sync::lock;
+use super::{VerbsError, memfd};
 
 /// A range of host memory that outlives every region registered over it.
 ///

@@ -20,14 +20,14 @@ pub mod units {
 
 /// The code of the software device's shared memory, generic over the atomics. The models in `verbs/models` run it.
 pub mod shared_memory {
-    pub use crate::soft::shared::arming::{Arming, Guarded};
+    pub use crate::soft::shared::attention::Debt;
     pub use crate::soft::shared::attention::{Answered, Attention};
+    pub use crate::soft::shared::attention::{Arming, Guarded};
     pub use crate::soft::shared::bias::{Bias, Seats};
-    pub use crate::soft::shared::debt::Debt;
-    pub use crate::soft::shared::entry::{ENTRY, Entry, holds, remove};
+    pub use crate::soft::shared::end::{EndState, Failure, unless_revoked};
     pub use crate::soft::shared::platform::{Orders, Platform, Shipping, Word};
     pub use crate::soft::shared::ring::{Flags, Header, Kind, Reader, Record, Violation, Writer};
-    pub use crate::soft::shared::states::{EndState, Failure, unless_revoked};
+    pub use crate::soft::shared::table::{ENTRY, Entry, holds, remove};
 }
 
 /// Runs one input of the software device's fuzzer.

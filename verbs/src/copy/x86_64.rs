@@ -5,8 +5,7 @@
 //! its stores, and the two halves of a length that is no power of two overlap; so no length needs a loop of bytes.
 
 use std::arch::asm;
-use std::sync::atomic::AtomicU8;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 /// Length from which processors with fast `rep movsb` copy with it, in bytes. (Measured on an EPYC of family 26: 4 KiB in
 /// 28 ns by either way, 64 KiB in 515 ns against 690, 64 MiB in 2.4 ms against 3.2.)

@@ -3,17 +3,19 @@
 //!
 //! At first the lock is an ordinary mutex, the *gate*. When one thread has taken it often, and no other thread meanwhile, the lock
 //! gets a [bias](super::shared::bias) towards this thread. Another thread that takes the lock takes the bias away, for some
-//! microseconds of waiting, and the lock is its gate again. Each time it takes longer until the lock gets a bias.
+//! microseconds of waiting (a fence that all threads of the process execute), and the lock is its gate again. Each time it takes longer until the lock gets a bias.
 
 use std::cell::{Cell, UnsafeCell};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, fence};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use super::barrier;
+use rustix::thread::{MembarrierCommand, membarrier, membarrier_query};
+
 use super::shared::bias::{Bias, Seat, Seats};
 use super::shared::platform::{Native, Shipping};
 use crate::sync::lock;
@@ -123,7 +125,7 @@ impl<T> BiasedLock<T> {
 
     #[inline(never)]
     fn release_gate(&self, mut gate: MutexGuard<'_, Gate>) {
-        if gate.times >= gate.needed && barrier::is_ready() {
+        if gate.times >= gate.needed && is_ready() {
             self.give_bias(&mut gate);
         }
     }
@@ -229,6 +231,48 @@ fn number_of_this_thread() -> u64 {
     }
 }
 
+const UNKNOWN: u8 = 0;
+const READY: u8 = 1;
+const REFUSED: u8 = 2;
+
+/// Whether the kernel makes such fences. No lock guards this, because a fork might leave the lock taken in the child for ever; to ask twice
+/// does no harm.
+static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
+
+/// Asks the kernel for such fences, once. With several threads this may take some milliseconds, so the device's thread does it.
+pub(super) fn prepare() {
+    if STATE.load(Acquire) == UNKNOWN {
+        STATE.store(if register() { READY } else { REFUSED }, Release);
+    }
+}
+
+/// Returns whether the kernel makes such fences.
+pub(super) fn is_ready() -> bool {
+    STATE.load(Acquire) == READY
+}
+
+fn register() -> bool {
+    membarrier_query().contains_command(MembarrierCommand::PrivateExpedited)
+        && membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
+}
+
+/// Makes all threads of the process execute a fence. Called only after [`is_ready`] has returned true.
+#[cold]
+pub(super) fn execute() {
+    /// A time in which each core has executed or left what it had begun.
+    const LONG: Duration = Duration::from_millis(10);
+    fence(SeqCst);
+    let expedited = || membarrier(MembarrierCommand::PrivateExpedited).is_ok();
+    // A forked child may have to ask anew. A sandbox that this process has entered meanwhile may refuse the call.
+    let executed = expedited() || (register() && expedited());
+    if !executed {
+        // No lock gets a bias any more.
+        STATE.store(REFUSED, Release);
+        std::thread::sleep(LONG);
+    }
+    fence(SeqCst);
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
@@ -259,8 +303,8 @@ mod tests {
 
     #[test]
     fn a_thread_that_is_alone_gets_the_bias_and_another_takes_it_away() {
-        barrier::prepare();
-        if !barrier::is_ready() {
+        prepare();
+        if !is_ready() {
             return;
         }
         let lock = BiasedLock::with_first([0; 2], 10);
@@ -280,8 +324,8 @@ mod tests {
     /// A thread that has ended leaves its seat to others.
     #[test]
     fn threads_that_have_ended_keep_no_thread_from_the_bias() {
-        barrier::prepare();
-        if !barrier::is_ready() {
+        prepare();
+        if !is_ready() {
             return;
         }
         let lock = BiasedLock::with_first([0; 2], 1);
@@ -352,7 +396,7 @@ mod tests {
         if moment == "before" {
             refuse_membarrier();
         }
-        barrier::prepare();
+        prepare();
         let lock = BiasedLock::with_first([0; 2], 3);
         take(&lock, 100);
         let had_one = lock.is_ours();
@@ -367,13 +411,13 @@ mod tests {
         });
         assert_eq!(*lock.lock(), [3100; 2]);
         assert!(!lock.is_ours(), "no lock gets a bias any more");
-        assert!(!had_one || !barrier::is_ready());
+        assert!(!had_one || !is_ready());
     }
 
     /// The threads often take the bias from one another, because it comes at once.
     #[test]
     fn one_thread_at_a_time_holds_the_lock() {
-        barrier::prepare();
+        prepare();
         const ROUNDS: u64 = 2000;
         let lock = BiasedLock::with_first([0; 2], 0);
         std::thread::scope(|scope| {
@@ -396,7 +440,7 @@ mod tests {
 
     #[test]
     fn a_holder_that_panics_releases_the_lock() {
-        barrier::prepare();
+        prepare();
         let lock = BiasedLock::with_first([0; 2], 3);
         take(&lock, 100);
         let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {

@@ -15,8 +15,7 @@ use super::biased_lock::BiasedLock;
 use super::device::Device;
 use super::events::{EventEnd, Events};
 use super::peers::received::Socket;
-use super::shared::arming::Arming;
-use super::shared::attention::Attention;
+use super::shared::attention::{Arming, Attention};
 use super::shared::platform::{Native, Shipping};
 use crate::{CompletionQueue, VerbsError, WorkCompletion};
 

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use super::forked::Origin;
 use super::limits;
-use super::peers::address::DeviceId;
+use super::peers::level::Policy;
+use super::peers::message::DeviceId;
 use super::peers::peer::Peer;
-use super::peers::policy::Policy;
 use super::peers::service::Service;
 use super::peers::sockets::Sockets;
 use super::reach::Reach;
@@ -220,9 +220,7 @@ impl Device {
         peers.insert(id, Arc::downgrade(&peer));
         Ok(peer)
     }
-}
 
-impl Device {
     /// Fails if the device `id` did not answer a moment ago, so that an address that names it again costs no time.
     pub(super) fn check_answers(&self, id: DeviceId) -> Result<(), VerbsError> {
         match lock(&self.silent).get(&id) {

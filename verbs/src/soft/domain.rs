@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, Weak};
 use super::device::Device;
 use super::shared::table::Entry;
 use crate::sync::lock;
-use crate::{Access, HostMemory, Lkey, VerbsError};
+use crate::{Access, HostMemory, Lkey, MemoryRegion, Rkey, VerbsError};
 
 /// A user of registered memory: a queue pair.
 pub(super) trait MemoryUser: Debug + Send + Sync {
@@ -89,5 +89,63 @@ impl Domain {
         let queue_pairs: Vec<_> = lock(&self.queue_pairs).values().filter_map(Weak::upgrade).collect();
         queue_pairs.iter().for_each(|pair| pair.wait_for_own_threads());
         self.device.release_key(key);
+    }
+}
+
+/// A registered region. Dropping it deregisters the memory.
+#[derive(Debug)]
+pub(super) struct Region {
+    domain: Arc<Domain>,
+    key: u32,
+    access: Access,
+    memory: Arc<HostMemory>,
+    range: Range<usize>,
+}
+
+impl Region {
+    /// Registers the bytes `range` of `memory`.
+    pub(super) fn register(
+        domain: &Arc<Domain>,
+        memory: Arc<HostMemory>,
+        range: Range<usize>,
+        access: Access,
+    ) -> Result<Self, VerbsError> {
+        domain.device().check_process()?;
+        memory.check_range(&range)?;
+        let key = domain.insert_region(&memory, &range, access)?;
+        Ok(Self { domain: Arc::clone(domain), key, access, memory, range })
+    }
+}
+
+impl crate::sealed::Sealed for Region {}
+
+impl MemoryRegion for Region {
+    fn lkey(&self) -> Lkey {
+        Lkey(self.key)
+    }
+
+    fn rkey(&self) -> Rkey {
+        Rkey(self.key)
+    }
+
+    fn access(&self) -> Access {
+        self.access
+    }
+
+    fn memory(&self) -> &Arc<HostMemory> {
+        &self.memory
+    }
+
+    fn range(&self) -> Range<usize> {
+        self.range.clone()
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // The table of regions is shared memory: a forked child would take the region from its parent.
+        if !self.domain.device().is_forked() {
+            self.domain.remove_region(self.key);
+        }
     }
 }

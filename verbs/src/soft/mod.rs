@@ -23,12 +23,12 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `context`, `device`, `limits`, `domain_handle`, `domain`, `region` | the objects behind the traits |
-//! | `completion_queue`, `events`, `event_socket` | completion queues; what wakes a thread that sleeps, and the other end of it |
+//! | `context`, `device`, `limits`, `domain` | the objects behind the traits |
+//! | `completion_queue`, `events` | completion queues; what wakes a thread that sleeps, and the other end of it |
 //! | `queue_pair/` | queue pairs: own requests (`send`), the peer's requests (`target`), and copies from memory of the peer (`pulls`) |
 //! | `shared/` | the structures in shared memory, and the checks when this process reads them |
 //! | `peers/` | other processes: sockets, policy and level, the exchange of descriptors, the device's thread, and the bounds |
-//! | `biased_lock`, `barrier` | locks that cost nothing while one thread alone takes them; the fence by which another thread takes them over |
+//! | `biased_lock` | locks that cost nothing while one thread alone takes them; the fence by which another thread takes them over |
 //! | `reach` | the settings of the device: where it finds peers, and which peers it lets in |
 //! | `forked` | the mark of a process that was forked from the one that opened the device |
 //! | `closer` | the threads that close what came from peers |
@@ -62,7 +62,7 @@
 //! - A request waits in the send queue while the ring is full, while the peer has no receive posted, or until the peer is connected.
 //!
 //! Mapping is not a part of any request. The first request that could use a memory sends its descriptor to the peer's device, without a
-//! wait. The device's thread there maps the memory within its bounds, and confirms (`peers/offers`, `peers/segments`). Until then, the bytes
+//! wait. The device's thread there maps the memory within its bounds, and confirms (`peers/segments`). Until then, the bytes
 //! go through the ring.
 //!
 //! # Wake-ups
@@ -109,22 +109,18 @@
 //! malice. The book has the promise, line by line, with the tests and the bounds: `docs/book/src/software-device.md`. The reasons for the
 //! design are in `docs/book/src/design/0015-pull.md`.
 
-pub(crate) mod barrier;
 mod biased_lock;
 mod closer;
 mod completion_queue;
 mod context;
 mod device;
 mod domain;
-mod domain_handle;
-mod event_socket;
 mod events;
 mod forked;
 mod limits;
 pub(crate) mod peers;
 mod queue_pair;
 pub(crate) mod reach;
-mod region;
 pub(crate) mod shared;
 mod system;
 #[cfg(any(test, fuzzing))]

@@ -5,8 +5,7 @@ use std::env;
 use std::ffi::OsStr;
 use std::path::Path;
 
-use super::peers::level::{YAMA, check_traceable};
-use super::peers::policy::Policy;
+use super::peers::level::{Policy, YAMA, check_traceable};
 use super::peers::sockets::{self, Sockets};
 use crate::VerbsError;
 

@@ -1,18 +1,25 @@
-//! The processes that are connected to this device's socket, and the bounds on their number.
+//! The processes that are connected to this device's socket, the bounds on their number, and the queue pairs of this process as such
+//! processes and the device's thread reach them.
 //!
 //! A connection is *proven* while a queue pair of this process stands for it: the last one of those that have named this queue pair
 //! and its token. So there are not more proven connections than queue pairs, and no process takes a place from others by them. The
 //! number of unproven connections is bounded: a process that leaves very many unproven loses its own ones.
 
+use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
-use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::fmt::Debug;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::level::{Identity, Level};
-use super::local::ClientMemory;
+use super::message::{Address, Answer, Object};
 use super::received::Socket;
+use super::segments::Segments;
+use crate::soft::events::EventEnd;
+use crate::soft::shared::end::EndState;
 
 /// Largest number of unproven connections. A device proves each connection with its first request.
 const UNPROVEN: usize = 128;
@@ -161,6 +168,62 @@ fn has_ended(client: &Client) -> bool {
     let mut polled = [PollFd::from_borrowed_fd(client.socket.as_fd(), PollFlags::RDHUP)];
     let ended = PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR;
     rustix::event::poll(&mut polled, Some(&now)).is_ok() && polled[0].revents().intersects(ended)
+}
+
+/// A function that sends an answer and its descriptor to a peer.
+pub(crate) type SendAnswer<'a> = dyn FnMut(Answer, &[BorrowedFd<'_>]) -> io::Result<()> + 'a;
+
+/// The memory that this process and a client share.
+#[derive(Clone, Debug)]
+pub(crate) struct ClientMemory {
+    /// Whether this process lets the client map its memory for reading.
+    pub(crate) is_shared: bool,
+    /// The segments of the client that this process has mapped.
+    pub(crate) segments: Arc<Segments>,
+    /// Our ends of the sockets by which the client wakes pollers of this process.
+    pub(crate) event_ends: Arc<Mutex<Vec<EventEnd>>>,
+}
+
+/// A queue pair of this process. The service answers requests for its objects, and rings it at deadlines. The death of its
+/// peer moves the queue pair to Error.
+pub(crate) trait LocalQueuePair: Any + Debug + Send + Sync {
+    /// Returns the number, which is unique within the device.
+    fn number(&self) -> u32;
+
+    /// Returns the secret that a peer must know to ask for anything.
+    fn token(&self) -> u64;
+
+    /// Returns the address and the state of the queue pair of the peer that this one is connected to.
+    fn peer_address(&self) -> Option<(Address, EndState)>;
+
+    /// Sends `object` to the process `client` with `send`, if this queue pair may share the object. Returns what `send` returned.
+    fn grant(
+        &self,
+        object: Object,
+        client: &ClientMemory,
+        send: &mut SendAnswer<'_>,
+    ) -> Option<io::Result<()>>;
+
+    /// Takes over a connection by which the peer wakes the poller of the completion queue `id`, if the peer may have one.
+    fn add_event_socket(&self, id: u64, socket: &Arc<Socket>) -> Option<io::Result<()>>;
+
+    /// Sends the peer `news` about its segments.
+    fn confirm(&self, news: Object);
+
+    /// Takes `news` of the peer about the segments that this process has offered.
+    fn take_news(&self, news: Object);
+
+    /// Wakes the pollers of this queue pair's completion queues, if they sleep.
+    fn notify(&self);
+
+    /// Carries out the records of the peer, because no thread polls. Returns true if there are more.
+    fn carry_out(&self) -> bool;
+
+    /// Looks whether the peer takes the records of this queue pair. Returns false when there is nothing to look after any more.
+    fn look_after(&self) -> bool;
+
+    /// Notes that the peer died.
+    fn fail(&self);
 }
 
 #[cfg(test)]

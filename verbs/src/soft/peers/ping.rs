@@ -6,9 +6,8 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
-use super::address::{Address, DeviceId};
 use super::level::{Identity, Level};
-use super::message::{self, Answer, Object, Reply, Request};
+use super::message::{self, Address, Answer, DeviceId, Object, Reply, Request};
 use super::peer::check_owner;
 use super::received::Socket;
 use crate::soft::reach::Reach;
@@ -124,7 +123,7 @@ mod tests {
 
     use super::*;
     use crate::soft::forked::Origin;
-    use crate::soft::peers::policy::Policy;
+    use crate::soft::peers::level::Policy;
     use crate::soft::peers::sockets::Sockets;
 
     fn is_answered(ping: &Ping, patience_ms: i64) -> bool {

@@ -15,16 +15,15 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec};
 use rustix::net::SocketFlags;
 
-use super::clients::{Client, Clients};
-use super::local::LocalQueuePair;
+use super::clients::{Client, Clients, LocalQueuePair};
+use super::level::Policy;
 use super::message::{self, Answer, Object, Reply, Request};
 use super::peer::{self, Peer};
-use super::policy::Policy;
 use super::received::{Received, Socket};
 use super::segments::LeaveAnswer;
 use super::sockets::Listener;
 use crate::host_memory::Charge;
-use crate::soft::{barrier, closer};
+use crate::soft::{biased_lock, closer};
 use crate::sync::lock;
 
 const LISTENER: u64 = 0;
@@ -206,7 +205,7 @@ impl Service {
         drop(guarded);
         if guards {
             // There is traffic, so the locks of queue pairs are worth a bias.
-            barrier::prepare();
+            biased_lock::prepare();
         }
         guards
     }
@@ -232,7 +231,7 @@ impl Service {
             let more = self.carry_out(&mut asked);
             if is_asked {
                 // There is traffic, perhaps only of the peer, so the locks of queue pairs are worth a bias.
-                barrier::prepare();
+                biased_lock::prepare();
             }
             let guards = if looked.elapsed() >= LOOK {
                 looked = Instant::now();
@@ -517,7 +516,7 @@ mod tests {
 
     use super::*;
     use crate::soft::forked::Origin;
-    use crate::soft::peers::address::DeviceId;
+    use crate::soft::peers::message::DeviceId;
     use crate::soft::peers::message::Object;
     use crate::soft::peers::received::tests::{ends_soon, lingering, socket_pair};
     use crate::soft::peers::sockets::Sockets;

@@ -5,22 +5,19 @@
 //! ([`Policy`]) decides whether the device lets them in.
 
 use std::ffi::OsStr;
-use std::fmt;
-use std::fs;
-use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use std::{fmt, fs, io};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::address::DeviceId;
-use super::level::Identity;
-use super::policy::Policy;
+use super::level::{Identity, Policy};
+use super::message::DeviceId;
 use super::received::{Socket, hang_up};
 use crate::VerbsError;
 use crate::soft::forked::{self, Origin};

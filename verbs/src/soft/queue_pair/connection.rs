@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use crate::soft::device::Device;
-use crate::soft::event_socket::PeerWaker;
-use crate::soft::peers::address::Address;
+use crate::soft::events::PeerWaker;
+use crate::soft::peers::message::Address;
 use crate::soft::peers::peer::Peer;
 use crate::soft::shared::attention::Attention;
 use crate::soft::shared::end::End;
@@ -35,7 +35,7 @@ pub(crate) struct Connection {
 }
 
 /// The looks at the peer's attention that an end owes.
-pub(super) type Debt = crate::soft::shared::debt::Debt<Native, Shipping>;
+pub(super) type Debt = crate::soft::shared::attention::Debt<Native, Shipping>;
 
 impl Connection {
     /// Connects the queue pair with the token `own_token` to the queue pair at `address`: maps the peer's end and table, and

@@ -3,8 +3,11 @@
 //! This is Dekker's algorithm. The peer stores news, executes a fence, then loads the attention. The owner stores its attention,
 //! executes a fence, then looks for news. At least one of the two finds the other's store, so no news stays unseen.
 
-use super::platform::{Orders, Platform, Word, fence_of};
+use std::fmt::Debug;
+use std::marker::PhantomData;
 use std::sync::atomic::Ordering::Relaxed;
+
+use super::platform::{Orders, Platform, Word, fence_of};
 
 /// The owner's last request that got an event. The peer of the owner keeps it, for one completion queue of the owner.
 #[derive(Debug)]
@@ -117,5 +120,158 @@ impl Attention {
     pub fn of_peer<P: Platform, O: Orders>(word: &P::Word) -> Self {
         fence_of::<P>(O::NEWS_FENCE);
         Self(word.load(Relaxed))
+    }
+}
+
+/// Whether the poller of a completion queue wants an event, because it sleeps or is about to sleep.
+///
+/// Threads that sleep, and threads that wake them. Each rule is Dekker's algorithm: one thread stores its flag, executes a fence,
+/// then looks at the work; the other thread stores the work, executes a fence, then looks at the flag. At least one of them finds
+/// the other's store.
+#[derive(Debug)]
+pub struct Arming<P: Platform, O> {
+    armed: P::Word,
+    orders: PhantomData<fn() -> O>,
+}
+
+impl<P: Platform, O: Orders> Default for Arming<P, O> {
+    /// Makes a queue that is not armed.
+    fn default() -> Self {
+        Self { armed: P::Word::new(0), orders: PhantomData }
+    }
+}
+
+impl<P: Platform, O: Orders> Arming<P, O> {
+    /// Notes that the poller wants an event. Afterwards the poller executes a fence ([`Attention::fence`](Attention::fence)), and looks for work once
+    /// more.
+    pub fn arm(&self) {
+        self.armed.store(1, Relaxed);
+    }
+
+    /// Notes that the poller does not want an event any more. Only pollers call this function, one at a time. Returns whether the
+    /// queue was armed.
+    pub fn disarm(&self) -> bool {
+        let was_armed = self.is_armed();
+        if was_armed {
+            self.armed.store(0, Relaxed);
+        }
+        was_armed
+    }
+
+    /// Returns whether the poller wants an event. A thread that has stored work executes a fence first, or holds a lock that the
+    /// poller takes after [`arm`](Self::arm).
+    #[inline]
+    pub fn is_armed(&self) -> bool {
+        self.armed.load(Relaxed) != 0
+    }
+
+    /// Returns whether the poller wants an event for the work that this thread has stored before.
+    #[inline]
+    pub fn wants_event(&self) -> bool {
+        // SYNC: pairs with the fence after `arm`.
+        fence_of::<P>(O::NOTIFY_FENCE);
+        self.is_armed()
+    }
+}
+
+/// Whether the device's thread looks after the records of a queue pair.
+#[derive(Debug)]
+pub struct Guarded<P: Platform, O> {
+    guarded: P::Word,
+    orders: PhantomData<fn() -> O>,
+}
+
+impl<P: Platform, O: Orders> Default for Guarded<P, O> {
+    /// Makes a queue pair without a guard.
+    fn default() -> Self {
+        Self { guarded: P::Word::new(0), orders: PhantomData }
+    }
+}
+
+impl<P: Platform, O: Orders> Guarded<P, O> {
+    /// Returns whether the guard has to begin, because a record was published, and the caller has executed a fence since.
+    #[inline]
+    pub fn begin(&self) -> bool {
+        let begins = self.guarded.load(Relaxed) == 0;
+        if begins {
+            self.guarded.store(1, Relaxed);
+        }
+        begins
+    }
+
+    /// Ends the guard, unless `has_records` finds records. Returns whether the guard has ended.
+    pub fn end(&self, has_records: impl FnOnce() -> bool) -> bool {
+        self.guarded.store(0, Relaxed);
+        // SYNC: pairs with the fence between the store of a record and `begin`.
+        fence_of::<P>(O::GUARD_FENCE);
+        let goes_on = has_records();
+        if goes_on {
+            self.guarded.store(1, Relaxed);
+        }
+        !goes_on
+    }
+}
+
+/// The looks that an end owes. Each kind has a word of its own, so that adding to the debt is a plain store: an operation that
+/// reads and writes would wait as long as the fence.
+///
+/// After a store of news a fence must come before the look at the peer's attention. The fence waits until the peer's core has
+/// given the cache line away, some 100 ns. So a thread that stores news looks at once, without the fence, which finds a peer that
+/// has been asleep for a while. The end owes one look with the fence, for a peer that is just falling asleep. The next poll that
+/// finds nothing else to do settles this debt, and so does the thread that arms the queue.
+///
+/// A thread that stores news holds a lock while it looks whether the queue is armed, and while it adds to the debt. A thread that
+/// arms the queue takes this lock afterwards. So either it finds the debt, or the other thread finds that the queue is armed.
+#[derive(Debug)]
+pub struct Debt<P: Platform, O> {
+    words: [P::Word; 3],
+    orders: PhantomData<fn() -> O>,
+}
+
+impl<P: Platform, O> Debt<P, O> {
+    /// The end has published records, not only of WRITEs without immediate data.
+    pub const NEWS: u8 = 1;
+    /// The end has taken records or posted receives.
+    pub const PROGRESS: u8 = 2;
+    /// The end has published records of WRITEs without immediate data.
+    pub const WRITES: u8 = 4;
+}
+
+impl<P: Platform, O: Orders> Default for Debt<P, O> {
+    /// Makes an end that owes nothing.
+    fn default() -> Self {
+        Self { words: [(); 3].map(|()| P::Word::new(0)), orders: PhantomData }
+    }
+}
+
+impl<P: Platform, O: Orders> Debt<P, O> {
+    /// Adds to the debt, for the news that this thread has stored before.
+    #[inline]
+    pub fn add(&self, debt: u8) {
+        for (index, word) in self.words.iter().enumerate() {
+            if debt & (1 << index) != 0 {
+                // SYNC: pairs with `take`. Stored even if the word is set, because another thread may be taking the debt now,
+                // and look before this thread's news are visible.
+                word.store(1, O::OWE);
+            }
+        }
+    }
+
+    /// Returns whether the end owes a look.
+    #[inline]
+    pub fn is_any(&self) -> bool {
+        self.words.iter().any(|word| word.load(Relaxed) != 0)
+    }
+
+    /// Takes the debt. The caller executes a fence, then makes the looks.
+    pub fn take(&self) -> u8 {
+        let mut debt = 0;
+        for (index, word) in self.words.iter().enumerate() {
+            // SYNC: pairs with `add`: the news that the debt is for come before the caller's fence.
+            if word.load(Relaxed) != 0 && word.take(O::SETTLE) != 0 {
+                debt |= 1 << index;
+            }
+        }
+        debt
     }
 }

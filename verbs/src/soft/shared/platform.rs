@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use std::sync::atomic::Ordering::{self, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU64, compiler_fence, fence};
 
-use crate::soft::barrier;
+use crate::soft::biased_lock;
 
 /// A kind of atomics.
 pub trait Platform {
@@ -121,7 +121,7 @@ impl Platform for Native {
     }
 
     fn heavy_fence(_: Ordering) {
-        barrier::execute();
+        biased_lock::execute();
     }
 }
 

@@ -4,12 +4,11 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-pub(crate) use super::entry::Entry;
-use super::entry::{self, ENTRY};
 use super::mapping::Mapping;
-use super::platform::{Native, Shipping};
+use super::platform::{Native, Orders, Platform, Shipping, Word, fence_of};
+use crate::Access;
 
 /// Regions of one device.
 pub(crate) const REGIONS: u32 = 1 << 18;
@@ -47,7 +46,7 @@ impl RegionTable {
 
     /// Returns whether `key` is still valid.
     pub(crate) fn holds(&self, key: u32) -> bool {
-        entry::holds::<Native>(self.entry(key), key)
+        holds::<Native>(self.entry(key), key)
     }
 
     /// Makes `key` valid. Called by the owner.
@@ -57,6 +56,122 @@ impl RegionTable {
 
     /// Makes `key` invalid. A thread of a peer that saw the key as valid may still be reading the memory. Called by the owner.
     pub(crate) fn remove(&self, key: u32) {
-        entry::remove::<Native, Shipping>(self.entry(key));
+        remove::<Native, Shipping>(self.entry(key));
+    }
+}
+
+/// Words of an entry.
+pub const ENTRY: usize = 8;
+
+const VALID: u64 = 1 << 63;
+
+/// The entry of a region in the table.
+///
+/// ```text
+///  entry (64 bytes):
+///    key │ rights << 32 │ 1 << 63      address      length      segment (0: not shared)      protection domain
+///    offset in the segment
+/// ```
+/// An entry is valid while its first word holds the key. To take a region away, its owner makes the entry invalid. A peer that is
+/// copying from the memory meanwhile finds that, and discards the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The rights of peers.
+    pub access: Access,
+    /// Address of the first byte in the owner's process.
+    pub address: u64,
+    /// Number of bytes.
+    pub length: u64,
+    /// Number of the segment that has the bytes; 0 if they are not shared.
+    pub segment: u64,
+    /// Number of the protection domain.
+    pub domain: u64,
+    /// Offset of the region in the segment.
+    pub start: u64,
+}
+
+impl Entry {
+    /// Returns the offset in the segment of `length` bytes at `address`; `None` if they do not lie within the region.
+    pub fn offset(&self, address: u64, length: u64) -> Option<u64> {
+        let offset = address.checked_sub(self.address)?;
+        if offset.checked_add(length)? > self.length {
+            return None;
+        }
+        // The sum may overflow, because `start` is a value that a peer wrote.
+        self.start.checked_add(offset)
+    }
+    /// Returns the entry of `key`, if `words` has it. The values may be of two entries, if the owner changes the entry meanwhile;
+    /// then [`holds`] returns false afterwards.
+    pub fn find<P: Platform, O: Orders>(words: &[P::Word], key: u32) -> Option<Self> {
+        let first = words[0].load(Relaxed);
+        if !is_key(first, key) {
+            return None;
+        }
+        // SYNC: pairs with `insert`. A fence, because the memory may be mapped only for reading.
+        fence_of::<P>(O::FIND_FENCE);
+        Some(Self {
+            access: Access::from_bits_truncate((first >> 32) as u8),
+            address: words[1].load(Relaxed),
+            length: words[2].load(Relaxed),
+            segment: words[3].load(Relaxed),
+            domain: words[4].load(Relaxed),
+            start: words[5].load(Relaxed),
+        })
+    }
+
+    /// Makes `key` valid. Called by the owner.
+    pub fn insert<P: Platform, O: Orders>(&self, words: &[P::Word], key: u32) {
+        words[1].store(self.address, Relaxed);
+        words[2].store(self.length, Relaxed);
+        words[3].store(self.segment, Relaxed);
+        words[4].store(self.domain, Relaxed);
+        words[5].store(self.start, Relaxed);
+        // SYNC: pairs with `find`: a reader that sees the key sees its entry.
+        words[0].store(VALID | u64::from(self.access.bits()) << 32 | u64::from(key), O::INSERT);
+    }
+}
+
+/// Returns whether `key` is valid.
+pub fn holds<P: Platform>(words: &[P::Word], key: u32) -> bool {
+    is_key(words[0].load(Relaxed), key)
+}
+
+fn is_key(first: u64, key: u32) -> bool {
+    first & VALID != 0 && first as u32 == key
+}
+
+/// Makes the key of an entry invalid. Called by the owner, which may use the memory again afterwards.
+pub fn remove<P: Platform, O: Orders>(words: &[P::Word]) {
+    words[0].store(0, Relaxed);
+    // SYNC: pairs with the fence of `unless_revoked`: a peer that has read what the owner stores from now on finds the key
+    // invalid.
+    fence_of::<P>(O::REVOKE_FENCE);
+}
+
+#[cfg(test)]
+mod entry_tests {
+    use super::*;
+
+    fn entry(start: u64) -> Entry {
+        Entry { access: Access::REMOTE_READ, address: 5003, length: 100, segment: 1, domain: 2, start }
+    }
+
+    #[test]
+    fn a_region_begins_and_ends_within_its_segment() {
+        let part = entry(907);
+        assert_eq!(part.offset(5003, 100), Some(907));
+        assert_eq!(part.offset(5102, 1), Some(907 + 99));
+        assert_eq!(part.offset(5103, 0), Some(907 + 100));
+        for (address, length) in
+            [(5002, 1), (5003, 101), (5102, 2), (5103, 1), (u64::MAX, 2), (5003, u64::MAX)]
+        {
+            assert_eq!(part.offset(address, length), None, "{length} bytes at {address}");
+        }
+    }
+
+    #[test]
+    fn an_impossible_start_gives_no_offset() {
+        assert_eq!(entry(u64::MAX).offset(5003, 1), Some(u64::MAX), "no mapping has this offset");
+        assert_eq!(entry(u64::MAX).offset(5004, 1), None);
     }
 }

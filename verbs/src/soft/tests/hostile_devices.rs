@@ -1,12 +1,11 @@
 //! A process that listens under the name of a device, and answers as no device does.
 #![allow(clippy::print_stdout, reason = "a skip says why")]
 
-use std::fs;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::process::Command;
-use std::thread;
+use std::{fs, thread};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{
@@ -16,8 +15,9 @@ use rustix::process::Resource;
 
 use super::*;
 use crate::QueuePairAddress;
-use crate::soft::peers::address::{Address, DeviceId, VERSION};
-use crate::soft::peers::message::{self, Answer, EndAnswer, Object, Reply, Request};
+use crate::soft::peers::message::{
+    self, Address, Answer, DeviceId, EndAnswer, Object, Reply, Request, VERSION,
+};
 use crate::soft::peers::received::tests::{ends_soon, lingering, socket_pair};
 use crate::soft::shared::attention::Attention;
 use crate::soft::shared::end::EndState;
@@ -260,9 +260,7 @@ impl Stuck {
         };
         made.then_some(Self { page, handler })
     }
-}
 
-impl Stuck {
     /// Waits until a thread waits for the page.
     fn wait_for_access(&self) {
         let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };

@@ -5,8 +5,8 @@ use std::sync::Weak;
 use super::*;
 use crate::QueuePairState;
 use crate::soft::peers::message::Object;
-use crate::soft::peers::offers::Offer;
 use crate::soft::peers::received::Received;
+use crate::soft::peers::segments::Offer;
 
 /// Publishes a record that names places in the memory of the hostile process.
 fn pull(hostile: &mut Hostile, victim: &Side, places: &[[u64; 3]], total: u64) {

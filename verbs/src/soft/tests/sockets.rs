@@ -10,9 +10,8 @@ use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType};
 
 use super::*;
 use crate::soft::forked::Origin;
-use crate::soft::peers::address::{Address, DeviceId};
-use crate::soft::peers::message::{self, Answer, Object, Reply, Request};
-use crate::soft::peers::policy::Policy;
+use crate::soft::peers::level::Policy;
+use crate::soft::peers::message::{self, Address, Answer, DeviceId, Object, Reply, Request};
 use crate::soft::peers::received::{Received, Socket};
 use crate::soft::peers::service::Service;
 use crate::soft::peers::sockets::Sockets;

@@ -3,9 +3,6 @@
 
 mod attempt;
 mod complete;
-mod patience;
-mod read;
-mod short;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,10 +11,9 @@ use std::time::Instant;
 
 use super::connection::{Connection, Debt};
 use super::core::Core;
-use super::outstanding::{Outstanding, Progress, Reading};
+use super::outstanding::{Outstanding, Progress, Reading, Waiting};
 use super::pulls::Pulls;
 use super::source::{self, Local};
-use super::waiting::Waiting;
 use crate::soft::biased_lock::{BiasedLock, Held};
 use crate::soft::forked;
 use crate::soft::limits::MAX_MESSAGE;

@@ -1,12 +1,22 @@
-//! Messages of the peer: the checks before the first byte, the stores, and the completion.
+//! Messages of the peer: the checks before the first byte, the stores, and the completion. Their bytes come in records, or this end takes
+//! them from the peer's memory. Also READs of the peer that this end serves through its ring.
 
-use super::super::message::{Destination, Message};
-use super::super::receives::Segment;
-use super::super::source::{self, Stores};
-use super::{Fault, Output, Target, TargetState};
-use crate::soft::limits::MAX_MESSAGE;
+use std::sync::Arc;
+
+use super::{Fault, Output, Served, Target, TargetState, VISIT_BYTES};
+use crate::soft::limits::{MAX_MESSAGE, MAX_READS};
+use crate::soft::peers::segments::Segment;
+use crate::soft::queue_pair::connection::Connection;
+use crate::soft::queue_pair::left::Left;
+use crate::soft::queue_pair::message::{Destination, Message, Pull, ReceiveSegment};
+use crate::soft::queue_pair::pulls::Pulls;
+use crate::soft::queue_pair::send::SendQueue;
+use crate::soft::queue_pair::source::{self, Stores, WORD};
+use crate::soft::shared::attention::Attention;
+use crate::soft::shared::end::{EndState, Failure, unless_revoked};
+use crate::soft::shared::platform::{Native, Shipping};
 use crate::soft::shared::ring::{Flags, Kind, Record};
-use crate::{Access, CompletionOpcode, CompletionStatus, QueuePairNumber, WorkCompletion};
+use crate::{Access, CompletionOpcode, CompletionStatus, QueuePairNumber, WorkCompletion, copy_bytes};
 
 impl Target {
     /// Carries out a record that has a whole message.
@@ -62,7 +72,7 @@ impl Target {
 
     /// Checks that `length` bytes at `to`, a part of a posted receive, are registered for writing.
     #[inline]
-    fn check_segment(&self, segment: &Segment, to: u64, length: u64) -> Result<(), Fault> {
+    fn check_segment(&self, segment: &ReceiveSegment, to: u64, length: u64) -> Result<(), Fault> {
         if self.core.domain.find_local(segment.lkey(), to, length, Access::LOCAL_WRITE) {
             return Ok(());
         }
@@ -208,5 +218,133 @@ impl Target {
             queue_pair: QueuePairNumber(self.core.number()),
         });
         Ok(())
+    }
+
+    /// Takes bytes of a message from the peer's memory, within the limit of a visit. Returns the record when the message is
+    /// complete.
+    pub(super) fn go_on_pulling(
+        &self,
+        state: &mut TargetState,
+        connection: &Connection,
+        bytes: &mut u64,
+        output: &mut Output<'_, '_>,
+    ) -> Result<Option<Record>, Fault> {
+        let (Some(mut pull), Some(mut message)) = (state.pull.take(), state.message.take()) else {
+            return Err(Fault::Violation);
+        };
+        // The last word is stored after the check that the memory was valid.
+        let body = message.total.saturating_sub(WORD);
+        while message.done < body && *bytes < VISIT_BYTES {
+            let wanted = (body - message.done).min(VISIT_BYTES);
+            let (mapping, offset, length) = self.next_piece(state, &mut pull, wanted)?;
+            let from = mapping.range(offset, length).ok_or(Fault::Violation)?.as_ptr().cast_const();
+            let stores = Stores { ends_a_word: false, past_caches: message.goes_past_caches() };
+            // SAFETY: the mapping has these bytes, and lives until the end of the block.
+            unsafe { self.put(state, &mut message, from, length, stores)? };
+            *bytes += length;
+        }
+        if message.done < body {
+            (state.pull, state.message) = (Some(pull), Some(message));
+            return Ok(None);
+        }
+        let mut word = [0; WORD as usize];
+        let last = &mut word[..(message.total - message.done) as usize];
+        let mut at = 0;
+        while at < last.len() {
+            let (mapping, offset, length) = self.next_piece(state, &mut pull, (last.len() - at) as u64)?;
+            let from = mapping.range(offset, length).ok_or(Fault::Violation)?.as_ptr().cast_const();
+            // SAFETY: the mapping has these bytes; the part of the word is ours.
+            unsafe { copy_bytes(from, last[at..].as_mut_ptr(), length as usize) };
+            at += length as usize;
+        }
+        if !unless_revoked::<Native, Shipping>(|| connection.end.state() != EndState::Ended) {
+            self.core.stop_draining();
+            self.core.fail();
+            return Ok(None);
+        }
+        let stores = Stores { ends_a_word: true, past_caches: false };
+        // SAFETY: `word` is ours.
+        unsafe { self.put(state, &mut message, word.as_ptr(), at as u64, stores)? };
+        self.finish(state, &message, output)?;
+        Ok(Some(pull.record))
+    }
+
+    /// Returns the next piece of the peer's memory, at most `wanted` bytes, and goes on behind it.
+    fn next_piece(
+        &self,
+        state: &mut TargetState,
+        pull: &mut Pull,
+        wanted: u64,
+    ) -> Result<(Arc<Segment>, u64, u64), Fault> {
+        let (id, offset, length) = pull.next(wanted).ok_or(Fault::Violation)?;
+        let mapping = state.pulls.segment(&self.core, id).ok_or(Fault::Violation)?;
+        Ok((mapping, offset, length))
+    }
+
+    /// Takes a READ of the peer.
+    pub(super) fn begin_read(
+        &self,
+        state: &mut TargetState,
+        connection: &Connection,
+        record: &Record,
+        at: u64,
+    ) -> Result<(), Fault> {
+        let header = &record.header;
+        if header.total > MAX_MESSAGE || state.served.len() == MAX_READS {
+            return Err(Fault::Violation);
+        }
+        if header.total > 0 {
+            self.check(header.key, header.address, header.total, Access::REMOTE_READ)?;
+            Pulls::offer_for_reads(&self.core, connection, header.key, header.address, header.total);
+        }
+        state.served.push_back(Served { at, address: header.address, key: header.key, left: header.total });
+        Ok(())
+    }
+
+    /// Puts bytes for the peer's READs into our ring, as far as there is room, within the limit of a visit. Returns [`Left::Work`] if the
+    /// limit ended the visit. There is still room then, so no message of the peer will announce room. Returns
+    /// [`Left::Message`] if some bytes went into the ring, and there is no room for the others.
+    pub(super) fn serve(&self, state: &mut TargetState, connection: &Connection, sends: &SendQueue) -> Left {
+        let mut queue = sends.lock();
+        let (mut bytes, mut asked, mut more, mut stuck_at) = (0, false, false, None);
+        while let Some(first) = state.served.front_mut() {
+            if first.left > 0
+                && self.check(first.key, first.address, first.left, Access::REMOTE_READ).is_err()
+            {
+                // The region was deregistered meanwhile.
+                let failure = Failure { at: first.at, status: CompletionStatus::RemoteAccess };
+                state.served.clear();
+                drop(queue);
+                self.core.refuse(failure);
+                return Left::Nothing;
+            }
+            if bytes >= VISIT_BYTES {
+                more = true;
+                break;
+            }
+            // Before the look for room: see `SendQueue::run`.
+            let taken = sends.taken_by_peer();
+            // SAFETY: the range is registered, as just checked with the target locked.
+            let put = unsafe { sends.serve(&mut queue, connection, first.address as *const u8, first.left) };
+            let Some(count) = put else {
+                if asked {
+                    stuck_at = Some(taken);
+                    break;
+                }
+                // The peer may have made room just before it could see that this end waits for room. So this thread looks again.
+                self.core.want(Attention::STUCK);
+                Attention::fence::<Native, Shipping>();
+                asked = true;
+                continue;
+            };
+            first.address += count;
+            first.left -= count;
+            bytes += count;
+            if first.left == 0 {
+                state.served.pop_front();
+            }
+        }
+        sends.served(&mut queue, !state.served.is_empty(), stuck_at);
+        Left::message_if(bytes > 0 && !state.served.is_empty()).max(Left::work_if(more))
     }
 }

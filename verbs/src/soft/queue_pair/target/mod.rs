@@ -2,8 +2,6 @@
 //! writes its own memory. The peer writes nothing here.
 
 mod messages;
-mod pulling;
-mod serve;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,9 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use super::connection::Connection;
 use super::core::Core;
 use super::left::Left;
-use super::message::{Message, Pull};
+use super::message::{Message, Posted, Pull, Receives};
 use super::pulls::Pulls;
-use super::receives::{Posted, Receives};
 use super::send::SendQueue;
 use crate::soft::biased_lock::BiasedLock;
 use crate::soft::completion_queue::Sink;

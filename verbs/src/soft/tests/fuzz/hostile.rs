@@ -8,8 +8,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFla
 use super::super::*;
 use super::bytes::Bytes;
 use super::victim::{Connected, GRANTED, Victim};
-use crate::soft::peers::address::Address;
-use crate::soft::peers::message::{self, Object, Request};
+use crate::soft::peers::message::{self, Address, Object, Request};
 use crate::soft::peers::received::Received;
 
 /// Most sockets and descriptors that the hostile process holds in one input.
