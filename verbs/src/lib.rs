@@ -107,7 +107,6 @@
 mod completion;
 mod context;
 mod copy;
-mod device_memory;
 mod discover;
 mod error;
 mod foreign;
@@ -119,11 +118,9 @@ mod random;
 mod region;
 mod remote_view;
 mod sealed;
-mod shared_receive_queue;
 mod sync;
 mod throttle;
 mod units;
-mod work;
 
 #[cfg(feature = "allocator")]
 #[doc(hidden)]
@@ -139,18 +136,16 @@ pub mod internal;
 pub use completion::{CompletionOpcode, CompletionQueue, CompletionStatus, WorkCompletion};
 pub use context::{Context, DeviceAttributes, ProtectionDomain};
 pub(crate) use copy::{copy_bytes, copy_past_caches, prefetch};
-pub use device_memory::{DeviceMemoryRegion, DmaBuf};
 pub use discover::{FoundDevice, FoundGid, FoundPort, devices, open};
 pub use error::{PostError, PostErrorKind, VerbsError};
 pub use host_memory::{HostMemory, OutOfBounds, WordError};
 pub use queue_pair::{
-    PathSettings, PeerWork, Probe, QueuePair, QueuePairAddress, QueuePairCapacity, QueuePairNumber,
+    Operation, PathSettings, Payload, PeerWork, Probe, QueuePair, QueuePairAddress, QueuePairCapacity,
+    QueuePairNumber, ReceiveRequest, SendRequest, SharedReceiveQueue,
 };
 pub use queue_pair_state::QueuePairState;
-pub use region::{Access, Lkey, LocalSegment, MemoryRegion, RemoteSegment, Rkey};
+pub use region::{Access, DeviceMemoryRegion, DmaBuf, Lkey, LocalSegment, MemoryRegion, RemoteSegment, Rkey};
 pub use remote_view::{NoView, RemoteView};
-pub use shared_receive_queue::SharedReceiveQueue;
-pub use work::{Operation, Payload, ReceiveRequest, SendRequest};
 
 /// Compiles and runs the example of README.md.
 #[cfg(doctest)]

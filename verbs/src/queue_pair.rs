@@ -1,13 +1,14 @@
-//! Reliable connected queue pairs.
+//! Reliable connected queue pairs, their work requests, and receive queues that many of them share.
 
 use std::any::Any;
 use std::fmt::{self, Debug};
+use std::io::IoSlice;
 use std::sync::Arc;
 
 use super::sealed::Sealed;
 use super::{
-    Access, DeviceAttributes, LocalSegment, NoView, PostError, QueuePairState, ReceiveRequest, RemoteSegment,
-    RemoteView, SendRequest, VerbsError,
+    Access, DeviceAttributes, LocalSegment, NoView, PostError, QueuePairState, RemoteSegment, RemoteView,
+    VerbsError,
 };
 
 /// A reliable connected (RC) queue pair (`struct ibv_qp`). Dropping the last reference destroys it; outstanding
@@ -274,4 +275,91 @@ impl QueuePairAddress {
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
+}
+
+/// A shared receive queue (SRQ, `struct ibv_srq`). All queue pairs that were created with the queue take their receives from
+/// it. Therefore the memory for incoming messages grows with the number of messages, not with the number of queue pairs.
+/// Dropping the last reference destroys the queue. Each of its queue pairs holds a reference.
+///
+/// A receive completes on the receive queue of the queue pair that took it, and the completion names that queue pair.
+/// Receives that no queue pair took are not flushed. A receive that a queue pair took completes, although the queue pair is
+/// in Error or was dropped; if it was dropped, this takes up to a second, and the completion names no queue pair (number 0).
+pub trait SharedReceiveQueue: Sealed + Any + Send + Sync + Debug {
+    /// Returns the number of receives that may be outstanding.
+    fn capacity(&self) -> u32;
+
+    /// Posts receives. The queue pairs take the receives in the order of posting.
+    ///
+    /// # Errors
+    /// Those of [`QueuePair::post_receive`](super::QueuePair::post_receive).
+    fn post_receive(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError>;
+}
+
+/// A request for the send queue (`struct ibv_send_wr`).
+#[derive(Clone, Copy, Debug)]
+pub struct SendRequest<'a> {
+    /// Identifier that the completion carries.
+    pub wr_id: u64,
+    /// The operation.
+    pub operation: Operation<'a>,
+    /// Whether success is reported. A failure is always reported. A request that is not signalled keeps its place in
+    /// the send queue until the next signalled request completes.
+    pub signaled: bool,
+}
+
+/// The operation of a send request.
+#[derive(Clone, Copy, Debug)]
+pub enum Operation<'a> {
+    /// Delivers `data` into the next receive that the peer posted.
+    Send {
+        /// The message.
+        data: Payload<'a>,
+        /// Immediate data, delivered beside the message.
+        immediate: Option<u32>,
+    },
+    /// Writes `data` into the peer's memory. A write with immediate data also consumes a receive of the peer, but does not
+    /// touch the buffer of that receive.
+    Write {
+        /// The bytes to write.
+        data: Payload<'a>,
+        /// The destination.
+        remote: RemoteSegment,
+        /// Immediate data, delivered in the peer's receive completion.
+        immediate: Option<u32>,
+    },
+    /// Reads as many bytes of the peer's memory as `into` holds.
+    Read {
+        /// The destination segments, in this order.
+        into: &'a [LocalSegment],
+        /// The source.
+        remote: RemoteSegment,
+    },
+}
+
+/// The source of the bytes of a send or write.
+#[derive(Clone, Copy, Debug)]
+pub enum Payload<'a> {
+    /// Registered memory. Its content must not change until the request has completed.
+    Registered(&'a [LocalSegment]),
+    /// Any memory. `post_send` copies the bytes before it returns (`IBV_SEND_INLINE`).
+    Inline(&'a [IoSlice<'a>]),
+}
+
+impl Payload<'_> {
+    /// Returns the length of the payload in bytes.
+    pub fn length(&self) -> u64 {
+        match self {
+            Self::Registered(segments) => segments.iter().map(LocalSegment::length).sum(),
+            Self::Inline(slices) => slices.iter().map(|slice| slice.len() as u64).sum(),
+        }
+    }
+}
+
+/// A request for the receive queue (`struct ibv_recv_wr`).
+#[derive(Clone, Copy, Debug)]
+pub struct ReceiveRequest<'a> {
+    /// Identifier that the completion carries.
+    pub wr_id: u64,
+    /// The segments that the message fills, in this order.
+    pub into: &'a [LocalSegment],
 }

@@ -15,8 +15,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench that can't run panics")]
 #![allow(clippy::panic, missing_docs, reason = "a bench that can't run panics, and has no public API")]
 
-mod initiator;
-mod peer;
 mod perf;
 mod side;
 
@@ -28,8 +26,7 @@ use tonic_rdma_commands::bench_options;
 use tonic_rdma_commands::clap::{self, Parser};
 use tonic_rdma_verbs::{HostMemory, WorkCompletion};
 
-use initiator::Initiator;
-use side::{Opcode, pin};
+use side::{Initiator, Opcode, pin};
 
 /// The commands beside divan's benches.
 #[derive(Debug, Parser)]
@@ -43,12 +40,12 @@ enum Command {
 
 fn main() {
     let first = std::env::args().skip(1).find(|word| word != "--bench");
-    if !first.is_some_and(|word| ["perf", peer::ARGUMENT].contains(&&*word)) {
+    if !first.is_some_and(|word| ["perf", side::ARGUMENT].contains(&&*word)) {
         return divan::main();
     }
     match bench_options() {
         Command::Perf(measurement) => measurement.run(),
-        Command::Peer { arguments } => peer::run(&arguments),
+        Command::Peer { arguments } => side::run(&arguments),
     }
 }
 

@@ -15,8 +15,7 @@ use tonic_rdma_commands::clap::{self, Args};
 use tonic_rdma_commands::{ValueError, parse_name};
 use tonic_rdma_verbs::HostMemory;
 
-use super::initiator::Initiator;
-use super::side::{Opcode, pin};
+use super::side::{Initiator, Opcode, pin};
 
 /// Length of the longest message, in bytes.
 const MAX_LENGTH: usize = 1 << 30;

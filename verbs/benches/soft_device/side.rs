@@ -1,11 +1,16 @@
-//! One side of a connection, which posts requests and polls for completions. Both processes run this code.
+//! The sides of a connection. Both post requests and poll for completions ([`Side`]). One measures ([`Initiator`]). The other process is
+//! this binary, started again ([`Peer`]): it answers or receives messages until its standard input ends.
 
 use std::io::IoSlice;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
 use tonic_rdma_commands::clap::{self, ValueEnum};
-use tonic_rdma_commands::cores;
+use tonic_rdma_commands::process::{self, Child};
+use tonic_rdma_commands::{Named as _, cores, parse_name, serde_json};
 use tonic_rdma_verbs::{
     Access, CompletionOpcode, CompletionQueue, CompletionStatus, Context, HostMemory, LocalSegment,
     MemoryRegion, Operation, PathSettings, Payload, QueuePair, QueuePairAddress, QueuePairCapacity,
@@ -246,4 +251,245 @@ pub(crate) fn pin(index: usize) {
 /// Takes back what [`pin`] did, for a process that chooses among the same cores.
 pub(crate) fn unpin() {
     let _ = cores::pin_to(&CORES);
+}
+
+/// The side that measures, and its peer in another process.
+pub(crate) struct Initiator {
+    /// Dropped before `side`, so that the peer has ended before its connection ends.
+    _peer: Peer,
+    side: Side,
+    opcode: Opcode,
+    batch: u64,
+    stamp: u64,
+    /// Number of messages that the peer has not acknowledged, or that have no completion yet.
+    outstanding: u64,
+}
+
+/// Returns the number of messages after which the peer acknowledges.
+pub(crate) fn batch_length(length: usize) -> u64 {
+    (65_536 / length as u64).clamp(1, 64)
+}
+
+impl Initiator {
+    /// Makes an initiator for [`round_trip`](Self::round_trip).
+    pub(crate) fn for_latency(opcode: Opcode, length: usize) -> Self {
+        Self::new(Role::Echo, opcode, length)
+    }
+
+    /// Makes an initiator for [`batch`](Self::batch).
+    pub(crate) fn for_bandwidth(opcode: Opcode, length: usize) -> Self {
+        Self::new(Role::Sink, opcode, length)
+    }
+
+    fn new(role: Role, opcode: Opcode, length: usize) -> Self {
+        assert!(length >= 8 && length.is_multiple_of(8), "messages have whole words");
+        let mut side = Side::new(length);
+        let peer = Peer::start(role, opcode, length, &mut side);
+        pin(0);
+        Self { _peer: peer, side, opcode, batch: batch_length(length), stamp: 0, outstanding: 0 }
+    }
+
+    pub(crate) fn side(&self) -> &Side {
+        &self.side
+    }
+
+    /// Runs one round trip.
+    pub(crate) fn round_trip(&mut self) {
+        match self.opcode {
+            Opcode::Send | Opcode::SendWithImm | Opcode::WriteWithImm => {
+                self.side.post(self.opcode, false);
+                while self.poll().receives == 0 {
+                    relax();
+                }
+            }
+            Opcode::Write => {
+                self.stamp += 1;
+                self.side.stamp(self.stamp);
+                self.side.post(self.opcode, false);
+                while !self.side.is_stamped(self.stamp) {
+                    relax();
+                }
+                if self.stamp.is_multiple_of(64) {
+                    self.poll();
+                }
+            }
+            Opcode::Read => self.run_one_sided(1),
+        }
+    }
+
+    /// Returns the number of messages of one batch.
+    pub(crate) fn batch_length(&self) -> u64 {
+        self.batch
+    }
+
+    /// Sends a batch of messages. This function does not wait for the batch: it only waits while the messages on the way would be too
+    /// many for the peer's receives, or more than four batches.
+    pub(crate) fn batch(&mut self) {
+        let is_one_sided = !self.opcode.is_received();
+        (1..self.batch).for_each(|_| self.side.post(self.opcode, false));
+        self.side.post(self.opcode, is_one_sided);
+        self.outstanding += self.batch;
+        while self.outstanding + self.batch > RECEIVES.min(4 * self.batch) {
+            self.take_acknowledgements();
+        }
+    }
+
+    /// Waits until the peer has received all messages.
+    pub(crate) fn drain(&mut self) {
+        while self.outstanding > 0 {
+            self.take_acknowledgements();
+        }
+    }
+
+    /// Takes the peer's acknowledgements of batches. Those of a one-sided opcode are the completions of the last requests.
+    fn take_acknowledgements(&mut self) {
+        let polled = self.poll();
+        let batches = if self.opcode.is_received() { polled.receives } else { polled.sends };
+        self.outstanding -= batches * self.batch;
+        relax();
+    }
+
+    fn poll(&mut self) -> Polled {
+        let polled = self.side.poll();
+        assert_eq!(polled.failed, None);
+        polled
+    }
+
+    fn run_one_sided(&mut self, count: u64) {
+        (1..count).for_each(|_| self.side.post(self.opcode, false));
+        self.side.post(self.opcode, true);
+        // Signalled requests are the last one of this batch, and one of every `SIGNAL_EVERY` requests.
+        while self.poll().sends == 0 {
+            relax();
+        }
+    }
+}
+
+/// First argument of the other process.
+pub(crate) const ARGUMENT: &str = "peer";
+
+/// Variable with the words before the command of the other process, such as `unshare --user --net`. So the other process can run
+/// in namespaces of its own; `RDMA_SOFT_DIR` and `RDMA_SOFT_PEERS` then let the two find one another.
+const PREFIX: &str = "SOFT_DEVICE_PEER";
+
+/// The longest time for the other process to start, or to end.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The role of the other process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Role {
+    /// Answers every message with a message of its opcode.
+    Echo,
+    /// Receives messages, and acknowledges every batch.
+    Sink,
+}
+
+/// A handle to the other process, which ends on drop.
+pub(crate) struct Peer(Child);
+
+impl Peer {
+    /// Starts the other process, and connects `side` to it.
+    pub(crate) fn start(role: Role, opcode: Opcode, length: usize, side: &mut Side) -> Self {
+        // The other process inherits the cores of this thread, which may be pinned.
+        unpin();
+        let mut command = command();
+        command.args([ARGUMENT, role.name(), opcode.name(), &length.to_string()]);
+        let mut process = Child::with_lines("the other process", command).unwrap();
+        let name = Name::from_parts(process.report(LIMIT).unwrap()).expect("the peer's name");
+        process.send(&side.name().to_parts()).unwrap();
+        side.connect(&name);
+        assert_eq!(process.line(LIMIT).unwrap(), "connected");
+        Self(process)
+    }
+}
+
+/// Returns the command that starts this binary: directly, or by the words of the variable [`PREFIX`].
+fn command() -> Command {
+    let again = process::again().unwrap();
+    let prefix = std::env::var(PREFIX).unwrap_or_default();
+    let mut words = prefix.split_whitespace();
+    let Some(first) = words.next() else { return again };
+    let mut command = Command::new(first);
+    command.args(words).arg(again.get_program());
+    command
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.0.end(LIMIT);
+    }
+}
+
+/// Runs the other process.
+pub(crate) fn run(arguments: &[String]) {
+    let [role, opcode, length] = arguments else { panic!("peer ROLE OPCODE LENGTH, not {arguments:?}") };
+    let (role, opcode) = (parse_name("role", role).unwrap(), parse_name("opcode", opcode).unwrap());
+    let length = length.parse().expect("a length");
+    let mut side = Side::new(length);
+    let (sender, lines) = channel();
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopping = Arc::clone(&stop);
+    let closed = move || stopping.store(true, Ordering::Relaxed);
+    process::on_stdin(move |line| drop(sender.send(line)), closed).unwrap();
+    process::report(&side.name().to_parts()).unwrap();
+    let name = serde_json::from_str(&lines.recv().expect("a name")).expect("a name");
+    side.connect(&Name::from_parts(name).expect("a name"));
+    process::report_line("connected").unwrap();
+    pin(1);
+    let mut answering = Answering { side, opcode, stop: &stop };
+    match (role, opcode) {
+        (Role::Echo, Opcode::Write) => answering.echo_writes(),
+        (Role::Echo, _) => answering.echo(),
+        (Role::Sink, _) => answering.sink(batch_length(length)),
+    }
+}
+
+struct Answering<'a> {
+    side: Side,
+    opcode: Opcode,
+    stop: &'a AtomicBool,
+}
+
+impl Answering<'_> {
+    /// Returns the number of received messages, or `None` at the end.
+    fn poll(&mut self) -> Option<u64> {
+        let polled = self.side.poll();
+        let ended = polled.failed.is_some() || self.stop.load(Ordering::Relaxed);
+        (!ended).then_some(polled.receives)
+    }
+
+    fn echo(&mut self) {
+        while let Some(count) = self.poll() {
+            (0..count).for_each(|_| self.side.post(self.opcode, false));
+            relax();
+        }
+    }
+
+    fn echo_writes(&mut self) {
+        let mut stamp = 1;
+        while !self.stop.load(Ordering::Relaxed) {
+            if !self.side.is_stamped(stamp) {
+                relax();
+                continue;
+            }
+            self.side.stamp(stamp);
+            self.side.post(Opcode::Write, false);
+            if stamp.is_multiple_of(64) && self.poll().is_none() {
+                return;
+            }
+            stamp += 1;
+        }
+    }
+
+    fn sink(&mut self, batch: u64) {
+        let mut owed = 0;
+        while let Some(count) = self.poll() {
+            owed += count;
+            while owed >= batch {
+                self.side.acknowledge();
+                owed -= batch;
+            }
+            relax();
+        }
+    }
 }

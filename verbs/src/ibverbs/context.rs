@@ -1,14 +1,21 @@
-//! Opening a device, and what its users create from it.
+//! Opening a device, and what its users create from it and in its protection domains.
 
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, Weak};
 
 use super::completion_queue::Queue;
+use super::device::list::Transport;
 use super::device::options::OpenOptions;
-use super::device::{Device, async_events};
-use super::domain::Domain;
+use super::device::{self, Device};
+use super::domain::{DeviceRegion, Domain, Region};
+use super::queue_pair::Pair;
+use super::shared_receive_queue::SharedQueue;
 use crate::sync::lock;
-use crate::{CompletionQueue, Context, DeviceAttributes, ProtectionDomain, VerbsError};
+use crate::{
+    Access, CompletionQueue, Context, DeviceAttributes, DeviceMemoryRegion, DmaBuf, HostMemory, MemoryRegion,
+    ProtectionDomain, QueuePair, QueuePairCapacity, SharedReceiveQueue, VerbsError,
+};
 
 /// Devices that are in use. Opening a device again with equal options returns the open one.
 static OPENED: Mutex<Vec<Weak<Device>>> = Mutex::new(Vec::new());
@@ -63,6 +70,59 @@ impl Context for Device {
     }
 
     fn handle_events(&self) {
-        async_events::handle(self);
+        device::handle_events(self);
+    }
+}
+
+impl crate::sealed::Sealed for Domain {}
+
+impl ProtectionDomain for Domain {
+    fn register_range(
+        &self,
+        memory: Arc<HostMemory>,
+        range: Range<usize>,
+        access: Access,
+    ) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
+        Ok(Arc::new(Region::register(self.strong()?, memory, range, access)?))
+    }
+
+    fn opens_sinks(&self) -> bool {
+        self.device().transport == Transport::Iwarp
+    }
+
+    fn register_dmabuf(
+        &self,
+        memory: &DmaBuf<'_>,
+        access: Access,
+    ) -> Result<Arc<dyn DeviceMemoryRegion>, VerbsError> {
+        Ok(Arc::new(DeviceRegion::register(self.strong()?, memory, access)?))
+    }
+
+    fn create_queue_pair(
+        &self,
+        send_queue: &Arc<dyn CompletionQueue>,
+        receive_queue: &Arc<dyn CompletionQueue>,
+        capacity: &QueuePairCapacity,
+    ) -> Result<Arc<dyn QueuePair>, VerbsError> {
+        Ok(Arc::new(Pair::create(self.strong()?, send_queue, receive_queue, None, capacity)?))
+    }
+
+    fn create_shared_receive_queue(
+        &self,
+        capacity: u32,
+        segments: u32,
+    ) -> Result<Arc<dyn SharedReceiveQueue>, VerbsError> {
+        Ok(Arc::new(SharedQueue::create(self.strong()?, capacity, segments)?))
+    }
+
+    fn create_sharing_queue_pair(
+        &self,
+        send_queue: &Arc<dyn CompletionQueue>,
+        receive_queue: &Arc<dyn CompletionQueue>,
+        receives: &Arc<dyn SharedReceiveQueue>,
+        capacity: &QueuePairCapacity,
+    ) -> Result<Arc<dyn QueuePair>, VerbsError> {
+        let none = QueuePairCapacity { receive_requests: 0, receive_segments: 0, ..capacity.clone() };
+        Ok(Arc::new(Pair::create(self.strong()?, send_queue, receive_queue, Some(receives), &none)?))
     }
 }

@@ -1,11 +1,10 @@
 //! libibverbs, loaded at run time: a program built with this provider starts on a machine without the library.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::fmt;
-use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
+use std::{fmt, io};
 
 use ibverbs_sys as sys;
 use rustix::fs::OFlags;

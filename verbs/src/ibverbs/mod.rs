@@ -14,11 +14,10 @@
 //! | `device/` | devices, ports and addresses: which ones there are, and which ones are taken; asynchronous events |
 //! | `domain` | protection domains, and the memory registered in them; memory of GPUs by dmabuf, which no device has been tried with |
 //! | `posting/` | the device's queue pairs with their requests |
-//! | `completion_queue/` | completion queues, and what their completions mean |
+//! | `completion_queue` | completion queues, and what their completions mean |
 //! | `shared_receive_queue` | shared receive queues |
 //! | `queue_pair/` | queue pairs: creating and connecting them, their settings and addresses |
-//! | `protection_domain` | what users create in a protection domain |
-//! | `context` | opening a device, and what users create from it |
+//! | `context` | opening a device, and what users create from it and in its protection domains |
 //!
 //! Each row imports from rows above it only.
 //!
@@ -43,7 +42,6 @@ mod domain;
 mod iwarp;
 mod library;
 mod posting;
-mod protection_domain;
 mod queue_pair;
 mod shared_receive_queue;
 mod sleeper;
@@ -52,10 +50,8 @@ mod ticket;
 use std::any::Any;
 
 pub use context::open;
-pub use device::gid::{Gid, GidKind};
-pub use device::list::{ListedDevice, Transport, list};
+pub use device::list::{Gid, GidKind, ListedDevice, Port, PortState, Transport, list};
 pub use device::options::OpenOptions;
-pub use device::port::{Port, PortState};
 pub use queue_pair::path::QueuePairAttributes;
 
 use super::{QueuePair, VerbsError};

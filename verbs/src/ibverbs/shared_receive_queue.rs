@@ -10,7 +10,7 @@ use super::device::Device;
 use super::device::shared_receives::Entries;
 use super::domain::Domain;
 use super::library::{Owned, last_error, post_error_kind};
-use super::posting::receives::ReceiveList;
+use super::posting::lists::ReceiveList;
 use super::ticket::Ticket;
 use crate::sync::lock;
 use crate::{Context as _, PostError, PostErrorKind, ReceiveRequest, SharedReceiveQueue, VerbsError};

@@ -1,17 +1,12 @@
-//! An opened device, with the port and the address that its queue pairs use.
+//! An opened device, with the port and the address that its queue pairs use, and its asynchronous events.
 
-pub(crate) mod async_events;
-pub(crate) mod gid;
-mod inline;
-mod key_guard;
 pub(crate) mod list;
-pub(crate) mod local_path;
 pub(crate) mod options;
-pub(crate) mod port;
-pub(crate) mod raw_context;
 pub(crate) mod shared_receives;
 
 use std::collections::HashMap;
+use std::ffi::c_int;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
@@ -20,18 +15,14 @@ use std::sync::{Arc, Mutex, Weak};
 
 use ibverbs_sys as sys;
 
-use self::inline::probe_inline;
-use self::key_guard::guard_key;
-use self::list::{DeviceList, Transport, transport};
-use self::local_path::LocalPath;
-use self::options::{OpenOptions, choose_port, one_of};
-use self::raw_context::RawContext;
+use self::list::{DeviceList, RawContext, Transport, transport};
+use self::options::{LocalPath, OpenOptions, choose_port, one_of};
 use self::shared_receives::SharedQueues;
 use super::iwarp::manager::{OWN_REQUESTS, Service};
-use super::library::{Library, Owned, set_nonblocking};
+use super::library::{Library, Owned, last_error, set_nonblocking};
 use super::posting::core::Core;
 use crate::sync::lock;
-use crate::{DeviceAttributes, VerbsError};
+use crate::{Context as _, DeviceAttributes, VerbsError};
 
 /// An opened device, with the port and the address that its queue pairs use.
 #[derive(Debug)]
@@ -245,4 +236,176 @@ fn inode(folder: &Path) -> Option<u64> {
 
 fn count(value: i32) -> u32 {
     u32::try_from(value).unwrap_or(0)
+}
+
+/// `vendor_id` of soft-iWARP.
+const SOFT_IWARP: u32 = 0x62_6d74;
+/// Entries of a completion queue that reaches beyond the bad key; an entry has 32 bytes.
+const ENTRIES: i32 = 0x90000 / 32 + 1;
+
+/// Creates an unused completion queue that occupies the bad key. It must be dropped before the device is closed. Call this for a
+/// device that was just opened, so that its objects have the first keys. Returns `None` for other drivers.
+///
+/// A workaround for soft-iWARP.
+///
+/// The kernel names each queue that a program maps by a *key*: the offset in the device's file, from 0 on, at the
+/// lowest gap that fits. To libsiw, the driver's half in libibverbs, the key `0x90000` means that there is no key
+/// (`SIW_INVAL_UOBJ_KEY` in rdma/siw-abi.h). So an object that gets this key can't be created. The next object gets
+/// this key again, so no later object can be created either. With queue pairs of two pages this happens after some
+/// seventy of them. (rdma-core 44 to 65.)
+fn guard_key(raw: &RawContext, vendor: u32) -> Result<Option<Owned<sys::ibv_cq>>, VerbsError> {
+    if vendor != SOFT_IWARP {
+        return Ok(None);
+    }
+    let nothing = std::ptr::null_mut();
+    // SAFETY: the context is open, and no code uses the queue, which the caller drops before the context.
+    let queue = unsafe {
+        let queue = (raw.library.create_cq)(raw.context.as_ptr(), ENTRIES, nothing, std::ptr::null_mut(), 0);
+        Owned::new(queue, raw.library.destroy_cq, "destroying the completion queue that keeps a bad key")
+    };
+    let error = || last_error("creating the completion queue that keeps a bad key from others");
+    queue.map(Some).ok_or_else(error)
+}
+
+/// Returns the most inline bytes of a queue pair. Devices have no attribute for this number, so this function creates
+/// queue pairs that ask for less and less.
+fn probe_inline(raw: &RawContext) -> u32 {
+    const MOST: u32 = 8192;
+    let library = raw.library;
+    // SAFETY:
+    // - the context is open,
+    // - each object is created from ones that are alive, and destroyed once, in the opposite order, and
+    // - no other code knows them.
+    unsafe {
+        let domain = (library.alloc_pd)(raw.context.as_ptr());
+        if domain.is_null() {
+            return 0;
+        }
+        let no_channel = std::ptr::null_mut();
+        let queue = (library.create_cq)(raw.context.as_ptr(), 1, std::ptr::null_mut(), no_channel, 0);
+        let mut granted = 0;
+        if !queue.is_null() {
+            let mut asked = MOST;
+            while asked > 0 {
+                let mut attributes = sys::ibv_qp_init_attr {
+                    send_cq: queue,
+                    recv_cq: queue,
+                    qp_type: sys::ibv_qp_type::IBV_QPT_RC,
+                    cap: sys::ibv_qp_cap {
+                        max_send_wr: 1,
+                        max_recv_wr: 1,
+                        max_send_sge: 1,
+                        max_recv_sge: 1,
+                        max_inline_data: asked,
+                    },
+                    ..Default::default()
+                };
+                let pair = (library.create_qp)(domain, &raw mut attributes);
+                if !pair.is_null() {
+                    granted = attributes.cap.max_inline_data;
+                    let _ = (library.destroy_qp)(pair);
+                    break;
+                }
+                asked /= 2;
+            }
+            let _ = (library.destroy_cq)(queue);
+        }
+        let _ = (library.dealloc_pd)(domain);
+        granted
+    }
+}
+
+/// Takes and applies all events that have come, and looks whether the device is still there. Acknowledges an event as
+/// soon as it was applied, because destroying the object of the event waits for that.
+pub(crate) fn handle_events(device: &Device) {
+    while let Some(mut event) = next_event(device) {
+        apply_event(device, &event);
+        // SAFETY: the event came from the library, and is acknowledged once.
+        unsafe { (device.library().ack_async_event)(&raw mut event) };
+    }
+    if device.has_vanished() {
+        mark_removed(device, &format!("{}: the device was removed", device.attributes().name));
+    }
+}
+
+fn next_event(device: &Device) -> Option<sys::ibv_async_event> {
+    let mut event = sys::ibv_async_event {
+        element: sys::ibv_async_event__bindgen_ty_1 { port_num: 0 },
+        event_type: sys::IBV_EVENT_COMM_EST,
+    };
+    // SAFETY: the context is open, and the structure writable.
+    let result = unsafe { (device.library().get_async_event)(device.context(), &raw mut event) };
+    if result == 0 {
+        return Some(event);
+    }
+    let error = io::Error::last_os_error();
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => {}
+        // The kernel took the device away: its descriptors are dead.
+        _ => mark_removed(device, &format!("the device was removed ({error})")),
+    }
+    None
+}
+
+fn apply_event(device: &Device, event: &sys::ibv_async_event) {
+    let name = &device.attributes().name;
+    match event.event_type {
+        sys::IBV_EVENT_QP_FATAL | sys::IBV_EVENT_QP_REQ_ERR | sys::IBV_EVENT_QP_ACCESS_ERR => {
+            // SAFETY: these events carry a queue pair, which is not destroyed before they are acknowledged.
+            let number = unsafe { (*event.element.qp).qp_num };
+            let what = match event.event_type {
+                sys::IBV_EVENT_QP_REQ_ERR => "an invalid request of the peer",
+                sys::IBV_EVENT_QP_ACCESS_ERR => "a forbidden access of the peer",
+                _ => "a fatal error of the queue pair",
+            };
+            if let Some(pair) = lock(&device.pairs).get(&number) {
+                pair.fail(|| format!("{name}: {what}"));
+            }
+        }
+        sys::IBV_EVENT_QP_LAST_WQE_REACHED => {
+            // SAFETY: this event carries a queue pair, which is not destroyed before it is acknowledged.
+            let number = unsafe { (*event.element.qp).qp_num };
+            if let Some(pair) = lock(&device.pairs).get(&number) {
+                pair.last_receive_reached();
+            }
+        }
+        sys::IBV_EVENT_CQ_ERR => {
+            // SAFETY: this event carries a completion queue, which is not destroyed before it is acknowledged.
+            let queue = unsafe { event.element.cq };
+            fail_pairs(
+                device,
+                |pair| pair.completes_on(queue),
+                &format!("{name}: a completion queue overran"),
+            );
+        }
+        sys::IBV_EVENT_PORT_ERR => {
+            // SAFETY: this event carries the number of a port.
+            let port: c_int = unsafe { event.element.port_num };
+            if port == i32::from(device.port) {
+                fail_pairs(device, |_| true, &format!("{name}: port {port} went down"));
+            }
+        }
+        sys::IBV_EVENT_DEVICE_FATAL => {
+            mark_removed(device, &format!("{name}: the device failed, or was removed"))
+        }
+        sys::IBV_EVENT_GID_CHANGE | sys::IBV_EVENT_LID_CHANGE | sys::IBV_EVENT_PKEY_CHANGE => {
+            tracing::info!(device = %name, event = event.event_type, "an address of the port has changed");
+        }
+        other => tracing::debug!(device = %name, event = other, "asynchronous event"),
+    }
+}
+
+/// Marks the device as removed, and moves its queue pairs to Error: it will complete nothing any more.
+fn mark_removed(device: &Device, reason: &str) {
+    if !device.is_removed() {
+        tracing::warn!(device = %device.attributes().name, reason, "a device is gone");
+    }
+    device.set_removed();
+    fail_pairs(device, |_| true, reason);
+}
+
+fn fail_pairs(device: &Device, concerned: impl Fn(&Core) -> bool, reason: &str) {
+    for pair in lock(&device.pairs).values().filter(|pair| concerned(pair)) {
+        pair.fail(|| reason.to_owned());
+    }
 }

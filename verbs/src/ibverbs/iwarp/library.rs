@@ -1,12 +1,15 @@
-//! librdmacm, loaded at run time, and its structures that ibverbs-sys lacks (`rdma/rdma_cma.h`).
+//! librdmacm, loaded at run time, its structures that ibverbs-sys lacks (`rdma/rdma_cma.h`), and what this provider makes of them:
+//! identifiers, of which each names a connection or a listener, the content of events, and addresses.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV6};
+use std::ptr::{self, NonNull};
 use std::sync::{Arc, OnceLock};
 
 use ibverbs_sys as sys;
 
 use crate::VerbsError;
-use crate::ibverbs::library::symbols;
+use crate::ibverbs::library::{check, last_error, library, symbols};
 
 const FILE: &str = "librdmacm.so.1";
 
@@ -33,7 +36,7 @@ symbols! {
 }
 
 /// Returns the library. The first call loads it.
-pub(crate) fn library() -> Result<&'static ConnectionLibrary, VerbsError> {
+pub(super) fn connection_library() -> Result<&'static ConnectionLibrary, VerbsError> {
     static LOADED: OnceLock<Result<ConnectionLibrary, Arc<libloading::Error>>> = OnceLock::new();
     let loaded = LOADED.get_or_init(|| ConnectionLibrary::load(FILE).map_err(Arc::new));
     loaded.as_ref().map_err(|error| VerbsError::Library {
@@ -105,6 +108,230 @@ pub(crate) mod event {
     pub(crate) const DEVICE_REMOVAL: u32 = 11;
 }
 
+/// Most connections that may wait to be accepted.
+const BACKLOG: i32 = 1024;
+
+pub(crate) fn create_id(
+    library: &'static ConnectionLibrary,
+    channel: NonNull<EventChannel>,
+) -> Result<NonNull<Id>, VerbsError> {
+    let mut id = ptr::null_mut();
+    // SAFETY: the channel is alive, and the result writable.
+    let result =
+        unsafe { (library.create_id)(channel.as_ptr(), &raw mut id, ptr::null_mut(), PORT_SPACE_TCP) };
+    check("creating an iWARP connection", result)?;
+    NonNull::new(id).ok_or_else(|| last_error("creating an iWARP connection"))
+}
+
+pub(crate) fn destroy_id(library: &'static ConnectionLibrary, id: NonNull<Id>) {
+    // This call waits for events that were taken and not acknowledged. There are none.
+    // SAFETY: the identifier is alive, and in no table any more.
+    let result = unsafe { (library.destroy_id)(id.as_ptr()) };
+    if let Err(error) = check("destroying an iWARP connection", result) {
+        tracing::debug!(%error);
+    }
+}
+
+/// Listens at the first address of this machine that belongs to the device. The kernel names the device of an address
+/// when the address is bound.
+pub(crate) fn listen(
+    library: &'static ConnectionLibrary,
+    channel: NonNull<EventChannel>,
+    device: &str,
+) -> Result<(NonNull<Id>, SocketAddrV6), VerbsError> {
+    for address in local_addresses()? {
+        let id = create_id(library, channel)?;
+        match listen_at(library, id, device, address) {
+            Ok(Some(socket)) => return Ok((id, socket)),
+            Ok(None) => destroy_id(library, id),
+            Err(error) => {
+                destroy_id(library, id);
+                return Err(error);
+            }
+        }
+    }
+    Err(VerbsError::Unusable(format!(
+        "no address of this machine belongs to {device}: give its network interface one"
+    )))
+}
+
+fn listen_at(
+    library: &'static ConnectionLibrary,
+    id: NonNull<Id>,
+    device: &str,
+    address: IpAddr,
+) -> Result<Option<SocketAddrV6>, VerbsError> {
+    let ip = match address {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    };
+    let mut socket = socket_address(SocketAddrV6::new(ip, 0, 0, 0));
+    // SAFETY:
+    // - the identifier is alive, and the address complete, and
+    // - once it is bound, it names the device's context, which librdmacm keeps open.
+    let bound = unsafe {
+        (library.bind_addr)(id.as_ptr(), (&raw mut socket).cast()) == 0
+            && context_name(id.as_ref().verbs).is_some_and(|name| name == device)
+    };
+    if !bound {
+        return Ok(None);
+    }
+    // SAFETY: the identifier is bound.
+    let result = unsafe { (library.listen)(id.as_ptr(), BACKLOG) };
+    check(format!("listening for iWARP connections at {address}"), result)?;
+    // SAFETY: the identifier is bound.
+    let port = u16::from_be(unsafe { (library.get_src_port)(id.as_ptr()) });
+    Ok(Some(SocketAddrV6::new(Ipv6Addr::from(ip.octets()), port, 0, 0)))
+}
+
+/// Returns the name of a context's device; `None` for a null pointer.
+///
+/// # Safety
+/// - `context` must be null, or open.
+unsafe fn context_name(context: *mut sys::ibv_context) -> Option<String> {
+    let library = library().ok()?;
+    // SAFETY: by this function's contract; the name of an open device is terminated, and lives as long as it.
+    unsafe {
+        let context = context.as_ref()?;
+        let name = (library.get_device_name)(context.device);
+        (!name.is_null()).then(|| CStr::from_ptr(name).to_string_lossy().into_owned())
+    }
+}
+
+/// The data that the active end sends when it connects: the tokens of both queue pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Introduction {
+    pub(super) target: u64,
+    pub(super) source: u64,
+}
+
+impl Introduction {
+    pub(super) const LENGTH: usize = 16;
+
+    pub(super) fn to_bytes(self) -> [u8; Self::LENGTH] {
+        let mut bytes = [0; Self::LENGTH];
+        bytes[..8].copy_from_slice(&self.target.to_be_bytes());
+        bytes[8..].copy_from_slice(&self.source.to_be_bytes());
+        bytes
+    }
+
+    /// Parses the data of a peer, which may have padding.
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let (target, rest) = bytes.split_first_chunk()?;
+        let (source, _) = rest.split_first_chunk()?;
+        Some(Self { target: u64::from_be_bytes(*target), source: u64::from_be_bytes(*source) })
+    }
+}
+
+/// The content of an event.
+pub(super) struct Note {
+    pub(super) id: Option<NonNull<Id>>,
+    pub(super) kind: u32,
+    pub(super) status: c_int,
+    pub(super) introduction: Option<Introduction>,
+}
+
+pub(super) fn note(event: NonNull<Event>) -> Note {
+    // SAFETY: the event came from the library, and was not acknowledged yet.
+    let event = unsafe { event.as_ref() };
+    let data = event.parameters.private_data.cast::<u8>();
+    let introduction = if event.kind == event::CONNECT_REQUEST && !data.is_null() {
+        // SAFETY: the data of a request has the length that the event states.
+        let bytes = unsafe { std::slice::from_raw_parts(data, event.parameters.private_data_length.into()) };
+        Introduction::parse(bytes)
+    } else {
+        None
+    };
+    Note { id: NonNull::new(event.id), kind: event.kind, status: event.status, introduction }
+}
+
+/// A queue pair on iWARP: the listener that its peer connects to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Listener {
+    /// RDMA READs that the queue pair serves at a time.
+    pub(crate) reads: u8,
+    pub(crate) socket: SocketAddrV6,
+    /// Names the queue pair.
+    pub(crate) token: u64,
+}
+
+/// Returns the form of an address that system calls take: IPv4 for a mapped IPv4 address.
+pub(crate) fn socket_address(address: SocketAddrV6) -> libc::sockaddr_storage {
+    // SAFETY: all zeros are a valid value of this structure.
+    let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+    let start = &raw mut storage;
+    match address.ip().to_ipv4_mapped() {
+        Some(ip) => {
+            let address = libc::sockaddr_in {
+                sin_family: libc::AF_INET as libc::sa_family_t,
+                sin_port: address.port().to_be(),
+                sin_addr: libc::in_addr { s_addr: u32::from(ip).to_be() },
+                sin_zero: [0; 8],
+            };
+            // SAFETY: the storage is long enough for any address, and aligned for it.
+            unsafe { start.cast::<libc::sockaddr_in>().write(address) };
+        }
+        None => {
+            let address = libc::sockaddr_in6 {
+                sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                sin6_port: address.port().to_be(),
+                sin6_flowinfo: 0,
+                sin6_addr: libc::in6_addr { s6_addr: address.ip().octets() },
+                sin6_scope_id: address.scope_id(),
+            };
+            // SAFETY: the storage is long enough for any address, and aligned for it.
+            unsafe { start.cast::<libc::sockaddr_in6>().write(address) };
+        }
+    }
+    storage
+}
+
+/// Returns the addresses of this machine's network interfaces that other machines can reach, IPv4 first.
+pub(crate) fn local_addresses() -> Result<Vec<IpAddr>, VerbsError> {
+    let mut list = ptr::null_mut();
+    // SAFETY: the result is writable.
+    if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
+        return Err(crate::ibverbs::library::last_error("listing the addresses of this machine"));
+    }
+    let mut addresses = Vec::new();
+    let mut next: *const libc::ifaddrs = list;
+    // SAFETY: the list is linked, and stays as it is until it is freed.
+    while let Some(entry) = unsafe { next.as_ref() } {
+        next = entry.ifa_next;
+        // SAFETY: an entry's address is null, or complete.
+        addresses.extend(unsafe { ip(entry.ifa_addr) });
+    }
+    // SAFETY: the list came from `getifaddrs`, and is freed once.
+    unsafe { libc::freeifaddrs(list) };
+    addresses.retain(|address| match address {
+        IpAddr::V4(ip) => !ip.is_loopback(),
+        IpAddr::V6(ip) => !ip.is_loopback() && ip.segments()[0] & 0xffc0 != 0xfe80,
+    });
+    addresses.sort_by_key(IpAddr::is_ipv6);
+    Ok(addresses)
+}
+
+/// Returns the address in a structure of the system, if it is an IPv4 or IPv6 address.
+///
+/// # Safety
+/// - `address` must be null, or complete for its family.
+unsafe fn ip(address: *const libc::sockaddr) -> Option<IpAddr> {
+    // SAFETY: by this function's contract.
+    unsafe {
+        match i32::from(address.as_ref()?.sa_family) {
+            libc::AF_INET => {
+                let address = address.cast::<libc::sockaddr_in>().read_unaligned();
+                Some(Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr)).into())
+            }
+            libc::AF_INET6 => {
+                let address = address.cast::<libc::sockaddr_in6>().read_unaligned();
+                Some(Ipv6Addr::from(address.sin6_addr.s6_addr).into())
+            }
+            _ => None,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{self, Write as _};
@@ -163,5 +390,35 @@ mod tests {
         std::fs::remove_file(&file).unwrap();
         let result = result.unwrap();
         assert!(result.status.success(), "{}", String::from_utf8_lossy(&result.stderr));
+    }
+}
+
+#[cfg(test)]
+mod introduction_tests {
+    use super::*;
+
+    #[test]
+    fn an_introduction_survives_the_round_trip() {
+        let introduction = Introduction { target: 1, source: u64::MAX - 1 };
+        let bytes = introduction.to_bytes();
+        assert_eq!(Introduction::parse(&bytes), Some(introduction));
+        assert_eq!(Introduction::parse(&[&bytes[..], &[0; 9]].concat()), Some(introduction));
+        assert_eq!(Introduction::parse(&bytes[..15]), None);
+    }
+}
+
+#[cfg(test)]
+mod network_tests {
+    use super::*;
+
+    #[test]
+    fn an_address_survives_the_round_trip() {
+        for (address, expected) in [("[::ffff:10.1.2.3]:7", "10.1.2.3"), ("[2001:db8::1]:7", "2001:db8::1")] {
+            let storage = socket_address(address.parse().unwrap());
+            // SAFETY: the address is complete.
+            let found = unsafe { ip((&raw const storage).cast()) };
+            assert_eq!(found, Some(expected.parse().unwrap()));
+        }
+        assert!(local_addresses().unwrap().iter().all(|address| !address.is_loopback()));
     }
 }

@@ -5,7 +5,4 @@
 //! knows no completion queue.
 
 pub(crate) mod core;
-mod outstanding;
-pub(crate) mod receives;
-mod segments;
-pub(crate) mod sends;
+pub(crate) mod lists;

@@ -1,27 +1,24 @@
 //! Queue pairs: creating, connecting and destroying them. Posting is in [`posting`](super::posting).
 
-pub(crate) mod address;
-mod ending;
 pub(crate) mod path;
 
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 use ibverbs_sys as sys;
+use rustix::event::{PollFd, PollFlags, Timespec};
 
-use self::address::{Address, NUMBERS, Path};
-use self::path::{Change, QueuePairAttributes};
-use super::completion_queue::Queue;
-use super::completion_queue::members::Role;
-use super::device::Device;
-use super::device::local_path::LocalPath;
+use self::path::{Address, Change, NUMBERS, Path, QueuePairAttributes};
+use super::completion_queue::{Queue, Role};
+use super::device::options::LocalPath;
+use super::device::{self, Device};
 use super::domain::Domain;
-use super::iwarp::listener::Listener;
+use super::iwarp::library::Listener;
 use super::iwarp::manager::{FetchCompletions, OWN_REQUESTS};
 use super::library::{check, last_error};
 use super::posting::core::Core;
-use super::posting::receives::{Receives, post_hello_receive};
-use super::posting::sends::Sends;
+use super::posting::lists::{Receives, Sends, post_hello_receive};
 use super::shared_receive_queue::SharedQueue;
 use super::ticket::Slot;
 use crate::random::random;
@@ -339,7 +336,7 @@ impl Drop for Pair {
         self.send_queue.0.leave(self.send_queue.1, self.core.number);
         self.receive_queue.0.leave(self.receive_queue.1, self.core.number);
         if self.shared.is_some() {
-            return ending::destroy_after_receives(detached);
+            return destroy_after_receives(detached);
         }
         if device.manager.as_ref().is_some_and(|manager| manager.is_connecting(self.token)) {
             let patient = Arc::clone(&detached);
@@ -387,4 +384,106 @@ impl DetachedPair {
             tracing::warn!(queue_pair = self.core.number, %error, "an object of the device can't be given back");
         }
     }
+}
+
+/// Time that a device gets to report the last receive. Some devices report nothing: Soft-RoCE of Linux 6.1 completes what
+/// was taken, without the event.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Longest sleep of the thread. An event that another thread takes does not wake this one.
+const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+
+static ENDING: Mutex<EndingPairs> = Mutex::new(EndingPairs { pairs: Vec::new(), has_thread: false });
+
+struct EndingPairs {
+    pairs: Vec<Ending>,
+    has_thread: bool,
+}
+
+struct Ending {
+    pair: Arc<DetachedPair>,
+    since: Instant,
+}
+
+/// Moves the queue pair to Error, and destroys it when all receives that it took have completed. Destroys it at once if it
+/// can't have taken any.
+///
+/// Destroying such a queue pair at once would lose the receives that it had taken and not completed: their buffers would never
+/// come back. So a queue pair goes to Error first. The device then completes what the queue pair took, and reports by an
+/// event that it will take nothing more (Last WQE Reached; IBA vol. 1, 10.2.9.3 and 11.6.3.1). Then the completions are
+/// taken from the device, and the queue pair is destroyed.
+///
+/// One thread for all devices does this, so that no user waits. It exists while there are such queue pairs.
+fn destroy_after_receives(pair: Arc<DetachedPair>) {
+    if matches!(pair.core.state(), QueuePairState::Reset | QueuePairState::Init) || pair.device().is_removed()
+    {
+        return pair.destroy();
+    }
+    pair.core.close();
+    let mut list = lock(&ENDING);
+    list.pairs.push(Ending { pair, since: Instant::now() });
+    if !list.has_thread {
+        let thread = std::thread::Builder::new().name("tonic-rdma-end".into()).spawn(end_pairs);
+        list.has_thread = thread.is_ok();
+        if let Err(error) = thread {
+            tracing::warn!(%error, "receives of ended queue pairs may be lost: no thread waits for them");
+            let pairs = std::mem::take(&mut list.pairs);
+            drop(list);
+            pairs.into_iter().for_each(|ending| ending.pair.destroy());
+        }
+    }
+}
+
+/// Ends the queue pairs of the list, until there are none.
+fn end_pairs() {
+    let mut pairs = Vec::new();
+    loop {
+        {
+            let mut list = lock(&ENDING);
+            pairs.append(&mut list.pairs);
+            if pairs.is_empty() {
+                list.has_thread = false;
+                return;
+            }
+        }
+        let devices = devices(&pairs);
+        devices.iter().for_each(|device| device::handle_events(device));
+        for ending in pairs.extract_if(.., |ending| ending.is_over()) {
+            ending.pair.receive_queue().fetch_all();
+            ending.pair.destroy();
+        }
+        if !pairs.is_empty() {
+            sleep(&devices);
+        }
+    }
+}
+
+impl Ending {
+    fn is_over(&self) -> bool {
+        let reported = self.pair.core.has_reached_last_receive() || self.pair.device().is_removed();
+        if !reported && self.since.elapsed() > PATIENCE {
+            tracing::debug!(queue_pair = self.pair.core.number, "the device did not report the last receive");
+            return true;
+        }
+        reported
+    }
+}
+
+/// Returns the devices of the queue pairs, each once.
+fn devices(pairs: &[Ending]) -> Vec<Arc<Device>> {
+    let mut devices: Vec<Arc<Device>> = Vec::new();
+    for device in pairs.iter().map(|ending| ending.pair.device()) {
+        if !devices.iter().any(|known| Arc::ptr_eq(known, device)) {
+            devices.push(Arc::clone(device));
+        }
+    }
+    devices
+}
+
+/// Sleeps until an event of a device, or for a short time.
+fn sleep(devices: &[Arc<Device>]) {
+    let events = devices.iter().filter_map(|device| device.async_event_fd());
+    let mut waits: Vec<_> = events.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+    // An interrupted sleep is a short one.
+    let _ = rustix::event::poll(&mut waits, Some(&NAP));
 }
