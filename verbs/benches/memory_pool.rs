@@ -89,8 +89,7 @@ fn sites_allocate(bencher: Bencher<'_, '_>, what: &str) {
     match what {
         "vec" => bencher.bench_local(|| drop(Bytes::from(vec![1_u8; black_box(SHORTEST)]))),
         "pool" => bencher.bench_local(|| {
-            let buffer = pool.allocate(black_box(SHORTEST));
-            drop(buffer.map(|mut buffer| {
+            drop(pool.allocate(black_box(SHORTEST)).map(|mut buffer| {
                 buffer.fill(1);
                 buffer.freeze()
             }));
@@ -122,18 +121,10 @@ fn sites_allocate(bencher: Bencher<'_, '_>, what: &str) {
 /// - `placed`: in an execution of a node that sends the allocation, in the pool.
 #[divan::bench(args = ["system", "idle", "live", "traced", "placed"])]
 fn trace_allocate(bencher: Bencher<'_, '_>, what: &str) {
-    let trace = SiteAllocator::tracing(1 << 30).expect("this program has the allocator");
-    let mut live: Vec<Vec<u8>> = Vec::with_capacity(1000);
-    match what {
-        "live" => {
-            let _execution = trace.enter(0);
-            live.extend((0..1000).map(|_| vec![1; 100]));
-        }
-        "placed" => {
-            let _execution = trace.enter(1);
-            trace.crossed(&Vec::from([0; SHORTEST]));
-        }
-        _ => {}
+    let (trace, _live) = tracing(if what == "live" { 1000 } else { 0 });
+    if what == "placed" {
+        let _execution = trace.enter(1);
+        trace.crossed(&Vec::from([0; SHORTEST]));
     }
     let _execution = match what {
         "traced" => Some(trace.enter(0)),
@@ -152,15 +143,21 @@ fn trace_allocate(bencher: Bencher<'_, '_>, what: &str) {
 /// An execution of a node that allocates nothing, and the look-up of bytes that are sent, among 1000 live allocations.
 #[divan::bench(args = ["enter", "crossed"])]
 fn trace_calls(bencher: Bencher<'_, '_>, what: &str) {
-    let trace = SiteAllocator::tracing(1 << 30).expect("this program has the allocator");
-    let mut live: Vec<Vec<u8>> = Vec::with_capacity(1000);
-    let execution = trace.enter(0);
-    live.extend((0..1000).map(|_| vec![1; 100]));
-    drop(execution);
+    let (trace, live) = tracing(1000);
     match what {
         "enter" => bencher.bench_local(|| drop(trace.enter(black_box(0)))),
         _ => bencher.bench_local(|| trace.crossed(black_box(&live[500]))),
     }
+}
+
+/// Makes an allocator that traces, with `live` traced allocations of 100 bytes.
+fn tracing(live: usize) -> (SiteAllocator, Vec<Vec<u8>>) {
+    let trace = SiteAllocator::tracing(1 << 30).expect("this program has the allocator");
+    let mut allocations = Vec::with_capacity(live);
+    let execution = trace.enter(0);
+    allocations.extend((0..live).map(|_| vec![1; 100]));
+    drop(execution);
+    (trace, allocations)
 }
 
 /// Allocates memory and frees it.

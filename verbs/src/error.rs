@@ -1,10 +1,9 @@
-//! Errors of verbs calls. A posted request fails with a [`CompletionStatus`](super::CompletionStatus) instead.
+//! Errors of verbs calls, and the states of a queue pair, which they name. A posted request fails with a
+//! [`CompletionStatus`](super::CompletionStatus) instead.
 
 use std::error::Error;
 use std::io;
 use std::sync::Arc;
-
-use super::QueuePairState;
 
 /// A verbs call that could not be carried out.
 #[derive(Debug, thiserror::Error)]
@@ -153,6 +152,21 @@ pub enum PostErrorKind {
     /// The device refused the request with this error number of the system.
     #[error("refused by the device: {}", io::Error::from_raw_os_error(*.0))]
     Refused(i32),
+}
+
+/// State of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueuePairState {
+    /// Created.
+    Reset,
+    /// Takes receives.
+    Init,
+    /// Connected; receives.
+    Rtr,
+    /// Receives and sends.
+    Rts,
+    /// Flushes everything.
+    Error,
 }
 
 #[cfg(test)]

@@ -113,7 +113,6 @@ mod foreign;
 mod host_memory;
 mod memfd;
 mod queue_pair;
-mod queue_pair_state;
 mod random;
 mod region;
 mod remote_view;
@@ -137,13 +136,12 @@ pub use completion::{CompletionOpcode, CompletionQueue, CompletionStatus, WorkCo
 pub use context::{Context, DeviceAttributes, ProtectionDomain};
 pub(crate) use copy::{copy_bytes, copy_past_caches, prefetch};
 pub use discover::{FoundDevice, FoundGid, FoundPort, devices, open};
-pub use error::{PostError, PostErrorKind, VerbsError};
+pub use error::{PostError, PostErrorKind, QueuePairState, VerbsError};
 pub use host_memory::{HostMemory, OutOfBounds, WordError};
 pub use queue_pair::{
     Operation, PathSettings, Payload, PeerWork, Probe, QueuePair, QueuePairAddress, QueuePairCapacity,
     QueuePairNumber, ReceiveRequest, SendRequest, SharedReceiveQueue,
 };
-pub use queue_pair_state::QueuePairState;
 pub use region::{Access, DeviceMemoryRegion, DmaBuf, Lkey, LocalSegment, MemoryRegion, RemoteSegment, Rkey};
 pub use remote_view::{NoView, RemoteView};
 

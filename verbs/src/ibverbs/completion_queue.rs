@@ -95,7 +95,7 @@ impl Queue {
 
     /// Returns the waker for its sleepers, if they may sleep for more than an event of the device.
     pub(crate) fn waker(&self) -> Option<Arc<Waker>> {
-        self.sleeper.as_ref().map(|sleeper| Arc::clone(sleeper.waker()))
+        self.sleeper.as_ref().map(|sleeper| Arc::clone(&sleeper.waker))
     }
 
     /// Reserves a place for a queue pair.

@@ -87,7 +87,7 @@ impl ProtectionDomain for Domain {
     }
 
     fn opens_sinks(&self) -> bool {
-        self.device().transport == Transport::Iwarp
+        self.device.transport == Transport::Iwarp
     }
 
     fn register_dmabuf(

@@ -18,7 +18,7 @@ use crate::{Access, DeviceMemoryRegion, DmaBuf, HostMemory, Lkey, MemoryRegion, 
 pub(crate) struct Domain {
     me: Weak<Domain>,
     domain: Owned<sys::ibv_pd>,
-    device: Arc<Device>,
+    pub(super) device: Arc<Device>,
 }
 
 impl Domain {
@@ -33,10 +33,6 @@ impl Domain {
         };
         let domain = domain.ok_or_else(|| last_error("allocating a protection domain"))?;
         Ok(Arc::new_cyclic(|me| Self { me: me.clone(), domain, device }))
-    }
-
-    pub(crate) fn device(&self) -> &Arc<Device> {
-        &self.device
     }
 
     pub(crate) fn as_ptr(&self) -> *mut sys::ibv_pd {

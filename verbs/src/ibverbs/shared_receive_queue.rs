@@ -10,7 +10,7 @@ use super::device::Device;
 use super::device::shared_receives::Entries;
 use super::domain::Domain;
 use super::library::{Owned, last_error, post_error_kind};
-use super::posting::lists::ReceiveList;
+use super::posting::lists::{ReceiveList, in_batches};
 use super::ticket::Ticket;
 use crate::sync::lock;
 use crate::{Context as _, PostError, PostErrorKind, ReceiveRequest, SharedReceiveQueue, VerbsError};
@@ -33,7 +33,7 @@ impl SharedQueue {
     const BATCH: usize = 64;
 
     pub(crate) fn create(domain: Arc<Domain>, capacity: u32, segments: u32) -> Result<Self, VerbsError> {
-        let device = domain.device();
+        let device = &domain.device;
         let attributes = device.attributes();
         if attributes.max_shared_receive_queues == 0 {
             return Err(VerbsError::Unsupported("shared receive queue"));
@@ -68,7 +68,7 @@ impl SharedQueue {
         device: &Arc<Device>,
     ) -> Result<Arc<Self>, VerbsError> {
         let any: Arc<dyn Any + Send + Sync> = Arc::clone(queue) as _;
-        let own = any.downcast().ok().filter(|queue: &Arc<Self>| Arc::ptr_eq(queue.domain.device(), device));
+        let own = any.downcast().ok().filter(|queue: &Arc<Self>| Arc::ptr_eq(&queue.domain.device, device));
         own.ok_or(VerbsError::Foreign("shared receive queue"))
     }
 
@@ -123,16 +123,12 @@ impl SharedReceiveQueue for SharedQueue {
     }
 
     fn post_receive(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError> {
-        for (batch, requests) in requests.chunks(Self::BATCH).enumerate() {
-            let failed = |(index, kind)| PostError { index: batch * Self::BATCH + index, kind };
-            self.post_batch(requests).map_err(failed)?;
-        }
-        Ok(())
+        in_batches(requests, Self::BATCH, |requests| self.post_batch(requests))
     }
 }
 
 impl Drop for SharedQueue {
     fn drop(&mut self) {
-        lock(&self.domain.device().shared_receives).remove(self.key);
+        lock(&self.domain.device.shared_receives).remove(self.key);
     }
 }

@@ -11,7 +11,7 @@ use crate::VerbsError;
 #[derive(Debug)]
 pub(crate) struct Sleeper {
     epoll: OwnedFd,
-    waker: Arc<Waker>,
+    pub(crate) waker: Arc<Waker>,
 }
 
 /// Makes the sleeper's descriptor readable.
@@ -37,10 +37,6 @@ impl Sleeper {
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
-    }
-
-    pub(crate) fn waker(&self) -> &Arc<Waker> {
-        &self.waker
     }
 
     /// Takes back all calls of the waker.
@@ -73,8 +69,8 @@ mod tests {
                 == 1
         };
         assert!(!readable());
-        sleeper.waker().wake();
-        sleeper.waker().wake();
+        sleeper.waker.wake();
+        sleeper.waker.wake();
         assert!(readable());
         sleeper.acknowledge();
         assert!(!readable());

@@ -134,7 +134,7 @@ impl Sink<'_> {
 impl Queue {
     /// Creates a queue for `capacity` completions of sends.
     pub(super) fn new(device: &Arc<Device>, capacity: u32) -> Result<Self, VerbsError> {
-        let limit = device.limits().max_completions;
+        let limit = device.attributes.max_completions;
         VerbsError::check_limits([("completion queue capacity", capacity, limit)])?;
         let events = Events::new().map_err(|error| VerbsError::os("creating a completion queue", error))?;
         Ok(Self {

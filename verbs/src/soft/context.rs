@@ -52,7 +52,7 @@ impl crate::sealed::Sealed for Device {}
 
 impl Context for Device {
     fn attributes(&self) -> &DeviceAttributes {
-        self.limits()
+        &self.attributes
     }
 
     fn alloc_protection_domain(&self) -> Result<Arc<dyn ProtectionDomain>, VerbsError> {
@@ -95,8 +95,8 @@ impl ProtectionDomain for DomainHandle {
         receive_queue: &Arc<dyn CompletionQueue>,
         capacity: &QueuePairCapacity,
     ) -> Result<Arc<dyn QueuePair>, VerbsError> {
-        let send_queue = Queue::of(send_queue, self.0.device())?;
-        let receive_queue = Queue::of(receive_queue, self.0.device())?;
+        let send_queue = Queue::of(send_queue, &self.0.device)?;
+        let receive_queue = Queue::of(receive_queue, &self.0.device)?;
         queue_pair::create(&self.0, send_queue, receive_queue, capacity)
     }
 }

@@ -1,4 +1,4 @@
-//! The device: one per process, with its thread, its table of regions and its known peers.
+//! The device: one per process, with its limits, its thread, its table of regions and its known peers.
 
 use std::collections::{HashMap, VecDeque};
 use std::mem::ManuallyDrop;
@@ -9,14 +9,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::forked::Origin;
-use super::limits;
 use super::peers::level::Policy;
 use super::peers::message::DeviceId;
 use super::peers::peer::Peer;
 use super::peers::service::Service;
 use super::peers::sockets::Sockets;
 use super::reach::Reach;
-use super::shared::table::{Entry, REGIONS, RegionTable};
+use super::shared::table::{self, Entry, REGIONS, RegionTable};
 use crate::random::random;
 use crate::sync::lock;
 use crate::{DeviceAttributes, HostMemory, VerbsError};
@@ -28,14 +27,14 @@ const SILENCE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Device {
     me: Weak<Device>,
-    attributes: DeviceAttributes,
+    pub(super) attributes: DeviceAttributes,
     id: DeviceId,
     reach: Reach,
     origin: Origin,
-    service: Arc<Service>,
+    pub(super) service: Arc<Service>,
     thread: Option<JoinHandle<()>>,
-    table: RegionTable,
-    table_fd: OwnedFd,
+    pub(super) table: RegionTable,
+    pub(super) table_fd: OwnedFd,
     keys: Mutex<Keys>,
     memory: Mutex<KnownMemory>,
     peers: Mutex<HashMap<DeviceId, Weak<Peer>>>,
@@ -91,7 +90,7 @@ impl Device {
             std::thread::Builder::new().name("rdma-soft".into()).spawn(move || runner.run()).map_err(os)?;
         Ok(Arc::new_cyclic(|me| Self {
             me: me.clone(),
-            attributes: limits::attributes(),
+            attributes: attributes(),
             id,
             reach,
             origin,
@@ -112,10 +111,6 @@ impl Device {
     pub(super) fn shared(&self) -> Arc<Self> {
         // Every `Device` is in an `Arc`, because only `new` makes devices.
         self.me.upgrade().unwrap_or_else(|| unreachable!())
-    }
-
-    pub(super) fn limits(&self) -> &DeviceAttributes {
-        &self.attributes
     }
 
     pub(super) fn id(&self) -> DeviceId {
@@ -143,18 +138,6 @@ impl Device {
     /// Returns where the device finds its peers, and which peers it lets in.
     pub(super) fn reach(&self) -> (&Sockets, Policy) {
         (&self.reach.sockets, self.reach.policy)
-    }
-
-    pub(super) fn service(&self) -> &Arc<Service> {
-        &self.service
-    }
-
-    pub(super) fn table(&self) -> &RegionTable {
-        &self.table
-    }
-
-    pub(super) fn table_fd(&self) -> &OwnedFd {
-        &self.table_fd
     }
 
     /// Returns a new number for an object that peers ask for.
@@ -272,6 +255,45 @@ fn unused_number(next: &AtomicU32, is_used: impl Fn(u32) -> bool) -> u32 {
 /// Returns the key of the region at `index` of the table. A key is never 0, because 0 stands for memory without a registration.
 fn key_of(random: u32, index: u32) -> u32 {
     (random / REGIONS).max(1) * REGIONS + index
+}
+
+/// Name of the software device.
+pub const NAME: &str = "soft0";
+/// Most requests outstanding on one queue.
+pub(super) const MAX_WORK_REQUESTS: u32 = 1 << 14;
+/// Most bytes of one request.
+pub(super) const MAX_MESSAGE: u64 = 1 << 31;
+/// Most segments of one request.
+pub(super) const MAX_SEGMENTS: u32 = 32;
+/// Most READs of one queue pair that the peer serves at a time. Further READs wait in the send queue.
+pub(super) const MAX_READS: usize = 128;
+/// Most inline bytes of one request.
+pub(super) const MAX_INLINE: u32 = 128 << 10;
+/// Messages and READs of at least this length go past the caches, because they are as long as the last-level cache and would not stay
+/// there.
+pub(super) const PAST_CACHES: u64 = 32 << 20;
+
+/// Returns the abilities and limits of the software device.
+///
+/// ```
+/// use tonic_rdma_verbs::soft;
+///
+/// assert!(soft::attributes().immediate);
+/// ```
+pub fn attributes() -> DeviceAttributes {
+    DeviceAttributes {
+        max_message_size: MAX_MESSAGE,
+        max_work_requests: MAX_WORK_REQUESTS,
+        max_segments: MAX_SEGMENTS,
+        max_read_segments: MAX_SEGMENTS,
+        max_inline: MAX_INLINE,
+        max_outstanding_reads: MAX_READS as u32,
+        max_completions: 1 << 22,
+        max_memory_regions: table::REGIONS,
+        immediate: true,
+        locks_memory: false,
+        ..DeviceAttributes::new("soft", NAME)
+    }
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ pub(super) trait MemoryUser: Debug + Send + Sync {
 /// A protection domain.
 #[derive(Debug)]
 pub(super) struct Domain {
-    device: Arc<Device>,
+    pub(super) device: Arc<Device>,
     id: u64,
     queue_pairs: Mutex<HashMap<u32, Weak<dyn MemoryUser>>>,
 }
@@ -28,10 +28,6 @@ pub(super) struct Domain {
 impl Domain {
     pub(super) fn new(device: &Arc<Device>) -> Self {
         Self { device: Arc::clone(device), id: device.object_id(), queue_pairs: Mutex::default() }
-    }
-
-    pub(super) fn device(&self) -> &Arc<Device> {
-        &self.device
     }
 
     pub(super) fn id(&self) -> u64 {
@@ -49,7 +45,7 @@ impl Domain {
     /// Returns whether `length` bytes at `address` lie in the region of `key`, and the region grants `access`.
     #[inline]
     pub(super) fn find_local(&self, key: Lkey, address: u64, length: u64, access: Access) -> bool {
-        self.device.table().find(key.0).is_some_and(|entry| {
+        self.device.table.find(key.0).is_some_and(|entry| {
             entry.domain == self.id
                 && entry.access.contains(access)
                 && entry.offset(address, length).is_some()
@@ -59,7 +55,7 @@ impl Domain {
     /// Returns the number of the memory in which `length` bytes at `address` lie, and their offset in it, if the region of `key`
     /// has them, and the memory can be shared.
     pub(super) fn find_shared(&self, key: Lkey, address: u64, length: u64) -> Option<(u64, u64)> {
-        let entry = self.device.table().find(key.0)?;
+        let entry = self.device.table.find(key.0)?;
         let offset = entry.offset(address, length)?;
         (entry.domain == self.id && entry.segment != 0).then_some((entry.segment, offset))
     }
@@ -85,7 +81,7 @@ impl Domain {
     /// Takes a region out of the device's table. Afterwards no thread of this process uses the region, and a peer that still
     /// reads it finds that its key is gone and discards the bytes.
     pub(super) fn remove_region(&self, key: u32) {
-        self.device.table().remove(key);
+        self.device.table.remove(key);
         let queue_pairs: Vec<_> = lock(&self.queue_pairs).values().filter_map(Weak::upgrade).collect();
         queue_pairs.iter().for_each(|pair| pair.wait_for_own_threads());
         self.device.release_key(key);
@@ -110,7 +106,7 @@ impl Region {
         range: Range<usize>,
         access: Access,
     ) -> Result<Self, VerbsError> {
-        domain.device().check_process()?;
+        domain.device.check_process()?;
         memory.check_range(&range)?;
         let key = domain.insert_region(&memory, &range, access)?;
         Ok(Self { domain: Arc::clone(domain), key, access, memory, range })
@@ -144,7 +140,7 @@ impl MemoryRegion for Region {
 impl Drop for Region {
     fn drop(&mut self) {
         // The table of regions is shared memory: a forked child would take the region from its parent.
-        if !self.domain.device().is_forked() {
+        if !self.domain.device.is_forked() {
             self.domain.remove_region(self.key);
         }
     }

@@ -23,7 +23,7 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `context`, `device`, `limits`, `domain` | the objects behind the traits |
+//! | `context`, `device`, `domain` | the objects behind the traits |
 //! | `completion_queue`, `events` | completion queues; what wakes a thread that sleeps, and the other end of it |
 //! | `queue_pair/` | queue pairs: own requests (`send`), the peer's requests (`target`), and copies from memory of the peer (`pulls`) |
 //! | `shared/` | the structures in shared memory, and the checks when this process reads them |
@@ -117,7 +117,6 @@ mod device;
 mod domain;
 mod events;
 mod forked;
-mod limits;
 pub(crate) mod peers;
 mod queue_pair;
 pub(crate) mod reach;
@@ -127,4 +126,4 @@ mod system;
 pub(crate) mod tests;
 
 pub use context::open;
-pub use limits::{NAME, attributes};
+pub use device::{NAME, attributes};

@@ -63,7 +63,7 @@ pub(crate) struct Manager {
     pub(super) library: &'static ConnectionLibrary,
     pub(super) channel: NonNull<EventChannel>,
     listener: NonNull<Id>,
-    pub(super) socket: SocketAddrV6,
+    pub(crate) socket: SocketAddrV6,
     /// Wakes the thread for work that is no event.
     nudge: OwnedFd,
     stopped: AtomicBool,
@@ -177,11 +177,6 @@ impl Manager {
                 Err(error)
             }
         }
-    }
-
-    /// Returns the address that the manager listens at.
-    pub(crate) fn socket(&self) -> SocketAddrV6 {
-        self.socket
     }
 
     /// Handles events and ends waits that were too long, until the manager is stopped.

@@ -16,6 +16,17 @@ use crate::{
 /// Most requests handed to the device at a time.
 const BATCH: usize = 16;
 
+/// Passes requests to `post` in batches of at most `most`. An error of `post` has the index in its batch of the request that failed.
+pub(crate) fn in_batches<R>(
+    requests: &[R],
+    most: usize,
+    mut post: impl FnMut(&[R]) -> Result<(), (usize, PostErrorKind)>,
+) -> Result<(), PostError> {
+    requests.chunks(most).enumerate().try_for_each(|(batch, requests)| {
+        post(requests).map_err(|(index, kind)| PostError { index: batch * most + index, kind })
+    })
+}
+
 /// The batch of sends under construction. The lists are linked when they are complete, because they may move before.
 pub(crate) struct Sends {
     slot: Slot,
@@ -101,11 +112,7 @@ impl Sends {
         device: &DeviceAttributes,
         requests: &[SendRequest<'_>],
     ) -> Result<(), PostError> {
-        for (batch, requests) in requests.chunks(BATCH).enumerate() {
-            let failed = |(index, kind)| PostError { index: batch * BATCH + index, kind };
-            self.post_batch(pair, capacity, device, requests).map_err(failed)?;
-        }
-        Ok(())
+        in_batches(requests, BATCH, |requests| self.post_batch(pair, capacity, device, requests))
     }
 
     /// Posts all requests before the first one that can't be posted. The error has the index of that request.
@@ -428,11 +435,7 @@ impl Receives {
         capacity: &QueuePairCapacity,
         requests: &[ReceiveRequest<'_>],
     ) -> Result<(), PostError> {
-        for (batch, requests) in requests.chunks(BATCH).enumerate() {
-            let failed = |(index, kind)| PostError { index: batch * BATCH + index, kind };
-            self.post_batch(pair, capacity, requests).map_err(failed)?;
-        }
-        Ok(())
+        in_batches(requests, BATCH, |requests| self.post_batch(pair, capacity, requests))
     }
 
     fn post_batch(

@@ -57,7 +57,7 @@ impl Pair {
         shared: Option<&Arc<dyn SharedReceiveQueue>>,
         capacity: &QueuePairCapacity,
     ) -> Result<Self, VerbsError> {
-        let device = domain.device();
+        let device = &domain.device;
         let send_queue = Queue::of(send_queue, device)?;
         let receive_queue = Queue::of(receive_queue, device)?;
         let shared = shared.map(|shared| SharedQueue::of(shared, device)).transpose()?;
@@ -92,7 +92,7 @@ impl Pair {
     }
 
     fn device(&self) -> &Arc<Device> {
-        self.domain.device()
+        &self.domain.device
     }
 
     /// Returns the port and address of this end.
@@ -144,7 +144,7 @@ fn create(
     shared: Option<&SharedQueue>,
     capacity: &QueuePairCapacity,
 ) -> Result<(NonNull<sys::ibv_qp>, QueuePairCapacity), VerbsError> {
-    let device = domain.device();
+    let device = &domain.device;
     let mut inline = capacity.inline.min(device.attributes().max_inline);
     let ours = if device.manager.is_some() { OWN_REQUESTS } else { 0 };
     loop {
@@ -217,7 +217,7 @@ impl QueuePair for Pair {
     fn local_address(&self) -> QueuePairAddress {
         let device = self.device();
         if let Some(manager) = &device.manager {
-            let (reads, socket, token) = (device.max_served_reads, manager.socket(), self.token);
+            let (reads, socket, token) = (device.max_served_reads, manager.socket, self.token);
             return Address::Iwarp(Listener { reads, socket, token }).into();
         }
         let local = self.path();
@@ -319,7 +319,7 @@ impl QueuePair for Pair {
 
 impl Drop for Pair {
     fn drop(&mut self) {
-        let device = self.domain.device();
+        let device = &self.domain.device;
         let detached = Arc::new(DetachedPair {
             core: Arc::clone(&self.core),
             token: self.token,
@@ -361,17 +361,9 @@ struct DetachedPair {
 }
 
 impl DetachedPair {
-    fn device(&self) -> &Arc<Device> {
-        self.domain.device()
-    }
-
-    fn receive_queue(&self) -> &Queue {
-        &self.queues[1]
-    }
-
     /// Destroys the queue pair; called once. Waits first until a connecting call of the kernel has ended.
     fn destroy(&self) {
-        let device = self.domain.device();
+        let device = &self.domain.device;
         if let Some(manager) = &device.manager {
             manager.remove(self.token);
         }
@@ -415,7 +407,8 @@ struct Ending {
 ///
 /// One thread for all devices does this, so that no user waits. It exists while there are such queue pairs.
 fn destroy_after_receives(pair: Arc<DetachedPair>) {
-    if matches!(pair.core.state(), QueuePairState::Reset | QueuePairState::Init) || pair.device().is_removed()
+    if matches!(pair.core.state(), QueuePairState::Reset | QueuePairState::Init)
+        || pair.domain.device.is_removed()
     {
         return pair.destroy();
     }
@@ -449,7 +442,7 @@ fn end_pairs() {
         let devices = devices(&pairs);
         devices.iter().for_each(|device| device::handle_events(device));
         for ending in pairs.extract_if(.., |ending| ending.is_over()) {
-            ending.pair.receive_queue().fetch_all();
+            ending.pair.queues[1].fetch_all();
             ending.pair.destroy();
         }
         if !pairs.is_empty() {
@@ -460,7 +453,7 @@ fn end_pairs() {
 
 impl Ending {
     fn is_over(&self) -> bool {
-        let reported = self.pair.core.has_reached_last_receive() || self.pair.device().is_removed();
+        let reported = self.pair.core.has_reached_last_receive() || self.pair.domain.device.is_removed();
         if !reported && self.since.elapsed() > PATIENCE {
             tracing::debug!(queue_pair = self.pair.core.number, "the device did not report the last receive");
             return true;
@@ -472,7 +465,7 @@ impl Ending {
 /// Returns the devices of the queue pairs, each once.
 fn devices(pairs: &[Ending]) -> Vec<Arc<Device>> {
     let mut devices: Vec<Arc<Device>> = Vec::new();
-    for device in pairs.iter().map(|ending| ending.pair.device()) {
+    for device in pairs.iter().map(|ending| &ending.pair.domain.device) {
         if !devices.iter().any(|known| Arc::ptr_eq(known, device)) {
             devices.push(Arc::clone(device));
         }

@@ -32,10 +32,8 @@ pub(crate) fn check_settings(settings: &PathSettings, port: &Port) -> Result<(),
         ("service level", settings.service_level.into(), 15),
         ("partition key index", settings.pkey_index.into(), keys),
     ];
-    match limits.into_iter().find(|(_, asked, limit)| asked > limit) {
-        Some((what, asked, limit)) => Err(VerbsError::Limit { what, asked, limit }),
-        None => settings.mtu.map_or(Ok(()), |mtu| exact_mtu(mtu).map(|_| ())),
-    }
+    VerbsError::check_limits(limits)?;
+    settings.mtu.map_or(Ok(()), |mtu| exact_mtu(mtu).map(|_| ()))
 }
 
 /// Returns the change from Reset to Init (IBA vol. 1, 10.3.1). [`to_rtr`] sets the partition key.

@@ -29,7 +29,7 @@ use crate::{HostMemory, VerbsError};
 #[derive(Debug)]
 pub(crate) struct Peer {
     /// The peer's process number, as the kernel states it.
-    process: i32,
+    pub(crate) process: i32,
     level: Level,
     /// Whether the peer runs as our user.
     same_user: bool,
@@ -40,7 +40,7 @@ pub(crate) struct Peer {
     table: Mutex<HashMap<u64, Weak<RegionTable>>>,
     event_sockets: Mutex<HashMap<u64, Weak<EventSocket>>>,
     /// The segments that this process offers to the peer.
-    offers: Offers,
+    pub(crate) offers: Offers,
     service: Weak<Service>,
     /// Queue pairs that move to Error when the peer dies.
     users: Mutex<HashMap<u32, Weak<dyn LocalQueuePair>>>,
@@ -75,10 +75,6 @@ impl Peer {
     pub(crate) fn socket(&self) -> &Socket {
         // Only `drop` takes the socket.
         self.socket.as_ref().unwrap_or_else(|| unreachable!())
-    }
-
-    pub(crate) fn process(&self) -> i32 {
-        self.process
     }
 
     pub(crate) fn is_dead(&self) -> bool {
@@ -183,11 +179,6 @@ impl Peer {
             let _ = self.say(address, object, Some(fd));
         }
         Some(offer)
-    }
-
-    #[cfg(test)]
-    pub(crate) fn offers(&self) -> &Offers {
-        &self.offers
     }
 
     /// Takes news of the peer about the segments that this process has offered.

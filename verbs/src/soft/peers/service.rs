@@ -285,10 +285,7 @@ impl Service {
         let peer = lock(&self.peers).remove(&token).and_then(|peer| peer.upgrade());
         if let Some(peer) = peer {
             let _ = epoll::delete(&self.epoll, peer.socket());
-            tracing::debug!(
-                process = peer.process(),
-                "a process that this one had connections with has ended"
-            );
+            tracing::debug!(process = peer.process, "a process that this one had connections with has ended");
             peer.mark_dead();
         }
     }

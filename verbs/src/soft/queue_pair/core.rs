@@ -5,20 +5,22 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::connection::{Connection, Debt};
 use crate::random::random;
 use crate::soft::completion_queue::{CompletionSource, Queue, Role};
+use crate::soft::device::Device;
 use crate::soft::domain::{Domain, MemoryUser};
-use crate::soft::events::EventEnd;
+use crate::soft::events::{EventEnd, PeerWaker};
 use crate::soft::peers::clients::{ClientMemory, LocalQueuePair, SendAnswer};
 use crate::soft::peers::message::{Address, Answer, EndAnswer, Object};
+use crate::soft::peers::peer::Peer;
 use crate::soft::peers::received::Socket;
 use crate::soft::peers::segments::{Segment, Segments};
 use crate::soft::shared::attention::{Attention, Guarded};
 use crate::soft::shared::end::{End, EndState, Failure};
 use crate::soft::shared::platform::{Native, Shipping};
+use crate::soft::shared::table::RegionTable;
 use crate::sync::lock;
 use crate::{Access, PathSettings, QueuePairAddress, QueuePairCapacity, QueuePairState, VerbsError};
 
@@ -28,9 +30,9 @@ pub(crate) struct Core {
     /// Set when the queue pair is complete.
     pair: OnceLock<Weak<dyn LocalQueuePair>>,
     pub(crate) domain: Arc<Domain>,
-    number: u32,
-    token: u64,
-    nonce: u64,
+    pub(super) number: u32,
+    pub(super) token: u64,
+    pub(super) nonce: u64,
     pub(crate) capacity: QueuePairCapacity,
     pub(crate) send_queue: Arc<Queue>,
     pub(crate) send_slot: u32,
@@ -104,7 +106,7 @@ impl Core {
         Ok(Arc::new(Self {
             pair: OnceLock::new(),
             domain: Arc::clone(domain),
-            number: domain.device().queue_pair_number(),
+            number: domain.device.queue_pair_number(),
             token,
             nonce,
             capacity: capacity.clone(),
@@ -145,15 +147,7 @@ impl Core {
         }
         let user = Arc::clone(pair) as Arc<dyn MemoryUser>;
         self.domain.add_queue_pair(self.number, Arc::downgrade(&user));
-        self.domain.device().service().add_queue_pair(local);
-    }
-
-    pub(crate) fn number(&self) -> u32 {
-        self.number
-    }
-
-    pub(crate) fn token(&self) -> u64 {
-        self.token
+        self.domain.device.service.add_queue_pair(local);
     }
 
     #[inline]
@@ -233,7 +227,7 @@ impl Core {
 
     /// Moves to Error. The next poll flushes the outstanding requests. This function neither waits nor locks.
     pub(crate) fn fail(&self) {
-        if self.domain.device().is_forked() {
+        if self.domain.device.is_forked() {
             return;
         }
         if self.state.fetch_max(ERROR, AcqRel) < ERROR {
@@ -391,7 +385,7 @@ impl Core {
     /// Asks the service to notify the pollers of this queue pair at `when`.
     pub(crate) fn notify_at(&self, when: Instant) {
         if let Some(pair) = self.pair.get() {
-            self.domain.device().service().notify_at(when, pair.clone());
+            self.domain.device.service.notify_at(when, pair.clone());
         }
     }
 
@@ -407,7 +401,7 @@ impl Core {
     #[cold]
     fn begin_to_guard(&self) {
         if let Some(pair) = self.pair.get() {
-            self.domain.device().service().guard(pair.clone());
+            self.domain.device.service.guard(pair.clone());
         }
     }
 
@@ -457,7 +451,7 @@ impl Core {
         }
         grant.to = Some(address.token);
         drop(grant);
-        Connection::import(self.domain.device(), address, self.token).inspect_err(|_| {
+        Connection::import(&self.domain.device, address, self.token).inspect_err(|_| {
             // While no peer has taken the end, this queue pair may try another peer.
             let mut grant = lock(&self.grant);
             if grant.fd.is_some() {
@@ -501,12 +495,7 @@ impl Core {
 
     /// Returns the address that peers connect to.
     pub(super) fn address(&self) -> Address {
-        Address { device: self.domain.device().id(), number: self.number, token: self.token }
-    }
-
-    /// Returns the nonce that this queue pair wrote to its end.
-    pub(super) fn nonce(&self) -> u64 {
-        self.nonce
+        Address { device: self.domain.device.id(), number: self.number, token: self.token }
     }
 
     fn change(&self, call: &'static str, from: u8, to: u8) -> Result<(), VerbsError> {
@@ -526,7 +515,7 @@ impl Core {
     /// Destroys the queue pair, because its user dropped it, after [`end`](Self::end). Waits for no peer: the peer only reads this
     /// end, and finds its state.
     pub(super) fn destroy(&self) {
-        self.domain.device().service().remove_queue_pair(self.number);
+        self.domain.device.service.remove_queue_pair(self.number);
         if let Some(connection) = self.connection() {
             connection.announce_end();
             connection.peer.remove_user(self.number);
@@ -565,7 +554,7 @@ impl Core {
         client: &ClientMemory,
         send: &mut SendAnswer<'_>,
     ) -> Option<io::Result<()>> {
-        let device = self.domain.device();
+        let device = &self.domain.device;
         match object {
             Object::End { requester } => {
                 let access = *self.access.get()?;
@@ -580,7 +569,7 @@ impl Core {
                 Some(send(Answer::End(self.describe(access, client.is_shared)), &[fd.as_fd()]))
             }
             Object::Waits => lock(&self.grant).fd.as_ref().map(|_| send(Answer::Object, &[])),
-            Object::Table if client.is_shared => Some(send(Answer::Object, &[device.table_fd().as_fd()])),
+            Object::Table if client.is_shared => Some(send(Answer::Object, &[device.table_fd.as_fd()])),
             _ => None,
         }
     }
@@ -594,5 +583,153 @@ impl Core {
             grant.events.push(id);
             end.keep(&ends);
         }))
+    }
+}
+
+/// Longest time that the peer's device may take, for the connection and all answers together.
+const PATIENCE: Duration = Duration::from_millis(2500);
+
+/// The peer's side of a connected queue pair.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) peer: Arc<Peer>,
+    pub(crate) address: Address,
+    unpoked: AtomicBool,
+    /// The peer's end.
+    pub(crate) end: End,
+    /// The peer's table of regions; `None` if the peer or this end does not trust the other with its memory.
+    pub(crate) table: Option<Arc<RegionTable>>,
+    pub(crate) domain: u64,
+    pub(crate) access: Access,
+    send_event: PeerWaker,
+    receive_event: PeerWaker,
+}
+
+/// The looks at the peer's attention that an end owes.
+pub(super) type Debt = crate::soft::shared::attention::Debt<Native, Shipping>;
+
+impl Connection {
+    /// Connects the queue pair with the token `own_token` to the queue pair at `address`: maps the peer's end and table, and
+    /// takes the sockets of its completion queues. The peer's device may take [`PATIENCE`] for all that together.
+    pub(crate) fn import(device: &Device, address: Address, own_token: u64) -> Result<Self, VerbsError> {
+        device.check_answers(address.device)?;
+        Self::ask(device, address, own_token).inspect_err(|error| {
+            if matches!(error, VerbsError::Os { cause, .. } if cause.kind() == io::ErrorKind::TimedOut) {
+                device.note_silence(address.device);
+            }
+        })
+    }
+
+    fn ask(device: &Device, address: Address, own_token: u64) -> Result<Self, VerbsError> {
+        let deadline = Instant::now() + PATIENCE;
+        let peer = device.peer(address.device, deadline)?;
+        let event_socket = |id| peer.event_socket(&address, id, device.reach(), deadline);
+        let (end, answer) = peer.import_end(&address, own_token, deadline)?;
+        let shares = answer.shares_memory && peer.shares_memory();
+        Ok(Self {
+            table: if shares { Some(peer.table(&address, deadline)?) } else { None },
+            send_event: PeerWaker::new(event_socket(answer.send_queue)?),
+            receive_event: PeerWaker::new(event_socket(answer.receive_queue)?),
+            domain: answer.domain,
+            access: answer.access,
+            peer,
+            address,
+            unpoked: AtomicBool::new(false),
+            end,
+        })
+    }
+
+    /// Returns whether both ends let the other map their memory for reading.
+    pub(crate) fn shares_memory(&self) -> bool {
+        self.table.is_some()
+    }
+
+    /// Wakes the peer because there are new records, if the peer shows that it wants that. `debt` is the kind of records. Without a
+    /// fence before the call, this end may overlook what the peer has just shown: see [`Debt`].
+    #[inline]
+    pub(super) fn announce_news(&self, debt: u8) {
+        let attention = Attention::of_own::<Native>(self.end.attention_word());
+        if !attention.is_polled() {
+            self.wake_for_news(attention, debt);
+        }
+    }
+
+    #[cold]
+    fn wake_for_news(&self, attention: Attention, debt: u8) {
+        let wanted = if debt & Debt::NEWS != 0 { Attention::NEWS } else { Attention::WRITES };
+        if attention.wants(wanted) {
+            self.receive_event.answer(attention);
+        } else if attention.wants(Attention::DEVICE) {
+            self.poke();
+        }
+    }
+
+    /// Returns whether the peer shows that it waits for progress of this end.
+    #[inline]
+    pub(super) fn awaits_progress(&self) -> bool {
+        let attention = Attention::of_own::<Native>(self.end.attention_word());
+        attention.wants(Attention::PROGRESS.with(Attention::STUCK))
+    }
+
+    /// Wakes the peer because this end has taken records or posted receives, if the peer shows that it waits for that. Without a
+    /// fence before the call, this end may overlook what the peer has just shown: see [`Debt`].
+    #[inline]
+    pub(super) fn announce_progress(&self) {
+        let attention = Attention::of_own::<Native>(self.end.attention_word());
+        if attention.wants(Attention::PROGRESS.with(Attention::STUCK)) {
+            self.wake_for_progress(attention);
+        }
+    }
+
+    #[cold]
+    fn wake_for_progress(&self, attention: Attention) {
+        if attention.wants(Attention::PROGRESS) {
+            self.send_event.answer(attention);
+        }
+        if attention.wants(Attention::STUCK) {
+            // READs that the peer serves may wait for room in its ring, which the poller of its receives looks after.
+            self.wake_for_news(attention, Debt::NEWS);
+        }
+    }
+
+    /// Looks once more whether the peer wants to be woken, so that it is woken for all that this end has stored before.
+    pub(super) fn settle(&self, debt: u8) {
+        let attention = Attention::of_peer::<Native, Shipping>(self.end.attention_word());
+        if debt & (Debt::NEWS | Debt::WRITES) != 0 && !attention.is_polled() {
+            self.wake_for_news(attention, debt);
+        }
+        if debt & Debt::PROGRESS != 0 && attention.wants(Attention::PROGRESS.with(Attention::STUCK)) {
+            self.wake_for_progress(attention);
+        }
+    }
+
+    /// Wakes the peer because this end has ended.
+    pub(crate) fn announce_end(&self) {
+        let attention = Attention::of_peer::<Native, Shipping>(self.end.attention_word());
+        if attention.wants(Attention::NEWS) {
+            self.receive_event.wake();
+        }
+        if attention.wants(Attention::PROGRESS) {
+            self.send_event.wake();
+        }
+    }
+
+    /// Asks the peer's device to look at its queue pair, because no thread of the peer seems to poll it.
+    pub(crate) fn poke(&self) {
+        if !self.peer.poke(&self.address) {
+            self.unpoked.store(true, Relaxed);
+        }
+    }
+
+    /// Returns whether the peer's device could not be asked, because the socket was full. Other queue pairs of both processes may
+    /// have filled the socket.
+    #[inline]
+    pub(super) fn is_unpoked(&self) -> bool {
+        self.unpoked.load(Relaxed)
+    }
+
+    /// Notes that the peer's device is asked again now, if it is still needed. Returns whether it could not be asked before.
+    pub(super) fn take_unpoked(&self) -> bool {
+        self.unpoked.swap(false, Relaxed)
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::pulls::Place;
-use crate::soft::limits::{MAX_SEGMENTS, PAST_CACHES};
+use crate::soft::device::{MAX_SEGMENTS, PAST_CACHES};
 use crate::soft::shared::ring::Record;
 use crate::{Lkey, LocalSegment};
 
@@ -97,9 +97,9 @@ pub(super) struct Posted {
 /// before they post them: a processor can't load two words at once that were just stored one by one, and waits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReceiveSegment {
-    start: u64,
+    pub(super) start: u64,
     end: u64,
-    key: Lkey,
+    pub(super) key: Lkey,
 }
 
 impl Default for ReceiveSegment {
@@ -118,18 +118,8 @@ impl From<&LocalSegment> for ReceiveSegment {
 
 impl ReceiveSegment {
     #[inline]
-    pub(super) fn address(&self) -> u64 {
-        self.start
-    }
-
-    #[inline]
     pub(super) fn length(&self) -> u64 {
         self.end.wrapping_sub(self.start)
-    }
-
-    #[inline]
-    pub(super) fn lkey(&self) -> Lkey {
-        self.key
     }
 }
 

@@ -1,6 +1,5 @@
 //! Queue pairs: their two queues, the checks of requests, and the copying.
 
-pub(super) mod connection;
 pub(super) mod core;
 mod left;
 mod message;
@@ -38,7 +37,7 @@ const ALL_NEWS: Attention = Attention::NEWS.with(Attention::WRITES);
 /// A queue pair.
 #[derive(Debug)]
 pub(super) struct Pair {
-    core: Arc<Core>,
+    pub(super) core: Arc<Core>,
     sends: SendQueue,
     target: Target,
     /// Whether threads look for work of the peer again and again, so that WRITEs need no events.
@@ -52,7 +51,7 @@ pub(super) fn create(
     receive_queue: Arc<Queue>,
     capacity: &QueuePairCapacity,
 ) -> Result<Arc<dyn QueuePair>, VerbsError> {
-    let limits = domain.device().limits();
+    let limits = &domain.device.attributes;
     capacity.check(limits)?;
     VerbsError::check_limits([("inline bytes", capacity.inline, limits.max_inline)])?;
     let core = Core::create(domain, send_queue, receive_queue, capacity)?;
@@ -64,11 +63,6 @@ pub(super) fn create(
 
 #[cfg(any(test, fuzzing))]
 impl Pair {
-    /// Returns the common part of the two queues.
-    pub(super) fn core(&self) -> &Arc<Core> {
-        &self.core
-    }
-
     /// Carries out the peer's records, as a thread that polls. Waits twice at `barrier`, with the locks of both queues held.
     #[cfg(test)]
     pub(super) fn visit_with_pause(&self, barrier: &Arc<std::sync::Barrier>) {
@@ -154,7 +148,7 @@ impl Pair {
     }
 
     fn is_forked(&self) -> bool {
-        self.core.domain.device().is_forked()
+        self.core.domain.device.is_forked()
     }
 
     /// Returns whether a visit may have something to do. Takes no lock of the queue pair.
@@ -253,11 +247,11 @@ impl CompletionSource for Pair {
 
 impl LocalQueuePair for Pair {
     fn number(&self) -> u32 {
-        self.core.number()
+        self.core.number
     }
 
     fn token(&self) -> u64 {
-        self.core.token()
+        self.core.token
     }
 
     fn peer_address(&self) -> Option<(Address, EndState)> {
@@ -373,7 +367,7 @@ struct Handle(Arc<Pair>);
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if self.0.core.domain.device().is_forked() {
+        if self.0.core.domain.device.is_forked() {
             return;
         }
         // After this wait no thread uses memory for this queue pair, so `Domain::remove_region` need not find it.
@@ -388,7 +382,7 @@ impl crate::sealed::Sealed for Handle {}
 
 impl QueuePair for Handle {
     fn number(&self) -> QueuePairNumber {
-        QueuePairNumber(self.0.core.number())
+        QueuePairNumber(self.0.core.number)
     }
 
     fn state(&self) -> QueuePairState {
@@ -438,7 +432,7 @@ impl QueuePair for Handle {
 
     fn probe(&self) -> Probe {
         let core = &self.0.core;
-        Probe { ours: Some(core.nonce()), peers: core.connection().map(|connection| connection.end.nonce()) }
+        Probe { ours: Some(core.nonce), peers: core.connection().map(|connection| connection.end.nonce()) }
     }
 
     fn places_in_order(&self) -> bool {

@@ -3,8 +3,8 @@
 use std::io::IoSlice;
 
 use super::source::{self, Stores};
+use crate::soft::device::PAST_CACHES;
 use crate::soft::domain::Domain;
-use crate::soft::limits::PAST_CACHES;
 use crate::{
     Access, CompletionOpcode, CompletionStatus, LocalSegment, Operation, Payload, RemoteSegment, SendRequest,
 };
@@ -71,7 +71,7 @@ impl Reading {
         if length > self.total - self.done || last != (self.done + length == self.total) {
             return Err(CompletionStatus::Fatal);
         }
-        if source::check(&self.into, domain, Access::LOCAL_WRITE).is_err() {
+        if !source::are_registered(&self.into, domain, Access::LOCAL_WRITE) {
             return Err(CompletionStatus::LocalProtection);
         }
         let stores = Stores { ends_a_word: last, past_caches: self.total >= PAST_CACHES };
@@ -88,7 +88,8 @@ impl Reading {
 #[derive(Debug)]
 pub(super) struct Waiting {
     wr_id: u64,
-    signaled: bool,
+    /// Whether a completion of the request's success is wanted.
+    pub(super) signaled: bool,
     /// Bytes that are in the ring already.
     done: u64,
     kind: WaitingKind,
@@ -122,11 +123,6 @@ impl Waiting {
             }
         };
         Self { wr_id: request.wr_id, signaled: request.signaled, done, kind, segments, inline }
-    }
-
-    /// Returns whether a completion of the request's success is wanted.
-    pub(super) fn is_signaled(&self) -> bool {
-        self.signaled
     }
 
     /// Calls `then` with the posted request and the number of bytes that are in the ring, which `then` may change.

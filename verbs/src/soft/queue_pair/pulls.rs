@@ -5,12 +5,11 @@
 
 use std::sync::{Arc, Weak};
 
-use super::connection::Connection;
-use super::core::Core;
+use super::core::{Connection, Core};
 use super::source::{self, Stores, WORD};
 use crate::soft::closer;
+use crate::soft::device::{MAX_SEGMENTS, PAST_CACHES};
 use crate::soft::forked::Origin;
-use crate::soft::limits::{MAX_SEGMENTS, PAST_CACHES};
 use crate::soft::peers::peer::Peer;
 use crate::soft::peers::segments::{Offer, Segment, Segments};
 use crate::soft::shared::end::{EndState, unless_revoked};
@@ -92,7 +91,7 @@ impl Pulls {
 
     #[cold]
     fn offer(&mut self, core: &Core, connection: &Connection, id: u64) -> Option<bool> {
-        let memory = core.domain.device().memory(id)?;
+        let memory = core.domain.device.memory(id)?;
         let offer = connection.peer.offer(&connection.address, &memory)?;
         let mapped = offer.is_mapped();
         if mapped {
@@ -108,7 +107,7 @@ impl Pulls {
     pub(super) fn offer_for_reads(core: &Core, connection: &Connection, key: u32, address: u64, length: u64) {
         if connection.shares_memory()
             && let Some((id, _)) = core.domain.find_shared(crate::Lkey(key), address, length)
-            && let Some(memory) = core.domain.device().memory(id)
+            && let Some(memory) = core.domain.device.memory(id)
         {
             connection.peer.offer(&connection.address, &memory);
         }
@@ -262,7 +261,7 @@ impl crate::remote_view::ViewOwner for View {
         }
         let Some(core) = self.core.upgrade() else { return false };
         let stands = self.stands();
-        let connected = |connection: &super::connection::Connection| {
+        let connected = |connection: &super::core::Connection| {
             connection.end.state() != EndState::Ended && !connection.peer.is_dead()
         };
         stands && !core.has_failed() && core.connection().is_some_and(connected)

@@ -24,10 +24,6 @@ impl<'a> From<Payload<'a>> for Local<'a> {
     }
 }
 
-/// A segment is not registered in the domain, or lacks a right.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct NotRegistered;
-
 impl Local<'_> {
     /// Returns the number of bytes.
     #[inline]
@@ -39,12 +35,12 @@ impl Local<'_> {
         }
     }
 
-    /// Checks that all segments may be read.
+    /// Returns whether all segments may be read.
     #[inline]
-    pub(super) fn check(&self, domain: &Domain) -> Result<(), NotRegistered> {
+    pub(super) fn is_registered(&self, domain: &Domain) -> bool {
         match self {
-            Self::Segments(segments) => check(segments, domain, Access::LOCAL_READ),
-            Self::Slices(_) => Ok(()),
+            Self::Segments(segments) => are_registered(segments, domain, Access::LOCAL_READ),
+            Self::Slices(_) => true,
         }
     }
 
@@ -52,7 +48,7 @@ impl Local<'_> {
     ///
     /// # Safety
     /// - `to` must be valid for writing `length` bytes, which no reference covers.
-    /// - There must be `length` bytes from `offset` on, and [`check`](Self::check) must have succeeded since the locks of the
+    /// - There must be `length` bytes from `offset` on, and [`is_registered`](Self::is_registered) must have returned true since the locks of the
     ///   queue pair were taken.
     #[inline]
     pub(super) unsafe fn copy_out(&self, offset: u64, length: u64, to: *mut u8) {
@@ -85,22 +81,12 @@ impl Local<'_> {
             left -= count;
             left > 0
         };
-        match self {
+        let _ = match self {
             Self::Segments(segments) => {
-                for segment in *segments {
-                    if !copy(segment.address() as *const u8, segment.length()) {
-                        break;
-                    }
-                }
+                segments.iter().all(|segment| copy(segment.address() as *const u8, segment.length()))
             }
-            Self::Slices(slices) => {
-                for slice in *slices {
-                    if !copy(slice.as_ptr(), slice.len() as u64) {
-                        break;
-                    }
-                }
-            }
-        }
+            Self::Slices(slices) => slices.iter().all(|slice| copy(slice.as_ptr(), slice.len() as u64)),
+        };
     }
 }
 
@@ -109,13 +95,12 @@ pub(super) fn total(segments: &[LocalSegment]) -> u64 {
     segments.iter().fold(0, |sum, segment| sum.saturating_add(segment.length()))
 }
 
-/// Checks that the segments are registered in `domain`, with the right `access`.
-pub(super) fn check(segments: &[LocalSegment], domain: &Domain, access: Access) -> Result<(), NotRegistered> {
-    let good = segments
+/// Returns whether the segments are registered in `domain`, with the right `access`.
+pub(super) fn are_registered(segments: &[LocalSegment], domain: &Domain, access: Access) -> bool {
+    segments
         .iter()
         .filter(|segment| segment.length() > 0)
-        .all(|segment| domain.find_local(segment.lkey(), segment.address(), segment.length(), access));
-    if good { Ok(()) } else { Err(NotRegistered) }
+        .all(|segment| domain.find_local(segment.lkey(), segment.address(), segment.length(), access))
 }
 
 /// Copies `length` bytes from `from` to the bytes of `segments` from `offset` on. If `ends_a_word`, these are the last bytes of
@@ -123,7 +108,7 @@ pub(super) fn check(segments: &[LocalSegment], domain: &Domain, access: Access) 
 ///
 /// # Safety
 /// - `from` must be valid for reading `length` bytes.
-/// - The segments must have `length` bytes from `offset` on, and must have been [checked](check) for writing since the locks
+/// - The segments must have `length` bytes from `offset` on, and must have been [found registered](are_registered) for writing since the locks
 ///   of the queue pair were taken.
 pub(super) unsafe fn scatter(
     segments: &[LocalSegment],

@@ -34,7 +34,7 @@ fn memory_of_a_dropped_queue_pair_stays() {
 fn posts_of_a_child_take_no_lock() {
     const PATIENCE: u32 = 60;
     let (a, _b) = Side::connected();
-    let local: Arc<dyn Any + Send + Sync> = the_device().service().queue_pair(a.pair.number().0).unwrap();
+    let local: Arc<dyn Any + Send + Sync> = the_device().service.queue_pair(a.pair.number().0).unwrap();
     let pair = local.downcast::<Pair>().unwrap();
     let into = a.part(0, 8);
     let receive = [ReceiveRequest { wr_id: 1, into: &into }];

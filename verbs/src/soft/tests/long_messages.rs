@@ -9,7 +9,7 @@ const LONG: usize = 4 << 20;
 fn unassisted() -> (Side, Side) {
     let (a, b) = Side::connected();
     for side in [&a, &b] {
-        the_device().service().remove_queue_pair(side.pair.number().0);
+        the_device().service.remove_queue_pair(side.pair.number().0);
         // So nothing begins to guard the records of this side.
         side.core.guarded.begin();
     }

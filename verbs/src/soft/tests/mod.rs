@@ -92,8 +92,8 @@ impl Side {
         pair.to_init(all()).unwrap();
         let memory = Arc::new(HostMemory::shared(MEMORY, 4096).unwrap());
         let region = domain.register(memory, all()).unwrap();
-        let local: Arc<dyn Any + Send + Sync> = the_device().service().queue_pair(pair.number().0).unwrap();
-        let core = Arc::clone(local.downcast::<Pair>().unwrap().core());
+        let local: Arc<dyn Any + Send + Sync> = the_device().service.queue_pair(pair.number().0).unwrap();
+        let core = Arc::clone(&local.downcast::<Pair>().unwrap().core);
         Self { _context: context, queue, sends, domain, pair, region, core }
     }
 

@@ -6,8 +6,8 @@ use std::thread;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::*;
+use crate::soft::device::PAST_CACHES;
 use crate::soft::domain::Domain;
-use crate::soft::limits::PAST_CACHES;
 use crate::soft::shared::attention::Attention;
 use crate::soft::shared::platform::Native;
 
@@ -214,7 +214,7 @@ fn a_read_waits_longer_than_a_request() {
     let (mut hostile, victim) = Hostile::connected();
     let take = |hostile: &Hostile, position: u64| hostile.end().taken_word().store(position, Release);
     // The device's thread does not find the queue pair of the hostile process. So it takes none of the bytes.
-    the_device().service().remove_queue_pair(hostile.side.pair.number().0);
+    the_device().service.remove_queue_pair(hostile.side.pair.number().0);
     let memory = Private::of(&victim, vec![9; LONG]);
     let remote = memory.remote();
     let request =

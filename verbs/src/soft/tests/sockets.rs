@@ -96,7 +96,7 @@ fn connections_that_prove_one_queue_pair_keep_no_other_out() {
     });
     let sides = [(); 3].map(|()| Side::new());
     let [early, hostile, late] = sides.each_ref().map(|side| {
-        service.add_queue_pair(the_device().service().queue_pair(side.pair.number().0).unwrap());
+        service.add_queue_pair(the_device().service.queue_pair(side.pair.number().0).unwrap());
         let Address { number, token, .. } = address_of(side);
         Request { sequence: 1, number, token, object: Object::Table }
     });

@@ -32,7 +32,7 @@ fn exchange(a: &Side, b: &Side) {
 fn a_late_request_to_the_device_does_not_end_the_polling() {
     let (a, b) = Side::connected();
     let wants_device = || Attention::of_own::<Native>(b.core.end.attention_word()).wants(Attention::DEVICE);
-    let device = the_device().service().queue_pair(b.pair.number().0).unwrap();
+    let device = the_device().service.queue_pair(b.pair.number().0).unwrap();
     // On a machine that is busy, the device's thread may take a message before this thread polls.
     wait_for("the device to leave the polling to this thread", || {
         exchange(&a, &b);
@@ -86,7 +86,7 @@ fn progress_ends_requests_to_the_device() {
 fn a_request_to_the_device_during_a_visit_does_not_end_the_polling() {
     let (a, b) = Side::connected();
     exchange(&a, &b);
-    let device = the_device().service().queue_pair(b.pair.number().0).unwrap();
+    let device = the_device().service.queue_pair(b.pair.number().0).unwrap();
     let any: Arc<dyn Any + Send + Sync> = Arc::clone(&device) as _;
     let pair = any.downcast::<Pair>().unwrap();
     let goes_on_polling = || {
@@ -115,7 +115,7 @@ fn a_request_to_the_device_during_a_visit_does_not_end_the_polling() {
 #[test]
 fn completions_that_are_left_do_not_end_the_polling() {
     let (a, b) = Side::connected();
-    let device = the_device().service().queue_pair(b.pair.number().0).unwrap();
+    let device = the_device().service.queue_pair(b.pair.number().0).unwrap();
     let mut polled = 0;
     for _ in 0..100 {
         exchange(&a, &b);

@@ -4,8 +4,8 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::{NOT_STUCK, SendQueue, SendState, Wait};
-use crate::soft::limits::{MAX_MESSAGE, MAX_READS};
-use crate::soft::queue_pair::connection::{Connection, Debt};
+use crate::soft::device::{MAX_MESSAGE, MAX_READS};
+use crate::soft::queue_pair::core::{Connection, Debt};
 use crate::soft::queue_pair::outstanding::{Progress, Reading};
 use crate::soft::queue_pair::pulls::PlaceList;
 use crate::soft::queue_pair::source::{self, Local};
@@ -108,7 +108,7 @@ impl SendQueue {
         (data, target): (Local<'_>, Target),
         done: &mut u64,
     ) -> Result<(), Wait> {
-        if data.check(&self.core.domain).is_err() {
+        if !data.is_registered(&self.core.domain) {
             self.end_with(queue, request, Some(CompletionStatus::LocalProtection));
             return Ok(());
         }
@@ -224,7 +224,7 @@ impl SendQueue {
         into: &[LocalSegment],
         remote: RemoteSegment,
     ) -> Result<(), Wait> {
-        if source::check(into, &self.core.domain, Access::LOCAL_WRITE).is_err() {
+        if !source::are_registered(into, &self.core.domain, Access::LOCAL_WRITE) {
             self.end_with(queue, request, Some(CompletionStatus::LocalProtection));
             return Ok(());
         }
@@ -277,7 +277,7 @@ impl SendQueue {
             && !connection.peer.is_dead()
             && (!target.takes_receive() || queue.has_receive(connection));
         let data = Local::from(data);
-        if !goes || data.check(&self.core.domain).is_err() {
+        if !goes || !data.is_registered(&self.core.domain) {
             return false;
         }
         let Some(place) = queue.writer.reserve(self.core.end.ring(), total) else { return false };
@@ -309,7 +309,7 @@ impl SendQueue {
         let queue = &mut *queue;
         let Some(connection) = self.core.connection() else { return false };
         self.core.is_ready_to_send()
-            && !self.core.domain.device().is_forked()
+            && !self.core.domain.device.is_forked()
             && into.len() <= self.core.capacity.send_segments as usize
             && source::total(into) <= MAX_MESSAGE
             && queue.waiting.is_empty()
@@ -317,7 +317,7 @@ impl SendQueue {
             && !self.core.has_failed()
             && connection.end.state() == EndState::Ready
             && !connection.peer.is_dead()
-            && source::check(into, &self.core.domain, Access::LOCAL_WRITE).is_ok()
+            && source::are_registered(into, &self.core.domain, Access::LOCAL_WRITE)
             && self.sees_writes(queue, connection)
             && queue.pulls.read(&self.core, connection, into, remote)
     }

@@ -171,7 +171,7 @@ impl SendQueue {
             opcode: done.opcode,
             byte_len: 0,
             immediate: None,
-            queue_pair: QueuePairNumber(self.core.number()),
+            queue_pair: QueuePairNumber(self.core.number),
         });
     }
 

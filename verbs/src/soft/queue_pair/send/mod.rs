@@ -9,14 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
-use super::connection::{Connection, Debt};
-use super::core::Core;
+use super::core::{Connection, Core, Debt};
 use super::outstanding::{Outstanding, Progress, Reading, Waiting};
 use super::pulls::Pulls;
 use super::source::{self, Local};
 use crate::soft::biased_lock::{BiasedLock, Held};
+use crate::soft::device::MAX_MESSAGE;
 use crate::soft::forked;
-use crate::soft::limits::MAX_MESSAGE;
 use crate::soft::shared::attention::Attention;
 use crate::soft::shared::end::{End, Writer};
 use crate::soft::shared::platform::{Native, Shipping};
@@ -192,7 +191,7 @@ impl SendQueue {
 
     /// Posts requests in order, and carries them out as far as possible.
     pub(super) fn post(&self, requests: &[SendRequest<'_>]) -> Result<(), PostError> {
-        if self.core.domain.device().is_forked() {
+        if self.core.domain.device.is_forked() {
             // Before the lock, which a thread of the parent may have held when the process forked.
             return forked::refuse(requests.len());
         }
@@ -237,7 +236,7 @@ impl SendQueue {
     /// Gives the places of the completion queue back, because the queue pair is destroyed.
     pub(super) fn forget(&self) {
         let queue = self.lock();
-        let waiting = queue.waiting.iter().filter(|waiting| waiting.is_signaled()).count();
+        let waiting = queue.waiting.iter().filter(|waiting| waiting.signaled).count();
         let started = queue.outstanding.iter().filter(|outstanding| outstanding.signaled).count();
         self.core.send_queue.forget_completions(waiting + started);
     }

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use super::{Fault, Output, Served, Target, TargetState, VISIT_BYTES};
-use crate::soft::limits::{MAX_MESSAGE, MAX_READS};
+use crate::soft::device::{MAX_MESSAGE, MAX_READS};
 use crate::soft::peers::segments::Segment;
-use crate::soft::queue_pair::connection::Connection;
+use crate::soft::queue_pair::core::Connection;
 use crate::soft::queue_pair::left::Left;
 use crate::soft::queue_pair::message::{Destination, Message, Pull, ReceiveSegment};
 use crate::soft::queue_pair::pulls::Pulls;
@@ -59,8 +59,8 @@ impl Target {
                 (address, stores)
             }
             (Destination::Receive, [segment]) => {
-                self.check_segment(segment, segment.address(), length)?;
-                (segment.address(), Stores { ends_a_word: false, ..stores })
+                self.check_segment(segment, segment.start, length)?;
+                (segment.start, Stores { ends_a_word: false, ..stores })
             }
             // SAFETY: the contract is the same.
             (Destination::Receive, _) => return unsafe { self.put(state, message, from, length, stores) },
@@ -73,7 +73,7 @@ impl Target {
     /// Checks that `length` bytes at `to`, a part of a posted receive, are registered for writing.
     #[inline]
     fn check_segment(&self, segment: &ReceiveSegment, to: u64, length: u64) -> Result<(), Fault> {
-        if self.core.domain.find_local(segment.lkey(), to, length, Access::LOCAL_WRITE) {
+        if self.core.domain.find_local(segment.key, to, length, Access::LOCAL_WRITE) {
             return Ok(());
         }
         Err(Fault::Refused(CompletionStatus::RemoteOperation, Some(CompletionStatus::LocalProtection)))
@@ -179,7 +179,7 @@ impl Target {
                         continue;
                     }
                     let count = (segment.length() - offset).min(left);
-                    let to = segment.address() + offset;
+                    let to = segment.start + offset;
                     self.check_segment(segment, to, count)?;
                     let stores = Stores { ends_a_word: false, ..stores };
                     // SAFETY: as above; the destination is a part of a posted receive.
@@ -215,7 +215,7 @@ impl Target {
             opcode,
             byte_len: message.total,
             immediate: message.immediate,
-            queue_pair: QueuePairNumber(self.core.number()),
+            queue_pair: QueuePairNumber(self.core.number),
         });
         Ok(())
     }

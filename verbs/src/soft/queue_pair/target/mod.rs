@@ -7,8 +7,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use super::connection::Connection;
-use super::core::Core;
+use super::core::{Connection, Core};
 use super::left::Left;
 use super::message::{Message, Posted, Pull, Receives};
 use super::pulls::Pulls;
@@ -190,7 +189,7 @@ impl Target {
 
     /// Posts receives in order.
     pub(super) fn post(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError> {
-        if self.core.domain.device().is_forked() {
+        if self.core.domain.device.is_forked() {
             // Before the lock, which a thread of the parent may have held when the process forked.
             return forked::refuse(requests.len());
         }
@@ -459,7 +458,7 @@ impl Target {
             opcode: CompletionOpcode::Receive,
             byte_len: 0,
             immediate: None,
-            queue_pair: QueuePairNumber(self.core.number()),
+            queue_pair: QueuePairNumber(self.core.number),
         }
     }
 }
