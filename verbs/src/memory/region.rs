@@ -32,7 +32,7 @@ use crate::{
 /// The region moves into each operation of the device, and comes back when the device is done. For this reason programs need no
 /// `unsafe`. New memory holds zeros. A page uses no memory until its first access.
 pub struct MemRegion {
-    mapped: Arc<Mapped>,
+    pub(super) mapped: Arc<Mapped>,
     range: Range<usize>,
 }
 
@@ -110,12 +110,6 @@ impl MemRegion {
     #[inline]
     pub(crate) fn memory(&self) -> &Arc<HostMemory> {
         &self.mapped.memory
-    }
-
-    /// Returns the mapping.
-    #[inline]
-    pub(crate) fn mapped(&self) -> &Arc<Mapped> {
-        &self.mapped
     }
 
     /// Returns the range of the region in its mapping.

@@ -58,7 +58,7 @@ impl LocalRegistrations {
 
     /// Returns the registration of the mapping of `region`, for reading, and for writing if the device keeps sinks closed.
     pub(crate) fn region(&mut self, region: &MemRegion) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
-        let key = Arc::as_ptr(region.mapped()).addr();
+        let key = Arc::as_ptr(&region.mapped).addr();
         if let Some(entry) = self.regions.get(&key) {
             return Ok(Arc::clone(&entry.region));
         }
@@ -67,7 +67,7 @@ impl LocalRegistrations {
         let access = if self.domain.opens_sinks() { Access::LOCAL_READ } else { Access::LOCAL_WRITE };
         let registered = self.domain.register(memory, access)?;
         let entry =
-            MappingRegistration { mapped: Arc::downgrade(region.mapped()), region: Arc::clone(&registered) };
+            MappingRegistration { mapped: Arc::downgrade(&region.mapped), region: Arc::clone(&registered) };
         self.regions.insert(key, entry);
         Ok(registered)
     }

@@ -252,14 +252,7 @@ impl LimitSource {
 #[derive(Debug)]
 pub(crate) struct Reservation {
     budget: Arc<Budget>,
-    bytes: u64,
-}
-
-impl Reservation {
-    /// Returns the number of reserved bytes.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
-    }
+    pub(super) bytes: u64,
 }
 
 impl Drop for Reservation {

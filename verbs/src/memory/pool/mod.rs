@@ -149,28 +149,28 @@ impl Pool {
     ///
     /// A caller that holds a slice calls `pool.find(slice.as_ptr() as usize, slice.len())`.
     pub fn find(&self, address: usize, length: usize) -> Option<Lease> {
-        Lease::find(&self.shared().index, address, length)
+        Lease::find(&self.handle.shared.index, address, length)
     }
 
     /// Frees all slabs without a piece in use. Call this when a connection becomes idle, because its slabs count against
     /// the budget of all connections.
     pub fn trim(&self) {
-        self.shared().trim();
+        self.handle.shared.trim();
     }
 
     /// Returns the numbers of the pool at this moment.
     pub fn statistics(&self) -> PoolStatistics {
-        self.shared().statistics()
+        self.handle.shared.statistics()
     }
 
     /// Returns the settings of the pool, with the slab size rounded.
     pub fn settings(&self) -> &PoolSettings {
-        &self.shared().settings
+        &self.handle.shared.settings
     }
 
     /// Returns the budget of the pool. The slabs of the pool count against this budget.
     pub fn budget(&self) -> &Arc<Budget> {
-        &self.shared().budget
+        &self.handle.shared.budget
     }
 
     /// Obtains a piece for `length` bytes.
@@ -180,17 +180,13 @@ impl Pool {
         quota: Quota,
         purpose: Purpose,
     ) -> Result<HeldPiece, PoolError> {
-        let piece = self.shared().obtain(length, quota, purpose)?;
-        Ok(HeldPiece::new(piece, quota, purpose, Arc::clone(self.shared())))
+        let piece = self.handle.shared.obtain(length, quota, purpose)?;
+        Ok(HeldPiece::new(piece, quota, purpose, Arc::clone(&self.handle.shared)))
     }
 
     /// Returns the protection domain of the pool.
     pub(crate) fn domain(&self) -> &dyn ProtectionDomain {
-        &*self.shared().domain
-    }
-
-    fn shared(&self) -> &Arc<PoolShared> {
-        &self.handle.shared
+        &*self.handle.shared.domain
     }
 }
 

@@ -35,13 +35,10 @@ pub(crate) struct PoolShared {
 /// The part of the state that the lock guards.
 #[derive(Debug)]
 struct PoolState {
-    blocks: Arena,
-    buffers: Arena,
-    landings: Arena,
-    /// Bytes leased against the send quota.
-    leased_send: u64,
-    /// Bytes leased against the receive quota.
-    leased_receive: u64,
+    /// By purpose.
+    arenas: [Arena; 3],
+    /// Bytes leased, by quota.
+    leased: [u64; 2],
     /// Bytes of all slabs.
     registered: u64,
     hits: u64,
@@ -51,18 +48,11 @@ struct PoolState {
 
 impl PoolState {
     fn arena(&mut self, purpose: Purpose) -> &mut Arena {
-        match purpose {
-            Purpose::Block => &mut self.blocks,
-            Purpose::Buffer => &mut self.buffers,
-            Purpose::Landing => &mut self.landings,
-        }
+        &mut self.arenas[purpose as usize]
     }
 
     fn leased(&mut self, quota: Quota) -> &mut u64 {
-        match quota {
-            Quota::Send => &mut self.leased_send,
-            Quota::Receive => &mut self.leased_receive,
-        }
+        &mut self.leased[quota as usize]
     }
 }
 
@@ -79,11 +69,8 @@ impl PoolShared {
             settings.slab_size.clamp(SMALLEST_SLAB, isize::MAX as usize / 2).next_multiple_of(page);
         let settings = PoolSettings { slab_size, ..settings };
         let state = PoolState {
-            blocks: Arena::new(slab_size),
-            buffers: Arena::new(slab_size),
-            landings: Arena::new(slab_size),
-            leased_send: 0,
-            leased_receive: 0,
+            arenas: [(); 3].map(|()| Arena::new(slab_size)),
+            leased: [0; 2],
             registered: 0,
             hits: 0,
             misses: 0,
@@ -96,10 +83,10 @@ impl PoolShared {
     pub(crate) fn statistics(&self) -> PoolStatistics {
         let state = self.lock();
         PoolStatistics {
-            slabs: state.blocks.slabs() + state.buffers.slabs() + state.landings.slabs(),
+            slabs: state.arenas.iter().map(Arena::slabs).sum(),
             registered: state.registered,
-            leased_send: state.leased_send,
-            leased_receive: state.leased_receive,
+            leased_send: state.leased[Quota::Send as usize],
+            leased_receive: state.leased[Quota::Receive as usize],
             frozen: self.frozen.load(Ordering::Relaxed),
             hits: state.hits,
             misses: state.misses,
@@ -215,9 +202,7 @@ impl PoolShared {
     /// Frees all slabs without a piece in use.
     pub(crate) fn trim(&self) {
         let mut state = self.lock();
-        let mut idle = state.blocks.remove_idle();
-        idle.append(&mut state.buffers.remove_idle());
-        idle.append(&mut state.landings.remove_idle());
+        let idle: Vec<_> = state.arenas.iter_mut().flat_map(Arena::remove_idle).collect();
         state.registered -= idle.iter().map(|slab| slab.len() as u64).sum::<u64>();
         drop(state);
         drop(idle);
@@ -388,7 +373,7 @@ impl Slab {
         settings: &PoolSettings,
         reservation: Reservation,
     ) -> Result<Self, PoolError> {
-        let bytes = reservation.bytes();
+        let bytes = reservation.bytes;
         Self::register(domain, access, settings, reservation)
             .map_err(|cause| PoolError::Verbs { bytes, cause })
     }
@@ -422,7 +407,7 @@ impl Slab {
 
 /// Maps the bytes of `reservation`, which are whole pages, aligned to huge pages if there are so many. The memory holds the reservation.
 pub(crate) fn map(reservation: Reservation, huge_pages: bool) -> Result<Arc<HostMemory>, VerbsError> {
-    let length = reservation.bytes() as usize;
+    let length = reservation.bytes as usize;
     let alignment = if length >= HUGE_PAGE { HUGE_PAGE } else { rustix::param::page_size() };
     let memory = HostMemory::shared(length, alignment)
         .map_err(|error| VerbsError::os(format!("mapping {length} bytes of shared memory"), error))?;

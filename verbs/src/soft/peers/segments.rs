@@ -231,7 +231,7 @@ pub(crate) struct Offers {
 /// One segment that this process offers to a peer.
 #[derive(Debug)]
 pub(crate) struct Offer {
-    id: u64,
+    pub(crate) id: u64,
     mapped: AtomicBool,
     offered: Mutex<Option<Instant>>,
     charge: Option<Charge>,
@@ -247,12 +247,6 @@ struct Withdrawn {
 }
 
 impl Offer {
-    /// Returns the number of the segment.
-    #[inline]
-    pub(crate) fn id(&self) -> u64 {
-        self.id
-    }
-
     /// Returns whether the peer has mapped the segment.
     #[inline]
     pub(crate) fn is_mapped(&self) -> bool {

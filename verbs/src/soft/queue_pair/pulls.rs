@@ -83,7 +83,7 @@ impl Pulls {
 
     /// Returns whether the peer has mapped our segment `id`. Offers the segment if not. `None` if it can't be offered.
     fn is_mapped_by_peer(&mut self, core: &Core, connection: &Connection, id: u64) -> Option<bool> {
-        if self.offers.iter().any(|offer| offer.id() == id && offer.is_mapped()) {
+        if self.offers.iter().any(|offer| offer.id == id && offer.is_mapped()) {
             return Some(true);
         }
         self.offer(core, connection, id)
