@@ -107,6 +107,31 @@ pub(super) enum Found {
     NoRoom,
 }
 
+/// What a visit of a queue pair leaves to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Left {
+    /// Nothing.
+    Nothing,
+    /// The rest of a message, of which this visit has moved a part. It follows when the other end has gone on.
+    Message,
+    /// Work that the next visit can carry out.
+    Work,
+}
+
+impl Left {
+    /// Returns [`Message`](Self::Message) on the condition.
+    #[inline]
+    pub(super) fn message_if(condition: bool) -> Self {
+        if condition { Self::Message } else { Self::Nothing }
+    }
+
+    /// Returns [`Work`](Self::Work) on the condition.
+    #[inline]
+    pub(super) fn work_if(condition: bool) -> Self {
+        if condition { Self::Work } else { Self::Nothing }
+    }
+}
+
 /// The caller's array, which polling fills.
 #[derive(Debug)]
 pub(super) struct Sink<'a> {

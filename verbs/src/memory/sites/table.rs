@@ -19,7 +19,7 @@ use crate::units::size;
 /// Maximum number of layouts by which the allocations of one node are recognised.
 const LAYOUTS: usize = 16;
 
-/// The alignment of every piece of a pool, see `size_class`.
+/// The alignment of every piece of a pool, see `pool/arena`.
 const PIECE_ALIGNMENT: usize = 128;
 
 /// The largest alignment that is placed in the pool.

@@ -1,7 +1,6 @@
 //! Queue pairs: their two queues, the checks of requests, and the copying.
 
 pub(super) mod core;
-mod left;
 mod message;
 mod outstanding;
 mod pulls;
@@ -14,10 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst, fence};
 
 use self::core::Core;
-use self::left::Left;
 use self::send::SendQueue;
 use self::target::{Output, Target};
-use super::completion_queue::{CompletionSource, Found, Poll, Queue, Role, Sink};
+use super::completion_queue::{CompletionSource, Found, Left, Poll, Queue, Role, Sink};
 use super::domain::{Domain, MemoryUser};
 use super::peers::clients::{ClientMemory, LocalQueuePair, SendAnswer};
 use super::peers::message::{Address, Object};

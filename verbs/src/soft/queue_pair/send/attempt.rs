@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Bytes from which the peer takes a message from registered memory where it lies, instead of from the ring.
-pub(super) const PULL: u64 = 8 << 10;
+const PULL: u64 = 8 << 10;
 
 /// Most bytes of payload in one record. A long message has many records, so that the peer takes the first ones while this end
 /// writes the next.
@@ -24,25 +24,25 @@ const CHUNK: u64 = 32 << 10;
 
 /// The target of a message.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Target {
-    pub(super) kind: Kind,
-    pub(super) remote: RemoteSegment,
-    pub(super) immediate: Option<u32>,
+struct Target {
+    kind: Kind,
+    remote: RemoteSegment,
+    immediate: Option<u32>,
 }
 
 impl Target {
     /// The memory that a Send names.
-    pub(super) const NOWHERE: RemoteSegment = RemoteSegment { address: 0, rkey: Rkey(0) };
+    const NOWHERE: RemoteSegment = RemoteSegment { address: 0, rkey: Rkey(0) };
 
     /// Returns whether the message takes a receive of the peer.
     #[inline]
-    pub(super) fn takes_receive(&self) -> bool {
+    fn takes_receive(&self) -> bool {
         self.kind == Kind::Send || self.immediate.is_some()
     }
 
     /// Makes the header of a record with `length` bytes of payload, of a message of `total` bytes.
     #[inline]
-    pub(super) fn header(&self, flags: Flags, length: u64, total: u64) -> Header {
+    fn header(&self, flags: Flags, length: u64, total: u64) -> Header {
         Header {
             kind: self.kind,
             flags: flags.with_if(Flags::IMMEDIATE, self.immediate.is_some()),
@@ -255,8 +255,8 @@ impl SendQueue {
     }
 
     /// Puts a short message of `total` bytes into the ring, in one record. Most messages are short, so this way has nothing but what they
-    /// need. Returns false if the message is not short, or something stands in its way; then
-    /// no record was published, and [`attempt`](Self::attempt) finds the reason. (What this end knows of the peer's receives may be newer.)
+    /// need. Returns false if the message is not short, or something stands in its way; then no record was published, and
+    /// [`attempt`](Self::attempt) finds the reason. (What this end knows of the peer's receives may be newer.)
     #[inline]
     pub(super) fn post_short(&self, queue: &mut SendState, request: &SendRequest<'_>, total: u64) -> bool {
         let (data, target) = match request.operation {

@@ -4,8 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use super::{SendQueue, SendState, Wait};
-use crate::soft::completion_queue::Sink;
-use crate::soft::queue_pair::left::Left;
+use crate::soft::completion_queue::{Left, Sink};
 use crate::soft::queue_pair::outstanding::{Outstanding, Progress};
 use crate::{CompletionStatus, PathSettings, QueuePairNumber, WorkCompletion};
 

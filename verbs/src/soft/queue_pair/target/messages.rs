@@ -4,10 +4,10 @@
 use std::sync::Arc;
 
 use super::{Fault, Output, Served, Target, TargetState, VISIT_BYTES};
+use crate::soft::completion_queue::Left;
 use crate::soft::device::{MAX_MESSAGE, MAX_READS};
 use crate::soft::peers::segments::Segment;
 use crate::soft::queue_pair::core::Connection;
-use crate::soft::queue_pair::left::Left;
 use crate::soft::queue_pair::message::{Destination, Message, Pull, ReceiveSegment};
 use crate::soft::queue_pair::pulls::Pulls;
 use crate::soft::queue_pair::send::SendQueue;

@@ -8,12 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::core::{Connection, Core};
-use super::left::Left;
 use super::message::{Message, Posted, Pull, Receives};
 use super::pulls::Pulls;
 use super::send::SendQueue;
 use crate::soft::biased_lock::BiasedLock;
-use crate::soft::completion_queue::Sink;
+use crate::soft::completion_queue::{Left, Sink};
 use crate::soft::forked;
 use crate::soft::shared::end::{Failure, Reader};
 use crate::soft::shared::ring::{Flags, Kind, LINE, Record};
