@@ -125,10 +125,3 @@ pub(crate) struct PollCounters {
     pub(crate) polls: Counter,
     pub(crate) sleeps: Counter,
 }
-
-impl PollCounters {
-    /// Returns the numbers of polls and of sleeps.
-    pub(crate) fn values(&self) -> (u64, u64) {
-        (self.polls.value(), self.sleeps.value())
-    }
-}

@@ -25,11 +25,11 @@ use super::tuner::{Chooser, TransferDecision};
 /// }
 /// # let _ = describe;
 /// ```
-#[derive(Clone)]
-pub struct RdmaConnectInfo {
+#[derive(Clone, Debug)]
+pub struct RdmaConnectInfo(
     /// Each request has a clone.
-    facts: Arc<ConnectionFacts>,
-}
+    Arc<ConnectionFacts>,
+);
 
 /// The facts of a connection, which all its requests share.
 #[derive(Clone, Debug)]
@@ -86,95 +86,92 @@ pub(crate) struct Telemetry {
 impl RdmaConnectInfo {
     /// Makes the result for a connection that stays on TCP because of `reason`.
     pub(crate) fn tcp(peer: SocketAddr, local: SocketAddr, reason: impl Into<Arc<str>>) -> Self {
-        let (provider, device, telemetry) = (None, None, None);
-        let (reason, first_byte) = (reason.into(), Arc::default());
-        let (verdict, native) = (Verdict::Tcp, false);
         Self::new(ConnectionFacts {
-            verdict,
-            provider,
-            device,
-            reason,
-            native,
+            verdict: Verdict::Tcp,
+            provider: None,
+            device: None,
+            reason: reason.into(),
+            native: false,
             peer,
             local,
-            telemetry,
-            first_byte,
+            telemetry: None,
+            first_byte: Arc::default(),
         })
     }
 
     pub(crate) fn new(facts: ConnectionFacts) -> Self {
-        Self { facts: Arc::new(facts) }
+        Self(Arc::new(facts))
     }
 
     /// Returns the transport of the connection.
     pub fn verdict(&self) -> Verdict {
-        self.facts.verdict
+        self.0.verdict
     }
 
     /// Returns the provider of the RDMA device in use, such as `soft`. `None` on TCP.
     pub fn provider(&self) -> Option<&'static str> {
-        self.facts.provider
+        self.0.provider
     }
 
     /// Returns the name of the RDMA device in use, such as `soft0`. `None` on TCP.
     pub fn device(&self) -> Option<&str> {
-        self.facts.device.as_deref()
+        self.0.device.as_deref()
     }
 
     /// Returns whether calls go over this connection without HTTP/2, as messages of RDMA. If not, [`reason`](Self::reason) says why
     /// not, if this end asked for it.
     pub fn is_native(&self) -> bool {
-        self.facts.native
+        self.0.native
     }
 
     /// Adds the reason why there are no native calls to the reason of the verdict.
     pub(crate) fn not_native(&mut self, because: &str) {
-        let facts = Arc::make_mut(&mut self.facts);
+        let facts = Arc::make_mut(&mut self.0);
         facts.reason = format!("{}; calls use HTTP/2, because {because}", facts.reason).into();
     }
 
     /// Returns the reason for the verdict, in words.
     pub fn reason(&self) -> &str {
-        &self.facts.reason
+        &self.0.reason
     }
 
     /// Returns the peer's address on the TCP connection that the negotiation went over.
     pub fn peer_addr(&self) -> SocketAddr {
-        self.facts.peer
+        self.0.peer
     }
 
     /// Returns this end's address on that TCP connection.
     pub fn local_addr(&self) -> SocketAddr {
-        self.facts.local
+        self.0.local
     }
 
     /// Returns what keeps the first byte of the peer.
     pub(super) fn first_byte(&self) -> &FirstByte {
-        &self.facts.first_byte
+        &self.0.first_byte
     }
 
     /// Returns whether the peer uses TLS on this connection, as its first byte shows. Returns `false` before that byte has
     /// arrived; a request arrives later. This does not show whether the peer has a certificate.
     pub fn is_tls(&self) -> bool {
-        self.facts.first_byte.is_tls() == Some(true)
+        self.0.first_byte.is_tls() == Some(true)
     }
 
     /// Returns whether the peer has sent a first byte, and the byte is not of TLS.
     #[doc(hidden)]
     pub fn is_plaintext(&self) -> bool {
-        self.facts.first_byte.is_tls() == Some(false)
+        self.0.first_byte.is_tls() == Some(false)
     }
 
     /// Returns whether both values describe one connection.
     #[doc(hidden)]
     pub fn is_same_connection(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.facts.first_byte, &other.facts.first_byte)
+        Arc::ptr_eq(&self.0.first_byte, &other.0.first_byte)
     }
 
     /// Returns the counters of the connection; all are 0 on TCP. They stay readable after the connection has ended.
     pub fn counters(&self) -> CounterSnapshot {
-        let Some(telemetry) = &self.facts.telemetry else { return CounterSnapshot::default() };
-        let (polls, sleeps) = telemetry.polling.values();
+        let Some(telemetry) = &self.0.telemetry else { return CounterSnapshot::default() };
+        let (polls, sleeps) = (telemetry.polling.polls.value(), telemetry.polling.sleeps.value());
         CounterSnapshot { polls, sleeps, ..telemetry.counters.snapshot() }
     }
 
@@ -184,13 +181,7 @@ impl RdmaConnectInfo {
     /// 64 KiB by rendezvous: threshold 32 KiB, set by calibration of rxe0
     /// ```
     pub fn why(&self, size: usize) -> Option<TransferDecision> {
-        self.facts.telemetry.as_ref().map(|telemetry| telemetry.chooser.why(size))
-    }
-}
-
-impl fmt::Debug for RdmaConnectInfo {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("RdmaConnectInfo").field(&self.facts).finish()
+        self.0.telemetry.as_ref().map(|telemetry| telemetry.chooser.why(size))
     }
 }
 

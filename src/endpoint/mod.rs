@@ -48,11 +48,10 @@ pub use fault::ConnectionFault;
 pub use info::{RdmaConnectInfo, Verdict};
 pub use link::work_id::{WorkId, WorkKind};
 pub(crate) use messages::{
-    CallUnderWay, FetchError, MessageEndpoint, MessageHandler, MessageSettings, Negotiated, Piece, Sender,
+    FetchError, MessageEndpoint, MessageHandler, MessageSettings, Negotiated, Piece, Sender,
 };
-pub(crate) use negotiate::NegotiatedListener;
 pub use negotiate::{Devices, Dialer, Listener, Lost, Place, Places, Source, TooManyWait, connect_tcp};
-pub(crate) use polling::{Accepting, this_thread};
+pub(crate) use polling::{Accepting, CallUnderWay, this_thread};
 pub use polling::{
     Observation, OwnPolling, Pace, Participant, Polled, Queue, QueueFull, Reactor, UnannouncedArrival,
     Watched, idle_polling, may_spin,

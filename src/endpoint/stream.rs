@@ -43,13 +43,13 @@ pub struct EndpointStream {
 
 #[derive(Debug)]
 enum Inner {
-    Rdma(RdmaHalf),
+    Rdma(Arc<Connection>),
     Tcp(TcpIo),
 }
 
 impl EndpointStream {
     pub(crate) fn rdma(connection: Arc<Connection>, info: RdmaConnectInfo) -> Self {
-        Self { inner: Inner::Rdma(RdmaHalf { connection }), info, has_read: false }
+        Self { inner: Inner::Rdma(connection), info, has_read: false }
     }
 
     pub(crate) fn tcp(stream: TcpStream, received: Bytes, info: RdmaConnectInfo) -> Self {
@@ -77,8 +77,8 @@ impl EndpointStream {
     /// Lets reads take all bytes that have arrived. Use this for a reader that only passes bytes on. By default, a task that reads
     /// small messages lets other tasks run after every few hundred bytes, which suits HTTP/2 best.
     pub fn read_greedily(&mut self) {
-        if let Inner::Rdma(half) = &self.inner {
-            half.connection.read_greedily();
+        if let Inner::Rdma(connection) = &self.inner {
+            connection.read_greedily();
         }
     }
 
@@ -89,7 +89,7 @@ impl EndpointStream {
     /// The connection failed before.
     pub fn poll_delivered(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &self.inner {
-            Inner::Rdma(half) => half.connection.poll_delivered(context),
+            Inner::Rdma(connection) => connection.poll_delivered(context),
             Inner::Tcp(_) => Poll::Ready(Ok(())),
         }
     }
@@ -98,22 +98,19 @@ impl EndpointStream {
     /// dropped, the stream ends in good order.
     pub fn abort(self) {
         match &self.inner {
-            Inner::Rdma(half) => half.connection.abort(AbortCode::RESET, ConnectionFault::Closed),
+            Inner::Rdma(connection) => connection.abort(AbortCode::RESET, ConnectionFault::Closed),
             // With this option, dropping the socket sends a reset. The call fails only on a socket without a peer.
             Inner::Tcp(tcp) => drop(tcp.stream.set_zero_linger()),
         }
     }
 }
 
-/// Keeps the connection in use. Dropping this closes both directions.
-#[derive(Debug)]
-struct RdmaHalf {
-    connection: Arc<Connection>,
-}
-
-impl Drop for RdmaHalf {
+impl Drop for EndpointStream {
+    /// Closes both directions.
     fn drop(&mut self) {
-        self.connection.detach();
+        if let Inner::Rdma(connection) = &self.inner {
+            connection.detach();
+        }
     }
 }
 
@@ -145,7 +142,7 @@ impl AsyncRead for EndpointStream {
 impl Inner {
     fn poll_read(&mut self, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match self {
-            Self::Rdma(half) => in_turn(context, |context| half.connection.poll_read(context, buffer)),
+            Self::Rdma(connection) => in_turn(context, |context| connection.poll_read(context, buffer)),
             Self::Tcp(tcp) if !tcp.received.is_empty() => {
                 let count = tcp.received.len().min(buffer.remaining());
                 buffer.put_slice(&tcp.received[..count]);
@@ -179,7 +176,7 @@ impl AsyncWrite for EndpointStream {
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         match &mut self.inner {
-            Inner::Rdma(half) => in_turn(context, |context| half.connection.poll_write(context, slices)),
+            Inner::Rdma(connection) => in_turn(context, |context| connection.poll_write(context, slices)),
             Inner::Tcp(tcp) => Pin::new(&mut tcp.stream).poll_write_vectored(context, slices),
         }
     }
@@ -190,14 +187,14 @@ impl AsyncWrite for EndpointStream {
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.inner {
-            Inner::Rdma(half) => half.connection.poll_flush(context),
+            Inner::Rdma(connection) => connection.poll_flush(context),
             Inner::Tcp(tcp) => Pin::new(&mut tcp.stream).poll_flush(context),
         }
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.inner {
-            Inner::Rdma(half) => half.connection.poll_shutdown(context),
+            Inner::Rdma(connection) => connection.poll_shutdown(context),
             Inner::Tcp(tcp) => Pin::new(&mut tcp.stream).poll_shutdown(context),
         }
     }

@@ -146,7 +146,7 @@ impl Connection {
             place.copy_from_slice(&chunk.encode());
         }
         let length = chunks.len() * Chunk::LENGTH;
-        self.outbound.offer(chunks.len() as u64);
+        self.outbound.offered += chunks.len() as u64;
         let header = self.header(MessageKind::Rts, length);
         Ok(ControlMessage::new(&header, &body[..length]))
     }
@@ -188,7 +188,7 @@ impl Connection {
     /// Returns the number of receive slots that must be kept for this connection, posted or with a message. [`widen`](Self::widen) makes
     /// the number larger. When the peer returns credits, the number shrinks, at most to its value at the start.
     pub fn window(&self) -> u32 {
-        self.inbound.window()
+        self.inbound.window
     }
 
     /// Notes that the READ of [`peek_read`](Self::peek_read) was posted.
@@ -218,13 +218,8 @@ impl Connection {
         match header.kind {
             MessageKind::Eager => self.inbound.eager(slot, header.body_length as usize),
             MessageKind::Rts => self.inbound.rts(slot, body)?,
-            MessageKind::Ack
-            | MessageKind::Fin
-            | MessageKind::Abort
-            | MessageKind::Ping
-            | MessageKind::Pong
-            | MessageKind::Return => {
-                self.handle_control(header.kind, body)?;
+            kind => {
+                self.handle_control(kind, body)?;
                 self.inbound.control(slot);
             }
         }
@@ -251,7 +246,7 @@ impl Connection {
             MessageKind::Return => self.inbound.returned(u32::from_le_bytes(exactly(body)?))?,
             MessageKind::Pong => {
                 let nonce = u64::from_le_bytes(exactly(body)?);
-                if !self.liveness.is_ours(nonce) {
+                if nonce == 0 || nonce > self.liveness.pings {
                     return Err(Violation::UnexpectedPong);
                 }
                 self.liveness.answered = self.liveness.answered.max(nonce);
@@ -326,7 +321,8 @@ impl Connection {
         let surplus = self.outbound.surplus();
         if std::mem::take(&mut self.return_due) && surplus > 0 {
             let message = self.control(MessageKind::Return, &surplus.to_le_bytes());
-            self.outbound.give_back(surplus);
+            // Returned credits count as used.
+            self.outbound.sent += u64::from(surplus);
             return Some(message);
         }
         self.inbound.ack_due().then(|| self.control(MessageKind::Ack, &[]))
@@ -340,7 +336,7 @@ impl Connection {
     /// Returns a slot whose content is not needed any more. The caller posts it again, and reports that with
     /// [`handle_slots_posted`](Self::handle_slots_posted).
     pub fn poll_release(&mut self) -> Option<SlotIndex> {
-        self.inbound.poll_release()
+        self.inbound.release.pop_front()
     }
 
     /// Returns an event that the caller has to act on.

@@ -83,7 +83,7 @@ pub(super) struct Inbound {
     /// The count of messages whose slots are free again, and of credits that the peer returned.
     released: u64,
     /// The number of slots that are kept for this connection.
-    window: u32,
+    pub(super) window: u32,
     /// The smallest value of `window`, and the value at the start.
     least_window: u32,
     /// True if free slots are not granted again while `window` is larger than `least_window`.
@@ -94,7 +94,7 @@ pub(super) struct Inbound {
     freed_by_control: u64,
     max_reads: u32,
     max_chunk: u64,
-    release: VecDeque<SlotIndex>,
+    pub(super) release: VecDeque<SlotIndex>,
     /// The parts to be delivered, in order. A part of a READ that has not landed delays the parts behind it.
     parts: VecDeque<Part>,
     /// The READs that are not delivered, the oldest first.
@@ -194,19 +194,11 @@ impl Inbound {
         self.freed_by_control += 1;
     }
 
-    pub(super) fn poll_release(&mut self) -> Option<SlotIndex> {
-        self.release.pop_front()
-    }
-
     pub(super) fn posted_slots(&mut self, count: u32) {
         let surplus = if self.narrowing { count.min(self.window - self.least_window) } else { 0 };
         self.window -= surplus;
         self.released += u64::from(count);
         self.granted += u64::from(count - surplus);
-    }
-
-    pub(super) fn window(&self) -> u32 {
-        self.window
     }
 
     pub(super) fn widen(&mut self, slots: u32) {

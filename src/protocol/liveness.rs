@@ -44,11 +44,6 @@ impl Liveness {
         self.ping_due = false;
     }
 
-    /// Returns true if a ping with this nonce was sent.
-    pub(super) fn is_ours(&self, nonce: u64) -> bool {
-        nonce != 0 && nonce <= self.pings
-    }
-
     /// Notes that a ping is sent, and returns its nonce.
     pub(super) fn ping(&mut self) -> u64 {
         self.ping_due = false;

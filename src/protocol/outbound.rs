@@ -29,7 +29,7 @@ pub(super) struct Outbound {
     pub(super) payload: usize,
     queue: u32,
     queued: u32,
-    offered: u64,
+    pub(super) offered: u64,
     offers_done: u64,
     /// The count of messages with data.
     data: u64,
@@ -104,15 +104,6 @@ impl Outbound {
     /// Returns the number of credits beyond those at the start.
     pub(super) fn surplus(&self) -> u32 {
         u32::try_from(self.credits().saturating_sub(self.slots)).unwrap_or(u32::MAX)
-    }
-
-    /// Returns `count` credits to the peer. Returned credits count as used.
-    pub(super) fn give_back(&mut self, count: u32) {
-        self.sent += u64::from(count);
-    }
-
-    pub(super) fn offer(&mut self, chunks: u64) {
-        self.offered += chunks;
     }
 
     pub(super) fn completed(&mut self, count: u32) {

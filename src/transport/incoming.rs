@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, ToSocketAddrs};
 use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
-use crate::endpoint::{Config, EndpointStream, Listener, NegotiatedListener, RdmaConnectInfo};
+use crate::endpoint::{Config, EndpointStream, Listener, RdmaConnectInfo};
 
 /// Connections of RDMA peers and of stock gRPC clients, on one port.
 ///
@@ -100,9 +100,9 @@ impl RdmaIncoming {
         Ok(Self { listener: Listener::new(listener, config)? })
     }
 
-    /// Takes native calls too from now on. See [`Listener::into_negotiated`].
-    pub(crate) fn into_negotiated(self) -> NegotiatedListener {
-        self.listener.into_negotiated()
+    /// Returns the listener, whose connections may carry native calls.
+    pub(crate) fn into_listener(self) -> Listener {
+        self.listener
     }
 
     /// Returns the address that the listener listens on.

@@ -1,5 +1,7 @@
 //! The body of an RTS: the places of the data in the sender's memory.
 
+use bytes::Buf as _;
+
 /// The number of chunks that one RTS may have.
 pub const MAX_CHUNKS: usize = 8;
 
@@ -61,15 +63,8 @@ impl Chunk {
     }
 
     fn decode(bytes: &[u8; Self::LENGTH]) -> Self {
-        let (mut address, mut rkey, mut length) = ([0; 8], [0; 4], [0; 8]);
-        address.copy_from_slice(&bytes[..8]);
-        rkey.copy_from_slice(&bytes[8..12]);
-        length.copy_from_slice(&bytes[12..]);
-        Self {
-            address: u64::from_le_bytes(address),
-            rkey: u32::from_le_bytes(rkey),
-            length: u64::from_le_bytes(length),
-        }
+        let mut rest = &bytes[..];
+        Self { address: rest.get_u64_le(), rkey: rest.get_u32_le(), length: rest.get_u64_le() }
     }
 }
 

@@ -17,43 +17,31 @@ pub struct Header {
     pub reads_done: u64,
 }
 
-/// The kind of a message.
+/// The kind of a message. The numbers are those on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub enum MessageKind {
     /// The body is data.
-    Eager,
+    Eager = 1,
     /// Ready to send: the body names chunks of the sender's memory with the data.
-    Rts,
+    Rts = 2,
     /// An acknowledgement: the header's counts, without a body.
-    Ack,
+    Ack = 3,
     /// The sender sends no more data.
-    Fin,
+    Fin = 4,
     /// The sender aborts the connection; the body is a code.
-    Abort,
+    Abort = 5,
     /// A ping: the body is a nonce that the receiver sends back.
-    Ping,
+    Ping = 6,
     /// The answer to a ping: the body is the ping's nonce.
-    Pong,
+    Pong = 7,
     /// The sender returns credits; the body is their number. Returned credits count as used.
-    Return,
+    Return = 8,
 }
 
 impl MessageKind {
     const ALL: [Self; 8] =
         [Self::Eager, Self::Rts, Self::Ack, Self::Fin, Self::Abort, Self::Ping, Self::Pong, Self::Return];
-
-    const fn code(self) -> u8 {
-        match self {
-            Self::Eager => 1,
-            Self::Rts => 2,
-            Self::Ack => 3,
-            Self::Fin => 4,
-            Self::Abort => 5,
-            Self::Ping => 6,
-            Self::Pong => 7,
-            Self::Return => 8,
-        }
-    }
 
     /// Returns true if the message carries data, so that it needs a credit for data.
     pub const fn is_data(self) -> bool {
@@ -89,7 +77,7 @@ impl Header {
     /// Returns the bytes of the header.
     pub fn encode(&self) -> [u8; Self::LENGTH] {
         let mut bytes = [0; Self::LENGTH];
-        bytes[0] = self.kind.code();
+        bytes[0] = self.kind as u8;
         bytes[1] = if self.end_of_message { Self::END_OF_MESSAGE } else { 0 };
         bytes[4..8].copy_from_slice(&self.body_length.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.sequence.to_le_bytes());
@@ -103,7 +91,7 @@ impl Header {
     /// # Errors
     /// The bytes are not a header of this version. The protocol checks the counts, not this function.
     pub fn decode(bytes: &[u8; Self::LENGTH]) -> Result<Self, HeaderError> {
-        let Some(kind) = MessageKind::ALL.into_iter().find(|kind| kind.code() == bytes[0]) else {
+        let Some(kind) = MessageKind::ALL.into_iter().find(|kind| *kind as u8 == bytes[0]) else {
             return Err(HeaderError::UnknownKind(bytes[0]));
         };
         if bytes[1] & !Self::END_OF_MESSAGE != 0 {
@@ -113,20 +101,15 @@ impl Header {
         if reserved != 0 {
             return Err(HeaderError::Reserved(reserved));
         }
-        let [_, body_length, ..] = words(bytes);
         Ok(Self {
             kind,
             end_of_message: bytes[1] != 0,
-            body_length,
+            body_length: u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]),
             sequence: long(bytes, 8),
             granted: long(bytes, 16),
             reads_done: long(bytes, 24),
         })
     }
-}
-
-fn words(bytes: &[u8; Header::LENGTH]) -> [u32; 2] {
-    [0, 4].map(|at| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]))
 }
 
 fn long(bytes: &[u8; Header::LENGTH], at: usize) -> u64 {

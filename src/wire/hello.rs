@@ -181,6 +181,11 @@ impl Message {
         }
     }
 
+    /// Returns the message that the queue pairs are not connected, for this reason.
+    pub(crate) fn failed(reason: &impl ToString) -> Self {
+        Self::Confirm(Confirm::Failed { reason: reason.to_string() })
+    }
+
     /// Returns the bytes of the message. Reasons that are too long are cut.
     ///
     /// # Errors

@@ -185,12 +185,7 @@ impl Time {
     }
 }
 
-const SIZE_UNITS: &str = "in bytes or with a unit, such as 64k or 8GiB";
-
-/// Returns the error for a value of `RDMA_EAGER_THRESHOLD`.
-pub(super) fn refuse_threshold(text: &str) -> ConfigError {
-    EAGER_THRESHOLD.refuse_text(text, format!("takes auto or a size, {SIZE_UNITS}"))
-}
+pub(super) const SIZE_UNITS: &str = "in bytes or with a unit, such as 64k or 8GiB";
 
 /// Checks the name of a device: the characters are those that the kernel uses.
 fn is_device_name(name: &str) -> bool {
@@ -200,7 +195,7 @@ fn is_device_name(name: &str) -> bool {
 
 const A_DEVICE: &str = "takes the name of a device, such as mlx5_0";
 const CPU_NUMBERS: &str = "takes CPU numbers below 1024, separated by commas";
-const A_DIRECTORY: &str = "takes off or the path of a directory";
+pub(super) const A_DIRECTORY: &str = "takes off or the path of a directory";
 
 /// Reads the name of a device.
 pub(super) fn parse_device(text: &str) -> Result<String, ConfigError> {
@@ -235,11 +230,6 @@ pub(super) fn check_directory(directory: &Path) -> Result<(), ConfigError> {
         return Err(TUNE_CACHE.refuse("\"\"", A_DIRECTORY));
     }
     Ok(())
-}
-
-/// Returns the error for a value of `RDMA_TUNE_CACHE`.
-pub(super) fn refuse_directory(text: &str) -> ConfigError {
-    TUNE_CACHE.refuse_text(text, A_DIRECTORY)
 }
 
 /// Checks the directory of the software device.

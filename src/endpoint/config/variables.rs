@@ -188,7 +188,9 @@ fn parse_threshold(text: &str) -> Result<EagerThreshold, ConfigError> {
     if is_auto(text) {
         return Ok(EagerThreshold::Auto);
     }
-    parse_size(text).map(EagerThreshold::Bytes).map_err(|_| rules::refuse_threshold(text))
+    parse_size(text).map(EagerThreshold::Bytes).map_err(|_| {
+        rules::EAGER_THRESHOLD.refuse_text(text, format!("takes auto or a size, {}", rules::SIZE_UNITS))
+    })
 }
 
 fn parse_chunk_size(text: &str) -> Result<Option<usize>, ConfigError> {
@@ -200,7 +202,7 @@ fn parse_chunk_size(text: &str) -> Result<Option<usize>, ConfigError> {
 
 fn parse_tune_cache(text: &str) -> Result<TuneCache, ConfigError> {
     match text {
-        "" => Err(rules::refuse_directory(text)),
+        "" => Err(rules::TUNE_CACHE.refuse_text(text, rules::A_DIRECTORY)),
         off if off.eq_ignore_ascii_case("off") => Ok(TuneCache::Off),
         path => Ok(TuneCache::Directory(path.into())),
     }

@@ -58,7 +58,7 @@ impl Drop for Member {
         if self.queue.shared().is_some() {
             self.queue.drain();
         }
-        self.connection.publish_counters();
+        self.connection.counters.publish();
         self.queue.remove(self.key, &*self.connection);
     }
 }

@@ -4,19 +4,18 @@ use std::sync::Arc;
 
 use super::Connection;
 use super::state::State;
-use crate::endpoint::aftermath::Aftermath;
 use crate::endpoint::counters::Counters;
 use crate::endpoint::fault::ConnectionFault;
 use crate::endpoint::messages::handler::MessageHandler;
 use crate::endpoint::messages::settings::MessageSettings;
 use crate::endpoint::messages::traffic::Messages;
-use crate::protocol::AbortCode;
+#[cfg(test)]
 use tonic_rdma_verbs::internal::lock;
 
 impl Connection {
     /// Takes the handler of the messages, and delivers the messages that have arrived already.
     pub(crate) fn start_messages(&self, handler: Arc<dyn MessageHandler>, settings: &MessageSettings) {
-        self.settle_messages(|state| {
+        self.settled(|state| {
             let by_copy = state.link.queue_pair().reads_by_copy();
             if let Some(messages) = &mut state.messages {
                 messages.start(handler, settings, by_copy);
@@ -26,12 +25,12 @@ impl Connection {
 
     /// Sends what the handler has.
     pub(crate) fn drive(&self) {
-        self.settle_messages(|_| ());
+        self.settled(|_| ());
     }
 
     /// Closes the connection in good order, once the handler has no more messages.
     pub(crate) fn close_messages(&self) {
-        self.settle_messages(|state| state.detached = true);
+        self.settled(|state| state.detached = true);
         self.changed.notify_one();
     }
 
@@ -39,18 +38,6 @@ impl Connection {
     #[cfg(test)]
     pub(crate) fn max_message(&self) -> usize {
         lock(&self.state).protocol.max_payload()
-    }
-
-    /// Calls `change`, does what is due, and carries out what follows from it without the lock.
-    fn settle_messages(&self, change: impl FnOnce(&mut State)) {
-        let mut after = Aftermath::reused();
-        let mut state = lock(&self.state);
-        change(&mut state);
-        state.settle(&self.counters, &self.changed);
-        state.take_aftermath(&mut after);
-        drop(state);
-        after.carry_out();
-        after.reuse();
     }
 }
 
@@ -64,7 +51,7 @@ impl State {
         messages.fetches.renew();
         loop {
             let has_work = messages.deliver(&self.link, &mut self.protocol, counters)?;
-            if self.detached && !messages.is_started() {
+            if self.detached && !messages.started {
                 self.discard();
             }
             self.post_receives()?;
@@ -92,19 +79,5 @@ impl State {
             Some(messages) => messages.deliver(&self.link, &mut self.protocol, counters).map(drop),
             None => Ok(()),
         }
-    }
-
-    /// Moves the work for the thread that holds the lock to `after`.
-    pub(super) fn take_aftermath(&mut self, after: &mut Aftermath) {
-        if let Some(messages) = &mut self.messages {
-            after.append(&mut messages.after);
-        }
-    }
-}
-
-impl Connection {
-    /// Ends a message connection, and tells the peer.
-    pub(crate) fn abort_messages(&self, code: AbortCode) {
-        self.abort(code, ConnectionFault::Closed);
     }
 }

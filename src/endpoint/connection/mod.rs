@@ -44,7 +44,8 @@ pub(crate) struct Connection {
     /// All that arrives answers calls of this process.
     answers_callers: bool,
     state: Mutex<State>,
-    counters: Arc<Counters>,
+    /// The live counters.
+    pub(crate) counters: Arc<Counters>,
     /// Wakes the supervisor when the state changed in a way that concerns it.
     pub(crate) changed: Arc<Notify>,
 }
@@ -110,19 +111,9 @@ impl Connection {
         })
     }
 
-    /// Returns the live counters.
-    pub(crate) fn counters(&self) -> &Arc<Counters> {
-        &self.counters
-    }
-
     /// Returns what chooses the transfer mode of writes.
     pub(crate) fn chooser(&self) -> Chooser {
         lock(&self.state).chooser.clone()
-    }
-
-    /// Adds the counters to the process's metrics.
-    pub(crate) fn publish_counters(&self) {
-        self.counters.publish();
     }
 
     /// Sends a ping over the queue pair, and waits for the answer. Call this before the connection has a supervisor, because
@@ -276,14 +267,7 @@ impl Connection {
 
     /// Ends the connection with `fault`, and wakes the waiting tasks.
     pub(crate) fn fail(&self, fault: ConnectionFault) {
-        let mut after = Aftermath::default();
-        let mut state = lock(&self.state);
-        state.fail(fault);
-        state.settle(&self.counters, &self.changed);
-        state.take_wakers(&mut after.wakers);
-        state.take_aftermath(&mut after);
-        drop(state);
-        after.carry_out();
+        self.settled(|state| state.fail(fault));
     }
 
     /// Sends the peer an abort with `code`, then ends the connection with `fault`.
@@ -299,14 +283,19 @@ impl Connection {
 
     /// Sends pings that are due, and ends the connection if the answer to a ping is overdue.
     pub(crate) fn handle_timeout(&self, now: Instant) {
-        let mut after = Aftermath::default();
+        self.settled(|state| state.protocol.handle_timeout(now));
+    }
+
+    /// Calls `change`, does what is due, and carries out what follows from it without the lock.
+    fn settled(&self, change: impl FnOnce(&mut State)) {
+        let mut after = Aftermath::reused();
         let mut state = lock(&self.state);
-        state.protocol.handle_timeout(now);
+        change(&mut state);
         state.settle(&self.counters, &self.changed);
-        state.take_wakers(&mut after.wakers);
         state.take_aftermath(&mut after);
         drop(state);
         after.carry_out();
+        after.reuse();
     }
 
     /// Returns when [`handle_timeout`](Self::handle_timeout) is due.
@@ -369,7 +358,6 @@ impl Participant for Connection {
             }
         }
         state.settle(&self.counters, &self.changed);
-        state.take_wakers(&mut after.wakers);
         state.take_aftermath(after);
         if now.saturating_duration_since(state.published) > Self::PUBLISH_EVERY {
             state.published = now;

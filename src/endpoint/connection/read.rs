@@ -41,7 +41,7 @@ impl State {
         {
             let (block, start, offset, length) = match part {
                 Part::Eager { slot, offset, length } => {
-                    let (buffers, start) = self.link.slot(slot)?;
+                    let (buffers, start) = self.link.receives.slot(slot.0)?;
                     (buffers, start, offset, length)
                 }
                 Part::Rendezvous { read, offset, length } => match self.landings.get(&read) {

@@ -10,6 +10,7 @@ use tokio::sync::Notify;
 use super::clock::Clock;
 use super::read_quota::ReadQuota;
 use super::shortage::Shortage;
+use crate::endpoint::aftermath::Aftermath;
 use crate::endpoint::counters::Counters;
 use crate::endpoint::fault::ConnectionFault;
 use crate::endpoint::link::Link;
@@ -130,7 +131,7 @@ impl State {
     ) -> Result<(), ConnectionFault> {
         let id = WorkId::from_bits(completion.wr_id);
         if id.kind == WorkKind::SharedReceive {
-            self.link.hold(id.value);
+            self.link.receives.hold(id.value);
         }
         if completion.status != CompletionStatus::Success {
             return Err(ConnectionFault::of_completion(completion.opcode, completion.status));
@@ -251,7 +252,7 @@ impl State {
             self.link.post_receive(slot)?;
             self.protocol.handle_slots_posted(1);
         }
-        self.link.adjust_window(&mut self.protocol);
+        self.link.receives.adjust_window(&mut self.protocol);
         Ok(())
     }
 
@@ -359,8 +360,13 @@ impl State {
         over && self.staging.is_empty()
     }
 
-    /// Moves the wakers of all tasks that can go on to `wakers`.
-    pub(super) fn take_wakers(&mut self, wakers: &mut Vec<Waker>) {
+    /// Moves the work for the thread that holds the lock to `after`: that of the messages, or for a byte stream the wakers of all tasks
+    /// that can go on.
+    pub(super) fn take_aftermath(&mut self, after: &mut Aftermath) {
+        if let Some(messages) = &mut self.messages {
+            return after.append(&mut messages.after);
+        }
+        let wakers = &mut after.wakers;
         let ended = self.fault.is_some();
         if ended || self.protocol.front().is_some() || self.protocol.is_read_closed() {
             wakers.extend(self.reader.take());

@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::endpoint::fault::ConnectionFault;
-use crate::protocol::{self, ReadRequest, SlotIndex};
+use crate::protocol::{ReadRequest, SlotIndex};
 use crate::wire::Header;
 use receive::Receives;
 use source::{MAX_SLICES, Source};
@@ -30,7 +30,7 @@ use work_id::{WorkId, WorkKind};
 pub(crate) struct Link {
     queue_pair: Arc<dyn QueuePair>,
     connection: u32,
-    receives: Receives,
+    pub(in crate::endpoint) receives: Receives,
     pool: Pool,
     /// Every message of this number asks for a completion.
     signal_every: u32,
@@ -129,16 +129,6 @@ impl Link {
         self.receives.post(slot.0, &*self.queue_pair, self.connection)
     }
 
-    /// Notes that a message has come into the shared receive buffer `slot`.
-    pub(crate) fn hold(&mut self, slot: u32) {
-        self.receives.hold(slot);
-    }
-
-    /// Adjusts the number of shared receive buffers that are promised to the connection, so that it follows the protocol's window.
-    pub(crate) fn adjust_window(&mut self, protocol: &mut protocol::Connection) {
-        self.receives.adjust_window(protocol);
-    }
-
     /// Sends one message, the concatenation of `slices`. Returns how many of its bytes were not copied on this side.
     pub(crate) fn post_message(&mut self, slices: &[IoSlice<'_>]) -> Result<usize, ConnectionFault> {
         let length: usize = slices.iter().map(|slice| slice.len()).sum();
@@ -217,16 +207,6 @@ impl Link {
         Ok(landing.post_read(&*self.queue_pair, wr_id, range, remote)?)
     }
 
-    /// Reads `remote` into `range` of `landing` at once, if the device can. Returns whether it did; there is no completion.
-    pub(crate) fn land_at_once(
-        &self,
-        landing: &mut Landing,
-        range: Range<usize>,
-        remote: RemoteSegment,
-    ) -> bool {
-        landing.read_at_once(&*self.queue_pair, range, remote)
-    }
-
     /// Returns the first bytes of a received message.
     pub(crate) fn head<const LENGTH: usize>(&self, slot: u32) -> Result<[u8; LENGTH], ConnectionFault> {
         let mut head = [0; LENGTH];
@@ -239,11 +219,6 @@ impl Link {
     pub(crate) fn body(&self, slot: u32, body: &mut [u8]) -> Result<(), ConnectionFault> {
         let (block, start) = self.receives.slot(slot)?;
         block.copy_out(start + Header::LENGTH, body).map_err(ConnectionFault::local)
-    }
-
-    /// Returns the memory of the receive buffer `slot`, and the offset of the buffer in it.
-    pub(crate) fn slot(&self, slot: SlotIndex) -> Result<(&Block, usize), ConnectionFault> {
-        self.receives.slot(slot.0)
     }
 
     fn id(&self, kind: WorkKind, value: u32) -> u64 {

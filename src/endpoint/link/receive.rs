@@ -1,8 +1,6 @@
 //! A connection's receive buffers: its own, or a share of the buffers of its completion queue.
 
-use std::sync::Arc;
-
-use super::shared_receive::{BufferError, Promise, SharedBuffers};
+use super::shared_receive::{BufferError, Promise, segments};
 use super::work_id::{WorkId, WorkKind};
 use crate::endpoint::fault::ConnectionFault;
 use crate::protocol;
@@ -40,11 +38,7 @@ pub(crate) struct Share {
 impl Ring {
     /// Divides `block` into `slots` buffers.
     pub(crate) fn new(block: Block, slots: u32, slot_size: usize) -> Result<Self, OutOfBounds> {
-        let segment = |slot: u32| {
-            let start = slot as usize * slot_size;
-            block.segment(start..start + slot_size)
-        };
-        let segments = (0..slots).map(segment).collect::<Result<_, _>>()?;
+        let segments = segments(&block, slots, slot_size)?;
         Ok(Self { block, slot_size, segments })
     }
 }
@@ -54,15 +48,11 @@ impl Share {
     pub(crate) fn new(promise: Promise, owner: QueuePairNumber, most: u32) -> Self {
         Self { promise, owner, most, received: 0 }
     }
-
-    fn buffers(&self) -> &Arc<SharedBuffers> {
-        self.promise.buffers()
-    }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.buffers().post_all_of(self.owner);
+        self.promise.buffers.post_all_of(self.owner);
     }
 }
 
@@ -90,14 +80,14 @@ impl Receives {
                 let into = std::slice::from_ref(&ring.segments[slot as usize]);
                 Ok(queue_pair.post_receive(&[ReceiveRequest { wr_id, into }])?)
             }
-            Self::Shared(share) => share.buffers().post(slot).map_err(ConnectionFault::local),
+            Self::Shared(share) => share.promise.buffers.post(slot).map_err(ConnectionFault::local),
         }
     }
 
     /// Notes that a message has come into the shared buffer `slot`.
     pub(crate) fn hold(&mut self, slot: u32) {
         if let Self::Shared(share) = self {
-            share.buffers().hold(slot, share.owner);
+            share.promise.buffers.hold(slot, share.owner);
             share.received = share.received.saturating_add(1);
         }
     }
@@ -107,7 +97,7 @@ impl Receives {
         match self {
             Self::Own(ring) => Ok((&ring.block, slot as usize * ring.slot_size)),
             Self::Shared(share) => {
-                let found = share.buffers().slot(slot);
+                let found = share.promise.buffers.slot(slot);
                 found.ok_or_else(|| ConnectionFault::local(BufferError::Unknown(slot)))
             }
         }

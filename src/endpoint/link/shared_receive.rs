@@ -227,11 +227,7 @@ impl<Q: ReceiveQueue> SharedBuffers<Q> {
 
     fn add_step(&self, number: u32) -> Result<(), AddError> {
         let block = self.pool.lease(STEP as usize * self.slot_size, Quota::Receive)?;
-        let segment = |index: u32| {
-            let start = index as usize * self.slot_size;
-            block.segment(start..start + self.slot_size)
-        };
-        let segments = (0..STEP).map(segment).collect::<Result<Vec<_>, _>>()?;
+        let segments = segments(&block, STEP, self.slot_size)?;
         let owners = std::array::from_fn(|_| AtomicU32::new(0));
         let place = self.steps.get(number as usize).ok_or(AddError::Full)?;
         let step = place.get_or_init(|| Step { block, segments, owners });
@@ -248,6 +244,11 @@ impl<Q: ReceiveQueue> Drop for SharedBuffers<Q> {
     }
 }
 
+/// Divides `block` into `count` buffers of `size` bytes.
+pub(super) fn segments(block: &Block, count: u32, size: usize) -> Result<Vec<LocalSegment>, OutOfBounds> {
+    (0..count as usize).map(|index| block.segment(index * size..(index + 1) * size)).collect()
+}
+
 fn request(slot: u32, segment: &LocalSegment) -> ReceiveRequest<'_> {
     let id = WorkId { kind: WorkKind::SharedReceive, connection: 0, value: slot };
     ReceiveRequest { wr_id: id.to_bits(), into: std::slice::from_ref(segment) }
@@ -256,16 +257,11 @@ fn request(slot: u32, segment: &LocalSegment) -> ReceiveRequest<'_> {
 /// The number of buffers that a connection may hold at a time.
 #[derive(Debug)]
 pub(crate) struct Promise<Q: ReceiveQueue = Arc<dyn SharedReceiveQueue>> {
-    buffers: Arc<SharedBuffers<Q>>,
+    pub(super) buffers: Arc<SharedBuffers<Q>>,
     slots: u32,
 }
 
 impl<Q: ReceiveQueue> Promise<Q> {
-    /// Returns the buffers that the promise is for.
-    pub(crate) fn buffers(&self) -> &Arc<SharedBuffers<Q>> {
-        &self.buffers
-    }
-
     /// Promises `more` buffers.
     pub(crate) fn grow(&mut self, more: u32) -> Result<(), NoBuffers> {
         let mut counts = lock(&self.buffers.counts);

@@ -8,10 +8,9 @@ use super::settings::MessageSettings;
 use crate::endpoint::aftermath::Run;
 use crate::endpoint::connection::member::Carrier;
 use crate::endpoint::counters::Counters;
-#[cfg(test)]
 use crate::endpoint::fault::ConnectionFault;
 use crate::endpoint::info::RdmaConnectInfo;
-use crate::endpoint::polling::Reactor;
+use crate::endpoint::polling::CallUnderWay;
 use crate::endpoint::stream::EndpointStream;
 use crate::protocol::AbortCode;
 
@@ -41,18 +40,6 @@ pub(crate) struct MessageEndpoint {
     info: RdmaConnectInfo,
 }
 
-/// A call that is under way, until this is dropped.
-#[derive(Debug)]
-pub(crate) struct CallUnderWay {
-    reactor: Arc<Reactor>,
-}
-
-impl Drop for CallUnderWay {
-    fn drop(&mut self) {
-        self.reactor.call_ends();
-    }
-}
-
 impl MessageEndpoint {
     pub(in crate::endpoint) fn new(carrier: Carrier, info: RdmaConnectInfo) -> Self {
         Self { carrier, info }
@@ -65,7 +52,7 @@ impl MessageEndpoint {
 
     /// Returns the live counters.
     pub(crate) fn counters(&self) -> &Arc<Counters> {
-        self.carrier.connection.counters()
+        &self.carrier.connection.counters
     }
 
     /// Returns the length of the longest message to the peer, in bytes. It is at least 256.
@@ -103,8 +90,7 @@ impl MessageEndpoint {
     /// Notes that a call has begun, until the returned value is dropped. While other calls are under way, a caller whose answer has come
     /// leaves the queue to the poll task.
     pub(crate) fn begin_call(&self) -> CallUnderWay {
-        self.carrier.reactor.call_begins();
-        CallUnderWay { reactor: Arc::clone(&self.carrier.reactor) }
+        CallUnderWay::begin(&self.carrier.reactor)
     }
 
     /// Leaves work of the connection to a thread that [accepts](crate::endpoint::Accepting) calls.
@@ -121,7 +107,7 @@ impl MessageEndpoint {
 
     /// Ends the connection at once. The peer sees an abort with `code`, this end's handler `ended`.
     pub(crate) fn abort(&self, code: AbortCode) {
-        self.carrier.connection.abort_messages(code);
+        self.carrier.connection.abort(code, ConnectionFault::Closed);
     }
 
     /// Returns the reason why the connection ended early, if it did.

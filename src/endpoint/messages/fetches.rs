@@ -194,7 +194,7 @@ impl Fetch {
         }
         let mut count = 0;
         while let Some(&(from, length, at)) = self.rest.last()
-            && link.land_at_once(&mut self.landing, at..at + length as usize, from)
+            && self.landing.read_at_once(&**link.queue_pair(), at..at + length as usize, from)
         {
             *most -= length;
             self.rest.pop();

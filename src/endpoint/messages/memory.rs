@@ -1,6 +1,5 @@
 //! The memory of a message connection: memory for landing, and memory of the application that the peer may read.
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
@@ -15,6 +14,7 @@ use tonic_rdma_verbs::memory::{Budget, Pool, PoolError, PoolSettings};
 use tonic_rdma_verbs::{Access, ProtectionDomain};
 
 /// The memory of a message connection.
+#[derive(Debug)]
 pub(crate) struct MessageMemory {
     domain: Arc<dyn ProtectionDomain>,
     budget: Arc<Budget>,
@@ -167,15 +167,5 @@ impl MessageMemory {
         if let Some(exposed) = &mut self.exposed {
             exposed.prune();
         }
-    }
-}
-
-impl fmt::Debug for MessageMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MessageMemory")
-            .field("landing", &self.landing.as_ref().map(Pool::statistics))
-            .field("landing_budget", &self.landing_budget)
-            .field("exposes", &self.exposed.is_some())
-            .finish_non_exhaustive()
     }
 }

@@ -24,7 +24,7 @@ pub(in crate::endpoint) mod settings;
 mod tests;
 pub(in crate::endpoint) mod traffic;
 
-pub(crate) use endpoint::{CallUnderWay, MessageEndpoint, Negotiated};
+pub(crate) use endpoint::{MessageEndpoint, Negotiated};
 pub(crate) use handler::MessageHandler;
 #[cfg(test)]
 pub(crate) use sender::Exposed;

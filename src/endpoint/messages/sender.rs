@@ -14,12 +14,13 @@ use tonic_rdma_verbs::memory::{Block, Lease, PoolError, Quota};
 /// The sending side of a message connection, during [`MessageHandler::transmit`](super::MessageHandler::transmit).
 #[derive(Debug)]
 pub(crate) struct Sender<'a> {
-    link: &'a mut Link,
-    protocol: &'a mut protocol::Connection,
-    memory: &'a mut MessageMemory,
-    fetches: &'a mut Fetches,
-    counters: &'a Counters,
-    refused: bool,
+    pub(super) link: &'a mut Link,
+    pub(super) protocol: &'a mut protocol::Connection,
+    pub(super) memory: &'a mut MessageMemory,
+    pub(super) fetches: &'a mut Fetches,
+    pub(super) counters: &'a Counters,
+    /// Memory was refused.
+    pub(super) refused: bool,
 }
 
 /// A part of the content of a fetch, in order.
@@ -61,19 +62,9 @@ pub(crate) enum FetchError {
     },
 }
 
-impl<'a> Sender<'a> {
+impl Sender<'_> {
     /// Most slices of one message that cost no copy.
     pub(crate) const SLICES: usize = Link::SLICES - 1;
-
-    pub(super) fn new(
-        link: &'a mut Link,
-        protocol: &'a mut protocol::Connection,
-        memory: &'a mut MessageMemory,
-        fetches: &'a mut Fetches,
-        counters: &'a Counters,
-    ) -> Self {
-        Self { link, protocol, memory, fetches, counters, refused: false }
-    }
 
     /// Counts that the handler has messages that have to wait for room.
     pub(crate) fn note_stall(&mut self) {
@@ -81,11 +72,6 @@ impl<'a> Sender<'a> {
             Some(Blocked::Credits) => self.counters.credit_stalls.add(1),
             _ => self.counters.send_stalls.add(1),
         }
-    }
-
-    /// Returns whether memory was refused.
-    pub(super) fn was_refused(&self) -> bool {
-        self.refused
     }
 
     /// Returns how many bytes one message may have now; 0 means to wait for the next call of `transmit`. The value is

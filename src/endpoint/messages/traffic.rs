@@ -23,7 +23,8 @@ use tonic_rdma_verbs::memory::Budget;
 pub(crate) struct Messages {
     /// The handler; `None` before the start and after the end.
     handler: Option<Arc<dyn MessageHandler>>,
-    started: bool,
+    /// A handler has taken the connection over.
+    pub(crate) started: bool,
     pub(crate) memory: MessageMemory,
     pub(crate) fetches: Fetches,
     /// Memory that short messages are copied into, one behind the other.
@@ -94,11 +95,6 @@ impl Messages {
         }
     }
 
-    /// Returns whether a handler has taken the connection over.
-    pub(crate) fn is_started(&self) -> bool {
-        self.started
-    }
-
     /// Returns whether the handler had nothing more to send in its last turn, and no fetch is under way.
     pub(crate) fn is_exhausted(&self) -> bool {
         self.exhausted && self.fetches.is_empty() && !self.fetches.has_over()
@@ -138,7 +134,7 @@ impl Messages {
             let Part::Eager { slot, offset, length } = part else {
                 return Err(protocol::Violation::Offer.into());
             };
-            let (block, start) = link.slot(slot)?;
+            let (block, start) = link.receives.slot(slot.0)?;
             let range = start + offset..start + offset + length;
             let message = if length > Self::SHORT {
                 let mut message = Vec::with_capacity(length);
@@ -171,9 +167,9 @@ impl Messages {
         let Some(handler) = self.handler.take() else { return Ok(()) };
         let Self { memory, fetches, after, .. } = self;
         memory.will_ask();
-        let mut sender = Sender::new(link, protocol, memory, fetches, counters);
+        let mut sender = Sender { link, protocol, memory, fetches, counters, refused: false };
         let sent = handler.transmit(&mut sender, after);
-        let refused = sender.was_refused();
+        let refused = sender.refused;
         self.exhausted = !refused && sender.room() > 0;
         self.memory.note_refused(refused);
         self.handler = Some(handler);

@@ -10,7 +10,6 @@ use super::control_stream::ControlStream;
 use super::established::{Established, PeerEnd};
 use super::identity;
 use super::prepared::Prepared;
-use super::proof::{self, confirm};
 use crate::endpoint::config::Config;
 use crate::endpoint::connection::End;
 use crate::endpoint::error::{NegotiationError, RdmaUnavailable};
@@ -18,7 +17,7 @@ use crate::endpoint::journal::Journal;
 use crate::endpoint::messages::Negotiated;
 use crate::endpoint::provider;
 use crate::endpoint::stream::EndpointStream;
-use crate::wire::hello::{Answer, ClientHello, Confirm, Message, NATIVE_CALLS};
+use crate::wire::hello::{Answer, ClientHello, Message, NATIVE_CALLS};
 use tonic_rdma_verbs::QueuePairAddress;
 
 /// The result of a negotiation.
@@ -84,20 +83,20 @@ async fn finish(
 ) -> Result<Outcome, NegotiationError> {
     let reached = match connected {
         // With shared memory, the two values are proof enough.
-        Ok(established) if established.probe().ours.is_some() => Ok(established),
+        Ok(established) if established.queue_pair.probe().ours.is_some() => Ok(established),
         Ok(established) => established.check_reachable().await.map(|()| established),
         Err(reason) => Err(reason),
     };
     let established = match reached {
         Ok(established) => established,
         Err(reason) => {
-            control.send(&Message::Confirm(Confirm::Failed { reason: reason.to_string() })).await?;
+            control.send(&Message::failed(&reason)).await?;
             return fall_back(control, reason);
         }
     };
-    control.send(&confirm(established.probe())).await?;
+    control.send(&established.confirm()).await?;
     let answer = control.receive_confirm(Duration::ZERO).await?;
-    match proof::check(established.probe(), &answer) {
+    match established.check(&answer) {
         Ok(()) => control.into_rdma(established).map(Outcome::Rdma),
         Err(reason) => fall_back(control, reason),
     }

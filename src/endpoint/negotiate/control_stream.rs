@@ -101,8 +101,9 @@ impl ControlStream {
     pub(super) fn into_rdma(self, established: Established) -> Result<Negotiated, NegotiationError> {
         let device = established.device();
         let native = established.native;
-        let mut reason = match established.probe().ours {
-            Some(_) if established.shares_memory() => {
+        let mut reason = match established.queue_pair.probe().ours {
+            // Long content needs no second copy if each end may read the other's memory.
+            Some(_) if established.queue_pair.reads_by_copy() => {
                 format!("both ends have {device}, and read one another's memory")
             }
             Some(_) => format!("both ends have {device}, and read only one another's rings"),
@@ -113,7 +114,7 @@ impl ControlStream {
         }
         let info = RdmaConnectInfo::new(ConnectionFacts {
             verdict: Verdict::Rdma,
-            provider: Some(established.provider()),
+            provider: Some(established.context.attributes().provider),
             device: Some(established.device().into()),
             reason: reason.into(),
             native,

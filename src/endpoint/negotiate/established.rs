@@ -13,7 +13,8 @@ use crate::endpoint::connection::supervisor::{Counted, Supervisor};
 use crate::endpoint::error::RdmaUnavailable;
 use crate::endpoint::info::Telemetry;
 use crate::endpoint::journal::Journal;
-use tonic_rdma_verbs::{Context, Probe, QueuePair, QueuePairAddress};
+use crate::wire::hello::{Confirm, Message};
+use tonic_rdma_verbs::{Context, QueuePair, QueuePairAddress};
 
 /// A queue pair that is connected.
 #[derive(Debug)]
@@ -21,6 +22,7 @@ pub(super) struct Established {
     pub(super) context: Arc<dyn Context>,
     pub(super) member: Member,
     pub(super) queue_pair: Arc<dyn QueuePair>,
+    /// Receive buffers of this end at the start.
     pub(super) slots: u32,
     /// The connection carries the messages of native calls.
     pub(super) native: bool,
@@ -41,14 +43,18 @@ impl Established {
     /// Longest time that a client needs to connect its queue pair ([`QueuePair::to_rtr`]) and to check that connection.
     pub(super) const CONNECTING: Duration = Duration::from_secs(5);
 
-    /// Returns the proof that both ends reach one another's memory.
-    pub(super) fn probe(&self) -> Probe {
-        self.queue_pair.probe()
+    /// Returns the message with the value that this end read in the peer's memory.
+    pub(super) fn confirm(&self) -> Message {
+        Message::Confirm(Confirm::Connected { nonce: self.queue_pair.probe().peers })
     }
 
-    /// Returns whether each end may read the other's memory, so that long content needs no second copy.
-    pub(super) fn shares_memory(&self) -> bool {
-        self.queue_pair.reads_by_copy()
+    /// Checks that the peer read the value that this end wrote, which proves that both ends reach one another's memory.
+    pub(super) fn check(&self, peer: &Confirm) -> Result<(), RdmaUnavailable> {
+        match peer {
+            Confirm::Failed { reason } => Err(RdmaUnavailable::PeerFailed(reason.clone())),
+            Confirm::Connected { nonce } if *nonce == self.queue_pair.probe().ours => Ok(()),
+            Confirm::Connected { .. } => Err(RdmaUnavailable::MemoryNotShared),
+        }
     }
 
     /// Checks that messages reach the peer and come back. Some problems of a path through a network show in no other way: a
@@ -62,35 +68,15 @@ impl Established {
         }
     }
 
-    /// Returns the name of the provider.
-    pub(super) fn provider(&self) -> &'static str {
-        self.context.attributes().provider
-    }
-
     /// Returns the name of the device.
     pub(super) fn device(&self) -> &str {
         &self.context.attributes().name
     }
 
-    /// Returns the queue pair's address, for the answer to an offer.
-    pub(super) fn local_address(&self) -> Vec<u8> {
-        self.queue_pair.local_address().as_bytes().to_vec()
-    }
-
-    /// Returns the number of receive buffers of this end at the start.
-    pub(super) fn receive_slots(&self) -> u32 {
-        self.slots
-    }
-
-    /// Returns the length of each receive buffer, in bytes.
-    pub(super) fn slot_size(&self) -> u32 {
-        self.config.slot_size
-    }
-
     /// Returns the counters and decisions of the connection.
     pub(super) fn telemetry(&self) -> Telemetry {
         Telemetry {
-            counters: Arc::clone(self.member.connection.counters()),
+            counters: Arc::clone(&self.member.connection.counters),
             polling: Arc::clone(self.member.queue.polling()),
             chooser: self.member.connection.chooser(),
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio_stream::Stream;
@@ -15,7 +15,6 @@ use tokio_stream::Stream;
 use super::places::{Place, Places, Source};
 use super::server;
 use crate::endpoint::config::Config;
-use crate::endpoint::error::NegotiationError;
 use crate::endpoint::journal::Journal;
 use crate::endpoint::messages::Negotiated;
 use crate::endpoint::stream::EndpointStream;
@@ -101,12 +100,12 @@ impl Stream for Listener {
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<EndpointStream>> {
         if self.native.borrow().is_none() {
-            self.native.send_replace(Some(false));
+            self.take_native_calls(false);
         }
         loop {
             match ready!(self.connections.poll_recv(context)) {
                 Some(Negotiated::Stream(stream)) => return Poll::Ready(Some(stream)),
-                // Only `into_negotiated`, which takes this listener, makes such connections.
+                // Only a listener that takes native calls makes such connections, and its owner does not use this stream.
                 Some(Negotiated::Messages(_)) => {}
                 None => return Poll::Ready(None),
             }
@@ -115,33 +114,16 @@ impl Stream for Listener {
 }
 
 impl Listener {
-    /// Takes native calls too from now on: connections whose client asks for them carry messages. Others, also those that were
-    /// negotiated before this call, are byte streams. Clients that ask before the first connection is taken wait for this call a moment.
-    pub(crate) fn into_negotiated(self) -> NegotiatedListener {
-        self.native.send_replace(Some(true));
-        NegotiatedListener { listener: self }
+    /// Sets whether native calls are taken from now on, too: then connections whose client asks for them carry messages. Others, also those
+    /// that were negotiated before this call, are byte streams. Clients that ask before the first connection is taken wait for this call a
+    /// moment.
+    pub(crate) fn take_native_calls(&self, native: bool) {
+        self.native.send_replace(Some(native));
     }
-}
 
-/// A listener whose connections may carry native calls. Dropping it closes the port.
-#[derive(Debug)]
-pub(crate) struct NegotiatedListener {
-    listener: Listener,
-}
-
-impl NegotiatedListener {
-    /// Returns the address that the listener listens on.
-    #[cfg(test)]
-    pub(crate) fn local_addr(&self) -> SocketAddr {
-        self.listener.local_addr()
-    }
-}
-
-impl Stream for NegotiatedListener {
-    type Item = Negotiated;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Negotiated>> {
-        self.listener.connections.poll_recv(context)
+    /// Returns the next connection, which may carry native calls.
+    pub(crate) async fn next_negotiated(&mut self) -> Option<Negotiated> {
+        self.connections.recv().await
     }
 }
 
@@ -181,7 +163,7 @@ async fn accept(
         tokio::spawn(async move {
             let guest = Guest { source, place: &place, preparations: &preparations };
             let negotiated = tokio::select! {
-                negotiated = negotiate(tcp, &config, &journal, guest, &native) => negotiated,
+                negotiated = server::negotiate(tcp, &config, &journal, guest, &native) => negotiated,
                 () = connections.closed() => return,
             };
             match negotiated {
@@ -213,15 +195,4 @@ pub(super) struct Guest<'a> {
     pub(super) place: &'a Place,
     /// The places of negotiations that hold a queue pair and receive memory.
     pub(super) preparations: &'a Arc<Places>,
-}
-
-async fn negotiate(
-    tcp: TcpStream,
-    config: &Config,
-    journal: &Arc<Journal>,
-    guest: Guest<'_>,
-    native: &watch::Receiver<Option<bool>>,
-) -> Result<Negotiated, NegotiationError> {
-    tcp.set_nodelay(true)?;
-    server::negotiate(tcp, config, journal, guest, native).await
 }

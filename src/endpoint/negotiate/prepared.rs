@@ -98,6 +98,8 @@ impl Prepared {
 
     /// Connects to the peer's end. `native`: this end of the calls, if the connection carries native calls. May block for as long as [`QueuePair::to_rtr`] may, which calls the peer's device.
     pub(super) fn connect(self, peer: &PeerEnd, native: Option<End>) -> Result<Established, RdmaUnavailable> {
+        /// Gathering writes up to this length costs less than a message for each.
+        const COALESCE: usize = 4096;
         let reads = Link::reads(self.context.attributes());
         let window = peer.receive_slots.max(self.config.receive_slots);
         let send_queue = (self.queue_pair.capacity().send_requests - reads).min(Link::sends_for(window));
@@ -114,7 +116,8 @@ impl Prepared {
             ..protocol::Settings::default()
         };
         let protocol = protocol::Connection::new(settings, Instant::now()).map_err(RdmaUnavailable::setup)?;
-        let limits = self.limits(peer);
+        let room = (peer.slot_size as usize).saturating_sub(Header::LENGTH);
+        let limits = Limits { coalesce: COALESCE.min(room), ping_timeout: self.config.ping_timeout };
         let chooser = Chooser::new(&self.config, &self.context);
         let queue_pair = Arc::clone(&self.queue_pair);
         let traffic = match native {
@@ -147,12 +150,5 @@ impl Prepared {
             native: native.is_some(),
             config: self.config,
         })
-    }
-
-    fn limits(&self, peer: &PeerEnd) -> Limits {
-        /// Gathering writes up to this length costs less than a message for each.
-        const COALESCE: usize = 4096;
-        let room = (peer.slot_size as usize).saturating_sub(Header::LENGTH);
-        Limits { coalesce: COALESCE.min(room), ping_timeout: self.config.ping_timeout }
     }
 }

@@ -15,7 +15,6 @@ use super::identity::{self, Reach};
 use super::listen::{Guest, Listener};
 use super::places::{Lost, Place, TooManyWait};
 use super::prepared::Prepared;
-use super::proof::{self, confirm};
 use super::sniff::{Peer, sniff};
 use crate::endpoint::config::{Config, Policy, StockClients};
 use crate::endpoint::connection::End;
@@ -38,6 +37,7 @@ pub(super) async fn negotiate(
     guest: Guest<'_>,
     native: &watch::Receiver<Option<bool>>,
 ) -> Result<Negotiated, NegotiationError> {
+    tcp.set_nodelay(true)?;
     // One handshake timeout each for the client's first message, for this end's work, and for the client's answer.
     let whole = 3 * config.handshake_timeout + Established::CONNECTING;
     let control = ControlStream::new(tcp, config.handshake_timeout, journal);
@@ -218,9 +218,9 @@ impl Negotiation<'_> {
         let Accepted { established, offer, place } = accepted;
         let answer = Answer::Accept {
             offer,
-            queue_pair: established.local_address(),
-            receive_slots: established.receive_slots(),
-            slot_size: established.slot_size(),
+            queue_pair: established.queue_pair.local_address().as_bytes().to_vec(),
+            receive_slots: established.slots,
+            slot_size: established.config.slot_size,
             capabilities: if established.native { NATIVE_CALLS } else { 0 },
         };
         control.send(&Message::ServerHello(ServerHello { answer })).await?;
@@ -229,39 +229,37 @@ impl Negotiation<'_> {
             biased;
             read = control.receive_confirm(Established::CONNECTING) => read?,
             () = place.lost() => {
+                // The offer is taken back, and the connection goes on over TCP once the client has answered the offer.
                 drop((established, place));
+                self.guest.place.waits();
+                let read = tokio::select! {
+                    biased;
+                    read = control.receive_confirm(Established::CONNECTING) => read?,
+                    () = self.guest.place.lost() => return Err(NegotiationError::Displaced),
+                };
                 let reason = RdmaUnavailable::Crowded(self.guest.preparations.limit());
-                return self.withdraw(control, reason).await;
+                return self.give_up(control, &read, reason).await;
             }
         };
-        match (proof::check(established.probe(), &read), read) {
-            (Ok(()), _) => {
-                control.send(&confirm(established.probe())).await?;
+        match established.check(&read) {
+            Ok(()) => {
+                control.send(&established.confirm()).await?;
                 control.into_rdma(established)
             }
-            // The client has given up RDMA, and goes on over TCP without an answer.
-            (Err(reason), Confirm::Failed { .. }) => self.fall_back(control, reason),
-            (Err(reason), Confirm::Connected { .. }) => {
-                control.send(&Message::Confirm(Confirm::Failed { reason: reason.to_string() })).await?;
-                self.fall_back(control, reason)
-            }
+            Err(reason) => self.give_up(control, &read, reason).await,
         }
     }
 
-    /// Takes an accepted offer back, because of `reason`, and goes on over TCP once the client has answered the offer.
-    async fn withdraw(
+    /// Goes on over TCP because of `reason`, after the client has said `read`.
+    async fn give_up(
         self,
         mut control: ControlStream,
+        read: &Confirm,
         reason: RdmaUnavailable,
     ) -> Result<Negotiated, NegotiationError> {
-        self.guest.place.waits();
-        let read = tokio::select! {
-            biased;
-            read = control.receive_confirm(Established::CONNECTING) => read?,
-            () = self.guest.place.lost() => return Err(NegotiationError::Displaced),
-        };
+        // A client that has given up RDMA goes on over TCP without an answer.
         if let Confirm::Connected { .. } = read {
-            control.send(&Message::Confirm(Confirm::Failed { reason: reason.to_string() })).await?;
+            control.send(&Message::failed(&reason)).await?;
         }
         self.fall_back(control, reason)
     }

@@ -6,10 +6,11 @@
 //! the next call usually comes at once, and otherwise the poll task arms them within some milliseconds.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::pace::Pace;
+use super::reactor::Reactor;
 
 /// The callers of one reactor.
 #[derive(Debug)]
@@ -73,16 +74,6 @@ impl Callers {
         self.own_polling.load(Ordering::SeqCst) > 0
     }
 
-    /// Notes that a thread polls itself from now on.
-    pub(super) fn begin_own_polling(&self) {
-        self.own_polling.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// Notes that a thread polls itself no more.
-    pub(super) fn end_own_polling(&self) {
-        self.own_polling.fetch_sub(1, Ordering::SeqCst);
-    }
-
     /// Returns whether a caller has looked since the last call of this function, and left nothing to the poll task.
     pub(super) fn have_looked(&self) -> bool {
         self.looked.swap(false, Ordering::SeqCst) && !self.waiting.load(Ordering::SeqCst)
@@ -106,19 +97,58 @@ impl Callers {
         takes_over
     }
 
-    /// Notes that a call has begun.
-    pub(super) fn call_begins(&self) {
-        self.calls.fetch_add(1, Ordering::SeqCst);
-    }
-
     /// Returns whether one call is under way.
     pub(super) fn is_single_call(&self) -> bool {
         self.calls.load(Ordering::Relaxed) == 1
     }
+}
 
-    /// Notes that a call has ended.
-    pub(super) fn call_ends(&self) {
-        self.calls.fetch_sub(1, Ordering::SeqCst);
+/// A call of this process that is under way, whose future may look at a queue, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct CallUnderWay(Arc<Reactor>);
+
+impl CallUnderWay {
+    /// Notes that a call has begun.
+    pub(crate) fn begin(reactor: &Arc<Reactor>) -> Self {
+        reactor.callers.calls.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(reactor))
+    }
+}
+
+impl Drop for CallUnderWay {
+    fn drop(&mut self) {
+        self.0.callers.calls.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// A thread polls the queues of a reactor itself, until this is dropped. Meanwhile the queues are not armed, so that arrivals and
+/// completions wake no other thread, and the poll task looks once in a millisecond only.
+#[derive(Debug)]
+#[must_use = "the poll task takes over when this is dropped"]
+pub struct OwnPolling {
+    reactor: Arc<Reactor>,
+}
+
+impl OwnPolling {
+    /// Begins. The thread has to poll until it drops the result, or to be content with a look in each millisecond.
+    pub fn of(reactor: &Arc<Reactor>) -> Self {
+        reactor.callers.own_polling.fetch_add(1, Ordering::SeqCst);
+        // If the poll task is in a step, it may arm the queues once more. Then the first event wakes it, and it does not arm them again.
+        reactor.take_arming_back();
+        Self { reactor: Arc::clone(reactor) }
+    }
+
+    /// Polls every queue once. A queue that another thread is polling is left to that thread.
+    pub fn poll(&self) {
+        self.reactor.poll();
+    }
+}
+
+impl Drop for OwnPolling {
+    fn drop(&mut self) {
+        self.reactor.callers.own_polling.fetch_sub(1, Ordering::SeqCst);
+        // The poll task takes over.
+        self.reactor.wake_task.notify_one();
     }
 }
 
@@ -140,11 +170,12 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
+    use crate::endpoint::config::Config;
 
     #[test]
     fn the_poll_task_does_not_wait_after_a_caller_that_stopped_without_its_answer() {
         let callers = Callers::new(Duration::from_micros(120));
-        callers.call_begins();
+        callers.calls.store(1, Ordering::SeqCst);
         let turn = callers.begin().unwrap();
         assert!(callers.is_looking());
         callers.wait();
@@ -152,27 +183,28 @@ mod tests {
         assert!(!callers.is_looking() && !callers.have_looked(), "nothing else would look at the queue");
     }
 
-    #[test]
-    fn threads_that_poll_themselves_keep_the_poll_task_waiting() {
-        let callers = Callers::new(Duration::from_micros(120));
-        callers.begin_own_polling();
-        callers.begin_own_polling();
-        callers.end_own_polling();
+    #[tokio::test]
+    async fn threads_that_poll_themselves_keep_the_poll_task_waiting() {
+        let context = tonic_rdma_verbs::soft::open().unwrap();
+        let reactor = Reactor::current(&context, &Config::default()).unwrap();
+        let callers = &reactor.callers;
+        let (first, second) = (OwnPolling::of(&reactor), OwnPolling::of(&reactor));
+        drop(first);
         assert!(callers.is_looking() && callers.is_own_polled(), "one is left");
-        callers.end_own_polling();
+        drop(second);
         assert!(!callers.is_looking() && !callers.is_own_polled());
     }
 
     #[test]
     fn the_poll_task_waits_once_for_the_next_call_of_the_only_caller() {
         let callers = Callers::new(Duration::from_micros(120));
-        callers.call_begins();
+        callers.calls.store(1, Ordering::SeqCst);
         let turn = callers.begin().unwrap();
         assert!(!callers.hand_over(turn, false));
         assert!(callers.have_looked());
         assert!(!callers.have_looked(), "no caller came since");
         // Other calls wait for their answers.
-        callers.call_begins();
+        callers.calls.store(2, Ordering::SeqCst);
         let turn = callers.begin().unwrap();
         assert!(callers.hand_over(turn, false));
         assert!(!callers.have_looked());

@@ -8,7 +8,6 @@ mod busy;
 mod callers;
 mod device_events;
 mod late_arrivals;
-mod own_polling;
 mod pace;
 mod park_hook;
 mod participant;
@@ -22,7 +21,8 @@ mod this_thread;
 mod watched;
 
 pub(crate) use accepting::Accepting;
-pub use own_polling::OwnPolling;
+pub(crate) use callers::CallUnderWay;
+pub use callers::OwnPolling;
 pub use pace::{Observation, Pace};
 pub use park_hook::idle_polling;
 pub use participant::Participant;

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use tokio::runtime::{Builder, Handle, Id};
 
-use super::reactor::Reactor;
+use super::reactor::{REACTORS, Reactor};
 
 /// Makes the runtime under construction poll the completion queues of its connections when it has nothing else to do. This
 /// gives the lowest latency, because no other thread and no wake-up is between a completion and the task.
@@ -52,11 +52,11 @@ impl IdleHook {
 
 impl KnownReactors {
     fn refresh(&mut self) {
-        if self.runtime.is_some() && self.generation == Reactor::generation() {
+        if self.runtime.is_some() && self.generation == REACTORS.generation() {
             return;
         }
         let Ok(handle) = Handle::try_current() else { return };
         self.runtime = Some(handle.id());
-        (self.generation, self.reactors) = Reactor::of_runtime(handle.id());
+        (self.generation, self.reactors) = REACTORS.of_runtime(handle.id());
     }
 }

@@ -14,29 +14,13 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use super::queue::Queue;
+use super::reactor::Reactor;
 use tonic_rdma_verbs::VerbsError;
 
 /// Longest time between two looks at the queues of a runtime that is never idle.
 const WATCH: Duration = Duration::from_millis(1);
 /// Longest sleep while words are watched.
 const TIMED_SLEEP: Duration = Duration::from_millis(20);
-
-/// The queues of a reactor, as the poll task drives them.
-pub(super) trait PollTarget: Send + Sync + 'static {
-    /// Polls, and decides what the task does next. `watched`: the task has waited for the whole time of [`Step::Watch`] without a
-    /// wake-up.
-    fn step(&self, watched: bool) -> Step;
-
-    /// Notes that the task is about to sleep (`wanted` is true), or has slept (false). Returns whether the sleep needs a time
-    /// limit.
-    fn set_timed_sleep(&self, wanted: bool) -> bool;
-
-    /// Wakes the tasks whose watched values arrived while nothing woke the poll task; returns whether there are any.
-    fn wake_watched(&self) -> bool;
-
-    /// Notes that an event woke the task.
-    fn event(&self);
-}
 
 /// The next step of the poll task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +56,7 @@ pub(super) fn waiters(queues: &[Arc<Queue>]) -> Result<Vec<Waiter>, VerbsError> 
 }
 
 /// Runs until the reactor is gone.
-pub(super) async fn run(reactor: Weak<impl PollTarget>, waiters: Vec<Waiter>, wake: Arc<Notify>) {
+pub(super) async fn run(reactor: Weak<Reactor>, waiters: Vec<Waiter>, wake: Arc<Notify>) {
     let mut watched = false;
     loop {
         // The task keeps no reactor alive across an await, so the reactor is dropped with its last user.
@@ -92,7 +76,7 @@ pub(super) async fn run(reactor: Weak<impl PollTarget>, waiters: Vec<Waiter>, wa
 
 /// Waits for an event or a wake-up. While words are watched, the sleep has a time limit. The reason: a device that places bytes
 /// late may bring a value after the peer has checked whether this end sleeps. Then no completion announces the value.
-async fn sleep(reactor: &Weak<impl PollTarget>, waiters: &[Waiter], wake: &Notify) {
+async fn sleep(reactor: &Weak<Reactor>, waiters: &[Waiter], wake: &Notify) {
     let set_timed_sleep = |wanted| reactor.upgrade().is_some_and(|reactor| reactor.set_timed_sleep(wanted));
     let mut limit = set_timed_sleep(true).then_some(TIMED_SLEEP);
     let had_event = loop {
@@ -113,7 +97,7 @@ async fn sleep(reactor: &Weak<impl PollTarget>, waiters: &[Waiter], wake: &Notif
     }
 }
 
-fn event(reactor: &Weak<impl PollTarget>) {
+fn event(reactor: &Weak<Reactor>) {
     if let Some(reactor) = reactor.upgrade() {
         reactor.event();
     }

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use tokio::runtime::{Handle, Id, RuntimeFlavor};
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
@@ -27,7 +27,7 @@ use super::callers::Callers;
 use super::device_events;
 use super::late_arrivals::LateArrivals;
 use super::pace::{Observation, Pace};
-use super::poll_task::{self, PollTarget, Step};
+use super::poll_task::{self, Step};
 use super::queue::{Polled, Queue};
 use super::registry::{Key, Registry};
 use super::short_waits::ShortWaits;
@@ -51,7 +51,7 @@ pub struct Reactor {
     next: AtomicUsize,
     spinner: Mutex<Spinner>,
     /// Wakes the poll task.
-    wake_task: Arc<Notify>,
+    pub(super) wake_task: Arc<Notify>,
     mode: PollMode,
     spin_limit: Duration,
     /// The runtime's `on_thread_park` polls this reactor.
@@ -65,7 +65,7 @@ pub struct Reactor {
     /// The task that takes the device's events.
     events: Option<AbortHandle>,
     sleeping_threads: Arc<SleepingThreads>,
-    callers: Callers,
+    pub(super) callers: Callers,
     short_waits: ShortWaits,
     late: LateArrivals,
     left: Left,
@@ -89,7 +89,8 @@ struct Spinner {
     last_yield: Instant,
 }
 
-static REACTORS: LazyLock<Registry<Reactor>> = LazyLock::new(Registry::default);
+/// The reactors of this process.
+pub(super) static REACTORS: LazyLock<Registry> = LazyLock::new(Registry::default);
 
 impl Reactor {
     /// Returns the current runtime's reactor for this device and configuration. The first call creates the reactor. The reactor
@@ -104,16 +105,6 @@ impl Reactor {
         let runtime = Handle::current();
         let key = Key::new(runtime.id(), context, config);
         REACTORS.get_or_add(key, || Self::new(context, config, &runtime))
-    }
-
-    /// Returns the reactors of `runtime`, and the generation of this answer.
-    pub(super) fn of_runtime(runtime: Id) -> (usize, Vec<Weak<Self>>) {
-        REACTORS.of_runtime(runtime)
-    }
-
-    /// Returns a number that changes whenever a reactor is added.
-    pub(super) fn generation() -> usize {
-        REACTORS.generation()
     }
 
     fn new(context: &Arc<dyn Context>, config: &Config, runtime: &Handle) -> Result<Arc<Self>, VerbsError> {
@@ -193,14 +184,12 @@ impl Reactor {
             Spun::Woke => {}
             // If no task is ready, the runtime would sleep now, and the queues are not armed.
             Spun::Ran => self.wake_task.notify_one(),
-            Spun::Nothing => self.arm_before_sleep(&mut spinner),
-        }
-    }
-
-    /// Arms the queues before the thread of the runtime sleeps.
-    fn arm_before_sleep(&self, spinner: &mut Spinner) {
-        if self.arm(spinner) || self.queues.iter().any(|queue| queue.wants_timed_sleep()) {
-            self.wake_task.notify_one();
+            // The thread of the runtime sleeps.
+            Spun::Nothing => {
+                if self.arm(&mut spinner) || self.queues.iter().any(|queue| queue.wants_timed_sleep()) {
+                    self.wake_task.notify_one();
+                }
+            }
         }
     }
 
@@ -287,13 +276,7 @@ impl Reactor {
             return is_done();
         };
         self.was_idle.store(true, Ordering::Relaxed);
-        if let Ok(mut spinner) = self.spinner.try_lock()
-            && spinner.armed
-        {
-            self.disarm(&mut spinner.armed);
-            // No event would wake the poll task now, if this thread stays busy.
-            self.wake_task.notify_one();
-        }
+        self.take_arming_back();
         self.short_waits.wait(start, || queue.poll(), is_done)
     }
 
@@ -318,33 +301,15 @@ impl Reactor {
         }
     }
 
-    /// Notes that a thread polls the queues itself from now on.
-    pub(super) fn begin_own_polling(&self) {
-        self.callers.begin_own_polling();
-        // If the poll task is in a step, it may arm the queues once more. Then the first event wakes it, and it does not arm them again.
+    /// Disarms armed queues, because this thread looks at them now. No event would wake the poll task if this thread stays busy, so
+    /// that task looks from time to time from now on.
+    pub(super) fn take_arming_back(&self) {
         if let Ok(mut spinner) = self.spinner.try_lock()
             && spinner.armed
         {
             self.disarm(&mut spinner.armed);
-            // No event would wake the poll task now. It looks from time to time from now on.
             self.wake_task.notify_one();
         }
-    }
-
-    /// Notes that a thread polls the queues itself no more. The poll task takes over.
-    pub(super) fn end_own_polling(&self) {
-        self.callers.end_own_polling();
-        self.wake_task.notify_one();
-    }
-
-    /// Notes that a call of this process has begun, whose future may look at a queue.
-    pub(crate) fn call_begins(&self) {
-        self.callers.call_begins();
-    }
-
-    /// Notes that a call of this process has ended.
-    pub(crate) fn call_ends(&self) {
-        self.callers.call_ends();
     }
 
     /// Returns whether all connections of the reactor's queues belong to callers, so that nothing arrives that no caller waits for.
@@ -417,10 +382,10 @@ impl Reactor {
             }
         }
     }
-}
 
-impl PollTarget for Reactor {
-    fn step(&self, watched: bool) -> Step {
+    /// Polls, and decides what the poll task does next. `watched`: the task has waited for the whole time of [`Step::Watch`] without
+    /// a wake-up.
+    pub(super) fn step(&self, watched: bool) -> Step {
         let _accepting = Accepting::begin();
         self.carry_out_left();
         if self.mode == PollMode::Busy && !self.sleeping_threads.any() {
@@ -464,7 +429,9 @@ impl PollTarget for Reactor {
         if self.arm(&mut spinner) { Step::Again } else { Step::Sleep }
     }
 
-    fn set_timed_sleep(&self, wanted: bool) -> bool {
+    /// Notes that the poll task is about to sleep (`wanted` is true), or has slept (false). Returns whether the sleep needs a time
+    /// limit.
+    pub(super) fn set_timed_sleep(&self, wanted: bool) -> bool {
         // The flags are cleared first, so that a word that is added from here on wakes the task.
         self.queues.iter().for_each(|queue| queue.set_timed_sleep(false));
         let timed =
@@ -473,12 +440,14 @@ impl PollTarget for Reactor {
         timed
     }
 
-    fn wake_watched(&self) -> bool {
+    /// Wakes the tasks whose watched values arrived while nothing woke the poll task; returns whether there are any.
+    pub(super) fn wake_watched(&self) -> bool {
         self.late.add(self.queues.iter().flat_map(|queue| queue.unannounced()).collect());
         self.queues.iter().map(|queue| queue.wake_watched()).sum::<usize>() > 0
     }
 
-    fn event(&self) {
+    /// Notes that an event woke the poll task.
+    pub(super) fn event(&self) {
         let mut spinner = lock(&self.spinner);
         spinner.armed = false;
         self.queues.iter().for_each(|queue| queue.woken());

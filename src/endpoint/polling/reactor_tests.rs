@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use super::*;
+use crate::endpoint::polling::CallUnderWay;
 use std::io::IoSlice;
 use tonic_rdma_verbs::{
     Access, CompletionQueue, HostMemory, Operation, PathSettings, Payload, ProtectionDomain, QueuePair,
@@ -17,14 +18,14 @@ async fn a_call_of_another_thread_looks_once() {
         reactor.wait_as_caller(queue, Some(Instant::now()), || false);
         queue.polling().polls.value() - before
     };
-    reactor.call_begins();
+    let call = CallUnderWay::begin(&reactor);
     assert_eq!(looks(), 1, "the runtime does not poll when it is idle");
     reactor.idle();
     // A caller that other work keeps from its thread looks once, and so do those after a wait that brought nothing.
     assert!((0..10_000).any(|_| looks() > 1));
     let elsewhere = std::thread::scope(|scope| scope.spawn(looks).join().unwrap());
     assert_eq!(elsewhere, 1, "that thread may have tasks of another runtime");
-    reactor.call_ends();
+    drop(call);
 }
 
 /// Counts its runs, and panics.

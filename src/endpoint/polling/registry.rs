@@ -7,14 +7,15 @@ use std::time::Duration;
 
 use tokio::runtime::Id;
 
+use super::reactor::Reactor;
 use crate::endpoint::config::{Config, PollMode, SharedReceive};
 use tonic_rdma_verbs::Context;
 use tonic_rdma_verbs::internal::lock;
 
-/// Finds values by runtime, device and configuration. The registry keeps no value alive.
-#[derive(Debug)]
-pub(super) struct Registry<T> {
-    entries: Mutex<HashMap<Key, Weak<T>>>,
+/// Finds reactors by runtime, device and configuration. The registry keeps no reactor alive.
+#[derive(Debug, Default)]
+pub(super) struct Registry {
+    entries: Mutex<HashMap<Key, Weak<Reactor>>>,
     /// Counts additions, so that a reader that keeps a copy knows when the copy is out of date.
     generation: AtomicUsize,
 }
@@ -46,35 +47,29 @@ impl Key {
     }
 }
 
-impl<T> Default for Registry<T> {
-    fn default() -> Self {
-        Self { entries: Mutex::default(), generation: AtomicUsize::new(0) }
-    }
-}
-
-impl<T> Registry<T> {
-    /// Returns the value of `key`, or makes and adds one.
+impl Registry {
+    /// Returns the reactor of `key`, or makes and adds one.
     pub(super) fn get_or_add<E>(
         &self,
         key: Key,
-        make: impl FnOnce() -> Result<Arc<T>, E>,
-    ) -> Result<Arc<T>, E> {
+        make: impl FnOnce() -> Result<Arc<Reactor>, E>,
+    ) -> Result<Arc<Reactor>, E> {
         let mut entries = lock(&self.entries);
-        if let Some(value) = entries.get(&key).and_then(Weak::upgrade) {
-            return Ok(value);
+        if let Some(reactor) = entries.get(&key).and_then(Weak::upgrade) {
+            return Ok(reactor);
         }
-        entries.retain(|_, value| value.strong_count() > 0);
-        let value = make()?;
-        entries.insert(key, Arc::downgrade(&value));
+        entries.retain(|_, reactor| reactor.strong_count() > 0);
+        let reactor = make()?;
+        entries.insert(key, Arc::downgrade(&reactor));
         self.generation.fetch_add(1, Ordering::Release);
-        Ok(value)
+        Ok(reactor)
     }
 
-    /// Returns the values of `runtime`, and the generation of this answer.
-    pub(super) fn of_runtime(&self, runtime: Id) -> (usize, Vec<Weak<T>>) {
+    /// Returns the reactors of `runtime`, and the generation of this answer.
+    pub(super) fn of_runtime(&self, runtime: Id) -> (usize, Vec<Weak<Reactor>>) {
         let entries = lock(&self.entries);
         let of_runtime = entries.iter().filter(|(key, _)| key.runtime == runtime);
-        (self.generation(), of_runtime.map(|(_, value)| value.clone()).collect())
+        (self.generation(), of_runtime.map(|(_, reactor)| reactor.clone()).collect())
     }
 
     /// Returns a number that changes with each addition.

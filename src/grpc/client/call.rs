@@ -24,7 +24,6 @@ use crate::transport::balance::connection::Reservation;
 ///
 /// The first poll queues what the request has, and lets other tasks run, so that calls which are made together go out together. Later
 /// polls look at the completion queue for a short time before they wait.
-#[derive(Debug)]
 pub(super) struct NativeCall {
     endpoints: Arc<Endpoints>,
     connection: Arc<Connection>,
@@ -36,7 +35,6 @@ pub(super) struct NativeCall {
 }
 
 /// The end of a call without a response.
-#[derive(Debug)]
 pub(super) enum End {
     Failed(Status),
     /// The server has not seen the call: it can be sent on another connection.
@@ -44,7 +42,6 @@ pub(super) enum End {
 }
 
 /// A call that can be sent on another connection.
-#[derive(Debug)]
 pub(super) struct Again {
     endpoints: Arc<Endpoints>,
     request: Unsent,
@@ -167,10 +164,10 @@ impl NativeCall {
             },
             Progress::Waits => {
                 let (failed, body) = (Arc::default(), std::mem::take(&mut request.body));
-                let pump = Pump::new(body, outgoing, stream, Arc::clone(&failed));
+                let pump = Pump { body, outgoing, stream, failed: Arc::clone(&failed) };
                 let runtime = Handle::try_current();
-                let task = runtime.as_ref().unwrap_or(self.endpoints.runtime()).spawn(pump);
-                call.sends(task.abort_handle(), failed);
+                let task = runtime.as_ref().unwrap_or(&self.endpoints.runtime).spawn(pump);
+                call.pump = Some((task.abort_handle(), failed));
                 self.request = None;
             }
         }
@@ -208,14 +205,14 @@ fn poll_head(
 ) -> Poll<Result<HeaderMap, Unanswered>> {
     let fault = match call.poll_head(deadline, context) {
         // The server answers with trailers only, or with an empty head, or it will.
-        Poll::Ready(Ok(head)) if head.is_empty() && !call.has_first() => {
+        Poll::Ready(Ok(head)) if head.is_empty() && call.first.is_none() => {
             match call.stream().poll_part(context) {
                 Poll::Ready(Some(Ok(Part::Trailers(trailers)))) => {
                     call.has_ended();
                     return Poll::Ready(Ok(trailers));
                 }
                 Poll::Ready(Some(Ok(part))) => {
-                    call.keep_first(part);
+                    call.first = Some(part);
                     return Poll::Ready(Ok(head));
                 }
                 Poll::Ready(Some(Err(fault))) => fault,
@@ -244,11 +241,6 @@ impl Again {
     /// Sends the call again. gRPC sends a call that a server refused once more.
     pub(super) async fn send(self) -> Result<Response<Body>, Status> {
         wait_and_call(self.endpoints, self.request, self.deadline, u32::from(self.refused)).await
-    }
-
-    /// Returns the status of the call if it is not sent again.
-    fn into_status(self) -> Status {
-        self.status
     }
 }
 
@@ -280,7 +272,7 @@ pub(super) async fn wait_and_call(
                     Err(End::Again(again)) => again,
                 };
                 if (again.refused && refusals >= REFUSALS) || connections >= CONNECTIONS {
-                    return Err(again.into_status());
+                    return Err(again.status);
                 }
                 refusals += u32::from(again.refused);
                 (request, deadline) = (again.request, again.deadline);

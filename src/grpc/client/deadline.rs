@@ -124,9 +124,3 @@ async fn wait(begun: Instant, own: Option<Instant>, endpoint: Option<Arc<Endpoin
         () = endpoint => {}
     }
 }
-
-impl std::fmt::Debug for Deadline {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Deadline").field("own", &self.own).finish_non_exhaustive()
-    }
-}

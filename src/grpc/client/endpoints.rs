@@ -8,18 +8,18 @@ use tonic::transport::Endpoint;
 
 use super::connection::{Connection, Dialling, Target};
 use super::error::ChannelError;
-use crate::endpoint::{Dialer, RdmaConnectInfo};
+use crate::endpoint::Dialer;
 use crate::grpc::calls::CallConfig;
 use crate::transport::balance::keep::Kept;
 use crate::transport::balance::table::Table;
-use tonic_rdma_verbs::internal::lock;
 
 /// The endpoints of a channel.
 #[derive(Debug)]
 pub(super) struct Endpoints {
     pub(super) table: Arc<Table<Connection>>,
-    dialling: Arc<Dialling>,
-    runtime: Handle,
+    pub(super) dialling: Arc<Dialling>,
+    /// The runtime of the channel.
+    pub(super) runtime: Handle,
     /// Dropping these ends the tasks of the endpoints.
     _kept: Vec<Kept<Connection>>,
 }
@@ -81,14 +81,5 @@ impl Endpoints {
     /// Returns the native connection of the only endpoint, if there is one. It may refuse the call, which can be sent again then.
     pub(super) fn only_native(&self) -> Option<Arc<Connection>> {
         self.table.only().filter(|connection| connection.is_native())
-    }
-
-    /// Returns the runtime of the channel.
-    pub(super) fn runtime(&self) -> &Handle {
-        &self.runtime
-    }
-
-    pub(super) fn last_connection(&self) -> Option<RdmaConnectInfo> {
-        lock(&self.dialling.last).clone()
     }
 }

@@ -34,6 +34,7 @@ use tower_service::Service;
 
 use crate::endpoint::RdmaConnectInfo;
 use crate::transport::balance::EndpointStatus;
+use tonic_rdma_verbs::internal::lock;
 
 pub use builder::RdmaChannelBuilder;
 pub use error::ChannelError;
@@ -180,7 +181,7 @@ impl RdmaChannel {
 
     /// Returns what was negotiated for the last connection; `None` before the first one. The counters in it are live.
     pub fn last_connection(&self) -> Option<RdmaConnectInfo> {
-        self.endpoints.last_connection()
+        lock(&self.endpoints.dialling.last).clone()
     }
 
     /// Returns the state of each endpoint, in the order in which they were given. An endpoint that has not been needed yet counts as

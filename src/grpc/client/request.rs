@@ -274,22 +274,11 @@ pub(super) fn advance(
 /// The task that sends the rest of a body.
 #[derive(Debug)]
 pub(super) struct Pump {
-    body: RequestBody,
-    outgoing: Outgoing,
-    stream: Arc<Stream>,
+    pub(super) body: RequestBody,
+    pub(super) outgoing: Outgoing,
+    pub(super) stream: Arc<Stream>,
     /// The reason why the body failed.
-    failed: Arc<Mutex<Option<Status>>>,
-}
-
-impl Pump {
-    pub(super) fn new(
-        body: RequestBody,
-        outgoing: Outgoing,
-        stream: Arc<Stream>,
-        failed: Arc<Mutex<Option<Status>>>,
-    ) -> Self {
-        Self { body, outgoing, stream, failed }
-    }
+    pub(super) failed: Arc<Mutex<Option<Status>>>,
 }
 
 impl Future for Pump {

@@ -23,10 +23,10 @@ use tonic_rdma_verbs::internal::lock;
 pub(super) struct Begun {
     stream: Arc<Stream>,
     /// The task that sends the rest of the request, and the reason why it failed.
-    pump: Option<(AbortHandle, Arc<Mutex<Option<Status>>>)>,
+    pub(super) pump: Option<(AbortHandle, Arc<Mutex<Option<Status>>>)>,
     ended: bool,
     /// A part that came with the head, and trailers behind it.
-    first: Option<Part>,
+    pub(super) first: Option<Part>,
     trailers: Option<HeaderMap>,
     _under_way: CallUnderWay,
 }
@@ -38,23 +38,8 @@ impl Begun {
         Self { stream, pump: None, ended: false, first, trailers, _under_way: under_way }
     }
 
-    /// Returns whether a part of the body came with the head.
-    pub(super) fn has_first(&self) -> bool {
-        self.first.is_some()
-    }
-
-    /// Keeps a part that came with the head.
-    pub(super) fn keep_first(&mut self, part: Part) {
-        self.first = Some(part);
-    }
-
     pub(super) fn stream(&self) -> &Arc<Stream> {
         &self.stream
-    }
-
-    /// Notes the task that sends the rest of the request.
-    pub(super) fn sends(&mut self, pump: AbortHandle, failed: Arc<Mutex<Option<Status>>>) {
-        self.pump = Some((pump, failed));
     }
 
     /// Returns the status of a call with this fault. If the request's body failed, its status counts.
@@ -127,7 +112,6 @@ impl Drop for Begun {
 }
 
 /// The body of a response.
-#[derive(Debug)]
 pub(super) struct ResponseBody {
     call: Begun,
     deadline: Deadline,

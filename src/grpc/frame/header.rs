@@ -27,20 +27,18 @@ pub(in crate::grpc) enum Kind {
 }
 
 impl Kind {
-    fn from_wire(kind: u8) -> Option<Self> {
-        Some(match kind {
-            1 => Self::Settings,
-            2 => Self::Head,
-            3 => Self::Data,
-            4 => Self::Offer,
-            5 => Self::Taken,
-            6 => Self::Trailers,
-            7 => Self::Reset,
-            8 => Self::Credit,
-            9 => Self::GoAway,
-            _ => return None,
-        })
-    }
+    /// All kinds, in the order of their numbers from 1 on.
+    const ALL: [Self; 9] = [
+        Self::Settings,
+        Self::Head,
+        Self::Data,
+        Self::Offer,
+        Self::Taken,
+        Self::Trailers,
+        Self::Reset,
+        Self::Credit,
+        Self::GoAway,
+    ];
 
     /// Returns the flags that frames of this kind may have.
     fn flags(self) -> u8 {
@@ -89,7 +87,10 @@ impl FrameHeader {
     /// The kind is unknown, or does not have these flags.
     pub(in crate::grpc) fn decode(bytes: &[u8; Self::LENGTH]) -> Result<Self, CallViolation> {
         let &[kind, flags, e0, e1, s0, s1, s2, s3, l0, l1, l2, l3] = bytes;
-        let kind = Kind::from_wire(kind).ok_or(CallViolation::UnknownKind(kind))?;
+        let kind = Kind::ALL
+            .get(usize::from(kind).wrapping_sub(1))
+            .copied()
+            .ok_or(CallViolation::UnknownKind(kind))?;
         if flags & !kind.flags() != 0 {
             return Err(CallViolation::Flags { kind, flags });
         }

@@ -8,7 +8,7 @@
 
 use super::header::{Frames, Payload};
 use super::violation::CallViolation;
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes, TryGetError};
 use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
 /// A part of the offered bytes.
@@ -92,22 +92,23 @@ impl Offer {
     pub(in crate::grpc) fn decode(frames: &Frames, payload: Payload) -> Result<Self, CallViolation> {
         let mut rest = frames.bytes(payload);
         let bad = CallViolation::Offer;
-        let [id, total, aligned_at] = [u64_of(&mut rest)?, u64_of(&mut rest)?, u64_of(&mut rest)?];
+        let id = rest.try_get_u64_le().map_err(short)?;
+        let total = rest.try_get_u64_le().map_err(short)?;
+        let aligned_at = rest.try_get_u64_le().map_err(short)?;
         let (mut pieces, mut sum) = (Vec::with_capacity(2), 0_u64);
         while let Some((tag, after)) = rest.split_first() {
             rest = after;
             let piece = match tag {
                 1 => {
-                    let from = RemoteSegment {
-                        address: u64_of(&mut rest)?,
-                        rkey: Rkey(u32::from_le_bytes(take(&mut rest)?)),
-                    };
-                    let length = u64_of(&mut rest)?;
+                    let address = rest.try_get_u64_le().map_err(short)?;
+                    let rkey = Rkey(rest.try_get_u32_le().map_err(short)?);
+                    let length = rest.try_get_u64_le().map_err(short)?;
+                    let from = RemoteSegment { address, rkey };
                     from.address.checked_add(length).ok_or(bad("a piece ends beyond the address space"))?;
                     OfferPiece::Remote { from, length }
                 }
                 0 => {
-                    let length = u16::from_le_bytes(take(&mut rest)?).into();
+                    let length = rest.try_get_u16_le().map_err(short)?.into();
                     let (bytes, after) =
                         rest.split_at_checked(length).ok_or(bad("a piece is longer than the frame"))?;
                     rest = after;
@@ -132,12 +133,7 @@ impl Offer {
     }
 }
 
-fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], CallViolation> {
-    let (taken, after) = rest.split_first_chunk().ok_or(CallViolation::Offer("the frame is too short"))?;
-    *rest = after;
-    Ok(*taken)
-}
-
-fn u64_of(rest: &mut &[u8]) -> Result<u64, CallViolation> {
-    take(rest).map(u64::from_le_bytes)
+/// Returns the error of a payload that ends too early.
+fn short(_: TryGetError) -> CallViolation {
+    CallViolation::Offer("the frame is too short")
 }

@@ -5,7 +5,6 @@
 //!     └──────── panic, deadline, reset by the client: the handler is dropped ───────────────▲
 //! ```
 
-use std::fmt;
 use std::future::Future;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -70,18 +69,6 @@ struct Limit {
 
 // Nothing in it is pinned in place: the service's future has a box of its own.
 impl<S: Service<Request<Body>>> Unpin for Call<S> {}
-
-impl<S: Service<Request<Body>>> fmt::Debug for Call<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = match self.state {
-            State::Waiting(..) => "waiting",
-            State::Running(_) => "running",
-            State::Responding(..) => "responding",
-            State::Done => "done",
-        };
-        f.debug_struct("Call").field("stream", &self.stream).field("state", &state).finish_non_exhaustive()
-    }
-}
 
 impl<S: GrpcService> Call<S> {
     pub(super) fn new(

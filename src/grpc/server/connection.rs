@@ -210,7 +210,10 @@ async fn watch_over<S>(
     let ended = tokio::select! {
         _ = session.closed() => true,
         () = after(grace) => false,
-        () = stopped_then(stop.as_mut(), limits.shutdown_grace) => false,
+        () = async {
+            stopped(stop.as_mut()).await;
+            after(Some(limits.shutdown_grace)).await;
+        } => false,
     };
     if !ended {
         tracing::debug!(peer = %acceptor.info.peer_addr(), reason, "calls were in flight longer than their grace");
@@ -225,12 +228,6 @@ async fn stopped(stop: Option<&mut watch::Receiver<()>>) {
         Some(stop) => drop(stop.changed().await),
         None => pending().await,
     }
-}
-
-/// Waits for the server's shutdown, and then for the grace.
-async fn stopped_then(stop: Option<&mut watch::Receiver<()>>, grace: Duration) {
-    stopped(stop).await;
-    after(Some(grace)).await;
 }
 
 async fn after(time: Option<Duration>) {

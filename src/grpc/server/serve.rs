@@ -6,15 +6,15 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
+use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_stream::{Stream, StreamExt as _};
 use tonic::transport::Server;
 
 use super::connection::{self, Shared};
 use super::error::ServeError;
 use super::plaintext::is_plaintext;
 use super::routes::GrpcService;
-use crate::endpoint::{EndpointStream, Negotiated};
+use crate::endpoint::{EndpointStream, Listener, Negotiated};
 use crate::grpc::calls::CallConfig;
 use crate::transport::{RdmaIncoming, remote_addresses};
 
@@ -52,17 +52,11 @@ pub(super) async fn serve(
             None
         }
     };
-    let accepting = async {
-        if plaintext {
-            accept(incoming.into_negotiated(), take, streams, signal).await;
-        } else {
-            let incoming = incoming.filter_map(Result::ok).map(Negotiated::Stream);
-            accept(incoming, take, streams, signal).await;
-        }
-    };
+    let listener = incoming.into_listener();
+    listener.take_native_calls(plaintext);
     tokio::select! {
         ended = &mut tonic => return Ok(ended?),
-        () = accepting => {}
+        () = accept(listener, take, streams, signal) => {}
     }
     if !graceful {
         return Ok(tonic.await?);
@@ -81,12 +75,11 @@ pub(super) async fn serve(
 
 /// Gives connections to `take` until `signal` is ready, and what it returns to `streams`. Then the port is closed.
 async fn accept(
-    connections: impl Stream<Item = Negotiated>,
+    mut listener: Listener,
     take: impl Fn(Negotiated) -> Option<EndpointStream>,
     streams: mpsc::Sender<EndpointStream>,
     signal: Option<impl Future<Output = ()>>,
 ) {
-    let mut connections = pin!(connections);
     let mut signal = pin!(async {
         match signal {
             Some(signal) => signal.await,
@@ -96,7 +89,7 @@ async fn accept(
     loop {
         let next = tokio::select! {
             () = &mut signal => return,
-            next = connections.next() => next,
+            next = listener.next_negotiated() => next,
         };
         let Some(negotiated) = next else { return };
         if let Some(stream) = take(negotiated)

@@ -6,7 +6,7 @@ use std::task::Waker;
 use bytes::Bytes;
 
 use super::Session;
-use super::wire::{Kept, SenderWire};
+use super::wire::Kept;
 use crate::endpoint::{Aftermath, ConnectionFault, MessageHandler, Sender};
 use crate::grpc::core::Core;
 use crate::grpc::fault::CallFault;
@@ -108,7 +108,7 @@ impl MessageHandler for Shared {
 
     fn transmit(&self, sender: &mut Sender<'_>, after: &mut Aftermath) -> Result<(), ConnectionFault> {
         let mut state = lock(&self.state);
-        let transmitted = state.core.transmit(&mut SenderWire(sender));
+        let transmitted = state.core.transmit(sender);
         state.move_to(after);
         transmitted?;
         if state.core.has_waiting() && sender.room() == 0 {

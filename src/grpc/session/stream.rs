@@ -82,8 +82,8 @@ impl Stream {
     /// Carries out the wishes of the wrapper of a client, or of the layer of a server.
     pub(crate) fn land(&self, landing: Landing) {
         // Relaxed: the flag guards no other memory.
-        self.aligns_last.store(landing.aligned() == AlignedField::Last, Ordering::Relaxed);
-        self.deliver_landed(landing.limit());
+        self.aligns_last.store(landing.aligned == AlignedField::Last, Ordering::Relaxed);
+        self.deliver_landed(landing.limit);
     }
 
     /// Returns the field at which messages of this end are to be aligned.

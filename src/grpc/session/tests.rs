@@ -15,7 +15,6 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
-use tokio_stream::StreamExt;
 use tonic::Code;
 
 use super::{Accept, Part, RequestHead, ResetCode, Session, Stream};
@@ -65,12 +64,12 @@ impl Pair {
             .handshake_timeout(LONG)
             .ping(10 * LONG, LONG);
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let listener = Listener::new(listener, config.clone()).unwrap();
+        let mut listener = Listener::new(listener, config.clone()).unwrap();
         let port = listener.local_addr().port();
-        let mut listener = listener.into_negotiated();
+        listener.take_native_calls(true);
         let dialer = Dialer::new(config);
         let dial = dialer.dial_for_calls("127.0.0.1", port, None);
-        let (dialled, accepted) = tokio::join!(dial, listener.next());
+        let (dialled, accepted) = tokio::join!(dial, listener.next_negotiated());
         Self {
             client: Session::client(messages(dialled.unwrap()), &client),
             server: Session::server(messages(accepted.unwrap()), &server, acceptor),

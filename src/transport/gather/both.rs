@@ -82,7 +82,7 @@ impl<S> GatherBoth<S> {
     /// is used for it. Messages that don't land have the limit of the generated client, which has to be set as well.
     #[must_use]
     pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
-        self.landing = self.landing.limited(limit);
+        self.landing.limit = limit;
         self
     }
 
@@ -90,7 +90,7 @@ impl<S> GatherBoth<S> {
     /// messages whose bulk is their last field, whatever the length of the others.
     #[must_use]
     pub fn align_last_field(mut self) -> Self {
-        self.landing = self.landing.aligning(AlignedField::Last);
+        self.landing.aligned = AlignedField::Last;
         self
     }
 }
@@ -100,7 +100,7 @@ impl GatherBothLayer {
     /// is used for it. Messages that don't land have the limit of the generated server, which has to be set as well.
     #[must_use]
     pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
-        self.landing = self.landing.limited(limit);
+        self.landing.limit = limit;
         self
     }
 
@@ -108,7 +108,7 @@ impl GatherBothLayer {
     /// messages whose bulk is their last field, whatever the length of the others.
     #[must_use]
     pub fn align_last_field(mut self) -> Self {
-        self.landing = self.landing.aligning(AlignedField::Last);
+        self.landing.aligned = AlignedField::Last;
         self
     }
 }

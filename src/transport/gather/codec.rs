@@ -1,10 +1,11 @@
 //! The codec that does not copy large fields if the message's body collects them.
 
+use std::error::Error;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
 use bytes::Buf;
-use prost::{DecodeError, EncodeError, Message};
+use prost::Message;
 use tonic::Status;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 
@@ -74,11 +75,7 @@ impl<T: Message> Encoder for GatherEncoder<T> {
     type Error = Status;
 
     fn encode(&mut self, item: T, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        let failed = |error: EncodeError| {
-            let mut status = Status::internal(format!("the message can't be encoded: {error}"));
-            status.set_source(Arc::new(error));
-            status
-        };
+        let failed = |error| failed("encoded", error);
         let Some(threshold) = pieces::threshold() else { return item.encode(buffer).map_err(failed) };
         let mut gather = GatherBuf::new(buffer, threshold);
         item.encode(&mut gather).map_err(failed)?;
@@ -99,11 +96,6 @@ impl<U: Message + Default> Decoder for GatherDecoder<U> {
     type Error = Status;
 
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
-        let failed = |error: DecodeError| {
-            let mut status = Status::internal(format!("the message can't be decoded: {error}"));
-            status.set_source(Arc::new(error));
-            status
-        };
         // The stub is in one piece, because tonic's buffer is.
         let decoded = match landed::redeem(buffer.chunk())? {
             Some(message) => {
@@ -112,6 +104,12 @@ impl<U: Message + Default> Decoder for GatherDecoder<U> {
             }
             None => U::decode(buffer),
         };
-        decoded.map(Some).map_err(failed)
+        decoded.map(Some).map_err(|error| failed("decoded", error))
     }
+}
+
+fn failed(what: &str, error: impl Error + Send + Sync + 'static) -> Status {
+    let mut status = Status::internal(format!("the message can't be {what}: {error}"));
+    status.set_source(Arc::new(error));
+    status
 }

@@ -50,36 +50,16 @@ pub(crate) enum AlignedField {
 /// The wish for landed messages, with the limit of their length, and the choice for the messages of this end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Landing {
-    limit: usize,
-    aligned: AlignedField,
+    /// In bytes, without the prefix.
+    pub(crate) limit: usize,
+    /// The field of this end's messages that is aligned.
+    pub(crate) aligned: AlignedField,
 }
 
 impl Default for Landing {
     /// Returns the limit of tonic's decoders, 4 MiB.
     fn default() -> Self {
         Self { limit: 4 << 20, aligned: AlignedField::default() }
-    }
-}
-
-impl Landing {
-    /// Asks for landed messages of at most `limit` bytes.
-    pub(super) fn limited(self, limit: usize) -> Self {
-        Self { limit, ..self }
-    }
-
-    /// Chooses the field of this end's messages that is aligned.
-    pub(super) fn aligning(self, aligned: AlignedField) -> Self {
-        Self { aligned, ..self }
-    }
-
-    /// Returns the limit, in bytes without the prefix.
-    pub(crate) fn limit(self) -> usize {
-        self.limit
-    }
-
-    /// Returns the field of this end's messages that is aligned.
-    pub(crate) fn aligned(self) -> AlignedField {
-        self.aligned
     }
 }
 
@@ -291,13 +271,13 @@ mod tests {
         struct Target(AtomicU64);
         impl LandingTarget for Target {
             fn deliver_landed(&self, landing: Landing) {
-                self.0.store(landing.limit() as u64, Ordering::SeqCst);
+                self.0.store(landing.limit as u64, Ordering::SeqCst);
             }
         }
         let target = Arc::new(Target::default());
         let weak: Weak<Target> = Arc::downgrade(&target);
         let switch = LandingSwitch::new(weak);
-        switch.clone().set(Landing::default().limited(7));
+        switch.clone().set(Landing { limit: 7, ..Landing::default() });
         assert_eq!(target.0.load(Ordering::SeqCst), 7);
         drop(target);
         switch.set(Landing::default());

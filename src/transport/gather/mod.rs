@@ -218,29 +218,27 @@ fn gather_request(mut request: Request<Body>) -> Request<Body> {
     }
     let native = NativeCall::default();
     request.extensions_mut().insert(native.clone());
-    request.map(|body| gathered(body, native))
+    request.map(|body| Body::new(GatherBody::new(body, native)))
 }
 
 fn gather_response(response: Response<Body>) -> Response<Body> {
-    gather_response_of(response, NativeCall::default)
+    gather_response_of(response, false)
 }
 
-/// Gathers the response of a native call.
 fn gather_native_response(response: Response<Body>) -> Response<Body> {
-    gather_response_of(response, || {
-        let native = NativeCall::default();
+    gather_response_of(response, true)
+}
+
+/// Gathers the response of a call, which may be a native one.
+fn gather_response_of(response: Response<Body>, is_native: bool) -> Response<Body> {
+    if is_compressed(response.headers()) {
+        return response;
+    }
+    let native = NativeCall::default();
+    if is_native {
         native.set();
-        native
-    })
-}
-
-fn gather_response_of(response: Response<Body>, native: impl FnOnce() -> NativeCall) -> Response<Body> {
-    if is_compressed(response.headers()) { response } else { response.map(|body| gathered(body, native())) }
-}
-
-/// Returns `body` with large fields by reference.
-fn gathered(body: Body, native: NativeCall) -> Body {
-    Body::new(GatherBody::new(body, native))
+    }
+    response.map(|body| Body::new(GatherBody::new(body, native)))
 }
 
 fn is_compressed(headers: &HeaderMap) -> bool {

@@ -3,8 +3,6 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use tokio_stream::StreamExt as _;
-
 use super::side::{PATIENCE, pair, patient, pattern, settings, side};
 use crate::endpoint::config::Config;
 use crate::endpoint::messages::Negotiated;
@@ -111,12 +109,14 @@ fn role_of_a_child() {
 /// The peer is killed while its memory is being read: the connection ends with a reason, and the memory of the fetches goes back.
 #[tokio::test]
 async fn the_death_of_the_peer_ends_fetches() {
-    let listener = Listener::new(TcpListener::bind("127.0.0.1:0").await.unwrap(), patient()).unwrap();
-    let mut listener = listener.into_negotiated();
+    let mut listener = Listener::new(TcpListener::bind("127.0.0.1:0").await.unwrap(), patient()).unwrap();
+    listener.take_native_calls(true);
     let port = listener.local_addr().port().to_string();
     let mut command = tokio_command(&port);
     let mut child = command.spawn().unwrap();
-    let Some(Negotiated::Messages(endpoint)) = listener.next().await else { panic!("no messages") };
+    let Some(Negotiated::Messages(endpoint)) = listener.next_negotiated().await else {
+        panic!("no messages")
+    };
     let server = side(endpoint);
     server.until("a fetch landed", |it| !it.landed.is_empty()).await;
     child.kill().unwrap();

@@ -25,10 +25,12 @@ async fn echo(mut client: EndpointStream, mut server: EndpointStream) {
 
 #[tokio::test]
 async fn both_ends_that_ask_get_messages() {
-    let mut listener = listener(patient()).await.into_negotiated();
+    let mut listener = listener(patient()).await;
+    listener.take_native_calls(true);
     let port = listener.local_addr().port();
     let dialer = Dialer::new(patient());
-    let (client, server) = tokio::join!(dialer.dial_for_calls("127.0.0.1", port, None), listener.next());
+    let (client, server) =
+        tokio::join!(dialer.dial_for_calls("127.0.0.1", port, None), listener.next_negotiated());
     for end in [client.unwrap(), server.unwrap()] {
         let info = end.info();
         assert!(matches!(end, Negotiated::Messages(_)) && info.is_native(), "{info:?}");
@@ -52,16 +54,18 @@ async fn a_server_without_native_calls_gets_a_byte_stream() {
 
 #[tokio::test]
 async fn a_client_that_does_not_ask_gets_a_byte_stream() {
-    let mut listener = listener(patient()).await.into_negotiated();
+    let mut listener = listener(patient()).await;
+    listener.take_native_calls(true);
     let port = listener.local_addr().port();
     let dialer = Dialer::new(patient());
-    let (client, server) = tokio::join!(dialer.dial("127.0.0.1", port), listener.next());
+    let (client, server) = tokio::join!(dialer.dial("127.0.0.1", port), listener.next_negotiated());
     let (Ok(client), Some(Negotiated::Stream(server))) = (client, server) else { panic!("no streams") };
     assert!(!client.info().is_native() && client.info().verdict() == Verdict::Rdma);
     echo(client, server).await;
 
     let why = Some("the endpoint uses TLS");
-    let (client, server) = tokio::join!(dialer.dial_for_calls("127.0.0.1", port, why), listener.next());
+    let (client, server) =
+        tokio::join!(dialer.dial_for_calls("127.0.0.1", port, why), listener.next_negotiated());
     let (Ok(Negotiated::Stream(client)), Some(Negotiated::Stream(server))) = (client, server) else {
         panic!("no streams")
     };
@@ -76,7 +80,8 @@ async fn without_rdma_there_is_a_byte_stream_over_tcp() {
     for (ours, theirs, reason) in
         [(tcp_only(), patient(), "the policy is tcp-only"), (patient(), tcp_only(), "tcp")]
     {
-        let mut listener = listener(theirs).await.into_negotiated();
+        let mut listener = listener(theirs).await;
+        listener.take_native_calls(true);
         let port = listener.local_addr().port();
         let dialer = Dialer::new(ours);
         // The server accepts a client that waits when the first bytes arrive.
@@ -88,7 +93,7 @@ async fn without_rdma_there_is_a_byte_stream_over_tcp() {
             client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
             client
         };
-        let (client, server) = tokio::join!(talk, listener.next());
+        let (client, server) = tokio::join!(talk, listener.next_negotiated());
         let Some(Negotiated::Stream(mut server)) = server else { panic!("no stream") };
         assert_eq!((client.info().verdict(), server.info().verdict()), (Verdict::Tcp, Verdict::Tcp));
         assert!(!client.info().is_native() && client.info().reason().contains(reason), "{:?}", client.info());
@@ -101,12 +106,13 @@ async fn without_rdma_there_is_a_byte_stream_over_tcp() {
 /// A client may come between the moment when the port opens and the moment when the server takes its listener over.
 #[tokio::test]
 async fn a_client_that_comes_early_gets_messages_too() {
-    let listener = listener(patient()).await;
+    let mut listener = listener(patient()).await;
     let port = listener.local_addr().port();
     let dialer = Dialer::new(patient());
     let serve = async {
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        listener.into_negotiated().next().await
+        listener.take_native_calls(true);
+        listener.next_negotiated().await
     };
     let (client, server) = tokio::join!(dialer.dial_for_calls("127.0.0.1", port, None), serve);
     assert!(matches!((client, server), (Ok(Negotiated::Messages(_)), Some(Negotiated::Messages(_)))));

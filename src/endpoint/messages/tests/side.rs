@@ -8,7 +8,6 @@ use std::time::Duration;
 use bytes::{Buf, BufMut, Bytes};
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
-use tokio_stream::StreamExt as _;
 
 use crate::endpoint::config::Config;
 use crate::endpoint::messages::{
@@ -298,11 +297,13 @@ pub(super) fn patient() -> Config {
 /// Connects two ends without handlers.
 pub(super) async fn endpoints(config: &Config) -> (MessageEndpoint, MessageEndpoint) {
     let config = config.clone().handshake_timeout(PATIENCE);
-    let listener = Listener::new(TcpListener::bind("127.0.0.1:0").await.unwrap(), config.clone()).unwrap();
-    let mut listener = listener.into_negotiated();
+    let mut listener =
+        Listener::new(TcpListener::bind("127.0.0.1:0").await.unwrap(), config.clone()).unwrap();
+    listener.take_native_calls(true);
     let port = listener.local_addr().port();
     let dialer = Dialer::new(config);
-    let (client, server) = tokio::join!(dialer.dial_for_calls("127.0.0.1", port, None), listener.next());
+    let (client, server) =
+        tokio::join!(dialer.dial_for_calls("127.0.0.1", port, None), listener.next_negotiated());
     match (client.unwrap(), server.unwrap()) {
         (Negotiated::Messages(client), Negotiated::Messages(server)) => (client, server),
         other => panic!("{other:?}"),

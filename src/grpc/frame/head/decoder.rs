@@ -1,6 +1,6 @@
 //! Reads heads.
 
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes};
 use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue};
 use http::uri::{Authority, PathAndQuery};
@@ -29,12 +29,10 @@ pub(in crate::grpc) struct Decoder {
     limits: TableLimits,
     /// The most that a head may count.
     head_bytes: usize,
-    /// Heads of references only, with their meaning. As entries never change, such a head always means the same.
+    /// The latest heads of references only, with their meaning. As entries never change, such a head always means the same.
     known: Vec<Known>,
     /// Spares are missing.
     incomplete: bool,
-    /// The place in `known` of the head that is replaced next.
-    replace: usize,
 }
 
 /// A head of references only.
@@ -71,7 +69,7 @@ impl Decoder {
         let limits = TableLimits { entries: entries as usize, bytes: bytes as usize };
         let (table, known) = (Vec::new(), Vec::new());
         let head_bytes = head_bytes as usize;
-        Self { table, bytes: 0, limits, head_bytes, known, incomplete: false, replace: 0 }
+        Self { table, bytes: 0, limits, head_bytes, known, incomplete: false }
     }
 
     /// Reads a head.
@@ -103,7 +101,8 @@ impl Decoder {
         }
         head.counted = counted;
         if only_references && block.len() <= Self::KNOWN_LENGTH {
-            self.remember(block, &head);
+            self.known.truncate(Self::KNOWN - 1);
+            self.known.insert(0, Known { block: block.into(), head: head.clone(), spare: None });
         }
         Ok(head)
     }
@@ -115,15 +114,6 @@ impl Decoder {
                 spare.get_or_insert_with(|| head.clone());
             }
         }
-    }
-
-    fn remember(&mut self, block: &[u8], head: &Decoded) {
-        let known = Known { block: block.into(), head: head.clone(), spare: None };
-        match self.known.get_mut(self.replace) {
-            Some(place) => *place = known,
-            None => self.known.push(known),
-        }
-        self.replace = (self.replace + 1) % Self::KNOWN;
     }
 
     /// Adds an entry of the table to the head. Returns how much it counts.
@@ -217,18 +207,12 @@ fn bad(what: &'static str) -> CallViolation {
 
 fn set_path(head: &mut Decoded, path: PathAndQuery) -> Result<usize, CallViolation> {
     let length = path.as_str().len() + FIELD;
-    if head.path.replace(path).is_some() {
-        return Err(bad("a second path"));
-    }
-    Ok(length)
+    head.path.replace(path).map_or(Ok(length), |_| Err(bad("a second path")))
 }
 
 fn set_authority(head: &mut Decoded, authority: Authority) -> Result<usize, CallViolation> {
     let length = authority.as_str().len() + FIELD;
-    if head.authority.replace(authority).is_some() {
-        return Err(bad("a second authority"));
-    }
-    Ok(length)
+    head.authority.replace(authority).map_or(Ok(length), |_| Err(bad("a second authority")))
 }
 
 fn append(head: &mut Decoded, name: HeaderName, value: HeaderValue) -> usize {
@@ -237,14 +221,9 @@ fn append(head: &mut Decoded, name: HeaderName, value: HeaderValue) -> usize {
     length
 }
 
-fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], CallViolation> {
-    let (taken, after) = rest.split_first_chunk().ok_or(bad("it is too short"))?;
-    *rest = after;
-    Ok(*taken)
-}
-
+/// Reads a number of two bytes: an entry, or the length of a text.
 fn entry(rest: &mut &[u8]) -> Result<u16, CallViolation> {
-    take(rest).map(u16::from_le_bytes)
+    rest.try_get_u16_le().map_err(|_| bad("it is too short"))
 }
 
 fn split<'a>(rest: &mut &'a [u8], length: usize) -> Result<&'a [u8], CallViolation> {
@@ -254,7 +233,7 @@ fn split<'a>(rest: &mut &'a [u8], length: usize) -> Result<&'a [u8], CallViolati
 }
 
 fn text<'a>(rest: &mut &'a [u8]) -> Result<&'a [u8], CallViolation> {
-    let length = u16::from_le_bytes(take(rest)?);
+    let length = entry(rest)?;
     split(rest, length.into())
 }
 
@@ -272,7 +251,7 @@ fn name(name: &[u8]) -> Result<HeaderName, CallViolation> {
 /// Reads a value. It is copied, because metadata may be kept much longer than the message that it came in. A clone of a common value
 /// counts no references.
 fn value(rest: &mut &[u8], sensitive: bool) -> Result<HeaderValue, CallViolation> {
-    let length = u32::from_le_bytes(take(rest)?);
+    let length = rest.try_get_u32_le().map_err(|_| bad("it is too short"))?;
     let bytes = match split(rest, length as usize)? {
         b"application/grpc" => Bytes::from_static(b"application/grpc"),
         b"trailers" => Bytes::from_static(b"trailers"),

@@ -19,10 +19,8 @@ pub(in crate::grpc) struct Encoder {
     names: HashMap<HeaderName, Name, RandomState>,
     entries: u16,
     room: Room,
-    /// Heads that were written as references only. As entries never change, such a head is always written in the same way.
+    /// The latest heads that were written as references only. As entries never change, such a head is always written in the same way.
     known: Vec<Known>,
-    /// The place in `known` of the head that is replaced next.
-    replace: usize,
 }
 
 /// A head, and how it is written.
@@ -72,31 +70,35 @@ impl Encoder {
 
     /// Adds the head of a request to `out`.
     pub(in crate::grpc) fn request(&mut self, head: &RequestHead, out: &mut Vec<u8>) {
-        let RequestHead { path, authority, headers } = head;
-        self.write(Some(path), authority.as_ref(), headers, out, |encoder, out| {
-            encoder.request_anew(head, out)
-        });
+        self.write(Some(&head.path), head.authority.as_ref(), &head.headers, out);
     }
 
     /// Adds fields to `out`.
     pub(in crate::grpc) fn fields(&mut self, headers: &HeaderMap, out: &mut Vec<u8>) {
-        self.write(None, None, headers, out, |encoder, out| encoder.fields_anew(headers, out));
+        self.write(None, None, headers, out);
     }
 
-    /// Adds a head to `out`: as it was written before, or as `anew` writes it.
+    /// Adds a head to `out`, as it was written before if it was.
     fn write(
         &mut self,
         path: Option<&PathAndQuery>,
         authority: Option<&Authority>,
         headers: &HeaderMap,
         out: &mut Vec<u8>,
-        anew: impl FnOnce(&mut Self, &mut Vec<u8>),
     ) {
         if let Some(known) = self.known.iter().find(|known| known.is(path, authority, headers)) {
             return out.extend_from_slice(&known.bytes);
         }
         let start = out.len();
-        anew(self, out);
+        if let Some(path) = path {
+            self.path(path, out);
+        }
+        if let Some(authority) = authority {
+            self.authority(authority, out);
+        }
+        for (name, value) in headers {
+            self.field(name, value, out);
+        }
         let bytes = &out[start..];
         if bytes.chunks(REFERENCE).all(|reference| reference[0] == op::ENTRY) && headers.len() <= Self::FIELDS
         {
@@ -104,30 +106,20 @@ impl Encoder {
             let path = path
                 .map(|path| self.paths.get_key_value(path).map_or_else(|| own_path(path), |it| it.0.clone()));
             let authority = authority.map(|authority| self.kept_authority(authority));
-            let known = Known { path, authority, fields, bytes: bytes.into() };
-            match self.known.get_mut(self.replace) {
-                Some(place) => *place = known,
-                None => self.known.push(known),
-            }
-            self.replace = (self.replace + 1) % Self::KNOWN;
+            self.known.truncate(Self::KNOWN - 1);
+            self.known.insert(0, Known { path, authority, fields, bytes: bytes.into() });
         }
     }
 
-    fn request_anew(&mut self, head: &RequestHead, out: &mut Vec<u8>) {
-        if let Some(entry) = self.paths.get(&head.path) {
-            reference(*entry, out);
-        } else {
-            let path = head.path.as_str();
-            let entry = self.new_entry(path.len());
-            literal(if entry.is_some() { op::NEW_PATH } else { op::PATH }, path, out);
-            if let Some(entry) = entry {
-                self.paths.insert(own_path(&head.path), entry);
-            }
+    fn path(&mut self, path: &PathAndQuery, out: &mut Vec<u8>) {
+        if let Some(entry) = self.paths.get(path) {
+            return reference(*entry, out);
         }
-        if let Some(authority) = &head.authority {
-            self.authority(authority, out);
+        let entry = self.new_entry(path.as_str().len());
+        literal(if entry.is_some() { op::NEW_PATH } else { op::PATH }, path.as_str(), out);
+        if let Some(entry) = entry {
+            self.paths.insert(own_path(path), entry);
         }
-        self.fields_anew(&head.headers, out);
     }
 
     fn authority(&mut self, authority: &Authority, out: &mut Vec<u8>) {
@@ -154,12 +146,6 @@ impl Encoder {
     fn kept(&self, name: &HeaderName, value: &HeaderValue) -> HeaderValue {
         let mut values = self.names.get(name).into_iter().flat_map(|known| &known.values);
         values.find(|(known, _)| known == value).map_or_else(|| own(value), |(known, _)| known.clone())
-    }
-
-    fn fields_anew(&mut self, headers: &HeaderMap, out: &mut Vec<u8>) {
-        for (name, value) in headers {
-            self.field(name, value, out);
-        }
     }
 
     fn field(&mut self, name: &HeaderName, value: &HeaderValue, out: &mut Vec<u8>) {
