@@ -8,14 +8,15 @@ use std::time::Duration;
 
 use rustix::process::{Signal, getpid, kill_process};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tonic::transport::{Channel, Endpoint};
-use tonic_rdma::RdmaConnector;
+use tonic::transport::Channel;
+use tonic_rdma::Policy;
 use tonic_rdma::internal::wire::hello::{Answer, Decoded, Message, ServerHello};
 use tonic_rdma_commands::process::end_with_stdin;
 use tonic_rdma_proto::transfer::PutRequest;
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 
 use super::cell::{Level, Transport};
+use super::honest::connect;
 use super::hostile::{self, Scribble};
 use super::options::Caller;
 use super::server::{payload, say};
@@ -148,7 +149,7 @@ async fn dial(transport: Transport, address: &str, count: usize, begun: fn()) {
                     let payload = payload(64 << 10, seed).into();
                     let request = PutRequest { seed, payload, ..Default::default() };
                     let call = async {
-                        let channel = connect(transport, &address).await.ok()?;
+                        let channel = connect(transport, &address, Policy::Prefer).await.ok()?;
                         begun();
                         TransferClient::new(channel).put(request).await.ok()
                     };
@@ -167,7 +168,7 @@ async fn dial(transport: Transport, address: &str, count: usize, begun: fn()) {
 async fn queue_pair_of(address: &str) -> (Channel, Vec<u8>) {
     let relay = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let here = relay.local_addr().unwrap().to_string();
-    let channel = tokio::spawn(async move { connect(Transport::Rdma, &here).await.unwrap() });
+    let channel = tokio::spawn(async move { connect(Transport::Rdma, &here, Policy::Prefer).await.unwrap() });
     let mut from = relay.accept().await.unwrap().0;
     let mut to = tokio::net::TcpStream::connect(address).await.unwrap();
     to.write_all(&message(&mut from).await.0).await.unwrap();
@@ -203,7 +204,7 @@ async fn calls(
 ) {
     let mut announce = true;
     loop {
-        if let Ok(channel) = connect(transport, address).await {
+        if let Ok(channel) = connect(transport, address, Policy::Prefer).await {
             let calls: Vec<_> = (0..count)
                 .map(|index| {
                     let mut client = TransferClient::new(channel.clone());
@@ -233,14 +234,6 @@ async fn calls(
             }
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-}
-
-async fn connect(transport: Transport, address: &str) -> Result<Channel, tonic::transport::Error> {
-    let endpoint = Endpoint::from_shared(format!("http://{address}"))?;
-    match transport {
-        Transport::Tcp => endpoint.connect().await,
-        Transport::Rdma => endpoint.connect_with_connector(RdmaConnector::new()).await,
     }
 }
 

@@ -41,37 +41,34 @@ const fn kind(name: &'static str, does: &'static str) -> Kind {
     Kind { name, does, over_tcp: false, descriptors: 300 }
 }
 
+impl Kind {
+    const fn over_tcp(self) -> Self {
+        Self { over_tcp: true, ..self }
+    }
+
+    const fn descriptors(self, descriptors: u64) -> Self {
+        Self { descriptors, ..self }
+    }
+}
+
 /// All kinds.
 const KINDS: [Kind; 26] = [
-    Kind { over_tcp: true, ..kind("none", "there is no neighbour") },
-    Kind { over_tcp: true, ..kind("paced", "makes 800 calls a second") },
-    Kind {
-        over_tcp: true,
-        ..kind("busy", "makes 16 000 calls a second, more than half of what TCP carries")
-    },
-    Kind { over_tcp: true, ..kind("flooding", "keeps 64 calls in flight") },
-    Kind {
-        over_tcp: true,
-        ..kind("stopped", "is stopped in the middle of large calls, and killed after a while")
-    },
+    kind("none", "there is no neighbour").over_tcp(),
+    kind("paced", "makes 800 calls a second").over_tcp(),
+    kind("busy", "makes 16 000 calls a second, more than half of what TCP carries").over_tcp(),
+    kind("flooding", "keeps 64 calls in flight").over_tcp(),
+    kind("stopped", "is stopped in the middle of large calls, and killed after a while").over_tcp(),
     // A listener negotiates with 1024 clients at a time.
-    Kind {
-        over_tcp: true,
-        descriptors: 1324,
-        ..kind("half-open", "holds 1 000 connections on which it sends nothing")
-    },
-    Kind { over_tcp: true, ..kind("reconnecting", "makes a connection, with its memory, for each call") },
-    Kind { over_tcp: true, ..kind("dying", "dies at random instants") },
+    kind("half-open", "holds 1 000 connections on which it sends nothing").over_tcp().descriptors(1324),
+    kind("reconnecting", "makes a connection, with its memory, for each call").over_tcp(),
+    kind("dying", "dies at random instants").over_tcp(),
     kind("scribbling", "overwrites all memory that it shares"),
     kind("deaf", "makes calls while the thread of its device does not answer"),
     kind("forking", "forks children without exec, which end and run destructors"),
     kind("blocking", "clears O_NONBLOCK of all descriptors that it has"),
     // Before Linux 6.16 the descriptors get through, and wait to be closed.
-    Kind {
-        descriptors: 1300,
-        ..kind("knocking", "holds 1 000 connections to the server's device, with garbage and descriptors")
-    },
-    Kind { descriptors: 1300, ..kind("lingering", "the same, with sockets whose close takes long") },
+    kind("knocking", "holds 1 000 connections to the server's device, with garbage and descriptors").descriptors(1300),
+    kind("lingering", "the same, with sockets whose close takes long").descriptors(1300),
     kind(
         "replies",
         "answers the server's device with replies without end, each with 253 sockets whose close takes long",
@@ -88,19 +85,11 @@ const KINDS: [Kind; 26] = [
     kind("device", "gives /dev/zero in place of the memory that it shares"),
     kind("offering", "offers /dev/zero as memory, again and again"),
     // A listener negotiates with 1024 clients at a time.
-    Kind {
-        descriptors: 1324,
-        ..kind("unanswering", "dials 64 times at once, with a device that accepts and never answers")
-    },
-    Kind { descriptors: 1324, ..kind("full-backlog", "the same, with a device whose backlog is full") },
+    kind("unanswering", "dials 64 times at once, with a device that accepts and never answers").descriptors(1324),
+    kind("full-backlog", "the same, with a device whose backlog is full").descriptors(1324),
     // One queue pair stands for one connection, and 128 connections may have none.
-    Kind {
-        descriptors: 500,
-        ..kind(
-            "proven",
-            "holds 3 072 connections to the server's device, each with the token of one queue pair",
-        )
-    },
+    kind("proven", "holds 3 072 connections to the server's device, each with the token of one queue pair")
+        .descriptors(500),
 ];
 
 impl Neighbour {

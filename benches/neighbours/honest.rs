@@ -76,7 +76,8 @@ pub(crate) fn measure(cell: Cell, options: &Options) -> Measured {
     let (mut server, address) = start(&["server", cell.transport.name(), &runtime]);
     let server_id = server.id();
     let (mut measured, elapsed) = options.runtime.build().unwrap().block_on(async {
-        let mut client = connect(cell.transport, &address).await.expect("the first connection");
+        let channel = connect(cell.transport, &address, Policy::Require).await.expect("the first connection");
+        let mut client = TransferClient::new(channel);
         for seed in 0..WARM {
             call(&mut client, cell.bytes, seed).await.expect("a call without a neighbour");
         }
@@ -143,21 +144,22 @@ pub(crate) fn visit(caller: &Caller) {
         system::become_user(system::OTHER_USER - 1);
     }
     end_with_stdin(|| {}).unwrap();
-    let visit = async { call(&mut connect(caller.transport, &caller.address).await?, 64, 0).await };
+    let visit = async {
+        let channel = connect(caller.transport, &caller.address, Policy::Require).await?;
+        call(&mut TransferClient::new(channel), 64, 0).await
+    };
     let result = caller.runtime.build().unwrap().block_on(visit);
     say(result.map_or_else(|error: Failure| one_line(&chain(&*error)), |()| SERVED.to_owned()));
 }
 
-async fn connect(transport: Transport, address: &str) -> Result<TransferClient<Channel>, Failure> {
+/// Connects to the server, over RDMA by this policy.
+pub(crate) async fn connect(transport: Transport, address: &str, policy: Policy) -> Result<Channel, Failure> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))?;
-    let channel = match transport {
-        Transport::Tcp => endpoint.connect().await?,
-        Transport::Rdma => {
-            let config = Config::from_env()?.policy(Policy::Require);
-            endpoint.connect_with_connector(RdmaConnector::with_config(config)).await?
-        }
-    };
-    Ok(TransferClient::new(channel))
+    if transport == Transport::Tcp {
+        return Ok(endpoint.connect().await?);
+    }
+    let config = Config::from_env()?.policy(policy);
+    Ok(endpoint.connect_with_connector(RdmaConnector::with_config(config)).await?)
 }
 
 async fn call(client: &mut TransferClient<Channel>, bytes: usize, seed: u64) -> Result<(), Failure> {
