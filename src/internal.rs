@@ -10,7 +10,7 @@ pub use crate::endpoint::{
 
 pub use crate::endpoint::{known_variables, tuner, warn_of_unknown_variables};
 
-pub use crate::transport::fields::grpc_timeout;
+pub use crate::transport::request::grpc_timeout;
 
 pub use tonic_rdma_verbs::internal::{chain, lock, units, wake_all, with_causes};
 

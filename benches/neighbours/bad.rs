@@ -15,10 +15,10 @@ use tonic_rdma_commands::process::end_with_stdin;
 use tonic_rdma_proto::transfer::PutRequest;
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 
+use super::cell::Caller;
 use super::cell::{Level, Transport};
 use super::honest::connect;
 use super::hostile::{self, Scribble};
-use super::options::Caller;
 use super::server::{payload, say};
 use super::system;
 

@@ -1,11 +1,12 @@
-//! The cells of the measurement.
+//! The cells of the measurement, the options of the bench, and those of its other processes.
 
 use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
 
-use tonic_rdma_commands::ValueError;
-use tonic_rdma_commands::clap::{self, ValueEnum};
-
-use super::process::Held;
+use super::server::Held;
+use tonic_rdma_commands::clap::{self, Parser, Subcommand, ValueEnum};
+use tonic_rdma_commands::{Flavour, ValueError};
 
 /// The transport of all clients of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -67,7 +68,8 @@ const KINDS: [Kind; 26] = [
     kind("forking", "forks children without exec, which end and run destructors"),
     kind("blocking", "clears O_NONBLOCK of all descriptors that it has"),
     // Before Linux 6.16 the descriptors get through, and wait to be closed.
-    kind("knocking", "holds 1 000 connections to the server's device, with garbage and descriptors").descriptors(1300),
+    kind("knocking", "holds 1 000 connections to the server's device, with garbage and descriptors")
+        .descriptors(1300),
     kind("lingering", "the same, with sockets whose close takes long").descriptors(1300),
     kind(
         "replies",
@@ -85,7 +87,8 @@ const KINDS: [Kind; 26] = [
     kind("device", "gives /dev/zero in place of the memory that it shares"),
     kind("offering", "offers /dev/zero as memory, again and again"),
     // A listener negotiates with 1024 clients at a time.
-    kind("unanswering", "dials 64 times at once, with a device that accepts and never answers").descriptors(1324),
+    kind("unanswering", "dials 64 times at once, with a device that accepts and never answers")
+        .descriptors(1324),
     kind("full-backlog", "the same, with a device whose backlog is full").descriptors(1324),
     // One queue pair stands for one connection, and 128 connections may have none.
     kind("proven", "holds 3 072 connections to the server's device, each with the token of one queue pair")
@@ -137,4 +140,92 @@ pub(crate) struct Cell {
     pub(crate) neighbour: Neighbour,
     pub(crate) transport: Transport,
     pub(crate) level: Level,
+}
+
+#[derive(Clone, Debug, Parser)]
+pub(crate) struct Options {
+    /// Shows the kinds of neighbours.
+    #[arg(long)]
+    pub(crate) list: bool,
+    /// Measures every cell once, for a moment.
+    #[arg(long)]
+    test: bool,
+    #[arg(long, value_delimiter = ',', value_parser = Neighbour::parse)]
+    neighbours: Vec<Neighbour>,
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "tcp,rdma")]
+    transports: Vec<Transport>,
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "user,stranger")]
+    levels: Vec<Level>,
+    #[arg(long, value_delimiter = ',', default_value = "64,1048576")]
+    sizes: Vec<usize>,
+    #[arg(long, value_parser = Flavour::parse, default_value = "current-thread")]
+    pub(crate) runtime: Flavour,
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    #[arg(long, default_value_t = 3.0)]
+    seconds: f64,
+    #[arg(long)]
+    pub(crate) json: Option<PathBuf>,
+    #[arg(long)]
+    pub(crate) table: Option<PathBuf>,
+    #[command(subcommand)]
+    pub(crate) role: Option<Role>,
+}
+
+/// What a process of a cell does.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum Role {
+    /// Serves.
+    #[command(hide = true)]
+    Server {
+        transport: Transport,
+        #[arg(value_parser = Flavour::parse)]
+        runtime: Flavour,
+    },
+    /// Is a bad neighbour.
+    #[command(hide = true)]
+    Bad(Caller),
+    /// Is an honest client that makes one call.
+    #[command(hide = true)]
+    Visit(Caller),
+}
+
+/// The options of another client.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Caller {
+    pub(crate) transport: Transport,
+    #[arg(value_parser = Flavour::parse)]
+    pub(crate) runtime: Flavour,
+    #[arg(value_parser = Neighbour::parse)]
+    pub(crate) neighbour: Neighbour,
+    pub(crate) level: Level,
+    pub(crate) address: String,
+    /// The names of the server's sockets.
+    pub(crate) names: String,
+}
+
+impl Options {
+    pub(crate) fn rounds(&self) -> usize {
+        if self.test { 1 } else { self.rounds }
+    }
+
+    pub(crate) fn duration(&self) -> Duration {
+        Duration::from_secs_f64(if self.test { 0.1 } else { self.seconds })
+    }
+
+    pub(crate) fn cells(&self) -> Vec<Cell> {
+        let all: Vec<Neighbour> = Neighbour::all().collect();
+        let neighbours = if self.neighbours.is_empty() { &all } else { &self.neighbours };
+        let mut cells = Vec::new();
+        for &bytes in &self.sizes {
+            for &neighbour in neighbours {
+                for &transport in &self.transports {
+                    let levels = self.levels.iter().copied();
+                    let there = levels.filter(|&level| neighbour.exists(transport, level));
+                    cells.extend(there.map(|level| Cell { bytes, neighbour, transport, level }));
+                }
+            }
+        }
+        cells
+    }
 }

@@ -15,10 +15,9 @@ use tonic_rdma_proto::transfer::PutRequest;
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 
 use super::bad::READY;
+use super::cell::{Caller, Options};
 use super::cell::{Cell, Level, Neighbour, Transport};
-use super::options::{Caller, Options};
-use super::process::{Held, LIMIT, start};
-use super::server::{payload, say};
+use super::server::{self, Held, payload, say, start};
 use super::{hostile, system};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -124,7 +123,7 @@ pub(crate) fn measure(cell: Cell, options: &Options) -> Measured {
         (measured, begun.elapsed())
     });
     server.close();
-    let served: u64 = server.line(LIMIT).unwrap().parse().expect("the number of calls served");
+    let served: u64 = server.line(server::PATIENCE).unwrap().parse().expect("the number of calls served");
     let others = served.saturating_sub(measured.micros.len() as u64 + measured.failed + WARM);
     measured.others_each_second = others as f64 / elapsed.as_secs_f64();
     measured

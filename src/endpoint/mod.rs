@@ -20,12 +20,9 @@
 #![forbid(unsafe_code)]
 
 mod aftermath;
-mod budget;
 mod config;
 mod connection;
-mod counters;
 mod error;
-mod fault;
 mod info;
 mod journal;
 mod link;
@@ -42,11 +39,11 @@ pub use config::{
     Config, ConfigError, EagerThreshold, Policy, PollMode, ProviderChoice, SharedReceive, StockClients,
     TuneCache, known_variables, warn_of_unknown_variables,
 };
-pub use counters::CounterSnapshot;
+pub use error::ConnectionFault;
 pub use error::{ConnectError, NegotiationError, RdmaUnavailable};
-pub use fault::ConnectionFault;
+pub use info::CounterSnapshot;
 pub use info::{RdmaConnectInfo, Verdict};
-pub use link::work_id::{WorkId, WorkKind};
+pub use link::{WorkId, WorkKind};
 pub(crate) use messages::{
     FetchError, MessageEndpoint, MessageHandler, MessageSettings, Negotiated, Piece, Sender,
 };

@@ -1,10 +1,12 @@
-//! The device that a connection uses.
+//! The device that a connection uses, and the limit on registered memory that all connections of this process share.
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock, Mutex};
 
 use super::config::{Config, ProviderChoice};
+use tonic_rdma_verbs::internal::lock;
+use tonic_rdma_verbs::memory::Budget;
 use tonic_rdma_verbs::{Context, VerbsError, soft};
 
 /// The driver of a device.
@@ -156,6 +158,15 @@ fn open_ibverbs(config: &Config) -> Result<Arc<dyn Context>, OpenError> {
 #[cfg(not(feature = "ibverbs"))]
 fn open_ibverbs(_config: &Config) -> Result<Arc<dyn Context>, OpenError> {
     Err(OpenError::NotBuilt)
+}
+
+/// The budget, once the first connection has set its limit.
+static BUDGET: LazyLock<Mutex<Option<Arc<Budget>>>> = LazyLock::new(Mutex::default);
+
+/// Returns the budget of this process. The first call creates it with the limit of `config`.
+pub(crate) fn budget(locks_memory: bool, config: &Config) -> Arc<Budget> {
+    let mut budget = lock(&BUDGET);
+    Arc::clone(budget.get_or_insert_with(|| Budget::for_process(locks_memory, config.pinned_limit)))
 }
 
 #[cfg(test)]

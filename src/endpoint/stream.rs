@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio::task::coop::poll_proceed;
 
 use super::connection::Connection;
-use super::fault::ConnectionFault;
+use super::error::ConnectionFault;
 use super::info::RdmaConnectInfo;
 use crate::protocol::AbortCode;
 

@@ -18,7 +18,6 @@ mod fault;
 mod frame;
 mod landing_budget;
 mod outgoing;
-mod patience;
 mod server;
 mod session;
 

@@ -25,19 +25,16 @@
 //! the application neither reads nor writes. So neither direction can block the other. The book's page on the protocol has the reasons.
 
 mod connection;
-mod control;
-mod inbound;
-mod liveness;
-mod outbound;
+mod directions;
 mod settings;
 #[cfg(test)]
 mod tests;
 mod violation;
 
 pub use connection::{Blocked, Connection, Event, SendError};
-pub use control::{AbortCode, ControlMessage, MAX_CONTROL_BODY};
-pub use inbound::{Finished, Part, ReadId, ReadRequest, SlotIndex};
-pub use outbound::MAX_OFFERED;
+pub use directions::MAX_OFFERED;
+pub use directions::{Finished, Part, ReadId, ReadRequest, SlotIndex};
+pub use settings::{AbortCode, ControlMessage, MAX_CONTROL_BODY};
 pub use settings::{Settings, SettingsError};
 pub use violation::Violation;
 

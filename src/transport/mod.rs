@@ -5,10 +5,9 @@
 
 pub(crate) mod balance;
 mod connector;
-pub(crate) mod fields;
 pub mod gather;
 mod incoming;
-mod request;
+pub(crate) mod request;
 
 pub use connector::RdmaConnector;
 pub(crate) use connector::{host_and_port, is_tls};

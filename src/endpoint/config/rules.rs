@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::path::Path;
 use std::time::Duration;
 
-use super::error::ConfigError;
+use super::ConfigError;
 use tonic_rdma_verbs::internal::{soft_takes_directory, units};
 
 /// A setting.

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::Connection;
 use super::state::State;
-use crate::endpoint::counters::Counters;
-use crate::endpoint::fault::ConnectionFault;
-use crate::endpoint::messages::handler::MessageHandler;
-use crate::endpoint::messages::settings::MessageSettings;
+use crate::endpoint::error::ConnectionFault;
+use crate::endpoint::info::Counters;
+use crate::endpoint::messages::MessageHandler;
+use crate::endpoint::messages::MessageSettings;
 use crate::endpoint::messages::traffic::Messages;
 #[cfg(test)]
 use tonic_rdma_verbs::internal::lock;

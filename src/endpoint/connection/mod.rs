@@ -4,15 +4,10 @@
 //! passes completions in ([`Connection::handle_completions`]); the stream's task writes and reads. After that, each of them also
 //! does the work that the protocol asks for ([`State::settle`]), so that no data waits for another task.
 
-mod clock;
-pub(super) mod member;
+mod byte_stream;
 mod messages;
-mod read;
-mod read_quota;
-mod shortage;
 mod state;
 pub(super) mod supervisor;
-mod write;
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -25,8 +20,8 @@ use tokio::sync::Notify;
 
 use self::state::State;
 use super::aftermath::Aftermath;
-use super::counters::Counters;
-use super::fault::ConnectionFault;
+use super::error::ConnectionFault;
+use super::info::Counters;
 use super::journal::ConnectionEnd;
 use super::link::Link;
 use super::messages::traffic::Messages;

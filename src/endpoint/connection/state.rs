@@ -5,16 +5,15 @@ use std::io::{self, IoSlice};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use rustix::time::{ClockId, Timespec, clock_gettime};
 use tokio::sync::Notify;
 
-use super::clock::Clock;
-use super::read_quota::ReadQuota;
-use super::shortage::Shortage;
+use super::byte_stream::{ReadQuota, Shortage};
 use crate::endpoint::aftermath::Aftermath;
-use crate::endpoint::counters::Counters;
-use crate::endpoint::fault::ConnectionFault;
+use crate::endpoint::error::ConnectionFault;
+use crate::endpoint::info::Counters;
 use crate::endpoint::link::Link;
-use crate::endpoint::link::work_id::{WorkId, WorkKind};
+use crate::endpoint::link::{WorkId, WorkKind};
 use crate::endpoint::messages::traffic::Messages;
 use crate::endpoint::tuner::Chooser;
 use crate::protocol::{self, Event, ReadId, SlotIndex};
@@ -22,7 +21,7 @@ use crate::wire::{Header, MessageKind};
 use tonic_rdma_verbs::memory::Block;
 use tonic_rdma_verbs::{CompletionStatus, WorkCompletion};
 
-/// The state of a connection. Reading is in `read.rs`, writing in `write.rs`.
+/// The state of a connection. Reading and writing are in `byte_stream.rs`.
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) protocol: protocol::Connection,
@@ -377,5 +376,44 @@ impl State {
         if ended || (self.closer.is_some() && self.all_delivered()) {
             wakers.extend(self.closer.take());
         }
+    }
+}
+
+/// A clock for what is measured in seconds. Its time may be some milliseconds old, and it costs a fraction of the exact one, which each
+/// message would have to wait for.
+#[derive(Debug, Default)]
+pub(super) struct Clock {
+    /// The system's coarse time at the last look at the exact clock, and the exact time then.
+    last: Option<(Timespec, Instant)>,
+}
+
+impl Clock {
+    /// Returns the time.
+    pub(super) fn now(&mut self) -> Instant {
+        let coarse = clock_gettime(ClockId::MonotonicCoarse);
+        match self.last {
+            Some((last, exact)) if last == coarse => exact,
+            _ => {
+                let exact = Instant::now();
+                self.last = Some((coarse, exact));
+                exact
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod clock_tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_clock_goes_on() {
+        let mut clock = Clock::default();
+        let (first, start) = (clock.now(), Instant::now());
+        assert!(clock.now() >= first);
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(clock.now() > start, "a tick of the system is shorter");
     }
 }

@@ -1,29 +1,26 @@
-//! A queue pair with its receive buffers: posts requests, and counts completions.
+//! A queue pair with its receive buffers: posts requests, and counts completions. A message is sent from memory of the application that the
+//! device can read, or from a copy.
 //!
 //! Connections use it, and the tuner's loopback, which measures a device with the code that connections run.
 
 pub(super) mod isolation;
 pub(super) mod receive;
-pub(super) mod shared_receive;
-pub(super) mod source;
-pub(super) mod work_id;
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::endpoint::fault::ConnectionFault;
+use self::receive::Receives;
+use crate::endpoint::error::ConnectionFault;
 use crate::protocol::{ReadRequest, SlotIndex};
 use crate::wire::Header;
-use receive::Receives;
-use source::{MAX_SLICES, Source};
-use tonic_rdma_verbs::internal::{Landing, SlabRegistrations};
-use tonic_rdma_verbs::memory::{Block, Pool};
+use tonic_rdma_verbs::internal::{Landing, SlabRegistrations, find_sendable};
+use tonic_rdma_verbs::memory::{Block, Lease, Pool, Quota};
 use tonic_rdma_verbs::{
-    DeviceAttributes, Operation, Payload, QueuePair, QueuePairCapacity, RemoteSegment, Rkey, SendRequest,
+    DeviceAttributes, LocalSegment, Operation, OutOfBounds, Payload, QueuePair, QueuePairCapacity,
+    RemoteSegment, Rkey, SendRequest,
 };
-use work_id::{WorkId, WorkKind};
 
 /// A connected queue pair with receive buffers and memory to send from.
 #[derive(Debug)]
@@ -142,7 +139,7 @@ impl Link {
         } else {
             let (number, most) = (self.posted + 1, self.queue_pair.capacity().send_segments as usize);
             let keep = |source| self.sources.push_back((number, source));
-            let gathered = source::gather(slices, most, &self.pool, &mut self.registrations, keep)?;
+            let gathered = gather(slices, most, &self.pool, &mut self.registrations, keep)?;
             self.post_send(wr_id, Payload::Registered(gathered.segments()), signaled)?;
             gathered.in_place
         };
@@ -223,5 +220,176 @@ impl Link {
 
     fn id(&self, kind: WorkKind, value: u32) -> u64 {
         WorkId { kind, connection: self.connection, value }.to_bits()
+    }
+}
+
+/// Memory that is kept until a message was sent.
+#[derive(Debug)]
+enum Source {
+    /// The copy of slices that could not be sent in place.
+    Copy(#[expect(dead_code, reason = "held for its drop")] Block),
+    /// The application's memory.
+    Lease(#[expect(dead_code, reason = "held for its drop")] Lease),
+}
+
+/// A message in memory that the device can read.
+#[derive(Debug)]
+struct Gathered {
+    segments: [LocalSegment; MAX_SLICES],
+    count: usize,
+    /// Bytes that were not copied.
+    in_place: usize,
+}
+
+/// Most slices of one message.
+const MAX_SLICES: usize = 16;
+/// Shorter slices are copied, because a segment of their own costs the device more.
+const SMALLEST: usize = 1024;
+
+/// Returns whether most of `length` bytes lie in memory that can be sent in place.
+pub(in crate::endpoint) fn lies_in_place(slices: &[IoSlice<'_>], length: usize) -> bool {
+    let found = slices.iter().filter(|slice| slice.len() >= SMALLEST && find_sendable(slice).is_some());
+    found.map(|slice| slice.len()).sum::<usize>() > length / 2
+}
+
+/// Describes `slices` by as few segments as possible, at most `most`. Slices in memory for sending stay in place; the others
+/// are copied into a block of `pool`. Passes the memory that has to be kept until the message was sent to `keep`.
+fn gather(
+    slices: &[IoSlice<'_>],
+    most: usize,
+    pool: &Pool,
+    registrations: &mut SlabRegistrations,
+    mut keep: impl FnMut(Source),
+) -> Result<Gathered, ConnectionFault> {
+    let mut placed = [None; MAX_SLICES];
+    let mut in_place = 0;
+    // Each slice in place takes two segments: its own, and one for the copied bytes before it. One more segment is for the copied
+    // bytes at the end.
+    let mut room = most.min(MAX_SLICES).saturating_sub(1) / 2;
+    for (slice, place) in slices.iter().zip(&mut placed).filter(|(slice, _)| slice.len() >= SMALLEST) {
+        if room > 0
+            && let Some(lease) = find_sendable(slice)
+            && let Some(segment) = registrations.segment(&lease)
+        {
+            *place = Some(segment);
+            in_place += slice.len();
+            room -= 1;
+            keep(Source::Lease(lease));
+        }
+    }
+    let length: usize = slices.iter().map(|slice| slice.len()).sum();
+    let mut block = pool.lease(length - in_place, Quota::Send).map_err(ConnectionFault::local)?;
+    let segments = arrange(slices, &placed, &mut block).map_err(ConnectionFault::local)?;
+    keep(Source::Copy(block));
+    Ok(Gathered { in_place, ..segments })
+}
+
+/// Copies the slices without a place into `block`, and lists all segments in order.
+fn arrange(
+    slices: &[IoSlice<'_>],
+    placed: &[Option<LocalSegment>],
+    block: &mut Block,
+) -> Result<Gathered, OutOfBounds> {
+    let nothing = block.segment(0..0)?;
+    let mut gathered = Gathered { segments: [nothing; MAX_SLICES], count: 0, in_place: 0 };
+    let (mut from, mut at) = (0, 0);
+    for (slice, place) in slices.iter().zip(placed) {
+        if let Some(segment) = place {
+            gathered.add(block, from..at)?;
+            gathered.push(*segment);
+            from = at;
+        } else {
+            block.copy_in(at, slice)?;
+            at += slice.len();
+        }
+    }
+    gathered.add(block, from..at)?;
+    Ok(gathered)
+}
+
+impl Gathered {
+    fn segments(&self) -> &[LocalSegment] {
+        &self.segments[..self.count]
+    }
+
+    fn add(&mut self, block: &Block, range: std::ops::Range<usize>) -> Result<(), OutOfBounds> {
+        if !range.is_empty() {
+            self.push(block.segment(range)?);
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, segment: LocalSegment) {
+        self.segments[self.count] = segment;
+        self.count += 1;
+    }
+}
+
+/// The content of the 64 bits of `wr_id`: kind (8 bits), connection (24 bits), value (32 bits).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkId {
+    /// Kind of the request.
+    pub kind: WorkKind,
+    /// Key of the connection within its queue.
+    pub connection: u32,
+    /// A number whose meaning depends on the kind.
+    pub value: u32,
+}
+
+/// The kind of a work request, which gives the value its meaning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WorkKind {
+    /// A receive; the value is its slot.
+    Receive,
+    /// A send; the value is how many sends this completion stands for.
+    Send,
+    /// A READ; the value is the read's number.
+    Read,
+    /// A receive of a shared receive queue; the value is its slot. The completion names the queue pair.
+    SharedReceive,
+}
+
+impl WorkId {
+    /// Most connections of a queue.
+    pub const MAX_CONNECTIONS: u32 = 1 << 24;
+
+    /// Packs the identifier into a `wr_id`.
+    #[inline]
+    pub fn to_bits(self) -> u64 {
+        let kind: u64 = match self.kind {
+            WorkKind::Receive => 0,
+            WorkKind::Send => 1,
+            WorkKind::Read => 2,
+            WorkKind::SharedReceive => 3,
+        };
+        kind << 56 | u64::from(self.connection % Self::MAX_CONNECTIONS) << 32 | u64::from(self.value)
+    }
+
+    /// Unpacks a `wr_id`. [`to_bits`](Self::to_bits) makes all identifiers, so there is no unknown kind. It would count as a
+    /// READ.
+    #[inline]
+    pub fn from_bits(bits: u64) -> Self {
+        let kind = match bits >> 56 {
+            0 => WorkKind::Receive,
+            1 => WorkKind::Send,
+            3 => WorkKind::SharedReceive,
+            _ => WorkKind::Read,
+        };
+        Self { kind, connection: (bits >> 32) as u32 % Self::MAX_CONNECTIONS, value: bits as u32 }
+    }
+}
+
+#[cfg(test)]
+mod work_id_tests {
+    use super::*;
+
+    #[test]
+    fn from_bits_reverses_to_bits() {
+        for kind in [WorkKind::Receive, WorkKind::Send, WorkKind::Read, WorkKind::SharedReceive] {
+            for (connection, value) in [(0, 0), (1, u32::MAX), (WorkId::MAX_CONNECTIONS - 1, 7)] {
+                let id = WorkId { kind, connection, value };
+                assert_eq!(WorkId::from_bits(id.to_bits()), id);
+            }
+        }
     }
 }

@@ -1,11 +1,20 @@
 //! A connection's receive buffers: its own, or a share of the buffers of its completion queue.
 
-use super::shared_receive::{BufferError, Promise, segments};
-use super::work_id::{WorkId, WorkKind};
-use crate::endpoint::fault::ConnectionFault;
+use std::fmt::Debug;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use super::{WorkId, WorkKind};
+use crate::endpoint::config::Config;
+use crate::endpoint::error::ConnectionFault;
+use crate::endpoint::provider::budget;
 use crate::protocol;
-use tonic_rdma_verbs::memory::Block;
-use tonic_rdma_verbs::{LocalSegment, OutOfBounds, QueuePair, QueuePairNumber, ReceiveRequest};
+use tonic_rdma_verbs::internal::lock;
+use tonic_rdma_verbs::memory::{Block, Budget, Pool, PoolError, PoolSettings, Quota};
+use tonic_rdma_verbs::{
+    Access, Context, LocalSegment, OutOfBounds, PostError, ProtectionDomain, QueuePair, QueuePairNumber,
+    ReceiveRequest, SharedReceiveQueue, VerbsError,
+};
 
 /// The receive buffers of one connection.
 #[derive(Debug)]
@@ -117,5 +126,401 @@ impl Receives {
         if share.promise.grow(more).is_ok() {
             protocol.widen(more);
         }
+    }
+}
+
+/// A queue that takes buffers: a shared receive queue of a device, or a list in tests.
+pub(crate) trait ReceiveQueue: Debug + Send + Sync {
+    /// Returns the number of receives that may be outstanding.
+    fn capacity(&self) -> u32;
+
+    /// Posts receives.
+    fn post_receive(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError>;
+}
+
+impl ReceiveQueue for Arc<dyn SharedReceiveQueue> {
+    fn capacity(&self) -> u32 {
+        (**self).capacity()
+    }
+
+    fn post_receive(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError> {
+        (**self).post_receive(requests)
+    }
+}
+
+/// The shared receive buffers of one completion queue.
+///
+/// Each connection is promised a number of buffers (its window), so that its peer's credits are always valid. The number of
+/// buffers that exist follows their use: those that hold unread messages, and enough free ones for the messages that may
+/// come between two polls. So a thousand idle connections take no more memory than a few. If more messages come at once than
+/// buffers are free, the senders' devices wait for a moment and try again (receiver not ready), and the next poll adds
+/// buffers.
+#[derive(Debug)]
+pub(crate) struct SharedBuffers<Q: ReceiveQueue = Arc<dyn SharedReceiveQueue>> {
+    /// Declared before the memory, so that it is dropped first.
+    queue: Q,
+    /// The domain of the buffers, if connections have to use it, too.
+    common_domain: Option<Arc<dyn ProtectionDomain>>,
+    slot_size: usize,
+    pool: Pool,
+    steps: Box<[OnceLock<Step>]>,
+    counts: Mutex<Counts>,
+}
+
+/// Buffers that are added at a time.
+const STEP: u32 = 64;
+
+/// Free buffers, if as many are promised: the messages that may come between two polls.
+const SLACK: u32 = 256;
+
+/// Most buffers.
+const MOST: u32 = 1 << 14;
+
+/// Buffers that were added together.
+#[derive(Debug)]
+struct Step {
+    block: Block,
+    segments: Vec<LocalSegment>,
+    /// For each buffer, the number of the queue pair whose connection holds the buffer; 0 while the buffer is posted.
+    owners: [AtomicU32; STEP as usize],
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    /// Buffers that exist.
+    slots: u32,
+    /// Buffers that hold messages.
+    held: u32,
+    /// Buffers that are promised to connections.
+    promised: u32,
+    /// The last attempt to add buffers found no memory.
+    starved: bool,
+}
+
+/// The reason why a connection gets no promise of buffers.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NoBuffers {
+    #[error("all {0} receive buffers that connections share are promised; RDMA_CQS adds queues")]
+    Promised(u32),
+    #[error("no memory for shared receive buffers: {0}")]
+    Memory(AddError),
+}
+
+/// The reason why no buffers were added.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AddError {
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    #[error(transparent)]
+    Bounds(#[from] OutOfBounds),
+    #[error(transparent)]
+    Post(#[from] PostError),
+    #[error("there are as many as there can be")]
+    Full,
+}
+
+/// The reason why a buffer was not posted.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BufferError {
+    #[error("no receive buffer {0}")]
+    Unknown(u32),
+    #[error(transparent)]
+    Post(#[from] PostError),
+}
+
+impl SharedBuffers {
+    /// Creates buffers of the length that `config` sets. `separate_domains`: connections of other domains can use the buffers.
+    pub(crate) fn new(
+        context: &dyn Context,
+        config: &Config,
+        separate_domains: bool,
+    ) -> Result<Arc<Self>, VerbsError> {
+        let attributes = context.attributes();
+        let limit = MOST.min(attributes.max_shared_receives) / STEP * STEP;
+        let domain = context.alloc_protection_domain()?;
+        let queue = domain.create_shared_receive_queue(limit, 1)?;
+        let common_domain = (!separate_domains).then(|| Arc::clone(&domain));
+        let budget = budget(attributes.locks_memory, config);
+        Ok(Self::with(queue, domain, common_domain, config.slot_size as usize, budget))
+    }
+
+    /// Returns the queue to create queue pairs with.
+    pub(crate) fn queue(&self) -> &Arc<dyn SharedReceiveQueue> {
+        &self.queue
+    }
+}
+
+impl<Q: ReceiveQueue> SharedBuffers<Q> {
+    fn with(
+        queue: Q,
+        domain: Arc<dyn ProtectionDomain>,
+        common_domain: Option<Arc<dyn ProtectionDomain>>,
+        slot_size: usize,
+        budget: Arc<Budget>,
+    ) -> Arc<Self> {
+        let settings = PoolSettings {
+            access: Access::LOCAL_WRITE,
+            slab_size: 2 * STEP as usize * slot_size,
+            ..PoolSettings::default()
+        };
+        let steps = (0..queue.capacity() / STEP).map(|_| OnceLock::new()).collect();
+        let pool = Pool::new(domain, settings, budget);
+        Arc::new(Self { queue, common_domain, slot_size, pool, steps, counts: Mutex::default() })
+    }
+
+    /// Returns the domain that connections have to use, if there is one.
+    pub(crate) fn common_domain(&self) -> Option<&Arc<dyn ProtectionDomain>> {
+        self.common_domain.as_ref()
+    }
+
+    /// Promises a new connection `slots` buffers.
+    pub(crate) fn promise(self: &Arc<Self>, slots: u32) -> Result<Promise<Q>, NoBuffers> {
+        let mut promise = Promise { buffers: Arc::clone(self), slots: 0 };
+        promise.grow(slots)?;
+        Ok(promise)
+    }
+
+    /// Notes that a message for the connection of the queue pair `owner` has come into `slot`.
+    pub(crate) fn hold(&self, slot: u32, owner: QueuePairNumber) {
+        if let Some((step, index)) = self.step(slot)
+            && step.owners[index].swap(owner.0, Ordering::Relaxed) == 0
+        {
+            let mut counts = lock(&self.counts);
+            counts.held += 1;
+            if let Err(reason) = self.provide(&mut counts)
+                && !std::mem::replace(&mut counts.starved, true)
+            {
+                tonic_rdma_verbs::internal::throttled!(warn, %reason, held = counts.held, "peers may have to wait for shared receive buffers");
+            }
+        }
+    }
+
+    /// Posts a buffer again that holds a message.
+    pub(crate) fn post(&self, slot: u32) -> Result<(), BufferError> {
+        let Some((step, index)) = self.step(slot) else { return Err(BufferError::Unknown(slot)) };
+        if step.owners[index].swap(0, Ordering::Relaxed) != 0 {
+            lock(&self.counts).held -= 1;
+        }
+        Ok(self.queue.post_receive(&[request(slot, &step.segments[index])])?)
+    }
+
+    /// Posts every buffer again that the connection of the queue pair `owner` holds, because the connection has ended.
+    pub(crate) fn post_all_of(&self, owner: QueuePairNumber) {
+        let mut lost = None;
+        for (number, step) in self.steps.iter().map_while(OnceLock::get).enumerate() {
+            let of_owner = |index: &usize| step.owners[*index].load(Ordering::Relaxed) == owner.0;
+            for index in (0..step.owners.len()).filter(of_owner) {
+                lost = self.post(number as u32 * STEP + index as u32).err().or(lost);
+            }
+        }
+        if let Some(reason) = lost {
+            tonic_rdma_verbs::internal::throttled!(warn, %reason, "shared receive buffers are lost");
+        }
+    }
+
+    /// Returns the memory of the buffer `slot`, and the offset of the buffer in it.
+    pub(crate) fn slot(&self, slot: u32) -> Option<(&Block, usize)> {
+        let (step, index) = self.step(slot)?;
+        Some((&step.block, index * self.slot_size))
+    }
+
+    fn step(&self, slot: u32) -> Option<(&Step, usize)> {
+        let step = self.steps.get((slot / STEP) as usize)?.get()?;
+        Some((step, (slot % STEP) as usize))
+    }
+
+    /// Adds buffers until their number suffices for the promises and for the use.
+    fn provide(&self, counts: &mut Counts) -> Result<(), NoBuffers> {
+        while counts.slots < counts.promised.min(counts.held + SLACK) {
+            self.add_step(counts.slots / STEP).map_err(NoBuffers::Memory)?;
+            counts.slots += STEP;
+            counts.starved = false;
+            metrics::gauge!("tonic_rdma_shared_receive_buffers").increment(STEP);
+        }
+        Ok(())
+    }
+
+    fn add_step(&self, number: u32) -> Result<(), AddError> {
+        let block = self.pool.lease(STEP as usize * self.slot_size, Quota::Receive)?;
+        let segments = segments(&block, STEP, self.slot_size)?;
+        let owners = std::array::from_fn(|_| AtomicU32::new(0));
+        let place = self.steps.get(number as usize).ok_or(AddError::Full)?;
+        let step = place.get_or_init(|| Step { block, segments, owners });
+        let first = number * STEP;
+        let requests: Vec<_> =
+            (first..).zip(&step.segments).map(|(slot, segment)| request(slot, segment)).collect();
+        Ok(self.queue.post_receive(&requests)?)
+    }
+}
+
+impl<Q: ReceiveQueue> Drop for SharedBuffers<Q> {
+    fn drop(&mut self) {
+        metrics::gauge!("tonic_rdma_shared_receive_buffers").decrement(lock(&self.counts).slots);
+    }
+}
+
+/// Divides `block` into `count` buffers of `size` bytes.
+pub(super) fn segments(block: &Block, count: u32, size: usize) -> Result<Vec<LocalSegment>, OutOfBounds> {
+    (0..count as usize).map(|index| block.segment(index * size..(index + 1) * size)).collect()
+}
+
+fn request(slot: u32, segment: &LocalSegment) -> ReceiveRequest<'_> {
+    let id = WorkId { kind: WorkKind::SharedReceive, connection: 0, value: slot };
+    ReceiveRequest { wr_id: id.to_bits(), into: std::slice::from_ref(segment) }
+}
+
+/// The number of buffers that a connection may hold at a time.
+#[derive(Debug)]
+pub(crate) struct Promise<Q: ReceiveQueue = Arc<dyn SharedReceiveQueue>> {
+    pub(super) buffers: Arc<SharedBuffers<Q>>,
+    slots: u32,
+}
+
+impl<Q: ReceiveQueue> Promise<Q> {
+    /// Promises `more` buffers.
+    pub(crate) fn grow(&mut self, more: u32) -> Result<(), NoBuffers> {
+        let mut counts = lock(&self.buffers.counts);
+        let limit = self.buffers.steps.len() as u32 * STEP;
+        if counts.promised + more > limit {
+            return Err(NoBuffers::Promised(limit));
+        }
+        counts.promised += more;
+        if let Err(error) = self.buffers.provide(&mut counts) {
+            counts.promised -= more;
+            return Err(error);
+        }
+        self.slots += more;
+        Ok(())
+    }
+
+    /// Takes back the promise of buffers beyond `slots`.
+    pub(crate) fn shrink_to(&mut self, slots: u32) {
+        if slots < self.slots {
+            lock(&self.buffers.counts).promised -= self.slots - slots;
+            self.slots = slots;
+        }
+    }
+}
+
+impl<Q: ReceiveQueue> Drop for Promise<Q> {
+    fn drop(&mut self) {
+        self.shrink_to(0);
+    }
+}
+
+#[cfg(test)]
+mod shared_receive_tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+
+    const SLOT: usize = 1024;
+
+    /// A queue that keeps the posted slots.
+    #[derive(Debug, Default)]
+    struct Queue(Mutex<VecDeque<u32>>);
+
+    impl ReceiveQueue for Arc<Queue> {
+        fn capacity(&self) -> u32 {
+            1024
+        }
+
+        fn post_receive(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError> {
+            lock(&self.0).extend(requests.iter().map(|request| WorkId::from_bits(request.wr_id).value));
+            Ok(())
+        }
+    }
+
+    fn buffers(budget: u64) -> (Arc<Queue>, Arc<SharedBuffers<Arc<Queue>>>) {
+        let queue = Arc::new(Queue::default());
+        let domain = tonic_rdma_verbs::soft::open().unwrap().alloc_protection_domain().unwrap();
+        let buffers = SharedBuffers::with(Arc::clone(&queue), domain, None, SLOT, Budget::new(budget));
+        (queue, buffers)
+    }
+
+    fn posted(queue: &Queue) -> usize {
+        lock(&queue.0).len()
+    }
+
+    /// Receives a message into the first posted slot.
+    fn receive(queue: &Queue, buffers: &SharedBuffers<Arc<Queue>>, owner: u32) -> u32 {
+        let slot = lock(&queue.0).pop_front().unwrap();
+        buffers.hold(slot, QueuePairNumber(owner));
+        slot
+    }
+
+    #[test]
+    fn idle_connections_share_a_bounded_number_of_buffers() {
+        let (queue, buffers) = buffers(1 << 30);
+        let promises: Vec<_> = (0..60).map(|_| buffers.promise(16).unwrap()).collect();
+        assert_eq!(posted(&queue), 256);
+        let error = (0..10).find_map(|_| buffers.promise(16).err().map(|error| error.to_string()));
+        assert!(error.is_none(), "a promise that is dropped comes back");
+        let last: Vec<_> = (0..4).map(|_| buffers.promise(16).unwrap()).collect();
+        let error = buffers.promise(1).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "all 1024 receive buffers that connections share are promised; RDMA_CQS adds queues"
+        );
+        drop((promises, last));
+        assert_eq!(lock(&buffers.counts).promised, 0);
+    }
+
+    #[test]
+    fn buffers_are_added_while_messages_are_not_read() {
+        let (queue, buffers) = buffers(1 << 30);
+        let mut promise = buffers.promise(16).unwrap();
+        assert_eq!(posted(&queue), 64);
+        promise.grow(984).unwrap();
+        assert_eq!(posted(&queue), 256);
+        let held: Vec<_> = (0..300).map(|_| receive(&queue, &buffers, 7)).collect();
+        assert_eq!(posted(&queue) + held.len(), 576);
+        for slot in held {
+            buffers.post(slot).unwrap();
+        }
+        assert_eq!(posted(&queue), 576);
+        promise.shrink_to(16);
+        assert_eq!((promise.slots, lock(&buffers.counts).promised), (16, 16));
+    }
+
+    #[test]
+    fn buffers_that_a_connection_holds_are_posted_when_it_ends() {
+        let (queue, buffers) = buffers(1 << 30);
+        let _promise = buffers.promise(128).unwrap();
+        let mine: Vec<_> = (0..70).map(|_| receive(&queue, &buffers, 1)).collect();
+        let other = receive(&queue, &buffers, 2);
+        buffers.post_all_of(QueuePairNumber(1));
+        assert_eq!((posted(&queue), lock(&buffers.counts).held), (127, 1));
+        assert!(!lock(&queue.0).contains(&other));
+        assert!(mine.iter().all(|slot| lock(&queue.0).contains(slot)));
+        buffers.post_all_of(QueuePairNumber(1));
+        assert_eq!(posted(&queue), 127, "once");
+    }
+
+    #[test]
+    fn buffers_do_not_overlap_in_memory() {
+        let (_queue, buffers) = buffers(1 << 30);
+        let _promise = buffers.promise(128).unwrap();
+        let address = |slot| {
+            let (block, start) = buffers.slot(slot).unwrap();
+            block.segment(start..start + SLOT).unwrap().address()
+        };
+        let mut addresses: Vec<_> = (0..128).map(address).collect();
+        addresses.sort_unstable();
+        assert!(addresses.windows(2).all(|two| two[1] - two[0] >= SLOT as u64));
+        assert!(buffers.slot(128).is_none() && buffers.slot(u32::MAX).is_none());
+    }
+
+    #[test]
+    fn without_memory_there_is_no_promise() {
+        let (queue, buffers) = buffers(200 << 10);
+        let promise = buffers.promise(64).unwrap();
+        let error = buffers.promise(200).unwrap_err().to_string();
+        assert!(
+            error.starts_with("no memory for shared receive buffers") && error.contains("RDMA_PINNED_LIMIT")
+        );
+        let counts = lock(&buffers.counts);
+        assert_eq!((counts.promised, promise.slots), (64, 64));
+        assert_eq!(counts.slots as usize, posted(&queue));
     }
 }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tokio::sync::Notify;
 
-use super::sender::{Exposed, FetchError};
-use super::settings::MessageSettings;
+use super::MessageSettings;
+use super::traffic::{Exposed, FetchError};
 use tonic_rdma_verbs::internal::{Landed, Landing, SlabRegistrations, find_sendable};
 use tonic_rdma_verbs::memory::{Budget, Pool, PoolError, PoolSettings};
 use tonic_rdma_verbs::{Access, ProtectionDomain};

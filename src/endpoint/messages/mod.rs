@@ -14,19 +14,183 @@
 //! The connection holds its handler until the connection has ended, and a session usually holds its endpoint. So the session's last
 //! user must call [`MessageEndpoint::close`] or [`MessageEndpoint::abort`]; both let the connection end, which frees the handler.
 
-mod endpoint;
-mod fetches;
-pub(in crate::endpoint) mod handler;
 mod memory;
-mod sender;
-pub(in crate::endpoint) mod settings;
 #[cfg(test)]
 mod tests;
 pub(in crate::endpoint) mod traffic;
 
-pub(crate) use endpoint::{MessageEndpoint, Negotiated};
-pub(crate) use handler::MessageHandler;
+use std::fmt::Debug;
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use bytes::Bytes;
+
+use crate::endpoint::aftermath::{Aftermath, Run};
+use crate::endpoint::connection::supervisor::Carrier;
+use crate::endpoint::error::ConnectionFault;
+use crate::endpoint::info::Counters;
+use crate::endpoint::info::RdmaConnectInfo;
+use crate::endpoint::polling::CallUnderWay;
+use crate::endpoint::stream::EndpointStream;
+use crate::protocol::AbortCode;
+
+pub(crate) use self::traffic::{FetchError, Piece, Sender};
+
 #[cfg(test)]
-pub(crate) use sender::Exposed;
-pub(crate) use sender::{FetchError, Piece, Sender};
-pub(crate) use settings::MessageSettings;
+pub(crate) use self::traffic::Exposed;
+
+/// A connection after a negotiation in which one end asked for native calls.
+#[derive(Debug)]
+pub(crate) enum Negotiated {
+    /// A byte stream, over RDMA or TCP, for HTTP/2. Its [`RdmaConnectInfo::reason`] says why there are no native calls.
+    Stream(EndpointStream),
+    /// A connection over RDMA that carries messages.
+    Messages(MessageEndpoint),
+}
+
+impl Negotiated {
+    /// Returns the result of the negotiation, and its reason.
+    pub(crate) fn info(&self) -> &RdmaConnectInfo {
+        match self {
+            Self::Stream(stream) => stream.info(),
+            Self::Messages(endpoint) => endpoint.info(),
+        }
+    }
+}
+
+/// A connection over RDMA that carries messages. Dropping this closes the connection, as [`close`](Self::close) does.
+#[derive(Debug)]
+pub(crate) struct MessageEndpoint {
+    carrier: Carrier,
+    info: RdmaConnectInfo,
+}
+
+impl MessageEndpoint {
+    pub(in crate::endpoint) fn new(carrier: Carrier, info: RdmaConnectInfo) -> Self {
+        Self { carrier, info }
+    }
+
+    /// Returns the result of the negotiation, and its reason.
+    pub(crate) fn info(&self) -> &RdmaConnectInfo {
+        &self.info
+    }
+
+    /// Returns the live counters.
+    pub(crate) fn counters(&self) -> &Arc<Counters> {
+        &self.carrier.connection.counters
+    }
+
+    /// Returns the length of the longest message to the peer, in bytes. It is at least 256.
+    #[cfg(test)]
+    pub(crate) fn max_message(&self) -> usize {
+        self.carrier.connection.max_message()
+    }
+
+    /// Takes the handler, and delivers the messages that have arrived already. Until then messages stay in their receive buffers.
+    /// Later calls have no effect.
+    pub(crate) fn start(&self, handler: Arc<dyn MessageHandler>, settings: MessageSettings) {
+        self.carrier.connection.start_messages(handler, &settings);
+    }
+
+    /// Asks the handler for messages and sends them. Call this after messages were queued, without any lock that the handler takes.
+    pub(crate) fn drive(&self) {
+        self.carrier.connection.drive();
+    }
+
+    /// Waits for `is_done` on this thread for a short time, if that pays and other tasks have another thread; looks at the completion
+    /// queue meanwhile. Returns whether `is_done` returned true; after that `is_done` is not called again. Returns false early if a look woke another task.
+    ///
+    /// A future calls this in each poll but its first. If the result is false, the future registers its waker, checks once more,
+    /// and returns `Pending`. In a current-thread runtime this looks once. It looks for some microseconds if a single call is under way that
+    /// has `begun` just now, and if the runtime polls when it is idle; then `is_done` may see what arrives only.
+    pub(crate) fn spin(&self, begun: Option<Instant>, is_done: impl FnMut() -> bool) -> bool {
+        self.carrier.reactor.wait_as_caller(&self.carrier.queue, begun, is_done)
+    }
+
+    /// Looks at the completion queue once. Call this without any lock that the handler takes.
+    pub(crate) fn look(&self) {
+        self.carrier.queue.poll();
+    }
+
+    /// Notes that a call has begun, until the returned value is dropped. While other calls are under way, a caller whose answer has come
+    /// leaves the queue to the poll task.
+    pub(crate) fn begin_call(&self) -> CallUnderWay {
+        CallUnderWay::begin(&self.carrier.reactor)
+    }
+
+    /// Leaves work of the connection to a thread that [accepts](crate::endpoint::Accepting) calls.
+    pub(crate) fn leave(&self, run: Weak<dyn Run>) {
+        self.carrier.reactor.leave(run);
+    }
+
+    /// Closes the connection in good order. Messages that the handler still gives in `transmit` are sent; once it gives none though
+    /// there is room, the peer sees the end of the messages. The connection ends when the peer has closed too, at the latest
+    /// after [`Config::linger`](crate::Config::linger). The handler receives messages until then.
+    pub(crate) fn close(&self) {
+        self.carrier.connection.close_messages();
+    }
+
+    /// Ends the connection at once. The peer sees an abort with `code`, this end's handler `ended`.
+    pub(crate) fn abort(&self, code: AbortCode) {
+        self.carrier.connection.abort(code, ConnectionFault::Closed);
+    }
+
+    /// Returns the reason why the connection ended early, if it did.
+    #[cfg(test)]
+    pub(crate) fn fault(&self) -> Option<ConnectionFault> {
+        self.carrier.connection.fault()
+    }
+}
+
+impl Drop for MessageEndpoint {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// The owner of a message connection's messages. The connection calls all functions but the last under its lock, so they must not call the
+/// [`MessageEndpoint`]. They may lock their own state. Work that needs no lock, and tasks to wake, go to
+/// `after`.
+///
+/// A function that returns an error ends the connection with this error.
+pub(crate) trait MessageHandler: Send + Sync + Debug + 'static {
+    /// Takes a message. Messages arrive in the order in which the peer sent them. Returns whether [`transmit`](Self::transmit) would have
+    /// something to do after that.
+    ///
+    /// # Errors
+    /// The message breaks the rules of the call protocol.
+    fn receive(&self, message: Bytes, after: &mut Aftermath) -> Result<bool, ConnectionFault>;
+
+    /// Notes that a fetch is over: no READ of it is under way, so the peer may free its memory. `memory` is the content, or `None` for a
+    /// fetch that was cancelled. The memory goes back to its pool when the last clone and slice of `memory` is dropped.
+    ///
+    /// # Errors
+    /// The handler can't go on.
+    fn landed(&self, fetch: u64, memory: Option<Bytes>, after: &mut Aftermath)
+    -> Result<(), ConnectionFault>;
+
+    /// Gives messages and fetches to `sender`, while it has room and the handler has some. The connection calls this function again
+    /// after each [`drive`](MessageEndpoint::drive), after each group of completions (unless the group brought messages and
+    /// [`receive`](Self::receive) says that there is nothing to do), and when there is memory or room again that `sender` had refused.
+    ///
+    /// # Errors
+    /// The handler can't go on, or an error of `sender`.
+    fn transmit(&self, sender: &mut Sender<'_>, after: &mut Aftermath) -> Result<(), ConnectionFault>;
+
+    /// Notes that the peer sends no more messages. All messages of the peer have been received.
+    fn peer_finished(&self, after: &mut Aftermath);
+
+    /// Notes that the connection has ended early. This is the last call, and the only one without the connection's lock. There is no
+    /// such call for a connection that both ends closed in good order: then [`peer_finished`](Self::peer_finished) was the last.
+    fn ended(&self, fault: &ConnectionFault, after: &mut Aftermath);
+}
+
+/// Settings of a message connection, which its session chooses.
+#[derive(Clone, Debug)]
+pub(crate) struct MessageSettings {
+    /// Bytes that may lie in landed memory at a time: fetches under way, and memory that the application still holds.
+    pub(crate) landing_budget: u64,
+    /// The peer may read memory of pools for sending that this end offers, from where it lies. It then may read the whole slab of such
+    /// memory. Otherwise it is copied.
+    pub(crate) expose: bool,
+}

@@ -1,22 +1,26 @@
-//! The part of a connection's state that only message connections have.
+//! The part of a connection's state that only message connections have, what a handler may do while it transmits, and the fetches: content
+//! in the peer's memory that READs bring here.
 
+use std::collections::{HashMap, VecDeque};
+use std::io::IoSlice;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
+use foldhash::fast::RandomState;
+use slab::Slab;
 use tokio::sync::Notify;
 
-use super::fetches::Fetches;
-use super::handler::MessageHandler;
+use super::MessageHandler;
+use super::MessageSettings;
 use super::memory::MessageMemory;
-use super::sender::Sender;
-use super::settings::MessageSettings;
 use crate::endpoint::aftermath::{Aftermath, Run};
-use crate::endpoint::counters::Counters;
-use crate::endpoint::fault::ConnectionFault;
+use crate::endpoint::error::ConnectionFault;
+use crate::endpoint::info::Counters;
 use crate::endpoint::link::Link;
-use crate::protocol::{self, Part};
-use tonic_rdma_verbs::ProtectionDomain;
-use tonic_rdma_verbs::memory::Budget;
+use crate::protocol::{self, Blocked, Part};
+use tonic_rdma_verbs::internal::{Landed, Landing};
+use tonic_rdma_verbs::memory::{Block, Budget, Lease, PoolError, Quota};
+use tonic_rdma_verbs::{ProtectionDomain, RemoteSegment};
 
 /// The state of a message connection beside its protocol and its link.
 #[derive(Debug)]
@@ -189,5 +193,357 @@ impl Messages {
         }
         let Some(handler) = self.handler.take() else { return };
         self.after.runs.push(Arc::new(Ending { handler, fault: fault.cloned() }));
+    }
+}
+
+/// The sending side of a message connection, during [`MessageHandler::transmit`](super::MessageHandler::transmit).
+#[derive(Debug)]
+pub(crate) struct Sender<'a> {
+    pub(super) link: &'a mut Link,
+    pub(super) protocol: &'a mut protocol::Connection,
+    pub(super) memory: &'a mut MessageMemory,
+    pub(super) fetches: &'a mut Fetches,
+    pub(super) counters: &'a Counters,
+    /// Memory was refused.
+    pub(super) refused: bool,
+}
+
+/// A part of the content of a fetch, in order.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Piece<'a> {
+    /// Bytes of the peer's memory.
+    Remote {
+        /// The address, and the key of the peer's region.
+        from: RemoteSegment,
+        /// The length in bytes.
+        length: u64,
+    },
+    /// Bytes that came in a message. They are copied.
+    Inline(&'a [u8]),
+}
+
+/// Memory of the application that the peer may read.
+#[derive(Debug)]
+pub(crate) struct Exposed {
+    /// The address and the key for the peer.
+    pub(crate) remote: RemoteSegment,
+    /// Keeps the bytes in place. Hold it until the peer says that it has read them.
+    pub(crate) lease: Lease,
+}
+
+/// The reason why a fetch can't be started.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FetchError {
+    /// There is no memory now. Keep the fetch: `transmit` is called again when there may be memory.
+    #[error("there is no registered memory free: {0}")]
+    NoMemory(PoolError),
+    /// The content is longer than all memory for landing, so the fetch can never be started.
+    #[error("a fetch of {length} bytes, where at most {most} can land (landing budget)")]
+    TooLong {
+        /// The length of the content.
+        length: u64,
+        /// The landing budget.
+        most: u64,
+    },
+}
+
+impl Sender<'_> {
+    /// Most slices of one message that cost no copy.
+    pub(crate) const SLICES: usize = Link::SLICES - 1;
+
+    /// Counts that the handler has messages that have to wait for room.
+    pub(crate) fn note_stall(&mut self) {
+        match self.protocol.blocked_on() {
+            Some(Blocked::Credits) => self.counters.credit_stalls.add(1),
+            _ => self.counters.send_stalls.add(1),
+        }
+    }
+
+    /// Returns how many bytes one message may have now; 0 means to wait for the next call of `transmit`. The value is
+    /// the length of the longest message, or 0.
+    pub(crate) fn room(&self) -> usize {
+        self.protocol.eager_room()
+    }
+
+    /// Sends one message, the concatenation of `slices`: at least 1 byte, at most [`room`](Self::room) bytes. The bytes are copied
+    /// before this function returns. More than [`SLICES`](Self::SLICES) slices cost another copy.
+    ///
+    /// # Errors
+    /// The message is too long or empty, or the device refuses it.
+    pub(crate) fn send(&mut self, slices: &[IoSlice<'_>]) -> Result<(), ConnectionFault> {
+        let length: usize = slices.iter().map(|slice| slice.len()).sum();
+        if length == 0 {
+            return Err(ConnectionFault::local("a message without bytes"));
+        }
+        if slices.len() > Self::SLICES {
+            let mut whole = Vec::with_capacity(length);
+            slices.iter().for_each(|slice| whole.extend_from_slice(slice));
+            return self.post(length, &[IoSlice::new(&whole)]);
+        }
+        self.post(length, slices)
+    }
+
+    fn post(&mut self, length: usize, slices: &[IoSlice<'_>]) -> Result<(), ConnectionFault> {
+        let header = self.protocol.send_eager(length).map_err(ConnectionFault::local)?;
+        let mut message = [IoSlice::new(&[]); Link::SLICES];
+        message[0] = IoSlice::new(&header);
+        message[1..=slices.len()].copy_from_slice(slices);
+        let in_place = self.link.post_message(&message[..=slices.len()])?.min(length);
+        self.counters.eager_sent.add(1);
+        self.counters.eager_sent_bytes.add(length as u64);
+        self.counters.work_requests.add(1);
+        self.counters.copies_avoided_bytes.add(in_place as u64);
+        Ok(())
+    }
+
+    /// Starts a fetch: reads the concatenation of `pieces` into one piece of registered memory, whose byte `aligned_at` lies at a
+    /// multiple of 64. [`landed`](super::MessageHandler::landed) gets the memory, with the number `id`, after `transmit` has
+    /// returned. Many fetches take turns.
+    ///
+    /// # Errors
+    /// There is no memory now, or the content is too long ever to land.
+    pub(crate) fn fetch(
+        &mut self,
+        id: u64,
+        pieces: &[Piece<'_>],
+        aligned_at: usize,
+    ) -> Result<(), FetchError> {
+        let length = pieces.iter().fold(0_u64, |sum, piece| sum.saturating_add(piece.length()));
+        let landing = self.memory.lease(length, aligned_at);
+        let landing =
+            landing.inspect_err(|error| self.refused |= matches!(error, FetchError::NoMemory(_)))?;
+        self.fetches.add(id, pieces, landing);
+        Ok(())
+    }
+
+    /// Ends the fetch `id`: no more READs are posted for it. `landed` is called without memory when the READs under way are over,
+    /// maybe at once after `transmit` has returned; until then the peer must keep its memory. Does nothing if the fetch has landed.
+    pub(crate) fn cancel_fetch(&mut self, id: u64) {
+        self.fetches.cancel(id);
+    }
+
+    /// Leases memory for content that the peer is to read ([`Block::remote`] names it). The caller keeps the block until the peer says
+    /// that it has read it. `transmit` is called again some milliseconds after an error.
+    ///
+    /// # Errors
+    /// There is no memory now.
+    pub(crate) fn lease(&mut self, length: usize) -> Result<Block, PoolError> {
+        let leased = self.link.pool().lease(length, Quota::Send);
+        match &leased {
+            Ok(_) => self.counters.offered_copied_bytes.add(length as u64),
+            Err(_) => self.refused = true,
+        }
+        leased
+    }
+
+    /// Gives the peer the right to read `bytes`, if they lie in memory of a pool for sending
+    /// ([`Pool::for_sending`](tonic_rdma_verbs::memory::Pool::for_sending)), and the settings allow that. Returns `None` if the bytes
+    /// have to be copied.
+    pub(crate) fn expose(&mut self, bytes: &[u8]) -> Option<Exposed> {
+        let exposed = self.memory.expose(bytes)?;
+        self.counters.offered_in_place_bytes.add(bytes.len() as u64);
+        Some(exposed)
+    }
+}
+
+impl Piece<'_> {
+    fn length(&self) -> u64 {
+        match self {
+            Self::Remote { length, .. } => *length,
+            Self::Inline(bytes) => bytes.len() as u64,
+        }
+    }
+}
+
+/// The fetches of one connection. They take turns, one READ at a time.
+#[derive(Debug)]
+pub(crate) struct Fetches {
+    all: Slab<Fetch>,
+    /// The keys of the fetches, by the handler's numbers.
+    by_id: HashMap<u64, usize, RandomState>,
+    /// Keys of the fetches with bytes that no READ was posted for.
+    turns: VecDeque<u32>,
+    /// READs that were posted and have not completed.
+    outstanding: u32,
+    /// Most READs at a time.
+    most: u32,
+    /// Longest READ.
+    piece: u64,
+    /// Bytes that may still be read at once, without a completion, before the thread does other work of the connection.
+    at_once: u64,
+    /// Most of these bytes.
+    most_at_once: u64,
+    /// Fetches that are over, with their memory unless they were cancelled.
+    over: VecDeque<(u64, Option<Landed>)>,
+}
+
+/// One fetch.
+#[derive(Debug)]
+struct Fetch {
+    /// The handler's number.
+    id: u64,
+    landing: Landing,
+    /// Bytes of the peer, each with its offset in the content, that no READ was posted for; the next at the end.
+    rest: Vec<(RemoteSegment, u64, usize)>,
+    /// The handler does not want the content any more.
+    cancelled: bool,
+}
+
+impl Fetches {
+    /// Longest READ whose bytes a device, or the peer, brings beside the CPU of this end, and most of them at a time: together more than
+    /// a fast network has under way.
+    const BESIDE: (u64, u32) = (256 << 10, 8);
+    /// The same where a READ is a copy, made when it is posted, which delays messages for as long.
+    const BY_COPY: (u64, u32) = (128 << 10, 1);
+
+    /// Makes an empty list, which posts at most `most` READs at a time.
+    pub(crate) fn new(most: u32) -> Self {
+        Self {
+            all: Slab::new(),
+            by_id: HashMap::default(),
+            turns: VecDeque::new(),
+            outstanding: 0,
+            most,
+            piece: 0,
+            at_once: 0,
+            most_at_once: 0,
+            over: VecDeque::new(),
+        }
+    }
+
+    /// Chooses the length and the number of READs, before the first fetch. `by_copy`: a READ is a copy by the thread that posts it.
+    pub(crate) fn start(&mut self, by_copy: bool) {
+        let (piece, most) = if by_copy { Self::BY_COPY } else { Self::BESIDE };
+        self.piece = piece;
+        self.most = self.most.min(most);
+        self.most_at_once = if by_copy { piece } else { 0 };
+    }
+
+    /// Adds a fetch of `pieces` into `landing`, which has room for all of them.
+    pub(crate) fn add(&mut self, id: u64, pieces: &[Piece<'_>], mut landing: Landing) {
+        let mut rest = Vec::with_capacity(pieces.len());
+        let mut at = 0;
+        for piece in pieces {
+            match piece {
+                Piece::Inline(bytes) => {
+                    // The landing was leased for all pieces, so they fit.
+                    let _ = landing.copy_in(at, bytes);
+                    at += bytes.len();
+                }
+                Piece::Remote { length: 0, .. } => {}
+                Piece::Remote { from, length } => {
+                    rest.push((*from, *length, at));
+                    at += *length as usize;
+                }
+            }
+        }
+        rest.reverse();
+        let fetch = Fetch { id, landing, rest, cancelled: false };
+        let is_over = fetch.rest.is_empty();
+        let key = self.all.insert(fetch);
+        self.by_id.insert(id, key);
+        match is_over {
+            true => self.finish(key),
+            false => self.turns.push_back(key as u32),
+        }
+    }
+
+    /// Allows READs at once again. The connection calls this when it begins to carry on.
+    pub(crate) fn renew(&mut self) {
+        self.at_once = self.most_at_once;
+    }
+
+    /// Posts READs, as many as may be outstanding. Returns their number, and the bytes of those without a completion. Where a READ is a
+    /// copy, short fetches, and the ends of long ones, are read at once, and are over when this returns.
+    pub(crate) fn post(&mut self, link: &Link) -> Result<(u64, u64), ConnectionFault> {
+        let (mut posted, before) = (0, self.at_once);
+        while self.outstanding < self.most
+            && let Some(key) = self.turns.pop_front()
+        {
+            let Some(fetch) = self.all.get_mut(key as usize) else { continue };
+            posted += fetch.land(&mut self.at_once, link);
+            if fetch.rest.is_empty() {
+                if fetch.landing.reads() == 0 {
+                    self.finish(key as usize);
+                }
+                continue;
+            }
+            let Some((from, length, at)) = fetch.rest.last_mut() else { continue };
+            let now = (*length).min(self.piece);
+            link.post_landing(&mut fetch.landing, key, *at..*at + now as usize, *from)?;
+            from.address = from.address.wrapping_add(now);
+            (*length, *at) = (*length - now, *at + now as usize);
+            if *length == 0 {
+                fetch.rest.pop();
+            }
+            if !fetch.rest.is_empty() {
+                self.turns.push_back(key);
+            }
+            self.outstanding += 1;
+            posted += 1;
+        }
+        Ok((posted, before - self.at_once))
+    }
+
+    /// Notes that a READ of the fetch `key` has completed with success.
+    pub(crate) fn completed(&mut self, key: u32) {
+        let Some(fetch) = self.all.get_mut(key as usize) else { return };
+        fetch.landing.read_completed();
+        self.outstanding = self.outstanding.saturating_sub(1);
+        if fetch.landing.reads() == 0 && fetch.rest.is_empty() {
+            self.finish(key as usize);
+        }
+    }
+
+    /// Ends the fetch with the handler's number `id`, if it has not landed.
+    pub(crate) fn cancel(&mut self, id: u64) {
+        let Some(&key) = self.by_id.get(&id) else { return };
+        let Some(fetch) = self.all.get_mut(key) else { return };
+        fetch.cancelled = true;
+        fetch.rest.clear();
+        if fetch.landing.reads() == 0 {
+            self.finish(key);
+        }
+    }
+
+    /// Returns a fetch that is over, and its content unless it was cancelled.
+    pub(crate) fn poll_over(&mut self) -> Option<(u64, Option<Landed>)> {
+        self.over.pop_front()
+    }
+
+    /// Returns whether a fetch is over that [`poll_over`](Self::poll_over) has not returned.
+    pub(crate) fn has_over(&self) -> bool {
+        !self.over.is_empty()
+    }
+
+    /// Returns whether there is no fetch under way.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    fn finish(&mut self, key: usize) {
+        let Fetch { id, landing, cancelled, .. } = self.all.remove(key);
+        self.by_id.remove(&id);
+        let landed = if cancelled { None } else { landing.finish().ok() };
+        self.over.push_back((id, landed));
+    }
+}
+
+impl Fetch {
+    /// Reads the rest at once, if it has at most `most` bytes, which become fewer. Returns the number of READs.
+    fn land(&mut self, most: &mut u64, link: &Link) -> u64 {
+        let left = self.rest.iter().fold(0_u64, |sum, (_, length, _)| sum.saturating_add(*length));
+        if left > *most {
+            return 0;
+        }
+        let mut count = 0;
+        while let Some(&(from, length, at)) = self.rest.last()
+            && self.landing.read_at_once(&**link.queue_pair(), at..at + length as usize, from)
+        {
+            *most -= length;
+            self.rest.pop();
+            count += 1;
+        }
+        count
     }
 }

@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::established::Established;
+use super::local_end::Established;
 use crate::endpoint::error::NegotiationError;
 use crate::endpoint::info::{ConnectionFacts, RdmaConnectInfo, Verdict};
 use crate::endpoint::journal::Journal;

@@ -1,4 +1,4 @@
-//! Connecting: TCP, then negotiation, then a new TCP connection where the server is a stock one.
+//! Connecting: TCP, then the client's side of a negotiation, then a new TCP connection where the server is a stock one.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -8,14 +8,20 @@ use std::time::{Duration, Instant};
 
 use tokio::net::TcpStream;
 
-use super::client::{self, Outcome};
+use super::control_stream::ControlStream;
+use super::local_end::{Established, PeerEnd, Prepared, blocking};
+use super::reach;
 use super::tcp::connect_tcp;
 use crate::endpoint::config::{Config, ConfigError, Policy};
+use crate::endpoint::connection::End;
 use crate::endpoint::error::{ConnectError, NegotiationError, RdmaUnavailable};
 use crate::endpoint::info::{RdmaConnectInfo, Verdict};
 use crate::endpoint::journal::Journal;
 use crate::endpoint::messages::Negotiated;
+use crate::endpoint::provider;
 use crate::endpoint::stream::EndpointStream;
+use crate::wire::hello::{Answer, ClientHello, Message, NATIVE_CALLS};
+use tonic_rdma_verbs::QueuePairAddress;
 use tonic_rdma_verbs::internal::lock;
 
 /// Makes connections, and keeps a list of stock servers, which clones share. A dialer is for protocols of your own over the byte
@@ -161,12 +167,12 @@ impl Dialer {
         native: bool,
     ) -> Result<(Negotiated, Option<RdmaUnavailable>), ConnectError> {
         let known = tcp.peer_addr().ok();
-        let mut outcome = client::negotiate(tcp, &self.config, &self.journal, native).await;
+        let mut outcome = negotiate(tcp, &self.config, &self.journal, native).await;
         if let Ok(Outcome::Stock(NegotiationError::Closed | NegotiationError::Io(_))) = outcome {
             // Some stock servers close the connection because they do not understand the hello. A server of this crate closes it
             // when it shuts down, and must not be taken for a stock server: the second attempt finds it gone, or started again.
             let tcp = self.tcp(host, port, known).await?;
-            outcome = client::negotiate(tcp, &self.config, &self.journal, native).await;
+            outcome = negotiate(tcp, &self.config, &self.journal, native).await;
         }
         let reason = match outcome {
             Ok(Outcome::Rdma(negotiated)) => return Ok((negotiated, None)),
@@ -215,4 +221,90 @@ fn plain(tcp: TcpStream, reason: impl Display) -> Result<EndpointStream, Connect
     let (peer, local) =
         addresses.map_err(|error| ConnectError::Tcp { failed: vec![(unspecified(), error)] })?;
     Ok(EndpointStream::tcp(tcp, bytes::Bytes::new(), RdmaConnectInfo::tcp(peer, local, reason.to_string())))
+}
+
+/// The result of a negotiation.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    /// A connection over RDMA: a byte stream, or messages if this end asked for native calls and the server takes them.
+    Rdma(Negotiated),
+    /// The TCP connection of the negotiation, and the reason why there is no RDMA.
+    Tcp(EndpointStream, RdmaUnavailable),
+    /// The server does not know our hello. Plain TCP needs a new connection.
+    Stock(NegotiationError),
+}
+
+/// Sends the hello, and follows the server's answer. `native`: asks for native calls.
+pub(super) async fn negotiate(
+    tcp: TcpStream,
+    config: &Config,
+    journal: &Arc<Journal>,
+    native: bool,
+) -> Result<Outcome, NegotiationError> {
+    let wanted = config.clone();
+    let (local, peer) = (tcp.local_addr()?, tcp.peer_addr()?);
+    let prepared = blocking(move || Prepared::new(provider::open(&wanted, local, peer)?, &wanted)).await;
+    let mut control = ControlStream::new(tcp, config.handshake_timeout, journal);
+    // Without a device the hello has no offer, but it identifies this end, and asks for TCP.
+    let offers = prepared.iter().map(Prepared::offer).collect();
+    let capabilities = if native { NATIVE_CALLS } else { 0 };
+    let hello = ClientHello { identity: reach::local(), capabilities, offers };
+    control.send(&Message::ClientHello(hello)).await?;
+    let answer = match control.receive().await {
+        Ok(Message::ServerHello(hello)) => hello.answer,
+        Ok(other) => return Err(NegotiationError::OutOfTurn(other.name())),
+        Err(error) => return Ok(Outcome::Stock(error)),
+    };
+    let prepared = match prepared {
+        Ok(prepared) => prepared,
+        Err(reason) => return fall_back(control, reason),
+    };
+    match answer {
+        Answer::Decline { reason } => fall_back(control, RdmaUnavailable::Declined(reason)),
+        Answer::Accept { offer: 0, queue_pair, receive_slots, slot_size, capabilities: taken } => {
+            if taken & !capabilities != 0 {
+                return Err(NegotiationError::OutOfTurn("an answer with a capability not asked for"));
+            }
+            let native = (taken & NATIVE_CALLS != 0).then_some(End::Client);
+            let connected = match QueuePairAddress::new(queue_pair) {
+                Some(address) => {
+                    let peer = PeerEnd { address, receive_slots, slot_size };
+                    blocking(move || prepared.connect(&peer, native)).await
+                }
+                None => Err(RdmaUnavailable::BadAddress),
+            };
+            finish(control, connected).await
+        }
+        Answer::Accept { .. } => Err(NegotiationError::OutOfTurn("an answer to an offer not made")),
+    }
+}
+
+/// Sends the server the value that this end read in the server's memory, and checks the value that the server read here.
+async fn finish(
+    mut control: ControlStream,
+    connected: Result<Established, RdmaUnavailable>,
+) -> Result<Outcome, NegotiationError> {
+    let reached = match connected {
+        // With shared memory, the two values are proof enough.
+        Ok(established) if established.queue_pair.probe().ours.is_some() => Ok(established),
+        Ok(established) => established.check_reachable().await.map(|()| established),
+        Err(reason) => Err(reason),
+    };
+    let established = match reached {
+        Ok(established) => established,
+        Err(reason) => {
+            control.send(&Message::failed(&reason)).await?;
+            return fall_back(control, reason);
+        }
+    };
+    control.send(&established.confirm()).await?;
+    let answer = control.receive_confirm(Duration::ZERO).await?;
+    match established.check(&answer) {
+        Ok(()) => control.into_rdma(established).map(Outcome::Rdma),
+        Err(reason) => fall_back(control, reason),
+    }
+}
+
+fn fall_back(control: ControlStream, reason: RdmaUnavailable) -> Result<Outcome, NegotiationError> {
+    Ok(Outcome::Tcp(control.into_tcp(&reason)?, reason))
 }

@@ -1,6 +1,11 @@
 //! One completion queue, and the participants whose queue pairs complete on it: connections, and ports of tensor links.
 
+#[cfg(test)]
+#[path = "queue_tests.rs"]
+mod tests;
+
 use std::collections::HashMap;
+use std::fmt::Debug;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -8,20 +13,15 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use slab::Slab;
 use tokio::sync::Notify;
 
-use super::participant::Participant;
 use super::watched::{UnannouncedArrival, WatchList, Watched};
 use crate::endpoint::aftermath::{Aftermath, Run};
-use crate::endpoint::counters::PollCounters;
-use crate::endpoint::link::shared_receive::SharedBuffers;
-use crate::endpoint::link::work_id::{WorkId, WorkKind};
+use crate::endpoint::info::PollCounters;
+use crate::endpoint::link::receive::SharedBuffers;
+use crate::endpoint::link::{WorkId, WorkKind};
 use tonic_rdma_verbs::internal::{drop_all, lock, run_foreign, wake_all};
 use tonic_rdma_verbs::{
     CompletionQueue, Context, DeviceAttributes, QueuePairNumber, VerbsError, WorkCompletion,
 };
-
-#[cfg(test)]
-#[path = "queue_tests.rs"]
-mod tests;
 
 /// A completion queue of the device, polled by one thread or task at a time.
 #[derive(Debug)]
@@ -433,3 +433,24 @@ impl Run for Broken {
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the completion queue serves as many connections as it can; RDMA_CQS adds queues")]
 pub struct QueueFull;
+
+/// The owner of a queue pair whose requests complete on a [`Queue`](super::Queue): a connection, or a port of a tensor
+/// link.
+pub trait Participant: Send + Sync + Debug + 'static {
+    /// Returns the number of the queue pair.
+    fn queue_pair_number(&self) -> QueuePairNumber;
+
+    /// Takes completions of its requests, in order, and adds the tasks to wake and the work to run to `after`.
+    fn handle_completions(&self, completions: &[WorkCompletion], after: &mut Aftermath);
+
+    /// Returns whether all that arrives answers calls of this process, so that a caller waits for it.
+    fn answers_callers(&self) -> bool {
+        false
+    }
+
+    /// Ends the participant if the device has given up its queue pair.
+    fn fail_with_device(&self);
+
+    /// Ends the participant, because [`handle_completions`](Self::handle_completions) panicked.
+    fn fail_after_panic(&self);
+}

@@ -13,36 +13,35 @@
 //! The poll task polls while the runtime is never idle, and the event descriptors wake it. With `Busy` the poll task replaces a
 //! thread while other threads want the core of that thread.
 
+#[cfg(test)]
+#[path = "reactor_tests.rs"]
+mod tests;
+
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::runtime::{Builder, Handle, Id, RuntimeFlavor};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
-use super::accepting::Accepting;
-use super::busy::{BusyThread, SleepingThreads};
 use super::callers::Callers;
-use super::device_events;
-use super::late_arrivals::LateArrivals;
+use super::callers::ShortWaits;
 use super::pace::{Observation, Pace};
-use super::poll_task::{self, Step};
+use super::pace::{Spin, Spun};
 use super::queue::{Polled, Queue};
-use super::registry::{Key, Registry};
-use super::short_waits::ShortWaits;
-use super::spin::{Spin, Spun};
-use super::this_thread::this_thread;
+use super::tasks::{self, Step};
+use super::threads::Accepting;
+use super::threads::this_thread;
+use super::threads::{BusyThread, SleepingThreads};
+use super::watched::LateArrivals;
 use crate::endpoint::aftermath::Run;
 use crate::endpoint::config::{Config, PollMode, SharedReceive};
 use crate::endpoint::link::isolation;
-use crate::endpoint::link::shared_receive::SharedBuffers;
+use crate::endpoint::link::receive::SharedBuffers;
 use tonic_rdma_verbs::internal::{lock, run_each};
 use tonic_rdma_verbs::{Context, VerbsError};
-
-#[cfg(test)]
-#[path = "reactor_tests.rs"]
-mod tests;
 
 /// The completion queues of one runtime on one device.
 #[derive(Debug)]
@@ -112,13 +111,13 @@ impl Reactor {
         let queues = (0..config.completion_queues.max(1))
             .map(|_| Ok(Arc::new(Queue::new(&**context, shared_buffers(&**context, config)?, &wake_task)?)))
             .collect::<Result<Vec<_>, VerbsError>>()?;
-        let waiters = poll_task::waiters(&queues)?;
+        let waiters = tasks::waiters(&queues)?;
         let sleeping_threads = SleepingThreads::new(Arc::clone(&wake_task));
         let threads = match config.poll_mode {
             PollMode::Busy => BusyThread::start_all(&queues, &config.poll_cpus, &sleeping_threads)?,
             PollMode::Adaptive | PollMode::Event => Vec::new(),
         };
-        let events = device_events::watch(context, &queues, runtime)?;
+        let events = tasks::watch_device(context, &queues, runtime)?;
         let reactor = Arc::new(Self {
             queues,
             next: AtomicUsize::new(0),
@@ -144,7 +143,7 @@ impl Reactor {
             left: Left::default(),
             _threads: threads,
         });
-        let task = runtime.spawn(poll_task::run(Arc::downgrade(&reactor), waiters, wake_task));
+        let task = runtime.spawn(tasks::run(Arc::downgrade(&reactor), waiters, wake_task));
         let _ = reactor.task.set(task.abort_handle());
         Ok(reactor)
     }
@@ -479,5 +478,126 @@ fn shared_buffers(context: &dyn Context, config: &Config) -> Result<Option<Arc<S
 impl Drop for Reactor {
     fn drop(&mut self) {
         self.task.get().into_iter().chain(&self.events).for_each(AbortHandle::abort);
+    }
+}
+
+/// Finds reactors by runtime, device and configuration. The registry keeps no reactor alive.
+#[derive(Debug, Default)]
+pub(super) struct Registry {
+    entries: Mutex<HashMap<Key, Weak<Reactor>>>,
+    /// Counts additions, so that a reader that keeps a copy knows when the copy is out of date.
+    generation: AtomicUsize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Key {
+    runtime: Id,
+    /// The opened device, by its address: a device may be open more than once, with other options.
+    device: usize,
+    mode: PollMode,
+    cpus: Vec<usize>,
+    spin_limit: Duration,
+    queues: usize,
+    /// The sharing of receive buffers, and their length.
+    receives: (SharedReceive, u32),
+}
+
+impl Key {
+    pub(super) fn new(runtime: Id, context: &Arc<dyn Context>, config: &Config) -> Self {
+        Self {
+            runtime,
+            device: Arc::as_ptr(context).cast::<()>().addr(),
+            mode: config.poll_mode,
+            cpus: config.poll_cpus.clone(),
+            spin_limit: config.spin_limit,
+            queues: config.completion_queues,
+            receives: (config.shared_receive, config.slot_size),
+        }
+    }
+}
+
+impl Registry {
+    /// Returns the reactor of `key`, or makes and adds one.
+    pub(super) fn get_or_add<E>(
+        &self,
+        key: Key,
+        make: impl FnOnce() -> Result<Arc<Reactor>, E>,
+    ) -> Result<Arc<Reactor>, E> {
+        let mut entries = lock(&self.entries);
+        if let Some(reactor) = entries.get(&key).and_then(Weak::upgrade) {
+            return Ok(reactor);
+        }
+        entries.retain(|_, reactor| reactor.strong_count() > 0);
+        let reactor = make()?;
+        entries.insert(key, Arc::downgrade(&reactor));
+        self.generation.fetch_add(1, Ordering::Release);
+        Ok(reactor)
+    }
+
+    /// Returns the reactors of `runtime`, and the generation of this answer.
+    pub(super) fn of_runtime(&self, runtime: Id) -> (usize, Vec<Weak<Reactor>>) {
+        let entries = lock(&self.entries);
+        let of_runtime = entries.iter().filter(|(key, _)| key.runtime == runtime);
+        (self.generation(), of_runtime.map(|(_, reactor)| reactor.clone()).collect())
+    }
+
+    /// Returns a number that changes with each addition.
+    pub(super) fn generation(&self) -> usize {
+        self.generation.load(Ordering::Acquire)
+    }
+}
+
+/// Makes the runtime under construction poll the completion queues of its connections when it has nothing else to do. This
+/// gives the lowest latency, because no other thread and no wake-up is between a completion and the task.
+///
+/// This function sets the builder's [`on_thread_park`](Builder::on_thread_park), and so replaces a callback of your own there.
+/// It is made for current-thread runtimes; a multi-thread runtime polls from a task, with or without this function. It changes
+/// only [`PollMode::Adaptive`](crate::PollMode::Adaptive).
+///
+/// ```
+/// let runtime = tonic_rdma::runtime::idle_polling(&mut tokio::runtime::Builder::new_current_thread())
+///     .enable_all()
+///     .build()?;
+/// # drop(runtime);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn idle_polling(builder: &mut Builder) -> &mut Builder {
+    let hook = Arc::new(IdleHook::default());
+    builder.on_thread_park(move || hook.park())
+}
+
+/// Polls the reactors of one runtime when a thread of the runtime is about to park.
+#[derive(Debug, Default)]
+struct IdleHook {
+    known: Mutex<KnownReactors>,
+}
+
+/// A copy of the registry's entries for one runtime.
+#[derive(Debug, Default)]
+struct KnownReactors {
+    runtime: Option<Id>,
+    generation: usize,
+    reactors: Vec<Weak<Reactor>>,
+}
+
+impl IdleHook {
+    fn park(&self) {
+        // If another worker has the lock, that worker polls.
+        let Ok(mut known) = self.known.try_lock() else { return };
+        known.refresh();
+        for reactor in known.reactors.iter().filter_map(Weak::upgrade) {
+            reactor.idle();
+        }
+    }
+}
+
+impl KnownReactors {
+    fn refresh(&mut self) {
+        if self.runtime.is_some() && self.generation == REACTORS.generation() {
+            return;
+        }
+        let Ok(handle) = Handle::try_current() else { return };
+        self.runtime = Some(handle.id());
+        (self.generation, self.reactors) = REACTORS.of_runtime(handle.id());
     }
 }

@@ -11,9 +11,9 @@ use tonic::Status;
 use tonic::body::Body;
 
 use super::connection::Connection;
+use super::connection::Endpoints;
 use super::deadline::Deadline;
-use super::endpoints::Endpoints;
-use super::probe::is_timeout;
+use super::deadline::is_timeout;
 use super::request::{Progress, Pump, Sent, Unsent, advance};
 use super::response::{Begun, ResponseBody};
 use crate::grpc::outgoing::Outgoing;
@@ -138,7 +138,7 @@ impl NativeCall {
             Ok((stream, is_alone)) => (Arc::new(stream), is_alone),
             Err(error) => {
                 let request = self.request.take().ok_or_else(polled_again)?;
-                return Err(self.again(request, super::error::not_opened(error), false));
+                return Err(self.again(request, super::not_opened(error), false));
             }
         };
         if let Some(landing) = request.landing() {

@@ -10,16 +10,13 @@
 //!
 //! A native call needs no task and no timer of its own, as long as its request is there at once and its response comes soon.
 
-mod builder;
 mod call;
 mod connection;
 mod deadline;
-mod endpoints;
-mod error;
-mod probe;
 mod request;
 mod response;
 
+use std::error::Error;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -32,17 +29,16 @@ use tonic::body::Body;
 use tonic::transport::Endpoint;
 use tower_service::Service;
 
-use crate::endpoint::RdmaConnectInfo;
+use self::call::{End, NativeCall, polled_again};
+use self::connection::Endpoints;
+use self::deadline::Deadline;
+use self::request::Unsent;
+use crate::endpoint::{Config, ConfigError, ConnectError, Dialer, RdmaConnectInfo};
+use crate::grpc::calls::CallConfig;
+use crate::grpc::session::OpenError;
 use crate::transport::balance::EndpointStatus;
+use crate::transport::balance::connection::DialError;
 use tonic_rdma_verbs::internal::lock;
-
-pub use builder::RdmaChannelBuilder;
-pub use error::ChannelError;
-
-use call::{End, NativeCall, polled_again};
-use deadline::Deadline;
-use endpoints::Endpoints;
-use request::Unsent;
 
 /// A channel for generated clients. Its calls go over RDMA without HTTP/2 if the server is an [`RdmaServer`](crate::RdmaServer) that is
 /// within reach of an RDMA device, and over HTTP/2 elsewhere: over RDMA to other servers of this crate, and over TCP to
@@ -115,7 +111,7 @@ impl RdmaChannel {
         E: TryInto<Endpoint>,
         E::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        Self::builder(builder::endpoint(endpoint)?).connect().await
+        Self::builder(to_endpoint(endpoint)?).connect().await
     }
 
     /// Makes a channel to one endpoint. The first call connects.
@@ -141,7 +137,7 @@ impl RdmaChannel {
         E: TryInto<Endpoint>,
         E::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        Ok(Self::builder(builder::endpoint(endpoint)?).connect_lazy())
+        Ok(Self::builder(to_endpoint(endpoint)?).connect_lazy())
     }
 
     /// Returns a builder of a channel to one endpoint.
@@ -288,5 +284,148 @@ impl Service<Request<Body>> for RdmaChannel {
             Ok(_) => Inner::Boxed(Box::pin(call::wait_and_call(endpoints, request, deadline, 0))),
         };
         RdmaResponseFuture { inner }
+    }
+}
+
+/// The settings of an [`RdmaChannel`], from [`RdmaChannel::builder`] or [`RdmaChannel::balance`].
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// use tonic::transport::Endpoint;
+/// use tonic_rdma::{Config, Policy, RdmaChannel, RdmaChannelBuilder};
+///
+/// let endpoint = Endpoint::from_static("http://ps0:50051").timeout(Duration::from_secs(5));
+/// let config = Config::default().policy(Policy::Require);
+/// let builder: RdmaChannelBuilder = RdmaChannel::builder(endpoint).config(config);
+/// let channel = builder.connect().await?;
+/// # drop(channel);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until it connects"]
+pub struct RdmaChannelBuilder {
+    endpoints: Vec<Endpoint>,
+    /// The channel spreads its calls, and stays connected to all of its endpoints.
+    balances: bool,
+    /// The environment decides if there is none.
+    config: Option<Config>,
+    calls: CallConfig,
+}
+
+impl RdmaChannelBuilder {
+    fn new(endpoints: Vec<Endpoint>, balances: bool) -> Self {
+        Self { endpoints, balances, config: None, calls: CallConfig::default() }
+    }
+
+    /// Sets the configuration of the connections. Default: [`Config::from_env`], which is read when the channel is made.
+    pub fn config(mut self, config: Config) -> Self {
+        self.config = Some(config);
+        self
+    }
+
+    /// Sets the limits of calls without HTTP/2. Default: [`CallConfig::default`]. The times in it are limits of servers, and have no effect
+    /// here.
+    pub fn calls(mut self, calls: CallConfig) -> Self {
+        self.calls = calls;
+        self
+    }
+
+    /// Connects to the endpoint, or to at least one of several.
+    ///
+    /// # Errors
+    /// A setting or a variable has a value that can't be used, there is no endpoint, or no endpoint can be connected to.
+    pub async fn connect(self) -> Result<RdmaChannel, ChannelError> {
+        let config = self.config.clone().map_or_else(Config::from_env, Ok)?;
+        config.validate()?;
+        self.calls.validate()?;
+        let dialer = Dialer::configured(Some(config));
+        let endpoints = Endpoints::connected(self.endpoints, self.balances, dialer, self.calls).await?;
+        Ok(RdmaChannel { endpoints: Arc::new(endpoints) })
+    }
+
+    /// Makes a channel to one endpoint that connects at the first call, or a channel to several endpoints that connects to all of
+    /// them in the background. If the channel has no endpoint, or a setting or a variable has a
+    /// value that can't be used, calls fail, with the reason.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime, as tonic's method does.
+    pub fn connect_lazy(self) -> RdmaChannel {
+        let dialer = Dialer::configured(self.config);
+        let endpoints = Endpoints::new(self.endpoints, self.balances, dialer, self.calls);
+        RdmaChannel { endpoints: Arc::new(endpoints) }
+    }
+}
+
+/// Converts the argument of `connect`.
+fn to_endpoint<E>(endpoint: E) -> Result<Endpoint, ChannelError>
+where
+    E: TryInto<Endpoint>,
+    E::Error: Into<Box<dyn Error + Send + Sync>>,
+{
+    Endpoint::new(endpoint).map_err(|error| ChannelError::Endpoint(error.into()))
+}
+
+/// The reason why an [`RdmaChannel`] could not be made. Calls on a channel end with a [`tonic::Status`] instead.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// use tonic_rdma::{ChannelError, RdmaChannel};
+///
+/// let error = RdmaChannel::connect("http://127.0.0.1:1").await.unwrap_err(); // nothing listens there
+/// assert!(matches!(error, ChannelError::Connect(_)), "{error}");
+/// let error = RdmaChannel::connect("not a URI").await.unwrap_err();
+/// assert!(matches!(error, ChannelError::Endpoint(_)), "{error}");
+/// # }
+/// ```
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ChannelError {
+    /// The argument does not name an endpoint, as its source says.
+    #[error("not an endpoint: {}", innermost(.0.as_ref()))]
+    Endpoint(#[source] Box<dyn Error + Send + Sync>),
+    /// The channel has no endpoint.
+    #[error("the channel has no endpoint to connect to")]
+    NoEndpoint,
+    /// A setting has a value that can't be used.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The connection could not be made.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The connection was made, and HTTP/2 or TLS on it failed.
+    #[error("{}", innermost(.0.as_ref()))]
+    Http2(#[source] Box<dyn Error + Send + Sync>),
+    /// None of several endpoints could be connected. The message and the source are those of the last failure.
+    #[error("{}", .0.message())]
+    Unavailable(#[source] Status),
+}
+
+/// Returns the message of the last source, because tonic's errors around it are general.
+fn innermost(error: &(dyn Error + 'static)) -> String {
+    error.source().map_or_else(|| error.to_string(), innermost)
+}
+
+impl From<DialError> for ChannelError {
+    fn from(error: DialError) -> Self {
+        match error {
+            DialError::Config(error) => Self::Config(error),
+            DialError::Connect(error) => Self::Connect(error),
+            error => Self::Http2(error.into()),
+        }
+    }
+}
+
+/// Returns the status of a call whose connection took no call.
+fn not_opened(error: OpenError) -> Status {
+    match error {
+        OpenError::Ended(fault) => fault.into(),
+        error @ OpenError::GoingAway(_) => {
+            let mut status = Status::unavailable(error.to_string());
+            status.set_source(Arc::new(error));
+            status
+        }
     }
 }

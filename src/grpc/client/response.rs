@@ -13,7 +13,7 @@ use tonic::Status;
 use super::deadline::Deadline;
 use crate::endpoint::CallUnderWay;
 use crate::grpc::fault::CallFault;
-use crate::grpc::patience::Patience;
+use crate::grpc::session::Patience;
 use crate::grpc::session::{Part, ResetCode, Stream};
 use crate::transport::gather::landed::Presenter;
 use tonic_rdma_verbs::internal::lock;

@@ -22,18 +22,16 @@
 //! one turn after each message for the others. So a small call never waits behind a large one.
 
 mod commands;
-mod inbound;
 mod landing;
-mod message;
 mod outbound;
 mod receive;
 mod state;
 mod stream;
+mod wire;
 
 #[cfg(test)]
 mod tests;
 mod transmit;
-mod wire;
 
 pub(crate) use self::commands::OpenError;
 pub(super) use self::state::{Core, LandedBytes, Role};

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::inbound::InOffer;
+use super::landing::InOffer;
 use super::state::{Core, Partial, Role};
 use super::stream::{InPart, OVERHEAD, Stream, StreamKey};
 use crate::grpc::fault::CallFault;

@@ -8,9 +8,9 @@ use bytes::Bytes;
 use foldhash::fast::RandomState;
 use slab::Slab;
 
-use super::inbound::InOffer;
-use super::message::Message;
+use super::landing::InOffer;
 use super::stream::{InPart, Queued, Stream, StreamKey};
+use super::wire::Message;
 use crate::endpoint::SentHead;
 use crate::grpc::fault::CallFault;
 use crate::grpc::frame::head::{Decoder, Encoder};

@@ -1,9 +1,9 @@
 //! Puts messages together: which frames go next.
 
-use super::message::Message;
 use super::outbound::Turn;
 use super::state::{Block, Core, Role};
 use super::stream::{OutHead, Queued, Stream, StreamKey};
+use super::wire::Message;
 use super::wire::Wire;
 use crate::endpoint::SentHead;
 use crate::grpc::fault::CallFault;

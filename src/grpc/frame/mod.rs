@@ -21,19 +21,14 @@
 //!
 //! Nothing here has state but the tables of heads ([`head`]).
 
+mod frames;
 pub(super) mod head;
-mod header;
-mod limits;
-mod offer;
-mod reset;
 #[cfg(test)]
 mod tests;
 
-mod violation;
-
+pub(super) use frames::CallViolation;
+pub(super) use frames::Limits;
+pub use frames::ResetCode;
+pub(super) use frames::{END, FrameHeader, Frames, Kind, MESSAGE, MORE, Payload};
+pub(super) use frames::{Offer, OfferPiece};
 pub(crate) use head::RequestHead;
-pub(super) use header::{END, FrameHeader, Frames, Kind, MESSAGE, MORE, Payload};
-pub(super) use limits::Limits;
-pub(super) use offer::{Offer, OfferPiece};
-pub use reset::ResetCode;
-pub(super) use violation::CallViolation;

@@ -1,4 +1,4 @@
-//! A call, from its arrival to its end.
+//! A call, from its arrival to its end, with the body of its request, and statuses as they stand in heads and trailers.
 //!
 //! ```text
 //!  Waiting ── the service is ready ──▶ Running ── response ──▶ Responding ── trailers ──▶ Done
@@ -14,18 +14,18 @@ use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, Response, StatusCode};
-use http_body::Body as _;
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
+use http_body::{Body as _, Frame};
 use tokio::time::Sleep;
-use tonic::Status;
 use tonic::body::Body;
+use tonic::{Code, Status};
 use tower_service::Service;
 
 use super::error::BoxError;
 use super::routes::{Boxed, GrpcService, boxed};
-use super::status::{STATUS, of_http, trailers_of};
+use crate::grpc::landed::Presenter;
 use crate::grpc::outgoing::Outgoing;
-use crate::grpc::session::{ResetCode, Stream};
+use crate::grpc::session::{Part, Patience, ResetCode, Stream};
 
 /// Most frames of a response that one poll sends.
 const FRAMES: usize = 64;
@@ -277,5 +277,106 @@ impl Limit {
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let at = self.at;
         self.sleep.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(at.into()))).as_mut().poll(context)
+    }
+}
+
+/// What the client sends after the head: messages with their prefixes, as the client sent them, or stubs of landed messages.
+#[derive(Debug)]
+pub(super) struct RequestBody {
+    stream: Arc<Stream>,
+    presenter: Presenter,
+    patience: Patience,
+    /// The status of a call that ended early, until the next poll.
+    failed: Option<Status>,
+}
+
+impl RequestBody {
+    pub(super) fn new(stream: Arc<Stream>) -> Self {
+        Self { stream, presenter: Presenter::default(), patience: Patience::default(), failed: None }
+    }
+}
+
+impl http_body::Body for RequestBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let this = &mut *self;
+        if let Some(status) = this.failed.take() {
+            return Poll::Ready(Some(Err(status)));
+        }
+        let part = match this.stream.poll_part(context) {
+            Poll::Ready(part) => part,
+            Poll::Pending => Some(Err(ready!(this.patience.poll(&this.stream, context)))),
+        };
+        let part = match part {
+            Some(Ok(part)) => part,
+            Some(Err(fault)) => {
+                // tonic takes CANCELLED of a request for its end, so a handler would take a request that was cut short for complete. At
+                // the next poll of the call the handler is dropped. A task that the handler started with the body gets the status then.
+                this.failed = Some(fault.into());
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            None => return Poll::Ready(None),
+        };
+        Poll::Ready(Some(Ok(match part {
+            Part::Data(bytes) => Frame::data(bytes),
+            Part::Message(message) => Frame::data(this.presenter.present(message)),
+            Part::Trailers(trailers) => Frame::trailers(trailers),
+        })))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.failed.is_none() && self.stream.is_end()
+    }
+}
+
+/// The field that holds the code of a call's status.
+pub(super) const STATUS: &str = "grpc-status";
+/// Returns the trailers for a status.
+pub(super) fn trailers_of(status: &Status) -> HeaderMap {
+    let mut trailers = HeaderMap::with_capacity(3);
+    // tonic refuses no status of ours. If it did, the code alone says enough.
+    if status.add_header(&mut trailers).is_err() {
+        trailers.clear();
+        trailers.insert(STATUS, HeaderValue::from(status.code() as i32));
+    }
+    trailers
+}
+
+/// Returns the status for a response with this status of HTTP and without a status of gRPC. A native response has no status of
+/// HTTP, so the server does what a client does over HTTP/2 (grpc/doc/http-grpc-status-mapping.md).
+pub(super) fn of_http(status: StatusCode) -> Status {
+    let code = match status {
+        StatusCode::BAD_REQUEST => Code::Internal,
+        StatusCode::UNAUTHORIZED => Code::Unauthenticated,
+        StatusCode::FORBIDDEN => Code::PermissionDenied,
+        StatusCode::NOT_FOUND => Code::Unimplemented,
+        StatusCode::TOO_MANY_REQUESTS
+        | StatusCode::BAD_GATEWAY
+        | StatusCode::SERVICE_UNAVAILABLE
+        | StatusCode::GATEWAY_TIMEOUT => Code::Unavailable,
+        _ => Code::Unknown,
+    };
+    Status::new(code, format!("grpc-status header missing, mapped from HTTP status code {}", status.as_u16()))
+}
+
+#[cfg(test)]
+mod status_tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn a_status_of_http_becomes_one_of_grpc() {
+        assert_eq!(of_http(StatusCode::NOT_FOUND).code(), Code::Unimplemented);
+        assert_eq!(of_http(StatusCode::SERVICE_UNAVAILABLE).code(), Code::Unavailable);
+        assert_eq!(of_http(StatusCode::IM_A_TEAPOT).code(), Code::Unknown);
+        let trailers = trailers_of(&of_http(StatusCode::UNAUTHORIZED));
+        assert_eq!(Status::from_header_map(&trailers).unwrap().code(), Code::Unauthenticated);
     }
 }

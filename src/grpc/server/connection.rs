@@ -13,15 +13,15 @@ use tokio::sync::watch;
 use tonic::body::Body;
 use tonic::transport::server::TcpConnectInfo;
 
-use super::body::RequestBody;
 use super::call::Call;
+use super::call::RequestBody;
 use super::in_place::{InPlace, Paths};
 use super::routes::GrpcService;
 use crate::endpoint::{MessageEndpoint, RdmaConnectInfo};
 use crate::grpc::calls::CallConfig;
 use crate::grpc::landed::{LandingSwitch, LandingTarget};
 use crate::grpc::session::{Accept, RequestHead, Session, Stream};
-use crate::transport::fields::grpc_timeout;
+use crate::transport::request::grpc_timeout;
 use tonic_rdma_verbs::internal::{lock, run_foreign};
 
 /// The replies of calls that took longer than this do not wait for those of other calls, to share a message with them.

@@ -7,15 +7,12 @@
 //!    └───── messages ──▶ connection ──▶ call, polled in place ── waits ──▶ call as a task       ──▶ the same layers and routes
 //! ```
 
-mod body;
 mod call;
 mod connection;
 mod error;
 mod in_place;
-mod plaintext;
 mod routes;
 mod serve;
-mod status;
 
 use std::convert::Infallible;
 use std::fmt;

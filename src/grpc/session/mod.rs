@@ -20,7 +20,6 @@ mod shared;
 mod stream;
 #[cfg(test)]
 mod tests;
-mod wire;
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -38,6 +37,7 @@ use crate::endpoint::{Accepting, ConnectionFault, MessageEndpoint, MessageSettin
 use crate::protocol::AbortCode;
 use tonic_rdma_verbs::internal::{lock, wake_all};
 
+pub(in crate::grpc) use self::stream::Patience;
 pub(crate) use self::stream::Stream;
 pub(crate) use super::core::{OpenError, Part};
 pub(crate) use super::frame::{RequestHead, ResetCode};

@@ -1,15 +1,18 @@
-//! The handle of a call.
+//! The handle of a call, and how long its reader waits for memory.
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::HeaderMap;
+use tokio::time::Sleep;
 
+use super::shared::Kept;
 use super::shared::State;
-use super::wire::Kept;
 use super::{Part, ResetCode, Session};
 use crate::grpc::core::{Core, LandedBytes, StreamKey};
 use crate::grpc::fault::CallFault;
@@ -319,6 +322,29 @@ impl LandingTarget for Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         self.and_drive(|core| core.release(self.key));
+    }
+}
+
+/// The patience of one reader. Messages need memory that the application may hold; a reader that waits for it too long fails.
+#[derive(Debug, Default)]
+pub(in crate::grpc) struct Patience {
+    /// The end of the wait, while there is one.
+    sleep: Option<Pin<Box<Sleep>>>,
+}
+
+impl Patience {
+    /// Longest wait for memory.
+    const TIME: Duration = Duration::from_secs(10);
+
+    /// Call this when [`Stream::poll_part`] is pending. Ends the call and returns the reason if its memory is missing for too long.
+    pub(in crate::grpc) fn poll(&mut self, stream: &Stream, context: &mut Context<'_>) -> Poll<CallFault> {
+        if !stream.is_starved() {
+            self.sleep = None;
+            return Poll::Pending;
+        }
+        let sleep = self.sleep.get_or_insert_with(|| Box::pin(tokio::time::sleep(Self::TIME)));
+        ready!(sleep.as_mut().poll(context));
+        Poll::Ready(stream.give_up(Self::TIME))
     }
 }
 

@@ -24,24 +24,36 @@
 //! The table and the tasks are those of [`RdmaChannel`](crate::RdmaChannel) as well, whose connections are of another type. A channel to
 //! one endpoint has a table that dials on demand: when a call needs the endpoint.
 
-mod backoff;
-mod channel;
 pub(crate) mod connection;
-pub(crate) mod error;
 pub(crate) mod keep;
 pub(crate) mod table;
 
+use std::collections::HashMap;
+use std::fmt;
+use std::future::{Future, poll_fn};
 use std::hash::Hash;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, ready};
+use std::time::Instant;
 
+use http::{Request, Response};
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+use tonic::body::Body;
 use tonic::transport::Endpoint;
 use tonic::transport::channel::Change;
+use tower_service::Service;
 
+use self::connection::{EndpointConnection, Reservation};
+use self::keep::Kept;
+use self::table::Table;
 use super::RdmaConnector;
+use tonic_rdma_verbs::internal::lock;
 
-pub use channel::BalancedChannel;
-pub use error::BalanceError;
-pub use table::{EndpointState, EndpointStatus};
+pub use self::connection::BalanceError;
+pub use self::table::{EndpointState, EndpointStatus};
 
 /// Makes a channel that spreads its calls over `endpoints`. `connector` connects each of them, over RDMA where both ends have it and
 /// over TCP elsewhere.
@@ -111,4 +123,173 @@ where
 {
     let (sender, changes) = mpsc::channel(capacity);
     (BalancedChannel::new(changes, connector), sender)
+}
+
+/// A channel over several endpoints, from [`balance_list`] or
+/// [`balance_channel`]. Generated clients and tower's layers take it in place of tonic's `Channel`.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// use tonic::transport::Endpoint;
+/// use tonic_rdma::EndpointState;
+/// use tonic_rdma::{BalancedChannel, RdmaConnector, balance_list};
+///
+/// let endpoints = ["http://127.0.0.1:1", "http://127.0.0.1:2"].map(Endpoint::from_static);
+/// let channel: BalancedChannel = balance_list(endpoints, RdmaConnector::new());
+/// for endpoint in channel.endpoints() {
+///     match &endpoint.state {
+///         EndpointState::Up(info) => println!("{}: up, over {}", endpoint.uri, info.verdict()),
+///         EndpointState::Down(reason) => println!("{}: down: {reason}", endpoint.uri),
+///         other => println!("{}: {other:?}", endpoint.uri),
+///     }
+/// }
+/// # assert_eq!(channel.endpoints().len(), 2);
+/// # }
+/// ```
+///
+/// Clones are cheap and share the connections. The connections end when the last clone is dropped and the calls in flight are over.
+pub struct BalancedChannel {
+    core: Arc<Core>,
+    next: Next,
+}
+
+/// The parts that all clones share. The tasks do not hold this value. Dropping it ends the tasks.
+struct Core {
+    table: Arc<Table<EndpointConnection>>,
+    apply: Arc<Apply>,
+    applying: AbortHandle,
+}
+
+/// Applies the changes that were sent so far, or with a context changes as they arrive. Ready when no more changes are there, or with a
+/// context when no more can arrive.
+type Apply = dyn Fn(Option<&mut Context<'_>>) -> Poll<()> + Send + Sync;
+
+/// The connection for this clone's next call.
+enum Next {
+    Unknown,
+    Reserving(Pin<Box<dyn Future<Output = Result<Reservation, BalanceError>> + Send + Sync>>),
+    /// `None` if no endpoint was up.
+    Reserved(Option<Reservation>),
+}
+
+impl BalancedChannel {
+    fn new<K: Hash + Eq + Send + 'static>(
+        changes: mpsc::Receiver<Change<K, Endpoint>>,
+        connector: RdmaConnector,
+    ) -> Self {
+        let table = Table::new(false);
+        let apply = members(changes, connector, Arc::clone(&table));
+        // As changes arrive, so that a new endpoint is dialled even while no calls are made.
+        let applying = Arc::clone(&apply);
+        let applying = tokio::spawn(poll_fn(move |context| applying(Some(context)))).abort_handle();
+        Self { core: Arc::new(Core { table, apply, applying }), next: Next::Unknown }
+    }
+
+    /// Returns the state of each endpoint, in the order in which they were added.
+    pub fn endpoints(&self) -> Vec<EndpointStatus> {
+        self.core.catch_up();
+        self.core.table.status()
+    }
+}
+
+impl Clone for BalancedChannel {
+    fn clone(&self) -> Self {
+        Self { core: Arc::clone(&self.core), next: Next::Unknown }
+    }
+}
+
+impl fmt::Debug for BalancedChannel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BalancedChannel").field("endpoints", &self.core.table.status()).finish()
+    }
+}
+
+impl Service<Request<Body>> for BalancedChannel {
+    type Response = Response<Body>;
+    type Error = BalanceError;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, BalanceError>> + Send>>;
+
+    /// Waits until a connection has room for a call, or until no endpoint is up. In the second case this method succeeds and the call
+    /// fails, because a service whose readiness fails has failed for good.
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BalanceError>> {
+        if let Next::Unknown = self.next {
+            self.next = Next::Reserving(Box::pin(reserve(Arc::clone(&self.core))));
+        }
+        if let Next::Reserving(reserving) = &mut self.next {
+            self.next = Next::Reserved(ready!(reserving.as_mut().poll(context)).ok());
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let next = std::mem::replace(&mut self.next, Next::Unknown);
+        let core = Arc::clone(&self.core);
+        Box::pin(async move {
+            let reservation = match next {
+                Next::Reserved(Some(reservation)) if reservation.is_usable() => reservation,
+                // The connection ended meanwhile, or no endpoint was up.
+                _ => reserve(Arc::clone(&core)).await?,
+            };
+            // A call in flight does not keep the other connections open.
+            drop(core);
+            Ok(reservation.call(request).await?)
+        })
+    }
+}
+
+/// Waits for a connection with room for a call, as long as an endpoint is being dialled.
+async fn reserve(core: Arc<Core>) -> Result<Reservation, BalanceError> {
+    loop {
+        let connection = core.table.connection(Instant::now(), || core.catch_up()).await;
+        let connection = connection.map_err(BalanceError::Unavailable)?;
+        if let Some(reservation) = Reservation::of(&connection).await? {
+            return Ok(reservation);
+        }
+    }
+}
+
+/// Keeps the endpoints by their keys.
+fn members<K: Hash + Eq + Send + 'static>(
+    changes: mpsc::Receiver<Change<K, Endpoint>>,
+    connector: RdmaConnector,
+    table: Arc<Table<EndpointConnection>>,
+) -> Arc<Apply> {
+    let runtime = Handle::current();
+    let keep = move |endpoint: Endpoint| {
+        let connector = connector.clone();
+        Kept::new(&table, &runtime, endpoint.uri().clone(), None, move || {
+            let (endpoint, mut connector) = (endpoint.clone(), connector.clone());
+            async move { EndpointConnection::connect(&endpoint, move |uri| connector.call(uri)).await }
+        })
+    };
+    let members = Mutex::new((HashMap::new(), changes));
+    Arc::new(move |mut context| {
+        let (members, changes) = &mut *lock(&members);
+        loop {
+            let change = match &mut context {
+                Some(context) => ready!(changes.poll_recv(context)),
+                None => changes.try_recv().ok(),
+            };
+            match change {
+                None => return Poll::Ready(()),
+                Some(Change::Insert(key, endpoint)) => drop(members.insert(key, keep(endpoint))),
+                Some(Change::Remove(key)) => drop(members.remove(&key)),
+            }
+        }
+    })
+}
+
+impl Core {
+    /// Applies the changes that were sent so far. Each call does this first, so that earlier changes hold for the call.
+    fn catch_up(&self) {
+        // Without a context this is always ready.
+        let _ = (self.apply)(None);
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        self.applying.abort();
+    }
 }

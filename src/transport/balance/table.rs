@@ -12,7 +12,7 @@ use http::Uri;
 use tokio::sync::watch;
 use tonic::Status;
 
-use super::error::{DialError, unavailable};
+use super::connection::{DialError, unavailable};
 use crate::endpoint::RdmaConnectInfo;
 use tonic_rdma_verbs::internal::lock;
 

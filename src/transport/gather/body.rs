@@ -9,8 +9,8 @@ use http_body::Frame;
 use tonic::Status;
 use tonic::body::Body;
 
+use super::codec::{self, Partial};
 use super::landed::NativeCall;
-use super::pieces::{self, Partial};
 use super::{NATIVE_THRESHOLD, THRESHOLD};
 
 /// Bytes before each message in the body: a flag and the length of the message.
@@ -43,7 +43,7 @@ impl http_body::Body for GatherBody {
             return Poll::Ready(Some(Ok(Frame::data(data))));
         }
         let transport = if self.native.is_set() { Transport::Native } else { Transport::Http2 };
-        let (polled, partial) = pieces::collect(transport.threshold(), || {
+        let (polled, partial) = codec::collect(transport.threshold(), || {
             http_body::Body::poll_frame(Pin::new(&mut self.inner), context)
         });
         if partial.is_empty() {

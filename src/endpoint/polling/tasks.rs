@@ -1,7 +1,7 @@
-//! The task that polls a reactor's queues while the runtime is never idle. The event descriptors of the queues wake it.
+//! The tasks of a reactor. One polls the queues while the runtime is never idle; the event descriptors of the queues wake it. The other
+//! takes the events of the device that belong to no request: port down, queue pair failed, device removed.
 
-use std::future::Future as _;
-use std::future::poll_fn;
+use std::future::{Future as _, poll_fn};
 use std::os::fd::OwnedFd;
 use std::pin::pin;
 use std::sync::{Arc, Weak};
@@ -10,12 +10,14 @@ use std::time::Duration;
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
+use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use super::queue::Queue;
 use super::reactor::Reactor;
-use tonic_rdma_verbs::VerbsError;
+use tonic_rdma_verbs::{Context as Device, VerbsError};
 
 /// Longest time between two looks at the queues of a runtime that is never idle.
 const WATCH: Duration = Duration::from_millis(1);
@@ -142,4 +144,41 @@ fn take_events(waiters: &[Waiter], context: &mut Context<'_>) -> bool {
         }
     }
     any
+}
+
+/// Starts a task that takes the device's events and ends the connections of `queues` that an event concerns. Returns `None`
+/// for a device without events.
+#[allow(deprecated, reason = "sound for a descriptor that is owned; its successor is unsafe to call")]
+pub(super) fn watch_device(
+    context: &Arc<dyn Device>,
+    queues: &[Arc<Queue>],
+    runtime: &Handle,
+) -> Result<Option<AbortHandle>, VerbsError> {
+    let Some(descriptor) = context.async_event_fd() else { return Ok(None) };
+    let failed = |error| VerbsError::os("watching a device for events", error);
+    let descriptor = descriptor.try_clone_to_owned().map_err(failed)?;
+    let descriptor = AsyncFd::with_interest(descriptor, Interest::READABLE).map_err(failed)?;
+    let queues = queues.iter().map(Arc::downgrade).collect();
+    let task = runtime.spawn(take_device_events(descriptor, Arc::clone(context), queues));
+    Ok(Some(task.abort_handle()))
+}
+
+/// Longest time between two looks at the device, because some devices fail without an event.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+async fn take_device_events(
+    descriptor: AsyncFd<OwnedFd>,
+    context: Arc<dyn Device>,
+    queues: Vec<Weak<Queue>>,
+) {
+    loop {
+        match timeout(LOOK_EVERY, descriptor.readable()).await {
+            // The flag is cleared before the events are taken, so that an event that comes meanwhile is not missed.
+            Ok(Ok(mut ready)) => ready.clear_ready(),
+            Ok(Err(_)) => return,
+            Err(_) => {}
+        }
+        context.handle_events();
+        queues.iter().filter_map(Weak::upgrade).for_each(|queue| queue.fail_with_device());
+    }
 }

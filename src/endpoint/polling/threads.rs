@@ -1,5 +1,7 @@
-//! Threads that spin on completion queues: [`PollMode::Busy`](crate::PollMode::Busy).
+//! Threads that spin on completion queues ([`PollMode::Busy`](crate::PollMode::Busy)), and what each thread knows of itself: whether it may
+//! begin calls, and its number.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
@@ -8,7 +10,6 @@ use std::time::{Duration, Instant};
 use rustix::thread::CpuSet;
 use tokio::sync::Notify;
 
-use super::accepting::Accepting;
 use super::pace::Pace;
 use super::queue::Queue;
 use tonic_rdma_verbs::VerbsError;
@@ -130,4 +131,52 @@ fn pin_to(cpu: usize) {
     if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
         tracing::warn!(cpu, %error, "polling thread not pinned: no such CPU, or none that this process may use");
     }
+}
+
+thread_local! {
+    static HERE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// This thread begins calls, or it does not, until this is dropped.
+///
+/// A handler must not begin within the poll of another future: it would see the task-locals, the span and the other context of that future, and would
+/// run under the locks that its caller holds. So calls begin where no code of the application is under way: in the poll task, in the hook of
+/// an idle runtime, and in busy threads.
+#[derive(Debug)]
+pub(crate) struct Accepting {
+    before: bool,
+}
+
+impl Accepting {
+    /// Notes that no code of the application is under way on this thread.
+    pub(crate) fn begin() -> Self {
+        Self { before: HERE.replace(true) }
+    }
+
+    /// Takes the right to begin a call: none begins within it. Returns `None` if this thread begins no calls.
+    pub(crate) fn take() -> Option<Self> {
+        HERE.replace(false).then_some(Self { before: true })
+    }
+
+    /// Returns whether this thread begins calls.
+    pub(crate) fn is_here() -> bool {
+        HERE.get()
+    }
+}
+
+impl Drop for Accepting {
+    fn drop(&mut self) {
+        // A thread that ends has no calls.
+        let _ = HERE.try_with(|here| here.set(self.before));
+    }
+}
+
+thread_local! {
+    /// Its address tells threads apart.
+    static THREAD: u8 = const { 0 };
+}
+
+/// Returns a number that no other thread of this process has meanwhile, and that is not 0.
+pub(crate) fn this_thread() -> usize {
+    THREAD.try_with(|byte| std::ptr::from_ref(byte).addr()).unwrap_or(usize::MAX)
 }

@@ -1,0 +1,341 @@
+//! The byte stream of a connection. Reading delivers arrived bytes in order. Writing gathers small writes, sends writes eagerly, or offers
+//! them by rendezvous: `Limits::coalesce` is the length up to which writes are gathered, and the `Chooser` knows the length from which on
+//! writes go by rendezvous.
+
+use std::io::IoSlice;
+use std::time::{Duration, Instant};
+
+use tokio::io::ReadBuf;
+
+use super::state::State;
+use crate::endpoint::error::ConnectionFault;
+use crate::endpoint::info::Counters;
+use crate::endpoint::link::{self, Link};
+use crate::protocol::{AbortCode, Blocked, Chunk, Finished, MAX_CHUNKS, Part};
+use tonic_rdma_verbs::memory::{Block, PoolError, Quota};
+
+impl State {
+    /// Posts READs for the chunks that the peer offered, as far as there is memory for them.
+    pub(super) fn start_reads(&mut self, counters: &Counters) -> Result<(), ConnectionFault> {
+        while let Some(request) = self.protocol.peek_read() {
+            let block = match self.link.pool().lease(request.length as usize, Quota::Receive) {
+                Ok(block) => block,
+                // Delivery of the READs in progress frees memory.
+                Err(PoolError::QuotaExhausted { .. }) if !self.landings.is_empty() => return Ok(()),
+                Err(PoolError::Budget { .. }) if self.shortage.keep_waiting(Instant::now()) => return Ok(()),
+                Err(error) => return Err(ConnectionFault::local(error)),
+            };
+            self.link.post_read(&request, &block)?;
+            self.protocol.start_read();
+            counters.reads.add(1);
+            counters.work_requests.add(1);
+            self.landings.insert(request.id, block);
+        }
+        self.shortage = Shortage::default();
+        Ok(())
+    }
+
+    /// Copies arrived bytes into `buffer`, as many as the reader's quota allows. Returns their number.
+    pub(super) fn read(&mut self, buffer: &mut ReadBuf<'_>) -> Result<usize, ConnectionFault> {
+        let before = buffer.remaining();
+        while buffer.remaining() > 0
+            && !self.quota.is_used_up()
+            && let Some(part) = self.protocol.front()
+        {
+            let (block, start, offset, length) = match part {
+                Part::Eager { slot, offset, length } => {
+                    let (buffers, start) = self.link.receives.slot(slot.0)?;
+                    (buffers, start, offset, length)
+                }
+                Part::Rendezvous { read, offset, length } => match self.landings.get(&read) {
+                    Some(block) => (block, 0, offset, length),
+                    None => return Err(ConnectionFault::local("a read without its memory")),
+                },
+            };
+            let count = self.quota.take(length, offset + length, buffer.remaining());
+            block
+                .copy_out_to(start + offset..start + offset + count, buffer)
+                .map_err(ConnectionFault::local)?;
+            self.consume(count);
+        }
+        Ok(before - buffer.remaining())
+    }
+
+    /// Discards bytes that arrive after the stream was dropped, and sends the peer an abort.
+    pub(super) fn discard(&mut self) {
+        while let Some(part) = self.protocol.front() {
+            let (Part::Eager { length, .. } | Part::Rendezvous { length, .. }) = part;
+            self.consume(length);
+            self.protocol.abort(AbortCode::CLOSED);
+            // After an abort nothing more is sent.
+            self.staging.clear();
+        }
+    }
+
+    fn consume(&mut self, count: usize) {
+        if let Some(Finished::Read(read)) = self.protocol.consume(count) {
+            self.landings.remove(&read);
+        }
+    }
+}
+
+impl State {
+    /// Takes as many bytes of `slices` as there is room for, and returns their number. `None` if there is no room.
+    pub(super) fn write(
+        &mut self,
+        slices: &[IoSlice<'_>],
+        counters: &Counters,
+    ) -> Result<Option<usize>, ConnectionFault> {
+        let length: usize = slices.iter().map(|slice| slice.len()).sum();
+        if self.staging.len() + length <= self.limits.coalesce {
+            counters.coalesced_writes.add(1);
+            slices.iter().for_each(|slice| self.staging.extend_from_slice(slice));
+            return Ok(Some(length));
+        }
+        if self.chooser.by_rendezvous(length)
+            && !link::lies_in_place(slices, length)
+            && self.flush_staging(counters)?
+            && let Some(offered) = self.offer(slices, length, counters)?
+        {
+            return Ok(Some(offered));
+        }
+        let room = self.protocol.eager_room();
+        if room > self.staging.len() {
+            return self.send(slices, room, counters).map(Some);
+        }
+        self.flush_wanted |= !self.staging.is_empty();
+        match self.protocol.blocked_on() {
+            Some(Blocked::Credits) => counters.credit_stalls.add(1),
+            _ => counters.send_stalls.add(1),
+        }
+        Ok(None)
+    }
+
+    /// Sends the gathered writes as one message. Returns false if the message has to wait.
+    pub(super) fn flush_staging(&mut self, counters: &Counters) -> Result<bool, ConnectionFault> {
+        if self.staging.is_empty() {
+            self.flush_wanted = false;
+            return Ok(true);
+        }
+        let room = self.protocol.eager_room();
+        if room < self.staging.len() {
+            return Ok(false);
+        }
+        self.send(&[], room, counters)?;
+        Ok(true)
+    }
+
+    /// Returns whether there is room for a write.
+    pub(super) fn has_room(&self) -> bool {
+        self.protocol.eager_room() > self.staging.len()
+    }
+
+    /// Sends the gathered writes and as many bytes of `slices` as fit into one message of `room` bytes. Returns the number of
+    /// bytes taken from `slices`.
+    fn send(
+        &mut self,
+        slices: &[IoSlice<'_>],
+        room: usize,
+        counters: &Counters,
+    ) -> Result<usize, ConnectionFault> {
+        /// Slices before those of the caller: the header, and the gathered writes.
+        const EXTRA: usize = 2;
+        let mut room = room - self.staging.len();
+        let mut message = [IoSlice::new(&[]); Link::SLICES];
+        let mut count = EXTRA;
+        let mut taken = 0;
+        for slice in slices.iter().filter(|slice| !slice.is_empty()).take(Link::SLICES - EXTRA) {
+            let part = slice.len().min(room);
+            if part == 0 {
+                break;
+            }
+            message[count] = IoSlice::new(&slice[..part]);
+            (count, taken, room) = (count + 1, taken + part, room - part);
+        }
+        let payload = self.staging.len() + taken;
+        let header = self.protocol.send_eager(payload).map_err(ConnectionFault::local)?;
+        message[0] = IoSlice::new(&header);
+        message[1] = IoSlice::new(&self.staging);
+        // Header and gathered writes were copied, here or by the device.
+        let in_place = self.link.post_message(&message[..count])?.min(taken);
+        counters.eager_sent.add(1);
+        counters.eager_sent_bytes.add(payload as u64);
+        counters.work_requests.add(1);
+        counters.copies_avoided_bytes.add(in_place as u64);
+        self.staging.clear();
+        self.flush_wanted = false;
+        Ok(taken)
+    }
+
+    /// Copies bytes of `slices` into memory that the peer may read, and sends the peer the addresses. Returns the number of
+    /// bytes; `None` if there is no memory or no room for the offer.
+    fn offer(
+        &mut self,
+        slices: &[IoSlice<'_>],
+        length: usize,
+        counters: &Counters,
+    ) -> Result<Option<usize>, ConnectionFault> {
+        let mut chunks = [Chunk { address: 0, rkey: 0, length: 0 }; MAX_CHUNKS];
+        let mut blocks: [Option<Block>; MAX_CHUNKS] = Default::default();
+        let (mut count, mut taken) = (0, 0);
+        let most =
+            self.chooser.sources().saturating_sub(self.sources.len()).min(self.protocol.rendezvous_room());
+        while count < most && taken < length {
+            let part = (length - taken).min(self.chooser.chunk());
+            // Without memory the write goes eagerly, or waits.
+            let Ok(mut block) = self.link.pool().lease(part, Quota::Send) else { break };
+            copy_range(&mut block, slices, taken, part)?;
+            let remote = block.remote(0);
+            chunks[count] = Chunk { address: remote.address, rkey: remote.rkey.0, length: part as u64 };
+            blocks[count] = Some(block);
+            (count, taken) = (count + 1, taken + part);
+        }
+        if count == 0 {
+            return Ok(None);
+        }
+        let offer = self.protocol.send_rendezvous(&chunks[..count]).map_err(ConnectionFault::local)?;
+        self.link.post_message(&[IoSlice::new(offer.as_bytes())])?;
+        self.sources.extend(blocks.into_iter().flatten());
+        counters.rendezvous_sent.add(1);
+        counters.rendezvous_sent_bytes.add(taken as u64);
+        counters.work_requests.add(1);
+        Ok(Some(taken))
+    }
+}
+
+/// Copies `length` bytes from position `skip` of the slices' concatenation.
+fn copy_range(
+    block: &mut Block,
+    slices: &[IoSlice<'_>],
+    mut skip: usize,
+    mut length: usize,
+) -> Result<(), ConnectionFault> {
+    let mut offset = 0;
+    for slice in slices {
+        if skip >= slice.len() {
+            skip -= slice.len();
+            continue;
+        }
+        let part = (slice.len() - skip).min(length);
+        block.copy_in(offset, &slice[skip..skip + part]).map_err(ConnectionFault::local)?;
+        (offset, length, skip) = (offset + part, length - part, 0);
+        if length == 0 {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// The number of bytes that a task has read since other tasks last ran.
+///
+/// HTTP/2 reads all bytes that have arrived before it does anything else. If 32 small calls arrive together, it reads all, then
+/// serves all, then sends all answers. Meanwhile the other end has nothing to do. So a reader of small messages goes to the end
+/// of the runtime's queue after each [`QUANTUM`](Self::QUANTUM): the calls that it read are served and answered before it reads
+/// the next calls (`compare`, 64 B × 32 in flight: more than twice the calls per second).
+///
+/// A reader of large messages does so after each [`LARGE_QUANTUM`](Self::LARGE_QUANTUM). Otherwise, a client that sends many large
+/// messages delays the calls of the other clients by all of them (`cargo bench --bench neighbours`, a busy neighbour).
+#[derive(Debug, Default)]
+pub(super) struct ReadQuota {
+    /// Of small messages.
+    taken: usize,
+    /// Of large messages.
+    large: usize,
+    /// There is no quota, because the reader only passes bytes on.
+    unlimited: bool,
+}
+
+impl ReadQuota {
+    /// Bytes of small messages that are read before other tasks run: two or three small calls with their headers.
+    const QUANTUM: usize = 512;
+    /// The last bytes of a message, up to this many, are read in pieces, because calls end and begin there.
+    const TAIL: usize = 4096;
+    /// Longer messages have a quantum of their own. They are parts of a large message, so their reader gains little from a wait. The
+    /// value is most of an HTTP/2 frame of the default size.
+    const SMALL: usize = 12 * 1024;
+    /// Bytes of large messages that are read before other tasks run: more than a call of 64 KiB, which so has no wait.
+    const LARGE_QUANTUM: usize = 72 * 1024;
+
+    /// Notes that other tasks have run.
+    pub(super) fn renew(&mut self) {
+        (self.taken, self.large) = (0, 0);
+    }
+
+    /// Ends the limit for good.
+    pub(super) fn disable(&mut self) {
+        *self = Self { unlimited: true, ..Self::default() };
+    }
+
+    /// Returns whether other tasks should run now.
+    pub(super) fn is_used_up(&self) -> bool {
+        self.taken >= Self::QUANTUM || self.large >= Self::LARGE_QUANTUM
+    }
+
+    /// Returns how many of the next bytes may be read now, at most `room`, and counts them. They belong to a message of
+    /// `whole` bytes of which `left` have not been read.
+    pub(super) fn take(&mut self, left: usize, whole: usize, room: usize) -> usize {
+        let mut count = left.min(room);
+        if self.unlimited {
+            return count;
+        }
+        if whole > Self::SMALL {
+            self.large += count;
+            return count;
+        }
+        if left <= Self::TAIL {
+            count = count.min(Self::QUANTUM.saturating_sub(self.taken).max(1));
+        }
+        self.taken += count;
+        count
+    }
+}
+
+/// Tracks READs that wait for memory in use by other connections of this process.
+#[derive(Debug, Default)]
+pub(super) struct Shortage {
+    /// The start of the shortage, and the time of the next attempt.
+    times: Option<(Instant, Instant)>,
+    is_new: bool,
+}
+
+impl Shortage {
+    /// Time between two attempts. Connections do not notify one another when they free memory.
+    const RETRY: Duration = Duration::from_millis(5);
+    /// Longest shortage, after which the connection ends.
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    /// Notes one more attempt that found no memory. Returns whether to go on waiting.
+    pub(super) fn keep_waiting(&mut self, now: Instant) -> bool {
+        self.is_new = self.times.is_none();
+        let (since, _) = self.times.unwrap_or((now, now));
+        self.times = Some((since, now + Self::RETRY));
+        now.saturating_duration_since(since) < Self::PATIENCE
+    }
+
+    /// Returns when to try again, if there is a shortage.
+    pub(super) fn retry(&self) -> Option<Instant> {
+        self.times.map(|(_, retry)| retry)
+    }
+
+    /// Returns whether the shortage began since the last call.
+    pub(super) fn is_new(&mut self) -> bool {
+        std::mem::take(&mut self.is_new)
+    }
+}
+
+#[cfg(test)]
+mod shortage_tests {
+    use super::*;
+
+    #[test]
+    fn a_shortage_is_waited_out_for_a_while() {
+        let (mut shortage, now) = (Shortage::default(), Instant::now());
+        assert_eq!((shortage.retry(), shortage.is_new()), (None, false));
+        assert!(shortage.keep_waiting(now) && shortage.is_new() && !shortage.is_new());
+        assert_eq!(shortage.retry(), Some(now + Shortage::RETRY));
+        let later = now + Shortage::PATIENCE - Duration::from_millis(1);
+        assert!(shortage.keep_waiting(later) && !shortage.is_new());
+        assert_eq!(shortage.retry(), Some(later + Shortage::RETRY));
+        assert!(!shortage.keep_waiting(now + Shortage::PATIENCE));
+    }
+}
