@@ -4,12 +4,292 @@
 //! large fields without a copy ([`gather`]). It does not look at the bytes that the [`endpoint`](crate::endpoint)'s streams carry.
 
 pub(crate) mod balance;
-mod connector;
 pub mod gather;
-mod incoming;
 pub(crate) mod request;
 
-pub use connector::RdmaConnector;
-pub(crate) use connector::{host_and_port, is_tls};
-pub use incoming::RdmaIncoming;
-pub use request::{RdmaRequestExt, RemoteAddresses, remote_addresses};
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+
+use http::Uri;
+use http::uri::Scheme;
+use tokio::net::{TcpListener, ToSocketAddrs};
+use tokio_stream::Stream;
+use tonic::transport::server::Connected;
+use tower_service::Service;
+
+use crate::endpoint::{Config, ConnectError, Dialer, EndpointStream, Listener, RdmaConnectInfo};
+use tonic_rdma_verbs::internal::lock;
+
+pub use self::request::{RdmaRequestExt, RemoteAddresses, remote_addresses};
+
+/// Connects a tonic channel: over RDMA where both ends have it, and over TCP elsewhere, if the [`Config`]'s policy allows that.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), tonic::transport::Error> {
+/// use tonic::transport::Endpoint;
+/// use tonic_rdma::RdmaConnector;
+///
+/// let connector = RdmaConnector::new();
+/// let channel = Endpoint::from_static("http://ps0:50051").connect_with_connector(connector.clone()).await?;
+/// if let Some(info) = connector.last_connection() {
+///     println!("{} because {}", info.verdict(), info.reason());
+/// }
+/// # drop(channel);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Clones share the list of stock servers, and the last connection.
+#[derive(Clone, Debug)]
+pub struct RdmaConnector {
+    dialer: Dialer,
+    last: Arc<Mutex<Option<RdmaConnectInfo>>>,
+}
+
+impl RdmaConnector {
+    /// Makes a connector with the configuration of the environment ([`Config::from_env`]). If a variable has a value that can't be used,
+    /// every connect fails with an error that names the variable.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// use tonic::transport::Endpoint;
+    /// use tonic_rdma::RdmaConnector;
+    ///
+    /// // The first call dials.
+    /// let channel = Endpoint::from_static("http://ps0:50051").connect_with_connector_lazy(RdmaConnector::new());
+    /// # drop(channel);
+    /// # }
+    /// ```
+    pub fn new() -> Self {
+        Self { dialer: Dialer::configured(None), last: Arc::default() }
+    }
+
+    /// Makes a connector with this configuration. The environment does not change it.
+    ///
+    /// ```
+    /// use tonic_rdma::{Config, Policy, RdmaConnector};
+    ///
+    /// let connector = RdmaConnector::with_config(Config::default().policy(Policy::Require));
+    /// # assert!(connector.last_connection().is_none());
+    /// ```
+    pub fn with_config(config: Config) -> Self {
+        Self { dialer: Dialer::new(config), last: Arc::default() }
+    }
+
+    /// Returns what was negotiated for the last connection of this connector and its clones; `None` before the first connection. The
+    /// counters in it are live.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic::transport::{Endpoint, Server};
+    /// # use tonic_rdma::{RdmaConnector, RdmaIncoming};
+    /// # let incoming = RdmaIncoming::bind("127.0.0.1:0").await?;
+    /// # let endpoint = Endpoint::from_shared(format!("http://{}", incoming.local_addr()))?;
+    /// # let (_reporter, service) = tonic_health::server::health_reporter();
+    /// # tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
+    /// let connector = RdmaConnector::new();
+    /// let channel = endpoint.connect_with_connector(connector.clone()).await?;
+    /// let info = connector.last_connection().expect("a connection was made");
+    /// println!("{} on {:?}, because {}", info.verdict(), info.device(), info.reason());
+    /// # assert_eq!(info.device(), Some("soft0"));
+    /// # drop(channel);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn last_connection(&self) -> Option<RdmaConnectInfo> {
+        lock(&self.last).clone()
+    }
+
+    async fn connect(self, uri: Uri) -> Result<EndpointStream, ConnectError> {
+        let (host, port) = host_and_port(&uri)?;
+        let stream = self.dialer.dial(host, port).await?;
+        *lock(&self.last) = Some(stream.info().clone());
+        Ok(stream)
+    }
+}
+
+impl Default for RdmaConnector {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Service<Uri> for RdmaConnector {
+    type Response = EndpointStream;
+    type Error = ConnectError;
+    type Future = Pin<Box<dyn Future<Output = Result<EndpointStream, ConnectError>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ConnectError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        Box::pin(self.clone().connect(uri))
+    }
+}
+
+/// Returns the host and the port of a URI.
+///
+/// # Errors
+/// The URI has no host.
+pub(crate) fn host_and_port(uri: &Uri) -> Result<(&str, u16), ConnectError> {
+    let host = uri.host().ok_or_else(|| ConnectError::NoHost(uri.to_string()))?;
+    // An IPv6 address stands in brackets in a URI, and without them everywhere else.
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    Ok((host, uri.port_u16().unwrap_or(if is_tls(uri) { 443 } else { 80 })))
+}
+
+/// Returns whether calls to `uri` go over TLS, and so over HTTP/2.
+pub(crate) fn is_tls(uri: &Uri) -> bool {
+    uri.scheme() == Some(&Scheme::HTTPS)
+}
+
+/// Connections of RDMA peers and of stock gRPC clients, on one port.
+///
+/// ```no_run
+/// # async fn example(service: tonic::service::Routes) -> Result<(), Box<dyn std::error::Error>> {
+/// use tonic::transport::Server;
+/// use tonic_rdma::RdmaIncoming;
+///
+/// let incoming = RdmaIncoming::bind("0.0.0.0:50051").await?;
+/// Server::builder().add_routes(service).serve_with_incoming(incoming).await?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// tonic's graceful shutdown works as over TCP: `serve_with_incoming_shutdown` drops this stream, which closes the
+/// port, and lets the connections finish.
+#[derive(Debug)]
+pub struct RdmaIncoming {
+    listener: Listener,
+}
+
+impl RdmaIncoming {
+    /// Listens on `address` with the configuration of the environment ([`Config::from_env`]).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// use tonic_rdma::RdmaIncoming;
+    ///
+    /// let incoming = RdmaIncoming::bind("127.0.0.1:0").await?; // port 0 takes a free one
+    /// println!("listening on {}", incoming.local_addr());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The address does not resolve, is in use, or needs a right that this user lacks, or a variable has a value that can't be used. The error
+    /// names the cause, and says what to do.
+    pub async fn bind(address: impl ToSocketAddrs) -> io::Result<Self> {
+        let config =
+            Config::from_env().map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+        Self::bind_with(address, config).await
+    }
+
+    /// Listens on `address` with this configuration. The environment does not change it.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tonic_rdma::{Config, Policy, RdmaIncoming};
+    ///
+    /// let config = Config::default().policy(Policy::Require);
+    /// let incoming = RdmaIncoming::bind_with("127.0.0.1:0", config).await?;
+    /// # drop(incoming);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The address can't be listened on, as for [`bind`](Self::bind), or the configuration has a value that can't be used.
+    pub async fn bind_with(address: impl ToSocketAddrs, config: Config) -> io::Result<Self> {
+        Self::from_listener(TcpListener::bind(address).await.map_err(explain)?, config)
+    }
+
+    /// Takes over a listening socket, such as a socket from systemd or a socket with options of your own.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// use tokio::net::TcpSocket;
+    /// use tonic_rdma::{Config, RdmaIncoming};
+    ///
+    /// let socket = TcpSocket::new_v4()?;
+    /// socket.set_reuseaddr(true)?;
+    /// socket.bind("127.0.0.1:0".parse().expect("an address"))?;
+    /// let incoming = RdmaIncoming::from_listener(socket.listen(1024)?, Config::default())?;
+    /// # drop(incoming);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The configuration has a value that can't be used, or the socket has no local address.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub fn from_listener(listener: TcpListener, config: Config) -> io::Result<Self> {
+        Ok(Self { listener: Listener::new(listener, config)? })
+    }
+
+    /// Returns the listener, whose connections may carry native calls.
+    pub(crate) fn into_listener(self) -> Listener {
+        self.listener
+    }
+
+    /// Returns the address that the listener listens on.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.listener.local_addr()
+    }
+}
+
+impl Stream for RdmaIncoming {
+    type Item = io::Result<EndpointStream>;
+
+    fn poll_next(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<EndpointStream>>> {
+        Pin::new(&mut self.listener).poll_next(context).map(|next| next.map(Ok))
+    }
+}
+
+impl Connected for EndpointStream {
+    type ConnectInfo = RdmaConnectInfo;
+
+    fn connect_info(&self) -> RdmaConnectInfo {
+        self.info().clone()
+    }
+}
+
+/// An address that the listener could not take, with advice. The source is the system's error.
+#[derive(Debug, thiserror::Error)]
+#[error("{advice}")]
+struct BindError {
+    advice: &'static str,
+    source: io::Error,
+}
+
+/// Adds advice to the error of a socket that could not be bound.
+fn explain(error: io::Error) -> io::Error {
+    let advice = match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            "the address is in use: another process listens there; stop it or take another port (0 picks a free one)"
+        }
+        io::ErrorKind::PermissionDenied => {
+            "permission denied: ports below 1024 need CAP_NET_BIND_SERVICE; take a higher port or grant the capability"
+        }
+        io::ErrorKind::AddrNotAvailable => {
+            "the address is not available: no interface of this machine has that address"
+        }
+        _ => return error,
+    };
+    io::Error::new(error.kind(), BindError { advice, source: error })
+}

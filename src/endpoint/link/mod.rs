@@ -3,7 +3,6 @@
 //!
 //! Connections use it, and the tuner's loopback, which measures a device with the code that connections run.
 
-pub(super) mod isolation;
 pub(super) mod receive;
 
 use std::collections::VecDeque;

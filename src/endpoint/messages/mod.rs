@@ -14,7 +14,6 @@
 //! The connection holds its handler until the connection has ended, and a session usually holds its endpoint. So the session's last
 //! user must call [`MessageEndpoint::close`] or [`MessageEndpoint::abort`]; both let the connection end, which frees the handler.
 
-mod memory;
 #[cfg(test)]
 mod tests;
 pub(in crate::endpoint) mod traffic;

@@ -2,7 +2,7 @@
 //! the messages.
 //!
 //! This module dials, listens, and lets both ends agree on a device. It does not move the connection's data. Each end can decide on
-//! TCP: the client in `dial.rs`, the server in `server.rs`. The reason is an
+//! TCP: the client in `dial.rs`, the server in `listen.rs`. The reason is an
 //! [`RdmaUnavailable`](super::RdmaUnavailable).
 
 mod control_stream;
@@ -11,11 +11,9 @@ mod listen;
 mod local_end;
 mod places;
 mod reach;
-mod server;
-mod tcp;
 
 pub use dial::Dialer;
+pub use dial::connect_tcp;
 pub use listen::Listener;
 pub use places::{Lost, Place, Places, Source, TooManyWait};
 pub use reach::Devices;
-pub use tcp::connect_tcp;

@@ -7,7 +7,6 @@ mod callers;
 mod pace;
 mod queue;
 mod reactor;
-mod tasks;
 mod threads;
 mod watched;
 

@@ -31,14 +31,14 @@ use super::callers::ShortWaits;
 use super::pace::{Observation, Pace};
 use super::pace::{Spin, Spun};
 use super::queue::{Polled, Queue};
-use super::tasks::{self, Step};
 use super::threads::Accepting;
 use super::threads::this_thread;
+use super::threads::{self, Step};
 use super::threads::{BusyThread, SleepingThreads};
 use super::watched::LateArrivals;
 use crate::endpoint::aftermath::Run;
 use crate::endpoint::config::{Config, PollMode, SharedReceive};
-use crate::endpoint::link::isolation;
+use crate::endpoint::link::receive;
 use crate::endpoint::link::receive::SharedBuffers;
 use tonic_rdma_verbs::internal::{lock, run_each};
 use tonic_rdma_verbs::{Context, VerbsError};
@@ -111,13 +111,13 @@ impl Reactor {
         let queues = (0..config.completion_queues.max(1))
             .map(|_| Ok(Arc::new(Queue::new(&**context, shared_buffers(&**context, config)?, &wake_task)?)))
             .collect::<Result<Vec<_>, VerbsError>>()?;
-        let waiters = tasks::waiters(&queues)?;
+        let waiters = threads::waiters(&queues)?;
         let sleeping_threads = SleepingThreads::new(Arc::clone(&wake_task));
         let threads = match config.poll_mode {
             PollMode::Busy => BusyThread::start_all(&queues, &config.poll_cpus, &sleeping_threads)?,
             PollMode::Adaptive | PollMode::Event => Vec::new(),
         };
-        let events = tasks::watch_device(context, &queues, runtime)?;
+        let events = threads::watch_device(context, &queues, runtime)?;
         let reactor = Arc::new(Self {
             queues,
             next: AtomicUsize::new(0),
@@ -143,7 +143,7 @@ impl Reactor {
             left: Left::default(),
             _threads: threads,
         });
-        let task = runtime.spawn(tasks::run(Arc::downgrade(&reactor), waiters, wake_task));
+        let task = runtime.spawn(threads::run(Arc::downgrade(&reactor), waiters, wake_task));
         let _ = reactor.task.set(task.abort_handle());
         Ok(reactor)
     }
@@ -468,7 +468,7 @@ fn shared_buffers(context: &dyn Context, config: &Config) -> Result<Option<Arc<S
     if wanted == SharedReceive::Never || context.attributes().max_shared_receive_queues == 0 {
         return Ok(None);
     }
-    let separate_domains = isolation::separate_domains(context);
+    let separate_domains = receive::separate_domains(context);
     if !separate_domains && wanted == SharedReceive::Auto {
         return Ok(None);
     }

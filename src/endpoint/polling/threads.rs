@@ -1,18 +1,30 @@
-//! Threads that spin on completion queues ([`PollMode::Busy`](crate::PollMode::Busy)), and what each thread knows of itself: whether it may
+//! The tasks and the threads that poll. One task of a reactor polls its queues while the runtime is never idle; the event descriptors of the
+//! queues wake it. Another takes the events of the device that belong to no request: port down, queue pair failed, device removed. Threads
+//! spin on completion queues ([`PollMode::Busy`](crate::PollMode::Busy)), and what each thread knows of itself: whether it may
 //! begin calls, and its number.
 
 use std::cell::Cell;
-use std::sync::Arc;
+use std::future::{Future as _, poll_fn};
+use std::os::fd::OwnedFd;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::thread::CpuSet;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+use tokio::time::timeout;
 
 use super::pace::Pace;
 use super::queue::Queue;
-use tonic_rdma_verbs::VerbsError;
+use super::reactor::Reactor;
+use tonic_rdma_verbs::{Context as Device, VerbsError};
 
 /// Counts the polling threads that sleep because other threads want their cores. While one sleeps, the poll task waits for the
 /// queues' events. That saves a second wake-up, from thread to task.
@@ -111,13 +123,13 @@ fn spin(queue: &Queue, stopped: &AtomicBool, sleeping_threads: &SleepingThreads)
         if now - last_yield > pace.yield_every() {
             last_yield = pace.yield_core(now);
             if pace.is_crowded(last_yield) {
-                sleeping_threads.while_asleep(|| sleep(&pace, stopped));
+                sleeping_threads.while_asleep(|| park_while_crowded(&pace, stopped));
             }
         }
     }
 }
 
-fn sleep(pace: &Pace, stopped: &AtomicBool) {
+fn park_while_crowded(pace: &Pace, stopped: &AtomicBool) {
     while !stopped.load(Ordering::Relaxed)
         && let Some(left) = pace.crowded_for(Instant::now())
     {
@@ -179,4 +191,168 @@ thread_local! {
 /// Returns a number that no other thread of this process has meanwhile, and that is not 0.
 pub(crate) fn this_thread() -> usize {
     THREAD.try_with(|byte| std::ptr::from_ref(byte).addr()).unwrap_or(usize::MAX)
+}
+
+/// Longest time between two looks at the queues of a runtime that is never idle.
+const WATCH: Duration = Duration::from_millis(1);
+/// Longest sleep while words are watched.
+const TIMED_SLEEP: Duration = Duration::from_millis(20);
+
+/// The next step of the poll task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Let other tasks run, then poll again.
+    Again,
+    /// Wait for an event or a wake-up; the queues are armed, or threads poll them.
+    Sleep,
+    /// Wait for a short time only: the runtime's thread polls, and arms the queues before it sleeps.
+    Watch,
+}
+
+/// A queue's event descriptor, registered with the runtime.
+#[derive(Debug)]
+pub(super) struct Waiter {
+    /// A duplicate, which stays valid after the queue is gone.
+    descriptor: AsyncFd<OwnedFd>,
+    queue: Weak<Queue>,
+}
+
+/// Registers the queues' event descriptors with the current runtime.
+#[allow(deprecated, reason = "sound for a descriptor that is owned; its successor is unsafe to call")]
+pub(super) fn waiters(queues: &[Arc<Queue>]) -> Result<Vec<Waiter>, VerbsError> {
+    queues
+        .iter()
+        .map(|queue| {
+            let failed = |error| VerbsError::os("watching a completion queue", error);
+            let descriptor = queue.event_fd().try_clone_to_owned().map_err(failed)?;
+            let descriptor = AsyncFd::with_interest(descriptor, Interest::READABLE).map_err(failed)?;
+            Ok(Waiter { descriptor, queue: Arc::downgrade(queue) })
+        })
+        .collect()
+}
+
+/// Runs until the reactor is gone.
+pub(super) async fn run(reactor: Weak<Reactor>, waiters: Vec<Waiter>, wake: Arc<Notify>) {
+    let mut watched = false;
+    loop {
+        // The task keeps no reactor alive across an await, so the reactor is dropped with its last user.
+        let Some(step) = reactor.upgrade().map(|reactor| reactor.step(watched)) else { return };
+        watched = false;
+        match step {
+            Step::Again => run_again().await,
+            Step::Sleep => sleep(&reactor, &waiters, &wake).await,
+            Step::Watch => match timeout(WATCH, event_or_wake(&waiters, &wake)).await {
+                Ok(true) => event(&reactor),
+                Ok(false) => {}
+                Err(_) => watched = true,
+            },
+        }
+    }
+}
+
+/// Waits for an event or a wake-up. While words are watched, the sleep has a time limit. The reason: a device that places bytes
+/// late may bring a value after the peer has checked whether this end sleeps. Then no completion announces the value.
+async fn sleep(reactor: &Weak<Reactor>, waiters: &[Waiter], wake: &Notify) {
+    let set_timed_sleep = |wanted| reactor.upgrade().is_some_and(|reactor| reactor.set_timed_sleep(wanted));
+    let mut limit = set_timed_sleep(true).then_some(TIMED_SLEEP);
+    let had_event = loop {
+        let woken = event_or_wake(waiters, wake);
+        let Some(length) = limit else { break woken.await };
+        if let Ok(had_event) = timeout(length, woken).await {
+            break had_event;
+        }
+        let Some(reactor) = reactor.upgrade() else { return };
+        if reactor.wake_watched() {
+            break false;
+        }
+        limit = reactor.set_timed_sleep(true).then_some(TIMED_SLEEP);
+    };
+    set_timed_sleep(false);
+    if had_event {
+        event(reactor);
+    }
+}
+
+fn event(reactor: &Weak<Reactor>) {
+    if let Some(reactor) = reactor.upgrade() {
+        reactor.event();
+    }
+}
+
+/// Lets every task that is runnable now run first. Unlike tokio's `yield_now` this needs no system call. In a multi-thread
+/// runtime, another worker may take this task over while other tasks keep this worker busy.
+async fn run_again() {
+    let mut yielded = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+/// Waits for an event of a queue (true) or for a wake-up (false).
+async fn event_or_wake(waiters: &[Waiter], wake: &Notify) -> bool {
+    let mut woken = pin!(wake.notified());
+    poll_fn(|context| {
+        if take_events(waiters, context) {
+            return Poll::Ready(true);
+        }
+        woken.as_mut().poll(context).map(|()| false)
+    })
+    .await
+}
+
+/// Takes all pending events and returns whether there was one. Registers `context` with every queue, for the next event.
+fn take_events(waiters: &[Waiter], context: &mut Context<'_>) -> bool {
+    let mut any = false;
+    for waiter in waiters {
+        while let Poll::Ready(Ok(mut guard)) = waiter.descriptor.poll_read_ready(context) {
+            any = true;
+            if let Some(queue) = waiter.queue.upgrade() {
+                queue.acknowledge_events();
+            }
+            guard.clear_ready();
+        }
+    }
+    any
+}
+
+/// Starts a task that takes the device's events and ends the connections of `queues` that an event concerns. Returns `None`
+/// for a device without events.
+#[allow(deprecated, reason = "sound for a descriptor that is owned; its successor is unsafe to call")]
+pub(super) fn watch_device(
+    context: &Arc<dyn Device>,
+    queues: &[Arc<Queue>],
+    runtime: &Handle,
+) -> Result<Option<AbortHandle>, VerbsError> {
+    let Some(descriptor) = context.async_event_fd() else { return Ok(None) };
+    let failed = |error| VerbsError::os("watching a device for events", error);
+    let descriptor = descriptor.try_clone_to_owned().map_err(failed)?;
+    let descriptor = AsyncFd::with_interest(descriptor, Interest::READABLE).map_err(failed)?;
+    let queues = queues.iter().map(Arc::downgrade).collect();
+    let task = runtime.spawn(take_device_events(descriptor, Arc::clone(context), queues));
+    Ok(Some(task.abort_handle()))
+}
+
+/// Longest time between two looks at the device, because some devices fail without an event.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+async fn take_device_events(
+    descriptor: AsyncFd<OwnedFd>,
+    context: Arc<dyn Device>,
+    queues: Vec<Weak<Queue>>,
+) {
+    loop {
+        match timeout(LOOK_EVERY, descriptor.readable()).await {
+            // The flag is cleared before the events are taken, so that an event that comes meanwhile is not missed.
+            Ok(Ok(mut ready)) => ready.clear_ready(),
+            Ok(Err(_)) => return,
+            Err(_) => {}
+        }
+        context.handle_events();
+        queues.iter().filter_map(Weak::upgrade).for_each(|queue| queue.fail_with_device());
+    }
 }

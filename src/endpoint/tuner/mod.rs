@@ -10,7 +10,6 @@
 //! All connections of a device follow its one measurement. [`Calibration::threshold`] chooses the length from the
 //! measured times. The book's page on the tuner describes each step.
 
-mod cache;
 mod calibration;
 mod measure;
 
@@ -20,7 +19,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 use std::time::Duration;
 
-pub use cache::CacheError;
+pub use calibration::CacheError;
 pub use calibration::{Calibration, ChunkPoint, Key, Point};
 pub use measure::{CalibrationError, calibrate};
 
@@ -150,7 +149,7 @@ impl Device {
         let device = Arc::new(Self::new(&attributes.name));
         devices.insert(key, Arc::clone(&device));
         drop(devices);
-        match cache::load(config, &Key::new(attributes, config.slot_size)) {
+        match calibration::load(config, &Key::new(attributes, config.slot_size)) {
             Ok(Some((calibration, _))) => device.settle(Ok(&calibration)),
             absent => {
                 if let Err(reason) = absent {
@@ -169,7 +168,7 @@ impl Device {
             let calibration = calibrate(&context, &config, BACKGROUND);
             // Stored before the result is set, so that a reader of the result finds the file, too.
             if let Ok(calibration) = &calibration
-                && let Err(reason) = cache::store(&config, calibration)
+                && let Err(reason) = calibration::store(&config, calibration)
             {
                 tracing::debug!(device = &*device.name, %reason, "the calibration is not kept on disk");
             }
@@ -321,11 +320,11 @@ pub fn tune(
     budget: Duration,
 ) -> Result<Tuned, CalibrationError> {
     let key = Key::new(context.attributes(), config.slot_size);
-    if !fresh && let Ok(Some((calibration, path))) = cache::load(config, &key) {
+    if !fresh && let Ok(Some((calibration, path))) = calibration::load(config, &key) {
         return Ok(Tuned { calibration, from_disk: true, kept: Ok(path) });
     }
     let calibration = calibrate(context, config, budget)?;
-    let kept = cache::store(config, &calibration);
+    let kept = calibration::store(config, &calibration);
     Ok(Tuned { calibration, from_disk: false, kept })
 }
 

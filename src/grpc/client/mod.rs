@@ -14,7 +14,6 @@ mod call;
 mod connection;
 mod deadline;
 mod request;
-mod response;
 
 use std::error::Error;
 use std::fmt;

@@ -24,7 +24,7 @@ use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue};
 use http::uri::{Authority, PathAndQuery};
 
-use crate::grpc::frame::frames::CallViolation;
+use crate::grpc::frame::CallViolation;
 
 /// The head of a request. The method is always POST and the scheme `http`, because gRPC uses no others here.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -21,14 +21,491 @@
 //!
 //! Nothing here has state but the tables of heads ([`head`]).
 
-mod frames;
 pub(super) mod head;
 #[cfg(test)]
 mod tests;
 
-pub(super) use frames::CallViolation;
-pub(super) use frames::Limits;
-pub use frames::ResetCode;
-pub(super) use frames::{END, FrameHeader, Frames, Kind, MESSAGE, MORE, Payload};
-pub(super) use frames::{Offer, OfferPiece};
-pub(crate) use head::RequestHead;
+use std::fmt;
+
+use bytes::{Buf as _, Bytes, TryGetError};
+
+use tonic_rdma_verbs::{RemoteSegment, Rkey};
+
+pub(crate) use self::head::RequestHead;
+
+/// The sender's half of the call ends with this frame (HEAD, DATA, OFFER).
+pub(in crate::grpc) const END: u8 = 1;
+/// The next frame goes on with this payload (HEAD, TRAILERS).
+pub(in crate::grpc) const MORE: u8 = 2;
+/// The content is one whole gRPC message with its prefix (OFFER).
+pub(in crate::grpc) const MESSAGE: u8 = 4;
+
+/// The kind of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(in crate::grpc) enum Kind {
+    Settings = 1,
+    Head = 2,
+    Data = 3,
+    Offer = 4,
+    Taken = 5,
+    Trailers = 6,
+    Reset = 7,
+    Credit = 8,
+    GoAway = 9,
+}
+
+impl Kind {
+    /// All kinds, in the order of their numbers from 1 on.
+    const ALL: [Self; 9] = [
+        Self::Settings,
+        Self::Head,
+        Self::Data,
+        Self::Offer,
+        Self::Taken,
+        Self::Trailers,
+        Self::Reset,
+        Self::Credit,
+        Self::GoAway,
+    ];
+
+    /// Returns the flags that frames of this kind may have.
+    fn flags(self) -> u8 {
+        match self {
+            Self::Head => END | MORE,
+            Self::Trailers => MORE,
+            Self::Data => END,
+            Self::Offer => END | MESSAGE,
+            _ => 0,
+        }
+    }
+}
+
+/// The header of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::grpc) struct FrameHeader {
+    pub(in crate::grpc) kind: Kind,
+    pub(in crate::grpc) flags: u8,
+    pub(in crate::grpc) extra: u16,
+    pub(in crate::grpc) stream: u32,
+    pub(in crate::grpc) length: u32,
+}
+
+impl FrameHeader {
+    /// The length of a header, in bytes.
+    pub(in crate::grpc) const LENGTH: usize = 12;
+
+    /// Makes the header of a frame of `stream` without flags.
+    pub(in crate::grpc) fn new(kind: Kind, stream: u32, length: usize) -> Self {
+        // A frame fits into a message, which is shorter than 4 GiB.
+        Self { kind, flags: 0, extra: 0, stream, length: length as u32 }
+    }
+
+    /// Returns the bytes of the header.
+    pub(in crate::grpc) fn encode(&self) -> [u8; Self::LENGTH] {
+        let mut bytes = [self.kind as u8, self.flags, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        bytes[2..4].copy_from_slice(&self.extra.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.stream.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.length.to_le_bytes());
+        bytes
+    }
+
+    /// Reads a header.
+    ///
+    /// # Errors
+    /// The kind is unknown, or does not have these flags.
+    pub(in crate::grpc) fn decode(bytes: &[u8; Self::LENGTH]) -> Result<Self, CallViolation> {
+        let &[kind, flags, e0, e1, s0, s1, s2, s3, l0, l1, l2, l3] = bytes;
+        let kind = Kind::ALL
+            .get(usize::from(kind).wrapping_sub(1))
+            .copied()
+            .ok_or(CallViolation::UnknownKind(kind))?;
+        if flags & !kind.flags() != 0 {
+            return Err(CallViolation::Flags { kind, flags });
+        }
+        Ok(Self {
+            kind,
+            flags,
+            extra: u16::from_le_bytes([e0, e1]),
+            stream: u32::from_le_bytes([s0, s1, s2, s3]),
+            length: u32::from_le_bytes([l0, l1, l2, l3]),
+        })
+    }
+
+    /// Returns whether the frame has `flag`.
+    pub(in crate::grpc) fn has(&self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+/// The frames of a message.
+#[derive(Debug)]
+pub(in crate::grpc) struct Frames {
+    message: Bytes,
+    at: usize,
+}
+
+impl Frames {
+    /// The most bytes of a message that a part may keep in memory beside itself, and four times its own length. A part that would
+    /// keep more is copied.
+    const KEPT: usize = 256;
+    /// The memory that a short message may share with others, in bytes.
+    const SHARED: usize = 16 << 10;
+
+    pub(in crate::grpc) fn new(message: Bytes) -> Self {
+        Self { message, at: 0 }
+    }
+
+    /// Returns the next frame: its header, and where its payload lies.
+    ///
+    /// # Errors
+    /// The bytes are no frame.
+    pub(in crate::grpc) fn next_frame(&mut self) -> Result<Option<(FrameHeader, Payload)>, CallViolation> {
+        let rest = &self.message[self.at..];
+        if rest.is_empty() {
+            return Ok(None);
+        }
+        let Some((header, rest)) = rest.split_first_chunk() else {
+            return Err(CallViolation::Truncated { needed: FrameHeader::LENGTH, left: rest.len() });
+        };
+        let header = FrameHeader::decode(header)?;
+        let length = header.length as usize;
+        if rest.len() < length {
+            return Err(CallViolation::Truncated { needed: length, left: rest.len() });
+        }
+        let start = self.at + FrameHeader::LENGTH;
+        self.at = start + length;
+        Ok(Some((header, Payload { start, end: self.at })))
+    }
+
+    /// Returns the bytes of a payload.
+    pub(in crate::grpc) fn bytes(&self, payload: Payload) -> &[u8] {
+        &self.message[payload.start..payload.end]
+    }
+
+    /// Returns the bytes of a payload to be kept: a slice of the message, or a copy if they are much shorter than the memory that the
+    /// slice would keep. `is_first` is true for the first part of a stream that waits. It is copied less often, because most parts
+    /// are taken at once, and a stream has only one such part.
+    pub(in crate::grpc) fn keep(&self, payload: Payload, is_first: bool) -> Bytes {
+        let length = payload.end - payload.start;
+        // Short messages share memory of some KiB.
+        let memory = if is_first { self.message.len() } else { self.message.len().max(Self::SHARED) };
+        if memory > 4 * length + Self::KEPT {
+            return Bytes::copy_from_slice(self.bytes(payload));
+        }
+        self.message.slice(payload.start..payload.end)
+    }
+}
+
+/// A place in a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::grpc) struct Payload {
+    start: usize,
+    end: usize,
+}
+
+/// The limits of one end, which the other end keeps within.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::grpc) struct Limits {
+    /// The number of calls that the peer may have open.
+    pub(in crate::grpc) streams: u32,
+    /// The length of a head: names, values, and 32 bytes for each.
+    pub(in crate::grpc) head_bytes: u32,
+    /// The cost of what the peer may send on a stream before the first credit.
+    pub(in crate::grpc) window: u32,
+    /// The number of entries in the table of the peer's heads.
+    pub(in crate::grpc) table_entries: u32,
+    /// The length of these entries, counted as heads are.
+    pub(in crate::grpc) table_bytes: u32,
+}
+
+impl Limits {
+    /// The length of encoded limits, in bytes.
+    pub(in crate::grpc) const LENGTH: usize = 20;
+
+    /// Returns the payload of a SETTINGS frame.
+    pub(in crate::grpc) fn encode(&self) -> [u8; Self::LENGTH] {
+        let mut bytes = [0; Self::LENGTH];
+        let Self { streams, head_bytes, window, table_entries, table_bytes } = *self;
+        let (fields, _) = bytes.as_chunks_mut::<4>();
+        for (field, value) in fields.iter_mut().zip([streams, head_bytes, window, table_entries, table_bytes])
+        {
+            *field = value.to_le_bytes();
+        }
+        bytes
+    }
+
+    /// Reads the payload of a SETTINGS frame. Later versions may add fields at its end.
+    ///
+    /// # Errors
+    /// The payload is too short.
+    pub(in crate::grpc) fn decode(payload: &[u8]) -> Result<Self, CallViolation> {
+        let (fields, _) = payload.as_chunks::<4>();
+        let &[streams, head_bytes, window, table_entries, table_bytes, ..] = fields else {
+            return Err(CallViolation::Truncated { needed: Self::LENGTH, left: payload.len() });
+        };
+        let read = u32::from_le_bytes;
+        Ok(Self {
+            streams: read(streams),
+            head_bytes: read(head_bytes),
+            window: read(window),
+            table_entries: read(table_entries),
+            table_bytes: read(table_bytes),
+        })
+    }
+}
+
+/// A part of the offered bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::grpc) enum OfferPiece {
+    /// Memory of the sender, which the receiver reads.
+    Remote { from: RemoteSegment, length: u64 },
+    /// Bytes in the frame, at most 65 535.
+    Inline(Bytes),
+}
+
+impl OfferPiece {
+    /// The length of an encoded piece of the sender's memory.
+    pub(in crate::grpc) const REMOTE_LENGTH: usize = 21;
+    /// The length of what precedes the bytes of an inline piece.
+    pub(in crate::grpc) const INLINE_PREFIX: usize = 3;
+
+    /// Returns the number of offered bytes.
+    pub(in crate::grpc) fn length(&self) -> u64 {
+        match self {
+            Self::Remote { length, .. } => *length,
+            Self::Inline(bytes) => bytes.len() as u64,
+        }
+    }
+
+    /// Returns the length of the encoded piece.
+    pub(in crate::grpc) fn encoded_length(&self) -> usize {
+        match self {
+            Self::Remote { .. } => Self::REMOTE_LENGTH,
+            Self::Inline(bytes) => Self::INLINE_PREFIX + bytes.len(),
+        }
+    }
+}
+
+/// Bytes of a body by reference.
+///
+/// ```text
+///  0      8      16          24
+///  offer  total  aligned_at  pieces …     1 │ address (8) │ rkey (4) │ length (8)      memory of the sender
+///                                         0 │ length (2) │ bytes                       bytes in this frame
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::grpc) struct Offer {
+    /// The number of the offer, in order of the sender's offers.
+    pub(in crate::grpc) id: u64,
+    /// The number of bytes: the sum of the pieces.
+    pub(in crate::grpc) total: u64,
+    /// The byte that is to land at a multiple of 64 bytes.
+    pub(in crate::grpc) aligned_at: u64,
+    pub(in crate::grpc) pieces: Vec<OfferPiece>,
+}
+
+impl Offer {
+    /// The longest offer, in bytes. Sums of lengths and costs never overflow.
+    pub(in crate::grpc) const LONGEST: u64 = 1 << 60;
+    /// The length of what precedes the pieces.
+    pub(in crate::grpc) const PREFIX: usize = 24;
+
+    /// Adds the payload to `out`.
+    pub(in crate::grpc) fn encode(&self, out: &mut Vec<u8>) {
+        for number in [self.id, self.total, self.aligned_at] {
+            out.extend_from_slice(&number.to_le_bytes());
+        }
+        for piece in &self.pieces {
+            match piece {
+                OfferPiece::Remote { from, length } => {
+                    out.push(1);
+                    out.extend_from_slice(&from.address.to_le_bytes());
+                    out.extend_from_slice(&from.rkey.0.to_le_bytes());
+                    out.extend_from_slice(&length.to_le_bytes());
+                }
+                OfferPiece::Inline(bytes) => {
+                    out.push(0);
+                    // The sender makes no longer pieces.
+                    out.extend_from_slice(&(bytes.len() as u16).to_le_bytes());
+                    out.extend_from_slice(bytes);
+                }
+            }
+        }
+    }
+
+    /// Reads the payload of an OFFER.
+    ///
+    /// # Errors
+    /// The payload is no offer: too short, without bytes, with an empty piece, with a sum that differs from the total, with memory beyond the
+    /// end of the address space, or with an alignment beyond its end.
+    pub(in crate::grpc) fn decode(frames: &Frames, payload: Payload) -> Result<Self, CallViolation> {
+        let mut rest = frames.bytes(payload);
+        let bad = CallViolation::Offer;
+        let id = rest.try_get_u64_le().map_err(short)?;
+        let total = rest.try_get_u64_le().map_err(short)?;
+        let aligned_at = rest.try_get_u64_le().map_err(short)?;
+        let (mut pieces, mut sum) = (Vec::with_capacity(2), 0_u64);
+        while let Some((tag, after)) = rest.split_first() {
+            rest = after;
+            let piece = match tag {
+                1 => {
+                    let address = rest.try_get_u64_le().map_err(short)?;
+                    let rkey = Rkey(rest.try_get_u32_le().map_err(short)?);
+                    let length = rest.try_get_u64_le().map_err(short)?;
+                    let from = RemoteSegment { address, rkey };
+                    from.address.checked_add(length).ok_or(bad("a piece ends beyond the address space"))?;
+                    OfferPiece::Remote { from, length }
+                }
+                0 => {
+                    let length = rest.try_get_u16_le().map_err(short)?.into();
+                    let (bytes, after) =
+                        rest.split_at_checked(length).ok_or(bad("a piece is longer than the frame"))?;
+                    rest = after;
+                    // Pieces wait in memory, so they do not keep the message.
+                    OfferPiece::Inline(Bytes::copy_from_slice(bytes))
+                }
+                _ => return Err(bad("a piece has an unknown tag")),
+            };
+            if piece.length() == 0 {
+                return Err(bad("a piece is empty"));
+            }
+            sum = sum.checked_add(piece.length()).ok_or(bad("the sum of the pieces is too large"))?;
+            pieces.push(piece);
+        }
+        if total == 0 || sum != total || total > Self::LONGEST {
+            return Err(bad("the pieces do not add up to the total"));
+        }
+        if aligned_at >= total {
+            return Err(bad("the aligned byte is beyond the end"));
+        }
+        Ok(Self { id, total, aligned_at, pieces })
+    }
+}
+
+/// Returns the error of a payload that ends too early.
+fn short(_: TryGetError) -> CallViolation {
+    CallViolation::Offer("the frame is too short")
+}
+
+/// The reason that an end gives when it resets a call.
+///
+/// ```
+/// use tonic::Code;
+/// use tonic_rdma::{CallFault, ResetCode};
+///
+/// assert_eq!(CallFault::Reset(ResetCode::Cancel).code(), Code::Cancelled);
+/// assert_eq!(CallFault::Reset(ResetCode::Refused).code(), Code::Unavailable);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ResetCode {
+    /// The caller, or the handler, is no longer interested.
+    Cancel,
+    /// The peer did not begin with the call. It may be sent again.
+    Refused,
+    /// The peer failed within.
+    Internal,
+    /// The deadline has passed.
+    DeadlineExceeded,
+    /// The call exceeds a limit of the peer.
+    ResourceExhausted,
+    /// A code that this version does not know.
+    Other(u16),
+}
+
+impl ResetCode {
+    /// Returns the code on the wire.
+    pub(in crate::grpc) fn to_wire(self) -> u16 {
+        match self {
+            Self::Cancel => 1,
+            Self::Refused => 2,
+            Self::Internal => 3,
+            Self::DeadlineExceeded => 4,
+            Self::ResourceExhausted => 5,
+            Self::Other(code) => code,
+        }
+    }
+
+    /// Returns the meaning of a code on the wire.
+    pub(in crate::grpc) fn from_wire(code: u16) -> Self {
+        match code {
+            1 => Self::Cancel,
+            2 => Self::Refused,
+            3 => Self::Internal,
+            4 => Self::DeadlineExceeded,
+            5 => Self::ResourceExhausted,
+            code => Self::Other(code),
+        }
+    }
+}
+
+impl fmt::Display for ResetCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cancel => f.write_str("cancelled"),
+            Self::Refused => f.write_str("refused before it began"),
+            Self::Internal => f.write_str("internal failure"),
+            Self::DeadlineExceeded => f.write_str("deadline exceeded"),
+            Self::ResourceExhausted => f.write_str("a limit of the peer is exceeded"),
+            Self::Other(code) => write!(f, "code {code}"),
+        }
+    }
+}
+
+/// A message that breaks the rules of native calls. It ends the connection.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(in crate::grpc) enum CallViolation {
+    #[error("a frame of the unknown kind {0}")]
+    UnknownKind(u8),
+    #[error("flags {flags:#x} on a frame of the kind {kind:?}")]
+    Flags { kind: Kind, flags: u8 },
+    #[error("{left} bytes where a frame needs {needed}")]
+    Truncated { needed: usize, left: usize },
+    #[error("a message without frames")]
+    Empty,
+    #[error("{0:?} before the settings")]
+    BeforeSettings(Kind),
+    #[error("settings a second time")]
+    SecondSettings,
+    #[error("a {0:?} frame, which only a server sends, from a client")]
+    ServersOnly(Kind),
+    #[error("{seen:?} of stream {stream} inside a head of stream {open}")]
+    Interleaved { seen: Kind, stream: u32, open: u32 },
+    #[error("{kind:?} for stream {stream}, which was never opened")]
+    UnknownStream { kind: Kind, stream: u32 },
+    #[error("stream {stream} opened after stream {last}")]
+    StreamOrder { stream: u32, last: u32 },
+    #[error("more than {0} streams at a time")]
+    TooManyStreams(u32),
+    #[error("{kind:?} of stream {stream} after the end of its sender's half")]
+    AfterEnd { kind: Kind, stream: u32 },
+    #[error("{kind:?} of stream {stream} where a head comes first")]
+    BeforeHead { kind: Kind, stream: u32 },
+    #[error("a second head of stream {0}")]
+    SecondHead(u32),
+    #[error("a head: {0}")]
+    Head(&'static str),
+    #[error("a head of more than {0} bytes")]
+    HeadTooLong(usize),
+    #[error("a head refers to entry {0} of a table, which is not there or is of another kind")]
+    TableEntry(u16),
+    #[error("a table of heads of more than {entries} entries or {bytes} bytes")]
+    TableFull { entries: usize, bytes: usize },
+    #[error("stream {stream} sent bytes of cost {cost}, of which {left} are left")]
+    Overdrawn { stream: u32, cost: u64, left: i64 },
+    #[error("credit of {0} bytes, which is too large")]
+    Credit(u64),
+    #[error("a {kind:?} frame of {length} bytes")]
+    Length { kind: Kind, length: usize },
+    #[error("an offer: {0}")]
+    Offer(&'static str),
+    #[error("offer {seen} where {expected} comes next")]
+    OfferOrder { seen: u64, expected: u64 },
+    #[error("offer {0} is taken, which is not open")]
+    Taken(u64),
+    #[error("more than {0} answers wait, because the peer takes no messages")]
+    Unread(usize),
+    #[error("a going away with the last stream {seen} after {before}")]
+    GoAwayOrder { seen: u32, before: u32 },
+}

@@ -21,8 +21,8 @@ use tonic::body::Body;
 use tonic::{Code, Status};
 use tower_service::Service;
 
-use super::error::BoxError;
 use super::routes::{Boxed, GrpcService, boxed};
+use super::serve::BoxError;
 use crate::grpc::landed::Presenter;
 use crate::grpc::outgoing::Outgoing;
 use crate::grpc::session::{Part, Patience, ResetCode, Stream};

@@ -8,8 +8,6 @@
 //! ```
 
 mod call;
-mod connection;
-mod error;
 mod in_place;
 mod routes;
 mod serve;
@@ -31,8 +29,8 @@ use super::calls::CallConfig;
 use crate::endpoint::Config;
 use crate::transport::RdmaIncoming;
 
-pub use error::ServeError;
 pub use routes::{GrpcService, RdmaRoutes};
+pub use serve::ServeError;
 
 /// A gRPC server for all clients on one port: peers that know native calls, peers that send HTTP/2 over RDMA, and stock clients over TCP.
 ///

@@ -11,8 +11,8 @@ use bytes::Bytes;
 use http::HeaderMap;
 use tokio::time::Sleep;
 
-use super::shared::Kept;
-use super::shared::State;
+use super::Kept;
+use super::State;
 use super::{Part, ResetCode, Session};
 use crate::grpc::core::{Core, LandedBytes, StreamKey};
 use crate::grpc::fault::CallFault;

@@ -148,7 +148,6 @@
 //! The book's page on gathered messages has the measurements and the design.
 
 mod body;
-mod codec;
 pub(crate) mod landed;
 
 use std::task::{Context, Poll};
@@ -164,7 +163,7 @@ use self::body::GatherBody;
 use self::landed::{AlignedField, Landing, LandingSwitch, NativeCall};
 use super::request::field;
 
-pub use self::codec::{GatherCodec, GatherDecoder, GatherEncoder};
+pub use self::body::{GatherCodec, GatherDecoder, GatherEncoder};
 
 /// The shortest content of a `bytes` field that goes by reference, in bytes. From this length on a copy costs more than another DATA frame.
 pub const THRESHOLD: usize = 32 * 1024;
