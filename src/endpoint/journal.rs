@@ -13,8 +13,7 @@
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use super::error::ConnectionFault;
-use super::error::NegotiationError;
+use super::error::{ConnectionFault, NegotiationError};
 use super::info::{RdmaConnectInfo, Verdict};
 use tonic_rdma_verbs::internal::Throttle;
 

@@ -28,6 +28,7 @@ mod journal;
 mod link;
 mod messages;
 mod negotiate;
+mod owned_task;
 mod polling;
 mod provider;
 mod stream;
@@ -48,6 +49,7 @@ pub(crate) use messages::{
     FetchError, MessageEndpoint, MessageHandler, MessageSettings, Negotiated, Piece, Sender,
 };
 pub use negotiate::{Devices, Dialer, Listener, Lost, Place, Places, Source, TooManyWait, connect_tcp};
+pub(crate) use owned_task::OwnedTask;
 pub(crate) use polling::{Accepting, CallUnderWay, this_thread};
 pub use polling::{
     Observation, OwnPolling, Pace, Participant, Polled, Queue, QueueFull, Reactor, UnannouncedArrival,

@@ -219,7 +219,8 @@ impl Connection {
             MessageKind::Rts => self.inbound.rts(slot, body)?,
             kind => {
                 self.handle_control(kind, body)?;
-                self.inbound.control(slot);
+                self.inbound.release.push_back(slot);
+                self.inbound.freed_by_control += 1;
             }
         }
         Ok(())
@@ -262,7 +263,7 @@ impl Connection {
 
     /// Notes that `count` sends have left the local queue.
     pub fn handle_sends_completed(&mut self, count: u32) {
-        self.outbound.completed(count);
+        self.outbound.queued = self.outbound.queued.saturating_sub(count);
     }
 
     /// Notes that a READ has landed. READs may land in any order.

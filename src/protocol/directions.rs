@@ -93,7 +93,7 @@ pub(super) struct Inbound {
     slot_size: u32,
     reserve: u64,
     /// The number of slots freed by control messages and not yet announced to the peer.
-    freed_by_control: u64,
+    pub(super) freed_by_control: u64,
     max_reads: u32,
     max_chunk: u64,
     pub(super) release: VecDeque<SlotIndex>,
@@ -189,11 +189,6 @@ impl Inbound {
         }
         self.release.push_back(slot);
         Ok(())
-    }
-
-    pub(super) fn control(&mut self, slot: SlotIndex) {
-        self.release.push_back(slot);
-        self.freed_by_control += 1;
     }
 
     pub(super) fn posted_slots(&mut self, count: u32) {
@@ -349,7 +344,8 @@ pub(super) struct Outbound {
     /// The number of bytes of the longest eager message.
     pub(super) payload: usize,
     queue: u32,
-    queued: u32,
+    /// Messages that have not left the send queue.
+    pub(super) queued: u32,
     pub(super) offered: u64,
     offers_done: u64,
     /// The count of messages with data.
@@ -425,10 +421,6 @@ impl Outbound {
     /// Returns the number of credits beyond those at the start.
     pub(super) fn surplus(&self) -> u32 {
         u32::try_from(self.credits().saturating_sub(self.slots)).unwrap_or(u32::MAX)
-    }
-
-    pub(super) fn completed(&mut self, count: u32) {
-        self.queued = self.queued.saturating_sub(count);
     }
 
     /// Takes the counts of a header, and returns how many more chunks the peer has read.

@@ -491,7 +491,7 @@ pub enum SharedReceive {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub struct ConfigError {
-    /// Name of the setting: the method of [`Config`](crate::Config) that sets it, such as `completion_queues`. Where a method
+    /// Name of the setting: the method of [`Config`] that sets it, such as `completion_queues`. Where a method
     /// sets several values, the name of the value follows in brackets. Limits of calls have the name of their type before it, such
     /// as `CallConfig::timeout`.
     pub setting: &'static str,

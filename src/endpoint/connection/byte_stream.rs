@@ -18,7 +18,7 @@ impl State {
     /// Posts READs for the chunks that the peer offered, as far as there is memory for them.
     pub(super) fn start_reads(&mut self, counters: &Counters) -> Result<(), ConnectionFault> {
         while let Some(request) = self.protocol.peek_read() {
-            let block = match self.link.pool().lease(request.length as usize, Quota::Receive) {
+            let block = match self.link.pool.lease(request.length as usize, Quota::Receive) {
                 Ok(block) => block,
                 // Delivery of the READs in progress frees memory.
                 Err(PoolError::QuotaExhausted { .. }) if !self.landings.is_empty() => return Ok(()),
@@ -183,7 +183,7 @@ impl State {
         while count < most && taken < length {
             let part = (length - taken).min(self.chooser.chunk());
             // Without memory the write goes eagerly, or waits.
-            let Ok(mut block) = self.link.pool().lease(part, Quota::Send) else { break };
+            let Ok(mut block) = self.link.pool.lease(part, Quota::Send) else { break };
             copy_range(&mut block, slices, taken, part)?;
             let remote = block.remote(0);
             chunks[count] = Chunk { address: remote.address, rkey: remote.rkey.0, length: part as u64 };

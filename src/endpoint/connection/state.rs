@@ -245,6 +245,45 @@ impl State {
         self.post_control(counters)
     }
 
+    /// Does all that is due on a message connection: delivers, lets the handler send, and posts receives, READs and control messages.
+    fn progress_messages(
+        &mut self,
+        messages: &mut Messages,
+        counters: &Counters,
+    ) -> Result<(), ConnectionFault> {
+        messages.fetches.renew();
+        loop {
+            let has_work = messages.deliver(&self.link, &mut self.protocol, counters)?;
+            if self.detached && !messages.started {
+                self.discard();
+            }
+            self.post_receives()?;
+            self.handle_events()?;
+            if has_work || self.detached {
+                messages.transmit(&mut self.link, &mut self.protocol, counters)?;
+            }
+            // A fetch may be over at once.
+            if !messages.fetches.has_over() {
+                break;
+            }
+        }
+        if self.detached && messages.is_exhausted() {
+            self.protocol.close_write();
+        }
+        self.post_control(counters)
+    }
+
+    /// Delivers what had arrived before the connection was lost.
+    fn deliver_messages(&mut self, counters: &Counters) -> Result<(), ConnectionFault> {
+        if self.fault.is_some() {
+            return Ok(());
+        }
+        match &mut self.messages {
+            Some(messages) => messages.deliver(&self.link, &mut self.protocol, counters).map(drop),
+            None => Ok(()),
+        }
+    }
+
     /// Posts the receive buffers again whose messages are not needed any more.
     pub(super) fn post_receives(&mut self) -> Result<(), ConnectionFault> {
         while let Some(slot) = self.protocol.poll_release() {
@@ -258,7 +297,7 @@ impl State {
     /// Posts control messages that are due.
     pub(super) fn post_control(&mut self, counters: &Counters) -> Result<(), ConnectionFault> {
         if self.protocol.is_write_closed() {
-            self.link.signal_all();
+            self.link.signal_all = true;
         }
         while let Some(message) = self.protocol.poll_transmit() {
             counters.acks_sent.add(1);
@@ -295,7 +334,7 @@ impl State {
             self.fail(fault);
         } else if self.lost.is_none() {
             // A failed device looks like a peer that left, but the queue pair knows the true reason.
-            let failure = self.link.queue_pair().failure();
+            let failure = self.link.queue_pair.failure();
             self.lost = Some(failure.map_or(fault, |reason| ConnectionFault::DeviceFailed(reason.into())));
             self.blocked = self.writer.is_some();
             changed.notify_one();
@@ -309,7 +348,7 @@ impl State {
             self.interrupted =
                 self.blocked || fetching || self.writer.is_some() || self.protocol.is_transferring();
             self.fault = Some(fault);
-            self.link.queue_pair().to_error();
+            self.link.queue_pair.to_error();
         }
     }
 

@@ -24,14 +24,16 @@ use tonic_rdma_verbs::{
 /// A connected queue pair with receive buffers and memory to send from.
 #[derive(Debug)]
 pub(crate) struct Link {
-    queue_pair: Arc<dyn QueuePair>,
+    pub(in crate::endpoint) queue_pair: Arc<dyn QueuePair>,
     connection: u32,
     pub(in crate::endpoint) receives: Receives,
-    pool: Pool,
+    /// Send and rendezvous memory.
+    pub(in crate::endpoint) pool: Pool,
     /// Every message of this number asks for a completion.
     signal_every: u32,
-    /// Each message asks for a completion.
-    signal_all: bool,
+    /// Each message asks for a completion, because the connection is about to end, and the queue pair must exist until the last message
+    /// has arrived.
+    pub(in crate::endpoint) signal_all: bool,
     /// The next message asks for a completion.
     signal_next: bool,
     /// Messages posted since the last message that asked for a completion.
@@ -110,16 +112,6 @@ impl Link {
         })
     }
 
-    /// Returns the queue pair.
-    pub(crate) fn queue_pair(&self) -> &Arc<dyn QueuePair> {
-        &self.queue_pair
-    }
-
-    /// Returns the pool of send and rendezvous memory.
-    pub(crate) fn pool(&self) -> &Pool {
-        &self.pool
-    }
-
     /// Posts the receive buffer of `slot` again.
     pub(crate) fn post_receive(&self, slot: SlotIndex) -> Result<(), ConnectionFault> {
         self.receives.post(slot.0, &*self.queue_pair, self.connection)
@@ -153,12 +145,6 @@ impl Link {
     fn post_send(&self, wr_id: u64, data: Payload<'_>, signaled: bool) -> Result<(), ConnectionFault> {
         let operation = Operation::Send { data, immediate: None };
         Ok(self.queue_pair.post_send(&[SendRequest { wr_id, operation, signaled }])?)
-    }
-
-    /// Asks for the completion of every message from now on, because the connection is about to end, and the queue pair must
-    /// exist until the last message has arrived.
-    pub(crate) fn signal_all(&mut self) {
-        self.signal_all = true;
     }
 
     /// Frees memory that is kept for sending, because nothing was sent for a while. Memory of messages without a completion is

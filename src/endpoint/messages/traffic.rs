@@ -2,6 +2,7 @@
 //! and of the application that the peer may read), and the fetches: content in the peer's memory that READs bring here.
 
 use std::collections::{HashMap, VecDeque};
+use std::fmt::Debug;
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -12,7 +13,6 @@ use foldhash::fast::RandomState;
 use slab::Slab;
 use tokio::sync::Notify;
 
-use super::{MessageHandler, MessageSettings};
 use crate::endpoint::aftermath::{Aftermath, Run};
 use crate::endpoint::error::ConnectionFault;
 use crate::endpoint::info::Counters;
@@ -21,6 +21,53 @@ use crate::protocol::{self, Blocked, Part};
 use tonic_rdma_verbs::internal::{Landed, Landing, SlabRegistrations, find_sendable};
 use tonic_rdma_verbs::memory::{Block, Budget, Lease, Pool, PoolError, PoolSettings, Quota};
 use tonic_rdma_verbs::{Access, ProtectionDomain, RemoteSegment};
+
+/// The owner of a message connection's messages. The connection calls all functions but the last under its lock, so they must not call the
+/// [`MessageEndpoint`](super::MessageEndpoint). They may lock their own state. Work that needs no lock, and tasks to wake, go to
+/// `after`.
+///
+/// A function that returns an error ends the connection with this error.
+pub(crate) trait MessageHandler: Send + Sync + Debug + 'static {
+    /// Takes a message. Messages arrive in the order in which the peer sent them. Returns whether [`transmit`](Self::transmit) would have
+    /// something to do after that.
+    ///
+    /// # Errors
+    /// The message breaks the rules of the call protocol.
+    fn receive(&self, message: Bytes, after: &mut Aftermath) -> Result<bool, ConnectionFault>;
+
+    /// Notes that a fetch is over: no READ of it is under way, so the peer may free its memory. `memory` is the content, or `None` for a
+    /// fetch that was cancelled. The memory goes back to its pool when the last clone and slice of `memory` is dropped.
+    ///
+    /// # Errors
+    /// The handler can't go on.
+    fn landed(&self, fetch: u64, memory: Option<Bytes>, after: &mut Aftermath)
+    -> Result<(), ConnectionFault>;
+
+    /// Gives messages and fetches to `sender`, while it has room and the handler has some. The connection calls this function again
+    /// after each [`drive`](super::MessageEndpoint::drive), after each group of completions (unless the group brought messages and
+    /// [`receive`](Self::receive) says that there is nothing to do), and when there is memory or room again that `sender` had refused.
+    ///
+    /// # Errors
+    /// The handler can't go on, or an error of `sender`.
+    fn transmit(&self, sender: &mut Sender<'_>, after: &mut Aftermath) -> Result<(), ConnectionFault>;
+
+    /// Notes that the peer sends no more messages. All messages of the peer have been received.
+    fn peer_finished(&self, after: &mut Aftermath);
+
+    /// Notes that the connection has ended early. This is the last call, and the only one without the connection's lock. There is no
+    /// such call for a connection that both ends closed in good order: then [`peer_finished`](Self::peer_finished) was the last.
+    fn ended(&self, fault: &ConnectionFault, after: &mut Aftermath);
+}
+
+/// Settings of a message connection, which its session chooses.
+#[derive(Clone, Debug)]
+pub(crate) struct MessageSettings {
+    /// Bytes that may lie in landed memory at a time: fetches under way, and memory that the application still holds.
+    pub(crate) landing_budget: u64,
+    /// The peer may read memory of pools for sending that this end offers, from where it lies. It then may read the whole slab of such
+    /// memory. Otherwise it is copied.
+    pub(crate) expose: bool,
+}
 
 /// The state of a message connection beside its protocol and its link.
 #[derive(Debug)]
@@ -196,7 +243,7 @@ impl Messages {
     }
 }
 
-/// The sending side of a message connection, during [`MessageHandler::transmit`](super::MessageHandler::transmit).
+/// The sending side of a message connection, during [`MessageHandler::transmit`].
 #[derive(Debug)]
 pub(crate) struct Sender<'a> {
     pub(super) link: &'a mut Link,
@@ -297,7 +344,7 @@ impl Sender<'_> {
     }
 
     /// Starts a fetch: reads the concatenation of `pieces` into one piece of registered memory, whose byte `aligned_at` lies at a
-    /// multiple of 64. [`landed`](super::MessageHandler::landed) gets the memory, with the number `id`, after `transmit` has
+    /// multiple of 64. [`landed`](MessageHandler::landed) gets the memory, with the number `id`, after `transmit` has
     /// returned. Many fetches take turns.
     ///
     /// # Errors
@@ -328,7 +375,7 @@ impl Sender<'_> {
     /// # Errors
     /// There is no memory now.
     pub(crate) fn lease(&mut self, length: usize) -> Result<Block, PoolError> {
-        let leased = self.link.pool().lease(length, Quota::Send);
+        let leased = self.link.pool.lease(length, Quota::Send);
         match &leased {
             Ok(_) => self.counters.offered_copied_bytes.add(length as u64),
             Err(_) => self.refused = true,
@@ -538,7 +585,7 @@ impl Fetch {
         }
         let mut count = 0;
         while let Some(&(from, length, at)) = self.rest.last()
-            && self.landing.read_at_once(&**link.queue_pair(), at..at + length as usize, from)
+            && self.landing.read_at_once(&*link.queue_pair, at..at + length as usize, from)
         {
             *most -= length;
             self.rest.pop();

@@ -21,9 +21,9 @@ use crate::wire::hello::{Confirm, Decoded, Message};
 #[derive(Debug)]
 pub(super) struct ControlStream {
     tcp: TcpStream,
-    received: BytesMut,
+    pub(super) received: BytesMut,
     /// Longest time for a message of the peer.
-    patience: Duration,
+    pub(super) patience: Duration,
     journal: Arc<Journal>,
 }
 
@@ -31,16 +31,6 @@ impl ControlStream {
     pub(super) fn new(tcp: TcpStream, patience: Duration, journal: &Arc<Journal>) -> Self {
         let received = BytesMut::with_capacity(1024);
         Self { tcp, received, patience, journal: Arc::clone(journal) }
-    }
-
-    /// Returns the received bytes that no message has used yet.
-    pub(super) fn received(&self) -> &[u8] {
-        &self.received
-    }
-
-    /// Returns the longest time for a message of the peer.
-    pub(super) fn patience(&self) -> Duration {
-        self.patience
     }
 
     pub(super) async fn send(&mut self, message: &Message) -> Result<(), NegotiationError> {

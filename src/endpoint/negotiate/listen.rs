@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
-use tokio::task::AbortHandle;
 use tokio::time::{timeout, timeout_at};
 use tokio_stream::Stream;
 
@@ -23,6 +22,7 @@ use crate::endpoint::connection::End;
 use crate::endpoint::error::{NegotiationError, RdmaUnavailable};
 use crate::endpoint::journal::Journal;
 use crate::endpoint::messages::Negotiated;
+use crate::endpoint::owned_task::OwnedTask;
 use crate::endpoint::provider::Provider;
 use crate::endpoint::stream::EndpointStream;
 use crate::wire::hello::{
@@ -55,7 +55,8 @@ pub struct Listener {
     /// Whether clients that ask for native calls get them; `None` until the listener's owner takes the first connection.
     native: watch::Sender<Option<bool>>,
     address: SocketAddr,
-    task: AbortHandle,
+    /// It accepts connections.
+    _task: OwnedTask,
 }
 
 impl Listener {
@@ -97,13 +98,25 @@ impl Listener {
         let address = listener.local_addr()?;
         let (sender, connections) = mpsc::channel(Self::WAITING);
         let (native, asked) = watch::channel(None);
-        let task = tokio::spawn(accept(listener, config, asked, sender)).abort_handle();
-        Ok(Self { connections, native, address, task })
+        let task = OwnedTask(tokio::spawn(accept(listener, config, asked, sender)).abort_handle());
+        Ok(Self { connections, native, address, _task: task })
     }
 
     /// Returns the address that the listener listens on.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Sets whether native calls are taken from now on, too: then connections whose client asks for them carry messages. Others, also those
+    /// that were negotiated before this call, are byte streams. Clients that ask before the first connection is taken wait for this call a
+    /// moment.
+    pub(crate) fn take_native_calls(&self, native: bool) {
+        self.native.send_replace(Some(native));
+    }
+
+    /// Returns the next connection, which may carry native calls.
+    pub(crate) async fn next_negotiated(&mut self) -> Option<Negotiated> {
+        self.connections.recv().await
     }
 }
 
@@ -122,26 +135,6 @@ impl Stream for Listener {
                 None => return Poll::Ready(None),
             }
         }
-    }
-}
-
-impl Listener {
-    /// Sets whether native calls are taken from now on, too: then connections whose client asks for them carry messages. Others, also those
-    /// that were negotiated before this call, are byte streams. Clients that ask before the first connection is taken wait for this call a
-    /// moment.
-    pub(crate) fn take_native_calls(&self, native: bool) {
-        self.native.send_replace(Some(native));
-    }
-
-    /// Returns the next connection, which may carry native calls.
-    pub(crate) async fn next_negotiated(&mut self) -> Option<Negotiated> {
-        self.connections.recv().await
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 
@@ -267,8 +260,8 @@ impl Negotiation<'_> {
             Peer::Garbage if any => "a stock client",
             Peer::Unknown if any => "a stock client that waits, or has said all",
             Peer::Rdma | Peer::Garbage | Peer::Unknown => {
-                let shown = control.received().len().min(16);
-                return Err(NegotiationError::Garbage(control.received()[..shown].to_vec()));
+                let shown = control.received.len().min(16);
+                return Err(NegotiationError::Garbage(control.received[..shown].to_vec()));
             }
         };
         match self.config.policy {
@@ -279,12 +272,12 @@ impl Negotiation<'_> {
 
     /// Waits for the client's first message, until its time is over or a new client needs the place.
     async fn listen(self, control: &mut ControlStream) -> Result<First, NegotiationError> {
-        let patience = control.patience();
+        let patience = control.patience;
         self.guest.place.waits();
         let end = tokio::select! {
             biased;
             first = timeout(patience, first_message(control, self.config.stock_clients)) => match first {
-                Ok(Err(NegotiationError::Closed | NegotiationError::Io(_))) if control.received().is_empty() => {
+                Ok(Err(NegotiationError::Closed | NegotiationError::Io(_))) if control.received.is_empty() => {
                     return Err(NegotiationError::Nothing);
                 }
                 Ok(first) => return first,
@@ -292,7 +285,7 @@ impl Negotiation<'_> {
             },
             () = self.guest.place.lost() => NegotiationError::Displaced,
         };
-        match (self.config.stock_clients, sniff(control.received())) {
+        match (self.config.stock_clients, sniff(&control.received)) {
             // A client of another protocol may wait for the server to speak first.
             (StockClients::Any, Peer::Unknown) => Ok(First::Stock(Peer::Unknown)),
             _ => Err(end),
@@ -306,7 +299,7 @@ impl Negotiation<'_> {
     ) -> Result<Negotiated, NegotiationError> {
         let accepted = tokio::select! {
             biased;
-            accepted = self.accept(hello, control.patience()) => accepted,
+            accepted = self.accept(hello, control.patience) => accepted,
             // The client gets an answer, because it would take a server that hangs up without one for a stock server.
             () = self.guest.place.lost() => Err(RdmaUnavailable::Crowded(self.guest.preparations.limit())),
             () = control.hung_up() => return Err(NegotiationError::Closed),
@@ -486,7 +479,7 @@ async fn first_message(
 /// Waits until the first bytes show the kind of peer, or the peer sends no more.
 async fn first_bytes(control: &mut ControlStream, clients: StockClients) -> Result<Peer, NegotiationError> {
     loop {
-        match (sniff(control.received()), clients) {
+        match (sniff(&control.received), clients) {
             (Peer::Unknown, StockClients::Grpc) => control.read_more().await?,
             (Peer::Unknown, StockClients::Any) => match control.read_more().await {
                 Err(NegotiationError::Closed) => return Ok(Peer::Unknown),

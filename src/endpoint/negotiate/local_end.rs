@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::endpoint::config::Config;
-use crate::endpoint::connection::supervisor::{Carrier, Counted, Member, Supervisor};
+use crate::endpoint::connection::{Carrier, Counted, Member, Supervisor};
 use crate::endpoint::connection::{Connection, End, Limits, Traffic};
 use crate::endpoint::error::{ConnectionFault, RdmaUnavailable};
 use crate::endpoint::info::Telemetry;
@@ -217,7 +217,7 @@ impl Established {
     pub(super) fn telemetry(&self) -> Telemetry {
         Telemetry {
             counters: Arc::clone(&self.member.connection.counters),
-            polling: Arc::clone(self.member.queue.polling()),
+            polling: Arc::clone(&self.member.queue.polling),
             chooser: self.member.connection.chooser(),
         }
     }

@@ -34,7 +34,7 @@ pub(super) struct Callers {
 #[derive(Debug)]
 pub(super) struct Turn<'a> {
     callers: &'a Callers,
-    pace: MutexGuard<'a, Pace>,
+    pub(super) pace: MutexGuard<'a, Pace>,
 }
 
 impl Callers {
@@ -126,9 +126,7 @@ impl Drop for CallUnderWay {
 /// completions wake no other thread, and the poll task looks once in a millisecond only.
 #[derive(Debug)]
 #[must_use = "the poll task takes over when this is dropped"]
-pub struct OwnPolling {
-    reactor: Arc<Reactor>,
-}
+pub struct OwnPolling(Arc<Reactor>);
 
 impl OwnPolling {
     /// Begins. The thread has to poll until it drops the result, or to be content with a look in each millisecond.
@@ -136,27 +134,20 @@ impl OwnPolling {
         reactor.callers.own_polling.fetch_add(1, Ordering::SeqCst);
         // If the poll task is in a step, it may arm the queues once more. Then the first event wakes it, and it does not arm them again.
         reactor.take_arming_back();
-        Self { reactor: Arc::clone(reactor) }
+        Self(Arc::clone(reactor))
     }
 
     /// Polls every queue once. A queue that another thread is polling is left to that thread.
     pub fn poll(&self) {
-        self.reactor.poll();
+        self.0.poll();
     }
 }
 
 impl Drop for OwnPolling {
     fn drop(&mut self) {
-        self.reactor.callers.own_polling.fetch_sub(1, Ordering::SeqCst);
+        self.0.callers.own_polling.fetch_sub(1, Ordering::SeqCst);
         // The poll task takes over.
-        self.reactor.wake_task.notify_one();
-    }
-}
-
-impl Turn<'_> {
-    /// Returns the pace.
-    pub(super) fn pace(&mut self) -> &mut Pace {
-        &mut self.pace
+        self.0.wake_task.notify_one();
     }
 }
 
@@ -173,7 +164,7 @@ impl Drop for Turn<'_> {
 /// hook would look at the queue.
 ///
 /// Only one thread uses this at a time, that of the runtime, so no operation has to be atomic with another.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct ShortWaits {
     /// Longest wait.
     longest: Duration,
@@ -195,12 +186,7 @@ impl ShortWaits {
 
     /// Makes it for waits of `longest` at most, and never of more than 20 µs.
     pub(super) fn new(longest: Duration) -> Self {
-        Self {
-            longest: longest.min(Self::LONGEST),
-            failed: AtomicU32::new(0),
-            skips: AtomicU32::new(0),
-            answered: AtomicBool::new(false),
-        }
+        Self { longest: longest.min(Self::LONGEST), ..Self::default() }
     }
 
     /// Returns the start of the wait of a future whose call began at `begun`, if it waits.

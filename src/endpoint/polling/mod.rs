@@ -8,15 +8,14 @@ mod pace;
 mod queue;
 mod reactor;
 mod threads;
-mod watched;
 
 pub(crate) use callers::CallUnderWay;
 pub use callers::OwnPolling;
 pub use pace::{Observation, Pace};
 pub use queue::Participant;
 pub use queue::{Polled, Queue, QueueFull};
+pub use queue::{UnannouncedArrival, Watched};
 pub use reactor::idle_polling;
 pub use reactor::{Reactor, may_spin};
 pub(crate) use threads::Accepting;
 pub(crate) use threads::this_thread;
-pub use watched::{UnannouncedArrival, Watched};

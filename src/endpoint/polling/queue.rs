@@ -1,4 +1,5 @@
-//! One completion queue, and the participants whose queue pairs complete on it: connections, and ports of tensor links.
+//! One completion queue, and the participants whose queue pairs complete on it: connections, and ports of tensor links. With each poll it
+//! also looks at the words in memory that peers write without a completion here.
 
 #[cfg(test)]
 #[path = "queue_tests.rs"]
@@ -6,14 +7,14 @@ mod tests;
 
 use std::collections::HashMap;
 use std::fmt::Debug;
-use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::task::Waker;
+use std::time::{Duration, Instant};
 
 use slab::Slab;
 use tokio::sync::Notify;
 
-use super::watched::{UnannouncedArrival, WatchList, Watched};
 use crate::endpoint::aftermath::{Aftermath, Run};
 use crate::endpoint::info::PollCounters;
 use crate::endpoint::link::receive::SharedBuffers;
@@ -26,7 +27,7 @@ use tonic_rdma_verbs::{
 /// A completion queue of the device, polled by one thread or task at a time.
 #[derive(Debug)]
 pub struct Queue {
-    completions: Arc<dyn CompletionQueue>,
+    pub(super) completions: Arc<dyn CompletionQueue>,
     /// Receive buffers that the connections share, where device and configuration allow that.
     shared: Option<Arc<SharedBuffers>>,
     participants: Mutex<Participants>,
@@ -35,7 +36,7 @@ pub struct Queue {
     unasked: AtomicUsize,
     /// Completions that the queue has room for.
     capacity: u32,
-    watched: WatchList,
+    pub(super) watched: WatchList,
     /// The poller sleeps, or is about to. Completions wake the poller. A watched word has none, unless the peer is asked for one.
     asleep: AtomicBool,
     /// The poller's sleep has a short time limit.
@@ -43,7 +44,8 @@ pub struct Queue {
     /// Wakes the poll task.
     wake_task: Arc<Notify>,
     batch: Mutex<Batch>,
-    polling: Arc<PollCounters>,
+    /// The counters of this queue's polls.
+    pub(crate) polling: Arc<PollCounters>,
 }
 
 #[derive(Debug, Default)]
@@ -230,11 +232,6 @@ impl Queue {
         self.timed_sleep.store(timed, Ordering::SeqCst);
     }
 
-    /// Returns the watched values that have arrived although no completion has announced them yet.
-    pub(super) fn unannounced(&self) -> Vec<UnannouncedArrival> {
-        self.watched.unannounced()
-    }
-
     /// Wakes the tasks whose watched values have arrived; returns how many there are.
     pub fn wake_watched(&self) -> usize {
         let (mut wakers, mut checked) = (Vec::new(), Vec::new());
@@ -378,11 +375,6 @@ impl Queue {
         participants.iter().for_each(|participant| participant.fail_with_device());
     }
 
-    /// Asks the peers for completions with the next change of the watched words, before the poller sleeps.
-    pub(super) fn ask_for_completions(&self) {
-        self.watched.ask_for_completions();
-    }
-
     /// Asks the device for an event with the next completion.
     pub(super) fn arm(&self) {
         self.polling.sleeps.add(1);
@@ -402,21 +394,6 @@ impl Queue {
     pub(super) fn woken(&self) {
         self.asleep.store(false, Ordering::SeqCst);
     }
-
-    /// Returns the descriptor that becomes readable with an event.
-    pub(super) fn event_fd(&self) -> BorrowedFd<'_> {
-        self.completions.event_fd()
-    }
-
-    /// Takes the events from the descriptor.
-    pub(super) fn acknowledge_events(&self) {
-        self.completions.acknowledge_events();
-    }
-
-    /// Returns the counters of this queue's polls.
-    pub(crate) fn polling(&self) -> &Arc<PollCounters> {
-        &self.polling
-    }
 }
 
 /// A participant that has panicked. It is ended without the lock of the queue.
@@ -434,7 +411,7 @@ impl Run for Broken {
 #[error("the completion queue serves as many connections as it can; RDMA_CQS adds queues")]
 pub struct QueueFull;
 
-/// The owner of a queue pair whose requests complete on a [`Queue`](super::Queue): a connection, or a port of a tensor
+/// The owner of a queue pair whose requests complete on a [`Queue`]: a connection, or a port of a tensor
 /// link.
 pub trait Participant: Send + Sync + Debug + 'static {
     /// Returns the number of the queue pair.
@@ -453,4 +430,164 @@ pub trait Participant: Send + Sync + Debug + 'static {
 
     /// Ends the participant, because [`handle_completions`](Self::handle_completions) panicked.
     fn fail_after_panic(&self);
+}
+
+/// A word in memory that a peer changes without a completion here.
+pub trait Watched: Send + Sync + Debug + 'static {
+    /// Returns whether the awaited value has arrived. If so, adds the waiting task to `wakers`, and the queue does not check this
+    /// word again.
+    fn check(&self, wakers: &mut Vec<Waker>) -> bool;
+
+    /// Returns a record of the arrived value, which shows later whether a completion has announced the value. `None` before the
+    /// value has arrived.
+    fn unannounced(&self) -> Option<UnannouncedArrival>;
+
+    /// Asks for a completion or an event with the next change, because the poller is about to sleep.
+    fn ask_for_completion(&self);
+
+    /// Returns whether a change makes an event of the armed completion queue, so that a poller that sleeps needs no time limit
+    /// ([`QueuePair::announces_writes`](tonic_rdma_verbs::QueuePair::announces_writes)).
+    fn is_announced(&self) -> bool;
+}
+
+/// A record of a value that arrived, made before a completion has announced the value.
+#[derive(Clone, Debug)]
+pub struct UnannouncedArrival {
+    /// Counts the completions that announce such values.
+    pub announcements: Arc<AtomicU64>,
+    /// The count before the value arrived.
+    pub before: u64,
+    /// This end has asked the peer for a completion.
+    pub asked: bool,
+}
+
+impl UnannouncedArrival {
+    /// Returns whether a completion has announced the value since.
+    pub fn was_announced(&self) -> bool {
+        self.announcements.load(Ordering::Relaxed) != self.before
+    }
+}
+
+/// The watched words of one queue.
+#[derive(Debug, Default)]
+pub(super) struct WatchList {
+    words: Mutex<Vec<WatchedWord>>,
+    /// Number of words, to be read without the lock.
+    count: AtomicUsize,
+    /// Number of words that may change without an event.
+    silent: AtomicUsize,
+}
+
+/// A word of the list.
+#[derive(Debug)]
+struct WatchedWord {
+    word: Weak<dyn Watched>,
+    is_announced: bool,
+}
+
+impl WatchList {
+    /// Adds a word.
+    pub(super) fn add(&self, word: Weak<dyn Watched>) {
+        let is_announced = word.upgrade().is_some_and(|word| word.is_announced());
+        let mut words = lock(&self.words);
+        words.push(WatchedWord { word, is_announced });
+        self.count(&words);
+    }
+
+    /// Notes the numbers of words. The list is locked.
+    fn count(&self, words: &[WatchedWord]) {
+        let silent = words.iter().filter(|entry| !entry.is_announced).count();
+        self.silent.store(silent, Ordering::SeqCst);
+        // SYNC: SeqCst before the caller looks whether the poller sleeps: Dekker with `Queue::arm`, then
+        // `Queue::ask_for_completions`.
+        self.count.store(words.len(), Ordering::SeqCst);
+    }
+
+    /// Returns whether a word may change without an event.
+    pub(super) fn has_silent(&self) -> bool {
+        self.silent.load(Ordering::SeqCst) != 0
+    }
+
+    /// Returns whether there is no word in the list.
+    pub(super) fn is_empty(&self) -> bool {
+        self.count.load(Ordering::SeqCst) == 0
+    }
+
+    /// Checks every word, and removes the words whose value has arrived. Returns the number of removed words. `checked` gets a
+    /// reference to each word. The caller drops these references without the lock, because one may be the last of its word.
+    pub(super) fn check(&self, wakers: &mut Vec<Waker>, checked: &mut Vec<Arc<dyn Watched>>) -> usize {
+        if self.is_empty() {
+            return 0;
+        }
+        let mut words = lock(&self.words);
+        let (before, mut gone) = (words.len(), 0);
+        words.retain(|entry| match entry.word.upgrade() {
+            Some(word) => {
+                let arrived = word.check(wakers);
+                checked.push(word);
+                !arrived
+            }
+            None => {
+                gone += 1;
+                false
+            }
+        });
+        self.count(&words);
+        before - words.len() - gone
+    }
+
+    /// Returns the values that have arrived although no completion has announced them yet.
+    pub(super) fn unannounced(&self) -> Vec<UnannouncedArrival> {
+        let words = self.all();
+        let arrivals = words.iter().filter_map(|word| word.unannounced());
+        arrivals.filter(|arrival| !arrival.was_announced()).collect()
+    }
+
+    /// Lets every word ask its peer for a completion.
+    pub(super) fn ask_for_completions(&self) {
+        if !self.is_empty() {
+            self.all().iter().for_each(|word| word.ask_for_completion());
+        }
+    }
+
+    /// Returns the words that still exist. The caller uses and drops them without the lock, because a returned reference may be
+    /// the last of its word.
+    fn all(&self) -> Vec<Arc<dyn Watched>> {
+        lock(&self.words).iter().filter_map(|entry| entry.word.upgrade()).collect()
+    }
+}
+
+/// The metric of values that only the time limit of a sleep found. Each of them was found up to 20 ms late.
+const METRIC: &str = "tonic_rdma_tensor_naps_total";
+/// Longest time between a value and the completion that announces the value. The peer may not get a core in between.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Values that arrived while the poll task slept, and whose completion may still come: a peer may have been stopped
+/// between the value and the request for the completion.
+#[derive(Debug, Default)]
+pub(super) struct LateArrivals(Mutex<Vec<(UnannouncedArrival, Instant)>>);
+
+impl LateArrivals {
+    /// Returns whether no value waits for its completion.
+    pub(super) fn is_empty(&self) -> bool {
+        lock(&self.0).is_empty()
+    }
+
+    /// Adds `fresh` values, and counts those whose completion is overdue.
+    pub(super) fn add(&self, fresh: Vec<UnannouncedArrival>) {
+        let now = Instant::now();
+        let mut all = lock(&self.0);
+        all.extend(fresh.into_iter().map(|arrival| (arrival, now)));
+        all.retain(|(arrival, since)| {
+            let is_overdue = !arrival.asked || now.saturating_duration_since(*since) > PATIENCE;
+            if is_overdue && !arrival.was_announced() {
+                metrics::counter!(METRIC).increment(1);
+                tracing::debug!(
+                    asked = arrival.asked,
+                    "a word came without the completion that should tell of it"
+                );
+            }
+            !is_overdue && !arrival.was_announced()
+        });
+    }
 }

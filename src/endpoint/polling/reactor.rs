@@ -24,22 +24,21 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::{Builder, Handle, Id, RuntimeFlavor};
 use tokio::sync::Notify;
-use tokio::task::AbortHandle;
 
 use super::callers::Callers;
 use super::callers::ShortWaits;
 use super::pace::{Observation, Pace};
 use super::pace::{Spin, Spun};
+use super::queue::LateArrivals;
 use super::queue::{Polled, Queue};
 use super::threads::Accepting;
 use super::threads::this_thread;
 use super::threads::{self, Step};
 use super::threads::{BusyThread, SleepingThreads};
-use super::watched::LateArrivals;
 use crate::endpoint::aftermath::Run;
 use crate::endpoint::config::{Config, PollMode, SharedReceive};
-use crate::endpoint::link::receive;
-use crate::endpoint::link::receive::SharedBuffers;
+use crate::endpoint::link::receive::{self, SharedBuffers};
+use crate::endpoint::owned_task::OwnedTask;
 use tonic_rdma_verbs::internal::{lock, run_each};
 use tonic_rdma_verbs::{Context, VerbsError};
 
@@ -60,9 +59,9 @@ pub struct Reactor {
     /// `on_thread_park` has polled since the poll task last looked.
     was_idle: AtomicBool,
     multi_thread: bool,
-    task: OnceLock<AbortHandle>,
+    task: OnceLock<OwnedTask>,
     /// The task that takes the device's events.
-    events: Option<AbortHandle>,
+    _events: Option<OwnedTask>,
     sleeping_threads: Arc<SleepingThreads>,
     pub(super) callers: Callers,
     short_waits: ShortWaits,
@@ -135,7 +134,7 @@ impl Reactor {
             was_idle: AtomicBool::new(false),
             multi_thread: runtime.runtime_flavor() != RuntimeFlavor::CurrentThread,
             task: OnceLock::new(),
-            events,
+            _events: events,
             sleeping_threads,
             callers: Callers::new(config.spin_limit),
             short_waits: ShortWaits::new(config.spin_limit),
@@ -144,7 +143,7 @@ impl Reactor {
             _threads: threads,
         });
         let task = runtime.spawn(threads::run(Arc::downgrade(&reactor), waiters, wake_task));
-        let _ = reactor.task.set(task.abort_handle());
+        let _ = reactor.task.set(OwnedTask(task.abort_handle()));
         Ok(reactor)
     }
 
@@ -251,7 +250,7 @@ impl Reactor {
                 false => Observation::Nothing,
             }
         };
-        turn.pace().spin(begin, look);
+        turn.pace.spin(begin, look);
         if !done {
             self.callers.wait();
         }
@@ -364,7 +363,8 @@ impl Reactor {
             spinner.armed = true;
         }
         for queue in &self.queues {
-            queue.ask_for_completions();
+            // A peer sends a completion with the next change of a word.
+            queue.watched.ask_for_completions();
         }
         // Another thread that is polling may have looked before the queue was armed, so this thread polls too.
         let polled = self.queues.iter().map(|queue| queue.poll_now()).fold(Polled::default(), Polled::plus);
@@ -441,7 +441,7 @@ impl Reactor {
 
     /// Wakes the tasks whose watched values arrived while nothing woke the poll task; returns whether there are any.
     pub(super) fn wake_watched(&self) -> bool {
-        self.late.add(self.queues.iter().flat_map(|queue| queue.unannounced()).collect());
+        self.late.add(self.queues.iter().flat_map(|queue| queue.watched.unannounced()).collect());
         self.queues.iter().map(|queue| queue.wake_watched()).sum::<usize>() > 0
     }
 
@@ -473,12 +473,6 @@ fn shared_buffers(context: &dyn Context, config: &Config) -> Result<Option<Arc<S
         return Ok(None);
     }
     SharedBuffers::new(context, config, separate_domains).map(Some)
-}
-
-impl Drop for Reactor {
-    fn drop(&mut self) {
-        self.task.get().into_iter().chain(&self.events).for_each(AbortHandle::abort);
-    }
 }
 
 /// Finds reactors by runtime, device and configuration. The registry keeps no reactor alive.
@@ -552,7 +546,7 @@ impl Registry {
 ///
 /// This function sets the builder's [`on_thread_park`](Builder::on_thread_park), and so replaces a callback of your own there.
 /// It is made for current-thread runtimes; a multi-thread runtime polls from a task, with or without this function. It changes
-/// only [`PollMode::Adaptive`](crate::PollMode::Adaptive).
+/// only [`PollMode::Adaptive`].
 ///
 /// ```
 /// let runtime = tonic_rdma::runtime::idle_polling(&mut tokio::runtime::Builder::new_current_thread())

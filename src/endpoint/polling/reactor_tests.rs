@@ -14,9 +14,9 @@ async fn a_call_of_another_thread_looks_once() {
     let reactor = Reactor::current(&context, &Config::default()).unwrap();
     let looks = || {
         let queue = reactor.assign();
-        let before = queue.polling().polls.value();
+        let before = queue.polling.polls.value();
         reactor.wait_as_caller(queue, Some(Instant::now()), || false);
-        queue.polling().polls.value() - before
+        queue.polling.polls.value() - before
     };
     let call = CallUnderWay::begin(&reactor);
     assert_eq!(looks(), 1, "the runtime does not poll when it is idle");

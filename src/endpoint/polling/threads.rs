@@ -18,12 +18,12 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
-use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use super::pace::Pace;
 use super::queue::Queue;
 use super::reactor::Reactor;
+use crate::endpoint::owned_task::OwnedTask;
 use tonic_rdma_verbs::{Context as Device, VerbsError};
 
 /// Counts the polling threads that sleep because other threads want their cores. While one sleeps, the poll task waits for the
@@ -68,29 +68,21 @@ impl BusyThread {
     ) -> Result<Vec<Self>, VerbsError> {
         let start = |(index, queue): (usize, &Arc<Queue>)| {
             let cpu = (!cpus.is_empty()).then(|| cpus[index % cpus.len()]);
-            Self::start(Arc::clone(queue), index, cpu, Arc::clone(sleeping_threads))
+            let (queue, sleeping_threads) = (Arc::clone(queue), Arc::clone(sleeping_threads));
+            let stop = Arc::new(AtomicBool::new(false));
+            let stopped = Arc::clone(&stop);
+            let thread = std::thread::Builder::new()
+                .name(format!("rdma-poll-{index}"))
+                .spawn(move || {
+                    if let Some(cpu) = cpu {
+                        pin_to(cpu);
+                    }
+                    spin(&queue, &stopped, &sleeping_threads);
+                })
+                .map_err(|error| VerbsError::os("starting a polling thread", error))?;
+            Ok(Self { stop, thread: Some(thread) })
         };
         queues.iter().enumerate().map(start).collect()
-    }
-
-    fn start(
-        queue: Arc<Queue>,
-        index: usize,
-        cpu: Option<usize>,
-        sleeping_threads: Arc<SleepingThreads>,
-    ) -> Result<Self, VerbsError> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
-        let thread = std::thread::Builder::new()
-            .name(format!("rdma-poll-{index}"))
-            .spawn(move || {
-                if let Some(cpu) = cpu {
-                    pin_to(cpu);
-                }
-                spin(&queue, &stopped, &sleeping_threads);
-            })
-            .map_err(|error| VerbsError::os("starting a polling thread", error))?;
-        Ok(Self { stop, thread: Some(thread) })
     }
 }
 
@@ -224,7 +216,7 @@ pub(super) fn waiters(queues: &[Arc<Queue>]) -> Result<Vec<Waiter>, VerbsError> 
         .iter()
         .map(|queue| {
             let failed = |error| VerbsError::os("watching a completion queue", error);
-            let descriptor = queue.event_fd().try_clone_to_owned().map_err(failed)?;
+            let descriptor = queue.completions.event_fd().try_clone_to_owned().map_err(failed)?;
             let descriptor = AsyncFd::with_interest(descriptor, Interest::READABLE).map_err(failed)?;
             Ok(Waiter { descriptor, queue: Arc::downgrade(queue) })
         })
@@ -312,7 +304,7 @@ fn take_events(waiters: &[Waiter], context: &mut Context<'_>) -> bool {
         while let Poll::Ready(Ok(mut guard)) = waiter.descriptor.poll_read_ready(context) {
             any = true;
             if let Some(queue) = waiter.queue.upgrade() {
-                queue.acknowledge_events();
+                queue.completions.acknowledge_events();
             }
             guard.clear_ready();
         }
@@ -327,14 +319,14 @@ pub(super) fn watch_device(
     context: &Arc<dyn Device>,
     queues: &[Arc<Queue>],
     runtime: &Handle,
-) -> Result<Option<AbortHandle>, VerbsError> {
+) -> Result<Option<OwnedTask>, VerbsError> {
     let Some(descriptor) = context.async_event_fd() else { return Ok(None) };
     let failed = |error| VerbsError::os("watching a device for events", error);
     let descriptor = descriptor.try_clone_to_owned().map_err(failed)?;
     let descriptor = AsyncFd::with_interest(descriptor, Interest::READABLE).map_err(failed)?;
     let queues = queues.iter().map(Arc::downgrade).collect();
     let task = runtime.spawn(take_device_events(descriptor, Arc::clone(context), queues));
-    Ok(Some(task.abort_handle()))
+    Ok(Some(OwnedTask(task.abort_handle())))
 }
 
 /// Longest time between two looks at the device, because some devices fail without an event.

@@ -492,8 +492,8 @@ fn sum(text: &str) -> u64 {
 mod cache_tests {
     use proptest::prelude::*;
 
+    use super::tests::sample;
     use super::*;
-    use sample;
 
     fn calibration() -> Calibration {
         let mut calibration = sample(&[(1024, 1, 9), (65_536, 64, 40), (1 << 22, 4000, 3000)]);

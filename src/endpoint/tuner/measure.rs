@@ -219,7 +219,7 @@ impl Loopback {
         let start = Instant::now();
         let mut sources = Vec::new();
         for part in self.source[..length].chunks(chunk) {
-            let mut block = self.sender.link.pool().lease(part.len(), Quota::Send)?;
+            let mut block = self.sender.link.pool.lease(part.len(), Quota::Send)?;
             block.copy_in(0, part)?;
             sources.push((block, part.len()));
         }
@@ -302,7 +302,7 @@ impl LoopbackEnd {
 
     /// Posts a READ of the first `length` bytes of the peer's block.
     fn read(&mut self, number: usize, source: &Block, length: usize) -> Result<Block, Failure> {
-        let block = self.link.pool().lease(length, Quota::Receive)?;
+        let block = self.link.pool.lease(length, Quota::Receive)?;
         let (id, remote) = (ReadId(number as u32), source.remote(0));
         let (address, rkey) = (remote.address, remote.rkey.0);
         self.link.post_read(&ReadRequest { id, address, rkey, length: length as u64 }, &block)?;

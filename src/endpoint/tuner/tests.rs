@@ -103,7 +103,7 @@ fn a_calibration_on_disk_is_followed_at_once() {
         Config::default().receive_buffers(16, 2100).tune_cache(TuneCache::Directory(folder.path().into()));
     let mut calibration = crossing();
     calibration.key = Key::new(soft().attributes(), 2100);
-    cache::store(&config, &calibration).unwrap();
+    calibration::store(&config, &calibration).unwrap();
     let device = Device::of(&soft(), &config);
     // The threshold of the software device is none, but the chunks are those of the file.
     assert_eq!(device.measured.get().map(|choice| choice.chunk), Some(1 << 20));
@@ -119,7 +119,7 @@ fn with_a_bad_file_or_directory_the_device_is_measured() {
     });
     let mut calibration = crossing();
     calibration.key = Key::new(soft().attributes(), 2200);
-    let path = cache::store(&configs[0], &calibration).unwrap();
+    let path = calibration::store(&configs[0], &calibration).unwrap();
     std::fs::write(&path, "tonic-rdma calibration 2\nnonsense").unwrap();
     for config in configs {
         let device = Device::of(&soft(), &config);
@@ -134,7 +134,7 @@ fn tune_measures_once_and_then_reads() {
     let first = tune(&soft(), &config, false, ENOUGH).unwrap();
     assert!(!first.from_disk);
     // Stored by hand, because measurements on a busy machine may not agree.
-    cache::store(&config, &Calibration { steady: true, ..first.calibration.clone() }).unwrap();
+    calibration::store(&config, &Calibration { steady: true, ..first.calibration.clone() }).unwrap();
     let second = tune(&soft(), &config, false, Duration::ZERO).unwrap();
     assert!(second.from_disk && second.kept.is_ok());
     assert_eq!(second.calibration.points, first.calibration.points);

@@ -13,15 +13,15 @@ use tokio::task::AbortHandle;
 use tonic::Status;
 use tonic::body::Body;
 
-use super::connection::{Connection, Endpoints};
 use super::deadline::{Deadline, is_timeout};
 use super::request::{Progress, Pump, Sent, Unsent, advance};
+use super::{Connection, Endpoints};
 use crate::endpoint::CallUnderWay;
 use crate::grpc::fault::CallFault;
 use crate::grpc::outgoing::Outgoing;
 use crate::grpc::session::{Part, Patience, ResetCode, Stream};
 use crate::transport::balance::connection::Reservation;
-use crate::transport::gather::landed::Presenter;
+use crate::transport::gather::landed::{Landing, NativeCall as NativeFlag, Presenter};
 use tonic_rdma_verbs::internal::lock;
 
 /// A call without HTTP/2.
@@ -70,7 +70,7 @@ impl NativeCall {
         request: Unsent,
     ) -> Self {
         if let Some(terms) = connection.terms() {
-            deadline.goes_to(&terms.timeout);
+            deadline.set_endpoint(Some(&terms.timeout));
         }
         Self { endpoints, connection, deadline, request: Some(request), begun: None }
     }
@@ -78,7 +78,7 @@ impl NativeCall {
     pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Response<Body>, End>> {
         // A call and its request are large, so they stay where they are.
         if let Some(call) = &mut self.begun {
-            call.stream().session().drive_left();
+            call.stream().session.drive_left();
             let again = self.request.is_some();
             let answered = ready!(poll_head(call, &mut self.deadline, again, context));
             return Poll::Ready(self.end(answered));
@@ -128,7 +128,10 @@ impl NativeCall {
         if self.deadline.has_passed() {
             return Err(Deadline::status().into());
         }
-        request.goes_native();
+        // For a body that gathers large fields.
+        if let Some(flag) = request.extensions.get::<NativeFlag>() {
+            flag.set();
+        }
         request.body.look(context)?;
         let session = &native.session;
         let whole = request.body.whole(context);
@@ -145,8 +148,8 @@ impl NativeCall {
                 return Err(self.again(request, super::not_opened(error), false));
             }
         };
-        if let Some(landing) = request.landing() {
-            stream.land(landing);
+        if let Some(landing) = request.extensions.get::<Landing>() {
+            stream.land(*landing);
         }
         if is_whole {
             let has_sender = session.drive_if(is_alone);
@@ -175,14 +178,14 @@ impl NativeCall {
                 self.request = None;
             }
         }
-        let has_sender = session.drive_with_others();
+        let has_sender = session.drive_if(session.active_streams() <= 1);
         self.deadline.begun();
         Ok(has_sender)
     }
 
     fn response(&mut self, call: Begun, head: HeaderMap) -> Response<Body> {
         let mut deadline = self.deadline.take();
-        deadline.head_has_come();
+        deadline.set_endpoint(None);
         let mut response = Response::new(Body::new(ResponseBody::new(call, deadline)));
         *response.version_mut() = Version::HTTP_2;
         *response.headers_mut() = head;
@@ -329,7 +332,7 @@ pub(super) struct Begun {
 
 impl Begun {
     pub(super) fn new(stream: Arc<Stream>) -> Self {
-        let under_way = stream.session().endpoint().begin_call();
+        let under_way = stream.session.endpoint.begin_call();
         let (first, trailers) = (None, None);
         Self { stream, pump: None, ended: false, first, trailers, _under_way: under_way }
     }
@@ -368,7 +371,7 @@ impl Begun {
     ) -> Poll<Result<HeaderMap, CallFault>> {
         let mut head = Poll::Pending;
         let (begun, first, trailers) = (deadline.begun(), &mut self.first, &mut self.trailers);
-        self.stream.session().endpoint().spin(Some(begun), || {
+        self.stream.session.endpoint.spin(Some(begun), || {
             head = self.stream.take_answer(first, trailers);
             head.is_ready() || deadline.has_passed()
         });
@@ -390,8 +393,7 @@ impl Begun {
     }
 
     fn spin(&self, deadline: &Deadline) {
-        let session = self.stream.session();
-        session.endpoint().spin(None, || self.stream.has_arrived() || deadline.has_passed());
+        self.stream.session.endpoint.spin(None, || self.stream.has_arrived() || deadline.has_passed());
     }
 }
 

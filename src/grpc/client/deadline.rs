@@ -13,12 +13,12 @@ use http::{HeaderMap, HeaderValue, Request, Uri, header};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::sync::{oneshot, watch};
-use tokio::task::AbortHandle;
 use tonic::body::Body;
 use tonic::transport::Endpoint;
 use tonic::{Status, TimeoutExpired};
 use tower_service::Service;
 
+use crate::endpoint::OwnedTask;
 use crate::transport::request::grpc_timeout;
 use tonic_rdma_verbs::internal::lock;
 
@@ -47,13 +47,7 @@ impl Deadline {
 
     /// Takes the deadline. What is left never passes.
     pub(super) fn take(&mut self) -> Self {
-        Self {
-            begun: self.begun,
-            own: self.own.take(),
-            endpoint: self.endpoint.take(),
-            timer: self.timer.take(),
-            is_over: self.is_over,
-        }
+        Self { own: self.own.take(), endpoint: self.endpoint.take(), timer: self.timer.take(), ..*self }
     }
 
     /// Returns the time when the call began: now, at the first request for it.
@@ -61,16 +55,10 @@ impl Deadline {
         *self.begun.get_or_insert_with(Instant::now)
     }
 
-    /// Notes the time-out of the endpoint that the call goes to.
-    pub(super) fn goes_to(&mut self, endpoint: &Arc<EndpointTimeout>) {
-        self.endpoint = Some(Arc::clone(endpoint));
-        (self.timer, self.is_over) = (None, false);
-    }
-
-    /// Notes that the head of the response has come: only the call's own time is left.
-    pub(super) fn head_has_come(&mut self) {
-        self.endpoint = None;
-        (self.timer, self.is_over) = (None, false);
+    /// Sets the time-out of the endpoint that the call goes to. `None`: the head of the response has come, so only the call's own time is
+    /// left.
+    pub(super) fn set_endpoint(&mut self, endpoint: Option<&Arc<EndpointTimeout>>) {
+        (self.endpoint, self.timer, self.is_over) = (endpoint.cloned(), None, false);
     }
 
     /// Returns whether the deadline has passed, by the clock.
@@ -117,21 +105,15 @@ impl Deadline {
 }
 
 async fn wait(begun: Instant, own: Option<Instant>, endpoint: Option<Arc<EndpointTimeout>>) {
-    let own = async {
-        match own {
-            Some(at) => tokio::time::sleep_until(at.into()).await,
-            None => std::future::pending().await,
-        }
-    };
-    let endpoint = async {
-        match endpoint {
-            Some(endpoint) => tokio::time::sleep_until((begun + endpoint.known().await).into()).await,
-            None => std::future::pending().await,
-        }
-    };
+    let until = |at: Instant| tokio::time::sleep_until(at.into());
     tokio::select! {
-        () = own => {}
-        () = endpoint => {}
+        () = async { until(own.unwrap_or(begun)).await }, if own.is_some() => {}
+        Some(()) = async {
+            let timeout = endpoint?.known().await;
+            until(begun + timeout).await;
+            Some(())
+        } => {}
+        else => std::future::pending().await,
     }
 }
 
@@ -145,10 +127,11 @@ pub(super) struct Origin {
 /// The time-out of an endpoint. It is known once the probe's call has failed, and never if the endpoint has none.
 #[derive(Debug)]
 pub(super) struct EndpointTimeout {
-    known: watch::Receiver<Option<Duration>>,
+    /// It does not keep the probe.
+    pub(super) known: watch::Receiver<Option<Duration>>,
     /// The same in nanoseconds, for calls, which look often; 0 as long as it is not known.
     nanoseconds: Arc<AtomicU64>,
-    probe: AbortHandle,
+    _probe: OwnedTask,
 }
 
 /// Longest time that the probe waits for the end of its call. A longer time-out has no effect on native calls.
@@ -169,12 +152,12 @@ pub(super) async fn learn(endpoint: &Endpoint) -> (Origin, EndpointTimeout) {
     let (head, seen) = oneshot::channel();
     let (found, known) = watch::channel(None);
     let nanoseconds = Arc::<AtomicU64>::default();
-    let found = Found { known: found, nanoseconds: Arc::clone(&nanoseconds) };
-    let probe = tokio::spawn(measure(endpoint.clone(), head, found)).abort_handle();
+    let probe = tokio::spawn(measure(endpoint.clone(), head, found, Arc::clone(&nanoseconds)));
+    let probe = OwnedTask(probe.abort_handle());
     let origin = seen
         .await
         .unwrap_or_else(|_| Origin { authority: endpoint.uri().authority().cloned(), user_agent: None });
-    (origin, EndpointTimeout { known, nanoseconds, probe })
+    (origin, EndpointTimeout { known, nanoseconds, _probe: probe })
 }
 
 impl EndpointTimeout {
@@ -185,11 +168,6 @@ impl EndpointTimeout {
             0 => None,
             nanoseconds => Some(Duration::from_nanos(nanoseconds)),
         }
-    }
-
-    /// Returns what changes when the time-out becomes known. It does not keep the probe.
-    pub(super) fn changes(&self) -> watch::Receiver<Option<Duration>> {
-        self.known.clone()
     }
 
     /// Waits until the time-out is known. Never ready for an endpoint without one.
@@ -207,35 +185,20 @@ impl EndpointTimeout {
     }
 }
 
-impl Drop for EndpointTimeout {
-    fn drop(&mut self) {
-        self.probe.abort();
-    }
-}
-
-/// Where the probe tells what it has found.
-struct Found {
+/// Measures the time-out, sends the first call's head to `head`, and tells what it has found.
+async fn measure(
+    endpoint: Endpoint,
+    head: oneshot::Sender<Origin>,
     known: watch::Sender<Option<Duration>>,
     nanoseconds: Arc<AtomicU64>,
-}
-
-impl Found {
-    fn tell(&self, timeout: Duration) {
-        let nanoseconds = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
-        self.nanoseconds.store(nanoseconds.max(1), Ordering::SeqCst);
-        self.known.send_replace(Some(timeout));
-    }
-}
-
-/// Measures the time-out, and sends the first call's head to `head`.
-async fn measure(endpoint: Endpoint, head: oneshot::Sender<Origin>, found: Found) {
-    let mut head = Some(head);
-    let mut shortest = None;
+) {
+    let (mut head, mut shortest) = (Some(head), Duration::MAX);
     for _ in 0..MEASUREMENTS {
         let Some(measured) = silent_call(&endpoint, head.take()).await else { return };
-        let least = shortest.map_or(measured, |least: Duration| least.min(measured));
-        shortest = Some(least);
-        found.tell(least);
+        shortest = shortest.min(measured);
+        let least = u64::try_from(shortest.as_nanos()).unwrap_or(u64::MAX);
+        nanoseconds.store(least.max(1), Ordering::SeqCst);
+        known.send_replace(Some(shortest));
     }
 }
 

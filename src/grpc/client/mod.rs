@@ -8,10 +8,11 @@
 //!  call: request, head ── response: body, trailers
 //! ```
 //!
+//! Each endpoint has one connection at a time, native or of tonic's channel, which the table of the balancer keeps.
+//!
 //! A native call needs no task and no timer of its own, as long as its request is there at once and its response comes soon.
 
 mod call;
-mod connection;
 mod deadline;
 mod request;
 
@@ -19,24 +20,30 @@ use std::error::Error;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
 
-use http::{Request, Response};
+use http::{Request, Response, Uri};
+use tokio::runtime::Handle;
+use tokio::sync::{OnceCell, watch};
+use tokio::time::timeout;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::transport::Endpoint;
 use tower_service::Service;
 
 use self::call::{End, NativeCall, polled_again};
-use self::connection::Endpoints;
-use self::deadline::Deadline;
+use self::deadline::{Deadline, EndpointTimeout, Origin};
 use self::request::Unsent;
-use crate::endpoint::{Config, ConfigError, ConnectError, Dialer, RdmaConnectInfo};
+use crate::endpoint::{Config, ConfigError, ConnectError, Dialer, Negotiated, OwnedTask, RdmaConnectInfo};
 use crate::grpc::calls::CallConfig;
-use crate::grpc::session::OpenError;
+use crate::grpc::session::{OpenError, Session};
 use crate::transport::balance::EndpointStatus;
-use crate::transport::balance::connection::DialError;
+use crate::transport::balance::connection::{DialError, EndpointConnection};
+use crate::transport::balance::table::Kept;
+use crate::transport::balance::table::{self, Table};
+use crate::transport::{host_and_port, is_tls};
 use tonic_rdma_verbs::internal::lock;
 
 /// A channel for generated clients. Its calls go over RDMA without HTTP/2 if the server is an [`RdmaServer`](crate::RdmaServer) that is
@@ -271,7 +278,7 @@ impl Service<Request<Body>> for RdmaChannel {
 
     fn call(&mut self, request: Request<Body>) -> RdmaResponseFuture {
         let request = Unsent::new(request);
-        let mut deadline = Deadline::of(request.headers());
+        let mut deadline = Deadline::of(&request.head.headers);
         let endpoints = Arc::clone(&self.endpoints);
         let native = endpoints.only_native();
         let found = native.map_or_else(|| endpoints.table.pick(deadline.begun()), |native| Ok(Some(native)));
@@ -426,5 +433,227 @@ fn not_opened(error: OpenError) -> Status {
             status.set_source(Arc::new(error));
             status
         }
+    }
+}
+
+/// What the connections of a channel have in common.
+#[derive(Debug)]
+struct Dialling {
+    dialer: Dialer,
+    calls: CallConfig,
+    /// The connection that was made last.
+    last: Mutex<Option<RdmaConnectInfo>>,
+}
+
+/// A connection to one endpoint.
+#[derive(Debug)]
+enum Connection {
+    Native(NativeConnection),
+    Http2(Arc<EndpointConnection>),
+}
+
+/// A connection whose calls use no HTTP/2.
+#[derive(Debug)]
+struct NativeConnection {
+    session: Arc<Session>,
+    terms: Arc<Terms>,
+    /// It wakes calls when their time-out becomes known.
+    _wakes: OwnedTask,
+}
+
+/// What each native call to an endpoint gets.
+#[derive(Debug)]
+struct Terms {
+    origin: Origin,
+    timeout: Arc<EndpointTimeout>,
+}
+
+/// An endpoint that a channel connects to.
+#[derive(Debug)]
+struct Target {
+    endpoint: Endpoint,
+    dialling: Arc<Dialling>,
+    /// The terms of native calls, once a connection has had some.
+    terms: OnceCell<Arc<Terms>>,
+}
+
+impl Target {
+    fn new(endpoint: Endpoint, dialling: &Arc<Dialling>) -> Arc<Self> {
+        Arc::new(Self { endpoint, dialling: Arc::clone(dialling), terms: OnceCell::new() })
+    }
+
+    /// Connects to the endpoint.
+    async fn connect(&self) -> Result<Connection, DialError> {
+        let Self { endpoint, dialling, terms } = self;
+        dialling.calls.validate()?;
+        let uri = endpoint.uri();
+        let without = is_tls(uri).then_some("TLS connections keep HTTP/2");
+        let (host, port) = host_and_port(uri)?;
+        let dial = dialling.dialer.dial_for_calls(host, port, without);
+        let negotiated = match endpoint.get_connect_timeout() {
+            None => dial.await?,
+            Some(limit) => timeout(limit, dial).await.unwrap_or_else(|_| {
+                let authority = format!("{host}:{port}");
+                Err(ConnectError::Timeout { authority, timeout: limit, failed: Vec::new() })
+            })?,
+        };
+        match negotiated {
+            Negotiated::Messages(messages) => {
+                let terms = Arc::clone(
+                    terms
+                        .get_or_init(|| async {
+                            let (origin, timeout) = deadline::learn(endpoint).await;
+                            Arc::new(Terms { origin, timeout: Arc::new(timeout) })
+                        })
+                        .await,
+                );
+                *lock(&dialling.last) = Some(messages.info().clone());
+                let session = Session::client(messages, &dialling.calls);
+                let wakes = wake_calls(Arc::downgrade(&session), terms.timeout.known.clone());
+                let wakes = OwnedTask(tokio::spawn(wakes).abort_handle());
+                Ok(Connection::Native(NativeConnection { session, terms, _wakes: wakes }))
+            }
+            Negotiated::Stream(stream) => {
+                *lock(&dialling.last) = Some(stream.info().clone());
+                // The first stream is the one that was negotiated for native calls. tonic dials again for calls that were on their way when
+                // the server sent GOAWAY; these stay with HTTP/2.
+                let (mut first, dialling) = (Some(stream), Arc::clone(dialling));
+                let dial = move |uri: Uri| {
+                    let (first, dialling) = (first.take(), Arc::clone(&dialling));
+                    async move {
+                        let (host, port) = host_and_port(&uri)?;
+                        match first {
+                            Some(stream) => Ok(stream),
+                            None => dialling.dialer.dial(host, port).await,
+                        }
+                    }
+                };
+                Ok(Connection::Http2(Arc::new(EndpointConnection::connect(endpoint, dial).await?)))
+            }
+        }
+    }
+}
+
+impl Connection {
+    /// Returns the terms of native calls, if this connection has such calls.
+    fn terms(&self) -> Option<&Arc<Terms>> {
+        match self {
+            Self::Native(native) => Some(&native.terms),
+            Self::Http2(_) => None,
+        }
+    }
+
+    /// Returns whether calls on this connection use no HTTP/2.
+    fn is_native(&self) -> bool {
+        matches!(self, Self::Native(_))
+    }
+}
+
+impl table::Connection for Connection {
+    fn info(&self) -> &RdmaConnectInfo {
+        match self {
+            Self::Native(native) => native.session.endpoint.info(),
+            Self::Http2(connection) => connection.info(),
+        }
+    }
+
+    fn is_usable(&self) -> bool {
+        match self {
+            Self::Native(native) => native.session.is_usable(),
+            Self::Http2(connection) => connection.is_usable(),
+        }
+    }
+
+    fn load(&self) -> usize {
+        match self {
+            Self::Native(native) => native.session.active_streams(),
+            Self::Http2(connection) => connection.load(),
+        }
+    }
+
+    async fn ended(&self) {
+        match self {
+            // The calls that it ended have the reason.
+            Self::Native(native) => drop(native.session.closed().await),
+            Self::Http2(connection) => connection.ended().await,
+        }
+    }
+}
+
+/// Wakes the calls of a session when the time-out of their endpoint becomes known, so that they make their timers.
+async fn wake_calls(session: Weak<Session>, mut timeout: watch::Receiver<Option<Duration>>) {
+    while timeout.changed().await.is_ok() {
+        match session.upgrade() {
+            Some(session) => session.wake_readers(),
+            None => return,
+        }
+    }
+}
+
+/// The endpoints of a channel.
+#[derive(Debug)]
+struct Endpoints {
+    table: Arc<Table<Connection>>,
+    dialling: Arc<Dialling>,
+    /// The runtime of the channel.
+    runtime: Handle,
+    /// Dropping these ends the tasks of the endpoints.
+    _kept: Vec<Kept<Connection>>,
+}
+
+impl Endpoints {
+    /// Makes the endpoints of a channel. If the channel `balances` its calls, its endpoints stay connected without calls.
+    fn new(endpoints: Vec<Endpoint>, balances: bool, dialer: Dialer, calls: CallConfig) -> Self {
+        let dialling = Arc::new(Dialling { dialer, calls, last: Mutex::default() });
+        let targets = endpoints.into_iter().map(|endpoint| (Target::new(endpoint, &dialling), None));
+        Self::keep(targets.collect(), balances, &dialling)
+    }
+
+    /// Makes the endpoints of a channel, and connects to the endpoint, or to at least one of several.
+    ///
+    /// # Errors
+    /// There is no endpoint, or none can be connected to.
+    async fn connected(
+        endpoints: Vec<Endpoint>,
+        balances: bool,
+        dialer: Dialer,
+        calls: CallConfig,
+    ) -> Result<Self, ChannelError> {
+        match &endpoints[..] {
+            [] => Err(ChannelError::NoEndpoint),
+            [one] if !balances => {
+                let dialling = Arc::new(Dialling { dialer, calls, last: Mutex::default() });
+                let target = Target::new(one.clone(), &dialling);
+                let first = Arc::new(target.connect().await?);
+                Ok(Self::keep(vec![(target, Some(first))], balances, &dialling))
+            }
+            _ => {
+                let connecting = Self::new(endpoints, balances, dialer, calls);
+                let up = connecting.table.connection(Instant::now(), || {}).await;
+                up.map_err(ChannelError::Unavailable)?;
+                Ok(connecting)
+            }
+        }
+    }
+
+    fn keep(
+        targets: Vec<(Arc<Target>, Option<Arc<Connection>>)>,
+        balances: bool,
+        dialling: &Arc<Dialling>,
+    ) -> Self {
+        let (table, runtime) = (Table::new(!balances), Handle::current());
+        let kept = targets.into_iter().map(|(target, first)| {
+            Kept::new(&table, &runtime, target.endpoint.uri().clone(), first, move || {
+                let target = Arc::clone(&target);
+                async move { target.connect().await }
+            })
+        });
+        let kept = kept.collect();
+        Self { table, dialling: Arc::clone(dialling), runtime, _kept: kept }
+    }
+
+    /// Returns the native connection of the only endpoint, if there is one. It may refuse the call, which can be sent again then.
+    fn only_native(&self) -> Option<Arc<Connection>> {
+        self.table.only().filter(|connection| connection.is_native())
     }
 }

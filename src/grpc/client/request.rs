@@ -12,21 +12,20 @@ use http_body::{Body as _, Frame};
 use tonic::Status;
 use tonic::body::Body;
 
-use super::connection::Terms;
+use super::Terms;
 use crate::grpc::core::Parts;
 use crate::grpc::outgoing::Outgoing;
 use crate::grpc::session::{RequestHead, ResetCode, Stream};
-use crate::transport::gather::landed::{Landing, NativeCall as NativeFlag};
 use tonic_rdma_verbs::internal::lock;
 
 /// A request that has not been sent, or may be sent again.
 #[derive(Debug)]
 pub(super) struct Unsent {
     /// The head as the server gets it, after [`head`](Self::head).
-    head: Arc<RequestHead>,
+    pub(super) head: Arc<RequestHead>,
     /// The user agent of the application.
     user_agent: Option<HeaderValue>,
-    extensions: Extensions,
+    pub(super) extensions: Extensions,
     pub(super) body: RequestBody,
 }
 
@@ -40,22 +39,6 @@ impl Unsent {
         let (headers, extensions) = (head.headers, head.extensions);
         let head = Arc::new(RequestHead { path, authority: None, headers });
         Self { head, user_agent, extensions, body }
-    }
-
-    pub(super) fn headers(&self) -> &HeaderMap {
-        &self.head.headers
-    }
-
-    /// Notes that the call goes without HTTP/2, for a body that gathers large fields.
-    pub(super) fn goes_native(&self) {
-        if let Some(flag) = self.extensions.get::<NativeFlag>() {
-            flag.set();
-        }
-    }
-
-    /// Returns the wish for messages in the memory that they arrive in.
-    pub(super) fn landing(&self) -> Option<Landing> {
-        self.extensions.get().copied()
     }
 
     /// Returns the head as the server gets it. A head that was sent before, to a server that refused it, is copied.
@@ -292,7 +275,7 @@ impl Future for Pump {
             this.stream.reset(ResetCode::Cancel);
             return Poll::Ready(());
         }
-        this.stream.session().drive();
+        this.stream.session.drive();
         match progress {
             Progress::Waits => Poll::Pending,
             _ => Poll::Ready(()),

@@ -202,17 +202,6 @@ impl<K> Core<K> {
         self.give_back(index);
     }
 
-    /// Returns whether TAKEN waits.
-    #[cfg(test)]
-    pub(in crate::grpc) fn keeps_taken(&self) -> bool {
-        self.keeps_taken
-    }
-
-    /// Keeps back what the peer is to be told about its memory (true), or lets the next message take it along (false).
-    pub(in crate::grpc) fn keep_taken(&mut self, keeps: bool) {
-        self.keeps_taken = keeps;
-    }
-
     /// Tells the peer that an offer's memory is free, once nothing reads it any more.
     fn give_back(&mut self, index: usize) {
         let offer = &self.inbound[index];

@@ -68,8 +68,8 @@ pub(in crate::grpc) struct Core<K> {
     pub(super) credits: VecDeque<(u32, u64)>,
     /// Offers of the peer whose memory is free.
     pub(super) taken: VecDeque<u64>,
-    /// They wait for a message that follows at once.
-    pub(super) keeps_taken: bool,
+    /// They wait for a message that follows at once, which takes them along.
+    pub(in crate::grpc) keeps_taken: bool,
     /// What the peer may read, by offer.
     pub(super) offers: NumberMap<u64, Outstanding<K>>,
     /// Calls that have ended, and of which the peer has not given all offers back, with the number of these offers.
@@ -104,19 +104,20 @@ pub(in crate::grpc) struct Core<K> {
     pub(super) full_windows: i64,
     pub(super) most_full_windows: i64,
     /// Bytes that were taken since the last question: in one piece, and in others.
-    pub(super) landed_bytes: LandedBytes,
-    pub(super) accepted: VecDeque<(StreamKey, RequestHead)>,
+    pub(in crate::grpc) landed_bytes: LandedBytes,
+    /// Calls that the peer has opened, and that were not taken.
+    pub(in crate::grpc) accepted: VecDeque<(StreamKey, RequestHead)>,
     pub(super) going: Going,
     /// Tasks to wake. They are woken without a lock.
     pub(in crate::grpc) wakers: Vec<Waker>,
     /// The connection has ended, for this reason.
-    pub(super) ended: Option<CallFault>,
+    pub(in crate::grpc) ended: Option<CallFault>,
     /// Something was queued that the peer waits for.
-    pub(super) urgent: bool,
+    pub(in crate::grpc) urgent: bool,
     /// A message in parts was prepared further, and needs more turns before there is anything to send.
     pub(super) prepares: bool,
-    /// Work is left, though there was room to send.
-    pub(super) again: bool,
+    /// The last `transmit` left work, though there was room to send. Then it is to be called again soon.
+    pub(in crate::grpc) again: bool,
     /// Bytes that may still be copied in this `transmit`.
     pub(super) copy_budget: usize,
     pub(super) message: Message,
@@ -283,11 +284,6 @@ impl<K> Core<K> {
         }
     }
 
-    /// Returns how many landed bytes were taken since the last question.
-    pub(in crate::grpc) fn take_landed_bytes(&mut self) -> LandedBytes {
-        std::mem::take(&mut self.landed_bytes)
-    }
-
     /// Returns the number of calls that have not ended.
     pub(in crate::grpc) fn active(&self) -> usize {
         self.index.len() + self.unopened.len() - self.unopened_dropped
@@ -302,11 +298,6 @@ impl<K> Core<K> {
             return Some("this end closes it".into());
         }
         (self.next_stream == u32::MAX).then(|| Self::USED_UP.into())
-    }
-
-    /// Returns why the connection has ended, if it has.
-    pub(in crate::grpc) fn ended(&self) -> Option<&CallFault> {
-        self.ended.as_ref()
     }
 
     /// Returns whether an end goes away, and nothing is left to do.
@@ -324,16 +315,6 @@ impl<K> Core<K> {
     /// Takes a call that the peer has opened.
     pub(in crate::grpc) fn next_accepted(&mut self) -> Option<(StreamKey, RequestHead)> {
         self.accepted.pop_front()
-    }
-
-    /// Returns whether calls of the peer wait to be taken.
-    pub(in crate::grpc) fn has_accepted(&self) -> bool {
-        !self.accepted.is_empty()
-    }
-
-    /// Returns whether something was queued since the last question that the peer waits for.
-    pub(in crate::grpc) fn take_urgent(&mut self) -> bool {
-        std::mem::take(&mut self.urgent)
     }
 
     /// Takes no new calls from now on.

@@ -66,16 +66,6 @@ impl<K> Core<K> {
         !self.has_output() && self.fetchable.is_empty() && self.cancels.is_empty()
     }
 
-    /// Returns whether the last `transmit` left work, though there was room. Then it is to be called again soon.
-    pub(in crate::grpc) fn wants_again(&self) -> bool {
-        self.again
-    }
-
-    /// Returns what [`wants_again`](Self::wants_again) returns, and takes the wish back.
-    pub(in crate::grpc) fn take_again(&mut self) -> bool {
-        std::mem::take(&mut self.again)
-    }
-
     /// Returns whether streams wait to send.
     pub(in crate::grpc) fn has_waiting(&self) -> bool {
         !(self.ready.is_empty() && self.bulk.is_empty())

@@ -84,7 +84,7 @@ pub(in crate::grpc) struct Decoder {
     table: Vec<Entry>,
     /// Bytes of the entries.
     bytes: usize,
-    limits: TableLimits,
+    limits: Room,
     /// The most that a head may count.
     head_bytes: usize,
     /// The latest heads of references only, with their meaning. As entries never change, such a head always means the same.
@@ -102,13 +102,6 @@ struct KnownBlock {
     spare: Option<Decoded>,
 }
 
-/// The size of a decoder's table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::grpc) struct TableLimits {
-    pub(in crate::grpc) entries: usize,
-    pub(in crate::grpc) bytes: usize,
-}
-
 #[derive(Debug)]
 enum Entry {
     Path(PathAndQuery),
@@ -124,7 +117,7 @@ impl Decoder {
     const KNOWN_LENGTH: usize = 96;
 
     pub(in crate::grpc) fn new(entries: u32, bytes: u32, head_bytes: u32) -> Self {
-        let limits = TableLimits { entries: entries as usize, bytes: bytes as usize };
+        let limits = Room { entries: entries as usize, bytes: bytes as usize };
         let (table, known) = (Vec::new(), Vec::new());
         let head_bytes = head_bytes as usize;
         Self { table, bytes: 0, limits, head_bytes, known, incomplete: false }
@@ -239,7 +232,7 @@ impl Decoder {
     }
 
     fn insert(&mut self, entry: Entry, length: usize) -> Result<(), CallViolation> {
-        let TableLimits { entries, bytes } = self.limits;
+        let Room { entries, bytes } = self.limits;
         self.bytes += length + FIELD;
         if self.table.len() >= entries || self.bytes > bytes {
             return Err(CallViolation::TableFull { entries, bytes });
@@ -346,7 +339,7 @@ struct KnownHead {
     bytes: Box<[u8]>,
 }
 
-/// The room in the table.
+/// The size of a table, or the room in it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Room {
     entries: usize,

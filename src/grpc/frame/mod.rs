@@ -10,7 +10,7 @@
 //! | kind | sent by | payload |
 //! |---|---|---|
 //! | SETTINGS | both, first frame of a connection | [limits](Limits) of the sender |
-//! | HEAD | both | a [head](head), maybe in several frames |
+//! | HEAD | both | a [head], maybe in several frames |
 //! | DATA | both | bytes of the body |
 //! | OFFER | both | where bytes of the body lie ([`Offer`]) |
 //! | TAKEN | both | offers whose memory is free again, 8 bytes each |
@@ -57,17 +57,10 @@ pub(in crate::grpc) enum Kind {
 
 impl Kind {
     /// All kinds, in the order of their numbers from 1 on.
-    const ALL: [Self; 9] = [
-        Self::Settings,
-        Self::Head,
-        Self::Data,
-        Self::Offer,
-        Self::Taken,
-        Self::Trailers,
-        Self::Reset,
-        Self::Credit,
-        Self::GoAway,
-    ];
+    const ALL: [Self; 9] = {
+        use Kind::{Credit, Data, GoAway, Head, Offer, Reset, Settings, Taken, Trailers};
+        [Settings, Head, Data, Offer, Taken, Trailers, Reset, Credit, GoAway]
+    };
 
     /// Returns the flags that frames of this kind may have.
     fn flags(self) -> u8 {

@@ -21,8 +21,8 @@ use tonic::body::Body;
 use tonic::{Code, Status};
 use tower_service::Service;
 
+use super::BoxError;
 use super::routes::{Boxed, GrpcService, boxed};
-use super::serve::BoxError;
 use crate::grpc::landed::Presenter;
 use crate::grpc::outgoing::Outgoing;
 use crate::grpc::session::{Part, Patience, ResetCode, Stream};
@@ -51,12 +51,6 @@ enum State<S: Service<Request<Body>>> {
 struct Unsent {
     head: HeaderMap,
     data: Option<Bytes>,
-}
-
-impl Unsent {
-    fn send(self, stream: &Stream, trailers: Option<HeaderMap>) {
-        stream.send_response(self.head, self.data, trailers);
-    }
 }
 
 /// The deadline of a call.
@@ -100,7 +94,7 @@ impl<S: GrpcService> Call<S> {
     fn guarded(&mut self, context: &mut Context<'_>) -> Poll<()> {
         // The call is not used after a panic, but for its stream, which has locks of its own.
         // Both callers drive the session afterwards.
-        let session = Arc::clone(self.stream.session());
+        let session = Arc::clone(&self.stream.session);
         let later = session.drives_later();
         let stepped = catch_unwind(AssertUnwindSafe(|| self.step(context)));
         drop(later);
@@ -214,7 +208,7 @@ impl<S: GrpcService> Call<S> {
         if let State::Responding(_, _, unsent) = &mut self.state
             && let Some(unsent) = unsent.take()
         {
-            unsent.send(&self.stream, None);
+            self.stream.send_response(unsent.head, unsent.data, None);
         }
     }
 
@@ -244,7 +238,7 @@ impl<S: GrpcService> Call<S> {
     /// Sends the trailers, and drops the handler. Without a body the response is a head alone, which has the status.
     fn finish(&mut self, trailers: HeaderMap) {
         if let State::Responding(_, _, Some(unsent)) = mem::replace(&mut self.state, State::Done) {
-            unsent.send(&self.stream, Some(trailers));
+            self.stream.send_response(unsent.head, unsent.data, Some(trailers));
         } else if self.answered {
             self.stream.send_trailers(trailers);
         } else {
@@ -268,7 +262,7 @@ impl<S: GrpcService> Future for Call<S> {
             self.fail(&Status::deadline_exceeded(format!("the call took longer than {timeout:?}")));
             polled = Poll::Ready(());
         }
-        self.stream.session().drive();
+        self.stream.session.drive();
         polled
     }
 }

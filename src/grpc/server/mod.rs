@@ -1,6 +1,7 @@
 //! The server: native calls, HTTP/2 over RDMA and stock TCP clients on one port.
 //!
 //! It splits what the listener accepts: HTTP/2 peers go to tonic's server, native ones are served here, by the same service.
+//! A native connection takes calls until it is too old, has had no call for too long, or the server shuts down.
 //!
 //! ```text
 //!  serve ── stream ────▶ tonic's Server ──▶ the layers and routes
@@ -10,27 +11,46 @@
 mod call;
 mod in_place;
 mod routes;
-mod serve;
 
 use std::convert::Infallible;
-use std::fmt;
-use std::future::{Future, Pending};
+use std::future::{Future, Pending, pending};
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+use std::{fmt, io};
 
+use http::uri::Scheme;
+use http::{Extensions, Method, Request, Uri, Version};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::ToSocketAddrs;
+use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::sync::{mpsc, watch};
+use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::body::Body;
 use tonic::server::NamedService;
 use tonic::service::Routes;
 use tonic::transport::Server;
+use tonic::transport::server::TcpConnectInfo;
 use tower::ServiceBuilder;
 use tower::layer::Layer;
 use tower::layer::util::{Identity, Stack};
 
+use self::call::{Call, RequestBody};
+use self::in_place::{InPlace, Paths};
 use self::routes::Named;
 use super::calls::CallConfig;
-use crate::endpoint::Config;
-use crate::transport::RdmaIncoming;
+use super::landed::{LandingSwitch, LandingTarget};
+use super::session::{Accept, RequestHead, Session, Stream};
+use crate::endpoint::{
+    Config, ConfigError, EndpointStream, Listener, MessageEndpoint, Negotiated, RdmaConnectInfo,
+};
+use crate::transport::request::grpc_timeout;
+use crate::transport::{RdmaIncoming, remote_addresses};
+use tonic_rdma_verbs::internal::{lock, run_foreign};
 
-pub use routes::{GrpcService, RdmaRoutes};
-pub use serve::ServeError;
+pub use self::routes::{GrpcService, RdmaRoutes};
 
 /// A gRPC server for all clients on one port: peers that know native calls, peers that send HTTP/2 over RDMA, and stock clients over TCP.
 ///
@@ -308,7 +328,7 @@ impl<L> RdmaServer<L> {
     {
         self.calls.validate()?;
         let service = self.layers.service(RdmaRoutes::new(self.routes, self.named.unwrap_or_default()));
-        serve::serve(incoming, self.http2, service, self.calls, signal).await
+        serve(incoming, self.http2, service, self.calls, signal).await
     }
 }
 
@@ -321,5 +341,398 @@ impl<L> fmt::Debug for RdmaServer<L> {
             .field("http2", http2)
             .field("routes", routes)
             .finish_non_exhaustive()
+    }
+}
+
+/// Most connections that wait for tonic's server.
+const WAITING: usize = 64;
+
+/// Serves the connections of `incoming` with `service` until `signal` is ready. Without a signal, connections outlive this future, as
+/// with tonic.
+async fn serve(
+    incoming: RdmaIncoming,
+    http2: Server,
+    service: impl GrpcService,
+    limits: CallConfig,
+    signal: Option<impl Future<Output = ()>>,
+) -> Result<(), ServeError> {
+    let grace = limits.shutdown_grace;
+    let shared = Arc::new(Shared::new(limits));
+    let plaintext = is_plaintext(http2.clone()).await;
+    let (streams, received) = mpsc::channel(WAITING);
+    let received = ReceiverStream::new(received).map(Ok::<EndpointStream, io::Error>);
+    let (server, service_of_http2) = (http2.layer(remote_addresses()), service.clone());
+    let (graceful, (stopping, stop)) = (signal.is_some(), watch::channel(()));
+    let mut tonic = pin!(async {
+        if graceful {
+            // The end of the stream begins the shutdown.
+            server.serve_with_incoming_shutdown(service_of_http2, received, pending()).await
+        } else {
+            server.serve_with_incoming(service_of_http2, received).await
+        }
+    });
+    let take = move |negotiated| match negotiated {
+        Negotiated::Stream(stream) => Some(stream),
+        Negotiated::Messages(endpoint) => {
+            serve_native(endpoint, service.clone(), &shared, graceful.then(|| stop.clone()));
+            None
+        }
+    };
+    let listener = incoming.into_listener();
+    listener.take_native_calls(plaintext);
+    tokio::select! {
+        ended = &mut tonic => return Ok(ended?),
+        () = accept(listener, take, streams, signal) => {}
+    }
+    if !graceful {
+        return Ok(tonic.await?);
+    }
+    // Native connections have the receivers, and drop them when they have ended.
+    let _ = stopping.send(());
+    let drained = async { tokio::join!(tonic, stopping.closed()).0 };
+    match tokio::time::timeout(grace, drained).await {
+        Ok(ended) => Ok(ended?),
+        Err(_) => {
+            tracing::debug!(?grace, "the server ends although connections are left");
+            Ok(())
+        }
+    }
+}
+
+/// Gives connections to `take` until `signal` is ready, and what it returns to `streams`. Then the port is closed.
+async fn accept(
+    mut listener: Listener,
+    take: impl Fn(Negotiated) -> Option<EndpointStream>,
+    streams: mpsc::Sender<EndpointStream>,
+    signal: Option<impl Future<Output = ()>>,
+) {
+    let mut signal = pin!(async {
+        match signal {
+            Some(signal) => signal.await,
+            None => pending().await,
+        }
+    });
+    loop {
+        let next = tokio::select! {
+            () = &mut signal => return,
+            next = listener.next_negotiated() => next,
+        };
+        let Some(negotiated) = next else { return };
+        if let Some(stream) = take(negotiated)
+            && streams.send(stream).await.is_err()
+        {
+            return;
+        }
+    }
+}
+
+/// What a client sends first: the preface, and SETTINGS without a value (RFC 9113, 3.4).
+const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+/// Length of a frame's header.
+const HEADER: usize = 9;
+/// Type of the frame SETTINGS, which a server sends first.
+const SETTINGS: u8 = 4;
+/// Longest wait for the answer, which comes from this process.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Bytes that the answer may have until it is read.
+const BUFFER: usize = 4096;
+
+/// Returns whether `server` answers HTTP/2 without TLS. tonic does not tell, so this function says hello to a copy of the server, in
+/// memory. Each answer but that of plain HTTP/2 counts as TLS.
+async fn is_plaintext(server: Server) -> bool {
+    let (mut client, connection) = tokio::io::duplex(BUFFER);
+    let mut server = server;
+    let serve = server.add_routes(Routes::default());
+    let asked = async {
+        serve.serve_with_incoming(tokio_stream::once(Ok::<_, std::io::Error>(connection))).await.ok()?;
+        client.write_all(HELLO).await.ok()?;
+        let mut header = [0; HEADER];
+        client.read_exact(&mut header).await.ok()?;
+        Some(header[3] == SETTINGS && header[4..] == [0; 5])
+    };
+    tokio::time::timeout(PATIENCE, asked).await.ok().flatten().unwrap_or(false)
+}
+
+/// The replies of calls that took longer than this do not wait for those of other calls, to share a message with them.
+const SHARED: Duration = Duration::from_micros(2);
+
+/// What all native connections of a server share.
+#[derive(Debug)]
+struct Shared {
+    limits: CallConfig,
+    runtime: Handle,
+    /// The runtime has one thread.
+    alone: bool,
+    paths: Paths,
+}
+
+impl Shared {
+    /// Makes it for the runtime of the current thread.
+    fn new(limits: CallConfig) -> Self {
+        let runtime = Handle::current();
+        let alone =
+            runtime.runtime_flavor() == RuntimeFlavor::CurrentThread || runtime.metrics().num_workers() == 1;
+        Self { limits, runtime, alone, paths: Paths::default() }
+    }
+}
+
+/// Serves a native connection in tasks of its own. `stop` changes when the server shuts down. A server without graceful shutdown has
+/// no `stop`.
+fn serve_native(
+    endpoint: MessageEndpoint,
+    service: impl GrpcService,
+    shared: &Arc<Shared>,
+    stop: Option<watch::Receiver<()>>,
+) {
+    let info = endpoint.info().clone();
+    let addresses =
+        TcpConnectInfo { local_addr: Some(info.local_addr()), remote_addr: Some(info.peer_addr()) };
+    let acceptor = Arc::new(Acceptor {
+        shared: Arc::clone(shared),
+        prepared: Mutex::new(Prepared { service, next: None }),
+        info,
+        addresses,
+        accepted: AtomicU64::new(0),
+    });
+    let session = Session::server(endpoint, &shared.limits, Arc::clone(&acceptor) as Arc<dyn Accept>);
+    shared.runtime.spawn(watch_over(session, acceptor, stop));
+}
+
+/// Takes the calls of one connection.
+struct Acceptor<S> {
+    shared: Arc<Shared>,
+    prepared: Mutex<Prepared<S>>,
+    info: RdmaConnectInfo,
+    addresses: TcpConnectInfo,
+    /// The number of calls so far.
+    accepted: AtomicU64,
+}
+
+/// The service, and what the next call gets.
+struct Prepared<S> {
+    service: S,
+    /// A clone of the service, and what services see of the connection. It is made when a reply was sent, so that no client waits for it.
+    next: Option<(S, Extensions)>,
+}
+
+impl<S> fmt::Debug for Acceptor<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Acceptor").field("info", &self.info).finish_non_exhaustive()
+    }
+}
+
+impl<S: GrpcService> Accept for Acceptor<S> {
+    fn accept(&self, stream: Stream, head: RequestHead, is_last: bool) {
+        self.accepted.fetch_add(1, Ordering::Relaxed);
+        let _context = self.shared.runtime.enter();
+        let mut drives = is_last.then(|| Arc::clone(&stream.session));
+        // Calls catch the panics of handlers themselves. This is for a service that panics when it is cloned or dropped: the stream is
+        // dropped then, which resets the call, and the thread that polls for others goes on.
+        run_foreign("a service that begins or ends a call", || self.begin(stream, head, &mut drives));
+        if let Some(session) = drives {
+            session.drive();
+        }
+    }
+}
+
+impl<S: GrpcService> Acceptor<S> {
+    /// Begins a call. Drives the session that is in `drives`, and takes it out, if the call was polled here.
+    fn begin(&self, stream: Stream, head: RequestHead, drives: &mut Option<Arc<Session>>) {
+        let Shared { limits, runtime, alone, paths } = &*self.shared;
+        let stream = Arc::new(stream);
+        let path = head.path.clone();
+        let timeout = match (grpc_timeout(&head.headers), limits.timeout) {
+            (Some(client), Some(server)) => Some(client.min(server)),
+            (client, server) => client.or(server),
+        };
+        // The last call drives anyway.
+        let session = drives.is_none().then(|| Arc::clone(&stream.session));
+        let (service, extensions) = self.prepared();
+        let request = request(Arc::clone(&stream), head, extensions);
+        let mut call = Call::new(stream, service, request, timeout);
+        let may_run = limits.poll_in_place && paths.is_quick(path.path());
+        let turn = if may_run { InPlace::begin(paths.have_slow(), *alone) } else { None };
+        let Some(turn) = turn else {
+            runtime.spawn(call);
+            return;
+        };
+        let (waits, looked) = call.poll_in_place();
+        let took = turn.end().map(|took| took.saturating_sub(looked));
+        if waits {
+            // Before the session drives, because that may take other calls, and this one has to be polled when it can go on.
+            runtime.spawn(call);
+        }
+        // The client waits for the reply, and for nothing of what follows.
+        let is_last = drives.take().map(|session| session.drive()).is_some();
+        if let Some(session) = session
+            && took.is_some_and(|took| took > SHARED)
+        {
+            session.drive();
+        }
+        if let Some(took) = took {
+            paths.took(path.path(), took);
+        }
+        if is_last {
+            self.prepare();
+        }
+    }
+
+    /// Returns a clone of the service, and what services see of the connection.
+    fn prepared(&self) -> (S, Extensions) {
+        let mut prepared = lock(&self.prepared);
+        prepared.next.take().unwrap_or_else(|| self.next(&prepared.service))
+    }
+
+    /// Makes what the next call gets, unless it is there.
+    fn prepare(&self) {
+        let mut prepared = lock(&self.prepared);
+        if prepared.next.is_none() {
+            prepared.next = Some(self.next(&prepared.service));
+        }
+    }
+
+    fn next(&self, service: &S) -> (S, Extensions) {
+        let mut extensions = Extensions::new();
+        extensions.insert(self.info.clone());
+        extensions.insert(self.addresses.clone());
+        (service.clone(), extensions)
+    }
+}
+
+/// Makes the request that services see. It is that which tonic makes of the same call over HTTP/2.
+fn request(stream: Arc<Stream>, head: RequestHead, mut extensions: Extensions) -> Request<Body> {
+    let RequestHead { path, authority, headers } = head;
+    let mut uri = http::uri::Parts::default();
+    uri.path_and_query = Some(path);
+    if authority.is_some() {
+        uri.scheme = Some(Scheme::HTTP);
+        uri.authority = authority;
+    }
+    extensions.insert(LandingSwitch(Arc::downgrade(&stream) as Weak<dyn LandingTarget>));
+    let mut request = Request::new(Body::new(RequestBody::new(stream)));
+    *request.method_mut() = Method::POST;
+    // A path alone, and a path with scheme and authority, are URIs.
+    *request.uri_mut() = Uri::from_parts(uri).unwrap_or_default();
+    *request.version_mut() = Version::HTTP_2;
+    *request.headers_mut() = headers;
+    *request.extensions_mut() = extensions;
+    request
+}
+
+/// Lets a connection end: because of its age, because it is idle, or because the server shuts down.
+async fn watch_over<S>(
+    session: Arc<Session>,
+    acceptor: Arc<Acceptor<S>>,
+    mut stop: Option<watch::Receiver<()>>,
+) {
+    let limits = &acceptor.shared.limits;
+    let old = limits.max_connection_age.map(jittered);
+    let (reason, grace) = tokio::select! {
+        _ = session.closed() => return,
+        () = stopped(stop.as_mut()) => ("the server shuts down", Some(limits.shutdown_grace)),
+        () = after(old) => ("the connection has reached its age", limits.max_connection_age_grace),
+        () = idle(&session, &acceptor.accepted, limits.max_connection_idle) => {
+            ("the connection was idle", Some(limits.shutdown_grace))
+        }
+    };
+    session.go_away(reason);
+    let ended = tokio::select! {
+        _ = session.closed() => true,
+        () = after(grace) => false,
+        () = async {
+            stopped(stop.as_mut()).await;
+            after(Some(limits.shutdown_grace)).await;
+        } => false,
+    };
+    if !ended {
+        tracing::debug!(peer = %acceptor.info.peer_addr(), reason, "calls were in flight longer than their grace");
+        session.abort();
+    }
+}
+
+/// Waits for the server's shutdown. Stays pending without graceful shutdown.
+async fn stopped(stop: Option<&mut watch::Receiver<()>>) {
+    match stop {
+        // An error means that the server's future was dropped, which is a shutdown, too.
+        Some(stop) => drop(stop.changed().await),
+        None => pending().await,
+    }
+}
+
+async fn after(time: Option<Duration>) {
+    match time {
+        Some(time) => tokio::time::sleep(time).await,
+        None => pending().await,
+    }
+}
+
+/// Waits until there was no call for `limit`.
+async fn idle(session: &Session, accepted: &AtomicU64, limit: Option<Duration>) {
+    /// Looks in that time.
+    const LOOKS: u32 = 4;
+    let Some(limit) = limit else { return pending().await };
+    let (mut last, mut quiet) = (accepted.load(Ordering::Relaxed), 0);
+    while quiet < LOOKS {
+        tokio::time::sleep(limit / LOOKS).await;
+        let now = accepted.load(Ordering::Relaxed);
+        quiet = if now == last && session.active_streams() == 0 { quiet + 1 } else { 0 };
+        last = now;
+    }
+}
+
+/// Returns `age`, up to a tenth more or less, so that connections that were made together do not all end together.
+fn jittered(age: Duration) -> Duration {
+    age.mul_f64(0.9 + 0.2 * fastrand::f64())
+}
+
+/// The error of a service or of a body.
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The reason why an [`RdmaServer`] could not serve, or stopped.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// use tonic_rdma::{CallConfig, RdmaServer, ServeError};
+///
+/// let server = RdmaServer::new().calls(CallConfig::default().max_concurrent_streams(0));
+/// let error = server.serve("127.0.0.1:0").await.unwrap_err();
+/// assert!(matches!(error, ServeError::Config(_)), "{error}");
+/// # }
+/// ```
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// A setting has a value that can't be used.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The address can't be listened on.
+    #[error(transparent)]
+    Listen(#[from] io::Error),
+    /// tonic's server, which serves the HTTP/2 peers, failed.
+    #[error(transparent)]
+    Http2(#[from] tonic::transport::Error),
+}
+
+#[cfg(test)]
+mod plaintext_tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_server_without_tls_is_found() {
+        assert!(is_plaintext(Server::builder()).await);
+        assert!(is_plaintext(Server::builder().accept_http1(true)).await);
+    }
+
+    #[cfg(feature = "_tls-any")]
+    #[tokio::test]
+    async fn a_server_with_tls_is_found() {
+        use tonic::transport::ServerTlsConfig;
+
+        let identity = support::Authority::new("test").issue("server");
+        let server = Server::builder().tls_config(ServerTlsConfig::new().identity(identity)).unwrap();
+        assert!(!is_plaintext(server).await);
     }
 }

@@ -23,7 +23,7 @@ use tonic::service::Routes;
 use tower::ServiceExt as _;
 use tower_service::Service;
 
-use super::serve::BoxError;
+use super::BoxError;
 use crate::grpc::landed::LandingSwitch;
 
 /// What an [`RdmaServer`](super::RdmaServer) serves: a tower service that takes requests with tonic's [`Body`], and answers with a body of

@@ -31,7 +31,7 @@ use bytes::Bytes;
 use self::left::{LeftRequests, Sends};
 use crate::endpoint::{
     Accepting, Aftermath, ConnectionFault, FetchError, MessageEndpoint, MessageHandler, MessageSettings,
-    Piece, RdmaConnectInfo, Run, Sender,
+    Piece, Run, Sender,
 };
 use crate::grpc::calls::CallConfig;
 use crate::grpc::core::{Core, FetchRefused, Role, Wire};
@@ -60,7 +60,7 @@ pub(crate) trait Accept: std::fmt::Debug + Send + Sync + 'static {
 /// The calls of one connection.
 #[derive(Debug)]
 pub(crate) struct Session {
-    endpoint: MessageEndpoint,
+    pub(in crate::grpc) endpoint: MessageEndpoint,
     shared: Arc<Shared>,
     acceptor: Option<Arc<dyn Accept>>,
     left: LeftRequests,
@@ -157,15 +157,9 @@ impl Session {
         WILL_DRIVE.get() == std::ptr::from_ref(self).addr()
     }
 
-    /// Sends what is queued if one call is under way only. With others, the request is left to the next poll of a caller, because calls
+    /// Sends what is queued if this call is the only one. With others, the request is left to the next poll of a caller, because calls
     /// that are made together then share messages. Returns whether a task of the session sends it; otherwise the caller should call
     /// [`drive_left`](Self::drive_left) with its next poll, soon. If no caller does, the request goes out some milliseconds later.
-    pub(crate) fn drive_with_others(&self) -> bool {
-        self.drive_if(self.active_streams() <= 1)
-    }
-
-    /// Does what [`drive_with_others`](Self::drive_with_others) does, for a caller that knows whether its call is the only one. Returns
-    /// whether a task of the session sends the request: then the caller need not be polled before its answer has come.
     pub(crate) fn drive_if(&self, is_alone: bool) -> bool {
         let sends = if is_alone { Sends::Caller } else { self.left.leave() };
         if sends == Sends::Caller {
@@ -174,21 +168,11 @@ impl Session {
         sends == Sends::Task
     }
 
-    /// Sends requests that [`drive_with_others`](Self::drive_with_others) has left.
+    /// Sends requests that [`drive_if`](Self::drive_if) has left.
     pub(crate) fn drive_left(&self) {
         if self.left.take() {
             self.drive();
         }
-    }
-
-    /// Returns the endpoint, for its information and the budget of callers that spin.
-    pub(crate) fn endpoint(&self) -> &MessageEndpoint {
-        &self.endpoint
-    }
-
-    /// Returns the information about the connection.
-    pub(crate) fn info(&self) -> &RdmaConnectInfo {
-        self.endpoint.info()
     }
 
     /// Takes no new calls from now on, and tells the peer so, with the reason. Calls that run go on; when the last has ended, the connection is
@@ -206,7 +190,7 @@ impl Session {
     /// Returns whether calls can be opened.
     pub(crate) fn is_usable(&self) -> bool {
         let core = &lock(&self.shared.state).core;
-        core.ended().is_none() && core.going_away().is_none()
+        core.ended.is_none() && core.going_away().is_none()
     }
 
     /// Waits until the connection has ended: with a fault, or because an end went away and the last call has ended.
@@ -249,7 +233,7 @@ impl Session {
             return state;
         }
         loop {
-            state.transmits_again = state.core.take_again();
+            state.transmits_again = std::mem::take(&mut state.core.again);
             if !state.transmits_again {
                 return state;
             }
@@ -284,7 +268,7 @@ impl Session {
                 continue;
             };
             accepted += 1;
-            let is_last = !state.core.has_accepted() || accepted.is_multiple_of(Self::ACCEPTED);
+            let is_last = state.core.accepted.is_empty() || accepted.is_multiple_of(Self::ACCEPTED);
             is_unsent = !is_last;
             drop(state);
             acceptor.accept(Stream::new(Arc::clone(self), key), head, is_last);
@@ -339,7 +323,7 @@ impl Run for Session {
             Some(acceptor) if Accepting::is_here() && !state.accepts => {
                 state = self.accept(&**acceptor, state)
             }
-            Some(_) if state.core.has_accepted() && !state.accepts => {
+            Some(_) if !state.core.accepted.is_empty() && !state.accepts => {
                 state.will_run = true;
                 let session = Arc::downgrade(&self);
                 self.endpoint.leave(session);
@@ -418,9 +402,9 @@ impl Shared {
     /// Adds the session to the work of `after`, if there is some: calls that were opened, bytes that are left to
     /// copy, or the end of the connection.
     fn run_later(&self, state: &mut State, after: &mut Aftermath) {
-        let is_due =
-            (state.core.has_accepted() && !state.accepts) || (state.core.is_drained() && !state.is_over);
-        if (is_due || (state.core.wants_again() && !state.transmits_again))
+        let is_due = (!state.core.accepted.is_empty() && !state.accepts)
+            || (state.core.is_drained() && !state.is_over);
+        if (is_due || (state.core.again && !state.transmits_again))
             && !state.will_run
             && let Some(session) = self.session.upgrade()
         {

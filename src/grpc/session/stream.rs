@@ -23,7 +23,7 @@ use tonic_rdma_verbs::internal::{drop_all, lock, wake_all};
 /// direction has ended once its end or its trailers are queued.
 #[derive(Debug)]
 pub(crate) struct Stream {
-    session: Arc<Session>,
+    pub(in crate::grpc) session: Arc<Session>,
     key: StreamKey,
     /// There was no memory for the next part when it was asked for.
     starved: AtomicBool,
@@ -37,11 +37,6 @@ impl Stream {
     pub(super) fn new(session: Arc<Session>, key: StreamKey) -> Self {
         let [starved, ended, aligns_last] = [const { AtomicBool::new(false) }; 3];
         Self { session, key, starved, ended, aligns_last }
-    }
-
-    /// Returns the session.
-    pub(crate) fn session(&self) -> &Arc<Session> {
-        &self.session
     }
 
     /// Returns ready when more of the body may be queued. A stream queues at most about 1 MiB.
@@ -114,7 +109,7 @@ impl Stream {
     fn and_drive(&self, change: impl FnOnce(&mut Core<Kept>)) {
         let is_urgent = self.with(|core| {
             change(core);
-            core.take_urgent()
+            std::mem::take(&mut core.urgent)
         });
         if is_urgent {
             self.session.drive();
@@ -187,12 +182,12 @@ impl Stream {
         let keeps = self.session.will_drive() && {
             let core = &mut self.lock().core;
             let keeps = core.delivers_landed(self.key);
-            core.keep_taken(keeps);
+            core.keeps_taken = keeps;
             keeps
         };
         self.session.drive();
         if keeps {
-            self.lock().core.keep_taken(false);
+            self.lock().core.keeps_taken = false;
         }
     }
 
@@ -200,14 +195,14 @@ impl Stream {
     fn look_for_part(&self, context: &mut Context<'_>) -> (Poll<Option<Result<Part, CallFault>>>, bool) {
         let mut state = self.lock();
         let part = state.core.poll_part(self.key, Some(context.waker()));
-        let is_urgent = state.core.take_urgent();
+        let is_urgent = std::mem::take(&mut state.core.urgent);
         // Relaxed: only the reader looks at the flags.
         if part.is_pending() {
             self.starved.store(state.core.starved(self.key).is_some(), Ordering::Relaxed);
         } else if state.core.is_end(self.key) {
             self.ended.store(true, Ordering::Relaxed);
         }
-        let landed = state.core.take_landed_bytes();
+        let landed = std::mem::take(&mut state.core.landed_bytes);
         if landed != LandedBytes::default() {
             let counters = self.session.endpoint.counters();
             counters.decoded_in_place_bytes.add(landed.in_place);
@@ -245,7 +240,14 @@ impl Stream {
     /// has landed thereby, as it has where a READ is a copy, or if the call has failed meanwhile. The caller must drive
     /// afterwards: the peer is told with the next message that its memory is free, which is usually the reply.
     pub(crate) fn look_for_landing(&self) -> Option<Duration> {
-        let keeps = KeepsTaken::unless(self, |core| !core.is_landing(self.key))?;
+        {
+            let core = &mut self.lock().core;
+            if !core.is_landing(self.key) {
+                return None;
+            }
+            core.keeps_taken = true;
+        }
+        let keeps = KeepsTaken(self);
         let began = Instant::now();
         self.session.endpoint.look();
         drop(keeps);
@@ -295,21 +297,9 @@ impl Stream {
 /// While this exists, TAKEN waits for the next message. A task that a look wakes may panic, so the end of the wait is a drop.
 struct KeepsTaken<'a>(&'a Stream);
 
-impl<'a> KeepsTaken<'a> {
-    /// Begins the wait, unless `is_needless` says that there is nothing to wait for.
-    fn unless(stream: &'a Stream, is_needless: impl FnOnce(&Core<Kept>) -> bool) -> Option<Self> {
-        let core = &mut stream.lock().core;
-        if is_needless(core) {
-            return None;
-        }
-        core.keep_taken(true);
-        Some(Self(stream))
-    }
-}
-
 impl Drop for KeepsTaken<'_> {
     fn drop(&mut self) {
-        self.0.lock().core.keep_taken(false);
+        self.0.lock().core.keeps_taken = false;
     }
 }
 
@@ -360,12 +350,12 @@ mod tests {
         /// Panics while TAKEN waits. Returns whether it still waits.
         pub(in crate::grpc::session) fn keeps_taken_after_a_panic(&self) -> bool {
             let look = || {
-                let _keeps = KeepsTaken::unless(self, |_| false);
-                assert!(self.lock().core.keeps_taken());
+                self.lock().core.keeps_taken = true;
+                let _keeps = KeepsTaken(self);
                 panic!("a task that a look woke");
             };
             assert!(catch_unwind(AssertUnwindSafe(look)).is_err());
-            self.lock().core.keeps_taken()
+            self.lock().core.keeps_taken
         }
     }
 }

@@ -33,7 +33,7 @@ struct Calls(mpsc::UnboundedSender<(Stream, RequestHead)>);
 
 impl Accept for Calls {
     fn accept(&self, stream: Stream, head: RequestHead, is_last: bool) {
-        let session = Arc::clone(stream.session());
+        let session = Arc::clone(&stream.session);
         // A test that no longer accepts has ended.
         let _ = self.0.send((stream, head));
         if is_last {
@@ -139,7 +139,7 @@ async fn send(stream: &Stream, data: &Bytes, piece: usize) {
     for start in (0..data.len()).step_by(piece) {
         soon(poll_fn(|context| stream.poll_send_ready(context))).await.unwrap();
         stream.send_data(data.slice(start..data.len().min(start + piece)), false);
-        stream.session().drive();
+        stream.session.drive();
     }
 }
 
@@ -171,7 +171,7 @@ async fn a_unary_call_is_one_message_each_way() {
         assert_eq!((pair.client.active_streams(), pair.server.active_streams()), (0, 0));
     }
     // Each end sent its settings, too.
-    let sent = |session: &Session| session.endpoint().counters().snapshot().eager_sent;
+    let sent = |session: &Session| session.endpoint.counters().snapshot().eager_sent;
     assert_eq!((sent(&pair.client), sent(&pair.server)), (21, 21));
 }
 
@@ -192,7 +192,7 @@ async fn bodies_of_any_length_arrive_in_both_directions() {
             accepted.send_head(HeaderMap::new());
             send(&accepted, &to_echo, piece).await;
             accepted.send_trailers(HeaderMap::new());
-            accepted.session().drive();
+            accepted.session.drive();
         });
         send(&call, &to_send, piece).await;
         call.end();
@@ -399,7 +399,7 @@ impl Accept for Refusing {
         let depth = self.depth.fetch_add(1, Ordering::SeqCst) + 1;
         self.deepest.fetch_max(depth, Ordering::SeqCst);
         self.accepted.fetch_add(1, Ordering::SeqCst);
-        let session = Arc::clone(stream.session());
+        let session = Arc::clone(&stream.session);
         // This resets the call, which drives.
         drop(stream);
         if is_last {
@@ -430,7 +430,7 @@ struct Driving(std::sync::Mutex<Vec<Stream>>);
 
 impl Accept for Driving {
     fn accept(&self, stream: Stream, _: RequestHead, is_last: bool) {
-        let session = Arc::clone(stream.session());
+        let session = Arc::clone(&stream.session);
         if !is_last {
             session.drive();
         }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response, Uri};
-use http_body::{Body as _, Frame, SizeHint};
+use http_body::{Frame, SizeHint};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Notify;
@@ -138,7 +138,7 @@ where
         let dial = (dials <= 2).then(|| dial(uri));
         let watch = Arc::clone(&watch);
         async move {
-            let stream = dial.ok_or(Ended)?.await?;
+            let stream = dial.ok_or("the connection ended")?.await?;
             watch.info.get_or_init(|| stream.info().clone());
             let (ends, mut received) = (Ends(watch), false);
             Ok(TokioIo::new(InspectReader::new(stream, move |bytes: &[u8]| {
@@ -201,14 +201,8 @@ impl Reservation {
                 self.in_flight.connection.watch.end();
             }
         })?;
-        let (head, body) = response.into_parts();
-        if body.is_end_stream() {
-            return Ok(Response::from_parts(head, body));
-        }
-        Ok(Response::from_parts(
-            head,
-            Body::new(CountedBody { inner: body, in_flight: Some(self.in_flight) }),
-        ))
+        // A body that has ended already is not kept.
+        Ok(response.map(|inner| Body::new(CountedBody { inner, in_flight: Some(self.in_flight) })))
     }
 }
 
@@ -323,8 +317,3 @@ pub(super) fn unavailable(count: usize, last: Option<(&Uri, &Arc<DialError>)>) -
     status.set_source(Arc::clone(error) as Arc<dyn Error + Send + Sync>);
     status
 }
-
-/// The connection of a channel ended, and the channel must not dial it again.
-#[derive(Debug, thiserror::Error)]
-#[error("the connection ended")]
-pub(super) struct Ended;

@@ -12,7 +12,7 @@
 //!                                     └── dialled again by back-off ──▶ up
 //! ```
 //!
-//! Each endpoint has a task (`keep.rs`). The task dials the endpoint, waits for the server's first bytes, and puts the connection into
+//! Each endpoint has a task. The task dials the endpoint, waits for the server's first bytes, and puts the connection into
 //! the table (`table.rs`). When the connection ends or takes no further calls (GOAWAY), the task takes it out of the table. A call picks
 //! two connections of the table at random, and takes the connection with fewer calls in flight. No queue and no other task is between a
 //! call and its connection.
@@ -25,7 +25,6 @@
 //! one endpoint has a table that dials on demand: when a call needs the endpoint.
 
 pub(crate) mod connection;
-pub(crate) mod keep;
 pub(crate) mod table;
 
 use std::collections::HashMap;
@@ -40,16 +39,15 @@ use std::time::Instant;
 use http::{Request, Response};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
-use tokio::task::AbortHandle;
 use tonic::body::Body;
 use tonic::transport::Endpoint;
 use tonic::transport::channel::Change;
 use tower_service::Service;
 
 use self::connection::{EndpointConnection, Reservation};
-use self::keep::Kept;
-use self::table::Table;
+use self::table::{Kept, Table};
 use super::RdmaConnector;
+use crate::endpoint::OwnedTask;
 use tonic_rdma_verbs::internal::lock;
 
 pub use self::connection::BalanceError;
@@ -158,7 +156,7 @@ pub struct BalancedChannel {
 struct Core {
     table: Arc<Table<EndpointConnection>>,
     apply: Arc<Apply>,
-    applying: AbortHandle,
+    _applying: OwnedTask,
 }
 
 /// Applies the changes that were sent so far, or with a context changes as they arrive. Ready when no more changes are there, or with a
@@ -183,7 +181,7 @@ impl BalancedChannel {
         // As changes arrive, so that a new endpoint is dialled even while no calls are made.
         let applying = Arc::clone(&apply);
         let applying = tokio::spawn(poll_fn(move |context| applying(Some(context)))).abort_handle();
-        Self { core: Arc::new(Core { table, apply, applying }), next: Next::Unknown }
+        Self { core: Arc::new(Core { table, apply, _applying: OwnedTask(applying) }), next: Next::Unknown }
     }
 
     /// Returns the state of each endpoint, in the order in which they were added.
@@ -285,11 +283,5 @@ impl Core {
     fn catch_up(&self) {
         // Without a context this is always ready.
         let _ = (self.apply)(None);
-    }
-}
-
-impl Drop for Core {
-    fn drop(&mut self) {
-        self.applying.abort();
     }
 }

@@ -72,14 +72,12 @@ pub(crate) trait LandingTarget: Debug + Send + Sync {
 
 /// The place where a server's layer asks for landed messages. The server puts it into the extensions of each native request.
 #[derive(Clone, Debug)]
-pub(crate) struct LandingSwitch(Weak<dyn LandingTarget>);
+pub(crate) struct LandingSwitch(
+    /// The switch does not keep the stream.
+    pub(crate) Weak<dyn LandingTarget>,
+);
 
 impl LandingSwitch {
-    /// Makes the switch of a stream. It does not keep the stream.
-    pub(crate) fn new(target: Weak<dyn LandingTarget>) -> Self {
-        Self(target)
-    }
-
     /// Asks for landed messages, if the stream still exists.
     pub(super) fn set(&self, landing: Landing) {
         if let Some(target) = self.0.upgrade() {
@@ -276,7 +274,7 @@ mod tests {
         }
         let target = Arc::new(Target::default());
         let weak: Weak<Target> = Arc::downgrade(&target);
-        let switch = LandingSwitch::new(weak);
+        let switch = LandingSwitch(weak);
         switch.clone().set(Landing { limit: 7, ..Landing::default() });
         assert_eq!(target.0.load(Ordering::SeqCst), 7);
         drop(target);

@@ -190,7 +190,7 @@ impl Pair {
                 SimulatedWire { device, sent, memory, next_address, fetches, starved, messages, random };
             let Ok(()) = core.transmit(&mut wire);
             core.wakers.drain(..).for_each(Waker::wake);
-            if !core.wants_again() {
+            if !core.again {
                 return;
             }
         }

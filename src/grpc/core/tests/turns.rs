@@ -116,10 +116,10 @@ fn the_reply_takes_along_that_the_request_has_landed() {
         assert_eq!(take(&mut pair, 1, accepted), 0);
         assert!(pair.ends[1].core.is_landing(accepted));
         let before = pair.ends[1].messages;
-        pair.ends[1].core.keep_taken(keeps);
+        pair.ends[1].core.keeps_taken = keeps;
         assert!(pair.land(1));
         assert_eq!(pair.ends[1].messages - before, usize::from(!keeps));
-        pair.ends[1].core.keep_taken(false);
+        pair.ends[1].core.keeps_taken = false;
         assert_eq!(pair.ends[0].core.offers.len(), 1);
         pair.ends[1].core.send_head(accepted, HeaderMap::new());
         pair.ends[1].core.send_trailers(accepted, HeaderMap::new());

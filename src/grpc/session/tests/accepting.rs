@@ -11,7 +11,7 @@ struct Reading {
 
 impl Accept for Reading {
     fn accept(&self, stream: Stream, _: RequestHead, _: bool) {
-        let session = Arc::clone(stream.session());
+        let session = Arc::clone(&stream.session);
         if self.depth.fetch_add(1, Ordering::SeqCst) > 0 {
             self.nested.fetch_add(1, Ordering::SeqCst);
         }
@@ -66,7 +66,7 @@ impl Accept for Elsewhere {
         }
         stream.send_head(HeaderMap::new());
         stream.end();
-        stream.session().drive();
+        stream.session.drive();
     }
 }
 
