@@ -85,6 +85,22 @@ impl Failure {
     }
 }
 
+/// Says what failed.
+pub trait Context<T> {
+    /// Makes the error the cause of the failure of a run with this message.
+    ///
+    /// # Errors
+    ///
+    /// Fails with that failure if there is an error.
+    fn context(self, message: impl Into<String>) -> Result<T, Failure>;
+}
+
+impl<T, E: Into<Cause>> Context<T> for Result<T, E> {
+    fn context(self, message: impl Into<String>) -> Result<T, Failure> {
+        self.map_err(|cause| Failure::run(message).because(cause))
+    }
+}
+
 /// A text is the failure of a run.
 impl From<String> for Failure {
     fn from(message: String) -> Self {

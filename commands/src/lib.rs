@@ -20,8 +20,8 @@ pub mod table;
 pub mod units;
 mod value_error;
 
-pub use failure::{Failure, chain, one_line};
-pub use lists::{List, parse_list, parse_set};
+pub use failure::{Context, Failure, chain, one_line};
+pub use lists::{List, name_list, number_list, parse_list, parse_set};
 pub use named::{Named, parse_name};
 #[cfg(feature = "runtime")]
 pub use runtime::Flavour;

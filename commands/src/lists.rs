@@ -1,9 +1,16 @@
 //! Lists on the command line.
 
+use std::ops::RangeInclusive;
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use crate::named::parse_name;
+use crate::units::number;
 use crate::value_error::ValueError;
 
 /// The values of a comma-separated list: at least one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct List<T>(pub Vec<T>);
 
 /// Parses the items of `text` between commas with `item`. A value may be there twice.
@@ -43,19 +50,34 @@ pub fn parse_set<T: PartialEq>(
     Ok(List(values))
 }
 
+/// Returns the parser of a list of whole numbers within `accepted`, each once. `kind` names one of them in an error.
+pub fn number_list<T: TryFrom<u64> + PartialEq>(
+    kind: &'static str,
+    accepted: RangeInclusive<u64>,
+) -> impl Fn(&str) -> Result<List<T>, ValueError> + Clone {
+    let item = number(kind, accepted);
+    move |text| parse_set(text, &item)
+}
+
+/// Returns the parser of a list of choices, each once. `kind` names one of them in an error.
+pub fn name_list<T: ValueEnum + PartialEq>(
+    kind: &'static str,
+) -> impl Fn(&str) -> Result<List<T>, ValueError> + Clone {
+    move |text| parse_set(text, |item| parse_name(kind, item))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::parse_number;
 
     #[test]
     fn lists_have_no_empty_and_no_repeated_items() {
-        let number = |text: &str| parse_number("number", text, 1..=9);
-        assert_eq!(parse_set("1, 2", number), Ok(List(vec![1, 2])));
-        assert_eq!(parse_set("1,,2", number), Err(ValueError::EmptyItem));
-        assert_eq!(parse_set("", number), Err(ValueError::EmptyList));
-        assert_eq!(parse_set("3,1,3", number), Err(ValueError::Repeated("3".to_owned())));
-        assert_eq!(parse_list("3,1,3", number), Ok(List(vec![3, 1, 3])));
-        assert!(matches!(parse_list("10", number), Err(ValueError::Number { .. })));
+        let number = number::<u8>("number", 1..=9);
+        assert_eq!(parse_set("1, 2", &number), Ok(List(vec![1, 2])));
+        assert_eq!(parse_set("1,,2", &number), Err(ValueError::EmptyItem));
+        assert_eq!(parse_set("", &number), Err(ValueError::EmptyList));
+        assert_eq!(number_list::<u8>("number", 1..=9)("3,1,3"), Err(ValueError::Repeated("3".to_owned())));
+        assert_eq!(parse_list("3,1,3", &number), Ok(List(vec![3, 1, 3])));
+        assert!(matches!(parse_list("10", &number), Err(ValueError::Number { .. })));
     }
 }

@@ -44,7 +44,7 @@ pub fn parse_name<T: ValueEnum>(kind: &'static str, text: &str) -> Result<T, Val
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lists::{List, parse_set};
+    use crate::lists::{List, name_list};
 
     #[derive(Clone, Debug, PartialEq, ValueEnum)]
     enum Path {
@@ -59,10 +59,7 @@ mod tests {
             [Path::DropIn.name(), Path::Tcp.name(), Path::Tcp.name()],
             ["drop-in", "grpc-tcp", "grpc-tcp"]
         );
-        assert_eq!(
-            parse_set("grpc-tcp,drop-in", |item| parse_name("path", item)),
-            Ok(List(vec![Path::Tcp, Path::DropIn]))
-        );
+        assert_eq!(name_list("path")("grpc-tcp,drop-in"), Ok(List(vec![Path::Tcp, Path::DropIn])));
         let error = parse_name::<Path>("path", "tcp").map_err(|error| error.to_string());
         assert_eq!(error, Err("unknown path \"tcp\"; accepted: drop-in, grpc-tcp".to_owned()));
     }

@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::fmt::Display;
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt as _;
 use std::process::{Child as Process, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex};
@@ -73,6 +74,18 @@ pub fn how_ended(status: Option<ExitStatus>) -> String {
 pub fn again() -> Result<Command, Failure> {
     let program = std::env::current_exe();
     program.map(Command::new).map_err(|error| Failure::run("can't find the program to start").because(error))
+}
+
+/// Starts this program again in place of this process, with the same arguments and with `value` for an environment variable, which a
+/// process can only set for a program that it starts. It returns only if that fails. Call it before any other work, which is lost.
+pub fn exec_with(variable: &str, value: &str) -> Failure {
+    let failed = Failure::run(format!("can't start again with {variable}={value}"));
+    match again() {
+        Ok(mut command) => {
+            failed.because(command.args(std::env::args_os().skip(1)).env(variable, value).exec())
+        }
+        Err(error) => failed.because(error),
+    }
 }
 
 /// A running process. The drop of this value kills it. A process that heeds the end of its stdin also ends with this process.

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 
+use serde::{Deserialize, Serialize};
 use tokio::runtime::{Builder, Runtime};
 use tonic_rdma::runtime::idle_polling;
 
@@ -12,7 +13,7 @@ use crate::value_error::ValueError;
 const MAX_WORKERS: usize = 256;
 
 /// A flavour of tokio's runtime.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Flavour {
     /// Everything runs on the process's main thread, which polls completions when it has nothing else to do:
     /// [`tonic_rdma::runtime::idle_polling`].

@@ -98,6 +98,33 @@ pub fn parse_number(
     }
 }
 
+/// Returns the parser of a whole number within `accepted`, as [`parse_number`] does it, for an option of type `T`.
+pub fn number<T: TryFrom<u64>>(
+    kind: &'static str,
+    accepted: RangeInclusive<u64>,
+) -> impl Fn(&str) -> Result<T, ValueError> + Clone {
+    move |text| {
+        let number = parse_number(kind, text, accepted.clone())?;
+        let most = accepted.end();
+        T::try_from(number).map_err(|_| ValueError::number(kind, text, format!("whole numbers below {most}")))
+    }
+}
+
+/// Parses a number within `accepted`, which `kind` names in an error.
+///
+/// # Errors
+///
+/// Fails if `text` is no number, or out of the range.
+pub fn parse_decimal(
+    kind: &'static str,
+    text: &str,
+    accepted: RangeInclusive<f64>,
+) -> Result<f64, ValueError> {
+    text.parse().ok().filter(|number| accepted.contains(number)).ok_or_else(|| {
+        ValueError::number(kind, text, format!("numbers from {} to {}", accepted.start(), accepted.end()))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
@@ -113,6 +140,21 @@ mod tests {
         }
         for bad in ["", "0", "-1", "nan", "inf", "1e9", "five", "0.0001", "120us", "2h"] {
             parse_time(bad).expect_err(bad);
+        }
+    }
+
+    #[test]
+    fn numbers_are_within_their_ranges() {
+        let text = |error: ValueError| error.to_string();
+        assert_eq!(number::<u8>("batch", 1..=64)("64"), Ok(64));
+        for bad in ["", "0", "65", "+1", "-1", "1.0"] {
+            let expected = format!("bad batch {bad:?}; accepted: whole numbers from 1 to 64");
+            assert_eq!(number::<u8>("batch", 1..=64)(bad).map_err(text), Err(expected));
+        }
+        assert_eq!(parse_decimal("ratio", "0.5", 0.01..=1000.0), Ok(0.5));
+        for bad in ["", "0", "1001", "NaN", "inf", "half"] {
+            let expected = format!("bad ratio {bad:?}; accepted: numbers from 0.01 to 1000");
+            assert_eq!(parse_decimal("ratio", bad, 0.01..=1000.0).map_err(text), Err(expected));
         }
     }
 
@@ -133,6 +175,7 @@ mod tests {
         fn no_text_makes_a_parser_panic(text in "\\PC*") {
             let _ = parse_time(&text);
             let _ = parse_number("number", &text, 0..=9);
+            let _ = parse_decimal("number", &text, 0.0..=9.0);
         }
     }
 }
