@@ -82,7 +82,7 @@ fn the_benchmarks_explain_every_mode() {
 #[test]
 fn wrong_command_lines_are_found() {
     for line in [
-        "tonic-rdma compare --quick --report out",
+        "tonic-rdma compare --quick --json out.json",
         "RUST_LOG=debug tonic-rdma devices",
         "RDMA_POLL_MODE=event taskset -c 0 tonic-rdma compare --quick",
         "cargo run --release -- compare",

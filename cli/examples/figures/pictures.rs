@@ -7,7 +7,7 @@ use crate::columns::Row;
 use crate::page::Figure;
 use crate::paper::{speed_up, time_ratio};
 
-/// The modes of pictures, and the numbers of their colours, which are those of the command's reports.
+/// The modes of pictures, and the numbers of their colours.
 const MODES: [(&str, usize); 8] = [
     ("grpc-tcp", 5),
     ("grpc-tcp-busy", 10),

@@ -6,7 +6,7 @@
 //!            │            placement ════════════════  placement: tensors, written into the server's memory
 //!            │            memcpy
 //!            ├→ connections: in place of turns in cells, the cost of many connections
-//!            └→ results: rows, facts → table, JSON, report
+//!            └→ results: rows, facts → table, JSON
 //! ```
 //!
 //! This module measures. It never implements a transport: `measure::transport` makes all RDMA connections.
@@ -20,7 +20,7 @@ pub(crate) mod results;
 pub(crate) mod server;
 mod turns;
 
-use tonic_rdma_commands::{Failure, cores};
+use tonic_rdma_commands::{Failure, cores, output};
 
 use crate::compare::connections::ConnectionMeter;
 use crate::compare::modes::grpc::client::{self, GrpcCaller};
@@ -36,7 +36,7 @@ use crate::compare::turns::participant::Participant;
 use crate::measure::http2::Http2;
 use crate::measure::machine::Costs;
 use crate::measure::process::{check_container, raise_open_files};
-use crate::measure::report::{check_outputs, progress_bar};
+use crate::measure::report::progress_bar;
 use crate::measure::transport::{Encode, Rdma, RdmaConnection};
 
 /// Runs the comparison and shows its results.
@@ -54,7 +54,7 @@ pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
     };
     // A connection that fails because the limit is too low is reported.
     let _ = raise_open_files();
-    check_outputs(options.json.as_deref(), options.report.as_deref())?;
+    output::check_files(&[("--json", options.json.as_deref())])?;
     // Must precede the pinning of this process to one core.
     let costs = Costs::measure();
     let cores = conditions.cores().filter(|cores| cores::pin(cores.client).is_ok());

@@ -21,8 +21,8 @@ Lists are separated by commas. A second process is started as the server and end
 Every answer is checked; any error makes the exit status 1, bad input makes it 2.
 
 Examples:
-  tonic-rdma compare                                       all modes but memcpy, nine cells, within 90 s
-  tonic-rdma compare --quick --report out                  fewer cells, within 15 s, with plots in out/index.html
+  tonic-rdma compare                                       eleven modes, nine cells, within 90 s
+  tonic-rdma compare --quick                               fewer cells, within 15 s
   tonic-rdma compare --sizes 64,1MiB --inflight 1,32 --json out.json
   tonic-rdma compare --modes grpc-tcp,grpc-rdma,memcpy --sizes 1GiB --duration 5
   tonic-rdma compare --workload uniform,random,skew        messages of ten buffers, as TensorFlow sends them
@@ -39,12 +39,13 @@ Examples:
 #[derive(Debug, Args)]
 pub(crate) struct CompareOptions {
     /// Modes to compare. gRPC: grpc-tcp, grpc-tcp-busy (in a runtime that never sleeps, at both ends; not with
-    /// --runtime multi-thread), grpc-tcp-tuned (always with --http2 tuned), grpc-uds, grpc-rdma, grpc-rdma-gather
+    /// --runtime multi-thread), grpc-tcp-tuned (always with --http2 tuned), grpc-tcp-shared (to the port
+    /// that also offers RDMA), grpc-uds, grpc-rdma, grpc-rdma-gather
     /// (payloads by reference), grpc-native (generated code as it is, over RDMA without HTTP/2), grpc-native-gather
     /// (likewise, payloads by reference at both ends, sent from registered memory). Tensors without RPC, written to the memory where the receiver expects them: rdma-cp
     /// (copied to registered memory first), rdma-zerocp (sent from registered memory; both ends poll),
     /// rdma-zerocp-await (likewise, but both ends wait by futures). No transport: memcpy (a copy within the client, as
-    /// the limit of the memory) [default: all but memcpy; with --runtime multi-thread not grpc-tcp-busy; with
+    /// the limit of the memory) [default: all but grpc-tcp-shared and memcpy; with --runtime multi-thread not grpc-tcp-busy; with
     /// --newcomer neither grpc-tcp-busy nor grpc-tcp-tuned]
     #[arg(long, value_name = "LIST", value_parser = parse_modes)]
     pub(crate) modes: Option<List<Mode>>,
@@ -122,9 +123,6 @@ pub(crate) struct CompareOptions {
     /// Write the rows as JSON to this file; - is stdout
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Write an HTML page with plots to this directory, as index.html
-    #[arg(long, value_name = "DIR")]
-    pub(crate) report: Option<PathBuf>,
     /// Fewer cells, less time: ends within 15 s, with --newcomer within 20 s
     #[arg(long)]
     pub(crate) quick: bool,
@@ -354,7 +352,7 @@ mod tests {
         assert!(parse_inflight("+1").unwrap_err().to_string().contains("\"+1\""));
         assert!(parse_inflight("99999999999999999999").unwrap_err().to_string().contains("from 1"));
         assert!(
-            parse_modes("grpc-tpc").unwrap_err().to_string().contains("grpc-tcp-tuned, grpc-uds, grpc-rdma")
+            parse_modes("grpc-tpc").unwrap_err().to_string().contains("grpc-tcp-shared, grpc-uds, grpc-rdma")
         );
         let workloads = |text| parse_workloads(text).unwrap_err().to_string();
         assert!(workloads("resnet").contains("\"resnet\"") && workloads("resnet").contains("skew, resnet50"));

@@ -5,7 +5,7 @@
 //!  transport, http2  connections over RDMA, listeners, HTTP/2 settings, encoding
 //!  child, process    child processes; allocator, container and limits of a process
 //!  machine           description, free memory and costs of the machine
-//!  report            table, JSON, HTML page with plots, progress bar
+//!  report            table, JSON, progress bar
 //! ```
 //!
 //! This module never imports a command. The payloads themselves are the package `tonic-rdma-payload`.

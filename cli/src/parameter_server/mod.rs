@@ -26,20 +26,19 @@ mod options;
 mod session;
 mod show;
 
-use crate::measure::report::{check_outputs, progress_bar};
+use crate::measure::report::progress_bar;
 use crate::measure::transport::Rdma;
 use crate::parameter_server::meter::TrainingMeter;
 
 pub(crate) use crate::parameter_server::options::{HELP, ParameterServerOptions, ProcessOptions};
 use crate::parameter_server::show::TrainingFacts;
-use tonic_rdma_commands::Failure;
-use tonic_rdma_commands::cores;
+use tonic_rdma_commands::{Failure, cores, output};
 
 /// Measures, and shows the results.
 pub(crate) fn run(options: &ParameterServerOptions) -> Result<(), Failure> {
     // A bad variable or provider is refused before the measuring.
     Rdma::new(&options.provider)?;
-    check_outputs(options.json.as_deref(), options.report.as_deref())?;
+    output::check_files(&[("--json", options.json.as_deref())])?;
     let cells = meter::cells(options)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::run("can't start a runtime").because(error))?;

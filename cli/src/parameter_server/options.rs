@@ -45,7 +45,7 @@ factor \"workers\" makes up for this, because W workers then compute W times as 
 Examples:
   tonic-rdma parameter-server                                    seven models, one worker, all modes
   tonic-rdma parameter-server --models gru --duration 0.5        in a few seconds
-  tonic-rdma parameter-server --models vgg16,lstm --workers 1,2,4 --report out
+  tonic-rdma parameter-server --models vgg16,lstm --workers 1,2,4
   tonic-rdma parameter-server --compute wait,work --batch 1,8,32,64   figure 9 of the paper
   tonic-rdma parameter-server --models lstm --workers 1,2,4,8 --servers workers --compute wait --compute-scale workers";
 
@@ -98,9 +98,6 @@ pub(crate) struct ParameterServerOptions {
     /// Write the rows as JSON to this file; - is stdout
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Write an HTML page with plots to this directory, as index.html
-    #[arg(long, value_name = "DIR")]
-    pub(crate) report: Option<PathBuf>,
 }
 
 impl ParameterServerOptions {

@@ -1,4 +1,4 @@
-//! What a run shows: the facts about it, the columns of its table, their explanation, and the plots.
+//! What a run shows: the facts about it, the columns of its table, and their explanation.
 
 use std::time::Duration;
 
@@ -7,10 +7,9 @@ use tonic_rdma_commands::table::{dash, times};
 use tonic_rdma_commands::{Failure, Named as _, units};
 
 use crate::compare::modes::mode::Mode;
-use crate::compare::results::show::bars;
 use crate::measure::consume::Consume;
 use crate::measure::machine::{Costs, Environment};
-use crate::measure::report::{Bars, Column, Report, column};
+use crate::measure::report::{Column, Report, column};
 use crate::parameter_server::load::{Compute, Load, Servers};
 use crate::parameter_server::meter::{ROUNDS, TrainingCell, TrainingMeter};
 use crate::parameter_server::options::ParameterServerOptions;
@@ -22,7 +21,7 @@ pub(crate) fn show(
     facts: &TrainingFacts,
     rows: &[TrainingRow],
 ) -> Result<(), Failure> {
-    report(facts, facts.lines(), rows).show(options.json.as_deref(), options.report.as_deref())
+    report(facts, facts.lines(), rows).show(options.json.as_deref())
 }
 
 fn report<'a, F>(
@@ -31,10 +30,8 @@ fn report<'a, F>(
     rows: &'a [TrainingRow],
 ) -> Report<'a, F, TrainingRow> {
     Report {
-        title: "tonic-rdma parameter-server",
         facts,
         lines,
-        plots: plots(rows),
         columns: columns(rows),
         rows,
         beside: TrainingRow::is_beside,
@@ -192,70 +189,6 @@ fn legend(rows: &[TrainingRow]) -> String {
     legend
 }
 
-/// Draws all models side by side for each number of workers and load. If there are several numbers of workers, it also
-/// draws how each model scales over them, as in the paper's figure 11. If there are several batches, it draws each model
-/// over them, as in figure 9.
-fn plots(rows: &[TrainingRow]) -> Vec<Bars> {
-    let measured: Vec<&TrainingRow> = rows.iter().filter(|row| row.skipped.is_none()).collect();
-    let workers = distinct(measured.iter().map(|row| row.workers)).len();
-    let load = |row: &TrainingRow| (row.load.compute, row.load.batch);
-    let with = |row: &TrainingRow| row.load.label().map(|load| format!(", {load}")).unwrap_or_default();
-    let plural = |row: &TrainingRow| if row.workers == 1 { "worker" } else { "workers" };
-    let mut plots = Vec::new();
-    for of in apart(&measured, |row| (row.workers, load(row))) {
-        let title = format!("Mini-batches a second, {} {}{}", of[0].workers, plural(of[0]), with(of[0]));
-        plots.push(speed(title, "model", true, &of, |row| row.model.to_owned()));
-    }
-    for of_model in apart(&measured, |row| row.model) {
-        for of in apart(&of_model, load).iter().filter(|_| workers > 1) {
-            let title = format!("{}{}: mini-batches a second of all workers", of[0].model, with(of[0]));
-            plots.push(speed(title, "workers", false, of, |row| row.workers.to_string()));
-        }
-        for of in apart(&of_model, |row| (row.workers, row.load.compute)) {
-            if distinct(of.iter().filter_map(|row| row.load.batch)).len() > 1 {
-                let (row, kind) = (of[0], of[0].load.compute.name());
-                let title =
-                    format!("{}, {} {}, {kind}: mini-batches a second", row.model, row.workers, plural(row));
-                plots.push(speed(title, "batch", false, &of, |row| row.load.batch.unwrap_or(0).to_string()));
-            }
-        }
-    }
-    plots
-}
-
-/// Returns the rows of each value of `key` apart.
-fn apart<'a, K: PartialEq>(
-    rows: &[&'a TrainingRow],
-    key: impl Fn(&TrainingRow) -> K,
-) -> Vec<Vec<&'a TrainingRow>> {
-    let of = |value| rows.iter().copied().filter(|row| key(row) == value).collect();
-    distinct(rows.iter().map(|row| key(row))).into_iter().map(of).collect()
-}
-
-/// Plots the speed of `rows`. `group` gives the name of a row's group.
-fn speed(
-    title: String,
-    x_axis: &'static str,
-    logarithmic: bool,
-    rows: &[&TrainingRow],
-    group: impl Fn(&TrainingRow) -> String,
-) -> Bars {
-    let value = |row: &TrainingRow| (row.mode, Some(row.minibatches_per_s));
-    let title = format!("{title} (higher is better)");
-    bars((title, x_axis, "mini-batches/s"), logarithmic, rows, group, value)
-}
-
-/// Returns each value once, in their order.
-fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
-    let mut distinct = Vec::new();
-    for value in values {
-        if !distinct.contains(&value) {
-            distinct.push(value);
-        }
-    }
-    distinct
-}
-
 /// The figures of one mode with one model, one number of workers and one load.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct TrainingRow {
@@ -409,38 +342,15 @@ mod tests {
         tally.row()
     }
 
-    fn drawn(rows: &[TrainingRow]) -> Vec<String> {
-        plots(rows).iter().map(|plot| plot.draw().unwrap()).collect()
-    }
-
     fn table(rows: &[TrainingRow]) -> String {
         report(&(), Vec::new(), rows).text()
     }
 
     #[test]
-    fn plots_are_by_model_and_by_number_of_workers() {
-        let one = [row(Mode::GrpcTcp, Model::Gru, 1), row(Mode::RdmaCp, Model::Vgg16, 1)];
-        let drawn = drawn(&one);
-        assert_eq!(drawn.len(), 1);
-        for text in ["gru", "vgg16", "grpc-tcp", "rdma-cp", "mini-batches/s", "1 worker ("] {
-            assert!(drawn[0].contains(text), "{text}");
-        }
-        assert!(!drawn[0].contains("rdma-zerocp"));
-        let several = [&one[..], &[row(Mode::GrpcTcp, Model::Gru, 4)]].concat();
-        assert_eq!(plots(&several).len(), 2 + 2);
-        assert_eq!(plots(&[]).len(), 0);
-    }
-
-    #[test]
-    fn plots_with_loads_are_by_batch_too() {
+    fn rows_with_a_load_show_it() {
         let load =
             |batch| Load { compute: Compute::Wait, batch: Some(batch), time: Duration::from_millis(5) };
         let of = |batch| loaded(Mode::GrpcTcp, Model::Gru, 1, load(batch));
-        let drawn = drawn(&[of(1), of(64)]);
-        // One for each batch, and one over both.
-        assert_eq!(drawn.len(), 3);
-        assert!(drawn[1].contains("1 worker, batch 64, wait"), "{}", drawn[1]);
-        assert!(drawn[2].contains("gru, 1 worker, wait"), "{}", drawn[2]);
         let text = table(&[of(8)]);
         assert!(text.contains("× local") && text.contains("5.00 ms") && !text.contains("servers"), "{text}");
     }
@@ -456,7 +366,6 @@ mod tests {
         let text = table(&rows);
         let line = text.lines().find(|line| line.contains("vgg16")).unwrap();
         assert!(line.contains('–') && line.contains("512 MiB in 32"), "{text}");
-        assert_eq!(plots(&rows).len(), 1);
     }
 }
 

@@ -52,7 +52,7 @@ fn json_to_a_dash_is_all_that_stdout_has() {
 #[test]
 fn a_comparison_is_measured_checked_and_written() {
     let folder = tempfile::tempdir().unwrap();
-    let (json, report) = (folder.path().join("rows.json"), folder.path().join("report"));
+    let json = folder.path().join("rows.json");
     let output = run(&[
         "compare",
         "--sizes",
@@ -63,8 +63,6 @@ fn a_comparison_is_measured_checked_and_written() {
         "0.1",
         "--json",
         json.to_str().unwrap(),
-        "--report",
-        report.to_str().unwrap(),
     ]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
@@ -91,15 +89,11 @@ fn a_comparison_is_measured_checked_and_written() {
         assert!(MODES.contains(&row["mode"].as_str().unwrap()));
         assert!(row["bytes"].is_u64() && row["inflight"].is_u64());
     }
-    let page = std::fs::read_to_string(report.join("index.html")).unwrap();
-    assert!(page.contains("<svg") && page.contains("grpc-rdma"));
 }
 
 #[test]
 fn connections_are_counted_in_rows_with_their_memory() {
-    let folder = tempfile::tempdir().unwrap();
-    let report = folder.path().to_str().unwrap();
-    let arguments = ["--connections", "3", "--inflight", "2", "--duration", "0.05", "--report", report];
+    let arguments = ["--connections", "3", "--inflight", "2", "--duration", "0.05"];
     let (written, printed) = compare(&arguments);
     let rows = written["rows"].as_array().unwrap();
     // One connection, then two and three with one of them busy and with all of them busy.
@@ -120,8 +114,6 @@ fn connections_are_counted_in_rows_with_their_memory() {
     assert_eq!(tcp["descriptors_each"], 2, "{tcp}");
     assert_eq!(written["checks"]["mismatches"], 0);
     assert!(printed.contains("memory each") && printed.contains("grpc-native"), "{printed}");
-    let page = std::fs::read_to_string(folder.path().join("index.html")).unwrap();
-    assert!(page.contains("<svg") && page.contains("all connections busy"));
 }
 
 #[test]
@@ -224,10 +216,8 @@ fn tensors_are_placed_one_by_one_in_sets_in_batches_and_in_an_open_loop() {
 
 #[test]
 fn an_open_loop_offers_its_rate_and_names_modes_that_fall_behind() {
-    let folder = tempfile::tempdir().unwrap();
-    let report = folder.path().to_str().unwrap();
     let arguments = ["--rate", "20,200", "--sizes", "64", "--workload", "uniform", "--duration", "0.2"];
-    let (written, printed) = compare(&[&arguments[..], &["--report", report]].concat());
+    let (written, printed) = compare(&arguments);
     let rows = written["rows"].as_array().unwrap();
     assert_eq!(rows.len(), MODES.len() * 2 * 2);
     for row in rows {
@@ -239,8 +229,7 @@ fn an_open_loop_offers_its_rate_and_names_modes_that_fall_behind() {
         assert_percentile(row, "p99_us", 100);
     }
     assert!(printed.contains("offered/s") && printed.contains("open loop"), "{printed}");
-    let page = std::fs::read_to_string(folder.path().join("index.html")).unwrap();
-    assert!(page.contains("uniform at 200") && page.contains("achieved/s"));
+    assert!(printed.contains("uniform") && printed.contains("achieved/s"), "{printed}");
 }
 
 #[test]

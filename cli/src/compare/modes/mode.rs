@@ -20,6 +20,8 @@ pub(crate) enum Mode {
     GrpcTcpBusy,
     /// As `GrpcTcp`, with the HTTP/2 windows and frames that suit it best. The other modes keep theirs.
     GrpcTcpTuned,
+    /// As `GrpcTcp`, to the port that also offers RDMA: what that listener costs a client that knows nothing of it.
+    GrpcTcpShared,
     /// tonic over a Unix domain socket.
     GrpcUds,
     /// tonic over this library's connector, RDMA required.
@@ -72,7 +74,7 @@ impl Mode {
     /// lacks both.
     pub(crate) fn default_list(newcomer: bool, runtime: Flavour) -> Vec<Self> {
         let is_in = |mode: &Self| match mode {
-            Self::Memcpy => false,
+            Self::Memcpy | Self::GrpcTcpShared => false,
             Self::GrpcTcpBusy => !newcomer && mode.is_for(runtime),
             Self::GrpcTcpTuned => !newcomer,
             _ => true,
@@ -80,7 +82,7 @@ impl Mode {
         Self::all().iter().copied().filter(is_in).collect()
     }
 
-    /// Returns whether the mode needs an RDMA device.
+    /// Returns whether the mode needs an RDMA device, at the server at least.
     pub(crate) const fn uses_rdma(self) -> bool {
         !matches!(self, Self::GrpcTcp | Self::GrpcTcpBusy | Self::GrpcTcpTuned | Self::GrpcUds | Self::Memcpy)
     }
@@ -166,8 +168,10 @@ mod tests {
     }
 
     #[test]
-    fn memcpy_is_measured_only_on_request() {
-        assert_eq!(Mode::default_list(false, Flavour::IdlePolling), Mode::all()[..11]);
+    fn memcpy_and_the_shared_port_are_measured_only_on_request() {
+        let usual = Mode::default_list(false, Flavour::IdlePolling);
+        assert_eq!(usual.len(), Mode::all().len() - 2);
+        assert!(!usual.contains(&Mode::Memcpy) && !usual.contains(&Mode::GrpcTcpShared));
         let newcomer = Mode::default_list(true, Flavour::CurrentThread);
         assert_eq!((newcomer[0], newcomer[1], newcomer.len()), (Mode::GrpcTcp, Mode::GrpcUds, 9));
     }

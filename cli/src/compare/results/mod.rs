@@ -1,4 +1,4 @@
-//! The results of a run: rows of figures and the facts about the run, shown as a table, as JSON and as a page with plots.
+//! The results of a run: rows of figures and the facts about the run, shown as a table and as JSON.
 
 pub(crate) mod facts;
 pub(crate) mod row;

@@ -1,15 +1,13 @@
-//! What a run shows: the columns of its table, their explanation, and the plots.
+//! What a run shows: the columns of its table, and their explanation.
 
-use tonic_rdma_commands::plot::Series;
 use tonic_rdma_commands::table::{dash, times};
 use tonic_rdma_commands::{Failure, units};
 
 use crate::compare::modes::mode::Mode;
 use crate::compare::options::CompareOptions;
-use crate::compare::plan::cell::Cell;
 use crate::compare::results::facts::Facts;
-use crate::compare::results::row::{Connections, Ratio, Row, check_ratios};
-use crate::measure::report::{Bars, Column, Report, column};
+use crate::compare::results::row::{Ratio, Row, check_ratios};
+use crate::measure::report::{Column, Report, column};
 
 /// Explains the columns of `--connections`.
 const OF_CONNECTIONS: &str = "
@@ -20,7 +18,7 @@ calls where one connection is busy, after them where all are. With one connectio
 
 /// Writes all outputs that `options` ask for. Errors in rows, and a ratio below that of `--at-least`, are failures.
 pub(crate) fn show(options: &CompareOptions, facts: &Facts, rows: &[Row]) -> Result<(), Failure> {
-    report(facts, rows).show(options.json.as_deref(), options.report.as_deref())?;
+    report(facts, facts.lines(), rows).show(options.json.as_deref())?;
     let errors: Vec<String> = rows.iter().filter(|row| row.errors > 0).map(Row::describe_errors).collect();
     match (errors.as_slice(), options.at_least) {
         ([], None) => Ok(()),
@@ -29,17 +27,8 @@ pub(crate) fn show(options: &CompareOptions, facts: &Facts, rows: &[Row]) -> Res
     }
 }
 
-fn report<'a>(facts: &'a Facts, rows: &'a [Row]) -> Report<'a, Facts, Row> {
-    Report {
-        title: "tonic-rdma compare",
-        facts,
-        lines: facts.lines(),
-        plots: plots(rows),
-        columns: columns(rows),
-        rows,
-        beside: Row::is_beside,
-        legend: legend(rows),
-    }
+fn report<'a, F>(facts: &'a F, lines: Vec<(&'static str, String)>, rows: &'a [Row]) -> Report<'a, F, Row> {
+    Report { facts, lines, columns: columns(rows), rows, beside: Row::is_beside, legend: legend(rows) }
 }
 
 /// Returns the columns that `rows` need.
@@ -112,6 +101,9 @@ fn legend(rows: &[Row]) -> String {
     if has(Mode::GrpcTcpTuned) {
         legend.push_str("\ngrpc-tcp-tuned: grpc-tcp with the windows and frames of --http2 tuned.");
     }
+    if has(Mode::GrpcTcpShared) {
+        legend.push_str("\ngrpc-tcp-shared: grpc-tcp to the port that also offers RDMA.");
+    }
     if has(Mode::GrpcNative) {
         legend.push_str("\ngrpc-native: generated code as it is over native calls: RDMA without HTTP/2.");
     }
@@ -156,196 +148,19 @@ fn measured(row: &Row, text: String) -> String {
     if row.ops == 0 { dash() } else { text }
 }
 
-/// The number of the colour of each mode, in the order of [`Mode::all`].
-const COLOURS: [usize; 12] = [5, 10, 11, 0, 1, 4, 8, 9, 6, 3, 2, 7];
-
-/// The quantity of a plot.
-#[derive(Clone, Copy)]
-struct Figure {
-    title: &'static str,
-    axis: &'static str,
-    value: fn(&Row, &[Row]) -> Option<f64>,
-    /// Whether the axis is logarithmic. Otherwise it begins at zero.
-    logarithmic: bool,
-}
-
-const MEDIAN: Figure = Figure {
-    title: "Latency: median of one operation (lower is better)",
-    axis: "p50 in µs",
-    value: |row, _| Some(row.p50_us),
-    logarithmic: true,
-};
-
-const CPU: Figure = Figure {
-    title: "CPU time of both processes for an operation (lower is better)",
-    axis: "µs",
-    value: |row, _| Some(row.cpu_us_per_op),
-    logarithmic: true,
-};
-
-/// The plots of a closed loop.
-const CLOSED_LOOP: [Figure; 4] = [
-    MEDIAN,
-    Figure {
-        title: "Throughput against grpc-tcp (higher is better)",
-        axis: "times grpc-tcp",
-        value: |row, rows| Ratio::of(row, rows).throughput,
-        logarithmic: false,
-    },
-    Figure {
-        title: "Payload carried (higher is better)",
-        axis: "GB/s",
-        value: |row, _| Some(row.gbytes_per_s),
-        logarithmic: true,
-    },
-    CPU,
-];
-
-/// The plots of an open loop: latency under load, and the share of operations that were carried.
-const OPEN_LOOP: [Figure; 5] = [
-    MEDIAN,
-    Figure {
-        title: "Latency under load: 99 % of operations were faster (lower is better)",
-        axis: "p99 in µs",
-        value: |row, _| row.p99_us,
-        logarithmic: true,
-    },
-    Figure {
-        title: "Latency under load: 99.9 % of operations were faster (lower is better)",
-        axis: "p99.9 in µs",
-        value: |row, _| row.p999_us,
-        logarithmic: true,
-    },
-    Figure {
-        title: "Operations carried of those offered (higher is better)",
-        axis: "%",
-        value: |row, _| row.rate.map(|rate| 100.0 * row.ops_per_s / rate),
-        logarithmic: false,
-    },
-    CPU,
-];
-
-/// The plots of `--connections`, over their number: the quantity, and whether all connections are busy or one of them.
-const CONNECTIONS: [(Figure, bool); 4] = [
-    (Figure { title: "Latency: median, all connections busy (lower is better)", ..MEDIAN }, true),
-    (
-        Figure { title: "Latency: median on one connection, the others idle (lower is better)", ..MEDIAN },
-        false,
-    ),
-    (
-        Figure {
-            title: "Operations a second, all connections busy (higher is better)",
-            axis: "operations a second",
-            value: |row, _| Some(row.ops_per_s),
-            logarithmic: true,
-        },
-        true,
-    ),
-    (
-        Figure {
-            title: "Memory of each connection after calls on all of them (lower is better)",
-            axis: "KiB",
-            value: |row, _| Some(row.connections?.memory_bytes_each? as f64 / 1024.0),
-            logarithmic: true,
-        },
-        true,
-    ),
-];
-
-/// Returns the name of a cell below its bars.
-fn label(cell: &Cell) -> String {
-    match (cell.rate, cell.inflight) {
-        (Some(rate), _) => format!("{} at {}", cell.load.label(), units::count(rate)),
-        (None, 1) => cell.load.label(),
-        (None, calls) => format!("{} × {calls}", cell.load.label()),
-    }
-}
-
-/// Returns the plots of `rows`.
-fn plots(rows: &[Row]) -> Vec<Bars> {
-    if is_of_connections(rows) {
-        let cells = rows.chunk_by(|one, next| one.cell == next.cell);
-        return cells
-            .flat_map(|cell| CONNECTIONS.iter().map(|curve| over_connections(curve, cell)))
-            .collect();
-    }
-    let (figures, x_axis): (&[Figure], _) = match is_open_loop(rows) {
-        true => (&OPEN_LOOP, "payload at operations offered each second"),
-        false => (&CLOSED_LOOP, "payload × calls in flight"),
-    };
-    let plot = |figure: &Figure| {
-        let all: Vec<&Row> = rows.iter().collect();
-        let (title, group) = (figure.title.to_owned(), |row: &Row| label(&row.cell));
-        bars((title, x_axis, figure.axis), figure.logarithmic, &all, group, |row| {
-            (row.mode, (figure.value)(row, rows))
-        })
-    };
-    figures.iter().map(plot).collect()
-}
-
-/// Plots a quantity of the rows of one cell over the number of connections.
-fn over_connections((figure, all_busy): &(Figure, bool), rows: &[Row]) -> Bars {
-    let is_shown = |of: Connections| of.busy == if *all_busy { of.connections } else { 1 };
-    let shown: Vec<&Row> = rows.iter().filter(|row| row.connections.is_some_and(is_shown)).collect();
-    let cell = rows.first().map(|row| row.cell.label()).unwrap_or_default();
-    let title = format!("{cell}: {}", figure.title);
-    let group = |row: &Row| row.connections.map(|of| of.connections.to_string()).unwrap_or_default();
-    bars((title, "connections", figure.axis), figure.logarithmic, &shown, group, |row| {
-        (row.mode, (figure.value)(row, rows))
-    })
-}
-
-/// Makes a plot of title and axes with a group of bars for each name that `group` gives, in the order of `rows`, and
-/// with a bar for each mode.
-pub(crate) fn bars<R>(
-    (title, x_axis, y_axis): (String, &'static str, &'static str),
-    logarithmic: bool,
-    rows: &[&R],
-    group: impl Fn(&R) -> String,
-    value: impl Fn(&R) -> (Mode, Option<f64>),
-) -> Bars {
-    let mut groups: Vec<String> = Vec::new();
-    for name in rows.iter().map(|row| group(row)) {
-        if !groups.contains(&name) {
-            groups.push(name);
-        }
-    }
-    let series = |(mode, colour): (&Mode, usize)| {
-        let find = |name: &String| {
-            let of_group = rows.iter().filter(|row| group(row) == *name);
-            of_group.map(|row| value(row)).find(|(of, _)| of == mode)?.1
-        };
-        let values: Vec<Option<f64>> = groups.iter().map(find).collect();
-        let bars = values.iter().map(|value| value.unwrap_or(0.0)).collect();
-        values.iter().any(Option::is_some).then(|| Series::new(mode.name(), colour, bars))
-    };
-    let series = Mode::all().iter().zip(COLOURS).filter_map(series).collect();
-    Bars { title, x_axis, y_axis, logarithmic, groups, series }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
-    use crate::compare::plan::cell::Load;
-    use crate::compare::results::row::sample_row;
+    use crate::compare::plan::cell::{Cell, Load};
+    use crate::compare::results::row::{Connections, sample_row};
     use crate::workload::{Mix, Workload};
 
     fn table(rows: &[Row]) -> String {
-        let (columns, legend) = (columns(rows), String::new());
-        let beside = Row::is_beside;
-        let report = Report {
-            title: "",
-            facts: &(),
-            lines: Vec::new(),
-            plots: Vec::new(),
-            columns,
-            rows,
-            beside,
-            legend,
-        };
-        report.text()
+        let report = report(&(), Vec::new(), rows);
+        // Without the explanation below the table.
+        Report { legend: String::new(), ..report }.text()
     }
 
     #[test]
@@ -390,37 +205,6 @@ mod tests {
         assert!(legend(&rows).contains("fell behind") && !legend(&rows[1..]).contains("fell behind"));
     }
 
-    fn assert_shown(rows: &[Row], texts: &[&str]) {
-        for plot in plots(rows) {
-            let svg = plot.draw().unwrap();
-            for text in texts.iter().chain([&plot.y_axis]) {
-                assert!(svg.contains(text), "{text:?} is missing in {}", plot.title);
-            }
-        }
-    }
-
-    #[test]
-    fn every_figure_names_its_axes_and_modes() {
-        let rows = [
-            sample_row("grpc-tcp", Cell::closed(64, 1), 80.0),
-            sample_row("grpc-rdma", Cell::closed(64, 1), 12.0),
-            sample_row("grpc-tcp", Cell::closed(1 << 20, 1), 700.0),
-        ];
-        assert_shown(&rows, &["grpc-tcp", "grpc-rdma", "payload × calls in flight", "1 MiB"]);
-    }
-
-    #[test]
-    fn workloads_and_rates_have_their_names_below_the_bars() {
-        let skew = Load::Workload(Workload::Mix(Mix::Skew));
-        let cell = |rate| Cell { load: skew, inflight: 8, rate };
-        assert_shown(&[sample_row("grpc-tcp", cell(None), 80.0)], &["skew × 8"]);
-        let open = [
-            sample_row("grpc-tcp", cell(Some(500.0)), 80.0),
-            sample_row("grpc-tcp", cell(Some(1000.0)), 90.0),
-        ];
-        assert_shown(&open, &["skew at 500", "skew at 1000", "operations offered each second"]);
-    }
-
     fn of_connections() -> Vec<Row> {
         let row = |mode, connections, busy, p50_us| {
             let memory_bytes_each = Some(40 << 10);
@@ -455,21 +239,5 @@ mod tests {
             Some(Connections { connections: 8, busy: 8, memory_bytes_each: None, descriptors_each: None });
         let text = table(&[row]);
         assert!(text.lines().any(|line| line.contains("grpc-native") && line.contains('–')), "{text}");
-    }
-
-    #[test]
-    fn every_curve_has_its_modes_and_counts() {
-        let drawn = plots(&of_connections());
-        assert_eq!(drawn.len(), CONNECTIONS.len());
-        for svg in drawn.iter().map(|plot| plot.draw().unwrap()) {
-            for text in ["64 B × 1", "connections", "grpc-native", "grpc-tcp"] {
-                assert!(svg.contains(text), "{text} is missing");
-            }
-        }
-    }
-
-    #[test]
-    fn no_rows_give_empty_plots() {
-        assert!(plots(&[]).iter().all(|plot| plot.draw().unwrap().is_empty()));
     }
 }

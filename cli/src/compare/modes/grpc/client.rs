@@ -319,6 +319,10 @@ pub(crate) async fn connect(
     match mode {
         Mode::GrpcTcp | Mode::GrpcTcpBusy => Ok((tcp(addresses.tcp, http2).await?.into(), None)),
         Mode::GrpcTcpTuned => Ok((tcp(addresses.tcp_tuned, Http2::Tuned).await?.into(), None)),
+        Mode::GrpcTcpShared => {
+            let address = addresses.rdma.ok_or_else(no_listener)?;
+            Ok((tcp(address, http2).await?.into(), None))
+        }
         Mode::GrpcUds => Ok((uds(addresses, http2).await?.into(), None)),
         Mode::GrpcRdma | Mode::GrpcRdmaGather => {
             // For payloads from the server there is a listener that sends them by reference.
