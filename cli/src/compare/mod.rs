@@ -115,7 +115,7 @@ async fn measure(
     let result = tokio::select! {
         biased;
         _ = tokio::signal::ctrl_c() => Err(Failure::Interrupted),
-        failure = server.end() => Err(failure),
+        Some(failure) = server.end() => Err(failure),
         result = work => result,
     };
     progress.finish_and_clear();

@@ -1,6 +1,7 @@
 //! Child processes that run this program again. A child gets commands on its stdin and writes reports to its stdout, a line of JSON
 //! each. It ends by itself when its parent ends.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::process::Command;
 use std::time::Duration;
@@ -30,12 +31,16 @@ pub(crate) struct Children<R> {
     running: Vec<Child>,
     sender: UnboundedSender<(usize, Event<Line<R>>)>,
     events: UnboundedReceiver<(usize, Event<Line<R>>)>,
+    /// The children that have reported a failure. They end by themselves, and their end explains nothing more.
+    failed: BTreeSet<usize>,
+    /// Number of children that have ended.
+    ended: usize,
 }
 
 impl<R: DeserializeOwned + Send + 'static> Children<R> {
     pub(crate) fn new() -> Self {
         let (sender, events) = mpsc::unbounded_channel();
-        Self { running: Vec::new(), sender, events }
+        Self { running: Vec::new(), sender, events, failed: BTreeSet::new(), ended: 0 }
     }
 
     /// Starts a child. Children have numbers, in the order of their starts.
@@ -81,37 +86,56 @@ impl<R: DeserializeOwned + Send + 'static> Children<R> {
                 return Err(Failure::run(format!("{name} gave no answer in time: it is stuck")));
             };
             let Some((from, event)) = event else { return Err(Failure::run("all processes have ended")) };
-            let name = self.name(from).to_owned();
-            match event {
-                Event::Report(Line::Report(report)) => match reports
-                    .get_mut(from.wrapping_sub(children.start))
-                {
+            match self.heed(from, event) {
+                Ok(None) => {}
+                Ok(Some(report)) => match reports.get_mut(from.wrapping_sub(children.start)) {
                     Some(place) => *place = Some(report),
-                    None => return Err(Failure::run(format!("{name} sent a report that nothing waits for"))),
+                    None => {
+                        let name = self.name(from);
+                        return Err(Failure::run(format!("{name} sent a report that nothing waits for")));
+                    }
                 },
-                Event::Report(Line::Failed { reason, usage: true }) => {
-                    return Err(Failure::usage(format!("{name}: {reason}")));
+                Err(failure) if self.failed.contains(&from) => {
+                    return self.explain(Err(failure), patience).await;
                 }
-                Event::Report(Line::Failed { reason, usage: false }) => {
-                    return self.explain(Err(Failure::run(format!("{name}: {reason}"))), patience).await;
-                }
-                event => return Err(ended(&name, event)),
+                Err(failure) => return Err(failure),
             }
         }
         Ok(reports.into_iter().flatten().collect())
     }
 
-    /// Waits for the unexpected end of a child, and returns the failure to report.
-    pub(crate) async fn end(&mut self) -> Failure {
-        while let Some((from, event)) = self.events.recv().await {
-            match event {
-                // A child that has reported a failure ends by itself. It explains nothing more.
-                Event::Report(_) => {}
-                Event::Ended(Some(status)) if status.success() => {}
-                event => return ended(self.name(from), event),
+    /// Returns the report that `event` has. A child that fails or ends is an error, unless it reported a failure before.
+    fn heed(&mut self, from: usize, event: Event<Line<R>>) -> Result<Option<R>, Failure> {
+        let is_first = self.failed.is_empty();
+        self.ended += usize::from(matches!(event, Event::Ended(_)));
+        let text = match event {
+            Event::Report(Line::Report(report)) => return Ok(Some(report)),
+            Event::Report(Line::Failed { reason, usage }) => {
+                self.failed.insert(from);
+                let text = format!("{}: {reason}", self.name(from));
+                return match usage {
+                    // Peers of a process that failed fail too. The first failure is the one to report.
+                    _ if !is_first => Ok(None),
+                    true => Err(Failure::usage(text)),
+                    false => Err(Failure::run(text)),
+                };
+            }
+            Event::Ended(_) if self.failed.contains(&from) => return Ok(None),
+            Event::Garbage(line) => format!("wrote a line that is no report: {line}"),
+            Event::Ended(status) => format!("ended in the middle of the run ({})", how_ended(status)),
+        };
+        Err(Failure::run(format!("{} {text}", self.name(from))))
+    }
+
+    /// Waits for the failure or the end of a child, and returns the failure to report, or nothing when all children have ended.
+    pub(crate) async fn end(&mut self) -> Option<Failure> {
+        while self.ended < self.running.len() {
+            let (from, event) = self.events.recv().await?;
+            if let Err(failure) = self.heed(from, event) {
+                return Some(failure);
             }
         }
-        Failure::run("all processes have ended")
+        None
     }
 
     /// Returns `result`. If it is a failure and a child ends within `patience`, the end of the child is the failure,
@@ -123,20 +147,11 @@ impl<R: DeserializeOwned + Send + 'static> Children<R> {
     ) -> Result<T, Failure> {
         match result {
             Err(failure @ Failure::Run { .. }) => {
-                Err(tokio::time::timeout(patience, self.end()).await.unwrap_or(failure))
+                Err(tokio::time::timeout(patience, self.end()).await.ok().flatten().unwrap_or(failure))
             }
             other => other,
         }
     }
-}
-
-/// Returns the failure of a child that has ended, or whose stdout has another line than a report.
-fn ended<R>(name: &str, event: Event<R>) -> Failure {
-    Failure::run(match event {
-        Event::Report(_) => format!("{name} sent an unexpected report"),
-        Event::Garbage(line) => format!("{name} wrote a line that is no report: {line}"),
-        Event::Ended(status) => format!("{name} ended in the middle of the run ({})", how_ended(status)),
-    })
 }
 
 /// Receives the commands of the parent. The process ends when the parent does, even if its runtime is busy.
@@ -158,5 +173,54 @@ pub(crate) fn report_failure(result: Result<(), Failure>) -> Result<(), Failure>
             process::report(&Line::<()>::Failed { usage: failure.is_usage(), reason: failure.with_causes() })
         }
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+    use super::*;
+
+    /// A time that only a wait without an end exceeds.
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    /// Starts children, each of which runs a script.
+    fn children(scripts: &[&str]) -> Children<u32> {
+        let mut children = Children::new();
+        for script in scripts {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]);
+            children.start("the child", command).unwrap();
+        }
+        children
+    }
+
+    #[tokio::test]
+    async fn a_reported_failure_is_not_waited_for_when_no_child_is_left_to_explain_it() {
+        let mut children = children(&[r#"echo '{"failed":{"reason":"no memory","usage":false}}'"#]);
+        let hearing = children.hear(0..1, Instant::now() + LIMIT, 100 * LIMIT);
+        let heard = tokio::time::timeout(LIMIT, hearing)
+            .await
+            .expect("it waits for the end of a child that has ended");
+        assert_eq!(heard.unwrap_err().to_string(), "the child: no memory");
+    }
+
+    #[tokio::test]
+    async fn a_child_that_ends_in_the_middle_of_a_run_is_named_whatever_its_status() {
+        for (status, named) in [("0", "(exit status: 0)"), ("3", "(exit status: 3)")] {
+            let mut children = children(&[&format!("echo '{{\"report\":7}}'; exit {status}")]);
+            assert_eq!(children.hear(0..1, Instant::now() + LIMIT, LIMIT).await.unwrap(), [7]);
+            let ended = tokio::time::timeout(LIMIT, children.end()).await.expect("its end is not noticed");
+            assert!(format!("{ended:?}").contains(named), "{ended:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_end_of_another_child_explains_a_reported_failure() {
+        let failed = r#"echo '{"failed":{"reason":"lost","usage":false}}'"#;
+        let mut children = children(&[failed, "sleep 0.1; kill -9 $$"]);
+        let error = children.hear(0..2, Instant::now() + LIMIT, LIMIT).await.unwrap_err().to_string();
+        assert!(error.contains("in the middle of the run (ended (signal: 9"), "{error}");
     }
 }

@@ -376,6 +376,7 @@ impl SetCall for VariableCall {
 type Calls = Arc<[VariableCall]>;
 
 struct Worker {
+    number: usize,
     /// The connections of each gRPC mode, one to each server.
     callers: Vec<(Mode, Vec<GrpcCaller>)>,
     /// The calls of a mini-batch, for each variant of the content.
@@ -434,7 +435,9 @@ impl Worker {
                     .push(in_order(gradients.iter().enumerate().map(|of| pushes_of(of, variant)).collect()));
             }
         }
-        let worker = Self { callers, pulls, pushes, inflight: options.inflight, links, _device: device };
+        let number = options.worker;
+        let worker =
+            Self { number, callers, pulls, pushes, inflight: options.inflight, links, _device: device };
         Ok((worker, report))
     }
 
@@ -459,12 +462,12 @@ impl Worker {
         self.links.iter_mut().for_each(|link| link.begin(&turn));
         for index in turn.indices() {
             let start = Instant::now();
-            for link in &mut self.links {
-                link.receive().await?;
+            for server in servers_in_turn(self.number, self.links.len()) {
+                self.links[server].receive().await?;
             }
             turn.load.run().await?;
-            for link in &mut self.links {
-                link.send(index).await?;
+            for server in servers_in_turn(self.number, self.links.len()) {
+                self.links[server].send(index).await?;
             }
             for link in &mut self.links {
                 link.flush().await?;
@@ -496,6 +499,12 @@ impl Worker {
         }
         Ok(Report { times, checked, ..Report::default() })
     }
+}
+
+/// Returns the order in which a worker turns to the servers. Each worker begins with another one, so that not all of them wait for the
+/// first server while the others are idle.
+fn servers_in_turn(worker: usize, servers: usize) -> impl Iterator<Item = usize> {
+    (0..servers).map(move |step| (worker + step) % servers)
 }
 
 /// Returns the calls that pull the variables of one server, for each variant of their content. The content is made
@@ -534,4 +543,16 @@ fn in_order(of_servers: Vec<Vec<VariableCall>>) -> Calls {
     (0..longest)
         .flat_map(|position| of_servers.iter().filter_map(move |of| of.get(position).cloned()))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_worker_begins_with_another_server_and_turns_to_all() {
+        let orders = [0, 1, 2, 3].map(|worker| servers_in_turn(worker, 3).collect::<Vec<_>>());
+        assert_eq!(orders, [[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 1, 2]]);
+        assert_eq!(servers_in_turn(5, 0).count(), 0);
+    }
 }
