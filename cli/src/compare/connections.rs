@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
 use tokio::task::JoinSet;
-use tonic_rdma_commands::Failure;
+use tonic_rdma_commands::{Context as _, Failure};
 use tonic_rdma_proto::transfer::Check;
 
 use crate::compare::modes::Caller;
@@ -23,6 +23,7 @@ use crate::compare::results::row::{Checks, Connections, Row};
 use crate::compare::server::Addresses;
 use crate::compare::turns::meter::{self, cpu_time, seed};
 use crate::compare::turns::participant::{PATIENCE, Tally, TurnOutcome, patience};
+use crate::measure::machine::kibibytes;
 use crate::measure::transport::{Rdma, RdmaConnection};
 
 /// Time after the last call until memory is measured, so that both ends have handled the last messages.
@@ -278,20 +279,13 @@ impl Footprint {
 /// that map it.
 fn memory(process: &str) -> Result<u64, Failure> {
     let path = format!("/proc/{process}/smaps_rollup");
-    let text = fs::read_to_string(&path)
-        .map_err(|error| Failure::run(format!("can't read {path}")).because(error))?;
-    pss(&text).ok_or_else(|| Failure::run(format!("{path} has no line Pss")))
-}
-
-fn pss(text: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    let text = fs::read_to_string(&path).context(format!("can't read {path}"))?;
+    kibibytes(&text, "Pss:").ok_or_else(|| Failure::run(format!("{path} has no line Pss")))
 }
 
 fn descriptors(process: &str) -> Result<u64, Failure> {
     let path = format!("/proc/{process}/fd");
-    let open =
-        fs::read_dir(&path).map_err(|error| Failure::run(format!("can't read {path}")).because(error))?;
+    let open = fs::read_dir(&path).context(format!("can't read {path}"))?;
     Ok(open.count() as u64)
 }
 
@@ -311,12 +305,6 @@ mod tests {
         let each = after.each(before, 2);
         assert!(each.memory > 48 << 20 && each.memory < 1 << 30, "{each:?} for {}", written.len());
         assert!(after.descriptors >= 2 * 3);
-    }
-
-    #[test]
-    fn the_line_of_the_kernel_is_parsed() {
-        assert_eq!(pss("00400000-7ff [rollup]\nRss: 2 kB\nPss:                 103 kB\n"), Some(103 << 10));
-        assert_eq!(pss("Pss: many kB"), None);
     }
 
     #[test]

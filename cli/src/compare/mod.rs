@@ -20,12 +20,12 @@ pub(crate) mod results;
 pub(crate) mod server;
 mod turns;
 
-use tonic_rdma_commands::{Failure, cores, output};
+use tonic_rdma_commands::{Context as _, Failure, cores, output};
 
 use crate::compare::connections::ConnectionMeter;
 use crate::compare::modes::grpc::client::{self, GrpcCaller};
 use crate::compare::modes::mode::Mode;
-use crate::compare::options::{CompareOptions, Conditions, RunContext, ServerOptions};
+use crate::compare::options::{CompareOptions, Conditions, RunContext, ServerJob, ServerOptions};
 use crate::compare::plan::Plan;
 use crate::compare::results::facts::Facts;
 use crate::compare::results::row::{Checks, Row};
@@ -60,7 +60,7 @@ pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
     let cores = conditions.cores().filter(|cores| cores::pin(cores.client).is_ok());
     let flavour = conditions.runtime;
     let runtime = if plan.is_open_loop() { flavour.build_never_idle() } else { flavour.build() };
-    let runtime = runtime.map_err(|error| Failure::run("can't start a runtime").because(error))?;
+    let runtime = runtime.context("can't start a runtime")?;
 
     let context = RunContext { conditions, cores, costs };
     let (facts, rows) = runtime.block_on(measure(options, &plan, &context, rdma.as_ref()))?;
@@ -69,7 +69,7 @@ pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
 
 /// Runs the server process.
 pub(crate) fn serve(options: &ServerOptions) -> Result<(), Failure> {
-    serve::run(options)
+    serve::run(&options.job)
 }
 
 /// Starts the server, measures, and ends the server in every case.
@@ -80,8 +80,13 @@ async fn measure(
     rdma: Option<&Rdma>,
 ) -> Result<(Facts, Vec<Row>), Failure> {
     let cores = context.cores;
-    let (mut server, addresses) =
-        serve::start(rdma.is_some(), plan.longest_payload(), options, context).await?;
+    let job = ServerJob {
+        options: options.clone(),
+        rdma: rdma.is_some(),
+        longest_payload: plan.longest_payload(),
+        core: cores.map(|cores| cores.server),
+    };
+    let (mut server, addresses) = serve::start(&job, context).await?;
     let server_id = server.id(0);
     let progress = progress_bar(plan.turns());
     let work = async {

@@ -4,11 +4,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use serde::{Deserialize, Serialize};
 use tonic_rdma_commands::cores::Cores;
-use tonic_rdma_commands::{Flavour, List, ValueError, parse_name, parse_set, units};
+use tonic_rdma_commands::units::{number, parse_decimal};
+use tonic_rdma_commands::{Flavour, List, ValueError, name_list, number_list, parse_set, units};
 
 use crate::compare::modes::mode::Mode;
 use crate::compare::plan::cell::{Direction, MAX_BYTES, MAX_CONNECTIONS, MAX_INFLIGHT};
+use crate::measure::child::parse_job;
 use crate::measure::consume::Consume;
 use crate::measure::http2::Http2;
 use crate::measure::machine::Costs;
@@ -36,7 +39,7 @@ Examples:
   tonic-rdma compare --newcomer --quick --at-least 0.5     the same for CI: fails if RDMA is slower than half of TCP";
 
 /// The options of `compare`.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub(crate) struct CompareOptions {
     /// Modes to compare. gRPC: grpc-tcp, grpc-tcp-busy (in a runtime that never sleeps, at both ends; not with
     /// --runtime multi-thread), grpc-tcp-tuned (always with --http2 tuned), grpc-tcp-shared (to the port
@@ -47,7 +50,7 @@ pub(crate) struct CompareOptions {
     /// rdma-zerocp-await (likewise, but both ends wait by futures). No transport: memcpy (a copy within the client, as
     /// the limit of the memory) [default: all but grpc-tcp-shared and memcpy; with --runtime multi-thread not grpc-tcp-busy; with
     /// --newcomer neither grpc-tcp-busy nor grpc-tcp-tuned]
-    #[arg(long, value_name = "LIST", value_parser = parse_modes)]
+    #[arg(long, value_name = "LIST", value_parser = name_list::<Mode>("mode"))]
     pub(crate) modes: Option<List<Mode>>,
     /// Payload sizes, such as 64,4k,1MiB,1GiB (units are binary); gRPC modes take less than 2GiB [default: 64 to 64MiB]
     #[arg(long, value_name = "LIST", value_parser = parse_sizes)]
@@ -63,7 +66,7 @@ pub(crate) struct CompareOptions {
     pub(crate) direction: Direction,
     /// Numbers of calls in flight at once, such as 1,32 [default: 1 to 512, by size]; with --rate, the largest number
     /// of them
-    #[arg(long, value_name = "LIST", value_parser = parse_inflight)]
+    #[arg(long, value_name = "LIST", value_parser = number_list::<usize>("number of calls in flight", 1..=MAX_INFLIGHT))]
     pub(crate) inflight: Option<List<usize>>,
     /// Open loop: operations offered each second, such as 1000,20000, even if answers are late; latency counts from the
     /// time when each was due [default size: 64]
@@ -72,7 +75,7 @@ pub(crate) struct CompareOptions {
     /// Cost of connections, in place of the comparison of sizes: latency with 1, 2, 4 to N connections, all of them busy
     /// or all but one idle, and the memory of each connection. --inflight is for each busy connection [default modes:
     /// grpc-tcp, grpc-rdma, grpc-native; default size: 64]
-    #[arg(long, value_name = "N", value_parser = parse_connections, conflicts_with_all = ["workload", "rate", "at_least"])]
+    #[arg(long, value_name = "N", value_parser = number::<usize>("number of connections", 1..=MAX_CONNECTIONS), conflicts_with_all = ["workload", "rate", "at_least"])]
     pub(crate) connections: Option<usize>,
     /// Time to measure each cell in each mode, in seconds or with a unit (300ms, 2m) [default: such that the run ends within 90 s]
     #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = units::parse_time)]
@@ -122,41 +125,30 @@ pub(crate) struct CompareOptions {
     pub(crate) at_least: Option<f64>,
     /// Write the rows as JSON to this file; - is stdout
     #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
     pub(crate) json: Option<PathBuf>,
     /// Fewer cells, less time: ends within 15 s, with --newcomer within 20 s
     #[arg(long)]
     pub(crate) quick: bool,
 }
 
-/// The options of the server process.
+/// The command line of the server process.
 #[derive(Debug, Args)]
 pub(crate) struct ServerOptions {
-    /// Listen for RDMA peers too
-    #[arg(long)]
+    #[arg(value_parser = parse_job::<ServerJob>)]
+    pub(crate) job: ServerJob,
+}
+
+/// What the server process needs to know.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct ServerJob {
+    /// The options of the process that starts it.
+    pub(crate) options: CompareOptions,
+    /// Whether it listens for RDMA peers too.
     pub(crate) rdma: bool,
-    /// The largest number of connections of a mode
-    #[arg(long, default_value_t = 1)]
-    pub(crate) connections: u32,
-    /// Bytes of the longest payload of a call
-    #[arg(long, default_value_t = 0)]
+    /// Bytes of the longest payload of a call.
     pub(crate) longest_payload: u64,
-    #[arg(long, value_parser = parse_provider)]
-    pub(crate) provider: String,
-    #[arg(long, value_parser = Http2::parse)]
-    pub(crate) http2: Http2,
-    #[arg(long)]
-    pub(crate) direction: Direction,
-    #[arg(long)]
-    pub(crate) encode: Encode,
-    #[arg(long)]
-    pub(crate) consume: Consume,
-    #[arg(long, value_parser = Flavour::parse)]
-    pub(crate) runtime: Flavour,
-    /// The allocator that the process must have; the environment chooses it
-    #[arg(long)]
-    pub(crate) allocator: Allocator,
-    /// Core to run on
-    #[arg(long)]
+    /// The core to run on.
     pub(crate) core: Option<usize>,
 }
 
@@ -177,13 +169,8 @@ impl CompareOptions {
     }
 }
 
-/// Parses names of modes.
-pub(crate) fn parse_modes(text: &str) -> Result<List<Mode>, ValueError> {
-    parse_set(text, |item| parse_name("mode", item))
-}
-
 /// Parses payload sizes.
-pub(crate) fn parse_sizes(text: &str) -> Result<List<u64>, ValueError> {
+fn parse_sizes(text: &str) -> Result<List<u64>, ValueError> {
     parse_set(text, |item| {
         let given = item.to_owned();
         let beyond = |fault| {
@@ -200,63 +187,25 @@ pub(crate) fn parse_sizes(text: &str) -> Result<List<u64>, ValueError> {
 }
 
 /// Parses names of workloads.
-pub(crate) fn parse_workloads(text: &str) -> Result<List<Workload>, ValueError> {
+fn parse_workloads(text: &str) -> Result<List<Workload>, ValueError> {
     parse_set(text, |item| {
         let accepted = || Workload::all().map(Workload::name).collect::<Vec<_>>().join(", ");
         Workload::from_name(item).ok_or_else(|| ValueError::unknown_name("workload", item, accepted()))
     })
 }
 
-/// Smallest and largest rate, in operations offered each second.
-const RATES: std::ops::RangeInclusive<f64> = 0.1..=1e6;
-
-/// Parses rates of an open loop.
-pub(crate) fn parse_rates(text: &str) -> Result<List<f64>, ValueError> {
-    parse_set(text, |item| match item.parse::<f64>() {
-        Ok(rate) if RATES.contains(&rate) => Ok(rate),
-        _ => {
-            let accepted =
-                format!("numbers from {} to {}, operations each second", RATES.start(), RATES.end());
-            Err(ValueError::number("rate", item, accepted))
-        }
-    })
+/// Parses rates of an open loop, in operations offered each second.
+fn parse_rates(text: &str) -> Result<List<f64>, ValueError> {
+    parse_set(text, |item| parse_decimal("number of operations each second", item, 0.1..=1e6))
 }
-
-/// Parses numbers of calls in flight.
-pub(crate) fn parse_inflight(text: &str) -> Result<List<usize>, ValueError> {
-    parse_set(text, |item| match item.parse() {
-        Ok(calls @ 1..=MAX_INFLIGHT) if item.bytes().all(|byte| byte.is_ascii_digit()) => Ok(calls),
-        _ => {
-            let accepted = format!("whole numbers from 1 to {MAX_INFLIGHT}");
-            Err(ValueError::number("number of calls in flight", item, accepted))
-        }
-    })
-}
-
-/// Parses the largest number of connections.
-pub(crate) fn parse_connections(text: &str) -> Result<usize, ValueError> {
-    match text.parse() {
-        Ok(count @ 1..=MAX_CONNECTIONS) if text.bytes().all(|byte| byte.is_ascii_digit()) => Ok(count),
-        _ => {
-            let accepted = format!("whole numbers from 1 to {MAX_CONNECTIONS}");
-            Err(ValueError::number("number of connections", text, accepted))
-        }
-    }
-}
-
-/// Smallest and largest ratio.
-const RATIOS: std::ops::RangeInclusive<f64> = 0.01..=1000.0;
 
 /// Parses a ratio of throughputs, such as `0.5`.
-pub(crate) fn parse_ratio(text: &str) -> Result<f64, ValueError> {
-    match text.parse::<f64>() {
-        Ok(ratio) if RATIOS.contains(&ratio) => Ok(ratio),
-        _ => Err(ValueError::unknown(format!("numbers from {} to {}", RATIOS.start(), RATIOS.end()))),
-    }
+fn parse_ratio(text: &str) -> Result<f64, ValueError> {
+    parse_decimal("ratio", text, 0.01..=1000.0)
 }
 
 /// Parses `yes` or `no`.
-pub(crate) fn parse_yes_or_no(text: &str) -> Result<bool, ValueError> {
+fn parse_yes_or_no(text: &str) -> Result<bool, ValueError> {
     match text {
         "yes" => Ok(true),
         "no" => Ok(false),
@@ -328,13 +277,14 @@ mod tests {
     #[test]
     fn lists() {
         assert_eq!(parse_sizes("64, 4KiB").unwrap().0, [64, 4096]);
-        assert_eq!(parse_inflight("1,512").unwrap().0, [1, 512]);
         assert_eq!(parse_rates("0.1,1000, 2.5e4").unwrap().0, [0.1, 1000.0, 25_000.0]);
         assert_eq!(
             parse_workloads("vgg16,skew").unwrap().0.iter().map(|w| w.name()).collect::<Vec<_>>(),
             ["vgg16", "skew"]
         );
-        assert_eq!(parse_modes("grpc-uds,grpc-tcp").unwrap().0, [Mode::GrpcUds, Mode::GrpcTcp]);
+        let options = CompareOptions::of(&["--inflight", "1,512", "--modes", "grpc-uds,grpc-tcp"]);
+        assert_eq!(options.inflight, Some(List(vec![1, 512])));
+        assert_eq!(options.modes, Some(List(vec![Mode::GrpcUds, Mode::GrpcTcp])));
     }
 
     #[test]
@@ -348,12 +298,6 @@ mod tests {
         assert!(sizes("1025GiB").contains("too large") && sizes("1025GiB").contains("1 TiB"));
         assert!(sizes("99999999999GiB").contains("64 bits"));
         assert!(sizes("4lots").contains("\"4lots\""));
-        assert!(parse_inflight("0").unwrap_err().to_string().contains("\"0\""));
-        assert!(parse_inflight("+1").unwrap_err().to_string().contains("\"+1\""));
-        assert!(parse_inflight("99999999999999999999").unwrap_err().to_string().contains("from 1"));
-        assert!(
-            parse_modes("grpc-tpc").unwrap_err().to_string().contains("grpc-tcp-shared, grpc-uds, grpc-rdma")
-        );
         let workloads = |text| parse_workloads(text).unwrap_err().to_string();
         assert!(workloads("resnet").contains("\"resnet\"") && workloads("resnet").contains("skew, resnet50"));
         assert!(workloads("gru,gru").contains("twice"));
@@ -363,14 +307,6 @@ mod tests {
                     || parse_rates(bad).unwrap_err().to_string().contains("0.1 to 1000000"),
                 "{bad}"
             );
-        }
-    }
-
-    #[test]
-    fn numbers_of_connections_are_bounded() {
-        assert_eq!((parse_connections("1"), parse_connections("10000")), (Ok(1), Ok(MAX_CONNECTIONS)));
-        for bad in ["", "0", "+1", "-1", "1.5", "10001", "many"] {
-            assert!(parse_connections(bad).unwrap_err().to_string().contains("from 1 to 10000"), "{bad}");
         }
     }
 
@@ -386,9 +322,6 @@ mod tests {
         #[test]
         fn no_text_makes_a_parser_panic(text in "[0-9a-zA-Z,. -]{0,40}") {
             let _ = parse_sizes(&text);
-            let _ = parse_inflight(&text);
-            let _ = parse_connections(&text);
-            let _ = parse_modes(&text);
             let _ = parse_workloads(&text);
             let _ = parse_rates(&text);
             let _ = parse_ratio(&text);

@@ -10,8 +10,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::time::Instant;
-use tonic_rdma_commands::Failure;
 use tonic_rdma_commands::process::{self, Child, Event, how_ended};
+use tonic_rdma_commands::{Context as _, Failure};
 
 /// A line of a child's stdout.
 #[derive(Debug, Serialize, Deserialize)]
@@ -152,6 +152,19 @@ impl<R: DeserializeOwned + Send + 'static> Children<R> {
             other => other,
         }
     }
+}
+
+/// Parses the argument by which a parent tells a child what it needs to know: JSON.
+pub(crate) fn parse_job<J: DeserializeOwned>(text: &str) -> Result<J, serde_json::Error> {
+    serde_json::from_str(text)
+}
+
+/// Returns the command that starts this program again as a child, with a job as the argument of the subcommand `kind`.
+pub(crate) fn command(kind: &str, job: &impl Serialize) -> Result<Command, Failure> {
+    let job = serde_json::to_string(job).context("can't make JSON of a job")?;
+    let mut command = process::again()?;
+    command.args([kind, &job]);
+    Ok(command)
 }
 
 /// Receives the commands of the parent. The process ends when the parent does, even if its runtime is busy.

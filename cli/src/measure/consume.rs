@@ -3,11 +3,11 @@
 use std::fmt;
 
 use clap::ValueEnum;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tonic_rdma_commands::Named as _;
 
 /// The setting `--consume`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Consume {
     /// The usual behaviour in each mode: a gRPC service leaves the bytes as they are, and a receiver of tensors

@@ -2,13 +2,13 @@
 
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tonic::transport::{Endpoint, Server};
 use tonic_rdma_commands::ValueError;
 use tonic_rdma_commands::units::{self, parse_size};
 
 /// Window and frame sizes, or tonic's defaults.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Http2 {
     /// tonic's defaults.
     Default,
@@ -19,7 +19,7 @@ pub(crate) enum Http2 {
 }
 
 /// HTTP/2 settings of both ends, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Http2Sizes {
     stream_window: u32,
     connection_window: u32,

@@ -10,7 +10,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 use serde::Serialize;
 use tonic_rdma_commands::cores::{self, Cores};
-use tonic_rdma_commands::units;
+use tonic_rdma_commands::{Named as _, units};
 
 use crate::measure::process::Allocator;
 
@@ -93,57 +93,62 @@ fn copy() -> Option<Duration> {
 /// Measures a round trip of a word that one thread makes odd and the other thread makes even.
 fn spin(cores: Cores) -> Option<Duration> {
     let word = AtomicU64::new(0);
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            let _ = cores::pin(cores.server);
-            loop {
-                match word.load(Ordering::Acquire) {
-                    OVER => return,
-                    odd if odd % 2 == 1 => word.store(odd + 1, Ordering::Release),
-                    _ => std::hint::spin_loop(),
-                }
+    let answer = || loop {
+        match word.load(Ordering::Acquire) {
+            OVER => return,
+            odd if odd % 2 == 1 => word.store(odd + 1, Ordering::Release),
+            _ => std::hint::spin_loop(),
+        }
+    };
+    let mut next = 1;
+    let ask = || {
+        let start = Instant::now();
+        for _ in 0..SPINS {
+            word.store(next, Ordering::Release);
+            while word.load(Ordering::Acquire) == next {
+                std::hint::spin_loop();
             }
-        });
-        let timed = scope.spawn(|| {
-            let _ = cores::pin(cores.client);
-            let mut next = 1;
-            let median = median_of(|| {
-                let start = Instant::now();
-                for _ in 0..SPINS {
-                    word.store(next, Ordering::Release);
-                    while word.load(Ordering::Acquire) == next {
-                        std::hint::spin_loop();
-                    }
-                    next += 2;
-                }
-                Some(start.elapsed() / SPINS)
-            });
-            word.store(OVER, Ordering::Release);
-            median
-        });
-        timed.join().ok().flatten()
-    })
+            next += 2;
+        }
+        Some(start.elapsed() / SPINS)
+    };
+    round_trips(Some(cores), answer, ask, || word.store(OVER, Ordering::Release))
 }
 
 /// Measures a round trip of two counters. A thread sleeps until its counter changes.
 fn wake(cores: Option<Cores>) -> Option<Duration> {
     let counter = || eventfd(0, EventfdFlags::CLOEXEC).ok();
     let (ping, pong) = (counter()?, counter()?);
+    let answer = || while take(&ping) == Some(1) && give(&pong, 1).is_some() {};
+    let ask = || {
+        let start = Instant::now();
+        give(&ping, 1)?;
+        take(&pong)?;
+        Some(start.elapsed())
+    };
+    // Any other number ends the measurement.
+    round_trips(cores, answer, ask, || {
+        let _ = give(&ping, 2);
+    })
+}
+
+/// Returns the median time of `ask`, on a thread of its own. Meanwhile another thread answers, until `end` is called. Each thread is on a
+/// core of its own, if there are `cores`.
+fn round_trips(
+    cores: Option<Cores>,
+    answer: impl FnOnce() + Send,
+    ask: impl FnMut() -> Option<Duration> + Send,
+    end: impl FnOnce() + Send,
+) -> Option<Duration> {
     thread::scope(|scope| {
-        scope.spawn(|| {
+        scope.spawn(move || {
             let _ = cores.map(|cores| cores::pin(cores.server));
-            while take(&ping) == Some(1) && give(&pong, 1).is_some() {}
+            answer();
         });
-        let timed = scope.spawn(|| {
+        let timed = scope.spawn(move || {
             let _ = cores.map(|cores| cores::pin(cores.client));
-            let median = median_of(|| {
-                let start = Instant::now();
-                give(&ping, 1)?;
-                take(&pong)?;
-                Some(start.elapsed())
-            });
-            // Any other number ends the measurement.
-            give(&ping, 2)?;
+            let median = median_of(ask);
+            end();
             median
         });
         timed.join().ok().flatten()
@@ -254,8 +259,12 @@ impl Environment {
 
 /// Returns `MemAvailable` of /proc/meminfo, in bytes.
 pub(crate) fn available() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    kibibytes(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable:")
+}
+
+/// Returns the value of the line `name` in a text of the kernel that gives it in kB, in bytes.
+pub(crate) fn kibibytes(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
@@ -280,6 +289,13 @@ mod tests {
         let summary = costs.summary();
         assert!(summary.contains("unknown where both spin, 14.0 µs where both sleep"), "{summary}");
         assert!(summary.contains("a system call takes 0.50 µs; memcpy does unknown"), "{summary}");
+    }
+
+    #[test]
+    fn lines_of_the_kernel_are_parsed() {
+        let text = "00400000-7ff [rollup]\nRss: 2 kB\nPss:                 103 kB\nSwap: many kB\n";
+        assert_eq!((kibibytes(text, "Pss:"), kibibytes(text, "Swap:")), (Some(103 << 10), None));
+        assert!(available().is_some_and(|bytes| bytes > 0));
     }
 
     #[test]

@@ -1,17 +1,17 @@
 //! The processes of a run: their allocator, a container for the server, and limits of a process with many connections.
 
-use std::ffi::OsStr;
-use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::{fmt, io};
 
 use clap::ValueEnum;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tonic_rdma_commands::Failure;
+use serde::{Deserialize, Serialize};
+use tonic_rdma_commands::{Failure, Named as _, process};
 use tonic_rdma_verbs::allocator::{VARIABLE, in_use};
 
 /// The setting `--allocator`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum Allocator {
     /// The C library's malloc, which a Rust program has by default.
     System,
@@ -27,31 +27,16 @@ impl Allocator {
         }
     }
 
-    /// Returns the name on the command line, in the JSON, and in the environment of the process.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::System => tonic_rdma_verbs::allocator::Allocator::System.name(),
-            Self::Mimalloc => tonic_rdma_verbs::allocator::Allocator::Mimalloc.name(),
-        }
-    }
-
     /// Ensures that this process has the allocator. If it has another, the program starts again, in this process and
     /// with the same arguments; this returns only if that fails. Callers must call this before any other work, which
     /// would be lost.
     pub(crate) fn ensure(self) -> Result<(), Failure> {
-        if Self::of_this_process() == self {
-            return Ok(());
-        }
         // One restart is enough: a program that was started for this allocator and has another is broken.
-        if std::env::var_os(VARIABLE).is_some_and(|value| value == self.name()) {
-            return Err(self.missing());
+        let restarted = std::env::var_os(VARIABLE).is_some_and(|value| value == self.name());
+        if Self::of_this_process() == self || restarted {
+            return self.verify();
         }
-        let failed =
-            |error| Failure::run(format!("--allocator {self}: can't start the program again")).because(error);
-        let program = std::env::current_exe().map_err(failed)?;
-        let mut command = Command::new(program);
-        self.choose_for(command.args(std::env::args_os().skip(1)));
-        Err(failed(command.exec()))
+        Err(process::exec_with(VARIABLE, self.name()))
     }
 
     /// Sets this allocator for a process that is to be started.
@@ -61,12 +46,13 @@ impl Allocator {
 
     /// Fails if this process has another allocator.
     pub(crate) fn verify(self) -> Result<(), Failure> {
-        if Self::of_this_process() == self { Ok(()) } else { Err(self.missing()) }
-    }
-
-    fn missing(self) -> Failure {
         let has = Self::of_this_process();
-        Failure::run(format!("the allocator is {has} and not {self}, although {VARIABLE} was set to {self}"))
+        if has == self {
+            return Ok(());
+        }
+        Err(Failure::run(format!(
+            "the allocator is {has} and not {self}, although {VARIABLE} was set to {self}"
+        )))
     }
 }
 
@@ -81,10 +67,10 @@ const UNSHARE: &str = "unshare";
 const NAMESPACES: [&str; 7] =
     ["--user", "--map-root-user", "--pid", "--ipc", "--mount", "--fork", "--kill-child"];
 
-/// Returns a command that starts `program` in a container of its own. If the command is killed, so is the program.
-pub(crate) fn container(program: &OsStr) -> Command {
+/// Returns a command that starts `inner` in a container of its own. If the command is killed, so is the program.
+pub(crate) fn container(inner: &Command) -> Command {
     let mut command = Command::new(UNSHARE);
-    command.args(NAMESPACES).arg(program);
+    command.args(NAMESPACES).arg(inner.get_program()).args(inner.get_args());
     command
 }
 
@@ -92,7 +78,7 @@ pub(crate) fn container(program: &OsStr) -> Command {
 pub(crate) fn check_container() -> Result<(), Failure> {
     let failed =
         |reason: String| Failure::run(format!("--container: {UNSHARE} makes no namespaces: {reason}"));
-    let tried = container(OsStr::new("true")).output().map_err(|error| failed(error.to_string()))?;
+    let tried = container(&Command::new("true")).output().map_err(|error| failed(error.to_string()))?;
     let said = String::from_utf8_lossy(&tried.stderr);
     if tried.status.success() { Ok(()) } else { Err(failed(said.trim().replace('\n', "; "))) }
 }
@@ -159,7 +145,7 @@ mod container_tests {
             return;
         }
         let names = ["user", "pid", "ipc", "mnt", "net"].map(|name| format!("/proc/self/ns/{name}"));
-        let output = container(OsStr::new("readlink")).args(&names).output().unwrap();
+        let output = container(&Command::new("readlink")).args(&names).output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         let inside: Vec<&str> = text.lines().collect();
         assert_eq!(inside.len(), names.len());

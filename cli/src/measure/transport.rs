@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use std::{fmt, io};
 
 use clap::ValueEnum;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tonic::body::Body;
 use tonic::codegen::http::{Request, Response};
 use tonic::codegen::{Service, StdError};
@@ -239,7 +239,7 @@ pub(crate) fn native_connection(channel: &RdmaChannel) -> Result<RdmaConnection,
 }
 
 /// Whether payloads are copied when messages are encoded, in modes without an encoding of their own.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Encode {
     /// Payloads are copied into one buffer, as all generated code does.

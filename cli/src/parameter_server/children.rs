@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinSet;
-use tonic_rdma_commands::{Failure, Flavour, cores};
+use tonic_rdma_commands::{Context as _, Failure, Flavour, cores};
 use tonic_rdma_payload::content::{Content, VARIANTS};
 use tonic_rdma_payload::reduce::{Reduced, reduce};
 use tonic_rdma_payload::seeded::mix;
@@ -28,7 +28,7 @@ use crate::compare::server::serve::{Servers, Services, tensor_device};
 use crate::measure::child;
 use crate::measure::transport::Encode;
 use crate::parameter_server::load::Load;
-use crate::parameter_server::options::ProcessOptions;
+use crate::parameter_server::options::ProcessJob;
 use crate::workload::{Shard, Workload};
 
 /// A command to a child. Each has one report as its answer; a server answers a turn when it is asked for the result.
@@ -139,14 +139,14 @@ impl Link {
     /// Makes the slots for the tensors that `from` sends.
     fn new(
         device: &RdmaDevice,
-        options: &ProcessOptions,
+        job: &ProcessJob,
         (server, worker): (usize, usize),
         from: Origin,
         operations: Operations,
     ) -> Result<Self, Failure> {
-        let shard = options.shard(server);
+        let shard = job.shard(server);
         let (name, seed) = (from.slots(server, worker), from.seed(shard));
-        let reduces = options.reduces();
+        let reduces = job.reduces();
         let load = cell::Load::Workload(Workload::Shard(shard));
         let settings = SinkSettings { name: &name, load, seed, depth: 1, reduces };
         let sink = Sink::new(device, &settings).map_err(slot_failed)?;
@@ -218,18 +218,17 @@ fn report_of(links: &[Link]) -> Report {
 }
 
 /// Runs a child until stdin ends. The end of the parent closes stdin in every case.
-pub(crate) fn run(options: &ProcessOptions, is_server: bool) -> Result<(), Failure> {
-    let pinned = options.core.is_some_and(|core| cores::pin(core).is_ok());
+pub(crate) fn run(job: &ProcessJob, is_server: bool) -> Result<(), Failure> {
+    let pinned = job.core.is_some_and(|core| cores::pin(core).is_ok());
     let mut commands = child::commands()?;
-    let runtime = Flavour::IdlePolling.build();
-    let runtime = runtime.map_err(|error| Failure::run("can't start a runtime").because(error))?;
+    let runtime = Flavour::IdlePolling.build().context("can't start a runtime")?;
     child::report_failure(runtime.block_on(async {
         if is_server {
-            let (mut server, ready) = Server::start(options).await?;
+            let (mut server, ready) = Server::start(job).await?;
             child::report(&Report { pinned, ..ready })?;
             server.run_commands(&mut commands).await
         } else {
-            let (mut worker, ready) = Worker::start(options).await?;
+            let (mut worker, ready) = Worker::start(job).await?;
             child::report(&Report { pinned, ..ready })?;
             worker.run_commands(&mut commands).await
         }
@@ -246,27 +245,27 @@ struct Server {
 }
 
 impl Server {
-    async fn start(options: &ProcessOptions) -> Result<(Self, Report), Failure> {
-        let shard = options.shard(options.server);
-        let (load, reduces) = (cell::Load::Workload(Workload::Shard(shard)), options.reduces());
+    async fn start(job: &ProcessJob) -> Result<(Self, Report), Failure> {
+        let shard = job.shard(job.number);
+        let (load, reduces) = (cell::Load::Workload(Workload::Shard(shard)), job.reduces());
         let variables = Operations::in_registered_memory(load, Origin::Server.seed(shard), reduces)?;
         let source = SourceService::over(variables.content().clone());
         let services = Services {
             service: TransferService::reducing(reduces),
             source: source.clone(),
             registering: source,
-            http2: options.http2,
+            http2: job.options.http2,
             gathers: false,
             direction: Direction::Down,
         };
-        let rdma = options.rdma()?;
+        let rdma = job.rdma()?;
         let (addresses, servers) = services.listen(rdma.as_ref(), None).await?;
         let (mut device, mut links) = (None, Vec::new());
-        if let Some(rdma) = rdma.filter(|_| options.uses_slots()) {
+        if let Some(rdma) = rdma.filter(|_| job.uses_slots()) {
             let made = tensor_device(&rdma).await?;
-            for worker in 0..options.workers as usize {
-                let ends = (options.server, worker);
-                links.push(Link::new(&made, options, ends, Origin::Worker(worker), variables.clone())?);
+            for worker in 0..job.cell.workers {
+                let ends = (job.number, worker);
+                links.push(Link::new(&made, job, ends, Origin::Worker(worker), variables.clone())?);
             }
             device = Some(made);
         }
@@ -323,7 +322,8 @@ impl Server {
                     }
                     Ok(link)
                 };
-                served.await.map_err(|error: Failure| Failure::run(format!("worker {worker}")).because(error))
+                let served: Result<Link, Failure> = served.await;
+                served.context(format!("worker {worker}"))
             });
         }
     }
@@ -346,7 +346,7 @@ impl Server {
         &mut self,
         served: Result<Result<Link, Failure>, tokio::task::JoinError>,
     ) -> Result<(), Failure> {
-        self.links.push(served.map_err(|error| Failure::run("the turn crashed").because(error))??);
+        self.links.push(served.context("the turn crashed")??);
         Ok(())
     }
 }
@@ -390,34 +390,34 @@ struct Worker {
 }
 
 impl Worker {
-    async fn start(options: &ProcessOptions) -> Result<(Self, Report), Failure> {
-        let (me, mut report) = (Origin::Worker(options.worker), Report::default());
-        let shards: Vec<Shard> = (0..options.servers).map(|server| options.shard(server)).collect();
+    async fn start(job: &ProcessJob) -> Result<(Self, Report), Failure> {
+        let (me, mut report) = (Origin::Worker(job.number), Report::default());
+        let shards: Vec<Shard> = (0..job.cell.servers).map(|server| job.shard(server)).collect();
         let gradients = shards.iter().map(|shard| {
             let load = cell::Load::Workload(Workload::Shard(*shard));
-            Operations::in_registered_memory(load, me.seed(*shard), options.reduces())
+            Operations::in_registered_memory(load, me.seed(*shard), job.reduces())
         });
         let gradients: Vec<Operations> = gradients.collect::<Result<_, Failure>>()?;
-        let rdma = options.rdma()?;
+        let rdma = job.rdma()?;
         let mut callers = Vec::new();
-        for mode in options.modes.0.iter().filter(|mode| mode.is_grpc()) {
+        for mode in job.options.modes().iter().filter(|mode| mode.is_grpc()) {
             let mut of_mode = Vec::new();
-            for (addresses, shard) in options.peers.iter().zip(&shards) {
+            for (addresses, shard) in job.servers.iter().zip(&shards) {
                 let (channel, verdict) =
-                    client::connect(*mode, addresses, options.http2, rdma.as_ref()).await?;
+                    client::connect(*mode, addresses, job.options.http2, rdma.as_ref()).await?;
                 report.provider = report.provider.or(verdict.map(|verdict| verdict.provider));
-                let mut caller = GrpcCaller::new(channel, *mode, Encode::Copy).reducing(options.reduces());
+                let mut caller = GrpcCaller::new(channel, *mode, Encode::Copy).reducing(job.reduces());
                 caller.request_from(Origin::Server.seed(*shard));
                 of_mode.push(caller);
             }
             callers.push((*mode, of_mode));
         }
         let (mut device, mut links) = (None, Vec::new());
-        if let Some(rdma) = rdma.filter(|_| options.uses_slots()) {
+        if let Some(rdma) = rdma.filter(|_| job.uses_slots()) {
             let made = tensor_device(&rdma).await?;
-            for ((server, gradients), addresses) in gradients.iter().enumerate().zip(&options.peers) {
-                let ends = (server, options.worker);
-                let mut link = Link::new(&made, options, ends, Origin::Server, gradients.clone())?;
+            for ((server, gradients), addresses) in gradients.iter().enumerate().zip(&job.servers) {
+                let ends = (server, job.number);
+                let mut link = Link::new(&made, job, ends, Origin::Server, gradients.clone())?;
                 let endpoint = addresses.tensors.as_deref().unwrap_or_default();
                 report.provider = Some(link.attach(&made, endpoint, me).await?);
                 links.push(link);
@@ -427,7 +427,7 @@ impl Worker {
         }
         let (mut pulls, mut pushes) = (Vec::new(), Vec::new());
         if !callers.is_empty() {
-            let of_servers = shards.iter().map(|shard| pulls_of(*shard, options.reduces()));
+            let of_servers = shards.iter().map(|shard| pulls_of(*shard, job.reduces()));
             let of_servers: Vec<_> = of_servers.collect::<Result<_, Failure>>()?;
             for variant in 0..VARIANTS {
                 pulls.push(in_order(of_servers.iter().map(|of| of[variant].clone()).collect()));
@@ -435,9 +435,9 @@ impl Worker {
                     .push(in_order(gradients.iter().enumerate().map(|of| pushes_of(of, variant)).collect()));
             }
         }
-        let number = options.worker;
+        let number = job.number;
         let worker =
-            Self { number, callers, pulls, pushes, inflight: options.inflight, links, _device: device };
+            Self { number, callers, pulls, pushes, inflight: job.options.inflight, links, _device: device };
         Ok((worker, report))
     }
 
@@ -514,9 +514,8 @@ fn pulls_of(shard: Shard, reduces: bool) -> Result<Vec<Vec<VariableCall>>, Failu
     let mut variants = vec![Vec::new(); VARIANTS];
     for bytes in shard.lengths() {
         let seed = next(bytes);
-        let no_memory = |error| Failure::run("no memory for a variable").because(error);
         let room = if reduces { bytes as usize } else { 0 };
-        let content = Content::new(room, seed).map_err(no_memory)?;
+        let content = Content::new(room, seed).context("no memory for a variable")?;
         for (variant, calls) in variants.iter_mut().enumerate() {
             let mut content = content.variant(variant);
             let seed = content.seed();

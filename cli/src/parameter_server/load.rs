@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use tonic_rdma_commands::cores::thread_cpu_time;
-use tonic_rdma_commands::units::parse_number;
+use tonic_rdma_commands::units::{parse_decimal, parse_number};
 use tonic_rdma_commands::{Failure, Named as _, ValueError};
 
 /// A way to compute.
@@ -66,90 +66,63 @@ fn work(time: Duration) {
     }
 }
 
-/// The least and the largest factor.
+/// The least and the largest factor of computing times.
 const LEAST_SCALE: f64 = 0.001;
 const MOST_SCALE: f64 = 100.0;
 
-/// The setting `--compute-scale`: what the computing times are multiplied with.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct ComputeScale {
+/// The largest number of server processes: each of them holds a variable of each model.
+const MAX_SERVERS: u64 = 8;
+
+/// A number, or a multiple of the number of workers: the settings `--servers` and `--compute-scale`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct OfWorkers {
     factor: f64,
     /// Whether the number of workers is a factor too.
     by_workers: bool,
 }
 
-impl ComputeScale {
-    /// Parses `NUMBER`, `workers`, or `NUMBER*workers`.
-    pub(crate) fn parse(text: &str) -> Result<Self, ValueError> {
+impl OfWorkers {
+    pub(crate) const ONE: Self = Self { factor: 1.0, by_workers: false };
+
+    /// Parses a factor of computing times: `NUMBER`, `workers`, or `NUMBER*workers`.
+    pub(crate) fn parse_scale(text: &str) -> Result<Self, ValueError> {
         let (number, by_workers) = match text.strip_suffix("workers") {
-            Some("") => return Ok(Self { factor: 1.0, by_workers: true }),
+            Some("") => ("1", true),
             Some(number) => (number.strip_suffix('*').unwrap_or("no number"), true),
             None => (text, false),
         };
-        match number.parse::<f64>() {
-            Ok(factor) if (LEAST_SCALE..=MOST_SCALE).contains(&factor) => Ok(Self { factor, by_workers }),
-            _ => Err(ValueError::number(
-                "scale",
-                text,
-                format!("numbers from {LEAST_SCALE} to {MOST_SCALE}, workers, or NUMBER*workers"),
-            )),
+        match parse_decimal("scale", number, LEAST_SCALE..=MOST_SCALE) {
+            Ok(factor) => Ok(Self { factor, by_workers }),
+            Err(_) => {
+                let accepted =
+                    format!("numbers from {LEAST_SCALE} to {MOST_SCALE}, workers, or NUMBER*workers");
+                Err(ValueError::number("scale", text, accepted))
+            }
         }
     }
 
-    /// Returns `time` scaled for a run with this number of workers.
-    pub(crate) fn apply(self, time: Duration, workers: usize) -> Duration {
-        let workers = if self.by_workers { workers as f64 } else { 1.0 };
-        time.mul_f64(self.factor * workers)
+    /// Parses a number of servers, or `workers` for as many as workers: a machine of the paper runs one of each.
+    pub(crate) fn parse_servers(text: &str) -> Result<Self, ValueError> {
+        match parse_number("number of servers", text, 1..=MAX_SERVERS) {
+            Ok(number) => Ok(Self { factor: number as f64, by_workers: false }),
+            Err(_) if text == "workers" => Ok(Self { factor: 1.0, by_workers: true }),
+            Err(_) => {
+                let accepted = format!("whole numbers from 1 to {MAX_SERVERS}, or workers");
+                Err(ValueError::number("number of servers", text, accepted))
+            }
+        }
+    }
+
+    /// Returns the value beside this number of workers.
+    pub(crate) fn beside(self, workers: usize) -> f64 {
+        if self.by_workers { self.factor * workers as f64 } else { self.factor }
     }
 }
 
-impl fmt::Display for ComputeScale {
+impl fmt::Display for OfWorkers {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let suffix = if self.by_workers { "*workers" } else { "" };
         write!(formatter, "{}{suffix}", self.factor)
-    }
-}
-
-/// The largest number of server processes: each of them holds a variable of each model.
-const MAX_SERVERS: u64 = 8;
-
-/// The setting `--servers`: the number of server processes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Servers {
-    Number(usize),
-    /// As many as workers: a machine of the paper runs one of each.
-    AsWorkers,
-}
-
-impl Servers {
-    /// Parses a number, or `workers`.
-    pub(crate) fn parse(text: &str) -> Result<Self, ValueError> {
-        match text {
-            "workers" => Ok(Self::AsWorkers),
-            _ => match parse_number("number of servers", text, 1..=MAX_SERVERS) {
-                Err(ValueError::Number { kind, given, accepted }) => {
-                    Err(ValueError::number(kind, &given, format!("{accepted}, or workers")))
-                }
-                other => other.map(|number| Self::Number(number as usize)),
-            },
-        }
-    }
-
-    /// Returns the number of servers beside this number of workers.
-    pub(crate) const fn beside(self, workers: usize) -> usize {
-        match self {
-            Self::Number(number) => number,
-            Self::AsWorkers => workers,
-        }
-    }
-}
-
-impl fmt::Display for Servers {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Number(number) => number.fmt(formatter),
-            Self::AsWorkers => formatter.write_str("workers"),
-        }
     }
 }
 
@@ -192,9 +165,9 @@ mod tests {
         for (text, milliseconds) in
             [("1", 10), ("0.5", 5), ("workers", 40), ("1*workers", 40), ("0.25*workers", 10)]
         {
-            let scale = ComputeScale::parse(text).unwrap();
-            assert_eq!(scale.apply(ten, 4), Duration::from_millis(milliseconds), "{text}");
-            assert_eq!(ComputeScale::parse(&scale.to_string()), Ok(scale));
+            let scale = OfWorkers::parse_scale(text).unwrap();
+            assert_eq!(ten.mul_f64(scale.beside(4)), Duration::from_millis(milliseconds), "{text}");
+            assert_eq!(OfWorkers::parse_scale(&scale.to_string()), Ok(scale));
         }
     }
 
@@ -202,7 +175,7 @@ mod tests {
     fn other_texts_are_refused_with_the_accepted_ones() {
         for bad in ["", "0", "-1", "101", "NaN", "inf", "x", "2workers", "*workers", "workers*2", "0*workers"]
         {
-            let reason = ComputeScale::parse(bad).unwrap_err().to_string();
+            let reason = OfWorkers::parse_scale(bad).unwrap_err().to_string();
             assert!(
                 reason.contains("0.001 to 100") && reason.contains("NUMBER*workers"),
                 "{bad:?}: {reason}"
@@ -212,12 +185,11 @@ mod tests {
 
     #[test]
     fn numbers_and_workers_are_read_back() {
-        for (text, beside_four) in [("1", 1), ("8", 8), ("workers", 4)] {
-            let servers = Servers::parse(text).unwrap();
-            assert_eq!((servers.beside(4), servers.to_string()), (beside_four, text.to_owned()));
+        for (text, beside_four) in [("1", 1.0), ("8", 8.0), ("workers", 4.0)] {
+            assert_eq!(OfWorkers::parse_servers(text).unwrap().beside(4), beside_four);
         }
         for bad in ["0", "9", "", "all"] {
-            let reason = Servers::parse(bad).unwrap_err().to_string();
+            let reason = OfWorkers::parse_servers(bad).unwrap_err().to_string();
             assert!(reason.contains("1 to 8, or workers"), "{reason}");
         }
     }

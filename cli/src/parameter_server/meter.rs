@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use indicatif::ProgressBar;
+use serde::{Deserialize, Serialize};
 use tonic_rdma_commands::{Failure, units};
 
 use crate::compare::modes::mode::Mode;
@@ -135,7 +136,7 @@ impl<'a> TrainingMeter<'a> {
 }
 
 /// A model, and the numbers of servers that hold it and of workers that train it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TrainingCell {
     pub(crate) model: Model,
     pub(crate) servers: usize,
@@ -171,7 +172,7 @@ pub(crate) fn cells(options: &ParameterServerOptions) -> Result<Vec<Planned>, Fa
     let mut wanted = Vec::new();
     for model in options.models() {
         for workers in &options.workers.0 {
-            let servers = options.servers.beside(*workers);
+            let servers = options.servers.beside(*workers) as usize;
             let cell = TrainingCell { model, servers, workers: *workers };
             wanted.push((cell, options.loads(model, *workers)?));
         }

@@ -32,7 +32,7 @@ use crate::parameter_server::meter::TrainingMeter;
 
 pub(crate) use crate::parameter_server::options::{HELP, ParameterServerOptions, ProcessOptions};
 use crate::parameter_server::show::TrainingFacts;
-use tonic_rdma_commands::{Failure, cores, output};
+use tonic_rdma_commands::{Context as _, Failure, cores, output};
 
 /// Measures, and shows the results.
 pub(crate) fn run(options: &ParameterServerOptions) -> Result<(), Failure> {
@@ -41,7 +41,7 @@ pub(crate) fn run(options: &ParameterServerOptions) -> Result<(), Failure> {
     output::check_files(&[("--json", options.json.as_deref())])?;
     let cells = meter::cells(options)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Failure::run("can't start a runtime").because(error))?;
+    let runtime = runtime.context("can't start a runtime")?;
     let progress = progress_bar(0);
     let mut meter = TrainingMeter::new(options, cores::allowed(), progress.clone());
     let rows = runtime.block_on(async {
@@ -58,10 +58,10 @@ pub(crate) fn run(options: &ParameterServerOptions) -> Result<(), Failure> {
 
 /// Runs the server process, which [`run`] starts.
 pub(crate) fn serve(options: &ProcessOptions) -> Result<(), Failure> {
-    children::run(options, true)
+    children::run(&options.job, true)
 }
 
 /// Runs a worker process, which [`run`] starts.
 pub(crate) fn work(options: &ProcessOptions) -> Result<(), Failure> {
-    children::run(options, false)
+    children::run(&options.job, false)
 }

@@ -4,25 +4,27 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum as _};
-use tonic_rdma_commands::units::{self, parse_number};
-use tonic_rdma_commands::{Failure, List, Named as _, ValueError, parse_name, parse_set};
+use serde::{Deserialize, Serialize};
+use tonic_rdma_commands::{Failure, List, Named as _, ValueError, name_list, number_list, parse_set, units};
 
 use crate::compare::modes::mode::Mode;
 use crate::compare::server::Addresses;
+use crate::measure::child::parse_job;
 use crate::measure::consume::Consume;
 use crate::measure::http2::Http2;
 use crate::measure::transport::{Rdma, parse_provider};
-use crate::parameter_server::load::{Compute, ComputeScale, Load, Servers};
+use crate::parameter_server::load::{Compute, Load, OfWorkers};
+use crate::parameter_server::meter::TrainingCell;
 use crate::workload::{Model, Shard, Variable};
 
 /// The largest number of worker processes.
-pub(crate) const MAX_WORKERS: usize = 8;
+const MAX_WORKERS: u64 = 8;
 /// The largest number of mini-batches of a turn.
 pub(crate) const MAX_STEPS: u32 = 10_000;
 /// The largest number of calls in flight.
 const MAX_INFLIGHT: u64 = 1024;
 /// The largest number of samples of a mini-batch.
-const MAX_BATCH: u32 = 64;
+const MAX_BATCH: u64 = 64;
 /// The samples of a mini-batch if workers compute, as in the paper's figure 11.
 const USUAL_BATCH: u32 = 32;
 
@@ -50,26 +52,26 @@ Examples:
   tonic-rdma parameter-server --models lstm --workers 1,2,4,8 --servers workers --compute wait --compute-scale workers";
 
 /// The options of `parameter-server`.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub(crate) struct ParameterServerOptions {
     /// Models: resnet50, alexnet, inception-v3, vgg16, lstm, gru, fcn5 [default: all; with --compute all but resnet50]
-    #[arg(long, value_name = "LIST", value_parser = parse_models)]
+    #[arg(long, value_name = "LIST", value_parser = name_list::<Model>("model"))]
     pub(crate) models: Option<List<Model>>,
     /// Numbers of worker processes, from 1 to 8
-    #[arg(long, value_name = "LIST", value_parser = parse_workers, default_value = "1")]
+    #[arg(long, value_name = "LIST", value_parser = number_list::<usize>("number of workers", 1..=MAX_WORKERS), default_value = "1")]
     pub(crate) workers: List<usize>,
     /// Number of server processes, from 1 to 8, or "workers" for as many as workers; servers hold the variables in turn
-    #[arg(long, value_name = "NUMBER|workers", value_parser = Servers::parse, default_value = "1")]
-    pub(crate) servers: Servers,
+    #[arg(long, value_name = "NUMBER|workers", value_parser = OfWorkers::parse_servers, default_value = "1")]
+    pub(crate) servers: OfWorkers,
     /// Computing between pull and push: none, wait (which takes no core, as an accelerator), work (on the same cores)
-    #[arg(long, value_name = "LIST", value_parser = parse_computes, default_value = "none")]
+    #[arg(long, value_name = "LIST", value_parser = name_list::<Compute>("way to compute"), default_value = "none")]
     pub(crate) compute: List<Compute>,
     /// Samples of a worker's mini-batch, from 1 to 64; they decide the computing time [default: 32]
-    #[arg(long, value_name = "LIST", value_parser = parse_batches)]
+    #[arg(long, value_name = "LIST", value_parser = number_list::<u32>("batch", 1..=MAX_BATCH))]
     pub(crate) batch: Option<List<u32>>,
     /// Factor of the computing times: a number from 0.001 to 100, "workers" (their number), or both
-    #[arg(long, value_name = "NUMBER|workers|NUMBER*workers", value_parser = ComputeScale::parse, default_value = "1")]
-    pub(crate) compute_scale: ComputeScale,
+    #[arg(long, value_name = "NUMBER|workers|NUMBER*workers", value_parser = OfWorkers::parse_scale, default_value = "1")]
+    pub(crate) compute_scale: OfWorkers,
     /// Modes: grpc-tcp, grpc-rdma, grpc-rdma-gather (values and gradients by reference), grpc-native (RDMA without
     /// HTTP/2), grpc-native-gather (likewise, values and gradients by reference at both ends), rdma-cp (static slots,
     /// copied to registered memory first), rdma-zerocp (static slots, from registered memory) [default: all]
@@ -83,7 +85,7 @@ pub(crate) struct ParameterServerOptions {
           conflicts_with = "duration")]
     pub(crate) steps: Option<u32>,
     /// Calls that a worker has in flight at once in gRPC modes
-    #[arg(long, value_name = "NUMBER", value_parser = parse_inflight, default_value = "16")]
+    #[arg(long, value_name = "NUMBER", value_parser = units::number::<usize>("number of calls in flight", 1..=MAX_INFLIGHT), default_value = "16")]
     pub(crate) inflight: usize,
     /// Use of a variable or gradient by its receiver after the check: look for the largest element, or nothing
     #[arg(long, value_name = "reduce-max|none", value_parser = parse_consume, default_value = "reduce-max")]
@@ -97,6 +99,7 @@ pub(crate) struct ParameterServerOptions {
     pub(crate) provider: String,
     /// Write the rows as JSON to this file; - is stdout
     #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
     pub(crate) json: Option<PathBuf>,
 }
 
@@ -136,7 +139,7 @@ impl ParameterServerOptions {
                         model.name()
                     )));
                 };
-                let time = self.compute_scale.apply(time, workers);
+                let time = time.mul_f64(self.compute_scale.beside(workers));
                 loads.push(Load { compute: *compute, batch: Some(*batch), time });
             }
         }
@@ -149,75 +152,54 @@ impl ParameterServerOptions {
     }
 }
 
-/// The options of a server or worker process. Only its parent uses them.
-#[derive(Clone, Debug, Args)]
+/// The command line of a server or worker process.
+#[derive(Debug, Args)]
 pub(crate) struct ProcessOptions {
-    #[arg(long, value_parser = parse_model)]
-    pub(crate) model: Model,
-    /// Number of workers, for the server
-    #[arg(long, default_value_t = 0)]
-    pub(crate) workers: u32,
-    /// Number of server processes, and the number of this one, for a server
-    #[arg(long, default_value_t = 1)]
-    pub(crate) servers: usize,
-    #[arg(long, default_value_t = 0)]
-    pub(crate) server: usize,
-    /// Number of this worker, for a worker
-    #[arg(long, default_value_t = 0)]
-    pub(crate) worker: usize,
-    /// Modes that turns will use
-    #[arg(long, value_parser = parse_modes)]
-    pub(crate) modes: List<Mode>,
-    #[arg(long, default_value = "1")]
-    pub(crate) inflight: usize,
-    #[arg(long, value_parser = parse_consume)]
-    pub(crate) consume: Consume,
-    #[arg(long, value_parser = Http2::parse)]
-    pub(crate) http2: Http2,
-    #[arg(long, value_parser = parse_provider)]
-    pub(crate) provider: String,
-    /// Core to run on
-    #[arg(long)]
-    pub(crate) core: Option<usize>,
-    /// Addresses of a server as JSON, for a worker: once for each server, in their order
-    #[arg(long, value_parser = parse_addresses)]
-    pub(crate) peers: Vec<Addresses>,
+    #[arg(value_parser = parse_job::<ProcessJob>)]
+    pub(crate) job: ProcessJob,
 }
 
-impl ProcessOptions {
+/// What a server or worker process needs to know.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct ProcessJob {
+    /// The options of the process that starts it.
+    pub(crate) options: ParameterServerOptions,
+    pub(crate) cell: TrainingCell,
+    /// The number of this server or worker.
+    pub(crate) number: usize,
+    /// The core to run on.
+    pub(crate) core: Option<usize>,
+    /// The addresses of all servers, in their order, for a worker.
+    pub(crate) servers: Vec<Addresses>,
+}
+
+impl ProcessJob {
     /// Returns whether any mode uses static slots.
     pub(crate) fn uses_slots(&self) -> bool {
-        self.modes.0.iter().any(|mode| mode.carries_tensors())
+        self.options.modes().iter().any(|mode| mode.carries_tensors())
     }
 
     /// Returns the settings of RDMA connections if any mode needs them, with memory for the connections of all workers and
     /// for the model's largest variable. All connections of a process share its memory to register, so all of them have
     /// these settings.
     pub(crate) fn rdma(&self) -> Result<Option<Rdma>, Failure> {
-        if !self.modes.0.iter().any(|mode| mode.uses_rdma()) {
+        if !self.options.modes().iter().any(|mode| mode.uses_rdma()) {
             return Ok(None);
         }
-        let longest = self.model.variables().iter().map(Variable::bytes).max().unwrap_or(0);
-        Ok(Some(Rdma::new(&self.provider)?.for_load(self.workers.max(1), longest)))
+        let TrainingCell { model, workers, .. } = self.cell;
+        let longest = model.variables().iter().map(Variable::bytes).max().unwrap_or(0);
+        Ok(Some(Rdma::new(&self.options.provider)?.for_load(workers as u32, longest)))
     }
 
     /// Returns the share of the model that this server holds.
     pub(crate) const fn shard(&self, server: usize) -> Shard {
-        Shard { model: self.model, server, servers: self.servers }
+        Shard { model: self.cell.model, server, servers: self.cell.servers }
     }
 
     /// Returns whether receivers look for the largest element.
     pub(crate) fn reduces(&self) -> bool {
-        self.consume == Consume::ReduceMax
+        self.options.consume == Consume::ReduceMax
     }
-}
-
-fn parse_models(text: &str) -> Result<List<Model>, ValueError> {
-    parse_set(text, parse_model)
-}
-
-fn parse_model(name: &str) -> Result<Model, ValueError> {
-    parse_name("model", name)
 }
 
 fn parse_modes(text: &str) -> Result<List<Mode>, ValueError> {
@@ -227,28 +209,6 @@ fn parse_modes(text: &str) -> Result<List<Mode>, ValueError> {
             ValueError::unknown_name("mode", item, accepted)
         })
     })
-}
-
-fn parse_addresses(text: &str) -> Result<Addresses, serde_json::Error> {
-    serde_json::from_str(text)
-}
-
-fn parse_workers(text: &str) -> Result<List<usize>, ValueError> {
-    parse_set(text, |item| {
-        parse_number("number of workers", item, 1..=MAX_WORKERS as u64).map(|number| number as usize)
-    })
-}
-
-fn parse_computes(text: &str) -> Result<List<Compute>, ValueError> {
-    parse_set(text, |item| parse_name("way to compute", item))
-}
-
-fn parse_batches(text: &str) -> Result<List<u32>, ValueError> {
-    parse_set(text, |item| Ok(parse_number("batch", item, 1..=MAX_BATCH.into())? as u32))
-}
-
-fn parse_inflight(text: &str) -> Result<usize, ValueError> {
-    parse_number("number of calls in flight", text, 1..=MAX_INFLIGHT).map(|number| number as usize)
 }
 
 fn parse_consume(text: &str) -> Result<Consume, ValueError> {

@@ -1,18 +1,18 @@
 //! The processes of a cell: servers and workers, from their start to their end.
 
 use std::ops::Range;
-use std::process::Command;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tonic_rdma_commands::{Failure, process};
+use tonic_rdma_commands::{Context as _, Failure};
 
 use crate::compare::modes::mode::Mode;
-use crate::measure::child::Children;
+use crate::compare::server::Addresses;
+use crate::measure::child::{self, Children};
 use crate::parameter_server::children::{ChildCommand, Report, TurnRequest};
 use crate::parameter_server::load::Load;
 use crate::parameter_server::meter::TrainingCell;
-use crate::parameter_server::options::ParameterServerOptions;
+use crate::parameter_server::options::{ParameterServerOptions, ProcessJob};
 
 /// Longest time until processes are ready, in addition to the time of their memory.
 const START: Duration = Duration::from_secs(30);
@@ -55,9 +55,15 @@ impl Session {
     ) -> Result<Self, Failure> {
         let deadline = Instant::now() + START + slowest(cell.bytes() * (cell.workers as u64 + 1));
         let mut session = Self { children: Children::new(), cell, next: 0, pinned: true, provider: None };
+        let job = |number, position| ProcessJob {
+            options: options.clone(),
+            cell,
+            number,
+            core: core(cores, cell.servers, position),
+            servers: Vec::new(),
+        };
         for server in 0..cell.servers {
-            let mut command = command("parameter-server-server", cell, options, cores, server)?;
-            command.args(["--workers", &cell.workers.to_string(), "--server", &server.to_string()]);
+            let command = child::command("parameter-server-server", &job(server, server))?;
             let name = match cell.servers {
                 1 => "the server process".to_owned(),
                 _ => format!("server process {server}"),
@@ -65,15 +71,11 @@ impl Session {
             session.children.start(&name, command)?;
         }
         let servers = session.hear(session.servers(), deadline).await?;
+        let addresses: Vec<Addresses> =
+            servers.iter().filter_map(|server| server.addresses.clone()).collect();
         for worker in 0..cell.workers {
-            let mut command =
-                command("parameter-server-worker", cell, options, cores, cell.servers + worker)?;
-            command.args(["--worker", &worker.to_string()]);
-            for addresses in servers.iter().filter_map(|server| server.addresses.as_ref()) {
-                let addresses = serde_json::to_string(addresses)
-                    .map_err(|error| Failure::run("can't make JSON of addresses").because(error))?;
-                command.args(["--peers", &addresses]);
-            }
+            let job = ProcessJob { servers: addresses.clone(), ..job(worker, cell.servers + worker) };
+            let command = child::command("parameter-server-worker", &job)?;
             session.children.start(&format!("worker process {worker}"), command)?;
         }
         let workers = session.hear(session.workers(), deadline).await?;
@@ -146,8 +148,7 @@ impl Session {
                         );
                         return Err(Failure::run(text));
                     }
-                    sent.compare(received)
-                        .map_err(|error| Failure::run(format!("{name}, {}", turn.mode)).because(error))?;
+                    sent.compare(received).context(format!("{name}, {}", turn.mode))?;
                 }
             }
         }
@@ -160,26 +161,6 @@ impl Session {
         }
         Ok(())
     }
-}
-
-/// Returns the command that starts this program again as a child, with the arguments that all children have.
-fn command(
-    kind: &str,
-    cell: TrainingCell,
-    options: &ParameterServerOptions,
-    cores: &[usize],
-    position: usize,
-) -> Result<Command, Failure> {
-    let modes: Vec<&str> = options.modes().iter().map(|mode| mode.name()).collect();
-    let mut command = process::again()?;
-    command.args([kind, "--model", cell.model.name(), "--servers", &cell.servers.to_string()]);
-    command.args(["--modes", &modes.join(","), "--inflight", &options.inflight.to_string()]);
-    command.args(["--consume", &options.consume.to_string(), "--http2", &options.http2.name()]);
-    command.args(["--provider", &options.provider]);
-    if let Some(core) = core(cores, cell.servers, position) {
-        command.args(["--core", &core.to_string()]);
-    }
-    Ok(command)
 }
 
 /// Returns the core of a process. Servers come first. A single server has the first core to itself, and workers share

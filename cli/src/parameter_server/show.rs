@@ -10,7 +10,7 @@ use crate::compare::modes::mode::Mode;
 use crate::measure::consume::Consume;
 use crate::measure::machine::{Costs, Environment};
 use crate::measure::report::{Column, Report, column};
-use crate::parameter_server::load::{Compute, Load, Servers};
+use crate::parameter_server::load::{Compute, Load, OfWorkers};
 use crate::parameter_server::meter::{ROUNDS, TrainingCell, TrainingMeter};
 use crate::parameter_server::options::ParameterServerOptions;
 use crate::parameter_server::session::Outcome;
@@ -83,7 +83,7 @@ impl TrainingFacts {
             steps: options.steps,
             seconds_per_cell_and_mode: options.duration.as_secs_f64(),
             compute_scale: options.computes().then(|| options.compute_scale.to_string()),
-            several_servers: options.servers != Servers::Number(1),
+            several_servers: options.servers != OfWorkers::ONE,
             turns: ROUNDS,
             checks: TensorChecks { every_byte: meter.every_byte, stamps: meter.stamps },
             http2_description: options.http2.to_string(),

@@ -14,6 +14,7 @@ use std::fmt;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
 use tonic_rdma_commands::Named as _;
 use tonic_rdma_payload::seeded::Draws;
 
@@ -23,7 +24,7 @@ pub(crate) use crate::workload::models::{Model, Variable};
 pub(crate) type Message = Vec<u64>;
 
 /// A workload: a kind of traffic with a name on the command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Workload {
     /// Messages of buffers of mixed lengths.
     Mix(Mix),
@@ -36,7 +37,7 @@ pub(crate) enum Workload {
 }
 
 /// The share of a model's variables that one of `servers` servers holds: they hold the variables in turn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Shard {
     pub(crate) model: Model,
     pub(crate) server: usize,
@@ -169,7 +170,7 @@ const RANDOM_CYCLE: usize = 64;
 const RANDOM_SEED: u64 = 10;
 
 /// The lengths of a message's buffers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Mix {
     /// Small, medium and large alternate: shares as equal as ten buffers allow.
     Uniform,

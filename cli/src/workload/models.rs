@@ -7,10 +7,11 @@
 //! models. MB is MiB in that table.
 
 use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
 use tonic_rdma_commands::Named;
 
 /// A model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Model {
     /// 53 convolutions, each with scale and offset of its batch normalisation, and one dense layer.
     Resnet50,

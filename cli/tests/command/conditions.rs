@@ -96,10 +96,10 @@ fn the_allocator_option_overrides_the_environment() {
 
 #[test]
 fn a_server_with_another_allocator_than_the_client_refuses_to_serve() {
-    let arguments = ["compare-server", "--provider", "soft", "--http2", "default", "--consume", "auto"];
-    let more =
-        ["--direction", "up", "--encode", "copy", "--runtime", "current-thread", "--allocator", "system"];
-    let mut command = tonic_rdma(&[&arguments[..], &more].concat());
+    let options = r#"{"direction":"up","provider":"soft","http2":"Default","encode":"copy","consume":"auto","allocator":"system",
+        "container":false,"newcomer":false,"quick":false}"#;
+    let job = format!(r#"{{"options":{options},"rdma":false,"longest_payload":0}}"#);
+    let mut command = tonic_rdma(&["compare-server", &job]);
     command.env_remove("TONIC_RDMA_ALLOCATOR").stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut server = command.spawn().unwrap();
     // The server ends when its stdin closes.

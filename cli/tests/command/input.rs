@@ -27,6 +27,9 @@ fn bad_input_is_named_in_one_line() {
         (&["compare", "--sizes", "0"], &["zero"]),
         (&["compare", "--sizes", "9999999999999999999999"], &["9999999999999999999999"]),
         (&["compare", "--inflight", "many"], &["many", "whole numbers"]),
+        (&["compare", "--inflight", "0"], &["--inflight", "\"0\"", "from 1 to 16384"]),
+        (&["compare", "--inflight", "+1"], &["\"+1\"", "from 1"]),
+        (&["compare", "--inflight", "99999999999999999999"], &["99999999999999999999", "from 1"]),
         (&["compare", "--sizes", "184467440737095516159"], &["184467440737095516159", "64 bits"]),
         (&["compare", "--sizes", "0.4"], &["0.4", "fraction of a byte"]),
         (&["compare", "--duration", "18446744073709551615s 1000ms"], &["18446744073709551615s", "300ms"]),
@@ -56,6 +59,8 @@ fn bad_input_is_named_in_one_line() {
         (&["compare", "--workload", "skew,skew"], &["skew", "twice"]),
         (&["compare", "--workload", ""], &["--workload", "empty"]),
         (&["compare", "--connections", "0"], &["--connections", "\"0\"", "1 to 10000"]),
+        (&["compare", "--connections", "10001"], &["--connections", "\"10001\"", "1 to 10000"]),
+        (&["compare", "--connections", "1.5"], &["--connections", "\"1.5\"", "1 to 10000"]),
         (&["compare", "--connections", "2", "--rate", "100"], &["--connections", "--rate"]),
         (
             &["compare", "--connections", "2", "--modes", "rdma-cp"],

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use clap::ValueEnum;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tonic_rdma_commands::{Named as _, units};
 
 use crate::compare::modes::mode::Mode;
@@ -13,7 +13,7 @@ use crate::workload::Workload;
 pub(crate) const MAX_BYTES: u64 = 1 << 40;
 
 /// The largest number of calls in flight on the command line.
-pub(crate) const MAX_INFLIGHT: usize = 16_384;
+pub(crate) const MAX_INFLIGHT: u64 = 16_384;
 
 /// The largest number of calls in flight in an open loop without `--inflight`, and of bytes in them. With some
 /// thousands of small calls at once h2 takes a peer for hostile and ends the connection (`too_many_data_frames`).
@@ -124,7 +124,7 @@ impl Cell {
 }
 
 /// The setting `--direction`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Direction {
     /// From the client to the server, which checks the payload: requests carry payloads, and replies are small.
@@ -160,7 +160,7 @@ impl fmt::Display for Direction {
 }
 
 /// The largest number of connections on the command line.
-pub(crate) const MAX_CONNECTIONS: usize = 10_000;
+pub(crate) const MAX_CONNECTIONS: u64 = 10_000;
 
 /// Returns the numbers of connections to measure: powers of two below `most`, and `most`.
 pub(crate) fn counts(most: usize) -> Vec<usize> {
@@ -237,6 +237,6 @@ mod connections_tests {
         assert_eq!(counts(1), [1]);
         assert_eq!(counts(8), [1, 2, 4, 8]);
         assert_eq!(counts(100), [1, 2, 4, 8, 16, 32, 64, 100]);
-        assert_eq!(counts(MAX_CONNECTIONS).len(), 15);
+        assert_eq!(counts(MAX_CONNECTIONS as usize).len(), 15);
     }
 }

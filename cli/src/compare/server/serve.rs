@@ -17,7 +17,7 @@ use tonic::codegen::http::{Request, Response};
 use tonic::codegen::{Body as HttpBody, Bytes, Service, StdError};
 use tonic::transport::Server;
 use tonic_rdma::{RdmaIncoming, RdmaRoutes, RdmaServer, gather};
-use tonic_rdma_commands::{Failure, Named as _, cores, process};
+use tonic_rdma_commands::{Context as _, Failure, cores};
 use tonic_rdma_proto::transfer::turns_server::TurnsServer;
 use tonic_rdma_tensor::RdmaDevice;
 use tower::Layer;
@@ -25,7 +25,7 @@ use tower::Layer;
 use crate::compare::modes::grpc::service::{SourceService, TransferService};
 use crate::compare::modes::mode::Mode;
 use crate::compare::modes::placement::PlacementService;
-use crate::compare::options::{CompareOptions, RunContext, ServerOptions};
+use crate::compare::options::{Conditions, RunContext, ServerJob};
 use crate::compare::plan::cell::Direction;
 use crate::compare::server::Addresses;
 use crate::measure::child::{self, Children};
@@ -34,16 +34,16 @@ use crate::measure::process::{container, raise_open_files};
 use crate::measure::transport::{Encode, Rdma, listen_error, tcp_listener};
 
 /// Serves until stdin ends. The end of the parent closes stdin in every case.
-pub(crate) fn run(options: &ServerOptions) -> Result<(), Failure> {
-    let pinned = options.core.is_some_and(|core| cores::pin(core).is_ok());
+pub(crate) fn run(job: &ServerJob) -> Result<(), Failure> {
+    let conditions = Conditions::of(&job.options);
+    let pinned = job.core.is_some_and(|core| cores::pin(core).is_ok());
     let _commands = child::commands::<IgnoredAny>()?;
     // The client reports a connection that fails because the limit is too low.
     let _ = raise_open_files();
-    let runtime =
-        options.runtime.build().map_err(|error| Failure::run("can't start a runtime").because(error))?;
+    let runtime = conditions.runtime.build().context("can't start a runtime")?;
     runtime.block_on(async {
-        let started = match options.allocator.verify() {
-            Ok(()) => listen(options, pinned).await,
+        let started = match conditions.allocator.verify() {
+            Ok(()) => listen(job, pinned).await,
             Err(failure) => Err(failure),
         };
         let (addresses, mut servers) = match started {
@@ -62,9 +62,12 @@ pub(crate) fn run(options: &ServerOptions) -> Result<(), Failure> {
 /// The running servers of a process. The drop of this value ends them.
 pub(crate) type Servers = JoinSet<Result<(), StdError>>;
 
-async fn listen(options: &ServerOptions, pinned: bool) -> Result<(Addresses, Servers), Failure> {
-    let rdma = match options.rdma {
-        true => Some(Rdma::new(&options.provider)?.for_load(options.connections, options.longest_payload)),
+async fn listen(job: &ServerJob, pinned: bool) -> Result<(Addresses, Servers), Failure> {
+    let options = &job.options;
+    let provider = options.server_provider.as_ref().unwrap_or(&options.provider);
+    let connections = options.connections.map_or(1, |most| u32::try_from(most).unwrap_or(u32::MAX));
+    let rdma = match job.rdma {
+        true => Some(Rdma::new(provider)?.for_load(connections, job.longest_payload)),
         false => None,
     };
     let device = match &rdma {
@@ -221,34 +224,16 @@ const START: Duration = Duration::from_secs(20);
 /// On a busy machine that may take seconds.
 pub(crate) const EXPLANATION: Duration = Duration::from_secs(5);
 
-/// Starts this program again as the server, and waits until the server has started. `rdma`: it listens for RDMA peers,
-/// too.
+/// Starts this program again as the server, and waits until the server has started.
 pub(crate) async fn start(
-    rdma: bool,
-    longest_payload: u64,
-    options: &CompareOptions,
+    job: &ServerJob,
     context: &RunContext,
 ) -> Result<(Children<Addresses>, Addresses), Failure> {
-    let RunContext { conditions, cores, .. } = context;
-    let mut command = process::again()?;
-    if options.container {
-        command = container(command.get_program());
+    let mut command = child::command("compare-server", job)?;
+    if job.options.container {
+        command = container(&command);
     }
-    let provider = options.server_provider.as_ref().unwrap_or(&options.provider);
-    command.args(["compare-server", "--provider", provider, "--http2", &options.http2.name()]);
-    let (runtime, allocator) = (conditions.runtime.to_string(), conditions.allocator);
-    command.args(["--runtime", &runtime, "--consume", &options.consume.to_string()]);
-    command.args(["--allocator", allocator.name(), "--direction", options.direction.name()]);
-    command.args(["--encode", options.encode.name()]);
-    command.args(["--connections", &options.connections.unwrap_or(1).to_string()]);
-    command.args(["--longest-payload", &longest_payload.to_string()]);
-    allocator.choose_for(&mut command);
-    if rdma {
-        command.arg("--rdma");
-    }
-    if let Some(cores) = cores {
-        command.args(["--core", &cores.server.to_string()]);
-    }
+    context.conditions.allocator.choose_for(&mut command);
     let mut children = Children::new();
     children.start("the server process", command)?;
     let mut addresses = children.hear(0..1, Instant::now() + START, EXPLANATION).await?;
