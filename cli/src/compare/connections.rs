@@ -13,7 +13,7 @@ use tonic_rdma_proto::transfer::Check;
 
 use crate::compare::modes::Caller;
 use crate::compare::modes::call_error::CallError;
-use crate::compare::modes::grpc::client::{self, GrpcCaller};
+use crate::compare::modes::grpc::client::GrpcCaller;
 use crate::compare::modes::mode::Mode;
 use crate::compare::operations::{Operations, Position};
 use crate::compare::options::CompareOptions;
@@ -169,10 +169,8 @@ impl Crowd<'_> {
         options: &CompareOptions,
         rdma: Option<&Rdma>,
     ) -> Result<Option<RdmaConnection>, CallError> {
-        let connecting = client::connect(self.mode, addresses, options.http2, rdma);
-        let (channel, verdict) = answered(PATIENCE, connecting).await??;
-        let caller = GrpcCaller::new(channel, self.mode, options.encode);
-        let mut caller = caller.reducing(self.mode.reduces(options.consume)).towards(options.direction);
+        let connecting = GrpcCaller::connect(self.mode, addresses, options, rdma);
+        let (mut caller, verdict) = answered(PATIENCE, connecting).await??;
         match self.callers.first() {
             Some(first) => caller.prepare_like(first),
             None => caller.prepare(self.operations)?,

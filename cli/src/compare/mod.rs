@@ -23,7 +23,7 @@ mod turns;
 use tonic_rdma_commands::{Context as _, Failure, cores, output};
 
 use crate::compare::connections::ConnectionMeter;
-use crate::compare::modes::grpc::client::{self, GrpcCaller};
+use crate::compare::modes::grpc::client::{self, CallSettings, GrpcCaller};
 use crate::compare::modes::mode::Mode;
 use crate::compare::options::{CompareOptions, Conditions, RunContext, ServerJob, ServerOptions};
 use crate::compare::plan::Plan;
@@ -37,7 +37,7 @@ use crate::measure::http2::Http2;
 use crate::measure::machine::Costs;
 use crate::measure::process::{check_container, raise_open_files};
 use crate::measure::report::progress_bar;
-use crate::measure::transport::{Encode, Rdma, RdmaConnection};
+use crate::measure::transport::{Rdma, RdmaConnection};
 
 /// Runs the comparison and shows its results.
 pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
@@ -91,7 +91,7 @@ async fn measure(
     let progress = progress_bar(plan.turns());
     let work = async {
         let channel = client::tcp(addresses.tcp, Http2::Default).await?;
-        let control = GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy);
+        let control = GrpcCaller::new(channel, Mode::GrpcTcp, CallSettings::default());
         let (progress, checks) = (progress.clone(), Checks::default());
         if options.connections.is_some() {
             let (addresses, verdict) = (&addresses, None);

@@ -189,7 +189,7 @@ fn parse_sizes(text: &str) -> Result<List<u64>, ValueError> {
 /// Parses names of workloads.
 fn parse_workloads(text: &str) -> Result<List<Workload>, ValueError> {
     parse_set(text, |item| {
-        let accepted = || Workload::all().map(Workload::name).collect::<Vec<_>>().join(", ");
+        let accepted = || Workload::all().filter_map(Workload::name).collect::<Vec<_>>().join(", ");
         Workload::from_name(item).ok_or_else(|| ValueError::unknown_name("workload", item, accepted()))
     })
 }
@@ -279,7 +279,7 @@ mod tests {
         assert_eq!(parse_sizes("64, 4KiB").unwrap().0, [64, 4096]);
         assert_eq!(parse_rates("0.1,1000, 2.5e4").unwrap().0, [0.1, 1000.0, 25_000.0]);
         assert_eq!(
-            parse_workloads("vgg16,skew").unwrap().0.iter().map(|w| w.name()).collect::<Vec<_>>(),
+            parse_workloads("vgg16,skew").unwrap().0.iter().map(Workload::to_string).collect::<Vec<_>>(),
             ["vgg16", "skew"]
         );
         let options = CompareOptions::of(&["--inflight", "1,512", "--modes", "grpc-uds,grpc-tcp"]);

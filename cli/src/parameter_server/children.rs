@@ -9,24 +9,23 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinSet;
 use tonic_rdma_commands::{Context as _, Failure, Flavour, cores};
 use tonic_rdma_payload::content::{Content, VARIANTS};
-use tonic_rdma_payload::reduce::{Reduced, reduce};
+use tonic_rdma_payload::reduce::reduce;
 use tonic_rdma_payload::seeded::mix;
 use tonic_rdma_proto::transfer::Check;
 use tonic_rdma_tensor::{Channel, RdmaDevice};
 
 use crate::compare::modes::call_error::CallError;
-use crate::compare::modes::grpc::client::{self, GrpcCaller, SetCall, run_set};
-use crate::compare::modes::grpc::service::{SourceService, TransferService};
+use crate::compare::modes::grpc::client::{self, CallSettings, GrpcCaller, run_set};
+use crate::compare::modes::grpc::service::{Source, TransferService};
 use crate::compare::modes::mode::Mode;
 use crate::compare::modes::placement::geometry::Record;
 use crate::compare::modes::placement::receiver::{Sink, SinkSettings};
 use crate::compare::modes::placement::sender::TensorSender;
-use crate::compare::operations::{Operation, Operations, Push};
-use crate::compare::plan::cell::{self, Direction};
+use crate::compare::operations::{Operations, Push};
+use crate::compare::plan::cell::Direction;
 use crate::compare::server::Addresses;
 use crate::compare::server::serve::{Servers, Services, tensor_device};
 use crate::measure::child;
-use crate::measure::transport::Encode;
 use crate::parameter_server::load::Load;
 use crate::parameter_server::options::ProcessJob;
 use crate::workload::{Shard, Workload};
@@ -147,7 +146,7 @@ impl Link {
         let shard = job.shard(server);
         let (name, seed) = (from.slots(server, worker), from.seed(shard));
         let reduces = job.reduces();
-        let load = cell::Load::Workload(Workload::Shard(shard));
+        let load = Workload::Shard(shard);
         let settings = SinkSettings { name: &name, load, seed, depth: 1, reduces };
         let sink = Sink::new(device, &settings).map_err(slot_failed)?;
         Ok(Self { server, worker, operations, sender: None, sink, sent: Record::default(), reduces })
@@ -247,12 +246,11 @@ struct Server {
 impl Server {
     async fn start(job: &ProcessJob) -> Result<(Self, Report), Failure> {
         let shard = job.shard(job.number);
-        let (load, reduces) = (cell::Load::Workload(Workload::Shard(shard)), job.reduces());
+        let (load, reduces) = (Workload::Shard(shard), job.reduces());
         let variables = Operations::in_registered_memory(load, Origin::Server.seed(shard), reduces)?;
-        let source = SourceService::over(variables.content().clone());
+        let source = Source::over(variables.content().clone());
         let services = Services {
-            service: TransferService::reducing(reduces),
-            source: source.clone(),
+            service: TransferService::reducing(reduces).with(source.clone()),
             registering: source,
             http2: job.options.http2,
             gathers: false,
@@ -351,29 +349,8 @@ impl Server {
     }
 }
 
-/// A call of a worker, to the server of this number.
-#[derive(Clone, Debug)]
-enum VariableCall {
-    /// Pulls the variable of this seed and length, with the expected result of consuming it.
-    Pull { server: usize, seed: u64, bytes: u64, reduced: Option<Reduced> },
-    /// Pushes a gradient.
-    Push { server: usize, gradient: Push },
-}
-
-impl SetCall for VariableCall {
-    async fn make(&self, callers: &mut [GrpcCaller], check: Check) -> Result<(), CallError> {
-        let (Self::Pull { server, .. } | Self::Push { server, .. }) = self;
-        let caller = callers.get_mut(*server).ok_or(CallError::Unprepared)?;
-        match self {
-            Self::Pull { seed, bytes, reduced, .. } => caller.get((*seed, *bytes), *reduced, check).await,
-            Self::Push { gradient, .. } => caller.push(gradient, check).await,
-        }
-        .map(drop)
-    }
-}
-
-/// All calls of a mini-batch in one direction, in the order of the model's variables.
-type Calls = Arc<[VariableCall]>;
+/// All calls of a mini-batch in one direction, in the order of the model's variables, which the servers hold in turn.
+type Calls = Arc<[Push]>;
 
 struct Worker {
     number: usize,
@@ -394,7 +371,7 @@ impl Worker {
         let (me, mut report) = (Origin::Worker(job.number), Report::default());
         let shards: Vec<Shard> = (0..job.cell.servers).map(|server| job.shard(server)).collect();
         let gradients = shards.iter().map(|shard| {
-            let load = cell::Load::Workload(Workload::Shard(*shard));
+            let load = Workload::Shard(*shard);
             Operations::in_registered_memory(load, me.seed(*shard), job.reduces())
         });
         let gradients: Vec<Operations> = gradients.collect::<Result<_, Failure>>()?;
@@ -406,9 +383,9 @@ impl Worker {
                 let (channel, verdict) =
                     client::connect(*mode, addresses, job.options.http2, rdma.as_ref()).await?;
                 report.provider = report.provider.or(verdict.map(|verdict| verdict.provider));
-                let mut caller = GrpcCaller::new(channel, *mode, Encode::Copy).reducing(job.reduces());
-                caller.request_from(Origin::Server.seed(*shard));
-                of_mode.push(caller);
+                let (reduces, origin) = (job.reduces(), Origin::Server.seed(*shard));
+                let settings = CallSettings { reduces, origin, ..CallSettings::default() };
+                of_mode.push(GrpcCaller::new(channel, *mode, settings));
             }
             callers.push((*mode, of_mode));
         }
@@ -431,8 +408,8 @@ impl Worker {
             let of_servers: Vec<_> = of_servers.collect::<Result<_, Failure>>()?;
             for variant in 0..VARIANTS {
                 pulls.push(in_order(of_servers.iter().map(|of| of[variant].clone()).collect()));
-                pushes
-                    .push(in_order(gradients.iter().enumerate().map(|of| pushes_of(of, variant)).collect()));
+                let of_servers = gradients.iter().map(|of| of.take(variant).calls.to_vec());
+                pushes.push(in_order(of_servers.collect()));
             }
         }
         let number = job.number;
@@ -509,7 +486,7 @@ fn servers_in_turn(worker: usize, servers: usize) -> impl Iterator<Item = usize>
 
 /// Returns the calls that pull the variables of one server, for each variant of their content. The content is made
 /// piece by piece, because a worker does not hold it.
-fn pulls_of(shard: Shard, reduces: bool) -> Result<Vec<Vec<VariableCall>>, Failure> {
+fn pulls_of(shard: Shard, reduces: bool) -> Result<Vec<Vec<Push>>, Failure> {
     let mut next = Content::follow(Origin::Server.seed(shard));
     let mut variants = vec![Vec::new(); VARIANTS];
     for bytes in shard.lengths() {
@@ -520,24 +497,14 @@ fn pulls_of(shard: Shard, reduces: bool) -> Result<Vec<Vec<VariableCall>>, Failu
             let mut content = content.variant(variant);
             let seed = content.seed();
             let reduced = reduces.then(|| reduce(&content.cut(bytes as usize)));
-            calls.push(VariableCall::Pull { server: shard.server, seed, bytes, reduced });
+            calls.push(Push { seed, buffers: Vec::new(), reduced, pulls: Some(bytes) });
         }
     }
     Ok(variants)
 }
 
-/// Returns the calls that push the gradients to one server, of one variant.
-fn pushes_of((server, gradients): (usize, &Operations), variant: usize) -> Vec<VariableCall> {
-    match gradients.take(variant) {
-        Operation::Set(set) => {
-            set.iter().map(|push| VariableCall::Push { server, gradient: push.clone() }).collect()
-        }
-        Operation::Put(_) | Operation::Push(_) => Vec::new(),
-    }
-}
-
 /// Returns the calls to all servers in the order of the model's variables, which servers hold in turn.
-fn in_order(of_servers: Vec<Vec<VariableCall>>) -> Calls {
+fn in_order(of_servers: Vec<Vec<Push>>) -> Calls {
     let longest = of_servers.iter().map(Vec::len).max().unwrap_or(0);
     (0..longest)
         .flat_map(|position| of_servers.iter().filter_map(move |of| of.get(position).cloned()))

@@ -1,7 +1,8 @@
 //! The traffic of deep learning: the messages that a training job sends, as lengths.
 //!
 //! ```text
-//!  Workload ─┬─ Mix    uniform, random, skew:  an operation is one message of ten buffers
+//!  Workload ─┬─ Size                           an operation is one message of one buffer
+//!            ├─ Mix    uniform, random, skew:  an operation is one message of ten buffers
 //!            ├─ Model  resnet50, vgg16, …:     an operation is one set, a message of one buffer for each variable
 //!            └─ Blocks                         an operation is one set, a message for each of 4096 scattered blocks
 //! ```
@@ -15,7 +16,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
-use tonic_rdma_commands::Named as _;
+use tonic_rdma_commands::{Named as _, units};
 use tonic_rdma_payload::seeded::Draws;
 
 pub(crate) use crate::workload::models::{Model, Variable};
@@ -23,9 +24,11 @@ pub(crate) use crate::workload::models::{Model, Variable};
 /// Lengths of a message's buffers in bytes, in their order.
 pub(crate) type Message = Vec<u64>;
 
-/// A workload: a kind of traffic with a name on the command line.
+/// A kind of traffic: payloads of one size, or a workload with a name on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Workload {
+    /// One payload of this many bytes.
+    Size(u64),
     /// Messages of buffers of mixed lengths.
     Mix(Mix),
     /// Sets of variables: a worker's messages to its parameter servers after a mini-batch.
@@ -53,29 +56,31 @@ impl Shard {
 }
 
 impl Workload {
-    /// Returns all workloads.
+    /// Returns all workloads with a name.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         let mixes = Mix::value_variants().iter().copied().map(Self::Mix);
         mixes.chain(Model::value_variants().iter().copied().map(Self::Model)).chain([Self::Blocks])
     }
 
-    /// Returns the name on the command line and in the JSON.
-    pub(crate) fn name(self) -> &'static str {
+    /// Returns the name on the command line and in the JSON. A size has none.
+    pub(crate) fn name(self) -> Option<&'static str> {
         match self {
-            Self::Mix(mix) => mix.name(),
-            Self::Model(model) | Self::Shard(Shard { model, .. }) => model.name(),
-            Self::Blocks => "blocks",
+            Self::Size(_) => None,
+            Self::Mix(mix) => Some(mix.name()),
+            Self::Model(model) | Self::Shard(Shard { model, .. }) => Some(model.name()),
+            Self::Blocks => Some("blocks"),
         }
     }
 
     /// Returns the workload called `name`.
     pub(crate) fn from_name(name: &str) -> Option<Self> {
-        Self::all().find(|workload| workload.name() == name)
+        Self::all().find(|workload| workload.name() == Some(name))
     }
 
     /// Returns the operations of one cycle, which repeats. Each operation is a list of messages.
     pub(crate) fn operations(self) -> Vec<Vec<Message>> {
         match self {
+            Self::Size(bytes) => vec![vec![vec![bytes]]],
             Self::Mix(mix) => mix.messages().into_iter().map(|message| vec![message]).collect(),
             Self::Model(model) => {
                 vec![model.variables().iter().map(|variable| vec![variable.bytes()]).collect()]
@@ -116,20 +121,22 @@ impl Workload {
     /// Describes an operation, for people.
     pub(crate) fn describe(self) -> String {
         match self {
-            Self::Mix(mix) => format!("{}: {}", self.name(), mix.describe()),
+            Self::Size(_) => format!("{self}: a message of one buffer"),
+            Self::Mix(mix) => format!("{self}: {}", mix.describe()),
             Self::Model(model) | Self::Shard(Shard { model, .. }) => {
-                format!("{}: a set of {} variables, a message each", self.name(), model.variables().len())
+                format!("{self}: a set of {} variables, a message each", model.variables().len())
             }
-            Self::Blocks => {
-                format!("{}: a set of {} blocks, a message each, scattered in memory", self.name(), BLOCKS)
-            }
+            Self::Blocks => format!("{self}: a set of {BLOCKS} blocks, a message each, scattered in memory"),
         }
     }
 }
 
 impl fmt::Display for Workload {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.pad(self.name())
+        match (self, self.name()) {
+            (Self::Size(bytes), _) => formatter.pad(&units::size(*bytes)),
+            (_, name) => formatter.pad(name.unwrap_or_default()),
+        }
     }
 }
 
@@ -246,7 +253,7 @@ mod tests {
     #[test]
     fn names_are_distinct_and_read_back() {
         for workload in Workload::all() {
-            assert_eq!(Workload::from_name(workload.name()), Some(workload));
+            assert_eq!(workload.name().and_then(Workload::from_name), Some(workload));
         }
         assert_eq!(Workload::from_name("resnet"), None);
     }

@@ -18,7 +18,7 @@ pub mod placement {
     include!("tonic_rdma.placement.v1.rs");
 }
 
-/// The service behind `tonic-rdma compare --workload`.
+/// The other service behind `tonic-rdma compare`: messages of several buffers, payloads in answers, and turns.
 pub mod tensors {
     include!("tonic_rdma.tensors.v1.rs");
 }

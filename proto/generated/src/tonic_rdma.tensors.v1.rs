@@ -35,8 +35,44 @@ pub struct Mismatch {
     #[prost(uint64, tag = "2")]
     pub offset: u64,
 }
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetRequest {
+    /// Seed of the first payload of a run of them, of which the server keeps the content.
+    #[prost(uint64, tag = "1")]
+    pub origin: u64,
+    /// Seed of this one: the origin, or 8, 16 or 24 above it, as these contents overlap.
+    #[prost(uint64, tag = "2")]
+    pub seed: u64,
+    /// Bytes of payload.
+    #[prost(uint64, tag = "3")]
+    pub bytes: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetReply {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub payload: ::prost::bytes::Bytes,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct BeginTurnRequest {
+    /// Whether the server's runtime is to look for arrivals without ever sleeping until a turn ends.
+    #[prost(bool, tag = "1")]
+    pub never_sleep: bool,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct BeginTurnReply {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EndTurnRequest {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EndTurnReply {
+    /// Messages that were looked at.
+    #[prost(uint64, tag = "1")]
+    pub messages: u64,
+    /// The first byte that was not as its message's seed demands; absent when all was right.
+    #[prost(message, optional, tag = "2")]
+    pub wrong: ::core::option::Option<Mismatch>,
+}
 /// Generated client implementations.
-pub mod tensors_client {
+pub mod exchange_client {
     #![allow(
         unused_variables,
         dead_code,
@@ -47,10 +83,10 @@ pub mod tensors_client {
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
     #[derive(Debug, Clone)]
-    pub struct TensorsClient<T> {
+    pub struct ExchangeClient<T> {
         inner: tonic::client::Grpc<T>,
     }
-    impl TensorsClient<tonic::transport::Channel> {
+    impl ExchangeClient<tonic::transport::Channel> {
         /// Attempt to create a new client by connecting to a given endpoint.
         pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
         where
@@ -61,7 +97,7 @@ pub mod tensors_client {
             Ok(Self::new(conn))
         }
     }
-    impl<T> TensorsClient<T>
+    impl<T> ExchangeClient<T>
     where
         T: tonic::client::GrpcService<tonic::body::Body>,
         T::Error: Into<StdError>,
@@ -79,7 +115,7 @@ pub mod tensors_client {
         pub fn with_interceptor<F>(
             inner: T,
             interceptor: F,
-        ) -> TensorsClient<InterceptedService<T, F>>
+        ) -> ExchangeClient<InterceptedService<T, F>>
         where
             F: tonic::service::Interceptor,
             T::ResponseBody: Default,
@@ -93,7 +129,7 @@ pub mod tensors_client {
                 http::Request<tonic::body::Body>,
             >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
         {
-            TensorsClient::new(InterceptedService::new(inner, interceptor))
+            ExchangeClient::new(InterceptedService::new(inner, interceptor))
         }
         /// Compress requests with the given encoding.
         ///
@@ -141,17 +177,83 @@ pub mod tensors_client {
                 })?;
             let codec = tonic_rdma::gather::GatherCodec::default();
             let path = http::uri::PathAndQuery::from_static(
-                "/tonic_rdma.tensors.v1.Tensors/Push",
+                "/tonic_rdma.tensors.v1.Exchange/Push",
             );
             let mut req = request.into_request();
             req.extensions_mut()
-                .insert(GrpcMethod::new("tonic_rdma.tensors.v1.Tensors", "Push"));
+                .insert(GrpcMethod::new("tonic_rdma.tensors.v1.Exchange", "Push"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Answers with a payload.
+        pub async fn get(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetRequest>,
+        ) -> std::result::Result<tonic::Response<super::GetReply>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_rdma::gather::GatherCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tonic_rdma.tensors.v1.Exchange/Get",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tonic_rdma.tensors.v1.Exchange", "Get"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Begins a mode's turn.
+        pub async fn begin(
+            &mut self,
+            request: impl tonic::IntoRequest<super::BeginTurnRequest>,
+        ) -> std::result::Result<tonic::Response<super::BeginTurnReply>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_rdma::gather::GatherCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tonic_rdma.tensors.v1.Exchange/Begin",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tonic_rdma.tensors.v1.Exchange", "Begin"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Ends it: every byte of some of its messages is looked at, of which stamps alone were seen so far.
+        pub async fn end(
+            &mut self,
+            request: impl tonic::IntoRequest<super::EndTurnRequest>,
+        ) -> std::result::Result<tonic::Response<super::EndTurnReply>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_rdma::gather::GatherCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tonic_rdma.tensors.v1.Exchange/End",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tonic_rdma.tensors.v1.Exchange", "End"));
             self.inner.unary(req, path, codec).await
         }
     }
 }
 /// Generated server implementations.
-pub mod tensors_server {
+pub mod exchange_server {
     #![allow(
         unused_variables,
         dead_code,
@@ -160,24 +262,39 @@ pub mod tensors_server {
         clippy::let_unit_value,
     )]
     use tonic::codegen::*;
-    /// Generated trait containing gRPC methods that should be implemented for use with TensorsServer.
+    /// Generated trait containing gRPC methods that should be implemented for use with ExchangeServer.
     #[async_trait]
-    pub trait Tensors: std::marker::Send + std::marker::Sync + 'static {
+    pub trait Exchange: std::marker::Send + std::marker::Sync + 'static {
         /// Takes buffers, checks them, answers with what was found.
         async fn push(
             &self,
             request: tonic::Request<super::PushRequest>,
         ) -> std::result::Result<tonic::Response<super::PushReply>, tonic::Status>;
+        /// Answers with a payload.
+        async fn get(
+            &self,
+            request: tonic::Request<super::GetRequest>,
+        ) -> std::result::Result<tonic::Response<super::GetReply>, tonic::Status>;
+        /// Begins a mode's turn.
+        async fn begin(
+            &self,
+            request: tonic::Request<super::BeginTurnRequest>,
+        ) -> std::result::Result<tonic::Response<super::BeginTurnReply>, tonic::Status>;
+        /// Ends it: every byte of some of its messages is looked at, of which stamps alone were seen so far.
+        async fn end(
+            &self,
+            request: tonic::Request<super::EndTurnRequest>,
+        ) -> std::result::Result<tonic::Response<super::EndTurnReply>, tonic::Status>;
     }
     #[derive(Debug)]
-    pub struct TensorsServer<T> {
+    pub struct ExchangeServer<T> {
         inner: Arc<T>,
         accept_compression_encodings: EnabledCompressionEncodings,
         send_compression_encodings: EnabledCompressionEncodings,
         max_decoding_message_size: Option<usize>,
         max_encoding_message_size: Option<usize>,
     }
-    impl<T> TensorsServer<T> {
+    impl<T> ExchangeServer<T> {
         pub fn new(inner: T) -> Self {
             Self::from_arc(Arc::new(inner))
         }
@@ -228,9 +345,9 @@ pub mod tensors_server {
             self
         }
     }
-    impl<T, B> tonic::codegen::Service<http::Request<B>> for TensorsServer<T>
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for ExchangeServer<T>
     where
-        T: Tensors,
+        T: Exchange,
         B: Body + std::marker::Send + 'static,
         B::Error: Into<StdError> + std::marker::Send + 'static,
     {
@@ -245,10 +362,10 @@ pub mod tensors_server {
         }
         fn call(&mut self, req: http::Request<B>) -> Self::Future {
             match req.uri().path() {
-                "/tonic_rdma.tensors.v1.Tensors/Push" => {
+                "/tonic_rdma.tensors.v1.Exchange/Push" => {
                     #[allow(non_camel_case_types)]
-                    struct PushSvc<T: Tensors>(pub Arc<T>);
-                    impl<T: Tensors> tonic::server::UnaryService<super::PushRequest>
+                    struct PushSvc<T: Exchange>(pub Arc<T>);
+                    impl<T: Exchange> tonic::server::UnaryService<super::PushRequest>
                     for PushSvc<T> {
                         type Response = super::PushReply;
                         type Future = BoxFuture<
@@ -261,7 +378,7 @@ pub mod tensors_server {
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
                             let fut = async move {
-                                <T as Tensors>::push(&inner, request).await
+                                <T as Exchange>::push(&inner, request).await
                             };
                             Box::pin(fut)
                         }
@@ -273,6 +390,137 @@ pub mod tensors_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = PushSvc(inner);
+                        let codec = tonic_rdma::gather::GatherCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tonic_rdma.tensors.v1.Exchange/Get" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetSvc<T: Exchange>(pub Arc<T>);
+                    impl<T: Exchange> tonic::server::UnaryService<super::GetRequest>
+                    for GetSvc<T> {
+                        type Response = super::GetReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Exchange>::get(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetSvc(inner);
+                        let codec = tonic_rdma::gather::GatherCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tonic_rdma.tensors.v1.Exchange/Begin" => {
+                    #[allow(non_camel_case_types)]
+                    struct BeginSvc<T: Exchange>(pub Arc<T>);
+                    impl<
+                        T: Exchange,
+                    > tonic::server::UnaryService<super::BeginTurnRequest>
+                    for BeginSvc<T> {
+                        type Response = super::BeginTurnReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::BeginTurnRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Exchange>::begin(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = BeginSvc(inner);
+                        let codec = tonic_rdma::gather::GatherCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tonic_rdma.tensors.v1.Exchange/End" => {
+                    #[allow(non_camel_case_types)]
+                    struct EndSvc<T: Exchange>(pub Arc<T>);
+                    impl<T: Exchange> tonic::server::UnaryService<super::EndTurnRequest>
+                    for EndSvc<T> {
+                        type Response = super::EndTurnReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::EndTurnRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Exchange>::end(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = EndSvc(inner);
                         let codec = tonic_rdma::gather::GatherCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -310,7 +558,7 @@ pub mod tensors_server {
             }
         }
     }
-    impl<T> Clone for TensorsServer<T> {
+    impl<T> Clone for ExchangeServer<T> {
         fn clone(&self) -> Self {
             let inner = self.inner.clone();
             Self {
@@ -323,8 +571,8 @@ pub mod tensors_server {
         }
     }
     /// Generated gRPC service name
-    pub const SERVICE_NAME: &str = "tonic_rdma.tensors.v1.Tensors";
-    impl<T> tonic::server::NamedService for TensorsServer<T> {
+    pub const SERVICE_NAME: &str = "tonic_rdma.tensors.v1.Exchange";
+    impl<T> tonic::server::NamedService for ExchangeServer<T> {
         const NAME: &'static str = SERVICE_NAME;
     }
 }

@@ -132,16 +132,10 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
     use super::*;
-    use crate::compare::operations::Put;
-    use crate::compare::plan::cell::Load;
     use crate::workload::{Mix, Workload};
 
-    const LOADS: [Load; 4] = [
-        Load::Size(64),
-        Load::Size(100_001),
-        Load::Workload(Workload::Mix(Mix::Random)),
-        Load::Workload(Workload::Blocks),
-    ];
+    const LOADS: [Workload; 4] =
+        [Workload::Size(64), Workload::Size(100_001), Workload::Mix(Mix::Random), Workload::Blocks];
 
     #[tokio::test]
     async fn copies_equal_the_payloads_for_every_load() {
@@ -164,23 +158,25 @@ mod tests {
 
     #[tokio::test]
     async fn wrong_content_and_a_wrong_maximum_are_found() {
-        let operations = Operations::new(Load::Size(4096), 3, true).unwrap();
+        let operations = Operations::new(Workload::Size(4096), 3, true).unwrap();
         let mut caller = MemcpyCaller::new(true);
         caller.prepare(&operations).await.unwrap();
-        let Operation::Put(right) = operations.take(0) else { panic!("a size is one payload") };
-        let mut payload = right.payload.to_vec();
-        payload[4095] ^= 1;
-        let wrong = Operation::Put(Put { payload: payload.into(), ..right.clone() });
+        let right = operations.take(0);
+        let wrong = right.changed(|put| {
+            let mut payload = put.buffers[0].to_vec();
+            payload[4095] ^= 1;
+            put.buffers = vec![payload.into()];
+        });
         let error = caller.run(&wrong, Check::Stamps).await.unwrap_err();
         assert!(matches!(error, CallError::BufferContent { buffer: 0, offset: 4095 }), "{error}");
-        let wrong = Operation::Put(Put { reduced: None, ..right });
+        let wrong = right.changed(|put| put.reduced = None);
         let error = caller.run(&wrong, Check::All).await.unwrap_err();
         assert!(matches!(error, CallError::Consumed { sent: None, arrived: Some(_) }), "{error}");
     }
 
     #[tokio::test]
     async fn a_torn_middle_is_found() {
-        let operations = Operations::new(Load::Size(1 << 20), 3, true).unwrap().torn(500_032..500_096);
+        let operations = Operations::new(Workload::Size(1 << 20), 3, true).unwrap().torn(500_032..500_096);
         for (reduces, within) in [(true, 1), (false, 2 * SHARE)] {
             let mut caller = MemcpyCaller::new(reduces);
             caller.prepare(&operations).await.unwrap();
@@ -194,7 +190,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_operation_without_preparation_is_an_error() {
-        let operation = Operations::new(Load::Size(4096), 3, false).unwrap().take(0);
+        let operation = Operations::new(Workload::Size(4096), 3, false).unwrap().take(0);
         let error = MemcpyCaller::new(false).run(&operation, Check::All).await.unwrap_err();
         assert!(matches!(error, CallError::Memory(4096)) && !error.is_mismatch(), "{error}");
     }

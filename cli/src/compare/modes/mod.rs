@@ -106,9 +106,8 @@ pub(crate) async fn connect(
     let reduces = mode.reduces(options.consume);
     match mode {
         mode if mode.is_grpc() => {
-            let (channel, verdict) = client::connect(mode, addresses, options.http2, rdma).await?;
-            let caller = GrpcCaller::new(channel, mode, options.encode).reducing(reduces);
-            Ok((Caller::Grpc(caller.towards(options.direction)), verdict))
+            let (caller, verdict) = GrpcCaller::connect(mode, addresses, options, rdma).await?;
+            Ok((Caller::Grpc(caller), verdict))
         }
         Mode::Memcpy => Ok((Caller::Memcpy(MemcpyCaller::new(reduces)), None)),
         _ => {

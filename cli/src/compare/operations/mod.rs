@@ -1,6 +1,5 @@
 //! The operations of a cell: made before the measured time begins, and sent by callers.
 
-use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
@@ -9,35 +8,37 @@ use bytes::Bytes;
 use tonic_rdma::memory::{Pool, PoolError};
 use tonic_rdma_commands::Failure;
 use tonic_rdma_payload::content::{self, Content, VARIANTS};
-use tonic_rdma_payload::reduce::{Reduced, reduce, reduce_all};
+use tonic_rdma_payload::reduce::{Reduced, reduce_all};
 
-use crate::compare::plan::cell::Load;
 use crate::workload::{self, Message, Workload};
 
-/// A message of one payload.
-#[derive(Clone, Debug)]
-pub(crate) struct Put {
-    pub(crate) seed: u64,
-    pub(crate) payload: Bytes,
-    /// The result of consuming the payload, if receivers consume.
-    pub(crate) reduced: Option<Reduced>,
-}
-
-/// A message of several buffers.
+/// The payload of a call: one or several buffers.
 #[derive(Clone, Debug)]
 pub(crate) struct Push {
     pub(crate) seed: u64,
     pub(crate) buffers: Vec<Bytes>,
     /// The result of consuming all buffers, if receivers consume.
     pub(crate) reduced: Option<Reduced>,
+    /// Bytes of a payload of one buffer that the caller pulls. It has no buffers here.
+    pub(crate) pulls: Option<u64>,
+}
+
+/// How the calls of an operation are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// One call with a payload of one buffer.
+    Put,
+    /// One call with several buffers.
+    Push,
+    /// Many calls.
+    Set,
 }
 
 /// An operation: a call, or a set of calls.
 #[derive(Clone, Debug)]
-pub(crate) enum Operation {
-    Put(Put),
-    Push(Push),
-    Set(Arc<[Push]>),
+pub(crate) struct Operation {
+    pub(crate) form: Form,
+    pub(crate) calls: Arc<[Push]>,
 }
 
 /// The operations of a cell, which callers take one after the other. Taking one costs reference counts.
@@ -47,7 +48,7 @@ pub(crate) enum Operation {
 /// operations.
 #[derive(Clone, Debug)]
 pub(crate) struct Operations {
-    load: Load,
+    load: Workload,
     content: Content,
     registered: bool,
     items: Arc<[Operation]>,
@@ -61,35 +62,26 @@ impl Operation {
 
     /// Returns the number of messages that the operation sends.
     pub(crate) fn messages(&self) -> u64 {
-        match self {
-            Self::Put(_) | Self::Push(_) => 1,
-            Self::Set(set) => set.len() as u64,
-        }
+        self.calls.len() as u64
     }
 
     /// Returns every buffer, with the seed of its content.
     pub(crate) fn buffers(&self) -> impl Iterator<Item = (u64, &Bytes)> {
-        let (put, pushes) = match self {
-            Self::Put(put) => (Some((put.seed, &put.payload)), &[][..]),
-            Self::Push(push) => (None, slice::from_ref(push)),
-            Self::Set(set) => (None, &set[..]),
-        };
-        put.into_iter().chain(pushes.iter().flat_map(Push::seeded))
+        self.calls.iter().flat_map(Push::seeded)
     }
 
     /// Returns the result of consuming all buffers, if receivers consume.
     pub(crate) fn reduced(&self) -> Option<Reduced> {
-        match self {
-            Self::Put(put) => put.reduced,
-            Self::Push(push) => push.reduced,
-            Self::Set(set) => {
-                set.iter().try_fold(Reduced::NOTHING, |all, push| push.reduced.map(|each| all.and(each)))
-            }
-        }
+        self.calls.iter().try_fold(Reduced::NOTHING, |all, call| call.reduced.map(|each| all.and(each)))
     }
 }
 
 impl Push {
+    /// Returns the bytes of payload.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.pulls.unwrap_or_else(|| self.buffers.iter().map(|buffer| buffer.len() as u64).sum())
+    }
+
     /// Returns every buffer, with the seed of its content.
     pub(crate) fn seeded(&self) -> impl Iterator<Item = (u64, &Bytes)> {
         let mut next = Content::follow(self.seed);
@@ -100,36 +92,39 @@ impl Push {
 impl Operations {
     /// Makes the operations of `load`, with content that begins with `seed`, and the results of consuming them if
     /// `consumed`.
-    pub(crate) fn new(load: Load, seed: u64, consumed: bool) -> Result<Self, Failure> {
-        let no_memory = || Failure::usage(format!("{}: there is no memory for it", load.label()));
+    pub(crate) fn new(load: Workload, seed: u64, consumed: bool) -> Result<Self, Failure> {
+        let no_memory = || Failure::usage(format!("{}: there is no memory for it", load));
         let bytes = usize::try_from(room(load)).map_err(|error| no_memory().because(error))?;
         let content = Content::new(bytes, seed).map_err(|error| no_memory().because(error))?;
         Ok(Self::over(load, content, false, consumed))
     }
 
     /// Makes operations as [`new`](Self::new) does, with content in registered memory.
-    pub(crate) fn in_registered_memory(load: Load, seed: u64, consumed: bool) -> Result<Self, Failure> {
+    pub(crate) fn in_registered_memory(load: Workload, seed: u64, consumed: bool) -> Result<Self, Failure> {
         let bytes = Content::with_variants(room(load));
         let content = registered(bytes as usize, seed).map_err(|error| {
-            Failure::run(format!("{}: there is no registered memory for it", load.label())).because(error)
+            Failure::run(format!("{}: there is no registered memory for it", load)).because(error)
         })?;
         Ok(Self::over(load, content, true, consumed))
     }
 
-    fn over(load: Load, content: Content, registered: bool, consumed: bool) -> Self {
-        let items = match load {
-            Load::Size(bytes) => {
-                let put = |index| {
-                    let mut content = content.variant(index);
-                    // The payload fits, because the content was made for it.
-                    let (seed, payload) = (content.seed(), content.cut(bytes as usize));
-                    let reduced = consumed.then(|| reduce(&payload));
-                    Operation::Put(Put { seed, payload, reduced })
-                };
-                (0..VARIANTS).map(put).collect()
-            }
-            Load::Workload(workload) => of_workload(workload, &content, consumed),
+    fn over(load: Workload, content: Content, registered: bool, consumed: bool) -> Self {
+        let cycle = load.operations();
+        let layout = Layout::of(load, content.seed());
+        let form = match load {
+            Workload::Size(_) => Form::Put,
+            load if load.is_set() => Form::Set,
+            _ => Form::Push,
         };
+        let operation = |(index, messages): (usize, &Vec<Message>)| {
+            let content = content.variant(index);
+            let mut offsets = layout.offsets(messages.iter().flatten().copied());
+            let call = |message: &Message| push(&content, message, &mut offsets, consumed);
+            Operation { form, calls: messages.iter().map(call).collect() }
+        };
+        // Each operation of the cycle, and each variant of the content.
+        let count = cycle.len().max(VARIANTS);
+        let items = cycle.iter().cycle().take(count).enumerate().map(operation).collect();
         Self { load, content, registered, items }
     }
 
@@ -139,7 +134,7 @@ impl Operations {
     }
 
     /// Returns the load that the operations carry.
-    pub(crate) const fn load(&self) -> Load {
+    pub(crate) const fn load(&self) -> Workload {
         self.load
     }
 
@@ -151,26 +146,6 @@ impl Operations {
     /// Returns the operation at `index`. The operations repeat after the last one.
     pub(crate) fn take(&self, index: usize) -> Operation {
         self.items[index % self.items.len()].clone()
-    }
-}
-
-#[cfg(test)]
-impl Operations {
-    /// Returns a copy of these operations, which must have single payloads. In the range `torn` the copy has content of
-    /// another variant. Stamps seldom read this range, and the largest element lies elsewhere. The expected results
-    /// stay those of the right content.
-    pub(crate) fn torn(&self, torn: std::ops::Range<usize>) -> Self {
-        let mut memory = self.content.all().to_vec();
-        memory.copy_within(torn.start + 64..torn.end + 64, torn.start);
-        let content = Content::over(memory.into(), self.content.seed());
-        let tear = |(index, operation): (usize, &Operation)| {
-            let Operation::Put(put) = operation else { panic!("not a single payload") };
-            let payload = content.variant(index).cut(put.payload.len());
-            assert_eq!(put.reduced.map(|it| it.maximum), put.reduced.map(|_| reduce(&payload).maximum));
-            Operation::Put(Put { payload, ..put.clone() })
-        };
-        let items = self.items.iter().enumerate().map(tear).collect();
-        Self { load: self.load, content, registered: false, items }
     }
 }
 
@@ -194,24 +169,6 @@ fn in_pool(bytes: usize, seed: u64, write: impl FnOnce(&mut [u8])) -> Result<Con
     Ok(Content::over(memory.freeze(), seed))
 }
 
-/// Makes each operation of the workload's cycle at least once, and at least one for each variant of the content.
-fn of_workload(workload: Workload, content: &Content, consumed: bool) -> Arc<[Operation]> {
-    let cycle = workload.operations();
-    let layout = Layout::of(Load::Workload(workload), content.seed());
-    let count = cycle.len().max(VARIANTS);
-    let operation = |(index, messages): (usize, &Vec<Message>)| {
-        let content = content.variant(index);
-        let mut offsets = layout.offsets(messages.iter().flatten().copied());
-        let mut push = |message: &Message| push(&content, message, &mut offsets, consumed);
-        let mut pushes: Vec<Push> = messages.iter().map(&mut push).collect();
-        match (workload.is_set(), pushes.pop()) {
-            (false, Some(push)) => Operation::Push(push),
-            (_, last) => Operation::Set(pushes.into_iter().chain(last).collect()),
-        }
-    };
-    cycle.iter().cycle().take(count).enumerate().map(operation).collect()
-}
-
 /// Makes a message of buffers of `content` that begin at `offsets`.
 fn push(
     content: &Content,
@@ -228,7 +185,7 @@ fn push(
     };
     let buffers: Vec<Bytes> = message.iter().map(&mut buffer).collect();
     let reduced = consumed.then(|| reduce_all(buffers.iter().map(|buffer| &buffer[..])));
-    Push { seed: seed.unwrap_or_else(|| content.seed()), buffers, reduced }
+    Push { seed: seed.unwrap_or_else(|| content.seed()), buffers, reduced, pulls: None }
 }
 
 /// Seed of the places of blocks at the destination. It differs from the seeds of the source.
@@ -246,10 +203,10 @@ pub(crate) enum Layout {
 
 impl Layout {
     /// Returns the layout of `load`'s operations. `seed` determines the places of scattered buffers.
-    pub(crate) fn of(load: Load, seed: u64) -> Self {
+    pub(crate) fn of(load: Workload, seed: u64) -> Self {
         match load {
-            Load::Workload(Workload::Blocks) => Self::Scattered(workload::scattered(seed).into()),
-            Load::Size(_) | Load::Workload(_) => Self::InOrder,
+            Workload::Blocks => Self::Scattered(workload::scattered(seed).into()),
+            _ => Self::InOrder,
         }
     }
 
@@ -269,22 +226,14 @@ impl Layout {
 }
 
 /// Returns the bytes of memory that any operation of `load` fits into.
-pub(crate) fn room(load: Load) -> u64 {
+pub(crate) fn room(load: Workload) -> u64 {
+    let operations = load.operations();
+    let room = |messages: &Vec<Message>| messages.iter().flatten().map(|len| Content::room(*len)).sum();
+    let largest: u64 = operations.iter().map(room).max().unwrap_or(0);
     match load {
-        Load::Size(bytes) => Content::room(bytes),
-        Load::Workload(workload) => {
-            let operations = workload.operations();
-            let largest = operations
-                .iter()
-                .map(|messages| messages.iter().flatten().map(|len| Content::room(*len)).sum());
-            let largest: u64 = largest.max().unwrap_or(0);
-            // Half of the places for blocks are empty.
-            if workload == Workload::Blocks {
-                largest / workload::BLOCKS as u64 * workload::PLACES as u64
-            } else {
-                largest
-            }
-        }
+        // Half of the places for blocks are empty.
+        Workload::Blocks => largest / workload::BLOCKS as u64 * workload::PLACES as u64,
+        _ => largest,
     }
 }
 
@@ -301,34 +250,59 @@ mod tests {
 
     use super::*;
     use crate::workload::{Mix, Model};
-    use tonic_rdma_payload::content::{check_all, check_buffers};
 
-    fn pushes(operation: &Operation) -> Vec<Push> {
-        match operation {
-            Operation::Put(_) => Vec::new(),
-            Operation::Push(push) => vec![push.clone()],
-            Operation::Set(set) => set.to_vec(),
+    impl Operation {
+        /// Returns the operation with the only payload changed.
+        pub(crate) fn changed(&self, change: impl FnOnce(&mut Push)) -> Self {
+            let mut calls = self.calls.to_vec();
+            let [call] = calls.as_mut_slice() else { panic!("not a single payload") };
+            change(call);
+            Self { form: self.form, calls: calls.into() }
         }
     }
+
+    impl Operations {
+        /// Returns a copy of these operations, which must have single payloads. In the range `torn` the copy has content of
+        /// another variant. Stamps seldom read this range, and the largest element lies elsewhere. The expected results
+        /// stay those of the right content.
+        pub(crate) fn torn(&self, torn: std::ops::Range<usize>) -> Self {
+            let mut memory = self.content.all().to_vec();
+            memory.copy_within(torn.start + 64..torn.end + 64, torn.start);
+            let content = Content::over(memory.into(), self.content.seed());
+            let tear = |(index, operation): (usize, &Operation)| {
+                operation.changed(|put| {
+                    let payload = content.variant(index).cut(put.buffers[0].len());
+                    assert_eq!(
+                        put.reduced.map(|it| it.maximum),
+                        put.reduced.map(|_| reduce(&payload).maximum)
+                    );
+                    put.buffers = vec![payload];
+                })
+            };
+            let items = self.items.iter().enumerate().map(tear).collect();
+            Self { load: self.load, content, registered: false, items }
+        }
+    }
+    use tonic_rdma_payload::content::{check_all, check_buffers};
+    use tonic_rdma_payload::reduce::reduce;
 
     #[test]
     fn operations_follow_the_workload_and_their_content_follows_its_seed() {
         for workload in [Workload::Mix(Mix::Random), Workload::Model(Model::Gru), Workload::Blocks] {
-            let operations = Operations::new(Load::Workload(workload), 11, false).unwrap();
+            let operations = Operations::new(workload, 11, false).unwrap();
             let cycle = workload.operations();
             for index in 0..6 {
                 let messages = &cycle[index % cycle.len()];
                 let operation = operations.take(index);
-                let pushes = pushes(&operation);
                 assert_eq!(operation.messages(), messages.len() as u64);
                 assert_eq!(operation.bytes(), messages.iter().flatten().sum::<u64>());
-                for (push, message) in pushes.iter().zip(messages) {
+                for (push, message) in operation.calls.iter().zip(messages) {
                     let lengths: Vec<u64> = push.buffers.iter().map(|buffer| buffer.len() as u64).collect();
                     assert_eq!(&lengths, message);
                     assert_eq!(check_buffers(push.seed, &push.buffers, None), None);
                 }
             }
-            let seeds = [0, 1].map(|index| pushes(&operations.take(index))[0].seed);
+            let seeds = [0, 1].map(|index| operations.take(index).calls[0].seed);
             assert_ne!(seeds[0], seeds[1], "two in a row have the same content");
         }
     }
@@ -336,8 +310,10 @@ mod tests {
     #[test]
     fn the_buffers_of_a_set_do_not_overlap_and_blocks_are_in_no_order() {
         for workload in [Workload::Model(Model::Gru), Workload::Blocks] {
-            let operations = Operations::new(Load::Workload(workload), 1, false).unwrap();
-            let ranges: Vec<_> = pushes(&operations.take(0))
+            let operations = Operations::new(workload, 1, false).unwrap();
+            let ranges: Vec<_> = operations
+                .take(0)
+                .calls
                 .iter()
                 .map(|push| push.buffers[0].as_ptr_range())
                 .map(|range| (range.start.addr(), range.end.addr()))
@@ -351,9 +327,7 @@ mod tests {
 
     #[test]
     fn results_of_consuming_are_known_beforehand() {
-        for load in
-            [Load::Size(1000), Load::Workload(Workload::Mix(Mix::Skew)), Load::Workload(Workload::Blocks)]
-        {
+        for load in [Workload::Size(1000), Workload::Mix(Mix::Skew), Workload::Blocks] {
             let operation = Operations::new(load, 5, true).unwrap().take(2);
             let all = operation.buffers().map(|(_, buffer)| reduce(buffer));
             assert_eq!(operation.reduced(), Some(all.fold(Reduced::NOTHING, Reduced::and)));
@@ -363,9 +337,7 @@ mod tests {
 
     #[test]
     fn every_buffer_has_the_seed_of_its_content() {
-        for load in
-            [Load::Size(100), Load::Workload(Workload::Mix(Mix::Uniform)), Load::Workload(Workload::Blocks)]
-        {
+        for load in [Workload::Size(100), Workload::Mix(Mix::Uniform), Workload::Blocks] {
             let operation = Operations::new(load, 5, false).unwrap().take(1);
             for (seed, buffer) in operation.buffers() {
                 assert_eq!(check_all(seed, buffer), None);
@@ -375,11 +347,7 @@ mod tests {
 
     #[test]
     fn every_buffer_of_every_operation_has_its_content_in_registered_memory() {
-        for load in [
-            Load::Size(100_001),
-            Load::Workload(Workload::Mix(Mix::Random)),
-            Load::Workload(Workload::Blocks),
-        ] {
+        for load in [Workload::Size(100_001), Workload::Mix(Mix::Random), Workload::Blocks] {
             let operations = Operations::new(load, 7, false).unwrap();
             let content = operations.content();
             let registered = registered_copy(content).unwrap();
@@ -394,7 +362,7 @@ mod tests {
 
     #[test]
     fn operations_beyond_the_memory_are_refused() {
-        let refusal = Operations::new(Load::Size(1 << 62), 1, false).unwrap_err().to_string();
+        let refusal = Operations::new(Workload::Size(1 << 62), 1, false).unwrap_err().to_string();
         assert!(refusal.contains("4096 PiB"), "{refusal}");
     }
 }
@@ -406,7 +374,7 @@ mod layout_tests {
     #[test]
     fn every_operation_fits_into_the_room_and_no_two_buffers_overlap() {
         for workload in Workload::all() {
-            let load = Load::Workload(workload);
+            let load = workload;
             let layout = Layout::of(load, 7);
             for messages in workload.operations() {
                 let lengths: Vec<u64> = messages.into_iter().flatten().collect();
@@ -428,6 +396,6 @@ mod layout_tests {
 
     #[test]
     fn a_payload_takes_whole_cache_lines() {
-        assert_eq!([1, 64, 65, 3 << 30].map(|bytes| room(Load::Size(bytes))), [64, 64, 128, 3 << 30]);
+        assert_eq!([1, 64, 65, 3 << 30].map(|bytes| room(Workload::Size(bytes))), [64, 64, 128, 3 << 30]);
     }
 }

@@ -7,8 +7,9 @@ use tonic_rdma_payload::content::VARIANTS;
 
 use crate::compare::modes::mode::Mode;
 use crate::compare::operations::room;
-use crate::compare::plan::cell::{Cell, Direction, Load};
+use crate::compare::plan::cell::{Cell, Direction};
 use crate::measure::machine::available;
+use crate::workload::Workload;
 
 /// The least number of turns of every mode in every cell, even if the turns take long.
 pub(crate) const MIN_ROUNDS: u32 = 3;
@@ -65,7 +66,7 @@ fn total(cells: &[Cell], modes: usize, duration: Duration) -> f64 {
 
 /// Returns the seconds of one mode in one cell.
 fn slot(cell: Cell, duration: f64) -> f64 {
-    let operation = cell.load.messages() as f64 * MESSAGE + cell.load.bytes() as f64 * BYTE;
+    let operation = cell.load.most_messages() as f64 * MESSAGE + cell.load.bytes() as f64 * BYTE;
     let (callers, _) = cell.concurrency();
     // Each caller makes at least one operation in each round.
     let shortest = f64::from(MIN_ROUNDS) * operation * callers as f64;
@@ -118,8 +119,8 @@ fn kept(cell: Cell, mode: Mode) -> u64 {
             let places = room(cell.load).saturating_mul(cell.inflight as u64);
             let sources = match cell.load {
                 // Payloads that are moved into an operation have memory of their own.
-                Load::Size(_) if mode.awaits() => room(cell.load).saturating_mul(VARIANTS as u64),
-                Load::Size(_) | Load::Workload(_) => room(cell.load),
+                Workload::Size(_) if mode.awaits() => room(cell.load).saturating_mul(VARIANTS as u64),
+                _ => room(cell.load),
             };
             places.saturating_add(sources)
         }
@@ -129,17 +130,14 @@ fn kept(cell: Cell, mode: Mode) -> u64 {
 
 /// Returns the memory of `mode`'s messages in flight.
 fn in_flight(cell: Cell, mode: Mode) -> u64 {
-    let calls = cell.load.largest_call().saturating_mul(cell.inflight as u64);
-    let calls = match cell.load {
-        Load::Workload(workload) if workload.is_set() => calls.min(workload.largest_operation()),
-        _ => calls,
-    };
+    let calls = cell.load.largest_message().saturating_mul(cell.inflight as u64);
+    let calls = if cell.load.is_set() { calls.min(cell.load.largest_operation()) } else { calls };
     match mode {
         // Messages are sent from where they lie. They land in blocks, which may be larger than the messages.
-        Mode::GrpcNativeGather => calls.saturating_mul(2).saturating_add(cell.load.largest_call()),
+        Mode::GrpcNativeGather => calls.saturating_mul(2).saturating_add(cell.load.largest_message()),
         // The encoded message, and the receiver's buffer, which may have to grow; and one message that is kept for a
         // check of every byte.
-        mode if mode.is_grpc() => calls.saturating_mul(3).saturating_add(cell.load.largest_call()),
+        mode if mode.is_grpc() => calls.saturating_mul(3).saturating_add(cell.load.largest_message()),
         _ => 0,
     }
 }
@@ -148,9 +146,7 @@ fn in_flight(cell: Cell, mode: Mode) -> u64 {
 mod tests {
     use super::*;
     use crate::compare::modes::mode::Mode;
-    use crate::compare::plan::cell::Load;
     use crate::compare::plan::{DEFAULT_CELLS, QUICK_CELLS};
-    use crate::workload::Workload;
     use tonic_rdma_commands::Flavour;
 
     #[test]
@@ -180,8 +176,8 @@ mod tests {
             cells.push(Cell { load, inflight: 1, rate: None });
             duration(&cells, 4, false)
         };
-        assert!(long(Load::Size(1 << 30)) < long(Load::Size(1 << 20)));
-        assert!(long(Load::Workload(Workload::Blocks)) < long(Load::Size(1 << 20)));
+        assert!(long(Workload::Size(1 << 30)) < long(Workload::Size(1 << 20)));
+        assert!(long(Workload::Blocks) < long(Workload::Size(1 << 20)));
         let open = Cell { rate: Some(10.0), ..Cell::closed(64, 1) };
         assert!(duration(&[open; 20], 4, false) < duration(&[Cell::closed(64, 1); 20], 4, false));
     }
@@ -192,7 +188,7 @@ mod memory_tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
     use super::*;
-    use crate::workload::{Model, Workload};
+    use crate::workload::Model;
 
     const GIB: u64 = 1 << 30;
 
@@ -231,7 +227,7 @@ mod memory_tests {
 
     #[test]
     fn the_memory_of_a_set_is_bounded_by_the_set() {
-        let load = Load::Workload(Workload::Model(Model::Vgg16));
+        let load = Workload::Model(Model::Vgg16);
         let need = |inflight| needed(Cell { load, inflight, rate: None }, &[Mode::GrpcTcp]);
         let set = room(load);
         assert_eq!(need(1), set + (3 + 1) * (392 << 20));

@@ -20,19 +20,10 @@ pub(crate) const MAX_INFLIGHT: u64 = 16_384;
 const OPEN_LOOP_CALLS: usize = 1024;
 const OPEN_LOOP_BYTES: u64 = 256 << 20;
 
-/// The load of an operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Load {
-    /// One payload of this many bytes.
-    Size(u64),
-    /// The messages of a workload.
-    Workload(Workload),
-}
-
 /// A cell of the plan: a row of every mode.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Cell {
-    pub(crate) load: Load,
+    pub(crate) load: Workload,
     /// Calls in flight at once, on one connection: exactly as many in a closed loop, at most as many in an open loop.
     pub(crate) inflight: usize,
     /// Operations offered each second, even if answers are late (open loop). Without a rate each operation begins when
@@ -40,73 +31,26 @@ pub(crate) struct Cell {
     pub(crate) rate: Option<f64>,
 }
 
-impl Load {
-    /// Returns the bytes of an operation, on average.
-    pub(crate) fn bytes(self) -> u64 {
-        match self {
-            Self::Size(bytes) => bytes,
-            Self::Workload(workload) => workload.bytes(),
-        }
+/// Returns the largest number of calls in flight of `load` in an open loop without `--inflight`. Sets have one call at a time, as
+/// in a closed loop.
+pub(crate) fn open_loop_inflight(load: Workload) -> usize {
+    if load.is_set() {
+        return 1;
     }
-
-    /// Returns the workload's name, if the load is one.
-    pub(crate) fn workload(self) -> Option<&'static str> {
-        match self {
-            Self::Size(_) => None,
-            Self::Workload(workload) => Some(workload.name()),
-        }
-    }
-
-    /// Returns the name in tables and messages: `64 B`, `skew`.
-    pub(crate) fn label(self) -> String {
-        match self {
-            Self::Size(bytes) => units::size(bytes),
-            Self::Workload(workload) => workload.name().to_owned(),
-        }
-    }
-
-    /// Returns whether an operation is a set of calls.
-    const fn is_set(self) -> bool {
-        matches!(self, Self::Workload(workload) if workload.is_set())
-    }
-
-    /// Returns the number of messages of an operation.
-    pub(crate) fn messages(self) -> u64 {
-        match self {
-            Self::Size(_) => 1,
-            Self::Workload(workload) => workload.most_messages(),
-        }
-    }
-
-    /// Returns the bytes of the largest call.
-    pub(crate) fn largest_call(self) -> u64 {
-        match self {
-            Self::Size(bytes) => bytes,
-            Self::Workload(workload) => workload.largest_message(),
-        }
-    }
-
-    /// Returns the largest number of calls in flight in an open loop without `--inflight`. Sets have one call at a
-    /// time, as in a closed loop.
-    pub(crate) fn open_loop_inflight(self) -> usize {
-        if self.is_set() {
-            return 1;
-        }
-        let calls = OPEN_LOOP_BYTES / self.largest_call().max(1);
-        usize::try_from(calls).unwrap_or(OPEN_LOOP_CALLS).clamp(1, OPEN_LOOP_CALLS)
-    }
+    let calls = OPEN_LOOP_BYTES / load.largest_message().max(1);
+    usize::try_from(calls).unwrap_or(OPEN_LOOP_CALLS).clamp(1, OPEN_LOOP_CALLS)
 }
 
 impl Cell {
     /// Makes the cell of a closed loop of payloads of `bytes`.
     pub(crate) const fn closed(bytes: u64, inflight: usize) -> Self {
-        Self { load: Load::Size(bytes), inflight, rate: None }
+        Self { load: Workload::Size(bytes), inflight, rate: None }
     }
 
     /// Returns the cell's name in tables and messages: `64 B × 32`, `skew × 1 at 500/s`.
     pub(crate) fn label(self) -> String {
         let rate = self.rate.map(|rate| format!(" at {}/s", units::count(rate))).unwrap_or_default();
-        format!("{} × {}{rate}", self.load.label(), self.inflight)
+        format!("{} × {}{rate}", self.load, self.inflight)
     }
 
     /// Returns the number of operations at once, and of calls at once in each. Sets follow one another, as mini-batches
@@ -118,7 +62,7 @@ impl Cell {
     /// Returns the reason why `mode` can't carry the cell's messages, or `None` if the mode can.
     pub(crate) fn beyond(self, mode: Mode) -> Option<String> {
         let (limit, reason) = mode.limit()?;
-        (self.load.largest_call() > limit)
+        (self.load.largest_message() > limit)
             .then(|| format!("it carries messages up to {} ({reason})", units::size(limit)))
     }
 }
@@ -173,12 +117,12 @@ mod tests {
     use super::*;
     use crate::workload::{Mix, Model};
 
-    const VGG: Load = Load::Workload(Workload::Model(Model::Vgg16));
+    const VGG: Workload = Workload::Model(Model::Vgg16);
 
     #[test]
     fn labels_have_load_rate_and_calls_in_flight() {
         assert_eq!(Cell::closed(64, 32).label(), "64 B × 32");
-        let skew = Load::Workload(Workload::Mix(Mix::Skew));
+        let skew = Workload::Mix(Mix::Skew);
         assert_eq!(Cell { load: skew, inflight: 8, rate: Some(500.0) }.label(), "skew × 8 at 500/s");
     }
 
@@ -187,8 +131,8 @@ mod tests {
         let cell = |inflight| Cell { load: VGG, inflight, rate: None };
         assert_eq!(cell(8).concurrency(), (1, 8));
         assert_eq!(Cell::closed(64, 8).concurrency(), (8, 1));
-        let blocks = Cell { load: Load::Workload(Workload::Blocks), inflight: 16, rate: None };
-        assert_eq!((blocks.concurrency(), blocks.load.messages()), ((1, 16), 4096));
+        let blocks = Cell { load: Workload::Blocks, inflight: 16, rate: None };
+        assert_eq!((blocks.concurrency(), blocks.load.most_messages()), ((1, 16), 4096));
     }
 
     #[test]
@@ -202,9 +146,9 @@ mod tests {
 
     #[test]
     fn an_open_loop_has_bounded_calls_and_bytes() {
-        let calls = |bytes| Load::Size(bytes).open_loop_inflight();
+        let calls = |bytes| open_loop_inflight(Workload::Size(bytes));
         assert_eq!([calls(1), calls(64 << 10), calls(1 << 20), calls(1 << 30)], [1024, 1024, 256, 1]);
-        assert_eq!(VGG.open_loop_inflight(), 1);
+        assert_eq!(open_loop_inflight(VGG), 1);
     }
 }
 

@@ -10,8 +10,9 @@ use tonic_rdma_commands::{Failure, List};
 use crate::compare::modes::mode::Mode;
 use crate::compare::options::{CompareOptions, Conditions};
 use crate::compare::plan::budget::MIN_ROUNDS;
-use crate::compare::plan::cell::{Cell, Direction, Load, counts};
+use crate::compare::plan::cell::{Cell, Direction, counts, open_loop_inflight};
 use crate::compare::turns::open_loop::MAX_ARRIVALS;
+use crate::workload::Workload;
 
 /// The cells of a run without `--sizes` and `--inflight`: small calls alone and many at once, then one large call at a
 /// time.
@@ -56,7 +57,7 @@ pub(super) const QUICK_NEWCOMER_CELLS: [Cell; 5] = [
 
 /// The payload of an open loop without `--sizes`. It is small, because a large payload at a high rate would be too
 /// much.
-const OPEN_LOOP_LOAD: Load = Load::Size(64);
+const OPEN_LOOP_LOAD: Workload = Workload::Size(64);
 
 /// The modes of `--connections` without `--modes`, and the payload without `--sizes`.
 const CONNECTION_MODES: [Mode; 3] = [Mode::GrpcTcp, Mode::GrpcRdma, Mode::GrpcNative];
@@ -135,7 +136,7 @@ impl Plan {
 
     /// Returns the bytes of the longest payload of a call.
     pub(crate) fn longest_payload(&self) -> u64 {
-        self.cells.iter().map(|cell| cell.load.largest_call()).max().unwrap_or(0)
+        self.cells.iter().map(|cell| cell.load.largest_message()).max().unwrap_or(0)
     }
 
     /// Returns whether the run is an open loop, in which operations begin when they are due.
@@ -231,7 +232,7 @@ fn check_limits(cells: &[Cell], modes: &[Mode]) -> Result<(), Failure> {
         if let Some(&[(mode, ref reason), ..]) = reasons.as_deref() {
             return Err(Failure::usage(format!(
                 "no mode of this run carries {}: {mode}: {reason}; modes that do: {}",
-                cell.load.label(),
+                cell.load,
                 names(|mode| cell.beyond(mode).is_none())
             )));
         }
@@ -257,8 +258,7 @@ fn cells(options: &CompareOptions) -> Vec<Cell> {
     if sizes.is_none() && workload.is_none() && inflight.is_none() && rate.is_none() {
         return preset.to_vec();
     }
-    let mut loads: Vec<Load> =
-        items(sizes).map(Load::Size).chain(items(workload).map(Load::Workload)).collect();
+    let mut loads: Vec<Workload> = items(sizes).map(Workload::Size).chain(items(workload)).collect();
     if loads.is_empty() {
         loads = match rate {
             Some(_) => vec![OPEN_LOOP_LOAD],
@@ -270,7 +270,7 @@ fn cells(options: &CompareOptions) -> Vec<Cell> {
     for load in loads {
         let inflights = match (inflight, rate) {
             (Some(_), _) => items(inflight).collect(),
-            (None, Some(_)) => vec![load.open_loop_inflight()],
+            (None, Some(_)) => vec![open_loop_inflight(load)],
             (None, None) => vec![1],
         };
         let each = inflights.iter().flat_map(|inflight| rates.iter().map(move |rate| (*inflight, *rate)));
@@ -288,7 +288,6 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
     use super::*;
-    use crate::workload::Workload;
     use tonic_rdma_commands::Flavour;
 
     fn plan(duration: Duration) -> Plan {
@@ -316,13 +315,13 @@ mod tests {
 
     #[test]
     fn workloads_add_to_sizes_and_rates_apply_to_all() {
-        let skew = Load::Workload(Workload::from_name("skew").unwrap());
-        let gru = Load::Workload(Workload::from_name("gru").unwrap());
+        let skew = Workload::from_name("skew").unwrap();
+        let gru = Workload::from_name("gru").unwrap();
         let cell = |load, inflight, rate| Cell { load, inflight, rate };
         assert_eq!(asked(&["--workload", "skew"]), [cell(skew, 1, None)]);
         assert_eq!(asked(&["--workload", "gru", "--sizes", "64"]), [Cell::closed(64, 1), cell(gru, 1, None)]);
         let rates = asked(&["--rate", "100,2000"]);
-        let small = |rate| cell(Load::Size(64), 1024, Some(rate));
+        let small = |rate| cell(Workload::Size(64), 1024, Some(rate));
         assert_eq!(rates, [small(100.0), small(2000.0)]);
         let bounded = asked(&["--rate", "5", "--workload", "skew,gru", "--inflight", "3"]);
         assert_eq!(bounded, [cell(skew, 3, Some(5.0)), cell(gru, 3, Some(5.0))]);

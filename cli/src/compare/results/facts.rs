@@ -6,7 +6,7 @@ use tonic_rdma_commands::units;
 use crate::compare::modes::mode::Mode;
 use crate::compare::options::{CompareOptions, RunContext};
 use crate::compare::plan::Plan;
-use crate::compare::plan::cell::{Cell, Direction, Load};
+use crate::compare::plan::cell::{Cell, Direction};
 use crate::compare::results::row::Checks;
 use crate::measure::consume::Consume;
 use crate::measure::http2::Http2Sizes;
@@ -153,9 +153,8 @@ fn reducing(modes: &[Mode], consume: Consume) -> Vec<&'static str> {
 fn workloads(cells: &[Cell]) -> Vec<String> {
     let mut lines = Vec::new();
     for cell in cells {
-        let Load::Workload(workload) = cell.load else { continue };
-        let line = format!("{} ({} each)", workload.describe(), units::rough_size(workload.bytes()));
-        if !lines.contains(&line) {
+        let line = format!("{} ({} each)", cell.load.describe(), units::rough_size(cell.load.bytes()));
+        if cell.load.name().is_some() && !lines.contains(&line) {
             lines.push(line);
         }
     }

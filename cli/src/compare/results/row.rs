@@ -158,7 +158,7 @@ pub(crate) fn sample_row(mode: &'static str, cell: Cell, p50_us: f64) -> Row {
     let ops_per_s = 1e6 / p50_us * cell.inflight as f64;
     Row {
         mode: clap::ValueEnum::from_str(mode, false).unwrap(),
-        workload: cell.load.workload(),
+        workload: cell.load.name(),
         bytes: cell.load.bytes(),
         inflight: cell.inflight,
         direction: Direction::Up,

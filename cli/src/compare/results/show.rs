@@ -35,8 +35,10 @@ fn report<'a, F>(facts: &'a F, lines: Vec<(&'static str, String)>, rows: &'a [Ro
 fn columns(rows: &[Row]) -> Vec<Column<Row>> {
     let column = column::<Row>;
     let (open_loop, of_connections) = (is_open_loop(rows), is_of_connections(rows));
-    let mut columns =
-        vec![column("mode", |row, _| row.mode.to_string()), column("size", |row, _| row.cell.load.label())];
+    let mut columns = vec![
+        column("mode", |row, _| row.mode.to_string()),
+        column("size", |row, _| row.cell.load.to_string()),
+    ];
     if open_loop {
         columns.extend([
             column("at most in flight", |row, _| row.inflight.to_string()),
@@ -153,7 +155,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
-    use crate::compare::plan::cell::{Cell, Load};
+    use crate::compare::plan::cell::Cell;
     use crate::compare::results::row::{Connections, sample_row};
     use crate::workload::{Mix, Workload};
 
@@ -195,7 +197,7 @@ mod tests {
 
     #[test]
     fn an_open_loop_shows_the_offered_rate_and_saturated_modes() {
-        let cell = Cell { load: Load::Workload(Workload::Mix(Mix::Skew)), inflight: 1, rate: Some(20_000.0) };
+        let cell = Cell { load: Workload::Mix(Mix::Skew), inflight: 1, rate: Some(20_000.0) };
         let rows = [sample_row("grpc-tcp", cell, 80.0), sample_row("grpc-rdma", cell, 10.0)];
         let text = table(&rows);
         let tcp = text.lines().find(|line| line.contains("grpc-tcp")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The server process: the services Transfer, Tensors, Source and Turns on TCP, Unix and RDMA listeners at once.
+//! The server process: its services on TCP, Unix and RDMA listeners at once.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -18,11 +18,10 @@ use tonic::codegen::{Body as HttpBody, Bytes, Service, StdError};
 use tonic::transport::Server;
 use tonic_rdma::{RdmaIncoming, RdmaRoutes, RdmaServer, gather};
 use tonic_rdma_commands::{Context as _, Failure, cores};
-use tonic_rdma_proto::transfer::turns_server::TurnsServer;
 use tonic_rdma_tensor::RdmaDevice;
 use tower::Layer;
 
-use crate::compare::modes::grpc::service::{SourceService, TransferService};
+use crate::compare::modes::grpc::service::{Source, TransferService};
 use crate::compare::modes::mode::Mode;
 use crate::compare::modes::placement::PlacementService;
 use crate::compare::options::{Conditions, RunContext, ServerJob};
@@ -79,8 +78,7 @@ async fn listen(job: &ServerJob, pinned: bool) -> Result<(Addresses, Servers), F
     let services = Services {
         // All gRPC modes use this one service, and settings apply to all of them.
         service: TransferService::reducing(Mode::GrpcTcp.reduces(options.consume)),
-        source: SourceService::default(),
-        registering: SourceService::registering(),
+        registering: Source::registering(),
         http2: options.http2,
         gathers: options.encode == Encode::Gather,
         direction: options.direction,
@@ -92,16 +90,15 @@ async fn listen(job: &ServerJob, pinned: bool) -> Result<(Addresses, Servers), F
 /// Makes the device that tensors are written to.
 pub(crate) async fn tensor_device(rdma: &Rdma) -> Result<RdmaDevice, Failure> {
     let bound = rdma.tensor_device().bind((Ipv4Addr::LOCALHOST, 0)).await;
-    bound.map_err(|error| Failure::run("can't make a device for tensors").because(error))
+    bound.context("can't make a device for tensors")
 }
 
 /// The services of every listener, and their settings.
 #[derive(Clone, Debug)]
 pub(crate) struct Services {
     pub(crate) service: TransferService,
-    pub(crate) source: SourceService,
     /// The source of the listener that sends payloads from registered memory.
-    pub(crate) registering: SourceService,
+    pub(crate) registering: Source,
     pub(crate) http2: Http2,
     /// Whether all listeners send large answers by reference.
     pub(crate) gathers: bool,
@@ -157,7 +154,8 @@ impl Services {
         let (incoming, address) = rdma.bind().await?;
         addresses.native_gather = Some(address);
         let both = gather::both_layer().max_decoding_message_size(usize::MAX);
-        let registering = Self { source: self.registering.clone(), ..self };
+        let service = self.service.clone().with(self.registering.clone());
+        let registering = Self { service, ..self };
         servers.spawn(registering.serve_native(rdma.server(http2).layer(both), incoming));
         Ok((addresses, servers))
     }
@@ -174,18 +172,15 @@ impl Services {
         IO: tokio::io::AsyncRead + tokio::io::AsyncWrite + tonic::transport::server::Connected,
         IO: Unpin + Send + 'static,
     {
-        let Self { service, source, http2, .. } = self;
         let placement = placement.map(PlacementService::server);
-        let (transfer, tensors) = (service.clone().transfer(), service.clone().tensors());
-        let (source, turns) = (source.server(), TurnsServer::new(service));
-        let mut server = http2.server(Server::builder());
+        let (transfer, exchange) = (self.service.transfer(), self.service.exchange());
+        let mut server = self.http2.server(Server::builder());
         if gathers {
-            let mut server = server.layer(gather::responses());
-            let server = server.add_service(transfer).add_service(tensors).add_service(turns);
-            server.add_service(source).add_optional_service(placement).serve_with_incoming(incoming).await?;
+            let server = server.layer(gather::responses()).add_service(transfer).add_service(exchange);
+            server.add_optional_service(placement).serve_with_incoming(incoming).await?;
         } else {
-            let server = server.add_service(transfer).add_service(tensors).add_service(turns);
-            server.add_service(source).add_optional_service(placement).serve_with_incoming(incoming).await?;
+            let server = server.add_service(transfer).add_service(exchange);
+            server.add_optional_service(placement).serve_with_incoming(incoming).await?;
         }
         Ok(())
     }
@@ -204,10 +199,8 @@ impl Services {
         B: HttpBody<Data = Bytes> + Send + 'static,
         B::Error: Into<StdError>,
     {
-        let Self { service, source, .. } = self;
-        let (transfer, tensors) = (service.clone().transfer(), service.clone().tensors());
-        let server = server.add_service(transfer).add_service(tensors).add_service(TurnsServer::new(service));
-        Ok(server.add_service(source.server()).serve_with_incoming(incoming).await?)
+        let server = server.add_service(self.service.transfer()).add_service(self.service.exchange());
+        Ok(server.serve_with_incoming(incoming).await?)
     }
 }
 

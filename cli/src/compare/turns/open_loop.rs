@@ -249,13 +249,11 @@ mod tests {
     use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest};
 
     use super::*;
-    use crate::compare::modes::grpc::client;
-    use crate::compare::modes::grpc::client::GrpcCaller;
+    use crate::compare::modes::grpc::client::{self, CallSettings, GrpcCaller};
     use crate::compare::modes::mode::Mode;
-    use crate::compare::plan::cell::Load;
     use crate::measure::http2::Http2;
-    use crate::measure::transport::Encode;
     use crate::measure::transport::tcp_listener;
+    use crate::workload::Workload;
 
     #[test]
     fn yields_with_work_of_other_tasks_count_as_empty_ones() {
@@ -311,8 +309,8 @@ mod tests {
         let server = Server::builder().add_service(TransferServer::new(Slow));
         tokio::spawn(server.serve_with_incoming(incoming));
         let channel = client::tcp(address, Http2::Default).await.unwrap();
-        let caller = Caller::Grpc(GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy));
-        let operations = Operations::new(Load::Size(64), 1, false).unwrap();
+        let caller = Caller::Grpc(GrpcCaller::new(channel, Mode::GrpcTcp, CallSettings::default()));
+        let operations = Operations::new(Workload::Size(64), 1, false).unwrap();
         let schedule = vec![Duration::ZERO; 10];
         let offer = OfferedLoad { schedule, length, first: 0, bound: 1, width: 1, yields: true };
         let mut turn = TurnOutcome::default();

@@ -228,7 +228,7 @@ impl Tally {
         let wall = self.wall.as_secs_f64();
         Row {
             mode,
-            workload: cell.load.workload(),
+            workload: cell.load.name(),
             bytes: cell.load.bytes(),
             inflight: cell.inflight,
             direction,
@@ -256,19 +256,21 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
     use super::*;
-    use crate::compare::modes::grpc::client::GrpcCaller;
+    use crate::compare::modes::grpc::client::{CallSettings, GrpcCaller};
     use crate::compare::plan::cell::Direction;
-    use crate::compare::plan::cell::Load;
-    use crate::measure::transport::Encode;
+    use crate::workload::Workload;
 
     fn participant() -> Participant {
         let nowhere = tonic::transport::Endpoint::from_static("http://127.0.0.1:1").connect_lazy();
-        Participant::new(Mode::GrpcTcp, Caller::Grpc(GrpcCaller::new(nowhere, Mode::GrpcTcp, Encode::Copy)))
+        Participant::new(
+            Mode::GrpcTcp,
+            Caller::Grpc(GrpcCaller::new(nowhere, Mode::GrpcTcp, CallSettings::default())),
+        )
     }
 
     #[tokio::test]
     async fn a_mode_skips_only_the_cells_that_it_can_t_carry() {
-        let operations = Operations::new(Load::Size(64), 1, false).unwrap();
+        let operations = Operations::new(Workload::Size(64), 1, false).unwrap();
         let mut participant = participant();
         for (bytes, skipped) in [(64, false), (3 << 30, true), (2047 << 20, false)] {
             let cell = Cell::closed(bytes, 1);
@@ -301,7 +303,7 @@ mod tally_tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
     use super::*;
-    use crate::compare::plan::cell::Load;
+    use crate::workload::Workload;
 
     fn millis(millis: u64) -> Duration {
         Duration::from_millis(millis)
@@ -349,7 +351,7 @@ mod tally_tests {
 
     #[test]
     fn few_operations_that_take_far_too_long_are_saturation() {
-        let cell = Cell { load: Load::Size(64), inflight: 8, rate: Some(10.0) };
+        let cell = Cell { load: Workload::Size(64), inflight: 8, rate: Some(10.0) };
         let row = |wall| {
             let mut tally = Tally::new().unwrap();
             let mut turn = TurnOutcome { sent: 1, backlog: 1, ..TurnOutcome::default() };
@@ -363,7 +365,7 @@ mod tally_tests {
 
     #[test]
     fn falling_behind_is_saturation_and_unsent_operations_count_by_their_wait() {
-        let cell = Cell { load: Load::Size(64), inflight: 8, rate: Some(1000.0) };
+        let cell = Cell { load: Workload::Size(64), inflight: 8, rate: Some(1000.0) };
         let row = |backlog, unsent: Vec<Duration>| {
             let mut tally = Tally::new().unwrap();
             let mut turn =

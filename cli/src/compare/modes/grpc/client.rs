@@ -11,46 +11,49 @@ use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint};
 use tonic_rdma::gather::GatherRequests;
-use tonic_rdma_commands::Failure;
+use tonic_rdma_commands::{Context as _, Failure};
 use tonic_rdma_payload::content::{Content, check_all, check_stamps};
 use tonic_rdma_payload::reduce::{Reduced, reduce};
-use tonic_rdma_proto::tensors::PushRequest;
-use tonic_rdma_proto::tensors::tensors_client::TensorsClient;
-use tonic_rdma_proto::transfer::source_client::SourceClient;
+use tonic_rdma_proto::tensors::exchange_client::ExchangeClient;
+use tonic_rdma_proto::tensors::{BeginTurnRequest, EndTurnRequest, GetRequest, PushRequest};
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
-use tonic_rdma_proto::transfer::turns_client::TurnsClient;
-use tonic_rdma_proto::transfer::{
-    BeginTurnRequest, Check, EndTurnRequest, GetRequest, PutRequest, UsageRequest,
-};
+use tonic_rdma_proto::transfer::{Check, PutRequest, UsageRequest};
 
 use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::grpc::service::{KeepAwake, Sample};
 use crate::compare::modes::mode::Mode;
-use crate::compare::operations::{Operation, Operations, Push, Put, registered_copy};
+use crate::compare::operations::{Form, Operation, Operations, Push, registered_copy};
+use crate::compare::options::CompareOptions;
 use crate::compare::plan::cell::Direction;
 use crate::compare::server::Addresses;
 use crate::measure::http2::Http2;
 use crate::measure::transport::{CallChannel, Encode, Rdma, RdmaConnection};
 
+/// The settings of calls, of which the server must have the same.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct CallSettings {
+    pub(crate) encode: Encode,
+    /// The direction of payloads.
+    pub(crate) direction: Direction,
+    /// Whether the receiver consumes payloads.
+    pub(crate) reduces: bool,
+    /// Seed of the content that payloads are requested from.
+    pub(crate) origin: u64,
+}
+
 /// A connection in one of the gRPC modes. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct GrpcCaller {
-    client: TransferClient<GatherRequests<CallChannel>>,
-    tensors: TensorsClient<GatherRequests<CallChannel>>,
-    source: SourceClient<GatherRequests<CallChannel>>,
-    turns: Box<TurnsClient<GatherRequests<CallChannel>>>,
-    /// The channel of all clients, for a look at its connection.
+    transfer: TransferClient<GatherRequests<CallChannel>>,
+    exchange: ExchangeClient<GatherRequests<CallChannel>>,
+    /// The channel of both clients, for a look at its connection.
     channel: Box<CallChannel>,
-    direction: Direction,
+    pub(crate) settings: CallSettings,
     /// Whether payloads are sent from registered memory, and the cell's content in such memory.
     registers: bool,
     registered: Option<Content>,
-    /// Seed of the content that payloads are requested from.
-    origin: u64,
     /// Number of requests so far. The check derives the sampled offsets from it.
     draws: Arc<AtomicU64>,
-    /// Whether the receiver consumes payloads; the server was started with this setting.
-    reduces: bool,
     /// A sample of the payloads that came down in this turn.
     sample: Sample,
     /// Keeps the runtime awake in a mode that never sleeps.
@@ -58,42 +61,45 @@ pub(crate) struct GrpcCaller {
 }
 
 impl GrpcCaller {
-    /// Makes a caller on `channel`, without limits on message sizes, to a server that consumes nothing.
-    pub(crate) fn new(channel: impl Into<CallChannel>, mode: Mode, encode: Encode) -> Self {
+    /// Makes a caller on `channel`, without limits on message sizes.
+    pub(crate) fn new(channel: impl Into<CallChannel>, mode: Mode, settings: CallSettings) -> Self {
         let calls = channel.into();
-        let channel = mode.encoding(encode).wrap(calls.clone());
-        let client = TransferClient::new(channel.clone());
-        let tensors = TensorsClient::new(channel.clone());
-        let (source, turns) = (SourceClient::new(channel.clone()), Box::new(TurnsClient::new(channel)));
+        let channel = mode.encoding(settings.encode).wrap(calls.clone());
+        let transfer = TransferClient::new(channel.clone());
+        let exchange = ExchangeClient::new(channel);
         Self {
-            client: client.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX),
-            tensors: tensors.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX),
-            source: source.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX),
-            turns,
+            transfer: transfer.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX),
+            exchange: exchange.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX),
             channel: Box::new(calls),
-            direction: Direction::Up,
+            settings,
             registers: mode.registers_payloads(),
             registered: None,
-            origin: 0,
             draws: Arc::default(),
-            reduces: false,
             sample: Sample::default(),
             awake: mode.never_sleeps().then(KeepAwake::default),
         }
     }
 
-    /// Returns the caller with payloads that go in `direction`.
-    pub(crate) fn towards(self, direction: Direction) -> Self {
-        Self { direction, ..self }
+    /// Connects in `mode`, which must be a gRPC mode.
+    pub(crate) async fn connect(
+        mode: Mode,
+        addresses: &Addresses,
+        options: &CompareOptions,
+        rdma: Option<&Rdma>,
+    ) -> Result<(Self, Option<RdmaConnection>), Failure> {
+        let CompareOptions { encode, direction, consume, http2, .. } = *options;
+        let (channel, verdict) = connect(mode, addresses, http2, rdma).await?;
+        let settings = CallSettings { encode, direction, reduces: mode.reduces(consume), origin: 0 };
+        Ok((Self::new(channel, mode, settings), verdict))
     }
 
     /// Prepares for `operations`. A mode that sends from registered memory copies the content there. Other buffers are
     /// allocated with each message.
     pub(crate) fn prepare(&mut self, operations: &Operations) -> Result<(), CallError> {
         let content = operations.content();
-        self.origin = content.seed();
+        self.settings.origin = content.seed();
         self.registered = None;
-        if self.registers && self.direction == Direction::Up {
+        if self.registers && self.settings.direction == Direction::Up {
             self.registered = Some(registered_copy(content)?);
         }
         Ok(())
@@ -101,7 +107,7 @@ impl GrpcCaller {
 
     /// Prepares for the operations that `other` is prepared for, and shares the memory of their content.
     pub(crate) fn prepare_like(&mut self, other: &Self) {
-        self.origin = other.origin;
+        self.settings.origin = other.settings.origin;
         self.registered.clone_from(&other.registered);
     }
 
@@ -116,16 +122,6 @@ impl GrpcCaller {
         registered.and_then(|content| content.buffer(seed, payload.len())).unwrap_or_else(|| payload.clone())
     }
 
-    /// Requests payloads from the content of `origin` from now on.
-    pub(crate) fn request_from(&mut self, origin: u64) {
-        self.origin = origin;
-    }
-
-    /// Returns the caller with the setting `reduces`: whether the server answers with the largest element.
-    pub(crate) fn reducing(self, reduces: bool) -> Self {
-        Self { reduces, ..self }
-    }
-
     /// Carries out `operation`. A set has up to `width` calls at once. Returns the time of the operation.
     pub(crate) async fn run(
         &mut self,
@@ -133,15 +129,15 @@ impl GrpcCaller {
         check: Check,
         width: usize,
     ) -> Result<Duration, CallError> {
-        match operation {
-            Operation::Put(put) => match self.direction {
+        let start = Instant::now();
+        match (operation.form, &*operation.calls) {
+            (Form::Put, [put]) => match self.settings.direction {
                 Direction::Up => self.put(put, check).await,
-                Direction::Down => self.get((put.seed, put.payload.len() as u64), put.reduced, check).await,
+                Direction::Down => self.get(put, check).await,
             },
-            Operation::Push(push) => self.push(push, check).await,
-            Operation::Set(set) => {
-                let start = Instant::now();
-                run_set(std::slice::from_ref(self), set, check, width).await?;
+            (Form::Push, [push]) => self.push(push, check).await,
+            _ => {
+                run_set(std::slice::from_ref(self), &operation.calls, check, width).await?;
                 Ok(start.elapsed())
             }
         }
@@ -150,7 +146,7 @@ impl GrpcCaller {
     /// Begins a turn.
     pub(crate) async fn begin(&mut self) -> Result<(), CallError> {
         if let Some(awake) = &self.awake {
-            self.turns.begin(BeginTurnRequest { never_sleep: true }).await?;
+            self.exchange.begin(BeginTurnRequest { never_sleep: true }).await?;
             awake.begin();
         }
         Ok(())
@@ -161,7 +157,7 @@ impl GrpcCaller {
         if let Some(awake) = &self.awake {
             awake.end();
         }
-        let reply = self.turns.end(EndTurnRequest {}).await?.into_inner();
+        let reply = self.exchange.end(EndTurnRequest {}).await?.into_inner();
         self.channel.check_native()?;
         // The server has the sample of what went up, and this end that of what came down.
         let down = self.sample.check();
@@ -173,16 +169,20 @@ impl GrpcCaller {
 
     /// Compares the receiver's result of consuming the payload with the sender's result.
     fn check_reduced(&self, sent: Option<Reduced>, arrived: Option<Reduced>) -> Result<(), CallError> {
-        if self.reduces && sent != arrived { Err(CallError::Consumed { sent, arrived }) } else { Ok(()) }
+        if self.settings.reduces && sent != arrived {
+            Err(CallError::Consumed { sent, arrived })
+        } else {
+            Ok(())
+        }
     }
 
     /// Sends a payload and waits for the answer. Returns the time that this took.
-    pub(crate) async fn put(&mut self, put: &Put, check: Check) -> Result<Duration, CallError> {
-        let sent = put.payload.len() as u64;
-        let request =
-            PutRequest { seed: put.seed, check: check.into(), payload: self.source(put.seed, &put.payload) };
+    pub(crate) async fn put(&mut self, put: &Push, check: Check) -> Result<Duration, CallError> {
+        let (seed, payload) = put.seeded().next().ok_or(CallError::Unprepared)?;
+        let sent = payload.len() as u64;
+        let request = PutRequest { seed, check: check.into(), payload: self.source(seed, payload) };
         let start = Instant::now();
-        let reply = self.client.put(request).await?;
+        let reply = self.transfer.put(request).await?;
         let elapsed = start.elapsed();
         let reply = reply.into_inner();
         match reply.first_mismatch.checked_sub(1) {
@@ -195,23 +195,20 @@ impl GrpcCaller {
         }
     }
 
-    /// Requests the payload of `seed`, of `sent` bytes, checks it, and consumes it, like the server in the other
-    /// direction. `reduced` is the expected result of consuming. Returns the time of the three steps together.
-    pub(crate) async fn get(
-        &mut self,
-        (seed, sent): (u64, u64),
-        reduced: Option<Reduced>,
-        check: Check,
-    ) -> Result<Duration, CallError> {
-        let request = GetRequest { origin: self.origin, seed, bytes: sent };
+    /// Requests a payload, checks it, and consumes it, like the server in the other direction. Returns the time of the three
+    /// steps together.
+    pub(crate) async fn get(&mut self, pull: &Push, check: Check) -> Result<Duration, CallError> {
+        let CallSettings { origin, reduces, .. } = self.settings;
+        let (seed, sent) = (pull.seed, pull.bytes());
+        let request = GetRequest { origin, seed, bytes: sent };
         let start = Instant::now();
-        let payload = self.source.get(request).await?.into_inner().payload;
+        let payload = self.exchange.get(request).await?.into_inner().payload;
         let mismatch = match check {
             Check::Stamps => check_stamps(seed, &payload, self.draws.fetch_add(1, Ordering::Relaxed)),
             Check::All => check_all(seed, &payload),
         };
-        let found = self.reduces.then(|| reduce(&payload));
-        if check == Check::Stamps && !self.reduces {
+        let found = reduces.then(|| reduce(&payload));
+        if check == Check::Stamps && !reduces {
             self.sample.arrived(seed, std::slice::from_ref(&payload));
         }
         let elapsed = start.elapsed();
@@ -220,7 +217,7 @@ impl GrpcCaller {
             None if payload.len() as u64 != sent => {
                 Err(CallError::Length { sent, arrived: payload.len() as u64 })
             }
-            None => self.check_reduced(reduced, found).map(|()| elapsed),
+            None => self.check_reduced(pull.reduced, found).map(|()| elapsed),
         }
     }
 
@@ -231,7 +228,7 @@ impl GrpcCaller {
         let buffers = push.seeded().map(|(seed, buffer)| self.source(seed, buffer)).collect();
         let request = PushRequest { seed: push.seed, every_byte, buffers };
         let start = Instant::now();
-        let reply = self.tensors.push(request).await?;
+        let reply = self.exchange.push(request).await?;
         let elapsed = start.elapsed();
         let reply = reply.into_inner();
         if reply.lengths != sent {
@@ -248,52 +245,40 @@ impl GrpcCaller {
 
     /// Returns the CPU time that the server process has used.
     pub(crate) async fn usage(&mut self) -> Result<Duration, CallError> {
-        let reply = self.client.usage(UsageRequest {}).await?;
+        let reply = self.transfer.usage(UsageRequest {}).await?;
         Ok(Duration::from_nanos(reply.into_inner().cpu_nanos))
     }
 }
 
-/// A call of a set.
-pub(crate) trait SetCall: Send + Sync + 'static {
-    /// Makes the call by one of `callers`.
-    fn make(
-        &self,
-        callers: &mut [GrpcCaller],
-        check: Check,
-    ) -> impl Future<Output = Result<(), CallError>> + Send;
-}
-
-impl SetCall for Push {
-    async fn make(&self, callers: &mut [GrpcCaller], check: Check) -> Result<(), CallError> {
-        let caller = callers.first_mut().ok_or(CallError::Unprepared)?;
-        caller.push(self, check).await.map(drop)
-    }
-}
-
-/// Makes all calls of a set, in order, up to `width` of them at once. The first error ends the set.
-pub(crate) async fn run_set<C: SetCall>(
+/// Makes all calls of a set, in order, up to `width` of them at once. The callers make them in turn. The first error ends the set.
+pub(crate) async fn run_set(
     callers: &[GrpcCaller],
-    set: &Arc<[C]>,
+    set: &Arc<[Push]>,
     check: Check,
     width: usize,
 ) -> Result<(), CallError> {
-    if width == 1 {
-        let mut callers = callers.to_vec();
-        for call in set.iter() {
-            call.make(&mut callers, check).await?;
-        }
-        return Ok(());
-    }
     let next = Arc::new(AtomicUsize::new(0));
+    let make = || {
+        let (mut callers, set, next) = (callers.to_vec(), Arc::clone(set), Arc::clone(&next));
+        async move {
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                let Some(call) = set.get(index) else { return Ok::<_, CallError>(()) };
+                let servers = callers.len().max(1);
+                let caller = callers.get_mut(index % servers).ok_or(CallError::Unprepared)?;
+                match call.pulls {
+                    Some(_) => caller.get(call, check).await?,
+                    None => caller.push(call, check).await?,
+                };
+            }
+        }
+    };
+    if width == 1 {
+        return make().await;
+    }
     let mut under_way = JoinSet::new();
     for _ in 0..width.min(set.len()) {
-        let (mut callers, set, next) = (callers.to_vec(), Arc::clone(set), Arc::clone(&next));
-        under_way.spawn(async move {
-            while let Some(call) = set.get(next.fetch_add(1, Ordering::Relaxed)) {
-                call.make(&mut callers, check).await?;
-            }
-            Ok::<_, CallError>(())
-        });
+        under_way.spawn(make());
     }
     while let Some(ended) = under_way.join_next().await {
         ended??;
@@ -349,7 +334,7 @@ pub(crate) async fn connect(
 
 /// Connects over TCP with nodelay.
 pub(crate) async fn tcp(address: SocketAddr, http2: Http2) -> Result<Channel, Failure> {
-    endpoint(address, http2)?.connect().await.map_err(|error| connect_error("TCP", error))
+    endpoint(address, http2)?.connect().await.context("can't connect to the server process over TCP")
 }
 
 async fn uds(addresses: &Addresses, http2: Http2) -> Result<Channel, Failure> {
@@ -360,15 +345,12 @@ async fn uds(addresses: &Addresses, http2: Http2) -> Result<Channel, Failure> {
         async move { UnixStream::connect(name).await.map(TokioIo::new) }
     });
     let endpoint = endpoint(addresses.tcp, http2)?;
-    endpoint.connect_with_connector(connector).await.map_err(|error| connect_error("a Unix socket", error))
+    let connected = endpoint.connect_with_connector(connector).await;
+    connected.context("can't connect to the server process over a Unix socket")
 }
 
 fn endpoint(address: SocketAddr, http2: Http2) -> Result<Endpoint, Failure> {
-    let endpoint = Endpoint::from_shared(format!("http://{address}"))
-        .map_err(|error| Failure::run(format!("bad address {address}")).because(error))?;
+    let endpoint =
+        Endpoint::from_shared(format!("http://{address}")).context(format!("bad address {address}"))?;
     Ok(http2.client(endpoint.tcp_nodelay(true).connect_timeout(CONNECT)))
-}
-
-fn connect_error(what: &str, error: tonic::transport::Error) -> Failure {
-    Failure::run(format!("can't connect to the server process over {what}")).because(error)
 }

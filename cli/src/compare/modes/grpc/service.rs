@@ -1,4 +1,4 @@
-//! The services that take payloads and check them.
+//! The services that take payloads and check them, or answer with payloads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,15 +10,13 @@ use tonic_rdma_commands::cores;
 use tonic_rdma_payload::content::{Content, VARIANTS, check_all, check_buffers, check_stamps, variant_seed};
 use tonic_rdma_payload::reduce::{reduce, reduce_all};
 use tonic_rdma_payload::seeded::Draws;
-use tonic_rdma_proto::tensors::tensors_server::{Tensors, TensorsServer};
-use tonic_rdma_proto::tensors::{Mismatch, PushReply, PushRequest};
-use tonic_rdma_proto::transfer::source_server::{Source, SourceServer};
-use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
-use tonic_rdma_proto::transfer::turns_server::Turns;
-use tonic_rdma_proto::transfer::{
-    BeginTurnReply, BeginTurnRequest, Check, EndTurnReply, EndTurnRequest, GetReply, GetRequest, PutReply,
-    PutRequest, UsageReply, UsageRequest, WrongByte,
+use tonic_rdma_proto::tensors::exchange_server::{Exchange, ExchangeServer};
+use tonic_rdma_proto::tensors::{
+    BeginTurnReply, BeginTurnRequest, EndTurnReply, EndTurnRequest, GetReply, GetRequest, Mismatch,
+    PushReply, PushRequest,
 };
+use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
+use tonic_rdma_proto::transfer::{Check, PutReply, PutRequest, UsageReply, UsageRequest};
 
 use crate::compare::operations::registered;
 
@@ -33,6 +31,8 @@ pub(crate) struct TransferService {
     sample: Sample,
     /// Keeps the runtime awake in turns that ask for it.
     awake: KeepAwake,
+    /// The payloads of answers.
+    source: Source,
 }
 
 impl TransferService {
@@ -41,14 +41,23 @@ impl TransferService {
         Self { reduces, ..Self::default() }
     }
 
-    /// Returns the service for single payloads as a tonic server without limits on message sizes.
-    pub(crate) fn transfer(self) -> TransferServer<Self> {
-        TransferServer::new(self).max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX)
+    /// Returns the service with payloads from `source` in its answers.
+    pub(crate) fn with(self, source: Source) -> Self {
+        Self { source, ..self }
     }
 
-    /// Returns the service for messages of several buffers as a tonic server without limits on message sizes.
-    pub(crate) fn tensors(self) -> TensorsServer<Self> {
-        TensorsServer::new(self).max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX)
+    /// Returns the service for single payloads as a tonic server without limits on message sizes.
+    pub(crate) fn transfer(&self) -> TransferServer<Self> {
+        TransferServer::new(self.clone())
+            .max_decoding_message_size(usize::MAX)
+            .max_encoding_message_size(usize::MAX)
+    }
+
+    /// Returns the service for all else as a tonic server without limits on message sizes.
+    pub(crate) fn exchange(&self) -> ExchangeServer<Self> {
+        ExchangeServer::new(self.clone())
+            .max_decoding_message_size(usize::MAX)
+            .max_encoding_message_size(usize::MAX)
     }
 }
 
@@ -89,7 +98,7 @@ impl Transfer for TransferService {
 }
 
 #[tonic::async_trait]
-impl Tensors for TransferService {
+impl Exchange for TransferService {
     async fn push(&self, request: Request<PushRequest>) -> Result<Response<PushReply>, Status> {
         let PushRequest { seed, every_byte, buffers } = request.into_inner();
         let draw = self.calls.fetch_add(1, Ordering::Relaxed);
@@ -105,10 +114,12 @@ impl Tensors for TransferService {
             digest: reduced.map(|reduced| reduced.digest),
         }))
     }
-}
 
-#[tonic::async_trait]
-impl Turns for TransferService {
+    async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetReply>, Status> {
+        let GetRequest { origin, seed, bytes } = request.into_inner();
+        Ok(Response::new(GetReply { payload: self.source.payload(origin, seed, bytes)? }))
+    }
+
     async fn begin(&self, request: Request<BeginTurnRequest>) -> Result<Response<BeginTurnReply>, Status> {
         if request.into_inner().never_sleep {
             self.awake.begin();
@@ -119,33 +130,28 @@ impl Turns for TransferService {
     async fn end(&self, _: Request<EndTurnRequest>) -> Result<Response<EndTurnReply>, Status> {
         self.awake.end();
         let checked = self.sample.check();
-        let wrong = checked.wrong.map(|(buffer, offset)| WrongByte { buffer, offset });
+        let wrong = checked.wrong.map(|(buffer, offset)| Mismatch { buffer, offset });
         Ok(Response::new(EndTurnReply { messages: checked.messages, wrong }))
     }
 }
 
 /// Keeps content, and cuts each answer from it. Clones share the content.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct SourceService {
+pub(crate) struct Source {
     made: Arc<Mutex<Option<Content>>>,
     /// Whether the content lies in registered memory.
     registers: bool,
 }
 
-impl SourceService {
-    /// Makes a service whose payloads are sent from registered memory.
+impl Source {
+    /// Makes a source whose payloads are sent from registered memory.
     pub(crate) fn registering() -> Self {
         Self { registers: true, ..Self::default() }
     }
 
-    /// Makes a service for buffers of `content`.
+    /// Makes a source of buffers of `content`.
     pub(crate) fn over(content: Content) -> Self {
         Self { made: Arc::new(Mutex::new(Some(content))), registers: false }
-    }
-
-    /// Returns the service as a tonic server without limits on message sizes.
-    pub(crate) fn server(self) -> SourceServer<Self> {
-        SourceServer::new(self).max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX)
     }
 
     /// Returns the payload of `seed`, a part of the content of `origin`. The first call for a content makes it for this
@@ -170,14 +176,6 @@ impl SourceService {
             Content::new(bytes, origin).map_err(|_| no_memory())?
         };
         made.insert(content).buffer(seed, bytes).ok_or_else(no_memory)
-    }
-}
-
-#[tonic::async_trait]
-impl Source for SourceService {
-    async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetReply>, Status> {
-        let GetRequest { origin, seed, bytes } = request.into_inner();
-        Ok(Response::new(GetReply { payload: self.payload(origin, seed, bytes)? }))
     }
 }
 
@@ -311,24 +309,18 @@ mod tests {
 
     use tonic::Code;
     use tonic::transport::Server;
-    use tonic_rdma_proto::transfer::Check;
-    use tonic_rdma_proto::transfer::turns_server::TurnsServer;
 
     use super::*;
     use crate::compare::modes::call_error::CallError;
-    use crate::compare::modes::grpc::client;
-    use crate::compare::modes::grpc::client::GrpcCaller;
-    use crate::compare::modes::grpc::service::TransferService;
+    use crate::compare::modes::grpc::client::{self, CallSettings, GrpcCaller};
     use crate::compare::modes::mode::Mode;
-    use crate::compare::operations::{Operation, Operations, Put};
+    use crate::compare::operations::Operations;
     use crate::compare::plan::cell::Direction;
-    use crate::compare::plan::cell::Load;
     use crate::measure::http2::Http2;
-    use crate::measure::transport::Encode;
     use crate::measure::transport::tcp_listener;
-    use tonic_rdma_payload::content::check_all;
+    use crate::workload::Workload;
 
-    /// A source whose answers have a wrong byte, or are too short.
+    /// A service whose answers have a wrong byte, or are too short.
     #[derive(Clone, Copy, Debug)]
     enum FaultySource {
         Wrong(usize),
@@ -336,52 +328,61 @@ mod tests {
     }
 
     #[tonic::async_trait]
-    impl Source for FaultySource {
+    impl Exchange for FaultySource {
+        async fn push(&self, _: Request<PushRequest>) -> Result<Response<PushReply>, Status> {
+            Err(Status::unimplemented("not needed here"))
+        }
+
         async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetReply>, Status> {
             let GetRequest { origin, seed, bytes } = request.into_inner();
-            let mut payload = SourceService::default().payload(origin, seed, bytes)?.to_vec();
+            let mut payload = Source::default().payload(origin, seed, bytes)?.to_vec();
             match *self {
                 Self::Wrong(at) => payload[at] ^= 4,
                 Self::Short => payload.truncate(payload.len() - 8),
             }
             Ok(Response::new(GetReply { payload: payload.into() }))
         }
+
+        async fn begin(&self, _: Request<BeginTurnRequest>) -> Result<Response<BeginTurnReply>, Status> {
+            Ok(Response::new(BeginTurnReply {}))
+        }
+
+        async fn end(&self, _: Request<EndTurnRequest>) -> Result<Response<EndTurnReply>, Status> {
+            Ok(Response::new(EndTurnReply::default()))
+        }
     }
 
-    async fn caller(source: SourceServer<impl Source>, operations: &Operations) -> GrpcCaller {
+    async fn caller(exchange: ExchangeServer<impl Exchange>, operations: &Operations) -> GrpcCaller {
         let incoming = tcp_listener().unwrap();
         let address = incoming.local_addr().unwrap();
-        let turns = TurnsServer::new(TransferService::default());
-        let server = Server::builder().add_service(source).add_service(turns);
-        tokio::spawn(server.serve_with_incoming(incoming));
+        tokio::spawn(Server::builder().add_service(exchange).serve_with_incoming(incoming));
         let channel = client::tcp(address, Http2::Default).await.unwrap();
-        let caller = GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy).reducing(true);
-        let mut caller = caller.towards(Direction::Down);
+        let settings = CallSettings { direction: Direction::Down, reduces: true, ..CallSettings::default() };
+        let mut caller = GrpcCaller::new(channel, Mode::GrpcTcp, settings);
         caller.prepare(operations).unwrap();
         caller
     }
 
     #[tokio::test]
     async fn the_client_finds_wrong_payloads() {
-        let operations = Operations::new(Load::Size(100_000), 3, true).unwrap();
-        let mut right = caller(SourceService::default().server(), &operations).await;
+        let operations = Operations::new(Workload::Size(100_000), 3, true).unwrap();
+        let mut right = caller(TransferService::default().exchange(), &operations).await;
         for turn in 0..6 {
             for check in [Check::All, Check::Stamps] {
                 right.run(&operations.take(turn), check, 1).await.unwrap();
             }
         }
-        let Operation::Put(put) = operations.take(0) else { panic!("a size is one payload") };
-        let other = Operation::Put(Put { reduced: None, ..put });
+        let other = operations.take(0).changed(|put| put.reduced = None);
         let error = right.run(&other, Check::Stamps, 1).await.unwrap_err();
         assert!(matches!(error, CallError::Consumed { sent: None, .. }), "{error}");
 
-        let mut wrong = caller(SourceServer::new(FaultySource::Wrong(70_001)), &operations).await;
+        let mut wrong = caller(ExchangeServer::new(FaultySource::Wrong(70_001)), &operations).await;
         let error = wrong.run(&operations.take(1), Check::All, 1).await.unwrap_err();
         assert!(matches!(error, CallError::Content { offset: 70_001, sent: 100_000 }), "{error}");
-        let mut wrong = caller(SourceServer::new(FaultySource::Wrong(99_999)), &operations).await;
+        let mut wrong = caller(ExchangeServer::new(FaultySource::Wrong(99_999)), &operations).await;
         let error = wrong.run(&operations.take(1), Check::Stamps, 1).await.unwrap_err();
         assert!(matches!(error, CallError::Content { offset: 99_999, .. }), "{error}");
-        let mut short = caller(SourceServer::new(FaultySource::Short), &operations).await;
+        let mut short = caller(ExchangeServer::new(FaultySource::Short), &operations).await;
         let error = short.run(&operations.take(1), Check::Stamps, 1).await.unwrap_err();
         assert!(matches!(error, CallError::Length { sent: 100_000, arrived: 99_992 }), "{error}");
         assert!(error.is_mismatch());
@@ -389,23 +390,23 @@ mod tests {
 
     #[tokio::test]
     async fn torn_payloads_are_found_at_the_end_of_the_turn() {
-        let operations = Operations::new(Load::Size(1 << 20), 3, true).unwrap();
-        let mut wrong =
-            caller(SourceServer::new(FaultySource::Wrong(500_000)), &operations).await.reducing(false);
+        let operations = Operations::new(Workload::Size(1 << 20), 3, true).unwrap();
+        let mut wrong = caller(ExchangeServer::new(FaultySource::Wrong(500_000)), &operations).await;
+        wrong.settings.reduces = false;
         for turn in 0..4 {
             wrong.run(&operations.take(turn), Check::Stamps, 1).await.unwrap();
         }
         let error = wrong.end().await.unwrap_err();
         assert!(matches!(error, CallError::BufferContent { offset: 500_000, .. }), "{error}");
         // A client that consumes finds the wrong byte in each call.
-        let mut wrong = wrong.reducing(true);
+        wrong.settings.reduces = true;
         let error = wrong.run(&operations.take(0), Check::Stamps, 1).await.unwrap_err();
         assert!(matches!(error, CallError::Consumed { .. }), "{error}");
     }
 
     #[test]
     fn every_variant_of_every_content_matches_its_seed() {
-        for source in [SourceService::default(), SourceService::registering()] {
+        for source in [Source::default(), Source::registering()] {
             for (origin, bytes) in [(7, 100_001), (7, 64), (u64::MAX - 9, 1)] {
                 for variant in 0..VARIANTS {
                     let seed = variant_seed(origin, variant);
@@ -418,7 +419,7 @@ mod tests {
 
     #[test]
     fn unknown_seeds_and_too_large_payloads_are_refused() {
-        let source = SourceService::default();
+        let source = Source::default();
         assert_eq!(source.payload(7, 8, 64).unwrap_err().code(), Code::InvalidArgument);
         assert_eq!(source.payload(7, 7, 1 << 62).unwrap_err().code(), Code::ResourceExhausted);
         source.payload(7, 7, 64).unwrap();

@@ -7,18 +7,18 @@ use std::time::Duration;
 
 use tonic::transport::Server;
 use tonic_rdma_payload::content::Content;
-use tonic_rdma_payload::reduce::{Reduced, reduce, reduce_all};
+use tonic_rdma_payload::reduce::{Reduced, reduce_all};
 use tonic_rdma_proto::transfer::Check;
-use tonic_rdma_proto::transfer::turns_server::TurnsServer;
 
 use crate::compare::modes::call_error::CallError;
-use crate::compare::modes::grpc::client::{GrpcCaller, tcp};
+use crate::compare::modes::grpc::client::{CallSettings, GrpcCaller, tcp};
 use crate::compare::modes::grpc::service::TransferService;
 use crate::compare::modes::mode::Mode;
-use crate::compare::operations::{Operation, Operations, Push, Put};
-use crate::compare::plan::cell::Load;
+use crate::compare::operations::{Form, Operation, Operations, Push};
+use crate::compare::plan::cell::Direction;
 use crate::measure::http2::Http2;
 use crate::measure::transport::{Encode, tcp_listener};
+use crate::workload::Workload;
 
 /// Starts a service in this process and returns its address.
 fn serve() -> SocketAddr {
@@ -28,8 +28,7 @@ fn serve() -> SocketAddr {
 fn serve_with(service: TransferService) -> SocketAddr {
     let incoming = tcp_listener().unwrap();
     let address = incoming.local_addr().unwrap();
-    let server = Server::builder().add_service(service.clone().transfer());
-    let server = server.add_service(service.clone().tensors()).add_service(TurnsServer::new(service));
+    let server = Server::builder().add_service(service.transfer()).add_service(service.exchange());
     tokio::spawn(server.serve_with_incoming(incoming));
     address
 }
@@ -38,65 +37,69 @@ fn serve_with(service: TransferService) -> SocketAddr {
 async fn a_wrong_byte_is_an_error_and_names_its_place() {
     let address = serve();
     for encode in [Encode::Copy, Encode::Gather] {
-        let mut caller = GrpcCaller::new(tcp(address, Http2::Default).await.unwrap(), Mode::GrpcTcp, encode);
+        let settings = CallSettings { encode, ..CallSettings::default() };
+        let mut caller =
+            GrpcCaller::new(tcp(address, Http2::Default).await.unwrap(), Mode::GrpcTcp, settings);
 
         let right = put(100_000, 3);
         for check in [Check::All, Check::Stamps] {
             caller.put(&right, check).await.unwrap();
         }
-        let mut wrong = right.payload.to_vec();
+        let mut wrong = right.buffers[0].to_vec();
         wrong[70_001] ^= 4;
-        let wrong = Put { payload: wrong.into(), ..right.clone() };
+        let wrong = Push { buffers: vec![wrong.into()], ..right.clone() };
         let error = caller.put(&wrong, Check::All).await.unwrap_err();
         assert!(matches!(error, CallError::Content { offset: 70_001, sent: 100_000 }), "{error}");
-        let stale = Put { seed: right.seed + 1, ..right };
+        let stale = Push { seed: right.seed + 1, ..right };
         let error = caller.put(&stale, Check::Stamps).await.unwrap_err();
         assert!(matches!(error, CallError::Content { offset: 0, .. }), "{error}");
         assert!(caller.usage().await.unwrap() > Duration::ZERO);
     }
 }
 
-fn put(len: usize, seed: u64) -> Put {
-    let payload = Content::new(len, seed).unwrap().cut(len);
-    Put { seed, reduced: Some(reduce(&payload)), payload }
+/// Settings of a client that expects the results of consuming.
+const REDUCING: CallSettings =
+    CallSettings { encode: Encode::Copy, direction: Direction::Up, reduces: true, origin: 0 };
+
+fn put(len: usize, seed: u64) -> Push {
+    message(&mut Content::new(len, seed).unwrap(), &[len])
 }
 
 fn message(content: &mut Content, lengths: &[usize]) -> Push {
     let seed = content.seed();
     let buffers: Vec<_> = lengths.iter().map(|len| content.cut(*len)).collect();
     let reduced = Some(reduce_all(buffers.iter().map(|buffer| &buffer[..])));
-    Push { seed, buffers, reduced }
+    Push { seed, buffers, reduced, pulls: None }
 }
 
 #[tokio::test]
 async fn the_largest_element_that_the_server_found_is_compared() {
     let channel = tcp(serve_with(TransferService::reducing(true)), Http2::Default).await.unwrap();
-    let caller = GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy);
-    let mut reducing = caller.clone().reducing(true);
+    let mut reducing = GrpcCaller::new(channel, Mode::GrpcTcp, REDUCING);
     let right = put(100_001, 3);
     let push = message(&mut Content::new(1000, 9).unwrap(), &[10, 500, 3]);
     reducing.put(&right, Check::Stamps).await.unwrap();
     reducing.push(&push, Check::Stamps).await.unwrap();
 
     let other = right.reduced.map(|reduced| Reduced { maximum: -1.0, ..reduced });
-    let error = reducing.put(&Put { reduced: other, ..right.clone() }, Check::Stamps).await;
+    let error = reducing.put(&Push { reduced: other, ..right.clone() }, Check::Stamps).await;
     assert!(error.unwrap_err().to_string().contains("maximum: -1.0"));
     let error = reducing.push(&Push { reduced: None, ..push }, Check::Stamps).await.unwrap_err();
     assert!(matches!(error, CallError::Consumed { sent: None, arrived: Some(_) }) && error.is_mismatch());
 
     // A server that does not consume is found.
     let channel = tcp(serve(), Http2::Default).await.unwrap();
-    let mut reducing = GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy).reducing(true);
+    let mut reducing = GrpcCaller::new(channel, Mode::GrpcTcp, REDUCING);
     let error = reducing.put(&right, Check::Stamps).await.unwrap_err();
     assert!(matches!(error, CallError::Consumed { arrived: None, .. }), "{error}");
 }
 
 #[tokio::test]
 async fn a_torn_middle_that_stamps_miss_is_found_at_the_end_of_the_turn() {
-    let right = Operations::new(Load::Size(1 << 20), 3, true).unwrap();
+    let right = Operations::new(Workload::Size(1 << 20), 3, true).unwrap();
     let torn = right.torn(500_032..500_096);
     let channel = tcp(serve(), Http2::Default).await.unwrap();
-    let mut caller = GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy);
+    let mut caller = GrpcCaller::new(channel, Mode::GrpcTcp, CallSettings::default());
     for number in 0..4 {
         caller.run(&right.take(number), Check::Stamps, 1).await.unwrap();
     }
@@ -111,7 +114,7 @@ async fn a_torn_middle_that_stamps_miss_is_found_at_the_end_of_the_turn() {
 
     // A server that consumes finds the wrong bytes in each call.
     let channel = tcp(serve_with(TransferService::reducing(true)), Http2::Default).await.unwrap();
-    let mut caller = GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy).reducing(true);
+    let mut caller = GrpcCaller::new(channel, Mode::GrpcTcp, REDUCING);
     caller.run(&right.take(0), Check::Stamps, 1).await.unwrap();
     let error = caller.run(&torn.take(0), Check::Stamps, 1).await.unwrap_err();
     assert!(matches!(error, CallError::Consumed { .. }), "{error}");
@@ -120,7 +123,7 @@ async fn a_torn_middle_that_stamps_miss_is_found_at_the_end_of_the_turn() {
 #[tokio::test]
 async fn a_torn_buffer_of_several_is_found_at_the_end_of_the_turn() {
     let channel = tcp(serve(), Http2::Default).await.unwrap();
-    let mut caller = GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy);
+    let mut caller = GrpcCaller::new(channel, Mode::GrpcTcp, CallSettings::default());
     let mut torn = message(&mut Content::new(200_000, 9).unwrap(), &[10, 100_000, 3]);
     let mut buffer = torn.buffers[1].to_vec();
     buffer[50_000..50_008].fill(0);
@@ -134,20 +137,31 @@ async fn a_torn_buffer_of_several_is_found_at_the_end_of_the_turn() {
 async fn buffers_in_another_order_are_an_error_that_says_so() {
     let address = serve();
     for encode in [Encode::Copy, Encode::Gather] {
-        let mut caller = GrpcCaller::new(tcp(address, Http2::Default).await.unwrap(), Mode::GrpcTcp, encode);
+        let settings = CallSettings { encode, ..CallSettings::default() };
+        let mut caller =
+            GrpcCaller::new(tcp(address, Http2::Default).await.unwrap(), Mode::GrpcTcp, settings);
         let push = message(&mut Content::new(300_000, 9).unwrap(), &[10, 100_000, 10_240, 100_000, 10]);
         for check in [Check::All, Check::Stamps] {
-            caller.run(&Operation::Push(push.clone()), check, 1).await.unwrap();
+            caller
+                .run(&Operation { form: Form::Push, calls: [push.clone()].into() }, check, 1)
+                .await
+                .unwrap();
             let mut swapped = push.clone();
             swapped.buffers.swap(1, 3);
-            let error = caller.run(&Operation::Push(swapped), check, 1).await.unwrap_err();
+            let error = caller
+                .run(&Operation { form: Form::Push, calls: [swapped].into() }, check, 1)
+                .await
+                .unwrap_err();
             assert!(matches!(error, CallError::BufferContent { buffer: 1, offset: 0 }), "{error}");
         }
         let mut wrong = push.clone();
         let mut bytes = wrong.buffers[3].to_vec();
         bytes[99_999] ^= 1;
         wrong.buffers[3] = bytes.into();
-        let error = caller.run(&Operation::Push(wrong), Check::Stamps, 1).await.unwrap_err();
+        let error = caller
+            .run(&Operation { form: Form::Push, calls: [wrong].into() }, Check::Stamps, 1)
+            .await
+            .unwrap_err();
         assert!(matches!(error, CallError::BufferContent { buffer: 3, offset: 99_999 }), "{error}");
         assert!(error.is_mismatch());
     }
@@ -156,14 +170,20 @@ async fn buffers_in_another_order_are_an_error_that_says_so() {
 #[tokio::test]
 async fn one_wrong_message_fails_a_set_at_every_width() {
     let mut caller =
-        GrpcCaller::new(tcp(serve(), Http2::Default).await.unwrap(), Mode::GrpcTcp, Encode::Copy);
+        GrpcCaller::new(tcp(serve(), Http2::Default).await.unwrap(), Mode::GrpcTcp, CallSettings::default());
     let mut content = Content::new(100_000, 2).unwrap();
     let set: Vec<Push> = (1..20).map(|index| message(&mut content, &[index * 100])).collect();
     let mut spoilt = set.clone();
     spoilt[7].seed += 1;
     for width in [1, 4, 100] {
-        caller.run(&Operation::Set(set.clone().into()), Check::All, width).await.unwrap();
-        let error = caller.run(&Operation::Set(spoilt.clone().into()), Check::All, width).await.unwrap_err();
+        caller
+            .run(&Operation { form: Form::Set, calls: set.clone().into() }, Check::All, width)
+            .await
+            .unwrap();
+        let error = caller
+            .run(&Operation { form: Form::Set, calls: spoilt.clone().into() }, Check::All, width)
+            .await
+            .unwrap_err();
         assert!(matches!(error, CallError::BufferContent { buffer: 0, offset: 0 }), "{error}");
     }
 }

@@ -19,7 +19,6 @@ use crate::compare::modes::mode::Mode;
 use crate::compare::modes::placement::geometry::{MAX_DEPTH, Record, YieldTimer};
 use crate::compare::modes::placement::sender::TensorSender;
 use crate::compare::operations::{Done, Operation, Operations, Position};
-use crate::compare::plan::cell::Load;
 use crate::measure::transport::{Rdma, RdmaConnection};
 
 /// A channel in one of the modes. Clones share it, and one clone at a time sends.
@@ -68,9 +67,10 @@ impl PlacementCaller {
         operations: &Operations,
         inflight: usize,
     ) -> Result<(), CallError> {
-        let load = match operations.load() {
-            Load::Size(bytes) => Wanted::Bytes(bytes),
-            Load::Workload(workload) => Wanted::Workload(workload.name().to_owned()),
+        let load = operations.load();
+        let load = match load.name() {
+            None => Wanted::Bytes(load.bytes()),
+            Some(name) => Wanted::Workload(name.to_owned()),
         };
         let depth = inflight.clamp(1, MAX_DEPTH) as u32;
         let (mode, seed) = (self.mode.name().to_owned(), operations.content().seed());

@@ -11,7 +11,6 @@ use tonic_rdma_proto::placement::{EndReply, Mismatch};
 use tonic_rdma_tensor::{Dtype, Shape, ShapeError, TensorSpec};
 
 use crate::compare::operations::{self, DESTINATION_SEED, Layout};
-use crate::compare::plan::cell::Load;
 use crate::workload::Workload;
 
 /// The largest number of operations in flight: a slot has no more buffers.
@@ -41,23 +40,18 @@ pub(crate) struct Batch {
 
 impl Geometry {
     /// Returns the geometry of `load`, whose content begins with `seed`.
-    pub(crate) fn of(load: Load, seed: u64) -> Self {
-        let operation = |workload: Workload| workload.operations().into_iter().next().unwrap_or_default();
+    pub(crate) fn of(load: Workload, seed: u64) -> Self {
+        let operation = load.operations().into_iter().next().unwrap_or_default();
+        let lengths: Arc<[u64]> = operation.into_iter().flatten().collect();
         match load {
-            Load::Size(bytes) => Self::Slots([bytes].into()),
-            Load::Workload(workload @ (Workload::Model(_) | Workload::Shard(_))) => {
-                Self::Slots(operation(workload).into_iter().flatten().collect())
-            }
-            Load::Workload(workload) => {
-                let lengths: Arc<[u64]> = operation(workload).into_iter().flatten().collect();
-                Self::Batch(Batch {
-                    room: operations::room(load),
-                    source: Layout::of(load, seed),
-                    destination: Layout::of(load, DESTINATION_SEED),
-                    count: lengths.len(),
-                    lengths: matches!(workload, Workload::Blocks).then_some(lengths),
-                })
-            }
+            Workload::Size(_) | Workload::Model(_) | Workload::Shard(_) => Self::Slots(lengths),
+            Workload::Mix(_) | Workload::Blocks => Self::Batch(Batch {
+                room: operations::room(load),
+                source: Layout::of(load, seed),
+                destination: Layout::of(load, DESTINATION_SEED),
+                count: lengths.len(),
+                lengths: matches!(load, Workload::Blocks).then_some(lengths),
+            }),
         }
     }
 }
@@ -270,7 +264,7 @@ mod tests {
             Workload::Blocks,
             Workload::Model(Model::Gru),
         ] {
-            let load = Load::Workload(workload);
+            let load = workload;
             let operations = Operations::new(load, seed, false).unwrap();
             for turn in 0..5 {
                 let operation = operations.take(turn);
@@ -295,7 +289,7 @@ mod tests {
 
     #[test]
     fn lengths_beyond_the_room_are_refused() {
-        let Geometry::Batch(batch) = Geometry::of(Load::Workload(Workload::Mix(Mix::Skew)), 1) else {
+        let Geometry::Batch(batch) = Geometry::of(Workload::Mix(Mix::Skew), 1) else {
             panic!("a mix is a batch")
         };
         let mut words = vec![0; batch.words()];
@@ -313,7 +307,7 @@ mod tests {
 
     #[test]
     fn an_operation_is_identified_by_its_first_bytes() {
-        let operations = Operations::new(Load::Size(100), 5, false).unwrap();
+        let operations = Operations::new(Workload::Size(100), 5, false).unwrap();
         for turn in 0..8 {
             let operation = operations.take(turn);
             let (seed, buffer) = operation.buffers().next().unwrap();

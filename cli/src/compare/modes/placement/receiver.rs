@@ -27,7 +27,6 @@ use crate::compare::modes::mode::Mode;
 use crate::compare::modes::placement::geometry::{
     self, Batch, Geometry, Record, YieldTimer, identify, seeds_in_order,
 };
-use crate::compare::plan::cell::Load;
 use crate::measure::consume::Consume;
 use crate::workload::Workload;
 
@@ -199,11 +198,10 @@ fn placing(name: &str) -> Result<Mode, Status> {
     mode.ok_or_else(|| Status::invalid_argument(format!("{name:?} is no mode that places tensors")))
 }
 
-fn wanted(load: Option<Wanted>) -> Result<Load, Status> {
+fn wanted(load: Option<Wanted>) -> Result<Workload, Status> {
     match load {
-        Some(Wanted::Bytes(bytes @ 1..)) => Ok(Load::Size(bytes)),
+        Some(Wanted::Bytes(bytes @ 1..)) => Ok(Workload::Size(bytes)),
         Some(Wanted::Workload(name)) => Workload::from_name(&name)
-            .map(Load::Workload)
             .ok_or_else(|| Status::invalid_argument(format!("unknown workload {name:?}"))),
         Some(Wanted::Bytes(0)) | None => Err(Status::invalid_argument("nothing is to be placed")),
     }
@@ -221,7 +219,7 @@ fn refusal(error: &CallError) -> Status {
 pub(crate) struct SinkSettings<'a> {
     /// Name of the places, such as the name of a mode.
     pub(crate) name: &'a str,
-    pub(crate) load: Load,
+    pub(crate) load: Workload,
     /// Seed of the first operation's content.
     pub(crate) seed: u64,
     /// Number of operations that may be in flight at once.

@@ -17,8 +17,7 @@ use crate::compare::modes::grpc::client;
 use crate::compare::modes::mode::Mode;
 use crate::compare::modes::placement::geometry::Discrepancy;
 use crate::compare::modes::placement::{PlacementCaller, PlacementService};
-use crate::compare::operations::{Operation, Operations, Position, Put};
-use crate::compare::plan::cell::Load;
+use crate::compare::operations::{Operation, Operations, Position};
 use crate::measure::consume::Consume;
 use crate::measure::http2::Http2;
 use crate::measure::transport::{Rdma, tcp_listener};
@@ -56,12 +55,12 @@ async fn operations_arrive_unchanged_for_every_load() {
     for mode in [Mode::RdmaCp, Mode::RdmaZerocp, Mode::RdmaZerocpAwait] {
         let mut caller = caller(mode).await;
         for load in [
-            Load::Size(1),
-            Load::Size(64),
-            Load::Size(100_001),
-            Load::Workload(Workload::Mix(Mix::Random)),
-            Load::Workload(Workload::Model(Model::Gru)),
-            Load::Workload(Workload::Blocks),
+            Workload::Size(1),
+            Workload::Size(64),
+            Workload::Size(100_001),
+            Workload::Mix(Mix::Random),
+            Workload::Model(Model::Gru),
+            Workload::Blocks,
         ] {
             let operations = Operations::new(load, 9, true).unwrap();
             caller.prepare(&operations, 3).await.unwrap();
@@ -77,14 +76,16 @@ async fn operations_arrive_unchanged_for_every_load() {
 
 #[tokio::test]
 async fn wrong_content_another_operation_and_a_wrong_maximum_are_found() {
-    let operations = Operations::new(Load::Size(100_000), 3, true).unwrap();
+    let operations = Operations::new(Workload::Size(100_000), 3, true).unwrap();
     let mut caller = caller(Mode::RdmaCp).await;
     caller.prepare(&operations, 1).await.unwrap();
-    let Operation::Put(right) = operations.take(0) else { panic!("a size is one payload") };
+    let right = operations.take(0);
     let with = |at: usize| {
-        let mut payload = right.payload.to_vec();
-        payload[at] ^= 1;
-        Operation::Put(Put { payload: payload.into(), ..right.clone() })
+        right.changed(|put| {
+            let mut payload = put.buffers[0].to_vec();
+            payload[at] ^= 1;
+            put.buffers = vec![payload.into()];
+        })
     };
     let error = turn(&mut caller, &with(70_001), Check::All).await.unwrap_err();
     assert!(matches!(error, CallError::BufferContent { buffer: 0, offset: 70_001 }), "{error}");
@@ -93,16 +94,16 @@ async fn wrong_content_another_operation_and_a_wrong_maximum_are_found() {
     // A seed of no operation.
     let error = turn(&mut caller, &with(0), Check::Stamps).await.unwrap_err();
     assert!(matches!(error, CallError::BufferContent { buffer: 0, offset: 0 }), "{error}");
-    let other = right.reduced.map(|reduced| Reduced { maximum: -1.0, ..reduced });
-    let wrong = Operation::Put(Put { reduced: other, ..right.clone() });
+    let other = right.reduced().map(|reduced| Reduced { maximum: -1.0, ..reduced });
+    let wrong = right.changed(|put| put.reduced = other);
     let error = turn(&mut caller, &wrong, Check::Stamps).await.unwrap_err();
     assert!(matches!(error, CallError::Discrepancy(Discrepancy::Consumed)) && error.is_mismatch(), "{error}");
-    turn(&mut caller, &Operation::Put(right), Check::All).await.unwrap();
+    turn(&mut caller, &right, Check::All).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_torn_middle_is_found_in_every_operation() {
-    let operations = Operations::new(Load::Size(1 << 20), 3, true).unwrap().torn(500_032..500_096);
+    let operations = Operations::new(Workload::Size(1 << 20), 3, true).unwrap().torn(500_032..500_096);
     for mode in [Mode::RdmaCp, Mode::RdmaZerocp, Mode::RdmaZerocpAwait] {
         let mut caller = caller(mode).await;
         caller.prepare(&operations, 1).await.unwrap();
@@ -117,7 +118,7 @@ async fn a_torn_middle_is_found_in_every_operation() {
 
 #[tokio::test]
 async fn unprepared_and_invalid_requests_are_errors() {
-    let operation = Operations::new(Load::Size(64), 3, true).unwrap().take(0);
+    let operation = Operations::new(Workload::Size(64), 3, true).unwrap().take(0);
     let mut unprepared = caller(Mode::RdmaZerocp).await;
     assert!(unprepared.begin(Check::All).await.is_err());
     let error = unprepared.run(&operation).await.unwrap_err();
@@ -151,7 +152,7 @@ async fn unprepared_and_invalid_requests_are_errors() {
 
 #[tokio::test]
 async fn a_turn_that_is_given_up_does_not_affect_the_next() {
-    let operations = Operations::new(Load::Size(64), 3, true).unwrap();
+    let operations = Operations::new(Workload::Size(64), 3, true).unwrap();
     for mode in [Mode::RdmaZerocp, Mode::RdmaZerocpAwait] {
         let mut sender = caller(mode).await;
         sender.prepare(&operations, 1).await.unwrap();
@@ -172,11 +173,11 @@ async fn a_turn_that_is_given_up_does_not_affect_the_next() {
 #[tokio::test]
 async fn futures_wait_for_all_operations_in_flight() {
     for (load, callers) in [
-        (Load::Size(64), 1),
-        (Load::Size(100_000), 3),
-        (Load::Workload(Workload::Mix(Mix::Random)), 2),
-        (Load::Workload(Workload::Model(Model::Gru)), 1),
-        (Load::Size(64), 1500),
+        (Workload::Size(64), 1),
+        (Workload::Size(100_000), 3),
+        (Workload::Mix(Mix::Random), 2),
+        (Workload::Model(Model::Gru), 1),
+        (Workload::Size(64), 1500),
     ] {
         let operations = Operations::new(load, 7, true).unwrap();
         let mut sender = caller(Mode::RdmaZerocpAwait).await;
