@@ -16,7 +16,7 @@ use tonic_rdma::gather::{self, GatherBoth, GatherRequests};
 use tonic_rdma::{
     CallConfig, Config, Policy, ProviderChoice, RdmaChannel, RdmaConnector, RdmaIncoming, RdmaServer,
 };
-use tonic_rdma_commands::{Failure, ValueError};
+use tonic_rdma_commands::{Context as _, Failure, ValueError};
 use tonic_rdma_tensor::{DeviceBuilder, RdmaDevice};
 use tower::ServiceExt as _;
 use tower::util::{Either, MapErr};
@@ -96,10 +96,12 @@ impl Rdma {
         RdmaDevice::builder().config(self.config.clone())
     }
 
-    /// Listens for RDMA peers on a free port of the loopback interface.
+    /// Listens for RDMA peers on a free port of the loopback interface, and for stock clients, which `grpc-tcp-shared` has. Clients of the
+    /// other modes require RDMA.
     pub(crate) async fn bind(&self) -> Result<(RdmaIncoming, SocketAddr), Failure> {
-        let bound = RdmaIncoming::bind_with("127.0.0.1:0", self.config.clone()).await;
-        let incoming = bound.map_err(|error| Failure::run("can't listen for RDMA peers").because(error))?;
+        let config = self.config.clone().policy(Policy::Prefer);
+        let incoming =
+            RdmaIncoming::bind_with("127.0.0.1:0", config).await.context("can't listen for RDMA peers")?;
         let address = incoming.local_addr();
         Ok((incoming, address))
     }
@@ -107,10 +109,8 @@ impl Rdma {
     /// Connects to `endpoint` over RDMA, without a fallback.
     pub(crate) async fn connect(&self, endpoint: Endpoint) -> Result<(Channel, RdmaConnection), Failure> {
         let connector = RdmaConnector::with_config(self.config.clone());
-        let channel = endpoint
-            .connect_with_connector(connector.clone())
-            .await
-            .map_err(|error| Failure::run("can't connect over RDMA").because(error))?;
+        let channel =
+            endpoint.connect_with_connector(connector.clone()).await.context("can't connect over RDMA")?;
         let info = connector.last_connection().ok_or_else(|| Failure::run("no connection was made"))?;
         let verdict = RdmaConnection {
             provider: info.provider().unwrap_or("none").to_owned(),
@@ -125,10 +125,7 @@ impl Rdma {
         endpoint: Endpoint,
     ) -> Result<(RdmaChannel, RdmaConnection), Failure> {
         let channel = RdmaChannel::builder(endpoint).config(self.config.clone()).calls(self.calls.clone());
-        let connecting = channel.connect();
-        let channel = connecting
-            .await
-            .map_err(|error| Failure::run("can't connect for native calls").because(error))?;
+        let channel = channel.connect().await.context("can't connect for native calls")?;
         let verdict = native_connection(&channel)?;
         Ok((channel, verdict))
     }

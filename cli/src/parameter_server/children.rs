@@ -205,8 +205,7 @@ fn slot_failed(error: impl std::error::Error + Send + Sync + 'static) -> Failure
 
 /// Returns the report of a turn by slots.
 fn report_of(links: &[Link]) -> Report {
-    let records =
-        links.iter().map(|link| (link.sent, link.sink.record(), link.operations.take(0).messages()));
+    let records = links.iter().map(|link| (link.sent, link.sink.record, link.operations.take(0).messages()));
     let mut report = Report::default();
     for (sent, received, tensors) in records {
         report.sent.push(sent);

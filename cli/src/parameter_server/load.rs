@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use tonic_rdma_commands::cores::thread_cpu_time;
 use tonic_rdma_commands::units::{parse_decimal, parse_number};
-use tonic_rdma_commands::{Failure, Named as _, ValueError};
+use tonic_rdma_commands::{Context as _, Failure, Named as _, ValueError};
 
 /// A way to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -49,7 +49,7 @@ impl Load {
             Compute::Wait => tokio::task::spawn_blocking(move || std::thread::sleep(time)).await,
             Compute::Work => tokio::task::spawn_blocking(move || work(time)).await,
         };
-        computed.map_err(|error| Failure::run("the computing of a mini-batch crashed").because(error))
+        computed.context("the computing of a mini-batch crashed")
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use tonic_rdma_commands::Failure;
+use tonic_rdma_commands::{Context as _, Failure};
 
 use crate::compare::modes::Caller;
 use crate::compare::modes::call_error::CallError;
@@ -159,8 +159,7 @@ pub(crate) struct Tally {
 
 impl Tally {
     pub(crate) fn new() -> Result<Self, Failure> {
-        let latencies = Histogram::new_with_bounds(1, MAX_LATENCY, 3)
-            .map_err(|error| Failure::run("can't make a histogram").because(error))?;
+        let latencies = Histogram::new_with_bounds(1, MAX_LATENCY, 3).context("can't make a histogram")?;
         Ok(Self {
             latencies,
             ops: 0,

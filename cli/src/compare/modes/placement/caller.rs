@@ -106,37 +106,11 @@ impl PlacementCaller {
 
     /// Sends `operation`. Returns the time until the receiver released it.
     pub(crate) async fn run(&mut self, operation: &Operation) -> Result<Duration, CallError> {
-        let mut state = self.state.lock().await;
-        state.failed = true;
-        let start = Instant::now();
-        let (sender, record) = state.parts()?;
-        if self.mode.awaits() {
-            sender.send(operation).await?;
-            record.add(sender.identity(operation), operation.reduced().filter(|_| self.reduces));
-            sender.flush().await?;
-            let elapsed = start.elapsed();
-            state.failed = false;
-            return Ok(elapsed);
+        let stream = OperationStream::new(|| operation.clone(), 1, Instant::now(), self.reduces);
+        match self.drive(stream).await {
+            (_, Some(error)) => Err(error),
+            (done, None) => Ok(done.first().ok_or(CallError::Unprepared)?.0),
         }
-        let mut yield_timer = YieldTimer::new();
-        let mut started = false;
-        loop {
-            if !started && sender.is_ready()? {
-                sender.start(operation)?;
-                record.add(sender.identity(operation), operation.reduced().filter(|_| self.reduces));
-                started = true;
-            }
-            if started && sender.pending()? == 0 {
-                break;
-            }
-            yield_timer.missed();
-            if yield_timer.is_due() {
-                yield_timer.yield_now().await;
-            }
-        }
-        let elapsed = start.elapsed();
-        state.failed = false;
-        Ok(elapsed)
     }
 
     /// Keeps `callers` operations in flight until `end`, like that number of callers in other modes. An error ends the
@@ -148,17 +122,28 @@ impl PlacementCaller {
         callers: usize,
         end: Instant,
     ) -> (Vec<Done>, Option<CallError>) {
+        let next = || operations.take(position.fetch_add(1, Ordering::Relaxed));
+        let mut stream = OperationStream::new(next, callers, end, self.reduces);
+        // Room for the results of a turn, so that none is moved in the measured time.
+        stream.done.reserve(1 << 12);
+        self.drive(stream).await
+    }
+
+    /// Sends the operations of `stream`.
+    async fn drive(
+        &self,
+        mut stream: OperationStream<impl FnMut() -> Operation>,
+    ) -> (Vec<Done>, Option<CallError>) {
         let mut state = self.state.lock().await;
-        state.failed = true;
-        let mut stream = OperationStream::new(operations, position, callers, end, self.reduces);
-        let error = match state.parts() {
-            Ok((sender, record)) if self.mode.awaits() => {
-                stream.run_awaiting(sender, record, callers).await.err()
-            }
-            Ok((sender, record)) => stream.run(sender, record).await.err(),
-            Err(error) => Some(error),
+        let SendState { sender, record, failed } = &mut *state;
+        // Also if this future is dropped.
+        *failed = true;
+        let error = match sender {
+            Some(sender) if self.mode.awaits() => stream.run_awaiting(sender, record).await.err(),
+            Some(sender) => stream.run(sender, record).await.err(),
+            None => Some(CallError::Unprepared),
         };
-        state.failed = error.is_some();
+        *failed = error.is_some();
         (stream.done, error)
     }
 
@@ -176,49 +161,36 @@ impl PlacementCaller {
     }
 }
 
-impl SendState {
-    fn parts(&mut self) -> Result<(&mut TensorSender, &mut Record), CallError> {
-        let sender = self.sender.as_mut().ok_or(CallError::Unprepared)?;
-        Ok((sender, &mut self.record))
-    }
-}
-
 /// A stream of operations, several in flight at once.
-pub(crate) struct OperationStream {
-    operations: Operations,
-    position: Position,
+struct OperationStream<N> {
+    /// Returns the operation to start next.
+    next: N,
     end: Instant,
     reduces: bool,
+    /// The largest number of operations in flight.
+    callers: usize,
     /// Start times of the operations that wait to be sent: the start of the stream, or the end of the caller's last
     /// operation.
     waiting: VecDeque<Instant>,
     /// Operations in flight, in the order in which they end: start time, bytes and messages.
     under_way: VecDeque<(Instant, u64, u64)>,
-    pub(crate) done: Vec<Done>,
+    done: Vec<Done>,
 }
 
-impl OperationStream {
-    pub(crate) fn new(
-        operations: Operations,
-        position: Position,
-        callers: usize,
-        end: Instant,
-        reduces: bool,
-    ) -> Self {
+impl<N: FnMut() -> Operation> OperationStream<N> {
+    fn new(next: N, callers: usize, end: Instant, reduces: bool) -> Self {
         let waiting = std::iter::repeat_n(Instant::now(), callers).collect();
-        let (under_way, done) = (VecDeque::with_capacity(callers), Vec::with_capacity(1 << 12));
-        Self { operations, position, end, reduces, waiting, under_way, done }
+        let (under_way, done) = (VecDeque::with_capacity(callers), Vec::with_capacity(callers));
+        Self { next, end, reduces, callers, waiting, under_way, done }
     }
 
-    pub(crate) async fn run(
-        &mut self,
-        sender: &mut TensorSender,
-        record: &mut Record,
-    ) -> Result<(), CallError> {
+    async fn run(&mut self, sender: &mut TensorSender, record: &mut Record) -> Result<(), CallError> {
         let mut yield_timer = YieldTimer::new();
         while !self.waiting.is_empty() || !self.under_way.is_empty() {
             while !self.waiting.is_empty() && sender.is_ready()? {
-                self.start(sender, record)?;
+                let operation = (self.next)();
+                sender.start(&operation)?;
+                self.started(sender, record, &operation);
             }
             let pending = sender.pending()? as usize;
             if pending < self.under_way.len() {
@@ -233,18 +205,6 @@ impl OperationStream {
             }
         }
         Ok(())
-    }
-
-    fn start(&mut self, sender: &mut TensorSender, record: &mut Record) -> Result<(), CallError> {
-        let operation = self.take();
-        sender.start(&operation)?;
-        self.started(sender, record, &operation);
-        Ok(())
-    }
-
-    /// Returns the operation to start next.
-    fn take(&self) -> Operation {
-        self.operations.take(self.position.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Notes that `operation` was started.
@@ -270,19 +230,18 @@ impl OperationStream {
     /// Sends like [`run`](Self::run), but without polling. With one operation at a time, the stream waits for the
     /// release of each operation. With several, an operation that finds no free buffer waits for the release of the
     /// oldest one.
-    pub(crate) async fn run_awaiting(
+    async fn run_awaiting(
         &mut self,
         sender: &mut TensorSender,
         record: &mut Record,
-        callers: usize,
     ) -> Result<(), CallError> {
-        let depth = callers.clamp(1, MAX_DEPTH);
+        let depth = self.callers.clamp(1, MAX_DEPTH);
         loop {
             while !self.waiting.is_empty() {
                 if self.under_way.len() >= depth {
                     self.wait(sender).await?;
                 }
-                let operation = self.take();
+                let operation = (self.next)();
                 sender.send(&operation).await?;
                 self.started(sender, record, &operation);
                 self.count_ended(sender)?;

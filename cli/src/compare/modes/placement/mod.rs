@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   client                                                     server
-//!   control ── Prepare, Begin, End (gRPC, outside the time) ─▶ service ── a task for each mode
+//!   control ── Prepare, Begin, End (gRPC, outside the time) ─▶ service ── a task for each turn
 //!   caller ── sender ══ payload and tail, one WRITE ══════════▶ sink: looks at the tail; checks, consumes,
 //!          looks at the count ◀═══════════════════ release ═══       releases (the acknowledgement)
 //! ```

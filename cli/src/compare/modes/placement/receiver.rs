@@ -1,4 +1,4 @@
-//! The task that receives the tensors of one mode.
+//! The receiver of the modes that place tensors: the service that controls it, and a task for each turn, which takes and checks tensors.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use clap::ValueEnum as _;
-use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::sync::{Mutex, oneshot};
 use tokio::task::JoinHandle;
 use tonic::{Request, Response, Status};
 use tonic_rdma_payload::content::{SHARE, check_all, check_stamps, check_stamps_of};
@@ -30,77 +30,18 @@ use crate::compare::modes::placement::geometry::{
 use crate::measure::consume::Consume;
 use crate::workload::Workload;
 
-#[derive(Debug)]
-pub(crate) enum ReceiverCommand {
-    Begin { every_byte: bool, begun: oneshot::Sender<()> },
-    End { ended: oneshot::Sender<Result<Record, ChannelError>> },
-}
-
-/// Receives tensors in the turns of a mode. The task ends when its command channel is closed.
-pub(crate) async fn receive(mut sink: Sink, awaits: bool, mut commands: mpsc::Receiver<ReceiverCommand>) {
-    while let Some(command) = commands.recv().await {
-        // An end without a begin, or a second begin, gets no answer.
-        let ReceiverCommand::Begin { every_byte, begun } = command else { continue };
-        sink.begin(every_byte);
-        let _ = begun.send(());
-        let goes_on = match awaits {
-            true => await_turn(&mut sink, &mut commands).await,
-            false => poll_turn(&mut sink, &mut commands).await,
-        };
-        if !goes_on {
-            return;
-        }
-    }
-}
-
-/// Receives by polling until the turn ends. Returns false if the command channel is closed.
-async fn poll_turn(sink: &mut Sink, commands: &mut mpsc::Receiver<ReceiverCommand>) -> bool {
-    let mut result = Ok(());
-    loop {
-        if result.is_ok() {
-            result = sink.poll();
-        }
-        let command = match (&result, sink.yield_timer.is_due()) {
-            (Ok(()), false) => continue,
-            (Ok(()), true) => {
-                sink.yield_timer.yield_now().await;
-                commands.try_recv()
-            }
-            // Nothing can arrive after an error.
-            (Err(_), _) => commands.recv().await.ok_or(mpsc::error::TryRecvError::Disconnected),
-        };
-        match command {
-            Ok(ReceiverCommand::End { ended }) => {
-                let _ = ended.send(result.map(|()| sink.record()));
-                return true;
-            }
-            Ok(ReceiverCommand::Begin { .. }) | Err(mpsc::error::TryRecvError::Empty) => {}
-            Err(mpsc::error::TryRecvError::Disconnected) => return false,
-        }
-    }
-}
-
-/// Receives by futures until the turn ends. Returns false if the command channel is closed.
-async fn await_turn(sink: &mut Sink, commands: &mut mpsc::Receiver<ReceiverCommand>) -> bool {
-    let mut result = Ok(());
-    loop {
-        let command = tokio::select! {
-            biased;
-            received = sink.recv(), if result.is_ok() => {
-                result = received;
-                continue;
-            }
-            command = commands.recv() => command,
-        };
-        match command {
-            Some(ReceiverCommand::End { ended }) => {
-                let _ = ended.send(result.map(|()| sink.record()));
-                return true;
-            }
-            Some(ReceiverCommand::Begin { .. }) => {}
-            None => return false,
-        }
-    }
+/// Receives the tensors of a turn until `end` is dropped or nothing more can arrive, by polling or by futures. Returns the sink.
+async fn receive(
+    mut sink: Sink,
+    awaits: bool,
+    end: oneshot::Receiver<()>,
+) -> (Sink, Result<(), ChannelError>) {
+    let result = tokio::select! {
+        biased;
+        result = sink.receive_all(awaits) => result,
+        _ = end => Ok(()),
+    };
+    (sink, result)
 }
 
 /// The receivers of all modes that place tensors. Clones share them.
@@ -111,11 +52,19 @@ pub(crate) struct PlacementService {
     receivers: Arc<Mutex<HashMap<&'static str, Receiver>>>,
 }
 
-/// The task of a mode.
+/// The receiver of a mode.
 #[derive(Debug)]
 struct Receiver {
-    commands: mpsc::Sender<ReceiverCommand>,
-    task: JoinHandle<()>,
+    /// Absent during a turn, whose task has it.
+    sink: Option<Sink>,
+    turn: Option<Turn>,
+}
+
+/// A turn: it ends when `end` is dropped.
+#[derive(Debug)]
+struct Turn {
+    end: oneshot::Sender<()>,
+    task: JoinHandle<(Sink, Result<(), ChannelError>)>,
 }
 
 impl PlacementService {
@@ -131,28 +80,22 @@ impl PlacementService {
 
     /// Ends the mode's receiver, so that its names are free.
     async fn give_up(receivers: &mut HashMap<&'static str, Receiver>, mode: Mode) {
-        if let Some(Receiver { commands, task }) = receivers.remove(mode.name()) {
-            drop(commands);
-            // The task's result does not matter, only its end.
-            let _ = task.await;
+        if let Some(Receiver { turn: Some(turn), .. }) = receivers.remove(mode.name()) {
+            drop(turn.end);
+            let _ = turn.task.await;
         }
     }
+}
 
-    async fn command<T>(
-        &self,
-        mode: &str,
-        command: impl FnOnce(oneshot::Sender<T>) -> ReceiverCommand,
-    ) -> Result<T, Status> {
-        let commands = {
-            let receivers = self.receivers.lock().await;
-            receivers.get(mode).map(|receiver| receiver.commands.clone())
-        };
-        let commands = commands
-            .ok_or_else(|| Status::failed_precondition(format!("nothing is prepared for {mode:?}")))?;
-        let (answer, answered) = oneshot::channel();
-        let gone = || Status::aborted(format!("the receiver of {mode} is gone or in another turn"));
-        commands.send(command(answer)).await.map_err(|_| gone())?;
-        answered.await.map_err(|_| gone())
+/// Returns the receiver of the mode of this name, if it was prepared.
+fn prepared<'a>(
+    receivers: &'a mut HashMap<&'static str, Receiver>,
+    name: &str,
+) -> Result<(Mode, &'a mut Receiver), Status> {
+    let mode = placing(name)?;
+    match receivers.get_mut(mode.name()) {
+        Some(receiver) => Ok((mode, receiver)),
+        None => Err(Status::failed_precondition(format!("nothing is prepared for {mode}"))),
     }
 }
 
@@ -167,22 +110,34 @@ impl Placement for PlacementService {
         let settings =
             SinkSettings { name: mode.name(), load, seed, depth, reduces: mode.reduces(self.consume) };
         let sink = Sink::new(&self.device, &settings).map_err(|error| refusal(&error))?;
-        let (commands, taken) = mpsc::channel(1);
-        let task = tokio::spawn(receive(sink, mode.awaits(), taken));
-        receivers.insert(mode.name(), Receiver { commands, task });
+        receivers.insert(mode.name(), Receiver { sink: Some(sink), turn: None });
         Ok(Response::new(PrepareReply {}))
     }
 
     async fn begin(&self, request: Request<BeginRequest>) -> Result<Response<BeginReply>, Status> {
         let BeginRequest { mode, every_byte } = request.into_inner();
-        self.command(&mode, |begun| ReceiverCommand::Begin { every_byte, begun }).await?;
+        let mut receivers = self.receivers.lock().await;
+        let (mode, receiver) = prepared(&mut receivers, &mode)?;
+        let in_turn = || Status::aborted(format!("the receiver of {mode} is in another turn"));
+        let mut sink = receiver.sink.take().ok_or_else(in_turn)?;
+        sink.begin(every_byte);
+        let (end, ended) = oneshot::channel();
+        let task = tokio::spawn(receive(sink, mode.awaits(), ended));
+        receiver.turn = Some(Turn { end, task });
         Ok(Response::new(BeginReply {}))
     }
 
     async fn end(&self, request: Request<EndRequest>) -> Result<Response<EndReply>, Status> {
         let mode = request.into_inner().mode;
-        let record = self.command(&mode, |ended| ReceiverCommand::End { ended }).await?;
-        record.map(|record| Response::new(record.into())).map_err(|error| refusal(&error.into()))
+        let mut receivers = self.receivers.lock().await;
+        let (mode, receiver) = prepared(&mut receivers, &mode)?;
+        let in_none = || Status::aborted(format!("the receiver of {mode} is in no turn"));
+        let Turn { end, task } = receiver.turn.take().ok_or_else(in_none)?;
+        drop(end);
+        let (sink, result) = task.await.map_err(|crash| refusal(&crash.into()))?;
+        let record = sink.record;
+        receiver.sink = Some(sink);
+        result.map(|()| Response::new(record.into())).map_err(|error| refusal(&error.into()))
     }
 
     async fn release(&self, request: Request<ReleaseRequest>) -> Result<Response<ReleaseReply>, Status> {
@@ -233,9 +188,10 @@ pub(crate) struct SinkSettings<'a> {
 pub(crate) struct Sink {
     places: Places,
     inspector: Inspector,
-    record: Record,
+    /// The record of the turn.
+    pub(crate) record: Record,
     seed: u64,
-    pub(crate) yield_timer: YieldTimer,
+    yield_timer: YieldTimer,
 }
 
 #[derive(Debug)]
@@ -300,13 +256,22 @@ impl Sink {
         self.yield_timer = YieldTimer::new();
     }
 
-    /// Returns the record of the turn.
-    pub(crate) fn record(&self) -> Record {
-        self.record
+    /// Takes tensors, by polling or by futures, until nothing more can arrive.
+    async fn receive_all(&mut self, awaits: bool) -> Result<(), ChannelError> {
+        loop {
+            if awaits {
+                self.recv().await?;
+                continue;
+            }
+            self.poll()?;
+            if self.yield_timer.is_due() {
+                self.yield_timer.yield_now().await;
+            }
+        }
     }
 
     /// Takes the next tensor, if it has arrived.
-    pub(crate) fn poll(&mut self) -> Result<(), ChannelError> {
+    fn poll(&mut self) -> Result<(), ChannelError> {
         let Self { places, inspector, record, seed, yield_timer } = self;
         let found = match places {
             Places::Slots { slots, operation } => {
@@ -339,7 +304,7 @@ impl Sink {
     }
 
     /// Waits for the next tensor and takes it. A dropped future loses nothing.
-    pub(crate) async fn recv(&mut self) -> Result<(), ChannelError> {
+    async fn recv(&mut self) -> Result<(), ChannelError> {
         let Self { places, inspector, record, seed, .. } = self;
         match places {
             Places::Slots { slots, operation } => {

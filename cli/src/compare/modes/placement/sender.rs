@@ -82,14 +82,17 @@ impl TensorSender {
                 };
                 let mut slots = Vec::with_capacity(lengths.len());
                 for (index, length) in lengths.iter().enumerate() {
-                    slots.push(channel.static_sender(&format!("{name} {index}"), &spec(*length)?).await?);
+                    slots.push(
+                        channel.static_sender(&format!("{name} {index}"), &geometry::spec(*length)?).await?,
+                    );
                 }
                 Target::Slots { slots, from }
             }
             Geometry::Batch(batch) => {
                 let remote = channel.region(&format!("{name} region")).await?;
                 let words = 8 * batch.words() as u64;
-                let header = channel.static_sender(&format!("{name} header"), &spec(words)?).await?;
+                let header =
+                    channel.static_sender(&format!("{name} header"), &geometry::spec(words)?).await?;
                 let bytes = if zero_copy { content.all().len() } else { length(batch.room)? };
                 let mut region = device.allocate(bytes)?;
                 if zero_copy {
@@ -321,17 +324,13 @@ fn regions(
 fn tensors(content: &Content, lengths: &[u64]) -> Result<Vec<Vec<Tensor>>, CallError> {
     let tensor = |(seed, bytes): (u64, &u64)| {
         let buffer = content.buffer(seed, length(*bytes)?).ok_or(CallError::Unprepared)?;
-        Ok(Tensor::from_bytes(spec(*bytes)?, buffer)?)
+        Ok(Tensor::from_bytes(geometry::spec(*bytes)?, buffer)?)
     };
     let variant = |variant| {
         let first = variant_seed(content.seed(), variant);
         seeds_in_order(first, lengths).zip(lengths).map(tensor).collect()
     };
     (0..VARIANTS).map(variant).collect()
-}
-
-fn spec(bytes: u64) -> Result<tonic_rdma_tensor::TensorSpec, CallError> {
-    Ok(geometry::spec(bytes)?)
 }
 
 fn length(bytes: u64) -> Result<usize, CallError> {
