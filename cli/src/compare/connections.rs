@@ -21,8 +21,8 @@ use crate::compare::plan::Plan;
 use crate::compare::plan::cell::Cell;
 use crate::compare::results::row::{Checks, Connections, Row};
 use crate::compare::server::Addresses;
-use crate::compare::turns::meter::{self, cpu_time, seed};
-use crate::compare::turns::participant::{PATIENCE, Tally, TurnOutcome, patience};
+use crate::compare::turns::meter::{closed_turn, cpu_time, seed};
+use crate::compare::turns::participant::{PATIENCE, Tally, TurnOutcome, patience, within};
 use crate::measure::machine::kibibytes;
 use crate::measure::transport::{Rdma, RdmaConnection};
 
@@ -80,7 +80,7 @@ impl ConnectionMeter<'_> {
             if let Err(error) = self.grow(&mut crowd, count).await {
                 self.checks.mismatches += u64::from(error.is_mismatch());
                 let reached = crowd.callers.len();
-                tally.error(1, format!("connection {} of {count}: {error}", reached + 1));
+                tally.counts.error(1, format!("connection {} of {count}: {error}", reached + 1));
                 let row = tally.row(mode, cell, self.plan.direction);
                 rows.push(with_connections(row, count, count, None));
                 return Ok(rows);
@@ -126,19 +126,15 @@ impl ConnectionMeter<'_> {
         let cpu = cpu_time(&mut self.control).await?;
         let (turn, wall) = crowd.turn(busy, self.plan.duration).await;
         let cpu = cpu_time(&mut self.control).await?.saturating_sub(cpu);
-        self.checks.stamps += turn.messages + turn.errors;
-        self.checks.mismatches += turn.mismatches;
-        let failed = turn.errors > 0;
+        let failed = turn.counts.errors > 0;
         tally.add(turn, wall, cpu);
         if !failed {
             match crowd.end().await {
-                Ok(messages) => self.checks.every_byte += messages,
-                Err(error) => {
-                    self.checks.mismatches += u64::from(error.is_mismatch());
-                    tally.error(1, error.to_string());
-                }
+                Ok(messages) => tally.every_byte += messages,
+                Err(error) => tally.counts.fail(&error),
             }
         }
+        self.checks.add(tally.checks());
         self.progress.inc(1);
         Ok(tally.row(crowd.mode, crowd.cell, self.plan.direction))
     }
@@ -170,13 +166,13 @@ impl Crowd<'_> {
         rdma: Option<&Rdma>,
     ) -> Result<Option<RdmaConnection>, CallError> {
         let connecting = GrpcCaller::connect(self.mode, addresses, options, rdma);
-        let (mut caller, verdict) = answered(PATIENCE, connecting).await??;
+        let (mut caller, verdict) = within(PATIENCE, connecting).await?;
         match self.callers.first() {
             Some(first) => caller.prepare_like(first),
             None => caller.prepare(self.operations)?,
         }
         let operation = self.operations.take(self.callers.len());
-        answered(patience(self.cell, 1), caller.run(&operation, Check::All, 1)).await??;
+        within(patience(self.cell, 1), caller.run(&operation, Check::All, 1)).await?;
         self.callers.push(caller);
         Ok(verdict)
     }
@@ -192,7 +188,7 @@ impl Crowd<'_> {
         if let [caller] = &self.callers[..busy] {
             // A single caller may stay in the future that `block_on` was given.
             let caller = Caller::Grpc(caller.clone());
-            all = connection_turn(caller, self.operations, &position, concurrency, (length, patience)).await;
+            all = closed_turn(&caller, self.operations, &position, concurrency, (length, patience)).await;
             return (all, start.elapsed());
         }
         let mut turns = JoinSet::new();
@@ -200,13 +196,13 @@ impl Crowd<'_> {
             let (caller, position) = (Caller::Grpc(caller.clone()), position.clone());
             let operations = self.operations.clone();
             turns.spawn(async move {
-                connection_turn(caller, &operations, &position, concurrency, (length, patience)).await
+                closed_turn(&caller, &operations, &position, concurrency, (length, patience)).await
             });
         }
         while let Some(ended) = turns.join_next().await {
             match ended {
                 Ok(turn) => all.merge(turn),
-                Err(crash) => all.error(1, crash.to_string()),
+                Err(crash) => all.counts.error(1, crash.to_string()),
             }
         }
         (all, start.elapsed())
@@ -216,31 +212,10 @@ impl Crowd<'_> {
     async fn end(&self) -> Result<u64, CallError> {
         let mut checked = 0;
         for caller in &self.callers {
-            checked += answered(PATIENCE, caller.clone().end()).await??;
+            checked += within(PATIENCE, caller.clone().end()).await?;
         }
         Ok(checked)
     }
-}
-
-/// Makes the calls of one connection. Calls without an answer after `patience` count as errors.
-async fn connection_turn(
-    caller: Caller,
-    operations: &Operations,
-    position: &Position,
-    concurrency: (usize, usize),
-    (length, patience): (Duration, Duration),
-) -> TurnOutcome {
-    let (mut turn, mut missing) = (TurnOutcome::default(), 0);
-    let run = meter::run(&caller, operations, position, concurrency, length, &mut turn, &mut missing);
-    if tokio::time::timeout(patience, run).await.is_err() {
-        turn.error(missing, CallError::NoAnswer(patience).to_string());
-    }
-    turn
-}
-
-/// Returns the result of `work` if it comes within `patience`.
-async fn answered<T>(patience: Duration, work: impl Future<Output = T>) -> Result<T, CallError> {
-    tokio::time::timeout(patience, work).await.map_err(|_| CallError::NoAnswer(patience))
 }
 
 /// Memory and descriptors of both processes.

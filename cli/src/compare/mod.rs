@@ -140,7 +140,7 @@ async fn connect(
     let mut verdict = None;
     for mode in &plan.modes {
         let (caller, agreed) = modes::connect(*mode, addresses, options, rdma).await?;
-        participants.push(Participant::new(*mode, caller));
+        participants.push(Participant::new(*mode, caller)?);
         verdict = verdict.or(agreed);
     }
     Ok((participants, verdict))

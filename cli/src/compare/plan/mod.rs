@@ -174,11 +174,6 @@ impl Plan {
         rounds * self.modes.len() as u64
     }
 
-    /// Returns the number of rounds after which a cell may end once every mode has had its time.
-    pub(crate) fn min_rounds(&self) -> u32 {
-        MIN_ROUNDS
-    }
-
     /// Returns the modes in the order of round `round`. Each round begins with another mode.
     pub(crate) fn order(&self, round: u32) -> impl Iterator<Item = usize> + use<> {
         let modes = self.modes.len();

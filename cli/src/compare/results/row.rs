@@ -100,6 +100,12 @@ pub(crate) struct Checks {
 }
 
 impl Checks {
+    pub(crate) fn add(&mut self, other: Self) {
+        self.every_byte += other.every_byte;
+        self.stamps += other.stamps;
+        self.mismatches += other.mismatches;
+    }
+
     /// Describes the result.
     pub(crate) fn summary(&self) -> String {
         let Self { every_byte, stamps, mismatches } = self;

@@ -1,4 +1,5 @@
-//! The measuring: short turns of each mode, again and again, so that drift affects all modes alike.
+//! The measuring: short turns of each mode, again and again, so that drift affects all modes alike. And the closed loop, in which an
+//! operation begins when one has ended.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -7,8 +8,7 @@ use std::time::{Duration, Instant};
 use indicatif::ProgressBar;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::task::JoinSet;
-use tokio::time::error::Elapsed;
-use tonic_rdma_commands::{Failure, cores};
+use tonic_rdma_commands::{Context as _, Failure, cores};
 use tonic_rdma_payload::seeded::mix;
 use tonic_rdma_proto::transfer::Check;
 
@@ -17,14 +17,10 @@ use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::grpc::client::GrpcCaller;
 use crate::compare::operations::{Done, Operations, Position};
 use crate::compare::plan::Plan;
+use crate::compare::plan::budget::MIN_ROUNDS;
 use crate::compare::plan::cell::Cell;
 use crate::compare::results::row::{Checks, Row};
-use crate::compare::turns::open_loop::{self, OfferedLoad, poisson_arrivals};
-use crate::compare::turns::participant::{PATIENCE, Participant, Tally, TurnOutcome, patience};
-
-/// The largest operation for which an uncounted operation precedes each turn. Without this operation, a mode that had
-/// slept would count its wake-up.
-const LEAD_IN: u64 = 4 << 20;
+use crate::compare::turns::participant::{Measured, PATIENCE, Participant, TurnOutcome, within};
 
 /// Measures cell after cell.
 #[derive(Debug)]
@@ -41,11 +37,6 @@ pub(crate) struct Meter<'a> {
     pub(crate) consumed: bool,
 }
 
-/// Returns the result of a turn's begin or end. A timeout becomes [`CallError::NoAnswer`].
-fn answered<T>(result: Result<Result<T, CallError>, Elapsed>) -> Result<T, CallError> {
-    result.unwrap_or(Err(CallError::NoAnswer(PATIENCE)))
-}
-
 impl Meter<'_> {
     /// Measures every cell of the plan.
     pub(crate) async fn run(&mut self) -> Result<Vec<Row>, Failure> {
@@ -60,206 +51,42 @@ impl Meter<'_> {
     /// Measures all modes in one cell, and returns a row for each.
     async fn cell(&mut self, cell: Cell) -> Result<Vec<Row>, Failure> {
         let operations = Operations::new(cell.load, seed(cell), self.consumed)?;
-        let mut tallies = Vec::new();
-        for _ in &self.participants {
-            tallies.push(Tally::new()?);
+        let of = Measured { plan: self.plan, cell, operations, pinned: self.pinned };
+        let announce = |progress: &ProgressBar, participant: &Participant| {
+            progress.set_message(format!("{}  {}", cell.label(), participant.mode));
+        };
+        for participant in &mut self.participants {
+            announce(&self.progress, participant);
+            participant.prepare(&of).await?;
+            participant.check_every_byte(&of, 0).await;
+            participant.warm_up(&of).await;
         }
-        for (participant, tally) in tallies.iter_mut().enumerate() {
-            self.announce(cell, participant);
-            self.participants[participant].prepare(&operations, cell, tally).await;
-            self.check_every_byte(participant, &operations, cell, 0, tally).await;
-            self.warm_up(participant, &operations, cell, tally).await;
-            // The warm-up does not count in the sequence of operations.
-            self.participants[participant].position = Position::default();
-        }
-        let planned = self.plan.rounds(cell);
-        for round in 0..planned {
-            for participant in self.plan.order(round) {
-                let tally = &mut tallies[participant];
+        for round in 0..self.plan.rounds(cell) {
+            for index in self.plan.order(round) {
+                let participant = &mut self.participants[index];
                 // A mode with long operations uses its time up in fewer rounds, and skips the remaining rounds.
-                if round < self.plan.min_rounds() || tally.wall < self.plan.duration {
-                    self.announce(cell, participant);
-                    self.timed_turn(participant, &operations, cell, round, tally).await?;
+                if round < MIN_ROUNDS || participant.tally.wall < self.plan.duration {
+                    announce(&self.progress, participant);
+                    participant.timed_turn(&of, round, &mut self.control).await?;
                 }
                 self.progress.inc(1);
             }
         }
-        for (participant, tally) in tallies.iter_mut().enumerate() {
-            self.check_every_byte(participant, &operations, cell, 1, tally).await;
-            self.participants[participant].release(cell).await;
+        let mut rows = Vec::new();
+        for participant in &mut self.participants {
+            participant.check_every_byte(&of, 1).await;
+            participant.release(cell).await;
+            self.checks.add(participant.tally.checks());
+            rows.push(participant.tally.row(participant.mode, cell, self.plan.direction));
         }
-        let row = |(participant, tally): (&Participant, &Tally)| {
-            tally.row(participant.mode, cell, self.plan.direction)
-        };
-        Ok(self.participants.iter().zip(&tallies).map(row).collect())
-    }
-
-    /// Begins a mode's turn. Returns false after a failure; the caller must not end the turn then.
-    async fn begin(&mut self, participant: usize, check: Check, tally: &mut Tally) -> bool {
-        let participant = &mut self.participants[participant];
-        let begun = answered(tokio::time::timeout(PATIENCE, participant.caller.begin(check)).await);
-        if let Err(error) = &begun {
-            participant.count(&TurnOutcome { errors: 1, ..TurnOutcome::default() });
-            tally.error(1, error.to_string());
-        }
-        begun.is_ok()
-    }
-
-    /// Ends a mode's turn, so that other modes have theirs.
-    async fn end(&mut self, participant: usize, tally: &mut Tally) {
-        let participant = &mut self.participants[participant];
-        match answered(tokio::time::timeout(PATIENCE, participant.caller.end()).await) {
-            Ok(messages) => self.checks.every_byte += messages,
-            Err(error) => {
-                self.checks.mismatches += u64::from(error.is_mismatch());
-                tally.error(1, error.to_string());
-            }
-        }
-    }
-
-    fn announce(&self, cell: Cell, participant: usize) {
-        self.progress.set_message(format!("{}  {}", cell.label(), self.participants[participant].mode));
-    }
-
-    /// Makes a turn that does not count. In an open loop one caller makes it, because the bound may be thousands.
-    async fn warm_up(&mut self, participant: usize, operations: &Operations, cell: Cell, tally: &mut Tally) {
-        let length = (self.plan.duration / 10).min(Duration::from_millis(100));
-        let concurrency = if cell.rate.is_some() { (1, 1) } else { cell.concurrency() };
-        if self.participants[participant].is_idle() || !self.begin(participant, Check::Stamps, tally).await {
-            return;
-        }
-        tally.add_errors(self.closed_turn(participant, operations, cell, concurrency, length).await);
-        self.end(participant, tally).await;
-    }
-
-    /// Makes one operation outside the measured time. The receiver checks every byte of it.
-    async fn check_every_byte(
-        &mut self,
-        participant: usize,
-        operations: &Operations,
-        cell: Cell,
-        turn: usize,
-        tally: &mut Tally,
-    ) {
-        if self.participants[participant].is_idle() || !self.begin(participant, Check::All, tally).await {
-            return;
-        }
-        let patience = patience(cell, 1);
-        let operation = operations.take(turn);
-        self.checks.every_byte += operation.messages();
-        let caller = &mut self.participants[participant].caller;
-        match tokio::time::timeout(patience, caller.run(&operation, Check::All, 1)).await {
-            Ok(Ok(_)) => {}
-            Ok(Err(error)) => {
-                self.checks.mismatches += u64::from(error.is_mismatch());
-                tally.error(1, error.to_string());
-            }
-            Err(_) => {
-                self.participants[participant].given_up = true;
-                tally.error(1, CallError::NoAnswer(patience).to_string());
-            }
-        }
-        self.end(participant, tally).await;
-    }
-
-    /// Makes a turn whose calls, wall time and CPU time count.
-    async fn timed_turn(
-        &mut self,
-        participant: usize,
-        operations: &Operations,
-        cell: Cell,
-        round: u32,
-        tally: &mut Tally,
-    ) -> Result<(), Failure> {
-        if self.participants[participant].is_idle() || !self.begin(participant, Check::Stamps, tally).await {
-            return Ok(());
-        }
-        if cell.load.bytes() <= LEAD_IN {
-            tally.add_errors(self.closed_turn(participant, operations, cell, (1, 1), Duration::ZERO).await);
-        }
-        let offer = cell.rate.map(|rate| self.offer(cell, rate, round));
-        let cpu = cpu_time(&mut self.control).await?;
-        let start = Instant::now();
-        let turn = match &offer {
-            Some(offer) => self.open_turn(participant, operations, cell, offer).await,
-            None => {
-                let length = self.plan.slice(cell);
-                self.closed_turn(participant, operations, cell, cell.concurrency(), length).await
-            }
-        };
-        let wall = start.elapsed();
-        let cpu = cpu_time(&mut self.control).await?.saturating_sub(cpu);
-        self.end(participant, tally).await;
-        self.checks.stamps += turn.messages + turn.errors;
-        self.participants[participant].count(&turn);
-        tally.add(turn, wall, cpu);
-        Ok(())
-    }
-
-    /// Returns the load that is offered to every mode in this round.
-    fn offer(&self, cell: Cell, rate: f64, round: u32) -> OfferedLoad {
-        let length = self.plan.slice(cell);
-        let schedule = poisson_arrivals(rate, length, mix(u64::from(round)) ^ rate.to_bits());
-        let (bound, width) = cell.concurrency();
-        let first = round as usize * schedule.len();
-        OfferedLoad { schedule, length, first, bound, width, yields: !self.pinned }
-    }
-
-    /// Makes a turn with `concurrency.0` callers, each with `concurrency.1` calls at once.
-    async fn closed_turn(
-        &mut self,
-        participant: usize,
-        operations: &Operations,
-        cell: Cell,
-        concurrency: (usize, usize),
-        length: Duration,
-    ) -> TurnOutcome {
-        let (mut turn, mut missing) = (TurnOutcome::default(), 0);
-        let participant = &mut self.participants[participant];
-        if participant.is_idle() {
-            return turn;
-        }
-        let patience = length + patience(cell, concurrency.0);
-        let (caller, position) = (&participant.caller, &participant.position);
-        let run = run(caller, operations, position, concurrency, length, &mut turn, &mut missing);
-        if tokio::time::timeout(patience, run).await.is_err() {
-            participant.given_up = true;
-            turn.error(missing, CallError::NoAnswer(patience).to_string());
-        }
-        self.checks.mismatches += turn.mismatches;
-        turn
-    }
-
-    /// Makes a turn in which operations begin at the times of `offer`.
-    async fn open_turn(
-        &mut self,
-        participant: usize,
-        operations: &Operations,
-        cell: Cell,
-        offer: &OfferedLoad,
-    ) -> TurnOutcome {
-        let participant = &mut self.participants[participant];
-        let patience = offer.length * 2 + patience(cell, offer.bound);
-        let mut turn = TurnOutcome::default();
-        let run = open_loop::run(&participant.caller, operations, offer, &mut turn);
-        if tokio::time::timeout(patience, run).await.is_err() {
-            participant.given_up = true;
-            let missing = turn.sent - turn.latencies.len() as u64 - turn.errors;
-            turn.error(missing, CallError::NoAnswer(patience).to_string());
-        }
-        self.checks.mismatches += turn.mismatches;
-        turn
+        Ok(rows)
     }
 }
 
 /// Returns the CPU time of both processes since they started. `control` is a connection of its own.
 pub(crate) async fn cpu_time(control: &mut GrpcCaller) -> Result<Duration, Failure> {
-    let failed = || Failure::run("can't ask the server process for its CPU time");
-    match tokio::time::timeout(PATIENCE, control.usage()).await {
-        Ok(Ok(server)) => Ok(server + cores::cpu_time()),
-        Ok(Err(error)) => Err(failed().because(error)),
-        Err(_) => Err(failed().because(CallError::NoAnswer(PATIENCE))),
-    }
+    let server = within(PATIENCE, control.usage()).await;
+    Ok(server.context("can't ask the server process for its CPU time")? + cores::cpu_time())
 }
 
 /// Returns the seed of a cell. Cells have different seeds, so that remains of an earlier cell never pass a check.
@@ -268,10 +95,26 @@ pub(crate) fn seed(cell: Cell) -> u64 {
     mix(cell.load.bytes() ^ ((cell.inflight as u64) << 40)) ^ rate
 }
 
-/// Keeps `callers` operations in flight until `length` is over, each with `width` calls at once. Every caller makes at
-/// least one operation. If this future is dropped, `turn` has the results so far. `missing` counts the callers that
+/// Keeps `concurrency.0` operations in flight until `length` is over, each with `concurrency.1` calls at once. Every caller makes at
+/// least one operation. Operations without an answer after `patience` count as errors.
+pub(crate) async fn closed_turn(
+    caller: &Caller,
+    operations: &Operations,
+    position: &Position,
+    concurrency: (usize, usize),
+    (length, patience): (Duration, Duration),
+) -> TurnOutcome {
+    let (mut turn, mut missing) = (TurnOutcome::default(), 0);
+    let running = run(caller, operations, position, concurrency, length, &mut turn, &mut missing);
+    if tokio::time::timeout(patience, running).await.is_err() {
+        turn.stuck(missing, patience);
+    }
+    turn
+}
+
+/// Makes the operations of a turn. If this future is dropped, `turn` has the results so far. `missing` counts the callers that
 /// have not ended.
-pub(crate) async fn run(
+async fn run(
     caller: &Caller,
     operations: &Operations,
     position: &Position,
@@ -305,7 +148,7 @@ pub(crate) async fn run(
         *missing -= 1;
         match ended {
             Ok(ended) => count(ended, turn),
-            Err(crash) => turn.error(1, crash.to_string()),
+            Err(crash) => turn.counts.error(1, crash.to_string()),
         }
     }
 }
@@ -326,7 +169,7 @@ fn count((done, error): (Vec<Done>, Option<CallError>), turn: &mut TurnOutcome) 
         turn.success(latency, bytes, messages);
     }
     if let Some(error) = error {
-        turn.call_error(&error);
+        turn.counts.fail(&error);
     }
 }
 

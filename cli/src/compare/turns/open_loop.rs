@@ -44,22 +44,32 @@ pub(crate) struct OfferedLoad {
     pub(crate) yields: bool,
 }
 
-/// Sends each operation when it is due, until `offer.length` is over and all answers have arrived. An error ends the
-/// sending. Operations that can't be sent within twice the length, because too many are in flight, are given up. If
-/// this future is dropped, `turn` has the results so far.
-pub(crate) async fn run(
+/// Makes a turn in which operations begin at the times of `offer`. Operations without an answer after `patience` count as errors.
+pub(crate) async fn open_turn(
     caller: &Caller,
     operations: &Operations,
     offer: &OfferedLoad,
-    turn: &mut TurnOutcome,
-) {
+    patience: Duration,
+) -> TurnOutcome {
+    let mut turn = TurnOutcome::default();
+    if tokio::time::timeout(patience, run(caller, operations, offer, &mut turn)).await.is_err() {
+        let missing = turn.counts.sent - turn.counts.ops - turn.counts.errors;
+        turn.stuck(missing, patience);
+    }
+    turn
+}
+
+/// Sends each operation when it is due, until `offer.length` is over and all answers have arrived. An error ends the
+/// sending. Operations that can't be sent within twice the length, because too many are in flight, are given up. If
+/// this future is dropped, `turn` has the results so far.
+async fn run(caller: &Caller, operations: &Operations, offer: &OfferedLoad, turn: &mut TurnOutcome) {
     let OfferedLoad { schedule, length, first, bound, width, yields } = offer;
     let mut generator = Generator::new(turn, *yields);
     let start = Instant::now();
     let give_up = start + 2 * *length;
     for (index, place) in schedule.iter().enumerate() {
         generator.wait_until(start + *place).await;
-        if generator.turn.errors > 0 {
+        if generator.turn.counts.errors > 0 {
             break;
         }
         if !generator.room(*bound, give_up).await {
@@ -110,7 +120,7 @@ impl<'a> Generator<'a> {
         (start, place): (Instant, Duration),
     ) {
         let mut caller = caller.clone();
-        self.turn.sent += 1;
+        self.turn.counts.sent += 1;
         self.under_way.spawn(async move {
             let outcome = caller.run(&operation, Check::Stamps, width).await;
             let latency = start.elapsed().saturating_sub(place);
@@ -196,9 +206,9 @@ impl<'a> Generator<'a> {
                     self.ends.push(ended.place + ended.latency);
                     self.turn.success(ended.latency, ended.bytes, ended.messages);
                 }
-                Err(error) => self.turn.call_error(&error),
+                Err(error) => self.turn.counts.fail(&error),
             },
-            Err(crash) => self.turn.error(1, crash.to_string()),
+            Err(crash) => self.turn.counts.error(1, crash.to_string()),
         }
     }
 
@@ -208,7 +218,7 @@ impl<'a> Generator<'a> {
             self.count(ended);
         }
         let late = self.ends.iter().filter(|end| **end > length).count();
-        self.turn.backlog = (late + self.turn.unsent.len()) as u64;
+        self.turn.counts.backlog = (late + self.turn.unsent.len()) as u64;
     }
 }
 
@@ -313,17 +323,15 @@ mod tests {
         let operations = Operations::new(Workload::Size(64), 1, false).unwrap();
         let schedule = vec![Duration::ZERO; 10];
         let offer = OfferedLoad { schedule, length, first: 0, bound: 1, width: 1, yields: true };
-        let mut turn = TurnOutcome::default();
-        run(&caller, &operations, &offer, &mut turn).await;
-        turn
+        open_turn(&caller, &operations, &offer, Duration::from_secs(3600)).await
     }
 
     #[tokio::test]
     async fn latency_counts_from_the_due_time() {
         let turn = offer_ten(Duration::from_secs(1)).await;
         // A busy machine may not send all of them.
-        assert_eq!((turn.latencies.len() as u64, turn.errors), (turn.sent, 0));
-        assert!(turn.sent > 1);
+        assert_eq!((turn.latencies.len() as u64, turn.counts.errors), (turn.counts.sent, 0));
+        assert!(turn.counts.sent > 1);
         for (before, latency) in turn.latencies.iter().enumerate() {
             assert!(*latency >= SLOW * (before as u32 + 1), "{before}: {latency:?}");
         }
@@ -334,10 +342,10 @@ mod tests {
         let length = Duration::from_millis(15);
         let turn = offer_ten(length).await;
         // At most three operations of ten milliseconds each fit into thirty milliseconds, one after the other.
-        assert!(turn.sent <= 3 && turn.errors == 0, "{turn:?}");
-        assert_eq!(turn.sent, turn.latencies.len() as u64);
-        assert_eq!(turn.unsent, vec![length * 2; 10 - turn.sent as usize]);
-        assert!(turn.backlog >= 9, "{turn:?}");
+        assert!(turn.counts.sent <= 3 && turn.counts.errors == 0, "{turn:?}");
+        assert_eq!(turn.counts.sent, turn.latencies.len() as u64);
+        assert_eq!(turn.unsent, vec![length * 2; 10 - turn.counts.sent as usize]);
+        assert!(turn.counts.backlog >= 9, "{turn:?}");
     }
 }
 

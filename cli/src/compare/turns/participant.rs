@@ -1,30 +1,79 @@
-//! A mode that takes part in a run: its connection and its state.
+//! A mode that takes part in a run: its connection, its turns, and the sum of their outcomes.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use tonic_rdma_commands::{Context as _, Failure};
+use tonic_rdma_payload::seeded::mix;
+use tonic_rdma_proto::transfer::Check;
 
 use crate::compare::modes::Caller;
 use crate::compare::modes::call_error::CallError;
+use crate::compare::modes::grpc::client::GrpcCaller;
 use crate::compare::modes::mode::Mode;
 use crate::compare::operations::{Operations, Position};
+use crate::compare::plan::Plan;
 use crate::compare::plan::cell::{Cell, Direction};
-use crate::compare::results::row::Row;
+use crate::compare::results::row::{Checks, Row};
+use crate::compare::turns::meter::{closed_turn, cpu_time};
+use crate::compare::turns::open_loop::{self, OfferedLoad, poisson_arrivals};
 
 /// A turn that takes longer than this plus the time of its bytes at [`SLOWEST`] (bytes a second) is stuck.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 const SLOWEST: f64 = 20e6;
 
+/// The largest operation for which an uncounted operation precedes each turn. Without this operation, a mode that had
+/// slept would count its wake-up.
+const LEAD_IN: u64 = 4 << 20;
+
+/// Returns the time to wait for operations before they count as lost.
+pub(crate) fn patience(cell: Cell, operations: usize) -> Duration {
+    PATIENCE + Duration::from_secs_f64(cell.load.bytes() as f64 * operations as f64 / SLOWEST)
+}
+
+/// Returns the result of `work` if it comes within `limit`.
+pub(crate) async fn within<T, E: Into<CallError>>(
+    limit: Duration,
+    work: impl Future<Output = Result<T, E>>,
+) -> Result<T, CallError> {
+    match tokio::time::timeout(limit, work).await {
+        Ok(result) => result.map_err(Into::into),
+        Err(_) => Err(CallError::NoAnswer(limit)),
+    }
+}
+
+/// A cell that all modes measure.
+#[derive(Debug)]
+pub(crate) struct Measured<'a> {
+    pub(crate) plan: &'a Plan,
+    pub(crate) cell: Cell,
+    pub(crate) operations: Operations,
+    /// Whether each process has a core of its own.
+    pub(crate) pinned: bool,
+}
+
+impl Measured<'_> {
+    /// Returns the load that is offered to every mode in this round.
+    fn offer(&self, rate: f64, round: u32) -> OfferedLoad {
+        let length = self.plan.slice(self.cell);
+        let schedule = poisson_arrivals(rate, length, mix(u64::from(round)) ^ rate.to_bits());
+        let (bound, width) = self.cell.concurrency();
+        let first = round as usize * schedule.len();
+        OfferedLoad { schedule, length, first, bound, width, yields: !self.pinned }
+    }
+}
+
 /// A mode with its connection.
 #[derive(Debug)]
 pub(crate) struct Participant {
     pub(crate) mode: Mode,
-    pub(crate) caller: Caller,
+    caller: Caller,
+    /// What it did in this cell.
+    pub(crate) tally: Tally,
     /// Number of operations begun in this cell after the warm-up.
-    pub(crate) position: Position,
+    position: Position,
     /// Whether a call got no answer, or all calls have failed for a while. The connection is not used again.
-    pub(crate) given_up: bool,
+    given_up: bool,
     /// Number of consecutive turns in which every call failed.
     failed_turns: u32,
     /// Whether the mode can't take part in this cell.
@@ -32,31 +81,31 @@ pub(crate) struct Participant {
 }
 
 impl Participant {
-    pub(crate) fn new(mode: Mode, caller: Caller) -> Self {
-        Self { mode, caller, position: Position::default(), given_up: false, failed_turns: 0, skips: false }
+    pub(crate) fn new(mode: Mode, caller: Caller) -> Result<Self, Failure> {
+        let (tally, position) = (Tally::new()?, Position::default());
+        Ok(Self { mode, caller, tally, position, given_up: false, failed_turns: 0, skips: false })
     }
 
     /// Returns whether the mode sends nothing in this cell.
-    pub(crate) fn is_idle(&self) -> bool {
+    fn is_idle(&self) -> bool {
         self.given_up || self.skips
     }
 
     /// Prepares for a cell's operations. A mode that can't prepare skips the cell, and its row has the reason.
-    pub(crate) async fn prepare(&mut self, operations: &Operations, cell: Cell, tally: &mut Tally) {
-        tally.skipped = cell.beyond(self.mode);
-        self.skips = tally.skipped.is_some();
+    pub(crate) async fn prepare(&mut self, of: &Measured<'_>) -> Result<(), Failure> {
+        self.tally = Tally::new()?;
+        self.tally.skipped = of.cell.beyond(self.mode);
+        self.skips = self.tally.skipped.is_some();
         if self.is_idle() {
-            return;
+            return Ok(());
         }
-        let inflight = if cell.rate.is_some() { 1 } else { cell.concurrency().0 };
-        let patience = patience(cell, inflight);
-        let error = match tokio::time::timeout(patience, self.caller.prepare(operations, inflight)).await {
-            Ok(Ok(())) => return,
-            Ok(Err(error)) => error,
-            Err(_) => CallError::NoAnswer(patience),
-        };
-        self.skips = true;
-        tally.error(1, error.to_string());
+        let inflight = if of.cell.rate.is_some() { 1 } else { of.cell.concurrency().0 };
+        let preparing = self.caller.prepare(&of.operations, inflight);
+        if let Err(error) = within(patience(of.cell, inflight), preparing).await {
+            self.skips = true;
+            self.tally.counts.fail(&error);
+        }
+        Ok(())
     }
 
     /// Releases everything that was prepared. A mode whose release takes too long is not used again.
@@ -64,74 +113,199 @@ impl Participant {
         self.given_up |= tokio::time::timeout(patience(cell, 1), self.caller.release()).await.is_err();
     }
 
+    /// Begins a turn, unless the mode is idle. Returns false after a failure; the caller must not end the turn then.
+    async fn begin(&mut self, check: Check) -> bool {
+        if self.is_idle() {
+            return false;
+        }
+        let begun = within(PATIENCE, self.caller.begin(check)).await;
+        if let Err(error) = &begun {
+            self.count(true);
+            self.tally.counts.fail(error);
+        }
+        begun.is_ok()
+    }
+
+    /// Ends the turn, so that other modes have theirs.
+    async fn end(&mut self) {
+        match within(PATIENCE, self.caller.end()).await {
+            Ok(messages) => self.tally.every_byte += messages,
+            Err(error) => self.tally.counts.fail(&error),
+        }
+    }
+
+    /// Makes a turn that does not count. In an open loop one caller makes it, because the bound may be thousands.
+    pub(crate) async fn warm_up(&mut self, of: &Measured<'_>) {
+        let length = (of.plan.duration / 10).min(Duration::from_millis(100));
+        let concurrency = if of.cell.rate.is_some() { (1, 1) } else { of.cell.concurrency() };
+        if self.begin(Check::Stamps).await {
+            self.uncounted_turn(of, concurrency, length).await;
+            self.end().await;
+        }
+        // The warm-up does not count in the sequence of operations.
+        self.position = Position::default();
+    }
+
+    /// Makes one operation outside the measured time. The receiver checks every byte of it.
+    pub(crate) async fn check_every_byte(&mut self, of: &Measured<'_>, turn: usize) {
+        if !self.begin(Check::All).await {
+            return;
+        }
+        let operation = of.operations.take(turn);
+        self.tally.every_byte += operation.messages();
+        let running = self.caller.run(&operation, Check::All, 1);
+        if let Err(error) = within(patience(of.cell, 1), running).await {
+            self.given_up |= matches!(error, CallError::NoAnswer(_));
+            self.tally.counts.fail(&error);
+        }
+        self.end().await;
+    }
+
+    /// Makes a turn whose calls, wall time and CPU time count. `control` is a connection of its own.
+    pub(crate) async fn timed_turn(
+        &mut self,
+        of: &Measured<'_>,
+        round: u32,
+        control: &mut GrpcCaller,
+    ) -> Result<(), Failure> {
+        if !self.begin(Check::Stamps).await {
+            return Ok(());
+        }
+        if of.cell.load.bytes() <= LEAD_IN {
+            self.uncounted_turn(of, (1, 1), Duration::ZERO).await;
+        }
+        let offer = of.cell.rate.map(|rate| of.offer(rate, round));
+        let cpu = cpu_time(control).await?;
+        let start = Instant::now();
+        let turn = match &offer {
+            Some(offer) => {
+                let patience = offer.length * 2 + patience(of.cell, offer.bound);
+                open_loop::open_turn(&self.caller, &of.operations, offer, patience).await
+            }
+            None => self.closed_turn(of, of.cell.concurrency(), of.plan.slice(of.cell)).await,
+        };
+        let wall = start.elapsed();
+        let cpu = cpu_time(control).await?.saturating_sub(cpu);
+        self.end().await;
+        self.given_up |= turn.is_stuck;
+        self.count(turn.failed());
+        self.tally.add(turn, wall, cpu);
+        Ok(())
+    }
+
+    /// Makes a turn of which only the errors count.
+    async fn uncounted_turn(&mut self, of: &Measured<'_>, concurrency: (usize, usize), length: Duration) {
+        let turn = self.closed_turn(of, concurrency, length).await;
+        self.given_up |= turn.is_stuck;
+        self.tally.counts.add_errors(turn.counts);
+    }
+
+    /// Makes a turn with `concurrency.0` callers, each with `concurrency.1` calls at once.
+    async fn closed_turn(
+        &self,
+        of: &Measured<'_>,
+        concurrency: (usize, usize),
+        length: Duration,
+    ) -> TurnOutcome {
+        if self.is_idle() {
+            return TurnOutcome::default();
+        }
+        let times = (length, length + patience(of.cell, concurrency.0));
+        closed_turn(&self.caller, &of.operations, &self.position, concurrency, times).await
+    }
+
     /// Counts consecutive turns in which all calls failed, for example after the loss of the device. The mode is given
     /// up after three such turns.
-    pub(crate) fn count(&mut self, turn: &TurnOutcome) {
+    fn count(&mut self, failed: bool) {
         const TURNS: u32 = 3;
-        self.failed_turns = if turn.failed() { self.failed_turns + 1 } else { 0 };
+        self.failed_turns = if failed { self.failed_turns + 1 } else { 0 };
         self.given_up |= self.failed_turns >= TURNS;
     }
 }
 
-/// Returns the time to wait for operations before they count as lost.
-pub(crate) fn patience(cell: Cell, operations: usize) -> Duration {
-    PATIENCE + Duration::from_secs_f64(cell.load.bytes() as f64 * operations as f64 / SLOWEST)
-}
-
-/// The outcome of one turn.
-#[derive(Debug, Default)]
-pub(crate) struct TurnOutcome {
-    /// The latency of each operation that succeeded.
-    pub(crate) latencies: Vec<Duration>,
-    /// Bytes and messages of these operations.
+/// What came of operations.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Counts {
+    /// Operations that succeeded, their bytes and their messages.
+    pub(crate) ops: u64,
     pub(crate) bytes: u64,
     pub(crate) messages: u64,
     pub(crate) errors: u64,
     pub(crate) first_error: Option<String>,
     /// Errors about wrong content.
     pub(crate) mismatches: u64,
-    /// CPU time that the load generator spent waiting until the next operation was due.
-    pub(crate) waiting: Duration,
     /// Operations of an open loop that were sent.
     pub(crate) sent: u64,
-    /// Waiting time of each operation that was given up before it was sent.
-    pub(crate) unsent: Vec<Duration>,
     /// Operations without an answer at the end of the offering.
     pub(crate) backlog: u64,
 }
 
-impl TurnOutcome {
-    pub(crate) fn success(&mut self, latency: Duration, bytes: u64, messages: u64) {
-        self.latencies.push(latency);
-        self.bytes += bytes;
-        self.messages += messages;
-    }
-
+impl Counts {
     pub(crate) fn error(&mut self, count: u64, what: String) {
         self.errors += count;
         self.first_error.get_or_insert(what);
     }
 
-    /// Adds the calls of `other`, which were made at the same time.
-    pub(crate) fn merge(&mut self, other: Self) {
-        let Self { latencies, bytes, messages, errors, first_error, mismatches, .. } = other;
-        self.latencies.extend(latencies);
-        self.bytes += bytes;
-        self.messages += messages;
-        self.errors += errors;
-        self.first_error = self.first_error.take().or(first_error);
-        self.mismatches += mismatches;
-    }
-
     /// Counts an operation that failed.
-    pub(crate) fn call_error(&mut self, error: &CallError) {
+    pub(crate) fn fail(&mut self, error: &CallError) {
         self.mismatches += u64::from(error.is_mismatch());
         self.error(1, error.to_string());
     }
 
+    /// Adds the errors alone.
+    fn add_errors(&mut self, other: Self) {
+        self.errors += other.errors;
+        self.first_error = self.first_error.take().or(other.first_error);
+        self.mismatches += other.mismatches;
+    }
+
+    fn add(&mut self, other: Self) {
+        self.ops += other.ops;
+        self.bytes += other.bytes;
+        self.messages += other.messages;
+        self.sent += other.sent;
+        self.backlog += other.backlog;
+        self.add_errors(other);
+    }
+}
+
+/// The outcome of one turn.
+#[derive(Debug, Default)]
+pub(crate) struct TurnOutcome {
+    pub(crate) counts: Counts,
+    /// The latency of each operation that succeeded.
+    pub(crate) latencies: Vec<Duration>,
+    /// CPU time that the load generator spent waiting until the next operation was due.
+    pub(crate) waiting: Duration,
+    /// Waiting time of each operation that was given up before it was sent.
+    pub(crate) unsent: Vec<Duration>,
+    /// Whether operations got no answer.
+    is_stuck: bool,
+}
+
+impl TurnOutcome {
+    pub(crate) fn success(&mut self, latency: Duration, bytes: u64, messages: u64) {
+        self.latencies.push(latency);
+        self.counts.ops += 1;
+        self.counts.bytes += bytes;
+        self.counts.messages += messages;
+    }
+
+    /// Counts operations that got no answer within `patience`.
+    pub(crate) fn stuck(&mut self, missing: u64, patience: Duration) {
+        self.is_stuck = true;
+        self.counts.error(missing, CallError::NoAnswer(patience).to_string());
+    }
+
+    /// Adds the calls of `other`, which were made at the same time.
+    pub(crate) fn merge(&mut self, other: Self) {
+        self.latencies.extend(other.latencies);
+        self.counts.add(other.counts);
+    }
+
     /// Returns whether there were calls and all of them failed.
-    pub(crate) fn failed(&self) -> bool {
-        self.latencies.is_empty() && self.errors > 0
+    fn failed(&self) -> bool {
+        self.counts.ops == 0 && self.counts.errors > 0
     }
 }
 
@@ -141,51 +315,35 @@ const MAX_LATENCY: u64 = 600_000_000_000;
 /// The sum of one mode's turns in one cell.
 #[derive(Debug)]
 pub(crate) struct Tally {
+    pub(crate) counts: Counts,
     latencies: Histogram<u64>,
-    ops: u64,
-    bytes: u64,
-    errors: u64,
-    first_error: Option<String>,
+    /// Operations of an open loop that were given up before they were sent.
+    unsent: u64,
     /// Time of all timed turns, and CPU time that both processes used in it.
     pub(crate) wall: Duration,
-    pub(crate) cpu: Duration,
+    cpu: Duration,
     /// The reason why the mode could not take part.
     pub(crate) skipped: Option<String>,
     turns: u64,
-    offered: u64,
-    unsent: u64,
-    backlog: u64,
+    /// Messages whose every byte was checked, and messages whose stamps were.
+    pub(crate) every_byte: u64,
+    stamps: u64,
 }
 
 impl Tally {
     pub(crate) fn new() -> Result<Self, Failure> {
         let latencies = Histogram::new_with_bounds(1, MAX_LATENCY, 3).context("can't make a histogram")?;
         Ok(Self {
+            counts: Counts::default(),
             latencies,
-            ops: 0,
-            bytes: 0,
-            errors: 0,
-            first_error: None,
+            unsent: 0,
             wall: Duration::ZERO,
             cpu: Duration::ZERO,
             skipped: None,
             turns: 0,
-            offered: 0,
-            unsent: 0,
-            backlog: 0,
+            every_byte: 0,
+            stamps: 0,
         })
-    }
-
-    pub(crate) fn error(&mut self, count: u64, what: String) {
-        self.errors += count;
-        self.first_error.get_or_insert(what);
-    }
-
-    /// Adds the errors of a turn, timed or not.
-    pub(crate) fn add_errors(&mut self, turn: TurnOutcome) {
-        if let Some(error) = turn.first_error {
-            self.error(turn.errors, error);
-        }
     }
 
     /// Adds a timed turn.
@@ -195,15 +353,18 @@ impl Tally {
         for latency in turn.latencies.iter().chain(&turn.unsent) {
             self.latencies.saturating_record(u64::try_from(latency.as_nanos()).unwrap_or(MAX_LATENCY));
         }
-        self.ops += turn.latencies.len() as u64;
-        self.bytes += turn.bytes;
+        self.unsent += turn.unsent.len() as u64;
         self.wall += wall;
         self.cpu += cpu.saturating_sub(turn.waiting);
         self.turns += 1;
-        self.offered += turn.sent + turn.unsent.len() as u64;
-        self.unsent += turn.unsent.len() as u64;
-        self.backlog += turn.backlog;
-        self.add_errors(turn);
+        self.stamps += turn.counts.messages + turn.counts.errors;
+        self.counts.add(turn.counts);
+    }
+
+    /// Returns the number of checks of content.
+    pub(crate) fn checks(&self) -> Checks {
+        let Self { every_byte, stamps, counts, .. } = self;
+        Checks { every_byte: *every_byte, stamps: *stamps, mismatches: counts.mismatches }
     }
 
     /// Returns whether the mode fell behind the offered rate: an operation was not sent at all, more than one in twenty
@@ -211,16 +372,18 @@ impl Tally {
     /// long.
     fn saturated(&self, rate: f64) -> bool {
         const HANDFUL: u64 = 4;
-        let achieved = self.ops as f64 / self.wall.as_secs_f64().max(1e-9);
+        let Counts { ops, sent, backlog, .. } = self.counts;
+        let achieved = ops as f64 / self.wall.as_secs_f64().max(1e-9);
         self.unsent > 0
-            || self.backlog > (self.offered / 20).max(HANDFUL * self.turns)
+            || backlog > ((sent + self.unsent) / 20).max(HANDFUL * self.turns)
             || achieved < rate / 2.0
     }
 
     /// Returns the row of `mode` in `cell`, for payloads that went in `direction`.
     pub(crate) fn row(&self, mode: Mode, cell: Cell, direction: Direction) -> Row {
         let per = |total: f64, parts: f64| if parts > 0.0 { total / parts } else { 0.0 };
-        let micros = |quantile| match self.ops {
+        let Counts { ops, bytes, errors, ref first_error, .. } = self.counts;
+        let micros = |quantile| match ops {
             0 => 0.0,
             _ => self.latencies.value_at_quantile(quantile) as f64 / 1e3,
         };
@@ -232,17 +395,17 @@ impl Tally {
             inflight: cell.inflight,
             direction,
             rate: cell.rate,
-            ops: self.ops,
-            errors: self.errors,
+            ops,
+            errors,
             unsent: cell.rate.map(|_| self.unsent),
             saturated: cell.rate.map(|rate| self.saturated(rate)),
             p50_us: micros(0.5),
             p99_us: (self.latencies.len() >= 100).then(|| micros(0.99)),
             p999_us: (self.latencies.len() >= 1000).then(|| micros(0.999)),
-            ops_per_s: per(self.ops as f64, wall),
-            gbytes_per_s: per(self.bytes as f64 / 1e9, wall),
-            cpu_us_per_op: per(self.cpu.as_secs_f64() * 1e6, self.ops as f64),
-            first_error: self.first_error.clone(),
+            ops_per_s: per(ops as f64, wall),
+            gbytes_per_s: per(bytes as f64 / 1e9, wall),
+            cpu_us_per_op: per(self.cpu.as_secs_f64() * 1e6, ops as f64),
+            first_error: first_error.clone(),
             skipped: self.skipped.clone(),
             connections: None,
             cell,
@@ -255,27 +418,25 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
     use super::*;
-    use crate::compare::modes::grpc::client::{CallSettings, GrpcCaller};
-    use crate::compare::plan::cell::Direction;
+    use crate::compare::modes::grpc::client::CallSettings;
+    use crate::compare::options::CompareOptions;
     use crate::workload::Workload;
 
     fn participant() -> Participant {
         let nowhere = tonic::transport::Endpoint::from_static("http://127.0.0.1:1").connect_lazy();
-        Participant::new(
-            Mode::GrpcTcp,
-            Caller::Grpc(GrpcCaller::new(nowhere, Mode::GrpcTcp, CallSettings::default())),
-        )
+        let caller = GrpcCaller::new(nowhere, Mode::GrpcTcp, CallSettings::default());
+        Participant::new(Mode::GrpcTcp, Caller::Grpc(caller)).unwrap()
     }
 
     #[tokio::test]
     async fn a_mode_skips_only_the_cells_that_it_can_t_carry() {
-        let operations = Operations::new(Workload::Size(64), 1, false).unwrap();
+        let plan = Plan::new(&CompareOptions::of(&["--modes", "memcpy"])).unwrap();
         let mut participant = participant();
         for (bytes, skipped) in [(64, false), (3 << 30, true), (2047 << 20, false)] {
             let cell = Cell::closed(bytes, 1);
-            let mut tally = Tally::new().unwrap();
-            participant.prepare(&operations, cell, &mut tally).await;
-            let row = tally.row(Mode::GrpcTcp, cell, Direction::Up);
+            let operations = Operations::new(Workload::Size(64), 1, false).unwrap();
+            participant.prepare(&Measured { plan: &plan, cell, operations, pinned: false }).await.unwrap();
+            let row = participant.tally.row(Mode::GrpcTcp, cell, Direction::Up);
             assert_eq!((row.skipped.is_some(), participant.is_idle(), row.errors), (skipped, skipped, 0));
         }
     }
@@ -283,16 +444,16 @@ mod tests {
     #[tokio::test]
     async fn a_mode_whose_calls_all_fail_is_given_up() {
         let mut participant = participant();
-        let failed = || TurnOutcome { errors: 1, ..TurnOutcome::default() };
-        let mixed =
-            || TurnOutcome { latencies: vec![Duration::from_nanos(1)], errors: 5, ..TurnOutcome::default() };
-        for turn in
-            [failed(), failed(), mixed(), failed(), failed(), TurnOutcome::default(), failed(), failed()]
-        {
-            participant.count(&turn);
+        let turn = |ops, errors| TurnOutcome {
+            counts: Counts { ops, errors, ..Counts::default() },
+            ..TurnOutcome::default()
+        };
+        let (failed, mixed, empty) = (turn(0, 1), turn(1, 5), turn(0, 0));
+        for turn in [&failed, &failed, &mixed, &failed, &failed, &empty, &failed, &failed] {
+            participant.count(turn.failed());
             assert!(!participant.given_up);
         }
-        participant.count(&failed());
+        participant.count(failed.failed());
         assert!(participant.given_up);
     }
 }
@@ -317,8 +478,8 @@ mod tally_tests {
         }
         turn.waiting = Duration::from_micros(10);
         tally.add(turn, millis(2), Duration::from_micros(50));
-        tally.error(2, "first".to_owned());
-        tally.error(1, "second".to_owned());
+        tally.counts.error(2, "first".to_owned());
+        tally.counts.error(1, "second".to_owned());
         let row = tally.row(Mode::GrpcUds, Cell::closed(1000, 2), Direction::Up);
         assert_eq!((row.ops, row.errors, row.first_error.as_deref()), (4, 3, Some("first")));
         assert!((row.p50_us - 2.0).abs() < 0.01 && row.p99_us.is_none());
@@ -353,7 +514,8 @@ mod tally_tests {
         let cell = Cell { load: Workload::Size(64), inflight: 8, rate: Some(10.0) };
         let row = |wall| {
             let mut tally = Tally::new().unwrap();
-            let mut turn = TurnOutcome { sent: 1, backlog: 1, ..TurnOutcome::default() };
+            let mut turn = TurnOutcome::default();
+            (turn.counts.sent, turn.counts.backlog) = (1, 1);
             turn.success(wall, 64, 1);
             tally.add(turn, wall, wall);
             tally.row(Mode::GrpcTcp, cell, Direction::Up)
@@ -367,8 +529,9 @@ mod tally_tests {
         let cell = Cell { load: Workload::Size(64), inflight: 8, rate: Some(1000.0) };
         let row = |backlog, unsent: Vec<Duration>| {
             let mut tally = Tally::new().unwrap();
-            let mut turn =
-                TurnOutcome { sent: 1000 - unsent.len() as u64, backlog, unsent, ..TurnOutcome::default() };
+            let sent = 1000 - unsent.len() as u64;
+            let mut turn = TurnOutcome { unsent, ..TurnOutcome::default() };
+            (turn.counts.sent, turn.counts.backlog) = (sent, backlog);
             for _ in 0..900 {
                 turn.success(millis(1), 64, 1);
             }
