@@ -7,7 +7,7 @@ use rustix::thread::CpuSet;
 use rustix::time::ClockId;
 
 /// The cores of two processes, if there are two to choose from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[expect(missing_docs, reason = "the names say it")]
 pub struct Cores {
     pub client: usize,

@@ -176,6 +176,11 @@ impl Row<'_> {
     }
 }
 
+/// Returns the row of a mode in a cell.
+pub(crate) fn of_mode<'a>(cell: &[Row<'a>], mode: &str) -> Option<Row<'a>> {
+    cell.iter().find(|row| row.mode() == mode).copied()
+}
+
 impl<'a> Column<'a> {
     /// Returns whether the column names a mode.
     pub(crate) const fn is_of_mode(&self) -> bool {
@@ -185,8 +190,7 @@ impl<'a> Column<'a> {
     /// Returns the text for `row`, whose cell has the rows `cell`.
     pub(crate) fn text(&self, row: &Row<'a>, cell: &[Row<'a>]) -> Result<String, Failure> {
         let find = |mode: &str| {
-            let found = cell.iter().find(|row| row.mode() == mode);
-            found.copied().ok_or_else(|| Failure::run(format!("{}: no row of {mode}", self.heading)))
+            of_mode(cell, mode).ok_or_else(|| Failure::run(format!("{}: no row of {mode}", self.heading)))
         };
         let row = match self.mode {
             Some(mode) => find(mode)?,

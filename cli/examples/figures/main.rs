@@ -23,7 +23,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use page::{Figure, Run};
-use tonic_rdma_commands::{Failure, output, status};
+use tonic_rdma_commands::{Context as _, Failure, output, status};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -58,7 +58,7 @@ fn store(folder: &Path, name: &str, [columns, rows, date]: [&str; 3], runs: &[&s
     let runs = runs.chunks(3).map(run).collect::<Result<_, Failure>>()?;
     let [columns, rows, date] = [columns, rows, date].map(str::to_owned);
     let figure = Figure { columns, rows, date, runs };
-    fs::create_dir_all(folder).map_err(|error| of(folder, error))?;
+    fs::create_dir_all(folder).context(folder.display().to_string())?;
     // A table that can't be made must not replace a good one.
     for (file, content) in pages(name, &figure)? {
         output::write_file(&folder.join(file), &content)?;
@@ -101,8 +101,7 @@ fn all_pages(folder: &Path) -> Result<BTreeMap<String, String>, Failure> {
     let mut made = BTreeMap::new();
     let figures = figures(folder)?;
     for (name, figure) in &figures {
-        let pages = pages(name, figure);
-        made.extend(pages.map_err(|error| Failure::run(format!("{name}.json")).because(error))?);
+        made.extend(pages(name, figure).context(format!("{name}.json"))?);
     }
     made.extend(paper::summary(&figures)?.map(|content| (paper::SUMMARY.to_owned(), content)));
     if made.is_empty() {
@@ -131,7 +130,7 @@ fn pages(name: &str, figure: &Figure) -> Result<Vec<(String, String)>, Failure> 
 }
 
 fn files(folder: &Path) -> Result<Vec<String>, Failure> {
-    let entries = fs::read_dir(folder).map_err(|error| of(folder, error))?;
+    let entries = fs::read_dir(folder).context(folder.display().to_string())?;
     let name =
         |entry: std::io::Result<fs::DirEntry>| Some(entry.ok()?.file_name().to_string_lossy().into_owned());
     let mut names: Vec<String> = entries.filter_map(name).collect();
@@ -140,15 +139,11 @@ fn files(folder: &Path) -> Result<Vec<String>, Failure> {
 }
 
 fn read(path: &Path) -> Result<String, Failure> {
-    fs::read_to_string(path).map_err(|error| of(path, error))
+    fs::read_to_string(path).context(path.display().to_string())
 }
 
 fn parse<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, Failure> {
-    serde_json::from_str(&read(path)?).map_err(|error| of(path, error))
-}
-
-fn of(path: &Path, error: impl std::error::Error + Send + Sync + 'static) -> Failure {
-    Failure::run(path.display().to_string()).because(error)
+    serde_json::from_str(&read(path)?).context(path.display().to_string())
 }
 
 #[cfg(test)]

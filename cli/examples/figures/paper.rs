@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tonic_rdma_commands::Failure;
 use tonic_rdma_commands::table::dash;
 
-use crate::columns::{Row, ratio};
+use crate::columns::{Row, of_mode, ratio};
 use crate::page::Figure;
 
 /// The paper's six models, in the order of its table 2.
@@ -22,14 +22,12 @@ const MODELS: [&str; 6] = ["alexnet", "inception-v3", "vgg16", "lstm", "gru", "f
 
 /// Returns `over`'s operations a second divided by those of `under`, in one cell.
 pub(crate) fn speed_up(cell: &[Row<'_>], over: &str, under: &str) -> Option<f64> {
-    let of = |mode: &str| cell.iter().find(|row| row.mode() == mode)?.each_second();
-    Some(of(over)? / of(under)?)
+    Some(of_mode(cell, over)?.each_second()? / of_mode(cell, under)?.each_second()?)
 }
 
 /// Returns `under`'s median time divided by that of `over`, in one cell.
 pub(crate) fn time_ratio(cell: &[Row<'_>], over: &str, under: &str) -> Option<f64> {
-    let of = |mode: &str| cell.iter().find(|row| row.mode() == mode)?.p50();
-    Some(of(under)? / of(over)?)
+    Some(of_mode(cell, under)?.p50()? / of_mode(cell, over)?.p50()?)
 }
 
 /// Returns the least and the largest of `values` as text, or a dash without values.
@@ -169,8 +167,7 @@ fn workers(cells: &Cells<'_>) -> Vec<Line> {
         let most = of.iter().max_by(|one, other| count(one).total_cmp(&count(other)));
         let Some(most) = most else { continue };
         let one = of.iter().find(|cell| count(cell) == 1.0);
-        let local_in =
-            |cell: &[Row<'_>], mode: &str| cell.iter().find(|row| row.mode() == mode)?.number("times_local");
+        let local_in = |cell: &[Row<'_>], mode: &str| of_mode(cell, mode)?.number("times_local");
         let local = |mode: &str| local_in(most, mode);
         let alone_here = || Some(local("rdma-zerocp")? / local_in(one?, "rdma-zerocp")?);
         let text = |value: Option<f64>| value.map_or_else(dash, ratio);
@@ -256,7 +253,7 @@ fn time(row: &Row<'_>) -> Option<f64> {
 fn training(cells: &Cells<'_>) -> Vec<Line> {
     let mut lines = Vec::new();
     for cell in cells {
-        let of = |mode: &str| time(cell.iter().find(|row| row.mode() == mode)?);
+        let of = |mode: &str| time(&of_mode(cell, mode)?);
         for (under, paper) in [("grpc-tcp", "3, 2.6, 1.85"), ("grpc-rdma", "1.53, 1.18, –")] {
             let times = of(under).zip(of("rdma-zerocp")).map(|(under, over)| under / over);
             lines.push(Line {

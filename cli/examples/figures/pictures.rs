@@ -1,9 +1,9 @@
 //! The pictures of README and of the paper's figures, with our values.
 
-use tonic_rdma_commands::plot::{Axis, Content, Plot, PlotError, Scale, Series, draw};
-use tonic_rdma_commands::{Failure, units};
+use tonic_rdma_commands::plot::{Axis, Content, Plot, Scale, Series, draw};
+use tonic_rdma_commands::{Context as _, Failure, units};
 
-use crate::columns::Row;
+use crate::columns::{Row, of_mode};
 use crate::page::Figure;
 use crate::paper::{speed_up, time_ratio};
 
@@ -18,6 +18,8 @@ const MODES: [(&str, usize); 8] = [
     ("rdma-cp", 6),
     ("rdma-zerocp", 3),
 ];
+
+const UNDRAWN: &str = "can't draw the picture";
 
 /// The modes of the paper's figures.
 const PAPER: [&str; 4] = ["grpc-tcp", "grpc-rdma", "rdma-cp", "rdma-zerocp"];
@@ -60,11 +62,7 @@ pub(crate) fn pictures(name: &str, figure: &Figure) -> Result<Vec<(String, Strin
     let scale = if subject.logarithmic { Scale::Log } else { Scale::Linear };
     let content = Content::Bars { x: subject.x_axis, groups, bars };
     let plot = Plot { title: subject.title, y: Axis { name: subject.y_axis, scale }, content };
-    Ok(vec![(subject.file.to_owned(), draw(&[plot]).map_err(undrawn)?)])
-}
-
-fn undrawn(error: PlotError) -> Failure {
-    Failure::run("can't draw the picture").because(error)
+    Ok(vec![(subject.file.to_owned(), draw(&[plot]).context(UNDRAWN)?)])
 }
 
 fn size(row: &Row<'_>) -> String {
@@ -79,7 +77,7 @@ fn subject(name: &str) -> Option<Subject> {
             x_axis: "payload × calls in flight",
             y_axis: "p50 in µs",
             logarithmic: true,
-            value: |cell, mode| cell.iter().find(|row| row.mode() == mode)?.p50(),
+            value: |cell, mode| of_mode(cell, mode)?.p50(),
             name: |row| match row.number("inflight") {
                 Some(calls) if calls > 1.0 => format!("{} × {calls}", size(row)),
                 _ => size(row),
@@ -113,7 +111,7 @@ fn subject(name: &str) -> Option<Subject> {
             x_axis: "model, workers",
             y_axis: "× local",
             logarithmic: false,
-            value: |cell, mode| cell.iter().find(|row| row.mode() == mode)?.number("times_local"),
+            value: |cell, mode| of_mode(cell, mode)?.number("times_local"),
             name: |row| format!("{} {}", row.field("model"), row.field("workers")),
             shows: |_| true,
         },
@@ -123,7 +121,7 @@ fn subject(name: &str) -> Option<Subject> {
             x_axis: "model, computing",
             y_axis: "ms",
             logarithmic: false,
-            value: |cell, mode| cell.iter().find(|row| row.mode() == mode)?.number("p50_ms"),
+            value: |cell, mode| of_mode(cell, mode)?.number("p50_ms"),
             name: |row| format!("{} {}", row.field("model"), row.field("compute")),
             shows: |_| true,
         },
@@ -150,7 +148,7 @@ fn curves(name: &str, figure: &Figure) -> Result<Vec<(String, String)>, Failure>
         let x = axis("seconds of training, without tests");
         let y = axis(if losses { "cross entropy" } else { "% right" });
         let content = Content::Lines { x, lines, marks: true };
-        let svg = draw(&[Plot { title: &title, y, content }]).map_err(undrawn)?;
+        let svg = draw(&[Plot { title: &title, y, content }]).context(UNDRAWN)?;
         drawn.push((format!("{name}-{}.svg", first.run), svg));
     }
     Ok(drawn)

@@ -1,10 +1,11 @@
 //! The options of `compare` and of the server process that it starts, and the help text.
 
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use tonic_rdma_commands::cores::Cores;
 use tonic_rdma_commands::units::{number, parse_decimal};
 use tonic_rdma_commands::{Flavour, List, ValueError, name_list, number_list, parse_set, units};
@@ -214,14 +215,22 @@ fn parse_yes_or_no(text: &str) -> Result<bool, ValueError> {
 }
 
 /// The conditions of a run. All of its modes share them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Conditions {
+    /// The tokio runtime of both processes: `idle-polling`, `current-thread` or `multi-thread:WORKERS`.
+    #[serde(serialize_with = "as_text")]
     pub(crate) runtime: Flavour,
-    /// Whether each process stays on a core of its own, if it has one thread and there are two cores.
+    /// Whether the run asks for a core for each process, if it has one thread and there are two cores.
     pub(crate) pin: bool,
+    /// The JSON has the allocator that the process really has.
+    #[serde(skip)]
     pub(crate) allocator: Allocator,
-    /// Whether `--newcomer` was given.
+    /// Whether runtime, pinning and allocator are those of a program that chooses nothing, except for given options.
     pub(crate) newcomer: bool,
+}
+
+fn as_text<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
 }
 
 /// The conditions of a run, with the cores in use and the costs of the machine.

@@ -262,6 +262,12 @@ pub(crate) fn available() -> Option<u64> {
     kibibytes(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable:")
 }
 
+/// Says that memory is lacking.
+pub(crate) fn lacking(needed: u64, available: u64) -> String {
+    let [needed, available] = [needed, available].map(units::rough_size);
+    format!("needs about {needed} of memory and {available} are available")
+}
+
 /// Returns the value of the line `name` in a text of the kernel that gives it in kB, in bytes.
 pub(crate) fn kibibytes(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;

@@ -1,9 +1,9 @@
 //! The connections of `compare` and `parameter-server`: over RDMA, which no other file of these two commands makes, the channel of all
 //! gRPC modes, the encoding of messages, and TCP listeners.
 
+use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::task::{Context, Poll};
-use std::{fmt, io};
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -269,14 +269,10 @@ impl fmt::Display for Encode {
     }
 }
 
-pub(crate) fn listen_error(what: &str, error: io::Error) -> Failure {
-    Failure::run(format!("can't listen on {what}")).because(error)
-}
-
 /// Listens on a free port of the loopback interface, with nodelay on every connection.
 pub(crate) fn tcp_listener() -> Result<TcpIncoming, Failure> {
     let incoming = TcpIncoming::bind((Ipv4Addr::LOCALHOST, 0).into());
-    Ok(incoming.map_err(|error| listen_error("127.0.0.1", error))?.with_nodelay(Some(true)))
+    Ok(incoming.context("can't listen on 127.0.0.1")?.with_nodelay(Some(true)))
 }
 
 #[cfg(test)]

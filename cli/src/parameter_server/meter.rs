@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use indicatif::ProgressBar;
 use serde::{Deserialize, Serialize};
-use tonic_rdma_commands::{Failure, units};
+use tonic_rdma_commands::Failure;
 
 use crate::compare::modes::mode::Mode;
-use crate::measure::machine::available;
+use crate::measure::machine::{available, lacking};
 use crate::parameter_server::load::Load;
 use crate::parameter_server::options::{MAX_STEPS, ParameterServerOptions};
 use crate::parameter_server::session::Session;
@@ -188,14 +188,9 @@ fn plan(
     let planned: Vec<Planned> = wanted
         .into_iter()
         .map(|(cell, loads)| {
-            let lacking = available.filter(|available| needed(cell, modes) > *available);
-            let skipped = lacking.map(|available| {
-                format!(
-                    "it needs about {} of memory and {} are available",
-                    units::rough_size(needed(cell, modes)),
-                    units::rough_size(available)
-                )
-            });
+            let available = available.filter(|available| needed(cell, modes) > *available);
+            let skipped =
+                available.map(|available| format!("it {}", lacking(needed(cell, modes), available)));
             Planned { cell, loads, skipped }
         })
         .collect();

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use tonic_rdma_commands::{Failure, units};
+use tonic_rdma_commands::Failure;
 use tonic_rdma_payload::content::VARIANTS;
 
 use crate::compare::modes::mode::Mode;
 use crate::compare::operations::room;
 use crate::compare::plan::cell::{Cell, Direction};
-use crate::measure::machine::available;
+use crate::measure::machine::{available, lacking};
 use crate::workload::Workload;
 
 /// The least number of turns of every mode in every cell, even if the turns take long.
@@ -90,12 +90,11 @@ fn fits(cells: &[Cell], modes: &[Mode], direction: Direction, available: Option<
         Direction::Down => needed(*cell, modes).saturating_add(room(cell.load)),
     };
     match (cells.iter().max_by_key(|cell| need(cell)), available) {
-        (Some(cell), Some(available)) if need(cell) > available => Err(Failure::usage(format!(
-            "{} needs about {} of memory and {} are available: take a smaller size or fewer in flight",
-            cell.label(),
-            units::rough_size(need(cell)),
-            units::rough_size(available),
-        ))),
+        (Some(cell), Some(available)) if need(cell) > available => {
+            let lacking = lacking(need(cell), available);
+            let text = format!("{} {lacking}: take a smaller size or fewer in flight", cell.label());
+            Err(Failure::usage(text))
+        }
         _ => Ok(()),
     }
 }
@@ -146,16 +145,17 @@ fn in_flight(cell: Cell, mode: Mode) -> u64 {
 mod tests {
     use super::*;
     use crate::compare::modes::mode::Mode;
-    use crate::compare::plan::{DEFAULT_CELLS, QUICK_CELLS};
+    use crate::compare::plan::preset;
     use tonic_rdma_commands::Flavour;
 
     #[test]
     fn a_default_run_fits_with_any_number_of_modes() {
+        let (default_cells, quick_cells) = (preset(false, false), preset(false, true));
         for modes in 1..=Mode::default_list(false, Flavour::IdlePolling).len() {
             let (default, quick) =
-                (duration(&DEFAULT_CELLS, modes, false), duration(&QUICK_CELLS, modes, true));
-            assert!(total(&DEFAULT_CELLS, modes, default) <= DEFAULT, "{modes}: {default:?}");
-            assert!(total(&QUICK_CELLS, modes, quick) <= QUICK, "{modes}: {quick:?}");
+                (duration(&default_cells, modes, false), duration(&quick_cells, modes, true));
+            assert!(total(&default_cells, modes, default) <= DEFAULT, "{modes}: {default:?}");
+            assert!(total(&quick_cells, modes, quick) <= QUICK, "{modes}: {quick:?}");
             // The time is enough for some hundred operations of the slowest mode, except with the largest payloads.
             assert!(default > Duration::from_millis(450) && quick > Duration::from_millis(100), "{modes}");
         }

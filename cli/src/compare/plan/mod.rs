@@ -15,45 +15,27 @@ use crate::compare::turns::open_loop::MAX_ARRIVALS;
 use crate::workload::Workload;
 
 /// The cells of a run without `--sizes` and `--inflight`: small calls alone and many at once, then one large call at a
-/// time.
-pub(super) const DEFAULT_CELLS: [Cell; 9] = [
-    Cell::closed(64, 1),
-    Cell::closed(64, 32),
-    Cell::closed(8 << 10, 64),
-    Cell::closed(8 << 10, 512),
-    Cell::closed(64 << 10, 1),
-    Cell::closed(1 << 20, 1),
-    Cell::closed(4 << 20, 1),
-    Cell::closed(16 << 20, 1),
-    Cell::closed(64 << 20, 1),
+/// time. Each is a payload, calls in flight, and whether the cell is in a usual run, in one with `--quick`, with `--newcomer`, and with
+/// both. README has the figures of a program that chooses nothing for the cells of `--newcomer`.
+const PRESETS: [(u64, usize, [bool; 4]); 10] = [
+    (64, 1, [true; 4]),
+    (64, 32, [true, true, false, false]),
+    (64, 64, [false, false, true, true]),
+    (8 << 10, 64, [true, true, false, false]),
+    (8 << 10, 512, [true, false, false, false]),
+    (64 << 10, 1, [true; 4]),
+    (1 << 20, 1, [true; 4]),
+    (4 << 20, 1, [true, false, true, false]),
+    (16 << 20, 1, [true; 4]),
+    (64 << 20, 1, [true, false, false, false]),
 ];
 
-pub(super) const QUICK_CELLS: [Cell; 6] = [
-    Cell::closed(64, 1),
-    Cell::closed(64, 32),
-    Cell::closed(8 << 10, 64),
-    Cell::closed(64 << 10, 1),
-    Cell::closed(1 << 20, 1),
-    Cell::closed(16 << 20, 1),
-];
-
-/// The cells of `--newcomer`. README has the figures of a program that chooses nothing for these cells.
-pub(super) const NEWCOMER_CELLS: [Cell; 6] = [
-    Cell::closed(64, 1),
-    Cell::closed(64, 64),
-    Cell::closed(64 << 10, 1),
-    Cell::closed(1 << 20, 1),
-    Cell::closed(4 << 20, 1),
-    Cell::closed(16 << 20, 1),
-];
-
-pub(super) const QUICK_NEWCOMER_CELLS: [Cell; 5] = [
-    Cell::closed(64, 1),
-    Cell::closed(64, 64),
-    Cell::closed(64 << 10, 1),
-    Cell::closed(1 << 20, 1),
-    Cell::closed(16 << 20, 1),
-];
+/// Returns the cells of a run without `--sizes` and `--inflight`.
+fn preset(newcomer: bool, quick: bool) -> Vec<Cell> {
+    let column = 2 * usize::from(newcomer) + usize::from(quick);
+    let cells = PRESETS.iter().filter(|(_, _, is_in)| is_in[column]);
+    cells.map(|(bytes, inflight, _)| Cell::closed(*bytes, *inflight)).collect()
+}
 
 /// The payload of an open loop without `--sizes`. It is small, because a large payload at a high rate would be too
 /// much.
@@ -238,12 +220,7 @@ fn check_limits(cells: &[Cell], modes: &[Mode]) -> Result<(), Failure> {
 /// Returns every load with every number in flight at every rate.
 fn cells(options: &CompareOptions) -> Vec<Cell> {
     let CompareOptions { sizes, workload, inflight, rate, .. } = options;
-    let preset: &[Cell] = match (options.newcomer, options.quick) {
-        (false, false) => &DEFAULT_CELLS,
-        (false, true) => &QUICK_CELLS,
-        (true, false) => &NEWCOMER_CELLS,
-        (true, true) => &QUICK_NEWCOMER_CELLS,
-    };
+    let preset = preset(options.newcomer, options.quick);
     if options.connections.is_some() {
         let sizes = sizes.as_ref().map_or_else(|| vec![CONNECTION_SIZE], |list| list.0.clone());
         let inflight = inflight.as_ref().map_or_else(|| vec![1], |list| list.0.clone());
@@ -251,7 +228,7 @@ fn cells(options: &CompareOptions) -> Vec<Cell> {
         return sizes.iter().flat_map(each).collect();
     }
     if sizes.is_none() && workload.is_none() && inflight.is_none() && rate.is_none() {
-        return preset.to_vec();
+        return preset;
     }
     let mut loads: Vec<Workload> = items(sizes).map(Workload::Size).chain(items(workload)).collect();
     if loads.is_empty() {
@@ -286,7 +263,7 @@ mod tests {
     use tonic_rdma_commands::Flavour;
 
     fn plan(duration: Duration) -> Plan {
-        let (modes, cells) = (Mode::default_list(false, Flavour::IdlePolling), DEFAULT_CELLS.to_vec());
+        let (modes, cells) = (Mode::default_list(false, Flavour::IdlePolling), preset(false, false));
         Plan { modes, cells, connections: Vec::new(), direction: Direction::Up, duration }
     }
 
@@ -297,10 +274,12 @@ mod tests {
     #[test]
     fn lists_give_the_cross_product() {
         let cell = Cell::closed;
-        assert_eq!(asked(&[]), DEFAULT_CELLS);
-        assert_eq!(asked(&["--quick"]), QUICK_CELLS);
-        assert_eq!(asked(&["--newcomer"]), NEWCOMER_CELLS);
-        assert_eq!(asked(&["--newcomer", "--quick"]), QUICK_NEWCOMER_CELLS);
+        let small = [cell(64, 1), cell(64, 32), cell(8 << 10, 64)];
+        let newcomer = [cell(64, 1), cell(64, 64), cell(64 << 10, 1), cell(1 << 20, 1), cell(16 << 20, 1)];
+        assert_eq!((asked(&[]).len(), &asked(&[])[..3]), (9, &small[..]));
+        assert_eq!((asked(&["--quick"]).len(), &asked(&["--quick"])[..3]), (6, &small[..]));
+        assert_eq!((asked(&["--newcomer"]).len(), asked(&["--newcomer"])[4]), (6, cell(4 << 20, 1)));
+        assert_eq!(asked(&["--newcomer", "--quick"]), newcomer);
         assert_eq!(asked(&["--newcomer", "--sizes", "7"]), [cell(7, 1)]);
         let all = asked(&["--sizes", "64,4096", "--inflight", "1,8"]);
         assert_eq!(all, [cell(64, 1), cell(64, 8), cell(4096, 1), cell(4096, 8)]);

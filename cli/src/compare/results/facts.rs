@@ -1,10 +1,11 @@
 //! The facts about a run, without which its figures mean nothing.
 
 use serde::Serialize;
+use tonic_rdma_commands::cores::Cores;
 use tonic_rdma_commands::units;
 
 use crate::compare::modes::mode::Mode;
-use crate::compare::options::{CompareOptions, RunContext};
+use crate::compare::options::{CompareOptions, Conditions, RunContext};
 use crate::compare::plan::Plan;
 use crate::compare::plan::cell::{Cell, Direction};
 use crate::compare::results::row::Checks;
@@ -27,16 +28,12 @@ pub(crate) struct Facts {
     /// Use of payloads by receivers, and the modes in which receivers look for the largest element.
     consume: Consume,
     reducing_modes: Vec<&'static str>,
-    /// The tokio runtime of both processes: `idle-polling`, `current-thread` or `multi-thread:WORKERS`.
-    runtime: String,
-    /// Whether the run asked for a core for each process. `cores` has the result.
-    pin: bool,
-    /// Whether runtime, pinning and allocator are those of a program that chooses nothing, except for given options.
-    newcomer: bool,
+    #[serde(flatten)]
+    conditions: Conditions,
     /// Whether the server ran in a container of its own.
     container: bool,
     /// Cores that the processes were kept on; absent if they were not pinned.
-    cores: Option<CoreFacts>,
+    cores: Option<Cores>,
     seconds_per_cell_and_mode: f64,
     checks: Checks,
     /// Descriptions of the workloads' operations.
@@ -44,8 +41,6 @@ pub(crate) struct Facts {
     workloads: Vec<String>,
     #[serde(skip)]
     open_loop: bool,
-    #[serde(skip)]
-    why_not_pinned: &'static str,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -54,12 +49,6 @@ pub(crate) struct Http2Facts {
     #[serde(skip)]
     description: String,
     sizes: Option<Http2Sizes>,
-}
-
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct CoreFacts {
-    client: usize,
-    server: usize,
 }
 
 impl Facts {
@@ -96,16 +85,13 @@ impl Facts {
             encode: options.encode,
             consume: options.consume,
             reducing_modes: reducing(&plan.modes, options.consume),
-            runtime: conditions.runtime.to_string(),
-            pin: conditions.pin,
-            newcomer: conditions.newcomer,
+            conditions,
             container: options.container,
-            cores: cores.map(|cores| CoreFacts { client: cores.client, server: cores.server }),
+            cores,
             seconds_per_cell_and_mode: plan.duration.as_secs_f64(),
             checks,
             workloads: workloads(&plan.cells),
             open_loop: plan.is_open_loop(),
-            why_not_pinned: conditions.why_not_pinned(),
         }
     }
 
@@ -113,11 +99,11 @@ impl Facts {
     pub(crate) fn lines(&self) -> Vec<(&'static str, String)> {
         let cores = match self.cores {
             Some(cores) => format!("client on core {}, server on core {}", cores.client, cores.server),
-            None => format!("not pinned ({})", self.why_not_pinned),
+            None => format!("not pinned ({})", self.conditions.why_not_pinned()),
         };
         let apart = if self.container { "; the server is in a container of its own" } else { "" };
         let mut lines = Vec::new();
-        if self.newcomer {
+        if self.conditions.newcomer {
             lines.push(("newcomer", "yes: the allocator, runtime and processes below".to_owned()));
         }
         lines.extend(self.verdict.clone().map(|verdict| ("connection", verdict)));
@@ -126,7 +112,7 @@ impl Facts {
             ("direction", self.direction.describe().to_owned()),
             ("encoding", self.encode.to_string()),
             ("receiver", self.receiver()),
-            ("runtime", format!("tokio, {}, in both processes", self.runtime)),
+            ("runtime", format!("tokio, {}, in both processes", self.conditions.runtime)),
             ("processes", cores + apart),
             (
                 "time",

@@ -16,6 +16,28 @@ p50 of one ×: the median as a multiple of the mode's own with one connection.
 memory each: resident memory of both processes for each connection beyond the first, shared pages counted once; before the \
 calls where one connection is busy, after them where all are. With one connection: everything that came with it.";
 
+/// Explains the modes that carry tensors.
+const OF_TENSORS: &str = "
+rdma-cp, rdma-zerocp: no RPC. A tensor is written to the memory where the receiver expects it, from a registered copy \
+(cp) or from registered memory (zerocp); an operation ends when the receiver has checked, consumed and released it. \
+Both ends poll; in rdma-zerocp-await both wait by futures. A set is sent as a whole.";
+
+const OF_SATURATION: &str = "
+saturated: the mode fell behind the offered rate, so its latencies grow with the length of the run; \
+calls that were never sent count with the time that they had waited.";
+
+/// The gRPC modes that need an explanation.
+const EXPLAINED: [(Mode, &str); 5] = [
+    (Mode::GrpcTcpBusy, "grpc-tcp in a runtime that never sleeps, at both ends."),
+    (Mode::GrpcTcpTuned, "grpc-tcp with the windows and frames of --http2 tuned."),
+    (Mode::GrpcTcpShared, "grpc-tcp to the port that also offers RDMA."),
+    (Mode::GrpcNative, "generated code as it is over native calls: RDMA without HTTP/2."),
+    (
+        Mode::GrpcNativeGather,
+        "native calls with payloads by reference at both ends, sent from registered memory.",
+    ),
+];
+
 /// Writes all outputs that `options` ask for. Errors in rows, and a ratio below that of `--at-least`, are failures.
 pub(crate) fn show(options: &CompareOptions, facts: &Facts, rows: &[Row]) -> Result<(), Failure> {
     report(facts, facts.lines(), rows).show(options.json.as_deref())?;
@@ -96,39 +118,16 @@ fn legend(rows: &[Row]) -> String {
     let mut legend = "latency ×, throughput ×: how many times better than grpc-tcp in the same cell \
                       (p50, ops/s). CPU/op: user + system time of both processes."
         .to_owned();
-    let has = |mode: Mode| rows.iter().any(|row| row.mode == mode);
-    if has(Mode::GrpcTcpBusy) {
-        legend.push_str("\ngrpc-tcp-busy: grpc-tcp in a runtime that never sleeps, at both ends.");
+    for (mode, text) in EXPLAINED.iter().filter(|(mode, _)| rows.iter().any(|row| row.mode == *mode)) {
+        legend.push_str(&format!("\n{mode}: {text}"));
     }
-    if has(Mode::GrpcTcpTuned) {
-        legend.push_str("\ngrpc-tcp-tuned: grpc-tcp with the windows and frames of --http2 tuned.");
-    }
-    if has(Mode::GrpcTcpShared) {
-        legend.push_str("\ngrpc-tcp-shared: grpc-tcp to the port that also offers RDMA.");
-    }
-    if has(Mode::GrpcNative) {
-        legend.push_str("\ngrpc-native: generated code as it is over native calls: RDMA without HTTP/2.");
-    }
-    if has(Mode::GrpcNativeGather) {
-        legend.push_str(
-            "\ngrpc-native-gather: native calls with payloads by reference at both ends, sent from registered memory.",
-        );
-    }
-    if rows.iter().any(|row| row.mode.carries_tensors()) {
-        legend.push_str(
-            "\nrdma-cp, rdma-zerocp: no RPC. A tensor is written to the memory where the receiver expects it, from a registered copy \
-             (cp) or from registered memory (zerocp); an operation ends when the receiver has checked, consumed and released it. \
-             Both ends poll; in rdma-zerocp-await both wait by futures. A set is sent as a whole.",
-        );
-    }
-    if rows.iter().any(|row| row.ops > 0 && row.p99_us.is_none()) {
-        legend.push_str("\np99: only of 100 operations or more.");
-    }
-    if rows.iter().any(|row| row.saturated == Some(true)) {
-        legend.push_str(
-            "\nsaturated: the mode fell behind the offered rate, so its latencies grow with the length of the run; \
-             calls that were never sent count with the time that they had waited.",
-        );
+    let notes: [(fn(&Row) -> bool, &str); 3] = [
+        (|row| row.mode.carries_tensors(), OF_TENSORS),
+        (|row| row.ops > 0 && row.p99_us.is_none(), "\np99: only of 100 operations or more."),
+        (|row| row.saturated == Some(true), OF_SATURATION),
+    ];
+    for (_, text) in notes.iter().filter(|(applies, _)| rows.iter().any(applies)) {
+        legend.push_str(text);
     }
     if is_of_connections(rows) {
         legend.push_str(OF_CONNECTIONS);

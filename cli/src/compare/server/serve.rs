@@ -30,7 +30,7 @@ use crate::compare::server::Addresses;
 use crate::measure::child::{self, Children};
 use crate::measure::http2::Http2;
 use crate::measure::process::{container, raise_open_files};
-use crate::measure::transport::{Encode, Rdma, listen_error, tcp_listener};
+use crate::measure::transport::{Encode, Rdma, tcp_listener};
 
 /// Serves until stdin ends. The end of the parent closes stdin in every case.
 pub(crate) fn run(job: &ServerJob) -> Result<(), Failure> {
@@ -116,12 +116,12 @@ impl Services {
         let mut servers = Servers::new();
         let (gathers, http2) = (self.gathers, self.http2);
         let tcp = tcp_listener()?;
-        let tcp_address = tcp.local_addr().map_err(|error| listen_error("TCP", error))?;
+        let tcp_address = tcp.local_addr().context("can't listen on TCP")?;
         servers.spawn(self.clone().serve(gathers, placement, tcp));
         let tuned = tcp_listener()?;
-        let tcp_tuned = tuned.local_addr().map_err(|error| listen_error("TCP", error))?;
+        let tcp_tuned = tuned.local_addr().context("can't listen on TCP")?;
         servers.spawn(Self { http2: Http2::Tuned, ..self.clone() }.serve(gathers, None, tuned));
-        let (uds, uds_name) = uds_listener().map_err(|error| listen_error("a Unix socket", error))?;
+        let (uds, uds_name) = uds_listener().context("can't listen on a Unix socket")?;
         servers.spawn(self.clone().serve(gathers, None, uds));
         let mut addresses = Addresses {
             tcp: tcp_address,
