@@ -33,7 +33,7 @@ use crate::compare::results::show;
 use crate::compare::server::{Addresses, serve};
 use crate::compare::turns::meter::Meter;
 use crate::compare::turns::participant::Participant;
-use crate::measure::http2::Http2;
+use crate::measure::settings::Http2;
 use crate::measure::machine::Costs;
 use crate::measure::process::{check_container, raise_open_files};
 use crate::measure::report::progress_bar;

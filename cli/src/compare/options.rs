@@ -14,7 +14,7 @@ use crate::compare::modes::mode::Mode;
 use crate::compare::plan::cell::{Direction, MAX_BYTES, MAX_CONNECTIONS, MAX_INFLIGHT};
 use crate::measure::child::parse_job;
 use crate::measure::consume::Consume;
-use crate::measure::http2::Http2;
+use crate::measure::settings::Http2;
 use crate::measure::machine::Costs;
 use crate::measure::process::Allocator;
 use crate::measure::transport::{Encode, parse_provider};

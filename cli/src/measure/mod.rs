@@ -12,7 +12,7 @@
 
 pub(crate) mod child;
 pub(crate) mod consume;
-pub(crate) mod http2;
+pub(crate) mod settings;
 pub(crate) mod machine;
 pub(crate) mod process;
 pub(crate) mod report;

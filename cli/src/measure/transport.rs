@@ -21,7 +21,7 @@ use tonic_rdma_tensor::{DeviceBuilder, RdmaDevice};
 use tower::ServiceExt as _;
 use tower::util::{Either, MapErr};
 
-use crate::measure::http2::Http2;
+use crate::measure::settings::Http2;
 use crate::measure::process::pinned;
 
 /// The default of [`CallConfig::landing_budget`].

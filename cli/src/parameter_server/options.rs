@@ -11,7 +11,7 @@ use crate::compare::modes::mode::Mode;
 use crate::compare::server::Addresses;
 use crate::measure::child::parse_job;
 use crate::measure::consume::Consume;
-use crate::measure::http2::Http2;
+use crate::measure::settings::Http2;
 use crate::measure::transport::{Rdma, parse_provider};
 use crate::parameter_server::load::{Compute, Load, OfWorkers};
 use crate::parameter_server::meter::TrainingCell;

@@ -22,7 +22,7 @@ use crate::compare::modes::placement::PlacementCaller;
 use crate::compare::operations::{Operation, Operations};
 use crate::compare::options::CompareOptions;
 use crate::compare::server::Addresses;
-use crate::measure::http2::Http2;
+use crate::measure::settings::Http2;
 use crate::measure::transport::{Rdma, RdmaConnection};
 
 /// A connection in one mode. Clones share it.

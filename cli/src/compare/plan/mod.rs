@@ -11,7 +11,6 @@ use crate::compare::modes::mode::Mode;
 use crate::compare::options::{CompareOptions, Conditions};
 use crate::compare::plan::budget::MIN_ROUNDS;
 use crate::compare::plan::cell::{Cell, Direction, counts, open_loop_inflight};
-use crate::compare::turns::open_loop::MAX_ARRIVALS;
 use crate::workload::Workload;
 
 /// The cells of a run without `--sizes` and `--inflight`: small calls alone and many at once, then one large call at a
@@ -36,6 +35,9 @@ fn preset(newcomer: bool, quick: bool) -> Vec<Cell> {
     let cells = PRESETS.iter().filter(|(_, _, is_in)| is_in[column]);
     cells.map(|(bytes, inflight, _)| Cell::closed(*bytes, *inflight)).collect()
 }
+
+/// The largest number of operations of one turn of an open loop. The times of all of them are drawn before the turn begins.
+pub(crate) const MAX_ARRIVALS: f64 = 1e6;
 
 /// The payload of an open loop without `--sizes`. It is small, because a large payload at a high rate would be too
 /// much.

@@ -10,7 +10,7 @@ use crate::compare::plan::Plan;
 use crate::compare::plan::cell::{Cell, Direction};
 use crate::compare::results::row::Checks;
 use crate::measure::consume::Consume;
-use crate::measure::http2::Http2Sizes;
+use crate::measure::settings::Http2Sizes;
 use crate::measure::machine::Environment;
 use crate::measure::transport::{Encode, RdmaConnection};
 

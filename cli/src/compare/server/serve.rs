@@ -28,7 +28,7 @@ use crate::compare::options::{Conditions, RunContext, ServerJob};
 use crate::compare::plan::cell::Direction;
 use crate::compare::server::Addresses;
 use crate::measure::child::{self, Children};
-use crate::measure::http2::Http2;
+use crate::measure::settings::Http2;
 use crate::measure::process::{container, raise_open_files};
 use crate::measure::transport::{Encode, Rdma, tcp_listener};
 

@@ -18,6 +18,7 @@ use tonic_rdma_proto::transfer::Check;
 use crate::compare::modes::Caller;
 use crate::compare::modes::call_error::CallError;
 use crate::compare::operations::{Operation, Operations};
+use crate::compare::plan::MAX_ARRIVALS;
 use crate::compare::turns::participant::TurnOutcome;
 
 /// In a gap from this length on, the generator sleeps, except at the end of the gap, because the timer may be a tick
@@ -229,9 +230,6 @@ fn spin(length: Duration) {
     }
 }
 
-/// The largest number of operations of one turn. The times of all of them are drawn before the turn begins.
-pub(crate) const MAX_ARRIVALS: f64 = 1e6;
-
 /// Draws Poisson arrivals in `length`: as many as `rate` (per second) demands, at least one, at times that `seed`
 /// determines.
 pub(crate) fn poisson_arrivals(rate: f64, length: Duration, seed: u64) -> Vec<Duration> {
@@ -261,7 +259,7 @@ mod tests {
     use super::*;
     use crate::compare::modes::grpc::client::{self, CallSettings, GrpcCaller};
     use crate::compare::modes::mode::Mode;
-    use crate::measure::http2::Http2;
+    use crate::measure::settings::Http2;
     use crate::measure::transport::tcp_listener;
     use crate::workload::Workload;
 

@@ -26,7 +26,7 @@ use crate::compare::operations::{Form, Operation, Operations, Push, registered_c
 use crate::compare::options::CompareOptions;
 use crate::compare::plan::cell::Direction;
 use crate::compare::server::Addresses;
-use crate::measure::http2::Http2;
+use crate::measure::settings::Http2;
 use crate::measure::transport::{CallChannel, Encode, Rdma, RdmaConnection};
 
 /// The settings of calls, of which the server must have the same.

@@ -316,7 +316,7 @@ mod tests {
     use crate::compare::modes::mode::Mode;
     use crate::compare::operations::Operations;
     use crate::compare::plan::cell::Direction;
-    use crate::measure::http2::Http2;
+    use crate::measure::settings::Http2;
     use crate::measure::transport::tcp_listener;
     use crate::workload::Workload;
 

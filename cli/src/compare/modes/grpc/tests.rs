@@ -16,7 +16,7 @@ use crate::compare::modes::grpc::service::TransferService;
 use crate::compare::modes::mode::Mode;
 use crate::compare::operations::{Form, Operation, Operations, Push};
 use crate::compare::plan::cell::Direction;
-use crate::measure::http2::Http2;
+use crate::measure::settings::Http2;
 use crate::measure::transport::{Encode, tcp_listener};
 use crate::workload::Workload;
 
