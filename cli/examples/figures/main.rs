@@ -12,7 +12,6 @@
 //! `paper-summary.md`.
 #![forbid(unsafe_code)]
 
-mod columns;
 mod page;
 mod paper;
 mod pictures;
@@ -32,7 +31,7 @@ fn main() -> ExitCode {
         ["store", folder, name, columns, rows, date, runs @ ..] if runs.len() >= 3 && runs.len() % 3 == 0 => {
             store(Path::new(folder), name, [columns, rows, date], runs)
         }
-        ["columns", columns] => columns::parse(columns).map(drop),
+        ["columns", columns] => page::parse(columns).map(drop),
         ["render", folder] => render(Path::new(folder)),
         ["check", folder] => check(Path::new(folder)),
         _ => Err(Failure::usage(

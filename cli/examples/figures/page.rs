@@ -1,15 +1,14 @@
-//! A stored figure, and the page made from it.
+//! A stored figure, and the page made from it. A column of its table shows a figure of one row, or of the rows of one cell.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tonic_rdma_commands::table::dash;
 use tonic_rdma_commands::{Failure, units};
-
-use crate::columns::{self, Row};
 
 /// Stored runs, and the selection that the page shows.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Figure {
-    /// The columns, in the form that [`columns::parse`] accepts.
+    /// The columns, in the form that [`parse`] accepts.
     pub(crate) columns: String,
     /// The cells on the page, such as `64/1 64KiB/32` (payload and calls in flight), or the values that a field of theirs
     /// may have, such as `batch=1,32`. Empty means all.
@@ -29,7 +28,7 @@ pub(crate) struct Run {
 impl Figure {
     /// Renders the page: the commands, the table, and the machine.
     pub(crate) fn markdown(&self) -> Result<String, Failure> {
-        let columns = columns::parse(&self.columns)?;
+        let columns = parse(&self.columns)?;
         let mut page = "```sh\n".to_owned();
         for run in &self.runs {
             page.push_str(&run.command);
@@ -41,7 +40,7 @@ impl Figure {
         page.push_str(&format!("|{}\n", "---|".repeat(columns.len())));
         let cells = self.chosen()?;
         // If the columns name modes, a line is a cell. Otherwise a line is a mode in a cell.
-        let by_cell = columns.iter().any(columns::Column::is_of_mode);
+        let by_cell = columns.iter().any(Column::is_of_mode);
         for cell in &cells {
             for row in &cell[..if by_cell { 1 } else { cell.len() }] {
                 let fields = columns.iter().map(|column| column.text(row, cell));
@@ -144,4 +143,211 @@ impl Figure {
 
 fn no_cell(wanted: &str) -> Failure {
     Failure::run(format!("the runs have no cell {wanted}"))
+}
+
+/// The least number of operations for which a percentile is shown.
+const ENOUGH_FOR_P99: u64 = 100;
+const ENOUGH_FOR_P999: u64 = 1000;
+
+/// The fields that rows of one cell have in common.
+const CELL: [&str; 12] = [
+    "workload",
+    "bytes",
+    "inflight",
+    "direction",
+    "rate",
+    "model",
+    "servers",
+    "workers",
+    "compute",
+    "batch",
+    "connections",
+    "busy",
+];
+
+/// A figure of one row.
+type Shown = fn(&Row<'_>) -> Option<String>;
+
+/// The figures that a column can show, beside the two of [`RATIOS`].
+const FIGURES: [(&str, Shown); 27] = [
+    ("run", |row| Some(row.run.to_owned())),
+    ("mode", |row| Some(row.mode().to_owned())),
+    ("payload", |row| {
+        row.text("workload").or_else(|| Some(units::size(row.value["bytes"].as_u64().unwrap_or(0))))
+    }),
+    ("model", |row| row.text("model")),
+    ("each way", |row| {
+        let bytes = row.value["bytes"].as_u64()?;
+        Some(format!("{} in {}", units::rough_size(bytes), row.value["variables"]))
+    }),
+    ("inflight", |row| row.count("inflight")),
+    ("servers", |row| row.count("servers")),
+    ("workers", |row| row.count("workers")),
+    ("batch", |row| row.count("batch")),
+    ("connections", |row| row.count("connections")),
+    ("busy", |row| row.count("busy")),
+    ("compute", |row| {
+        let time = row.number("compute_ms").map(|millis| format!(" {}", units::micros(millis * 1e3)));
+        Some(row.text("compute")? + &time.unwrap_or_default())
+    }),
+    ("local", |row| row.number("times_local").map(ratio)),
+    ("steps", |row| row.count("steps")),
+    ("target", |row| row.number("target_s").map(|seconds| units::micros(seconds * 1e6))),
+    ("training", |row| row.number("seconds").map(|seconds| units::micros(seconds * 1e6))),
+    ("accuracy", |row| row.number("accuracy").map(|share| format!("{:.2} %", share * 100.0))),
+    ("loss", |row| row.number("loss").map(|loss| format!("{loss:.4}"))),
+    ("copied", |row| row.count("copied_later")),
+    ("memory", |row| row.value["memory_bytes_each"].as_u64().map(units::rough_size)),
+    ("rate", |row| row.number("rate").map(units::count)),
+    ("p50", |row| row.p50().map(units::micros)),
+    ("p99", |row| row.percentile("p99_us", ENOUGH_FOR_P99).map(units::micros)),
+    ("p999", |row| row.percentile("p999_us", ENOUGH_FOR_P999).map(units::micros)),
+    ("each second", |row| {
+        let note = if row.is_saturated() { ", saturated" } else { "" };
+        row.each_second().map(|each| format!("{}{note}", units::count(each)))
+    }),
+    ("speed", |row| row.number("gbytes_per_s").map(units::digits)),
+    ("CPU", |row| row.micros("cpu_us_per_op", "cpu_ms_per_minibatch").map(units::micros)),
+];
+
+/// The figures that compare two rows of a cell.
+const RATIOS: [&str; 2] = ["latency", "throughput"];
+
+/// A column: `HEADING=FIGURE`, `HEADING=FIGURE:MODE` (of one mode in the cell), or `HEADING=FIGURE:MODE/BASE` (of one
+/// mode compared with the mode BASE). The default of BASE is grpc-tcp.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Column<'a> {
+    pub(crate) heading: &'a str,
+    figure: &'a str,
+    mode: Option<&'a str>,
+    base: &'a str,
+}
+
+/// Parses the columns of a table, separated by `|`.
+pub(crate) fn parse(text: &str) -> Result<Vec<Column<'_>>, Failure> {
+    text.split('|').map(column).collect()
+}
+
+fn column(text: &str) -> Result<Column<'_>, Failure> {
+    let no_column = || Failure::run(format!("no column: {text:?}"));
+    let (heading, rest) = text.split_once('=').ok_or_else(no_column)?;
+    let (rest, base) = rest.split_once('/').unwrap_or((rest, "grpc-tcp"));
+    let (figure, mode) = rest.split_once(':').map_or((rest, None), |(figure, mode)| (figure, Some(mode)));
+    let names: Vec<&str> = FIGURES.iter().map(|(name, _)| *name).chain(RATIOS).collect();
+    if !names.contains(&figure) {
+        let names = names.join(", ");
+        return Err(Failure::run(format!("{heading}: no figure {figure:?}; there are: {names}")));
+    }
+    Ok(Column { heading, figure, mode, base })
+}
+
+/// Formats a ratio.
+pub(crate) fn ratio(value: f64) -> String {
+    if value >= 9.995 { units::digits(value) } else { format!("{value:.2}") }
+}
+
+/// A row of a run, with the label of the run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Row<'a> {
+    pub(crate) run: &'a str,
+    pub(crate) value: &'a Value,
+}
+
+impl Row<'_> {
+    pub(crate) fn mode(&self) -> &str {
+        self.value["mode"].as_str().unwrap_or_default()
+    }
+
+    pub(crate) fn number(&self, name: &str) -> Option<f64> {
+        self.value[name].as_f64()
+    }
+
+    /// Returns a field of text.
+    fn text(&self, name: &str) -> Option<String> {
+        self.value[name].as_str().map(str::to_owned)
+    }
+
+    fn count(&self, name: &str) -> Option<String> {
+        self.value[name].as_u64().map(|count| count.to_string())
+    }
+
+    /// Returns a field as it is on the page.
+    pub(crate) fn field(&self, name: &str) -> String {
+        self.text(name).unwrap_or_else(|| self.value[name].to_string())
+    }
+
+    /// Returns whether this row and `other` belong to one cell.
+    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+        self.run == other.run && CELL.iter().all(|name| self.value[name] == other.value[name])
+    }
+
+    /// Returns whether this row belongs to a cell such as `64/32`: bytes and calls in flight.
+    pub(crate) fn is_of(&self, bytes: u64, inflight: u64) -> bool {
+        self.value["bytes"] == bytes && self.value["inflight"] == inflight
+    }
+
+    /// Returns whether the field `name` has one of `values`.
+    pub(crate) fn has(&self, name: &str, values: &[&str]) -> bool {
+        values.contains(&self.field(name).as_str())
+    }
+
+    /// Returns a time in microseconds, stored in microseconds or milliseconds.
+    fn micros(&self, micros: &str, millis: &str) -> Option<f64> {
+        self.number(micros).or_else(|| Some(self.number(millis)? * 1e3))
+    }
+
+    /// Returns the median time of an operation or mini-batch in microseconds.
+    pub(crate) fn p50(&self) -> Option<f64> {
+        self.micros("p50_us", "p50_ms").filter(|p50| *p50 > 0.0)
+    }
+
+    /// Returns operations or mini-batches a second.
+    pub(crate) fn each_second(&self) -> Option<f64> {
+        self.number("ops_per_s").or_else(|| self.number("minibatches_per_s")).filter(|each| *each > 0.0)
+    }
+
+    /// Returns a percentile, if there were enough operations.
+    fn percentile(&self, name: &str, enough: u64) -> Option<f64> {
+        let unsent = self.value["unsent"].as_u64().unwrap_or(0);
+        (self.value["ops"].as_u64()? + unsent >= enough).then(|| self.number(name)).flatten()
+    }
+
+    fn is_saturated(&self) -> bool {
+        self.value["saturated"] == true
+    }
+}
+
+/// Returns the row of a mode in a cell.
+pub(crate) fn of_mode<'a>(cell: &[Row<'a>], mode: &str) -> Option<Row<'a>> {
+    cell.iter().find(|row| row.mode() == mode).copied()
+}
+
+impl<'a> Column<'a> {
+    /// Returns whether the column names a mode.
+    pub(crate) const fn is_of_mode(&self) -> bool {
+        self.mode.is_some()
+    }
+
+    /// Returns the text for `row`, whose cell has the rows `cell`.
+    pub(crate) fn text(&self, row: &Row<'a>, cell: &[Row<'a>]) -> Result<String, Failure> {
+        let find = |mode: &str| {
+            of_mode(cell, mode).ok_or_else(|| Failure::run(format!("{}: no row of {mode}", self.heading)))
+        };
+        let row = match self.mode {
+            Some(mode) => find(mode)?,
+            None => *row,
+        };
+        let divided = |over: Option<f64>, under: Option<f64>| Some(ratio(over? / under?));
+        let text = match self.figure {
+            "latency" => {
+                let base = find(self.base)?;
+                // The latency of a saturated row only depends on the length of the run.
+                let settled = !row.is_saturated() && !base.is_saturated();
+                divided(base.p50().filter(|_| settled), row.p50())
+            }
+            "throughput" => divided(row.each_second(), find(self.base)?.each_second()),
+            figure => FIGURES.iter().find(|(name, _)| *name == figure).and_then(|(_, shown)| shown(&row)),
+        };
+        Ok(text.unwrap_or_else(dash))
+    }
 }

@@ -14,8 +14,7 @@ use serde_json::{Value, json};
 use tonic_rdma_commands::Failure;
 use tonic_rdma_commands::table::dash;
 
-use crate::columns::{Row, of_mode, ratio};
-use crate::page::Figure;
+use crate::page::{Figure, Row, of_mode, ratio};
 
 /// The paper's six models, in the order of its table 2.
 const MODELS: [&str; 6] = ["alexnet", "inception-v3", "vgg16", "lstm", "gru", "fcn5"];

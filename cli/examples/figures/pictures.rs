@@ -3,8 +3,7 @@
 use tonic_rdma_commands::plot::{Axis, Content, Plot, Scale, Series, draw};
 use tonic_rdma_commands::{Context as _, Failure, units};
 
-use crate::columns::{Row, of_mode};
-use crate::page::Figure;
+use crate::page::{Figure, Row, of_mode};
 use crate::paper::{speed_up, time_ratio};
 
 /// The modes of pictures, and the numbers of their colours.

@@ -17,12 +17,10 @@ use crate::compare::modes::grpc::client::GrpcCaller;
 use crate::compare::modes::mode::Mode;
 use crate::compare::operations::{Operations, Position};
 use crate::compare::options::CompareOptions;
-use crate::compare::plan::Plan;
-use crate::compare::plan::cell::Cell;
-use crate::compare::results::row::{Checks, Connections, Row};
+use crate::compare::plan::{Cell, Plan};
+use crate::compare::results::{Checks, Connections, Row};
 use crate::compare::server::Addresses;
-use crate::compare::turns::meter::{closed_turn, cpu_time, seed};
-use crate::compare::turns::participant::{PATIENCE, Tally, TurnOutcome, patience, within};
+use crate::compare::turns::{PATIENCE, Tally, TurnOutcome, closed_turn, cpu_time, patience, seed, within};
 use crate::measure::machine::kibibytes;
 use crate::measure::transport::{Rdma, RdmaConnection};
 

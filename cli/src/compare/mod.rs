@@ -27,16 +27,13 @@ use crate::compare::modes::grpc::client::{self, CallSettings, GrpcCaller};
 use crate::compare::modes::mode::Mode;
 use crate::compare::options::{CompareOptions, Conditions, RunContext, ServerJob, ServerOptions};
 use crate::compare::plan::Plan;
-use crate::compare::results::facts::Facts;
-use crate::compare::results::row::{Checks, Row};
-use crate::compare::results::show;
-use crate::compare::server::{Addresses, serve};
-use crate::compare::turns::meter::Meter;
-use crate::compare::turns::participant::Participant;
-use crate::measure::settings::Http2;
+use crate::compare::results::{Checks, Facts, Row};
+use crate::compare::server::Addresses;
+use crate::compare::turns::{Meter, Participant};
 use crate::measure::machine::Costs;
 use crate::measure::process::{check_container, raise_open_files};
 use crate::measure::report::progress_bar;
+use crate::measure::settings::Http2;
 use crate::measure::transport::{Rdma, RdmaConnection};
 
 /// Runs the comparison and shows its results.
@@ -64,12 +61,12 @@ pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
 
     let context = RunContext { conditions, cores, costs };
     let (facts, rows) = runtime.block_on(measure(options, &plan, &context, rdma.as_ref()))?;
-    show::show(options, &facts, &rows)
+    results::show(options, &facts, &rows)
 }
 
 /// Runs the server process.
 pub(crate) fn serve(options: &ServerOptions) -> Result<(), Failure> {
-    serve::run(&options.job)
+    server::run(&options.job)
 }
 
 /// Starts the server, measures, and ends the server in every case.
@@ -86,7 +83,7 @@ async fn measure(
         longest_payload: plan.longest_payload(),
         core: cores.map(|cores| cores.server),
     };
-    let (mut server, addresses) = serve::start(&job, context).await?;
+    let (mut server, addresses) = server::start(&job, context).await?;
     let server_id = server.id(0);
     let progress = progress_bar(plan.turns());
     let work = async {
@@ -124,7 +121,7 @@ async fn measure(
         result = work => result,
     };
     progress.finish_and_clear();
-    let (verdict, rows, checks) = server.explain(result, serve::EXPLANATION).await?;
+    let (verdict, rows, checks) = server.explain(result, server::EXPLANATION).await?;
     let context = RunContext { cores: cores.filter(|_| addresses.pinned), ..*context };
     Ok((Facts::new(plan, options, &context, verdict, checks), rows))
 }

@@ -11,12 +11,10 @@ use tonic_rdma_commands::units::{number, parse_decimal};
 use tonic_rdma_commands::{Flavour, List, ValueError, name_list, number_list, parse_set, units};
 
 use crate::compare::modes::mode::Mode;
-use crate::compare::plan::cell::{Direction, MAX_BYTES, MAX_CONNECTIONS, MAX_INFLIGHT};
-use crate::measure::child::parse_job;
-use crate::measure::consume::Consume;
-use crate::measure::settings::Http2;
+use crate::compare::plan::{Direction, MAX_BYTES, MAX_CONNECTIONS, MAX_INFLIGHT};
 use crate::measure::machine::Costs;
-use crate::measure::process::Allocator;
+use crate::measure::process::{Allocator, parse_job};
+use crate::measure::settings::{Consume, Http2};
 use crate::measure::transport::{Encode, parse_provider};
 use crate::workload::Workload;
 

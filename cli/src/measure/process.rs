@@ -1,12 +1,21 @@
-//! The processes of a run: their allocator, a container for the server, and limits of a process with many connections.
+//! The processes of a run: their allocator, a container for the server, and limits of a process with many connections. And child
+//! processes that run this program again: a child gets commands on its stdin and writes reports to its stdout, a line of JSON each, and
+//! ends by itself when its parent ends.
 
+use std::collections::BTreeSet;
+use std::ops::Range;
 use std::process::Command;
+use std::time::Duration;
 use std::{fmt, io};
 
 use clap::ValueEnum;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use tonic_rdma_commands::{Failure, Named as _, process};
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::time::Instant;
+use tonic_rdma_commands::process::{self as kit, Child, Event, how_ended};
+use tonic_rdma_commands::{Context as _, Failure, Named as _};
 use tonic_rdma_verbs::allocator::{VARIABLE, in_use};
 
 /// The setting `--allocator`.
@@ -36,7 +45,7 @@ impl Allocator {
         if Self::of_this_process() == self || restarted {
             return self.verify();
         }
-        Err(process::exec_with(VARIABLE, self.name()))
+        Err(kit::exec_with(VARIABLE, self.name()))
     }
 
     /// Sets this allocator for a process that is to be started.
@@ -106,6 +115,182 @@ pub(crate) fn pinned(connections: u32, landing: u64) -> u64 {
     wanted.min(half.max(LEAST))
 }
 
+/// A line of a child's stdout.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Line<R> {
+    Report(R),
+    /// The child can't continue: the reason, and whether the command line is wrong.
+    Failed {
+        reason: String,
+        usage: bool,
+    },
+}
+
+/// The running children of this process. The drop of this value kills all of them.
+#[derive(Debug)]
+pub(crate) struct Children<R> {
+    running: Vec<Child>,
+    sender: UnboundedSender<(usize, Event<Line<R>>)>,
+    events: UnboundedReceiver<(usize, Event<Line<R>>)>,
+    /// The children that have reported a failure. They end by themselves, and their end explains nothing more.
+    failed: BTreeSet<usize>,
+    /// Number of children that have ended.
+    ended: usize,
+}
+
+impl<R: DeserializeOwned + Send + 'static> Children<R> {
+    pub(crate) fn new() -> Self {
+        let (sender, events) = mpsc::unbounded_channel();
+        Self { running: Vec::new(), sender, events, failed: BTreeSet::new(), ended: 0 }
+    }
+
+    /// Starts a child. Children have numbers, in the order of their starts.
+    pub(crate) fn start(&mut self, name: &str, mut command: Command) -> Result<(), Failure> {
+        use std::os::unix::process::CommandExt as _;
+
+        // The child gets a process group of its own. So ctrl-c reaches this process alone, which then ends its
+        // children.
+        command.process_group(0);
+        let (number, events) = (self.running.len(), self.sender.clone());
+        let child = Child::start(name, command, move |event| events.send((number, event.parse())).is_ok())?;
+        self.running.push(child);
+        Ok(())
+    }
+
+    /// Returns the process number of a child.
+    pub(crate) fn id(&self, child: usize) -> Option<u32> {
+        self.running.get(child).map(Child::id)
+    }
+
+    /// Returns the name of a child.
+    pub(crate) fn name(&self, child: usize) -> &str {
+        self.running.get(child).map_or("an unknown process", Child::name)
+    }
+
+    /// Sends a command to some children. If one of them has ended, the wait for its answer fails.
+    pub(crate) fn send(&mut self, children: Range<usize>, command: &impl Serialize) -> Result<(), Failure> {
+        self.running[children].iter_mut().try_for_each(|child| child.send(command))
+    }
+
+    /// Waits until each of `children` has sent a report. The failure or the end of any child is an error. `patience` is
+    /// the time to wait for the end of a child that explains the failure of another one.
+    pub(crate) async fn hear(
+        &mut self,
+        children: Range<usize>,
+        deadline: Instant,
+        patience: Duration,
+    ) -> Result<Vec<R>, Failure> {
+        let mut reports: Vec<Option<R>> = children.clone().map(|_| None).collect();
+        while let Some(missing) = reports.iter().position(Option::is_none) {
+            let Ok(event) = tokio::time::timeout_at(deadline, self.events.recv()).await else {
+                let name = self.name(children.start + missing);
+                return Err(Failure::run(format!("{name} gave no answer in time: it is stuck")));
+            };
+            let Some((from, event)) = event else { return Err(Failure::run("all processes have ended")) };
+            match self.heed(from, event) {
+                Ok(None) => {}
+                Ok(Some(report)) => match reports.get_mut(from.wrapping_sub(children.start)) {
+                    Some(place) => *place = Some(report),
+                    None => {
+                        let name = self.name(from);
+                        return Err(Failure::run(format!("{name} sent a report that nothing waits for")));
+                    }
+                },
+                Err(failure) if self.failed.contains(&from) => {
+                    return self.explain(Err(failure), patience).await;
+                }
+                Err(failure) => return Err(failure),
+            }
+        }
+        Ok(reports.into_iter().flatten().collect())
+    }
+
+    /// Returns the report that `event` has. A child that fails or ends is an error, unless it reported a failure before.
+    fn heed(&mut self, from: usize, event: Event<Line<R>>) -> Result<Option<R>, Failure> {
+        let is_first = self.failed.is_empty();
+        self.ended += usize::from(matches!(event, Event::Ended(_)));
+        let text = match event {
+            Event::Report(Line::Report(report)) => return Ok(Some(report)),
+            Event::Report(Line::Failed { reason, usage }) => {
+                self.failed.insert(from);
+                let text = format!("{}: {reason}", self.name(from));
+                return match usage {
+                    // Peers of a process that failed fail too. The first failure is the one to report.
+                    _ if !is_first => Ok(None),
+                    true => Err(Failure::usage(text)),
+                    false => Err(Failure::run(text)),
+                };
+            }
+            Event::Ended(_) if self.failed.contains(&from) => return Ok(None),
+            Event::Garbage(line) => format!("wrote a line that is no report: {line}"),
+            Event::Ended(status) => format!("ended in the middle of the run ({})", how_ended(status)),
+        };
+        Err(Failure::run(format!("{} {text}", self.name(from))))
+    }
+
+    /// Waits for the failure or the end of a child, and returns the failure to report, or nothing when all children have ended.
+    pub(crate) async fn end(&mut self) -> Option<Failure> {
+        while self.ended < self.running.len() {
+            let (from, event) = self.events.recv().await?;
+            if let Err(failure) = self.heed(from, event) {
+                return Some(failure);
+            }
+        }
+        None
+    }
+
+    /// Returns `result`. If it is a failure and a child ends within `patience`, the end of the child is the failure,
+    /// because others fail when their peer ends, and may report it before the end can be seen.
+    pub(crate) async fn explain<T>(
+        &mut self,
+        result: Result<T, Failure>,
+        patience: Duration,
+    ) -> Result<T, Failure> {
+        match result {
+            Err(failure @ Failure::Run { .. }) => {
+                Err(tokio::time::timeout(patience, self.end()).await.ok().flatten().unwrap_or(failure))
+            }
+            other => other,
+        }
+    }
+}
+
+/// Parses the argument by which a parent tells a child what it needs to know: JSON.
+pub(crate) fn parse_job<J: DeserializeOwned>(text: &str) -> Result<J, serde_json::Error> {
+    serde_json::from_str(text)
+}
+
+/// Returns the command that starts this program again as a child, with a job as the argument of the subcommand `kind`.
+pub(crate) fn command(kind: &str, job: &impl Serialize) -> Result<Command, Failure> {
+    let job = serde_json::to_string(job).context("can't make JSON of a job")?;
+    let mut command = kit::again()?;
+    command.args([kind, &job]);
+    Ok(command)
+}
+
+/// Receives the commands of the parent. The process ends when the parent does, even if its runtime is busy.
+pub(crate) fn commands<C: DeserializeOwned + Send + 'static>() -> Result<UnboundedReceiver<C>, Failure> {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    kit::commands(move |command| drop(sender.send(command)))?;
+    Ok(receiver)
+}
+
+/// Sends a report to the parent.
+pub(crate) fn report(report: &impl Serialize) -> Result<(), Failure> {
+    kit::report(&Line::Report(report))
+}
+
+/// Reports a failure to the parent, which shows it. A second report here would repeat it.
+pub(crate) fn report_failure(result: Result<(), Failure>) -> Result<(), Failure> {
+    match result {
+        Err(failure @ (Failure::Run { .. } | Failure::Usage { .. })) => {
+            kit::report(&Line::<()>::Failed { usage: failure.is_usage(), reason: failure.with_causes() })
+        }
+        other => other,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
@@ -153,5 +338,54 @@ mod container_tests {
             let here = std::fs::read_link(name).unwrap();
             assert_eq!(here == Path::new(inside), name.ends_with("net"), "{name}");
         }
+    }
+}
+
+#[cfg(test)]
+mod child_tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+    use super::*;
+
+    /// A time that only a wait without an end exceeds.
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    /// Starts children, each of which runs a script.
+    fn children(scripts: &[&str]) -> Children<u32> {
+        let mut children = Children::new();
+        for script in scripts {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]);
+            children.start("the child", command).unwrap();
+        }
+        children
+    }
+
+    #[tokio::test]
+    async fn a_reported_failure_is_not_waited_for_when_no_child_is_left_to_explain_it() {
+        let mut children = children(&[r#"echo '{"failed":{"reason":"no memory","usage":false}}'"#]);
+        let hearing = children.hear(0..1, Instant::now() + LIMIT, 100 * LIMIT);
+        let heard = tokio::time::timeout(LIMIT, hearing)
+            .await
+            .expect("it waits for the end of a child that has ended");
+        assert_eq!(heard.unwrap_err().to_string(), "the child: no memory");
+    }
+
+    #[tokio::test]
+    async fn a_child_that_ends_in_the_middle_of_a_run_is_named_whatever_its_status() {
+        for (status, named) in [("0", "(exit status: 0)"), ("3", "(exit status: 3)")] {
+            let mut children = children(&[&format!("echo '{{\"report\":7}}'; exit {status}")]);
+            assert_eq!(children.hear(0..1, Instant::now() + LIMIT, LIMIT).await.unwrap(), [7]);
+            let ended = tokio::time::timeout(LIMIT, children.end()).await.expect("its end is not noticed");
+            assert!(format!("{ended:?}").contains(named), "{ended:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_end_of_another_child_explains_a_reported_failure() {
+        let failed = r#"echo '{"failed":{"reason":"lost","usage":false}}'"#;
+        let mut children = children(&[failed, "sleep 0.1; kill -9 $$"]);
+        let error = children.hear(0..2, Instant::now() + LIMIT, LIMIT).await.unwrap_err().to_string();
+        assert!(error.contains("in the middle of the run (ended (signal: 9"), "{error}");
     }
 }

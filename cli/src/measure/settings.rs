@@ -1,11 +1,12 @@
-//! HTTP/2 windows and frames of all modes.
+//! Settings of all modes: HTTP/2 windows and frames, and the use of a payload by its receiver.
 
 use std::fmt;
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use tonic::transport::{Endpoint, Server};
-use tonic_rdma_commands::ValueError;
 use tonic_rdma_commands::units::{self, parse_size};
+use tonic_rdma_commands::{Named as _, ValueError};
 
 /// Window and frame sizes, or tonic's defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -122,6 +123,27 @@ impl fmt::Display for Http2 {
     }
 }
 
+/// The setting `--consume`: the use of a payload by its receiver, before the answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Consume {
+    /// The usual behaviour in each mode: a gRPC service leaves the bytes as they are, and a receiver of tensors
+    /// computes with them.
+    #[default]
+    Auto,
+    /// The largest element in every mode, as in §5.1 of Xue et al., "Fast Distributed Deep Learning over RDMA" (EuroSys
+    /// 2019).
+    ReduceMax,
+    /// Nothing in any mode.
+    None,
+}
+
+impl fmt::Display for Consume {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
@@ -142,6 +164,18 @@ mod tests {
             ["", "fast", "1MiB", "1MiB/1MiB", "1MiB/1MiB/1KiB", "2GiB/1MiB/16KiB", "0/1/16384", "a/b/c"]
         {
             assert!(Http2::parse(bad).unwrap_err().to_string().contains("default, tuned"), "{bad:?}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod consume_tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_back() {
+        for setting in Consume::value_variants() {
+            assert_eq!(Consume::from_str(&setting.to_string(), false), Ok(*setting));
         }
     }
 }

@@ -21,8 +21,8 @@ use tonic_rdma_tensor::{DeviceBuilder, RdmaDevice};
 use tower::ServiceExt as _;
 use tower::util::{Either, MapErr};
 
-use crate::measure::settings::Http2;
 use crate::measure::process::pinned;
+use crate::measure::settings::Http2;
 
 /// The default of [`CallConfig::landing_budget`].
 const LANDING_BUDGET: u64 = 256 << 20;

@@ -22,12 +22,10 @@ use crate::compare::modes::placement::geometry::Record;
 use crate::compare::modes::placement::receiver::{Sink, SinkSettings};
 use crate::compare::modes::placement::sender::TensorSender;
 use crate::compare::operations::{Operations, Push};
-use crate::compare::plan::cell::Direction;
-use crate::compare::server::Addresses;
-use crate::compare::server::serve::{Servers, Services, tensor_device};
-use crate::measure::child;
-use crate::parameter_server::load::Load;
-use crate::parameter_server::options::ProcessJob;
+use crate::compare::plan::Direction;
+use crate::compare::server::{Addresses, Servers, Services, tensor_device};
+use crate::measure::process;
+use crate::parameter_server::options::{Load, ProcessJob};
 use crate::workload::{Shard, Workload};
 
 /// A command to a child. Each has one report as its answer; a server answers a turn when it is asked for the result.
@@ -218,16 +216,16 @@ fn report_of(links: &[Link]) -> Report {
 /// Runs a child until stdin ends. The end of the parent closes stdin in every case.
 pub(crate) fn run(job: &ProcessJob, is_server: bool) -> Result<(), Failure> {
     let pinned = job.core.is_some_and(|core| cores::pin(core).is_ok());
-    let mut commands = child::commands()?;
+    let mut commands = process::commands()?;
     let runtime = Flavour::IdlePolling.build().context("can't start a runtime")?;
-    child::report_failure(runtime.block_on(async {
+    process::report_failure(runtime.block_on(async {
         if is_server {
             let (mut server, ready) = Server::start(job).await?;
-            child::report(&Report { pinned, ..ready })?;
+            process::report(&Report { pinned, ..ready })?;
             server.run_commands(&mut commands).await
         } else {
             let (mut worker, ready) = Worker::start(job).await?;
-            child::report(&Report { pinned, ..ready })?;
+            process::report(&Report { pinned, ..ready })?;
             worker.run_commands(&mut commands).await
         }
     }))
@@ -281,7 +279,7 @@ impl Server {
                             link.attach(device, endpoint, Origin::Server).await?;
                         }
                     }
-                    child::report(&Report::default())?;
+                    process::report(&Report::default())?;
                 }
                 ChildCommand::Turn(turn) => {
                     let cpu = cores::cpu_time();
@@ -292,7 +290,7 @@ impl Server {
                     }
                     self.links.sort_by_key(|link| link.worker);
                     let report = if turn.mode.is_grpc() { Report::default() } else { report_of(&self.links) };
-                    child::report(&Report { cpu: cores::cpu_time().saturating_sub(cpu), ..report })?;
+                    process::report(&Report { cpu: cores::cpu_time().saturating_sub(cpu), ..report })?;
                 }
                 ChildCommand::Collect => {
                     return Err(Failure::run("got the command to collect without a turn"));
@@ -427,7 +425,7 @@ impl Worker {
                 true => self.turn_by_calls(turn).await?,
                 false => self.turn_by_slots(turn).await?,
             };
-            child::report(&Report { cpu: cores::cpu_time().saturating_sub(cpu), ..report })?;
+            process::report(&Report { cpu: cores::cpu_time().saturating_sub(cpu), ..report })?;
         }
         Ok(())
     }

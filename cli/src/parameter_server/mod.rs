@@ -20,19 +20,18 @@
 //! This module owns the processes and the measuring. The modes, with their services and checks, are those of `compare`.
 
 mod children;
-mod load;
 mod meter;
 mod options;
-mod session;
 mod show;
+
+use tonic_rdma_commands::{Context as _, Failure, cores, output};
 
 use crate::measure::report::progress_bar;
 use crate::measure::transport::Rdma;
 use crate::parameter_server::meter::TrainingMeter;
+use crate::parameter_server::show::TrainingFacts;
 
 pub(crate) use crate::parameter_server::options::{HELP, ParameterServerOptions, ProcessOptions};
-use crate::parameter_server::show::TrainingFacts;
-use tonic_rdma_commands::{Context as _, Failure, cores, output};
 
 /// Measures, and shows the results.
 pub(crate) fn run(options: &ParameterServerOptions) -> Result<(), Failure> {

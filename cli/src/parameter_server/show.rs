@@ -7,13 +7,11 @@ use tonic_rdma_commands::table::{dash, times};
 use tonic_rdma_commands::{Failure, Named as _, units};
 
 use crate::compare::modes::mode::Mode;
-use crate::measure::consume::Consume;
 use crate::measure::machine::{Costs, Environment};
 use crate::measure::report::{Column, Report, column};
-use crate::parameter_server::load::{Compute, Load, OfWorkers};
-use crate::parameter_server::meter::{ROUNDS, TrainingCell, TrainingMeter};
-use crate::parameter_server::options::ParameterServerOptions;
-use crate::parameter_server::session::Outcome;
+use crate::measure::settings::Consume;
+use crate::parameter_server::meter::{Outcome, ROUNDS, TrainingCell, TrainingMeter};
+use crate::parameter_server::options::{Compute, Load, OfWorkers, ParameterServerOptions};
 
 /// Writes all outputs that `options` ask for.
 pub(crate) fn show(
@@ -327,9 +325,9 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::parameter_server::load::Compute;
+    use crate::parameter_server::meter::Outcome;
     use crate::parameter_server::meter::TrainingCell;
-    use crate::parameter_server::session::Outcome;
+    use crate::parameter_server::options::Compute;
     use crate::workload::Model;
 
     fn row(mode: Mode, model: Model, workers: usize) -> TrainingRow {

@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use tonic_rdma_commands::{Flavour, Named};
 
-use crate::measure::consume::Consume;
+use crate::measure::settings::Consume;
 use crate::measure::transport::Encode;
 
 /// A mode: one way to carry the same bytes.

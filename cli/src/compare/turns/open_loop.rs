@@ -19,7 +19,7 @@ use crate::compare::modes::Caller;
 use crate::compare::modes::call_error::CallError;
 use crate::compare::operations::{Operation, Operations};
 use crate::compare::plan::MAX_ARRIVALS;
-use crate::compare::turns::participant::TurnOutcome;
+use crate::compare::turns::TurnOutcome;
 
 /// In a gap from this length on, the generator sleeps, except at the end of the gap, because the timer may be a tick
 /// late.

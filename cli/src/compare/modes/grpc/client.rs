@@ -24,7 +24,7 @@ use crate::compare::modes::grpc::service::{KeepAwake, Sample};
 use crate::compare::modes::mode::Mode;
 use crate::compare::operations::{Form, Operation, Operations, Push, registered_copy};
 use crate::compare::options::CompareOptions;
-use crate::compare::plan::cell::Direction;
+use crate::compare::plan::Direction;
 use crate::compare::server::Addresses;
 use crate::measure::settings::Http2;
 use crate::measure::transport::{CallChannel, Encode, Rdma, RdmaConnection};

@@ -315,7 +315,7 @@ mod tests {
     use crate::compare::modes::grpc::client::{self, CallSettings, GrpcCaller};
     use crate::compare::modes::mode::Mode;
     use crate::compare::operations::Operations;
-    use crate::compare::plan::cell::Direction;
+    use crate::compare::plan::Direction;
     use crate::measure::settings::Http2;
     use crate::measure::transport::tcp_listener;
     use crate::workload::Workload;

@@ -15,7 +15,7 @@ use crate::compare::modes::grpc::client::{CallSettings, GrpcCaller, tcp};
 use crate::compare::modes::grpc::service::TransferService;
 use crate::compare::modes::mode::Mode;
 use crate::compare::operations::{Form, Operation, Operations, Push};
-use crate::compare::plan::cell::Direction;
+use crate::compare::plan::Direction;
 use crate::measure::settings::Http2;
 use crate::measure::transport::{Encode, tcp_listener};
 use crate::workload::Workload;

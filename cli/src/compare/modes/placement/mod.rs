@@ -12,7 +12,6 @@
 //! both ends wait by futures, without polling. The receiver reports its findings at the end of the turn, for all operations at
 //! once (`record`).
 
-mod caller;
 pub(crate) mod geometry;
 pub(crate) mod receiver;
 pub(crate) mod sender;
@@ -20,5 +19,5 @@ pub(crate) mod sender;
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 mod tests;
 
-pub(crate) use crate::compare::modes::placement::caller::PlacementCaller;
+pub(crate) use self::sender::PlacementCaller;
 pub(crate) use crate::compare::modes::placement::receiver::PlacementService;

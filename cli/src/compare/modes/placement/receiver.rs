@@ -27,7 +27,7 @@ use crate::compare::modes::mode::Mode;
 use crate::compare::modes::placement::geometry::{
     self, Batch, Geometry, Record, YieldTimer, identify, seeds_in_order,
 };
-use crate::measure::consume::Consume;
+use crate::measure::settings::Consume;
 use crate::workload::Workload;
 
 /// Receives the tensors of a turn until `end` is dropped or nothing more can arrive, by polling or by futures. Returns the sink.

@@ -18,8 +18,7 @@ use crate::compare::modes::mode::Mode;
 use crate::compare::modes::placement::geometry::Discrepancy;
 use crate::compare::modes::placement::{PlacementCaller, PlacementService};
 use crate::compare::operations::{Operation, Operations, Position};
-use crate::measure::consume::Consume;
-use crate::measure::settings::Http2;
+use crate::measure::settings::{Consume, Http2};
 use crate::measure::transport::{Rdma, tcp_listener};
 use crate::workload::{Mix, Model, Workload};
 

@@ -1,12 +1,13 @@
-//! The server process: its services on TCP, Unix and RDMA listeners at once.
+//! The server process: its start by the client, and its services on TCP, Unix and RDMA listeners at once.
 
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net as unix;
 use std::time::Duration;
 
 use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
 use tokio::net::UnixListener;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -25,18 +26,36 @@ use crate::compare::modes::grpc::service::{Source, TransferService};
 use crate::compare::modes::mode::Mode;
 use crate::compare::modes::placement::PlacementService;
 use crate::compare::options::{Conditions, RunContext, ServerJob};
-use crate::compare::plan::cell::Direction;
-use crate::compare::server::Addresses;
-use crate::measure::child::{self, Children};
+use crate::compare::plan::Direction;
+use crate::measure::process::{self, Children, container, raise_open_files};
 use crate::measure::settings::Http2;
-use crate::measure::process::{container, raise_open_files};
 use crate::measure::transport::{Encode, Rdma, tcp_listener};
+
+/// The addresses of the server process, which it reports when it has started.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Addresses {
+    pub(crate) tcp: SocketAddr,
+    /// TCP with tuned windows and frames.
+    pub(crate) tcp_tuned: SocketAddr,
+    /// Name in the abstract namespace, which leaves no file behind.
+    pub(crate) uds: String,
+    pub(crate) rdma: Option<SocketAddr>,
+    /// The listener that sends large answers by reference, for `grpc-rdma-gather`.
+    pub(crate) rdma_gather: Option<SocketAddr>,
+    /// The listener for native calls, and the one that also sends and lands payloads by reference.
+    pub(crate) native: Option<SocketAddr>,
+    pub(crate) native_gather: Option<SocketAddr>,
+    /// Address of the tensor device, as `host:port`.
+    pub(crate) tensors: Option<String>,
+    /// Whether the process is pinned to the core that it was given.
+    pub(crate) pinned: bool,
+}
 
 /// Serves until stdin ends. The end of the parent closes stdin in every case.
 pub(crate) fn run(job: &ServerJob) -> Result<(), Failure> {
     let conditions = Conditions::of(&job.options);
     let pinned = job.core.is_some_and(|core| cores::pin(core).is_ok());
-    let _commands = child::commands::<IgnoredAny>()?;
+    let _commands = process::commands::<IgnoredAny>()?;
     // The client reports a connection that fails because the limit is too low.
     let _ = raise_open_files();
     let runtime = conditions.runtime.build().context("can't start a runtime")?;
@@ -47,9 +66,9 @@ pub(crate) fn run(job: &ServerJob) -> Result<(), Failure> {
         };
         let (addresses, mut servers) = match started {
             Ok(started) => started,
-            Err(failure) => return child::report_failure(Err(failure)),
+            Err(failure) => return process::report_failure(Err(failure)),
         };
-        child::report(&addresses)?;
+        process::report(&addresses)?;
         match servers.join_next().await {
             Some(Ok(Err(error))) => Err(Failure::run("the server failed").because(error)),
             Some(Err(error)) => Err(Failure::run("the server crashed").because(error)),
@@ -222,7 +241,7 @@ pub(crate) async fn start(
     job: &ServerJob,
     context: &RunContext,
 ) -> Result<(Children<Addresses>, Addresses), Failure> {
-    let mut command = child::command("compare-server", job)?;
+    let mut command = process::command("compare-server", job)?;
     if job.options.container {
         command = container(&command);
     }

@@ -1,0 +1,667 @@
+//! The results of a run: rows with the figures of each mode in each cell, and the facts about the run, without which its figures mean
+//! nothing. They are shown as a table, with an explanation of its columns, and as JSON.
+
+use serde::Serialize;
+use tonic_rdma_commands::cores::Cores;
+use tonic_rdma_commands::table::{dash, times};
+use tonic_rdma_commands::{Failure, units};
+
+use crate::compare::modes::mode::Mode;
+use crate::compare::options::{CompareOptions, Conditions, RunContext};
+use crate::compare::plan::{Cell, Direction, Plan};
+use crate::measure::machine::Environment;
+use crate::measure::report::{Column, Report, column};
+use crate::measure::settings::{Consume, Http2Sizes};
+use crate::measure::transport::{Encode, RdmaConnection};
+
+/// The figures of one mode in one cell.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Row {
+    pub(crate) mode: Mode,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) workload: Option<&'static str>,
+    /// Payload of an operation; the average of a workload's operations.
+    pub(crate) bytes: u64,
+    pub(crate) inflight: usize,
+    /// The direction of the payload.
+    pub(crate) direction: Direction,
+    /// Operations offered each second in an open loop.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) rate: Option<f64>,
+    pub(crate) ops: u64,
+    pub(crate) errors: u64,
+    /// Operations of an open loop that were given up before they were sent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) unsent: Option<u64>,
+    /// Whether the mode fell behind the rate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) saturated: Option<bool>,
+    pub(crate) p50_us: f64,
+    /// Absent if fewer than 100 operations were timed, because none of them is the slowest of a hundred.
+    pub(crate) p99_us: Option<f64>,
+    /// Absent if fewer than 1000 operations were timed.
+    pub(crate) p999_us: Option<f64>,
+    pub(crate) ops_per_s: f64,
+    pub(crate) gbytes_per_s: f64,
+    pub(crate) cpu_us_per_op: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) first_error: Option<String>,
+    /// The reason why the mode was not measured in this cell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) skipped: Option<String>,
+    /// With `--connections`: those that were open, and what they occupied.
+    #[serde(flatten)]
+    pub(crate) connections: Option<Connections>,
+    #[serde(skip)]
+    pub(crate) cell: Cell,
+}
+
+/// The connections of a mode.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Connections {
+    /// Open connections, and how many of them make calls: `inflight` is the number of calls in flight on each of these.
+    /// The others are idle.
+    pub(crate) connections: usize,
+    pub(crate) busy: usize,
+    /// Memory and descriptors of both processes for each connection, beyond those of the first one. With one
+    /// connection: everything that came with it. Absent if it could not be measured, because the connections failed.
+    pub(crate) memory_bytes_each: Option<u64>,
+    pub(crate) descriptors_each: Option<u64>,
+}
+
+impl Row {
+    /// Returns whether both rows are compared with each other: modes in the same cell, with as many connections.
+    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+        let numbers = |row: &Self| row.connections.map(|of| (of.connections, of.busy));
+        self.cell == other.cell && numbers(self) == numbers(other)
+    }
+
+    /// Returns the median latency as a multiple of the mode's own with one connection.
+    pub(crate) fn times_one(&self, rows: &[Self]) -> Option<f64> {
+        let is_one = |row: &&Self| {
+            (row.mode, row.cell) == (self.mode, self.cell)
+                && row.connections.is_some_and(|of| of.connections == 1)
+        };
+        let one = rows.iter().find(is_one)?.p50_us;
+        (one > 0.0 && self.p50_us > 0.0).then(|| self.p50_us / one)
+    }
+
+    /// Describes the errors in one line.
+    pub(crate) fn describe_errors(&self) -> String {
+        let first = self.first_error.as_deref().unwrap_or("unknown");
+        let plural = if self.errors == 1 { "error" } else { "errors" };
+        let on = self.connections.map(|of| format!(" on {} of {} connections", of.busy, of.connections));
+        let (on, cell) = (on.unwrap_or_default(), self.cell.label());
+        format!("{} at {cell}{on}: {} {plural}, the first: {first}", self.mode, self.errors)
+    }
+}
+
+/// The number of checks of content, and of wrong contents.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(crate) struct Checks {
+    /// Messages whose every byte was checked.
+    pub(crate) every_byte: u64,
+    /// Messages whose stamps at sampled offsets were checked.
+    pub(crate) stamps: u64,
+    /// Messages with wrong content.
+    pub(crate) mismatches: u64,
+}
+
+impl Checks {
+    pub(crate) fn add(&mut self, other: Self) {
+        self.every_byte += other.every_byte;
+        self.stamps += other.stamps;
+        self.mismatches += other.mismatches;
+    }
+
+    /// Describes the result.
+    pub(crate) fn summary(&self) -> String {
+        let Self { every_byte, stamps, mismatches } = self;
+        let verdict = match mismatches {
+            0 => "all as sent".to_owned(),
+            wrong => format!("{wrong} WRONG"),
+        };
+        format!("{verdict} (every byte of {every_byte} messages, sampled words of {stamps})")
+    }
+}
+
+/// A row compared with `grpc-tcp` in the same cell: how many times better. `None` if there is nothing to compare with.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Ratio {
+    /// p50 of grpc-tcp divided by p50 of this row.
+    pub(crate) latency: Option<f64>,
+    /// Operations per second of this row divided by those of grpc-tcp.
+    pub(crate) throughput: Option<f64>,
+}
+
+impl Ratio {
+    /// Compares `row` with the `grpc-tcp` row of its cell among `rows`.
+    pub(crate) fn of(row: &Row, rows: &[Row]) -> Self {
+        let is_base = |other: &&Row| other.mode == Mode::GrpcTcp && other.is_beside(row);
+        let Some(base) = rows.iter().find(is_base) else {
+            return Self::default();
+        };
+        let ratio = |over: f64, under: f64| (over > 0.0 && under > 0.0).then(|| over / under);
+        // The latency of a saturated mode grows with the length of the run.
+        let settled = [base, row].iter().all(|row| row.saturated != Some(true));
+        Self {
+            latency: ratio(base.p50_us, row.p50_us).filter(|_| settled),
+            throughput: ratio(row.ops_per_s, base.ops_per_s),
+        }
+    }
+}
+
+/// Fails if a mode that uses RDMA has less than `least` times the throughput of grpc-tcp in the same cell, and names
+/// each such mode. Cells that one of the two modes can't carry are not compared.
+pub(crate) fn check_ratios(least: f64, rows: &[Row]) -> Result<(), Failure> {
+    let short = |row: &Row| {
+        let ratio = Ratio::of(row, rows).throughput.filter(|ratio| *ratio < least)?;
+        Some(format!("{} at {}: {} times", row.mode, row.cell.label(), units::digits(ratio)))
+    };
+    let short: Vec<String> = rows.iter().filter(|row| row.mode.uses_rdma()).filter_map(short).collect();
+    if short.is_empty() {
+        return Ok(());
+    }
+    let short = short.join("; ");
+    Err(Failure::run(format!("less than {least} times the throughput of grpc-tcp: {short}")))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+pub(crate) fn sample_row(mode: &'static str, cell: Cell, p50_us: f64) -> Row {
+    let ops_per_s = 1e6 / p50_us * cell.inflight as f64;
+    Row {
+        mode: clap::ValueEnum::from_str(mode, false).unwrap(),
+        workload: cell.load.name(),
+        bytes: cell.load.bytes(),
+        inflight: cell.inflight,
+        direction: Direction::Up,
+        rate: cell.rate,
+        ops: 1000,
+        errors: 0,
+        unsent: cell.rate.map(|_| 0),
+        saturated: cell.rate.map(|rate| ops_per_s < rate),
+        p50_us,
+        p99_us: Some(p50_us * 2.0),
+        p999_us: Some(p50_us * 3.0),
+        ops_per_s,
+        gbytes_per_s: ops_per_s * cell.load.bytes() as f64 / 1e9,
+        cpu_us_per_op: p50_us,
+        first_error: None,
+        skipped: None,
+        connections: None,
+        cell,
+    }
+}
+
+/// The facts about a run.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Facts {
+    #[serde(flatten)]
+    environment: Environment,
+    /// Device and reason of the RDMA connection.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    verdict: Option<String>,
+    http2: Http2Facts,
+    direction: Direction,
+    encode: Encode,
+    /// Use of payloads by receivers, and the modes in which receivers look for the largest element.
+    consume: Consume,
+    reducing_modes: Vec<&'static str>,
+    #[serde(flatten)]
+    conditions: Conditions,
+    /// Whether the server ran in a container of its own.
+    container: bool,
+    /// Cores that the processes were kept on; absent if they were not pinned.
+    cores: Option<Cores>,
+    seconds_per_cell_and_mode: f64,
+    checks: Checks,
+    /// Descriptions of the workloads' operations.
+    #[serde(skip)]
+    workloads: Vec<String>,
+    #[serde(skip)]
+    open_loop: bool,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Http2Facts {
+    setting: String,
+    #[serde(skip)]
+    description: String,
+    sizes: Option<Http2Sizes>,
+}
+
+impl Facts {
+    /// Describes the use of payloads by receivers.
+    fn receiver(&self) -> String {
+        match self.reducing_modes.as_slice() {
+            [] => "leaves payloads as they are after the check, in all modes".to_owned(),
+            modes => {
+                let when = match self.direction {
+                    Direction::Up => "before it answers",
+                    Direction::Down => "before the call counts as done",
+                };
+                format!("consumes payloads by reduce_max (f32) {when}: {}", modes.join(", "))
+            }
+        }
+    }
+
+    /// Collects the facts once the run is over.
+    pub(crate) fn new(
+        plan: &Plan,
+        options: &CompareOptions,
+        context: &RunContext,
+        verdict: Option<RdmaConnection>,
+        checks: Checks,
+    ) -> Self {
+        let (provider, verdict) = verdict.map(|verdict| (verdict.provider, verdict.reason)).unzip();
+        let RunContext { conditions, cores, costs } = *context;
+        let http2 = options.http2;
+        Self {
+            environment: Environment::new(provider, costs),
+            verdict,
+            http2: Http2Facts { setting: http2.name(), description: http2.to_string(), sizes: http2.sizes() },
+            direction: plan.direction,
+            encode: options.encode,
+            consume: options.consume,
+            reducing_modes: reducing(&plan.modes, options.consume),
+            conditions,
+            container: options.container,
+            cores,
+            seconds_per_cell_and_mode: plan.duration.as_secs_f64(),
+            checks,
+            workloads: workloads(&plan.cells),
+            open_loop: plan.is_open_loop(),
+        }
+    }
+
+    /// Returns the facts as pairs of name and value, for people.
+    pub(crate) fn lines(&self) -> Vec<(&'static str, String)> {
+        let cores = match self.cores {
+            Some(cores) => format!("client on core {}, server on core {}", cores.client, cores.server),
+            None => format!("not pinned ({})", self.conditions.why_not_pinned()),
+        };
+        let apart = if self.container { "; the server is in a container of its own" } else { "" };
+        let mut lines = Vec::new();
+        if self.conditions.newcomer {
+            lines.push(("newcomer", "yes: the allocator, runtime and processes below".to_owned()));
+        }
+        lines.extend(self.verdict.clone().map(|verdict| ("connection", verdict)));
+        lines.extend([
+            ("HTTP/2", self.http2.description.clone()),
+            ("direction", self.direction.describe().to_owned()),
+            ("encoding", self.encode.to_string()),
+            ("receiver", self.receiver()),
+            ("runtime", format!("tokio, {}, in both processes", self.conditions.runtime)),
+            ("processes", cores + apart),
+            (
+                "time",
+                format!("{} s for each mode in each cell", units::digits(self.seconds_per_cell_and_mode)),
+            ),
+            ("content", self.checks.summary()),
+        ]);
+        lines.extend(self.workloads.iter().map(|workload| ("workload", workload.clone())));
+        if self.open_loop {
+            let what = "Poisson arrivals, the same for all modes; latency counts from the time when a call was due; CPU/op without \
+                        the client's waiting for the next call";
+            lines.push(("open loop", what.to_owned()));
+        }
+        self.environment.with("both", lines)
+    }
+}
+
+/// Returns the names of the modes whose receivers look for the largest element.
+fn reducing(modes: &[Mode], consume: Consume) -> Vec<&'static str> {
+    modes.iter().filter(|mode| mode.reduces(consume)).map(|mode| mode.name()).collect()
+}
+
+/// Returns a line for each workload among `cells`.
+fn workloads(cells: &[Cell]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for cell in cells {
+        let line = format!("{} ({} each)", cell.load.describe(), units::rough_size(cell.load.bytes()));
+        if cell.load.name().is_some() && !lines.contains(&line) {
+            lines.push(line);
+        }
+    }
+    lines
+}
+
+/// Explains the columns of `--connections`.
+const OF_CONNECTIONS: &str = "
+busy: connections that make calls; the others are open and idle. in flight: calls at once on each busy connection.
+p50 of one ×: the median as a multiple of the mode's own with one connection.
+memory each: resident memory of both processes for each connection beyond the first, shared pages counted once; before the \
+calls where one connection is busy, after them where all are. With one connection: everything that came with it.";
+
+/// Explains the modes that carry tensors.
+const OF_TENSORS: &str = "
+rdma-cp, rdma-zerocp: no RPC. A tensor is written to the memory where the receiver expects it, from a registered copy \
+(cp) or from registered memory (zerocp); an operation ends when the receiver has checked, consumed and released it. \
+Both ends poll; in rdma-zerocp-await both wait by futures. A set is sent as a whole.";
+
+const OF_SATURATION: &str = "
+saturated: the mode fell behind the offered rate, so its latencies grow with the length of the run; \
+calls that were never sent count with the time that they had waited.";
+
+/// The gRPC modes that need an explanation.
+const EXPLAINED: [(Mode, &str); 5] = [
+    (Mode::GrpcTcpBusy, "grpc-tcp in a runtime that never sleeps, at both ends."),
+    (Mode::GrpcTcpTuned, "grpc-tcp with the windows and frames of --http2 tuned."),
+    (Mode::GrpcTcpShared, "grpc-tcp to the port that also offers RDMA."),
+    (Mode::GrpcNative, "generated code as it is over native calls: RDMA without HTTP/2."),
+    (
+        Mode::GrpcNativeGather,
+        "native calls with payloads by reference at both ends, sent from registered memory.",
+    ),
+];
+
+/// Writes all outputs that `options` ask for. Errors in rows, and a ratio below that of `--at-least`, are failures.
+pub(crate) fn show(options: &CompareOptions, facts: &Facts, rows: &[Row]) -> Result<(), Failure> {
+    report(facts, facts.lines(), rows).show(options.json.as_deref())?;
+    let errors: Vec<String> = rows.iter().filter(|row| row.errors > 0).map(Row::describe_errors).collect();
+    match (errors.as_slice(), options.at_least) {
+        ([], None) => Ok(()),
+        ([], Some(least)) => check_ratios(least, rows),
+        (errors, _) => Err(Failure::run(errors.join("; "))),
+    }
+}
+
+fn report<'a, F>(facts: &'a F, lines: Vec<(&'static str, String)>, rows: &'a [Row]) -> Report<'a, F, Row> {
+    Report { facts, lines, columns: columns(rows), rows, beside: Row::is_beside, legend: legend(rows) }
+}
+
+/// Returns the columns that `rows` need.
+fn columns(rows: &[Row]) -> Vec<Column<Row>> {
+    let column = column::<Row>;
+    let (open_loop, of_connections) = (is_open_loop(rows), is_of_connections(rows));
+    let mut columns = vec![
+        column("mode", |row, _| row.mode.to_string()),
+        column("size", |row, _| row.cell.load.to_string()),
+    ];
+    if open_loop {
+        columns.extend([
+            column("at most in flight", |row, _| row.inflight.to_string()),
+            column("offered/s", |row, _| row.rate.map_or_else(dash, units::count)),
+            column("achieved/s", |row, _| measured(row, achieved(row))),
+        ]);
+    } else {
+        columns.push(column("in flight", |row, _| row.inflight.to_string()));
+    }
+    if of_connections {
+        columns.extend([
+            column("connections", |row, _| {
+                row.connections.map_or_else(dash, |of| of.connections.to_string())
+            }),
+            column("busy", |row, _| row.connections.map_or_else(dash, |of| of.busy.to_string())),
+        ]);
+    }
+    columns.extend([
+        column("p50", |row, _| measured(row, units::micros(row.p50_us))),
+        column("p99", |row, _| row.p99_us.map_or_else(dash, units::micros)),
+    ]);
+    if open_loop {
+        columns.push(column("p99.9", |row, _| row.p999_us.map_or_else(dash, units::micros)));
+    } else {
+        columns.push(column("ops/s", |row, _| measured(row, units::count(row.ops_per_s))));
+    }
+    columns.extend([
+        column("GB/s", |row, _| measured(row, units::digits(row.gbytes_per_s))),
+        column("CPU/op", |row, _| measured(row, units::micros(row.cpu_us_per_op))),
+        column("errors", |row, _| row.errors.to_string()),
+        column("latency ×", |row, rows| times(Ratio::of(row, rows).latency)),
+        column("throughput ×", |row, rows| times(Ratio::of(row, rows).throughput)),
+    ]);
+    if of_connections {
+        columns.extend([
+            column("p50 of one ×", |row, rows| times(row.times_one(rows))),
+            column("memory each", |row, _| {
+                row.connections.and_then(|of| of.memory_bytes_each).map_or_else(dash, units::rough_size)
+            }),
+        ]);
+    }
+    columns
+}
+
+fn is_open_loop(rows: &[Row]) -> bool {
+    rows.iter().any(|row| row.rate.is_some())
+}
+
+fn is_of_connections(rows: &[Row]) -> bool {
+    rows.iter().any(|row| row.connections.is_some())
+}
+
+/// Explains the columns and modes that need an explanation.
+fn legend(rows: &[Row]) -> String {
+    let mut legend = "latency ×, throughput ×: how many times better than grpc-tcp in the same cell \
+                      (p50, ops/s). CPU/op: user + system time of both processes."
+        .to_owned();
+    for (mode, text) in EXPLAINED.iter().filter(|(mode, _)| rows.iter().any(|row| row.mode == *mode)) {
+        legend.push_str(&format!("\n{mode}: {text}"));
+    }
+    let notes: [(fn(&Row) -> bool, &str); 3] = [
+        (|row| row.mode.carries_tensors(), OF_TENSORS),
+        (|row| row.ops > 0 && row.p99_us.is_none(), "\np99: only of 100 operations or more."),
+        (|row| row.saturated == Some(true), OF_SATURATION),
+    ];
+    for (_, text) in notes.iter().filter(|(applies, _)| rows.iter().any(applies)) {
+        legend.push_str(text);
+    }
+    if is_of_connections(rows) {
+        legend.push_str(OF_CONNECTIONS);
+    }
+    for row in rows {
+        if let Some(reason) = &row.skipped {
+            legend.push_str(&format!("\n{} was not measured at {}: {reason}.", row.mode, row.cell.label()));
+        }
+    }
+    legend
+}
+
+fn achieved(row: &Row) -> String {
+    let note = if row.saturated == Some(true) { " saturated" } else { "" };
+    format!("{}{note}", units::count(row.ops_per_s))
+}
+
+fn measured(row: &Row, text: String) -> String {
+    if row.ops == 0 { dash() } else { text }
+}
+
+#[cfg(test)]
+mod row_tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+    use super::*;
+
+    fn of_connections(mode: &'static str, connections: usize, busy: usize, p50_us: f64) -> Row {
+        let each = Some(4096);
+        let of = Connections { connections, busy, memory_bytes_each: each, descriptors_each: Some(2) };
+        Row { connections: Some(of), ..sample_row(mode, Cell::closed(64, 1), p50_us) }
+    }
+
+    #[test]
+    fn rows_are_compared_with_one_connection_and_with_tcp() {
+        let rows = [
+            of_connections("grpc-tcp", 1, 1, 80.0),
+            of_connections("grpc-native", 1, 1, 4.0),
+            of_connections("grpc-tcp", 8, 8, 400.0),
+            of_connections("grpc-native", 8, 8, 20.0),
+            of_connections("grpc-native", 8, 1, 5.0),
+        ];
+        let times = |row: &Row| (row.times_one(&rows), Ratio::of(row, &rows).latency);
+        assert_eq!(times(&rows[3]), (Some(5.0), Some(20.0)));
+        assert_eq!(times(&rows[4]), (Some(1.25), None));
+    }
+
+    #[test]
+    fn connections_are_flat_in_the_json() {
+        let json = serde_json::to_value(of_connections("grpc-native", 8, 1, 5.0)).unwrap();
+        assert_eq!(
+            (&json["mode"], &json["connections"], &json["busy"]),
+            (&"grpc-native".into(), &8.into(), &1.into())
+        );
+        assert_eq!((&json["memory_bytes_each"], &json["bytes"]), (&4096.into(), &64.into()));
+        let json = serde_json::to_value(sample_row("grpc-tcp", Cell::closed(64, 1), 5.0)).unwrap();
+        assert!(json.get("connections").is_none() && json.get("busy").is_none(), "{json}");
+    }
+
+    #[test]
+    fn a_mode_below_the_ratio_is_named_with_cell_and_ratio() {
+        let (small, large) = (Cell::closed(64, 1), Cell::closed(1 << 20, 8));
+        let rows = [
+            sample_row("grpc-tcp", small, 100.0),
+            sample_row("grpc-uds", small, 1000.0),
+            sample_row("grpc-rdma", small, 200.0),
+            sample_row("rdma-zerocp", small, 1.0),
+            sample_row("memcpy", small, 1000.0),
+            sample_row("grpc-tcp", large, 100.0),
+            sample_row("grpc-rdma", large, 50.0),
+            sample_row("rdma-zerocp-await", large, 10_000.0),
+        ];
+        // A mode that is half as fast is not below one half.
+        check_ratios(0.5, &rows[..5]).unwrap();
+        let failure = check_ratios(0.5, &rows).unwrap_err().to_string();
+        assert!(failure.ends_with("grpc-tcp: rdma-zerocp-await at 1 MiB × 8: 0.0100 times"), "{failure}");
+        let failure = check_ratios(2.5, &rows).unwrap_err().to_string();
+        assert!(failure.contains("grpc-rdma at 64 B × 1: 0.50 times; grpc-rdma at 1 MiB × 8: 2.00 times"));
+        assert!(!failure.contains("uds") && !failure.contains("memcpy"), "{failure}");
+    }
+
+    #[test]
+    fn skipped_cells_are_not_compared() {
+        let cell = Cell::closed(3 << 30, 1);
+        let mut tcp = sample_row("grpc-tcp", cell, 100.0);
+        (tcp.ops, tcp.ops_per_s, tcp.p50_us) = (0, 0.0, 0.0);
+        check_ratios(0.5, &[tcp, sample_row("rdma-zerocp", cell, 1e9)]).unwrap();
+    }
+
+    #[test]
+    fn ratios_compare_rows_of_the_same_cell() {
+        let rows = [
+            sample_row("grpc-tcp", Cell::closed(64, 1), 80.0),
+            sample_row("grpc-uds", Cell::closed(64, 1), 40.0),
+            sample_row("grpc-uds", Cell::closed(64, 2), 1.0),
+        ];
+        assert_eq!(Ratio::of(&rows[0], &rows), Ratio { latency: Some(1.0), throughput: Some(1.0) });
+        assert_eq!(Ratio::of(&rows[1], &rows), Ratio { latency: Some(2.0), throughput: Some(2.0) });
+        assert_eq!(Ratio::of(&rows[2], &rows), Ratio::default());
+    }
+
+    #[test]
+    fn latencies_of_a_saturated_mode_are_not_compared() {
+        let cell = Cell { rate: Some(20_000.0), ..Cell::closed(64, 1) };
+        let rows = [sample_row("grpc-tcp", cell, 80.0), sample_row("grpc-rdma", cell, 10.0)];
+        assert_eq!(Ratio::of(&rows[1], &rows), Ratio { latency: None, throughput: Some(8.0) });
+    }
+
+    #[test]
+    fn wrong_content_is_in_capital_letters() {
+        let checks = Checks { every_byte: 1, stamps: 2, mismatches: 2 };
+        assert!(checks.summary().contains("2 WRONG"));
+    }
+
+    #[test]
+    fn rows_without_a_rate_have_no_fields_of_open_loops() {
+        let json = serde_json::to_value(sample_row("grpc-tcp", Cell::closed(64, 1), 80.0)).unwrap();
+        let mut names: Vec<_> = json.as_object().unwrap().keys().cloned().collect();
+        names.sort();
+        let before =
+            ["cpu_us_per_op", "direction", "errors", "gbytes_per_s", "inflight", "mode", "ops", "ops_per_s"];
+        let percentiles = ["p50_us", "p999_us", "p99_us"];
+        assert_eq!(names, ["bytes"].into_iter().chain(before).chain(percentiles).collect::<Vec<_>>());
+    }
+}
+
+#[cfg(test)]
+mod show_tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+    use crate::compare::plan::Cell;
+    use crate::compare::results::{Connections, sample_row};
+    use crate::workload::{Mix, Workload};
+
+    fn table(rows: &[Row]) -> String {
+        let report = report(&(), Vec::new(), rows);
+        // Without the explanation below the table.
+        Report { legend: String::new(), ..report }.text()
+    }
+
+    #[test]
+    fn a_table_shows_ratios_and_dashes_for_missing_values() {
+        let cell = Cell::closed(64, 1);
+        let rows = [sample_row("grpc-tcp", cell, 80.0), sample_row("grpc-uds", cell, 32.0)];
+        let text = table(&rows);
+        let uds = text.lines().find(|line| line.contains("grpc-uds")).unwrap_or_default();
+        assert!(uds.contains("32.0 µs") && uds.contains("2.50"), "{text}");
+        assert!(!text.contains("offered") && !text.contains("p99.9"), "{text}");
+        let alone = table(&rows[1..]);
+        assert!(alone.contains('–'), "{alone}");
+    }
+
+    #[test]
+    fn a_p99_of_few_operations_is_a_dash() {
+        let mut row = sample_row("grpc-tcp", Cell::closed(64, 1), 80.0);
+        (row.ops, row.p99_us) = (99, None);
+        let text = table(&[row.clone()]);
+        assert!(text.contains("80.0 µs") && text.contains('–') && !text.contains("160"), "{text}");
+        assert!(legend(&[row]).contains("only of 100"));
+    }
+
+    #[test]
+    fn a_skipped_row_has_dashes_and_a_reason() {
+        let mut row = sample_row("grpc-tcp", Cell::closed(3 << 30, 1), 80.0);
+        (row.ops, row.skipped) = (0, Some("it is too much".to_owned()));
+        let rows = [row, sample_row("memcpy", Cell::closed(3 << 30, 1), 32.0)];
+        assert!(legend(&rows).ends_with("grpc-tcp was not measured at 3 GiB × 1: it is too much."));
+        assert!(table(&rows).contains('–') && !legend(&rows[1..]).contains("not measured"));
+    }
+
+    #[test]
+    fn an_open_loop_shows_the_offered_rate_and_saturated_modes() {
+        let cell = Cell { load: Workload::Mix(Mix::Skew), inflight: 1, rate: Some(20_000.0) };
+        let rows = [sample_row("grpc-tcp", cell, 80.0), sample_row("grpc-rdma", cell, 10.0)];
+        let text = table(&rows);
+        let tcp = text.lines().find(|line| line.contains("grpc-tcp")).unwrap_or_default();
+        assert!(tcp.contains("skew") && tcp.contains("20.0 k") && tcp.contains("12.5 k saturated"), "{text}");
+        let rdma = text.lines().find(|line| line.contains("grpc-rdma")).unwrap_or_default();
+        assert!(rdma.contains("100 k") && !rdma.contains("saturated") && rdma.contains("30.0 µs"), "{text}");
+        assert!(legend(&rows).contains("fell behind") && !legend(&rows[1..]).contains("fell behind"));
+    }
+
+    fn of_connections() -> Vec<Row> {
+        let row = |mode, connections, busy, p50_us| {
+            let memory_bytes_each = Some(40 << 10);
+            let of = Connections { connections, busy, memory_bytes_each, descriptors_each: Some(2) };
+            Row { connections: Some(of), ..sample_row(mode, Cell::closed(64, 1), p50_us) }
+        };
+        vec![
+            row("grpc-tcp", 1, 1, 80.0),
+            row("grpc-native", 1, 1, 4.0),
+            row("grpc-tcp", 8, 1, 88.0),
+            row("grpc-native", 8, 1, 5.0),
+            row("grpc-tcp", 8, 8, 640.0),
+            row("grpc-native", 8, 8, 20.0),
+        ]
+    }
+
+    #[test]
+    fn the_table_has_ratios_and_the_memory_of_each_connection() {
+        let text = table(&of_connections());
+        let busy = text.lines().rfind(|line| line.contains("grpc-native")).unwrap();
+        for shown in ["20.0 µs", "5.00", "32.0", "40.0 KiB"] {
+            assert!(busy.contains(shown), "{shown} in {text}");
+        }
+        assert!(legend(&of_connections()).contains("everything that came with it"));
+    }
+
+    #[test]
+    fn a_mode_that_failed_has_dashes() {
+        let mut row = sample_row("grpc-native", Cell::closed(64, 1), 4.0);
+        (row.ops, row.errors, row.p99_us) = (0, 1, None);
+        row.connections =
+            Some(Connections { connections: 8, busy: 8, memory_bytes_each: None, descriptors_each: None });
+        let text = table(&[row]);
+        assert!(text.lines().any(|line| line.contains("grpc-native") && line.contains('–')), "{text}");
+    }
+}
