@@ -20,12 +20,13 @@ pub(crate) mod results;
 pub(crate) mod server;
 mod turns;
 
-use tonic_rdma_commands::{Context as _, Failure, cores, output};
+use tonic_rdma_commands::cores::{self, Cores};
+use tonic_rdma_commands::{Context as _, Failure, output};
 
 use crate::compare::connections::ConnectionMeter;
 use crate::compare::modes::grpc::client::{self, CallSettings, GrpcCaller};
 use crate::compare::modes::mode::Mode;
-use crate::compare::options::{CompareOptions, Conditions, RunContext, ServerJob, ServerOptions};
+use crate::compare::options::{CompareOptions, Conditions, ServerJob, ServerOptions};
 use crate::compare::plan::Plan;
 use crate::compare::results::{Checks, Facts, Row};
 use crate::compare::server::Addresses;
@@ -59,8 +60,7 @@ pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
     let runtime = if plan.is_open_loop() { flavour.build_never_idle() } else { flavour.build() };
     let runtime = runtime.context("can't start a runtime")?;
 
-    let context = RunContext { conditions, cores, costs };
-    let (facts, rows) = runtime.block_on(measure(options, &plan, &context, rdma.as_ref()))?;
+    let (facts, rows) = runtime.block_on(measure(options, &plan, (cores, costs), rdma.as_ref()))?;
     results::show(options, &facts, &rows)
 }
 
@@ -73,17 +73,16 @@ pub(crate) fn serve(options: &ServerOptions) -> Result<(), Failure> {
 async fn measure(
     options: &CompareOptions,
     plan: &Plan,
-    context: &RunContext,
+    (cores, costs): (Option<Cores>, Costs),
     rdma: Option<&Rdma>,
 ) -> Result<(Facts, Vec<Row>), Failure> {
-    let cores = context.cores;
     let job = ServerJob {
         options: options.clone(),
         rdma: rdma.is_some(),
         longest_payload: plan.longest_payload(),
         core: cores.map(|cores| cores.server),
     };
-    let (mut server, addresses) = server::start(&job, context).await?;
+    let (mut server, addresses) = server::start(&job).await?;
     let server_id = server.id(0);
     let progress = progress_bar(plan.turns());
     let work = async {
@@ -122,8 +121,8 @@ async fn measure(
     };
     progress.finish_and_clear();
     let (verdict, rows, checks) = server.explain(result, server::EXPLANATION).await?;
-    let context = RunContext { cores: cores.filter(|_| addresses.pinned), ..*context };
-    Ok((Facts::new(plan, options, &context, verdict, checks), rows))
+    let cores = cores.filter(|_| addresses.pinned);
+    Ok((Facts::new(plan, options, (cores, costs), verdict, checks), rows))
 }
 
 /// Connects each mode of the plan.

@@ -12,7 +12,6 @@ use tonic_rdma_commands::{Flavour, List, ValueError, name_list, number_list, par
 
 use crate::compare::modes::mode::Mode;
 use crate::compare::plan::{Direction, MAX_BYTES, MAX_CONNECTIONS, MAX_INFLIGHT};
-use crate::measure::machine::Costs;
 use crate::measure::process::{Allocator, parse_job};
 use crate::measure::settings::{Consume, Http2};
 use crate::measure::transport::{Encode, parse_provider};
@@ -151,23 +150,6 @@ pub(crate) struct ServerJob {
     pub(crate) core: Option<usize>,
 }
 
-#[cfg(test)]
-impl CompareOptions {
-    /// Returns the options that `arguments` give.
-    pub(crate) fn of(arguments: &[&str]) -> Self {
-        #[derive(clap::Parser)]
-        struct Line {
-            #[command(flatten)]
-            options: CompareOptions,
-        }
-        let line = ["compare"].iter().chain(arguments);
-        match <Line as clap::Parser>::try_parse_from(line) {
-            Ok(line) => line.options,
-            Err(error) => panic!("{error}"),
-        }
-    }
-}
-
 /// Parses payload sizes.
 fn parse_sizes(text: &str) -> Result<List<u64>, ValueError> {
     parse_set(text, |item| {
@@ -231,15 +213,6 @@ fn as_text<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, 
     serializer.collect_str(value)
 }
 
-/// The conditions of a run, with the cores in use and the costs of the machine.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RunContext {
-    pub(crate) conditions: Conditions,
-    /// The cores that the processes are kept on.
-    pub(crate) cores: Option<Cores>,
-    pub(crate) costs: Costs,
-}
-
 impl Conditions {
     /// Returns the conditions that `options` ask for. `--newcomer` sets the conditions of a program that chooses
     /// nothing. Options that are given beside `--newcomer` take precedence.
@@ -280,6 +253,22 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    impl CompareOptions {
+        /// Returns the options that `arguments` give.
+        pub(crate) fn of(arguments: &[&str]) -> Self {
+            #[derive(clap::Parser)]
+            struct Line {
+                #[command(flatten)]
+                options: CompareOptions,
+            }
+            let line = ["compare"].iter().chain(arguments);
+            match <Line as clap::Parser>::try_parse_from(line) {
+                Ok(line) => line.options,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
 
     #[test]
     fn lists() {

@@ -7,9 +7,9 @@ use tonic_rdma_commands::table::{dash, times};
 use tonic_rdma_commands::{Failure, units};
 
 use crate::compare::modes::mode::Mode;
-use crate::compare::options::{CompareOptions, Conditions, RunContext};
+use crate::compare::options::{CompareOptions, Conditions};
 use crate::compare::plan::{Cell, Direction, Plan};
-use crate::measure::machine::Environment;
+use crate::measure::machine::{Costs, Environment};
 use crate::measure::report::{Column, Report, column};
 use crate::measure::settings::{Consume, Http2Sizes};
 use crate::measure::transport::{Encode, RdmaConnection};
@@ -166,34 +166,6 @@ pub(crate) fn check_ratios(least: f64, rows: &[Row]) -> Result<(), Failure> {
     Err(Failure::run(format!("less than {least} times the throughput of grpc-tcp: {short}")))
 }
 
-#[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
-pub(crate) fn sample_row(mode: &'static str, cell: Cell, p50_us: f64) -> Row {
-    let ops_per_s = 1e6 / p50_us * cell.inflight as f64;
-    Row {
-        mode: clap::ValueEnum::from_str(mode, false).unwrap(),
-        workload: cell.load.name(),
-        bytes: cell.load.bytes(),
-        inflight: cell.inflight,
-        direction: Direction::Up,
-        rate: cell.rate,
-        ops: 1000,
-        errors: 0,
-        unsent: cell.rate.map(|_| 0),
-        saturated: cell.rate.map(|rate| ops_per_s < rate),
-        p50_us,
-        p99_us: Some(p50_us * 2.0),
-        p999_us: Some(p50_us * 3.0),
-        ops_per_s,
-        gbytes_per_s: ops_per_s * cell.load.bytes() as f64 / 1e9,
-        cpu_us_per_op: p50_us,
-        first_error: None,
-        skipped: None,
-        connections: None,
-        cell,
-    }
-}
-
 /// The facts about a run.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Facts {
@@ -250,12 +222,11 @@ impl Facts {
     pub(crate) fn new(
         plan: &Plan,
         options: &CompareOptions,
-        context: &RunContext,
+        (cores, costs): (Option<Cores>, Costs),
         verdict: Option<RdmaConnection>,
         checks: Checks,
     ) -> Self {
         let (provider, verdict) = verdict.map(|verdict| (verdict.provider, verdict.reason)).unzip();
-        let RunContext { conditions, cores, costs } = *context;
         let http2 = options.http2;
         Self {
             environment: Environment::new(provider, costs),
@@ -265,7 +236,7 @@ impl Facts {
             encode: options.encode,
             consume: options.consume,
             reducing_modes: reducing(&plan.modes, options.consume),
-            conditions,
+            conditions: Conditions::of(options),
             container: options.container,
             cores,
             seconds_per_cell_and_mode: plan.duration.as_secs_f64(),
@@ -473,6 +444,32 @@ mod row_tests {
 
     use super::*;
 
+    pub(super) fn sample_row(mode: &'static str, cell: Cell, p50_us: f64) -> Row {
+        let ops_per_s = 1e6 / p50_us * cell.inflight as f64;
+        Row {
+            mode: clap::ValueEnum::from_str(mode, false).unwrap(),
+            workload: cell.load.name(),
+            bytes: cell.load.bytes(),
+            inflight: cell.inflight,
+            direction: Direction::Up,
+            rate: cell.rate,
+            ops: 1000,
+            errors: 0,
+            unsent: cell.rate.map(|_| 0),
+            saturated: cell.rate.map(|rate| ops_per_s < rate),
+            p50_us,
+            p99_us: Some(p50_us * 2.0),
+            p999_us: Some(p50_us * 3.0),
+            ops_per_s,
+            gbytes_per_s: ops_per_s * cell.load.bytes() as f64 / 1e9,
+            cpu_us_per_op: p50_us,
+            first_error: None,
+            skipped: None,
+            connections: None,
+            cell,
+        }
+    }
+
     fn of_connections(mode: &'static str, connections: usize, busy: usize, p50_us: f64) -> Row {
         let each = Some(4096);
         let of = Connections { connections, busy, memory_bytes_each: each, descriptors_each: Some(2) };
@@ -578,7 +575,8 @@ mod show_tests {
 
     use super::*;
     use crate::compare::plan::Cell;
-    use crate::compare::results::{Connections, sample_row};
+    use crate::compare::results::Connections;
+    use crate::compare::results::row_tests::sample_row;
     use crate::workload::{Mix, Workload};
 
     fn table(rows: &[Row]) -> String {

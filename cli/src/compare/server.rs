@@ -19,13 +19,14 @@ use tonic::codegen::{Body as HttpBody, Bytes, Service, StdError};
 use tonic::transport::Server;
 use tonic_rdma::{RdmaIncoming, RdmaRoutes, RdmaServer, gather};
 use tonic_rdma_commands::{Context as _, Failure, cores};
+use tonic_rdma_proto::placement::placement_server::PlacementServer;
 use tonic_rdma_tensor::RdmaDevice;
 use tower::Layer;
 
 use crate::compare::modes::grpc::service::{Source, TransferService};
 use crate::compare::modes::mode::Mode;
 use crate::compare::modes::placement::PlacementService;
-use crate::compare::options::{Conditions, RunContext, ServerJob};
+use crate::compare::options::{Conditions, ServerJob};
 use crate::compare::plan::Direction;
 use crate::measure::process::{self, Children, container, raise_open_files};
 use crate::measure::settings::Http2;
@@ -191,7 +192,7 @@ impl Services {
         IO: tokio::io::AsyncRead + tokio::io::AsyncWrite + tonic::transport::server::Connected,
         IO: Unpin + Send + 'static,
     {
-        let placement = placement.map(PlacementService::server);
+        let placement = placement.map(PlacementServer::new);
         let (transfer, exchange) = (self.service.transfer(), self.service.exchange());
         let mut server = self.http2.server(Server::builder());
         if gathers {
@@ -237,15 +238,12 @@ const START: Duration = Duration::from_secs(20);
 pub(crate) const EXPLANATION: Duration = Duration::from_secs(5);
 
 /// Starts this program again as the server, and waits until the server has started.
-pub(crate) async fn start(
-    job: &ServerJob,
-    context: &RunContext,
-) -> Result<(Children<Addresses>, Addresses), Failure> {
+pub(crate) async fn start(job: &ServerJob) -> Result<(Children<Addresses>, Addresses), Failure> {
     let mut command = process::command("compare-server", job)?;
     if job.options.container {
         command = container(&command);
     }
-    context.conditions.allocator.choose_for(&mut command);
+    Conditions::of(&job.options).allocator.choose_for(&mut command);
     let mut children = Children::new();
     children.start("the server process", command)?;
     let mut addresses = children.hear(0..1, Instant::now() + START, EXPLANATION).await?;

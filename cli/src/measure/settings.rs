@@ -5,8 +5,8 @@ use std::fmt;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use tonic::transport::{Endpoint, Server};
+use tonic_rdma_commands::ValueError;
 use tonic_rdma_commands::units::{self, parse_size};
-use tonic_rdma_commands::{Named as _, ValueError};
 
 /// Window and frame sizes, or tonic's defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -138,12 +138,6 @@ pub(crate) enum Consume {
     None,
 }
 
-impl fmt::Display for Consume {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(self.name())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
@@ -170,12 +164,14 @@ mod tests {
 
 #[cfg(test)]
 mod consume_tests {
+    use tonic_rdma_commands::Named as _;
+
     use super::*;
 
     #[test]
     fn names_are_read_back() {
         for setting in Consume::value_variants() {
-            assert_eq!(Consume::from_str(&setting.to_string(), false), Ok(*setting));
+            assert_eq!(Consume::from_str(setting.name(), false), Ok(*setting));
         }
     }
 }

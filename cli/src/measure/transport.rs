@@ -14,7 +14,8 @@ use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic_rdma::gather::{self, GatherBoth, GatherRequests};
 use tonic_rdma::{
-    CallConfig, Config, Policy, ProviderChoice, RdmaChannel, RdmaConnector, RdmaIncoming, RdmaServer,
+    CallConfig, Config, Policy, ProviderChoice, RdmaChannel, RdmaConnectInfo, RdmaConnector, RdmaIncoming,
+    RdmaServer,
 };
 use tonic_rdma_commands::{Context as _, Failure, ValueError};
 use tonic_rdma_tensor::{DeviceBuilder, RdmaDevice};
@@ -58,6 +59,13 @@ pub(crate) struct RdmaConnection {
     pub(crate) provider: String,
     /// Device and reason, for people.
     pub(crate) reason: String,
+}
+
+impl RdmaConnection {
+    fn of(info: &RdmaConnectInfo) -> Self {
+        let provider = info.provider().unwrap_or("none").to_owned();
+        Self { provider, reason: info.reason().to_owned() }
+    }
 }
 
 impl Rdma {
@@ -112,11 +120,7 @@ impl Rdma {
         let channel =
             endpoint.connect_with_connector(connector.clone()).await.context("can't connect over RDMA")?;
         let info = connector.last_connection().ok_or_else(|| Failure::run("no connection was made"))?;
-        let verdict = RdmaConnection {
-            provider: info.provider().unwrap_or("none").to_owned(),
-            reason: info.reason().to_owned(),
-        };
-        Ok((channel, verdict))
+        Ok((channel, RdmaConnection::of(&info)))
     }
 
     /// Connects to `endpoint` for native calls. A connection that carries HTTP/2 is an error.
@@ -188,7 +192,7 @@ impl CallChannel {
     }
 
     /// Fails if the channel is for native calls and its last connection carries HTTP/2.
-    pub(crate) fn check_native(&self) -> Result<(), NotNative> {
+    pub(crate) fn check_native(&self) -> Result<(), Failure> {
         match &self.native {
             Some(channel) => native_connection(channel).map(drop),
             None => Ok(()),
@@ -210,29 +214,16 @@ impl Service<Request<Body>> for CallChannel {
     }
 }
 
-/// The error of a channel for native calls whose connection carries HTTP/2.
-#[derive(Clone, Debug, thiserror::Error)]
-#[error("the connection makes no native calls: {reason}")]
-pub(crate) struct NotNative {
-    reason: String,
-}
-
-impl From<NotNative> for Failure {
-    fn from(error: NotNative) -> Self {
-        Self::run(error.to_string())
-    }
-}
-
 /// Returns the last connection of `channel`, which must make native calls.
-pub(crate) fn native_connection(channel: &RdmaChannel) -> Result<RdmaConnection, NotNative> {
-    let Some(info) = channel.last_connection() else {
-        return Err(NotNative { reason: "no connection was made".to_owned() });
-    };
-    let reason = info.reason().to_owned();
-    if !info.is_native() {
-        return Err(NotNative { reason });
+fn native_connection(channel: &RdmaChannel) -> Result<RdmaConnection, Failure> {
+    match channel.last_connection() {
+        Some(info) if info.is_native() => Ok(RdmaConnection::of(&info)),
+        info => {
+            let reason =
+                info.map_or_else(|| "no connection was made".to_owned(), |info| info.reason().to_owned());
+            Err(Failure::run(format!("the connection makes no native calls: {reason}")))
+        }
     }
-    Ok(RdmaConnection { provider: info.provider().unwrap_or("none").to_owned(), reason })
 }
 
 /// Whether payloads are copied when messages are encoded, in modes without an encoding of their own.

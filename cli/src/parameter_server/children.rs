@@ -19,7 +19,7 @@ use crate::compare::modes::grpc::client::{self, CallSettings, GrpcCaller, run_se
 use crate::compare::modes::grpc::service::{Source, TransferService};
 use crate::compare::modes::mode::Mode;
 use crate::compare::modes::placement::geometry::Record;
-use crate::compare::modes::placement::receiver::{Sink, SinkSettings};
+use crate::compare::modes::placement::receiver::Sink;
 use crate::compare::modes::placement::sender::TensorSender;
 use crate::compare::operations::{Operations, Push};
 use crate::compare::plan::Direction;
@@ -145,8 +145,7 @@ impl Link {
         let (name, seed) = (from.slots(server, worker), from.seed(shard));
         let reduces = job.reduces();
         let load = Workload::Shard(shard);
-        let settings = SinkSettings { name: &name, load, seed, depth: 1, reduces };
-        let sink = Sink::new(device, &settings).map_err(slot_failed)?;
+        let sink = Sink::new(device, &name, (load, seed), 1, reduces).map_err(slot_failed)?;
         Ok(Self { server, worker, operations, sender: None, sink, sent: Record::default(), reduces })
     }
 

@@ -97,8 +97,8 @@ impl<'a> TrainingMeter<'a> {
             for turn in 0..modes.len() {
                 // Each round begins with another mode.
                 let tally = &mut tallies[(turn + round) % modes.len()];
-                self.announce(tally.mode(), cell, load);
-                let outcome = session.turn(tally.mode(), tally.steps(), false, load).await?;
+                self.announce(tally.mode, cell, load);
+                let outcome = session.turn(tally.mode, tally.steps, false, load).await?;
                 self.stamps += outcome.checked;
                 tally.add(outcome);
             }

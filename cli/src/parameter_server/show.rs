@@ -249,10 +249,11 @@ impl TrainingRow {
 /// The sum of one mode's turns in one cell.
 #[derive(Debug)]
 pub(crate) struct TrainingTally {
-    mode: Mode,
+    pub(crate) mode: Mode,
     cell: TrainingCell,
     load: Load,
-    steps: u32,
+    /// Mini-batches of a turn.
+    pub(crate) steps: u32,
     times: Vec<Duration>,
     /// Mini-batches a second of all workers, for each turn.
     rates: Vec<f64>,
@@ -263,14 +264,6 @@ impl TrainingTally {
     /// Makes a tally of turns of `steps` mini-batches.
     pub(crate) fn new(mode: Mode, cell: TrainingCell, load: Load, steps: u32) -> Self {
         Self { mode, cell, load, steps, times: Vec::new(), rates: Vec::new(), cpu_ms: 0.0 }
-    }
-
-    pub(crate) fn mode(&self) -> Mode {
-        self.mode
-    }
-
-    pub(crate) fn steps(&self) -> u32 {
-        self.steps
     }
 
     /// Adds a turn. The slowest worker determines the duration of the turn.

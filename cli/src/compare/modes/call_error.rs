@@ -9,7 +9,6 @@ use tonic_rdma_payload::reduce::Reduced;
 use tonic_rdma_tensor::{ChannelError, ShapeError, TensorError};
 
 use crate::compare::modes::placement::geometry::Discrepancy;
-use crate::measure::transport::NotNative;
 
 /// The reason why a call counts as an error.
 #[derive(Debug, thiserror::Error)]
@@ -42,8 +41,6 @@ pub(crate) enum CallError {
     Registered(#[from] PoolError),
     #[error("{}", .0.with_causes())]
     Connect(#[from] Failure),
-    #[error(transparent)]
-    NotNative(#[from] NotNative),
     #[error(transparent)]
     Crash(#[from] JoinError),
     #[error("no answer within {} s", .0.as_secs())]

@@ -15,7 +15,7 @@ use tonic_rdma_commands::{Context as _, Failure};
 use tonic_rdma_payload::content::{Content, check_all, check_stamps};
 use tonic_rdma_payload::reduce::{Reduced, reduce};
 use tonic_rdma_proto::tensors::exchange_client::ExchangeClient;
-use tonic_rdma_proto::tensors::{BeginTurnRequest, EndTurnRequest, GetRequest, PushRequest};
+use tonic_rdma_proto::tensors::{BeginTurnRequest, EndTurnRequest, GetRequest, Mismatch, PushRequest};
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 use tonic_rdma_proto::transfer::{Check, PutRequest, UsageRequest};
 
@@ -161,8 +161,8 @@ impl GrpcCaller {
         self.channel.check_native()?;
         // The server has the sample of what went up, and this end that of what came down.
         let down = self.sample.check();
-        match reply.wrong.map(|wrong| (wrong.buffer, wrong.offset)).or(down.wrong) {
-            Some((buffer, offset)) => Err(CallError::BufferContent { buffer, offset }),
+        match reply.wrong.or(down.wrong) {
+            Some(Mismatch { buffer, offset }) => Err(CallError::BufferContent { buffer, offset }),
             None => Ok(reply.messages + down.messages),
         }
     }

@@ -1,7 +1,7 @@
 //! The services that take payloads and check them, or answer with payloads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use tokio::task::AbortHandle;
@@ -17,6 +17,8 @@ use tonic_rdma_proto::tensors::{
 };
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
 use tonic_rdma_proto::transfer::{Check, PutReply, PutRequest, UsageReply, UsageRequest};
+
+use tonic_rdma_verbs::internal::lock;
 
 use crate::compare::operations::registered;
 
@@ -129,9 +131,7 @@ impl Exchange for TransferService {
 
     async fn end(&self, _: Request<EndTurnRequest>) -> Result<Response<EndTurnReply>, Status> {
         self.awake.end();
-        let checked = self.sample.check();
-        let wrong = checked.wrong.map(|(buffer, offset)| Mismatch { buffer, offset });
-        Ok(Response::new(EndTurnReply { messages: checked.messages, wrong }))
+        Ok(Response::new(self.sample.check()))
     }
 }
 
@@ -159,7 +159,7 @@ impl Source {
     fn payload(&self, origin: u64, seed: u64, bytes: u64) -> Result<Bytes, Status> {
         let no_memory = || Status::resource_exhausted(format!("there is no memory for {bytes} bytes"));
         let bytes = usize::try_from(bytes).map_err(|_| no_memory())?;
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut made = lock(&self.made);
         let kept = made.as_ref().filter(|content| content.seed() == origin);
         if let Some(buffer) = kept.and_then(|content| content.buffer(seed, bytes)) {
             return Ok(buffer);
@@ -211,7 +211,7 @@ impl KeepAwake {
     }
 
     fn replace(&self, task: Option<AbortHandle>) {
-        let mut place = self.task.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut place = lock(&self.task);
         if let Some(other) = std::mem::replace(&mut *place, task) {
             other.abort();
         }
@@ -239,22 +239,8 @@ struct SampleState {
     /// Number of messages of the turn so far.
     seen: u64,
     draws: Draws,
-    messages: Vec<KeptMessage>,
-}
-
-#[derive(Debug)]
-struct KeptMessage {
-    seed: u64,
-    buffers: Vec<Bytes>,
-}
-
-/// The result of the check of a sample.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct SampleCheck {
-    /// Number of messages that were checked.
-    pub(crate) messages: u64,
-    /// Buffer, and offset in it, of the first wrong byte.
-    pub(crate) wrong: Option<(u64, u64)>,
+    /// Seed and buffers of each.
+    messages: Vec<(u64, Vec<Bytes>)>,
 }
 
 impl Default for SampleState {
@@ -271,7 +257,7 @@ impl Sample {
             return;
         }
         let capacity = (BYTES / bytes.max(1)).clamp(1, MESSAGES as u64) as usize;
-        let mut kept = self.lock();
+        let mut kept = lock(&self.kept);
         kept.seen += 1;
         let place = match kept.messages.len() {
             room if room < capacity => room,
@@ -279,7 +265,7 @@ impl Sample {
             _ => (kept.draws.bits() % kept.seen) as usize,
         };
         if place < capacity {
-            let message = KeptMessage { seed, buffers: buffers.to_vec() };
+            let message = (seed, buffers.to_vec());
             match kept.messages.get_mut(place) {
                 Some(other) => *other = message,
                 None => kept.messages.push(message),
@@ -288,18 +274,15 @@ impl Sample {
     }
 
     /// Checks every byte of the kept messages, and drops them.
-    pub(crate) fn check(&self) -> SampleCheck {
+    pub(crate) fn check(&self) -> EndTurnReply {
         let messages = {
-            let mut kept = self.lock();
+            let mut kept = lock(&self.kept);
             kept.seen = 0;
             std::mem::take(&mut kept.messages)
         };
-        let wrong = messages.iter().find_map(|message| check_buffers(message.seed, &message.buffers, None));
-        SampleCheck { messages: messages.len() as u64, wrong }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, SampleState> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        let wrong = messages.iter().find_map(|(seed, buffers)| check_buffers(*seed, buffers, None));
+        let wrong = wrong.map(|(buffer, offset)| Mismatch { buffer, offset });
+        EndTurnReply { messages: messages.len() as u64, wrong }
     }
 }
 
@@ -515,9 +498,9 @@ mod sample_tests {
             for number in 0..10 {
                 sample.arrived(number, std::slice::from_ref(&payload));
             }
-            let mut inner = sample.lock();
+            let mut inner = lock(&sample.kept);
             assert_eq!(inner.messages.len(), 1);
-            kept[inner.messages[0].seed as usize] += 1;
+            kept[inner.messages[0].0 as usize] += 1;
             inner.messages.clear();
             inner.seen = 0;
         }
@@ -527,17 +510,20 @@ mod sample_tests {
     #[test]
     fn many_small_messages_are_kept_and_every_byte_of_them_is_checked() {
         let sample = Sample::default();
-        assert_eq!(sample.check(), SampleCheck::default());
+        assert_eq!(sample.check(), EndTurnReply::default());
         let right = Content::new(10_000, 7).unwrap().cut(10_000);
         for _ in 0..1000 {
             sample.arrived(7, std::slice::from_ref(&right));
         }
-        assert_eq!(sample.check(), SampleCheck { messages: 64, wrong: None });
+        assert_eq!(sample.check(), EndTurnReply { messages: 64, wrong: None });
         let mut wrong = right.to_vec();
         wrong[5001] ^= 1;
         sample.arrived(7, &[wrong.into()]);
-        assert_eq!(sample.check(), SampleCheck { messages: 1, wrong: Some((0, 5001)) });
-        assert_eq!(sample.check(), SampleCheck::default());
+        assert_eq!(
+            sample.check(),
+            EndTurnReply { messages: 1, wrong: Some(Mismatch { buffer: 0, offset: 5001 }) }
+        );
+        assert_eq!(sample.check(), EndTurnReply::default());
     }
 
     #[test]

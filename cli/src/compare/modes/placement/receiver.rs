@@ -12,7 +12,7 @@ use tonic::{Request, Response, Status};
 use tonic_rdma_payload::content::{SHARE, check_all, check_stamps, check_stamps_of};
 use tonic_rdma_payload::reduce::{Reduced, Reduction, reduce};
 use tonic_rdma_payload::seeded::mix;
-use tonic_rdma_proto::placement::placement_server::{Placement, PlacementServer};
+use tonic_rdma_proto::placement::placement_server::Placement;
 use tonic_rdma_proto::placement::prepare_request::Load as Wanted;
 use tonic_rdma_proto::placement::{
     BeginReply, BeginRequest, EndReply, EndRequest, PrepareReply, PrepareRequest, ReleaseReply,
@@ -73,11 +73,6 @@ impl PlacementService {
         Self { device, consume, receivers: Arc::default() }
     }
 
-    /// Returns the service as a tonic server.
-    pub(crate) fn server(self) -> PlacementServer<Self> {
-        PlacementServer::new(self)
-    }
-
     /// Ends the mode's receiver, so that its names are free.
     async fn give_up(receivers: &mut HashMap<&'static str, Receiver>, mode: Mode) {
         if let Some(Receiver { turn: Some(turn), .. }) = receivers.remove(mode.name()) {
@@ -107,9 +102,9 @@ impl Placement for PlacementService {
         let load = wanted(load)?;
         let mut receivers = self.receivers.lock().await;
         Self::give_up(&mut receivers, mode).await;
-        let settings =
-            SinkSettings { name: mode.name(), load, seed, depth, reduces: mode.reduces(self.consume) };
-        let sink = Sink::new(&self.device, &settings).map_err(|error| refusal(&error))?;
+        let reduces = mode.reduces(self.consume);
+        let sink = Sink::new(&self.device, mode.name(), (load, seed), depth, reduces)
+            .map_err(|error| refusal(&error))?;
         receivers.insert(mode.name(), Receiver { sink: Some(sink), turn: None });
         Ok(Response::new(PrepareReply {}))
     }
@@ -169,20 +164,6 @@ fn refusal(error: &CallError) -> Status {
     }
 }
 
-/// The settings of a receiver.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SinkSettings<'a> {
-    /// Name of the places, such as the name of a mode.
-    pub(crate) name: &'a str,
-    pub(crate) load: Workload,
-    /// Seed of the first operation's content.
-    pub(crate) seed: u64,
-    /// Number of operations that may be in flight at once.
-    pub(crate) depth: u32,
-    /// Whether the receiver consumes payloads.
-    pub(crate) reduces: bool,
-}
-
 /// Receives the tensors of a cell.
 #[derive(Debug)]
 pub(crate) struct Sink {
@@ -223,9 +204,15 @@ struct BatchSlot {
 }
 
 impl Sink {
-    /// Makes the places that `settings` ask for.
-    pub(crate) fn new(device: &RdmaDevice, settings: &SinkSettings<'_>) -> Result<Self, CallError> {
-        let SinkSettings { name, load, seed, depth, reduces } = *settings;
+    /// Makes places called `name` for the operations of `load`, of which the content of the first has the seed `seed`. Up to `depth` of them
+    /// may be in flight at once. The receiver consumes payloads if it `reduces`.
+    pub(crate) fn new(
+        device: &RdmaDevice,
+        name: &str,
+        (load, seed): (Workload, u64),
+        depth: u32,
+        reduces: bool,
+    ) -> Result<Self, CallError> {
         let receiver = |name: String, bytes: u64, depth| {
             let spec = geometry::spec(bytes)?;
             Ok(device.static_receiver(&name, &spec, depth)?)

@@ -8,6 +8,7 @@ use tonic::Code;
 use tonic::transport::Server;
 use tonic_rdma_payload::reduce::Reduced;
 use tonic_rdma_proto::placement::placement_client::PlacementClient;
+use tonic_rdma_proto::placement::placement_server::PlacementServer;
 use tonic_rdma_proto::placement::prepare_request::Load as Wanted;
 use tonic_rdma_proto::placement::{BeginRequest, EndRequest, PrepareRequest};
 use tonic_rdma_proto::transfer::Check;
@@ -29,7 +30,7 @@ async fn serve() -> (Rdma, tonic::transport::Channel, String) {
     let endpoint = device.endpoint();
     let incoming = tcp_listener().unwrap();
     let address = incoming.local_addr().unwrap();
-    let service = PlacementService::new(device, Consume::Auto).server();
+    let service = PlacementServer::new(PlacementService::new(device, Consume::Auto));
     tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
     (rdma, client::tcp(address, Http2::Default).await.unwrap(), endpoint)
 }
