@@ -410,12 +410,13 @@ fn legend(rows: &[Row]) -> String {
     for (mode, text) in EXPLAINED.iter().filter(|(mode, _)| rows.iter().any(|row| row.mode == *mode)) {
         legend.push_str(&format!("\n{mode}: {text}"));
     }
-    let notes: [(fn(&Row) -> bool, &str); 3] = [
-        (|row| row.mode.carries_tensors(), OF_TENSORS),
-        (|row| row.ops > 0 && row.p99_us.is_none(), "\np99: only of 100 operations or more."),
-        (|row| row.saturated == Some(true), OF_SATURATION),
+    let any = |applies: fn(&Row) -> bool| rows.iter().any(applies);
+    let notes = [
+        (any(|row| row.mode.carries_tensors()), OF_TENSORS),
+        (any(|row| row.ops > 0 && row.p99_us.is_none()), "\np99: only of 100 operations or more."),
+        (any(|row| row.saturated == Some(true)), OF_SATURATION),
     ];
-    for (_, text) in notes.iter().filter(|(applies, _)| rows.iter().any(applies)) {
+    for (_, text) in notes.iter().filter(|(applies, _)| *applies) {
         legend.push_str(text);
     }
     if is_of_connections(rows) {
