@@ -5,7 +5,6 @@ use std::ops::Range;
 use std::time::Duration;
 
 use indicatif::ProgressBar;
-use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tonic_rdma_commands::{Context as _, Failure};
 
@@ -14,9 +13,8 @@ use crate::compare::server::Addresses;
 use crate::measure::machine::{available, lacking};
 use crate::measure::process::{self, Children};
 use crate::parameter_server::children::{ChildCommand, Report, TurnRequest};
-use crate::parameter_server::options::{Load, MAX_STEPS, ParameterServerOptions, ProcessJob};
+use crate::parameter_server::options::{Load, MAX_STEPS, ParameterServerOptions, ProcessJob, TrainingCell};
 use crate::parameter_server::show::{TrainingRow, TrainingTally};
-use crate::workload::{Model, Variable};
 
 /// Number of measured turns of each mode.
 pub(crate) const ROUNDS: u32 = 3;
@@ -136,28 +134,6 @@ impl<'a> TrainingMeter<'a> {
         let longest = longest.unwrap_or_default().max(Duration::from_nanos(1));
         let turn = self.options.duration / ROUNDS;
         Ok(((turn.as_secs_f64() / longest.as_secs_f64()).round() as u32).clamp(1, MAX_STEPS))
-    }
-}
-
-/// A model, and the numbers of servers that hold it and of workers that train it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct TrainingCell {
-    pub(crate) model: Model,
-    pub(crate) servers: usize,
-    pub(crate) workers: usize,
-}
-
-impl TrainingCell {
-    /// Returns the bytes of all variables.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.model.variables().iter().map(Variable::bytes).sum()
-    }
-
-    /// Returns the cell's name for people.
-    pub(crate) fn label(&self) -> String {
-        let plural = if self.workers == 1 { "" } else { "s" };
-        let servers = if self.servers == 1 { String::new() } else { format!(", {} servers", self.servers) };
-        format!("{}, {} worker{plural}{servers}", self.model.name(), self.workers)
     }
 }
 
@@ -394,6 +370,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
+    use crate::workload::Model;
 
     const GIB: u64 = 1 << 30;
 

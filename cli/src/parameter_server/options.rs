@@ -17,7 +17,6 @@ use crate::compare::server::Addresses;
 use crate::measure::process::parse_job;
 use crate::measure::settings::{Consume, Http2};
 use crate::measure::transport::{Rdma, parse_provider};
-use crate::parameter_server::meter::TrainingCell;
 use crate::workload::{Model, Shard, Variable};
 
 /// The largest number of worker processes.
@@ -152,6 +151,28 @@ impl ParameterServerOptions {
     /// Returns the modes to measure.
     pub(crate) fn modes(&self) -> Vec<Mode> {
         self.modes.as_ref().map_or_else(|| Mode::TRAINING.to_vec(), |list| list.0.clone())
+    }
+}
+
+/// A model, and the numbers of servers that hold it and of workers that train it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct TrainingCell {
+    pub(crate) model: Model,
+    pub(crate) servers: usize,
+    pub(crate) workers: usize,
+}
+
+impl TrainingCell {
+    /// Returns the bytes of all variables.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.model.variables().iter().map(Variable::bytes).sum()
+    }
+
+    /// Returns the cell's name for people.
+    pub(crate) fn label(&self) -> String {
+        let plural = if self.workers == 1 { "" } else { "s" };
+        let servers = if self.servers == 1 { String::new() } else { format!(", {} servers", self.servers) };
+        format!("{}, {} worker{plural}{servers}", self.model.name(), self.workers)
     }
 }
 

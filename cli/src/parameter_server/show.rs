@@ -10,8 +10,8 @@ use crate::compare::modes::mode::Mode;
 use crate::measure::machine::{Costs, Environment};
 use crate::measure::report::{Column, Report, column};
 use crate::measure::settings::Consume;
-use crate::parameter_server::meter::{Outcome, ROUNDS, TrainingCell, TrainingMeter};
-use crate::parameter_server::options::{Compute, Load, OfWorkers, ParameterServerOptions};
+use crate::parameter_server::meter::{Outcome, ROUNDS, TrainingMeter};
+use crate::parameter_server::options::{Compute, Load, OfWorkers, ParameterServerOptions, TrainingCell};
 
 /// Writes all outputs that `options` ask for.
 pub(crate) fn show(
@@ -318,9 +318,6 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::parameter_server::meter::Outcome;
-    use crate::parameter_server::meter::TrainingCell;
-    use crate::parameter_server::options::Compute;
     use crate::workload::Model;
 
     fn row(mode: Mode, model: Model, workers: usize) -> TrainingRow {
