@@ -22,8 +22,6 @@ pub(crate) enum Peer {
     Ruby,
     /// grpc-go, with its own HTTP/2.
     Go,
-    /// C++ on C-core, which reports compression.
-    Cpp,
     /// gRPC's own client and server in C++, from the source of Debian's grpc, unchanged.
     CppOfficial,
 }
@@ -94,7 +92,6 @@ impl Peer {
             Self::Node => Some(places.stock.join("node/node_modules/@grpc/grpc-js")),
             Self::Ruby => Some(places.stock.join("ruby/official/client.rb")),
             Self::Go => Some(places.stock.join("go/peer")),
-            Self::Cpp => Some(places.stock.join("cpp/peer")),
             Self::CppOfficial => Some(places.stock.join("cpp-official/interop_client")),
         }
     }
@@ -205,7 +202,7 @@ impl Peer {
                 command = Command::new("ruby");
                 command.arg(self.official(places).join(format!("{side}.rb")));
             }
-            Self::Go | Self::Cpp => {
+            Self::Go => {
                 command = Command::new(places.stock.join(self.name()).join("peer"));
                 command.arg(side);
             }

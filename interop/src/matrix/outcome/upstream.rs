@@ -45,7 +45,7 @@ const TWICE: &str = "C-core 1.51's server may send a call's trailers a second ti
 const NO_ENCODING: &str =
     "the library's server refuses an encoding it doesn't know with INTERNAL; gRPC has UNIMPLEMENTED for that";
 
-const KNOWN: [KnownFailure; 17] = [
+const KNOWN: [KnownFailure; 16] = [
     server(Peer::Python, "client_compressed_unary", &[NOT_REFUSED], UNSEEN),
     server(Peer::Python, "client_compressed_streaming", &[NOT_REFUSED], UNSEEN),
     server(Peer::Python, "checked_zstd", &[BAD_ENCODING], NO_ENCODING),
@@ -61,7 +61,6 @@ const KNOWN: [KnownFailure; 17] = [
     server(Peer::Ruby, "server_compressed_unary", &[PLAIN], ZEROS),
     server(Peer::Ruby, "server_compressed_streaming", &[PLAIN_IN_STREAM], ZEROS),
     at_times(Peer::Ruby, "timeout_on_sleeping_server", CONNECTION_ERROR, TWICE),
-    at_times(Peer::Cpp, "timeout_on_sleeping_server", CONNECTION_ERROR, TWICE),
     at_times(Peer::CppOfficial, "timeout_on_sleeping_server", CONNECTION_ERROR, TWICE),
 ];
 
