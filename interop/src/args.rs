@@ -4,7 +4,6 @@ use clap::{Parser, Subcommand};
 
 use crate::client::ClientOptions;
 use crate::server::ServerOptions;
-use crate::throughput::{LoadOptions, ServedOptions, ThroughputOptions};
 
 #[derive(Debug, Parser)]
 #[command(name = "interop", version, about = "gRPC's interoperability tests over tonic-rdma")]
@@ -22,12 +21,4 @@ pub(crate) enum Command {
     Client(ClientOptions),
     /// Serve a tensor device for stock clients; prints the port first
     Tensors,
-    /// Compare our listener with tonic's own, both called by a stock client over TCP
-    Throughput(ThroughputOptions),
-    /// Server that `throughput` starts
-    #[command(hide = true)]
-    ThroughputServer(ServedOptions),
-    /// Client that `throughput` starts
-    #[command(hide = true)]
-    ThroughputClient(LoadOptions),
 }

@@ -1,5 +1,5 @@
 //! gRPC's interoperability tests over our transport. `interop server` and `interop client` take the flags of the official
-//! programs, and have the official cases and some more. `interop throughput` measures the cost of our listener for stock clients.
+//! programs, and have the official cases and some more.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -9,12 +9,10 @@ mod content;
 mod deadline;
 mod output;
 mod proto;
-mod runtime;
 mod server;
 mod tensors;
 #[cfg(test)]
 mod tests;
-mod throughput;
 mod tls;
 mod transport;
 
@@ -39,13 +37,11 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Server(options) => on_all_cores(server::run(&options)).map(done),
         Command::Client(options) => on_all_cores(client::run(&options)),
         Command::Tensors => on_all_cores(tensors::serve()).map(done),
-        Command::Throughput(options) => throughput::run(&options).map(done),
-        Command::ThroughputServer(options) => throughput::serve(&options).map(done),
-        Command::ThroughputClient(options) => throughput::call(&options).map(done),
     }
 }
 
 fn on_all_cores<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
-    runtime::start(tonic_rdma::runtime::idle_polling(&mut builder))?.block_on(work)
+    let runtime = tonic_rdma::runtime::idle_polling(&mut builder).enable_all().build();
+    runtime.map_err(|error| Failure::run("can't start a runtime").because(error))?.block_on(work)
 }
