@@ -1,9 +1,7 @@
-//! An example that trains a network on several processes, through a graph or with tonic-rdma-collective. It also measures how the
-//! training scales, and how much of the communication is hidden behind the computation.
+//! An example that trains a network on several processes, through a graph or with tonic-rdma-collective.
 #![forbid(unsafe_code)]
 
 mod array;
-mod check;
 mod data;
 mod distributed;
 mod failure;
@@ -11,10 +9,8 @@ mod group;
 mod layer;
 mod network;
 mod options;
-mod overlap;
 mod processes;
 mod results;
-mod scaling;
 mod step;
 mod texts;
 mod train;
@@ -26,6 +22,7 @@ use std::process::{Command, ExitCode};
 
 use clap::{CommandFactory as _, Parser as _};
 use serde::Serialize;
+use serde_json::json;
 use tonic_rdma_commands::plot::{self, Plot};
 use tonic_rdma_commands::{explain, log, output, process, status};
 use tonic_rdma_verbs::memory::trace::TracingAllocator;
@@ -34,7 +31,7 @@ use failure::{Context as _, Error, Failure};
 use group::Group;
 use options::Options;
 use processes::{THREADS, default_ranks};
-use results::Outcome;
+use results::Training;
 
 /// Places the tensors that cross in registered memory, from the second step of a graph on.
 #[global_allocator]
@@ -55,53 +52,38 @@ fn run(options: &Options) -> Result<(), Error> {
         if job.shape().is_some() {
             return Ok(distributed::serve(job)?);
         }
-        return match carry_out(&job)? {
-            Some(outcome) => Ok(process::report(&outcome)?),
-            None => Ok(()),
-        };
+        return carry_out(&job)?.map_or(Ok(()), |training| Ok(process::report(&training)?));
     }
     options.check()?;
     output::check_files(&[("--json", options.json.as_deref()), ("--plot", options.plot.as_deref())])?;
-    let (ranks, scales) = (options.asked_ranks(), !options.scaling.is_empty());
+    let ranks = options.asked_ranks();
     if group::is_launched()? {
-        if options.check || scales || ranks.is_some() {
+        if ranks.is_some() {
             return Err(Failure::usage(
-                "a launcher started this process as one of several ranks; --ranks, --check, --scaling and --sync start processes of their own, \
+                "a launcher started this process as one of several ranks; --ranks and --sync start processes of their own, \
                  so leave them out or leave out the launcher",
             )
             .into());
         }
-        return carry_out(options)?.map_or(Ok(()), |outcome| report_outcome(options, &outcome));
+        return carry_out(options)?.map_or(Ok(()), |training| report_training(options, &training));
     }
     if let Some(shape) = options.shape() {
         let comparison = distributed::run(options, shape)?;
         let plot = || distributed::figure(&comparison);
         report(options, &comparison, &distributed::text(&comparison), plot)
-    } else if scales {
-        let scaling = scaling::measure(options)?;
-        report(options, &scaling, &scaling::text(&scaling), || scaling::figure(&scaling))
-    } else if options.check {
-        let check = check::check(ranks.unwrap_or_else(default_ranks), options)?;
-        report(options, &check, &check.text(), || results::losses(&[&check.one, &check.several]))
     } else {
-        report_outcome(options, &processes::run_ranks(ranks.unwrap_or_else(default_ranks), options)?)
+        report_training(options, &processes::run_ranks(ranks.unwrap_or_else(default_ranks), options)?)
     }
 }
 
 /// Carries out a job as one rank. Returns the result at rank 0.
-fn carry_out(job: &Options) -> Result<Option<Outcome>, Error> {
+fn carry_out(job: &Options) -> Result<Option<Training>, Error> {
     one_thread()?;
     let group = Group::connect()?;
-    let outcome = match job.overlap {
-        None => Outcome::Train(train::train(job, &group)?),
-        Some(_) => Outcome::Overlap(
-            overlap::measure(job, &group)
-                .context(format!("rank {} can't measure the overlap", group.rank()))?,
-        ),
-    };
+    let training = train::train(job, &group)?;
     // No rank leaves while another still needs it.
     group.barrier()?;
-    Ok((group.rank() == 0).then_some(outcome))
+    Ok((group.rank() == 0).then_some(training))
 }
 
 /// Makes sure that candle computes with one thread. It reads the number from the environment, which a process can only change for a
@@ -117,12 +99,9 @@ fn one_thread() -> Result<(), Failure> {
     Err(Failure::run(format!("can't start again with {THREADS}=1")).because(error))
 }
 
-fn report_outcome(options: &Options, outcome: &Outcome) -> Result<(), Error> {
-    let trainings: Vec<_> = match outcome {
-        Outcome::Train(training) => vec![training],
-        Outcome::Overlap(_) => Vec::new(),
-    };
-    report(options, outcome, &outcome.text(), || results::losses(&trainings))
+fn report_training(options: &Options, training: &Training) -> Result<(), Error> {
+    // Scripts expect the training under its name.
+    report(options, &json!({ "train": training }), &training.text(), || results::losses(training))
 }
 
 /// Writes the files that the command line asks for, and prints the text.

@@ -19,12 +19,6 @@ use crate::texts;
 const MOST_RANKS: u64 = 256;
 const MOST_WORKERS: u64 = 8;
 
-/// Steps of a scaling run, unless --steps says otherwise. Baidu ran 300.
-const SCALING_STEPS: usize = 300;
-
-/// Steps before the measured ones of a scaling run.
-const WARM_UP: usize = 10;
-
 /// Train networks with several processes, through a graph (--sync) or with tonic-rdma-collective
 ///
 /// Starts its processes itself, and each computes with one thread. Without --sync parameter-server or allreduce, the processes average
@@ -38,7 +32,7 @@ pub(crate) struct Options {
     /// Number of passes over the samples
     #[arg(long, value_name = "E", value_parser = positive, default_value = "1")]
     pub(crate) epochs: usize,
-    /// End after this number of steps; with --scaling [default: 300] and --overlap [default: 20], the number of measured steps
+    /// End after this number of steps
     #[arg(long, value_name = "S", value_parser = positive)]
     pub(crate) steps: Option<usize>,
     /// Samples of one step, of all processes together
@@ -59,30 +53,8 @@ pub(crate) struct Options {
     /// Folder with the files of Fashion-MNIST; training/prepare installs them
     #[arg(long, value_name = "DIR", default_value = data::FOLDER)]
     pub(crate) data: PathBuf,
-    /// Train with one rank too, and compare the losses of both
-    #[arg(long, conflicts_with_all = ["scaling", "overlap"])]
-    pub(crate) check: bool,
-    /// Measure samples a second for each of these numbers of ranks, as in Baidu's figure
-    #[arg(long, value_name = "N,N...", value_delimiter = ',', value_parser = ranks, conflicts_with_all = ["overlap", "ranks", "batch", "epochs"])]
-    pub(crate) scaling: Vec<usize>,
-    /// With --scaling: samples of one step of each rank
-    #[arg(long, value_name = "B", value_parser = positive, requires = "scaling", default_value = "32")]
-    rank_batch: usize,
-    /// With --scaling: how often each number of ranks is measured, in turns
-    #[arg(long, value_name = "T", value_parser = positive, requires = "scaling", default_value = "3")]
-    pub(crate) turns: usize,
-    /// Measure how much of the communication of this network's step is hidden behind its computation
-    #[arg(long, value_name = "NETWORK", conflicts_with_all = ["batch", "epochs"])]
-    pub(crate) overlap: Option<Synthetic>,
-    /// With --overlap: duration of a step's computation [default: 1.5 × the measured time of the communication, so that the
-    /// backward pass, two thirds of it, takes as long]
-    #[arg(long, value_name = "MS", value_parser = milliseconds, requires = "overlap")]
-    pub(crate) step_ms: Option<f64>,
-    /// With --overlap: where a step computes
-    #[arg(long, value_enum, requires = "overlap", default_value = "wait")]
-    pub(crate) compute: Compute,
     /// Train through a graph that is split over processes, or, with `collective`, with tonic-rdma-collective
-    #[arg(long, value_enum, conflicts_with_all = ["ranks", "check", "scaling", "overlap"])]
+    #[arg(long, value_enum, conflicts_with = "ranks")]
     sync: Option<Sync>,
     /// With --sync: how tensors cross. Several modes take turns, and must have the same losses bit by bit
     #[arg(
@@ -121,8 +93,8 @@ pub(crate) struct Options {
     /// Write the results to this file, as JSON; - is stdout
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Write a plot to this file, as SVG: the loss by step, samples a second by ranks, or with --sync the accuracy by time
-    #[arg(long, value_name = "FILE", conflicts_with = "overlap")]
+    /// Write a plot to this file, as SVG: the loss by step, or with --sync the accuracy by time
+    #[arg(long, value_name = "FILE")]
     pub(crate) plot: Option<PathBuf>,
     /// These options as JSON, for a process that this program starts
     #[arg(long, hide = true, requires = "parent")]
@@ -130,28 +102,6 @@ pub(crate) struct Options {
     /// The process that started it
     #[arg(long, hide = true)]
     pub(crate) parent: Option<u32>,
-    /// Whether this is a run of --scaling, which has steps before the measured ones and no tests
-    #[arg(skip)]
-    pub(crate) of_scaling: bool,
-}
-
-/// A network whose step is imitated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-pub(crate) enum Synthetic {
-    /// 161 tensors, 25 557 032 parameters
-    Resnet50,
-}
-
-/// Where an imitated step computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Compute {
-    /// On an accelerator, which writes the gradients to their places itself: the core waits and is free
-    Wait,
-    /// On an accelerator: the core copies each gradient to its place, and else waits and is free
-    Copy,
-    /// On the cores that communicate: products of matrices
-    Cores,
 }
 
 /// How workers exchange gradients.
@@ -200,10 +150,6 @@ fn factor(text: &str) -> Result<f32, Error> {
     Ok(text.parse()?)
 }
 
-fn milliseconds(text: &str) -> Result<f64, ValueError> {
-    decimal(text, 1e-3, 1e5)
-}
-
 fn share(text: &str) -> Result<f64, ValueError> {
     decimal(text, 1e-6, 1.0)
 }
@@ -229,7 +175,7 @@ impl Options {
             "--sync collective has no graph, so leave out --mode, --on-death and --target-accuracy".to_owned()
         } else if goes_on && self.mode.len() > 1 {
             "--on-death continue takes one --mode, because modes that lose workers in different steps can't be compared".to_owned()
-        } else if self.model.reads_texts() && self.shape().is_none() && self.overlap.is_none() {
+        } else if self.model.reads_texts() && self.shape().is_none() {
             "--model lstm has tensors of varying shape, which need a graph: add --sync parameter-server or --sync allreduce".to_owned()
         } else {
             return Ok(());
@@ -250,23 +196,6 @@ impl Options {
     /// Returns the number of ranks that the command line asks for.
     pub(crate) fn asked_ranks(&self) -> Option<usize> {
         self.ranks.or_else(|| self.sync.map(|_| self.workers))
-    }
-
-    /// Returns the options of one training of --scaling, with this number of ranks.
-    pub(crate) fn of_scaling(&self, ranks: usize) -> Self {
-        Self {
-            // The training ends by its steps.
-            epochs: usize::MAX,
-            steps: Some(self.steps.unwrap_or(SCALING_STEPS) + WARM_UP),
-            batch: self.rank_batch.saturating_mul(ranks),
-            of_scaling: true,
-            ..self.clone()
-        }
-    }
-
-    /// Returns the number of steps before the measured ones.
-    pub(crate) fn warm_up(&self) -> usize {
-        if self.of_scaling { WARM_UP } else { 0 }
     }
 
     /// Returns the learning rate.
@@ -304,7 +233,7 @@ mod tests {
         let options = parse("--ranks 3 --epochs 2 --batch 96 --model mlp --seed 9").unwrap();
         assert_eq!((options.asked_ranks(), options.shape()), (Some(3), None));
         assert_eq!((options.epochs, options.batch, options.model, options.seed), (2, 96, Model::Mlp, 9));
-        assert_eq!((options.steps, options.warm_up(), options.rate()), (None, 0, 0.02));
+        assert_eq!((options.steps, options.rate()), (None, 0.02));
     }
 
     #[test]
@@ -319,24 +248,12 @@ mod tests {
     }
 
     #[test]
-    fn scaling_has_a_batch_for_each_rank_and_ends_by_steps() {
-        let options = parse("--scaling 1,2,4 --turns 5").unwrap();
-        assert_eq!((&options.scaling[..], options.turns), (&[1, 2, 4][..], 5));
-        let of_two = options.of_scaling(2);
-        assert_eq!((of_two.batch, of_two.steps, of_two.warm_up()), (64, Some(310), 10));
-    }
-
-    #[test]
     fn a_process_gets_the_same_options_as_json() {
-        for line in [
-            "--overlap resnet50 --compute cores --step-ms 12.5 --rate 0.1",
-            "--sync allreduce --deadline 300ms",
-        ] {
+        for line in ["--steps 3 --rate 0.1", "--sync allreduce --deadline 300ms"] {
             let options = parse(line).unwrap();
             let json = serde_json::to_string(&options).unwrap();
             let job: Options = serde_json::from_str(&json).unwrap();
             assert_eq!(serde_json::to_string(&job).unwrap(), json);
-            assert_eq!((job.compute, job.step_ms), (options.compute, options.step_ms));
             assert_eq!((job.deadline, job.rate()), (options.deadline, options.rate()));
         }
     }
@@ -346,19 +263,9 @@ mod tests {
         for (line, text) in [
             ("--ranks 0", "'--ranks <N>': bad number \"0\"; accepted: whole numbers from 1 to 256"),
             ("--ranks 257", "'--ranks <N>': bad number \"257\""),
-            ("--scaling 1,0", "'--scaling <N,N...>': bad number \"0\""),
             ("--batch 0", "'--batch <B>': bad number \"0\""),
             ("--rate=-1", "'--rate <RATE>': bad number \"-1\"; accepted: numbers from 0"),
             ("--rate NaN", "'--rate <RATE>': bad number \"NaN\""),
-            ("--overlap resnet50 --step-ms 0", "'--step-ms <MS>': bad number \"0\""),
-            ("--overlap resnet50 --step-ms NaN", "'--step-ms <MS>': bad number \"NaN\""),
-            ("--overlap alexnet", "alexnet"),
-            ("--overlap resnet50 --plot x", "--plot"),
-            ("--scaling 1 --overlap resnet50", "cannot be used with"),
-            ("--scaling 1 --ranks 2", "cannot be used with"),
-            ("--check --scaling 1", "cannot be used with"),
-            ("--compute cores", "--overlap"),
-            ("--rank-batch 5", "--scaling"),
             ("--job {}", "--parent"),
             ("--model lstm", "--sync parameter-server"),
             ("--workers 2", "--sync"),
@@ -369,7 +276,7 @@ mod tests {
             ("--sync allreduce --target-accuracy 85", "'--target-accuracy <SHARE>': bad number \"85\""),
             ("--sync allreduce --test-every 0", "'--test-every <S>': bad number \"0\""),
             ("--sync allreduce --deadline 0", "seconds from 0.1 to 100000"),
-            ("--sync allreduce --check", "cannot be used with"),
+            ("--sync allreduce --ranks 2", "cannot be used with"),
             ("--sync collective --workers 9", "'--workers <N>': bad number \"9\""),
             ("--sync collective --mode grpc-tcp", "leave out --mode"),
             ("--sync star", "star"),

@@ -11,7 +11,7 @@ use tonic_rdma_commands::process::{Child, Event, again, how_ended};
 
 use crate::failure::{Context as _, Error, Failure};
 use crate::options::Options;
-use crate::results::Outcome;
+use crate::results::Training;
 
 /// The variable that sets the number of threads with which candle and its products of matrices compute.
 pub(crate) const THREADS: &str = "RAYON_NUM_THREADS";
@@ -55,7 +55,7 @@ pub(crate) fn start<T: DeserializeOwned + Send + 'static>(
 }
 
 /// Carries out a job with `ranks` processes that meet by tonic-rdma-collective, and returns what rank 0 reports.
-pub(crate) fn run_ranks(ranks: usize, job: &Options) -> Result<Outcome, Error> {
+pub(crate) fn run_ranks(ranks: usize, job: &Options) -> Result<Training, Error> {
     // Rank 0 listens on this port a moment later. The kernel does not give it to another process so soon.
     let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
     let address = address.context("can't start the ranks")?;
@@ -69,8 +69,8 @@ pub(crate) fn run_ranks(ranks: usize, job: &Options) -> Result<Outcome, Error> {
     let (mut running, mut result, mut failed) = (ranks, None, None);
     while running > 0 && failed.as_ref().is_none_or(|(_, since): &(_, Instant)| since.elapsed() < GRACE) {
         let (rank, reason) = match events.recv_timeout(TICK) {
-            Ok((_, Event::Report(outcome))) => {
-                result = Some(outcome);
+            Ok((_, Event::Report(training))) => {
+                result = Some(training);
                 continue;
             }
             Ok((rank, Event::Garbage(line))) => (rank, format!("wrote a line that is no result: {line}")),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tonic_rdma_collective::{Fusion, Reduction};
+use tonic_rdma_commands::statistics::median;
 use tonic_rdma_commands::units;
 
 use crate::array::Block;
@@ -14,7 +15,7 @@ use crate::group::Group;
 use crate::layer::{Gradients, Layer, cross_entropy};
 use crate::options::Options;
 use crate::processes::cores;
-use crate::results::{Epoch, Spread, Training};
+use crate::results::{Epoch, Training};
 use crate::variables::{Gradient, Variables};
 
 /// One rank of a training under way.
@@ -48,7 +49,7 @@ pub(crate) fn train(job: &Options, group: &Group) -> Result<Training, Error> {
     let mut epochs = Vec::new();
     for number in 0..job.epochs {
         let epoch = trainer.epoch(number)?;
-        if group.rank() == 0 && !job.of_scaling {
+        if group.rank() == 0 {
             report(number, &epoch);
         }
         epochs.push(epoch);
@@ -61,14 +62,13 @@ pub(crate) fn train(job: &Options, group: &Group) -> Result<Training, Error> {
 
 /// Writes the progress of a long training.
 fn report(number: usize, epoch: &Epoch) {
-    let accuracy =
-        epoch.accuracy.map_or_else(String::new, |share| format!(", accuracy {:.2} %", share * 100.0));
     // stderr may be closed. The result has the same values.
     let _ = writeln!(
         std::io::stderr(),
-        "epoch {}: loss {:.4}{accuracy}, {:.0} samples/s",
+        "epoch {}: loss {:.4}, accuracy {:.2} %, {:.0} samples/s",
         number + 1,
         epoch.loss,
+        epoch.accuracy * 100.0,
         epoch.samples_per_s
     );
 }
@@ -115,7 +115,7 @@ impl<'a> Trainer<'a> {
         self.group.reduce(losses, Reduction::Sum)?;
         let (steps, loss) = (losses.len(), losses.iter().sum::<f64>() / losses.len().max(1) as f64);
         let seconds: f64 = self.steps.iter().skip(first).sum();
-        let accuracy = if self.job.of_scaling { None } else { Some(self.accuracy()?) };
+        let accuracy = self.accuracy()?;
         Ok(Epoch { steps, loss, accuracy, samples_per_s: (steps * self.job.batch) as f64 / seconds })
     }
 
@@ -179,8 +179,6 @@ impl<'a> Trainer<'a> {
             )
             .into());
         }
-        let warm_up = self.job.warm_up().min(self.steps.len());
-        let (steps, waits) = (self.steps.split_at(warm_up).1, self.waits.split_at(warm_up).1);
         Ok(Training {
             ranks: self.group.size(),
             cores: cores(),
@@ -189,23 +187,17 @@ impl<'a> Trainer<'a> {
             batch: self.job.batch,
             losses: self.losses,
             epochs,
-            samples_per_s: (steps.len() * self.job.batch) as f64 / steps.iter().sum::<f64>(),
-            step_ms: Spread::of(steps.to_vec()).median * 1e3,
-            wait_ms: Spread::of(waits.to_vec()).median * 1e3,
+            samples_per_s: (self.steps.len() * self.job.batch) as f64 / self.steps.iter().sum::<f64>(),
+            step_ms: median(self.steps.iter().copied()) * 1e3,
+            wait_ms: median(self.waits.iter().copied()) * 1e3,
             weights: format!("{hash:016x}"),
             plans: self.group.communicator.plans().to_string(),
-            fusion: fusion_report(&self.fusion, self.steps.len(), &self.fusion.overlap(), rank),
+            fusion: format!(
+                "buckets of {}\nof {} steps, as rank {rank} saw them: {}",
+                units::size(self.fusion.bucket_bytes() as u64),
+                self.steps.len(),
+                self.fusion.overlap()
+            ),
         })
     }
-}
-
-/// Returns the size of the buckets, and what was hidden in some steps.
-pub(crate) fn fusion_report(
-    fusion: &Fusion<f32>,
-    steps: usize,
-    overlap: &tonic_rdma_collective::Overlap,
-    rank: usize,
-) -> String {
-    let bytes = units::size(fusion.bucket_bytes() as u64);
-    format!("buckets of {bytes}\nof {steps} steps, as rank {rank} saw them: {overlap}")
 }

@@ -3,11 +3,12 @@
 use serde::{Serialize, Serializer};
 use serde_json::json;
 use tonic_rdma_commands::plot::{Plot, Series};
+use tonic_rdma_commands::statistics::median;
 use tonic_rdma_commands::table::{dash, grid, times};
 
 use super::messages::{Sent, SentTensor};
 use crate::network::{EMBEDDING, HIDDEN, Model};
-use crate::results::{Spread, percent, plot};
+use crate::results::{percent, plot};
 use crate::step::Synchrony;
 
 /// All modes side by side. All had the same losses and the same weights, bit by bit.
@@ -66,7 +67,7 @@ pub(crate) struct Point {
 impl ModeResult {
     /// Returns the median duration of a step, in milliseconds, without the first step.
     fn step_ms(&self) -> f64 {
-        Spread::of(self.steps_s.iter().skip(1).map(|seconds| seconds * 1e3).collect()).median
+        median(self.steps_s.iter().skip(1).map(|seconds| seconds * 1e3))
     }
 }
 
