@@ -10,7 +10,7 @@ use rcgen::{
 use tempfile::TempDir;
 
 /// An error of making or writing the files.
-type Error = Box<dyn std::error::Error + Send + Sync>;
+type Error = Box<dyn std::error::Error>;
 
 /// The name in the server's certificate. No machine has this name, so clients need a flag with it.
 pub(crate) const SERVER: &str = "server.interop.test";

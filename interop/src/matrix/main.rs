@@ -5,48 +5,51 @@
 //! in tonic, and the case has to be listed in [`outcome::upstream`], with the reason.
 #![forbid(unsafe_code)]
 
+mod bridge;
 mod certificates;
+mod combination;
 mod direction;
-mod options;
 mod outcome;
 mod peer;
-mod places;
 mod plan;
+mod process;
 mod report;
-mod run;
 mod tls;
 
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Instant;
 
 use clap::Parser as _;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
+use tonic_rdma_commands::Failure;
+use tonic_rdma_verbs::internal::lock;
 
 use crate::direction::Direction;
-use crate::options::Options;
 use crate::outcome::Outcome;
 use crate::peer::Peer;
-use crate::places::Failure;
-use crate::plan::Plan;
+use crate::plan::{Options, Plan};
 use crate::report::{Report, RunResult};
-use crate::run::combination;
 
-#[expect(clippy::print_stderr, reason = "a command reports its errors")]
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let options = Options::parse();
+    let mut work = tokio::task::spawn_blocking(|| run(options));
     let outcome = tokio::select! {
-        outcome = run(options) => outcome,
-        // Dropping the future ends the processes that it started.
-        signal = interrupted() => Err(signal),
+        outcome = &mut work => outcome,
+        signal = interrupted() => {
+            // The work then ends the processes that it started.
+            process::stop();
+            work.await.map(|_| Err(signal))
+        }
     };
-    match outcome {
+    match outcome.unwrap_or_else(|error| Err(error.to_string().into())) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("interop-matrix: {error}");
+        Err(failure) => {
+            failure.report("interop-matrix");
             ExitCode::from(2)
         }
     }
@@ -56,7 +59,7 @@ async fn interrupted() -> Failure {
     match (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) {
         (Ok(mut interrupt), Ok(mut terminate)) => {
             tokio::select! {
-                _ = interrupt.recv() => "interrupted".into(),
+                _ = interrupt.recv() => Failure::Interrupted,
                 _ = terminate.recv() => "terminated".into(),
             }
         }
@@ -65,30 +68,31 @@ async fn interrupted() -> Failure {
 }
 
 /// Runs all combinations and prints the report. Returns whether all outcomes are as expected.
-async fn run(options: Options) -> Result<bool, Failure> {
-    let json = options.json.clone();
-    let jobs = options.jobs;
-    let plan = Arc::new(Plan::make(options).await?);
+fn run(options: Options) -> Result<bool, Failure> {
+    let (json, jobs) = (options.json.clone(), options.jobs);
+    let plan = Plan::make(options)?;
     let mut report = Report::new(&plan);
     let combinations = combinations(&plan, &mut report);
     let mut peers: Vec<_> = combinations.iter().map(|(peer, _)| *peer).collect();
     peers.dedup();
     // Asking for the name is a call of the control.
     for peer in peers.into_iter().filter(|_| plan.controls) {
-        report.name(peer, combination::name(&plan, peer).await);
+        report.name(peer, combination::name(&plan, peer));
     }
-    let slots = Arc::new(Semaphore::new(jobs));
-    let mut running = JoinSet::new();
-    for (peer, direction) in combinations {
-        let (plan, slots) = (Arc::clone(&plan), Arc::clone(&slots));
-        running.spawn(async move {
-            let _slot = slots.acquire_owned().await?;
-            Ok::<RunResult, Failure>(run_one(&plan, peer, direction).await)
-        });
-    }
-    while let Some(finished) = running.join_next().await {
-        report.add(finished??);
-    }
+    let (left, (sender, finished)) = (Mutex::new(combinations.into_iter()), channel());
+    thread::scope(|scope| {
+        for _ in 0..jobs {
+            let (plan, left, sender) = (&plan, &left, sender.clone());
+            let next = || lock(left).next();
+            scope.spawn(move || {
+                while let Some((peer, direction)) = next() {
+                    let _ = sender.send(run_one(plan, peer, direction));
+                }
+            });
+        }
+        drop(sender);
+        finished.iter().try_for_each(|result| process::go_on().map(|()| report.add(result)))
+    })?;
     report.judge();
     report.print();
     if let Some(path) = json {
@@ -112,12 +116,12 @@ fn combinations(plan: &Plan, report: &mut Report) -> Vec<(Peer, Direction)> {
 }
 
 /// Runs all cases of one peer in one direction.
-async fn run_one(plan: &Plan, peer: Peer, direction: Direction) -> RunResult {
-    let started = std::time::Instant::now();
-    let results = match combination::run(plan, peer, direction).await {
+fn run_one(plan: &Plan, peer: Peer, direction: Direction) -> RunResult {
+    let started = Instant::now();
+    let results = match combination::run(plan, peer, direction) {
         Ok(results) => results,
         Err(error) => {
-            let reason = error.to_string();
+            let reason = error.with_causes();
             let cases = plan.cases(peer, direction).into_iter();
             cases.map(|case| (case, Outcome::Failed(reason.clone()))).collect()
         }

@@ -1,13 +1,13 @@
 //! The peers, and the commands that run their programs.
 
 use std::path::PathBuf;
+use std::process::Command;
 
 use clap::ValueEnum;
-use tokio::process::Command;
 use tonic_rdma_commands::Named as _;
 
 use crate::direction::{Direction, Side};
-use crate::places::Places;
+use crate::plan::Places;
 
 /// A gRPC library of another project.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]

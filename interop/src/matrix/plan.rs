@@ -1,15 +1,49 @@
-//! The combinations and cases of one run of the matrix.
+//! The command line, and the combinations and cases of one run of the matrix.
 
-use clap::ValueEnum as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use clap::{Parser, ValueEnum as _};
+use tonic_rdma_commands::Failure;
+use tonic_rdma_commands::units::parse_number;
 
 use crate::certificates::Certificates;
 use crate::direction::Direction;
-use crate::options::Options;
 use crate::peer::Peer;
-use crate::places::Failure;
-use crate::places::Places;
-use crate::run::process;
+use crate::process;
 use crate::tls;
+
+/// Runs stock gRPC peers against our transport, in all directions. `interop/matrix` installs the peers and starts this program
+/// in the repository's root.
+#[derive(Debug, Parser)]
+#[command(name = "interop-matrix", version)]
+pub(crate) struct Options {
+    /// Peers, of: tonic, python, node, ruby, go, cpp-official [default: all]
+    #[arg(long, value_name = "NAME[,NAME...]", value_delimiter = ',')]
+    pub(crate) peers: Vec<Peer>,
+    /// Directions [default: all]; their controls run as well
+    #[arg(long, value_name = "NAME[,NAME...]", value_delimiter = ',')]
+    pub(crate) directions: Vec<Direction>,
+    /// Run no controls: a case that is n/a, or known to fail, counts as such without a control, and peers are not asked for
+    /// their versions
+    #[arg(long)]
+    pub(crate) no_controls: bool,
+    /// Cases [default: all that `interop client --list` names; with TLS the cases that TLS can change]
+    #[arg(long, value_name = "NAME[,NAME...]", value_delimiter = ',')]
+    pub(crate) cases: Vec<String>,
+    /// Device for RDMA: soft, or a device of the feature ibverbs, such as rxe0 (rxe and siw: the first device of this kind)
+    #[arg(long, default_value = "soft")]
+    pub(crate) provider: String,
+    /// Write all results to this file, as JSON
+    #[arg(long, value_name = "FILE", value_parser = json)]
+    pub(crate) json: Option<PathBuf>,
+    /// Number of combinations of peer and direction that run at a time
+    #[arg(long, value_name = "NUMBER", default_value = "2", value_parser = |text: &str| parse_number("number of jobs", text, 1..=64))]
+    pub(crate) jobs: u64,
+    /// Folder with the installed peers
+    #[arg(long, value_name = "DIR", default_value = "target/interop")]
+    pub(crate) stock: PathBuf,
+}
 
 /// The combinations and cases to run, with the programs for them.
 #[derive(Debug)]
@@ -29,15 +63,36 @@ pub(crate) struct Plan {
     pub(crate) places: Places,
 }
 
+/// Paths of the programs that the matrix starts.
+#[derive(Debug)]
+pub(crate) struct Places {
+    /// The root of the repository.
+    pub(crate) root: PathBuf,
+    /// The folder with the installed peers.
+    pub(crate) stock: PathBuf,
+    /// Our test server and client.
+    pub(crate) interop: PathBuf,
+    /// The command `tonic-rdma`, which has the bridge.
+    pub(crate) command: PathBuf,
+}
+
+fn json(text: &str) -> Result<PathBuf, Failure> {
+    match text {
+        "-" => Err("stdout has the progress of the program, so name a file".into()),
+        file => Ok(file.into()),
+    }
+}
+
 impl Plan {
     /// Makes the plan.
     ///
     /// # Errors
     /// A case is unknown, or one of our programs is not built.
-    pub(crate) async fn make(options: Options) -> Result<Self, Failure> {
+    pub(crate) fn make(options: Options) -> Result<Self, Failure> {
         let places = Places::find(&options.stock)?;
-        let known =
-            process::lines(tokio::process::Command::new(&places.interop).args(["client", "--list"])).await?;
+        let mut list = Command::new(&places.interop);
+        list.args(["client", "--list"]);
+        let known = process::lines(list)?;
         if let Some(unknown) = options.cases.iter().find(|case| !known.contains(case)) {
             return Err(format!("--cases: {unknown} is none of {}", known.join(", ")).into());
         }
@@ -78,6 +133,29 @@ impl Plan {
             kind @ ("soft" | "rxe" | "siw") => format!("{kind}0"),
             device => device.to_owned(),
         }
+    }
+}
+
+impl Places {
+    /// Finds our programs beside this one. `stock` is relative to the root of the repository.
+    ///
+    /// # Errors
+    /// The program does not run in the root of the repository, or one of our programs is not built.
+    pub(crate) fn find(stock: &Path) -> Result<Self, Failure> {
+        let root = std::env::current_dir()?;
+        if !root.join("interop/stock").is_dir() {
+            return Err(format!("{} is not the repository's root", root.display()).into());
+        }
+        let this_program = std::env::current_exe()?;
+        let built = |name: &str| {
+            let path = this_program.with_file_name(name);
+            if path.is_file() {
+                Ok(path)
+            } else {
+                Err(Failure::run(format!("{} is not built", path.display())))
+            }
+        };
+        Ok(Self { stock: root.join(stock), interop: built("interop")?, command: built("tonic-rdma")?, root })
     }
 }
 

@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde_json::json;
-use tonic_rdma_commands::Named as _;
+use tonic_rdma_commands::{Failure, Named as _};
 
 use crate::direction::Direction;
 use crate::outcome::judge::judge;
 use crate::outcome::{Outcome, Outcomes, upstream};
 use crate::peer::Peer;
-use crate::places::Failure;
 use crate::plan::Plan;
 
 /// Width of a peer's name, in columns.

@@ -1,15 +1,14 @@
 //! Bridges between TCP and RDMA, and the check that they used RDMA.
 
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::process::Command;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
-use tokio::process::Command;
-use tokio::time::timeout;
+use tonic_rdma_commands::Failure;
 
-use crate::places::Failure;
 use crate::plan::Plan;
-use crate::run::process::{self, Running};
+use crate::process::{self, Running};
 
 /// The counter of connections. Its labels are the transports of the two ends.
 const CONNECTIONS: &str = "tonic_rdma_bridge_connections_total";
@@ -29,16 +28,16 @@ pub(crate) struct Bridge {
 
 impl Bridge {
     /// Starts a bridge that listens on TCP and connects over RDMA alone.
-    pub(crate) async fn to_rdma(plan: &Plan, port: u16) -> Result<Self, Failure> {
-        Self::start(plan, "tcp://127.0.0.1:0", &format!("rdma://127.0.0.1:{port}"), "target").await
+    pub(crate) fn to_rdma(plan: &Plan, port: u16) -> Result<Self, Failure> {
+        Self::start(plan, "tcp://127.0.0.1:0", &format!("rdma://127.0.0.1:{port}"), "target")
     }
 
     /// Starts a bridge that listens for RDMA alone and connects over TCP.
-    pub(crate) async fn from_rdma(plan: &Plan, port: u16) -> Result<Self, Failure> {
-        Self::start(plan, "rdma://127.0.0.1:0", &format!("tcp://127.0.0.1:{port}"), "client").await
+    pub(crate) fn from_rdma(plan: &Plan, port: u16) -> Result<Self, Failure> {
+        Self::start(plan, "rdma://127.0.0.1:0", &format!("tcp://127.0.0.1:{port}"), "client")
     }
 
-    async fn start(
+    fn start(
         plan: &Plan,
         listen: &str,
         connect: &str,
@@ -51,7 +50,7 @@ impl Bridge {
             .args(["--listen", listen, "--connect", connect])
             .args(["--metrics", &format!("127.0.0.1:{metrics}")])
             .envs(plan.rdma());
-        let (running, line) = Running::start("the bridge", &mut command).await?;
+        let (running, line) = Running::start("the bridge", command)?;
         let port = line
             .strip_prefix("listening on ")
             .and_then(|rest| rest.split(',').next()?.rsplit(':').next()?.parse().ok())
@@ -60,40 +59,37 @@ impl Bridge {
     }
 
     /// Checks that the bridge had connections, all of them over RDMA and the required device. Ends the bridge.
-    pub(crate) async fn check_rdma(&mut self) -> Result<(), Failure> {
-        let counters = match timeout(Duration::from_secs(10), scrape(self.metrics)).await {
-            Ok(Ok(counters)) => counters,
-            Ok(Err(error)) => {
-                return Err(format!("the bridge's metrics: {error}; {}", self.running.errors().await).into());
-            }
-            Err(_) => return Err("the bridge's metrics did not come".into()),
-        };
+    pub(crate) fn check_rdma(&mut self) -> Result<(), Failure> {
+        let counters = scrape(self.metrics).map_err(|error| {
+            Failure::run(format!("the bridge's metrics: {error}; {}", self.running.errors()))
+        })?;
         let (rdma, other) = count_connections(&counters, self.rdma_end);
         if rdma == 0 || other != 0 {
-            let errors = self.running.errors().await;
+            let errors = self.running.errors();
             return Err(
                 format!("the bridge carried {rdma} connections over RDMA, {other} not: {errors}").into()
             );
         }
         // The bridge must not use other devices: `plan.rdma()` names this one.
-        if !names_device(self.running.log().await, &self.device) {
-            let errors = self.running.errors().await;
+        if !names_device(&self.running.log(), &self.device) {
+            let errors = self.running.errors();
             return Err(format!("the bridge's log has no connection over {}: {errors}", self.device).into());
         }
         Ok(())
     }
 
     /// Ends the bridge, and returns the end of its log.
-    pub(crate) async fn log(&mut self) -> String {
-        self.running.errors().await
+    pub(crate) fn log(&mut self) -> String {
+        self.running.errors()
     }
 }
 
-async fn scrape(port: u16) -> std::io::Result<String> {
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await?;
+fn scrape(port: u16) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
     let mut text = Vec::new();
-    stream.take(4 << 20).read_to_end(&mut text).await?;
+    stream.take(4 << 20).read_to_end(&mut text)?;
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 

@@ -1,16 +1,17 @@
 //! Runs the cases of one peer in one direction, with the servers and bridges that they need.
 
+use std::process::Command;
 use std::time::Duration;
 
-use tokio::process::Command;
+use tonic_rdma_commands::Failure;
+
 
 use crate::direction::{Direction, Side};
 use crate::outcome::{NO_LINE, Outcome, Outcomes, SERVER_OUTPUT, printable, read};
 use crate::peer::{CommandLine, Peer};
-use crate::places::Failure;
+use crate::bridge::Bridge;
 use crate::plan::Plan;
-use crate::run::bridge::Bridge;
-use crate::run::process::{self, Running};
+use crate::process::{self, Running};
 use crate::tls::{ClientFault, Tls};
 
 /// Time limit of one case. Most clients end a case after 30 s themselves. This limit ends all other clients.
@@ -38,22 +39,22 @@ struct Combination<'a> {
 ///
 /// # Errors
 /// A program did not start, or a connection did not use RDMA although it had to. No case counts as passed then.
-pub(crate) async fn run(plan: &Plan, peer: Peer, direction: Direction) -> Result<Outcomes, Failure> {
+pub(crate) fn run(plan: &Plan, peer: Peer, direction: Direction) -> Result<Outcomes, Failure> {
     if let Some(reason) = peer.lacks_tls(&plan.places).filter(|_| direction.has_tls()) {
         let cases = plan.cases(peer, direction).into_iter();
         return Ok(cases.map(|case| (case, Outcome::NotApplicable(reason.clone()))).collect());
     }
-    let mut combination = Combination::start(plan, peer, direction).await?;
+    let mut combination = Combination::start(plan, peer, direction)?;
     let (cases, lacking): (Vec<_>, Vec<_>) = plan
         .cases(peer, direction)
         .into_iter()
         .partition(|case| peer.lacks(direction.side(), case).is_none());
-    let mut outcomes = combination.call(&cases, None).await?;
-    outcomes.extend(combination.refusals().await?);
+    let mut outcomes = combination.call(&cases, None)?;
+    outcomes.extend(combination.refusals()?);
     if !cases.is_empty() {
-        combination.check_rdma().await?;
+        combination.check_rdma()?;
     }
-    combination.explain(&mut outcomes).await;
+    combination.explain(&mut outcomes);
     let lacking = lacking.into_iter().filter_map(|case| {
         let reason = peer.lacks(direction.side(), &case)?;
         Some((case, Outcome::NotApplicable(reason)))
@@ -66,62 +67,63 @@ pub(crate) async fn run(plan: &Plan, peer: Peer, direction: Direction) -> Result
 ///
 /// # Errors
 /// The client made no call, or sent no name.
-pub(crate) async fn name(plan: &Plan, peer: Peer) -> Result<String, Failure> {
-    let (mut server, port) = our_server(plan, None, "tcp").await?;
+pub(crate) fn name(plan: &Plan, peer: Peer) -> Result<String, Failure> {
+    let (mut server, port) = our_server(plan, None, "tcp")?;
     let called =
-        process::finish("the client", &mut peer.client(&plan.places, port, SINGLE_CALL), CASE).await?;
-    let name = server.log().await.lines().find_map(|line| line.strip_prefix("called by "));
+        process::finish("the client", peer.client(&plan.places, port, SINGLE_CALL), CASE)?;
+    let log = server.log();
+    let name = log.lines().find_map(|line| line.strip_prefix("called by "));
     match name {
         Some(name) if called.succeeded() => Ok(printable(name)),
-        Some(_) => Err(called.describe().into()),
-        None => Err(format!("the client sent the server no name; {}", called.describe()).into()),
+        Some(_) => Err(process::describe(&called).into()),
+        None => Err(format!("the client sent the server no name; {}", process::describe(&called)).into()),
     }
 }
 
 impl<'a> Combination<'a> {
-    async fn start(plan: &'a Plan, peer: Peer, direction: Direction) -> Result<Self, Failure> {
+    fn start(plan: &'a Plan, peer: Peer, direction: Direction) -> Result<Self, Failure> {
         let certificates = plan.certificates.as_ref().filter(|_| direction.has_tls());
         let tls = certificates.map(|certificates| Tls::new(&plan.places, certificates, peer));
         let (server, mut port) = match direction.without_tls() {
-            Direction::TonicTcp | Direction::Bridges => our_server(plan, tls.as_ref(), "tcp").await?,
+            Direction::TonicTcp | Direction::Bridges => our_server(plan, tls.as_ref(), "tcp")?,
             Direction::Direct | Direction::Bridge | Direction::Ours => {
-                our_server(plan, tls.as_ref(), "rdma").await?
+                our_server(plan, tls.as_ref(), "rdma")?
             }
-            Direction::OursNative => our_server(plan, tls.as_ref(), "native").await?,
-            _ => stock_server(plan, tls.as_ref(), peer).await?,
+            Direction::OursNative => our_server(plan, tls.as_ref(), "native")?,
+            _ => stock_server(plan, tls.as_ref(), peer)?,
         };
         let mut bridges = Vec::new();
         if matches!(direction.without_tls(), Direction::Bridges | Direction::FromBridge) {
-            bridges.push(Bridge::from_rdma(plan, port).await?);
+            bridges.push(Bridge::from_rdma(plan, port)?);
         }
         port = bridges.last().map_or(port, |bridge| bridge.port);
         if matches!(direction.without_tls(), Direction::Bridge | Direction::Bridges) {
-            bridges.push(Bridge::to_rdma(plan, port).await?);
+            bridges.push(Bridge::to_rdma(plan, port)?);
         }
         port = bridges.last().map_or(port, |bridge| bridge.port);
         Ok(Self { plan, peer, direction, tls, server, bridges, port })
     }
 
     /// Runs the cases. The client has the `fault` in all of them.
-    async fn call(&self, cases: &[String], fault: Option<ClientFault>) -> Result<Outcomes, Failure> {
+    fn call(&self, cases: &[String], fault: Option<ClientFault>) -> Result<Outcomes, Failure> {
         if self.command_line() == CommandLine::Official {
-            return self.one_by_one(cases, fault).await;
+            return self.one_by_one(cases, fault);
         }
-        let ended = process::finish("the client", &mut self.client(&cases.join(","), fault), ALL).await?;
-        let otherwise = format!("{NO_LINE}: {}", ended.describe());
+        let ended = process::finish("the client", self.client(&cases.join(","), fault), ALL)?;
+        let otherwise = format!("{NO_LINE}: {}", process::describe(&ended));
         Ok(read(&ended.output, cases, &otherwise))
     }
 
     /// Runs the cases of an official client, one process for each case.
-    async fn one_by_one(&self, cases: &[String], fault: Option<ClientFault>) -> Result<Outcomes, Failure> {
+    fn one_by_one(&self, cases: &[String], fault: Option<ClientFault>) -> Result<Outcomes, Failure> {
         let mut outcomes = Outcomes::new();
         for case in cases {
-            let ended = process::finish("the client", &mut self.client(case, fault), CASE).await?;
+            let ended = process::finish("the client", self.client(case, fault), CASE)?;
             let proof = if self.direction.side() == Side::Client { self.peer.proof(case) } else { None };
             let outcome = match proof {
-                _ if !ended.succeeded() => Outcome::Failed(ended.describe()),
-                Some(proof) if !ended.logged(proof) => {
-                    Outcome::Failed(format!("it ended without {proof:?} in its log: {}", ended.describe()))
+                _ if !ended.succeeded() => Outcome::Failed(process::describe(&ended)),
+                Some(proof) if !ended.errors.contains(proof) => {
+                    Outcome::Failed(format!("it ended without {proof:?} in its log: {}", process::describe(&ended)))
                 }
                 _ => Outcome::Passed,
             };
@@ -131,14 +133,14 @@ impl<'a> Combination<'a> {
     }
 
     /// Checks, with TLS, that the server or the client refuses connections with each fault.
-    async fn refusals(&self) -> Result<Outcomes, Failure> {
+    fn refusals(&self) -> Result<Outcomes, Failure> {
         let mut outcomes = Outcomes::new();
         let Some(tls) = &self.tls else { return Ok(outcomes) };
         for fault in ClientFault::ALL {
             let outcome = match tls.lacks(self.command_line(), fault) {
                 Some(reason) => Outcome::NotApplicable(reason.to_owned()),
                 None => {
-                    let mut called = self.call(&[SINGLE_CALL.to_owned()], Some(fault)).await?;
+                    let mut called = self.call(&[SINGLE_CALL.to_owned()], Some(fault))?;
                     fault.judge(called.remove(SINGLE_CALL).ok_or("the client was not run")?)
                 }
             };
@@ -181,43 +183,43 @@ impl<'a> Combination<'a> {
         command
     }
 
-    async fn check_rdma(&mut self) -> Result<(), Failure> {
+    fn check_rdma(&mut self) -> Result<(), Failure> {
         for bridge in &mut self.bridges {
-            bridge.check_rdma().await?;
+            bridge.check_rdma()?;
         }
         Ok(())
     }
 
     /// Adds the output of servers and bridges to the first failure, because it may have the cause.
-    async fn explain(&mut self, outcomes: &mut Outcomes) {
+    fn explain(&mut self, outcomes: &mut Outcomes) {
         let Some(first) = outcomes.values_mut().find_map(|outcome| match outcome {
             Outcome::Failed(reason) => Some(reason),
             _ => None,
         }) else {
             return;
         };
-        *first += &format!("{SERVER_OUTPUT}{}]", self.server.errors().await);
+        *first += &format!("{SERVER_OUTPUT}{}]", self.server.errors());
         for bridge in &mut self.bridges {
-            *first += &format!(" [bridge: {}]", bridge.log().await);
+            *first += &format!(" [bridge: {}]", bridge.log());
         }
     }
 }
 
-async fn our_server(plan: &Plan, tls: Option<&Tls>, transport: &str) -> Result<(Running, u16), Failure> {
+fn our_server(plan: &Plan, tls: Option<&Tls>, transport: &str) -> Result<(Running, u16), Failure> {
     let mut command = Command::new(&plan.places.interop);
     command.args(["server", "--port=0"]).arg(format!("--transport={transport}")).envs(plan.rdma());
     command.args(tls.map(|tls| tls.server(CommandLine::Ours)).unwrap_or_default());
-    listening(Running::start("our server", &mut command).await?)
+    listening(Running::start("our server", command)?)
 }
 
-async fn stock_server(plan: &Plan, tls: Option<&Tls>, peer: Peer) -> Result<(Running, u16), Failure> {
+fn stock_server(plan: &Plan, tls: Option<&Tls>, peer: Peer) -> Result<(Running, u16), Failure> {
     let name = format!("{peer}'s server");
     let port = if peer.command_line() == CommandLine::Official { process::free_port()? } else { 0 };
     let mut command = peer.server(&plan.places, port);
     command.args(tls.map(|tls| tls.server(peer.command_line())).unwrap_or_default());
     match peer.command_line() {
-        CommandLine::Ours => listening(Running::start(&name, &mut command).await?),
-        CommandLine::Official => Ok((Running::start_silent(&name, &mut command, port).await?, port)),
+        CommandLine::Ours => listening(Running::start(&name, command)?),
+        CommandLine::Official => Ok((Running::start_silent(&name, command, port)?, port)),
     }
 }
 
