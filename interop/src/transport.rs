@@ -15,14 +15,13 @@ use tonic::service::Routes;
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Endpoint, Server};
 use tonic_rdma::{Config, RdmaChannel, RdmaConnector, RdmaIncoming, RdmaRoutes, RdmaServer, Verdict};
-use tonic_rdma_commands::{Named as _, chain};
+use tonic_rdma_commands::{Context as _, Failure, Named as _};
 use tower::layer::layer_fn;
 use tower::util::BoxCloneSyncService;
 use tower::{Service, ServiceExt as _};
 
 use crate::deadline::status_of;
 use crate::tls::{ClientTls, ServerTls};
-use tonic_rdma_commands::Failure;
 
 /// A transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -53,16 +52,16 @@ pub(crate) enum Listener {
 impl Listener {
     /// Listens on `host` and `port`. Our transport takes its configuration from the environment.
     pub(crate) async fn bind(transport: Transport, host: &str, port: u16) -> Result<Self, Failure> {
-        let named = |error: std::io::Error| Failure::run(format!("can't listen on {host}:{port}: {error}"));
+        let what = || format!("can't listen on {host}:{port}");
         Ok(match transport {
             Transport::Rdma | Transport::Native => {
                 let bound = RdmaIncoming::bind_with((host, port), configuration()?).await;
-                let incoming = bound.map_err(named)?;
+                let incoming = bound.context(what())?;
                 if transport == Transport::Native { Self::Native(incoming) } else { Self::Rdma(incoming) }
             }
             Transport::Tcp => {
-                let listener = TcpListener::bind((host, port)).await.map_err(named)?;
-                let address = listener.local_addr().map_err(named)?;
+                let listener = TcpListener::bind((host, port)).await.context(what())?;
+                let address = listener.local_addr()?;
                 Self::Tcp(TcpIncoming::from(listener).with_nodelay(Some(true)), address)
             }
         })
@@ -84,27 +83,24 @@ impl Listener {
     ) -> Result<(), Failure> {
         let mut server = Server::builder();
         if let Some(tls) = tls {
-            let protected = server.tls_config(tls.config());
-            server = protected.map_err(|error| Failure::run(format!("--use_tls: {}", chain(&error))))?;
+            server = server.tls_config(tls.0).context("--use_tls")?;
         }
-        let failed = |error: &dyn std::error::Error| Failure::run(format!("can't serve: {}", chain(error)));
-        match self {
+        let served = match self {
             Self::Rdma(incoming) => {
-                let served = server.add_routes(routes).serve_with_incoming_shutdown(incoming, ended).await;
-                served.map_err(|error| failed(&error))
+                server.add_routes(routes).serve_with_incoming_shutdown(incoming, ended).await
             }
             Self::Tcp(incoming, _) => {
-                let served = server.add_routes(routes).serve_with_incoming_shutdown(incoming, ended).await;
-                served.map_err(|error| failed(&error))
+                server.add_routes(routes).serve_with_incoming_shutdown(incoming, ended).await
             }
             Self::Native(incoming) => {
                 // These routes may be one service for all paths, their fallback, which `add_routes` leaves out.
                 let all = layer_fn(move |_: RdmaRoutes| routes.clone());
                 let server = RdmaServer::new().http2(server).layer(all);
                 let served = server.serve_with_incoming_shutdown(incoming, ended).await;
-                served.map_err(|error| failed(&error))
+                return served.context("can't serve");
             }
-        }
+        };
+        served.context("can't serve")
     }
 }
 
@@ -150,21 +146,19 @@ impl Target {
     /// The server can't be reached, or the connection does not use the required transport or device.
     pub(crate) async fn connect(&self) -> Result<Connected, Failure> {
         let endpoint = self.endpoint()?;
-        let unreachable = |error: &dyn std::error::Error| {
-            Failure::run(format!("can't connect to {}: {}", self.authority(), chain(error)))
-        };
+        let what = format!("can't connect to {}", self.authority());
         let (channel, info) = match self.transport {
             Transport::Rdma => {
                 let connector = RdmaConnector::with_config(configuration()?);
                 let connected = endpoint.connect_with_connector(connector.clone()).await;
-                (boxed(connected.map_err(|error| unreachable(&error))?), connector.last_connection())
+                (boxed(connected.context(what)?), connector.last_connection())
             }
             Transport::Native => {
                 let connected = RdmaChannel::builder(endpoint).config(configuration()?).connect().await;
-                let channel = connected.map_err(|error| unreachable(&error))?;
+                let channel = connected.context(what)?;
                 (boxed(channel.clone()), channel.last_connection())
             }
-            Transport::Tcp => (boxed(endpoint.connect().await.map_err(|error| unreachable(&error))?), None),
+            Transport::Tcp => (boxed(endpoint.connect().await.context(what)?), None),
         };
         let (carrier, device, reason) = match &info {
             None if self.transport == Transport::Tcp => (Transport::Tcp, None, "tonic's own transport"),
@@ -197,19 +191,19 @@ impl Target {
     pub(crate) fn endpoint(&self) -> Result<Endpoint, Failure> {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let uri = format!("{scheme}://{}", self.authority());
-        let mut endpoint = Endpoint::from_shared(uri)
-            .map_err(|error| Failure::run(format!("{} is no address: {error}", self.authority())))?;
+        let mut endpoint =
+            Endpoint::from_shared(uri).context(format!("{} is no address", self.authority()))?;
         if let Some(host) = &self.host_override {
             let origin = http::Uri::builder().scheme(scheme).authority(host.as_str()).path_and_query("/");
-            let origin = origin.build().map_err(|error| {
-                Failure::run(format!("--server_host_override: {host:?} is no host: {error}"))
-            })?;
+            let origin = origin.build().context(format!("--server_host_override: {host:?} is no host"))?;
             endpoint = endpoint.origin(origin);
         }
-        match &self.tls {
-            Some(tls) => tls.protect(endpoint, self.host_override.as_ref().unwrap_or(&self.host)),
-            None => Ok(endpoint),
-        }
+        let Some(ClientTls(tls)) = &self.tls else { return Ok(endpoint) };
+        // TLS takes IPv6 addresses without brackets.
+        let name = self.host_override.as_ref().unwrap_or(&self.host);
+        let name = name.trim_start_matches('[').trim_end_matches(']');
+        let protected = endpoint.tls_config(tls.clone().domain_name(name));
+        protected.context(format!("--use_tls, for a server named {name}"))
     }
 
     /// Returns host and port in the form of a URI.

@@ -4,6 +4,7 @@ mod case;
 mod cases;
 mod options;
 
+use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -11,9 +12,9 @@ pub(crate) use case::{CaseError, Session};
 pub(crate) use cases::{Case, all, find};
 pub(crate) use options::{ClientOptions, SoakOptions};
 
-use crate::output;
 use crate::transport::Target;
-use tonic_rdma_commands::Failure;
+use tonic_rdma_commands::process::report_line;
+use tonic_rdma_commands::{Failure, one_line};
 
 /// Time limit of a case. Soaks have additional time.
 const LIMIT: Duration = Duration::from_secs(if cfg!(test) { 120 } else { 30 });
@@ -53,7 +54,8 @@ pub(crate) async fn run(options: &ClientOptions) -> Result<ExitCode, Failure> {
         };
         // Most runs have one verdict for all cases.
         if verdict != printed {
-            output::note(&format!("connected over {verdict}"));
+            // stderr may be closed. Scripts don't read it.
+            let _ = writeln!(std::io::stderr(), "connected over {verdict}");
             printed.clone_from(&verdict);
         }
         failed |= matches!(result, Err(CaseError::Failed(_)));
@@ -71,7 +73,7 @@ async fn attempt(
 ) -> Result<(), CaseError> {
     let limit = if case.soaks { LIMIT + cases::soak_timeout(&soak) } else { LIMIT };
     let running = async {
-        let connected = target.connect().await.map_err(|error| CaseError::Failed(error.to_string()))?;
+        let connected = target.connect().await.map_err(|error| CaseError::Failed(error.with_causes()))?;
         *verdict = connected.verdict;
         (case.run)(Session::new(connected.channel, target.clone(), soak)).await
     };
@@ -95,25 +97,21 @@ pub(crate) async fn run_case(case: &Case, target: &Target) -> Result<(), CaseErr
     attempt(case, target, soak, &mut String::new()).await
 }
 
+/// Prints the outcome of a case. Reasons quote peers, and must not look like lines of this program.
 fn print_outcome(name: &str, result: &Result<(), CaseError>) -> Result<(), Failure> {
-    output::line(&match result {
+    report_line(match result {
         Ok(()) => format!("{name} ok"),
         Err(CaseError::Skipped(reason)) => format!("{name} skipped: {}", one_line(reason)),
         Err(CaseError::Failed(reason)) => format!("{name} failed: {}", one_line(reason)),
     })
 }
 
-/// Removes control characters. Reasons quote peers, and must not look like lines of this program or control a terminal.
-fn one_line(reason: &str) -> String {
-    reason.chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
-}
-
 fn list(absent: bool) -> Result<(), Failure> {
     for case in all() {
-        output::line(case.name)?;
+        report_line(case.name)?;
     }
     for case in cases::ABSENT.iter().filter(|_| absent) {
-        output::line(&format!("{} not here: {}", case.name, case.reason))?;
+        report_line(format!("{} not here: {}", case.name, case.reason))?;
     }
     Ok(())
 }

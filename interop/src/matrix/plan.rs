@@ -5,7 +5,7 @@ use std::process::Command;
 
 use clap::{Parser, ValueEnum as _};
 use tonic_rdma_commands::Failure;
-use tonic_rdma_commands::units::parse_number;
+use tonic_rdma_commands::units::number;
 
 use crate::certificates::Certificates;
 use crate::direction::Direction;
@@ -38,8 +38,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FILE", value_parser = json)]
     pub(crate) json: Option<PathBuf>,
     /// Number of combinations of peer and direction that run at a time
-    #[arg(long, value_name = "NUMBER", default_value = "2", value_parser = |text: &str| parse_number("number of jobs", text, 1..=64))]
-    pub(crate) jobs: u64,
+    #[arg(long, value_name = "NUMBER", default_value = "2", value_parser = number::<usize>("number of jobs", 1..=64))]
+    pub(crate) jobs: usize,
     /// Folder with the installed peers
     #[arg(long, value_name = "DIR", default_value = "target/interop")]
     pub(crate) stock: PathBuf,

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde_json::json;
-use tonic_rdma_commands::{Failure, Named as _};
+use tonic_rdma_commands::table::columns;
+use tonic_rdma_commands::{Context as _, Failure, Named as _};
 
 use crate::direction::Direction;
 use crate::outcome::judge::judge;
@@ -57,7 +58,7 @@ impl Report {
     pub(crate) fn name(&mut self, peer: Peer, name: Result<String, Failure>) {
         match &name {
             Ok(name) => println!("{peer:<WIDTH$} is {name}"),
-            Err(reason) => println!("{peer:<WIDTH$} has no known version: {reason}"),
+            Err(reason) => println!("{peer:<WIDTH$} has no known version: {}", reason.with_causes()),
         }
         self.names.insert(peer, name);
     }
@@ -112,20 +113,14 @@ impl Report {
     }
 
     fn print_table(&self, directions: &[Direction]) {
-        print!("{:<WIDTH$}", "");
-        for direction in directions {
-            print!(" {direction:>15}");
-        }
-        println!();
-        for peer in self.peers() {
-            print!("{peer:<WIDTH$}");
-            for direction in directions {
-                let cell =
-                    self.runs.get(&(peer, *direction)).map_or("-".to_owned(), |run| counts(&run.results));
-                print!(" {cell:>15}");
-            }
-            println!();
-        }
+        let headings: Vec<_> = std::iter::once("").chain(directions.iter().map(|it| it.name())).collect();
+        let row = |peer: Peer| {
+            let counts_of = |direction: &Direction| {
+                self.runs.get(&(peer, *direction)).map_or("-".to_owned(), |run| counts(&run.results))
+            };
+            std::iter::once(peer.name().to_owned()).chain(directions.iter().map(counts_of)).collect()
+        };
+        println!("{}", columns(&headings, 1, self.peers().into_iter().map(row)));
     }
 
     fn peers(&self) -> Vec<Peer> {
@@ -174,7 +169,7 @@ impl Report {
             "skipped": skipped.collect::<Vec<_>>(),
         });
         std::fs::write(path, format!("{all:#}\n"))
-            .map_err(|error| format!("--json: can't write {}: {error}", path.display()).into())
+            .context(format!("--json: can't write {}", path.display()))
     }
 }
 

@@ -1,11 +1,10 @@
 //! Prints the name that each caller sends (`user-agent`), which has the caller's library and version.
 
 use std::collections::BTreeSet;
+use std::io::Write as _;
 use std::sync::{Arc, Mutex};
 
 use tonic_rdma_verbs::internal::lock;
-
-use crate::output;
 
 /// Maximum number of printed names, so that a client can't fill a log.
 const MAX_NAMES: usize = 16;
@@ -20,7 +19,8 @@ impl Callers {
     /// Prints the caller's name to the standard error, unless it was printed already.
     pub(super) fn print(&self, headers: &http::HeaderMap) {
         if let Some(name) = self.new_name(headers) {
-            output::note(&format!("called by {name}"));
+            // stderr may be closed.
+            let _ = writeln!(std::io::stderr(), "called by {name}");
         }
     }
 

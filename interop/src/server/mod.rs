@@ -20,18 +20,18 @@ use tower::util::{BoxCloneSyncService, MapRequest};
 use tower::{Service, ServiceExt as _, service_fn};
 
 use crate::compression::at_server;
-use crate::output;
 use crate::proto::DESCRIPTORS;
 use crate::proto::checked::checked_server::CheckedServer;
 use crate::proto::testing::test_service_server::TestServiceServer;
 use crate::transport::Listener;
-use tonic_rdma_commands::Failure;
+use tonic_rdma_commands::process::report_line;
+use tonic_rdma_commands::{Context as _, Failure};
 
 /// Listens, prints the port, and serves until interrupted. Prints the names of callers to the standard error.
 pub(crate) async fn run(options: &ServerOptions) -> Result<(), Failure> {
     let tls = options.tls.load()?;
     let listener = Listener::bind(options.transport, &options.host, options.port).await?;
-    output::line(&listener.port().to_string())?;
+    report_line(listener.port())?;
     let interrupted = async {
         // Without signals the server runs until it is killed.
         if tokio::signal::ctrl_c().await.is_err() {
@@ -70,15 +70,14 @@ pub(crate) async fn routes() -> Result<Routes, Failure> {
             .register_encoded_file_descriptor_set(DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
-    let broken = |error| Failure::run(format!("the descriptors can't be used for reflection: {error}"));
+    let broken = "the descriptors can't be used for reflection";
 
-    let mut routes = Routes::new(layer_fn(with_functions).named_layer(test_service))
+    let routes = Routes::new(layer_fn(with_functions).named_layer(test_service))
         .add_service(checked)
         .add_service(health_service)
         // Older tools know only the first version.
-        .add_service(reflection().build_v1alpha().map_err(broken)?);
-    routes = routes.add_service(reflection().build_v1().map_err(broken)?);
-    Ok(routes)
+        .add_service(reflection().build_v1alpha().context(broken)?);
+    Ok(routes.add_service(reflection().build_v1().context(broken)?))
 }
 
 /// Adds to the official service what tonic's handlers can't do.

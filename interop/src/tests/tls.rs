@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use super::certificates::{Certificates, SERVER};
 use super::{failure, serve_with, target};
-use crate::args::{Cli, Command};
+use crate::{Cli, Command};
 use crate::client::all;
 use crate::server::routes;
 use crate::tls::{ClientTls, ServerTls};

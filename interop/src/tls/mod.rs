@@ -8,11 +8,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
-use tonic::transport::{ClientTlsConfig, Endpoint, ServerTlsConfig};
+use tonic::transport::{ClientTlsConfig, ServerTlsConfig};
 
 use files::{authorities, identity};
 use tonic_rdma_commands::Failure;
-use tonic_rdma_commands::chain;
 
 /// Time limit of a handshake. tonic's server has no limit by default.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -56,11 +55,11 @@ pub(crate) struct ServerTlsOptions {
 
 /// Configuration of a client, whose files are valid.
 #[derive(Clone)]
-pub(crate) struct ClientTls(ClientTlsConfig);
+pub(crate) struct ClientTls(pub(crate) ClientTlsConfig);
 
 /// Configuration of a server, whose files are valid.
 #[derive(Clone)]
-pub(crate) struct ServerTls(ServerTlsConfig);
+pub(crate) struct ServerTls(pub(crate) ServerTlsConfig);
 
 impl ClientTlsOptions {
     /// Reads the files, and returns the configuration, or `None` without TLS.
@@ -128,23 +127,6 @@ fn refuse_files(files: &[(&str, &Option<PathBuf>)]) -> Result<(), Failure> {
     match files.iter().find(|(_, path)| path.is_some()) {
         Some((flag, _)) => Err(Failure::run(format!("{flag} is of no use without --use_tls"))),
         None => Ok(()),
-    }
-}
-
-impl ClientTls {
-    /// Returns the endpoint with TLS, for a server whose certificate has to have `name`.
-    pub(crate) fn protect(&self, endpoint: Endpoint, name: &str) -> Result<Endpoint, Failure> {
-        // TLS takes IPv6 addresses without brackets.
-        let name = name.trim_start_matches('[').trim_end_matches(']');
-        endpoint
-            .tls_config(self.0.clone().domain_name(name))
-            .map_err(|error| Failure::run(format!("--use_tls, for a server named {name}: {}", chain(&error))))
-    }
-}
-
-impl ServerTls {
-    pub(crate) fn config(self) -> ServerTlsConfig {
-        self.0
     }
 }
 

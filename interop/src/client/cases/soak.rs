@@ -77,7 +77,7 @@ async fn run_thread(session: Session, new_channels: bool, body: Arc<Bytes>) -> V
 async fn call(session: &Session, new_channel: bool, body: Bytes) -> CaseResult {
     let session = if new_channel {
         let connected =
-            session.target.connect().await.map_err(|error| CaseError::Failed(error.to_string()))?;
+            session.target.connect().await.map_err(|error| CaseError::Failed(error.with_causes()))?;
         Session::new(connected.channel, session.target.clone(), session.soak)
     } else {
         session.clone()
