@@ -9,9 +9,10 @@ use std::path::Path;
 use candle_core::{Device, Tensor};
 use flate2::read::MultiGzDecoder;
 
+use crate::Error;
 use crate::array::Array;
-use crate::failure::{Context as _, Error, Failure};
 use crate::texts;
+use tonic_rdma_commands::{Context as _, Failure};
 
 /// The folder into which Debian's package puts the files.
 pub(crate) const FOLDER: &str = "/usr/share/datasets/fashion-mnist";

@@ -2,8 +2,7 @@
 
 use tokio::runtime::{Builder, Runtime};
 use tonic_rdma_collective::{CollectiveError, Communicator, Launch, Reduction};
-
-use crate::failure::{Context as _, Failure};
+use tonic_rdma_commands::{Context as _, Failure};
 
 /// The variables by which launchers tell a process its rank.
 const LAUNCHERS: [&str; 4] = ["RDMA_COLLECTIVE_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"];
@@ -50,32 +49,18 @@ impl Group {
         self.communicator.size()
     }
 
-    /// Waits until all ranks are here.
-    pub(crate) fn barrier(&self) -> Result<(), Failure> {
-        self.ended("the barrier", self.communicator.barrier().wait())
-    }
-
-    /// Replaces the values by those of rank 0.
-    pub(crate) fn broadcast(&self, values: &mut [f32]) -> Result<(), Failure> {
-        self.ended("the broadcast of the weights", self.communicator.broadcast(values, 0).wait())
-    }
-
-    /// Makes each value the sum of all ranks, or the largest.
-    pub(crate) fn reduce(&self, values: &mut [f64], reduction: Reduction) -> Result<(), Failure> {
-        self.ended("the reduction of results", self.communicator.all_reduce(values, reduction).wait())
-    }
-
-    /// Returns the value of each rank.
-    pub(crate) fn gather(&self, value: u64) -> Result<Vec<u64>, Failure> {
-        let mut values: Vec<u64> =
-            (0..self.size()).map(|rank| if rank == self.rank() { value } else { 0 }).collect();
-        let gathered = self.communicator.all_gather(values.as_mut_slice()).wait().map(drop);
-        self.ended("the comparison of all ranks", gathered)?;
-        Ok(values)
+    /// Makes each value the sum of all ranks.
+    pub(crate) fn sum(&self, values: &mut [f64]) -> Result<(), Failure> {
+        let summed = self.communicator.all_reduce(values, Reduction::Sum).wait();
+        self.done("the sum of results", summed).map(drop)
     }
 
     /// Names this rank in the failure of an operation.
-    fn ended<T, E: Into<CollectiveError>>(&self, what: &str, result: Result<T, E>) -> Result<(), Failure> {
-        result.map(drop).map_err(Into::into).context(format!("rank {}: {what} failed", self.rank()))
+    pub(crate) fn done<T>(
+        &self,
+        what: &str,
+        result: Result<T, impl Into<CollectiveError>>,
+    ) -> Result<T, Failure> {
+        result.map_err(Into::into).context(format!("rank {}: {what} failed", self.rank()))
     }
 }

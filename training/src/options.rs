@@ -5,12 +5,11 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
-use tonic_rdma_commands::ValueError;
-use tonic_rdma_commands::units::{parse_number, parse_time_within};
+use tonic_rdma_commands::units::{number, parse_decimal, parse_time_within};
+use tonic_rdma_commands::{Context as _, Failure, ValueError};
 use tonic_rdma_graph::transfer::Mode;
 
 use crate::data;
-use crate::failure::{Context as _, Error, Failure};
 use crate::network::Model;
 use crate::step::{Shape, Synchrony};
 use crate::texts;
@@ -27,16 +26,16 @@ const MOST_WORKERS: u64 = 8;
 #[command(name = "tonic-rdma-training", version)]
 pub(crate) struct Options {
     /// Number of ranks, started as local processes [default: the number of cores, at least 2]
-    #[arg(long, value_name = "N", value_parser = ranks)]
+    #[arg(long, value_name = "N", value_parser = number::<usize>("number", 1..=MOST_RANKS))]
     pub(crate) ranks: Option<usize>,
     /// Number of passes over the samples
-    #[arg(long, value_name = "E", value_parser = positive, default_value = "1")]
+    #[arg(long, value_name = "E", value_parser = positive(), default_value = "1")]
     pub(crate) epochs: usize,
     /// End after this number of steps
-    #[arg(long, value_name = "S", value_parser = positive)]
+    #[arg(long, value_name = "S", value_parser = positive())]
     pub(crate) steps: Option<usize>,
     /// Samples of one step, of all processes together
-    #[arg(long, value_name = "B", value_parser = positive, default_value = "128")]
+    #[arg(long, value_name = "B", value_parser = positive(), default_value = "128")]
     pub(crate) batch: usize,
     /// The network
     #[arg(long, value_enum, default_value = "cnn")]
@@ -67,28 +66,28 @@ pub(crate) struct Options {
     )]
     pub(crate) mode: Vec<String>,
     /// With --sync: number of workers, 1 to 8
-    #[arg(long, value_name = "N", value_parser = workers, requires = "sync", default_value = "2")]
+    #[arg(long, value_name = "N", value_parser = number::<usize>("number", 1..=MOST_WORKERS), requires = "sync", default_value = "2")]
     workers: usize,
     /// With --sync: end when this share of the tested samples is right, and report the time, for example 0.85
-    #[arg(long, value_name = "SHARE", value_parser = share, requires = "sync")]
+    #[arg(long, value_name = "SHARE", value_parser = |text: &str| parse_decimal("number", text, 1e-6..=1.0), requires = "sync")]
     pub(crate) target_accuracy: Option<f64>,
     /// With --sync: what to do when a worker dies
     #[arg(long, value_enum, requires = "sync", default_value = "fail")]
     pub(crate) on_death: OnDeath,
     /// With --sync: steps between two tests
-    #[arg(long, value_name = "S", value_parser = positive, requires = "sync", default_value = "50")]
+    #[arg(long, value_name = "S", value_parser = positive(), requires = "sync", default_value = "50")]
     pub(crate) test_every: usize,
     /// With --sync: the largest number of samples of a test
-    #[arg(long, value_name = "N", value_parser = positive, requires = "sync", default_value = "10000")]
+    #[arg(long, value_name = "N", value_parser = positive(), requires = "sync", default_value = "10000")]
     pub(crate) test_samples: usize,
     /// With --sync: time without progress after which a part gives up, in seconds or with a unit (300ms, 2m)
-    #[arg(long, value_name = "TIME", allow_negative_numbers = true, requires = "sync", default_value = "60", value_parser = deadline)]
+    #[arg(long, value_name = "TIME", allow_negative_numbers = true, requires = "sync", default_value = "60", value_parser = |text: &str| parse_time_within(text, 0.1..=1e5))]
     pub(crate) deadline: Duration,
     /// With --model lstm: folder with the files of the program fortune; training/prepare installs them
     #[arg(long, value_name = "DIR", requires = "sync", default_value = texts::FOLDER)]
     texts: PathBuf,
     /// With --model lstm: characters after which a text is cut
-    #[arg(long, value_name = "N", value_parser = positive, requires = "sync", default_value = "64")]
+    #[arg(long, value_name = "N", value_parser = positive(), requires = "sync", default_value = "64")]
     length: usize,
     /// Write the results to this file, as JSON; - is stdout
     #[arg(long, value_name = "FILE")]
@@ -124,38 +123,12 @@ pub(crate) enum OnDeath {
     Continue,
 }
 
-fn whole(text: &str, most: u64) -> Result<usize, Error> {
-    Ok(usize::try_from(parse_number("number", text, 1..=most)?)?)
+fn positive() -> impl Fn(&str) -> Result<usize, ValueError> + Clone {
+    number("number", 1..=u64::from(u32::MAX))
 }
 
-fn positive(text: &str) -> Result<usize, Error> {
-    whole(text, u64::from(u32::MAX))
-}
-
-fn ranks(text: &str) -> Result<usize, Error> {
-    whole(text, MOST_RANKS)
-}
-
-fn workers(text: &str) -> Result<usize, Error> {
-    whole(text, MOST_WORKERS)
-}
-
-fn decimal(text: &str, least: f64, most: f64) -> Result<f64, ValueError> {
-    let number = text.parse().ok().filter(|number| (least..=most).contains(number));
-    number.ok_or_else(|| ValueError::number("number", text, format!("numbers from {least} to {most}")))
-}
-
-fn factor(text: &str) -> Result<f32, Error> {
-    decimal(text, 0.0, 1e6)?;
-    Ok(text.parse()?)
-}
-
-fn share(text: &str) -> Result<f64, ValueError> {
-    decimal(text, 1e-6, 1.0)
-}
-
-fn deadline(text: &str) -> Result<Duration, ValueError> {
-    parse_time_within(text, 0.1..=1e5)
+fn factor(text: &str) -> Result<f32, ValueError> {
+    parse_decimal("number", text, 0.0..=1e6).map(|number| number as f32)
 }
 
 fn mode(text: &str) -> Result<String, String> {

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use serde::de::DeserializeOwned;
 use tonic_rdma_commands::process::{Child, Event, again, how_ended};
 
-use crate::failure::{Context as _, Error, Failure};
 use crate::options::Options;
 use crate::results::Training;
+use tonic_rdma_commands::{Context as _, Failure};
 
 /// The variable that sets the number of threads with which candle and its products of matrices compute.
 pub(crate) const THREADS: &str = "RAYON_NUM_THREADS";
@@ -55,7 +55,7 @@ pub(crate) fn start<T: DeserializeOwned + Send + 'static>(
 }
 
 /// Carries out a job with `ranks` processes that meet by tonic-rdma-collective, and returns what rank 0 reports.
-pub(crate) fn run_ranks(ranks: usize, job: &Options) -> Result<Training, Error> {
+pub(crate) fn run_ranks(ranks: usize, job: &Options) -> Result<Training, Failure> {
     // Rank 0 listens on this port a moment later. The kernel does not give it to another process so soon.
     let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
     let address = address.context("can't start the ranks")?;
@@ -87,6 +87,6 @@ pub(crate) fn run_ranks(ranks: usize, job: &Options) -> Result<Training, Error> 
     }
     match failed {
         Some((reason, _)) => Err(reason.into()),
-        None => Ok(result.ok_or("rank 0 reported no result")?),
+        None => result.ok_or_else(|| "rank 0 reported no result".into()),
     }
 }

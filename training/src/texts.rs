@@ -6,8 +6,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::Error;
 use crate::array::Block;
-use crate::failure::{Context as _, Error, Failure};
+use tonic_rdma_commands::{Context as _, Failure};
 
 /// The folder into which Debian's package puts the files.
 pub(crate) const FOLDER: &str = "/usr/share/games/fortunes";

@@ -4,19 +4,20 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tonic_rdma_collective::{Fusion, Reduction};
+use tonic_rdma_collective::Fusion;
 use tonic_rdma_commands::statistics::median;
 use tonic_rdma_commands::units;
 
+use crate::Error;
 use crate::array::Block;
 use crate::data::{Data, part, reorder};
-use crate::failure::{Context as _, Error, Failure};
 use crate::group::Group;
 use crate::layer::{Gradients, Layer, cross_entropy};
 use crate::options::Options;
 use crate::processes::cores;
 use crate::results::{Epoch, Training};
 use crate::variables::{Gradient, Variables};
+use tonic_rdma_commands::{Context as _, Failure};
 
 /// One rank of a training under way.
 struct Trainer<'a> {
@@ -77,7 +78,10 @@ impl<'a> Trainer<'a> {
     fn new(job: &'a Options, group: &'a Group, data: Data) -> Result<Self, Error> {
         // Each rank begins with weights of its own, and gets those of rank 0.
         let mut variables = job.model.variables(job.seed.wrapping_add(group.rank() as u64));
-        variables.iter_mut().try_for_each(|variable| group.broadcast(&mut variable.values))?;
+        for variable in &mut variables {
+            let values = variable.values.as_mut_slice();
+            group.done("the broadcast of the weights", group.communicator.broadcast(values, 0).wait())?;
+        }
         Ok(Self {
             job,
             group,
@@ -112,7 +116,7 @@ impl<'a> Trainer<'a> {
         }
         // The losses of all ranks are added up once for each epoch, because nothing needs them earlier.
         let losses = self.losses.get_mut(first..).unwrap_or_default();
-        self.group.reduce(losses, Reduction::Sum)?;
+        self.group.sum(losses)?;
         let (steps, loss) = (losses.len(), losses.iter().sum::<f64>() / losses.len().max(1) as f64);
         let seconds: f64 = self.steps.iter().skip(first).sum();
         let accuracy = self.accuracy()?;
@@ -164,7 +168,7 @@ impl<'a> Trainer<'a> {
         self.variables.settle(self.losses.len() as u64)?;
         let share = part(self.data.test.len(), self.group.size(), self.group.rank());
         let mut sums = self.job.model.test(&self.variables.values()?, &self.data.test, share)?;
-        self.group.reduce(&mut sums, Reduction::Sum)?;
+        self.group.sum(&mut sums)?;
         let [_, correct, number] = sums;
         Ok(correct / number)
     }
@@ -173,7 +177,13 @@ impl<'a> Trainer<'a> {
     fn finish(self, epochs: Vec<Epoch>) -> Result<Training, Error> {
         self.variables.settle(self.losses.len() as u64)?;
         let (hash, rank) = (self.variables.hash()?, self.group.rank());
-        if let Some(other) = self.group.gather(hash)?.iter().position(|other| *other != hash) {
+        let mut hashes = vec![0; self.group.size()];
+        if let Some(own) = hashes.get_mut(rank) {
+            *own = hash;
+        }
+        let gathered = self.group.communicator.all_gather(hashes.as_mut_slice()).wait();
+        self.group.done("the comparison of all ranks", gathered)?;
+        if let Some(other) = hashes.iter().position(|other| *other != hash) {
             return Err(format!(
                 "rank {other} ended with other weights than rank {rank}, and all must end with the same bits"
             )

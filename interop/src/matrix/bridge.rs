@@ -37,12 +37,7 @@ impl Bridge {
         Self::start(plan, "rdma://127.0.0.1:0", &format!("tcp://127.0.0.1:{port}"), "client")
     }
 
-    fn start(
-        plan: &Plan,
-        listen: &str,
-        connect: &str,
-        rdma_end: &'static str,
-    ) -> Result<Self, Failure> {
+    fn start(plan: &Plan, listen: &str, connect: &str, rdma_end: &'static str) -> Result<Self, Failure> {
         let metrics = process::free_port()?;
         let mut command = Command::new(&plan.places.command);
         command

@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use tonic_rdma_commands::Failure;
 
-
+use crate::bridge::Bridge;
 use crate::direction::{Direction, Side};
 use crate::outcome::{NO_LINE, Outcome, Outcomes, SERVER_OUTPUT, printable, read};
 use crate::peer::{CommandLine, Peer};
-use crate::bridge::Bridge;
 use crate::plan::Plan;
 use crate::process::{self, Running};
 use crate::tls::{ClientFault, Tls};
@@ -69,8 +68,7 @@ pub(crate) fn run(plan: &Plan, peer: Peer, direction: Direction) -> Result<Outco
 /// The client made no call, or sent no name.
 pub(crate) fn name(plan: &Plan, peer: Peer) -> Result<String, Failure> {
     let (mut server, port) = our_server(plan, None, "tcp")?;
-    let called =
-        process::finish("the client", peer.client(&plan.places, port, SINGLE_CALL), CASE)?;
+    let called = process::finish("the client", peer.client(&plan.places, port, SINGLE_CALL), CASE)?;
     let log = server.log();
     let name = log.lines().find_map(|line| line.strip_prefix("called by "));
     match name {
@@ -122,9 +120,10 @@ impl<'a> Combination<'a> {
             let proof = if self.direction.side() == Side::Client { self.peer.proof(case) } else { None };
             let outcome = match proof {
                 _ if !ended.succeeded() => Outcome::Failed(process::describe(&ended)),
-                Some(proof) if !ended.errors.contains(proof) => {
-                    Outcome::Failed(format!("it ended without {proof:?} in its log: {}", process::describe(&ended)))
-                }
+                Some(proof) if !ended.errors.contains(proof) => Outcome::Failed(format!(
+                    "it ended without {proof:?} in its log: {}",
+                    process::describe(&ended)
+                )),
                 _ => Outcome::Passed,
             };
             outcomes.insert(case.clone(), outcome);

@@ -168,8 +168,7 @@ impl Report {
             "results": results.collect::<Vec<_>>(),
             "skipped": skipped.collect::<Vec<_>>(),
         });
-        std::fs::write(path, format!("{all:#}\n"))
-            .context(format!("--json: can't write {}", path.display()))
+        std::fs::write(path, format!("{all:#}\n")).context(format!("--json: can't write {}", path.display()))
     }
 }
 

@@ -7,12 +7,12 @@ use tempfile::TempDir;
 
 use super::certificates::{Certificates, SERVER};
 use super::{failure, serve_with, target};
-use crate::{Cli, Command};
 use crate::client::all;
 use crate::server::routes;
 use crate::tls::{ClientTls, ServerTls};
 use crate::transport::Target;
 use crate::transport::Transport::{self, Rdma, Tcp};
+use crate::{Cli, Command};
 use tonic_rdma_commands::Failure;
 
 /// Parses flags of the client, and returns its TLS configuration.

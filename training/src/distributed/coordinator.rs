@@ -7,10 +7,10 @@ use serde::de::DeserializeOwned;
 use super::messages::{Command, Ran, Sent, SentTensor};
 use super::outcome::{Comparison, Death, ModeResult, Point};
 use super::parts::{Answers, Parts, SILENCE};
-use crate::failure::{Context as _, Failure};
 use crate::options::{OnDeath, Options};
 use crate::processes::{cores, start};
 use crate::step::{Shape, Synchrony};
+use tonic_rdma_commands::{Context as _, Failure};
 
 /// A job under way.
 struct Coordinator<'a> {
@@ -272,7 +272,7 @@ impl ModeResult {
             self.steps_s.extend(&chief.steps);
         }
         let sent = if from == 0 { &mut self.sent_in_first_step } else { &mut self.sent_later };
-        ran.iter().for_each(|ran| *sent += ran.sent);
+        *sent = ran.iter().fold(*sent, |sum, ran| sum.combined(ran.sent, u64::saturating_add));
     }
 
     fn go_on_from(&mut self, version: u64) {

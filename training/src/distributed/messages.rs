@@ -73,24 +73,14 @@ pub(crate) struct SentTensor {
     pub(crate) sent: Sent,
 }
 
-impl std::ops::AddAssign for Sent {
-    fn add_assign(&mut self, other: Self) {
-        self.tensors += other.tensors;
-        self.bytes += other.bytes;
-        self.copied += other.copied;
-        self.inline += other.inline;
-    }
-}
-
-impl std::ops::Sub for Sent {
-    type Output = Self;
-
-    fn sub(self, other: Self) -> Self {
+impl Sent {
+    /// Combines each count with that of `other`.
+    pub(crate) fn combined(self, other: Self, combine: fn(u64, u64) -> u64) -> Self {
         Self {
-            tensors: self.tensors - other.tensors,
-            bytes: self.bytes - other.bytes,
-            copied: self.copied - other.copied,
-            inline: self.inline - other.inline,
+            tensors: combine(self.tensors, other.tensors),
+            bytes: combine(self.bytes, other.bytes),
+            copied: combine(self.copied, other.copied),
+            inline: combine(self.inline, other.inline),
         }
     }
 }

@@ -9,8 +9,8 @@ use tonic_rdma_commands::process::{Child, Event, end_all, how_ended};
 
 use super::messages::{Command, Report};
 use super::process::ALIVE;
-use crate::failure::Failure;
 use crate::processes::{Events, TICK};
+use tonic_rdma_commands::Failure;
 
 /// How long a process that leaves may take.
 const LEAVE: Duration = Duration::from_secs(5);

@@ -14,10 +14,11 @@ use tonic_rdma_graph::session::{Listener, Peering, Session, Settings};
 use super::messages::{Command, Report};
 use super::trainer::{Feeder, Trainer};
 use crate::data::Data;
-use crate::failure::{self, Context as _, Error, Failure};
 use crate::options::Options;
 use crate::step::Shape;
 use crate::variables::Variables;
+use crate::{Error, failure};
+use tonic_rdma_commands::{Context as _, Failure};
 
 /// How long the other parts may take to learn that this one leaves.
 const LEAVE: Duration = Duration::from_secs(2);
@@ -56,7 +57,7 @@ pub(crate) fn serve(job: Options) -> Result<(), Failure> {
             serde_json::from_str(&line.context(talk)?).context("the coordinator sent no command")?;
         let report = match part.carry_out(command) {
             Ok(value) => Report::Done(value),
-            Err(error) => Report::Failed(failure::of(error).with_causes()),
+            Err(error) => Report::Failed(failure(error).with_causes()),
         };
         process::report(&report)?;
     }

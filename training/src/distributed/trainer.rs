@@ -100,14 +100,13 @@ impl Trainer {
             losses: self.feeder.losses.iter().map(|(_, loss)| *loss).collect(),
             steps: times.iter().map(|time| time.ended.saturating_sub(time.began).as_secs_f64()).collect(),
             elapsed: report.elapsed.as_secs_f64(),
-            sent: self.sent() - before,
+            sent: self.sent().combined(before, u64::saturating_sub),
         })
     }
 
     fn sent(&self) -> Sent {
-        let mut sum = Sent::default();
-        self.sent_tensors().into_iter().for_each(|tensor| sum += tensor.sent);
-        sum
+        let all = self.sent_tensors().into_iter();
+        all.fold(Sent::default(), |sum, tensor| sum.combined(tensor.sent, u64::saturating_add))
     }
 
     /// Returns how each crossing tensor was sent by this part, in all steps.

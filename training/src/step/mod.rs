@@ -28,9 +28,9 @@ use tonic_rdma_graph::dataflow::{Fact, Kernel, Node, NodeId, Outlet, Role, Topol
 use tonic_rdma_graph::placement::{Part, Partition, Placements, analyse};
 use tonic_rdma_tensor::Dtype;
 
+use crate::Error;
 use crate::array::Array;
 use crate::data::part;
-use crate::failure::Error;
 use crate::network::{Model, TABLE, Variable};
 use crate::variables::{Gradient, Variables};
 

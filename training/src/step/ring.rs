@@ -20,9 +20,9 @@ use tonic_rdma_graph::dataflow::Outlet;
 use tonic_rdma_tensor::Dtype;
 
 use super::{Builder, Shape, blocks, first, inputs, known, output};
+use crate::Error;
 use crate::array::Array;
 use crate::data::part;
-use crate::failure::Error;
 use crate::variables::Gradient;
 
 /// A gradient with fewer elements is one range.
