@@ -8,7 +8,7 @@ mod compare;
 mod devices;
 mod measure;
 #[cfg(test)]
-mod pages;
+mod pages_tests;
 mod parameter_server;
 mod tune;
 mod workload;
