@@ -52,38 +52,7 @@ impl Address {
 /// The reason why a text is no address, and the accepted forms.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}; accepted: {FORMS}")]
-pub(crate) struct AddressError(AddressFault);
-
-/// The first fault of a text that is no address.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-enum AddressFault {
-    #[error("unknown scheme {0:?}")]
-    UnknownScheme(String),
-    #[error("a scheme is missing")]
-    NoScheme,
-    #[error("\"//\" is missing after the scheme")]
-    NoSlashes,
-    #[error("the port is missing")]
-    NoPort,
-    #[error("bad port {0:?}, which is a number from 0 to 65535")]
-    BadPort(String),
-    #[error("{0:?} is no IPv6 address")]
-    NotIpv6(String),
-    #[error("the host is missing")]
-    NoHost,
-    #[error("an IPv6 address needs brackets")]
-    NoBrackets,
-    #[error("bad host {0:?}")]
-    BadHost(String),
-    #[error("a path can't contain a zero byte")]
-    ZeroByte,
-    #[error("a path after unix:// is absolute (unix:///PATH)")]
-    Relative,
-    #[error("the path is missing")]
-    NoPath,
-    #[error("the path has {0} bytes, but a socket's path has at most {LONGEST_PATH}")]
-    LongPath(usize),
-}
+pub(crate) struct AddressError(String);
 
 /// Bytes that the kernel's address has for a path or an abstract name. One more byte ends the path or begins the name.
 const LONGEST_PATH: usize = 107;
@@ -96,60 +65,58 @@ impl FromStr for Address {
             Some(("tcp", rest)) => authority(rest).map(Self::Tcp),
             Some(("rdma", rest)) => authority(rest).map(Self::Rdma),
             Some(("unix", rest)) => unix(rest).map(Self::Unix),
-            Some((scheme, rest)) if rest.starts_with("//") => {
-                Err(AddressFault::UnknownScheme(scheme.to_owned()))
-            }
-            _ => Err(AddressFault::NoScheme),
+            Some((scheme, rest)) if rest.starts_with("//") => Err(format!("unknown scheme {scheme:?}")),
+            _ => Err("a scheme is missing".to_owned()),
         };
         parsed.map_err(AddressError)
     }
 }
 
-fn authority(rest: &str) -> Result<Place, AddressFault> {
-    let rest = rest.strip_prefix("//").ok_or(AddressFault::NoSlashes)?;
+fn authority(rest: &str) -> Result<Place, String> {
+    let rest = rest.strip_prefix("//").ok_or("\"//\" is missing after the scheme")?;
     let rest = rest.strip_suffix('/').unwrap_or(rest);
-    let (host, port) = rest.rsplit_once(':').ok_or(AddressFault::NoPort)?;
+    let (host, port) = rest.rsplit_once(':').ok_or("the port is missing")?;
     let digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
     let port = match port.parse() {
         Ok(port) if digits => port,
-        _ => return Err(AddressFault::BadPort(port.to_owned())),
+        _ => return Err(format!("bad port {port:?}, which is a number from 0 to 65535")),
     };
     let host = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
         Some(inner) if inner.split('%').next().is_some_and(|ip| ip.parse::<std::net::Ipv6Addr>().is_ok()) => {
             inner
         }
-        Some(inner) => return Err(AddressFault::NotIpv6(inner.to_owned())),
+        Some(inner) => return Err(format!("{inner:?} is no IPv6 address")),
         None => host,
     };
     let plain = |character: char| character.is_alphanumeric() || "-_.:%".contains(character);
     if host.is_empty() {
-        return Err(AddressFault::NoHost);
+        return Err("the host is missing".to_owned());
     }
     if host.contains(':') && !rest.starts_with('[') {
-        return Err(AddressFault::NoBrackets);
+        return Err("an IPv6 address needs brackets".to_owned());
     }
     if host.len() > 253 || !host.chars().all(plain) {
-        return Err(AddressFault::BadHost(host.to_owned()));
+        return Err(format!("bad host {host:?}"));
     }
     Ok(Place { host: host.to_owned(), port })
 }
 
-fn unix(rest: &str) -> Result<UnixName, AddressFault> {
+fn unix(rest: &str) -> Result<UnixName, String> {
     let name = rest.strip_prefix("//").unwrap_or(rest);
     if name.contains('\0') {
-        return Err(AddressFault::ZeroByte);
+        return Err("a path can't contain a zero byte".to_owned());
     }
     let (bare, made): (&str, fn(&str) -> UnixName) = match name.strip_prefix('@') {
         Some(bare) => (bare, |bare| UnixName::Abstract(bare.to_owned())),
         None if rest.starts_with("//") && !name.is_empty() && !name.starts_with('/') => {
-            return Err(AddressFault::Relative);
+            return Err("a path after unix:// is absolute (unix:///PATH)".to_owned());
         }
         None => (name, |bare| UnixName::Path(bare.into())),
     };
     match bare.len() {
-        0 => Err(AddressFault::NoPath),
+        0 => Err("the path is missing".to_owned()),
         1..=LONGEST_PATH => Ok(made(bare)),
-        length => Err(AddressFault::LongPath(length)),
+        length => Err(format!("the path has {length} bytes, but a socket's path has at most {LONGEST_PATH}")),
     }
 }
 

@@ -11,9 +11,7 @@
 //! sockets. A connection stays on the thread that accepted it.
 
 mod address;
-mod buffers;
 mod dial;
-mod limits;
 mod listen;
 mod meters;
 mod options;
@@ -24,29 +22,33 @@ mod scrape;
 mod serve;
 mod stream;
 
-use std::io::{self, Write as _};
+use std::io;
 use std::net::ToSocketAddrs as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use rustix::process::{Resource, getrlimit};
 use sd_notify::NotifyState;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
-use tonic_rdma::Config;
-use tonic_rdma::Dialer;
+use tonic_rdma::{Config, Dialer};
+use tonic_rdma_commands::process::report_line;
+use tonic_rdma_commands::{Context as _, Failure, Flavour};
 
 pub(crate) use options::{BridgeOptions, HELP};
 
-use crate::measure::process::pinned;
+use crate::measure::process::{pinned, raise_open_files};
 use address::Address;
 use dial::AttemptError;
 use listen::Bound;
 use route::Route;
 use serve::{Phase, Shared};
-use tonic_rdma_commands::Failure;
+
+/// Descriptors for everything except connections: listeners, devices, runtimes.
+const OTHER_DESCRIPTORS: u64 = 128;
 
 /// A route and its listening socket.
 type Listening = (Bound, Arc<Route>);
@@ -54,7 +56,7 @@ type Listening = (Bound, Arc<Route>);
 /// Runs until a signal, and then until the connections have ended.
 pub(crate) fn run(options: &BridgeOptions) -> Result<(), Failure> {
     let ends = pairs(options)?;
-    let connections = limits::connections(options.max_connections, &ends);
+    let connections = fitting_connections(options.max_connections, &ends);
     let config = config(options, connections)?;
     let metrics = options.metrics.as_deref().map(open_metrics).transpose()?;
     let runtime = build_runtime()?;
@@ -75,7 +77,7 @@ pub(crate) fn run(options: &BridgeOptions) -> Result<(), Failure> {
     let threads: Vec<_> =
         (1..options.threads).map(|_| start_thread(&routes, &shared)).collect::<Result<_, _>>()?;
     let ended = runtime.block_on(async {
-        accept(&routes, &shared).map_err(|error| Failure::run(format!("can't accept: {error}")))?;
+        accept(&routes, &shared).context("can't accept")?;
         let mut signals = Signals::new()?;
         announce(&routes)?;
         signals.next().await;
@@ -104,6 +106,35 @@ fn pairs(options: &BridgeOptions) -> Result<Vec<(Address, Address)>, Failure> {
     Ok(listen.iter().cloned().zip(connect.iter().cloned()).collect())
 }
 
+/// Raises the limit on open files as far as this process may. Returns the number of connections that fit, at most
+/// `wanted`.
+fn fitting_connections(wanted: u32, ends: &[(Address, Address)]) -> u32 {
+    if let Err(error) = raise_open_files() {
+        tracing::warn!(%error, "the limit on open files can't be raised");
+    }
+    let each = ends.iter().map(|(listen, connect)| descriptors(listen) + descriptors(connect)).max();
+    let each = each.unwrap_or(1).max(1);
+    let Some(limit) = getrlimit(Resource::Nofile).current else { return wanted };
+    let possible = u32::try_from((limit.saturating_sub(OTHER_DESCRIPTORS) / each).max(1)).unwrap_or(u32::MAX);
+    if possible < wanted {
+        tracing::warn!(
+            "--max-connections {wanted} needs {} open files, the limit is {limit}: {possible} connections at once, \
+             more wait; raise it with `ulimit -n` or LimitNOFILE= in a systemd unit",
+            u64::from(wanted) * each + OTHER_DESCRIPTORS
+        );
+    }
+    wanted.min(possible)
+}
+
+/// Returns the descriptors that one end of a connection holds.
+fn descriptors(address: &Address) -> u64 {
+    match address {
+        Address::Tcp(_) | Address::Unix(_) => 1,
+        // The TCP connection, one descriptor of the software device, and one in reserve.
+        Address::Rdma(_) => 3,
+    }
+}
+
 fn config(options: &BridgeOptions, connections: u32) -> Result<Config, Failure> {
     let mut config = Config::from_env().map_err(|error| Failure::usage(error.to_string()))?;
     if std::env::var_os("RDMA_PINNED_LIMIT").is_none() {
@@ -125,7 +156,7 @@ fn open_metrics(place: &str) -> Result<(std::net::TcpListener, PrometheusHandle)
     listener.set_nonblocking(true).map_err(|error| refused(&error))?;
     let recorder = PrometheusBuilder::new().build_recorder();
     let handle = recorder.handle();
-    metrics::set_global_recorder(recorder).map_err(|error| Failure::run(error.to_string()))?;
+    metrics::set_global_recorder(recorder).context("--metrics")?;
     meters::describe();
     if let Ok(address) = listener.local_addr() {
         tracing::info!("metrics at http://{address}/metrics");
@@ -134,8 +165,7 @@ fn open_metrics(place: &str) -> Result<(std::net::TcpListener, PrometheusHandle)
 }
 
 fn build_runtime() -> Result<Runtime, Failure> {
-    let runtime = tonic_rdma::runtime::idle_polling(&mut Builder::new_current_thread()).enable_all().build();
-    runtime.map_err(|error| Failure::run(format!("can't start a runtime: {error}")))
+    Flavour::IdlePolling.build().context("can't start a runtime")
 }
 
 /// Binds all sockets, and looks for the targets.
@@ -146,8 +176,7 @@ async fn open_routes(
 ) -> Result<Vec<Listening>, Failure> {
     let mut routes = Vec::new();
     for (listen, target) in ends {
-        let bound = Bound::new(&listen)
-            .map_err(|error| Failure::run(format!("--listen {listen}: can't listen there: {error}")))?;
+        let bound = Bound::new(&listen).context(format!("--listen {listen}: can't listen there"))?;
         let name = bound.address().to_string();
         let route = Route::new(&name, target, config.clone(), options.connect_timeout);
         routes.push((bound, Arc::new(route)));
@@ -215,17 +244,14 @@ fn start_thread(
         });
     };
     let thread = std::thread::Builder::new().name("bridge".to_owned()).spawn(carry);
-    thread.map_err(|error| Failure::run(format!("can't start a thread: {error}")))
+    thread.context("can't start a thread")
 }
 
 /// Announces the listening sockets to scripts on stdout, and readiness to the service manager.
 fn announce(routes: &[Listening]) -> Result<(), Failure> {
-    let mut stdout = io::stdout().lock();
     for (bound, route) in routes {
-        writeln!(stdout, "listening on {}, connecting to {}", bound.address(), route.target)
-            .map_err(|error| Failure::output(&error))?;
+        report_line(format!("listening on {}, connecting to {}", bound.address(), route.target))?;
     }
-    stdout.flush().map_err(|error| Failure::output(&error))?;
     notify(NotifyState::Ready);
     Ok(())
 }
@@ -277,8 +303,7 @@ struct Signals {
 
 impl Signals {
     fn new() -> Result<Self, Failure> {
-        let listen =
-            |kind| signal(kind).map_err(|error| Failure::run(format!("can't listen for signals: {error}")));
+        let listen = |kind| signal(kind).context("can't listen for signals");
         Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
     }
 

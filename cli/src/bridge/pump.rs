@@ -1,5 +1,6 @@
 //! One direction of a connection: reads from one stream, writes to the other, and passes the end on.
 
+use std::cell::RefCell;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -7,8 +8,19 @@ use std::task::{Context, Poll, ready};
 use metrics::Counter;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::buffers;
 use super::stream::Stream;
+
+/// Bytes of a buffer: the most that one read takes.
+const LENGTH: usize = 256 * 1024;
+
+/// The number of free buffers that a thread keeps.
+const KEPT: usize = 64;
+
+thread_local! {
+    /// Buffers without a connection. A connection has a buffer for each direction only while bytes are in it. So idle connections cost no
+    /// memory, and busy ones reuse buffers that are still in the processor's cache.
+    static FREE: RefCell<Vec<Box<[u8]>>> = const { RefCell::new(Vec::new()) };
+}
 
 /// The state of one direction. The direction holds a buffer only while bytes are in it. While the writer takes nothing, the pump
 /// reads nothing, so that the sender is blocked too.
@@ -87,12 +99,12 @@ impl Pump {
 
     /// Fills the empty buffer, or notes the end of the reader.
     fn poll_read(&mut self, context: &mut Context<'_>, from: &mut Stream) -> Poll<io::Result<()>> {
-        let mut buffer = self.buffer.take().unwrap_or_else(buffers::take);
+        let mut buffer = self.buffer.take().unwrap_or_else(take_buffer);
         let mut space = ReadBuf::new(&mut buffer);
         let read = Pin::new(from).poll_read(context, &mut space);
         let count = space.filled().len();
         if !matches!(read, Poll::Ready(Ok(()))) || count == 0 {
-            buffers::give(buffer);
+            give_buffer(buffer);
             ready!(read)?;
             self.stage = Stage::Ending;
             return Poll::Ready(Ok(()));
@@ -113,7 +125,7 @@ impl Pump {
             self.carried.increment(count as u64);
             self.unflushed = true;
         }
-        self.buffer.take().into_iter().for_each(buffers::give);
+        self.buffer.take().into_iter().for_each(give_buffer);
         Poll::Ready(Ok(()))
     }
 
@@ -128,6 +140,21 @@ impl Pump {
 
 impl Drop for Pump {
     fn drop(&mut self) {
-        self.buffer.take().into_iter().for_each(buffers::give);
+        self.buffer.take().into_iter().for_each(give_buffer);
     }
+}
+
+/// Takes the buffer that this thread used last, or makes a new one.
+fn take_buffer() -> Box<[u8]> {
+    let free = FREE.with_borrow_mut(Vec::pop);
+    free.unwrap_or_else(|| vec![0; LENGTH].into_boxed_slice())
+}
+
+/// Gives a buffer back.
+fn give_buffer(buffer: Box<[u8]>) {
+    FREE.with_borrow_mut(|free| {
+        if free.len() < KEPT {
+            free.push(buffer);
+        }
+    });
 }

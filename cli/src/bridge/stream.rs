@@ -90,10 +90,20 @@ impl Stream {
         tcp.map(|tcp| SockRef::from(tcp).set_linger(None)).transpose().ok();
     }
 
-    fn carrier(&mut self) -> io::Result<&mut Carrier> {
-        self.carrier.as_mut().ok_or_else(|| io::ErrorKind::NotConnected.into())
+    fn io(&mut self) -> io::Result<Pin<&mut dyn Io>> {
+        match &mut self.carrier {
+            Some(Carrier::Tcp(stream)) => Ok(Pin::new(stream)),
+            Some(Carrier::Unix(stream)) => Ok(Pin::new(stream)),
+            Some(Carrier::Endpoint(stream)) => Ok(Pin::new(stream.as_mut())),
+            None => Err(io::ErrorKind::NotConnected.into()),
+        }
     }
 }
+
+/// What reads and writes bytes.
+trait Io: AsyncRead + AsyncWrite + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Io for T {}
 
 /// Sets up a TCP connection: a reset at a drop, and keepalive probes that find a dead host.
 fn prepare(stream: &TcpStream) -> io::Result<()> {
@@ -120,11 +130,7 @@ impl AsyncRead for Stream {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        match self.carrier()? {
-            Carrier::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
-            Carrier::Unix(stream) => Pin::new(stream).poll_read(context, buffer),
-            Carrier::Endpoint(stream) => Pin::new(stream.as_mut()).poll_read(context, buffer),
-        }
+        self.io()?.poll_read(context, buffer)
     }
 }
 
@@ -134,26 +140,14 @@ impl AsyncWrite for Stream {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        match self.carrier()? {
-            Carrier::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
-            Carrier::Unix(stream) => Pin::new(stream).poll_write(context, bytes),
-            Carrier::Endpoint(stream) => AsyncWrite::poll_write(Pin::new(stream.as_mut()), context, bytes),
-        }
+        self.io()?.poll_write(context, bytes)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.carrier()? {
-            Carrier::Tcp(stream) => Pin::new(stream).poll_flush(context),
-            Carrier::Unix(stream) => Pin::new(stream).poll_flush(context),
-            Carrier::Endpoint(stream) => AsyncWrite::poll_flush(Pin::new(stream.as_mut()), context),
-        }
+        self.io()?.poll_flush(context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.carrier()? {
-            Carrier::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
-            Carrier::Unix(stream) => Pin::new(stream).poll_shutdown(context),
-            Carrier::Endpoint(stream) => AsyncWrite::poll_shutdown(Pin::new(stream.as_mut()), context),
-        }
+        self.io()?.poll_shutdown(context)
     }
 }

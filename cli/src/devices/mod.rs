@@ -1,21 +1,29 @@
 //! `devices`: lists the devices, their limits, and the reasons why a device can't be used.
 
 mod machine;
-mod options;
 mod self_test;
 
-use std::io::Write;
-
+use clap::Args;
 use comfy_table::{Table, presets};
-use machine::Finding;
 use serde::Serialize;
 use tonic_rdma::Config;
-use tonic_rdma_commands::{Failure, units};
-use tonic_rdma_verbs::{self, DeviceAttributes, FoundDevice, FoundGid, FoundPort, PathSettings};
+use tonic_rdma_commands::process::report_line;
+use tonic_rdma_commands::{Context as _, Failure, units};
+use tonic_rdma_verbs::{DeviceAttributes, FoundDevice, FoundGid, FoundPort, PathSettings};
 
-use self_test::Tested;
+use machine::Finding;
+use self_test::{Test, self_test};
 
-pub(crate) use self::options::DevicesOptions;
+/// The options of `devices`.
+#[derive(Debug, Args)]
+pub(crate) struct DevicesOptions {
+    /// Test each usable device: SEND, WRITE and READ between two queue pairs of this process
+    #[arg(long)]
+    check: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
 
 /// The output of the command.
 #[derive(Debug, Serialize)]
@@ -57,16 +65,6 @@ struct Gid {
     chosen: bool,
 }
 
-/// An operation of the self-test.
-#[derive(Debug, Serialize)]
-struct Test {
-    operation: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    micros: Option<u128>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    failure: Option<String>,
-}
-
 #[derive(Debug, Serialize)]
 struct Limit {
     what: &'static str,
@@ -82,11 +80,11 @@ pub(crate) fn run(options: &DevicesOptions) -> Result<(), Failure> {
     }
     let report = Report { devices, findings: machine::findings() };
     let text = if options.json {
-        serde_json::to_string_pretty(&report).map_err(|error| Failure::run(error.to_string()))?
+        serde_json::to_string_pretty(&report).context("can't make JSON of the devices")?
     } else {
         report.to_text()
     };
-    writeln!(std::io::stdout(), "{text}").map_err(|error| Failure::output(&error))?;
+    report_line(text)?;
     if let Some(name) = std::env::var_os("RDMA_DEVICE")
         && report.devices.iter().all(|device| *device.name != *name)
     {
@@ -122,15 +120,7 @@ impl Device {
 
     /// Runs the self-test. A device that fails is not usable.
     fn check(&mut self, settings: &PathSettings) {
-        let tested = match tonic_rdma_verbs::open(&self.name) {
-            Ok(context) => self_test::self_test(&context, settings),
-            Err(error) => vec![Tested { operation: "open", outcome: Err(error.into()) }],
-        };
-        let test = |Tested { operation, outcome }| match outcome {
-            Ok(time) => Test { operation, micros: Some(time.as_micros()), failure: None },
-            Err(error) => Test { operation, micros: None, failure: Some(error.to_string()) },
-        };
-        self.tests = tested.into_iter().map(test).collect();
+        self.tests = self_test(&self.name, settings);
         let failed = self.tests.iter().find_map(|test| Some((test.operation, test.failure.as_deref()?)));
         if let Some((operation, reason)) = failed {
             self.usable = false;

@@ -1,13 +1,15 @@
 //! Tests that a device moves bytes: SEND, WRITE and READ between two queue pairs of this process.
 
+use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tonic_rdma::memory::{Block, Budget, Pool, PoolError, PoolSettings, Quota};
+use serde::Serialize;
+use tonic_rdma::memory::{Block, Budget, Pool, PoolSettings, Quota};
+use tonic_rdma_commands::chain;
 use tonic_rdma_verbs::{
-    Access, CompletionOpcode, CompletionQueue, CompletionStatus, Context, Operation, OutOfBounds,
-    PathSettings, Payload, PostError, QueuePair, QueuePairCapacity, ReceiveRequest, SendRequest, VerbsError,
-    WorkCompletion,
+    Access, CompletionOpcode, CompletionQueue, CompletionStatus, Context, Operation, PathSettings, Payload,
+    QueuePair, QueuePairCapacity, ReceiveRequest, SendRequest, WorkCompletion,
 };
 
 /// Bytes that each operation moves: several packets of any MTU.
@@ -15,72 +17,60 @@ const LENGTH: usize = 64 * 1024;
 /// Time for one operation. An emulated machine is slow.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The result of one operation.
-#[derive(Debug)]
-pub(crate) struct Tested {
-    /// `SEND`, `WRITE` or `READ`, or the earlier steps `open` and `connect`.
+/// An operation of the self-test: `SEND`, `WRITE` or `READ`, or the earlier steps `open` and `connect`. It has its time, or why it failed.
+#[derive(Debug, Serialize)]
+pub(crate) struct Test {
     pub(crate) operation: &'static str,
-    /// The time of the operation, or the failure.
-    pub(crate) outcome: Result<Duration, TestError>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) micros: Option<u128>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) failure: Option<String>,
 }
 
 /// The reason why an operation failed.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum TestError {
-    /// The device refused a request.
-    #[error(transparent)]
-    Device(#[from] VerbsError),
-    /// The device refused a work request.
-    #[error(transparent)]
-    Post(#[from] PostError),
-    /// The pool had no memory for the test.
-    #[error(transparent)]
-    Memory(#[from] PoolError),
-    /// A range of a block was refused.
-    #[error(transparent)]
-    Range(#[from] OutOfBounds),
-    /// The device reported nothing in time.
-    #[error("no completion within {} s", PATIENCE.as_secs())]
-    NoCompletion,
-    /// The device reported a failure.
-    #[error("{0}")]
-    Completion(CompletionStatus),
-    /// The device reported another operation than the posted one.
-    #[error("a completion of {found:?} instead of {expected:?}")]
-    WrongCompletion {
-        /// The reported operation.
-        found: CompletionOpcode,
-        /// The posted operation.
-        expected: CompletionOpcode,
-    },
-    /// The content is not the content that was sent.
-    #[error("byte {0} of {LENGTH} arrived wrong")]
-    WrongByte(usize),
+type Fault = Box<dyn Error>;
+
+impl Test {
+    fn new(operation: &'static str, outcome: Result<Duration, Fault>) -> Self {
+        match outcome {
+            Ok(time) => Self { operation, micros: Some(time.as_micros()), failure: None },
+            Err(fault) => Self { operation, micros: None, failure: Some(chain(&*fault)) },
+        }
+    }
 }
 
-/// Connects two queue pairs, and then runs every operation once. Stops at the first failure, which is the last entry.
-pub(crate) fn self_test(context: &Arc<dyn Context>, settings: &PathSettings) -> Vec<Tested> {
+/// Opens the device, connects two queue pairs, and then runs every operation once. Stops at the first failure, which is the last entry.
+pub(crate) fn self_test(name: &str, settings: &PathSettings) -> Vec<Test> {
+    match tonic_rdma_verbs::open(name) {
+        Ok(context) => test_all(&context, settings),
+        Err(error) => vec![Test::new("open", Err(error.into()))],
+    }
+}
+
+fn test_all(context: &Arc<dyn Context>, settings: &PathSettings) -> Vec<Test> {
     let start = Instant::now();
     let (one, two) = match connect(context, settings) {
         Ok(sides) => sides,
-        Err(error) => return vec![Tested { operation: "connect", outcome: Err(error) }],
+        Err(fault) => return vec![Test::new("connect", Err(fault))],
     };
-    let mut tested = vec![Tested { operation: "connect", outcome: Ok(start.elapsed()) }];
-    let operations: [(&'static str, Test); 3] = [("SEND", send), ("WRITE", write), ("READ", read)];
-    for ((operation, test), seed) in operations.into_iter().zip(1..) {
+    let mut tests = vec![Test::new("connect", Ok(start.elapsed()))];
+    let operations = [
+        ("SEND", CompletionOpcode::Send),
+        ("WRITE", CompletionOpcode::Write),
+        ("READ", CompletionOpcode::Read),
+    ];
+    for ((operation, opcode), seed) in operations.into_iter().zip(1..) {
         let start = Instant::now();
-        let outcome = test(&one, &two, seed).map(|()| start.elapsed());
+        let outcome = carry_out(opcode, &one, &two, seed).map(|()| start.elapsed());
         let failed = outcome.is_err();
-        tested.push(Tested { operation, outcome });
+        tests.push(Test::new(operation, outcome));
         if failed {
             // The queue pairs are in the state Error now, in which every further operation fails.
             break;
         }
     }
-    tested
+    tests
 }
-
-type Test = fn(&Side, &Side, u8) -> Result<(), TestError>;
 
 /// One end of the connection.
 struct Side {
@@ -89,7 +79,7 @@ struct Side {
     pool: Pool,
 }
 
-fn connect(context: &Arc<dyn Context>, settings: &PathSettings) -> Result<(Side, Side), TestError> {
+fn connect(context: &Arc<dyn Context>, settings: &PathSettings) -> Result<(Side, Side), Fault> {
     let (one, two) = (Side::new(context)?, Side::new(context)?);
     for (from, to) in [(&one, &two), (&two, &one)] {
         from.pair.to_rtr(&to.pair.local_address(), settings)?;
@@ -99,7 +89,7 @@ fn connect(context: &Arc<dyn Context>, settings: &PathSettings) -> Result<(Side,
 }
 
 impl Side {
-    fn new(context: &Arc<dyn Context>) -> Result<Self, TestError> {
+    fn new(context: &Arc<dyn Context>) -> Result<Self, Fault> {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         let capacity = QueuePairCapacity {
             send_requests: 16,
@@ -117,61 +107,57 @@ impl Side {
     }
 
     /// Returns a block of registered memory with the content of `seed`.
-    fn block(&self, seed: u8) -> Result<Block, TestError> {
+    fn block(&self, seed: u8) -> Result<Block, Fault> {
         let mut block = self.pool.lease(LENGTH, Quota::Send)?;
         block.copy_in(0, &pattern(seed))?;
         Ok(block)
     }
 
-    fn post(&self, operation: Operation<'_>) -> Result<(), TestError> {
+    fn post(&self, operation: Operation<'_>) -> Result<(), Fault> {
         Ok(self.pair.post_send(&[SendRequest { wr_id: 1, operation, signaled: true }])?)
     }
 
-    fn wait(&self, opcode: CompletionOpcode) -> Result<(), TestError> {
+    fn wait(&self, opcode: CompletionOpcode) -> Result<(), Fault> {
         let until = Instant::now() + PATIENCE;
         let mut completions = [WorkCompletion::EMPTY];
         while self.queue.poll(&mut completions) == 0 {
             if Instant::now() > until {
-                return Err(TestError::NoCompletion);
+                return Err(format!("no completion within {} s", PATIENCE.as_secs()).into());
             }
             std::thread::yield_now();
         }
         let [completion] = completions;
         if completion.status != CompletionStatus::Success {
-            return Err(TestError::Completion(completion.status));
+            return Err(completion.status.to_string().into());
         }
         if completion.opcode != opcode {
-            return Err(TestError::WrongCompletion { found: completion.opcode, expected: opcode });
+            let found = completion.opcode;
+            return Err(format!("a completion of {found:?} instead of {opcode:?}").into());
         }
         Ok(())
     }
 }
 
-fn send(from: &Side, to: &Side, seed: u8) -> Result<(), TestError> {
-    let (source, target) = (from.block(seed)?, to.block(0)?);
-    let into = [target.segment(0..LENGTH)?];
-    to.pair.post_receive(&[ReceiveRequest { wr_id: 2, into: &into }])?;
-    let data = [source.segment(0..LENGTH)?];
-    from.post(Operation::Send { data: Payload::Registered(&data), immediate: None })?;
-    from.wait(CompletionOpcode::Send)?;
-    to.wait(CompletionOpcode::Receive)?;
-    check(&target, seed)
-}
-
-fn write(from: &Side, to: &Side, seed: u8) -> Result<(), TestError> {
-    let (source, target) = (from.block(seed)?, to.block(0)?);
-    let data = [source.segment(0..LENGTH)?];
-    let remote = target.remote(0);
-    from.post(Operation::Write { data: Payload::Registered(&data), remote, immediate: None })?;
-    from.wait(CompletionOpcode::Write)?;
-    check(&target, seed)
-}
-
-fn read(from: &Side, to: &Side, seed: u8) -> Result<(), TestError> {
-    let (target, source) = (from.block(0)?, to.block(seed)?);
-    let into = [target.segment(0..LENGTH)?];
-    from.post(Operation::Read { into: &into, remote: source.remote(0) })?;
-    from.wait(CompletionOpcode::Read)?;
+/// Moves the content of `seed` from one end to the other: a READ from `to` to `from`, all others from `from` to `to`.
+fn carry_out(opcode: CompletionOpcode, from: &Side, to: &Side, seed: u8) -> Result<(), Fault> {
+    let (sender, receiver) = if opcode == CompletionOpcode::Read { (to, from) } else { (from, to) };
+    let (source, target) = (sender.block(seed)?, receiver.block(0)?);
+    let (data, into) = ([source.segment(0..LENGTH)?], [target.segment(0..LENGTH)?]);
+    let payload = Payload::Registered(&data);
+    from.post(match opcode {
+        CompletionOpcode::Read => Operation::Read { into: &into, remote: source.remote(0) },
+        CompletionOpcode::Write => {
+            Operation::Write { data: payload, remote: target.remote(0), immediate: None }
+        }
+        _ => {
+            to.pair.post_receive(&[ReceiveRequest { wr_id: 2, into: &into }])?;
+            Operation::Send { data: payload, immediate: None }
+        }
+    })?;
+    from.wait(opcode)?;
+    if opcode == CompletionOpcode::Send {
+        to.wait(CompletionOpcode::Receive)?;
+    }
     check(&target, seed)
 }
 
@@ -180,12 +166,12 @@ fn pattern(seed: u8) -> Vec<u8> {
     (0..LENGTH).map(|at| (at % 251) as u8 ^ seed.wrapping_mul(59)).collect()
 }
 
-fn check(target: &Block, seed: u8) -> Result<(), TestError> {
+fn check(target: &Block, seed: u8) -> Result<(), Fault> {
     let mut arrived = vec![0; LENGTH];
     target.copy_out(0, &mut arrived)?;
     match arrived.iter().zip(pattern(seed)).position(|(arrived, sent)| *arrived != sent) {
         None => Ok(()),
-        Some(at) => Err(TestError::WrongByte(at)),
+        Some(at) => Err(format!("byte {at} of {LENGTH} arrived wrong").into()),
     }
 }
 
@@ -197,11 +183,10 @@ mod tests {
 
     #[test]
     fn the_software_device_passes() {
-        let context = tonic_rdma_verbs::soft::open().unwrap();
-        let tested = self_test(&context, &PathSettings::default());
-        let operations: Vec<_> = tested.iter().map(|tested| tested.operation).collect();
+        let tests = self_test("soft0", &PathSettings::default());
+        let operations: Vec<_> = tests.iter().map(|test| test.operation).collect();
         assert_eq!(operations, ["connect", "SEND", "WRITE", "READ"]);
-        assert!(tested.iter().all(|tested| tested.outcome.is_ok()), "{tested:?}");
+        assert!(tests.iter().all(|test| test.failure.is_none()), "{tests:?}");
     }
 
     #[test]
@@ -209,6 +194,6 @@ mod tests {
         let context = tonic_rdma_verbs::soft::open().unwrap();
         let block = Side::new(&context).unwrap().block(3).unwrap();
         check(&block, 3).unwrap();
-        assert!(matches!(check(&block, 4), Err(TestError::WrongByte(0))));
+        assert_eq!(check(&block, 4).unwrap_err().to_string(), "byte 0 of 65536 arrived wrong");
     }
 }
