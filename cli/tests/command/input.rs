@@ -70,9 +70,8 @@ fn bad_input_is_named_in_one_line() {
         (&["compare", "--rate", "0"], &["--rate", "0.1 to 1000000"]),
         (&["measure"], &["measure", "compare, parameter-server, bridge, devices, tune"]),
         (&["tune", "--device", "mlx5_9"], &["mlx5_9", "soft0"]),
-        (&["tune", "--plot", "-"], &["--plot", "only --json"]),
         (&["tune", "--json", "/no/such/folder/x.json"], &["--json", "/no/such/folder/x.json"]),
-        (&["tune", "--slow"], &["--slow", "--device, --json, --plot, --fresh"]),
+        (&["tune", "--slow"], &["--slow", "--device, --json, --fresh"]),
         (&["devices", "--all"], &["--all", "--json"]),
     ] {
         refused(&run(arguments), 2, named);

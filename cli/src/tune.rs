@@ -8,9 +8,8 @@ use clap::Args;
 use serde_json::{Value, json};
 use tonic_rdma::Config;
 use tonic_rdma::internal::tuner::{Calibration, Point, Tuned, tune};
-use tonic_rdma_commands::plot::{self, Axis, Content, Plot, Scale, Series};
-use tonic_rdma_commands::{Failure, output, table, units};
-use tonic_rdma_verbs::{self, Context};
+use tonic_rdma_commands::{Context as _, Failure, output, table, units};
+use tonic_rdma_verbs::Context;
 
 pub(crate) const HELP: &str = "\
 Small writes are eager: they go into buffers that the peer has posted. From a threshold on, writes go by rendezvous: the \
@@ -33,9 +32,6 @@ pub(crate) struct TuneOptions {
     /// Write the values as JSON to this file; - is stdout
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draw the curve into this file, as SVG
-    #[arg(long, value_name = "FILE.svg")]
-    plot: Option<PathBuf>,
     /// Measure again, even if there is a calibration on disk
     #[arg(long)]
     fresh: bool,
@@ -44,19 +40,13 @@ pub(crate) struct TuneOptions {
 /// Calibrates a device, or shows the stored calibration.
 pub(crate) fn run(options: &TuneOptions) -> Result<(), Failure> {
     let config = Config::from_env().map_err(|error| Failure::usage(error.to_string()))?;
-    output::check_files(&[("--json", options.json.as_deref()), ("--plot", options.plot.as_deref())])?;
+    output::check_files(&[("--json", options.json.as_deref())])?;
     let context = open(options.device.as_deref())?;
     let name = &context.attributes().name;
-    let tuned = tune(&context, &config, options.fresh, BUDGET)
-        .map_err(|error| Failure::run(format!("{name} can't be calibrated: {error}")))?;
+    let tuned = tune(&context, &config, options.fresh, BUDGET);
+    let tuned = tuned.context(format!("{name} can't be calibrated"))?;
     output::print(&format!("{}\n", to_text(&tuned)), options.json.as_deref())?;
-    if let Some(path) = &options.json {
-        output::write_json(path, &to_json(&tuned))?;
-    }
-    if let Some(path) = &options.plot {
-        output::write_file(path, &to_svg(&tuned.calibration)?)?;
-    }
-    Ok(())
+    options.json.as_deref().map_or(Ok(()), |path| output::write_json(path, &to_json(&tuned)))
 }
 
 /// Opens the device of this name, or the first usable device.
@@ -167,26 +157,4 @@ fn to_text(Tuned { calibration, from_disk, kept, .. }: &Tuned) -> String {
         choice(calibration),
         from(calibration.registered_threshold())
     )
-}
-
-/// Draws both times by size, and the threshold.
-fn to_svg(calibration: &Calibration) -> Result<String, Failure> {
-    let line = |name: &str, number, time: fn(&Point) -> Duration| {
-        let points = calibration.points.iter().map(|point| (point.bytes as f64, micros(time(point))));
-        Series::new(name, number, points.collect())
-    };
-    let mut lines =
-        vec![line("eager", 0, |point| point.eager), line("rendezvous", 1, |point| point.rendezvous)];
-    if let Some(bytes) = calibration.threshold() {
-        let times = lines.iter().flat_map(|line| line.values.iter().map(|(_, time)| *time));
-        let (least, most) =
-            times.fold((f64::MAX, 0.0_f64), |(least, most), time| (time.min(least), time.max(most)));
-        let ends = vec![(bytes as f64, least), (bytes as f64, most)];
-        lines.push(Series::new(format!("threshold: {}", size(bytes)), 5, ends));
-    }
-    let x = Axis { name: "size of the message", scale: Scale::Sizes };
-    let title = format!("A message on {}, both ends' work (lower is better)", calibration.key.device);
-    let content = Content::Lines { x, lines, marks: true };
-    let plot = Plot { title: &title, y: Axis { name: "µs", scale: Scale::Log }, content };
-    plot::draw(&[plot]).map_err(|error| Failure::run(error.to_string()))
 }
