@@ -9,7 +9,7 @@ use tonic::{Code, Status};
 use tonic_rdma_commands::chain;
 use tower::{ServiceExt as _, service_fn};
 
-use crate::client::options::SoakOptions;
+use crate::client::SoakOptions;
 use crate::compression::at_client;
 use crate::deadline::limited;
 use crate::proto::checked::checked_client::CheckedClient;

@@ -8,10 +8,10 @@ use tonic_rdma_commands::table::columns;
 use tonic_rdma_commands::{Context as _, Failure, Named as _};
 
 use crate::direction::Direction;
-use crate::outcome::judge::judge;
-use crate::outcome::{Outcome, Outcomes, upstream};
+use crate::outcome::{Outcome, Outcomes, judge};
 use crate::peer::Peer;
 use crate::plan::Plan;
+use crate::upstream;
 
 /// Width of a peer's name, in columns.
 const WIDTH: usize = 12;

@@ -3,8 +3,7 @@
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use super::limits;
-use super::streams::{Replies, replies};
+use super::replies::{Replies, replies, within};
 use crate::content::Content;
 use crate::proto::checked::checked_server::Checked;
 use crate::proto::checked::{CheckedReply, CheckedRequest, FailRequest};
@@ -49,7 +48,7 @@ impl Checked for CheckedService {
     ) -> Result<Response<Self::ProduceStream>, Status> {
         let request = request.into_inner();
         let checked = reply(&CheckedRequest { reply_bytes: 0, ..request.clone() }, 0)?;
-        limits::within(request.reply_bytes as usize)?;
+        within(request.reply_bytes as usize)?;
         Ok(Response::new(replies(|sender| async move {
             for index in 0..request.count {
                 let next = reply(&CheckedRequest { payload: Default::default(), ..request.clone() }, index)?;
@@ -89,7 +88,7 @@ impl Checked for CheckedService {
 /// Makes the reply to a request: the result of the check, and the content that the request asks for. `index` is added to the
 /// content's seed.
 fn reply(request: &CheckedRequest, index: u32) -> Result<CheckedReply, Status> {
-    let length = limits::within(request.reply_bytes as usize)?;
+    let length = within(request.reply_bytes as usize)?;
     let mismatch = Content { seed: request.seed, period: request.period }.first_mismatch(&request.payload);
     let seed = request.reply_seed.wrapping_add(index);
     Ok(CheckedReply {

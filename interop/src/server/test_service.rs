@@ -6,8 +6,8 @@ use tokio_stream::StreamExt as _;
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use super::limits::{self, zeros};
-use super::streams::{EarlyEnd, Replies, Sender, replies};
+use super::replies::{self, zeros};
+use super::replies::{EarlyEnd, Replies, Sender, replies};
 use crate::compression::{Flags, Received, Wanted};
 use crate::proto::testing::test_service_server::TestService;
 use crate::proto::testing::{
@@ -108,8 +108,8 @@ impl TestService for OfficialService {
         while let Some(request) = requests.next().await.transpose()? {
             // A request without replies is kept too, because it may have a status.
             asked += request.response_parameters.len().max(1);
-            if asked > limits::HALF_DUPLEX_REPLIES {
-                let limit = limits::HALF_DUPLEX_REPLIES;
+            if asked > replies::HALF_DUPLEX_REPLIES {
+                let limit = replies::HALF_DUPLEX_REPLIES;
                 return Err(Status::resource_exhausted(format!(
                     "the requests ask for more than {limit} replies"
                 )));
@@ -151,7 +151,7 @@ async fn reply_to(
     check_status(request.response_status)?;
     for ResponseParameters { size, interval_us, compressed } in request.response_parameters {
         let body = zeros(size)?;
-        let interval = limits::interval(interval_us)?;
+        let interval = replies::interval(interval_us)?;
         if !interval.is_zero() {
             tokio::time::sleep(interval).await;
         }

@@ -3,8 +3,8 @@
 
 use tonic::{Code, Request};
 
+use super::official::{ensure_end, ensure_reply, next_reply};
 use super::official::{large, zeros};
-use super::streaming::{ensure_end, ensure_reply, next_reply};
 use crate::client::case::{CaseResult, Session, ensure_code, ensure_eq, ensure_zeros};
 use crate::compression::{Flags, Received, Sent, Wanted};
 use crate::proto::testing::{

@@ -5,7 +5,7 @@ use tonic::Request;
 use tonic::metadata::{MetadataMap, MetadataValue};
 
 use super::official::large;
-use super::streaming::{ensure_reply, output_request};
+use super::official::{ensure_reply, output_request};
 use crate::client::case::{CaseError, CaseResult, Session, ensure, ensure_eq};
 
 const INITIAL: &str = "x-grpc-test-echo-initial";

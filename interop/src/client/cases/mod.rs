@@ -1,14 +1,10 @@
 //! The cases, by name.
 
-mod cancel;
 mod checked;
-mod checked_calls;
 mod compressed;
 mod metadata;
 mod official;
 mod soak;
-mod status;
-mod streaming;
 
 use std::pin::Pin;
 
@@ -61,20 +57,27 @@ static CASES: &[Case] = &cases![
         client_compressed_streaming,
         server_compressed_streaming,
     },
-    streaming::{client_streaming, server_streaming, ping_pong, empty_stream},
+    official::{client_streaming, server_streaming, ping_pong, empty_stream},
     metadata::{custom_metadata},
-    status::{status_code_and_message, special_status_message},
-    cancel::{cancel_after_begin, cancel_after_first_response, timeout_on_sleeping_server},
+    official::{
+        status_code_and_message,
+        special_status_message,
+        cancel_after_begin,
+        cancel_after_first_response,
+        timeout_on_sleeping_server,
+    },
     soak::{rpc_soak, channel_soak},
-    checked_calls::{
+    checked::{
         checked_unary,
         checked_concurrent,
         checked_client_streaming,
         checked_server_streaming,
         checked_ping_pong,
         checked_half_close,
+        checked_gzip,
+        checked_zstd,
+        checked_status_details,
     },
-    checked::{checked_gzip, checked_zstd, checked_status_details},
     metadata::{checked_binary_metadata, checked_large_metadata},
 ];
 
