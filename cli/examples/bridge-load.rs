@@ -1,12 +1,6 @@
 //! Loads a proxy between a TCP client and a TCP server with streams, and checks every byte. `benches/bridge` measures proxies
 //! with it.
 //!
-//! ```text
-//! bridge-load serve HOST:PORT                                    prints its port, serves until killed
-//! bridge-load up|down|both HOST:PORT BYTES [CONNECTIONS] [SEED]  prints GB/s over all connections and directions
-//! bridge-load echo HOST:PORT BYTES ROUNDS                        prints p50 and p99 of a round trip, in µs
-//! ```
-//!
 //! A receiver makes the sender's content anew, from its seed, and compares every byte.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program of its own")]
@@ -17,7 +11,9 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use clap::{Args, Parser};
 use tonic_rdma_commands::statistics::quantile;
+use tonic_rdma_commands::{Failure, status};
 
 /// Bytes of one write, and the most of one read.
 const PIECE: usize = 256 * 1024;
@@ -28,26 +24,40 @@ const UP: u8 = 1;
 const DOWN: u8 = 2;
 const ECHO: u8 = 4;
 
+/// Loads a proxy between a TCP client and a TCP server with streams, and checks every byte.
+#[derive(Debug, Parser)]
+enum Job {
+    /// Print the port, and serve until killed
+    Serve { address: String },
+    /// Send to the server, and print GB/s over all connections
+    Up(Load),
+    /// Receive from the server, and print GB/s over all connections
+    Down(Load),
+    /// Send and receive at once, and print GB/s over all connections and directions
+    Both(Load),
+    /// Make round trips, and print p50 and p99, in µs
+    Echo { address: String, bytes: u64, rounds: u64 },
+}
+
+#[derive(Debug, Args)]
+struct Load {
+    address: String,
+    bytes: u64,
+    #[arg(default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    connections: u64,
+    #[arg(default_value_t = 1)]
+    seed: u64,
+}
+
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let done = match arguments[..] {
-        ["serve", address] => serve(address),
-        ["up", ref rest @ ..] => load(UP, rest),
-        ["down", ref rest @ ..] => load(DOWN, rest),
-        ["both", ref rest @ ..] => load(UP | DOWN, rest),
-        ["echo", address, bytes, rounds] => number(bytes).and_then(|b| echo(address, b, number(rounds)?)),
-        _ => Err(bad(
-            "usage: bridge-load serve|up|down|both|echo HOST:PORT [BYTES] [CONNECTIONS|ROUNDS] [SEED]",
-        )),
+    let done = match Job::parse() {
+        Job::Serve { address } => serve(&address),
+        Job::Up(load) => load.run(UP),
+        Job::Down(load) => load.run(DOWN),
+        Job::Both(load) => load.run(UP | DOWN),
+        Job::Echo { address, bytes, rounds } => echo(&address, bytes, rounds),
     };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("bridge-load: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    status("bridge-load", done.map_err(Failure::from))
 }
 
 /// Answers every connection in its own thread.
@@ -84,29 +94,28 @@ fn answer(mut stream: TcpStream) -> io::Result<()> {
     stream.shutdown(Shutdown::Write)
 }
 
-/// Runs all connections in parallel, and prints their total throughput.
-fn load(kind: u8, rest: &[&str]) -> io::Result<()> {
-    let [address, bytes, ..] = rest else { return Err(bad("HOST:PORT and BYTES are missing")) };
-    let bytes = number(bytes)?;
-    let connections = rest.get(2).map_or(Ok(1), |text| number(text))?.clamp(1, 10_000);
-    let seed = rest.get(3).map_or(Ok(1), |text| number(text))?;
-    let begun = Instant::now();
-    thread::scope(|scope| {
-        let run = |index| scope.spawn(move || one(kind, address, bytes, seed.wrapping_add(index)));
-        let running: Vec<_> = (0..connections).map(run).collect();
-        running.into_iter().try_for_each(|one| one.join().map_err(|_| bad("a connection panicked"))?)
-    })?;
-    let moved = bytes * connections * u64::from(kind.count_ones());
-    println!("{:.3}", moved as f64 / begun.elapsed().as_secs_f64() / 1e9);
-    Ok(())
-}
+impl Load {
+    /// Runs all connections in parallel, and prints their total throughput.
+    fn run(&self, kind: u8) -> io::Result<()> {
+        let begun = Instant::now();
+        thread::scope(|scope| {
+            let run = |index| scope.spawn(move || self.one(kind, self.seed.wrapping_add(index)));
+            let running: Vec<_> = (0..self.connections).map(run).collect();
+            running.into_iter().try_for_each(|one| one.join().map_err(|_| bad("a connection panicked"))?)
+        })?;
+        let moved = self.bytes * self.connections * u64::from(kind.count_ones());
+        println!("{:.3}", moved as f64 / begun.elapsed().as_secs_f64() / 1e9);
+        Ok(())
+    }
 
-fn one(kind: u8, address: &str, bytes: u64, seed: u64) -> io::Result<()> {
-    let mut stream = connect(address, kind, bytes, seed)?;
-    transfer(&stream, (kind & UP != 0).then_some(seed), (kind & DOWN != 0).then_some(!seed), bytes)?;
-    stream.shutdown(Shutdown::Write)?;
-    stream.read_exact(&mut [0])?;
-    expect_end(&mut stream)
+    fn one(&self, kind: u8, seed: u64) -> io::Result<()> {
+        let mut stream = connect(&self.address, kind, self.bytes, seed)?;
+        let (sends, receives) = ((kind & UP != 0).then_some(seed), (kind & DOWN != 0).then_some(!seed));
+        transfer(&stream, sends, receives, self.bytes)?;
+        stream.shutdown(Shutdown::Write)?;
+        stream.read_exact(&mut [0])?;
+        expect_end(&mut stream)
+    }
 }
 
 /// Makes round trips one after another.
@@ -210,10 +219,6 @@ fn expect_end(stream: &mut TcpStream) -> io::Result<()> {
 
 fn word(bytes: &[u8]) -> u64 {
     bytes.iter().take(8).rev().fold(0, |word, byte| word << 8 | u64::from(*byte))
-}
-
-fn number(text: &str) -> io::Result<u64> {
-    text.parse().map_err(|_| bad(&format!("{text:?} is not a number")))
 }
 
 fn bad(what: &str) -> io::Error {
