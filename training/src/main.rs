@@ -4,14 +4,11 @@
 mod array;
 mod data;
 mod distributed;
-mod group;
 mod layer;
 mod network;
 mod options;
 mod processes;
-mod results;
 mod step;
-mod texts;
 mod train;
 mod variables;
 
@@ -25,10 +22,9 @@ use tonic_rdma_commands::plot::{self, Plot};
 use tonic_rdma_commands::{Context as _, Failure, explain, log, output, process, status};
 use tonic_rdma_verbs::memory::trace::TracingAllocator;
 
-use group::Group;
 use options::Options;
 use processes::{THREADS, default_ranks};
-use results::Training;
+use train::{Group, Training};
 
 /// An error of any type.
 pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
@@ -65,7 +61,7 @@ fn run(options: &Options) -> Result<(), Failure> {
     options.check()?;
     output::check_files(&[("--json", options.json.as_deref()), ("--plot", options.plot.as_deref())])?;
     let ranks = options.asked_ranks();
-    if group::is_launched()? {
+    if train::is_launched()? {
         if ranks.is_some() {
             return Err(Failure::usage(
                 "a launcher started this process as one of several ranks; --ranks and --sync start processes of their own, \
@@ -100,7 +96,7 @@ fn carry_out(job: &Options) -> Result<Option<Training>, Failure> {
 fn report_training(options: &Options, training: &Training) -> Result<(), Failure> {
     // Scripts expect the training under its name.
     let result = BTreeMap::from([("train", training)]);
-    report(options, &result, &training.text(), || results::losses(training))
+    report(options, &result, &training.text(), || train::losses(training))
 }
 
 /// Writes the files that the command line asks for, and prints the text.

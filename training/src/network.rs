@@ -5,9 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::array::{Array, Block};
-use crate::data::{CLASSES, SIDE, Samples};
+use crate::data::{CHARACTERS, CLASSES, SIDE, Samples};
 use crate::layer::{Gradients, Kind, Layer, cross_entropy};
-use crate::texts::CHARACTERS;
 
 /// The variable with a row for each character.
 pub(crate) const TABLE: &str = "embedding";

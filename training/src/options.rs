@@ -12,7 +12,6 @@ use tonic_rdma_graph::transfer::Mode;
 use crate::data;
 use crate::network::Model;
 use crate::step::{Shape, Synchrony};
-use crate::texts;
 
 /// The largest number of ranks, and of workers.
 const MOST_RANKS: u64 = 256;
@@ -50,7 +49,7 @@ pub(crate) struct Options {
     #[arg(long, default_value = "1")]
     pub(crate) seed: u64,
     /// Folder with the files of Fashion-MNIST; training/prepare installs them
-    #[arg(long, value_name = "DIR", default_value = data::FOLDER)]
+    #[arg(long, value_name = "DIR", default_value = data::PICTURES_FOLDER)]
     pub(crate) data: PathBuf,
     /// Train through a graph that is split over processes, or, with `collective`, with tonic-rdma-collective
     #[arg(long, value_enum, conflicts_with = "ranks")]
@@ -84,7 +83,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "TIME", allow_negative_numbers = true, requires = "sync", default_value = "60", value_parser = |text: &str| parse_time_within(text, 0.1..=1e5))]
     pub(crate) deadline: Duration,
     /// With --model lstm: folder with the files of the program fortune; training/prepare installs them
-    #[arg(long, value_name = "DIR", requires = "sync", default_value = texts::FOLDER)]
+    #[arg(long, value_name = "DIR", requires = "sync", default_value = data::TEXTS_FOLDER)]
     texts: PathBuf,
     /// With --model lstm: characters after which a text is cut
     #[arg(long, value_name = "N", value_parser = positive(), requires = "sync", default_value = "64")]

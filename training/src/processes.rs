@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 use tonic_rdma_commands::process::{Child, Event, again, how_ended};
+use tonic_rdma_commands::{Context as _, Failure};
 
 use crate::options::Options;
-use crate::results::Training;
-use tonic_rdma_commands::{Context as _, Failure};
+use crate::train::Training;
 
 /// The variable that sets the number of threads with which candle and its products of matrices compute.
 pub(crate) const THREADS: &str = "RAYON_NUM_THREADS";

@@ -11,14 +11,10 @@
 //! sockets. A connection stays on the thread that accepted it.
 
 mod address;
-mod dial;
 mod listen;
 mod meters;
-mod options;
-mod pump;
 mod relay;
 mod route;
-mod scrape;
 mod serve;
 mod stream;
 
@@ -26,7 +22,9 @@ use std::io;
 use std::net::ToSocketAddrs as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
+use clap::{Args, ValueEnum};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use rustix::process::{Resource, getrlimit};
 use sd_notify::NotifyState;
@@ -34,18 +32,90 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
+
+use self::address::Address;
+use self::listen::Bound;
+use self::route::{AttemptError, Route};
+use self::serve::{Phase, Shared};
+use crate::measure::process::{pinned, raise_open_files};
 use tonic_rdma::{Config, Dialer};
 use tonic_rdma_commands::process::report_line;
+use tonic_rdma_commands::units::parse_time;
 use tonic_rdma_commands::{Context as _, Failure, Flavour};
 
-pub(crate) use options::{BridgeOptions, HELP};
+pub(crate) const HELP: &str = "\
+ADDR is tcp://HOST:PORT, unix:PATH, unix:@NAME (abstract) or rdma://HOST:PORT; IPv6 goes in brackets, port 0 picks a free port. \
+--listen and --connect come in pairs, one for each route. Once a route listens, stdout has a line for it: \
+`listening on tcp://127.0.0.1:41234, connecting to rdma://ps0:50051`.
 
-use crate::measure::process::{pinned, raise_open_files};
-use address::Address;
-use dial::AttemptError;
-use listen::Bound;
-use route::Route;
-use serve::{Phase, Shared};
+rdma:// is negotiated on that TCP port. RDMA_POLICY and the other RDMA_* variables configure it. Without RDMA the same bytes \
+go over TCP, and stderr gives the reason; with --policy require the connection fails. An rdma:// listener also serves clients \
+without RDMA on the same port, with any protocol (a client that sends nothing counts as one without RDMA after 3 s).
+
+Bytes pass unchanged. The bridge passes an end (half-close) on as an end and a failure as a reset, so a stream that was cut \
+short never looks complete. When a client connects, the bridge connects to the target, and tries again with growing pauses until \
+--connect-timeout; the client's bytes wait meanwhile. SIGTERM or SIGINT closes the listeners and waits for the connections, \
+at most for --drain-timeout; a second signal ends them at once. Exit status: 0 if all connections ended by themselves, 1 if some \
+were cut off or the bridge could not start, 2 for bad input.
+
+Example: a client and a server without RDMA, each with a bridge on its host:
+  client's host:  tonic-rdma bridge --listen tcp://127.0.0.1:50051 --connect rdma://ps0:50052
+  server's host:  tonic-rdma bridge --listen rdma://0.0.0.0:50052 --connect unix:/run/server.sock";
+
+/// Options of `bridge`.
+#[derive(Debug, Args)]
+pub(crate) struct BridgeOptions {
+    /// Where to accept connections; may be repeated, with a --connect for each
+    #[arg(long, value_name = "ADDR", required = true)]
+    pub(crate) listen: Vec<Address>,
+    /// The target of its connections
+    #[arg(long, value_name = "ADDR", required = true)]
+    pub(crate) connect: Vec<Address>,
+    /// Whether rdma:// addresses must use RDMA, or may use TCP [default: RDMA_POLICY, or else prefer]
+    #[arg(long, value_name = "require|prefer|tcp-only", hide_possible_values = true)]
+    pub(crate) policy: Option<PolicyName>,
+    /// Connections at one time, over all routes; further clients wait for the accept
+    #[arg(long, value_name = "NUMBER", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) max_connections: u32,
+    /// Time to connect to the target, in seconds or with a unit (300ms, 2m), without the client's wait while the target answers others;
+    /// then the client is reset
+    #[arg(long, value_name = "TIME", allow_negative_numbers = true, default_value = "10", value_parser = parse_time)]
+    pub(crate) connect_timeout: Duration,
+    /// Time for connections to end after a signal, in seconds or with a unit
+    #[arg(long, value_name = "TIME", allow_negative_numbers = true, default_value = "30", value_parser = parse_time)]
+    pub(crate) drain_timeout: Duration,
+    /// Start only if every target accepts a connection
+    #[arg(long)]
+    pub(crate) require_target: bool,
+    /// Threads that carry the connections; each may keep a core busy
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) threads: u16,
+    /// Serve /metrics (Prometheus), /healthz and /ready over HTTP here, such as 127.0.0.1:9464
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) metrics: Option<String>,
+    /// Log level for stderr: error, warn, info, debug, trace, or a filter in the form of RUST_LOG [default: RUST_LOG, or else
+    /// warnings and the transport of connections]
+    #[arg(long, value_name = "LEVEL")]
+    pub(crate) log: Option<String>,
+}
+
+/// The library's policies, under the names that the variable accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PolicyName {
+    Require,
+    Prefer,
+    TcpOnly,
+}
+
+impl From<PolicyName> for tonic_rdma::Policy {
+    fn from(name: PolicyName) -> Self {
+        match name {
+            PolicyName::Require => Self::Require,
+            PolicyName::Prefer => Self::Prefer,
+            PolicyName::TcpOnly => Self::TcpOnly,
+        }
+    }
+}
 
 /// Descriptors for everything except connections: listeners, devices, runtimes.
 const OTHER_DESCRIPTORS: u64 = 128;
@@ -70,8 +140,8 @@ pub(crate) fn run(options: &BridgeOptions) -> Result<(), Failure> {
         accepted: AtomicU64::new(0),
     });
     if let Some((listener, handle)) = metrics {
-        runtime.spawn(scrape::serve(listener, handle.clone(), watched));
-        runtime.spawn(scrape::upkeep(handle));
+        runtime.spawn(meters::serve_metrics(listener, handle.clone(), watched));
+        runtime.spawn(meters::upkeep(handle));
     }
     let routes = Arc::new(routes);
     let threads: Vec<_> =
@@ -190,13 +260,13 @@ async fn open_routes(
 async fn look_for_target(route: &Route, required: bool) -> Result<(), Failure> {
     let dialer = Dialer::new(route.config.clone());
     if required {
-        let found = dial::dial(route, &dialer, 0).await.map_err(|error| {
+        let found = route::dial(route, &dialer, 0).await.map_err(|error| {
             Failure::run(format!("--connect {}: --require-target is set, and there is {error}", route.target))
         })?;
         found.close();
         return Ok(());
     }
-    match dial::attempt(&route.target, &dialer, route.connect_timeout.min(LOOK)).await {
+    match route::attempt(&route.target, &dialer, route.connect_timeout.min(LOOK)).await {
         Ok(found) => found.close(),
         Err(error) => warn_of_absence(route, &error),
     }

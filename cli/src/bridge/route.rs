@@ -1,15 +1,23 @@
-//! A route: a place to listen, and the target of the connections that come there.
+//! A route: a place to listen, and the target of the connections that come there. Connects to the target, and tries again while it does not
+//! answer.
 
-use std::sync::{Mutex, PoisonError};
+use std::io;
+use std::path::PathBuf;
+use std::pin::pin;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::Semaphore;
-use tonic_rdma::Config;
-use tonic_rdma::RdmaConnectInfo;
-use tonic_rdma_verbs::internal::Throttle;
+use tokio::net::UnixStream;
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::{sleep, timeout};
 
-use super::address::Address;
+use super::address::{Address, UnixName};
 use super::meters::Meters;
+use super::stream::Stream;
+use tonic_rdma::internal::connect_tcp;
+use tonic_rdma::{Config, ConnectError, Dialer, RdmaConnectInfo};
+use tonic_rdma_payload::seeded::Draws;
+use tonic_rdma_verbs::internal::Throttle;
 
 /// The parts that all connections of a route share.
 #[derive(Debug)]
@@ -90,6 +98,195 @@ impl TransportLog {
         {
             tracing::info!(route, suppressed, "{what} {over}");
             *logged = Some(over);
+        }
+    }
+}
+
+/// The error of a target that was not reached in time.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unreachable {
+    /// No attempt succeeded.
+    #[error("no connection within {within:?}, {attempts} attempts; the last: {last}")]
+    Attempts { within: Duration, attempts: u32, last: AttemptError },
+    /// Other clients of the route waited for the target all the time.
+    #[error("not dialed within {within:?}, because the target did not answer the clients that came before")]
+    NoTurn { within: Duration },
+}
+
+/// The reason why one attempt failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AttemptError {
+    /// The socket of the target.
+    #[error(transparent)]
+    Socket(#[from] io::Error),
+    /// TCP, or the negotiation with the target.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The target's process takes no client from its Unix socket for now.
+    #[error("the target does not accept connections: its queue is full")]
+    Busy,
+    /// The time ran out first.
+    #[error("no answer")]
+    NoAnswer,
+}
+
+/// The pause after the first failure. Each later pause is twice as long, up to [`LONGEST`].
+const SHORTEST: Duration = Duration::from_millis(25);
+const LONGEST: Duration = Duration::from_secs(1);
+
+/// Connects to the route's target within its connect timeout. The time that a client waits for its turn while the target answers others
+/// does not count. Only clients of an `rdma://` target take turns.
+pub(crate) async fn dial(route: &Route, dialer: &Dialer, seed: u64) -> Result<Stream, Unreachable> {
+    let (arrived, within) = (Instant::now(), route.connect_timeout);
+    let mut attempts = 0;
+    let (begun, _turn) = match &route.target {
+        Address::Rdma(_) => match turn(route, arrived).await {
+            Some((begun, turn)) => (begun, Some(turn)),
+            None => return Err(Unreachable::NoTurn { within }),
+        },
+        Address::Tcp(_) | Address::Unix(_) => (arrived, None),
+    };
+    let mut pauses = pauses(seed);
+    loop {
+        attempts += 1;
+        let left = within.saturating_sub(begun.elapsed());
+        let last = match attempt(&route.target, dialer, left).await {
+            Ok(stream) => {
+                route.meters.dialled(arrived.elapsed());
+                *reached(route) = Some(Instant::now());
+                stream.negotiated().into_iter().for_each(|info| route.target_reached(info));
+                return Ok(stream);
+            }
+            Err(error) => error,
+        };
+        route.meters.dial_failed();
+        let pause = pauses.next().unwrap_or(LONGEST);
+        if begun.elapsed() + pause >= within {
+            return Err(Unreachable::Attempts { within, attempts, last });
+        }
+        sleep(pause).await;
+        route.meters.dial_retried();
+    }
+}
+
+/// Waits for the turn of a client that came at `arrived`: if the clients of a crowd all dialed at once, they would slow one another
+/// down, and a target that works would look as if it did not answer. Returns the time from which the connect timeout counts: that of the
+/// arrival, or of the target's last answer to another client. Returns `None` when it is over.
+async fn turn(route: &Route, arrived: Instant) -> Option<(Instant, SemaphorePermit<'_>)> {
+    let begun = || reached(route).map_or(arrived, |reached| reached.max(arrived));
+    let mut turn = pin!(route.dials.acquire());
+    loop {
+        let left = route.connect_timeout.checked_sub(begun().elapsed()).filter(|left| !left.is_zero())?;
+        if let Ok(turn) = timeout(left, turn.as_mut()).await {
+            return Some((begun(), turn.ok()?));
+        }
+    }
+}
+
+fn reached(route: &Route) -> MutexGuard<'_, Option<Instant>> {
+    route.reached.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Tries once to connect, for `limit` at most.
+pub(crate) async fn attempt(
+    target: &Address,
+    dialer: &Dialer,
+    limit: Duration,
+) -> Result<Stream, AttemptError> {
+    match target {
+        Address::Tcp(place) => Ok(Stream::tcp(connect_tcp(&place.host, place.port, limit, None).await?)?),
+        // Unix sockets connect at once, or not at all.
+        Address::Unix(name) => unix(name).await,
+        Address::Rdma(place) => match timeout(limit, dialer.dial(&place.host, place.port)).await {
+            Ok(stream) => Ok(Stream::endpoint(stream?)?),
+            Err(_) => Err(AttemptError::NoAnswer),
+        },
+    }
+}
+
+/// Connects to a Unix socket. A blocking call would wait until the target takes clients, and stop this thread meanwhile.
+async fn unix(name: &UnixName) -> Result<Stream, AttemptError> {
+    let path = match name {
+        UnixName::Path(path) => path.clone(),
+        // As the system has it: a zero byte begins a name that is no path.
+        UnixName::Abstract(name) => PathBuf::from(format!("\0{name}")),
+    };
+    match UnixStream::connect(path).await {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(AttemptError::Busy),
+        connected => Ok(Stream::unix(connected?)),
+    }
+}
+
+/// Returns growing pauses with jitter. The jitter spreads the clients of a target that has come back.
+fn pauses(seed: u64) -> impl Iterator<Item = Duration> {
+    let mut draws = Draws::new(seed);
+    let doubled = |pause: &Duration| Some((*pause * 2).min(LONGEST));
+    std::iter::successors(Some(SHORTEST), doubled).map(move |pause| {
+        let share = draws.choice(1024) as u32;
+        pause / 2 + pause / 2 * share / 1024
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_a_limit_and_differ_from_client_to_client() {
+        let some: Vec<_> = pauses(1).take(12).collect();
+        let mut base = SHORTEST;
+        for pause in &some {
+            assert!(*pause >= base / 2 && *pause <= base, "{some:?}");
+            base = (base * 2).min(LONGEST);
+        }
+        assert_ne!(some, pauses(2).take(12).collect::<Vec<_>>());
+    }
+
+    #[tokio::test]
+    async fn a_client_waits_for_its_turn_while_the_target_answers_others() {
+        const LIMIT: Duration = Duration::from_secs(3600);
+        let target = "rdma://127.0.0.1:1".parse().unwrap();
+        let route = Route::new("here", target, tonic_rdma::Config::default(), LIMIT);
+        let now = Instant::now();
+        let early = now.checked_sub(2 * LIMIT).unwrap();
+        let others = route.dials.acquire_many(Route::DIALS as u32).await.unwrap();
+        assert!(turn(&route, early).await.is_none(), "the target has reached nobody");
+        *reached(&route) = Some(early);
+        assert!(turn(&route, early).await.is_none(), "the target reached somebody too long ago");
+
+        // The target was reached now, so a client that came long ago goes on waiting, and has its whole time when its turn comes.
+        *reached(&route) = Some(now);
+        let mut waiting = pin!(turn(&route, early));
+        let waits = std::future::poll_fn(|context| {
+            std::task::Poll::Ready(waiting.as_mut().poll(context).is_pending())
+        });
+        assert!(waits.await);
+        drop(others);
+        assert_eq!(waiting.await.map(|(begun, _)| begun), Some(now));
+    }
+
+    #[tokio::test]
+    async fn only_targets_with_rdma_take_turns() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let route = |scheme: &str, limit| {
+            let target = format!("{scheme}://{address}").parse().unwrap();
+            Route::new("here", target, tonic_rdma::Config::default(), limit)
+        };
+        let dialer = Dialer::new(tonic_rdma::Config::default());
+        for (scheme, limit) in [("tcp", Duration::from_secs(60)), ("rdma", Duration::from_millis(1))] {
+            let route = route(scheme, limit);
+            let _others = route.dials.acquire_many(Route::DIALS as u32).await.unwrap();
+            let said = dial(&route, &dialer, 0).await.map_err(|error| error.to_string());
+            match scheme {
+                "tcp" => drop(said.unwrap()),
+                _ => assert_eq!(
+                    said.unwrap_err(),
+                    "not dialed within 1ms, because the target did not answer the clients that came before"
+                ),
+            }
         }
     }
 }

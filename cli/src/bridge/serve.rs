@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, watch};
 use tonic_rdma::Dialer;
 
-use super::dial;
 use super::listen::Accepting;
 use super::meters::Failed;
 use super::relay::relay;
+use super::route;
 use super::route::Route;
 use super::stream::Stream;
 
@@ -90,7 +90,7 @@ async fn carry(client: Stream, route: &Route, dialer: &Dialer, shared: &Shared) 
 async fn connect_and_relay(client: Stream, route: &Route, dialer: &Dialer, shared: &Shared) {
     client.negotiated().into_iter().for_each(|info| route.client_came(info));
     let seed = shared.accepted.fetch_add(1, Ordering::Relaxed);
-    let target = match dial::dial(route, dialer, seed).await {
+    let target = match route::dial(route, dialer, seed).await {
         Ok(target) => target,
         Err(error) => {
             route.meters.failed(Failed::Dial);

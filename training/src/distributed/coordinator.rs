@@ -3,14 +3,13 @@
 use std::io::Write as _;
 
 use serde::de::DeserializeOwned;
+use tonic_rdma_commands::{Context as _, Failure};
 
-use super::messages::{Command, Ran, Sent, SentTensor};
 use super::outcome::{Comparison, Death, ModeResult, Point};
-use super::parts::{Answers, Parts, SILENCE};
+use super::parts::{Answers, Command, Parts, Ran, SILENCE, Sent, SentTensor};
 use crate::options::{OnDeath, Options};
 use crate::processes::{cores, start};
 use crate::step::{Shape, Synchrony};
-use tonic_rdma_commands::{Context as _, Failure};
 
 /// A job under way.
 struct Coordinator<'a> {

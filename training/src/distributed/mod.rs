@@ -3,18 +3,14 @@
 //! ```text
 //!  outcome      what comes out
 //!  coordinator  starts the processes, tells them what to do, compares what they report
-//!  parts        the processes
-//!  process      one part: carries out the commands of the coordinator
-//!  trainer      one part in one mode: the executor, and what is fed
-//!  messages     what coordinator and parts say to each other: a line of JSON each
+//!  parts        the processes, and what coordinator and parts say to each other: a line of JSON each
+//!  process      one part: carries out the commands of the coordinator, with a trainer for each mode: the executor, and what is fed
 //! ```
 
 mod coordinator;
-mod messages;
 mod outcome;
 mod parts;
-mod process;
-pub(crate) mod trainer;
+pub(crate) mod process;
 
 pub(crate) use coordinator::run;
 pub(crate) use outcome::{figure, text};

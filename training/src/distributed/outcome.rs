@@ -6,10 +6,10 @@ use tonic_rdma_commands::plot::{Plot, Series};
 use tonic_rdma_commands::statistics::median;
 use tonic_rdma_commands::table::{dash, grid, times};
 
-use super::messages::{Sent, SentTensor};
+use super::parts::{Sent, SentTensor};
 use crate::network::{EMBEDDING, HIDDEN, Model};
-use crate::results::{percent, plot};
 use crate::step::Synchrony;
+use crate::train::{percent, plot};
 
 /// All modes side by side. All had the same losses and the same weights, bit by bit.
 #[derive(Clone, Debug, Serialize)]

@@ -11,9 +11,9 @@ use tonic_rdma_graph::session::Fingerprint;
 
 use super::*;
 use crate::data::tests::samples;
+use crate::data::tests::texts;
 use crate::data::{Data, Samples};
-use crate::distributed::trainer::{Feeder, Trainer};
-use crate::texts::tests::texts;
+use crate::distributed::process::{Feeder, Trainer};
 
 const SEED: u64 = 3;
 const RATE: f32 = 0.05;
