@@ -1,7 +1,5 @@
 //! Listening sockets of all kinds. The process binds a socket once, and each thread accepts from it.
 
-use std::fs;
-use std::io;
 use std::net::{TcpListener, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt as _;
@@ -10,11 +8,11 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
+use std::{fs, io};
 
 use socket2::{Domain, SockAddr, Socket, Type};
 use tokio_stream::{Stream as _, StreamExt as _};
-use tonic_rdma::Listener;
-use tonic_rdma::{Config, StockClients};
+use tonic_rdma::{Config, Listener, StockClients};
 
 use super::address::{Address, Place, UnixName};
 use super::stream::Stream;

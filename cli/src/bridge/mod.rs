@@ -32,16 +32,16 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
+use tonic_rdma::{Config, Dialer};
+use tonic_rdma_commands::process::report_line;
+use tonic_rdma_commands::units::parse_time;
+use tonic_rdma_commands::{Context as _, Failure, Flavour};
 
 use self::address::Address;
 use self::listen::Bound;
 use self::route::{AttemptError, Route};
 use self::serve::{Phase, Shared};
 use crate::measure::process::{pinned, raise_open_files};
-use tonic_rdma::{Config, Dialer};
-use tonic_rdma_commands::process::report_line;
-use tonic_rdma_commands::units::parse_time;
-use tonic_rdma_commands::{Context as _, Failure, Flavour};
 
 pub(crate) const HELP: &str = "\
 ADDR is tcp://HOST:PORT, unix:PATH, unix:@NAME (abstract) or rdma://HOST:PORT; IPv6 goes in brackets, port 0 picks a free port. \

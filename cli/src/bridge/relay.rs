@@ -8,10 +8,10 @@ use std::task::{Context, Poll, ready};
 
 use metrics::Counter;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tonic_rdma::ConnectionFault;
 
 use super::meters::{Failed, Meters};
 use super::stream::Stream;
-use tonic_rdma::ConnectionFault;
 
 /// The error that ended a connection early.
 #[derive(Debug, thiserror::Error)]

@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{sleep, timeout};
-
-use super::address::{Address, UnixName};
-use super::meters::Meters;
-use super::stream::Stream;
 use tonic_rdma::internal::connect_tcp;
 use tonic_rdma::{Config, ConnectError, Dialer, RdmaConnectInfo};
 use tonic_rdma_payload::seeded::Draws;
 use tonic_rdma_verbs::internal::Throttle;
+
+use super::address::{Address, UnixName};
+use super::meters::Meters;
+use super::stream::Stream;
 
 /// The parts that all connections of a route share.
 #[derive(Debug)]

@@ -10,8 +10,7 @@ use tonic_rdma::Dialer;
 use super::listen::Accepting;
 use super::meters::Failed;
 use super::relay::relay;
-use super::route;
-use super::route::Route;
+use super::route::{self, Route};
 use super::stream::Stream;
 
 /// The phase of this process.

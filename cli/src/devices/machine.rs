@@ -1,7 +1,6 @@
 //! The limits and settings of the machine and of this user that matter for RDMA.
 
 use serde::Serialize;
-
 use tonic_rdma_commands::units;
 use tonic_rdma_verbs::internal;
 

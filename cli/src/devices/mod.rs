@@ -5,14 +5,13 @@ mod self_test;
 
 use clap::Args;
 use comfy_table::{Table, presets};
+use machine::Finding;
+use self_test::{Test, self_test};
 use serde::Serialize;
 use tonic_rdma::Config;
 use tonic_rdma_commands::process::report_line;
 use tonic_rdma_commands::{Context as _, Failure, units};
 use tonic_rdma_verbs::{DeviceAttributes, FoundDevice, FoundGid, FoundPort, PathSettings};
-
-use machine::Finding;
-use self_test::{Test, self_test};
 
 /// The options of `devices`.
 #[derive(Debug, Args)]
