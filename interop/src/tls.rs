@@ -15,7 +15,6 @@ use rustls::server::ParsedCertificate;
 use rustls::sign::CertifiedKey;
 use rustls::{Error, InconsistentKeys, RootCertStore};
 use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
-
 use tonic_rdma_commands::Failure;
 
 /// Time limit of a handshake. tonic's server has no limit by default.

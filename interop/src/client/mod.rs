@@ -8,11 +8,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use tonic_rdma_commands::process::report_line;
+use tonic_rdma_commands::{Failure, one_line};
 
 use crate::tls::ClientTlsOptions;
 use crate::transport::{Target, Transport};
-use tonic_rdma_commands::process::report_line;
-use tonic_rdma_commands::{Failure, one_line};
 
 pub(crate) use self::case::{CaseError, Session};
 pub(crate) use self::cases::{Case, all, find};

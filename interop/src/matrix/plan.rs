@@ -10,8 +10,7 @@ use tonic_rdma_commands::units::number;
 use crate::certificates::Certificates;
 use crate::direction::Direction;
 use crate::peer::Peer;
-use crate::process;
-use crate::tls;
+use crate::{process, tls};
 
 /// Runs stock gRPC peers against our transport, in all directions. `interop/matrix` installs the peers and starts this program
 /// in the repository's root.

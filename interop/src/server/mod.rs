@@ -16,6 +16,9 @@ use http_body_util::BodyExt as _;
 use tonic::body::Body;
 use tonic::codec::CompressionEncoding;
 use tonic::service::{AxumRouter, LayerExt as _, Routes};
+use tonic_rdma_commands::process::report_line;
+use tonic_rdma_commands::{Context as _, Failure};
+use tonic_rdma_verbs::internal::lock;
 use tower::layer::layer_fn;
 use tower::util::{BoxCloneSyncService, MapRequest};
 use tower::{Service, ServiceExt as _, service_fn};
@@ -26,9 +29,6 @@ use crate::proto::checked::checked_server::CheckedServer;
 use crate::proto::testing::test_service_server::TestServiceServer;
 use crate::tls::ServerTlsOptions;
 use crate::transport::{Listener, Transport};
-use tonic_rdma_commands::process::report_line;
-use tonic_rdma_commands::{Context as _, Failure};
-use tonic_rdma_verbs::internal::lock;
 
 /// Listens, prints the port, and serves until interrupted. Prints the names of callers to the standard error.
 pub(crate) async fn run(options: &ServerOptions) -> Result<(), Failure> {

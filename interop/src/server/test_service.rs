@@ -6,8 +6,7 @@ use tokio_stream::StreamExt as _;
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use super::replies::{self, zeros};
-use super::replies::{EarlyEnd, Replies, Sender, replies};
+use super::replies::{self, EarlyEnd, Replies, Sender, replies, zeros};
 use crate::compression::{Flags, Received, Wanted};
 use crate::proto::testing::test_service_server::TestService;
 use crate::proto::testing::{

@@ -8,8 +8,7 @@ use tonic::{Code, Streaming};
 use tonic_types::{ErrorDetails, StatusExt as _};
 
 use super::compressed::flags;
-use super::official::SPECIAL;
-use super::official::{ensure_end, next_reply};
+use super::official::{SPECIAL, ensure_end, next_reply};
 use crate::client::case::{CaseError, CaseResult, Session, ensure, ensure_code, ensure_eq};
 use crate::content::Content;
 use crate::proto::checked::{CheckedReply, CheckedRequest, FailRequest};

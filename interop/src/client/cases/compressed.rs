@@ -3,8 +3,7 @@
 
 use tonic::{Code, Request};
 
-use super::official::{ensure_end, ensure_reply, next_reply};
-use super::official::{large, zeros};
+use super::official::{ensure_end, ensure_reply, large, next_reply, zeros};
 use crate::client::case::{CaseResult, Session, ensure_code, ensure_eq, ensure_zeros};
 use crate::compression::{Flags, Received, Sent, Wanted};
 use crate::proto::testing::{

@@ -4,8 +4,7 @@ use tokio_stream::StreamExt as _;
 use tonic::Request;
 use tonic::metadata::{MetadataMap, MetadataValue};
 
-use super::official::large;
-use super::official::{ensure_reply, output_request};
+use super::official::{ensure_reply, large, output_request};
 use crate::client::case::{CaseError, CaseResult, Session, ensure, ensure_eq};
 
 const INITIAL: &str = "x-grpc-test-echo-initial";
