@@ -21,7 +21,7 @@ use super::stream::Stream;
 #[derive(Debug)]
 pub(crate) struct Bound {
     socket: BoundSocket,
-    /// The address of the socket, with the port that the kernel chose.
+    /// The address of the socket, with the port that the kernel chose. It says whether clients may use RDMA.
     address: Address,
     _file: Option<SocketFile>,
 }
@@ -30,7 +30,6 @@ pub(crate) struct Bound {
 enum BoundSocket {
     Tcp(TcpListener),
     Unix(UnixListener),
-    Rdma(TcpListener),
 }
 
 /// Clients that may wait for the accept. The system's own limit (`net.core.somaxconn`) may be lower.
@@ -42,28 +41,24 @@ impl Bound {
     /// # Errors
     /// The socket can't be bound. The error gives the reason and, if that is known, what to do.
     pub(crate) fn new(address: &Address) -> io::Result<Self> {
-        let (socket, address, file) = match address {
-            Address::Tcp(place) => {
-                let (socket, place) = bind_tcp(place)?;
-                (BoundSocket::Tcp(socket), Address::Tcp(place), None)
-            }
-            Address::Rdma(place) => {
-                let (socket, place) = bind_tcp(place)?;
-                (BoundSocket::Rdma(socket), Address::Rdma(place), None)
-            }
-            Address::Unix(UnixName::Path(path)) => {
-                let (socket, file) = bind_unix(path)?;
-                (BoundSocket::Unix(socket), address.clone(), Some(file))
-            }
-            Address::Unix(UnixName::Abstract(name)) => {
-                let socket = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
-                (BoundSocket::Unix(socket), address.clone(), None)
+        let (mut address, mut file) = (address.clone(), None);
+        let socket = match &mut address {
+            Address::Tcp(place) | Address::Rdma(place) => BoundSocket::Tcp(bind_tcp(place)?),
+            Address::Unix(name) => {
+                let socket = match name {
+                    UnixName::Path(path) => {
+                        let (socket, made) = bind_unix(path)?;
+                        file = Some(made);
+                        socket
+                    }
+                    UnixName::Abstract(name) => {
+                        UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?
+                    }
+                };
+                socket.set_nonblocking(true)?;
+                BoundSocket::Unix(socket)
             }
         };
-        match &socket {
-            BoundSocket::Tcp(socket) | BoundSocket::Rdma(socket) => socket.set_nonblocking(true)?,
-            BoundSocket::Unix(socket) => socket.set_nonblocking(true)?,
-        }
         Ok(Self { socket, address, _file: file })
     }
 
@@ -74,19 +69,17 @@ impl Bound {
 
     /// Returns a handle with which the calling runtime accepts.
     pub(crate) fn accepting(&self, config: &Config) -> io::Result<Accepting> {
-        Ok(match &self.socket {
-            BoundSocket::Tcp(socket) => {
-                Accepting::Tcp(tokio::net::TcpListener::from_std(socket.try_clone()?)?)
-            }
+        let tcp = match &self.socket {
+            BoundSocket::Tcp(socket) => tokio::net::TcpListener::from_std(socket.try_clone()?)?,
             BoundSocket::Unix(socket) => {
-                Accepting::Unix(tokio::net::UnixListener::from_std(socket.try_clone()?)?)
+                return Ok(Accepting::Unix(tokio::net::UnixListener::from_std(socket.try_clone()?)?));
             }
-            BoundSocket::Rdma(socket) => {
-                let socket = tokio::net::TcpListener::from_std(socket.try_clone()?)?;
-                let config = config.clone().stock_clients(StockClients::Any);
-                Accepting::Rdma(Listener::new(socket, config)?)
-            }
-        })
+        };
+        if matches!(self.address, Address::Rdma(_)) {
+            let config = config.clone().stock_clients(StockClients::Any);
+            return Ok(Accepting::Rdma(Listener::new(tcp, config)?));
+        }
+        Ok(Accepting::Tcp(tcp))
     }
 }
 
@@ -122,13 +115,14 @@ impl Accepting {
     }
 }
 
-fn bind_tcp(place: &Place) -> io::Result<(TcpListener, Place)> {
+/// Binds the first address of `place` that can be bound, and sets the port that the kernel chose.
+fn bind_tcp(place: &mut Place) -> io::Result<TcpListener> {
     let mut last = io::Error::other("the name has no address");
     for address in (place.host.as_str(), place.port).to_socket_addrs()? {
         match bind_address(address) {
             Ok(socket) => {
-                let port = socket.local_addr()?.port();
-                return Ok((socket, Place { host: place.host.clone(), port }));
+                place.port = socket.local_addr()?.port();
+                return Ok(socket);
             }
             Err(error) => last = explain(error),
         }
@@ -141,6 +135,7 @@ fn bind_address(address: std::net::SocketAddr) -> io::Result<TcpListener> {
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
+    socket.set_nonblocking(true)?;
     Ok(OwnedFd::from(socket).into())
 }
 

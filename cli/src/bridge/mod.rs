@@ -39,7 +39,7 @@ use tonic_rdma_commands::{Context as _, Failure, Flavour};
 
 use self::address::Address;
 use self::listen::Bound;
-use self::route::{AttemptError, Route};
+use self::route::Route;
 use self::serve::{Phase, Shared};
 use crate::measure::process::{pinned, raise_open_files};
 
@@ -258,6 +258,8 @@ async fn open_routes(
 }
 
 async fn look_for_target(route: &Route, required: bool) -> Result<(), Failure> {
+    /// Time to look for a target that is not required at the start.
+    const LOOK: Duration = Duration::from_secs(1);
     let dialer = Dialer::new(route.config.clone());
     if required {
         let found = route::dial(route, &dialer, 0).await.map_err(|error| {
@@ -266,22 +268,15 @@ async fn look_for_target(route: &Route, required: bool) -> Result<(), Failure> {
         found.close();
         return Ok(());
     }
-    match route::attempt(&route.target, &dialer, route.connect_timeout.min(LOOK)).await {
+    let patience = route.connect_timeout;
+    match route::attempt(&route.target, &dialer, patience.min(LOOK)).await {
         Ok(found) => found.close(),
-        Err(error) => warn_of_absence(route, &error),
+        Err(error) => tracing::warn!(
+            route = route.name,
+            "the target is not there yet, clients wait {patience:?} for it: {error}"
+        ),
     }
     Ok(())
-}
-
-/// Time to look for a target that is not required at the start.
-const LOOK: std::time::Duration = std::time::Duration::from_secs(1);
-
-fn warn_of_absence(route: &Route, error: &AttemptError) {
-    let patience = route.connect_timeout;
-    tracing::warn!(
-        route = route.name,
-        "the target is not there yet, clients wait {patience:?} for it: {error}"
-    );
 }
 
 /// Starts a task for each route within the calling runtime.
@@ -343,7 +338,7 @@ async fn drain(
     options: &BridgeOptions,
 ) -> Result<(), Failure> {
     /// Time for the resets to go out.
-    const RESET_TIME: std::time::Duration = std::time::Duration::from_secs(2);
+    const RESET_TIME: Duration = Duration::from_secs(2);
     phase.send_replace(Phase::Draining);
     notify(NotifyState::Stopping);
     drop(routes);

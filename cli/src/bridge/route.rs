@@ -4,16 +4,16 @@
 use std::io;
 use std::path::PathBuf;
 use std::pin::pin;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{sleep, timeout};
 use tonic_rdma::internal::connect_tcp;
-use tonic_rdma::{Config, ConnectError, Dialer, RdmaConnectInfo};
+use tonic_rdma::{Config, ConnectError, Dialer};
 use tonic_rdma_payload::seeded::Draws;
-use tonic_rdma_verbs::internal::Throttle;
+use tonic_rdma_verbs::internal::{Throttle, lock};
 
 use super::address::{Address, UnixName};
 use super::meters::Meters;
@@ -35,13 +35,17 @@ pub(crate) struct Route {
     pub(crate) unreachable: Throttle,
     /// Limits the log lines about connections that broke.
     pub(crate) broken: Throttle,
-    client: TransportLog,
-    server: TransportLog,
+    /// Logs the transport of the clients' connections.
+    pub(crate) client: TransportLog,
+    /// Logs the transport of the connections to the target.
+    pub(crate) server: TransportLog,
 }
 
-/// Logs which transport the connections at one end of a route use.
+/// Logs which transport the connections at one end of a route use, if it differs from the last line.
 #[derive(Debug)]
-struct TransportLog {
+pub(crate) struct TransportLog {
+    /// What the line begins with.
+    what: &'static str,
     /// The transport and reason in the last line.
     logged: Mutex<Option<String>>,
     throttle: Throttle,
@@ -55,48 +59,32 @@ impl Route {
     /// Creates a route from `listen` to `target`.
     pub(crate) fn new(listen: &str, target: Address, config: Config, connect_timeout: Duration) -> Self {
         let name = format!("{listen} -> {target}");
-        let meters = Meters::new(&name);
-        let [unreachable, broken] = [const { Throttle::new(1) }; 2];
-        let [client, server] = [TransportLog::new(), TransportLog::new()];
-        let (dials, reached) = (Semaphore::new(Self::DIALS), Mutex::default());
+        let transports = |what| TransportLog { what, logged: Mutex::default(), throttle: Throttle::new(1) };
         Self {
+            meters: Meters::new(&name),
             name,
             target,
             config,
             connect_timeout,
-            meters,
-            dials,
-            reached,
-            unreachable,
-            broken,
-            client,
-            server,
+            dials: Semaphore::new(Self::DIALS),
+            reached: Mutex::default(),
+            unreachable: Throttle::new(1),
+            broken: Throttle::new(1),
+            client: transports("clients come over"),
+            server: transports("the target is reached over"),
         }
-    }
-
-    /// Logs the transport of a client's connection if it differs from the last line.
-    pub(crate) fn client_came(&self, info: &RdmaConnectInfo) {
-        self.client.log(&self.name, "clients come over", info);
-    }
-
-    /// Logs the transport of the target's connection if it differs from the last line.
-    pub(crate) fn target_reached(&self, info: &RdmaConnectInfo) {
-        self.server.log(&self.name, "the target is reached over", info);
     }
 }
 
 impl TransportLog {
-    fn new() -> Self {
-        Self { logged: Mutex::default(), throttle: Throttle::new(1) }
-    }
-
-    fn log(&self, route: &str, what: &str, info: &RdmaConnectInfo) {
+    pub(crate) fn log(&self, route: &str, stream: &Stream) {
+        let Some(info) = stream.negotiated() else { return };
         let over = format!("{}: {}", info.verdict(), info.reason());
-        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logged = lock(&self.logged);
         if logged.as_ref() != Some(&over)
             && let Some(suppressed) = self.throttle.admit(Instant::now())
         {
-            tracing::info!(route, suppressed, "{what} {over}");
+            tracing::info!(route, suppressed, "{} {over}", self.what);
             *logged = Some(over);
         }
     }
@@ -154,7 +142,7 @@ pub(crate) async fn dial(route: &Route, dialer: &Dialer, seed: u64) -> Result<St
             Ok(stream) => {
                 route.meters.dialled(arrived.elapsed());
                 *reached(route) = Some(Instant::now());
-                stream.negotiated().into_iter().for_each(|info| route.target_reached(info));
+                route.server.log(&route.name, &stream);
                 return Ok(stream);
             }
             Err(error) => error,
@@ -184,7 +172,7 @@ async fn turn(route: &Route, arrived: Instant) -> Option<(Instant, SemaphorePerm
 }
 
 fn reached(route: &Route) -> MutexGuard<'_, Option<Instant>> {
-    route.reached.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&route.reached)
 }
 
 /// Tries once to connect, for `limit` at most.

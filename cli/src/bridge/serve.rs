@@ -87,7 +87,7 @@ async fn carry(client: Stream, route: &Route, dialer: &Dialer, shared: &Shared) 
 }
 
 async fn connect_and_relay(client: Stream, route: &Route, dialer: &Dialer, shared: &Shared) {
-    client.negotiated().into_iter().for_each(|info| route.client_came(info));
+    route.client.log(&route.name, &client);
     let seed = shared.accepted.fetch_add(1, Ordering::Relaxed);
     let target = match route::dial(route, dialer, seed).await {
         Ok(target) => target,
