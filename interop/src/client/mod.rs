@@ -82,22 +82,6 @@ async fn attempt(
     ended.unwrap_or_else(|_| Err(CaseError::Failed(format!("it did not end within {} s", limit.as_secs()))))
 }
 
-/// Runs one case for tests, which do not check latency.
-#[cfg(test)]
-pub(crate) async fn run_case(case: &Case, target: &Target) -> Result<(), CaseError> {
-    let slow = LIMIT.as_secs() as u32;
-    let soak = SoakOptions {
-        iterations: 10,
-        threads: 2,
-        max_failures: 0,
-        max_latency_ms: slow * 1000,
-        overall_timeout_seconds: Some(slow),
-        request_size: 271_828,
-        response_size: 314_159,
-    };
-    attempt(case, target, soak, &mut String::new()).await
-}
-
 /// Prints the outcome of a case. Reasons quote peers, and must not look like lines of this program.
 fn print_outcome(name: &str, result: &Result<(), CaseError>) -> Result<(), Failure> {
     report_line(match result {
@@ -187,4 +171,24 @@ pub(crate) struct SoakOptions {
 /// Returns the parser of payload sizes. The server takes requests of up to 16 MiB.
 fn payload() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(0..=16_000_000)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Runs one case for tests, which do not check latency.
+    pub(crate) async fn run_case(case: &Case, target: &Target) -> Result<(), CaseError> {
+        let slow = LIMIT.as_secs() as u32;
+        let soak = SoakOptions {
+            iterations: 10,
+            threads: 2,
+            max_failures: 0,
+            max_latency_ms: slow * 1000,
+            overall_timeout_seconds: Some(slow),
+            request_size: 271_828,
+            response_size: 314_159,
+        };
+        attempt(case, target, soak, &mut String::new()).await
+    }
 }

@@ -11,7 +11,8 @@ mod wrong_servers;
 
 use tonic::service::Routes;
 
-use crate::client::{CaseError, find, run_case};
+use crate::client::tests::run_case;
+use crate::client::{CaseError, find};
 use crate::server::routes;
 use crate::tls::ServerTls;
 use crate::transport::{Listener, Target, Transport};
