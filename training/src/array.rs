@@ -18,7 +18,7 @@ use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Tensor, WithDType};
 use tonic_rdma_graph::dataflow::Value;
 use tonic_rdma_tensor::{Dtype, Shape, TensorSpec};
 
-use crate::Error;
+use crate::failure::Error;
 use crate::layer::Tape;
 
 /// A tensor of a training graph.

@@ -10,8 +10,8 @@ use candle_core::{Device, Tensor};
 use flate2::read::MultiGzDecoder;
 use tonic_rdma_commands::{Context as _, Failure};
 
-use crate::Error;
 use crate::array::{Array, Block};
+use crate::failure::Error;
 
 /// The folder into which Debian's package `dataset-fashion-mnist` puts its files.
 pub(crate) const PICTURES_FOLDER: &str = "/usr/share/datasets/fashion-mnist";

@@ -4,6 +4,7 @@
 mod array;
 mod data;
 mod distributed;
+mod failure;
 mod layer;
 mod network;
 mod options;
@@ -22,12 +23,10 @@ use tonic_rdma_commands::plot::{self, Plot};
 use tonic_rdma_commands::{Context as _, Failure, explain, log, output, process, status};
 use tonic_rdma_verbs::memory::trace::TracingAllocator;
 
+use failure::failure;
 use options::Options;
 use processes::{THREADS, default_ranks};
 use train::{Group, Training};
-
-/// An error of any type.
-pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// Places the tensors that cross in registered memory, from the second step of a graph on.
 #[global_allocator]
@@ -39,14 +38,6 @@ fn main() -> ExitCode {
         Err(error) => explain(&error, &Options::command()),
     };
     status("tonic-rdma-training", outcome)
-}
-
-/// Returns the failure that an error is, or makes one of it.
-pub(crate) fn failure(error: Error) -> Failure {
-    match error.downcast::<Failure>() {
-        Ok(failure) => *failure,
-        Err(other) => Failure::run(other.to_string()).because(other),
-    }
 }
 
 fn run(options: &Options) -> Result<(), Failure> {

@@ -13,10 +13,8 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use metrics::{Counter, Unit, describe_counter, describe_gauge, describe_histogram};
 use metrics_exporter_prometheus::PrometheusHandle;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
-
-use crate::bridge::serve::Phase;
 
 const OPEN: &str = "tonic_rdma_bridge_connections";
 const TOTAL: &str = "tonic_rdma_bridge_connections_total";
@@ -138,7 +136,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) async fn serve_metrics(
     listener: TcpListener,
     handle: PrometheusHandle,
-    phase: watch::Receiver<Phase>,
+    ready: impl Fn() -> bool + Clone + Send + Sync + 'static,
 ) {
     /// The pause after an error such as too many open files.
     const PAUSE: Duration = Duration::from_millis(200);
@@ -157,10 +155,10 @@ pub(crate) async fn serve_metrics(
                 continue;
             }
         };
-        let (handle, phase) = (handle.clone(), phase.clone());
+        let (handle, ready) = (handle.clone(), ready.clone());
         tokio::spawn(async move {
             let service = service_fn(|request| {
-                let answer = answer(&request, &handle, *phase.borrow());
+                let answer = answer(&request, &handle, ready());
                 async move { Ok::<_, Infallible>(answer) }
             });
             let mut http = hyper::server::conn::http1::Builder::new();
@@ -181,7 +179,7 @@ pub(crate) async fn upkeep(handle: PrometheusHandle) {
     }
 }
 
-fn answer(request: &Request<Incoming>, handle: &PrometheusHandle, phase: Phase) -> Response<Full<Bytes>> {
+fn answer(request: &Request<Incoming>, handle: &PrometheusHandle, ready: bool) -> Response<Full<Bytes>> {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         let mut refused = text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n");
         refused.headers_mut().insert(ALLOW, hyper::header::HeaderValue::from_static("GET, HEAD"));
@@ -190,7 +188,7 @@ fn answer(request: &Request<Incoming>, handle: &PrometheusHandle, phase: Phase) 
     match request.uri().path() {
         "/metrics" => text(StatusCode::OK, handle.render()),
         "/healthz" => text(StatusCode::OK, "alive\n"),
-        "/ready" if phase == Phase::Running => text(StatusCode::OK, "ready\n"),
+        "/ready" if ready => text(StatusCode::OK, "ready\n"),
         "/ready" => text(StatusCode::SERVICE_UNAVAILABLE, "draining\n"),
         _ => text(StatusCode::NOT_FOUND, "there are /metrics, /healthz and /ready\n"),
     }

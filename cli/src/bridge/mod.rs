@@ -140,7 +140,9 @@ pub(crate) fn run(options: &BridgeOptions) -> Result<(), Failure> {
         accepted: AtomicU64::new(0),
     });
     if let Some((listener, handle)) = metrics {
-        runtime.spawn(meters::serve_metrics(listener, handle.clone(), watched));
+        runtime.spawn(meters::serve_metrics(listener, handle.clone(), move || {
+            *watched.borrow() == Phase::Running
+        }));
         runtime.spawn(meters::upkeep(handle));
     }
     let routes = Arc::new(routes);

@@ -20,10 +20,10 @@ use tonic_rdma_graph::sites::{Allocating, NodeSites};
 use super::parts::{Command, Ran, Report, Sent, SentTensor};
 use crate::array::Array;
 use crate::data::{Data, reorder};
+use crate::failure::{Error, failure};
 use crate::options::Options;
 use crate::step::{Feed, Shape, StepGraph};
 use crate::variables::Variables;
-use crate::{Error, failure};
 
 /// How long the other parts may take to learn that this one leaves.
 const LEAVE: Duration = Duration::from_secs(2);

@@ -26,9 +26,9 @@ use tonic_rdma_graph::dataflow::{Dim, Fact, Kernel, Node, NodeId, Outlet, Role, 
 use tonic_rdma_graph::placement::{Part, Partition, Placements, analyse};
 use tonic_rdma_tensor::Dtype;
 
-use crate::Error;
 use crate::array::Array;
 use crate::data::{SIDE, part};
+use crate::failure::Error;
 use crate::layer::{Gradients, cross_entropy};
 use crate::network::{EMBEDDING, Model, TABLE, Variable, rows};
 use crate::variables::{Gradient, Variables};
