@@ -3,13 +3,13 @@
 use std::error::Error as _;
 
 use bytes::Bytes;
+use clap::Args;
 use tonic::body::Body;
 use tonic::codec::CompressionEncoding;
 use tonic::{Code, Status};
 use tonic_rdma_commands::chain;
 use tower::{ServiceExt as _, service_fn};
 
-use crate::client::SoakOptions;
 use crate::compression::at_client;
 use crate::deadline::limited;
 use crate::proto::checked::checked_client::CheckedClient;
@@ -122,4 +122,35 @@ impl Session {
             .max_decoding_message_size(MESSAGE)
             .max_encoding_message_size(MESSAGE)
     }
+}
+
+/// Options of the cases `rpc_soak` and `channel_soak`.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct SoakOptions {
+    /// Number of calls of each thread
+    #[arg(long = "soak_iterations", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    pub(crate) iterations: u32,
+    /// Number of threads (here: tasks) that call at a time
+    #[arg(long = "soak_num_threads", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) threads: u32,
+    /// Number of calls that may fail
+    #[arg(long = "soak_max_failures", default_value_t = 0)]
+    pub(crate) max_failures: u32,
+    /// Time after which a call counts as failed, in milliseconds
+    #[arg(long = "soak_per_iteration_max_acceptable_latency_ms", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_latency_ms: u32,
+    /// Time limit of the whole case, in seconds [default: iterations times the latency]
+    #[arg(long = "soak_overall_timeout_seconds", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) overall_timeout_seconds: Option<u32>,
+    /// Bytes of each request's payload
+    #[arg(long = "soak_request_size", default_value_t = 271_828, value_parser = payload())]
+    pub(crate) request_size: u32,
+    /// Bytes of each response's payload
+    #[arg(long = "soak_response_size", default_value_t = 314_159, value_parser = payload())]
+    pub(crate) response_size: u32,
+}
+
+/// Returns the parser of payload sizes. The server takes requests of up to 16 MiB.
+fn payload() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(0..=16_000_000)
 }

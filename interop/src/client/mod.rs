@@ -14,7 +14,7 @@ use tonic_rdma_commands::{Failure, one_line};
 use crate::tls::ClientTlsOptions;
 use crate::transport::{Target, Transport};
 
-pub(crate) use self::case::{CaseError, Session};
+pub(crate) use self::case::{CaseError, Session, SoakOptions};
 pub(crate) use self::cases::{Case, all, find};
 
 /// Time limit of a case. Soaks have additional time.
@@ -140,37 +140,6 @@ pub(crate) struct ClientOptions {
     pub(crate) tls: ClientTlsOptions,
     #[command(flatten)]
     pub(crate) soak: SoakOptions,
-}
-
-/// Options of the cases `rpc_soak` and `channel_soak`.
-#[derive(Clone, Copy, Debug, Args)]
-pub(crate) struct SoakOptions {
-    /// Number of calls of each thread
-    #[arg(long = "soak_iterations", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
-    pub(crate) iterations: u32,
-    /// Number of threads (here: tasks) that call at a time
-    #[arg(long = "soak_num_threads", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub(crate) threads: u32,
-    /// Number of calls that may fail
-    #[arg(long = "soak_max_failures", default_value_t = 0)]
-    pub(crate) max_failures: u32,
-    /// Time after which a call counts as failed, in milliseconds
-    #[arg(long = "soak_per_iteration_max_acceptable_latency_ms", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) max_latency_ms: u32,
-    /// Time limit of the whole case, in seconds [default: iterations times the latency]
-    #[arg(long = "soak_overall_timeout_seconds", value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) overall_timeout_seconds: Option<u32>,
-    /// Bytes of each request's payload
-    #[arg(long = "soak_request_size", default_value_t = 271_828, value_parser = payload())]
-    pub(crate) request_size: u32,
-    /// Bytes of each response's payload
-    #[arg(long = "soak_response_size", default_value_t = 314_159, value_parser = payload())]
-    pub(crate) response_size: u32,
-}
-
-/// Returns the parser of payload sizes. The server takes requests of up to 16 MiB.
-fn payload() -> clap::builder::RangedI64ValueParser<u32> {
-    clap::value_parser!(u32).range(0..=16_000_000)
 }
 
 #[cfg(test)]

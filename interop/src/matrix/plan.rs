@@ -1,6 +1,6 @@
 //! The command line, and the combinations and cases of one run of the matrix.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use clap::{Parser, ValueEnum as _};
@@ -9,7 +9,7 @@ use tonic_rdma_commands::units::number;
 
 use crate::certificates::Certificates;
 use crate::direction::Direction;
-use crate::peer::Peer;
+use crate::peer::{Peer, Places};
 use crate::{process, tls};
 
 /// Runs stock gRPC peers against our transport, in all directions. `interop/matrix` installs the peers and starts this program
@@ -60,19 +60,6 @@ pub(crate) struct Plan {
     pub(crate) certificates: Option<Certificates>,
     pub(crate) provider: String,
     pub(crate) places: Places,
-}
-
-/// Paths of the programs that the matrix starts.
-#[derive(Debug)]
-pub(crate) struct Places {
-    /// The root of the repository.
-    pub(crate) root: PathBuf,
-    /// The folder with the installed peers.
-    pub(crate) stock: PathBuf,
-    /// Our test server and client.
-    pub(crate) interop: PathBuf,
-    /// The command `tonic-rdma`, which has the bridge.
-    pub(crate) command: PathBuf,
 }
 
 fn json(text: &str) -> Result<PathBuf, Failure> {
@@ -132,29 +119,6 @@ impl Plan {
             kind @ ("soft" | "rxe" | "siw") => format!("{kind}0"),
             device => device.to_owned(),
         }
-    }
-}
-
-impl Places {
-    /// Finds our programs beside this one. `stock` is relative to the root of the repository.
-    ///
-    /// # Errors
-    /// The program does not run in the root of the repository, or one of our programs is not built.
-    pub(crate) fn find(stock: &Path) -> Result<Self, Failure> {
-        let root = std::env::current_dir()?;
-        if !root.join("interop/stock").is_dir() {
-            return Err(format!("{} is not the repository's root", root.display()).into());
-        }
-        let this_program = std::env::current_exe()?;
-        let built = |name: &str| {
-            let path = this_program.with_file_name(name);
-            if path.is_file() {
-                Ok(path)
-            } else {
-                Err(Failure::run(format!("{} is not built", path.display())))
-            }
-        };
-        Ok(Self { stock: root.join(stock), interop: built("interop")?, command: built("tonic-rdma")?, root })
     }
 }
 

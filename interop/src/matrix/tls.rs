@@ -4,8 +4,7 @@ use std::path::PathBuf;
 
 use crate::certificates::{Certificates, SERVER};
 use crate::outcome::{NO_LINE, Outcome};
-use crate::peer::{CommandLine, Peer};
-use crate::plan::Places;
+use crate::peer::{CommandLine, Peer, Places};
 
 /// Default cases of directions with TLS. TLS changes the bytes, and the start and the end of connections, but not the calls.
 pub(crate) const CASES: [&str; 10] = [
