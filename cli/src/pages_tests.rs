@@ -162,12 +162,7 @@ fn fault_of_launched(words: &[&str]) -> Option<String> {
 
 /// Returns an option that the source of the command in `folder` does not have.
 fn fault_of_options(folder: &str, words: &[&str]) -> Option<String> {
-    let files = [
-        "src/options.rs",
-        "src/arguments.rs",
-        "src/distributed/arguments.rs",
-        "src/bin/tonic-rdma-graph/options.rs",
-    ];
+    let files = ["src/options.rs", "src/bin/tonic-rdma-graph/options.rs"];
     let files = files.iter().filter_map(|file| fs::read_to_string(root().join(folder).join(file)).ok());
     let options: String = files.collect();
     let known = |option: &str| options.contains(&format!("{}:", option.replace('-', "_")));

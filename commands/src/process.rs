@@ -55,7 +55,7 @@ impl Event<String> {
                 Ok(report) => Event::Report(report),
                 Err(_) => Event::Garbage(line.chars().take(SHOWN).collect()),
             },
-            Self::Garbage(line) => Event::Garbage(line),
+            Self::Garbage(line) => Event::Garbage(line.chars().take(SHOWN).collect()),
             Self::Ended(status) => Event::Ended(status),
         }
     }
@@ -168,7 +168,9 @@ impl Child {
             .map_or(Err(RecvTimeoutError::Disconnected), |lines| lines.recv_timeout(limit));
         let fault = match event {
             Ok(Event::Report(line)) => return Ok(line),
-            Ok(Event::Garbage(line)) => format!("wrote no line of text: {line}"),
+            Ok(Event::Garbage(line)) => {
+                format!("wrote no line of text: {}", line.chars().take(SHOWN).collect::<String>())
+            }
             Ok(Event::Ended(status)) => how_ended(status),
             Err(RecvTimeoutError::Timeout) => format!("wrote nothing within {limit:?}"),
             Err(RecvTimeoutError::Disconnected) => "has closed its output".to_owned(),
@@ -447,7 +449,7 @@ fn read_lines(
 fn event(line: &[u8]) -> Event<String> {
     match std::str::from_utf8(line) {
         Ok(text) if line.len() < LONGEST || text.ends_with('\n') => Event::Report(text.trim_end().to_owned()),
-        _ => Event::Garbage(String::from_utf8_lossy(line).trim_end().chars().take(SHOWN).collect()),
+        _ => Event::Garbage(String::from_utf8_lossy(line).trim_end().to_owned()),
     }
 }
 

@@ -117,7 +117,7 @@ pub(crate) struct CompareOptions {
     /// own. Each of the three options takes precedence if it is given too
     #[arg(long)]
     pub(crate) newcomer: bool,
-    /// End with exit status 1 if a mode that uses RDMA has less than RATIO times the throughput (operations a second)
+    /// End with exit status 1 if a mode that uses RDMA, or grpc-tcp-shared, has less than RATIO times the throughput (operations a second)
     /// of grpc-tcp in any cell, and name mode, cell and ratio
     #[arg(long, value_name = "RATIO", value_parser = parse_ratio)]
     pub(crate) at_least: Option<f64>,

@@ -151,7 +151,7 @@ impl Ratio {
     }
 }
 
-/// Fails if a mode that uses RDMA has less than `least` times the throughput of grpc-tcp in the same cell, and names
+/// Fails if a mode that uses RDMA, or `grpc-tcp-shared`, has less than `least` times the throughput of grpc-tcp in the same cell, and names
 /// each such mode. Cells that one of the two modes can't carry are not compared.
 pub(crate) fn check_ratios(least: f64, rows: &[Row]) -> Result<(), Failure> {
     let short = |row: &Row| {

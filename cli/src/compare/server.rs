@@ -17,7 +17,7 @@ use tonic::body::Body;
 use tonic::codegen::http::{Request, Response};
 use tonic::codegen::{Body as HttpBody, Bytes, Service, StdError};
 use tonic::transport::Server;
-use tonic_rdma::{RdmaIncoming, RdmaRoutes, RdmaServer, gather};
+use tonic_rdma::{Policy, RdmaIncoming, RdmaRoutes, RdmaServer, gather};
 use tonic_rdma_commands::{Context as _, Failure, cores};
 use tonic_rdma_proto::placement::placement_server::PlacementServer;
 use tonic_rdma_tensor::RdmaDevice;
@@ -155,15 +155,15 @@ impl Services {
             pinned: false,
         };
         let Some(rdma) = rdma else { return Ok((addresses, servers)) };
-        let (incoming, address) = rdma.bind().await?;
+        let (incoming, address) = rdma.bind(Policy::Prefer).await?;
         addresses.rdma = Some(address);
         servers.spawn(self.clone().serve(gathers, None, incoming));
         if self.direction == Direction::Down {
-            let (incoming, address) = rdma.bind().await?;
+            let (incoming, address) = rdma.bind(Policy::Require).await?;
             addresses.rdma_gather = Some(address);
             servers.spawn(self.clone().serve(true, None, incoming));
         }
-        let (incoming, address) = rdma.bind().await?;
+        let (incoming, address) = rdma.bind(Policy::Require).await?;
         addresses.native = Some(address);
         if gathers {
             let server = rdma.server(http2).layer(gather::responses());
@@ -171,7 +171,7 @@ impl Services {
         } else {
             servers.spawn(self.clone().serve_native(rdma.server(http2), incoming));
         }
-        let (incoming, address) = rdma.bind().await?;
+        let (incoming, address) = rdma.bind(Policy::Require).await?;
         addresses.native_gather = Some(address);
         let both = gather::both_layer().max_decoding_message_size(usize::MAX);
         let service = self.service.clone().with(self.registering.clone());

@@ -104,10 +104,9 @@ impl Rdma {
         RdmaDevice::builder().config(self.config.clone())
     }
 
-    /// Listens for RDMA peers on a free port of the loopback interface, and for stock clients, which `grpc-tcp-shared` has. Clients of the
-    /// other modes require RDMA.
-    pub(crate) async fn bind(&self) -> Result<(RdmaIncoming, SocketAddr), Failure> {
-        let config = self.config.clone().policy(Policy::Prefer);
+    /// Listens for RDMA peers on a free port of the loopback interface, and with [`Policy::Prefer`] for stock clients too.
+    pub(crate) async fn bind(&self, policy: Policy) -> Result<(RdmaIncoming, SocketAddr), Failure> {
+        let config = self.config.clone().policy(policy);
         let incoming =
             RdmaIncoming::bind_with("127.0.0.1:0", config).await.context("can't listen for RDMA peers")?;
         let address = incoming.local_addr();

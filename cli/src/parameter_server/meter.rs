@@ -201,8 +201,10 @@ fn needed(cell: TrainingCell, modes: &[Mode]) -> u64 {
     held + slots + modes.iter().map(in_flight).max().unwrap_or(0)
 }
 
-/// Longest time until processes are ready, in addition to the time of their memory.
+/// Longest time until processes are ready, in addition to the times of their memory and of their connections.
 const START: Duration = Duration::from_secs(30);
+/// Longest time to make one connection, on average: on a busy machine, in a debug build.
+const CONNECT: Duration = Duration::from_millis(250);
 /// Longest time of a turn, in addition to the time of its bytes at [`SLOWEST`] (bytes a second).
 const PATIENCE: Duration = Duration::from_secs(30);
 const SLOWEST: f64 = 20e6;
@@ -240,7 +242,11 @@ impl Session {
         options: &ParameterServerOptions,
         cores: &[usize],
     ) -> Result<Self, Failure> {
-        let deadline = Instant::now() + START + slowest(cell.bytes() * (cell.workers as u64 + 1));
+        let connections = (cell.workers * cell.servers * options.modes().len()) as u32;
+        let deadline = Instant::now()
+            + START
+            + CONNECT * connections
+            + slowest(cell.bytes() * (cell.workers as u64 + 1));
         let mut session = Self { children: Children::new(), cell, next: 0, pinned: true, provider: None };
         let job = |number, position| ProcessJob {
             options: options.clone(),

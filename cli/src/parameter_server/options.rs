@@ -203,7 +203,7 @@ impl ProcessJob {
         self.options.modes().iter().any(|mode| mode.carries_tensors())
     }
 
-    /// Returns the settings of RDMA connections if any mode needs them, with memory for the connections of all workers and
+    /// Returns the settings of RDMA connections if any mode needs them, with memory for the connections of all peers and
     /// for the model's largest variable. All connections of a process share its memory to register, so all of them have
     /// these settings.
     pub(crate) fn rdma(&self) -> Result<Option<Rdma>, Failure> {
@@ -211,8 +211,10 @@ impl ProcessJob {
             return Ok(None);
         }
         let TrainingCell { model, workers, .. } = self.cell;
+        // A worker knows its servers, and a server serves all workers.
+        let peers = if self.servers.is_empty() { workers } else { self.servers.len() };
         let longest = model.variables().iter().map(Variable::bytes).max().unwrap_or(0);
-        Ok(Some(Rdma::new(&self.options.provider)?.for_load(workers as u32, longest)))
+        Ok(Some(Rdma::new(&self.options.provider)?.for_load(peers as u32, longest)))
     }
 
     /// Returns the share of the model that this server holds.

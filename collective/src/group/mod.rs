@@ -31,8 +31,7 @@ use crate::group::state::{Epoch, REPORTS};
 
 pub use launch::Launch;
 pub(crate) use session::Settings;
-pub(crate) use state::Failure;
-pub(crate) use state::Position;
+pub(crate) use state::{Failure, Position};
 
 /// One generation of a group, as one rank sees it. When the last clone of all generations is dropped, the channels and the server
 /// of this rank end, and so do the channels of the other ranks to it.

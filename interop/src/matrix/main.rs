@@ -86,7 +86,9 @@ fn run(options: Options) -> Result<bool, Failure> {
             let (plan, left, sender) = (&plan, &left, sender.clone());
             let next = || lock(left).next();
             scope.spawn(move || {
-                while let Some((peer, direction)) = next() {
+                while process::go_on().is_ok()
+                    && let Some((peer, direction)) = next()
+                {
                     let _ = sender.send(run_one(plan, peer, direction));
                 }
             });

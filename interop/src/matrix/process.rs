@@ -18,7 +18,7 @@ const START: Duration = Duration::from_secs(60);
 const PERIOD: Duration = Duration::from_millis(20);
 /// How long the output of a program that has ended may take to end.
 const GRACE: Duration = Duration::from_secs(5);
-/// Bytes that are kept of a client's standard output.
+/// Bytes that are kept of a client's standard output: the last ones.
 const KEPT: usize = 256 << 10;
 
 /// Whether the user has interrupted this program.
@@ -95,9 +95,9 @@ pub(crate) fn finish(name: &str, command: Command, limit: Duration) -> Result<Fi
     let (mut output, mut since) = (String::new(), None);
     let status = wait(limit, || match events.recv_timeout(PERIOD) {
         Ok(Event::Report(line) | Event::Garbage(line)) => {
-            if output.len() < KEPT {
-                output += &(line + "\n");
-            }
+            output += &(line + "\n");
+            let above = output.len().saturating_sub(KEPT);
+            output.drain(..output.ceil_char_boundary(above));
             None
         }
         // A child of the program may hold its output open, and the program may close its output and run on.

@@ -1,4 +1,5 @@
-//! A connection's receive buffers: its own, or a share of the buffers of its completion queue.
+//! Receive buffers: those of a connection, those that all connections of a completion queue share, and whether the device lets
+//! connections that share them have a protection domain each.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -425,8 +426,7 @@ static KNOWN: LazyLock<Answers> = LazyLock::new(Answers::default);
 /// domain. Others, such as Soft-RoCE, look them up in the domain of the queue pair, so that all connections need one common
 /// domain. No attribute says which kind a device is, so a test on the device finds out, once.
 ///
-/// The first call for a device may
-/// take some milliseconds, and up to a second if the device does not answer.
+/// The first call for a device may take some milliseconds, and up to a second if the device does not answer.
 pub(crate) fn separate_domains(context: &dyn Context) -> bool {
     KNOWN.get_or_ask(&context.attributes().name, || attempt(context))
 }

@@ -1,4 +1,5 @@
-//! Connecting: TCP to a host that may have several addresses, then the client's side of a negotiation, then a new TCP connection where the server is a stock one.
+//! Connecting: TCP to a host that may have several addresses, then the client's side of a negotiation, then a new TCP connection
+//! where the server is a stock one.
 
 use std::collections::HashMap;
 use std::fmt::Display;

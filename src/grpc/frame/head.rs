@@ -16,7 +16,7 @@
 //! A name enters the table when it is used first, a value when it is used twice in succession. So values that are different in each
 //! call do not fill the table.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use bytes::{Buf as _, Bytes};
 use foldhash::fast::RandomState;
@@ -88,7 +88,7 @@ pub(in crate::grpc) struct Decoder {
     /// The most that a head may count.
     head_bytes: usize,
     /// The latest heads of references only, with their meaning. As entries never change, such a head always means the same.
-    known: Vec<KnownBlock>,
+    known: VecDeque<KnownBlock>,
     /// Spares are missing.
     incomplete: bool,
 }
@@ -118,7 +118,7 @@ impl Decoder {
 
     pub(in crate::grpc) fn new(entries: u32, bytes: u32, head_bytes: u32) -> Self {
         let limits = Room { entries: entries as usize, bytes: bytes as usize };
-        let (table, known) = (Vec::new(), Vec::new());
+        let (table, known) = (Vec::new(), VecDeque::new());
         let head_bytes = head_bytes as usize;
         Self { table, bytes: 0, limits, head_bytes, known, incomplete: false }
     }
@@ -153,7 +153,7 @@ impl Decoder {
         head.counted = counted;
         if only_references && block.len() <= Self::KNOWN_LENGTH {
             self.known.truncate(Self::KNOWN - 1);
-            self.known.insert(0, KnownBlock { block: block.into(), head: head.clone(), spare: None });
+            self.known.push_front(KnownBlock { block: block.into(), head: head.clone(), spare: None });
         }
         Ok(head)
     }
@@ -327,7 +327,7 @@ pub(in crate::grpc) struct Encoder {
     entries: u16,
     room: Room,
     /// The latest heads that were written as references only. As entries never change, such a head is always written in the same way.
-    known: Vec<KnownHead>,
+    known: VecDeque<KnownHead>,
 }
 
 /// A head, and how it is written.
@@ -414,7 +414,7 @@ impl Encoder {
                 .map(|path| self.paths.get_key_value(path).map_or_else(|| own_path(path), |it| it.0.clone()));
             let authority = authority.map(|authority| self.kept_authority(authority));
             self.known.truncate(Self::KNOWN - 1);
-            self.known.insert(0, KnownHead { path, authority, fields, bytes: bytes.into() });
+            self.known.push_front(KnownHead { path, authority, fields, bytes: bytes.into() });
         }
     }
 

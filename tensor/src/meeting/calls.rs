@@ -204,6 +204,7 @@ impl<D: Details> meeting_server::Meeting for Service<D> {
     async fn join(&self, request: Request<JoinRequest>) -> Result<Response<JoinReply>, Status> {
         let meeting = self.meeting()?;
         let (number, wait) = (request.get_ref().number as usize, request.get_ref().wait);
+        let process = request.get_ref().process.clone();
         let mut reply =
             JoinReply { version: VERSION, number: meeting.number() as u32, ..JoinReply::default() };
         if meeting.standing.borrow().left {
@@ -223,7 +224,10 @@ impl<D: Details> meeting_server::Meeting for Service<D> {
             }
             Err(NotJoined::Refused(reason)) => return Err(Status::failed_precondition(reason)),
             Err(NotJoined::Failed(reason)) => {
-                meeting.has_heard(number);
+                // A process of the next job may be told too, but the member of this job still has to hear.
+                if !meeting.seats.borrow().is_of_another(number, &process) {
+                    meeting.has_heard(number);
+                }
                 return Err(Status::aborted(reason));
             }
             Err(other) => return Err(Status::internal(format!("{other:?}"))),
@@ -410,10 +414,10 @@ mod service_tests {
         assert_eq!(reply.get_ref().key.len(), 16);
         meeting.fail("the disk is full");
         assert!(meeting.has_to_say_why());
-        for process in [&b"another"[..], b"the first"] {
+        for (process, has_to_say_why) in [(&b"another"[..], true), (b"the first", false)] {
             let why = refused(&service, part_1(process)).await;
             assert_eq!(why, (Code::Aborted, "the disk is full".to_owned()));
-            assert!(!meeting.has_to_say_why());
+            assert_eq!(meeting.has_to_say_why(), has_to_say_why, "{process:?}");
         }
         let (code, _) = refused(&service, JoinRequest { size: 3, ..part_1(b"another") }).await;
         assert_eq!(code, Code::FailedPrecondition, "no part of this job");

@@ -183,6 +183,11 @@ impl Seats {
         }
     }
 
+    /// Returns whether the seat of `number` belongs to a process other than `process`.
+    pub(super) fn is_of_another(&self, number: usize, process: &[u8]) -> bool {
+        self.seats.get(number).and_then(Option::as_ref).is_some_and(|seat| seat.process != process)
+    }
+
     /// Returns whether this call of a member is its latest.
     pub(super) fn is_latest(&self, number: usize, turn: u64) -> bool {
         self.seats.get(number).and_then(Option::as_ref).is_some_and(|seat| seat.turn == turn)

@@ -116,7 +116,7 @@ fn empty_poll(bencher: Bencher<'_, '_>) {
     bencher.bench_local(|| black_box(initiator.side().queue.poll(&mut completions)));
 }
 
-/// Copies by the device's function (`src/copy.rs`), between addresses that differ by `apart` bytes within a page.
+/// Copies by the device's function (`src/copy/mod.rs`), between addresses that differ by `apart` bytes within a page.
 #[divan::bench(args = [0, 8, 64])]
 fn copy(bencher: Bencher<'_, '_>, apart: usize) {
     pin(0);

@@ -44,7 +44,8 @@ impl Domain {
     }
 }
 
-/// A registration of memory in a domain. Its user ends it, once.
+/// A registration of memory in a domain. Its user ends it, once, and not by dropping it: memory whose deregistration fails is never
+/// freed.
 #[derive(Debug)]
 struct Registration {
     domain: Arc<Domain>,
@@ -60,12 +61,13 @@ unsafe impl Send for Registration {}
 unsafe impl Sync for Registration {}
 
 impl Registration {
-    /// Takes over a region that was just created, or returns `None` for a null pointer.
-    fn new(domain: Arc<Domain>, region: *mut sys::ibv_mr, access: Access) -> Option<Self> {
+    /// Takes over a region that was just created, or returns `None` for a null pointer. The caller keeps the domain until it has read
+    /// the reason.
+    fn new(domain: &Arc<Domain>, region: *mut sys::ibv_mr, access: Access) -> Option<Self> {
         let region = NonNull::new(region)?;
         // SAFETY: the region was just created, and its keys never change.
         let (lkey, rkey) = unsafe { (region.as_ref().lkey, region.as_ref().rkey) };
-        Some(Self { domain, region, access, lkey: Lkey(lkey), rkey: Rkey(rkey) })
+        Some(Self { domain: Arc::clone(domain), region, access, lkey: Lkey(lkey), rkey: Rkey(rkey) })
     }
 
     /// Deregisters the memory.
@@ -103,7 +105,7 @@ impl Region {
         let region = unsafe {
             (domain.device.library().reg_mr)(domain.as_ptr(), start.cast(), range.len(), flags as i32)
         };
-        let registration = Registration::new(domain, region, access).ok_or_else(|| {
+        let registration = Registration::new(&domain, region, access).ok_or_else(|| {
             last_error(format!("registering {} bytes (see `ulimit -l` for what may be locked)", range.len()))
         })?;
         Ok(Self { registration, memory, range })
@@ -177,7 +179,7 @@ impl DeviceRegion {
             register(domain.as_ptr(), memory.offset, bytes, memory.iova, memory.fd.as_raw_fd(), flags as i32)
         };
         let (iova, length) = (memory.iova, memory.length);
-        match Registration::new(domain, region, access) {
+        match Registration::new(&domain, region, access) {
             Some(registration) => Ok(Self { registration, iova, length }),
             None => Err(refused(memory)),
         }

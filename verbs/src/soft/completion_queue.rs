@@ -1,8 +1,8 @@
 //! Completion queues.
 //!
 //! A completion queue has no memory that a peer can write. Completions stay with their queue pairs until a thread polls: a poll
-//! looks at the next record of each queue pair, and at the progress of its requests. See [`events`](super::events) for threads
-//! that sleep.
+//! looks at the next record of each queue pair, and at the progress of its requests. Each such visit leaves behind what the poll
+//! has to do when it has left the queue pair. See [`events`](super::events) for threads that sleep.
 
 use std::any::Any;
 use std::fmt::Debug;

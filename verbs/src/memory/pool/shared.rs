@@ -1,4 +1,4 @@
-//! The state that a pool and all its pieces share.
+//! The state that a pool and all its pieces share, the slabs in it, and the pieces that keep a slab alive.
 
 use std::mem::ManuallyDrop;
 use std::ops::Range;
