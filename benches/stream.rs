@@ -20,8 +20,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
 use tokio_stream::StreamExt as _;
-use tonic_rdma::{Config, Policy};
-use tonic_rdma::{Dialer, EndpointStream, Listener};
+use tonic_rdma::{Config, Dialer, EndpointStream, Listener, Policy};
 use tonic_rdma_commands::Flavour;
 use tonic_rdma_commands::cores::{self, Cores};
 

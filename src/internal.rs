@@ -5,10 +5,8 @@
 pub use crate::endpoint::{
     Aftermath, Devices, Lost, Observation, OpenError, OwnPolling, Pace, Participant, Place, Places, Polled,
     Provider, Queue, QueueFull, Reactor, Run, Source, TooManyWait, UnannouncedArrival, Watched, WorkId,
-    WorkKind, connect_tcp, may_spin,
+    WorkKind, connect_tcp, known_variables, may_spin, tuner, warn_of_unknown_variables,
 };
-
-pub use crate::endpoint::{known_variables, tuner, warn_of_unknown_variables};
 
 pub use crate::transport::request::grpc_timeout;
 

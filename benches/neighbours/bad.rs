@@ -15,8 +15,7 @@ use tonic_rdma_commands::process::end_with_stdin;
 use tonic_rdma_proto::transfer::PutRequest;
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 
-use super::cell::Caller;
-use super::cell::{Level, Transport};
+use super::cell::{Caller, Level, Transport};
 use super::honest::connect;
 use super::hostile::{self, Scribble};
 use super::server::{payload, say};

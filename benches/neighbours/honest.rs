@@ -15,8 +15,7 @@ use tonic_rdma_proto::transfer::PutRequest;
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 
 use super::bad::READY;
-use super::cell::{Caller, Options};
-use super::cell::{Cell, Level, Neighbour, Transport};
+use super::cell::{Caller, Cell, Level, Neighbour, Options, Transport};
 use super::server::{self, Held, payload, say, start};
 use super::{hostile, system};
 

@@ -1,7 +1,6 @@
 //! The tokio runtime of a program with tonic-rdma.
 
-use std::fmt;
-use std::io;
+use std::{fmt, io};
 
 use serde::{Deserialize, Serialize};
 use tokio::runtime::{Builder, Runtime};

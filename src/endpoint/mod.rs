@@ -40,10 +40,8 @@ pub use config::{
     Config, ConfigError, EagerThreshold, Policy, PollMode, ProviderChoice, SharedReceive, StockClients,
     TuneCache, known_variables, warn_of_unknown_variables,
 };
-pub use error::ConnectionFault;
-pub use error::{ConnectError, NegotiationError, RdmaUnavailable};
-pub use info::CounterSnapshot;
-pub use info::{RdmaConnectInfo, Verdict};
+pub use error::{ConnectError, ConnectionFault, NegotiationError, RdmaUnavailable};
+pub use info::{CounterSnapshot, RdmaConnectInfo, Verdict};
 pub use link::{WorkId, WorkKind};
 pub(crate) use messages::{
     FetchError, MessageEndpoint, MessageHandler, MessageSettings, Negotiated, Piece, Sender,

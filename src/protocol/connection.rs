@@ -2,10 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::directions::{Finished, Inbound, Part, ReadId, ReadRequest, SlotIndex};
-use super::directions::{Outbound, WriteState};
-use super::settings::{AbortCode, ControlMessage};
-use super::settings::{Settings, SettingsError};
+use super::directions::{Finished, Inbound, Outbound, Part, ReadId, ReadRequest, SlotIndex, WriteState};
+use super::settings::{AbortCode, ControlMessage, Settings, SettingsError};
 use super::violation::Violation;
 use crate::wire::{Chunk, Header, MAX_CHUNKS, MessageKind};
 

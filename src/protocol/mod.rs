@@ -32,10 +32,8 @@ mod tests;
 mod violation;
 
 pub use connection::{Blocked, Connection, Event, SendError};
-pub use directions::MAX_OFFERED;
-pub use directions::{Finished, Part, ReadId, ReadRequest, SlotIndex};
-pub use settings::{AbortCode, ControlMessage, MAX_CONTROL_BODY};
-pub use settings::{Settings, SettingsError};
+pub use directions::{Finished, MAX_OFFERED, Part, ReadId, ReadRequest, SlotIndex};
+pub use settings::{AbortCode, ControlMessage, MAX_CONTROL_BODY, Settings, SettingsError};
 pub use violation::Violation;
 
 pub use crate::wire::{Chunk, MAX_CHUNKS};

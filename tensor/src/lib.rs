@@ -256,12 +256,11 @@ pub use types::{
     Tensor, TensorError, TensorMut, TensorSpec, UnknownDtype, deserialize, serialize,
 };
 
+pub use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};
 /// A region of a peer that this process has mapped for reading, from [`Channel::view`].
 ///
 /// A peer that stores the bytes of a message, and then a word with release semantics ([`SharedRegion::store_u64`]), shows the whole
 /// message to a reader that [loads](RegionView::load_u64) the new word. Regions begin at a multiple of 4096, if they are not parts of other
 /// regions. The memory counts against the peer's `RDMA_PINNED_LIMIT` until the last view of it is dropped.
 #[doc(inline)]
-pub use tonic_rdma_verbs::RemoteView as RegionView;
-pub use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};
-pub use tonic_rdma_verbs::{OutOfBounds, WordError};
+pub use tonic_rdma_verbs::{OutOfBounds, RemoteView as RegionView, WordError};

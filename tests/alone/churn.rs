@@ -4,12 +4,9 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_stream::StreamExt as _;
-use tonic_rdma::Dialer;
-use tonic_rdma::Verdict;
+use tonic_rdma::{Dialer, Verdict};
 
-use support::Child;
-use support::echo_stream;
-use support::{Runtime, config, descriptors_and_mappings, listen, settled, within};
+use support::{Child, Runtime, config, descriptors_and_mappings, echo_stream, listen, settled, within};
 
 /// Returns the resident memory of this process, in bytes.
 fn resident() -> u64 {

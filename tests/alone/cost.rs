@@ -5,8 +5,7 @@ use std::os::unix::fs::MetadataExt as _;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tonic_rdma::{Dialer, EndpointStream, Verdict};
 
-use support::Child;
-use support::{Runtime, config};
+use support::{Child, Runtime, config};
 
 /// The descriptors of this process, and the memory behind them that this process shares with peers: its size, and the part that
 /// this process or a peer has touched, in bytes.

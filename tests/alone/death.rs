@@ -5,11 +5,9 @@ use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_stream::StreamExt as _;
-use tonic_rdma::{Config, Verdict};
-use tonic_rdma::{Dialer, EndpointStream};
+use tonic_rdma::{Config, Dialer, EndpointStream, Verdict};
 
-use support::{Child, echo_stream};
-use support::{Runtime, config, descriptors_and_mappings, listen, settled};
+use support::{Child, Runtime, config, descriptors_and_mappings, echo_stream, listen, settled};
 
 /// The time within which a death is noticed, even on a busy machine.
 const SOON: Duration = Duration::from_secs(60);

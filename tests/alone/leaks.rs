@@ -5,9 +5,7 @@ use tonic::transport::channel::Change;
 use tonic_rdma::{BalancedChannel, balance_channel, balance_list};
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 
-use support::{Over, Port, Runtime, until};
-use support::{ScriptedGreeter, say};
-use support::{descriptors_and_mappings, settled};
+use support::{Over, Port, Runtime, ScriptedGreeter, descriptors_and_mappings, say, settled, until};
 
 fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").unwrap().count()

@@ -18,13 +18,11 @@ mod system_calls;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_stream::StreamExt;
-use tonic_rdma::{Config, PollMode, Verdict};
-use tonic_rdma::{Dialer, EndpointStream};
+use tonic_rdma::{Config, Dialer, EndpointStream, PollMode, Verdict};
 
 use support::Runtime;
 use system_calls::{EPOLL, NotPermitted, SystemCalls, WHILE_WAITING, describe};

@@ -2,12 +2,11 @@
 //! which allows the call and counts it. This needs no privilege and no tool.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
-use std::thread;
 use std::time::Duration;
+use std::{io, thread};
 
 /// Calls by which tokio looks at its driver.
 #[cfg(target_arch = "x86_64")]

@@ -20,9 +20,7 @@ pub mod units {
 
 /// The code of the software device's shared memory, generic over the atomics. The models in `verbs/models` run it.
 pub mod shared_memory {
-    pub use crate::soft::shared::attention::Debt;
-    pub use crate::soft::shared::attention::{Answered, Attention};
-    pub use crate::soft::shared::attention::{Arming, Guarded};
+    pub use crate::soft::shared::attention::{Answered, Arming, Attention, Debt, Guarded};
     pub use crate::soft::shared::bias::{Bias, Seats};
     pub use crate::soft::shared::end::{EndState, Failure, unless_revoked};
     pub use crate::soft::shared::platform::{Orders, Platform, Shipping, Word};

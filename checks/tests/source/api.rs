@@ -3,8 +3,7 @@
 //! After an intended change: `UPDATE_API=1 cargo test -p tonic-rdma-checks --test source api`, and commit the files.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::env;
-use std::fs;
+use std::{env, fs};
 
 use tonic_rdma_checks::{read, root};
 

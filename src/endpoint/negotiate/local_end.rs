@@ -8,8 +8,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::endpoint::config::Config;
-use crate::endpoint::connection::{Carrier, Counted, Member, Supervisor};
-use crate::endpoint::connection::{Connection, End, Limits, Traffic};
+use crate::endpoint::connection::{Carrier, Connection, Counted, End, Limits, Member, Supervisor, Traffic};
 use crate::endpoint::error::{ConnectionFault, RdmaUnavailable};
 use crate::endpoint::info::Telemetry;
 use crate::endpoint::journal::Journal;

@@ -12,8 +12,7 @@ mod local_end;
 mod places;
 mod reach;
 
-pub use dial::Dialer;
-pub use dial::connect_tcp;
+pub use dial::{Dialer, connect_tcp};
 pub use listen::Listener;
 pub use places::{Lost, Place, Places, Source, TooManyWait};
 pub use reach::Devices;

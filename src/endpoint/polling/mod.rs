@@ -5,17 +5,13 @@
 
 mod callers;
 mod pace;
+mod pollers;
 mod queue;
 mod reactor;
-mod threads;
 
 pub(crate) use callers::CallUnderWay;
 pub use callers::OwnPolling;
 pub use pace::{Observation, Pace};
-pub use queue::Participant;
-pub use queue::{Polled, Queue, QueueFull};
-pub use queue::{UnannouncedArrival, Watched};
-pub use reactor::idle_polling;
-pub use reactor::{Reactor, may_spin};
-pub(crate) use threads::Accepting;
-pub(crate) use threads::this_thread;
+pub(crate) use pollers::{Accepting, this_thread};
+pub use queue::{Participant, Polled, Queue, QueueFull, UnannouncedArrival, Watched};
+pub use reactor::{Reactor, idle_polling, may_spin};

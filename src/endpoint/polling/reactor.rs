@@ -25,16 +25,10 @@ use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Handle, Id, RuntimeFlavor};
 use tokio::sync::Notify;
 
-use super::callers::Callers;
-use super::callers::ShortWaits;
-use super::pace::{Observation, Pace};
-use super::pace::{Spin, Spun};
-use super::queue::LateArrivals;
-use super::queue::{Polled, Queue};
-use super::threads::Accepting;
-use super::threads::this_thread;
-use super::threads::{self, Step};
-use super::threads::{BusyThread, SleepingThreads};
+use super::callers::{Callers, ShortWaits};
+use super::pace::{Observation, Pace, Spin, Spun};
+use super::pollers::{self, Accepting, BusyThread, SleepingThreads, Step, this_thread};
+use super::queue::{LateArrivals, Polled, Queue};
 use crate::endpoint::aftermath::Run;
 use crate::endpoint::config::{Config, PollMode, SharedReceive};
 use crate::endpoint::link::receive::{self, SharedBuffers};
@@ -110,13 +104,13 @@ impl Reactor {
         let queues = (0..config.completion_queues.max(1))
             .map(|_| Ok(Arc::new(Queue::new(&**context, shared_buffers(&**context, config)?, &wake_task)?)))
             .collect::<Result<Vec<_>, VerbsError>>()?;
-        let waiters = threads::waiters(&queues)?;
+        let waiters = pollers::waiters(&queues)?;
         let sleeping_threads = SleepingThreads::new(Arc::clone(&wake_task));
         let threads = match config.poll_mode {
             PollMode::Busy => BusyThread::start_all(&queues, &config.poll_cpus, &sleeping_threads)?,
             PollMode::Adaptive | PollMode::Event => Vec::new(),
         };
-        let events = threads::watch_device(context, &queues, runtime)?;
+        let events = pollers::watch_device(context, &queues, runtime)?;
         let reactor = Arc::new(Self {
             queues,
             next: AtomicUsize::new(0),
@@ -142,7 +136,7 @@ impl Reactor {
             left: Left::default(),
             _threads: threads,
         });
-        let task = runtime.spawn(threads::run(Arc::downgrade(&reactor), waiters, wake_task));
+        let task = runtime.spawn(pollers::run(Arc::downgrade(&reactor), waiters, wake_task));
         let _ = reactor.task.set(OwnedTask(task.abort_handle()));
         Ok(reactor)
     }

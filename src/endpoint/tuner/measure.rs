@@ -11,9 +11,8 @@ use std::time::{Duration, Instant};
 
 use super::calibration::{Calibration, ChunkPoint, DEFAULT_CHUNK, Key, Point};
 use crate::endpoint::config::{Config, ConfigError};
-use crate::endpoint::link::Link;
 use crate::endpoint::link::receive::{Receives, Ring};
-use crate::endpoint::link::{WorkId, WorkKind};
+use crate::endpoint::link::{Link, WorkId, WorkKind};
 use crate::protocol::{ReadId, ReadRequest, SlotIndex};
 use crate::wire::{Chunk, Header, MAX_CHUNKS};
 use tonic_rdma_verbs::internal::SlabRegistrations;

@@ -19,8 +19,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 use std::time::Duration;
 
-pub use calibration::CacheError;
-pub use calibration::{Calibration, ChunkPoint, Key, Point};
+pub use calibration::{CacheError, Calibration, ChunkPoint, Key, Point};
 pub use measure::{CalibrationError, calibrate};
 
 use super::config::{Config, EagerThreshold};

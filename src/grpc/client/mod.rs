@@ -41,8 +41,7 @@ use crate::grpc::calls::CallConfig;
 use crate::grpc::session::{OpenError, Session};
 use crate::transport::balance::EndpointStatus;
 use crate::transport::balance::connection::{DialError, EndpointConnection};
-use crate::transport::balance::table::Kept;
-use crate::transport::balance::table::{self, Table};
+use crate::transport::balance::table::{self, Kept, Table};
 use crate::transport::{host_and_port, is_tls};
 use tonic_rdma_verbs::internal::lock;
 

@@ -3,8 +3,7 @@
 use super::outbound::Turn;
 use super::state::{Block, Core, Role};
 use super::stream::{OutHead, Queued, Stream, StreamKey};
-use super::wire::Message;
-use super::wire::Wire;
+use super::wire::{Message, Wire};
 use crate::endpoint::SentHead;
 use crate::grpc::fault::CallFault;
 use crate::grpc::frame::head::fields_length;

@@ -4,9 +4,8 @@
 //! tasks that were ready have made their calls. Elsewhere another thread would run the task at once, so each caller looks with its next poll
 //! whether requests are left. Callers may have no next poll for a long time, so the task looks as well, some milliseconds later.
 
-use std::sync::Arc;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::runtime::{Handle, Id, RuntimeFlavor};

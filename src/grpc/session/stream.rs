@@ -11,9 +11,7 @@ use bytes::Bytes;
 use http::HeaderMap;
 use tokio::time::Sleep;
 
-use super::Kept;
-use super::State;
-use super::{Part, ResetCode, Session};
+use super::{Kept, Part, ResetCode, Session, State};
 use crate::grpc::core::{Core, LandedBytes, StreamKey};
 use crate::grpc::fault::CallFault;
 use crate::grpc::landed::{AlignedField, Landing, LandingTarget};

@@ -8,8 +8,7 @@ use tonic_rdma_tensor::{
 };
 
 use crate::{LARGE, RegionCopy, content, device, spec, tensor};
-use support::Runtime;
-use support::{ROLE, announce};
+use support::{ROLE, Runtime, announce};
 
 /// Does nothing when run as a test. In a child process, plays the role that the parent gave it.
 #[test]

@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 use tonic_rdma_tensor::{BlockCopy, Channel, RdmaDevice, Requested};
 
 use crate::{LARGE, RegionCopy, alone, content, device, is_lost, lost, seed_of, spec, tensor};
-use support::Child;
-use support::{Runtime, descriptors_and_mappings, settled};
+use support::{Child, Runtime, descriptors_and_mappings, settled};
 
 /// Runs `test` against a child that dies, and checks that the device of this process goes on.
 async fn die(runtime: Runtime, what: &str, test: impl AsyncFn(&str, &RdmaDevice, &Channel, &mut Child)) {

@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 use tonic_rdma_tensor::{Offer, RdmaDevice, Requested, Rights};
 
 use crate::{LARGE, alone, content, device, is_lost, lost, seed_of, spec, tensor};
-use support::Child;
-use support::{Runtime, descriptors_and_mappings, settled};
+use support::{Child, Runtime, descriptors_and_mappings, settled};
 
 /// Starts children that do `what` to a device, and passes the device to `test`, which kills the children.
 async fn die(what: &str, test: impl AsyncFn(&RdmaDevice, &mut dyn FnMut() -> Child)) {

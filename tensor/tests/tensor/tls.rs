@@ -8,8 +8,7 @@ use tonic::transport::{Server, ServerTlsConfig};
 use tonic_rdma::RdmaIncoming;
 use tonic_rdma_tensor::{Channel, ChannelError, DeviceBuilder, RdmaDevice, Rights};
 
-use support::Authority;
-use support::{config, within};
+use support::{Authority, config, within};
 
 fn settings() -> DeviceBuilder {
     RdmaDevice::builder().config(config())

@@ -7,8 +7,7 @@ use tonic_rdma_proto::tensor_device::{ConfirmRequest, Kind};
 use tonic_rdma_tensor::{RdmaDevice, Rights};
 
 use crate::raw_peer::RawPeer;
-use support::Authority;
-use support::config;
+use support::{Authority, config};
 
 type Client = TensorDeviceClient<tonic::transport::Channel>;
 

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tonic_rdma::{Config, PollMode};
-use tonic_rdma_tensor::{BlockCopy, Dtype, Shape};
-use tonic_rdma_tensor::{DeviceBuilder, Offer, RdmaDevice, Requested, Rights, Tensor, TensorSpec};
+use tonic_rdma_tensor::{
+    BlockCopy, DeviceBuilder, Dtype, Offer, RdmaDevice, Requested, Rights, Shape, Tensor, TensorSpec,
+};
 
 use super::pattern;
 use support::{Child, announce};

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use support::echo_stream;
-use support::{Runtime, config, pair};
+use support::{Runtime, config, echo_stream, pair};
 
 /// The poll task wakes one connection's reader, which blocks its worker until the other connection has made a round trip. The test
 /// has many rounds, so that the poll task runs on both workers.

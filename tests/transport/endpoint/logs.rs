@@ -8,14 +8,12 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_stream::StreamExt as _;
-use tonic_rdma::Dialer;
-use tonic_rdma::{EagerThreshold, Policy};
+use tonic_rdma::{Dialer, EagerThreshold, Policy};
 use tonic_rdma_proto::transfer::PutRequest;
 use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, Tensor, TensorSpec};
 
 use super::tonic_over_rdma::{connect, serve};
-use support::Child;
-use support::{Content, Runtime, config, listen};
+use support::{Child, Content, Runtime, config, listen};
 
 /// Collects log lines.
 #[derive(Clone, Debug, Default)]

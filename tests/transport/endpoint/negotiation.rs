@@ -6,8 +6,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_stream::StreamExt as _;
 use tonic_rdma::internal::wire::hello::{Decoded, MAGIC, Message};
-use tonic_rdma::{Config, Policy, Verdict};
-use tonic_rdma::{ConnectError, Dialer, EndpointStream, Listener};
+use tonic_rdma::{Config, ConnectError, Dialer, EndpointStream, Listener, Policy, Verdict};
 
 use support::{BlackHole, Runtime, listen};
 

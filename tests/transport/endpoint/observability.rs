@@ -5,8 +5,7 @@ use std::collections::HashMap;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_stream::StreamExt as _;
-use tonic_rdma::Dialer;
-use tonic_rdma::Policy;
+use tonic_rdma::{Dialer, Policy};
 
 use super::logs::{Log, logging};
 use support::{Runtime, config, listen, pair, until};

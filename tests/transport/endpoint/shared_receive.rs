@@ -7,8 +7,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinSet;
 use tokio_stream::StreamExt as _;
-use tonic_rdma::EndpointStream;
-use tonic_rdma::SharedReceive;
+use tonic_rdma::{EndpointStream, SharedReceive};
 
 use support::{Child, Content, Runtime, config, listen, pair, until, within};
 

@@ -6,8 +6,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
 use tokio::task::JoinSet;
 use tokio_stream::StreamExt as _;
-use tonic_rdma::{Config, EagerThreshold, PollMode, Verdict};
-use tonic_rdma::{Dialer, EndpointStream};
+use tonic_rdma::{Config, Dialer, EagerThreshold, EndpointStream, PollMode, Verdict};
 
 use fastrand::Rng;
 use support::{Content, Runtime, config, everywhere, listen, pair, random_length, within};

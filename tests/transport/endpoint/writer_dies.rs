@@ -4,11 +4,9 @@ use std::io::ErrorKind;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_stream::StreamExt as _;
-use tonic_rdma::Verdict;
-use tonic_rdma::{EndpointStream, Listener};
+use tonic_rdma::{EndpointStream, Listener, Verdict};
 
-use support::{Child, WRITER_SEED};
-use support::{Content, Runtime, config, listen};
+use support::{Child, Content, Runtime, WRITER_SEED, config, listen};
 
 /// The length of the content and of the pieces written, and the length from which a write goes by rendezvous.
 #[derive(Clone, Copy, Debug)]

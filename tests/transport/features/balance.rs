@@ -8,15 +8,11 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tonic::Code;
 use tonic::transport::Endpoint;
-use tonic_rdma::EndpointState;
-use tonic_rdma::{BalancedChannel, balance_list};
+use tonic_rdma::{BalancedChannel, EndpointState, balance_list};
 use tonic_rdma_proto::greeter::HelloRequest;
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 
-use support::Child;
-use support::Runtime;
-use support::{Over, Port, RunningServer, until};
-use support::{ScriptedGreeter, outcome, say};
+use support::{Child, Over, Port, RunningServer, Runtime, ScriptedGreeter, outcome, say, until};
 
 /// Runs a test over RDMA and over TCP.
 fn both<F: Future<Output = ()>>(test: impl Fn(Over) -> F) {

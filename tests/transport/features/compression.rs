@@ -5,8 +5,7 @@ use tonic::codec::CompressionEncoding::Gzip;
 use tonic::transport::Server;
 use tonic_rdma_proto::greeter::greeter_server::GreeterServer;
 
-use support::{Over, unchanged};
-use support::{ScriptedGreeter, outcome, say};
+use support::{Over, ScriptedGreeter, outcome, say, unchanged};
 
 #[test]
 fn gzip_both_ways() {

@@ -7,8 +7,7 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 use tonic_rdma_proto::greeter::greeter_server::GreeterServer;
 
-use support::ScriptedGreeter;
-use support::{Over, unchanged};
+use support::{Over, ScriptedGreeter, unchanged};
 
 #[test]
 fn check_and_watch_report_the_status() {

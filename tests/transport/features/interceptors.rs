@@ -7,8 +7,7 @@ use tonic_rdma::RdmaConnectInfo;
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 use tonic_rdma_proto::greeter::greeter_server::GreeterServer;
 
-use support::{Over, unchanged};
-use support::{ScriptedGreeter, outcome, say};
+use support::{Over, ScriptedGreeter, outcome, say, unchanged};
 
 #[test]
 fn interceptors_see_refuse_and_add() {

@@ -6,9 +6,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tonic::Code;
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 
-use support::Child;
-use support::{Over, unchanged, until};
-use support::{ScriptedGreeter, outcome, say};
+use support::{Child, Over, ScriptedGreeter, outcome, say, unchanged, until};
 
 const OFTEN: Duration = Duration::from_millis(200);
 

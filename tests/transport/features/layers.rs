@@ -10,8 +10,7 @@ use tonic_rdma_proto::greeter::greeter_server::GreeterServer;
 use tower::ServiceBuilder;
 use tower::util::MapRequestLayer;
 
-use support::{Over, unchanged};
-use support::{ScriptedGreeter, outcome, say};
+use support::{Over, ScriptedGreeter, outcome, say, unchanged};
 
 type Http = http::Request<tonic::body::Body>;
 

@@ -4,8 +4,7 @@ use tonic::Code;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 
-use support::{Over, unchanged, until};
-use support::{ScriptedGreeter, outcome, say};
+use support::{Over, ScriptedGreeter, outcome, say, unchanged, until};
 
 const CALLS: usize = 6;
 

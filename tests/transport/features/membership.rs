@@ -8,9 +8,7 @@ use tonic_rdma::{BalancedChannel, balance_channel};
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 
 use super::balance::is_up;
-use support::Runtime;
-use support::{Over, until};
-use support::{ScriptedGreeter, outcome, say};
+use support::{Over, Runtime, ScriptedGreeter, outcome, say, until};
 
 type Changes = Sender<Change<&'static str, Endpoint>>;
 

@@ -9,9 +9,7 @@ use tonic_rdma::{RdmaConnector, RdmaIncoming, Verdict};
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 use tonic_rdma_proto::greeter::greeter_server::GreeterServer;
 
-use support::{Over, Port, unchanged};
-use support::{Runtime, config};
-use support::{ScriptedGreeter, say};
+use support::{Over, Port, Runtime, ScriptedGreeter, config, say, unchanged};
 
 #[test]
 fn a_lazy_channel_waits_for_its_first_call() {

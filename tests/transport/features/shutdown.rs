@@ -4,8 +4,7 @@ use tokio_stream::StreamExt as _;
 use tonic::Code;
 use tonic_rdma_proto::greeter::HelloRequest;
 
-use support::{Over, Port, unchanged, until};
-use support::{ScriptedGreeter, say};
+use support::{Over, Port, ScriptedGreeter, say, unchanged, until};
 
 #[test]
 fn calls_in_flight_finish_and_new_ones_are_refused() {

@@ -5,8 +5,7 @@ use tonic::transport::{Channel, Server};
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 use tonic_rdma_proto::greeter::greeter_server::GreeterServer;
 
-use support::{Over, unchanged};
-use support::{ScriptedGreeter, say};
+use support::{Over, ScriptedGreeter, say, unchanged};
 
 /// The longest message that tonic decodes by default.
 const DEFAULT: usize = 4 << 20;

@@ -7,8 +7,7 @@ use tonic::{Code, Request};
 use tonic_rdma_proto::greeter::HelloRequest;
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 
-use support::{Over, unchanged, until};
-use support::{ScriptedGreeter, outcome};
+use support::{Over, ScriptedGreeter, outcome, unchanged, until};
 
 const SHORT: Duration = Duration::from_millis(100);
 

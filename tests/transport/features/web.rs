@@ -6,8 +6,7 @@ use tonic::transport::Server;
 use tonic_rdma_proto::greeter::greeter_server::GreeterServer;
 use tonic_web::GrpcWebLayer;
 
-use support::{Over, unchanged};
-use support::{ScriptedGreeter, say};
+use support::{Over, ScriptedGreeter, say, unchanged};
 
 #[test]
 fn a_browser_calls_beside_the_others() {

@@ -1,13 +1,11 @@
 //! One channel over several servers with TLS. A server with a bad certificate gets no calls, and the channel shows the reason.
 
-use tonic_rdma::EndpointState;
-use tonic_rdma::{BalancedChannel, RdmaConnector, balance_list};
+use tonic_rdma::{BalancedChannel, EndpointState, RdmaConnector, balance_list};
 use tonic_rdma_proto::greeter::HelloRequest;
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 
 use super::greeting::{endpoint, serve};
-use support::Authority;
-use support::{config, within};
+use support::{Authority, config, within};
 
 async fn ask(channel: &BalancedChannel) -> String {
     let request = HelloRequest { name: "client".into() };

@@ -5,12 +5,10 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tonic::transport::{Certificate, Endpoint, Identity};
-use tonic_rdma::Dialer;
-use tonic_rdma::{RdmaConnector, Verdict};
+use tonic_rdma::{Dialer, RdmaConnector, Verdict};
 
 use super::greeting::{Running, greet, greet_stock, serve};
-use support::Authority;
-use support::{config, within};
+use support::{Authority, config, within};
 
 /// Starts a server that demands certificates, and waits for handshakes for `patience`. Returns the authority for them too.
 async fn guarded_for(patience: Duration) -> (Authority, Running) {

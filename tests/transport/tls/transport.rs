@@ -3,8 +3,7 @@
 use tonic_rdma::{Policy, RdmaConnector, Verdict};
 
 use super::greeting::{ask, endpoint, greet, greet_stock, serve};
-use support::Authority;
-use support::config;
+use support::{Authority, config};
 
 #[tokio::test]
 async fn calls_with_tls_go_over_rdma() {

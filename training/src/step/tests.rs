@@ -10,8 +10,7 @@ use tonic_rdma_graph::schedule::{InMemory, Program as _, Transfers};
 use tonic_rdma_graph::session::Fingerprint;
 
 use super::*;
-use crate::data::tests::samples;
-use crate::data::tests::texts;
+use crate::data::tests::{samples, texts};
 use crate::data::{Data, Samples};
 use crate::distributed::process::{Feeder, Trainer};
 

@@ -60,6 +60,5 @@ pub(crate) mod machinery {
     pub use super::pool::find_sendable;
     pub use super::region::{Grant, LentRegion, RegionLoan, RemotePlace};
     pub use super::registrations::{LocalRegistrations, SlabRegistrations};
-    pub use super::sites::handle::find_traced;
-    pub use super::sites::handle::{has_unsent, sent_slices};
+    pub use super::sites::handle::{find_traced, has_unsent, sent_slices};
 }

@@ -6,8 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tonic_rdma::Config;
 use tonic_rdma_collective::{Launch, PlanChoice};
 
-use tonic_rdma_checks::pages;
-use tonic_rdma_checks::{files_of, read, root};
+use tonic_rdma_checks::{files_of, pages, read, root};
 
 /// The lines of a page about a variable ("- Default: ", "- Takes: " and so on), by their first word.
 type Section = BTreeMap<String, String>;

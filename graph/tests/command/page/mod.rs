@@ -3,8 +3,7 @@
 use std::alloc::System;
 use std::error::Error;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 
 use tonic_rdma::memory::trace::TracingAllocator;

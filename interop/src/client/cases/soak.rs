@@ -8,8 +8,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::official::payload;
-use crate::client::case::SoakOptions;
-use crate::client::case::{CaseError, CaseResult, Session, ensure, ensure_zeros};
+use crate::client::case::{CaseError, CaseResult, Session, SoakOptions, ensure, ensure_zeros};
 use crate::proto::testing::SimpleRequest;
 
 /// Returns the time limit of a whole soak.

@@ -1,9 +1,8 @@
 //! Callers that look at the queue themselves, and work that a look runs.
 
 use std::future::poll_fn;
-use std::sync::Arc;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 

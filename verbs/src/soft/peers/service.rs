@@ -513,8 +513,7 @@ mod tests {
 
     use super::*;
     use crate::soft::forked::Origin;
-    use crate::soft::peers::message::DeviceId;
-    use crate::soft::peers::message::Object;
+    use crate::soft::peers::message::{DeviceId, Object};
     use crate::soft::peers::received::tests::{ends_soon, lingering, socket_pair};
     use crate::soft::peers::sockets::Sockets;
 

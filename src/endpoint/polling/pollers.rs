@@ -1,7 +1,8 @@
-//! The tasks and the threads that poll. One task of a reactor polls its queues while the runtime is never idle; the event descriptors of the
-//! queues wake it. Another takes the events of the device that belong to no request: port down, queue pair failed, device removed. Threads
-//! spin on completion queues ([`PollMode::Busy`](crate::PollMode::Busy)), and what each thread knows of itself: whether it may
-//! begin calls, and its number.
+//! What polls a reactor's queues, and the threads of callers.
+//!
+//! One task of a reactor polls its queues while the runtime is never idle; the event descriptors of the queues wake it. With
+//! [`PollMode::Busy`](crate::PollMode::Busy) a thread of its own spins on each queue. Another task takes the events of the device that
+//! belong to no request: port down, queue pair failed, device removed. Each thread knows its number, and whether it may begin calls.
 
 use std::cell::Cell;
 use std::future::{Future as _, poll_fn};
