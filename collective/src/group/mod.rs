@@ -21,11 +21,11 @@ mod survivors;
 
 use std::sync::Arc;
 
-use tonic_rdma_tensor::Channel;
 use tonic_rdma_tensor::internal::meeting::shortened;
+use tonic_rdma_tensor::{Channel, ChannelError};
 
 use crate::error::{CollectiveError, setup};
-use crate::group::proto::Report;
+use crate::group::proto::{Loss, Report};
 use crate::group::session::Session;
 use crate::group::state::{Epoch, REPORTS};
 
@@ -120,24 +120,39 @@ impl Group {
 
     /// Sets the failure of this rank, if it is the first, and tells all other ranks of it, which then fail too. Returns at once.
     pub(crate) fn report(&self, error: CollectiveError) {
-        let message = error.to_string();
         if self.epoch.failure.set(error) {
-            self.tell(&message);
+            self.tell();
         }
     }
 
-    /// Tells all other ranks that this one has failed. Each generation has one report, so that ranks that are behind find older ones.
-    fn tell(&self, message: &str) {
+    /// Tells all other ranks the failure of this one. Each generation has one report, so that ranks that are behind find older ones.
+    fn tell(&self) {
+        let Some(error) = self.epoch.failure.reason() else { return };
         let generation = self.epoch.generation;
         self.session.meeting.standing.send_if_modified(|standing| {
             let reports = &mut standing.details.reports;
             if reports.iter().any(|report| report.generation == generation) {
                 return false;
             }
-            reports.push(Report { generation, message: shortened(message) });
+            reports.push(Report {
+                generation,
+                message: shortened(&error.to_string()),
+                loss: self.loss(error),
+            });
             reports.drain(..reports.len().saturating_sub(REPORTS));
             true
         });
+    }
+
+    /// Returns what other ranks have to know if `error` is the loss of a rank, so that it is the loss of this rank on all of them.
+    fn loss(&self, error: &CollectiveError) -> Option<Loss> {
+        let CollectiveError::RankLost { rank, reason, .. } = error else { return None };
+        let (peer, reason) = match reason {
+            ChannelError::PeerLost { peer, reason } => (&**peer, reason.to_string()),
+            other => ("", other.to_string()),
+        };
+        let rank = self.original(*rank)? as u32;
+        Some(Loss { rank, peer: shortened(peer), reason: shortened(&reason) })
     }
 
     /// Returns the rank that the others wait for. Begins at the rank that this rank waits for, asks it which rank it waits for,
@@ -179,10 +194,9 @@ impl Group {
     /// - [`Excluded`](CollectiveError::Excluded): the others go on without this rank.
     /// - [`Setup`](CollectiveError::Setup): there was no agreement in time.
     pub(crate) async fn survivors(&self) -> Result<Self, CollectiveError> {
-        let asked = || setup("this rank has asked for the group of the survivors");
-        self.epoch.failure.set(asked());
+        self.epoch.failure.set(setup("this rank has asked for the group of the survivors"));
         // Ranks that have noticed no failure come to the agreement too.
-        self.tell(&self.epoch.failure.reason().cloned().unwrap_or_else(asked).to_string());
+        self.tell();
         let this = self.clone();
         let epoch = self.run(async move { survivors::agree(&this.session, &this.epoch).await }).await?;
         Ok(Self { session: Arc::clone(&self.session), epoch })

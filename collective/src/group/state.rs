@@ -7,7 +7,7 @@ use std::task::Waker;
 
 use crate::error::{CollectiveError, Place};
 use crate::group::agreement::{Move, Proposal, Standing};
-use crate::group::proto::{Report, Reports};
+use crate::group::proto::{Loss, Report, Reports};
 use tonic_rdma::internal::{lock, wake_all};
 use tonic_rdma_tensor::ChannelError;
 use tonic_rdma_tensor::internal::meeting::{Hall, Key, shortened};
@@ -114,13 +114,23 @@ impl State {
         let Some(epoch) = lock(&self.inner).epoch.clone() else { return };
         let first_of = |reports: &[Report]| {
             let latest = &reports[reports.len().saturating_sub(REPORTS)..];
-            let report = latest.iter().find(|report| report.generation >= epoch.generation)?;
-            Some(shortened(&report.message))
+            latest.iter().find(|report| report.generation >= epoch.generation).cloned()
         };
-        let message =
+        let report =
             self.hall.get().and_then(|meeting| meeting.of(rank, |other| first_of(&other.details.reports)));
-        if let (Some(message), Some(rank)) = (message.flatten(), epoch.index(rank)) {
-            epoch.failure.set(CollectiveError::Reported { rank, message: message.into() });
+        let (Some(report), Some(rank)) = (report.flatten(), epoch.index(rank)) else { return };
+        match report.loss {
+            // Whoever notices a loss first, it is the loss of the same rank on all.
+            Some(Loss { rank: lost, peer, reason })
+                if epoch.index(lost as usize).is_some_and(|lost| lost != epoch.rank) =>
+            {
+                let reason = format!("{}, as rank {rank} noticed", shortened(&reason)).into();
+                epoch.lose(lost as usize, &ChannelError::PeerLost { peer: shortened(&peer).into(), reason });
+            }
+            _ => {
+                let message = shortened(&report.message).into();
+                epoch.failure.set(CollectiveError::Reported { rank, message });
+            }
         }
     }
 

@@ -22,6 +22,20 @@ pub struct Report {
     pub generation: u64,
     #[prost(string, tag = "2")]
     pub message: ::prost::alloc::string::String,
+    /// The rank whose loss was the failure.
+    #[prost(message, optional, tag = "3")]
+    pub loss: ::core::option::Option<Loss>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Loss {
+    /// The rank that it had at first.
+    #[prost(uint32, tag = "1")]
+    pub rank: u32,
+    /// The address of its device.
+    #[prost(string, tag = "2")]
+    pub peer: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub reason: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StatusRequest {

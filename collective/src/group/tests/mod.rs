@@ -13,6 +13,7 @@ use super::agreement::Proposal;
 use super::proto::Report;
 use super::{Group, Launch, REPORTS, Settings};
 use crate::error::{CollectiveError, Place};
+use tonic_rdma_tensor::ChannelError;
 
 /// Generous: only a hang takes so long.
 const HANG: Duration = Duration::from_secs(60);
@@ -234,21 +235,37 @@ fn a_report_ends_the_operations_of_all_ranks() {
     assert_eq!(groups[1].failure().reason().unwrap().to_string(), "the lengths differ");
 }
 
+/// The rank that notices a loss first tells the others, which may hear of it before they notice it.
+#[test]
+fn a_loss_that_another_rank_reports_is_the_loss_of_that_rank() {
+    let groups = join_all(3);
+    let place = Place { operation: 7, step: 2, steps: 9 };
+    groups[1].position().set(place, None);
+    let reason = ChannelError::PeerLost { peer: "10.0.0.3:1".into(), reason: "it ended".into() };
+    groups[0].report(CollectiveError::RankLost { rank: 2, place, reason });
+    let failure = block_on(groups[1].failure().wait()).clone();
+    let CollectiveError::RankLost { rank, place: at, reason } = failure else { panic!("{failure}") };
+    assert_eq!((rank, at), (2, place));
+    assert_eq!(reason.to_string(), "the link to 10.0.0.3:1 is lost: it ended, as rank 0 noticed");
+    let failure = block_on(groups[2].failure().wait()).clone();
+    assert!(matches!(failure, CollectiveError::Reported { rank: 0, .. }), "rank 2 lives: {failure}");
+}
+
 /// A rank says the same of one generation each time, so that older reports stay for those that need them.
 #[test]
 fn a_rank_reports_each_generation_once() {
     let groups = join_all(2);
     groups[1].report(CollectiveError::Argument("the lengths differ".into()));
-    (0..=REPORTS).for_each(|_| groups[1].tell("this rank has asked for the group of the survivors"));
+    (0..=REPORTS).for_each(|_| groups[1].tell());
     let reports = groups[1].session.meeting.standing.borrow().details.reports.clone();
-    assert_eq!(reports, [Report { generation: 1, message: "the lengths differ".into() }]);
+    assert_eq!(reports, [Report { generation: 1, message: "the lengths differ".into(), loss: None }]);
 }
 
 /// Other ranks may be some generations ahead, and their reports of this rank's generation may be gone.
 #[test]
 fn a_report_of_a_later_generation_ends_the_operations_of_this_one() {
     let groups = join_all(2);
-    let report = Report { generation: 7, message: "a rank is lost".into() };
+    let report = Report { generation: 7, message: "a rank is lost".into(), loss: None };
     groups[1].session.meeting.standing.send_modify(|standing| standing.details.reports.push(report));
     let failure = block_on(groups[0].failure().wait()).to_string();
     assert_eq!(failure, "rank 1 ended the operations of this group: a rank is lost");
@@ -257,7 +274,7 @@ fn a_report_of_a_later_generation_ends_the_operations_of_this_one() {
 #[test]
 fn only_the_latest_reports_of_a_rank_are_heard() {
     let groups = join_all(2);
-    let report = |generation, message: &str| Report { generation, message: message.into() };
+    let report = |generation, message: &str| Report { generation, message: message.into(), loss: None };
     let mut reports = vec![report(0, "before the first generation"); REPORTS + 1];
     (reports[0], reports[REPORTS]) = (report(1, "too old"), report(1, "the lengths differ"));
     groups[1].session.meeting.standing.send_modify(|standing| standing.details.reports = reports);
@@ -269,7 +286,7 @@ fn only_the_latest_reports_of_a_rank_are_heard() {
 fn reports_longer_than_those_of_a_rank_are_refused() {
     let groups = join_all(2);
     let [listener, sender] = &groups[..] else { panic!("two ranks") };
-    let long = Report { generation: 1, message: "x".repeat(64 << 10) };
+    let long = Report { generation: 1, message: "x".repeat(64 << 10), loss: None };
     sender.session.meeting.standing.send_modify(|standing| standing.details.reports = vec![long]);
     // The other rank ends its watch, and begins a new one.
     let begun = Instant::now();
@@ -278,7 +295,7 @@ fn reports_longer_than_those_of_a_rank_are_refused() {
         thread::sleep(Duration::from_millis(1));
     }
     assert!(listener.failure().reason().is_none(), "a long report was heard");
-    let short = Report { generation: 1, message: "the lengths differ".into() };
+    let short = Report { generation: 1, message: "the lengths differ".into(), loss: None };
     sender.session.meeting.standing.send_modify(|standing| standing.details.reports = vec![short]);
     let failure = block_on(listener.failure().wait()).to_string();
     assert_eq!(failure, "rank 1 ended the operations of this group: the lengths differ");
