@@ -97,7 +97,8 @@ pub(crate) fn finish(name: &str, command: Command, limit: Duration) -> Result<Fi
         Ok(Event::Report(line) | Event::Garbage(line)) => {
             output += &(line + "\n");
             let above = output.len().saturating_sub(KEPT);
-            output.drain(..output.ceil_char_boundary(above));
+            let whole = (above..).find(|index| output.is_char_boundary(*index));
+            output.drain(..whole.unwrap_or(above));
             None
         }
         // A child of the program may hold its output open, and the program may close its output and run on.
