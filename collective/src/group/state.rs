@@ -120,7 +120,7 @@ impl State {
             self.hall.get().and_then(|meeting| meeting.of(rank, |other| first_of(&other.details.reports)));
         let (Some(report), Some(rank)) = (report.flatten(), epoch.index(rank)) else { return };
         match report.loss {
-            // Whoever notices a loss first, it is the loss of the same rank on all.
+            // All survivors get the same error, also those that hear of the loss before they notice it.
             Some(Loss { rank: lost, peer, reason })
                 if epoch.index(lost as usize).is_some_and(|lost| lost != epoch.rank) =>
             {

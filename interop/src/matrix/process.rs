@@ -1,4 +1,4 @@
-//! Processes: starts programs, waits for them within a limit, and ends them. After [`stop`] every wait fails, so that whoever waits drops
+//! Processes: starts programs, waits for them within a limit, and ends them. After [`stop`] every wait fails, so that each thread that waits drops
 //! its processes, which ends them.
 
 use std::net::{TcpListener, TcpStream};
@@ -171,4 +171,17 @@ fn tail(text: &str) -> String {
 /// Returns a port that is free now, for programs that can't choose one themselves.
 pub(crate) fn free_port() -> Result<u16, Failure> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_output_of_a_long_one_is_kept_in_whole_characters() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "yes 'ü' | head -n 100000; echo the result"]);
+        let ended = finish("a client", command, START).unwrap_or_else(|_| panic!("stopped"));
+        assert!(ended.output.ends_with("ü\nthe result\n") && ended.output.len() <= KEPT);
+    }
 }
