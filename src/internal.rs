@@ -10,7 +10,7 @@ pub use crate::endpoint::{
 
 pub use crate::transport::request::grpc_timeout;
 
-pub use tonic_rdma_verbs::internal::{chain, lock, units, wake_all, with_causes};
+pub use tonic_rdma_verbs::unstable::{chain, lock, units, wake_all, with_causes};
 
 /// The protocol's state machine, without IO.
 pub mod protocol {

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-pub use tonic_rdma_verbs::internal::chain;
+pub use tonic_rdma_verbs::unstable::chain;
 
 /// The error that caused a failure.
 type Cause = Box<dyn Error + Send + Sync>;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Mutex;
 
 use clap::ValueEnum;
-use tonic_rdma_verbs::internal::lock;
+use tonic_rdma_verbs::unstable::lock;
 
 use crate::value_error::ValueError;
 

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, kill_process};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tonic_rdma_verbs::internal::lock;
+use tonic_rdma_verbs::unstable::lock;
 
 use crate::failure::Failure;
 

@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-pub use tonic_rdma_verbs::internal::units::{SIZE_FORMS, SizeError, parse_size, size};
+pub use tonic_rdma_verbs::unstable::units::{SIZE_FORMS, SizeError, parse_size, size};
 
 use crate::value_error::ValueError;
 
@@ -66,7 +66,7 @@ pub fn parse_time(text: &str) -> Result<Duration, ValueError> {
 ///
 /// Fails if `text` is no time, or out of the range.
 pub fn parse_time_within(text: &str, accepted: RangeInclusive<f64>) -> Result<Duration, ValueError> {
-    match tonic_rdma_verbs::internal::units::parse_time(text, Duration::from_secs(1)) {
+    match tonic_rdma_verbs::unstable::units::parse_time(text, Duration::from_secs(1)) {
         Some(time) if accepted.contains(&time.as_secs_f64()) => Ok(time),
         _ => {
             let (least, most) = (accepted.start(), accepted.end());

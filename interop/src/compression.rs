@@ -11,7 +11,7 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use flate2::read::GzDecoder;
 use http_body_util::BodyExt as _;
 use tonic::body::Body;
-use tonic_rdma_verbs::internal::lock;
+use tonic_rdma_verbs::unstable::lock;
 
 type Request = http::Request<Body>;
 type Response = http::Response<Body>;

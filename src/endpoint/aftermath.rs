@@ -8,7 +8,7 @@ use std::task::Waker;
 
 use bytes::Bytes;
 use http::HeaderMap;
-use tonic_rdma_verbs::internal::{drop_all, run_each, wake_all};
+use tonic_rdma_verbs::unstable::{drop_all, run_each, wake_all};
 
 /// Tasks to wake, work to run, and memory to drop. Functions that hold a lock collect them here; the thread that held the lock carries them out once
 /// it holds no lock.

@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use super::error::{ConnectionFault, NegotiationError};
 use super::info::{RdmaConnectInfo, Verdict};
-use tonic_rdma_verbs::internal::Throttle;
+use tonic_rdma_verbs::unstable::Throttle;
 
 /// Writes the log lines of one listener or dialer.
 #[derive(Debug)]

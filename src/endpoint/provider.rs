@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, LazyLock, Mutex};
 
 use super::config::{Config, ProviderChoice};
-use tonic_rdma_verbs::internal::lock;
+use tonic_rdma_verbs::unstable::lock;
 use tonic_rdma_verbs::memory::Budget;
 use tonic_rdma_verbs::{Context, VerbsError, soft};
 

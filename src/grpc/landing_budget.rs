@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use bytes::Bytes;
-use tonic_rdma_verbs::internal::wake_all;
+use tonic_rdma_verbs::unstable::wake_all;
 
 /// The memory that landed messages of one connection may occupy, while they arrive and until the application drops them.
 ///

@@ -22,7 +22,7 @@ use tonic::transport::server::Connected;
 use tower_service::Service;
 
 use crate::endpoint::{Config, ConnectError, Dialer, EndpointStream, Listener, RdmaConnectInfo};
-use tonic_rdma_verbs::internal::lock;
+use tonic_rdma_verbs::unstable::lock;
 
 pub use self::request::{RdmaRequestExt, RemoteAddresses, remote_addresses};
 

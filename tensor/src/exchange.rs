@@ -24,7 +24,7 @@ use crate::rendezvous::{
 use crate::types::{Metadata, Tensor, deserialize};
 use crate::wire::tensor_frame::{Frame, RequestId, Sink};
 use crate::wire::tensor_metadata::WireMetadata;
-use tonic_rdma_verbs::internal::{
+use tonic_rdma_verbs::unstable::{
     CopyRange, CopyRanges, Grant, LocalMemory, RemotePlace, Transfer, TransferKind, lock, wake_all,
 };
 use tonic_rdma_verbs::memory::SharedRegion;
@@ -188,7 +188,7 @@ impl Offers {
                 }
             }
             ProviderAction::Expired { name, step, readers } => {
-                tonic_rdma_verbs::internal::throttled!(
+                tonic_rdma_verbs::unstable::throttled!(
                     warn,
                     name = &*name,
                     step,

@@ -7,7 +7,7 @@ pub use crate::wire::{tensor_frame, tensor_metadata};
 
 use crate::device::RdmaDevice;
 use crate::device::shared::Group;
-use tonic_rdma_verbs::internal::lock;
+use tonic_rdma_verbs::unstable::lock;
 
 /// Lets only the ranks of a group open links to `device` from now on: peers that know the group's `name`. Without a name, because the
 /// ranks have not met yet, no peer does.

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use crate::error::ChannelError;
 use crate::types::{Tensor, serialize};
 use crate::wire::tensor_metadata::WireMetadata;
-use tonic_rdma_verbs::internal::{LocalMemory, lock};
+use tonic_rdma_verbs::unstable::{LocalMemory, lock};
 use tonic_rdma_verbs::memory::{Budget, Lease, MemRegion};
 
 /// Idle regions for tensors that arrive, by length. They are used again while they are in the cache, because fresh pages cost more than

@@ -20,7 +20,7 @@ use crate::link::port::Port;
 use crate::link::wait::Wait;
 use crate::link::words::{Arrivals, Notification, PairOwner, WordPair};
 use crate::link::{Link, LinkId};
-use tonic_rdma_verbs::internal::{Grant, LentRegion, RegionLoan, RemotePlace, lock};
+use tonic_rdma_verbs::unstable::{Grant, LentRegion, RegionLoan, RemotePlace, lock};
 use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};
 use tonic_rdma_verbs::{Access, RemoteSegment};
 

@@ -121,16 +121,11 @@ mod sync;
 mod throttle;
 mod units;
 
-#[cfg(feature = "allocator")]
-#[doc(hidden)]
-pub mod allocator;
 #[cfg(feature = "ibverbs")]
 pub mod ibverbs;
 pub mod memory;
 pub mod soft;
-
-#[doc(hidden)]
-pub mod internal;
+pub mod unstable;
 
 pub use completion::{CompletionOpcode, CompletionQueue, CompletionStatus, WorkCompletion};
 pub use context::{Context, DeviceAttributes, ProtectionDomain};

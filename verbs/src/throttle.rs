@@ -44,13 +44,12 @@ impl Throttle {
 }
 
 /// Writes a log line of the level `warn` or `info` that a peer may cause. Each place in the code has a throttle of
-/// its own.
-#[doc(hidden)]
+/// its own. This macro is a part of [`unstable`](crate::unstable).
 #[macro_export]
 macro_rules! throttled {
     ($level:ident, $($line:tt)+) => {{
-        static THROTTLE: $crate::internal::Throttle =
-            $crate::internal::Throttle::new($crate::internal::Throttle::BURST);
+        static THROTTLE: $crate::unstable::Throttle =
+            $crate::unstable::Throttle::new($crate::unstable::Throttle::BURST);
         if let Some(suppressed) = THROTTLE.admit(std::time::Instant::now()) {
             tracing::$level!(suppressed, $($line)+);
         }

@@ -5,7 +5,7 @@
 
 use std::process::Command;
 
-use tonic_rdma_verbs::allocator::{Allocator, Chosen, VARIABLE, in_use};
+use tonic_rdma_verbs::unstable::allocator::{Allocator, Chosen, VARIABLE, in_use};
 
 #[global_allocator]
 static ALLOCATOR: Chosen = Chosen;

@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 use tonic_rdma::internal::connect_tcp;
 use tonic_rdma::{Config, ConnectError, Dialer};
 use tonic_rdma_payload::seeded::Draws;
-use tonic_rdma_verbs::internal::{Throttle, lock};
+use tonic_rdma_verbs::unstable::{Throttle, lock};
 
 use super::address::{Address, UnixName};
 use super::meters::Meters;

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use tonic_rdma_commands::units;
-use tonic_rdma_verbs::internal;
+use tonic_rdma_verbs::unstable;
 
 /// A setting or limit, and advice about it.
 #[derive(Debug, Serialize)]

@@ -16,7 +16,7 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::time::Instant;
 use tonic_rdma_commands::process::{self as kit, Child, Event, how_ended};
 use tonic_rdma_commands::{Context as _, Failure, Named as _};
-use tonic_rdma_verbs::allocator::{VARIABLE, in_use};
+use tonic_rdma_verbs::unstable::allocator::{VARIABLE, in_use};
 
 /// The setting `--allocator`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -31,8 +31,8 @@ impl Allocator {
     /// Returns the allocator of this process.
     pub(crate) fn of_this_process() -> Self {
         match in_use() {
-            tonic_rdma_verbs::allocator::Allocator::System => Self::System,
-            tonic_rdma_verbs::allocator::Allocator::Mimalloc => Self::Mimalloc,
+            tonic_rdma_verbs::unstable::allocator::Allocator::System => Self::System,
+            tonic_rdma_verbs::unstable::allocator::Allocator::Mimalloc => Self::Mimalloc,
         }
     }
 

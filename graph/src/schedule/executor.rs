@@ -20,7 +20,7 @@ use crate::error::GraphError;
 use crate::placement::{CrossingId, Part, Placements};
 use crate::sites::NodeSites;
 use tonic_rdma_tensor::Tensor;
-use tonic_rdma_verbs::internal::{chain, lock};
+use tonic_rdma_verbs::unstable::{chain, lock};
 
 /// Runs the nodes of one part. One thread uses it at a time.
 pub struct Executor<V> {

@@ -15,7 +15,7 @@ use crate::placement::{Crossing, CrossingId, Part, Placements};
 use crate::schedule::transfers::{CrossingCounts, Start, Transfers, Unfinished};
 use crate::sites::NodeSites;
 use tonic_rdma_tensor::Tensor;
-use tonic_rdma_verbs::internal::{lock, wake_all};
+use tonic_rdma_verbs::unstable::{lock, wake_all};
 
 /// Transfers between executors of one process: for tests, and for graphs that are not split.
 pub struct InMemory {

@@ -16,7 +16,7 @@ use crate::dataflow::{self, Kernel, KernelError, NodeId, Topology, Value};
 use crate::error::GraphError;
 use crate::placement::CrossingId;
 use tonic_rdma_tensor::Tensor;
-use tonic_rdma_verbs::internal::lock;
+use tonic_rdma_verbs::unstable::lock;
 
 /// The longest time that the thread sleeps without a look at the transfers and at the clock.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);

@@ -27,7 +27,7 @@ use tonic_rdma_tensor::internal::meeting::{
     self, Attendee, End, Key, Meeting, NotJoined, StandingStream, VERSION, fresh_key,
 };
 use tonic_rdma_tensor::{Channel, ChannelError, RdmaDevice};
-use tonic_rdma_verbs::internal::{chain, with_causes};
+use tonic_rdma_verbs::unstable::{chain, with_causes};
 
 /// The longest message of gRPC: its length has 32 bits.
 const LONGEST_MESSAGE: u64 = u32::MAX as u64;

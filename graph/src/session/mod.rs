@@ -58,7 +58,7 @@ use tonic_rdma::memory::Pool;
 use tonic_rdma::{Policy, RdmaIncoming, RdmaServer};
 use tonic_rdma_tensor::internal::meeting::{self, Hall, OwnRuntime};
 use tonic_rdma_tensor::{Channel, RdmaDevice};
-use tonic_rdma_verbs::internal::lock;
+use tonic_rdma_verbs::unstable::lock;
 
 pub use self::settings::{Fingerprint, Peering, Settings};
 

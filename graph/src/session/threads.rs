@@ -12,7 +12,7 @@ use crate::error::GraphError;
 use crate::session::settings::setting;
 use crate::transfer::proto::Details;
 use tonic_rdma_tensor::internal::meeting::{Hall, OwnRuntime};
-use tonic_rdma_verbs::internal::lock;
+use tonic_rdma_verbs::unstable::lock;
 
 /// How long the threads go on after the end of a session, so that the other parts learn of the end.
 pub(super) const FAREWELL: Duration = Duration::from_secs(1);

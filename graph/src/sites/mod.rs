@@ -22,7 +22,7 @@ use std::sync::Mutex;
 use serde::{Deserialize, Serialize};
 use tonic_rdma::memory::sites::{NodeScope, SiteAllocator, SiteReport};
 use tonic_rdma_tensor::{Tensor, TensorSpec};
-use tonic_rdma_verbs::internal::lock;
+use tonic_rdma_verbs::unstable::lock;
 
 use crate::dataflow::{KernelError, NodeId, Topology, Value};
 use crate::placement::{Crossing, CrossingId};

@@ -23,7 +23,7 @@ use crate::transfer::proto::parts_client::PartsClient;
 use crate::transfer::proto::{self, PutRequest};
 use tonic_rdma::RdmaChannel;
 use tonic_rdma_tensor::{Tensor, TensorSpec};
-use tonic_rdma_verbs::internal::lock;
+use tonic_rdma_verbs::unstable::lock;
 
 /// The longest time that a call may wait for a place at the receiver. The peer's death ends a call much sooner.
 pub(crate) const LONGEST_CALL: Duration = Duration::from_secs(600);

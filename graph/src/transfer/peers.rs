@@ -13,7 +13,7 @@ use crate::dataflow::KernelError;
 use crate::error::GraphError;
 use crate::placement::{CrossingId, Part};
 use crate::transfer::Mode;
-use tonic_rdma_verbs::internal::{lock, wake_all};
+use tonic_rdma_verbs::unstable::{lock, wake_all};
 
 /// The state of the other parts, as this part knows it. All transfers of a session share it.
 #[derive(Debug)]

@@ -26,7 +26,7 @@ use std::time::Instant;
 use clap::Parser as _;
 use tokio::signal::unix::{SignalKind, signal};
 use tonic_rdma_commands::Failure;
-use tonic_rdma_verbs::internal::lock;
+use tonic_rdma_verbs::unstable::lock;
 
 use crate::direction::Direction;
 use crate::outcome::Outcome;

@@ -18,7 +18,7 @@ use tonic::codec::CompressionEncoding;
 use tonic::service::{AxumRouter, LayerExt as _, Routes};
 use tonic_rdma_commands::process::report_line;
 use tonic_rdma_commands::{Context as _, Failure};
-use tonic_rdma_verbs::internal::lock;
+use tonic_rdma_verbs::unstable::lock;
 use tower::layer::layer_fn;
 use tower::util::{BoxCloneSyncService, MapRequest};
 use tower::{Service, ServiceExt as _, service_fn};

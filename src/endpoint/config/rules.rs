@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::ConfigError;
-use tonic_rdma_verbs::internal::{soft_takes_directory, units};
+use tonic_rdma_verbs::unstable::{soft_takes_directory, units};
 
 /// A setting.
 #[derive(Clone, Copy, Debug)]

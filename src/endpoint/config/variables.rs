@@ -11,8 +11,8 @@ use super::rules::{self, Number, Setting, Time};
 use super::{
     Config, ConfigError, EagerThreshold, Policy, PollMode, ProviderChoice, SharedReceive, TuneCache,
 };
-use tonic_rdma_verbs::internal::lock;
-use tonic_rdma_verbs::internal::units::parse_size;
+use tonic_rdma_verbs::unstable::lock;
+use tonic_rdma_verbs::unstable::units::parse_size;
 
 impl Config {
     /// Reads the environment: returns the default settings, changed by these variables where they are set.

@@ -30,7 +30,7 @@ use super::messages::traffic::{MessageHandler, MessageSettings, Messages};
 use super::polling::{Participant, Queue, Reactor};
 use super::tuner::Chooser;
 use crate::protocol::{self, AbortCode};
-use tonic_rdma_verbs::internal::{has_unsent, lock, sent_slices, wake_all};
+use tonic_rdma_verbs::unstable::{has_unsent, lock, sent_slices, wake_all};
 use tonic_rdma_verbs::{ProtectionDomain, QueuePairNumber, WorkCompletion};
 
 pub(super) use self::state::{Limits, Stage};

@@ -14,7 +14,7 @@ use self::receive::Receives;
 use crate::endpoint::error::ConnectionFault;
 use crate::protocol::{ReadRequest, SlotIndex};
 use crate::wire::Header;
-use tonic_rdma_verbs::internal::{Landing, SlabRegistrations, find_sendable};
+use tonic_rdma_verbs::unstable::{Landing, SlabRegistrations, find_sendable};
 use tonic_rdma_verbs::memory::{Block, Lease, Pool, Quota};
 use tonic_rdma_verbs::{
     DeviceAttributes, LocalSegment, Operation, OutOfBounds, Payload, QueuePair, QueuePairCapacity,

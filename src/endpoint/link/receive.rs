@@ -12,7 +12,7 @@ use crate::endpoint::config::Config;
 use crate::endpoint::error::ConnectionFault;
 use crate::endpoint::provider::budget;
 use crate::protocol;
-use tonic_rdma_verbs::internal::lock;
+use tonic_rdma_verbs::unstable::lock;
 use tonic_rdma_verbs::memory::{Block, Budget, Pool, PoolError, PoolSettings, Quota};
 use tonic_rdma_verbs::{
     Access, CompletionOpcode, CompletionStatus, Context, LocalSegment, Operation, OutOfBounds, PathSettings,
@@ -294,7 +294,7 @@ impl<Q: ReceiveQueue> SharedBuffers<Q> {
             if let Err(reason) = self.provide(&mut counts)
                 && !std::mem::replace(&mut counts.starved, true)
             {
-                tonic_rdma_verbs::internal::throttled!(warn, %reason, held = counts.held, "peers may have to wait for shared receive buffers");
+                tonic_rdma_verbs::unstable::throttled!(warn, %reason, held = counts.held, "peers may have to wait for shared receive buffers");
             }
         }
     }
@@ -318,7 +318,7 @@ impl<Q: ReceiveQueue> SharedBuffers<Q> {
             }
         }
         if let Some(reason) = lost {
-            tonic_rdma_verbs::internal::throttled!(warn, %reason, "shared receive buffers are lost");
+            tonic_rdma_verbs::unstable::throttled!(warn, %reason, "shared receive buffers are lost");
         }
     }
 
@@ -445,7 +445,7 @@ impl Answers {
                 separate
             }
             Err(error) => {
-                tonic_rdma_verbs::internal::throttled!(warn, device = %name, %error, "can't find out whether receive queues can be shared");
+                tonic_rdma_verbs::unstable::throttled!(warn, device = %name, %error, "can't find out whether receive queues can be shared");
                 false
             }
         }

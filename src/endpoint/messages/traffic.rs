@@ -18,7 +18,7 @@ use crate::endpoint::error::ConnectionFault;
 use crate::endpoint::info::Counters;
 use crate::endpoint::link::Link;
 use crate::protocol::{self, Blocked, Part};
-use tonic_rdma_verbs::internal::{Landed, Landing, SlabRegistrations, find_sendable};
+use tonic_rdma_verbs::unstable::{Landed, Landing, SlabRegistrations, find_sendable};
 use tonic_rdma_verbs::memory::{Block, Budget, Lease, Pool, PoolError, PoolSettings, Quota};
 use tonic_rdma_verbs::{Access, ProtectionDomain, RemoteSegment};
 

@@ -25,7 +25,7 @@ use crate::endpoint::provider;
 use crate::endpoint::stream::EndpointStream;
 use crate::wire::hello::{Answer, ClientHello, Message, NATIVE_CALLS};
 use tonic_rdma_verbs::QueuePairAddress;
-use tonic_rdma_verbs::internal::lock;
+use tonic_rdma_verbs::unstable::lock;
 
 /// Makes connections, and keeps a list of stock servers, which clones share. A dialer is for protocols of your own over the byte
 /// stream; programs that use tonic have [`RdmaConnector`](crate::RdmaConnector) instead.

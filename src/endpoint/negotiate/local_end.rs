@@ -20,7 +20,7 @@ use crate::endpoint::tuner::Chooser;
 use crate::protocol;
 use crate::wire::Header;
 use crate::wire::hello::{Confirm, Message, Offer};
-use tonic_rdma_verbs::internal::SlabRegistrations;
+use tonic_rdma_verbs::unstable::SlabRegistrations;
 use tonic_rdma_verbs::memory::{Block, Pool, PoolSettings, Quota};
 use tonic_rdma_verbs::{Access, Context, ProtectionDomain, QueuePair, QueuePairAddress};
 

@@ -19,7 +19,7 @@ use slab::Slab;
 use tokio::sync::Notify;
 use tokio::time::timeout_at;
 
-use tonic_rdma_verbs::internal::{DeviceOwner, lock};
+use tonic_rdma_verbs::unstable::{DeviceOwner, lock};
 
 /// A limited number of places.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 use crate::endpoint::error::RdmaUnavailable;
 use crate::endpoint::provider::Provider;
 use crate::wire::hello::HostIdentity;
-use tonic_rdma_verbs::internal::{self, DeviceOwner, SoftDevice, SoftQueuePair};
+use tonic_rdma_verbs::unstable::{self, DeviceOwner, SoftDevice, SoftQueuePair};
 use tonic_rdma_verbs::{QueuePairAddress, VerbsError};
 
 /// The software device of one client.

@@ -19,7 +19,7 @@ use crate::endpoint::aftermath::{Aftermath, Run};
 use crate::endpoint::info::PollCounters;
 use crate::endpoint::link::receive::SharedBuffers;
 use crate::endpoint::link::{WorkId, WorkKind};
-use tonic_rdma_verbs::internal::{drop_all, lock, run_foreign, wake_all};
+use tonic_rdma_verbs::unstable::{drop_all, lock, run_foreign, wake_all};
 use tonic_rdma_verbs::{
     CompletionQueue, Context, DeviceAttributes, QueuePairNumber, VerbsError, WorkCompletion,
 };
@@ -363,7 +363,7 @@ impl Queue {
             if id.kind == WorkKind::SharedReceive
                 && let Err(reason) = shared.post(id.value)
             {
-                tonic_rdma_verbs::internal::throttled!(warn, slot = id.value, %reason, "a shared receive buffer is lost");
+                tonic_rdma_verbs::unstable::throttled!(warn, slot = id.value, %reason, "a shared receive buffer is lost");
             }
         }
     }

@@ -33,7 +33,7 @@ use crate::endpoint::aftermath::Run;
 use crate::endpoint::config::{Config, PollMode, SharedReceive};
 use crate::endpoint::link::receive::{self, SharedBuffers};
 use crate::endpoint::owned_task::OwnedTask;
-use tonic_rdma_verbs::internal::{lock, run_each};
+use tonic_rdma_verbs::unstable::{lock, run_each};
 use tonic_rdma_verbs::{Context, VerbsError};
 
 /// The completion queues of one runtime on one device.

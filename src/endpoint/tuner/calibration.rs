@@ -16,7 +16,7 @@ use rustix::fs::OFlags;
 
 use crate::endpoint::config::{Config, TuneCache};
 use tonic_rdma_verbs::DeviceAttributes;
-use tonic_rdma_verbs::internal::units::size;
+use tonic_rdma_verbs::unstable::units::size;
 
 /// Default length of a chunk, in bytes.
 pub(super) const DEFAULT_CHUNK: usize = 256 * 1024;

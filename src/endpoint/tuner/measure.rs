@@ -15,7 +15,7 @@ use crate::endpoint::link::receive::{Receives, Ring};
 use crate::endpoint::link::{Link, WorkId, WorkKind};
 use crate::protocol::{ReadId, ReadRequest, SlotIndex};
 use crate::wire::{Chunk, Header, MAX_CHUNKS};
-use tonic_rdma_verbs::internal::SlabRegistrations;
+use tonic_rdma_verbs::unstable::SlabRegistrations;
 use tonic_rdma_verbs::memory::{Block, Budget, Pool, PoolSettings, Quota};
 use tonic_rdma_verbs::{Access, CompletionQueue, CompletionStatus, Context, QueuePair, WorkCompletion};
 

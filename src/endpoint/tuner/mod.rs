@@ -25,7 +25,7 @@ pub use measure::{CalibrationError, calibrate};
 use super::config::{Config, EagerThreshold};
 use calibration::{DEFAULT_CHUNK, SOFTWARE};
 use tonic_rdma_verbs::Context;
-use tonic_rdma_verbs::internal::{lock, units::size};
+use tonic_rdma_verbs::unstable::{lock, units::size};
 
 /// The threshold of a device until it was measured, in bytes. A rendezvous copies as often as eager messages do there, and takes
 /// fewer messages.

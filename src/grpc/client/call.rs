@@ -22,7 +22,7 @@ use crate::grpc::outgoing::Outgoing;
 use crate::grpc::session::{Part, Patience, ResetCode, Stream};
 use crate::transport::balance::connection::Reservation;
 use crate::transport::gather::landed::{Landing, NativeCall as NativeFlag, Presenter};
-use tonic_rdma_verbs::internal::lock;
+use tonic_rdma_verbs::unstable::lock;
 
 /// A call without HTTP/2.
 ///

@@ -20,7 +20,7 @@ use tower_service::Service;
 
 use crate::endpoint::OwnedTask;
 use crate::transport::request::grpc_timeout;
-use tonic_rdma_verbs::internal::lock;
+use tonic_rdma_verbs::unstable::lock;
 
 /// The deadline of a call: the time in its field `grpc-timeout`, which holds until the end of the response, and the endpoint's time-out,
 /// which holds until the head of the response, as tonic has it. No timer runs until [`poll_passed`](Self::poll_passed).

@@ -43,7 +43,7 @@ use crate::transport::balance::EndpointStatus;
 use crate::transport::balance::connection::{DialError, EndpointConnection};
 use crate::transport::balance::table::{self, Kept, Table};
 use crate::transport::{host_and_port, is_tls};
-use tonic_rdma_verbs::internal::lock;
+use tonic_rdma_verbs::unstable::lock;
 
 /// A channel for generated clients. Its calls go over RDMA without HTTP/2 if the server is an [`RdmaServer`](crate::RdmaServer) that is
 /// within reach of an RDMA device, and over HTTP/2 elsewhere: over RDMA to other servers of this crate, and over TCP to

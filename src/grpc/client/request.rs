@@ -16,7 +16,7 @@ use super::Terms;
 use crate::grpc::core::Parts;
 use crate::grpc::outgoing::Outgoing;
 use crate::grpc::session::{RequestHead, ResetCode, Stream};
-use tonic_rdma_verbs::internal::lock;
+use tonic_rdma_verbs::unstable::lock;
 
 /// A request that has not been sent, or may be sent again.
 #[derive(Debug)]

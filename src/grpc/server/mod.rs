@@ -48,7 +48,7 @@ use crate::endpoint::{
 };
 use crate::transport::request::grpc_timeout;
 use crate::transport::{RdmaIncoming, remote_addresses};
-use tonic_rdma_verbs::internal::{lock, run_foreign};
+use tonic_rdma_verbs::unstable::{lock, run_foreign};
 
 pub use self::routes::{GrpcService, RdmaRoutes};
 

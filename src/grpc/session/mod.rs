@@ -39,7 +39,7 @@ use crate::grpc::fault::CallFault;
 use crate::grpc::landing_budget::LandingBudget;
 use crate::protocol::AbortCode;
 use tonic_rdma_verbs::RemoteSegment;
-use tonic_rdma_verbs::internal::{lock, wake_all};
+use tonic_rdma_verbs::unstable::{lock, wake_all};
 use tonic_rdma_verbs::memory::{Block, Lease};
 
 pub(crate) use self::stream::Stream;

@@ -15,7 +15,7 @@ use super::{Kept, Part, ResetCode, Session, State};
 use crate::grpc::core::{Core, LandedBytes, StreamKey};
 use crate::grpc::fault::CallFault;
 use crate::grpc::landed::{AlignedField, Landing, LandingTarget};
-use tonic_rdma_verbs::internal::{drop_all, lock, wake_all};
+use tonic_rdma_verbs::unstable::{drop_all, lock, wake_all};
 
 /// One call. Dropping the stream before both directions have ended resets the call with [`ResetCode::Cancel`], at once. A server's
 /// direction has ended once its end or its trailers are queued.

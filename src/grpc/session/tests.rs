@@ -21,7 +21,7 @@ use super::{Accept, Part, RequestHead, ResetCode, Session, Stream};
 use crate::endpoint::{Config, Dialer, Listener, MessageEndpoint, Negotiated, Policy, ProviderChoice};
 use crate::grpc::CallConfig;
 use crate::grpc::fault::CallFault;
-use tonic_rdma_verbs::internal::lock;
+use tonic_rdma_verbs::unstable::lock;
 use tonic_rdma_verbs::memory::Pool;
 
 /// A hang is a failure after this time.

@@ -48,7 +48,7 @@ use self::connection::{EndpointConnection, Reservation};
 use self::table::{Kept, Table};
 use super::RdmaConnector;
 use crate::endpoint::OwnedTask;
-use tonic_rdma_verbs::internal::lock;
+use tonic_rdma_verbs::unstable::lock;
 
 pub use self::connection::BalanceError;
 pub use self::table::{EndpointState, EndpointStatus};

@@ -15,7 +15,7 @@ use tonic::Status;
 
 use super::connection::{DialError, unavailable};
 use crate::endpoint::RdmaConnectInfo;
-use tonic_rdma_verbs::internal::{Throttle, lock};
+use tonic_rdma_verbs::unstable::{Throttle, lock};
 
 /// The state of an endpoint of a [`BalancedChannel`](super::BalancedChannel).
 ///

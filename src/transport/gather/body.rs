@@ -18,7 +18,7 @@ use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 
 use super::landed::{self, NativeCall};
 use super::{NATIVE_THRESHOLD, THRESHOLD};
-use tonic_rdma_verbs::internal::{GatherBuf, LargePart};
+use tonic_rdma_verbs::unstable::{GatherBuf, LargePart};
 
 /// Bytes before each message in the body: a flag and the length of the message.
 const PREFIX: usize = 5;
@@ -372,7 +372,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
-    use tonic_rdma_verbs::internal::LargePart;
+    use tonic_rdma_verbs::unstable::LargePart;
 
     /// Returns `content` as a message of a body.
     fn framed(content: &[u8]) -> Vec<u8> {

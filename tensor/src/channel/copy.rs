@@ -11,7 +11,7 @@ use crate::error::{ChannelError, TransferError};
 use crate::link::Link;
 use crate::link::port::{Outcome, OutcomeCell, Token};
 use crate::regions::RemoteRegion;
-use tonic_rdma_verbs::internal::{self, CopyRanges, LocalMemory, Transfer, TransferKind, lock};
+use tonic_rdma_verbs::unstable::{self, CopyRanges, LocalMemory, Transfer, TransferKind, lock};
 use tonic_rdma_verbs::memory::MemRegion;
 
 /// One block of [`RegionWrite::blocks_from`] or [`RegionRead::blocks_into`]. All numbers are in bytes.

@@ -25,7 +25,7 @@ use crate::link::{Link, LinkId, PeerEnd};
 use crate::wire::tensor_frame::MAX_NAME;
 use tonic_rdma::internal::{Devices, Place, Provider, Source, TooManyWait};
 use tonic_rdma::{RdmaConnectInfo, RdmaRequestExt as _};
-use tonic_rdma_verbs::internal::lock;
+use tonic_rdma_verbs::unstable::lock;
 
 /// The stream of answers to an `Open`: one answer, and then nothing until the link ends. tonic drops the stream when the peer's
 /// connection ends, and that ends the link.

@@ -15,7 +15,7 @@ use self::proto::{AttachReply, AttachRequest, Kind, Offered as OfferedReply, Pla
 use crate::error::ChannelError;
 use crate::link::words::{Arrivals, WordPair};
 use crate::link::{Link, PeerEnd, Prepared};
-use tonic_rdma_verbs::internal::{RemotePlace, with_causes};
+use tonic_rdma_verbs::unstable::{RemotePlace, with_causes};
 use tonic_rdma_verbs::{Probe, QueuePairAddress, RemoteSegment, Rkey};
 
 /// The version of the service that this end speaks. Since version 2, ranks of a group name the group in their calls.

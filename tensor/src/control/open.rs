@@ -17,7 +17,7 @@ use crate::link::{Link, LinkId, Prepared};
 use tonic_rdma::internal::Provider;
 use tonic_rdma::{RdmaConnectInfo, RdmaConnector, Verdict};
 use tonic_rdma_verbs::Probe;
-use tonic_rdma_verbs::internal::{chain, lock};
+use tonic_rdma_verbs::unstable::{chain, lock};
 
 /// Opens a link to the device that listens on `endpoint`, within the answer timeout of the settings.
 pub(crate) async fn open(shared: Arc<Shared>, endpoint: Arc<str>) -> Result<OpenedLink, ChannelError> {

@@ -35,7 +35,7 @@ use crate::slots::static_slot::StaticReceiver;
 use crate::types::TensorSpec;
 use tonic_rdma::internal::{self, Places};
 use tonic_rdma::{Config, RdmaIncoming};
-use tonic_rdma_verbs::internal::lock;
+use tonic_rdma_verbs::unstable::lock;
 use tonic_rdma_verbs::memory::{Budget, MemRegion, SharedRegion};
 
 /// This process as a device with memory: the paper's `RdmaDev` (table 1). A device listens for peers that want to reach its

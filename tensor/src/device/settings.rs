@@ -16,7 +16,7 @@ use std::sync::Arc;
 use tonic::transport::{ClientTlsConfig, ServerTlsConfig};
 
 #[cfg(feature = "_tls-any")]
-use tonic_rdma_verbs::internal::chain;
+use tonic_rdma_verbs::unstable::chain;
 
 /// The settings of [`DeviceBuilder`](crate::DeviceBuilder). Each field has the name of its method.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -19,7 +19,7 @@ use crate::exchange::{Exchange, Offers, Requests};
 use crate::link::{Link, LinkId, Prepared};
 use crate::memory::Landing;
 use tonic_rdma::internal::{Places, Provider, Reactor};
-use tonic_rdma_verbs::internal::lock;
+use tonic_rdma_verbs::unstable::lock;
 use tonic_rdma_verbs::memory::Budget;
 
 /// The shared state of a device.
@@ -164,7 +164,7 @@ mod tests {
 
     use crate::device::RdmaDevice;
     use tonic_rdma::internal::Source;
-    use tonic_rdma_verbs::internal::DeviceOwner;
+    use tonic_rdma_verbs::unstable::DeviceOwner;
 
     #[tokio::test]
     async fn one_peer_leaves_links_to_others() {

@@ -32,7 +32,7 @@ use crate::exchange::Exchange;
 use crate::memory::{Content, Landing, Payload};
 use crate::wire::tensor_frame::Frame;
 use tonic_rdma::internal::{Observation, Pace, Provider, Queue, Reactor, may_spin};
-use tonic_rdma_verbs::internal::{
+use tonic_rdma_verbs::unstable::{
     Grant, InFlight, LocalRegistrations, Notice, RegionLoan, RemotePlace, Transfer, TransferKind,
     TransferLimits, lock,
 };
@@ -255,7 +255,7 @@ impl Link {
             self.failed.store(true, Ordering::Release);
             match fault {
                 ChannelError::Violation { .. } => {
-                    tonic_rdma_verbs::internal::throttled!(warn, peer = &*self.peer, %fault, "a tensor link has ended");
+                    tonic_rdma_verbs::unstable::throttled!(warn, peer = &*self.peer, %fault, "a tensor link has ended");
                 }
                 fault => tracing::debug!(peer = &*self.peer, %fault, "a tensor link has ended"),
             }

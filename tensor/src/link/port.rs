@@ -12,7 +12,7 @@ use crate::link::Link;
 use crate::link::words::WordPair;
 use crate::wire::tensor_frame::{Frame, MAX_FRAME};
 use tonic_rdma::internal::{Aftermath, Participant, WorkId, WorkKind};
-use tonic_rdma_verbs::internal::{
+use tonic_rdma_verbs::unstable::{
     CopyRange, CopyRanges, FinishedTransfer, InFlight, LocalMemory, Transfer, TransferKind, lock, wake_all,
 };
 use tonic_rdma_verbs::memory::{Block, Lease, Pool, Quota};
@@ -427,7 +427,7 @@ fn queued(
     let length = bytes.len();
     let transfer = whole(LocalMemory::Bytes(bytes), length, kind, remote);
     match immediate {
-        Some(value) => transfer.notify(tonic_rdma_verbs::internal::Notice::Immediate(value)),
+        Some(value) => transfer.notify(tonic_rdma_verbs::unstable::Notice::Immediate(value)),
         None => transfer,
     }
 }
@@ -439,7 +439,7 @@ fn whole(local: LocalMemory, length: usize, kind: TransferKind, start: RemoteSeg
         local,
         kind,
         blocks,
-        tonic_rdma_verbs::internal::RemotePlace { start, length },
+        tonic_rdma_verbs::unstable::RemotePlace { start, length },
         Token::unobserved(),
     )
 }

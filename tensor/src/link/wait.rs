@@ -15,7 +15,7 @@ use crate::error::ChannelError;
 use crate::link::Link;
 use crate::link::words::{Notification, WordPair};
 use tonic_rdma::internal::{Queue, UnannouncedArrival, Watched};
-use tonic_rdma_verbs::internal::lock;
+use tonic_rdma_verbs::unstable::lock;
 use tonic_rdma_verbs::memory::SharedRegion;
 
 /// A future that is ready once a word has its value, or once the link has ended.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::error::ChannelError;
-use tonic_rdma_verbs::internal::{Grant, RemotePlace};
+use tonic_rdma_verbs::unstable::{Grant, RemotePlace};
 use tonic_rdma_verbs::memory::SharedRegion;
 use tonic_rdma_verbs::{Access, ProtectionDomain, RemoteSegment};
 

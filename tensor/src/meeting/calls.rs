@@ -16,7 +16,7 @@ use crate::meeting::proto::meeting_server::{self, MeetingServer};
 use crate::meeting::proto::{self, JoinReply, JoinRequest, Member, WatchRequest};
 use crate::meeting::seats::{NotJoined, VERSION, describe_missing};
 use crate::meeting::state::{Details, End, Hall, Key, Meeting, Standing, shortened};
-use tonic_rdma_verbs::internal::{chain, with_causes};
+use tonic_rdma_verbs::unstable::{chain, with_causes};
 
 /// The longest time to make a connection, and for the answer to one call.
 const ANSWER: Duration = Duration::from_secs(5);

@@ -9,7 +9,7 @@ use prost::Message;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::Status;
-use tonic_rdma_verbs::internal::lock;
+use tonic_rdma_verbs::unstable::lock;
 
 use crate::meeting::proto::{self, JoinRequest, Member};
 use crate::meeting::seats::{NotJoined, Seats, VERSION};

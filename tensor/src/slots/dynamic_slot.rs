@@ -16,7 +16,7 @@ use crate::slots::sender::{Sender, SentCounts};
 use crate::slots::slot::{AttachedSender, Receiver};
 use crate::types::{Metadata, Tensor, deserialize};
 use crate::wire::tensor_metadata::{MetadataError, WireMetadata};
-use tonic_rdma_verbs::internal::{
+use tonic_rdma_verbs::unstable::{
     CopyRange, CopyRanges, Grant, LocalMemory, RemotePlace, Transfer, TransferKind,
 };
 use tonic_rdma_verbs::{RemoteSegment, Rkey};

@@ -15,7 +15,7 @@ use crate::link::words::{Notification, WordPair};
 use crate::slots::slot::Layout;
 use crate::wire::tensor_frame::Frame;
 use tonic_rdma_verbs::RemoteSegment;
-use tonic_rdma_verbs::internal::{CopyRange, CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
+use tonic_rdma_verbs::unstable::{CopyRange, CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
 use tonic_rdma_verbs::memory::Lease;
 
 /// The sending end of a slot.

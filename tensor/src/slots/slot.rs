@@ -20,7 +20,7 @@ use crate::types::{Metadata, TensorSpec};
 use crate::wire::tensor_frame::Frame;
 use crate::wire::tensor_metadata::WireMetadata;
 use tonic_rdma_verbs::Access;
-use tonic_rdma_verbs::internal::{Grant, RemotePlace, lock};
+use tonic_rdma_verbs::unstable::{Grant, RemotePlace, lock};
 use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};
 
 /// The largest number of buffers of a slot.

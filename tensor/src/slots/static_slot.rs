@@ -9,7 +9,7 @@ use crate::link::port::Token;
 use crate::slots::sender::{Sender, SentCounts};
 use crate::slots::slot::Receiver;
 use crate::types::{Tensor, TensorSpec};
-use tonic_rdma_verbs::internal::LocalMemory;
+use tonic_rdma_verbs::unstable::LocalMemory;
 use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};
 
 /// The sending end of a static slot (§3.2), from [`Channel::static_sender`](crate::Channel::static_sender). The whole tensor

@@ -8,7 +8,7 @@ use bytemuck::checked::CheckedCastError;
 use bytes::Bytes;
 
 use super::{Dtype, Element, Metadata, Shape, Strides, TensorError, TensorMut, TensorSpec};
-use tonic_rdma_verbs::internal::{find_sendable, find_traced};
+use tonic_rdma_verbs::unstable::{find_sendable, find_traced};
 use tonic_rdma_verbs::memory::{Lease, RegisteredBuf};
 
 /// A tensor whose content never changes. Clones, slices and permutations share its memory, which is freed with the last of

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use loom::cell::UnsafeCell;
 use loom::sync::{Mutex, MutexGuard};
 use loom::thread;
-use tonic_rdma_verbs::internal::shared_memory::{Bias, Orders, Seats, Word};
+use tonic_rdma_verbs::unstable::shared_memory::{Bias, Orders, Seats, Word};
 
 use crate::{Loom, LoomWord, explore};
 

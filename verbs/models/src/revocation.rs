@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use loom::thread;
-use tonic_rdma_verbs::internal::shared_memory::{
+use tonic_rdma_verbs::unstable::shared_memory::{
     ENTRY, EndState, Entry, Failure, Orders, Word, holds, remove, unless_revoked,
 };
 use tonic_rdma_verbs::{Access, CompletionStatus};

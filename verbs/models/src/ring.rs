@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use loom::cell::UnsafeCell;
 use loom::thread;
-use tonic_rdma_verbs::internal::shared_memory::{Flags, Header, Kind, Orders, Reader, Word, Writer};
+use tonic_rdma_verbs::unstable::shared_memory::{Flags, Header, Kind, Orders, Reader, Word, Writer};
 
 use crate::{Loom, LoomWord, explore, words};
 

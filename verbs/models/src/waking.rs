@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use loom::sync::Mutex;
 use loom::thread;
-use tonic_rdma_verbs::internal::shared_memory::{
+use tonic_rdma_verbs::unstable::shared_memory::{
     Answered, Arming, Attention, Debt, Flags, Guarded, Header, Kind, Orders, Reader, Word, Writer,
 };
 

@@ -6,7 +6,7 @@ use std::panic::catch_unwind;
 use std::sync::atomic::Ordering::{self, AcqRel, Acquire, Relaxed, Release};
 
 use tonic_rdma_models::{bias, revocation, ring, waking};
-use tonic_rdma_verbs::internal::shared_memory::{Orders, Shipping};
+use tonic_rdma_verbs::unstable::shared_memory::{Orders, Shipping};
 
 /// Runs each model with the shipping orderings.
 macro_rules! pass {

@@ -285,7 +285,7 @@ impl<T> InFlight<T> {
 /// The memory moves into the transfer and comes back with [`FinishedTransfer`]:
 ///
 /// ```
-/// # use tonic_rdma_verbs::internal::{CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
+/// # use tonic_rdma_verbs::unstable::{CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
 /// # use tonic_rdma_verbs::memory::{Budget, MemRegion};
 /// # use tonic_rdma_verbs::{RemoteSegment, Rkey};
 /// # let budget = Budget::new(1 << 20);
@@ -302,7 +302,7 @@ impl<T> InFlight<T> {
 /// Meanwhile the program has no access to the memory. The compiler rejects a program that reads the memory,
 ///
 /// ```compile_fail,E0382
-/// # use tonic_rdma_verbs::internal::{CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
+/// # use tonic_rdma_verbs::unstable::{CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
 /// # use tonic_rdma_verbs::memory::MemRegion;
 /// # fn transfer(region: MemRegion, ranges: CopyRanges, place: RemotePlace) {
 /// let transfer = Transfer::new(LocalMemory::Region(region), TransferKind::Write, ranges, place, ());
@@ -314,7 +314,7 @@ impl<T> InFlight<T> {
 /// writes to it,
 ///
 /// ```compile_fail,E0382
-/// # use tonic_rdma_verbs::internal::{CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
+/// # use tonic_rdma_verbs::unstable::{CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
 /// # use tonic_rdma_verbs::memory::MemRegion;
 /// # fn transfer(mut region: MemRegion, ranges: CopyRanges, place: RemotePlace) {
 /// let transfer = Transfer::new(LocalMemory::Region(region), TransferKind::Write, ranges, place, ());
@@ -326,7 +326,7 @@ impl<T> InFlight<T> {
 /// keeps a reference to it,
 ///
 /// ```compile_fail,E0505
-/// # use tonic_rdma_verbs::internal::{CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
+/// # use tonic_rdma_verbs::unstable::{CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
 /// # use tonic_rdma_verbs::memory::MemRegion;
 /// # fn transfer(region: MemRegion, ranges: CopyRanges, place: RemotePlace) {
 /// let bytes = &region[..];
@@ -339,7 +339,7 @@ impl<T> InFlight<T> {
 /// frees it,
 ///
 /// ```compile_fail,E0382
-/// # use tonic_rdma_verbs::internal::{CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
+/// # use tonic_rdma_verbs::unstable::{CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
 /// # use tonic_rdma_verbs::memory::MemRegion;
 /// # fn transfer(region: MemRegion, ranges: CopyRanges, place: RemotePlace) {
 /// let transfer = Transfer::new(LocalMemory::Region(region), TransferKind::Write, ranges, place, ());
@@ -351,7 +351,7 @@ impl<T> InFlight<T> {
 /// or uses it in a second transfer:
 ///
 /// ```compile_fail,E0382
-/// # use tonic_rdma_verbs::internal::{CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
+/// # use tonic_rdma_verbs::unstable::{CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
 /// # use tonic_rdma_verbs::memory::MemRegion;
 /// # fn transfer(region: MemRegion, ranges: [CopyRanges; 2], place: RemotePlace) {
 /// let [one, two] = ranges;

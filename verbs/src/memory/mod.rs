@@ -49,7 +49,7 @@ pub use pool::Pool;
 pub use region::{MemRegion, SharedRegion};
 pub use settings::{Budget, PoolError, PoolSettings, PoolStatistics, Quota};
 
-/// The parts that the other crates of this repository use. The module `internal` exports them.
+/// The parts that the other crates of this repository use. The module [`unstable`](crate::unstable) exports them.
 pub(crate) mod machinery {
     pub use super::gather::{GatherBuf, LargePart};
     pub use super::in_flight::{

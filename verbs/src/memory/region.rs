@@ -176,7 +176,7 @@ impl LentRegion {
     /// Lends `region` to peers. None has a grant yet.
     ///
     /// ```
-    /// use tonic_rdma_verbs::internal::LentRegion;
+    /// use tonic_rdma_verbs::unstable::LentRegion;
     /// use tonic_rdma_verbs::memory::{Budget, MemRegion};
     ///
     /// let mut lent = LentRegion::new(MemRegion::allocate(4096, &Budget::new(1 << 20))?);

@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use tonic_rdma_verbs::internal::{
+use tonic_rdma_verbs::memory::{Budget, MemRegion};
+use tonic_rdma_verbs::unstable::{
     CopyRange, CopyRanges, LocalMemory, LocalRegistrations, RemotePlace, Transfer, TransferKind,
 };
-use tonic_rdma_verbs::memory::{Budget, MemRegion};
 use tonic_rdma_verbs::{CompletionOpcode, CompletionStatus, Lkey, RemoteSegment, Rkey};
 
 use crate::fabric::{Fabric, Side, default_pair, pattern};

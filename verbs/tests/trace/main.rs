@@ -17,8 +17,8 @@ static ALLOCATOR: TracingAllocator = TracingAllocator::new(std::alloc::System);
 /// The allocator of the commands.
 #[cfg(feature = "allocator")]
 #[global_allocator]
-static ALLOCATOR: TracingAllocator<tonic_rdma_verbs::allocator::Chosen> =
-    TracingAllocator::new(tonic_rdma_verbs::allocator::Chosen);
+static ALLOCATOR: TracingAllocator<tonic_rdma_verbs::unstable::allocator::Chosen> =
+    TracingAllocator::new(tonic_rdma_verbs::unstable::allocator::Chosen);
 
 /// Makes a trace with a pool that is large enough for a test.
 fn trace() -> SiteAllocator {

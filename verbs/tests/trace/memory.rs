@@ -2,9 +2,9 @@
 
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, realloc};
 
-use tonic_rdma_verbs::internal::find_traced;
 use tonic_rdma_verbs::memory::Pool;
 use tonic_rdma_verbs::memory::sites::SiteAllocator;
+use tonic_rdma_verbs::unstable::find_traced;
 
 use super::{execute, is_placed, shared, site, trace};
 

@@ -44,7 +44,7 @@ const FLOORS: &[(&str, &[(&str, u8)])] = &[
     (
         "tonic_rdma_verbs",
         // `discover` finds the devices of both providers.
-        &[("soft", 1), ("ibverbs", 1), ("memory", 1), ("allocator", 1), ("discover", 2)],
+        &[("soft", 1), ("ibverbs", 1), ("memory", 1), ("discover", 2)],
     ),
 ];
 
@@ -55,7 +55,7 @@ const GROUND: u8 = 0;
 const WITH_GROUND: &[&str] = &["tonic_rdma_verbs"];
 
 /// Modules at a crate's root that re-export items for other crates of the repository.
-const INTERNAL_MODULES: &[&str] = &["internal"];
+const INTERNAL_MODULES: &[&str] = &["internal", "unstable"];
 
 /// Modules that compute, and neither wait nor look at the time: the crate and the module. Their child modules are included.
 const PURE: &[(&str, &str)] = &[

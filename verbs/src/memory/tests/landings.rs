@@ -1,8 +1,8 @@
 //! Landings: alignment, the way back to the pool, registrations, memory that the device may still write.
 
 use super::*;
-use crate::internal::Landing;
 use crate::memory::Quota;
+use crate::unstable::Landing;
 
 #[test]
 fn the_wanted_byte_is_aligned_and_the_memory_comes_back() {

@@ -1,6 +1,8 @@
-//! The machinery, for the other crates of this repository, their tests and their benches.
-//!
-//! Nothing here is a promise: any release may change or remove it.
+//! What the other packages of tonic-rdma need and applications do not. It changes only with a new minor version (0.1 to 0.2),
+//! never with a patch, so `version = "0.1"` is enough.
+
+#[cfg(feature = "allocator")]
+pub mod allocator;
 
 pub use crate::error::{chain, with_causes};
 pub use crate::foreign::{drop_all, run_each, run_foreign, wake_all};
@@ -11,6 +13,7 @@ pub use crate::soft::reach::{
 };
 pub use crate::sync::lock;
 pub use crate::throttle::Throttle;
+#[doc(inline)]
 pub use crate::throttled;
 
 /// Sizes and times in variables and options.
