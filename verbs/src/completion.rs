@@ -16,12 +16,6 @@ pub trait CompletionQueue: Sealed + Any + Send + Sync + Debug {
     /// Takes up to `completions.len()` completions and returns their number. Never blocks.
     fn poll(&self, completions: &mut [WorkCompletion]) -> usize;
 
-    /// Returns whether the last poll has moved a part of a message whose rest follows when the other end has gone on. On a device whose
-    /// work the CPUs of both ends do, such a message hardly goes on while a thread of one end sleeps.
-    fn is_moving(&self) -> bool {
-        false
-    }
-
     /// Asks for one event with the next completion.
     fn arm(&self) -> Result<(), VerbsError>;
 

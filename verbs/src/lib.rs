@@ -134,7 +134,7 @@ pub use discover::{FoundDevice, FoundGid, FoundPort, devices, open};
 pub use error::{PostError, PostErrorKind, QueuePairState, VerbsError};
 pub use host_memory::{HostMemory, OutOfBounds, WordError};
 pub use queue_pair::{
-    Operation, PathSettings, Payload, PeerWork, Probe, QueuePair, QueuePairAddress, QueuePairCapacity,
+    LocalQueuePair, Operation, PathSettings, Payload, Probe, QueuePair, QueuePairAddress, QueuePairCapacity,
     QueuePairNumber, ReceiveRequest, SendRequest, SharedReceiveQueue,
 };
 pub use region::{Access, DeviceMemoryRegion, DmaBuf, Lkey, LocalSegment, MemoryRegion, RemoteSegment, Rkey};

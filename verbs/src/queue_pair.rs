@@ -80,9 +80,6 @@ pub trait QueuePair: Sealed + Any + Send + Sync + Debug {
     /// The first receive that could not be posted, and the reason. The receives before it were posted.
     fn post_receive(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError>;
 
-    /// Returns evidence that both sides access one memory.
-    fn probe(&self) -> Probe;
-
     /// Returns whether the arrival of the last bytes shows that all earlier data has arrived, without a completion. This
     /// concerns data that peers WRITE to this side through this queue pair, and data of READs of this queue pair (man 3
     /// ibv_query_qp_data_in_order).
@@ -96,62 +93,32 @@ pub trait QueuePair: Sealed + Any + Send + Sync + Debug {
         false
     }
 
-    /// Carries out a READ of `remote` into `into` at once, on a device where this thread can copy the bytes itself. Returns whether the
-    /// bytes have arrived. If so, there is no completion. If not, nothing has happened but that some of the bytes may have arrived, and
-    /// the caller posts an ordinary READ, which also finds the reason.
-    fn read_at_once(&self, into: &[LocalSegment], remote: RemoteSegment) -> bool {
-        let _ = (into, remote);
-        false
-    }
-
-    /// Carries out what the peer has asked of this queue pair, on a device whose work the CPU does. A thread that waits for a
-    /// value in its memory, and does not poll the completion queue, calls this function while it waits. Also goes on with requests
-    /// of this queue pair for which the device had no room. On other devices this function does nothing.
-    fn progress(&self) {}
-
-    /// Returns whether the thread that posts a READ copies the bytes itself, once the peer's memory is mapped. False where the device,
-    /// or the CPU of the peer, brings the bytes; then several READs at a time are faster than one. The answer holds from Rtr on, and
-    /// is false before.
-    fn reads_by_copy(&self) -> bool {
-        false
-    }
-
-    /// Returns the work that the peer asks of this queue pair, for threads that do not hold the queue pair; `None` on devices that
-    /// work without the CPU.
-    fn peer_work(&self) -> Option<Arc<dyn PeerWork>> {
-        None
-    }
-
-    /// Returns whether a WRITE of the peer without immediate data makes an event at the armed completion queue of receives, as a
-    /// completion does. The poll after that event returns no completion for the WRITE.
-    fn announces_writes(&self) -> bool {
-        false
-    }
-
-    /// Returns a view of `length` bytes of the peer's memory at `remote`, if this process has mapped them. This function waits for
-    /// no peer.
+    /// Returns what the software device can do beside, because the CPUs of both sides do its work. `None` on other devices.
     ///
-    /// # Errors
-    /// The reason why there is no view. After [`NotYet`](NoView::NotYet) a READ of the memory makes the peer offer it.
-    fn view(&self, remote: RemoteSegment, length: u64) -> Result<RemoteView, NoView> {
-        let _ = (remote, length);
-        Err(NoView::Never)
+    /// A thread that does not hold the queue pair keeps a clone of the `Arc`.
+    fn local(&self) -> Option<&Arc<dyn LocalQueuePair>> {
+        None
     }
 }
 
-/// The work that a peer asks of a queue pair, on a device whose work the CPU does ([`QueuePair::peer_work`]). Any thread may
-/// call these functions. Once the queue pair is destroyed, they do nothing.
-pub trait PeerWork: Send + Sync + Debug {
+/// A queue pair of a device whose work the CPUs of both sides do ([`QueuePair::local`]). Any thread may call these functions.
+/// None of them waits for the peer. Once the queue pair is destroyed, they do nothing.
+pub trait LocalQueuePair: Sealed + Send + Sync + Debug {
+    /// Returns evidence that both sides access one memory.
+    fn probe(&self) -> Probe;
+
     /// Carries out work of the peer, at most about a megabyte. Returns whether there was any. Without work, this function takes a
-    /// few loads from the cache. Also goes on with requests that this end has posted, and for which the device had no room: as far as
-    /// the peer makes room meanwhile.
+    /// few loads from the cache. Also continues requests of this queue pair for which the device had no room, as far as the peer has
+    /// made room. A thread that waits for a value in its memory, and does not poll the completion queue, calls this function while
+    /// it waits.
     ///
     /// If this function returns true, a sequentially consistent fence has followed the stores to memory. Completions stay for the
     /// next poll. They make an event if the completion queue is armed.
     fn progress(&self) -> bool;
 
     /// Notes that a thread calls [`progress`](Self::progress) again and again, so that WRITEs without immediate data need no events
-    /// of the completion queue ([`QueuePair::announces_writes`]). That thread must poll the completion queue from time to time,
+    /// of the completion queue of receives. (Otherwise each makes an event if the queue is armed, as a completion does, and the poll
+    /// after that event returns no completion for the WRITE.) That thread must poll the completion queue from time to time,
     /// too. This note holds until [`need_events`](Self::need_events) is called, or no thread has carried out work for some
     /// milliseconds. Returns whether such events were asked for.
     fn need_no_events(&self) -> bool;
@@ -159,11 +126,27 @@ pub trait PeerWork: Send + Sync + Debug {
     /// Takes [`need_no_events`](Self::need_no_events) back. If the completion queue is armed, WRITEs that come from now on make an
     /// event. The caller then calls [`progress`](Self::progress), because WRITEs may have come before.
     fn need_events(&self);
+
+    /// Carries out a READ of `remote` into `into` at once, if this thread can copy the bytes itself. Returns whether the bytes have
+    /// arrived. If so, there is no completion. If not, nothing has happened but that some of the bytes may have arrived, and
+    /// the caller posts an ordinary READ, which also finds the reason.
+    fn read_at_once(&self, into: &[LocalSegment], remote: RemoteSegment) -> bool;
+
+    /// Returns whether the thread that posts a READ copies the bytes itself, once the peer's memory is mapped. False if the CPU of
+    /// the peer brings the bytes; then several READs at a time are faster than one. The answer holds from Rtr on, and is false
+    /// before.
+    fn reads_by_copy(&self) -> bool;
+
+    /// Returns a view of `length` bytes of the peer's memory at `remote`, if this process has mapped them.
+    ///
+    /// # Errors
+    /// The reason why there is no view. After [`NotYet`](NoView::NotYet) a READ of the memory makes the peer offer it.
+    fn view(&self, remote: RemoteSegment, length: u64) -> Result<RemoteView, NoView>;
 }
 
-/// Evidence that two sides share memory, for a device that works by shared memory. It consists of the nonce that this side
+/// Evidence that two sides share memory ([`LocalQueuePair::probe`]). It consists of the nonce that this side
 /// wrote, and the nonce that this side read in the peer's memory. Each side sends the nonce that it read to its peer, over
-/// another connection. The sides share memory only if both nonces match. `None` on a device that needs no such proof.
+/// another connection. The sides share memory only if both nonces match. The default, without nonces, is that of a device that needs no such proof.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Probe {
     /// Nonce of this side, written to its own memory before the peer connected.

@@ -84,7 +84,7 @@ fn kernel_devices() -> Finding {
 /// Looks where the software device finds its peers. The two ends of a connection need one place.
 fn soft_place() -> Finding {
     let what = "the software device finds peers in";
-    match internal::soft_place() {
+    match unstable::soft_place() {
         Ok(found) => Finding { what, found, advice: None },
         Err(error) => Finding {
             what,
@@ -96,12 +96,12 @@ fn soft_place() -> Finding {
 
 /// Finds out which processes the software device lets in, and whether those of this user may read the memory of others.
 fn soft_peers() -> Finding {
-    let admits_any = internal::soft_admits_any_user();
+    let admits_any = unstable::soft_admits_any_user();
     let found = match admits_any {
         true => "all processes that can open its socket (RDMA_SOFT_PEERS=any)",
         false => "processes of this user",
     };
-    let (found, advice) = match internal::soft_shares_with_user() {
+    let (found, advice) = match unstable::soft_shares_with_user() {
         Ok(()) => (found.to_owned(), None),
         Err(reason) => {
             let advice = "optional, for large messages, if you trust all programs of this user: RDMA_SOFT_PEERS=trusted-user at \

@@ -265,7 +265,7 @@ impl Connection {
     /// Takes the handler of the messages, and delivers the messages that have arrived already.
     pub(crate) fn start_messages(&self, handler: Arc<dyn MessageHandler>, settings: &MessageSettings) {
         self.settled(|state| {
-            let by_copy = state.link.queue_pair.reads_by_copy();
+            let by_copy = state.link.queue_pair.local().is_some_and(|local| local.reads_by_copy());
             if let Some(messages) = &mut state.messages {
                 messages.start(handler, settings, by_copy);
             }

@@ -91,9 +91,9 @@ impl ControlStream {
     pub(super) fn into_rdma(self, established: Established) -> Result<Negotiated, NegotiationError> {
         let device = established.device();
         let native = established.native;
-        let mut reason = match established.queue_pair.probe().ours {
+        let mut reason = match established.queue_pair.local() {
             // Long content needs no second copy if each end may read the other's memory.
-            Some(_) if established.queue_pair.reads_by_copy() => {
+            Some(local) if local.reads_by_copy() => {
                 format!("both ends have {device}, and read one another's memory")
             }
             Some(_) => format!("both ends have {device}, and read only one another's rings"),

@@ -289,7 +289,7 @@ async fn finish(
 ) -> Result<Outcome, NegotiationError> {
     let reached = match connected {
         // With shared memory, the two values are proof enough.
-        Ok(established) if established.queue_pair.probe().ours.is_some() => Ok(established),
+        Ok(established) if established.queue_pair.local().is_some() => Ok(established),
         Ok(established) => established.check_reachable().await.map(|()| established),
         Err(reason) => Err(reason),
     };

@@ -22,7 +22,7 @@ use crate::wire::Header;
 use crate::wire::hello::{Confirm, Message, Offer};
 use tonic_rdma_verbs::unstable::SlabRegistrations;
 use tonic_rdma_verbs::memory::{Block, Pool, PoolSettings, Quota};
-use tonic_rdma_verbs::{Access, Context, ProtectionDomain, QueuePair, QueuePairAddress};
+use tonic_rdma_verbs::{Access, Context, Probe, ProtectionDomain, QueuePair, QueuePairAddress};
 
 /// A queue pair with receive memory, not connected yet.
 #[derive(Debug)]
@@ -184,14 +184,18 @@ impl Established {
 
     /// Returns the message with the value that this end read in the peer's memory.
     pub(super) fn confirm(&self) -> Message {
-        Message::Confirm(Confirm::Connected { nonce: self.queue_pair.probe().peers })
+        Message::Confirm(Confirm::Connected { nonce: self.probe().peers })
+    }
+
+    fn probe(&self) -> Probe {
+        self.queue_pair.local().map(|local| local.probe()).unwrap_or_default()
     }
 
     /// Checks that the peer read the value that this end wrote, which proves that both ends reach one another's memory.
     pub(super) fn check(&self, peer: &Confirm) -> Result<(), RdmaUnavailable> {
         match peer {
             Confirm::Failed { reason } => Err(RdmaUnavailable::PeerFailed(reason.clone())),
-            Confirm::Connected { nonce } if *nonce == self.queue_pair.probe().ours => Ok(()),
+            Confirm::Connected { nonce } if *nonce == self.probe().ours => Ok(()),
             Confirm::Connected { .. } => Err(RdmaUnavailable::MemoryNotShared),
         }
     }

@@ -103,7 +103,7 @@ pub(super) struct Reach {
 impl Reach {
     /// Returns the reach that the environment of this process sets.
     pub(super) fn of_this_process() -> Self {
-        Self { directory: internal::soft_uses_directory(), any_user: internal::soft_admits_any_user() }
+        Self { directory: unstable::soft_uses_directory(), any_user: unstable::soft_admits_any_user() }
     }
 }
 

@@ -19,7 +19,7 @@ use crate::endpoint::aftermath::{Aftermath, Run};
 use crate::endpoint::info::PollCounters;
 use crate::endpoint::link::receive::SharedBuffers;
 use crate::endpoint::link::{WorkId, WorkKind};
-use tonic_rdma_verbs::unstable::{drop_all, lock, run_foreign, wake_all};
+use tonic_rdma_verbs::unstable::{drop_all, is_moving, lock, run_foreign, wake_all};
 use tonic_rdma_verbs::{
     CompletionQueue, Context, DeviceAttributes, QueuePairNumber, VerbsError, WorkCompletion,
 };
@@ -281,7 +281,7 @@ impl Queue {
 
     fn poll_with(&self, mut batch: MutexGuard<'_, Batch>) -> Polled {
         let completions = self.take_completions(&mut batch);
-        let moving = self.completions.is_moving();
+        let moving = is_moving(&*self.completions);
         let (woken, ran) = self.carry_out(batch);
         Polled { completions, woken, ran, moving }
     }
@@ -446,7 +446,7 @@ pub trait Watched: Send + Sync + Debug + 'static {
     fn ask_for_completion(&self);
 
     /// Returns whether a change makes an event of the armed completion queue, so that a poller that sleeps needs no time limit
-    /// ([`QueuePair::announces_writes`](tonic_rdma_verbs::QueuePair::announces_writes)).
+    /// ([`LocalQueuePair::need_no_events`](tonic_rdma_verbs::LocalQueuePair::need_no_events)).
     fn is_announced(&self) -> bool;
 }
 

@@ -316,7 +316,7 @@ impl Target<'_> {
         &self,
         region: &MemRegion,
         block: &BlockCopy,
-    ) -> Result<internal::CopyRange, ChannelError> {
+    ) -> Result<unstable::CopyRange, ChannelError> {
         let BlockCopy { local, remote, length } = *block;
         let available = region.len() as u64;
         if local.checked_add(length).is_none_or(|end| end > available) {
@@ -325,7 +325,7 @@ impl Target<'_> {
         // An offset beyond the address space lies outside every region.
         let remote = remote.saturating_add(self.offset);
         self.remote.at(remote, length)?;
-        Ok(internal::CopyRange { local, remote, length })
+        Ok(unstable::CopyRange { local, remote, length })
     }
 }
 

@@ -284,7 +284,9 @@ impl Channel {
         loop {
             self.link.check()?;
             let place = shared.place;
-            let view = self.link.port(self.port).with_queue_pair(|pair| pair.view(place.start, place.length));
+            let view = self.link.port(self.port).with_queue_pair(|pair| {
+                pair.local().map_or(Err(NoView::Never), |local| local.view(place.start, place.length))
+            });
             match view {
                 Some(Ok(view)) => return Ok(Some(view)),
                 Some(Err(NoView::Never)) => return Ok(None),

@@ -38,7 +38,7 @@ use tonic_rdma_verbs::unstable::{
 };
 use tonic_rdma_verbs::memory::{Budget, Pool, PoolSettings, SharedRegion};
 use tonic_rdma_verbs::{
-    Access, Context, PeerWork, ProtectionDomain, QueuePairAddress, QueuePairCapacity, RemoteSegment,
+    Access, Context, LocalQueuePair, ProtectionDomain, QueuePairAddress, QueuePairCapacity, RemoteSegment,
 };
 
 /// A link to one peer: its queue pairs, its words, and its slots and regions.
@@ -493,7 +493,7 @@ struct PolledPort {
     port: Arc<Port>,
     queue: Arc<Queue>,
     /// The work that the peer asks of the queue pair. `None` on devices that work without the CPU.
-    work: Option<Arc<dyn PeerWork>>,
+    work: Option<Arc<dyn LocalQueuePair>>,
     /// The number of looks since the last one that found work, or the last wait. Threads may overwrite one another's counts.
     looks: AtomicU32,
     /// The number of the port in the queue.
@@ -527,8 +527,8 @@ impl PolledPort {
         self.looks.store(0, Ordering::Relaxed);
     }
 
-    fn progressed(&self, work: &dyn PeerWork, spins: bool) {
-        // SYNC: Dekker's algorithm with `Wait`: this thread has stored words, and `PeerWork::progress` has executed a fence. The
+    fn progressed(&self, work: &dyn LocalQueuePair, spins: bool) {
+        // SYNC: Dekker's algorithm with `Wait`: this thread has stored words, and `LocalQueuePair::progress` has executed a fence. The
         // task that waits has added its word to the list, then looks at the word.
         if self.queue.has_watched() {
             self.queue.wake_watched();
@@ -628,7 +628,7 @@ impl Prepared {
             let queue_pair =
                 domain.create_queue_pair(completions, completions, &capacity).map_err(ChannelError::local)?;
             queue_pair.to_init(ACCESS()).map_err(ChannelError::local)?;
-            let work = queue_pair.peer_work();
+            let work = queue_pair.local().cloned();
             let registrations = LocalRegistrations::new(Arc::clone(&domain), Arc::clone(budget));
             let flights: InFlight<Token> = InFlight::new(queue_pair, registrations, limits);
             let places = capacity.send_requests + capacity.receive_requests;
@@ -695,8 +695,7 @@ impl Prepared {
             connected.transpose().map_err(ChannelError::local)?;
         }
         let attributes = self.context.attributes();
-        let announces = |polled: &PolledPort| polled.port.with_queue_pair(|it| it.announces_writes());
-        let announces_writes = self.ports.iter().all(|polled| announces(polled).unwrap_or(false));
+        let announces_writes = self.ports.iter().all(|polled| polled.work.is_some());
         let link = Arc::new(Link {
             id,
             peer: Arc::clone(&peer.name),

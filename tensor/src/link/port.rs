@@ -17,7 +17,7 @@ use tonic_rdma_verbs::unstable::{
 };
 use tonic_rdma_verbs::memory::{Block, Lease, Pool, Quota};
 use tonic_rdma_verbs::{
-    CompletionOpcode, CompletionStatus, Operation, Payload, Probe, QueuePairNumber, ReceiveRequest,
+    CompletionOpcode, CompletionStatus, Operation, Payload, Probe, QueuePair, QueuePairNumber, ReceiveRequest,
     RemoteSegment, Rkey, WorkCompletion,
 };
 
@@ -115,7 +115,8 @@ impl Port {
 
     /// Returns the evidence that both ends see one another's memory.
     pub(crate) fn probe(&self) -> Probe {
-        self.with_queue_pair(|queue_pair| queue_pair.probe()).unwrap_or_default()
+        let probe = |queue_pair: &dyn QueuePair| queue_pair.local().map(|local| local.probe());
+        self.with_queue_pair(probe).flatten().unwrap_or_default()
     }
 
     /// Returns the bytes that transfers have written and read.

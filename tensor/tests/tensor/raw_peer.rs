@@ -115,7 +115,7 @@ impl RawPeer {
     /// Opens a link and confirms it, if the device does not refuse that.
     pub(crate) async fn try_link(self) -> Result<RawLink, Status> {
         let mut link = self.open().await?;
-        let read = link.peer.pair.probe().peers.unwrap_or(0);
+        let read = link.peer.pair.local().unwrap().probe().peers.unwrap_or(0);
         link.confirm(vec![read]).await?;
         Ok(link)
     }

@@ -210,7 +210,7 @@ impl Side {
 
     /// Returns whether the message in the inbox has `stamp` in its first and last word. Lets the device carry out the peer's WRITE.
     pub(crate) fn is_stamped(&self, stamp: u64) -> bool {
-        self.pair.progress();
+        self.pair.local().unwrap().progress();
         // Checks the last word first: if bytes arrive in an order, it is the order of addresses.
         self.inbox_word(self.length - 8) == stamp && self.inbox_word(0) == stamp
     }

@@ -504,7 +504,8 @@ impl Landing {
         range: Range<usize>,
         remote: RemoteSegment,
     ) -> bool {
-        self.segment(range).is_ok_and(|into| queue_pair.read_at_once(&[into], remote))
+        let Some(local) = queue_pair.local() else { return false };
+        self.segment(range).is_ok_and(|into| local.read_at_once(&[into], remote))
     }
 
     /// Notes that one of the posted READs has completed with success.

@@ -311,6 +311,13 @@ impl Queue {
     }
 }
 
+/// Returns whether the last poll of `queue` has moved a part of a message whose rest follows when the peer has continued. False for
+/// other devices than the software device. On this device such a message hardly continues while a thread of one side sleeps.
+pub fn is_moving(queue: &dyn CompletionQueue) -> bool {
+    let own = (queue as &dyn Any).downcast_ref::<Queue>();
+    own.is_some_and(|queue| queue.is_moving.load(Relaxed) && !queue.device.is_forked())
+}
+
 impl crate::sealed::Sealed for Queue {}
 
 impl CompletionQueue for Queue {
@@ -330,18 +337,14 @@ impl CompletionQueue for Queue {
         sink.filled
     }
 
-    fn is_moving(&self) -> bool {
-        !self.device.is_forked() && self.is_moving.load(Relaxed)
-    }
-
     fn arm(&self) -> Result<(), VerbsError> {
         if self.device.is_forked() {
             return Ok(());
         }
         let members = self.members.lock();
         self.armed.arm();
-        // SYNC: before the looks whether other threads look after the queue pairs. Pairs with `LocalQueuePair::carry_out` and
-        // `PeerWork::need_events`.
+        // SYNC: before the looks whether other threads look after the queue pairs. Pairs with `ServedQueuePair::carry_out` and
+        // `LocalQueuePair::need_events`.
         Attention::fence::<Native, Shipping>();
         members.list.iter().for_each(|member| member.source.ask_for_events(member.role));
         Attention::fence::<Native, Shipping>();

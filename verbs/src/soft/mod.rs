@@ -94,11 +94,11 @@
 //! elsewhere, is not defined.
 //!
 //! # Differences from hardware
-//! - The target's CPU carries out a WRITE: in a poll of its completion queue, in [`PeerWork::progress`](super::PeerWork::progress), or, if
+//! - The target's CPU carries out a WRITE: in a poll of its completion queue, in [`LocalQueuePair::progress`](super::LocalQueuePair::progress), or, if
 //!   no thread does either, in the device's thread after 4 to 8 ms. A thread that looks at a word of its memory, and does not poll, calls
 //!   `progress`. A completion of a WRITE means that the bytes are in the target's memory.
 //! - A WRITE makes an event at an armed completion queue of the target
-//!   ([`announces_writes`](super::QueuePair::announces_writes)).
+//!   ([`need_no_events`](super::LocalQueuePair::need_no_events)).
 //! - Receive completions stay in the queue pair until they are polled, so they cannot overrun a completion queue. Send completions
 //!   can.
 //! - Both processes run on one host. They find one another in their network namespace, or through a directory that both name
@@ -111,7 +111,7 @@
 
 mod biased_lock;
 mod closer;
-mod completion_queue;
+pub(crate) mod completion_queue;
 mod context;
 mod device;
 mod domain;

@@ -167,7 +167,7 @@ fn run(own: u64) -> String {
     for (round, length) in (0..).zip(LENGTHS) {
         messages(&side, there, (own + 10 * round, 3 - own + 10 * round), length);
     }
-    if side.pair.reads_by_copy() { BY_COPY } else { THROUGH_THE_RING }.into()
+    if side.pair.local().unwrap().reads_by_copy() { BY_COPY } else { THROUGH_THE_RING }.into()
 }
 
 /// Returns the next line of the parent.

@@ -82,7 +82,7 @@ fn family() {
     exchange(&one, &two, 1);
 
     // A WRITE has come that no thread has carried out, and threads of the parent look for such work.
-    let work = two.pair.peer_work().unwrap();
+    let work = Arc::clone(two.pair.local().unwrap());
     work.need_no_events();
     two.fill(8192, &pattern(9, 4096));
     one.fill(0, &pattern(8, 4096));
@@ -95,7 +95,7 @@ fn family() {
         },
     );
     let idle = in_child(|| {
-        two.pair.progress();
+        two.pair.local().unwrap().progress();
         assert!(!work.progress(), "the child carries out work of its parent");
         assert!(!work.need_no_events(), "the child takes requests of its parent back");
         work.need_events();

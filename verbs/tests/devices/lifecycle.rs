@@ -61,7 +61,8 @@ pub fn nonsense_addresses_are_refused(fabric: &dyn Fabric) {
         assert_eq!(side.pair.state(), QueuePairState::Init);
     }
     let (a, b) = default_pair(fabric);
-    assert!(a.pair.probe().ours == b.pair.probe().peers && b.pair.probe().ours == a.pair.probe().peers);
+    let [a, b] = [a, b].map(|side| side.pair.local().map(|local| local.probe()).unwrap_or_default());
+    assert!(a.ours == b.peers && b.ours == a.peers);
 }
 
 /// Requests beyond a limit are refused, and the error names the limit.

@@ -1,22 +1,20 @@
-//! The work of peers on a device whose work the CPU does ([`QueuePair::peer_work`]), and the events of their WRITEs
-//! ([`QueuePair::announces_writes`]).
+//! The work of peers on a device whose work the CPU does ([`QueuePair::local`]), and the events of their WRITEs.
 
 use std::io::IoSlice;
 use std::sync::Arc;
 
 use tonic_rdma_verbs::{
-    CompletionOpcode, CompletionStatus, Operation, Payload, PeerWork, SendRequest, WorkCompletion,
+    CompletionOpcode, CompletionStatus, LocalQueuePair, Operation, Payload, SendRequest, WorkCompletion,
 };
 
 use crate::fabric::{Fabric, Options, Side, connect_pairs, connected, default_pair, pattern, wait_until};
 use crate::flow::{event_comes, has_event};
 
 /// Returns the work of the side's peer. `None` on a device that works without the CPU.
-fn work(fabric: &dyn Fabric, side: &Side) -> Option<Arc<dyn PeerWork>> {
-    let work = side.pair.peer_work();
-    assert_eq!(work.is_some(), side.pair.announces_writes());
+fn work(fabric: &dyn Fabric, side: &Side) -> Option<Arc<dyn LocalQueuePair>> {
+    let work = side.pair.local().cloned();
     assert_eq!(work.is_some(), fabric.name() == "soft", "the software device works by the CPU");
-    assert_eq!(work.is_some(), side.pair.reads_by_copy(), "one process maps its own memory");
+    assert!(work.as_ref().is_none_or(|work| work.reads_by_copy()), "one process maps its own memory");
     work
 }
 
@@ -163,7 +161,7 @@ fn records_of_a_destroyed_queue_pair_are_left(a: &Side, b: &Side) -> bool {
         SendRequest { wr_id, operation, signaled: true }
     };
     // The WRITE wakes no thread that would carry it out.
-    let work = to.peer_work().unwrap();
+    let work = Arc::clone(to.local().unwrap());
     receives.arm().unwrap();
     work.need_no_events();
     from.post_send(&[write(1, b.remote(64))]).unwrap();

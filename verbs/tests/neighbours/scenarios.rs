@@ -458,7 +458,7 @@ fn peek() {
     for _ in 0..times(3) {
         let mut process = Process::start();
         let mut bad = victim.connect(&mut process, "peek");
-        let view = bad.end.pair.view(bad.targets[0], 8);
+        let view = bad.end.pair.local().unwrap().view(bad.targets[0], 8);
         assert_eq!(view.unwrap_err(), NoView::Never, "a view of another user's memory");
         (0..100).for_each(|_| victim.call(Some(&mut bad)));
         let seen = process.hear();

@@ -24,7 +24,7 @@ use super::ticket::Slot;
 use crate::random::random;
 use crate::sync::lock;
 use crate::{
-    Access, CompletionQueue, Context as _, PathSettings, PostError, Probe, QueuePair, QueuePairAddress,
+    Access, CompletionQueue, Context as _, PathSettings, PostError, QueuePair, QueuePairAddress,
     QueuePairCapacity, QueuePairNumber, QueuePairState, ReceiveRequest, SendRequest, SharedReceiveQueue,
     VerbsError,
 };
@@ -302,11 +302,6 @@ impl QueuePair for Pair {
 
     fn post_receive(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError> {
         lock(&self.receives).post(&self.core, &self.capacity, requests)
-    }
-
-    fn probe(&self) -> Probe {
-        // A connection of this device also carries its data, so no proof is needed.
-        Probe::default()
     }
 
     fn places_in_order(&self) -> bool {

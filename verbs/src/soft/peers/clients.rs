@@ -186,7 +186,7 @@ pub(crate) struct ClientMemory {
 
 /// A queue pair of this process. The service answers requests for its objects, and rings it at deadlines. The death of its
 /// peer moves the queue pair to Error.
-pub(crate) trait LocalQueuePair: Any + Debug + Send + Sync {
+pub(crate) trait ServedQueuePair: Any + Debug + Send + Sync {
     /// Returns the number, which is unique within the device.
     fn number(&self) -> u32;
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
 use super::asking::{Asking, FullAnswer};
-use super::clients::LocalQueuePair;
+use super::clients::ServedQueuePair;
 use super::level::{Identity, Level, Policy};
 use super::message::{self, Address, Answer, DeviceId, EndAnswer, Object, Request};
 use super::received::Socket;
@@ -43,7 +43,7 @@ pub(crate) struct Peer {
     pub(crate) offers: Offers,
     service: Weak<Service>,
     /// Queue pairs that move to Error when the peer dies.
-    users: Mutex<HashMap<u32, Weak<dyn LocalQueuePair>>>,
+    users: Mutex<HashMap<u32, Weak<dyn ServedQueuePair>>>,
 }
 
 impl Peer {
@@ -91,7 +91,7 @@ impl Peer {
         }
     }
 
-    pub(crate) fn add_user(&self, user: Arc<dyn LocalQueuePair>) {
+    pub(crate) fn add_user(&self, user: Arc<dyn ServedQueuePair>) {
         lock(&self.users).insert(user.number(), Arc::downgrade(&user));
         if self.is_dead() {
             user.fail();

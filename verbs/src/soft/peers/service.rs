@@ -15,7 +15,7 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec};
 use rustix::net::SocketFlags;
 
-use super::clients::{Client, Clients, LocalQueuePair};
+use super::clients::{Client, Clients, ServedQueuePair};
 use super::level::Policy;
 use super::message::{self, Answer, Object, Reply, Request};
 use super::peer::{self, Peer};
@@ -61,10 +61,10 @@ pub(crate) struct Service {
     /// Peers whose death is watched.
     peers: Mutex<HashMap<u64, Weak<Peer>>>,
     /// Queue pairs of this device, by number.
-    queue_pairs: Mutex<HashMap<u32, Weak<dyn LocalQueuePair>>>,
+    queue_pairs: Mutex<HashMap<u32, Weak<dyn ServedQueuePair>>>,
     deadlines: Mutex<BinaryHeap<Deadline>>,
     /// Queue pairs whose records this thread looks after.
-    guarded: Mutex<Vec<Weak<dyn LocalQueuePair>>>,
+    guarded: Mutex<Vec<Weak<dyn ServedQueuePair>>>,
     /// Whether a segment was withdrawn since the last look for those that peers are to be reminded of.
     reminding: AtomicBool,
     /// Charges of memory that a peer may have mapped, by the token of the socket to that peer.
@@ -105,7 +105,7 @@ impl Service {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    pub(crate) fn add_queue_pair(&self, queue_pair: Arc<dyn LocalQueuePair>) {
+    pub(crate) fn add_queue_pair(&self, queue_pair: Arc<dyn ServedQueuePair>) {
         lock(&self.queue_pairs).insert(queue_pair.number(), Arc::downgrade(&queue_pair));
     }
 
@@ -118,7 +118,7 @@ impl Service {
     }
 
     #[cfg(any(test, fuzzing))]
-    pub(crate) fn queue_pair(&self, number: u32) -> Option<Arc<dyn LocalQueuePair>> {
+    pub(crate) fn queue_pair(&self, number: u32) -> Option<Arc<dyn ServedQueuePair>> {
         lock(&self.queue_pairs).get(&number).and_then(Weak::upgrade)
     }
 
@@ -174,7 +174,7 @@ impl Service {
     }
 
     /// Wakes the pollers of the queue pair's completion queues at `when`, so that a poll finds the deadline passed.
-    pub(crate) fn notify_at(&self, when: Instant, queue_pair: Weak<dyn LocalQueuePair>) {
+    pub(crate) fn notify_at(&self, when: Instant, queue_pair: Weak<dyn ServedQueuePair>) {
         let mut deadlines = lock(&self.deadlines);
         let earliest = deadlines.peek().is_none_or(|first| when < first.when);
         deadlines.push(Deadline { when, queue_pair });
@@ -185,7 +185,7 @@ impl Service {
     }
 
     /// Looks after the records of a queue pair, until it needs that no longer.
-    pub(crate) fn guard(&self, queue_pair: Weak<dyn LocalQueuePair>) {
+    pub(crate) fn guard(&self, queue_pair: Weak<dyn ServedQueuePair>) {
         let mut guarded = lock(&self.guarded);
         let first = guarded.is_empty();
         guarded.push(queue_pair);
@@ -211,7 +211,7 @@ impl Service {
     }
 
     /// Carries out records of the queue pairs that peers have asked for, a limited number of each. Returns whether there are more.
-    fn carry_out(&self, asked: &mut Vec<Weak<dyn LocalQueuePair>>) -> bool {
+    fn carry_out(&self, asked: &mut Vec<Weak<dyn ServedQueuePair>>) -> bool {
         asked.retain(|queue_pair| queue_pair.upgrade().is_some_and(|queue_pair| queue_pair.carry_out()));
         !asked.is_empty()
     }
@@ -272,7 +272,7 @@ impl Service {
         }
     }
 
-    fn handle(&self, token: u64, clients: &mut Clients, asked: &mut Vec<Weak<dyn LocalQueuePair>>) {
+    fn handle(&self, token: u64, clients: &mut Clients, asked: &mut Vec<Weak<dyn ServedQueuePair>>) {
         if self.end_kept(token) {
             return;
         }
@@ -350,7 +350,7 @@ impl Service {
     /// Answers requests that have come, a limited number of them. The epoll descriptor then reports the client again, after the
     /// other clients, because it reports descriptors in turn as long as they are readable. Returns false if the connection has ended
     /// or failed.
-    fn serve(&self, token: u64, clients: &mut Clients, asked: &mut Vec<Weak<dyn LocalQueuePair>>) -> bool {
+    fn serve(&self, token: u64, clients: &mut Clients, asked: &mut Vec<Weak<dyn ServedQueuePair>>) -> bool {
         for _ in 0..REQUESTS_OF_A_TURN {
             let Some(client) = clients.get(token) else { return false };
             let (request, fd) = match message::receive_request(&client.socket) {
@@ -375,7 +375,7 @@ impl Service {
         client: &Client,
         request: &Request,
         fd: Option<Received>,
-        asked: &mut Vec<Weak<dyn LocalQueuePair>>,
+        asked: &mut Vec<Weak<dyn ServedQueuePair>>,
     ) -> io::Result<Served> {
         let reply = |answer, fds: &[BorrowedFd<'_>]| {
             message::send_reply(&client.socket, &Reply { sequence: request.sequence, answer }, fds)
@@ -414,7 +414,7 @@ impl Service {
         }
         match request.object {
             Object::Nothing => {
-                let known = |other: &Weak<dyn LocalQueuePair>| {
+                let known = |other: &Weak<dyn ServedQueuePair>| {
                     other.upgrade().is_some_and(|other| other.number() == request.number)
                 };
                 if !asked.iter().any(known) {
@@ -481,7 +481,7 @@ enum Served {
 #[derive(Debug)]
 struct Deadline {
     when: Instant,
-    queue_pair: Weak<dyn LocalQueuePair>,
+    queue_pair: Weak<dyn ServedQueuePair>,
 }
 
 impl PartialEq for Deadline {

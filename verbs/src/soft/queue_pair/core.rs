@@ -12,7 +12,7 @@ use crate::soft::completion_queue::{CompletionSource, Queue, Role};
 use crate::soft::device::Device;
 use crate::soft::domain::{Domain, MemoryUser};
 use crate::soft::events::{EventEnd, PeerWaker};
-use crate::soft::peers::clients::{ClientMemory, LocalQueuePair, SendAnswer};
+use crate::soft::peers::clients::{ClientMemory, SendAnswer, ServedQueuePair};
 use crate::soft::peers::message::{Address, Answer, EndAnswer, Object};
 use crate::soft::peers::peer::Peer;
 use crate::soft::peers::received::Socket;
@@ -28,7 +28,7 @@ use crate::{Access, PathSettings, QueuePairAddress, QueuePairCapacity, QueuePair
 #[derive(Debug)]
 pub(crate) struct Core {
     /// Set when the queue pair is complete.
-    pair: OnceLock<Weak<dyn LocalQueuePair>>,
+    pair: OnceLock<Weak<dyn ServedQueuePair>>,
     pub(crate) domain: Arc<Domain>,
     pub(super) number: u32,
     pub(super) token: u64,
@@ -133,9 +133,9 @@ impl Core {
     /// Takes the reserved slots of the completion queues. Polls visit `pair` from now on, and peers can find the queue pair.
     pub(super) fn enter<Pair>(&self, pair: &Arc<Pair>)
     where
-        Pair: LocalQueuePair + CompletionSource + MemoryUser,
+        Pair: ServedQueuePair + CompletionSource + MemoryUser,
     {
-        let local = Arc::clone(pair) as Arc<dyn LocalQueuePair>;
+        let local = Arc::clone(pair) as Arc<dyn ServedQueuePair>;
         self.pair.get_or_init(|| Arc::downgrade(&local));
         let source: Arc<dyn CompletionSource> = Arc::clone(pair) as Arc<dyn CompletionSource>;
         let same = Arc::ptr_eq(&self.send_queue, &self.receive_queue);

@@ -17,16 +17,16 @@ use self::send::SendQueue;
 use self::target::{Output, Target};
 use super::completion_queue::{CompletionSource, Found, Left, Poll, Queue, Role, Sink};
 use super::domain::{Domain, MemoryUser};
-use super::peers::clients::{ClientMemory, LocalQueuePair, SendAnswer};
+use super::peers::clients::{ClientMemory, SendAnswer, ServedQueuePair};
 use super::peers::message::{Address, Object};
 use super::peers::received::Socket;
 use super::shared::attention::Attention;
 use super::shared::end::EndState;
 use super::shared::platform::{Native, Shipping};
 use crate::{
-    Access, LocalSegment, NoView, PathSettings, PeerWork, PostError, Probe, QueuePair, QueuePairAddress,
-    QueuePairCapacity, QueuePairNumber, QueuePairState, ReceiveRequest, RemoteSegment, RemoteView,
-    SendRequest, VerbsError,
+    Access, LocalQueuePair, LocalSegment, NoView, PathSettings, PostError, Probe, QueuePair,
+    QueuePairAddress, QueuePairCapacity, QueuePairNumber, QueuePairState, ReceiveRequest, RemoteSegment,
+    RemoteView, SendRequest, VerbsError,
 };
 
 /// All news in the ring make an event of the completion queue of receives.
@@ -56,7 +56,8 @@ pub(super) fn create(
     let (sends, target) = (SendQueue::new(&core), Target::new(&core));
     let pair = Arc::new(Pair { core, sends, target, looked_after: AtomicBool::new(false) });
     pair.core.enter(&pair);
-    Ok(Arc::new(Handle(pair)))
+    let local = Arc::clone(&pair) as Arc<dyn LocalQueuePair>;
+    Ok(Arc::new(Handle { pair, local }))
 }
 
 #[cfg(any(test, fuzzing))]
@@ -243,7 +244,7 @@ impl CompletionSource for Pair {
     }
 }
 
-impl LocalQueuePair for Pair {
+impl ServedQueuePair for Pair {
     fn number(&self) -> u32 {
         self.core.number
     }
@@ -324,7 +325,26 @@ impl LocalQueuePair for Pair {
     }
 }
 
-impl PeerWork for Pair {
+impl crate::sealed::Sealed for Pair {}
+
+impl LocalQueuePair for Pair {
+    fn probe(&self) -> Probe {
+        let peers = self.core.connection().map(|connection| connection.end.nonce());
+        Probe { ours: Some(self.core.nonce), peers }
+    }
+
+    fn read_at_once(&self, into: &[LocalSegment], remote: RemoteSegment) -> bool {
+        self.sends.read_at_once(into, remote)
+    }
+
+    fn reads_by_copy(&self) -> bool {
+        self.core.connection().is_some_and(|connection| connection.shares_memory())
+    }
+
+    fn view(&self, remote: RemoteSegment, length: u64) -> Result<RemoteView, NoView> {
+        self.core.view(remote, length)
+    }
+
     #[inline]
     fn progress(&self) -> bool {
         let worked = self.work();
@@ -361,18 +381,22 @@ impl PeerWork for Pair {
 
 /// The user's reference to a queue pair. Dropping it destroys the queue pair.
 #[derive(Debug)]
-struct Handle(Arc<Pair>);
+struct Handle {
+    pair: Arc<Pair>,
+    /// The same, for [`QueuePair::local`].
+    local: Arc<dyn LocalQueuePair>,
+}
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if self.0.core.domain.device.is_forked() {
+        if self.pair.core.domain.device.is_forked() {
             return;
         }
         // After this wait no thread uses memory for this queue pair, so `Domain::remove_region` need not find it.
-        self.0.core.end();
-        self.0.wait_for_own_threads();
-        self.0.core.destroy();
-        self.0.sends.forget();
+        self.pair.core.end();
+        self.pair.wait_for_own_threads();
+        self.pair.core.destroy();
+        self.pair.sends.forget();
     }
 }
 
@@ -380,80 +404,55 @@ impl crate::sealed::Sealed for Handle {}
 
 impl QueuePair for Handle {
     fn number(&self) -> QueuePairNumber {
-        QueuePairNumber(self.0.core.number)
+        QueuePairNumber(self.pair.core.number)
     }
 
     fn state(&self) -> QueuePairState {
-        self.0.core.state()
+        self.pair.core.state()
     }
 
     fn capacity(&self) -> &QueuePairCapacity {
-        &self.0.core.capacity
+        &self.pair.core.capacity
     }
 
     fn local_address(&self) -> QueuePairAddress {
-        self.0.core.address().into()
+        self.pair.core.address().into()
     }
 
     fn to_init(&self, access: Access) -> Result<(), VerbsError> {
-        self.0.core.to_init(access)
+        self.pair.core.to_init(access)
     }
 
     fn to_rtr(&self, peer: &QueuePairAddress, settings: &PathSettings) -> Result<(), VerbsError> {
-        self.0.core.to_rtr(peer, settings)?;
-        self.0.target.connect();
+        self.pair.core.to_rtr(peer, settings)?;
+        self.pair.target.connect();
         // The peer may have sent records before this end was connected.
-        self.0.core.notify();
+        self.pair.core.notify();
         Ok(())
     }
 
     fn to_rts(&self, settings: &PathSettings) -> Result<(), VerbsError> {
-        self.0.core.to_rts(settings)
+        self.pair.core.to_rts(settings)
     }
 
     fn to_error(&self) {
-        self.0.core.fail();
-        self.0.target.look_again();
+        self.pair.core.fail();
+        self.pair.target.look_again();
     }
 
     fn post_send(&self, requests: &[SendRequest<'_>]) -> Result<(), PostError> {
-        self.0.sends.post(requests)
+        self.pair.sends.post(requests)
     }
 
     fn post_receive(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError> {
-        self.0.target.post(requests)
-    }
-
-    fn read_at_once(&self, into: &[LocalSegment], remote: RemoteSegment) -> bool {
-        self.0.sends.read_at_once(into, remote)
-    }
-
-    fn probe(&self) -> Probe {
-        let core = &self.0.core;
-        Probe { ours: Some(core.nonce), peers: core.connection().map(|connection| connection.end.nonce()) }
+        self.pair.target.post(requests)
     }
 
     fn places_in_order(&self) -> bool {
         true
     }
 
-    fn announces_writes(&self) -> bool {
-        true
-    }
-
-    fn view(&self, remote: RemoteSegment, length: u64) -> Result<RemoteView, NoView> {
-        self.0.core.view(remote, length)
-    }
-
-    fn progress(&self) {
-        self.0.work();
-    }
-
-    fn reads_by_copy(&self) -> bool {
-        self.0.core.connection().is_some_and(|connection| connection.shares_memory())
-    }
-
-    fn peer_work(&self) -> Option<Arc<dyn PeerWork>> {
-        Some(Arc::clone(&self.0) as Arc<dyn PeerWork>)
+    fn local(&self) -> Option<&Arc<dyn LocalQueuePair>> {
+        Some(&self.local)
     }
 }

@@ -1,6 +1,7 @@
 //! Messages that are longer than the ring, between threads that look at words of their memory, and between threads that poll.
 
 use super::*;
+use crate::unstable::is_moving;
 
 /// Bytes of a message: many rings.
 const LONG: usize = 4 << 20;
@@ -19,8 +20,8 @@ fn unassisted() -> (Side, Side) {
 /// Has both sides look at words of their memory, more often than a long message has parts.
 fn look(a: &Side, b: &Side) {
     for _ in 0..10 * LONG as u64 / a.core.end.ring_bytes() {
-        a.pair.progress();
-        b.pair.progress();
+        a.pair.local().unwrap().progress();
+        b.pair.local().unwrap().progress();
     }
 }
 
@@ -46,7 +47,7 @@ fn write(a: &Side, from: &Arc<dyn MemoryRegion>, into: &Arc<dyn MemoryRegion>) {
 
 /// Polls once. Returns the number of completions, and whether a message moves.
 fn poll(side: &Side) -> (usize, bool) {
-    (side.queue.poll(&mut [WorkCompletion::EMPTY; 4]), side.queue.is_moving())
+    (side.queue.poll(&mut [WorkCompletion::EMPTY; 4]), is_moving(&*side.queue))
 }
 
 fn assert_is(region: &Arc<dyn MemoryRegion>, value: u8) {

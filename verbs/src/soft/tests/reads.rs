@@ -135,7 +135,7 @@ fn a_read_at_once_has_no_completion() {
     let at = |offset| RemoteSegment { address: memory.address() + offset, rkey: region.rkey() };
     // An ordinary READ maps the memory of the peer.
     wait_for("a READ at once", || {
-        if a.pair.read_at_once(&segments, at(100)) {
+        if a.pair.local().unwrap().read_at_once(&segments, at(100)) {
             return true;
         }
         assert!(a.post(Operation::Read { into: &segments, remote: at(0) }));
@@ -146,16 +146,16 @@ fn a_read_at_once_has_no_completion() {
     into.memory().copy_out(0, &mut arrived).unwrap();
     assert!(arrived[..8] == [0; 8] && arrived[8..] == [7; 4088]);
     assert!(a.drain().is_empty(), "no completion");
-    assert!(!a.pair.read_at_once(&segments, at(8192 - 4087)), "beyond the region");
+    assert!(!a.pair.local().unwrap().read_at_once(&segments, at(8192 - 4087)), "beyond the region");
     // SAFETY: no reference to the memory exists.
     let beyond = unsafe { [LocalSegment::new(&*into, 8..4097)] };
-    assert!(!a.pair.read_at_once(&beyond, at(100)), "beyond the own region");
+    assert!(!a.pair.local().unwrap().read_at_once(&beyond, at(100)), "beyond the own region");
     let remote = at(100);
     drop(region);
-    assert!(!a.pair.read_at_once(&segments, remote), "the owner has taken the memory back");
+    assert!(!a.pair.local().unwrap().read_at_once(&segments, remote), "the owner has taken the memory back");
     b.pair.to_error();
     a.pair.to_error();
-    assert!(!a.pair.read_at_once(&segments, remote), "in Error");
+    assert!(!a.pair.local().unwrap().read_at_once(&segments, remote), "in Error");
 }
 
 /// As [`a_long_read_needs_no_poll_of_the_peer`], and the peer's poller sleeps whenever a poll has found nothing.

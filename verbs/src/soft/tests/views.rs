@@ -13,14 +13,14 @@ fn whole(region: &Arc<dyn MemoryRegion>) -> RemoteSegment {
 /// Returns a view of `region`, which belongs to `owner`: reads it once, and waits until it is mapped.
 fn view_of(reader: &Side, owner: &Side, region: &Arc<dyn MemoryRegion>) -> RemoteView {
     let (place, length) = (whole(region), region.memory().len() as u64);
-    assert_eq!(reader.pair.view(place, length).unwrap_err(), NoView::NotYet);
+    assert_eq!(reader.pair.local().unwrap().view(place, length).unwrap_err(), NoView::NotYet);
     let into = reader.part(0, 8);
     assert!(reader.post(Operation::Read { into: &into, remote: place }));
     let mut view = None;
     wait_for("the mapping", || {
         owner.drain();
         reader.drain();
-        view = reader.pair.view(place, length).ok();
+        view = reader.pair.local().unwrap().view(place, length).ok();
         view.is_some()
     });
     view.unwrap()
@@ -48,13 +48,13 @@ fn a_view_of_a_part_ends_where_the_region_ends() {
     drop(view_of(&reader, &owner, &region));
     region.memory().copy_in(4096, &[5; 100]).unwrap();
     let part = RemoteSegment { address: region.memory().address() + 4096, ..whole(&region) };
-    let view = reader.pair.view(part, 100).unwrap();
+    let view = reader.pair.local().unwrap().view(part, 100).unwrap();
     let mut bytes = [0; 100];
     view.copy_out(0, &mut bytes).unwrap();
     assert_eq!(bytes, [5; 100]);
     assert!(view.copy_out(1, &mut bytes).is_err());
     for (place, length) in [(part, 1 << 16), (whole(&region), (1 << 16) + 1), (part, u64::MAX)] {
-        assert_eq!(reader.pair.view(place, length).unwrap_err(), NoView::Revoked);
+        assert_eq!(reader.pair.local().unwrap().view(place, length).unwrap_err(), NoView::Revoked);
     }
 }
 
@@ -67,7 +67,7 @@ fn a_view_of_memory_that_was_taken_back_stays_readable() {
     let place = whole(&region);
     drop(region);
     assert!(!view.is_current());
-    assert_eq!(reader.pair.view(place, 1 << 16).unwrap_err(), NoView::Revoked);
+    assert_eq!(reader.pair.local().unwrap().view(place, 1 << 16).unwrap_err(), NoView::Revoked);
     memory.store_u64(0, 9).unwrap();
     assert_eq!(view.load_u64(0), Ok(9), "the memory is still one");
     drop((memory, owner, reader));
@@ -94,12 +94,12 @@ fn a_view_is_not_current_after_either_queue_pair_has_ended() {
 #[test]
 fn memory_that_is_not_shared_and_peers_that_are_not_connected_have_no_view() {
     let alone = Side::new();
-    assert_eq!(alone.pair.view(alone.remote(0), 8).unwrap_err(), NoView::Never);
+    assert_eq!(alone.pair.local().unwrap().view(alone.remote(0), 8).unwrap_err(), NoView::Never);
     let (owner, reader) = Side::connected();
     let private = owner.domain.register(Arc::new(HostMemory::from_vec(vec![1; 64])), all()).unwrap();
-    assert_eq!(reader.pair.view(whole(&private), 64).unwrap_err(), NoView::Never);
+    assert_eq!(reader.pair.local().unwrap().view(whole(&private), 64).unwrap_err(), NoView::Never);
     let unreadable = owner.domain.register(Arc::clone(owner.region.memory()), Access::LOCAL_WRITE).unwrap();
-    assert_eq!(reader.pair.view(whole(&unreadable), 64).unwrap_err(), NoView::Revoked);
+    assert_eq!(reader.pair.local().unwrap().view(whole(&unreadable), 64).unwrap_err(), NoView::Revoked);
 }
 
 /// A part of a budget that a test counts.
@@ -120,7 +120,7 @@ fn memory_stays_charged_until_the_last_view_is_gone() {
     let (region, watched) = charged(&owner);
     let id = region.memory().id();
     let view = view_of(&reader, &owner, &region);
-    let other = reader.pair.view(whole(&region), 8).unwrap();
+    let other = reader.pair.local().unwrap().view(whole(&region), 8).unwrap();
     drop(region);
     let segments = Arc::clone(reader.core.segments().unwrap());
     wait_for("the news", || segments.find(id).is_none());

@@ -73,7 +73,7 @@ fn progress_ends_requests_to_the_device() {
     for _ in 0..100 {
         write(&a, &b, || {
             b.core.want(Attention::DEVICE);
-            b.pair.progress();
+            b.pair.local().unwrap().progress();
             ends += u32::from(!wants_device(&b));
         });
     }
@@ -91,7 +91,7 @@ fn a_request_to_the_device_during_a_visit_does_not_end_the_polling() {
     let pair = any.downcast::<Pair>().unwrap();
     let goes_on_polling = || {
         exchange(&a, &b);
-        b.pair.peer_work().unwrap().need_no_events();
+        b.pair.local().unwrap().need_no_events();
         let mut polls = false;
         write(&a, &b, || {
             let inside = Arc::new(std::sync::Barrier::new(2));
@@ -120,7 +120,7 @@ fn completions_that_are_left_do_not_end_the_polling() {
     for _ in 0..100 {
         exchange(&a, &b);
         assert!(b.post_receive(1) && a.send(1, 10));
-        b.pair.progress();
+        b.pair.local().unwrap().progress();
         device.carry_out();
         polled += u32::from(!wants_device(&b));
         let mut messages = 0;
@@ -276,7 +276,7 @@ fn progress_wakes_a_poller_that_sleeps() {
         // The peer does not see that the poller of this end sleeps: a hostile process, or one that looked just before.
         let attention = b.core.end.attention_word().swap(0, Relaxed);
         assert!(a.send(value, 10));
-        b.pair.progress();
+        b.pair.local().unwrap().progress();
         b.core.end.attention_word().store(attention, Relaxed);
         assert!(event(&b.queue), "the message was taken, and the poller sleeps");
         assert_eq!(b.drain().len(), 1);

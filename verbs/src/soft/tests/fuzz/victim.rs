@@ -105,7 +105,9 @@ impl Victim {
                 side.queue.arm().unwrap();
                 side.queue.acknowledge_events();
             }
-            9 => side.pair.progress(),
+            9 => {
+                side.pair.local().unwrap().progress();
+            }
             10 if bytes.byte() < 16 => side.pair.to_error(),
             _ => self.poll(connected),
         }
