@@ -180,7 +180,7 @@
 //! buffer.fill(7);
 //! let payload: bytes::Bytes = buffer.freeze(); // goes into a `bytes` field
 //! # assert_eq!(payload.len(), 4 << 20);
-//! # Ok::<(), tonic_rdma::memory::PoolError>(())
+//! # Ok::<(), tonic_rdma::VerbsError>(())
 //! ```
 //!
 //! ## Allocation sites
@@ -237,7 +237,7 @@
 //! | listening | [`std::io::Error`] with advice |
 //! | a connection that ends early | [`ConnectionFault`], inside the `io::Error` below tonic's status |
 //! | a call through a [`BalancedChannel`] | [`BalanceError`], which clients turn into a status |
-//! | allocating registered memory | [`memory::PoolError`] |
+//! | allocating registered memory | [`VerbsError`] |
 //!
 //! A device that is missing, or too little memory that may be locked, is no error under [`Policy::Prefer`]: the connection
 //! is TCP then, and [`RdmaConnectInfo::reason`] says why.
@@ -314,7 +314,9 @@ pub use transport::{RdmaConnector, RdmaIncoming, RdmaRequestExt, RemoteAddresses
 pub use wire::hello::HelloError;
 pub use wire::{ChunkError, HeaderError};
 
-pub use tonic_rdma_verbs::{CompletionOpcode, CompletionStatus, DeviceAttributes, PathSettings, memory};
+pub use tonic_rdma_verbs::{
+    CompletionOpcode, CompletionStatus, DeviceAttributes, PathSettings, VerbsError, VerbsErrorKind, memory,
+};
 
 /// Builds tokio runtimes that poll RDMA devices when they are idle, with [`idle_polling`](runtime::idle_polling).
 pub mod runtime {

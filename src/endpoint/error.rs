@@ -10,7 +10,6 @@ use super::config::ConfigError;
 use super::provider::{NoDevice, OpenError};
 use crate::protocol::{AbortCode, Violation};
 use crate::wire::hello::HelloError;
-use tonic_rdma_verbs::memory::PoolError;
 use tonic_rdma_verbs::{CompletionOpcode, CompletionStatus, PostError, PostErrorKind, VerbsError};
 
 /// The reason why a connection could not be made. It is a source of the `tonic::transport::Error` that a client gets:
@@ -144,12 +143,9 @@ pub enum RdmaUnavailable {
     /// The client offered a device of this provider, and the server could not open its own device of the provider.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// The device refused a call.
+    /// The device refused a call, or there is no registered memory.
     #[error(transparent)]
     Verbs(#[from] VerbsError),
-    /// There is no registered memory.
-    #[error(transparent)]
-    Memory(#[from] PoolError),
     /// The connection failed before its first use.
     #[error(transparent)]
     Fault(#[from] ConnectionFault),

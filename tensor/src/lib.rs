@@ -263,4 +263,5 @@ pub use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};
 /// message to a reader that [loads](RegionView::load_u64) the new word. Regions begin at a multiple of 4096, if they are not parts of other
 /// regions. The memory counts against the peer's `RDMA_PINNED_LIMIT` until the last view of it is dropped.
 #[doc(inline)]
-pub use tonic_rdma_verbs::{OutOfBounds, RemoteView as RegionView, WordError};
+pub use tonic_rdma_verbs::RemoteView as RegionView;
+pub use tonic_rdma_verbs::{VerbsError, VerbsErrorKind};

@@ -25,7 +25,7 @@ pub trait Context: Sealed + Send + Sync + Debug + 'static {
     /// queue pairs to Error.
     ///
     /// # Errors
-    /// [`Limit`](VerbsError::Limit) if the device has no queue of this capacity, or [`Os`](VerbsError::Os) if the
+    /// [`Limit`](crate::VerbsErrorKind::Limit) if the device has no queue of this capacity, or [`System`](crate::VerbsErrorKind::System) if the
     /// system refuses.
     fn create_completion_queue(&self, capacity: u32) -> Result<Arc<dyn CompletionQueue>, VerbsError>;
 
@@ -63,8 +63,8 @@ pub trait ProtectionDomain: Sealed + Send + Sync + Debug + 'static {
     /// (microseconds) for operations of peers on the region.
     ///
     /// # Errors
-    /// - [`Unusable`](VerbsError::Unusable) if the range is empty, or not within the memory.
-    /// - [`Limit`](VerbsError::Limit) or [`Os`](VerbsError::Os) if the device can register no more.
+    /// - [`Unusable`](crate::VerbsErrorKind::Unusable) if the range is empty, or not within the memory.
+    /// - [`Limit`](crate::VerbsErrorKind::Limit) or [`System`](crate::VerbsErrorKind::System) if the device can register no more.
     fn register_range(
         &self,
         memory: Arc<HostMemory>,
@@ -86,25 +86,25 @@ pub trait ProtectionDomain: Sealed + Send + Sync + Debug + 'static {
     /// No device with this ability has been tried yet.
     ///
     /// # Errors
-    /// - [`Unsupported`](VerbsError::Unsupported) if the device, its driver or the installed libibverbs lacks the
+    /// - [`Unsupported`](crate::VerbsErrorKind::Unsupported) if the device, its driver or the installed libibverbs lacks the
     ///   function. The software device and the software devices of the kernel lack it.
-    /// - [`Unusable`](VerbsError::Unusable) if the descriptor is no dmabuf, or the part can't be registered.
-    /// - [`Os`](VerbsError::Os) if the system refuses.
+    /// - [`Unusable`](crate::VerbsErrorKind::Unusable) if the descriptor is no dmabuf, or the part can't be registered.
+    /// - [`System`](crate::VerbsErrorKind::System) if the system refuses.
     fn register_dmabuf(
         &self,
         memory: &DmaBuf<'_>,
         access: Access,
     ) -> Result<Arc<dyn DeviceMemoryRegion>, VerbsError> {
         let _ = (memory, access);
-        Err(VerbsError::Unsupported("dmabuf registration"))
+        Err(VerbsError::unsupported("dmabuf registration"))
     }
 
     /// Creates an RC queue pair in Reset. The completion queues must come from the domain's own context.
     ///
     /// # Errors
-    /// - [`Limit`](VerbsError::Limit) if the device has no queue pair of this capacity.
-    /// - [`Foreign`](VerbsError::Foreign) if a completion queue is of another device.
-    /// - [`Os`](VerbsError::Os) if the system refuses.
+    /// - [`Limit`](crate::VerbsErrorKind::Limit) if the device has no queue pair of this capacity.
+    /// - [`InvalidArgument`](crate::VerbsErrorKind::InvalidArgument) if a completion queue is of another device.
+    /// - [`System`](crate::VerbsErrorKind::System) if the system refuses.
     fn create_queue_pair(
         &self,
         send_queue: &Arc<dyn CompletionQueue>,
@@ -115,7 +115,7 @@ pub trait ProtectionDomain: Sealed + Send + Sync + Debug + 'static {
     /// Creates a shared receive queue for `capacity` receives of up to `segments` segments each.
     ///
     /// # Errors
-    /// [`Unsupported`](VerbsError::Unsupported) where the device has none
+    /// [`Unsupported`](crate::VerbsErrorKind::Unsupported) where the device has none
     /// ([`max_shared_receive_queues`](DeviceAttributes::max_shared_receive_queues)).
     fn create_shared_receive_queue(
         &self,
@@ -123,7 +123,7 @@ pub trait ProtectionDomain: Sealed + Send + Sync + Debug + 'static {
         segments: u32,
     ) -> Result<Arc<dyn SharedReceiveQueue>, VerbsError> {
         let _ = (capacity, segments);
-        Err(VerbsError::Unsupported("shared receive queue"))
+        Err(VerbsError::unsupported("shared receive queue"))
     }
 
     /// Creates a queue pair that takes its receives from `receives`. Receives can't be posted to the queue pair
@@ -140,7 +140,7 @@ pub trait ProtectionDomain: Sealed + Send + Sync + Debug + 'static {
         capacity: &QueuePairCapacity,
     ) -> Result<Arc<dyn QueuePair>, VerbsError> {
         let _ = (send_queue, receive_queue, receives, capacity);
-        Err(VerbsError::Unsupported("shared receive queue"))
+        Err(VerbsError::unsupported("shared receive queue"))
     }
 }
 

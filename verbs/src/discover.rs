@@ -69,10 +69,10 @@ pub fn devices() -> Vec<FoundDevice> {
 /// ```
 ///
 /// # Errors
-/// - [`Unusable`](VerbsError::Unusable) if this build has no provider for the device, or the device can't be used.
-/// - [`NotFound`](VerbsError::NotFound) if there is no such device.
-/// - [`Library`](VerbsError::Library) if libibverbs is not installed.
-/// - [`Os`](VerbsError::Os) if the system refuses.
+/// - [`Unusable`](crate::VerbsErrorKind::Unusable) if this build has no provider for the device, or the device can't be used.
+/// - [`NoDevice`](crate::VerbsErrorKind::NoDevice) if there is no such device.
+/// - [`NoDevice`](crate::VerbsErrorKind::NoDevice) if libibverbs is not installed.
+/// - [`System`](crate::VerbsErrorKind::System) if the system refuses.
 pub fn open(name: &str) -> Result<Arc<dyn Context>, VerbsError> {
     if name == soft::NAME { soft::open() } else { open_hardware(name) }
 }
@@ -92,8 +92,8 @@ fn names(class: &Path) -> Vec<String> {
 }
 
 /// Describes a device of the kernel that can't be used.
-fn unusable(name: &str, reason: &str) -> FoundDevice {
-    let state = Err(VerbsError::Unusable(reason.into()));
+fn unusable(name: &str, reason: &'static str) -> FoundDevice {
+    let state = Err(VerbsError::unusable(reason));
     FoundDevice { name: name.into(), provider: "ibverbs", state, ports: Vec::new() }
 }
 
@@ -102,7 +102,7 @@ const WITHOUT_PROVIDER: &str = "this build has no ibverbs provider (cargo featur
 
 #[cfg(not(feature = "ibverbs"))]
 fn open_hardware(_name: &str) -> Result<Arc<dyn Context>, VerbsError> {
-    Err(VerbsError::Unusable(WITHOUT_PROVIDER.into()))
+    Err(VerbsError::unusable(WITHOUT_PROVIDER))
 }
 
 #[cfg(not(feature = "ibverbs"))]

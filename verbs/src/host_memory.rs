@@ -204,7 +204,7 @@ impl HostMemory {
     /// # Errors
     /// Fails if the destination does not lie within the memory.
     #[inline]
-    pub fn copy_in(&self, offset: usize, source: &[u8]) -> Result<(), OutOfBounds> {
+    pub fn copy_in(&self, offset: usize, source: &[u8]) -> Result<(), VerbsError> {
         let to = self.at(offset, source.len())?;
         // SAFETY:
         // - `at` checked that the destination lies in this memory, which is valid for writes;
@@ -220,7 +220,7 @@ impl HostMemory {
     /// # Errors
     /// Fails if the source does not lie within the memory.
     #[inline]
-    pub fn copy_out(&self, offset: usize, destination: &mut [u8]) -> Result<(), OutOfBounds> {
+    pub fn copy_out(&self, offset: usize, destination: &mut [u8]) -> Result<(), VerbsError> {
         let from = self.at(offset, destination.len())?;
         // SAFETY:
         // - `at` checked that the source lies in this memory, which is valid for reads;
@@ -238,7 +238,7 @@ impl HostMemory {
     /// Fails if the bytes do not lie within the memory, or if their address is not a multiple of 8. Memory of
     /// [`shared`](Self::shared) begins at a multiple of 8.
     #[inline]
-    pub fn load_u64(&self, offset: usize) -> Result<u64, WordError> {
+    pub fn load_u64(&self, offset: usize) -> Result<u64, VerbsError> {
         // SYNC: pairs with `store_u64`, and with the store of a device that places in order.
         Ok(self.word(offset)?.load(Acquire))
     }
@@ -249,17 +249,17 @@ impl HostMemory {
     /// # Errors
     /// Those of [`load_u64`](Self::load_u64).
     #[inline]
-    pub fn store_u64(&self, offset: usize, value: u64) -> Result<(), WordError> {
+    pub fn store_u64(&self, offset: usize, value: u64) -> Result<(), VerbsError> {
         // SYNC: pairs with `load_u64`, here or in a process that maps this memory.
         self.word(offset)?.store(value, Release);
         Ok(())
     }
 
     #[inline]
-    fn word(&self, offset: usize) -> Result<&AtomicU64, WordError> {
+    fn word(&self, offset: usize) -> Result<&AtomicU64, VerbsError> {
         let word = self.at(offset, size_of::<AtomicU64>())?.cast::<AtomicU64>();
         if !word.is_aligned() {
-            return Err(WordError::Misaligned { offset });
+            return Err(VerbsError::misaligned(offset));
         }
         // SAFETY:
         // - `at` checked that the word lies in this memory, which is valid for reads and writes as long as `self` lives;
@@ -275,15 +275,15 @@ impl HostMemory {
         if range.start < range.end && range.end <= self.length {
             return Ok(());
         }
-        Err(VerbsError::Unusable(format!(
+        Err(VerbsError::unusable(format!(
             "bytes {} to {} of a memory of {} bytes can't be registered",
             range.start, range.end, self.length
         )))
     }
 
     #[inline]
-    fn at(&self, offset: usize, length: usize) -> Result<*mut u8, OutOfBounds> {
-        OutOfBounds::check(offset, length, self.length)?;
+    fn at(&self, offset: usize, length: usize) -> Result<*mut u8, VerbsError> {
+        VerbsError::check_bounds(offset, length, self.length)?;
         Ok(self.base.as_ptr().wrapping_add(offset))
     }
 }
@@ -310,51 +310,6 @@ impl Debug for HostMemory {
         };
         write!(f, "HostMemory({kind}, {:#x}, {} bytes)", self.address(), self.length)
     }
-}
-
-/// A range that does not lie in the memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{length} bytes at offset {offset} do not lie within {available}")]
-pub struct OutOfBounds {
-    /// Offset asked for.
-    pub offset: usize,
-    /// Length asked for.
-    pub length: usize,
-    /// Length of the memory.
-    pub available: usize,
-}
-
-impl OutOfBounds {
-    /// Checks that `length` bytes at `offset` lie within `available` bytes.
-    #[inline]
-    pub(crate) fn check(offset: usize, length: usize, available: usize) -> Result<(), Self> {
-        match offset.checked_add(length) {
-            Some(end) if end <= available => Ok(()),
-            _ => Err(Self { offset, length, available }),
-        }
-    }
-
-    /// Checks that `range` lies within `available` bytes. Returns the range, which is empty at its start if it ends before it starts.
-    #[inline]
-    pub(crate) fn check_range(range: Range<usize>, available: usize) -> Result<Range<usize>, Self> {
-        let length = range.end.saturating_sub(range.start);
-        Self::check(range.start, length, available)?;
-        Ok(range.start..range.start + length)
-    }
-}
-
-/// The error of a word that can't be loaded or stored at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum WordError {
-    /// The word does not lie in the memory.
-    #[error(transparent)]
-    Bounds(#[from] OutOfBounds),
-    /// The address of the word is not a multiple of 8.
-    #[error("the word at offset {offset} is not at a multiple of 8 bytes")]
-    Misaligned {
-        /// Offset asked for.
-        offset: usize,
-    },
 }
 
 /// A vector whose bytes are reached only through `HostMemory::base`.
@@ -445,12 +400,12 @@ mod tests {
     fn words_outside_or_misaligned_are_refused() {
         let shared = HostMemory::shared(4096, 4096).unwrap();
         for offset in [4089, 4096, usize::MAX, usize::MAX - 7] {
-            let beyond = OutOfBounds { offset, length: 8, available: 4096 };
-            assert_eq!(shared.load_u64(offset), Err(WordError::Bounds(beyond)));
-            assert_eq!(shared.store_u64(offset, 1), Err(WordError::Bounds(beyond)));
+            let beyond = VerbsError::out_of_bounds(offset, 8, 4096);
+            assert_eq!(shared.load_u64(offset), Err(beyond.clone()));
+            assert_eq!(shared.store_u64(offset, 1), Err(beyond));
         }
         for offset in [1, 4, 4087] {
-            assert_eq!(shared.store_u64(offset, 1), Err(WordError::Misaligned { offset }));
+            assert_eq!(shared.store_u64(offset, 1), Err(VerbsError::misaligned(offset)));
         }
         let error = shared.load_u64(4).unwrap_err();
         assert_eq!(error.to_string(), "the word at offset 4 is not at a multiple of 8 bytes");
@@ -458,6 +413,6 @@ mod tests {
         let vector = HostMemory::from_vec(vec![0; 64]);
         let first = (8 - vector.address() as usize % 8) % 8;
         assert_eq!(vector.load_u64(first), Ok(0));
-        assert_eq!(vector.load_u64(first + 1), Err(WordError::Misaligned { offset: first + 1 }));
+        assert_eq!(vector.load_u64(first + 1), Err(VerbsError::misaligned(first + 1)));
     }
 }

@@ -131,14 +131,14 @@ pub use completion::{CompletionOpcode, CompletionQueue, CompletionStatus, WorkCo
 pub use context::{Context, DeviceAttributes, ProtectionDomain};
 pub(crate) use copy::{copy_bytes, copy_past_caches, prefetch};
 pub use discover::{FoundDevice, FoundGid, FoundPort, devices, open};
-pub use error::{PostError, PostErrorKind, QueuePairState, VerbsError};
-pub use host_memory::{HostMemory, OutOfBounds, WordError};
+pub use error::{PostError, PostErrorKind, QueuePairState, VerbsError, VerbsErrorKind};
+pub use host_memory::HostMemory;
 pub use queue_pair::{
     LocalQueuePair, Operation, PathSettings, Payload, Probe, QueuePair, QueuePairAddress, QueuePairCapacity,
     QueuePairNumber, ReceiveRequest, SendRequest, SharedReceiveQueue,
 };
 pub use region::{Access, DeviceMemoryRegion, DmaBuf, Lkey, LocalSegment, MemoryRegion, RemoteSegment, Rkey};
-pub use remote_view::{NoView, RemoteView};
+pub use remote_view::RemoteView;
 
 /// Compiles and runs the example of README.md.
 #[cfg(doctest)]

@@ -7,8 +7,7 @@ use std::sync::Arc;
 
 use super::sealed::Sealed;
 use super::{
-    Access, DeviceAttributes, LocalSegment, NoView, PostError, QueuePairState, RemoteSegment, RemoteView,
-    VerbsError,
+    Access, DeviceAttributes, LocalSegment, PostError, QueuePairState, RemoteSegment, RemoteView, VerbsError,
 };
 
 /// A reliable connected (RC) queue pair (`struct ibv_qp`). Dropping the last reference destroys it; outstanding
@@ -44,25 +43,25 @@ pub trait QueuePair: Sealed + Any + Send + Sync + Debug {
     /// more.
     ///
     /// # Errors
-    /// [`State`](VerbsError::State) in another state than Reset, or [`Os`](VerbsError::Os).
+    /// [`InvalidState`](crate::VerbsErrorKind::InvalidState) in another state than Reset, or [`System`](crate::VerbsErrorKind::System).
     fn to_init(&self, access: Access) -> Result<(), VerbsError>;
 
     /// Connects to `peer` and moves from Init to Rtr (ready to receive). The call may wait for an answer of the peer's
     /// device, for 2.5 seconds at most.
     ///
     /// # Errors
-    /// - [`State`](VerbsError::State) in another state than Init.
-    /// - [`BadAddress`](VerbsError::BadAddress) if `peer` is no address of this provider.
-    /// - [`Limit`](VerbsError::Limit) if the device does not support a setting.
-    /// - [`Unreachable`](VerbsError::Unreachable) if the peer's device can't be reached, or the peer refuses.
-    /// - [`Os`](VerbsError::Os) if the system refuses.
+    /// - [`InvalidState`](crate::VerbsErrorKind::InvalidState) in another state than Init.
+    /// - [`InvalidAddress`](crate::VerbsErrorKind::InvalidAddress) if `peer` is no address of this provider.
+    /// - [`Limit`](crate::VerbsErrorKind::Limit) if the device does not support a setting.
+    /// - [`Unreachable`](crate::VerbsErrorKind::Unreachable) if the peer's device can't be reached, or the peer refuses.
+    /// - [`System`](crate::VerbsErrorKind::System) if the system refuses.
     fn to_rtr(&self, peer: &QueuePairAddress, settings: &PathSettings) -> Result<(), VerbsError>;
 
     /// Moves from Rtr to Rts (ready to send).
     ///
     /// # Errors
-    /// [`State`](VerbsError::State) in another state than Rtr, [`Limit`](VerbsError::Limit) if the device does not
-    /// support a setting, or [`Os`](VerbsError::Os).
+    /// [`InvalidState`](crate::VerbsErrorKind::InvalidState) in another state than Rtr, [`Limit`](crate::VerbsErrorKind::Limit) if the device does not
+    /// support a setting, or [`System`](crate::VerbsErrorKind::System).
     fn to_rts(&self, settings: &PathSettings) -> Result<(), VerbsError>;
 
     /// Moves from any state to Error: outstanding requests complete as flushed.
@@ -140,8 +139,12 @@ pub trait LocalQueuePair: Sealed + Send + Sync + Debug {
     /// Returns a view of `length` bytes of the peer's memory at `remote`, if this process has mapped them.
     ///
     /// # Errors
-    /// The reason why there is no view. After [`NotYet`](NoView::NotYet) a READ of the memory makes the peer offer it.
-    fn view(&self, remote: RemoteSegment, length: u64) -> Result<RemoteView, NoView>;
+    /// - [`NotMapped`](crate::VerbsErrorKind::NotMapped) if this process has not mapped the bytes yet. A READ of them makes the peer offer
+    ///   its memory.
+    /// - [`Unsupported`](crate::VerbsErrorKind::Unsupported) if this device maps no memory of this peer: the peer's process belongs to
+    ///   another user, or the peer gives no right to read.
+    /// - [`Revoked`](crate::VerbsErrorKind::Revoked) if the peer has taken the memory back, or the bytes do not lie within it.
+    fn view(&self, remote: RemoteSegment, length: u64) -> Result<RemoteView, VerbsError>;
 }
 
 /// Evidence that two sides share memory ([`LocalQueuePair::probe`]). It consists of the nonce that this side

@@ -220,7 +220,7 @@ impl DmaBuf<'_> {
     fn unusable(&self, reason: &str) -> VerbsError {
         let Self { fd, offset, length, iova } = self;
         let fd = fd.as_raw_fd();
-        VerbsError::Unusable(format!(
+        VerbsError::unusable(format!(
             "{length} bytes at offset {offset} of dmabuf {fd}, for iova {iova:#x}: {reason}"
         ))
     }
@@ -263,6 +263,7 @@ mod tests {
 
     use super::*;
     use crate::HostMemory;
+    use crate::VerbsErrorKind;
 
     #[test]
     fn a_descriptor_that_is_no_dmabuf_is_named() {
@@ -286,7 +287,7 @@ mod tests {
         let fd = memory.shared_fd().unwrap();
         let refused = |offset, length, iova| {
             let error = DmaBuf { fd, offset, length, iova }.check().unwrap_err();
-            assert!(matches!(error, VerbsError::Unusable(_)), "{error:?}");
+            assert_eq!(error.kind(), VerbsErrorKind::Unusable, "{error:?}");
             error.to_string()
         };
         assert!(refused(0, 0, 0).ends_with("no bytes to register"));

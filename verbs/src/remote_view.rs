@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Acquire};
 
 use super::copy::{copy_to_read, for_each_piece};
-use super::{OutOfBounds, WordError};
+use super::{VerbsError, VerbsErrorKind};
 
 /// Memory of a peer that this process has mapped for reading ([`QueuePair::view`](super::QueuePair::view)). A look at the memory
 /// costs one load: it takes no request, no completion and no work of the peer. Clones share one mapping.
@@ -69,10 +69,10 @@ impl RemoteView {
     /// # Errors
     /// The bytes do not lie within the view, or their address is not a multiple of 8.
     #[inline]
-    pub fn load_u64(&self, offset: usize) -> Result<u64, WordError> {
+    pub fn load_u64(&self, offset: usize) -> Result<u64, VerbsError> {
         let word = self.at(offset, size_of::<AtomicU64>())?.cast::<AtomicU64>();
         if !word.is_aligned() {
-            return Err(WordError::Misaligned { offset });
+            return Err(VerbsError::misaligned(offset));
         }
         // SAFETY:
         // - `at` checked that the word lies in the view, which is valid for reads as long as `self` lives;
@@ -88,7 +88,7 @@ impl RemoteView {
     /// # Errors
     /// There are not enough bytes after `offset`. Nothing was copied.
     #[inline]
-    pub fn copy_out(&self, offset: usize, destination: &mut [u8]) -> Result<(), OutOfBounds> {
+    pub fn copy_out(&self, offset: usize, destination: &mut [u8]) -> Result<(), VerbsError> {
         let from = self.at(offset, destination.len())?;
         // SAFETY:
         // - `at` checked that the source lies in the view, which is valid for reads;
@@ -103,7 +103,7 @@ impl RemoteView {
     ///
     /// # Errors
     /// The range is not within the view. `then` was not called.
-    pub fn for_each_piece(&self, range: Range<usize>, then: impl FnMut(&[u8])) -> Result<(), OutOfBounds> {
+    pub fn for_each_piece(&self, range: Range<usize>, then: impl FnMut(&[u8])) -> Result<(), VerbsError> {
         let length = range.end.saturating_sub(range.start);
         let from = self.at(range.start, length)?;
         // SAFETY: `at` checked that the source lies in the view, which is valid for reads. The peer may write to the source at the
@@ -113,8 +113,8 @@ impl RemoteView {
     }
 
     #[inline]
-    fn at(&self, offset: usize, length: usize) -> Result<*const u8, OutOfBounds> {
-        OutOfBounds::check(offset, length, self.length)?;
+    fn at(&self, offset: usize, length: usize) -> Result<*const u8, VerbsError> {
+        VerbsError::check_bounds(offset, length, self.length)?;
         Ok(self.base.as_ptr().cast_const().wrapping_add(offset))
     }
 }
@@ -125,20 +125,29 @@ impl Debug for RemoteView {
     }
 }
 
-/// The reason why there is no view of memory of a peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoView {
+/// The reason why there is no view of memory of a peer. It is not a [`VerbsError`] inside the crate, because READs meet it often.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoView {
     /// This device maps no memory of this peer: it is a network card, or the peer's process belongs to another user, or the peer
     /// gives no right to read.
-    #[error("this device maps no memory of this peer")]
     Never,
     /// The memory is not mapped yet. The first READ of it makes the peer offer it, and some milliseconds later it is mapped. The
     /// bounds on mapped memory may delay that.
-    #[error("the peer's memory is not mapped yet")]
     NotYet,
     /// The key is not valid: the peer has taken the memory back, or the bytes do not lie within it.
-    #[error("the peer has taken the memory back")]
     Revoked,
+}
+
+impl From<NoView> for VerbsError {
+    fn from(reason: NoView) -> Self {
+        match reason {
+            NoView::Never => {
+                Self::new(VerbsErrorKind::Unsupported, "this device maps no memory of this peer")
+            }
+            NoView::NotYet => Self::new(VerbsErrorKind::NotMapped, "the peer's memory is not mapped yet"),
+            NoView::Revoked => Self::new(VerbsErrorKind::Revoked, "the peer has taken the memory back"),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -182,12 +191,12 @@ mod tests {
     fn bytes_outside_and_misaligned_words_are_refused() {
         let (view, _held) = view(4096);
         for offset in [4089, 4096, usize::MAX, usize::MAX - 7] {
-            let beyond = OutOfBounds { offset, length: 8, available: 4096 };
-            assert_eq!(view.load_u64(offset), Err(WordError::Bounds(beyond)));
+            let beyond = VerbsError::out_of_bounds(offset, 8, 4096);
+            assert_eq!(view.load_u64(offset), Err(beyond.clone()));
             assert_eq!(view.copy_out(offset, &mut [0; 8]), Err(beyond));
         }
-        assert_eq!(view.load_u64(12), Err(WordError::Misaligned { offset: 12 }));
-        let beyond = OutOfBounds { offset: 4000, length: 97, available: 4096 };
+        assert_eq!(view.load_u64(12), Err(VerbsError::misaligned(12)));
+        let beyond = VerbsError::out_of_bounds(4000, 97, 4096);
         assert_eq!(view.for_each_piece(4000..4097, |_| panic!("called")), Err(beyond));
     }
 

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use tonic_rdma_verbs::{
     Access, CompletionQueue, Context, HostMemory, LocalSegment, Operation, PathSettings, Payload,
-    ProtectionDomain, QueuePair, QueuePairCapacity, ReceiveRequest, SendRequest, VerbsError, WorkCompletion,
-    soft,
+    ProtectionDomain, QueuePair, QueuePairCapacity, ReceiveRequest, SendRequest, VerbsErrorKind,
+    WorkCompletion, soft,
 };
 
 const ROUNDS: usize = 2000;
@@ -67,7 +67,7 @@ fn connected(
             one.to_rts(&settings)
         };
         match connect(&a, &b).and_then(|()| connect(&b, &a)) {
-            Err(VerbsError::Os { .. }) if tries > 1 => tries -= 1,
+            Err(error) if tries > 1 && error.kind() == VerbsErrorKind::System => tries -= 1,
             connected => {
                 connected.unwrap();
                 return [a, b];

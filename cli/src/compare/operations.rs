@@ -5,7 +5,8 @@ use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tonic_rdma::memory::{Pool, PoolError};
+use tonic_rdma::VerbsError;
+use tonic_rdma::memory::Pool;
 use tonic_rdma_commands::Failure;
 use tonic_rdma_payload::content::{self, Content, VARIANTS};
 use tonic_rdma_payload::reduce::{Reduced, reduce_all};
@@ -151,16 +152,16 @@ impl Operations {
 
 /// Makes `bytes` of the content of `seed` in registered memory, from which a device sends without a copy: as many as
 /// [`Content::with_variants`] returns, or [`Content::all`] has.
-pub(crate) fn registered(bytes: usize, seed: u64) -> Result<Content, PoolError> {
+pub(crate) fn registered(bytes: usize, seed: u64) -> Result<Content, VerbsError> {
     in_pool(bytes, seed, |memory| content::fill(seed, memory))
 }
 
 /// Copies `content` to registered memory.
-pub(crate) fn registered_copy(content: &Content) -> Result<Content, PoolError> {
+pub(crate) fn registered_copy(content: &Content) -> Result<Content, VerbsError> {
     in_pool(content.all().len(), content.seed(), |memory| memory.copy_from_slice(content.all()))
 }
 
-fn in_pool(bytes: usize, seed: u64, write: impl FnOnce(&mut [u8])) -> Result<Content, PoolError> {
+fn in_pool(bytes: usize, seed: u64, write: impl FnOnce(&mut [u8])) -> Result<Content, VerbsError> {
     /// Granularity of a pool, in bytes.
     const GRANULE: u64 = 2 << 20;
     let pool = Pool::for_sending((bytes as u64).next_multiple_of(GRANULE));

@@ -12,7 +12,8 @@ use crate::endpoint::error::ConnectionFault;
 use crate::endpoint::info::Counters;
 use crate::endpoint::link::{self, Link};
 use crate::protocol::{AbortCode, Blocked, Chunk, Finished, MAX_CHUNKS, Part};
-use tonic_rdma_verbs::memory::{Block, PoolError, Quota};
+use tonic_rdma_verbs::memory::{Block, Quota};
+use tonic_rdma_verbs::VerbsErrorKind;
 
 impl State {
     /// Posts READs for the chunks that the peer offered, as far as there is memory for them.
@@ -20,10 +21,12 @@ impl State {
         while let Some(request) = self.protocol.peek_read() {
             let block = match self.link.pool.lease(request.length as usize, Quota::Receive) {
                 Ok(block) => block,
-                // Delivery of the READs in progress frees memory.
-                Err(PoolError::QuotaExhausted { .. }) if !self.landings.is_empty() => return Ok(()),
-                Err(PoolError::Budget { .. }) if self.shortage.keep_waiting(Instant::now()) => return Ok(()),
-                Err(error) => return Err(ConnectionFault::local(error)),
+                Err(error) => match error.kind() {
+                    // Delivery of the READs in progress frees memory.
+                    VerbsErrorKind::QuotaExhausted if !self.landings.is_empty() => return Ok(()),
+                    VerbsErrorKind::NoMemory if self.shortage.keep_waiting(Instant::now()) => return Ok(()),
+                    _ => return Err(ConnectionFault::local(error)),
+                },
             };
             self.link.post_read(&request, &block)?;
             self.protocol.start_read();

@@ -17,9 +17,8 @@ use crate::wire::Header;
 use tonic_rdma_verbs::unstable::{Landing, SlabRegistrations, find_sendable};
 use tonic_rdma_verbs::memory::{Block, Lease, Pool, Quota};
 use tonic_rdma_verbs::{
-    DeviceAttributes, LocalSegment, Operation, OutOfBounds, Payload, QueuePair, QueuePairCapacity,
-    RemoteSegment, Rkey, SendRequest,
-};
+    DeviceAttributes, LocalSegment, Operation, Payload, QueuePair, QueuePairCapacity,
+    RemoteSegment, Rkey, SendRequest, VerbsError};
 
 /// A connected queue pair with receive buffers and memory to send from.
 #[derive(Debug)]
@@ -274,7 +273,7 @@ fn arrange(
     slices: &[IoSlice<'_>],
     placed: &[Option<LocalSegment>],
     block: &mut Block,
-) -> Result<Gathered, OutOfBounds> {
+) -> Result<Gathered, VerbsError> {
     let nothing = block.segment(0..0)?;
     let mut gathered = Gathered { segments: [nothing; MAX_SLICES], count: 0, in_place: 0 };
     let (mut from, mut at) = (0, 0);
@@ -297,7 +296,7 @@ impl Gathered {
         &self.segments[..self.count]
     }
 
-    fn add(&mut self, block: &Block, range: std::ops::Range<usize>) -> Result<(), OutOfBounds> {
+    fn add(&mut self, block: &Block, range: std::ops::Range<usize>) -> Result<(), VerbsError> {
         if !range.is_empty() {
             self.push(block.segment(range)?);
         }

@@ -13,9 +13,9 @@ use crate::endpoint::error::ConnectionFault;
 use crate::endpoint::provider::budget;
 use crate::protocol;
 use tonic_rdma_verbs::unstable::lock;
-use tonic_rdma_verbs::memory::{Block, Budget, Pool, PoolError, PoolSettings, Quota};
+use tonic_rdma_verbs::memory::{Block, Budget, Pool, PoolSettings, Quota};
 use tonic_rdma_verbs::{
-    Access, CompletionOpcode, CompletionStatus, Context, LocalSegment, Operation, OutOfBounds, PathSettings,
+    Access, CompletionOpcode, CompletionStatus, Context, LocalSegment, Operation, PathSettings,
     Payload, PostError, ProtectionDomain, QueuePair, QueuePairCapacity, QueuePairNumber, ReceiveRequest,
     SendRequest, SharedReceiveQueue, VerbsError, WorkCompletion,
 };
@@ -50,7 +50,7 @@ pub(crate) struct Share {
 
 impl Ring {
     /// Divides `block` into `slots` buffers.
-    pub(crate) fn new(block: Block, slots: u32, slot_size: usize) -> Result<Self, OutOfBounds> {
+    pub(crate) fn new(block: Block, slots: u32, slot_size: usize) -> Result<Self, VerbsError> {
         let segments = segments(&block, slots, slot_size)?;
         Ok(Self { block, slot_size, segments })
     }
@@ -214,9 +214,7 @@ pub(crate) enum NoBuffers {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AddError {
     #[error(transparent)]
-    Pool(#[from] PoolError),
-    #[error(transparent)]
-    Bounds(#[from] OutOfBounds),
+    Verbs(#[from] VerbsError),
     #[error(transparent)]
     Post(#[from] PostError),
     #[error("there are as many as there can be")]
@@ -364,7 +362,7 @@ impl<Q: ReceiveQueue> Drop for SharedBuffers<Q> {
 }
 
 /// Divides `block` into `count` buffers of `size` bytes.
-pub(super) fn segments(block: &Block, count: u32, size: usize) -> Result<Vec<LocalSegment>, OutOfBounds> {
+pub(super) fn segments(block: &Block, count: u32, size: usize) -> Result<Vec<LocalSegment>, VerbsError> {
     (0..count as usize).map(|index| block.segment(index * size..(index + 1) * size)).collect()
 }
 
@@ -456,10 +454,6 @@ impl Answers {
 enum AttemptError {
     #[error(transparent)]
     Verbs(#[from] VerbsError),
-    #[error(transparent)]
-    Memory(#[from] PoolError),
-    #[error(transparent)]
-    Bounds(#[from] OutOfBounds),
     #[error(transparent)]
     Post(#[from] PostError),
     #[error("the device did not answer: {0}")]

@@ -19,8 +19,8 @@ use crate::endpoint::info::Counters;
 use crate::endpoint::link::Link;
 use crate::protocol::{self, Blocked, Part};
 use tonic_rdma_verbs::unstable::{Landed, Landing, SlabRegistrations, find_sendable};
-use tonic_rdma_verbs::memory::{Block, Budget, Lease, Pool, PoolError, PoolSettings, Quota};
-use tonic_rdma_verbs::{Access, ProtectionDomain, RemoteSegment};
+use tonic_rdma_verbs::memory::{Block, Budget, Lease, Pool, PoolSettings, Quota};
+use tonic_rdma_verbs::{Access, ProtectionDomain, RemoteSegment, VerbsError, VerbsErrorKind};
 
 /// The owner of a message connection's messages. The connection calls all functions but the last under its lock, so they must not call the
 /// [`MessageEndpoint`](super::MessageEndpoint). They may lock their own state. Work that needs no lock, and tasks to wake, go to
@@ -283,7 +283,7 @@ pub(crate) struct Exposed {
 pub(crate) enum FetchError {
     /// There is no memory now. Keep the fetch: `transmit` is called again when there may be memory.
     #[error("there is no registered memory free: {0}")]
-    NoMemory(PoolError),
+    NoMemory(VerbsError),
     /// The content is longer than all memory for landing, so the fetch can never be started.
     #[error("a fetch of {length} bytes, where at most {most} can land (landing budget)")]
     TooLong {
@@ -374,7 +374,7 @@ impl Sender<'_> {
     ///
     /// # Errors
     /// There is no memory now.
-    pub(crate) fn lease(&mut self, length: usize) -> Result<Block, PoolError> {
+    pub(crate) fn lease(&mut self, length: usize) -> Result<Block, VerbsError> {
         let leased = self.link.pool.lease(length, Quota::Send);
         match &leased {
             Ok(_) => self.counters.offered_copied_bytes.add(length as u64),
@@ -688,7 +688,7 @@ impl MessageMemory {
         });
         match Landing::lease(pool, length as usize, aligned_at) {
             Ok(landing) => Ok(landing),
-            Err(PoolError::TooLarge { .. }) => Err(too_long),
+            Err(error) if error.kind() == VerbsErrorKind::TooLarge => Err(too_long),
             Err(error) => {
                 // The flag is set before another attempt, so that memory that is given back meanwhile is not missed.
                 self.shortage.state.store(Shortage::SHORT, Ordering::SeqCst);

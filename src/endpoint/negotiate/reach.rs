@@ -3,7 +3,6 @@
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::Interest;
@@ -14,13 +13,13 @@ use crate::endpoint::error::RdmaUnavailable;
 use crate::endpoint::provider::Provider;
 use crate::wire::hello::HostIdentity;
 use tonic_rdma_verbs::unstable::{self, DeviceOwner, SoftDevice, SoftQueuePair};
-use tonic_rdma_verbs::{QueuePairAddress, VerbsError};
+use tonic_rdma_verbs::{QueuePairAddress, VerbsError, VerbsErrorKind};
 
 /// The software device of one client.
 #[derive(Debug, Default)]
 pub struct Devices {
     /// The device, and why it is not asked again.
-    asked: Option<(SoftDevice, Option<Arc<VerbsError>>)>,
+    asked: Option<(SoftDevice, Option<VerbsError>)>,
 }
 
 impl Devices {
@@ -42,16 +41,16 @@ impl Devices {
         let device = queue_pair.device();
         let (first, failed) = self.asked.get_or_insert((device, None));
         if *first != device {
-            let reason = "the peer named two software devices, and a process has one";
-            return Err(VerbsError::BadAddress(reason.into()).into());
+            let reason = "peer address: the peer named two software devices, and a process has one";
+            return Err(VerbsError::new(VerbsErrorKind::InvalidAddress, reason).into());
         }
         if let Some(error) = failed {
-            return Err(RdmaUnavailable::setup(Arc::clone(error)));
+            return Err(RdmaUnavailable::setup(error.clone()));
         }
         ask(&queue_pair)
             .await
             .map(Some)
-            .map_err(|error| RdmaUnavailable::setup(Arc::clone(failed.insert(Arc::new(error)))))
+            .map_err(|error| RdmaUnavailable::setup(failed.insert(error).clone()))
     }
 }
 
@@ -63,7 +62,7 @@ fn pauses() -> impl Iterator<Item = Duration> {
 
 #[allow(deprecated, reason = "sound for a descriptor that is owned; its successor is unsafe to call")]
 async fn ask(queue_pair: &SoftQueuePair) -> Result<DeviceOwner, VerbsError> {
-    let failed = |cause: io::Error| VerbsError::Os { action: "asking the peer's device".into(), cause };
+    let failed = |cause: io::Error| VerbsError::os("asking the peer's device", cause);
     let answered = async {
         let mut pauses = pauses();
         let ping = loop {
@@ -77,7 +76,9 @@ async fn ask(queue_pair: &SoftQueuePair) -> Result<DeviceOwner, VerbsError> {
     };
     let patience = SoftQueuePair::PATIENCE;
     timeout(patience, answered).await.unwrap_or_else(|_| {
-        Err(VerbsError::Unreachable(format!("the peer's device did not answer within {patience:?}")))
+        let reason =
+            format!("peer device unreachable: the peer's device did not answer within {patience:?}");
+        Err(VerbsError::new(VerbsErrorKind::Unreachable, reason))
     })
 }
 

@@ -20,7 +20,7 @@ use crate::slots::dynamic_slot::{Announcement, DynamicSender};
 use crate::slots::sender::Sender;
 use crate::slots::static_slot::StaticSender;
 use crate::types::{Metadata, TensorSpec};
-use tonic_rdma_verbs::{NoView, RemoteView as RegionView};
+use tonic_rdma_verbs::{RemoteView as RegionView, VerbsErrorKind};
 
 /// A channel to a peer's device: the paper's `Channel` (table 1). Operations of one channel happen in order. Operations of
 /// different queue pairs happen side by side. All clones refer to one channel.
@@ -285,17 +285,17 @@ impl Channel {
             self.link.check()?;
             let place = shared.place;
             let view = self.link.port(self.port).with_queue_pair(|pair| {
-                pair.local().map_or(Err(NoView::Never), |local| local.view(place.start, place.length))
+                pair.local().map(|local| local.view(place.start, place.length).map_err(|error| error.kind()))
             });
             match view {
-                Some(Ok(view)) => return Ok(Some(view)),
-                Some(Err(NoView::Never)) => return Ok(None),
-                Some(Err(NoView::Revoked)) => {
+                Some(Some(Ok(view))) => return Ok(Some(view)),
+                Some(None | Some(Err(VerbsErrorKind::Unsupported))) => return Ok(None),
+                Some(Some(Err(VerbsErrorKind::Revoked))) => {
                     let name = remote.name();
                     return Err(ChannelError::local(format!("the peer has withdrawn the region {name:?}")));
                 }
-                // `None`: the link has just ended.
-                None | Some(Err(NoView::NotYet)) => {}
+                // The memory is not mapped yet, or the link has just ended.
+                None | Some(Some(Err(_))) => {}
             }
             if Instant::now() >= deadline {
                 return Ok(None);

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use crate::{Dtype, ForeignError, Shape, Strides, Tensor, TensorError, TensorSpec};
-use tonic_rdma_verbs::memory::dlpack::{DlDataType, DlpackError, Exported, Imported, Layout};
+use tonic_rdma_verbs::memory::dlpack::{DlDataType, Exported, Imported, Layout};
 
 /// Code and number of bits of each type that both sides know.
 #[rustfmt::skip]
@@ -67,7 +67,7 @@ impl Tensor {
             shape: self.shape().dims().to_vec(),
             strides: self.strides().steps().to_vec(),
         };
-        Exported::new(self.span_bytes()?, &layout).map_err(|error: DlpackError| TensorError::Foreign {
+        Exported::new(self.span_bytes()?, &layout).map_err(|error| TensorError::Foreign {
             library: "DLPack",
             fault: "the tensor can't be exported".to_owned(),
             source: Some(ForeignError::new(error)),

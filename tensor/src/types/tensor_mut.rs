@@ -7,7 +7,8 @@ use super::tensor::{
     Heap, Storage, cast, cast_error, check_alignment, check_dtype, check_length, fixed_size,
 };
 use super::{Element, Tensor, TensorError, TensorSpec};
-use tonic_rdma_verbs::memory::{Pool, PoolError, RegisteredBuf};
+use tonic_rdma_verbs::memory::{Pool, RegisteredBuf};
+use tonic_rdma_verbs::VerbsError;
 
 /// A tensor that its one owner writes, row-major, and then [`freeze`](Self::freeze)s.
 ///
@@ -36,7 +37,7 @@ enum Memory {
 pub enum AllocateError {
     /// The pool has no memory for the tensor.
     #[error(transparent)]
-    Pool(#[from] PoolError),
+    Pool(#[from] VerbsError),
     /// A pool can't hold such a tensor.
     #[error(transparent)]
     Tensor(#[from] TensorError),

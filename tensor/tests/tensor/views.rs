@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tonic_rdma_tensor::{Channel, ChannelError, ExportedRegion, RdmaDevice, RegionView, Rights, WordError};
+use tonic_rdma_tensor::{Channel, ChannelError, ExportedRegion, RdmaDevice, RegionView, Rights};
 
 use crate::{eventually, pair, pair_with, pattern};
 
@@ -43,8 +43,10 @@ async fn a_view_shows_what_the_owner_stores() {
     view.clone().copy_out(8, &mut message).unwrap();
     assert_eq!(&message, b"message");
 
-    assert!(matches!(view.load_u64((1 << 16) - 7), Err(WordError::Bounds(_))));
-    assert_eq!(view.load_u64(4), Err(WordError::Misaligned { offset: 4 }));
+    let beyond = view.load_u64((1 << 16) - 7).unwrap_err();
+    assert!(beyond.reason().contains("do not lie within"), "{beyond}");
+    let reason = "the word at offset 4 is not at a multiple of 8 bytes";
+    assert_eq!(view.load_u64(4).unwrap_err().reason(), reason);
     assert!(view.copy_out(65_000, &mut bytes).is_err());
 }
 

@@ -86,7 +86,7 @@ impl Queue {
     ) -> Result<Arc<Self>, VerbsError> {
         let any: Arc<dyn Any + Send + Sync> = Arc::clone(queue) as _;
         let own = any.downcast().ok().filter(|queue: &Arc<Self>| Arc::ptr_eq(&queue.device, device));
-        own.ok_or(VerbsError::Foreign("completion queue"))
+        own.ok_or(VerbsError::foreign("completion queue"))
     }
 
     pub(crate) fn as_ptr(&self) -> *mut sys::ibv_cq {
@@ -312,10 +312,8 @@ impl Members {
             member.flushed = false;
             return Ok(Slot { index, generation: member.generation });
         }
-        let index = u16::try_from(self.slots.len()).map_err(|_| VerbsError::Limit {
-            what: "queue pairs of one completion queue",
-            asked: self.slots.len() as u64 + 1,
-            limit: 1 << 16,
+        let index = u16::try_from(self.slots.len()).map_err(|_| {
+            VerbsError::limit("queue pairs of one completion queue", self.slots.len() as u64 + 1, 1 << 16)
         })?;
         self.slots.push(Member { generation: 0, core, flushed: false });
         Ok(Slot { index, generation: 0 })

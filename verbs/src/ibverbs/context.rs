@@ -32,12 +32,12 @@ static OPENED: Mutex<Vec<Weak<Device>>> = Mutex::new(Vec::new());
 /// ```
 ///
 /// # Errors
-/// - [`Library`](VerbsError::Library) if libibverbs is not installed.
-/// - [`NotFound`](VerbsError::NotFound) if the device, port or GID index does not exist; the error names those that
+/// - [`NoDevice`](crate::VerbsErrorKind::NoDevice) if libibverbs is not installed.
+/// - [`NoDevice`](crate::VerbsErrorKind::NoDevice) if the device, port or GID index does not exist; the error names those that
 ///   do.
-/// - [`Unusable`](VerbsError::Unusable) if the port is down, or no device has an active port.
-/// - [`Limit`](VerbsError::Limit) if the MTU is not one of the five.
-/// - [`Os`](VerbsError::Os) if the kernel refuses.
+/// - [`Unusable`](crate::VerbsErrorKind::Unusable) if the port is down, or no device has an active port.
+/// - [`Limit`](crate::VerbsErrorKind::Limit) if the MTU is not one of the five.
+/// - [`System`](crate::VerbsErrorKind::System) if the kernel refuses.
 pub fn open(options: &OpenOptions) -> Result<Arc<dyn Context>, VerbsError> {
     let mut opened = lock(&OPENED);
     opened.retain(|device| device.strong_count() > 0);

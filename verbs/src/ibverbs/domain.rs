@@ -40,7 +40,7 @@ impl Domain {
     }
 
     pub(crate) fn strong(&self) -> Result<Arc<Self>, VerbsError> {
-        self.me.upgrade().ok_or(VerbsError::Foreign("protection domain"))
+        self.me.upgrade().ok_or(VerbsError::foreign("protection domain"))
     }
 }
 
@@ -163,12 +163,12 @@ impl DeviceRegion {
     ) -> Result<Self, VerbsError> {
         memory.check()?;
         let Some(register) = domain.device.library().reg_dmabuf_mr else {
-            return Err(VerbsError::Unsupported(
+            return Err(VerbsError::unsupported(
                 "dmabuf registration in this libibverbs (ibv_reg_dmabuf_mr came with rdma-core 34)",
             ));
         };
         let bytes = usize::try_from(memory.length)
-            .map_err(|_| VerbsError::Unusable(format!("{memory:?} is longer than addresses reach")))?;
+            .map_err(|_| VerbsError::unusable(format!("{memory:?} is longer than addresses reach")))?;
         let flags = flags(access, domain.device.transport);
         // SAFETY:
         // - the domain is alive,
@@ -191,7 +191,7 @@ fn refused(memory: &DmaBuf<'_>) -> VerbsError {
     let error = io::Error::last_os_error();
     match error.raw_os_error() {
         // ENOSYS comes from the library for a driver without the function, EOPNOTSUPP from the kernel.
-        Some(libc::ENOSYS | libc::EOPNOTSUPP) => VerbsError::Unsupported("dmabuf registration in its driver"),
+        Some(libc::ENOSYS | libc::EOPNOTSUPP) => VerbsError::unsupported("dmabuf registration in its driver"),
         _ => match memory.check_kind() {
             Ok(()) => VerbsError::os(format!("registering {memory:?}"), error),
             Err(reason) => reason,

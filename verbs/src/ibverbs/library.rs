@@ -97,9 +97,10 @@ symbols! {
 
 /// Returns the library. The first call loads it; its result stays for the life of the process.
 pub(super) fn library() -> Result<&'static Library, VerbsError> {
-    static LOADED: OnceLock<Result<Library, Arc<libloading::Error>>> = OnceLock::new();
+    static LOADED: OnceLock<Result<Library, VerbsError>> = OnceLock::new();
     let loaded = LOADED.get_or_init(|| {
-        let library = Library::load(FILE)?;
+        let failed = |error| VerbsError::library(FILE, PACKAGE, Arc::new(error));
+        let library = Library::load(FILE).map_err(failed)?;
         // Before the first registration: otherwise a child process of a fork could take the parent's pages away from
         // the device (man 3 ibv_fork_init).
         // SAFETY: takes no arguments, and is called before any other function of the library.
@@ -112,11 +113,7 @@ pub(super) fn library() -> Result<&'static Library, VerbsError> {
         }
         Ok(library)
     });
-    loaded.as_ref().map_err(|error| VerbsError::Library {
-        library: FILE,
-        install: PACKAGE,
-        source: Arc::clone(error) as _,
-    })
+    loaded.as_ref().map_err(VerbsError::clone)
 }
 
 /// An object of libibverbs, destroyed on drop. Its user keeps all objects that this one depends on in fields after it, because
@@ -169,13 +166,13 @@ impl<T> Drop for Owned<T> {
 }
 
 /// Returns the error of a function that reported it by a null pointer or -1.
-pub(super) fn last_error(action: impl Into<String>) -> VerbsError {
+pub(super) fn last_error(action: impl std::fmt::Display) -> VerbsError {
     VerbsError::os(action, io::Error::last_os_error())
 }
 
 /// Returns the error of a function that reported it by its result. Drivers disagree about the sign, and some return
 /// -1 and set `errno`.
-pub(super) fn check(action: impl Into<String>, returned: c_int) -> Result<(), VerbsError> {
+pub(super) fn check(action: impl std::fmt::Display, returned: c_int) -> Result<(), VerbsError> {
     match returned {
         0 => Ok(()),
         -1 => Err(last_error(action)),

@@ -68,9 +68,9 @@ use super::{QueuePair, VerbsError};
 /// ```
 ///
 /// # Errors
-/// - [`Foreign`](VerbsError::Foreign) if the queue pair is not one of this provider.
-/// - [`Os`](VerbsError::Os) if the device does not answer.
+/// - [`InvalidArgument`](crate::VerbsErrorKind::InvalidArgument) if the queue pair is not one of this provider.
+/// - [`System`](crate::VerbsErrorKind::System) if the device does not answer.
 pub fn query(queue_pair: &dyn QueuePair) -> Result<QueuePairAttributes, VerbsError> {
     let pair = (queue_pair as &dyn Any).downcast_ref::<queue_pair::Pair>();
-    pair.ok_or(VerbsError::Foreign("queue pair"))?.query()
+    pair.ok_or(VerbsError::foreign("queue pair"))?.query()
 }

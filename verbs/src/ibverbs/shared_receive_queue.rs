@@ -36,7 +36,7 @@ impl SharedQueue {
         let device = &domain.device;
         let attributes = device.attributes();
         if attributes.max_shared_receive_queues == 0 {
-            return Err(VerbsError::Unsupported("shared receive queue"));
+            return Err(VerbsError::unsupported("shared receive queue"));
         }
         VerbsError::check_limits([
             ("shared receive queue depth", capacity, attributes.max_shared_receives),
@@ -69,7 +69,7 @@ impl SharedQueue {
     ) -> Result<Arc<Self>, VerbsError> {
         let any: Arc<dyn Any + Send + Sync> = Arc::clone(queue) as _;
         let own = any.downcast().ok().filter(|queue: &Arc<Self>| Arc::ptr_eq(&queue.domain.device, device));
-        own.ok_or(VerbsError::Foreign("shared receive queue"))
+        own.ok_or(VerbsError::foreign("shared receive queue"))
     }
 
     pub(crate) fn as_ptr(&self) -> *mut sys::ibv_srq {

@@ -8,6 +8,8 @@
 //!
 //! This module does not read elements, and does not know the use of a tensor.
 
+use crate::{VerbsError, VerbsErrorKind};
+use std::borrow::Cow;
 use std::ffi::c_void;
 use std::fmt;
 use std::ptr::NonNull;
@@ -96,10 +98,12 @@ pub struct Layout {
 
 impl Layout {
     /// Returns the bytes from the first element to the end of the last.
-    pub(crate) fn bytes(&self) -> Result<usize, DlpackError> {
-        let size = self.dtype.size().ok_or(DlpackError::DataType(self.dtype))?;
+    pub(crate) fn bytes(&self) -> Result<usize, VerbsError> {
+        let DlDataType { bits, lanes, .. } = self.dtype;
+        let fractional = || fault(format!("elements of {bits} bits in {lanes} lanes"));
+        let size = self.dtype.size().ok_or_else(fractional)?;
         if self.shape.len() != self.strides.len() {
-            return Err(DlpackError::Null);
+            return Err(null());
         }
         if self.shape.contains(&0) {
             return Ok(0);
@@ -109,20 +113,17 @@ impl Layout {
             last = last.and_then(|last| last.checked_add(stride.checked_mul(length - 1)?));
         }
         let bytes = last.and_then(|last| last.checked_add(1)?.checked_mul(size as u64));
-        bytes
-            .filter(|&bytes| bytes <= isize::MAX as u64)
-            .map(|bytes| bytes as usize)
-            .ok_or(DlpackError::Overflow)
+        bytes.filter(|&bytes| bytes <= isize::MAX as u64).map(|bytes| bytes as usize).ok_or_else(overflow)
     }
 }
 
 /// Returns the strides of a row-major tensor without gaps.
-pub(crate) fn row_major(shape: &[u64]) -> Result<Vec<u64>, DlpackError> {
+pub(crate) fn row_major(shape: &[u64]) -> Result<Vec<u64>, VerbsError> {
     let mut strides = vec![0; shape.len()];
     let mut step = 1_u64;
     for (stride, &length) in strides.iter_mut().zip(shape).rev() {
         *stride = step;
-        step = step.checked_mul(length.max(1)).ok_or(DlpackError::Overflow)?;
+        step = step.checked_mul(length.max(1)).ok_or_else(overflow)?;
     }
     Ok(strides)
 }
@@ -152,22 +153,22 @@ impl Exported {
     /// let layout = Layout { dtype, shape: vec![2, 2], strides: vec![2, 1] };
     /// let exported = Exported::new(bytes::Bytes::from_static(&[1, 2, 3, 4]), &layout)?;
     /// # drop(exported);
-    /// # Ok::<(), tonic_rdma_verbs::memory::dlpack::DlpackError>(())
+    /// # Ok::<(), tonic_rdma_verbs::VerbsError>(())
     /// ```
     ///
     /// # Errors
     /// The layout goes beyond the bytes, or DLPack can't express it.
-    pub fn new(bytes: Bytes, layout: &Layout) -> Result<Self, DlpackError> {
+    pub fn new(bytes: Bytes, layout: &Layout) -> Result<Self, VerbsError> {
         let (needed, available) = (layout.bytes()?, bytes.len());
         if needed > available {
-            return Err(DlpackError::OutOfBounds { needed, available });
+            return Err(fault(format!("a tensor of {needed} bytes in memory of {available}")));
         }
         let shape = signed(&layout.shape)?;
         let strides = signed(&layout.strides)?;
         let dl_tensor = DlTensor {
             data: bytes.as_ptr().cast_mut().cast(),
             device: DlDevice::CPU,
-            ndim: i32::try_from(shape.len()).map_err(|_| DlpackError::Overflow)?,
+            ndim: i32::try_from(shape.len()).map_err(|_| overflow())?,
             dtype: layout.dtype,
             shape: std::ptr::null_mut(),
             strides: std::ptr::null_mut(),
@@ -220,8 +221,8 @@ unsafe extern "C" fn delete(managed: *mut DlManagedTensor) {
 }
 
 /// Converts `numbers` to signed ones.
-fn signed(numbers: &[u64]) -> Result<Vec<i64>, DlpackError> {
-    numbers.iter().map(|&number| i64::try_from(number).map_err(|_| DlpackError::Overflow)).collect()
+fn signed(numbers: &[u64]) -> Result<Vec<i64>, VerbsError> {
+    numbers.iter().map(|&number| i64::try_from(number).map_err(|_| overflow())).collect()
 }
 
 /// Maximum number of dimensions. No library uses more.
@@ -256,18 +257,18 @@ impl Imported {
     /// // SAFETY: `managed` is valid and owned by this code, and nothing writes to its memory.
     /// let imported = unsafe { Imported::from_raw(managed)? };
     /// assert_eq!(imported.as_ref(), [1, 2, 3]);
-    /// # Ok::<(), tonic_rdma_verbs::memory::dlpack::DlpackError>(())
+    /// # Ok::<(), tonic_rdma_verbs::VerbsError>(())
     /// ```
     ///
     /// # Errors
-    /// The memory is not host memory, or the tensor has another fault that [`DlpackError`] names.
+    /// The memory is not host memory, or the tensor has another fault that the error names.
     ///
     /// # Safety
     /// - `managed` must be a valid `DLManagedTensor` that the caller owns. Its shape, and its strides unless null, must be valid
     ///   for `ndim` numbers. Until the deleter is called, its memory must be valid for reads and initialised, and nothing may
     ///   write to it.
     /// - Every thread may read the memory and call the deleter.
-    pub unsafe fn from_raw(managed: NonNull<DlManagedTensor>) -> Result<Self, DlpackError> {
+    pub unsafe fn from_raw(managed: NonNull<DlManagedTensor>) -> Result<Self, VerbsError> {
         // From here on, every error return drops this value, which calls the deleter.
         let mut imported = Self {
             managed,
@@ -282,17 +283,18 @@ impl Imported {
         // SAFETY: `managed` is valid, as the caller promises.
         let tensor = unsafe { &managed.as_ref().dl_tensor };
         if !DlDevice::HOST.contains(&tensor.device.device_type) {
-            return Err(DlpackError::Device(tensor.device.device_type));
+            let kind = tensor.device.device_type;
+            return Err(fault(format!("memory of DLPack device type {kind}, which is no host memory")));
         }
         // SAFETY: shape and strides are valid for `ndim` numbers, as the caller promises.
         imported.layout = unsafe { read_layout(tensor) }?;
         imported.length = imported.layout.bytes()?;
         if imported.length > 0 {
-            let data = NonNull::new(tensor.data.cast::<u8>()).ok_or(DlpackError::Null)?;
-            let offset = usize::try_from(tensor.byte_offset).map_err(|_| DlpackError::Overflow)?;
+            let data = NonNull::new(tensor.data.cast::<u8>()).ok_or_else(null)?;
+            let offset = usize::try_from(tensor.byte_offset).map_err(|_| overflow())?;
             let end = data.addr().checked_add(offset).and_then(|start| start.checked_add(imported.length));
-            end.ok_or(DlpackError::Overflow)?;
-            imported.start = NonNull::new(data.as_ptr().wrapping_add(offset)).ok_or(DlpackError::Overflow)?;
+            end.ok_or_else(overflow)?;
+            imported.start = NonNull::new(data.as_ptr().wrapping_add(offset)).ok_or_else(overflow)?;
         }
         Ok(imported)
     }
@@ -338,21 +340,23 @@ impl fmt::Debug for Imported {
 ///
 /// # Safety
 /// Shape, and strides unless null, must be valid for `ndim` numbers.
-unsafe fn read_layout(tensor: &DlTensor) -> Result<Layout, DlpackError> {
+unsafe fn read_layout(tensor: &DlTensor) -> Result<Layout, VerbsError> {
     let rank = usize::try_from(tensor.ndim).ok().filter(|&rank| rank <= MAX_RANK);
-    let rank = rank.ok_or(DlpackError::Rank(tensor.ndim))?;
+    let rank = rank.ok_or_else(|| fault(format!("{} dimensions", tensor.ndim)))?;
     // SAFETY: the shape is valid for `ndim` numbers, as the caller promises.
-    let lengths = unsafe { numbers(tensor.shape, rank) }.ok_or(DlpackError::Null)?;
+    let lengths = unsafe { numbers(tensor.shape, rank) }.ok_or_else(null)?;
     let mut shape = Vec::with_capacity(rank);
     for (dimension, length) in lengths.into_iter().enumerate() {
-        shape.push(u64::try_from(length).map_err(|_| DlpackError::Dimension { dimension, length })?);
+        let negative = |_| fault(format!("dimension {dimension} of length {length}"));
+        shape.push(u64::try_from(length).map_err(negative)?);
     }
     // SAFETY: the strides are null or valid for `ndim` numbers, as the caller promises.
     let strides = match unsafe { numbers(tensor.strides, rank) } {
         Some(steps) => {
             let mut strides = Vec::with_capacity(rank);
             for (dimension, stride) in steps.into_iter().enumerate() {
-                strides.push(u64::try_from(stride).map_err(|_| DlpackError::Stride { dimension, stride })?);
+                let negative = |_| fault(format!("dimension {dimension} with stride {stride}"));
+                strides.push(u64::try_from(stride).map_err(negative)?);
             }
             strides
         }
@@ -373,47 +377,16 @@ unsafe fn numbers(start: *const i64, count: usize) -> Option<Vec<i64>> {
     (!start.is_null()).then(|| unsafe { std::slice::from_raw_parts(start, count) }.to_vec())
 }
 
-/// The reason why a tensor of DLPack can't be imported or exported.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum DlpackError {
-    /// The processor can't read the memory.
-    #[error("memory of DLPack device type {0}, which is no host memory")]
-    Device(i32),
-    /// The number of dimensions is negative or too large.
-    #[error("{0} dimensions")]
-    Rank(i32),
-    /// A dimension has a negative length.
-    #[error("dimension {dimension} of length {length}")]
-    Dimension {
-        /// Number of the dimension, from 0.
-        dimension: usize,
-        /// Length of the dimension.
-        length: i64,
-    },
-    /// The elements of a dimension are in descending order, which is not supported.
-    #[error("dimension {dimension} with stride {stride}")]
-    Stride {
-        /// Number of the dimension, from 0.
-        dimension: usize,
-        /// Step of the dimension.
-        stride: i64,
-    },
-    /// The size of an element is not a whole number of bytes.
-    #[error("elements of {bits} bits in {lanes} lanes", bits = .0.bits, lanes = .0.lanes)]
-    DataType(DlDataType),
-    /// The length of the tensor overflows.
-    #[error("a tensor of more bytes than memory can have")]
-    Overflow,
-    /// A pointer is null although there are elements, or there is not one stride for each dimension.
-    #[error("a null pointer to data, shape or strides")]
-    Null,
-    /// Elements lie beyond the end of the memory.
-    #[error("a tensor of {needed} bytes in memory of {available}")]
-    OutOfBounds {
-        /// Bytes from the first element to the end of the last.
-        needed: usize,
-        /// Bytes of the memory.
-        available: usize,
-    },
+/// A tensor that can't be imported or exported.
+fn fault(reason: impl Into<Cow<'static, str>>) -> VerbsError {
+    VerbsError::new(VerbsErrorKind::InvalidArgument, reason)
+}
+
+fn overflow() -> VerbsError {
+    fault("a tensor of more bytes than memory can have")
+}
+
+/// A pointer is null although there are elements, or there is not one stride for each dimension.
+fn null() -> VerbsError {
+    fault("a null pointer to data, shape or strides")
 }

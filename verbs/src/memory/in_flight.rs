@@ -296,7 +296,7 @@ impl<T> InFlight<T> {
 /// let finished = transfer.refuse();
 /// let LocalMemory::Region(mut region) = finished.local else { panic!("a region") };
 /// region[0] = 1;
-/// # Ok::<(), tonic_rdma_verbs::memory::PoolError>(())
+/// # Ok::<(), tonic_rdma_verbs::VerbsError>(())
 /// ```
 ///
 /// Meanwhile the program has no access to the memory. The compiler rejects a program that reads the memory,

@@ -47,7 +47,7 @@ pub mod trace;
 pub use pieces::{Block, Lease, RegisteredBuf};
 pub use pool::Pool;
 pub use region::{MemRegion, SharedRegion};
-pub use settings::{Budget, PoolError, PoolSettings, PoolStatistics, Quota};
+pub use settings::{Budget, PoolSettings, PoolStatistics, Quota};
 
 /// The parts that the other crates of this repository use. The module [`unstable`](crate::unstable) exports them.
 pub(crate) mod machinery {

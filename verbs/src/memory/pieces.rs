@@ -9,10 +9,10 @@ use bytes::{BufMut, Bytes};
 
 use crate::memory::pool::shared::{FrozenBuffer, FrozenIndex, HeldPiece, Slab};
 use crate::memory::pool::{Pool, Purpose};
-use crate::memory::settings::{PoolError, Quota};
+use crate::memory::settings::Quota;
 use crate::{
-    Access, HostMemory, LocalSegment, MemoryRegion, Operation, OutOfBounds, PostError, PostErrorKind,
-    QueuePair, RemoteSegment, SendRequest, copy_bytes,
+    Access, HostMemory, LocalSegment, MemoryRegion, Operation, PostError, PostErrorKind, QueuePair,
+    RemoteSegment, SendRequest, VerbsError, copy_bytes,
 };
 
 /// A piece of registered memory with one holder, which the device reads and writes. Dropping the block gives the memory back to
@@ -54,7 +54,7 @@ impl Block {
     ///
     /// # Errors
     /// `source` does not fit there. Nothing was copied.
-    pub fn copy_in(&mut self, offset: usize, source: &[u8]) -> Result<(), OutOfBounds> {
+    pub fn copy_in(&mut self, offset: usize, source: &[u8]) -> Result<(), VerbsError> {
         let start = self.held.offset_in_slab(offset, source.len())?;
         self.held.memory().copy_in(start, source)
     }
@@ -63,7 +63,7 @@ impl Block {
     ///
     /// # Errors
     /// There are not enough bytes after `offset`. Nothing was copied.
-    pub fn copy_out(&self, offset: usize, destination: &mut [u8]) -> Result<(), OutOfBounds> {
+    pub fn copy_out(&self, offset: usize, destination: &mut [u8]) -> Result<(), VerbsError> {
         let start = self.held.offset_in_slab(offset, destination.len())?;
         self.held.memory().copy_out(start, destination)
     }
@@ -77,7 +77,7 @@ impl Block {
         &self,
         range: Range<usize>,
         destination: &mut impl BufMut,
-    ) -> Result<usize, OutOfBounds> {
+    ) -> Result<usize, VerbsError> {
         let length = range.end.saturating_sub(range.start);
         self.held.offset_in_slab(range.start, length)?;
         let mut copied = 0;
@@ -102,7 +102,7 @@ impl Block {
     ///
     /// # Errors
     /// The range is not within the block.
-    pub fn segment(&self, range: Range<usize>) -> Result<LocalSegment, OutOfBounds> {
+    pub fn segment(&self, range: Range<usize>) -> Result<LocalSegment, VerbsError> {
         self.held.segment(range)
     }
 
@@ -275,8 +275,8 @@ impl Lease {
     ///
     /// # Errors
     /// The range goes beyond the end.
-    pub fn segment_of(&self, range: Range<usize>) -> Result<LocalSegment, OutOfBounds> {
-        OutOfBounds::check_range(range, self.length).map(|range| self.name(range))
+    pub fn segment_of(&self, range: Range<usize>) -> Result<LocalSegment, VerbsError> {
+        VerbsError::check_range(range, self.length).map(|range| self.name(range))
     }
 
     /// Makes a lease of `range`, in bytes from the start of this lease.
@@ -291,8 +291,8 @@ impl Lease {
     ///
     /// # Errors
     /// The range goes beyond the end.
-    pub fn part(&self, range: Range<usize>) -> Result<Self, OutOfBounds> {
-        let range = OutOfBounds::check_range(range, self.length)?;
+    pub fn part(&self, range: Range<usize>) -> Result<Self, VerbsError> {
+        let range = VerbsError::check_range(range, self.length)?;
         let (offset, length) = (self.offset + range.start, range.len());
         Ok(Self { memory: self.memory.clone(), offset, length })
     }
@@ -446,8 +446,8 @@ impl Landing {
     /// memory counts against [`Quota::Receive`], also once it has landed, until it is dropped.
     ///
     /// # Errors
-    /// The quota or the budget is used up, or a slab could not be made ([`PoolError`]).
-    pub fn lease(pool: &Pool, length: usize, aligned_at: usize) -> Result<Self, PoolError> {
+    /// The quota or the budget is used up, or a slab could not be made.
+    pub fn lease(pool: &Pool, length: usize, aligned_at: usize) -> Result<Self, VerbsError> {
         let start = (Self::ALIGNMENT - aligned_at % Self::ALIGNMENT) % Self::ALIGNMENT;
         let held = pool.obtain(length.saturating_add(start), Quota::Receive, Purpose::Landing)?;
         debug_assert!(start + length <= held.capacity());
@@ -469,8 +469,8 @@ impl Landing {
     ///
     /// # Errors
     /// `source` does not fit there. Nothing was copied.
-    pub fn copy_in(&mut self, offset: usize, source: &[u8]) -> Result<(), OutOfBounds> {
-        OutOfBounds::check(offset, source.len(), self.length)?;
+    pub fn copy_in(&mut self, offset: usize, source: &[u8]) -> Result<(), VerbsError> {
+        VerbsError::check_bounds(offset, source.len(), self.length)?;
         let start = self.held.offset_in_slab(self.start + offset, source.len())?;
         self.held.memory().copy_in(start, source)
     }
@@ -534,8 +534,8 @@ impl Landing {
     }
 
     /// Names `range` of the content for a READ.
-    fn segment(&self, range: Range<usize>) -> Result<LocalSegment, OutOfBounds> {
-        let range = OutOfBounds::check_range(range, self.length)?;
+    fn segment(&self, range: Range<usize>) -> Result<LocalSegment, VerbsError> {
+        let range = VerbsError::check_range(range, self.length)?;
         let range = self.start + range.start..self.start + range.end;
         Ok(match &self.sink {
             Some(sink) => self.held.segment_by(&**sink, range),
@@ -549,7 +549,7 @@ fn own_registration(
     pool: &Pool,
     held: &HeldPiece,
     range: Range<usize>,
-) -> Result<Option<Arc<dyn MemoryRegion>>, PoolError> {
+) -> Result<Option<Arc<dyn MemoryRegion>>, VerbsError> {
     if !pool.domain().opens_sinks() || range.is_empty() {
         return Ok(None);
     }
@@ -558,7 +558,7 @@ fn own_registration(
     let start = (held.as_ptr() as u64 - memory.address()) as usize;
     let range = start + range.start..start + range.end;
     let registered = pool.domain().register_range(memory, range, Access::LOCAL_WRITE);
-    registered.map(Some).map_err(|cause| PoolError::Verbs { bytes, cause })
+    registered.map(Some).map_err(|cause| cause.not_registered(bytes))
 }
 
 impl Landed {

@@ -22,10 +22,8 @@ use std::sync::Arc;
 use crate::copy::for_each_piece;
 use crate::memory::pieces::Lease;
 use crate::memory::pool::shared::map;
-use crate::memory::settings::{Budget, PoolError, Quota};
-use crate::{
-    Access, HostMemory, MemoryRegion, OutOfBounds, ProtectionDomain, RemoteSegment, VerbsError, WordError,
-};
+use crate::memory::settings::{Budget, Quota};
+use crate::{Access, HostMemory, MemoryRegion, ProtectionDomain, RemoteSegment, VerbsError};
 
 /// Memory with its own mapping. Its owner reads and writes it as a slice.
 ///
@@ -50,21 +48,20 @@ impl MemRegion {
     ///
     /// let mut region = MemRegion::allocate(4096, &Budget::new(1 << 20))?;
     /// region[..3].copy_from_slice(b"abc");
-    /// # Ok::<(), tonic_rdma_verbs::memory::PoolError>(())
+    /// # Ok::<(), tonic_rdma_verbs::VerbsError>(())
     /// ```
     ///
     /// # Errors
     /// The length exceeds the address space, the budget is used up, or the system can't map the memory.
-    pub fn allocate(length: usize, budget: &Arc<Budget>) -> Result<Self, PoolError> {
+    pub fn allocate(length: usize, budget: &Arc<Budget>) -> Result<Self, VerbsError> {
         let page = rustix::param::page_size();
         let limit = isize::MAX as u64 / 2;
         if length as u64 > limit {
-            let (asked, quota) = (length as u64, Quota::Send);
-            return Err(PoolError::TooLarge { quota, asked, limit });
+            return Err(Quota::Send.too_large(length, limit));
         }
         let bytes = length.max(1).next_multiple_of(page);
         let reservation = budget.reserve(bytes as u64)?;
-        let cause = |cause| PoolError::Verbs { bytes: bytes as u64, cause };
+        let cause = |cause| VerbsError::not_registered(cause, bytes as u64);
         let memory = map(reservation, true).map_err(cause)?;
         let mapped = Arc::new(Mapped { memory });
         Ok(Self { mapped, range: 0..length })
@@ -182,7 +179,7 @@ impl LentRegion {
     /// let mut lent = LentRegion::new(MemRegion::allocate(4096, &Budget::new(1 << 20))?);
     /// lent[..3].copy_from_slice(b"abc");
     /// assert_eq!(lent.try_into_region().map_err(drop).expect("no grant exists")[..3], *b"abc");
-    /// # Ok::<(), tonic_rdma_verbs::memory::PoolError>(())
+    /// # Ok::<(), tonic_rdma_verbs::VerbsError>(())
     /// ```
     pub fn new(region: MemRegion) -> Self {
         Self { loan: RegionLoan { region: Arc::new(region) } }
@@ -278,7 +275,7 @@ impl SharedRegion {
     /// # Errors
     /// `source` does not fit there. Nothing was copied.
     #[inline]
-    pub fn copy_in(&self, offset: usize, source: &[u8]) -> Result<(), OutOfBounds> {
+    pub fn copy_in(&self, offset: usize, source: &[u8]) -> Result<(), VerbsError> {
         let at = self.at(offset, source.len())?;
         self.region.memory().copy_in(at, source)
     }
@@ -288,7 +285,7 @@ impl SharedRegion {
     /// # Errors
     /// There are not enough bytes after `offset`. Nothing was copied.
     #[inline]
-    pub fn copy_out(&self, offset: usize, destination: &mut [u8]) -> Result<(), OutOfBounds> {
+    pub fn copy_out(&self, offset: usize, destination: &mut [u8]) -> Result<(), VerbsError> {
         let at = self.at(offset, destination.len())?;
         self.region.memory().copy_out(at, destination)
     }
@@ -298,7 +295,7 @@ impl SharedRegion {
     ///
     /// # Errors
     /// The range is not within the region. `then` was not called.
-    pub fn for_each_piece(&self, range: Range<usize>, then: impl FnMut(&[u8])) -> Result<(), OutOfBounds> {
+    pub fn for_each_piece(&self, range: Range<usize>, then: impl FnMut(&[u8])) -> Result<(), VerbsError> {
         let length = range.end.saturating_sub(range.start);
         self.at(range.start, length)?;
         let start = self.region.as_ptr().wrapping_add(range.start);
@@ -313,7 +310,7 @@ impl SharedRegion {
     /// # Errors
     /// The word is not within the region, or not aligned.
     #[inline]
-    pub fn load_u64(&self, offset: usize) -> Result<u64, WordError> {
+    pub fn load_u64(&self, offset: usize) -> Result<u64, VerbsError> {
         let at = self.at(offset, 8)?;
         self.region.memory().load_u64(at)
     }
@@ -323,7 +320,7 @@ impl SharedRegion {
     /// # Errors
     /// The word is not within the region, or not aligned.
     #[inline]
-    pub fn store_u64(&self, offset: usize, value: u64) -> Result<(), WordError> {
+    pub fn store_u64(&self, offset: usize, value: u64) -> Result<(), VerbsError> {
         let at = self.at(offset, 8)?;
         self.region.memory().store_u64(at, value)
     }
@@ -336,7 +333,7 @@ impl SharedRegion {
     ///
     /// # Errors
     /// The range is not within the region.
-    pub unsafe fn as_slice(&self, range: Range<usize>) -> Result<&[u8], OutOfBounds> {
+    pub unsafe fn as_slice(&self, range: Range<usize>) -> Result<&[u8], VerbsError> {
         let length = range.end.saturating_sub(range.start);
         self.at(range.start, length)?;
         let start = self.region.as_ptr().wrapping_add(range.start);
@@ -349,8 +346,8 @@ impl SharedRegion {
 
     /// Returns the offset in the mapping of `length` bytes at `offset` of the region.
     #[inline]
-    fn at(&self, offset: usize, length: usize) -> Result<usize, OutOfBounds> {
-        OutOfBounds::check(offset, length, self.len())?;
+    fn at(&self, offset: usize, length: usize) -> Result<usize, VerbsError> {
+        VerbsError::check_bounds(offset, length, self.len())?;
         Ok(self.region.range().start + offset)
     }
 }
@@ -426,7 +423,7 @@ impl Grant {
         let whole = region.range();
         let (start, end) = (whole.start + part.start, whole.start + part.end);
         if end > whole.end {
-            return Err(VerbsError::Unusable(format!("{part:?} of a region of {} bytes", region.len())));
+            return Err(VerbsError::unusable(format!("{part:?} of a region of {} bytes", region.len())));
         }
         let memory = Arc::clone(region.memory());
         // Devices give peers the right to write only together with the local right. The local right alone may let peers write, too

@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use crate::memory::pieces::Lease;
 use crate::memory::pool::shared::Slab;
 use crate::memory::region::{Mapped, MemRegion};
-use crate::memory::settings::{Budget, PoolError, Reservation};
+use crate::memory::settings::{Budget, Reservation};
 use crate::{Access, LocalSegment, MemoryRegion, ProtectionDomain, RemoteSegment, VerbsError};
 
 /// The regions and buffers that requests of one protection domain use. Each of them is registered once, without rights for
@@ -37,7 +37,7 @@ impl LocalRegistrations {
     }
 
     /// Returns the registration of the slab that `lease` lies in, for reading.
-    pub(crate) fn lease(&mut self, lease: &Lease) -> Result<Arc<dyn MemoryRegion>, Arc<PoolError>> {
+    pub(crate) fn lease(&mut self, lease: &Lease) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
         self.frozen.region(lease)
     }
 
@@ -109,7 +109,7 @@ pub struct SlabRegistrations {
 #[derive(Debug)]
 struct SlabRegistration {
     slab: Weak<Slab>,
-    registered: Result<(Arc<dyn MemoryRegion>, Reservation), Arc<PoolError>>,
+    registered: Result<(Arc<dyn MemoryRegion>, Reservation), VerbsError>,
 }
 
 impl SlabRegistrations {
@@ -143,7 +143,7 @@ impl SlabRegistrations {
     ///
     /// # Errors
     /// The budget is used up, or the device refuses the slab: now, or at an earlier call.
-    pub(crate) fn region(&mut self, lease: &Lease) -> Result<Arc<dyn MemoryRegion>, Arc<PoolError>> {
+    pub(crate) fn region(&mut self, lease: &Lease) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
         let slab = lease.slab();
         let key = Arc::as_ptr(slab).addr();
         if !self.slabs.contains_key(&key) {
@@ -152,11 +152,11 @@ impl SlabRegistrations {
         let (domain, budget, access) = (&*self.domain, &self.budget, self.access);
         let entry = self.slabs.entry(key).or_insert_with(|| SlabRegistration {
             slab: Arc::downgrade(slab),
-            registered: register(domain, budget, access, slab).map_err(Arc::new),
+            registered: register(domain, budget, access, slab),
         });
         match &entry.registered {
             Ok((region, _)) => Ok(Arc::clone(region)),
-            Err(error) => Err(Arc::clone(error)),
+            Err(error) => Err(error.clone()),
         }
     }
 
@@ -173,11 +173,11 @@ fn register(
     budget: &Arc<Budget>,
     access: Access,
     slab: &Slab,
-) -> Result<(Arc<dyn MemoryRegion>, Reservation), PoolError> {
+) -> Result<(Arc<dyn MemoryRegion>, Reservation), VerbsError> {
     let bytes = slab.len() as u64;
     let registered = budget.reserve(bytes).and_then(|reservation| {
         let region = domain.register(Arc::clone(slab.memory()), access);
-        Ok((region.map_err(|cause| PoolError::Verbs { bytes, cause })?, reservation))
+        Ok((region.map_err(|cause| cause.not_registered(bytes))?, reservation))
     });
     registered.inspect_err(|reason| {
         crate::throttled!(warn, bytes, %reason, "memory to send from can't be registered: its content is copied");

@@ -1,5 +1,4 @@
-//! The limits of pools: their settings and numbers, the budget that several pools share, and the error of a pool that has reached a
-//! limit.
+//! The limits of pools: their settings and numbers, and the budget that several pools share.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::process::Resource;
 use rustix::thread::CapabilitySet;
 
-use crate::{Access, VerbsError};
+use crate::{Access, VerbsError, VerbsErrorKind};
 
 /// Settings of a [`Pool`](super::Pool).
 ///
@@ -68,6 +67,14 @@ pub enum Quota {
     Receive,
 }
 
+impl Quota {
+    /// Returns the error of a request that a pool with a quota of `limit` bytes can never serve.
+    pub(super) fn too_large(self, asked: usize, limit: u64) -> VerbsError {
+        let reason = format!("{asked} bytes are more than the {self} quota of {limit} bytes");
+        VerbsError::new(VerbsErrorKind::TooLarge, reason)
+    }
+}
+
 impl fmt::Display for Quota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -95,54 +102,6 @@ pub struct PoolStatistics {
     pub hits: u64,
     /// Number of requests that needed a new piece of a slab, or a new slab.
     pub misses: u64,
-}
-
-/// The reason why a pool has no memory for a request.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PoolError {
-    /// The quota is used up for now. Try again after a piece has been given back.
-    #[error("{quota} quota exhausted: asked for {asked} bytes, {leased} of {limit} are leased")]
-    QuotaExhausted {
-        /// The quota that is used up.
-        quota: Quota,
-        /// Bytes asked for, rounded up to a size class or to pages.
-        asked: u64,
-        /// Bytes leased.
-        leased: u64,
-        /// The quota in bytes.
-        limit: u64,
-    },
-    /// The request exceeds the whole quota, so the pool can never serve it.
-    #[error("{asked} bytes are more than the {quota} quota of {limit} bytes")]
-    TooLarge {
-        /// The quota that the request exceeds.
-        quota: Quota,
-        /// Bytes asked for.
-        asked: u64,
-        /// The quota in bytes.
-        limit: u64,
-    },
-    /// The process has no pinned memory left for another slab.
-    #[error("pinned memory: asked for {asked} bytes, {used} of {limit} are in use; {hint}")]
-    Budget {
-        /// Bytes asked for.
-        asked: u64,
-        /// Bytes pinned by all pools that share the budget.
-        used: u64,
-        /// The budget in bytes.
-        limit: u64,
-        /// Advice for raising the budget.
-        hint: &'static str,
-    },
-    /// The system could not map the slab, or the device could not register it.
-    #[error("a slab of {bytes} bytes could not be registered: {cause}")]
-    Verbs {
-        /// Length of the slab in bytes.
-        bytes: u64,
-        /// The error of the device or of the system.
-        cause: VerbsError,
-    },
 }
 
 /// A limit on the bytes that pools register. All pools that are made with one budget share the limit.
@@ -219,7 +178,7 @@ impl Budget {
     }
 
     /// Reserves `bytes` until the reservation is dropped.
-    pub(crate) fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reservation, PoolError> {
+    pub(crate) fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reservation, VerbsError> {
         // Relaxed: the count protects no other memory.
         let outcome = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
             used.checked_add(bytes).filter(|&total| total <= self.limit)
@@ -227,7 +186,10 @@ impl Budget {
         match outcome {
             Ok(_) => Ok(Reservation { budget: Arc::clone(self), bytes }),
             Err(used) => {
-                Err(PoolError::Budget { asked: bytes, used, limit: self.limit, hint: self.source.hint() })
+                let (limit, hint) = (self.limit, self.source.hint());
+                let reason =
+                    format!("pinned memory: asked for {bytes} bytes, {used} of {limit} are in use; {hint}");
+                Err(VerbsError::new(VerbsErrorKind::NoMemory, reason))
             }
         }
     }

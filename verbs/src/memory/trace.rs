@@ -47,7 +47,7 @@
 //!     assert_eq!(crossed.registered, step > 1);
 //! }
 //! println!("{}", trace.report());
-//! # Ok::<(), tonic_rdma_verbs::memory::sites::TraceError>(())
+//! # Ok::<(), tonic_rdma_verbs::VerbsError>(())
 //! ```
 //!
 //! The runtime sends the memory as [`Bytes`](bytes::Bytes) with an owner (`Bytes::from_owner`), such as a tensor that the engine

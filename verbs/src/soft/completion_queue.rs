@@ -182,7 +182,7 @@ impl Queue {
     ) -> Result<Arc<Self>, VerbsError> {
         let any: Arc<dyn Any + Send + Sync> = Arc::clone(queue) as _;
         let own = any.downcast().ok().filter(|queue: &Arc<Self>| Arc::ptr_eq(&queue.device, device));
-        own.ok_or(VerbsError::Foreign("completion queue"))
+        own.ok_or(VerbsError::foreign("completion queue"))
     }
 
     pub(super) fn id(&self) -> u64 {
@@ -205,7 +205,7 @@ impl Queue {
         let mut members = self.members.lock();
         if members.used == SLOTS {
             let (asked, limit) = (u64::from(SLOTS) + 1, u64::from(SLOTS));
-            return Err(VerbsError::Limit { what: "queue pairs of one completion queue", asked, limit });
+            return Err(VerbsError::limit("queue pairs of one completion queue", asked, limit));
         }
         members.used += 1;
         if let Some(slot) = members.free.pop() {

@@ -26,7 +26,7 @@ static CURRENT: Mutex<Weak<Device>> = Mutex::new(Weak::new());
 /// ```
 ///
 /// # Errors
-/// [`Os`](VerbsError::Os) if the system has no descriptor, memory or thread left for the device.
+/// [`System`](crate::VerbsErrorKind::System) if the system has no descriptor, memory or thread left for the device.
 pub fn open() -> Result<Arc<dyn Context>, VerbsError> {
     let mut current = lock(&CURRENT);
     let device = match current.upgrade() {

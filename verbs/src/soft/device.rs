@@ -127,9 +127,8 @@ impl Device {
     /// Fails in a forked child of the process that opened the device.
     pub(super) fn check_process(&self) -> Result<(), VerbsError> {
         if self.is_forked() {
-            return Err(VerbsError::Unusable(
-                "this process was forked from the process that opened the soft device: open the device again"
-                    .into(),
+            return Err(VerbsError::unusable(
+                "this process was forked from the process that opened the soft device: open the device again",
             ));
         }
         Ok(())
@@ -154,7 +153,7 @@ impl Device {
         let random = random().map_err(|error| VerbsError::os("drawing a key", error))? as u32;
         let index = lock(&self.keys).take().ok_or_else(|| {
             let (asked, limit) = (u64::from(REGIONS) + 1, u64::from(REGIONS));
-            VerbsError::Limit { what: "memory regions", asked, limit }
+            VerbsError::limit("memory regions", asked, limit)
         })?;
         let key = key_of(random, index);
         self.table.insert(key, entry);
@@ -208,7 +207,7 @@ impl Device {
     pub(super) fn check_answers(&self, id: DeviceId) -> Result<(), VerbsError> {
         match lock(&self.silent).get(&id) {
             Some(when) if when.elapsed() < SILENCE => {
-                Err(VerbsError::Unreachable("the peer's soft device did not answer a moment ago".into()))
+                Err(VerbsError::unreachable("the peer's soft device did not answer a moment ago"))
             }
             _ => Ok(()),
         }

@@ -11,7 +11,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use rustix::process::DumpableBehavior;
 use tonic_rdma_verbs::{
-    CompletionOpcode, CompletionStatus, QueuePairAddress, RemoteSegment, Rkey, VerbsError, soft,
+    CompletionOpcode, CompletionStatus, QueuePairAddress, RemoteSegment, Rkey, VerbsErrorKind, soft,
 };
 
 use crate::Soft;
@@ -160,7 +160,7 @@ fn run(own: u64) -> String {
     let there = RemoteSegment { address: words[1].parse().unwrap(), rkey: Rkey(words[2].parse().unwrap()) };
     match side.pair.to_rtr(&address, &side.settings) {
         Ok(()) => {}
-        Err(VerbsError::Unreachable(reason)) => return format!("unreachable: {reason}"),
+        Err(error) if error.kind() == VerbsErrorKind::Unreachable => return error.to_string(),
         Err(error) => panic!("{error}"),
     }
     side.pair.to_rts(&side.settings).unwrap();

@@ -118,7 +118,9 @@ pub fn connected(fabric: &dyn Fabric, options: &Options) -> (Side, Side) {
     loop {
         let (a, b) = (Side::new(fabric, options), Side::new(fabric, options));
         match try_to_connect_pairs(&a.pair, &b.pair, &a.settings) {
-            Err(VerbsError::Os { cause, .. }) if cause.kind() == ErrorKind::TimedOut && tries > 1 => {
+            Err(error)
+                if tries > 1 && error.system().map(|cause| cause.kind()) == Some(ErrorKind::TimedOut) =>
+            {
                 tries -= 1
             }
             connected => {

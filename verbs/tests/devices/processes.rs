@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use tonic_rdma_verbs::{
     CompletionOpcode, CompletionStatus, MemoryRegion, Operation, Payload, PostError, PostErrorKind,
-    QueuePairAddress, QueuePairState, RemoteSegment, Rkey, VerbsError, WorkCompletion,
+    QueuePairAddress, QueuePairState, RemoteSegment, Rkey, VerbsErrorKind, WorkCompletion,
 };
 
 use crate::fabric::{Fabric, Options, Side, default_pair, is_end, pattern, remote, segment, wait_until};
@@ -72,7 +72,7 @@ impl Pair {
         let mut pair = Self { child, lines, side, target, failures: RefCell::default() };
         let side = &pair.side;
         match side.pair.to_rtr(&address, &side.settings) {
-            Err(VerbsError::Os { .. }) => return None,
+            Err(error) if error.kind() == VerbsErrorKind::System => return None,
             connected => connected.unwrap(),
         }
         side.pair.to_rts(&side.settings).unwrap();

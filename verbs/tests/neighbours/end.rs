@@ -79,7 +79,10 @@ impl End {
         let settings = PathSettings::default();
         (0..RECEIVES).for_each(|index| self.post_receive(index as u64));
         // On a busy machine the answer of the peer's device may come too late.
-        let late = |result: &Result<(), VerbsError>| matches!(result, Err(VerbsError::Os { cause, .. }) if matches!(cause.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock));
+        let late = |result: &Result<(), VerbsError>| {
+            let cause = result.as_ref().err().and_then(|error| error.system());
+            matches!(cause.map(|cause| cause.kind()), Some(ErrorKind::TimedOut | ErrorKind::WouldBlock))
+        };
         let mut connected = self.pair.to_rtr(&address, &settings);
         for _ in 0..4 {
             if late(&connected) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tonic_rdma_verbs::{
     CompletionOpcode, CompletionQueue, CompletionStatus, Context, HostMemory, ProtectionDomain,
-    QueuePairState, RemoteSegment, Rkey, VerbsError, WorkCompletion, soft,
+    QueuePairState, RemoteSegment, Rkey, VerbsError, VerbsErrorKind, WorkCompletion, soft,
 };
 
 use crate::end::{
@@ -106,10 +106,11 @@ impl Victim {
 
     /// Makes a connection to `process`, which does harm in the way of `role`.
     pub fn invite(&self, process: &mut Process, role: &str) -> Result<Bad, VerbsError> {
+        let ended = |reason: &'static str| VerbsError::new(VerbsErrorKind::Unreachable, reason);
         process.tell(role);
-        let line = process.hear().ok_or_else(|| VerbsError::Unreachable("the process ended".into()))?;
+        let line = process.hear().ok_or_else(|| ended("the process ended"))?;
         if line == "ended" {
-            return Err(VerbsError::Unreachable("the role ended".into()));
+            return Err(ended("the role ended"));
         }
         let end = End::new(&*self.domain, &self.queue, 0);
         let targets = end.connect(&line)?;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::task::JoinError;
-use tonic_rdma::memory::PoolError;
+use tonic_rdma::VerbsError;
 use tonic_rdma_commands::{Failure, units};
 use tonic_rdma_payload::reduce::Reduced;
 use tonic_rdma_tensor::{ChannelError, ShapeError, TensorError};
@@ -38,7 +38,7 @@ pub(crate) enum CallError {
     #[error("there is no memory for {} more", units::rough_size(*.0))]
     Memory(u64),
     #[error("there is no registered memory for the payloads")]
-    Registered(#[from] PoolError),
+    Registered(#[from] VerbsError),
     #[error("{}", .0.with_causes())]
     Connect(#[from] Failure),
     #[error(transparent)]

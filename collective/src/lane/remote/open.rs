@@ -216,7 +216,7 @@ impl Hello {
         Layout::HELLO + 8 * word
     }
 
-    fn store(self, board: &SharedRegion, section: usize) -> Result<(), tonic_rdma_tensor::WordError> {
+    fn store(self, board: &SharedRegion, section: usize) -> Result<(), tonic_rdma_tensor::VerbsError> {
         let mut words = self.words.into_iter().enumerate();
         words.try_for_each(|(at, word)| board.store_u64(section + Self::at(at), word.to_le()))
     }

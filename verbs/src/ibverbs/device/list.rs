@@ -48,8 +48,8 @@ pub enum Transport {
 /// ```
 ///
 /// # Errors
-/// - [`Library`](VerbsError::Library) if libibverbs is not installed.
-/// - [`Os`](VerbsError::Os) if the kernel does not answer.
+/// - [`NoDevice`](crate::VerbsErrorKind::NoDevice) if libibverbs is not installed.
+/// - [`System`](crate::VerbsErrorKind::System) if the kernel does not answer.
 pub fn list() -> Result<Vec<ListedDevice>, VerbsError> {
     let devices = DeviceList::new()?;
     let listed = devices.iter().map(|device| ListedDevice {

@@ -69,11 +69,8 @@ impl Device {
         };
         let position = names.iter().position(|name| name == wanted);
         let found = position.and_then(|position| devices.iter().nth(position));
-        let found = found.ok_or_else(|| VerbsError::NotFound {
-            what: "RDMA device",
-            wanted: wanted.clone(),
-            available: one_of("device", &names),
-        })?;
+        let found = found
+            .ok_or_else(|| VerbsError::not_found("RDMA device", wanted.clone(), one_of("device", &names)))?;
         Self::open_one(options, &devices, found)
     }
 
@@ -86,7 +83,7 @@ impl Device {
                 Err(error) => reasons.push(format!("{}: {error}", devices.name(device))),
             }
         }
-        Err(VerbsError::Unusable(match &reasons[..] {
+        Err(VerbsError::unusable(match &reasons[..] {
             [] => "this machine has no RDMA device".into(),
             reasons => format!("no RDMA device can be used: {}", reasons.join("; ")),
         }))
@@ -100,7 +97,7 @@ impl Device {
         let name = devices.name(found);
         let transport = transport(found);
         if transport == Transport::Other {
-            return Err(VerbsError::Unusable(format!("{name} is neither InfiniBand, RoCE nor iWARP")));
+            return Err(VerbsError::unusable(format!("{name} is neither InfiniBand, RoCE nor iWARP")));
         }
         let raw = devices.open(found)?;
         let port = choose_port(&name, raw.ports()?, options.port)?;
@@ -226,7 +223,7 @@ impl Device {
     }
 
     pub(crate) fn strong(&self) -> Result<Arc<Self>, VerbsError> {
-        self.me.upgrade().ok_or(VerbsError::Foreign("context"))
+        self.me.upgrade().ok_or(VerbsError::foreign("context"))
     }
 }
 

@@ -68,21 +68,19 @@ pub(super) fn choose_port(device: &str, ports: Vec<Port>, wanted: Option<u8>) ->
     let chosen = match wanted {
         Some(wanted) => {
             let found = ports.into_iter().find(|port| port.number == wanted);
-            found.ok_or_else(|| VerbsError::NotFound {
-                what: "port",
-                wanted: format!("{wanted} of {device}"),
-                available: one_of("port", &described),
+            found.ok_or_else(|| {
+                VerbsError::not_found("port", format!("{wanted} of {device}"), one_of("port", &described))
             })?
         }
         None => {
             let found = ports.into_iter().find(|port| port.state == PortState::Active);
             found.ok_or_else(|| {
-                VerbsError::Unusable(format!("{device} has no active port: {}", described.join(", ")))
+                VerbsError::unusable(format!("{device} has no active port: {}", described.join(", ")))
             })?
         }
     };
     if chosen.state != PortState::Active {
-        return Err(VerbsError::Unusable(format!("port {} of {device} is {}", chosen.number, chosen.state)));
+        return Err(VerbsError::unusable(format!("port {} of {device} is {}", chosen.number, chosen.state)));
     }
     Ok(chosen)
 }
@@ -90,10 +88,12 @@ pub(super) fn choose_port(device: &str, ports: Vec<Port>, wanted: Option<u8>) ->
 pub(super) fn choose_gid(device: &str, port: &Port, wanted: Option<u32>) -> Result<Option<Gid>, VerbsError> {
     let Some(wanted) = wanted else { return Ok(port.best_gid().copied()) };
     let found = port.gids.iter().find(|gid| gid.index == wanted);
-    found.copied().map(Some).ok_or_else(|| VerbsError::NotFound {
-        what: "GID index",
-        wanted: format!("{wanted} of port {} of {device}", port.number),
-        available: one_of("index", &port.gids.iter().map(Gid::to_string).collect::<Vec<_>>()),
+    found.copied().map(Some).ok_or_else(|| {
+        VerbsError::not_found(
+            "GID index",
+            format!("{wanted} of port {} of {device}", port.number),
+            one_of("index", &port.gids.iter().map(Gid::to_string).collect::<Vec<_>>()),
+        )
     })
 }
 
@@ -106,11 +106,7 @@ pub(super) fn choose_mtu(port: &Port, wanted: Option<u16>) -> Result<sys::ibv_mt
 /// Returns the code of an MTU that must be one of the five.
 pub(crate) fn exact_mtu(bytes: u16) -> Result<sys::ibv_mtu, VerbsError> {
     let code = mtu_code(bytes).filter(|&code| mtu_bytes(code) == Some(bytes));
-    code.ok_or(VerbsError::Limit {
-        what: "path MTU (256, 512, 1024, 2048 or 4096)",
-        asked: bytes.into(),
-        limit: 4096,
-    })
+    code.ok_or_else(|| VerbsError::limit("path MTU (256, 512, 1024, 2048 or 4096)", bytes.into(), 4096))
 }
 
 pub(super) fn one_of(what: &str, names: &[String]) -> String {
@@ -137,7 +133,7 @@ impl LocalPath {
     ) -> Result<Self, VerbsError> {
         let gid = choose_gid(device, &port, options.gid_index)?;
         if gid.is_none() && port.ethernet && needs_address {
-            return Err(VerbsError::Unusable(format!(
+            return Err(VerbsError::unusable(format!(
                 "port {} of {device} has no GID: give its network interface an address",
                 port.number
             )));
@@ -161,6 +157,7 @@ mod tests {
     use std::net::Ipv6Addr;
 
     use super::*;
+    use crate::VerbsErrorKind;
     use crate::ibverbs::device::list::GidKind;
 
     fn port(number: u8, state: PortState) -> Port {
@@ -203,7 +200,7 @@ mod tests {
         assert_eq!(choose_mtu(&port, None).unwrap(), sys::IBV_MTU_1024);
         assert_eq!(choose_mtu(&port, Some(512)).unwrap(), sys::IBV_MTU_512);
         assert_eq!(choose_mtu(&port, Some(4096)).unwrap(), sys::IBV_MTU_1024);
-        assert!(matches!(choose_mtu(&port, Some(1500)), Err(VerbsError::Limit { asked: 1500, .. })));
+        assert_eq!(choose_mtu(&port, Some(1500)).unwrap_err().kind(), VerbsErrorKind::Limit);
     }
 }
 

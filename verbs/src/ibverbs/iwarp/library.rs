@@ -37,13 +37,9 @@ symbols! {
 
 /// Returns the library. The first call loads it.
 pub(super) fn connection_library() -> Result<&'static ConnectionLibrary, VerbsError> {
-    static LOADED: OnceLock<Result<ConnectionLibrary, Arc<libloading::Error>>> = OnceLock::new();
-    let loaded = LOADED.get_or_init(|| ConnectionLibrary::load(FILE).map_err(Arc::new));
-    loaded.as_ref().map_err(|error| VerbsError::Library {
-        library: FILE,
-        install: "librdmacm1",
-        source: Arc::clone(error) as _,
-    })
+    static LOADED: OnceLock<Result<ConnectionLibrary, VerbsError>> = OnceLock::new();
+    let failed = |error| VerbsError::library(FILE, "librdmacm1", Arc::new(error));
+    LOADED.get_or_init(|| ConnectionLibrary::load(FILE).map_err(failed)).as_ref().map_err(VerbsError::clone)
 }
 
 /// `RDMA_PS_TCP`: reliable connections.
@@ -150,7 +146,7 @@ pub(crate) fn listen(
             }
         }
     }
-    Err(VerbsError::Unusable(format!(
+    Err(VerbsError::unusable(format!(
         "no address of this machine belongs to {device}: give its network interface one"
     )))
 }

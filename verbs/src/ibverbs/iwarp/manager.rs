@@ -218,7 +218,7 @@ impl Manager {
             }
             state.deadlines.pop_front();
             if let Some(connection) = waiting {
-                let error = VerbsError::Unreachable(format!("the peer sent nothing within {PATIENCE:?}"));
+                let error = VerbsError::unreachable(format!("the peer sent nothing within {PATIENCE:?}"));
                 connection.pair.fail(|| error.to_string());
             }
         }
@@ -332,11 +332,11 @@ impl Manager {
     ) -> Result<(), VerbsError> {
         let state = &mut *lock(&self.state);
         let Some(connection) = state.connections.get_mut(&token) else {
-            return Err(VerbsError::Foreign("queue pair"));
+            return Err(VerbsError::foreign("queue pair"));
         };
         let (ours, theirs) = ((self.socket, token), (peer.socket, peer.token));
         if ours == theirs {
-            return Err(VerbsError::BadAddress("it is the address of this queue pair itself".into()));
+            return Err(VerbsError::bad_address("it is the address of this queue pair itself"));
         }
         let wanted = Wanted { listener: peer, served_reads, outstanding_reads, active: ours > theirs };
         connection.peer = Some(wanted);
@@ -374,7 +374,7 @@ impl Manager {
         let (Some(id), Some(peer)) = (connection.id, connection.peer) else { return Ok(()) };
         if connection.requester != peer.listener.token {
             let error = "another queue pair has connected to this one";
-            return Err(VerbsError::Unreachable(error.into()));
+            return Err(VerbsError::unreachable(error));
         }
         let mut parameters = parameters(connection.pair.number, &peer);
         // SAFETY: the identifier is that of a request that was not answered yet, and the parameters are complete.
@@ -413,13 +413,13 @@ impl Manager {
             | event::UNREACHABLE
             | event::REJECTED => {
                 let error = io::Error::from_raw_os_error(note.status.saturating_abs());
-                Err(VerbsError::Unreachable(match note.kind {
+                Err(VerbsError::unreachable(match note.kind {
                     event::REJECTED => "the peer refused the connection".into(),
                     _ => error.to_string(),
                 }))
             }
-            event::DISCONNECTED => Err(VerbsError::Unreachable("the connection has ended".into())),
-            event::DEVICE_REMOVAL => Err(VerbsError::Unusable("the device was removed".into())),
+            event::DISCONNECTED => Err(VerbsError::unreachable("the connection has ended")),
+            event::DEVICE_REMOVAL => Err(VerbsError::unusable("the device was removed")),
             _ => Ok(()),
         };
         if let Err(error) = result {

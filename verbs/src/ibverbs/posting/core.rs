@@ -114,8 +114,8 @@ impl Core {
             Err(_) => {
                 self.flush();
                 Err(match self.failure() {
-                    Some(reason) => VerbsError::Unreachable(reason.to_owned()),
-                    None => VerbsError::State { call, state: self.state() },
+                    Some(reason) => VerbsError::unreachable(reason.to_owned()),
+                    None => VerbsError::state(call, self.state()),
                 })
             }
         }

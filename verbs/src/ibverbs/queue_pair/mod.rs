@@ -103,7 +103,7 @@ impl Pair {
     fn expect(&self, call: &'static str, expected: QueuePairState) -> Result<(), VerbsError> {
         match self.core.state() {
             state if state == expected => Ok(()),
-            state => Err(VerbsError::State { call, state }),
+            state => Err(VerbsError::state(call, state)),
         }
     }
 
@@ -241,7 +241,7 @@ impl QueuePair for Pair {
         self.modify("taking the queue pair to Init", path::to_init(self.device(), access))?;
         if let Some(manager) = &self.device().manager {
             post_hello_receive(&self.core, self.receive_queue.1)
-                .map_err(|error| VerbsError::Unusable(format!("posting the first receive: {error}")))?;
+                .map_err(|error| VerbsError::unusable(format!("posting the first receive: {error}")))?;
             let queue: Arc<dyn FetchCompletions> = self.receive_queue.0.clone();
             manager.add(self.token, self.core.clone(), queue);
         }
@@ -265,14 +265,10 @@ impl QueuePair for Pair {
                 manager.connect(self.token, peer, device.max_served_reads, reads)?;
             }
             (Address::Iwarp(_), None) => {
-                return Err(VerbsError::Unreachable(
-                    "the peer's device is an iWARP device, ours is not".into(),
-                ));
+                return Err(VerbsError::unreachable("the peer's device is an iWARP device, ours is not"));
             }
             (Address::InfiniBand(_), Some(_)) => {
-                return Err(VerbsError::Unreachable(
-                    "our device is an iWARP device, the peer's is not".into(),
-                ));
+                return Err(VerbsError::unreachable("our device is an iWARP device, the peer's is not"));
             }
         }
         self.core.advance("to_rtr", QueuePairState::Init, QueuePairState::Rtr)

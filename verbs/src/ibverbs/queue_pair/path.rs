@@ -92,14 +92,14 @@ fn check_packets(ours: GidKind, gid: Option<&Gid>, peer: &Path) -> Result<(), Ve
         let choose =
             if ours == GidKind::InfiniBand || peer.packets == GidKind::InfiniBand { "" } else { CHOOSE };
         let reason = format!("its address is one of {}, ours of {ours}{choose}", peer.packets);
-        return Err(VerbsError::Unreachable(reason));
+        return Err(VerbsError::unreachable(reason));
     }
     let family = |address: Ipv6Addr| if address.to_ipv4_mapped().is_some() { "IPv4" } else { "IPv6" };
     let theirs = Ipv6Addr::from(peer.gid);
     match gid.map(|gid| gid.address) {
         Some(gid) if ours == GidKind::RoceV2 && family(gid) != family(theirs) => {
             let (theirs_is, ours_is) = (family(theirs), family(gid));
-            Err(VerbsError::Unreachable(format!(
+            Err(VerbsError::unreachable(format!(
                 "its address {theirs} is one of {theirs_is}, ours {gid} of {ours_is}{CHOOSE}"
             )))
         }
@@ -272,7 +272,7 @@ pub(crate) const NUMBERS: u32 = (1 << 24) - 1;
 impl Address {
     pub(crate) fn decode(address: &QueuePairAddress) -> Result<Self, VerbsError> {
         let bytes = address.as_bytes();
-        Self::parse(bytes).map_err(|reason| VerbsError::BadAddress(reason.into()))
+        Self::parse(bytes).map_err(|reason| VerbsError::bad_address(reason))
     }
 
     fn parse(bytes: &[u8]) -> Result<Self, &'static str> {
@@ -483,6 +483,7 @@ mod address_tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::VerbsErrorKind;
 
     fn path() -> Path {
         Path {
@@ -532,7 +533,7 @@ mod address_tests {
             }),
         ] {
             let error = Address::decode(&address.into()).unwrap_err();
-            assert!(matches!(error, VerbsError::BadAddress(_)), "{address:?}: {error}");
+            assert_eq!(error.kind(), VerbsErrorKind::InvalidAddress, "{address:?}: {error}");
         }
     }
 

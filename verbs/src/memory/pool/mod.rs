@@ -16,7 +16,7 @@ use std::sync::{Arc, LazyLock};
 
 use self::shared::{FrozenIndex, HeldPiece, PoolShared};
 use super::pieces::{Block, Lease, RegisteredBuf};
-use super::settings::{Budget, PoolError, PoolSettings, PoolStatistics, Quota};
+use super::settings::{Budget, PoolSettings, PoolStatistics, Quota};
 use crate::{
     Access, CompletionQueue, HostMemory, Lkey, MemoryRegion, ProtectionDomain, QueuePair, QueuePairCapacity,
     Rkey, VerbsError,
@@ -86,7 +86,7 @@ impl Pool {
     /// tensor.fill(1);
     /// let payload: bytes::Bytes = tensor.freeze();
     /// # assert_eq!(payload.len(), 4 << 20);
-    /// # Ok::<(), tonic_rdma_verbs::memory::PoolError>(())
+    /// # Ok::<(), tonic_rdma_verbs::VerbsError>(())
     /// ```
     pub fn for_sending(limit: u64) -> Self {
         let settings = PoolSettings {
@@ -102,10 +102,11 @@ impl Pool {
     /// content of this pool. [`new`](Self::new) shows how to make a pool.
     ///
     /// ```
-    /// # use tonic_rdma_verbs::memory::{Budget, Pool, PoolError, PoolSettings};
+    /// # use tonic_rdma_verbs::VerbsError;
+    /// # use tonic_rdma_verbs::memory::{Budget, Pool, PoolSettings};
     /// use tonic_rdma_verbs::memory::Quota;
     ///
-    /// # fn take(pool: &Pool) -> Result<(), PoolError> {
+    /// # fn take(pool: &Pool) -> Result<(), VerbsError> {
     /// let mut block = pool.lease(4096, Quota::Send)?;
     /// block.copy_in(0, b"content").expect("it fits");
     /// let segment = block.segment(0..7).expect("within the block"); // for a work request
@@ -118,8 +119,8 @@ impl Pool {
     /// ```
     ///
     /// # Errors
-    /// The quota or the budget is used up, or a slab could not be made ([`PoolError`]).
-    pub fn lease(&self, length: usize, quota: Quota) -> Result<Block, PoolError> {
+    /// The quota or the budget is used up, or a slab could not be made.
+    pub fn lease(&self, length: usize, quota: Quota) -> Result<Block, VerbsError> {
         Ok(Block::new(self.obtain(length, quota, Purpose::Block)?, length))
     }
 
@@ -135,12 +136,12 @@ impl Pool {
     /// buffer.fill(7); // the buffer is a `&mut [u8]`
     /// let payload: bytes::Bytes = buffer.freeze();
     /// # assert_eq!(payload.len(), 4096);
-    /// # Ok::<(), tonic_rdma_verbs::memory::PoolError>(())
+    /// # Ok::<(), tonic_rdma_verbs::VerbsError>(())
     /// ```
     ///
     /// # Errors
-    /// The quota or the budget is used up, or a slab could not be made ([`PoolError`]).
-    pub fn allocate(&self, length: usize) -> Result<RegisteredBuf, PoolError> {
+    /// The quota or the budget is used up, or a slab could not be made.
+    pub fn allocate(&self, length: usize) -> Result<RegisteredBuf, VerbsError> {
         Ok(RegisteredBuf::new(self.obtain(length, Quota::Send, Purpose::Buffer)?, length))
     }
 
@@ -179,7 +180,7 @@ impl Pool {
         length: usize,
         quota: Quota,
         purpose: Purpose,
-    ) -> Result<HeldPiece, PoolError> {
+    ) -> Result<HeldPiece, VerbsError> {
         let piece = self.handle.shared.obtain(length, quota, purpose)?;
         Ok(HeldPiece::new(piece, quota, purpose, Arc::clone(&self.handle.shared)))
     }
@@ -234,7 +235,7 @@ impl ProtectionDomain for Unbound {
         _: &Arc<dyn CompletionQueue>,
         _: &QueuePairCapacity,
     ) -> Result<Arc<dyn QueuePair>, VerbsError> {
-        Err(VerbsError::Foreign("protection domain"))
+        Err(VerbsError::foreign("protection domain"))
     }
 }
 

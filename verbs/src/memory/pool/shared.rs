@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use super::arena::{Arena, Piece, Purpose};
 use crate::memory::index::AddressIndex;
-use crate::memory::settings::{Budget, PoolError, PoolSettings, PoolStatistics, Quota, Reservation};
+use crate::memory::settings::{Budget, PoolSettings, PoolStatistics, Quota, Reservation};
 use crate::sync::lock;
 use crate::{
-    Access, HostMemory, LocalSegment, MemoryRegion, OutOfBounds, ProtectionDomain, RemoteSegment, VerbsError,
+    Access, HostMemory, LocalSegment, MemoryRegion, ProtectionDomain, RemoteSegment, VerbsError,
+    VerbsErrorKind,
 };
 
 /// Smallest slab size that a pool uses, in bytes. Only when the budget runs out, the pool makes smaller slabs.
@@ -112,17 +113,19 @@ impl PoolShared {
     }
 
     /// Obtains a piece for `length` bytes: one that was in use before, a new one of an existing slab, or one of a new slab.
-    pub(crate) fn obtain(&self, length: usize, quota: Quota, purpose: Purpose) -> Result<Piece, PoolError> {
+    pub(crate) fn obtain(&self, length: usize, quota: Quota, purpose: Purpose) -> Result<Piece, VerbsError> {
         let limit = self.settings.limit(quota);
         let mut state = self.lock();
         let capacity = match state.arena(purpose).capacity_for(length) {
             Some(capacity) if capacity as u64 <= limit => capacity,
-            _ => return Err(PoolError::TooLarge { quota, asked: length as u64, limit }),
+            _ => return Err(quota.too_large(length, limit)),
         };
         let (leased, asked) = (*state.leased(quota), capacity as u64);
         let room = limit.saturating_sub(leased);
         if asked > room {
-            return Err(PoolError::QuotaExhausted { quota, asked, leased, limit });
+            let reason =
+                format!("{quota} quota exhausted: asked for {asked} bytes, {leased} of {limit} are leased");
+            return Err(VerbsError::new(VerbsErrorKind::QuotaExhausted, reason));
         }
         if let Some(piece) = state.arena(purpose).reuse(capacity, room) {
             state.hits += 1;
@@ -167,7 +170,7 @@ impl PoolShared {
     }
 
     /// Makes a slab for a piece of `capacity` bytes. Callers must not hold the lock, because this function makes system calls.
-    fn make_slab(&self, capacity: usize, common: bool, purpose: Purpose) -> Result<Slab, PoolError> {
+    fn make_slab(&self, capacity: usize, common: bool, purpose: Purpose) -> Result<Slab, VerbsError> {
         let access = match purpose {
             Purpose::Block => self.settings.access,
             // Each landing then has a registration of its own.
@@ -182,7 +185,7 @@ impl PoolShared {
     }
 
     /// Reserves the bytes of a slab. If the budget is too small, first frees idle slabs, then reserves a smaller slab.
-    fn reserve(&self, capacity: usize, common: bool) -> Result<Reservation, PoolError> {
+    fn reserve(&self, capacity: usize, common: bool) -> Result<Reservation, VerbsError> {
         let page = rustix::param::page_size();
         let smallest = capacity.next_multiple_of(page);
         let mut bytes = if common { self.settings.slab_size } else { smallest };
@@ -247,14 +250,14 @@ impl HeldPiece {
     }
 
     /// Returns the offset in the slab of `length` bytes at `offset` of this piece.
-    pub(crate) fn offset_in_slab(&self, offset: usize, length: usize) -> Result<usize, OutOfBounds> {
-        OutOfBounds::check(offset, length, self.piece.capacity)?;
+    pub(crate) fn offset_in_slab(&self, offset: usize, length: usize) -> Result<usize, VerbsError> {
+        VerbsError::check_bounds(offset, length, self.piece.capacity)?;
         Ok(self.piece.offset + offset)
     }
 
     /// Names `range` of this piece for a work request.
-    pub(crate) fn segment(&self, range: Range<usize>) -> Result<LocalSegment, OutOfBounds> {
-        OutOfBounds::check_range(range, self.piece.capacity).map(|range| self.segment_within(range))
+    pub(crate) fn segment(&self, range: Range<usize>) -> Result<LocalSegment, VerbsError> {
+        VerbsError::check_range(range, self.piece.capacity).map(|range| self.segment_within(range))
     }
 
     /// Names `range` of this piece for a work request, without a check. A range beyond the piece names other memory of the
@@ -372,10 +375,9 @@ impl Slab {
         access: Access,
         settings: &PoolSettings,
         reservation: Reservation,
-    ) -> Result<Self, PoolError> {
+    ) -> Result<Self, VerbsError> {
         let bytes = reservation.bytes;
-        Self::register(domain, access, settings, reservation)
-            .map_err(|cause| PoolError::Verbs { bytes, cause })
+        Self::register(domain, access, settings, reservation).map_err(|cause| cause.not_registered(bytes))
     }
 
     fn register(

@@ -1,6 +1,7 @@
 //! The handle: allocates the buffers of sites, tells the tracing allocator which node runs, and learns what is sent. A buffer lies in
 //! registered memory or on the heap.
 
+use crate::VerbsError;
 use std::alloc::Layout;
 use std::fmt;
 use std::io::IoSlice;
@@ -72,18 +73,6 @@ pub struct Crossed {
     pub registered: bool,
 }
 
-/// The reason why a program can't trace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum TraceError {
-    /// The global allocator of the program does not trace.
-    #[error(
-        "the global allocator of this program does not trace allocations: declare in its main file \
-         `#[global_allocator] static ALLOCATOR: TracingAllocator = TracingAllocator::new(System);`"
-    )]
-    NotInstalled,
-}
-
 /// Whether the global allocator of the program traces: an allocation of an execution then is among the live ones.
 static IS_INSTALLED: LazyLock<bool> = LazyLock::new(|| {
     let execution = SiteAllocator::new(Pool::for_sending(0), SiteSettings::default()).enter(0);
@@ -119,18 +108,22 @@ impl SiteAllocator {
     ///
     /// ```
     /// use tonic_rdma_verbs::memory::sites::SiteAllocator;
-    /// use tonic_rdma_verbs::memory::sites::TraceError;
+    /// use tonic_rdma_verbs::VerbsError;
     ///
     /// // This program has no `#[global_allocator]` that traces.
-    /// assert_eq!(SiteAllocator::tracing(1 << 30).err(), Some(TraceError::NotInstalled));
+    /// let error = SiteAllocator::tracing(1 << 30).unwrap_err();
+    /// assert_eq!(error.kind(), VerbsErrorKind::Unusable);
     /// ```
     ///
     /// # Errors
     /// The global allocator of the program is not a [`TracingAllocator`](crate::memory::trace::TracingAllocator).
-    pub fn tracing(limit_bytes: u64) -> Result<Self, TraceError> {
+    pub fn tracing(limit_bytes: u64) -> Result<Self, VerbsError> {
         let _pause = NodeScope::pause();
         if !*IS_INSTALLED {
-            return Err(TraceError::NotInstalled);
+            return Err(VerbsError::unusable(
+                "the global allocator of this program does not trace allocations: declare in its main file \
+                 `#[global_allocator] static ALLOCATOR: TracingAllocator = TracingAllocator::new(System);`",
+            ));
         }
         Ok(Self::new(Pool::for_sending(limit_bytes), SiteSettings::default()))
     }

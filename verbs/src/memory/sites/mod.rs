@@ -78,7 +78,7 @@ pub(super) mod table;
 #[cfg(test)]
 mod tests;
 
-pub use handle::{Crossed, SiteAllocator, SiteBuf, TraceError, sent};
+pub use handle::{Crossed, SiteAllocator, SiteBuf, sent};
 pub use live::NodeScope;
 pub use table::{
     NodeSite, PlacementReason, SHORTEST, Site, SitePlacement, SiteReport, SiteSettings, SiteStatus,

@@ -3,16 +3,17 @@
 //! Both fronts use it: the handle of a program ([`SiteAllocator`](super::SiteAllocator)), and the global allocator of a graph
 //! ([`trace`](crate::memory::trace)). The latter calls it in a pause, because the functions here allocate.
 
+use crate::VerbsError;
 use std::alloc::Layout;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use crate::memory::PoolStatistics;
 use crate::memory::pool::shared::HeldPiece;
 use crate::memory::pool::{Pool, Purpose};
 use crate::memory::settings::Quota;
-use crate::memory::{PoolError, PoolStatistics};
 use crate::sync::lock;
 use crate::units::size;
 
@@ -290,7 +291,7 @@ impl SiteStatus {
 }
 
 /// Obtains memory of `pool`.
-fn obtain(pool: &Pool, layout: Layout) -> Result<Place, PoolError> {
+fn obtain(pool: &Pool, layout: Layout) -> Result<Place, VerbsError> {
     let alignment = layout.align();
     let padding = if alignment > PIECE_ALIGNMENT { alignment } else { 0 };
     let piece = pool.obtain(layout.size().saturating_add(padding), Quota::Send, Purpose::Buffer)?;

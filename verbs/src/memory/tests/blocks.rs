@@ -1,7 +1,7 @@
 //! Blocks: content, bounds, segments, reuse.
 
 use super::*;
-use crate::OutOfBounds;
+use crate::VerbsError;
 use crate::memory::Quota;
 
 #[test]
@@ -85,7 +85,7 @@ fn content_goes_in_and_out() {
 fn nothing_goes_beyond_the_capacity() {
     let (pool, ..) = pool(small(), 1 << 20);
     let mut block = pool.lease(200, Quota::Send).unwrap();
-    let beyond = |offset, length| OutOfBounds { offset, length, available: 256 };
+    let beyond = |offset, length| VerbsError::out_of_bounds(offset, length, 256);
     assert_eq!(block.copy_in(255, b"x"), Ok(()));
     assert_eq!(block.copy_in(256, b""), Ok(()));
     assert_eq!(block.copy_in(256, b"x"), Err(beyond(256, 1)));

@@ -59,7 +59,7 @@ impl ProtectionDomain for Domain {
         access: Access,
     ) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
         if self.refuse {
-            return Err(VerbsError::Limit { what: "memory regions", asked: 1, limit: 0 });
+            return Err(VerbsError::limit("memory regions", 1, 0));
         }
         self.last_access.store(access.bits(), Ordering::SeqCst);
         let key = self.next.fetch_add(1, Ordering::SeqCst);
@@ -78,7 +78,7 @@ impl ProtectionDomain for Domain {
         _: &Arc<dyn CompletionQueue>,
         _: &QueuePairCapacity,
     ) -> Result<Arc<dyn QueuePair>, VerbsError> {
-        Err(VerbsError::Foreign("queue pair"))
+        Err(VerbsError::foreign("queue pair"))
     }
 }
 

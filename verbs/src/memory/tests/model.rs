@@ -1,10 +1,11 @@
 //! The pool against a model. The model knows the held addresses, and so which requests the pool must serve or refuse.
 
+use crate::VerbsErrorKind;
 use bytes::Bytes;
 use proptest::prelude::*;
 
 use super::*;
-use crate::memory::{Block, PoolError, Quota, RegisteredBuf};
+use crate::memory::{Block, Quota, RegisteredBuf};
 
 const SEND_QUOTA: u64 = 300 << 10;
 const RECEIVE_QUOTA: u64 = 100 << 10;
@@ -169,11 +170,12 @@ impl Model {
     }
 
     /// Checks `outcome`, the pool's answer to a request of `length` bytes, against the model.
-    fn check_outcome(&self, length: usize, quota: Quota, purpose: Use, outcome: Result<usize, &PoolError>) {
+    fn check_outcome(&self, length: usize, quota: Quota, purpose: Use, outcome: Result<usize, &VerbsError>) {
         let (least, limit, leased) =
             (capacity_for(length), self.pool.settings().limit(quota), self.leased(quota));
         let room = limit - leased;
-        match outcome {
+        let reason = outcome.err().map(VerbsError::reason).unwrap_or_default();
+        match outcome.map_err(VerbsError::kind) {
             Ok(capacity) if least <= LARGEST_SHARED => {
                 assert!(capacity as u64 <= room, "{length} bytes, with room for {room}");
                 assert_eq!(capacity, least, "{length} bytes");
@@ -183,16 +185,18 @@ impl Model {
                 assert!(capacity as u64 <= room, "{length} bytes, with room for {room}");
                 assert!((least..=least + least / 2).contains(&capacity), "{capacity} for {length} bytes");
             }
-            Err(PoolError::TooLarge { .. }) => {
+            Err(VerbsErrorKind::TooLarge) => {
                 assert!(least as u64 > limit, "{length} bytes fit into {limit}")
             }
-            Err(PoolError::QuotaExhausted { asked, leased: said, .. }) => {
-                assert_eq!((*asked, *said), (least as u64, leased));
+            Err(VerbsErrorKind::QuotaExhausted) => {
+                let numbers = format!("asked for {least} bytes, {leased} of {limit} are leased");
+                assert!(reason.ends_with(&numbers), "{reason}: {numbers}");
                 assert!(least as u64 <= limit && least as u64 > room, "{length} bytes fit into {room}");
             }
-            Err(PoolError::Budget { used, .. }) => {
+            Err(VerbsErrorKind::NoMemory) => {
+                let used = self.budget.used();
                 assert!(least as u64 <= room, "the quota of {limit} has only room for {room} bytes");
-                assert_eq!(*used, self.budget.used());
+                assert!(reason.contains(&format!(", {used} of ")), "{reason}: {used}");
                 let slab = least.next_multiple_of(rustix::param::page_size()) as u64;
                 assert!(
                     used + slab > self.budget.limit(),
@@ -200,7 +204,7 @@ impl Model {
                 );
                 self.check_full(least, purpose);
             }
-            Err(error) => panic!("{error}"),
+            Err(_) => panic!("{reason}"),
         }
     }
 

@@ -206,7 +206,7 @@ impl Policy {
         let Some(value) = value else { return Ok(Self::default()) };
         let known = Self::VALUES.into_iter().find(|(name, _)| value.eq_ignore_ascii_case(name));
         known.map(|(_, policy)| policy).ok_or_else(|| {
-            VerbsError::Unusable(format!("{VARIABLE}={value:?}: takes one of user, trusted-user, any"))
+            VerbsError::unusable(format!("{VARIABLE}={value:?}: takes one of user, trusted-user, any"))
         })
     }
 
@@ -231,7 +231,7 @@ impl Policy {
         }
         let (theirs, ours) = (peer.user, rustix::process::geteuid().as_raw());
         let advice = "they share no memory unless both ends set RDMA_SOFT_PEERS=any";
-        Err(VerbsError::Unreachable(if theirs == ours {
+        Err(VerbsError::unreachable(if theirs == ours {
             format!(
                 "the peer's process belongs to a user that this user namespace does not know, as which it shows user {theirs}: {advice}"
             )

@@ -346,21 +346,21 @@ impl Address {
     pub(crate) fn decode(address: &QueuePairAddress) -> Result<Self, VerbsError> {
         let bytes = address.as_bytes();
         if bytes.first() != Some(&MAGIC) {
-            return Err(VerbsError::BadAddress("it is not the address of a soft device".into()));
+            return Err(VerbsError::bad_address("it is not the address of a soft device"));
         }
         if bytes.get(1) != Some(&VERSION) {
-            return Err(VerbsError::BadAddress(format!(
+            return Err(VerbsError::bad_address(format!(
                 "the peer's soft device has version {:?} of the layout, this one has {VERSION}: use one version of this library",
                 bytes.get(1)
             )));
         }
         let Ok(bytes) = <&[u8; LENGTH]>::try_from(bytes) else {
-            return Err(VerbsError::BadAddress(format!("{} bytes, not {LENGTH}", bytes.len())));
+            return Err(VerbsError::bad_address(format!("{} bytes, not {LENGTH}", bytes.len())));
         };
         let device =
             DeviceId { process: u32_at(bytes, 2), nonce: u64_at(bytes, 6), directory: u64_at(bytes, 26) };
         if device.process == 0 {
-            return Err(VerbsError::BadAddress("process 0".into()));
+            return Err(VerbsError::bad_address("process 0"));
         }
         Ok(Self { device, number: u32_at(bytes, 14), token: u64_at(bytes, 18) })
     }

@@ -121,7 +121,7 @@ impl Peer {
                 fd.close_mapped();
                 Ok((mapped, end))
             }
-            _ => Err(VerbsError::Unreachable("the peer's device gave no queue pair of that number".into())),
+            _ => Err(VerbsError::unreachable("the peer's device gave no queue pair of that number")),
         }
     }
 
@@ -243,12 +243,11 @@ impl Peer {
     fn failure(&self, action: &'static str, error: io::Error) -> VerbsError {
         match error.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
-                VerbsError::Unreachable(if self.same_user {
-                    "the peer's process has ended".into()
+                VerbsError::unreachable(if self.same_user {
+                    "the peer's process has ended"
                 } else {
                     "the peer's process runs as another user, and does not let this one in, or has ended: set \
                      RDMA_SOFT_PEERS=any at both ends"
-                        .into()
                 })
             }
             _ => VerbsError::os(action, error),
@@ -312,7 +311,7 @@ fn cached<T>(
 }
 
 fn missing() -> VerbsError {
-    VerbsError::Unreachable("the peer's device refused to share its memory".into())
+    VerbsError::unreachable("the peer's device refused to share its memory")
 }
 
 /// Connects to `device` until `deadline`. Returns the socket, and the process at its other end.
@@ -321,7 +320,7 @@ fn dial(
     (sockets, policy): (&Sockets, Policy),
     deadline: Instant,
 ) -> Result<(Socket, Identity), VerbsError> {
-    let waits = || VerbsError::Unreachable("too many descriptors of peers are not closed yet".into());
+    let waits = || VerbsError::unreachable("too many descriptors of peers are not closed yet");
     if closer::is_full() {
         return Err(waits());
     }

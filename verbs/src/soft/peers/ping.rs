@@ -67,14 +67,11 @@ impl SoftQueuePair {
     /// The device can't be found, or this process does not let in its user.
     pub fn ping(&self) -> Result<Option<Ping>, VerbsError> {
         let Self { address: Address { device, number, token }, reach: Reach { sockets, policy } } = self;
+        let is_late = |kind| matches!(kind, io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
         let socket = match sockets.connect(*device, *policy, Instant::now()) {
             Ok(socket) => socket,
             // The backlog of the device's socket is full.
-            Err(VerbsError::Os { cause, .. })
-                if matches!(cause.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) =>
-            {
-                return Ok(None);
-            }
+            Err(error) if error.system().is_some_and(|cause| is_late(cause.kind())) => return Ok(None),
             Err(error) => return Err(error),
         };
         let Identity { user, level, .. } = check_owner(&socket, *policy)?;

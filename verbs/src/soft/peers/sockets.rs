@@ -63,7 +63,7 @@ impl Sockets {
     /// Reads the place from the value of `RDMA_SOFT_DIR`. Fails if the directory can't be used.
     pub(crate) fn new(directory: Option<&OsStr>) -> Result<Self, VerbsError> {
         let Some(value) = directory else { return Ok(Self::Namespace) };
-        let unusable = |reason: &str| VerbsError::Unusable(format!("{VARIABLE}={value:?}: {reason}"));
+        let unusable = |reason: &str| VerbsError::unusable(format!("{VARIABLE}={value:?}: {reason}"));
         if !is_directory_name(value) {
             return Err(unusable("takes the absolute path of a directory"));
         }
@@ -160,10 +160,9 @@ impl Sockets {
                 }
                 Err(Errno::CONNREFUSED | Errno::NOENT) => return Err(self.unseen(device)),
                 Err(Errno::ACCESS) => {
-                    return Err(VerbsError::Unreachable(
+                    return Err(VerbsError::unreachable(
                         "the peer's soft device lets in only its own user (its RDMA_SOFT_PEERS is not any), and this process \
-                         runs as another one: set RDMA_SOFT_PEERS=any at both ends"
-                            .into(),
+                         runs as another one: set RDMA_SOFT_PEERS=any at both ends",
                     ));
                 }
                 Err(error) => return Err(os(error.into())),
@@ -174,7 +173,7 @@ impl Sockets {
     /// Returns the reason why there is no socket of `device` here.
     fn unseen(&self, device: DeviceId) -> VerbsError {
         const ADVICE: &str = "set RDMA_SOFT_DIR to one directory at both ends";
-        VerbsError::Unreachable(match self {
+        VerbsError::unreachable(match self {
             Self::Namespace if device.directory == 0 => format!(
                 "no such soft device here: the peer is on another host, in another network namespace, or gone; \
                  between network namespaces {ADVICE}"

@@ -447,7 +447,7 @@ impl Core {
     fn connect(&self, address: Address) -> Result<Connection, VerbsError> {
         let mut grant = lock(&self.grant);
         if grant.to.is_some_and(|to| to != address.token) {
-            return Err(VerbsError::Unreachable("another queue pair has connected to this one".into()));
+            return Err(VerbsError::unreachable("another queue pair has connected to this one"));
         }
         grant.to = Some(address.token);
         drop(grant);
@@ -471,11 +471,11 @@ impl Core {
     pub(super) fn to_rtr(&self, peer: &QueuePairAddress, settings: &PathSettings) -> Result<(), VerbsError> {
         let state = self.state();
         if state != QueuePairState::Init || self.connection().is_some() {
-            return Err(VerbsError::State { call: "to_rtr", state });
+            return Err(VerbsError::state("to_rtr", state));
         }
         let connection = self.connect(Address::decode(peer)?)?;
         if self.connection.set(connection).is_err() {
-            return Err(VerbsError::State { call: "to_rtr", state: self.state() });
+            return Err(VerbsError::state("to_rtr", self.state()));
         }
         self.end.set_rnr_timer(settings.min_rnr_timer);
         self.change("to_rtr", INIT, RTR)?;
@@ -501,7 +501,7 @@ impl Core {
     fn change(&self, call: &'static str, from: u8, to: u8) -> Result<(), VerbsError> {
         match self.state.compare_exchange(from, to, AcqRel, Acquire) {
             Ok(_) => Ok(()),
-            Err(_) => Err(VerbsError::State { call, state: self.state() }),
+            Err(_) => Err(VerbsError::state(call, self.state())),
         }
     }
 
@@ -614,7 +614,7 @@ impl Connection {
     pub(crate) fn import(device: &Device, address: Address, own_token: u64) -> Result<Self, VerbsError> {
         device.check_answers(address.device)?;
         Self::ask(device, address, own_token).inspect_err(|error| {
-            if matches!(error, VerbsError::Os { cause, .. } if cause.kind() == io::ErrorKind::TimedOut) {
+            if error.system().is_some_and(|cause| cause.kind() == io::ErrorKind::TimedOut) {
                 device.note_silence(address.device);
             }
         })

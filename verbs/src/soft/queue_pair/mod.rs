@@ -24,9 +24,9 @@ use super::shared::attention::Attention;
 use super::shared::end::EndState;
 use super::shared::platform::{Native, Shipping};
 use crate::{
-    Access, LocalQueuePair, LocalSegment, NoView, PathSettings, PostError, Probe, QueuePair,
-    QueuePairAddress, QueuePairCapacity, QueuePairNumber, QueuePairState, ReceiveRequest, RemoteSegment,
-    RemoteView, SendRequest, VerbsError,
+    Access, LocalQueuePair, LocalSegment, PathSettings, PostError, Probe, QueuePair, QueuePairAddress,
+    QueuePairCapacity, QueuePairNumber, QueuePairState, ReceiveRequest, RemoteSegment, RemoteView,
+    SendRequest, VerbsError,
 };
 
 /// All news in the ring make an event of the completion queue of receives.
@@ -341,8 +341,8 @@ impl LocalQueuePair for Pair {
         self.core.connection().is_some_and(|connection| connection.shares_memory())
     }
 
-    fn view(&self, remote: RemoteSegment, length: u64) -> Result<RemoteView, NoView> {
-        self.core.view(remote, length)
+    fn view(&self, remote: RemoteSegment, length: u64) -> Result<RemoteView, VerbsError> {
+        Ok(self.core.view(remote, length)?)
     }
 
     #[inline]

@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 
 use super::core::{Connection, Core};
 use super::source::{self, Stores, WORD};
+use crate::remote_view::NoView;
 use crate::soft::closer;
 use crate::soft::device::{MAX_SEGMENTS, PAST_CACHES};
 use crate::soft::forked::Origin;
@@ -15,7 +16,7 @@ use crate::soft::peers::segments::{Offer, Segment, Segments};
 use crate::soft::shared::end::{EndState, unless_revoked};
 use crate::soft::shared::platform::{Native, Shipping};
 use crate::soft::shared::table::{Entry, RegionTable};
-use crate::{Access, LocalSegment, NoView, RemoteSegment, RemoteView};
+use crate::{Access, LocalSegment, RemoteSegment, RemoteView};
 
 /// The memory that a queue pair and its peer have mapped of one another, as far as the queue pair has used it.
 #[derive(Debug, Default)]

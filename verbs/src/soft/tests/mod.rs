@@ -119,7 +119,7 @@ impl Side {
             let (a, b) = make();
             match a.try_to_connect(&b).and_then(|()| b.try_to_connect(&a)) {
                 Ok(()) => return (a, b),
-                Err(VerbsError::Os { .. }) => {}
+                Err(error) if error.system().is_some() => {}
                 Err(error) => panic!("{error}"),
             }
         }

@@ -3,7 +3,7 @@
 use std::sync::Weak;
 
 use super::*;
-use crate::{NoView, RemoteView};
+use crate::{RemoteView, VerbsErrorKind};
 
 /// Returns the address of all of `region` for the peer.
 fn whole(region: &Arc<dyn MemoryRegion>) -> RemoteSegment {
@@ -13,7 +13,10 @@ fn whole(region: &Arc<dyn MemoryRegion>) -> RemoteSegment {
 /// Returns a view of `region`, which belongs to `owner`: reads it once, and waits until it is mapped.
 fn view_of(reader: &Side, owner: &Side, region: &Arc<dyn MemoryRegion>) -> RemoteView {
     let (place, length) = (whole(region), region.memory().len() as u64);
-    assert_eq!(reader.pair.local().unwrap().view(place, length).unwrap_err(), NoView::NotYet);
+    assert_eq!(
+        reader.pair.local().unwrap().view(place, length).unwrap_err().kind(),
+        VerbsErrorKind::NotMapped
+    );
     let into = reader.part(0, 8);
     assert!(reader.post(Operation::Read { into: &into, remote: place }));
     let mut view = None;
@@ -54,7 +57,10 @@ fn a_view_of_a_part_ends_where_the_region_ends() {
     assert_eq!(bytes, [5; 100]);
     assert!(view.copy_out(1, &mut bytes).is_err());
     for (place, length) in [(part, 1 << 16), (whole(&region), (1 << 16) + 1), (part, u64::MAX)] {
-        assert_eq!(reader.pair.local().unwrap().view(place, length).unwrap_err(), NoView::Revoked);
+        assert_eq!(
+            reader.pair.local().unwrap().view(place, length).unwrap_err().kind(),
+            VerbsErrorKind::Revoked
+        );
     }
 }
 
@@ -67,7 +73,10 @@ fn a_view_of_memory_that_was_taken_back_stays_readable() {
     let place = whole(&region);
     drop(region);
     assert!(!view.is_current());
-    assert_eq!(reader.pair.local().unwrap().view(place, 1 << 16).unwrap_err(), NoView::Revoked);
+    assert_eq!(
+        reader.pair.local().unwrap().view(place, 1 << 16).unwrap_err().kind(),
+        VerbsErrorKind::Revoked
+    );
     memory.store_u64(0, 9).unwrap();
     assert_eq!(view.load_u64(0), Ok(9), "the memory is still one");
     drop((memory, owner, reader));
@@ -94,12 +103,21 @@ fn a_view_is_not_current_after_either_queue_pair_has_ended() {
 #[test]
 fn memory_that_is_not_shared_and_peers_that_are_not_connected_have_no_view() {
     let alone = Side::new();
-    assert_eq!(alone.pair.local().unwrap().view(alone.remote(0), 8).unwrap_err(), NoView::Never);
+    assert_eq!(
+        alone.pair.local().unwrap().view(alone.remote(0), 8).unwrap_err().kind(),
+        VerbsErrorKind::Unsupported
+    );
     let (owner, reader) = Side::connected();
     let private = owner.domain.register(Arc::new(HostMemory::from_vec(vec![1; 64])), all()).unwrap();
-    assert_eq!(reader.pair.local().unwrap().view(whole(&private), 64).unwrap_err(), NoView::Never);
+    assert_eq!(
+        reader.pair.local().unwrap().view(whole(&private), 64).unwrap_err().kind(),
+        VerbsErrorKind::Unsupported
+    );
     let unreadable = owner.domain.register(Arc::clone(owner.region.memory()), Access::LOCAL_WRITE).unwrap();
-    assert_eq!(reader.pair.local().unwrap().view(whole(&unreadable), 64).unwrap_err(), NoView::Revoked);
+    assert_eq!(
+        reader.pair.local().unwrap().view(whole(&unreadable), 64).unwrap_err().kind(),
+        VerbsErrorKind::Revoked
+    );
 }
 
 /// A part of a budget that a test counts.
