@@ -25,7 +25,7 @@ use crate::types::{Metadata, Tensor, deserialize};
 use crate::wire::tensor_frame::{Frame, RequestId, Sink};
 use crate::wire::tensor_metadata::WireMetadata;
 use tonic_rdma_verbs::unstable::{
-    CopyRange, CopyRanges, Grant, LocalMemory, RemotePlace, Transfer, TransferKind, lock, wake_all,
+    CopyRange, CopyRanges, Grant, LocalMemory, RemoteRange, Transfer, TransferKind, lock, wake_all,
 };
 use tonic_rdma_verbs::memory::SharedRegion;
 use tonic_rdma_verbs::{Access, RemoteSegment, Rkey};
@@ -212,7 +212,7 @@ impl Offers {
         let (local, offset) = tensor.local(&self.landing)?;
         let length = tensor.metadata.bytes;
         let start = RemoteSegment { address: sink.address, rkey: Rkey(sink.rkey) };
-        let place = RemotePlace { start, length: sink.length };
+        let place = RemoteRange { start, length: sink.length };
         let blocks = CopyRanges::One(CopyRange { local: offset, remote: 0, length });
         let (this, landing) = (self.this.clone(), Arc::clone(&self.landing));
         let token = Token::call(move |outcome| {

@@ -20,7 +20,7 @@ use crate::link::port::Port;
 use crate::link::wait::Wait;
 use crate::link::words::{Arrivals, Notification, PairOwner, WordPair};
 use crate::link::{Link, LinkId};
-use tonic_rdma_verbs::unstable::{Grant, LentRegion, RegionLoan, RemotePlace, lock};
+use tonic_rdma_verbs::unstable::{Grant, LentRegion, RegionLoan, RemoteRange, lock};
 use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};
 use tonic_rdma_verbs::{Access, RemoteSegment};
 
@@ -67,7 +67,7 @@ struct AttachedPeer {
     pair: Arc<WordPair>,
     /// The number of this peer's notices that were taken.
     taken: u64,
-    place: RemotePlace,
+    place: RemoteRange,
     _grant: Grant,
 }
 
@@ -236,7 +236,7 @@ impl Export {
         self: &Arc<Self>,
         link: &Arc<Link>,
         peer_pair: u32,
-    ) -> Result<(u32, RemotePlace), ChannelError> {
+    ) -> Result<(u32, RemoteRange), ChannelError> {
         let mut attached = lock(&self.attached);
         if let Some(it) = attached.get(&link.id) {
             return Ok((it.pair.number, it.place));
@@ -386,7 +386,7 @@ pub struct RemoteRegion {
 pub(crate) struct RemoteShared {
     pub(crate) name: Arc<str>,
     pub(crate) link: Arc<Link>,
-    pub(crate) place: RemotePlace,
+    pub(crate) place: RemoteRange,
     pub(crate) rights: Rights,
     /// The pair of words of the region, here and at the peer.
     pub(crate) pair: Arc<WordPair>,

@@ -70,8 +70,7 @@ pub fn devices() -> Vec<FoundDevice> {
 ///
 /// # Errors
 /// - [`Unusable`](crate::VerbsErrorKind::Unusable) if this build has no provider for the device, or the device can't be used.
-/// - [`NoDevice`](crate::VerbsErrorKind::NoDevice) if there is no such device.
-/// - [`NoDevice`](crate::VerbsErrorKind::NoDevice) if libibverbs is not installed.
+/// - [`NoDevice`](crate::VerbsErrorKind::NoDevice) if there is no such device, or libibverbs is not installed.
 /// - [`System`](crate::VerbsErrorKind::System) if the system refuses.
 pub fn open(name: &str) -> Result<Arc<dyn Context>, VerbsError> {
     if name == soft::NAME { soft::open() } else { open_hardware(name) }

@@ -11,6 +11,9 @@
 //! | [`soft`] | `soft0`: queue pairs between processes of one host, over shared memory | Linux |
 //! | `ibverbs` | InfiniBand, RoCE and iWARP adapters; Soft-RoCE and soft-iWARP of the kernel | the cargo feature `ibverbs` |
 //!
+//! Providers open devices by functions, and their calls create objects, because they return trait objects. All other types have
+//! `new` or `Default`, and constructors named by what they make.
+//!
 //! Both providers implement these traits: [`Context`] (an opened device), [`ProtectionDomain`], [`MemoryRegion`],
 //! [`DeviceMemoryRegion`], [`CompletionQueue`], [`QueuePair`] and [`SharedReceiveQueue`]. [`devices`] lists the devices of
 //! this machine, and [`open`] opens one.

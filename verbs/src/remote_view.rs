@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Acquire};
 
-use super::copy::{copy_to_read, for_each_piece};
+use super::copy::{copy_to_read, for_each_chunk};
 use super::{VerbsError, VerbsErrorKind};
 
 /// Memory of a peer that this process has mapped for reading ([`QueuePair::view`](super::QueuePair::view)). A look at the memory
@@ -103,12 +103,12 @@ impl RemoteView {
     ///
     /// # Errors
     /// The range is not within the view. `then` was not called.
-    pub fn for_each_piece(&self, range: Range<usize>, then: impl FnMut(&[u8])) -> Result<(), VerbsError> {
+    pub fn for_each_chunk(&self, range: Range<usize>, then: impl FnMut(&[u8])) -> Result<(), VerbsError> {
         let length = range.end.saturating_sub(range.start);
         let from = self.at(range.start, length)?;
         // SAFETY: `at` checked that the source lies in the view, which is valid for reads. The peer may write to the source at the
-        // same time, as `for_each_piece` allows.
-        unsafe { for_each_piece(from, length, then) };
+        // same time, as `for_each_chunk` allows.
+        unsafe { for_each_chunk(from, length, then) };
         Ok(())
     }
 
@@ -197,7 +197,7 @@ mod tests {
         }
         assert_eq!(view.load_u64(12), Err(VerbsError::misaligned(12)));
         let beyond = VerbsError::out_of_bounds(4000, 97, 4096);
-        assert_eq!(view.for_each_piece(4000..4097, |_| panic!("called")), Err(beyond));
+        assert_eq!(view.for_each_chunk(4000..4097, |_| panic!("called")), Err(beyond));
     }
 
     #[test]
@@ -206,7 +206,7 @@ mod tests {
         for range in [0..0, 5..6, 3..8192, 100..8292, 100..8293, 7..(1 << 16)] {
             let mut all = Vec::new();
             let mut short = 0;
-            view.for_each_piece(range.clone(), |piece| {
+            view.for_each_chunk(range.clone(), |piece| {
                 assert!(piece.as_ptr().cast::<[u64; 8]>().addr().is_multiple_of(64) && !piece.is_empty());
                 assert_eq!(short, 0, "only the last piece is short");
                 short = piece.len() % 64;

@@ -84,7 +84,7 @@ fn kernel_devices() -> Finding {
 /// Looks where the software device finds its peers. The two ends of a connection need one place.
 fn soft_place() -> Finding {
     let what = "the software device finds peers in";
-    match unstable::soft_place() {
+    match unstable::soft_location() {
         Ok(found) => Finding { what, found, advice: None },
         Err(error) => Finding {
             what,

@@ -74,7 +74,7 @@ async fn ask(queue_pair: &SoftQueuePair) -> Result<DeviceOwner, VerbsError> {
         let ping = AsyncFd::with_interest(ping, Interest::READABLE).map_err(failed)?;
         ping.async_io(Interest::READABLE, |ping| ping.answer()).await.map_err(failed)
     };
-    let patience = SoftQueuePair::PATIENCE;
+    let patience = SoftQueuePair::TIMEOUT;
     timeout(patience, answered).await.unwrap_or_else(|_| {
         let reason =
             format!("peer device unreachable: the peer's device did not answer within {patience:?}");
@@ -211,7 +211,7 @@ mod tests {
         let mut passed = Duration::ZERO;
         let tries = pauses().take_while(|pause| {
             passed += *pause;
-            passed < SoftQueuePair::PATIENCE
+            passed < SoftQueuePair::TIMEOUT
         });
         assert!(tries.count() < 20);
     }

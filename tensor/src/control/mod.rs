@@ -15,7 +15,7 @@ use self::proto::{AttachReply, AttachRequest, Kind, Offered as OfferedReply, Pla
 use crate::error::ChannelError;
 use crate::link::words::{Arrivals, WordPair};
 use crate::link::{Link, PeerEnd, Prepared};
-use tonic_rdma_verbs::unstable::{RemotePlace, with_causes};
+use tonic_rdma_verbs::unstable::{RemoteRange, with_causes};
 use tonic_rdma_verbs::{Probe, QueuePairAddress, RemoteSegment, Rkey};
 
 /// The version of the service that this end speaks. Since version 2, ranks of a group name the group in their calls.
@@ -46,7 +46,7 @@ pub(crate) fn words(prepared: &Prepared) -> Place {
 }
 
 /// Returns a range of memory, as messages describe it.
-pub(crate) fn place(place: &RemotePlace) -> Place {
+pub(crate) fn place(place: &RemoteRange) -> Place {
     Place { address: place.start.address, rkey: place.start.rkey.0, length: place.length }
 }
 
@@ -71,7 +71,7 @@ pub(crate) fn peer_end(
     Ok(PeerEnd {
         name,
         queue_pairs: queue_pairs.iter().map(queue_pair).collect::<Result<_, BadReply>>()?,
-        words: RemotePlace { start, length: words.length },
+        words: RemoteRange { start, length: words.length },
         places_in_order,
         immediate,
     })
@@ -84,10 +84,10 @@ pub(crate) fn is_seen(probes: &[Probe], read: &[u64]) -> bool {
 }
 
 /// Returns the memory that the peer gave this end a right to.
-pub(crate) fn place_of(reply: &AttachReply) -> Result<RemotePlace, BadReply> {
+pub(crate) fn place_of(reply: &AttachReply) -> Result<RemoteRange, BadReply> {
     let place = reply.place.ok_or(BadReply::NoMemory)?;
     let start = RemoteSegment { address: place.address, rkey: Rkey(place.rkey) };
-    Ok(RemotePlace { start, length: place.length })
+    Ok(RemoteRange { start, length: place.length })
 }
 
 /// A region or a slot, to which peers attach by its name.

@@ -33,7 +33,7 @@ use crate::memory::{Content, Landing, Payload};
 use crate::wire::tensor_frame::Frame;
 use tonic_rdma::internal::{Observation, Pace, Provider, Queue, Reactor, may_spin};
 use tonic_rdma_verbs::unstable::{
-    Grant, InFlight, LocalRegistrations, Notice, RegionLoan, RemotePlace, Transfer, TransferKind,
+    Grant, InFlight, LocalRegistrations, Notice, RegionLoan, RemoteRange, Transfer, TransferKind,
     TransferLimits, lock,
 };
 use tonic_rdma_verbs::memory::{Budget, Pool, PoolSettings, SharedRegion};
@@ -579,7 +579,7 @@ pub(crate) struct PeerEnd {
     pub(crate) name: Arc<str>,
     /// The address of each queue pair, and the number of its receives.
     pub(crate) queue_pairs: Vec<(QueuePairAddress, u32)>,
-    pub(crate) words: RemotePlace,
+    pub(crate) words: RemoteRange,
     pub(crate) places_in_order: bool,
     pub(crate) immediate: bool,
 }

@@ -440,7 +440,7 @@ fn whole(local: LocalMemory, length: usize, kind: TransferKind, start: RemoteSeg
         local,
         kind,
         blocks,
-        tonic_rdma_verbs::unstable::RemotePlace { start, length },
+        tonic_rdma_verbs::unstable::RemoteRange { start, length },
         Token::unobserved(),
     )
 }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::error::ChannelError;
-use tonic_rdma_verbs::unstable::{Grant, RemotePlace};
+use tonic_rdma_verbs::unstable::{Grant, RemoteRange};
 use tonic_rdma_verbs::memory::SharedRegion;
 use tonic_rdma_verbs::{Access, ProtectionDomain, RemoteSegment};
 
@@ -38,7 +38,7 @@ impl Words {
     }
 
     /// Returns the place that the peer writes to.
-    pub(crate) fn place(&self) -> RemotePlace {
+    pub(crate) fn place(&self) -> RemoteRange {
         self.grant.place()
     }
 
@@ -60,11 +60,11 @@ impl Words {
 
 /// The page of the peer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PeerWords(RemotePlace);
+pub(crate) struct PeerWords(RemoteRange);
 
 impl PeerWords {
     /// Returns the page at `place`, if `place` is long enough.
-    pub(crate) fn new(place: RemotePlace) -> Option<Self> {
+    pub(crate) fn new(place: RemoteRange) -> Option<Self> {
         (place.length >= Words::LENGTH as u64).then_some(Self(place))
     }
 

@@ -17,7 +17,7 @@ use crate::slots::slot::{AttachedSender, Receiver};
 use crate::types::{Metadata, Tensor, deserialize};
 use crate::wire::tensor_metadata::{MetadataError, WireMetadata};
 use tonic_rdma_verbs::unstable::{
-    CopyRange, CopyRanges, Grant, LocalMemory, RemotePlace, Transfer, TransferKind,
+    CopyRange, CopyRanges, Grant, LocalMemory, RemoteRange, Transfer, TransferKind,
 };
 use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
@@ -123,7 +123,7 @@ impl DynamicSender {
         self.forget();
         let payload = Payload::of(tensor)?;
         let (grant, place) = match payload.metadata.bytes {
-            0 => (None, RemotePlace { start: RemoteSegment { address: 0, rkey: Rkey(0) }, length: 0 }),
+            0 => (None, RemoteRange { start: RemoteSegment { address: 0, rkey: Rkey(0) }, length: 0 }),
             _ => {
                 let grant = self.sender.link.grant_payload(&payload)?;
                 let place = grant.place();
@@ -368,7 +368,7 @@ impl DynamicReceiver {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Announcement {
     pub(crate) metadata: WireMetadata,
-    pub(crate) place: RemotePlace,
+    pub(crate) place: RemoteRange,
 }
 
 /// The reason why bytes are no announcement.
@@ -403,6 +403,6 @@ impl Announcement {
         if length != metadata.bytes {
             return Err(AnnouncementError::Length { place: length, tensor: metadata.bytes });
         }
-        Ok(Self { metadata, place: RemotePlace { start, length } })
+        Ok(Self { metadata, place: RemoteRange { start, length } })
     }
 }

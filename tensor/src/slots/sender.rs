@@ -15,7 +15,7 @@ use crate::link::words::{Notification, WordPair};
 use crate::slots::slot::Layout;
 use crate::wire::tensor_frame::Frame;
 use tonic_rdma_verbs::RemoteSegment;
-use tonic_rdma_verbs::unstable::{CopyRange, CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
+use tonic_rdma_verbs::unstable::{CopyRange, CopyRanges, LocalMemory, RemoteRange, Transfer, TransferKind};
 use tonic_rdma_verbs::memory::Lease;
 
 /// The sending end of a slot.
@@ -27,7 +27,7 @@ pub(crate) struct Sender {
     /// The pair of words at this end, as the link knows it. Removed when the sender is dropped.
     ours: Arc<WordPair>,
     pub(super) port: u32,
-    place: RemotePlace,
+    place: RemoteRange,
     layout: Layout,
     /// The epoch of the next payload, and of the first one.
     pub(super) next: u64,
@@ -188,7 +188,7 @@ impl Sender {
         let length = self.layout.payload as u64;
         let blocks = CopyRanges::One(CopyRange { local: offset, remote: 0, length });
         let token = token.ring(Arc::downgrade(&self.link), &self.pair, epoch, self.port);
-        let place = RemotePlace { start, length };
+        let place = RemoteRange { start, length };
         let transfer = Transfer::new(local, TransferKind::Write, blocks, place, token);
         let tail = start.address + self.layout.tail as u64;
         let word = || Some(RemoteSegment { address: tail, ..start });

@@ -20,7 +20,7 @@ use crate::types::{Metadata, TensorSpec};
 use crate::wire::tensor_frame::Frame;
 use crate::wire::tensor_metadata::WireMetadata;
 use tonic_rdma_verbs::Access;
-use tonic_rdma_verbs::unstable::{Grant, RemotePlace, lock};
+use tonic_rdma_verbs::unstable::{Grant, RemoteRange, lock};
 use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};
 
 /// The largest number of buffers of a slot.
@@ -131,7 +131,7 @@ impl Slot {
         link: &Arc<Link>,
         peer_pair: u32,
         port: u32,
-    ) -> Result<(u32, RemotePlace, u64), AttachError> {
+    ) -> Result<(u32, RemoteRange, u64), AttachError> {
         let mut attachment = lock(&self.attachment);
         if let Attachment::Attached { by, .. } = &*attachment
             && !Arc::ptr_eq(&by.link, link)
@@ -152,7 +152,7 @@ impl Slot {
         link: &Arc<Link>,
         peer_pair: u32,
         port: u32,
-    ) -> Result<(u32, RemotePlace, u64), ChannelError> {
+    ) -> Result<(u32, RemoteRange, u64), ChannelError> {
         let whole = 0..self.memory.len();
         let grant = link.grant(&self.memory, whole, Access::REMOTE_WRITE)?;
         let first = match attachment {

@@ -496,7 +496,7 @@ impl Arrived<'_> {
     pub fn for_each_piece(&self, then: impl FnMut(&[u8])) {
         let (memory, range) = self.memory();
         // The range is the slot's own, so it lies within the memory.
-        let _ = memory.for_each_piece(range, then);
+        let _ = memory.for_each_chunk(range, then);
     }
 
     /// Copies the tensor out of the slot.

@@ -104,7 +104,7 @@ fn during_looks_at_a_view() {
                     let mut looks = 0_u64;
                     while !stop.load(Ordering::Relaxed) {
                         assert_eq!(view.load_u64(LARGE - 8), Ok(0));
-                        view.for_each_piece(0..100_000, |piece| assert!(piece.iter().all(|byte| *byte == 0)))
+                        view.for_each_chunk(0..100_000, |piece| assert!(piece.iter().all(|byte| *byte == 0)))
                             .unwrap();
                         looks += 1;
                     }

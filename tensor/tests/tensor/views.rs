@@ -33,7 +33,7 @@ async fn a_view_shows_what_the_owner_stores() {
     view.copy_out(77, &mut bytes).unwrap();
     assert!(bytes == content[77..1077]);
     let mut pieces = Vec::new();
-    view.for_each_piece(100..60_000, |piece| pieces.extend_from_slice(piece)).unwrap();
+    view.for_each_chunk(100..60_000, |piece| pieces.extend_from_slice(piece)).unwrap();
     assert!(pieces == content[100..60_000]);
 
     exported.memory().copy_in(8, b"message").unwrap();

@@ -118,7 +118,7 @@ struct Piece([MaybeUninit<u8>; PIECE]);
 /// # Safety
 /// - `from` must be valid for reads of `length` bytes. Accesses of others at the same time do no harm.
 /// - No `&mut` reference to the bytes may exist.
-pub(crate) unsafe fn for_each_piece(from: *const u8, length: usize, mut then: impl FnMut(&[u8])) {
+pub(crate) unsafe fn for_each_chunk(from: *const u8, length: usize, mut then: impl FnMut(&[u8])) {
     let mut piece = Piece([MaybeUninit::uninit(); PIECE]);
     let mut done = 0;
     while done < length {

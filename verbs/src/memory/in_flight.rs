@@ -13,7 +13,7 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use super::pieces::{Block, Lease};
-use super::region::{MemRegion, RemotePlace};
+use super::region::{MemRegion, RemoteRange};
 use super::registrations::{LocalRegistrations, segment_of};
 use crate::{
     CompletionStatus, LocalSegment, MemoryRegion, Operation, Payload, PostError, PostErrorKind, QueuePair,
@@ -285,11 +285,11 @@ impl<T> InFlight<T> {
 /// The memory moves into the transfer and comes back with [`FinishedTransfer`]:
 ///
 /// ```
-/// # use tonic_rdma_verbs::unstable::{CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
+/// # use tonic_rdma_verbs::unstable::{CopyRanges, LocalMemory, RemoteRange, Transfer, TransferKind};
 /// # use tonic_rdma_verbs::memory::{Budget, MemRegion};
 /// # use tonic_rdma_verbs::{RemoteSegment, Rkey};
 /// # let budget = Budget::new(1 << 20);
-/// # let place = RemotePlace { start: RemoteSegment { address: 0, rkey: Rkey(0) }, length: 4096 };
+/// # let place = RemoteRange { start: RemoteSegment { address: 0, rkey: Rkey(0) }, length: 4096 };
 /// # let ranges = CopyRanges::Many(Vec::new());
 /// let region = MemRegion::allocate(4096, &budget)?;
 /// let transfer = Transfer::new(LocalMemory::Region(region), TransferKind::Write, ranges, place, ());
@@ -302,9 +302,9 @@ impl<T> InFlight<T> {
 /// Meanwhile the program has no access to the memory. The compiler rejects a program that reads the memory,
 ///
 /// ```compile_fail,E0382
-/// # use tonic_rdma_verbs::unstable::{CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
+/// # use tonic_rdma_verbs::unstable::{CopyRanges, LocalMemory, RemoteRange, Transfer, TransferKind};
 /// # use tonic_rdma_verbs::memory::MemRegion;
-/// # fn transfer(region: MemRegion, ranges: CopyRanges, place: RemotePlace) {
+/// # fn transfer(region: MemRegion, ranges: CopyRanges, place: RemoteRange) {
 /// let transfer = Transfer::new(LocalMemory::Region(region), TransferKind::Write, ranges, place, ());
 /// let _: &[u8] = region.as_ref(); // moved
 /// # let _ = transfer.refuse();
@@ -314,9 +314,9 @@ impl<T> InFlight<T> {
 /// writes to it,
 ///
 /// ```compile_fail,E0382
-/// # use tonic_rdma_verbs::unstable::{CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
+/// # use tonic_rdma_verbs::unstable::{CopyRanges, LocalMemory, RemoteRange, Transfer, TransferKind};
 /// # use tonic_rdma_verbs::memory::MemRegion;
-/// # fn transfer(mut region: MemRegion, ranges: CopyRanges, place: RemotePlace) {
+/// # fn transfer(mut region: MemRegion, ranges: CopyRanges, place: RemoteRange) {
 /// let transfer = Transfer::new(LocalMemory::Region(region), TransferKind::Write, ranges, place, ());
 /// region[0] = 1; // moved
 /// # let _ = transfer.refuse();
@@ -326,9 +326,9 @@ impl<T> InFlight<T> {
 /// keeps a reference to it,
 ///
 /// ```compile_fail,E0505
-/// # use tonic_rdma_verbs::unstable::{CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
+/// # use tonic_rdma_verbs::unstable::{CopyRanges, LocalMemory, RemoteRange, Transfer, TransferKind};
 /// # use tonic_rdma_verbs::memory::MemRegion;
-/// # fn transfer(region: MemRegion, ranges: CopyRanges, place: RemotePlace) {
+/// # fn transfer(region: MemRegion, ranges: CopyRanges, place: RemoteRange) {
 /// let bytes = &region[..];
 /// let transfer = Transfer::new(LocalMemory::Region(region), TransferKind::Write, ranges, place, ()); // borrowed
 /// let _ = bytes[0];
@@ -339,9 +339,9 @@ impl<T> InFlight<T> {
 /// frees it,
 ///
 /// ```compile_fail,E0382
-/// # use tonic_rdma_verbs::unstable::{CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
+/// # use tonic_rdma_verbs::unstable::{CopyRanges, LocalMemory, RemoteRange, Transfer, TransferKind};
 /// # use tonic_rdma_verbs::memory::MemRegion;
-/// # fn transfer(region: MemRegion, ranges: CopyRanges, place: RemotePlace) {
+/// # fn transfer(region: MemRegion, ranges: CopyRanges, place: RemoteRange) {
 /// let transfer = Transfer::new(LocalMemory::Region(region), TransferKind::Write, ranges, place, ());
 /// drop(region); // moved
 /// # let _ = transfer.refuse();
@@ -351,9 +351,9 @@ impl<T> InFlight<T> {
 /// or uses it in a second transfer:
 ///
 /// ```compile_fail,E0382
-/// # use tonic_rdma_verbs::unstable::{CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
+/// # use tonic_rdma_verbs::unstable::{CopyRanges, LocalMemory, RemoteRange, Transfer, TransferKind};
 /// # use tonic_rdma_verbs::memory::MemRegion;
-/// # fn transfer(region: MemRegion, ranges: [CopyRanges; 2], place: RemotePlace) {
+/// # fn transfer(region: MemRegion, ranges: [CopyRanges; 2], place: RemoteRange) {
 /// let [one, two] = ranges;
 /// let first = Transfer::new(LocalMemory::Region(region), TransferKind::Write, one, place, ());
 /// let second = Transfer::new(LocalMemory::Region(region), TransferKind::Write, two, place, ()); // moved
@@ -365,7 +365,7 @@ pub struct Transfer<T> {
     local: LocalMemory,
     kind: TransferKind,
     ranges: CopyRanges,
-    remote: RemotePlace,
+    remote: RemoteRange,
     notice: Option<Notice>,
     token: T,
     cursor: Cursor,
@@ -450,7 +450,7 @@ impl<T> Transfer<T> {
         local: LocalMemory,
         kind: TransferKind,
         ranges: CopyRanges,
-        remote: RemotePlace,
+        remote: RemoteRange,
         token: T,
     ) -> Self {
         let (cursor, status) = (Cursor::default(), CompletionStatus::Success);

@@ -58,7 +58,7 @@ pub(crate) mod machinery {
     };
     pub use super::pieces::{Landed, Landing};
     pub use super::pool::find_sendable;
-    pub use super::region::{Grant, LentRegion, RegionLoan, RemotePlace};
+    pub use super::region::{Grant, LentRegion, RegionLoan, RemoteRange};
     pub use super::registrations::{LocalRegistrations, SlabRegistrations};
     pub use super::sites::handle::{find_traced, has_unsent, sent_slices};
 }

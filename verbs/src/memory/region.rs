@@ -19,7 +19,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 
-use crate::copy::for_each_piece;
+use crate::copy::for_each_chunk;
 use crate::memory::pieces::Lease;
 use crate::memory::pool::shared::map;
 use crate::memory::settings::{Budget, Quota};
@@ -295,13 +295,13 @@ impl SharedRegion {
     ///
     /// # Errors
     /// The range is not within the region. `then` was not called.
-    pub fn for_each_piece(&self, range: Range<usize>, then: impl FnMut(&[u8])) -> Result<(), VerbsError> {
+    pub fn for_each_chunk(&self, range: Range<usize>, then: impl FnMut(&[u8])) -> Result<(), VerbsError> {
         let length = range.end.saturating_sub(range.start);
         self.at(range.start, length)?;
         let start = self.region.as_ptr().wrapping_add(range.start);
         // SAFETY: the range lies in the region, which keeps the mapping alive. Peers and threads may write there at the same time,
-        // as `for_each_piece` allows. No `&mut` reference exists, because a shared region lends out no bytes.
-        unsafe { for_each_piece(start, length, then) };
+        // as `for_each_chunk` allows. No `&mut` reference exists, because a shared region lends out no bytes.
+        unsafe { for_each_chunk(start, length, then) };
         Ok(())
     }
 
@@ -365,7 +365,7 @@ impl fmt::Debug for SharedRegion {
 pub struct Grant {
     /// This is the first field, so that it is dropped first: the right must end before the memory is freed.
     region: Arc<dyn MemoryRegion>,
-    place: RemotePlace,
+    place: RemoteRange,
     _memory: GrantedMemory,
 }
 
@@ -380,14 +380,14 @@ enum GrantedMemory {
 /// The address, key and length by which requests of the other process name a range of memory: memory of the peer for requests
 /// of this process, or memory of this process for requests of the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RemotePlace {
+pub struct RemoteRange {
     /// Address and key of the first byte.
     pub start: RemoteSegment,
     /// Length in bytes.
     pub length: u64,
 }
 
-impl RemotePlace {
+impl RemoteRange {
     /// Returns the address of `length` bytes at `offset`, or `None` if they are not within the range.
     pub fn at(&self, offset: u64, length: u64) -> Option<RemoteSegment> {
         let end = offset.checked_add(length)?;
@@ -464,11 +464,11 @@ impl Grant {
         let (address, length) = (memory.address() + range.start as u64, range.len() as u64);
         let region = domain.register_range(memory, range, access)?;
         let start = RemoteSegment { address, rkey: region.rkey() };
-        Ok(Self { region, place: RemotePlace { start, length }, _memory: granted })
+        Ok(Self { region, place: RemoteRange { start, length }, _memory: granted })
     }
 
     /// Returns the range, for requests of the peer.
-    pub fn place(&self) -> RemotePlace {
+    pub fn place(&self) -> RemoteRange {
         debug_assert_eq!(self.place.start.rkey, self.region.rkey());
         self.place
     }

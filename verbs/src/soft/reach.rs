@@ -51,10 +51,10 @@ pub fn soft_takes_directory(value: &str) -> bool {
     sockets::is_directory_name(OsStr::new(value))
 }
 
-/// Describes where the software device finds its peers. Both ends of a connection need one place.
+/// Describes where the software device finds its peers. Both sides of a connection must find them in the same way.
 ///
 /// # Errors
 /// A variable has a value that can't be used.
-pub fn soft_place() -> Result<String, VerbsError> {
+pub fn soft_location() -> Result<String, VerbsError> {
     Ok(Reach::from_environment()?.sockets.to_string())
 }

@@ -10,7 +10,7 @@ pub use crate::memory::machinery::*;
 pub use crate::soft::completion_queue::is_moving;
 pub use crate::soft::peers::ping::{DeviceOwner, Ping, SoftDevice, SoftQueuePair};
 pub use crate::soft::reach::{
-    soft_admits_any_user, soft_place, soft_shares_with_user, soft_takes_directory, soft_uses_directory,
+    soft_admits_any_user, soft_location, soft_shares_with_user, soft_takes_directory, soft_uses_directory,
 };
 pub use crate::sync::lock;
 pub use crate::throttle::Throttle;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tonic_rdma_verbs::memory::{Budget, MemRegion};
 use tonic_rdma_verbs::unstable::{
-    CopyRange, CopyRanges, LocalMemory, LocalRegistrations, RemotePlace, Transfer, TransferKind,
+    CopyRange, CopyRanges, LocalMemory, LocalRegistrations, RemoteRange, Transfer, TransferKind,
 };
 use tonic_rdma_verbs::{CompletionOpcode, CompletionStatus, Lkey, RemoteSegment, Rkey};
 
@@ -20,7 +20,7 @@ const PART: CopyRange = CopyRange { local: 1000, remote: 0, length: 3000 };
 fn read(a: &Side, b: &Side, known: &mut LocalRegistrations, region: MemRegion) -> (MemRegion, Lkey) {
     let content = pattern(3, PART.length as usize);
     b.fill(0, &content);
-    let place = RemotePlace { start: b.remote(0), length: b.region.memory().len() as u64 };
+    let place = RemoteRange { start: b.remote(0), length: b.region.memory().len() as u64 };
     let ranges = CopyRanges::One(PART);
     let mut transfer = Transfer::new(LocalMemory::Region(region), TransferKind::Read, ranges, place, ());
     transfer.register(known).unwrap();

@@ -95,7 +95,7 @@ impl SiteAllocator {
     pub fn new(pool: Pool, settings: SiteSettings) -> Self {
         let settings = SiteSettings {
             minimum: settings.minimum.max(SHORTEST),
-            patience: settings.patience.max(1),
+            idle_iterations: settings.idle_iterations.max(1),
             ..settings
         };
         let _pause = NodeScope::pause();

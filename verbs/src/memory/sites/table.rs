@@ -35,7 +35,7 @@ pub const SHORTEST: usize = 4096;
 /// use tonic_rdma_verbs::memory::sites::SiteSettings;
 ///
 /// // Only buffers of 64 KiB and more are worth registered memory; a site goes back to the heap after two idle iterations.
-/// let settings = SiteSettings { minimum: 64 << 10, patience: 2, ..SiteSettings::default() };
+/// let settings = SiteSettings { minimum: 64 << 10, idle_iterations: 2, ..SiteSettings::default() };
 /// # assert_eq!(settings.sites, 1 << 16);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub struct SiteSettings {
     pub minimum: usize,
     /// Number of iterations after which an idle site goes back to the heap; at least 1. An idle site allocates buffers, but
     /// sends none of them. Iterations in which the site does not allocate do not count. Default: 8.
-    pub patience: u32,
+    pub idle_iterations: u32,
     /// Maximum number of sites. Buffers of further sites are on the heap and counted as untracked. Default: 65 536, for
     /// which the allocator needs some 20 MB.
     pub sites: usize,
@@ -53,7 +53,7 @@ pub struct SiteSettings {
 
 impl Default for SiteSettings {
     fn default() -> Self {
-        Self { minimum: SHORTEST, patience: 8, sites: 1 << 16 }
+        Self { minimum: SHORTEST, idle_iterations: 8, sites: 1 << 16 }
     }
 }
 
@@ -196,7 +196,7 @@ impl SiteTable {
         if record.status.sent == 1 {
             record.status.count(layout);
         }
-        record.decide(iteration, self.settings.patience);
+        record.decide(iteration, self.settings.idle_iterations);
         let layouts = state.layouts.entry(*node).or_default();
         if !layouts.contains(&layout) {
             if layouts.len() == LAYOUTS {
@@ -211,7 +211,7 @@ impl SiteTable {
         let mut guard = self.lock();
         let state = &mut *guard;
         let iteration = state.totals.iteration;
-        state.records.values_mut().for_each(|record| record.decide(iteration, self.settings.patience));
+        state.records.values_mut().for_each(|record| record.decide(iteration, self.settings.idle_iterations));
         state.ordinals.values_mut().for_each(|ordinal| *ordinal = 0);
         state.totals.iteration += 1;
     }
@@ -260,7 +260,7 @@ impl SiteRecord {
     }
 
     /// Decides the place of the site's memory from now on, at the end of `iteration`.
-    fn decide(&mut self, iteration: u64, patience: u32) {
+    fn decide(&mut self, iteration: u64, idle_iterations: u32) {
         let Self { status, decided, idle } = self;
         let (buffers, sent) = std::mem::replace(decided, (status.buffers, status.sent));
         if status.sent > sent {
@@ -270,7 +270,7 @@ impl SiteRecord {
         } else if status.buffers > buffers {
             *idle = idle.saturating_add(1);
             match status.why {
-                PlacementReason::Sent { .. } if *idle >= patience => {
+                PlacementReason::Sent { .. } if *idle >= idle_iterations => {
                     status.why = PlacementReason::Idle { since: iteration };
                     status.placement = SitePlacement::Heap;
                 }
@@ -371,7 +371,7 @@ pub enum PlacementReason {
     /// No buffer of the site was ever sent.
     NotSent,
     /// Buffers of the site were sent earlier, but the site has then been idle for as many iterations as
-    /// [`SiteSettings::patience`](super::SiteSettings::patience) allows.
+    /// [`SiteSettings::idle_iterations`](super::SiteSettings::idle_iterations) allows.
     Idle {
         /// The iteration at the end of which the site went back to the heap.
         since: u64,

@@ -100,7 +100,7 @@ fn under_a_name_every_allocation_of_an_iteration_is_a_site() {
 
 #[test]
 fn a_site_that_sends_no_more_goes_back_to_the_heap_and_may_return() {
-    let (sites, _) = allocator(SiteSettings { patience: 2, ..SiteSettings::default() });
+    let (sites, _) = allocator(SiteSettings { idle_iterations: 2, ..SiteSettings::default() });
     let iterate = |allocates: bool, is_sent: bool| {
         let placement = allocates.then(|| step(&sites, "a", is_sent));
         sites.next_iteration();

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use super::super::in_flight::{CopyRange, CopyRanges, LocalMemory, Transfer, TransferKind};
-use super::super::region::{Grant, RemotePlace};
+use super::super::region::{Grant, RemoteRange};
 use super::super::registrations::LocalRegistrations;
 use super::super::{Budget, MemRegion};
 use super::Domain;
 use crate::{Access, ProtectionDomain, RemoteSegment, Rkey};
 
-const PLACE: RemotePlace = RemotePlace { start: RemoteSegment { address: 0, rkey: Rkey(1) }, length: 8192 };
+const PLACE: RemoteRange = RemoteRange { start: RemoteSegment { address: 0, rkey: Rkey(1) }, length: 8192 };
 
 fn domain(opens_sinks: bool) -> (Arc<Domain>, LocalRegistrations) {
     let domain = Arc::new(Domain { opens_sinks, ..Domain::default() });

@@ -45,7 +45,7 @@ const SEQUENCE: u64 = 1;
 
 impl SoftQueuePair {
     /// The longest time that a device has for its answer: as long as `to_rtr` waits for it.
-    pub const PATIENCE: Duration = Duration::from_millis(2500);
+    pub const TIMEOUT: Duration = Duration::from_millis(2500);
 
     /// Returns the queue pair at `address`.
     ///

@@ -426,7 +426,7 @@ impl Inspector {
         }
         let (mut done, mut reduction) = (0, Reduction::new());
         // All pieces but the last have whole words.
-        let read = memory.for_each_piece(range, |piece| {
+        let read = memory.for_each_chunk(range, |piece| {
             if every_byte && wrong.is_none() {
                 wrong = check_all(seed.wrapping_add(done / 8), piece).map(|offset| done + offset);
             }
