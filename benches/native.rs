@@ -222,7 +222,7 @@ impl Client {
         let channel = RdmaChannel::connect(uri.to_owned()).await.unwrap();
         assert!(channel.last_connection().is_some_and(|info| info.is_native()));
         let generated = TransferClient::new(channel.clone());
-        let gathering = TransferClient::new(gather::both(channel.clone()));
+        let gathering = TransferClient::new(gather::GatherBoth::new(channel.clone()));
         let client = Self { plain: channel, generated, gathering };
         client.clone().call(Rung::Generated).await;
         client
@@ -313,7 +313,8 @@ pub(crate) fn serve(core: Option<usize>) {
 pub(crate) async fn bind() -> (String, impl Future<Output = ()> + Send) {
     let incoming = RdmaIncoming::bind("127.0.0.1:0").await.unwrap();
     let uri = format!("http://{}", incoming.local_addr());
-    let server = RdmaServer::new().layer(gather::both_layer().max_decoding_message_size(usize::MAX));
+    let server =
+        RdmaServer::new().layer(gather::GatherBothLayer::new().max_decoding_message_size(usize::MAX));
     let transfer = TransferServer::new(Answers).max_decoding_message_size(usize::MAX);
     let server = server.add_service(Answers).add_service(transfer).serve_with_incoming(incoming);
     (uri, async { server.await.unwrap() })

@@ -7,7 +7,7 @@
 
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
-use tonic_rdma::gather::{self, GatherRequests};
+use tonic_rdma::gather::GatherRequests;
 use tonic_rdma::memory::Pool;
 use tonic_rdma::memory::sites::{SiteAllocator, SitePlacement, SiteSettings};
 use tonic_rdma::{RdmaConnector, RdmaIncoming};
@@ -85,7 +85,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))?;
     let connector = RdmaConnector::new();
     let channel = endpoint.connect_with_connector(connector.clone()).await?;
-    let mut server = TransferClient::new(gather::requests(channel));
+    let mut server = TransferClient::new(GatherRequests::new(channel));
 
     let sites = SiteAllocator::new(Pool::for_sending(1 << 30), SiteSettings::default());
     for step in 1..=3 {

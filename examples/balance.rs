@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::transport::{Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
-use tonic_rdma::{BalancedChannel, EndpointState, RdmaConnector, RdmaIncoming, balance_list};
+use tonic_rdma::{BalancedChannel, EndpointState, RdmaConnector, RdmaIncoming};
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 use tonic_rdma_proto::greeter::greeter_server::{Greeter, GreeterServer};
 use tonic_rdma_proto::greeter::{HelloReply, HelloRequest};
@@ -42,7 +42,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
     let endpoints: Result<Vec<Endpoint>, _> =
         servers.iter().map(|server| Endpoint::from_shared(format!("http://{}", server.address))).collect();
-    let channel = balance_list(endpoints?, RdmaConnector::new());
+    let channel = BalancedChannel::from_list(endpoints?, RdmaConnector::new());
     let mut client = GreeterClient::new(channel.clone()); // as with any other channel
 
     wait_for(&channel, 3).await?;

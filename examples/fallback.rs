@@ -52,7 +52,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("                           our client knows: {}, {}", info.verdict(), info.reason());
     }
 
-    let strict = RdmaConnector::with_config(Config::from_env()?.policy(Policy::Require));
+    let strict = RdmaConnector::new().config(Config::from_env()?.policy(Policy::Require));
     match endpoint.connect_with_connector(strict).await {
         Ok(_) => return Err("a stock server can't have spoken RDMA".into()),
         Err(error) => println!("our client, RDMA required: {}", innermost(&error)),

@@ -7,7 +7,8 @@
 use bytes::Bytes;
 use tonic::transport::{Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
-use tonic_rdma::{RdmaConnectInfo, RdmaConnector, RdmaIncoming, gather};
+use tonic_rdma::gather::{GatherRequests, GatherResponses};
+use tonic_rdma::{RdmaConnectInfo, RdmaConnector, RdmaIncoming};
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
 use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest};
@@ -51,13 +52,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let address = incoming.local_addr();
     let service = TransferServer::new(Sink).max_decoding_message_size(2 * LENGTH);
     // With this layer, large answers go by reference, too. This server has no large answers.
-    let server = Server::builder().layer(gather::responses()).add_service(service);
+    let server = Server::builder().layer(GatherResponses::new()).add_service(service);
     tokio::spawn(server.serve_with_incoming(incoming));
 
     let endpoint = Endpoint::from_shared(format!("http://{address}"))?;
     let connector = RdmaConnector::new();
     let channel = endpoint.connect_with_connector(connector).await?;
-    let mut client = TransferClient::new(gather::requests(channel)); // was: TransferClient::new(channel)
+    let mut client = TransferClient::new(GatherRequests::new(channel)); // was: TransferClient::new(channel)
     let payload: Bytes = (0..LENGTH).map(content).collect();
     let reply = client.put(PutRequest { seed: 0, check: 0, payload }).await?.into_inner();
     if (reply.bytes, reply.first_mismatch) != (LENGTH as u64, 0) {

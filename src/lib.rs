@@ -10,7 +10,7 @@
 //! | the drop-in: tonic's own HTTP/2 over RDMA | [`RdmaIncoming`], [`RdmaConnector`] | [two lines](#two-lines) |
 //! | native calls: gRPC without HTTP/2 where both ends are yours, which gains more | [`RdmaServer`], [`RdmaChannel`], [`CallConfig`] | [two lines](#native-calls), and nothing of the generated code |
 //! | large fields by reference | [`gather`], [`memory`] | [one line more at each end](#large-fields-by-reference) |
-//! | one channel over several servers | [`balance_list`], [`balance_channel`], [`RdmaChannel::balance`] | the line that connects |
+//! | one channel over several servers | [`BalancedChannel`], [`RdmaChannel::balance`] | the line that connects |
 //! | tensors, collectives, graphs, Arrow Flight | [other packages](#packages) | |
 //!
 //! This page is a tour: [the packages](#packages), [the two changed lines](#two-lines), [native calls](#native-calls), [cargo
@@ -127,12 +127,12 @@
 //!   layers, compression, message size limits, keepalive, lazy channels, graceful shutdown, health, reflection, gRPC-Web
 //!   and TLS (`tls_config` on `Endpoint` and on `Server`).
 //! - **`request.remote_addr()` and `local_addr()`** return `None` unless the server has the layer
-//!   [`remote_addresses`], because tonic fills them in for its own listeners alone. The same addresses are in
+//!   [`RemoteAddresses`], because tonic fills them in for its own listeners alone. The same addresses are in
 //!   [`RdmaConnectInfo`], which [`RdmaRequestExt::connection`] finds in each request.
 //! - **`request.peer_certs()`** returns `None`, for the same reason. `RdmaRequestExt::peer_certificates` returns the
 //!   certificates (features `tls-ring` and `tls-aws-lc`).
-//! - **`Channel::balance_list` and `balance_channel`** take no connector. [`balance_list`] and [`balance_channel`] of this
-//!   crate do, and return a [`BalancedChannel`], which generated clients take as they take tonic's `Channel`.
+//! - **`Channel::balance_list` and `balance_channel`** take no connector. [`BalancedChannel::from_list`] and
+//!   [`BalancedChannel::from_changes`] do, and generated clients take this channel as they take tonic's `Channel`.
 //! - **Fallback:** a connection to a stock server, or from a stock client, is TCP. [`RdmaConnectInfo::verdict`] and
 //!   [`RdmaConnectInfo::reason`] say what carries a connection and why. [`Policy::Require`] makes a connection without
 //!   RDMA an error.
@@ -159,11 +159,11 @@
 //! ```
 //! # use tonic::transport::{Channel, Server};
 //! # use tonic_rdma_proto::transfer::transfer_client::TransferClient;
-//! use tonic_rdma::gather;
+//! use tonic_rdma::gather::{GatherRequests, GatherResponses};
 //!
 //! # fn clients(channel: Channel) {
-//! let client = TransferClient::new(gather::requests(channel)); // was: TransferClient::new(channel)
-//! let server = Server::builder().layer(gather::responses()); // was: Server::builder()
+//! let client = TransferClient::new(GatherRequests::new(channel)); // was: TransferClient::new(channel)
+//! let server = Server::builder().layer(GatherResponses::new()); // was: Server::builder()
 //! # }
 //! ```
 //!
@@ -221,7 +221,7 @@
 //! use tonic_rdma::{Config, Policy, RdmaConnector};
 //!
 //! let config = Config::from_env()?.policy(Policy::Require);
-//! let connector = RdmaConnector::with_config(config);
+//! let connector = RdmaConnector::new().config(config);
 //! # drop(connector);
 //! # Ok::<(), tonic_rdma::ConfigError>(())
 //! ```
@@ -306,10 +306,10 @@ pub use grpc::{
     RdmaRoutes, RdmaServer, ResetCode, ServeError,
 };
 pub use protocol::{AbortCode, Violation};
-pub use transport::balance::{
-    BalanceError, BalancedChannel, EndpointState, EndpointStatus, balance_channel, balance_list,
+pub use transport::balance::{BalanceError, BalancedChannel, EndpointState, EndpointStatus};
+pub use transport::{
+    RdmaConnector, RdmaIncoming, RdmaIncomingBuilder, RdmaRequestExt, RemoteAddresses, gather,
 };
-pub use transport::{RdmaConnector, RdmaIncoming, RdmaRequestExt, RemoteAddresses, gather, remote_addresses};
 
 pub use wire::hello::HelloError;
 pub use wire::{ChunkError, HeaderError};

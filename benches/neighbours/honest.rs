@@ -157,7 +157,7 @@ pub(crate) async fn connect(transport: Transport, address: &str, policy: Policy)
         return Ok(endpoint.connect().await?);
     }
     let config = Config::from_env()?.policy(policy);
-    Ok(endpoint.connect_with_connector(RdmaConnector::with_config(config)).await?)
+    Ok(endpoint.connect_with_connector(RdmaConnector::new().config(config)).await?)
 }
 
 async fn call(client: &mut TransferClient<Channel>, bytes: usize, seed: u64) -> Result<(), Failure> {

@@ -15,7 +15,7 @@ use tonic::body::Body;
 use tonic::client::Grpc;
 use tonic::codegen::{Service, StdError};
 use tonic::{IntoRequest, IntoStreamingRequest, Request, Status, Streaming};
-use tonic_rdma::gather::{self, GatherBoth, GatherCodec};
+use tonic_rdma::gather::{GatherBoth, GatherCodec};
 
 use crate::decode::{BatchStream, DEFAULT_LIMIT};
 
@@ -134,7 +134,7 @@ where
 
     /// Waits until the channel takes a call.
     async fn ready(&self) -> Result<Grpc<GatherBoth<S>>, FlightError> {
-        let channel = gather::both(self.channel.clone());
+        let channel = GatherBoth::new(self.channel.clone());
         // The body is the last field. Metadata of the application may be longer.
         let channel = channel.max_decoding_message_size(self.limit).align_last_field();
         let mut grpc = Grpc::new(channel).max_decoding_message_size(self.limit);

@@ -14,7 +14,7 @@ use tonic::body::Body;
 use tonic::codegen::Service;
 use tonic::server::{Grpc, NamedService, ServerStreamingService, StreamingService};
 use tonic::{Status, Streaming};
-use tonic_rdma::gather::{GatherBothService, GatherCodec, both_layer};
+use tonic_rdma::gather::{GatherBothLayer, GatherBothService, GatherCodec};
 use tower::Layer as _;
 
 use crate::decode::DEFAULT_LIMIT;
@@ -63,7 +63,10 @@ impl<T: FlightService> FlightServer<T> {
         let batches = Batches { service: Arc::clone(&service), limit };
         Self {
             // The body is the last field. Metadata of the application may be longer.
-            batches: both_layer().max_decoding_message_size(limit).align_last_field().layer(batches),
+            batches: GatherBothLayer::new()
+                .max_decoding_message_size(limit)
+                .align_last_field()
+                .layer(batches),
             others: FlightServiceServer::from_arc(Arc::clone(&service)).max_decoding_message_size(limit),
             service,
         }

@@ -55,7 +55,7 @@ impl Listener {
         let what = || format!("can't listen on {host}:{port}");
         Ok(match transport {
             Transport::Rdma | Transport::Native => {
-                let bound = RdmaIncoming::bind_with((host, port), configuration()?).await;
+                let bound = RdmaIncoming::builder().config(configuration()?).bind((host, port)).await;
                 let incoming = bound.context(what())?;
                 if transport == Transport::Native { Self::Native(incoming) } else { Self::Rdma(incoming) }
             }
@@ -149,7 +149,7 @@ impl Target {
         let what = format!("can't connect to {}", self.authority());
         let (channel, info) = match self.transport {
             Transport::Rdma => {
-                let connector = RdmaConnector::with_config(configuration()?);
+                let connector = RdmaConnector::new().config(configuration()?);
                 let connected = endpoint.connect_with_connector(connector.clone()).await;
                 (boxed(connected.context(what)?), connector.last_connection())
             }

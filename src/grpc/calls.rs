@@ -83,7 +83,7 @@ impl CallConfig {
     }
 
     /// Sets the most bytes of registered memory that landed messages of one connection may occupy at this end, while they arrive and until
-    /// the application drops them ([`gather::both`](crate::gather::both)); 1 MiB to 1 PiB. Default: 256 MiB. Further messages wait at
+    /// the application drops them ([`GatherBoth`](crate::gather::GatherBoth)); 1 MiB to 1 PiB. Default: 256 MiB. Further messages wait at
     /// the peer. A call that keeps its messages gets at most as much as it leaves to others. A call that waits for 10 seconds fails with
     /// RESOURCE_EXHAUSTED. Messages that tonic copies have as much memory of their own.
     ///

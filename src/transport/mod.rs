@@ -24,7 +24,7 @@ use tower_service::Service;
 use crate::endpoint::{Config, ConnectError, Dialer, EndpointStream, Listener, RdmaConnectInfo};
 use tonic_rdma_verbs::unstable::lock;
 
-pub use self::request::{RdmaRequestExt, RemoteAddresses, remote_addresses};
+pub use self::request::{RdmaRequestExt, RemoteAddresses};
 
 /// Connects a tonic channel: over RDMA where both ends have it, and over TCP elsewhere, if the [`Config`]'s policy allows that.
 ///
@@ -69,16 +69,17 @@ impl RdmaConnector {
         Self { dialer: Dialer::configured(None), last: Arc::default() }
     }
 
-    /// Makes a connector with this configuration. The environment does not change it.
+    /// Sets the configuration of the connections, in place of that of the environment. Clones that were made before keep theirs.
     ///
     /// ```
     /// use tonic_rdma::{Config, Policy, RdmaConnector};
     ///
-    /// let connector = RdmaConnector::with_config(Config::default().policy(Policy::Require));
+    /// let connector = RdmaConnector::new().config(Config::default().policy(Policy::Require));
     /// # assert!(connector.last_connection().is_none());
     /// ```
-    pub fn with_config(config: Config) -> Self {
-        Self { dialer: Dialer::new(config), last: Arc::default() }
+    #[must_use]
+    pub fn config(self, config: Config) -> Self {
+        Self { dialer: Dialer::new(config), ..self }
     }
 
     /// Returns what was negotiated for the last connection of this connector and its clones; `None` before the first connection. The
@@ -188,12 +189,10 @@ impl RdmaIncoming {
     /// The address does not resolve, is in use, or needs a right that this user lacks, or a variable has a value that can't be used. The error
     /// names the cause, and says what to do.
     pub async fn bind(address: impl ToSocketAddrs) -> io::Result<Self> {
-        let config =
-            Config::from_env().map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
-        Self::bind_with(address, config).await
+        Self::builder().bind(address).await
     }
 
-    /// Listens on `address` with this configuration. The environment does not change it.
+    /// Returns a builder, for a configuration or a socket of your own.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -201,16 +200,64 @@ impl RdmaIncoming {
     /// use tonic_rdma::{Config, Policy, RdmaIncoming};
     ///
     /// let config = Config::default().policy(Policy::Require);
-    /// let incoming = RdmaIncoming::bind_with("127.0.0.1:0", config).await?;
+    /// let incoming = RdmaIncoming::builder().config(config).bind("127.0.0.1:0").await?;
     /// # drop(incoming);
     /// # Ok(())
     /// # }
     /// ```
+    pub fn builder() -> RdmaIncomingBuilder {
+        RdmaIncomingBuilder { config: None }
+    }
+
+    fn new(listener: TcpListener, config: Config) -> io::Result<Self> {
+        Ok(Self { listener: Listener::new(listener, config)? })
+    }
+
+    /// Returns the listener, whose connections may carry native calls.
+    pub(crate) fn into_listener(self) -> Listener {
+        self.listener
+    }
+
+    /// Returns the address that the listener listens on.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.listener.local_addr()
+    }
+}
+
+/// The settings of an [`RdmaIncoming`], from [`RdmaIncoming::builder`].
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use tonic_rdma::{Config, Policy, RdmaIncoming, RdmaIncomingBuilder};
+///
+/// let builder: RdmaIncomingBuilder = RdmaIncoming::builder().config(Config::default().policy(Policy::TcpOnly));
+/// let (one, other) = (builder.clone().bind("127.0.0.1:0").await?, builder.bind("127.0.0.1:0").await?);
+/// # drop((one, other));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until it listens"]
+pub struct RdmaIncomingBuilder {
+    /// The environment decides if there is none.
+    config: Option<Config>,
+}
+
+impl RdmaIncomingBuilder {
+    /// Sets the configuration of the connections. Default: [`Config::from_env`], which is read when the listener is made.
+    pub fn config(mut self, config: Config) -> Self {
+        self.config = Some(config);
+        self
+    }
+
+    /// Listens on `address`.
     ///
     /// # Errors
-    /// The address can't be listened on, as for [`bind`](Self::bind), or the configuration has a value that can't be used.
-    pub async fn bind_with(address: impl ToSocketAddrs, config: Config) -> io::Result<Self> {
-        Self::from_listener(TcpListener::bind(address).await.map_err(explain)?, config)
+    /// The address can't be listened on, as for [`RdmaIncoming::bind`], or a setting or a variable has a value that can't be used.
+    pub async fn bind(self, address: impl ToSocketAddrs) -> io::Result<RdmaIncoming> {
+        let config = self.configured()?;
+        RdmaIncoming::new(TcpListener::bind(address).await.map_err(explain)?, config)
     }
 
     /// Takes over a listening socket, such as a socket from systemd or a socket with options of your own.
@@ -224,29 +271,25 @@ impl RdmaIncoming {
     /// let socket = TcpSocket::new_v4()?;
     /// socket.set_reuseaddr(true)?;
     /// socket.bind("127.0.0.1:0".parse().expect("an address"))?;
-    /// let incoming = RdmaIncoming::from_listener(socket.listen(1024)?, Config::default())?;
+    /// let incoming = RdmaIncoming::builder().config(Config::default()).listen(socket.listen(1024)?)?;
     /// # drop(incoming);
     /// # Ok(())
     /// # }
     /// ```
     ///
     /// # Errors
-    /// The configuration has a value that can't be used, or the socket has no local address.
+    /// A setting or a variable has a value that can't be used, or the socket has no local address.
     ///
     /// # Panics
     /// Outside a tokio runtime.
-    pub fn from_listener(listener: TcpListener, config: Config) -> io::Result<Self> {
-        Ok(Self { listener: Listener::new(listener, config)? })
+    pub fn listen(self, listener: TcpListener) -> io::Result<RdmaIncoming> {
+        let config = self.configured()?;
+        RdmaIncoming::new(listener, config)
     }
 
-    /// Returns the listener, whose connections may carry native calls.
-    pub(crate) fn into_listener(self) -> Listener {
-        self.listener
-    }
-
-    /// Returns the address that the listener listens on.
-    pub fn local_addr(&self) -> SocketAddr {
-        self.listener.local_addr()
+    fn configured(self) -> io::Result<Config> {
+        let config = self.config.map_or_else(Config::from_env, Ok);
+        config.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
     }
 }
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 use http::{Extensions, HeaderMap, HeaderValue, Request};
 use tonic::body::Body;
 use tonic::transport::server::TcpConnectInfo;
-use tower::util::MapRequestLayer;
+use tower::layer::Layer;
+use tower::util::MapRequest;
 
 use crate::endpoint::RdmaConnectInfo;
 
@@ -87,26 +88,38 @@ impl<T> RdmaRequestExt for Request<T> {
     }
 }
 
-/// The layer that [`remote_addresses`] returns. The layer gives tonic the addresses of each request.
-///
-/// ```
-/// use tonic_rdma::RemoteAddresses;
-///
-/// let layer: RemoteAddresses = tonic_rdma::remote_addresses();
-/// # drop(layer);
-/// ```
-pub type RemoteAddresses = MapRequestLayer<fn(Request<Body>) -> Request<Body>>;
-
-/// Returns a layer for [`Server::layer`](tonic::transport::Server::layer). With this layer, `remote_addr` and `local_addr` of a
-/// [`tonic::Request`] return the addresses of the TCP connection that the negotiation used, as they do for tonic's own listeners.
+/// A layer for [`Server::layer`](tonic::transport::Server::layer). With this layer, `remote_addr` and `local_addr` of a [`tonic::Request`]
+/// return the addresses of the TCP connection that the negotiation used, as they do for tonic's own listeners.
 ///
 /// ```
 /// # use tonic::transport::Server;
-/// let server = Server::builder().layer(tonic_rdma::remote_addresses());
+/// use tonic_rdma::RemoteAddresses;
+///
+/// let server = Server::builder().layer(RemoteAddresses::new());
 /// # drop(server);
 /// ```
-pub fn remote_addresses() -> RemoteAddresses {
-    MapRequestLayer::new(with_addresses as fn(Request<Body>) -> Request<Body>)
+#[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
+pub struct RemoteAddresses;
+
+impl RemoteAddresses {
+    /// Makes the layer.
+    ///
+    /// ```
+    /// let layer = tonic_rdma::RemoteAddresses::new();
+    /// # drop(layer);
+    /// ```
+    pub fn new() -> Self {
+        Self
+    }
+}
+
+impl<S> Layer<S> for RemoteAddresses {
+    type Service = MapRequest<S, fn(Request<Body>) -> Request<Body>>;
+
+    fn layer(&self, service: S) -> Self::Service {
+        MapRequest::new(service, with_addresses)
+    }
 }
 
 fn with_addresses(mut request: Request<Body>) -> Request<Body> {

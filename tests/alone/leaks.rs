@@ -2,7 +2,7 @@
 
 use tokio::runtime::Handle;
 use tonic::transport::channel::Change;
-use tonic_rdma::{BalancedChannel, balance_channel, balance_list};
+use tonic_rdma::BalancedChannel;
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 
 use support::{Over, Port, Runtime, ScriptedGreeter, descriptors_and_mappings, say, settled, until};
@@ -45,7 +45,8 @@ fn a_dropped_balanced_channel_leaves_nothing() {
         let running = Over::Rdma.serve(&greeter, |server| server).await;
         let closed = Port::reserve();
         let once = async || {
-            let channel = balance_list([running.endpoint(), closed.endpoint()], Over::Rdma.connector());
+            let channel =
+                BalancedChannel::from_list([running.endpoint(), closed.endpoint()], Over::Rdma.connector());
             let mut client = GreeterClient::new(channel.clone());
             assert_eq!(say(&mut client, "hello").await.unwrap(), "hello");
             // A call in flight must still finish after the drop of the channel.
@@ -71,7 +72,7 @@ fn a_dropped_balanced_channel_leaves_nothing() {
 fn removed_endpoints_leave_nothing() {
     super::alone(Runtime::Idle, async {
         let running = Over::Rdma.serve(&ScriptedGreeter::new(), |server| server).await;
-        let (channel, changes): (BalancedChannel, _) = balance_channel(4, Over::Rdma.connector());
+        let (channel, changes) = BalancedChannel::from_changes(4, Over::Rdma.connector());
         let mut client = GreeterClient::new(channel);
         let mut once = async |key: u32| {
             changes.send(Change::Insert(key, running.endpoint())).await.unwrap();

@@ -39,7 +39,7 @@ async fn call(uri: &str) {
     let native = RdmaChannel::builder(endpoint.clone()).config(config.clone()).connect();
     let native = timeout(ENOUGH, native).await.expect("RdmaChannel connects").unwrap();
     let native = say(&mut GreeterClient::new(native), "one").await.unwrap();
-    let http2 = endpoint.connect_with_connector(RdmaConnector::with_config(config));
+    let http2 = endpoint.connect_with_connector(RdmaConnector::new().config(config));
     let http2 = timeout(ENOUGH, http2).await.expect("RdmaConnector connects").unwrap();
     let http2 = say(&mut GreeterClient::new(http2), "two").await.unwrap();
     announce(format!("{native} {http2}"));

@@ -48,7 +48,7 @@ fn outcomes(variable: &str) -> Vec<String> {
 /// Announces the outcomes.
 pub(crate) fn report() {
     Runtime::MultiThread.run(async {
-        let incoming = RdmaIncoming::bind_with("127.0.0.1:0", explicit()).await.unwrap();
+        let incoming = RdmaIncoming::builder().config(explicit()).bind("127.0.0.1:0").await.unwrap();
         let native = endpoint(incoming.local_addr());
         tokio::spawn(RdmaServer::new().add_service(greeter()).serve_with_incoming(incoming));
         let outcomes = [
@@ -58,9 +58,9 @@ pub(crate) fn report() {
             by_channel(RdmaChannel::balance([native.clone()]).connect().await),
             to_incoming(RdmaIncoming::bind("127.0.0.1:0").await).await,
             to_server(RdmaServer::new()).await,
-            by_connector(RdmaConnector::with_config(explicit()), &native).await,
+            by_connector(RdmaConnector::new().config(explicit()), &native).await,
             by_channel(RdmaChannel::builder(native.clone()).config(explicit()).connect().await),
-            to_incoming(RdmaIncoming::bind_with("127.0.0.1:0", explicit()).await).await,
+            to_incoming(RdmaIncoming::builder().config(explicit()).bind("127.0.0.1:0").await).await,
             to_server(RdmaServer::new().config(explicit())).await,
         ];
         let outcomes = outcomes.map(|outcome| outcome.unwrap_or_else(|error| texts(&*error)));
@@ -95,7 +95,7 @@ async fn to_incoming(incoming: io::Result<RdmaIncoming>) -> Outcome {
     let incoming = incoming?;
     let address = incoming.local_addr();
     tokio::spawn(Server::builder().add_service(greeter()).serve_with_incoming(incoming));
-    by_connector(RdmaConnector::with_config(explicit()), &endpoint(address)).await
+    by_connector(RdmaConnector::new().config(explicit()), &endpoint(address)).await
 }
 
 async fn to_server(server: RdmaServer) -> Outcome {

@@ -65,7 +65,7 @@ impl Kind {
             let server = tokio::spawn(async { serve.await.unwrap() });
             return Running { kind: self, address, stop, server };
         }
-        let incoming = RdmaIncoming::bind_with(address, config()).await.unwrap();
+        let incoming = RdmaIncoming::builder().config(config()).bind(address).await.unwrap();
         let address = incoming.local_addr();
         let server = if self == Self::Native {
             let server = RdmaServer::new().calls(calls).add_service(service);

@@ -155,7 +155,7 @@ fn a_native_call_has_the_origin_and_the_user_agent_that_tonic_gives_a_call() {
             sender.send((authority.unwrap_or_default(), agent)).unwrap();
             request
         };
-        let incoming = RdmaIncoming::bind_with("127.0.0.1:0", config()).await.unwrap();
+        let incoming = RdmaIncoming::builder().config(config()).bind("127.0.0.1:0").await.unwrap();
         let address = incoming.local_addr();
         let server = RdmaServer::new().layer(MapRequestLayer::new(look));
         let server = server.add_service(GreeterServer::new(ScriptedGreeter::new()));

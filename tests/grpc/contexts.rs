@@ -179,10 +179,10 @@ fn a_gathered_reply_gets_no_field_of_another_call() {
         let (backend, _backend) = elsewhere(Runtime::Idle, plain);
         let (address, _front) = elsewhere(runtime, move || async move {
             let relay = Relay(gather_support::connect(backend, CallConfig::default()).await);
-            let incoming = RdmaIncoming::bind_with("127.0.0.1:0", config()).await.unwrap();
+            let incoming = RdmaIncoming::builder().config(config()).bind("127.0.0.1:0").await.unwrap();
             let address = incoming.local_addr();
             let server = RdmaServer::new()
-                .add_service(gather::both_layer().layer(relay))
+                .add_service(gather::GatherBothLayer::new().layer(relay))
                 .add_service(Depot::new(1 << 20));
             tokio::spawn(server.serve_with_incoming(incoming));
             address

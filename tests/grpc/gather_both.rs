@@ -217,7 +217,7 @@ async fn the_wrappers_work_over_http2() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
-    let server = tonic::transport::Server::builder().layer(gather::both_layer()).add_service(depot);
+    let server = tonic::transport::Server::builder().layer(gather::GatherBothLayer::new()).add_service(depot);
     tokio::spawn(server.serve_with_incoming(incoming));
     // The variables of a run over a device may require RDMA.
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
@@ -225,10 +225,12 @@ async fn the_wrappers_work_over_http2() {
     assert!(!channel.last_connection().unwrap().is_native());
     for (&length, seed) in SIZES.iter().zip(1..) {
         // The default limit is that of messages that land.
-        let receipt = put(gather::both(channel.clone()), Parcel::new(seed, length, &[], None)).await.unwrap();
+        let receipt = put(gather::GatherBoth::new(channel.clone()), Parcel::new(seed, length, &[], None))
+            .await
+            .unwrap();
         assert_eq!(receipt, Receipt { misaligned: receipt.misaligned, ..receipt.clone() });
         assert_eq!((receipt.seed, receipt.length, receipt.in_place), (seed, length as u64, 0));
-        get(gather::both(channel.clone()), seed, length).await.unwrap().check();
+        get(gather::GatherBoth::new(channel.clone()), seed, length).await.unwrap().check();
     }
 }
 
@@ -239,7 +241,7 @@ async fn content_of_a_pool_is_copied_if_the_channel_says_so() {
     let address = serve(&depot, Some(LIMIT), CallConfig::default()).await;
     let channel = connect(address, CallConfig::default().send_in_place(false)).await;
     let pool = Pool::for_sending(1 << 24);
-    put(gather::both(channel.clone()), Parcel::new(1, 1 << 20, &[], Some(&pool))).await.unwrap();
+    put(gather::GatherBoth::new(channel.clone()), Parcel::new(1, 1 << 20, &[], Some(&pool))).await.unwrap();
     let counters = channel.last_connection().unwrap().counters();
     assert_eq!(counters.offered_in_place_bytes, 0);
     assert!(counters.offered_copied_bytes >= 1 << 20, "{counters:?}");

@@ -41,7 +41,7 @@ async fn the_default_limit_is_that_of_tonic() {
     let depot = Depot::new(LIMIT);
     let address = serve(&depot, Some(LIMIT), CallConfig::default()).await;
     let channel = connect(address, CallConfig::default()).await;
-    let client = || gather::both(channel.clone());
+    let client = || gather::GatherBoth::new(channel.clone());
     get(client(), 1, (4 << 20) - 100).await.unwrap().check();
     let status = get(client(), 1, 4 << 20).await.unwrap_err();
     assert_eq!(status.code(), Code::OutOfRange);

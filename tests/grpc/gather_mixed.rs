@@ -23,7 +23,10 @@ async fn one_end_alone_may_take_landed_messages() {
                 let parcel = || Parcel::new(seed, length, &[], memory);
                 let length = length as u64;
                 assert_eq!(put(both(&channel, LIMIT), parcel()).await.unwrap().length, length);
-                assert_eq!(put(gather::requests(channel.clone()), parcel()).await.unwrap().length, length);
+                assert_eq!(
+                    put(gather::GatherRequests::new(channel.clone()), parcel()).await.unwrap().length,
+                    length
+                );
                 assert_eq!(put(channel.clone(), parcel()).await.unwrap().length, length);
             }
             get(both(&channel, LIMIT), seed, length).await.unwrap().check();

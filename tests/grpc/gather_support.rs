@@ -232,12 +232,12 @@ impl Service<http::Request<Body>> for Depot {
 
 /// Starts a server with this service. With a limit its layer takes landed messages of this length.
 pub(crate) async fn serve(depot: &Depot, landed: Option<usize>, calls: CallConfig) -> SocketAddr {
-    let incoming = RdmaIncoming::bind_with("127.0.0.1:0", config()).await.unwrap();
+    let incoming = RdmaIncoming::builder().config(config()).bind("127.0.0.1:0").await.unwrap();
     let address = incoming.local_addr();
     let server = RdmaServer::new().calls(calls);
     match landed {
         Some(limit) => {
-            let layer = gather::both_layer().max_decoding_message_size(limit);
+            let layer = gather::GatherBothLayer::new().max_decoding_message_size(limit);
             tokio::spawn(server.layer(layer).add_service(depot.clone()).serve_with_incoming(incoming));
         }
         None => {
@@ -259,7 +259,7 @@ pub(crate) async fn connect(address: SocketAddr, calls: CallConfig) -> RdmaChann
 
 /// Returns a channel that takes landed messages of at most `limit` bytes.
 pub(crate) fn both(channel: &RdmaChannel, limit: usize) -> GatherBoth<RdmaChannel> {
-    gather::both(channel.clone()).max_decoding_message_size(limit)
+    gather::GatherBoth::new(channel.clone()).max_decoding_message_size(limit)
 }
 
 fn path(method: &str) -> PathAndQuery {

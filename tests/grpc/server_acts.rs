@@ -213,7 +213,7 @@ pub(crate) async fn serve(acts: &Acts, limits: CallConfig) -> Running {
 
 /// Serves `server` on a free port.
 pub(crate) async fn serve_as(server: RdmaServer) -> Running {
-    let incoming = RdmaIncoming::bind_with("127.0.0.1:0", config()).await.unwrap();
+    let incoming = RdmaIncoming::builder().config(config()).bind("127.0.0.1:0").await.unwrap();
     let address = incoming.local_addr();
     let (stop, stopped) = oneshot::channel::<()>();
     let signal = async {

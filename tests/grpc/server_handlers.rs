@@ -290,7 +290,7 @@ fn services_that_are_not_ready_are_waited_for() {
         let server = RdmaServer::new()
             .layer(tower::limit::GlobalConcurrencyLimitLayer::new(2))
             .add_service(GreeterServer::new(acts.clone()));
-        let incoming = RdmaIncoming::bind_with("127.0.0.1:0", config()).await.unwrap();
+        let incoming = RdmaIncoming::builder().config(config()).bind("127.0.0.1:0").await.unwrap();
         let uri = format!("http://{}", incoming.local_addr());
         tokio::spawn(server.serve_with_incoming(incoming));
         let client = GreeterClient::new(tonic_rdma::RdmaChannel::connect(uri).await.unwrap());

@@ -12,8 +12,8 @@ use tonic::{Code, Request, Status};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 use tonic_rdma::{
-    CallConfig, GrpcService, RdmaChannel, RdmaConnector, RdmaIncoming, RdmaRoutes, RdmaServer, ServeError,
-    remote_addresses,
+    CallConfig, GrpcService, RdmaChannel, RdmaConnector, RdmaIncoming, RdmaRoutes, RdmaServer,
+    RemoteAddresses, ServeError,
 };
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 use tonic_rdma_proto::greeter::greeter_server::GreeterServer;
@@ -28,7 +28,7 @@ use crate::server_acts::{Acts, Running, in_every_runtime, serve, serve_as};
 use support::{Authority, Port, Runtime, config, outcome, say, within};
 
 async fn over_http2(running: &Running) -> GreeterClient<Channel> {
-    let connector = RdmaConnector::with_config(config());
+    let connector = RdmaConnector::new().config(config());
     GreeterClient::new(running.endpoint().connect_with_connector(connector).await.unwrap())
 }
 
@@ -61,10 +61,10 @@ fn all_kinds_of_clients_call_one_port_at_once() {
 #[test]
 fn a_server_of_tonic_offers_no_native_calls() {
     Runtime::MultiThread.run(within(async {
-        let incoming = RdmaIncoming::bind_with("127.0.0.1:0", config()).await.unwrap();
+        let incoming = RdmaIncoming::builder().config(config()).bind("127.0.0.1:0").await.unwrap();
         let uri = format!("http://{}", incoming.local_addr());
         let server =
-            Server::builder().layer(remote_addresses()).add_service(GreeterServer::new(Acts::default()));
+            Server::builder().layer(RemoteAddresses::new()).add_service(GreeterServer::new(Acts::default()));
         tokio::spawn(server.serve_with_incoming(incoming));
         let channel = tonic_rdma::RdmaChannel::connect(uri).await.unwrap();
         let info = channel.last_connection().unwrap();
@@ -79,7 +79,7 @@ async fn serve_by<L>(method: usize, server: RdmaServer<L>, address: SocketAddr) 
 where
     L: Layer<RdmaRoutes, Service: GrpcService>,
 {
-    let incoming = || RdmaIncoming::bind_with(address, config());
+    let incoming = || RdmaIncoming::builder().config(config()).bind(address);
     let server = server.config(config());
     match method {
         0 => server.serve(address).await,
@@ -207,7 +207,7 @@ fn layers_and_interceptors_see_the_calls_of_all_clients() {
             .layer(tower::util::MapRequestLayer::new(inspect))
             .layer(InterceptorLayer::new(interceptor))
             .add_service(GreeterServer::new(Acts::default()));
-        let incoming = RdmaIncoming::bind_with("127.0.0.1:0", config()).await.unwrap();
+        let incoming = RdmaIncoming::builder().config(config()).bind("127.0.0.1:0").await.unwrap();
         let uri = format!("http://{}", incoming.local_addr());
         tokio::spawn(server.serve_with_incoming(incoming));
         let native = tonic_rdma::RdmaChannel::connect(uri.clone()).await.unwrap();

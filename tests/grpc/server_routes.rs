@@ -188,7 +188,7 @@ fn a_service_runs_within_what_layers_put_around_its_future() {
         for server in
             [RdmaServer::new().add_service(greeter()), RdmaServer::new().add_routes(Routes::new(greeter()))]
         {
-            let incoming = RdmaIncoming::bind_with("127.0.0.1:0", config()).await.unwrap();
+            let incoming = RdmaIncoming::builder().config(config()).bind("127.0.0.1:0").await.unwrap();
             let endpoint = Endpoint::from_shared(format!("http://{}", incoming.local_addr())).unwrap();
             tokio::spawn(server.layer(layer_fn(Saying)).serve_with_incoming(incoming));
             let channel = RdmaChannel::builder(endpoint).config(config()).connect().await.unwrap();

@@ -177,14 +177,15 @@ impl Column {
                 Running { address, stop, server }
             }
             Self::DropIn => {
-                let incoming = RdmaIncoming::bind_with(address, config(None)).await.unwrap();
+                let incoming = RdmaIncoming::builder().config(config(None)).bind(address).await.unwrap();
                 let address = incoming.local_addr();
                 let serving = router.serve_with_incoming_shutdown(incoming, signal);
                 let server = tokio::spawn(async move { serving.await.map_err(Into::into) });
                 Running { address, stop, server }
             }
             Self::Native => {
-                let incoming = RdmaIncoming::bind_with(address, config(settings.keepalive)).await.unwrap();
+                let incoming =
+                    RdmaIncoming::builder().config(config(settings.keepalive)).bind(address).await.unwrap();
                 let address = incoming.local_addr();
                 let server = RdmaServer::new().calls(call_config(settings)).layer(layer);
                 let server = server.layer(layer_fn(BoxCloneSyncService::new));
@@ -209,7 +210,7 @@ impl Column {
         match self {
             Self::Tcp => Ok(AnyChannel::Tonic(endpoint.connect().await?)),
             Self::DropIn => {
-                let connector = RdmaConnector::with_config(config(None));
+                let connector = RdmaConnector::new().config(config(None));
                 let channel = endpoint.connect_with_connector(connector.clone()).await?;
                 let info = connector.last_connection().unwrap();
                 assert_eq!(info.verdict(), Verdict::Rdma, "{}", info.reason());
@@ -251,7 +252,7 @@ impl Column {
         match self {
             Self::Tcp => AnyChannel::Tonic(endpoint.connect_lazy()),
             Self::DropIn => {
-                let connector = RdmaConnector::with_config(config(None));
+                let connector = RdmaConnector::new().config(config(None));
                 AnyChannel::Tonic(endpoint.connect_with_connector_lazy(connector))
             }
             Self::Native => {

@@ -161,7 +161,7 @@ pub(crate) static ALL: &[Difference] = &[
         behaviour: "extensions::addresses_by_tonics_request",
         column: Column::DropIn,
         outcome: Declared::Outcome("remote unknown, local unknown"),
-        because: "tonic finds these addresses only for its own listeners; `remote_addresses`, a layer, adds them, and `RdmaServer` has it built in.",
+        because: "tonic finds these addresses only for its own listeners; `RemoteAddresses`, a layer, adds them, and `RdmaServer` has it built in.",
     },
     Difference {
         behaviour: "extensions::connect_info",

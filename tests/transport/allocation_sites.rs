@@ -75,16 +75,16 @@ fn allocator() -> SiteAllocator {
 
 /// Starts a server that gathers, and allocates from `sites`.
 async fn serve(sites: &SiteAllocator) -> SocketAddr {
-    let incoming = RdmaIncoming::bind_with("127.0.0.1:0", config()).await.unwrap();
+    let incoming = RdmaIncoming::builder().config(config()).bind("127.0.0.1:0").await.unwrap();
     let address = incoming.local_addr();
     let service = TransferServer::new(Worker { sites: sites.clone() });
-    let server = Server::builder().layer(gather::responses()).add_service(service);
+    let server = Server::builder().layer(gather::GatherResponses::new()).add_service(service);
     tokio::spawn(server.serve_with_incoming(incoming));
     address
 }
 
 async fn connect(address: SocketAddr, config: Config) -> Channel {
-    let connector = RdmaConnector::with_config(config);
+    let connector = RdmaConnector::new().config(config);
     Endpoint::from_shared(format!("http://{address}"))
         .unwrap()
         .connect_with_connector(connector)
@@ -119,9 +119,9 @@ fn named(sites: &SiteAllocator, wanted: &str) -> SiteStatus {
 async fn exactly_the_sites_that_send_are_registered(config: Config) {
     let sites = allocator();
     let address = serve(&sites).await;
-    let mut gathers = TransferClient::new(gather::requests(connect(address, config).await));
+    let mut gathers = TransferClient::new(gather::GatherRequests::new(connect(address, config).await));
     let tcp = connect(address, support::config().policy(Policy::TcpOnly)).await;
-    let mut over_tcp = TransferClient::new(gather::requests(tcp));
+    let mut over_tcp = TransferClient::new(gather::GatherRequests::new(tcp));
     for step in 1..=3_u64 {
         let activations = filled(sites.allocate(LENGTH), step);
         let gradients = filled(sites.allocate(LENGTH), step).freeze();
@@ -170,7 +170,7 @@ async fn buffers_that_a_client_copies_stay_on_the_heap() {
 async fn a_server_learns_which_buffers_are_its_answers() {
     let sites = allocator();
     let channel = connect(serve(&sites).await, over_rdma()).await;
-    let mut client = TransferClient::new(gather::requests(channel));
+    let mut client = TransferClient::new(gather::GatherRequests::new(channel));
     for step in 1..=3 {
         let payload = content(step, LENGTH).collect::<Bytes>();
         let request = tokio_stream::once(PutRequest { seed: step, check: 0, payload: payload.clone() });

@@ -81,11 +81,11 @@ async fn channels() -> [Channel; 2] {
     let service = || TransferServer::new(Echo).max_decoding_message_size(usize::MAX);
     let incoming = RdmaIncoming::bind("127.0.0.1:0").await.unwrap();
     let rdma = incoming.local_addr();
-    let server = Server::builder().layer(gather::responses()).add_service(service());
+    let server = Server::builder().layer(gather::GatherResponses::new()).add_service(service());
     tokio::spawn(server.serve_with_incoming(incoming));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let tcp = listener.local_addr().unwrap();
-    let server = Server::builder().layer(gather::responses()).add_service(service());
+    let server = Server::builder().layer(gather::GatherResponses::new()).add_service(service());
     tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
     let endpoint = |address| Endpoint::from_shared(format!("http://{address}")).unwrap();
     [
@@ -97,7 +97,7 @@ async fn channels() -> [Channel; 2] {
 #[tokio::test]
 async fn every_size_arrives_whole() {
     for channel in channels().await {
-        let mut client = TransferClient::new(gather::requests(channel));
+        let mut client = TransferClient::new(gather::GatherRequests::new(channel));
         for (&length, seed) in SIZES.iter().zip(10..) {
             let reply = client.put(message(seed, length)).await.unwrap().into_inner();
             assert_eq!((reply.bytes, reply.first_mismatch), (length as u64, 0), "{length} bytes");
@@ -112,15 +112,16 @@ async fn registered_payloads_are_not_copied_on_the_sending_side() {
     const LENGTH: usize = 3 << 20;
     const MESSAGES: u64 = 5;
     let config = Config::from_env().unwrap().max_inline(200).eager_threshold(EagerThreshold::Bytes(64 << 10));
-    let incoming = RdmaIncoming::bind_with("127.0.0.1:0", config.clone()).await.unwrap();
+    let incoming = RdmaIncoming::builder().config(config.clone()).bind("127.0.0.1:0").await.unwrap();
     let address = incoming.local_addr();
     let service = TransferServer::new(Echo).max_decoding_message_size(usize::MAX);
-    let server = Server::builder().layer(gather::responses()).add_service(service);
+    let server = Server::builder().layer(gather::GatherResponses::new()).add_service(service);
     tokio::spawn(server.serve_with_incoming(incoming));
-    let connector = RdmaConnector::with_config(config);
+    let connector = RdmaConnector::new().config(config);
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
     let channel = endpoint.connect_with_connector(connector.clone()).await.unwrap();
-    let mut client = TransferClient::new(gather::requests(channel)).max_decoding_message_size(usize::MAX);
+    let mut client =
+        TransferClient::new(gather::GatherRequests::new(channel)).max_decoding_message_size(usize::MAX);
     let pool = Pool::for_sending(64 << 20);
     let counters = || connector.last_connection().unwrap().counters();
     for (registered, least, most) in [(true, 0.98, 1.0), (false, 0.0, 0.02)] {
@@ -145,7 +146,8 @@ async fn registered_payloads_are_not_copied_on_the_sending_side() {
 #[tokio::test]
 async fn streams_keep_their_messages_apart_both_ways() {
     for channel in channels().await {
-        let mut client = TransferClient::new(gather::requests(channel)).max_decoding_message_size(usize::MAX);
+        let mut client =
+            TransferClient::new(gather::GatherRequests::new(channel)).max_decoding_message_size(usize::MAX);
         let replies = client.echo(messages()).await.unwrap().into_inner();
         let replies: Vec<PutRequest> = replies.map(Result::unwrap).collect().await;
         let sent: Vec<PutRequest> = messages().collect().await;
@@ -200,7 +202,7 @@ impl Service<http::Request<Body>> for Mirror {
 #[tokio::test]
 async fn the_payload_is_not_copied_unless_the_call_is_compressed() {
     let message = message(1, 1 << 20);
-    let mut channel = gather::requests(Mirror);
+    let mut channel = gather::GatherRequests::new(Mirror);
     let mut frames = Vec::new();
     for encoding in ["identity", "gzip"] {
         let encoder = gather::GatherCodec::<PutRequest, PutRequest>::default().encoder();

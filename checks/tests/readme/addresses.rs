@@ -50,8 +50,21 @@ impl RdmaIncoming {
         Ok(incoming)
     }
 
-    pub(crate) async fn bind_with(address: &str, config: Config) -> io::Result<tonic_rdma::RdmaIncoming> {
-        let incoming = tonic_rdma::RdmaIncoming::bind_with("127.0.0.1:0", config).await?;
+    pub(crate) fn builder() -> RdmaIncomingBuilder {
+        RdmaIncomingBuilder(tonic_rdma::RdmaIncoming::builder())
+    }
+}
+
+/// Stands in for `tonic_rdma::RdmaIncomingBuilder`.
+pub(crate) struct RdmaIncomingBuilder(tonic_rdma::RdmaIncomingBuilder);
+
+impl RdmaIncomingBuilder {
+    pub(crate) fn config(self, config: Config) -> Self {
+        Self(self.0.config(config))
+    }
+
+    pub(crate) async fn bind(self, address: &str) -> io::Result<tonic_rdma::RdmaIncoming> {
+        let incoming = self.0.bind("127.0.0.1:0").await?;
         listens(address, incoming.local_addr());
         Ok(incoming)
     }

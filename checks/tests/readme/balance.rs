@@ -39,7 +39,7 @@ fn calls_go_to_both_servers() {
 #[rustfmt::skip]
 fn client() -> GreeterClient<BalancedChannel> {
     let endpoints = ["http://ps0:50051", "http://ps1:50051"].map(Endpoint::from_static);
-    let channel = tonic_rdma::balance_list(endpoints, RdmaConnector::new());
+    let channel = tonic_rdma::BalancedChannel::from_list(endpoints, RdmaConnector::new());
     let mut client = GreeterClient::new(channel); // as with any other channel
     client
 }

@@ -45,8 +45,8 @@ fn a_configuration_in_code() {
 #[rustfmt::skip]
 async fn configured() -> Outcome<(tonic_rdma::RdmaIncoming, RdmaConnector)> {
     let config = Config::from_env()?.policy(Policy::Require);                  // RDMA_* variables, but never TCP
-    let incoming = RdmaIncoming::bind_with("0.0.0.0:50051", config.clone()).await?;
-    let connector = RdmaConnector::with_config(config);
+    let incoming = RdmaIncoming::builder().config(config.clone()).bind("0.0.0.0:50051").await?;
+    let connector = RdmaConnector::new().config(config);
     Ok((incoming, connector))
 }
 
@@ -83,7 +83,7 @@ fn counted(info: &RdmaConnectInfo) -> Outcome {
 
 #[allow(clippy::let_and_return, reason = "the book's readers go on with it")]
 fn layered() -> Server<tower::layer::util::Stack<tonic_rdma::RemoteAddresses, tower::layer::util::Identity>> {
-    let server = Server::builder().layer(tonic_rdma::remote_addresses());
+    let server = Server::builder().layer(tonic_rdma::RemoteAddresses::new());
     server
 }
 

@@ -54,14 +54,14 @@ pub(crate) async fn connect() -> Outcome<Client> {
 #[rustfmt::skip]
 fn client(channel: Channel) -> Client {
     // client: large requests
-    let mut client = TransferClient::new(tonic_rdma::gather::requests(channel));   // was: TransferClient::new(channel)
+    let mut client = TransferClient::new(tonic_rdma::gather::GatherRequests::new(channel)); // was: TransferClient::new(channel)
     client
 }
 
 #[rustfmt::skip]
 async fn server(service: TransferServer<Takes>, incoming: RdmaIncoming) -> Outcome {
     // server: large answers
-    Server::builder().layer(tonic_rdma::gather::responses())                       // was: Server::builder()
+    Server::builder().layer(tonic_rdma::gather::GatherResponses::new())                     // was: Server::builder()
         .add_service(service).serve_with_incoming(incoming).await?;
     Ok(())
 }

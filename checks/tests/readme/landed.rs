@@ -37,12 +37,12 @@ fn large_requests_land() {
 #[allow(unused_mut, reason = "the book's readers call it")]
 #[rustfmt::skip]
 fn client(channel: RdmaChannel) -> TransferClient<GatherBoth<RdmaChannel>> {
-    let mut client = TransferClient::new(tonic_rdma::gather::both(channel));                      // an RdmaChannel
+    let mut client = TransferClient::new(tonic_rdma::gather::GatherBoth::new(channel));                     // an RdmaChannel
     client
 }
 
 #[rustfmt::skip]
 fn server(service: TransferServer<Takes>) -> RdmaServer<Stack<GatherBothLayer, Identity>> {
-    let server = RdmaServer::new().layer(tonic_rdma::gather::both_layer()).add_service(service);  // all its services use GatherCodec
+    let server = RdmaServer::new().layer(tonic_rdma::gather::GatherBothLayer::new()).add_service(service);  // all its services use GatherCodec
     server
 }

@@ -166,14 +166,14 @@ impl Services {
         let (incoming, address) = rdma.bind(Policy::Require).await?;
         addresses.native = Some(address);
         if gathers {
-            let server = rdma.server(http2).layer(gather::responses());
+            let server = rdma.server(http2).layer(gather::GatherResponses::new());
             servers.spawn(self.clone().serve_native(server, incoming));
         } else {
             servers.spawn(self.clone().serve_native(rdma.server(http2), incoming));
         }
         let (incoming, address) = rdma.bind(Policy::Require).await?;
         addresses.native_gather = Some(address);
-        let both = gather::both_layer().max_decoding_message_size(usize::MAX);
+        let both = gather::GatherBothLayer::new().max_decoding_message_size(usize::MAX);
         let service = self.service.clone().with(self.registering.clone());
         let registering = Self { service, ..self };
         servers.spawn(registering.serve_native(rdma.server(http2).layer(both), incoming));
@@ -196,7 +196,8 @@ impl Services {
         let (transfer, exchange) = (self.service.transfer(), self.service.exchange());
         let mut server = self.http2.server(Server::builder());
         if gathers {
-            let server = server.layer(gather::responses()).add_service(transfer).add_service(exchange);
+            let server =
+                server.layer(gather::GatherResponses::new()).add_service(transfer).add_service(exchange);
             server.add_optional_service(placement).serve_with_incoming(incoming).await?;
         } else {
             let server = server.add_service(transfer).add_service(exchange);

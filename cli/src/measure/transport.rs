@@ -12,7 +12,7 @@ use tonic::codegen::http::{Request, Response};
 use tonic::codegen::{Service, StdError};
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Endpoint, Server};
-use tonic_rdma::gather::{self, GatherBoth, GatherRequests};
+use tonic_rdma::gather::{GatherBoth, GatherRequests};
 use tonic_rdma::{
     CallConfig, Config, Policy, ProviderChoice, RdmaChannel, RdmaConnectInfo, RdmaConnector, RdmaIncoming,
     RdmaServer,
@@ -107,15 +107,18 @@ impl Rdma {
     /// Listens for RDMA peers on a free port of the loopback interface, and with [`Policy::Prefer`] for stock clients too.
     pub(crate) async fn bind(&self, policy: Policy) -> Result<(RdmaIncoming, SocketAddr), Failure> {
         let config = self.config.clone().policy(policy);
-        let incoming =
-            RdmaIncoming::bind_with("127.0.0.1:0", config).await.context("can't listen for RDMA peers")?;
+        let incoming = RdmaIncoming::builder()
+            .config(config)
+            .bind("127.0.0.1:0")
+            .await
+            .context("can't listen for RDMA peers")?;
         let address = incoming.local_addr();
         Ok((incoming, address))
     }
 
     /// Connects to `endpoint` over RDMA, without a fallback.
     pub(crate) async fn connect(&self, endpoint: Endpoint) -> Result<(Channel, RdmaConnection), Failure> {
-        let connector = RdmaConnector::with_config(self.config.clone());
+        let connector = RdmaConnector::new().config(self.config.clone());
         let channel =
             endpoint.connect_with_connector(connector.clone()).await.context("can't connect over RDMA")?;
         let info = connector.last_connection().ok_or_else(|| Failure::run("no connection was made"))?;
@@ -185,7 +188,7 @@ impl CallChannel {
     /// Makes a channel with native calls, which sends payloads by reference and takes them where they land.
     pub(crate) fn gathering(channel: RdmaChannel) -> Self {
         let native = Some(channel.clone());
-        let both = gather::both(channel).max_decoding_message_size(usize::MAX);
+        let both = GatherBoth::new(channel).max_decoding_message_size(usize::MAX);
         let both: Plain<GatherBoth<RdmaChannel>> = both.map_err(StdError::from);
         Self { inner: Either::Right(Either::Right(both)), native }
     }
@@ -225,6 +228,9 @@ fn native_connection(channel: &RdmaChannel) -> Result<RdmaConnection, Failure> {
     }
 }
 
+/// A channel that sends large fields by reference, or as generated code does.
+pub(crate) type EncodingChannel = Either<GatherRequests<CallChannel>, CallChannel>;
+
 /// Whether payloads are copied when messages are encoded, in modes without an encoding of their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -232,22 +238,18 @@ pub(crate) enum Encode {
     /// Payloads are copied into one buffer, as all generated code does.
     #[default]
     Copy,
-    /// Payloads go by reference, with [`gather`], in all modes.
+    /// Payloads go by reference, with [`GatherRequests`], in all modes.
     Gather,
 }
 
 impl Encode {
     /// Wraps `channel` so that its requests are encoded this way.
-    pub(crate) fn wrap(self, channel: CallChannel) -> GatherRequests<CallChannel> {
+    pub(crate) fn wrap(self, channel: CallChannel) -> EncodingChannel {
         match self {
-            Self::Gather => gather::requests(channel),
-            Self::Copy => GatherRequests::new(channel, unchanged as fn(Request<Body>) -> Request<Body>),
+            Self::Gather => Either::Left(GatherRequests::new(channel)),
+            Self::Copy => Either::Right(channel),
         }
     }
-}
-
-fn unchanged(request: Request<Body>) -> Request<Body> {
-    request
 }
 
 impl fmt::Display for Encode {

@@ -132,7 +132,7 @@ async fn listen(
     };
     // The calls of the group need no RDMA. The channels refuse to be without.
     let config = settings.config()?.policy(Policy::Prefer);
-    let incoming = RdmaIncoming::bind_with(&wanted[..], config).await.map_err(|error| {
+    let incoming = RdmaIncoming::builder().config(config).bind(&wanted[..]).await.map_err(|error| {
         let hint = if rank == 0 {
             "; rank 0 has to run on the host of that address, and no other program may use the port. \
              RDMA_COLLECTIVE_ADDRESS sets another one on all ranks"

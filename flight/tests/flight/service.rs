@@ -188,7 +188,7 @@ impl FlightService for Store {
 
 /// Serves `store` over RDMA, with messages of at most `limit` bytes.
 pub(crate) async fn serve(store: &Store, limit: usize) -> SocketAddr {
-    let incoming = RdmaIncoming::bind_with("127.0.0.1:0", support::config()).await.unwrap();
+    let incoming = RdmaIncoming::builder().config(support::config()).bind("127.0.0.1:0").await.unwrap();
     let address = incoming.local_addr();
     let flight = FlightServer::new(store.clone()).max_message_size(limit);
     tokio::spawn(RdmaServer::new().add_service(flight).serve_with_incoming(incoming));

@@ -432,7 +432,7 @@ async fn caller(plan: Plan<'_>, mode: Mode) -> Result<Caller, GraphError> {
             Ok(Caller::Native(PartsClient::new(channel).max_encoding_message_size(longest)))
         }
         Mode::GrpcRdma => {
-            let connector = RdmaConnector::with_config(config);
+            let connector = RdmaConnector::new().config(config);
             let connecting = endpoint.connect_with_connector(connector.clone());
             let channel = connecting.await.map_err(|error| plan.no_rdma(mode, error.into()))?;
             let info = connector.last_connection();

@@ -284,7 +284,9 @@ async fn listen(
         .listed(false)
         .without_listener()
         .map_err(|error| setting("config", error.to_string()))?;
-    let incoming = RdmaIncoming::bind_with(&*address, config.clone())
+    let incoming = RdmaIncoming::builder()
+        .config(config.clone())
+        .bind(&*address)
         .await
         .map_err(|source| GraphError::Listen { address, source: Box::new(source) })?;
     let local = incoming.local_addr();

@@ -29,7 +29,7 @@ pub use self::variables::{known_variables, warn_of_unknown_variables};
 ///     .policy(Policy::Require) // RDMA or an error
 ///     .poll_mode(PollMode::Event) // least processor time
 ///     .connect_timeout(Duration::from_secs(2));
-/// let connector = RdmaConnector::with_config(config);
+/// let connector = RdmaConnector::new().config(config);
 /// # drop(connector);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -57,7 +57,7 @@ impl Config {
     /// ```
     /// use tonic_rdma::{Config, RdmaConnector};
     ///
-    /// let connector = RdmaConnector::with_config(Config::from_env()?);
+    /// let connector = RdmaConnector::new().config(Config::from_env()?);
     /// # drop(connector);
     /// # Ok::<(), tonic_rdma::ConfigError>(())
     /// ```

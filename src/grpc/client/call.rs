@@ -504,7 +504,7 @@ mod tests {
             .provider(ProviderChoice::Soft)
             .handshake_timeout(LONG)
             .ping(10 * LONG, LONG);
-        let incoming = RdmaIncoming::bind_with("127.0.0.1:0", config.clone()).await.unwrap();
+        let incoming = RdmaIncoming::builder().config(config.clone()).bind("127.0.0.1:0").await.unwrap();
         let target = Target::from_shared(format!("http://{}", incoming.local_addr())).unwrap();
         let (sender, seen) = mpsc::unbounded_channel();
         let (_, health) = tonic_health::server::health_reporter();

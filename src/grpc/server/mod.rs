@@ -47,7 +47,7 @@ use crate::endpoint::{
     Config, ConfigError, EndpointStream, Listener, MessageEndpoint, Negotiated, RdmaConnectInfo,
 };
 use crate::transport::request::grpc_timeout;
-use crate::transport::{RdmaIncoming, remote_addresses};
+use crate::transport::{RdmaIncoming, RemoteAddresses};
 use tonic_rdma_verbs::unstable::{lock, run_foreign};
 
 pub use self::routes::{GrpcService, RdmaRoutes};
@@ -315,7 +315,7 @@ impl<L> RdmaServer<L> {
         let config = self.config.clone().map_or_else(Config::from_env, Ok)?;
         config.validate()?;
         self.calls.validate()?;
-        Ok(RdmaIncoming::bind_with(address, config).await?)
+        Ok(RdmaIncoming::builder().config(config).bind(address).await?)
     }
 
     async fn serve_all(
@@ -361,7 +361,7 @@ async fn serve(
     let plaintext = is_plaintext(http2.clone()).await;
     let (streams, received) = mpsc::channel(WAITING);
     let received = ReceiverStream::new(received).map(Ok::<EndpointStream, io::Error>);
-    let (server, service_of_http2) = (http2.layer(remote_addresses()), service.clone());
+    let (server, service_of_http2) = (http2.layer(RemoteAddresses::new()), service.clone());
     let (graceful, (stopping, stop)) = (signal.is_some(), watch::channel(()));
     let mut tonic = pin!(async {
         if graceful {

@@ -53,88 +53,17 @@ use tonic_rdma_verbs::unstable::lock;
 pub use self::connection::BalanceError;
 pub use self::table::{EndpointState, EndpointStatus};
 
-/// Makes a channel that spreads its calls over `endpoints`. `connector` connects each of them, over RDMA where both ends have it and
-/// over TCP elsewhere.
-///
-/// An endpoint that is down gets no calls, is dialled again by back-off (at first after 100 ms, at last every 10 s), and
-/// gets calls again as soon as it is up. If no endpoint is up, calls fail with UNAVAILABLE and the reason of the last
-/// failure. As on tonic's own channel, a call that is in flight when its connection ends fails; it is not sent again.
-///
-/// ```no_run
-/// # async fn example() {
-/// use tonic::transport::Endpoint;
-/// use tonic_rdma::{RdmaConnector, balance_list};
-/// use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
-///
-/// let endpoints = ["http://ps0:50051", "http://ps1:50051"].map(Endpoint::from_static);
-/// let channel = balance_list(endpoints, RdmaConnector::new());
-/// let client = GreeterClient::new(channel); // as with any other channel
-/// # drop(client);
-/// # }
-/// ```
-///
-/// # Panics
-/// Outside a tokio runtime, as tonic's function does.
-pub fn balance_list(
-    endpoints: impl IntoIterator<Item = Endpoint>,
-    connector: RdmaConnector,
-) -> BalancedChannel {
-    let endpoints: Vec<_> = endpoints.into_iter().collect();
-    let (channel, changes) = balance_channel(endpoints.len().max(1), connector);
-    for (key, endpoint) in endpoints.into_iter().enumerate() {
-        // There is room for all.
-        let _ = changes.try_send(Change::Insert(key, endpoint));
-    }
-    channel
-}
-
-/// Makes a channel as [`balance_list`] does, with endpoints that come and go. A change that was sent to the `Sender` holds for all
-/// later calls.
-///
-/// An endpoint inserted under a key that is taken replaces the endpoint of that key. A removed endpoint gets no further calls; its calls
-/// in flight go on. `capacity` is the number of changes that may wait in the `Sender`. Dropping the `Sender` changes nothing.
-///
-/// ```no_run
-/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-/// use tonic::transport::Endpoint;
-/// use tonic::transport::channel::Change;
-/// use tonic_rdma::{RdmaConnector, balance_channel};
-/// use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
-///
-/// let (channel, changes) = balance_channel(16, RdmaConnector::new());
-/// let client = GreeterClient::new(channel);
-/// changes.send(Change::Insert("ps0", Endpoint::from_static("http://ps0:50051"))).await?;
-/// changes.send(Change::Remove("ps0")).await?;
-/// # drop(client);
-/// # Ok(())
-/// # }
-/// ```
-///
-/// # Panics
-/// Outside a tokio runtime, and with a `capacity` of 0, as tonic's function does.
-pub fn balance_channel<K>(
-    capacity: usize,
-    connector: RdmaConnector,
-) -> (BalancedChannel, mpsc::Sender<Change<K, Endpoint>>)
-where
-    K: Hash + Eq + Send + 'static,
-{
-    let (sender, changes) = mpsc::channel(capacity);
-    (BalancedChannel::new(changes, connector), sender)
-}
-
-/// A channel over several endpoints, from [`balance_list`] or
-/// [`balance_channel`]. Generated clients and tower's layers take it in place of tonic's `Channel`.
+/// A channel over several endpoints, from [`from_list`](Self::from_list) or [`from_changes`](Self::from_changes). Generated clients and tower's layers take it in place of tonic's `Channel`.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() {
 /// use tonic::transport::Endpoint;
 /// use tonic_rdma::EndpointState;
-/// use tonic_rdma::{BalancedChannel, RdmaConnector, balance_list};
+/// use tonic_rdma::{BalancedChannel, RdmaConnector};
 ///
 /// let endpoints = ["http://127.0.0.1:1", "http://127.0.0.1:2"].map(Endpoint::from_static);
-/// let channel: BalancedChannel = balance_list(endpoints, RdmaConnector::new());
+/// let channel = BalancedChannel::from_list(endpoints, RdmaConnector::new());
 /// for endpoint in channel.endpoints() {
 ///     match &endpoint.state {
 ///         EndpointState::Up(info) => println!("{}: up, over {}", endpoint.uri, info.verdict()),
@@ -172,6 +101,73 @@ enum Next {
 }
 
 impl BalancedChannel {
+    /// Makes a channel that spreads its calls over `endpoints`. `connector` connects each of them, over RDMA where both ends have it and
+    /// over TCP elsewhere.
+    ///
+    /// An endpoint that is down gets no calls, is dialled again by back-off (at first after 100 ms, at last every 10 s), and
+    /// gets calls again as soon as it is up. If no endpoint is up, calls fail with UNAVAILABLE and the reason of the last
+    /// failure. As on tonic's own channel, a call that is in flight when its connection ends fails; it is not sent again.
+    ///
+    /// ```no_run
+    /// # async fn example() {
+    /// use tonic::transport::Endpoint;
+    /// use tonic_rdma::{BalancedChannel, RdmaConnector};
+    /// use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
+    ///
+    /// let endpoints = ["http://ps0:50051", "http://ps1:50051"].map(Endpoint::from_static);
+    /// let channel = BalancedChannel::from_list(endpoints, RdmaConnector::new());
+    /// let client = GreeterClient::new(channel); // as with any other channel
+    /// # drop(client);
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    /// Outside a tokio runtime, as tonic's `Channel::balance_list` does.
+    pub fn from_list(endpoints: impl IntoIterator<Item = Endpoint>, connector: RdmaConnector) -> Self {
+        let endpoints: Vec<_> = endpoints.into_iter().collect();
+        let (channel, changes) = Self::from_changes(endpoints.len().max(1), connector);
+        for (key, endpoint) in endpoints.into_iter().enumerate() {
+            // There is room for all.
+            let _ = changes.try_send(Change::Insert(key, endpoint));
+        }
+        channel
+    }
+
+    /// Makes a channel as [`from_list`](Self::from_list) does, with endpoints that come and go. A change that was sent to the `Sender`
+    /// holds for all later calls.
+    ///
+    /// An endpoint inserted under a key that is taken replaces the endpoint of that key. A removed endpoint gets no further calls; its
+    /// calls in flight go on. `capacity` is the number of changes that may wait in the `Sender`. Dropping the `Sender` changes nothing.
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tonic::transport::Endpoint;
+    /// use tonic::transport::channel::Change;
+    /// use tonic_rdma::{BalancedChannel, RdmaConnector};
+    /// use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
+    ///
+    /// let (channel, changes) = BalancedChannel::from_changes(16, RdmaConnector::new());
+    /// let client = GreeterClient::new(channel);
+    /// changes.send(Change::Insert("ps0", Endpoint::from_static("http://ps0:50051"))).await?;
+    /// changes.send(Change::Remove("ps0")).await?;
+    /// # drop(client);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    /// Outside a tokio runtime, and with a `capacity` of 0, as tonic's `Channel::balance_channel` does.
+    pub fn from_changes<K>(
+        capacity: usize,
+        connector: RdmaConnector,
+    ) -> (Self, mpsc::Sender<Change<K, Endpoint>>)
+    where
+        K: Hash + Eq + Send + 'static,
+    {
+        let (sender, changes) = mpsc::channel(capacity);
+        (Self::new(changes, connector), sender)
+    }
+
     fn new<K: Hash + Eq + Send + 'static>(
         changes: mpsc::Receiver<Change<K, Endpoint>>,
         connector: RdmaConnector,

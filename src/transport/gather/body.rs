@@ -207,7 +207,7 @@ impl Output {
 
 /// Encodes and decodes protocol buffers as [`ProstCodec`](tonic_prost::ProstCodec) does, but does not copy large `bytes` fields where
 /// [`requests`](super::requests) or [`responses`](super::responses) collects them. Where [`both`](super) or
-/// [`both_layer`](super::both_layer) delivers messages in the memory that they arrived in, it decodes them there: `Bytes` fields are slices
+/// [`GatherBothLayer`](super::GatherBothLayer) delivers messages in the memory that they arrived in, it decodes them there: `Bytes` fields are slices
 /// of that memory.
 ///
 /// Generated code names this codec if the build script has `codec_path("tonic_rdma::gather::GatherCodec")`. A client that is written by
@@ -221,7 +221,7 @@ impl Output {
 /// use tonic_rdma::gather::{self, GatherCodec};
 ///
 /// # async fn put(channel: Channel, request: PutRequest) -> Result<Response<PutReply>, Status> {
-/// let mut grpc = tonic::client::Grpc::new(gather::requests(channel));
+/// let mut grpc = tonic::client::Grpc::new(gather::GatherRequests::new(channel));
 /// grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
 /// let path = PathAndQuery::from_static("/tonic_rdma.transfer.v1.Transfer/Put");
 /// grpc.unary(Request::new(request), path, GatherCodec::<PutRequest, PutReply>::default()).await

@@ -178,7 +178,7 @@ pub(crate) fn redeem(content: &[u8]) -> Result<Option<Bytes>, Status> {
     let missing = || {
         Status::internal(
             "the memory of a landed message is not there: the body has to be decoded where it is polled; take gather::both or \
-             gather::both_layer away if something between them buffers bodies",
+             gather::GatherBothLayer away if something between them buffers bodies",
         )
     };
     let token = u64::from_be_bytes(token.try_into().map_err(|_| missing())?);

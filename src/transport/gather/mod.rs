@@ -1,7 +1,7 @@
 //! Sends large `bytes` fields of messages from where they are.
 //!
 //! tonic encodes a message into one buffer, which copies all of it before the first byte is sent. With [`GatherCodec`] in
-//! generated code, and [`requests`] or [`responses`] around a channel or a server, small fields are copied as before, and the content of each
+//! generated code, and [`GatherRequests`] or [`GatherResponses`] around a channel or a server, small fields are copied as before, and the content of each
 //! `Bytes` field of [`THRESHOLD`] bytes or more goes into the HTTP/2 body by reference. The bytes on the wire stay the same, so the peer
 //! needs no change. It works over any transport, TCP included.
 //!
@@ -32,7 +32,8 @@
 //!
 //! ```
 //! use tonic::transport::{Endpoint, Server};
-//! use tonic_rdma::{RdmaConnector, RdmaIncoming, gather};
+//! use tonic_rdma::gather::{GatherRequests, GatherResponses};
+//! use tonic_rdma::{RdmaConnector, RdmaIncoming};
 //! # use tonic::{Request, Response, Status, Streaming};
 //! # use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 //! # use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
@@ -56,16 +57,16 @@
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //!
-//! // The server: `responses` is for services that answer with large messages.
+//! // The server: `GatherResponses` is for services that answer with large messages.
 //! let incoming = RdmaIncoming::bind("127.0.0.1:0").await?;
 //! let address = incoming.local_addr();
-//! let server = Server::builder().layer(gather::responses()).add_service(TransferServer::new(Counts));
+//! let server = Server::builder().layer(GatherResponses::new()).add_service(TransferServer::new(Counts));
 //! tokio::spawn(server.serve_with_incoming(incoming));
 //!
-//! // The client: `requests` is for calls with large requests.
+//! // The client: `GatherRequests` is for calls with large requests.
 //! let endpoint = Endpoint::from_shared(format!("http://{address}"))?;
 //! let channel = endpoint.connect_with_connector(RdmaConnector::new()).await?;
-//! let mut client = TransferClient::new(gather::requests(channel));
+//! let mut client = TransferClient::new(GatherRequests::new(channel));
 //!
 //! let payload = bytes::Bytes::from(vec![7; 1 << 20]);
 //! let reply = client.put(PutRequest { payload, ..Default::default() }).await?;
@@ -81,12 +82,13 @@
 //! # Native calls: no copy at the receiver either
 //!
 //! Calls between an [`RdmaChannel`](crate::RdmaChannel) and an [`RdmaServer`](crate::RdmaServer) need no HTTP/2. There, a large message can
-//! reach the decoder in the registered memory that it arrived in: [`both`] wraps a channel, and [`both_layer`] is the layer of a server.
+//! reach the decoder in the registered memory that it arrived in: [`GatherBoth`] wraps a channel, and [`GatherBothLayer`] is the layer of a server.
 //! They also send large fields by reference, here from 4 KiB on. `Bytes` fields of such a message are slices of that memory. Its
 //! longest field begins at a multiple of 64 bytes, and the memory is free again when the last slice is dropped:
 //!
 //! ```
-//! use tonic_rdma::{RdmaChannel, RdmaIncoming, RdmaServer, gather};
+//! use tonic_rdma::gather::{GatherBoth, GatherBothLayer};
+//! use tonic_rdma::{RdmaChannel, RdmaIncoming, RdmaServer};
 //! # use tonic::{Request, Response, Status, Streaming};
 //! # use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 //! # use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
@@ -114,11 +116,11 @@
 //!
 //! let incoming = RdmaIncoming::bind("127.0.0.1:0").await?;
 //! let address = incoming.local_addr();
-//! let server = RdmaServer::new().layer(gather::both_layer()).add_service(TransferServer::new(Aligned));
+//! let server = RdmaServer::new().layer(GatherBothLayer::new()).add_service(TransferServer::new(Aligned));
 //! tokio::spawn(server.serve_with_incoming(incoming));
 //!
 //! let channel = RdmaChannel::connect(format!("http://{address}")).await?;
-//! let mut client = TransferClient::new(gather::both(channel.clone()));
+//! let mut client = TransferClient::new(GatherBoth::new(channel.clone()));
 //! let payload = bytes::Bytes::from(vec![7; 1 << 20]);
 //! let reply = client.put(PutRequest { payload, ..Default::default() }).await?;
 //! assert_eq!(reply.into_inner().bytes, 1 << 20);
@@ -155,8 +157,8 @@ use std::task::{Context, Poll};
 use http::{HeaderMap, Request, Response};
 use tonic::body::Body;
 use tower::layer::Layer;
+use tower::util::MapResponse;
 use tower::util::future::MapResponseFuture;
-use tower::util::{MapRequest, MapResponse, MapResponseLayer};
 use tower_service::Service;
 
 use self::body::GatherBody;
@@ -171,45 +173,77 @@ pub const THRESHOLD: usize = 32 * 1024;
 /// The shortest content of a `bytes` field that goes by reference in a native call, in bytes.
 const NATIVE_THRESHOLD: usize = 4096;
 
-/// The service that [`requests`] returns: a channel that sends large fields by reference.
-pub type GatherRequests<S> = MapRequest<S, fn(Request<Body>) -> Request<Body>>;
-
-/// The layer that [`responses`] returns: a server with this layer sends large fields by reference.
-pub type GatherResponses = MapResponseLayer<fn(Response<Body>) -> Response<Body>>;
-
-/// Wraps a channel for a generated client, so that large fields of its requests go by reference.
+/// A channel for a generated client that sends large fields of its requests by reference.
 ///
 /// The generated code has to use [`GatherCodec`]. `channel` may be tonic's `Channel`, a
 /// [`BalancedChannel`](crate::BalancedChannel), or any service that a generated client takes.
-///
-/// ```
-/// use tonic::transport::Endpoint;
-/// use tonic_rdma::{RdmaConnector, gather};
-/// use tonic_rdma_proto::transfer::transfer_client::TransferClient;
-///
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() {
-/// let channel = Endpoint::from_static("http://ps0:50051").connect_with_connector_lazy(RdmaConnector::new());
-/// let client = TransferClient::new(gather::requests(channel));
-/// # drop(client);
-/// # }
-/// ```
-pub fn requests<S>(channel: S) -> GatherRequests<S> {
-    MapRequest::new(channel, gather_request as fn(Request<Body>) -> Request<Body>)
+#[derive(Clone, Debug)]
+pub struct GatherRequests<S> {
+    channel: S,
 }
 
-/// Returns a layer for [`Server::layer`](tonic::transport::Server::layer). With this layer, large fields of responses go by reference.
+impl<S> GatherRequests<S> {
+    /// Wraps `channel`.
+    ///
+    /// ```
+    /// use tonic::transport::Endpoint;
+    /// use tonic_rdma::RdmaConnector;
+    /// use tonic_rdma::gather::GatherRequests;
+    /// use tonic_rdma_proto::transfer::transfer_client::TransferClient;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let channel = Endpoint::from_static("http://ps0:50051").connect_with_connector_lazy(RdmaConnector::new());
+    /// let client = TransferClient::new(GatherRequests::new(channel));
+    /// # drop(client);
+    /// # }
+    /// ```
+    pub fn new(channel: S) -> Self {
+        Self { channel }
+    }
+}
+
+impl<S: Service<Request<Body>>> Service<Request<Body>> for GatherRequests<S> {
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = S::Future;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.channel.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> S::Future {
+        self.channel.call(gather_request(request))
+    }
+}
+
+/// A layer for [`Server::layer`](tonic::transport::Server::layer). With this layer, the server sends large fields of responses by reference.
 ///
 /// The generated code has to use [`GatherCodec`].
-///
-/// ```
-/// use tonic::transport::Server;
-///
-/// let server = Server::builder().layer(tonic_rdma::gather::responses());
-/// # drop(server);
-/// ```
-pub fn responses() -> GatherResponses {
-    MapResponseLayer::new(gather_response as fn(Response<Body>) -> Response<Body>)
+#[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
+pub struct GatherResponses;
+
+impl GatherResponses {
+    /// Makes the layer.
+    ///
+    /// ```
+    /// use tonic::transport::Server;
+    ///
+    /// let server = Server::builder().layer(tonic_rdma::gather::GatherResponses::new());
+    /// # drop(server);
+    /// ```
+    pub fn new() -> Self {
+        Self
+    }
+}
+
+impl<S> Layer<S> for GatherResponses {
+    type Service = MapResponse<S, fn(Response<Body>) -> Response<Body>>;
+
+    fn layer(&self, service: S) -> Self::Service {
+        MapResponse::new(service, gather_response)
+    }
 }
 
 fn gather_request(mut request: Request<Body>) -> Request<Body> {
@@ -245,16 +279,29 @@ fn is_compressed(headers: &HeaderMap) -> bool {
     field(headers, "grpc-encoding").is_some_and(|encoding| encoding != "identity")
 }
 
-/// The channel that [`both`] returns: it sends large fields by reference, and delivers large responses in the memory that they arrive in.
+/// A channel for a generated client that sends large fields of its requests by reference, and delivers large responses of native calls in
+/// the memory that they arrive in.
+///
+/// The generated code has to use [`GatherCodec`]: other codecs fail with INTERNAL at the first large response.
+/// `channel` is an [`RdmaChannel`](crate::RdmaChannel). On other channels, and where an `RdmaChannel` uses HTTP/2, responses are copied
+/// as with [`GatherRequests`].
+///
+/// A response lands before tonic sees it, so its limit has to be known here: [`GatherBoth::max_decoding_message_size`].
 #[derive(Clone, Debug)]
 pub struct GatherBoth<S> {
     channel: S,
     landing: Landing,
 }
 
-/// The layer that [`both_layer`] returns: it delivers large requests in the memory that they arrive in, and sends large fields of
-/// responses by reference.
-#[derive(Clone, Copy, Debug)]
+/// A layer for [`RdmaServer::layer`](crate::RdmaServer::layer). With this layer, the server delivers large requests of native calls in the
+/// memory that they arrive in, and sends large fields of responses by reference.
+///
+/// The generated code of all services under the layer has to use [`GatherCodec`]: other codecs fail with INTERNAL at
+/// the first large request. To opt in some services only, wrap each of them with the layer instead of the server. Requests over
+/// HTTP/2 are copied as with [`GatherResponses`].
+///
+/// A request lands before tonic sees it, so its limit has to be known here: [`GatherBothLayer::max_decoding_message_size`].
+#[derive(Clone, Copy, Debug, Default)]
 pub struct GatherBothLayer {
     landing: Landing,
 }
@@ -266,52 +313,27 @@ pub struct GatherBothService<S> {
     landing: Landing,
 }
 
-/// Wraps a channel for a generated client, so that large fields of its requests go by reference, and large responses of native
-/// calls reach the decoder without a copy.
-///
-/// The generated code has to use [`GatherCodec`]: other codecs fail with INTERNAL at the first large response.
-/// `channel` is an [`RdmaChannel`](crate::RdmaChannel). On other channels, and where an `RdmaChannel` uses HTTP/2, responses are copied
-/// as with [`requests`].
-///
-/// A response lands before tonic sees it, so its limit has to be known here: [`GatherBoth::max_decoding_message_size`].
-///
-/// ```
-/// use tonic_rdma::{RdmaChannel, gather};
-/// use tonic_rdma_proto::transfer::transfer_client::TransferClient;
-///
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let channel = RdmaChannel::connect_lazy("http://ps0:50051")?;
-/// let channel = gather::both(channel).max_decoding_message_size(64 << 20);
-/// let client = TransferClient::new(channel).max_decoding_message_size(64 << 20);
-/// # drop(client);
-/// # Ok(())
-/// # }
-/// ```
-pub fn both<S>(channel: S) -> GatherBoth<S> {
-    GatherBoth { channel, landing: Landing::default() }
-}
-
-/// Returns a layer for [`RdmaServer::layer`](crate::RdmaServer::layer). With this layer, large requests of native calls reach the decoder
-/// without a copy, and large fields of responses go by reference.
-///
-/// The generated code of all services under the layer has to use [`GatherCodec`]: other codecs fail with INTERNAL at
-/// the first large request. To opt in some services only, wrap each of them with the layer instead of the server. Requests over
-/// HTTP/2 are copied as with [`responses`].
-///
-/// A request lands before tonic sees it, so its limit has to be known here: [`GatherBothLayer::max_decoding_message_size`].
-///
-/// ```
-/// use tonic_rdma::{RdmaServer, gather};
-///
-/// let server = RdmaServer::new().layer(gather::both_layer().max_decoding_message_size(64 << 20));
-/// # drop(server);
-/// ```
-pub fn both_layer() -> GatherBothLayer {
-    GatherBothLayer { landing: Landing::default() }
-}
-
 impl<S> GatherBoth<S> {
+    /// Wraps `channel`.
+    ///
+    /// ```
+    /// use tonic_rdma::RdmaChannel;
+    /// use tonic_rdma::gather::GatherBoth;
+    /// use tonic_rdma_proto::transfer::transfer_client::TransferClient;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let channel = RdmaChannel::connect_lazy("http://ps0:50051")?;
+    /// let channel = GatherBoth::new(channel).max_decoding_message_size(64 << 20);
+    /// let client = TransferClient::new(channel).max_decoding_message_size(64 << 20);
+    /// # drop(client);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn new(channel: S) -> Self {
+        Self { channel, landing: Landing::default() }
+    }
+
     /// Sets the longest response that may land, in bytes. Default: 4 MiB, as in tonic. A longer one fails with OUT_OF_RANGE before memory
     /// is used for it. Messages that don't land have the limit of the generated client, which has to be set as well.
     #[must_use]
@@ -330,6 +352,19 @@ impl<S> GatherBoth<S> {
 }
 
 impl GatherBothLayer {
+    /// Makes the layer.
+    ///
+    /// ```
+    /// use tonic_rdma::RdmaServer;
+    /// use tonic_rdma::gather::GatherBothLayer;
+    ///
+    /// let server = RdmaServer::new().layer(GatherBothLayer::new().max_decoding_message_size(64 << 20));
+    /// # drop(server);
+    /// ```
+    pub fn new() -> Self {
+        Self::default()
+    }
+
     /// Sets the longest request that may land, in bytes. Default: 4 MiB, as in tonic. A longer one fails with OUT_OF_RANGE before memory
     /// is used for it. Messages that don't land have the limit of the generated server, which has to be set as well.
     #[must_use]

@@ -93,7 +93,7 @@ impl Opening {
         &self,
     ) -> Result<(TensorDeviceClient<tonic::transport::Channel>, Provider), ChannelError> {
         let endpoint = self.target()?;
-        let connector = RdmaConnector::with_config(self.shared.settings.config.clone());
+        let connector = RdmaConnector::new().config(self.shared.settings.config.clone());
         let channel = endpoint.connect_with_connector(connector.clone()).await;
         let channel = channel.map_err(|error| self.no_rdma(ConnectError(error)))?;
         let info: Option<RdmaConnectInfo> = connector.last_connection();

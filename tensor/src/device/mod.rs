@@ -77,7 +77,9 @@ impl RdmaDevice {
 
     /// Makes a device that listens on `local_endpoint`.
     async fn listening(settings: Settings, local_endpoint: impl ToSocketAddrs) -> Result<Self, ChannelError> {
-        let incoming = RdmaIncoming::bind_with(local_endpoint, settings.config.clone())
+        let incoming = RdmaIncoming::builder()
+            .config(settings.config.clone())
+            .bind(local_endpoint)
             .await
             .map_err(|error| ChannelError::Listen(Arc::new(error)))?;
         let device = Self::make(settings, Some(incoming.local_addr()));

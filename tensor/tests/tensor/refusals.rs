@@ -171,7 +171,8 @@ where
 async fn a_link_that_the_peer_gave_up_is_opened_again() {
     let device = || RdmaDevice::builder().config(Config::from_env().unwrap());
     let (server, client) = (device().without_listener().unwrap(), device().without_listener().unwrap());
-    let incoming = RdmaIncoming::bind_with("127.0.0.1:0", Config::from_env().unwrap()).await.unwrap();
+    let incoming =
+        RdmaIncoming::builder().config(Config::from_env().unwrap()).bind("127.0.0.1:0").await.unwrap();
     let endpoint = incoming.local_addr().to_string();
     let given_up = Arc::<AtomicUsize>::default();
     let service = GivesUp { service: server.service(), given_up: Arc::clone(&given_up) };

@@ -17,7 +17,7 @@ fn settings() -> DeviceBuilder {
 /// Creates a device whose service is part of a server with TLS.
 async fn behind_tls(settings: DeviceBuilder, tls: ServerTlsConfig) -> (RdmaDevice, SocketAddr, AbortHandle) {
     let device = settings.without_listener().unwrap();
-    let incoming = RdmaIncoming::bind_with("127.0.0.1:0", config()).await.unwrap();
+    let incoming = RdmaIncoming::builder().config(config()).bind("127.0.0.1:0").await.unwrap();
     let address = incoming.local_addr();
     let server = Server::builder().tls_config(tls).unwrap();
     let server = { server }.add_service(device.service()).serve_with_incoming(incoming);

@@ -130,7 +130,7 @@ impl Over {
                 RunningServer { address, stop, server }
             }
             Self::Rdma | Self::Fallback => {
-                let incoming = RdmaIncoming::bind_with(address, self.config()).await.unwrap();
+                let incoming = RdmaIncoming::builder().config(self.config()).bind(address).await.unwrap();
                 let address = incoming.local_addr();
                 let server = tokio::spawn(router.serve_with_incoming_shutdown(incoming, signal));
                 RunningServer { address, stop, server }
@@ -182,7 +182,7 @@ impl Over {
 
     /// Returns a connector with the settings of this transport.
     pub fn connector(self) -> RdmaConnector {
-        RdmaConnector::with_config(self.config())
+        RdmaConnector::new().config(self.config())
     }
 
     /// Returns settings without our own pings, so that only HTTP/2's pings can find a peer that hangs.

@@ -66,7 +66,7 @@ pub(crate) struct Running {
 }
 
 pub(crate) async fn serve(address: &str, config: Config) -> Running {
-    let incoming = RdmaIncoming::bind_with(address, config).await.unwrap();
+    let incoming = RdmaIncoming::builder().config(config).bind(address).await.unwrap();
     let address = incoming.local_addr();
     let (stop, stopped) = oneshot::channel::<()>();
     let is_busy = Arc::<AtomicBool>::default();
@@ -83,7 +83,7 @@ fn client_of(channel: Channel) -> TransferClient<Channel> {
 }
 
 pub(crate) async fn connect(address: SocketAddr, config: Config) -> TransferClient<Channel> {
-    let connector = RdmaConnector::with_config(config);
+    let connector = RdmaConnector::new().config(config);
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
     let client = client_of(endpoint.connect_with_connector(connector.clone()).await.unwrap());
     assert_eq!(connector.last_connection().unwrap().verdict(), Verdict::Rdma);

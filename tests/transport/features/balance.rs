@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tonic::Code;
 use tonic::transport::Endpoint;
-use tonic_rdma::{BalancedChannel, EndpointState, balance_list};
+use tonic_rdma::{BalancedChannel, EndpointState};
 use tonic_rdma_proto::greeter::HelloRequest;
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 
@@ -43,8 +43,10 @@ async fn all_up(channel: &BalancedChannel) {
 fn calls_spread_over_the_endpoints() {
     both(async |over| {
         let servers = servers::<3>(over).await;
-        let channel =
-            balance_list(servers.each_ref().map(|(running, _)| running.endpoint()), over.connector());
+        let channel = BalancedChannel::from_list(
+            servers.each_ref().map(|(running, _)| running.endpoint()),
+            over.connector(),
+        );
         all_up(&channel).await;
         let mut client = GreeterClient::new(channel.clone());
         let expected = if over == Over::Rdma { "rdma" } else { "tcp" };
@@ -62,8 +64,10 @@ fn calls_spread_over_the_endpoints() {
 fn a_call_goes_to_the_endpoint_with_fewer_calls() {
     both(async |over| {
         let servers = servers::<2>(over).await;
-        let channel =
-            balance_list(servers.each_ref().map(|(running, _)| running.endpoint()), over.connector());
+        let channel = BalancedChannel::from_list(
+            servers.each_ref().map(|(running, _)| running.endpoint()),
+            over.connector(),
+        );
         all_up(&channel).await;
         let mut calls = Vec::new();
         for held in 1..=10 {
@@ -85,8 +89,10 @@ fn a_call_goes_to_the_endpoint_with_fewer_calls() {
 fn a_stream_counts_until_it_ended() {
     both(async |over| {
         let servers = servers::<2>(over).await;
-        let channel =
-            balance_list(servers.each_ref().map(|(running, _)| running.endpoint()), over.connector());
+        let channel = BalancedChannel::from_list(
+            servers.each_ref().map(|(running, _)| running.endpoint()),
+            over.connector(),
+        );
         all_up(&channel).await;
         let mut client = GreeterClient::new(channel.clone());
         let calls = || channel.endpoints().iter().map(|endpoint| endpoint.calls).sum::<usize>();
@@ -116,7 +122,7 @@ fn a_killed_server_fails_few_calls_and_comes_back() {
         let mut doomed = start().await;
         let mut endpoints = vec![port.endpoint()];
         endpoints.extend(servers.iter().map(|(running, _)| running.endpoint()));
-        let channel = balance_list(endpoints, over.connector());
+        let channel = BalancedChannel::from_list(endpoints, over.connector());
         all_up(&channel).await;
 
         let (failed, answers) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
@@ -178,7 +184,7 @@ fn an_endpoint_that_is_down_gets_no_calls_and_few_dials() {
         let [(running, greeter)] = servers::<1>(over).await;
         let (broken, taken) = hangs_up().await;
         let started = Instant::now();
-        let channel = balance_list([broken, running.endpoint()], over.connector());
+        let channel = BalancedChannel::from_list([broken, running.endpoint()], over.connector());
         let mut client = GreeterClient::new(channel.clone());
         let mut calls = 0;
         while taken.load(Ordering::SeqCst) < 5 {
@@ -200,7 +206,7 @@ fn an_endpoint_that_is_down_gets_no_calls_and_few_dials() {
 fn if_no_endpoint_is_up_a_call_fails_with_the_last_reason() {
     both(async |over| {
         let (one, other) = (Port::reserve(), Port::reserve());
-        let channel = balance_list([one.endpoint(), other.endpoint()], over.connector());
+        let channel = BalancedChannel::from_list([one.endpoint(), other.endpoint()], over.connector());
         let mut client = GreeterClient::new(channel.clone());
         let (code, message) = outcome(say(&mut client, "hello").await).unwrap_err();
         assert_eq!(code, Code::Unavailable);
@@ -211,7 +217,7 @@ fn if_no_endpoint_is_up_a_call_fails_with_the_last_reason() {
         until(|| is_up(&channel, 1)).await;
         assert_eq!(say(&mut client, "hello").await.unwrap(), "hello");
 
-        let mut without_endpoints = GreeterClient::new(balance_list([], over.connector()));
+        let mut without_endpoints = GreeterClient::new(BalancedChannel::from_list([], over.connector()));
         let (code, message) = outcome(say(&mut without_endpoints, "hello").await).unwrap_err();
         assert_eq!((code, &*message), (Code::Unavailable, "there is no endpoint to call"));
     });
@@ -221,7 +227,7 @@ fn if_no_endpoint_is_up_a_call_fails_with_the_last_reason() {
 fn a_server_that_shuts_down_gracefully_keeps_its_stream_and_loses_new_calls() {
     both(async |over| {
         let [(leaving, _), (staying, greeter)] = servers::<2>(over).await;
-        let channel = balance_list([leaving.endpoint(), staying.endpoint()], over.connector());
+        let channel = BalancedChannel::from_list([leaving.endpoint(), staying.endpoint()], over.connector());
         all_up(&channel).await;
         let mut client = GreeterClient::new(channel.clone());
         // One stream on each server, in any order.
@@ -259,11 +265,15 @@ fn a_server_that_never_answers_delays_no_call() {
         let endpoint = Endpoint::from_shared(format!("http://{}", silent.local_addr().unwrap())).unwrap();
         let [(running, _)] = servers::<1>(Over::Rdma).await;
         let config = support::config().policy(tonic_rdma::Policy::Require);
-        let connector = tonic_rdma::RdmaConnector::with_config;
-        let both = balance_list([endpoint.clone(), running.endpoint()], connector(config.clone()));
+        let connector = |config| tonic_rdma::RdmaConnector::new().config(config);
+        let both =
+            BalancedChannel::from_list([endpoint.clone(), running.endpoint()], connector(config.clone()));
         assert_eq!(say(&mut GreeterClient::new(both), "hello").await.unwrap(), "hello");
 
-        let alone = balance_list([endpoint], connector(config.handshake_timeout(Duration::from_millis(200))));
+        let alone = BalancedChannel::from_list(
+            [endpoint],
+            connector(config.handshake_timeout(Duration::from_millis(200))),
+        );
         let (code, message) = outcome(say(&mut GreeterClient::new(alone), "hello").await).unwrap_err();
         assert_eq!(code, Code::Unavailable);
         assert!(message.contains("RDMA is required"), "{message}");
@@ -278,7 +288,7 @@ fn no_call_waits_for_a_runtime_that_has_ended() {
     let home = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let channel = {
         let _entered = home.enter();
-        balance_list([endpoint], Over::Rdma.connector())
+        BalancedChannel::from_list([endpoint], Over::Rdma.connector())
     };
     drop(home);
     Runtime::CurrentThread.run(async {

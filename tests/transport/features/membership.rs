@@ -4,7 +4,7 @@ use tokio::sync::mpsc::Sender;
 use tonic::Code;
 use tonic::transport::Endpoint;
 use tonic::transport::channel::Change;
-use tonic_rdma::{BalancedChannel, balance_channel};
+use tonic_rdma::BalancedChannel;
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 
 use super::balance::is_up;
@@ -25,7 +25,7 @@ fn a_change_is_in_force_for_the_next_call() {
             let over = Over::Rdma;
             let (one, other) = (ScriptedGreeter::new(), ScriptedGreeter::new());
             let (at_one, at_other) = (over.serve(&one, |s| s).await, over.serve(&other, |s| s).await);
-            let (channel, changes): (_, Changes) = balance_channel(4, over.connector());
+            let (channel, changes): (_, Changes) = BalancedChannel::from_changes(4, over.connector());
             let mut client = GreeterClient::new(channel.clone());
             let (code, message) = outcome(say(&mut client, "hello").await).unwrap_err();
             assert_eq!((code, &*message), (Code::Unavailable, "there is no endpoint to call"));
@@ -55,7 +55,7 @@ fn a_change_is_in_force_for_the_next_call() {
 fn an_endpoint_is_connected_before_the_first_call() {
     Runtime::Idle.run(async {
         let running = Over::Rdma.serve(&ScriptedGreeter::new(), |server| server).await;
-        let (channel, changes): (_, Changes) = balance_channel(1, Over::Rdma.connector());
+        let (channel, changes): (_, Changes) = BalancedChannel::from_changes(1, Over::Rdma.connector());
         changes.send(Change::Insert("a", running.endpoint())).await.unwrap();
         until(|| channel.endpoints().len() == 1 && is_up(&channel, 0)).await;
     });
@@ -66,7 +66,7 @@ fn a_call_in_flight_outlives_its_endpoints_removal() {
     Runtime::Idle.run(async {
         let greeter = ScriptedGreeter::new();
         let running = Over::Rdma.serve(&greeter, |server| server).await;
-        let (channel, changes): (_, Changes) = balance_channel(4, Over::Rdma.connector());
+        let (channel, changes): (_, Changes) = BalancedChannel::from_changes(4, Over::Rdma.connector());
         changes.send(Change::Insert("a", running.endpoint())).await.unwrap();
         let mut client = GreeterClient::new(channel.clone());
         let call = tokio::spawn({

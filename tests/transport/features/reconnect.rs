@@ -55,13 +55,13 @@ fn a_server_that_hung_up_once_is_not_taken_for_a_stock_server() {
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         let serving = tokio::spawn(async move {
             drop(listener.accept().await.unwrap());
-            let incoming = RdmaIncoming::from_listener(listener, config()).unwrap();
+            let incoming = RdmaIncoming::builder().config(config()).listen(listener).unwrap();
             Server::builder()
                 .add_service(GreeterServer::new(ScriptedGreeter::new()))
                 .serve_with_incoming(incoming)
                 .await
         });
-        let connector = RdmaConnector::with_config(config());
+        let connector = RdmaConnector::new().config(config());
         let endpoint = tonic::transport::Endpoint::from_shared(endpoint).unwrap();
         let channel = endpoint.connect_with_connector(connector.clone()).await.unwrap();
         let info = connector.last_connection().unwrap();

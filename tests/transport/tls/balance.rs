@@ -1,6 +1,6 @@
 //! One channel over several servers with TLS. A server with a bad certificate gets no calls, and the channel shows the reason.
 
-use tonic_rdma::{BalancedChannel, EndpointState, RdmaConnector, balance_list};
+use tonic_rdma::{BalancedChannel, EndpointState, RdmaConnector};
 use tonic_rdma_proto::greeter::HelloRequest;
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 
@@ -18,7 +18,7 @@ async fn calls_go_to_the_servers_that_can_be_trusted() {
     let (authority, other) = (Authority::new("authority"), Authority::new("another authority"));
     let (good, bad) = (serve(Some(authority.server())).await, serve(Some(other.server())).await);
     let endpoints = [&good, &bad].map(|server| endpoint(server.address, Some(authority.client())));
-    let channel = balance_list(endpoints, RdmaConnector::with_config(config()));
+    let channel = BalancedChannel::from_list(endpoints, RdmaConnector::new().config(config()));
     for _ in 0..20 {
         let said = ask(&channel).await;
         assert!(said.starts_with("anonymous over rdma with TLS"), "{said}");
@@ -30,7 +30,7 @@ async fn the_reason_why_no_server_can_be_trusted_is_shown() {
     let (authority, other) = (Authority::new("authority"), Authority::new("another authority"));
     let bad = serve(Some(other.server())).await;
     let endpoints = [endpoint(bad.address, Some(authority.client()))];
-    let channel = balance_list(endpoints, RdmaConnector::with_config(config()));
+    let channel = BalancedChannel::from_list(endpoints, RdmaConnector::new().config(config()));
     let said = ask(&channel).await;
     assert!(said.contains("certificate"), "{said}");
     match &channel.endpoints()[0].state {

@@ -88,7 +88,7 @@ async fn connections_with_one_end_without_tls_fail() {
 async fn https_without_a_configuration_is_an_error() {
     let (authority, running) = guarded().await;
     let endpoint = Endpoint::from_shared(format!("https://{}", running.address)).unwrap();
-    let connected = endpoint.connect_with_connector(RdmaConnector::with_config(config())).await;
+    let connected = endpoint.connect_with_connector(RdmaConnector::new().config(config())).await;
     let error = connected.unwrap_err();
     let cause = std::error::Error::source(&error).unwrap().to_string();
     assert!(cause.contains("HTTPS without TLS"), "{cause}");
@@ -145,7 +145,8 @@ async fn clients_that_stop_in_the_handshake_are_disconnected() {
 async fn a_client_gives_up_a_server_that_stops_in_the_handshake() {
     use tokio_stream::StreamExt as _;
     let authority = Authority::new("authority");
-    let mut incoming = tonic_rdma::RdmaIncoming::bind_with("127.0.0.1:0", config()).await.unwrap();
+    let mut incoming =
+        tonic_rdma::RdmaIncoming::builder().config(config()).bind("127.0.0.1:0").await.unwrap();
     let address = incoming.local_addr();
     let silent = tokio::spawn(async move {
         let mut held = Vec::new();

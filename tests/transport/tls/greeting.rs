@@ -63,15 +63,15 @@ impl Drop for Running {
     }
 }
 
-/// Serves greetings. They contain the client's address, which `remote_addresses` passes to tonic.
+/// Serves greetings. They contain the client's address, which `RemoteAddresses` passes to tonic.
 pub(crate) async fn serve(tls: Option<ServerTlsConfig>) -> Running {
-    let incoming = RdmaIncoming::bind_with("127.0.0.1:0", config()).await.unwrap();
+    let incoming = RdmaIncoming::builder().config(config()).bind("127.0.0.1:0").await.unwrap();
     let address = incoming.local_addr();
     let mut server = Server::builder();
     if let Some(tls) = tls {
         server = server.tls_config(tls).unwrap();
     }
-    let router = server.layer(tonic_rdma::remote_addresses()).add_service(GreeterServer::new(Explaining));
+    let router = server.layer(tonic_rdma::RemoteAddresses::new()).add_service(GreeterServer::new(Explaining));
     let task = tokio::spawn(router.serve_with_incoming(incoming)).abort_handle();
     Running { address, task }
 }
@@ -85,7 +85,7 @@ pub(crate) fn endpoint(address: SocketAddr, tls: Option<ClientTlsConfig>) -> End
 
 /// Returns the answer to one of our clients.
 pub(crate) async fn greet(address: SocketAddr, tls: Option<ClientTlsConfig>) -> Result<String, String> {
-    let (endpoint, connector) = (endpoint(address, tls), RdmaConnector::with_config(config()));
+    let (endpoint, connector) = (endpoint(address, tls), RdmaConnector::new().config(config()));
     within(async {
         let channel = endpoint.connect_with_connector(connector).await.map_err(|error| chain(&error))?;
         ask(channel).await

@@ -9,7 +9,7 @@ use support::{Authority, config};
 async fn calls_with_tls_go_over_rdma() {
     let authority = Authority::new("authority");
     let running = serve(Some(authority.server())).await;
-    let connector = RdmaConnector::with_config(config());
+    let connector = RdmaConnector::new().config(config());
     let channel = endpoint(running.address, Some(authority.client()));
     let channel = channel.connect_with_connector(connector.clone()).await.unwrap();
     let said = ask(channel.clone()).await.unwrap();
@@ -26,7 +26,7 @@ async fn calls_with_tls_go_over_rdma() {
 async fn calls_with_tls_go_over_tcp_without_rdma() {
     let authority = Authority::new("authority");
     let running = serve(Some(authority.server())).await;
-    let connector = RdmaConnector::with_config(config().policy(Policy::TcpOnly));
+    let connector = RdmaConnector::new().config(config().policy(Policy::TcpOnly));
     let channel = endpoint(running.address, Some(authority.client()));
     let said = ask(channel.connect_with_connector(connector).await.unwrap()).await.unwrap();
     assert!(said.starts_with("anonymous over tcp with TLS"), "{said}");

@@ -10,7 +10,6 @@ use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint};
-use tonic_rdma::gather::GatherRequests;
 use tonic_rdma_commands::{Context as _, Failure};
 use tonic_rdma_payload::content::{Content, check_all, check_stamps};
 use tonic_rdma_payload::reduce::{Reduced, reduce};
@@ -27,7 +26,7 @@ use crate::compare::options::CompareOptions;
 use crate::compare::plan::Direction;
 use crate::compare::server::Addresses;
 use crate::measure::settings::Http2;
-use crate::measure::transport::{CallChannel, Encode, Rdma, RdmaConnection};
+use crate::measure::transport::{CallChannel, Encode, EncodingChannel, Rdma, RdmaConnection};
 
 /// The settings of calls, of which the server must have the same.
 #[derive(Clone, Copy, Debug, Default)]
@@ -44,8 +43,8 @@ pub(crate) struct CallSettings {
 /// A connection in one of the gRPC modes. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct GrpcCaller {
-    transfer: TransferClient<GatherRequests<CallChannel>>,
-    exchange: ExchangeClient<GatherRequests<CallChannel>>,
+    transfer: TransferClient<EncodingChannel>,
+    exchange: ExchangeClient<EncodingChannel>,
     /// The channel of both clients, for a look at its connection.
     channel: Box<CallChannel>,
     pub(crate) settings: CallSettings,
