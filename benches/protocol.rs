@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use divan::Bencher;
 use divan::counter::ItemsCount;
-use tonic_rdma::internal::protocol::{Chunk, Connection, Event, Finished, MAX_CHUNKS, Settings, SlotIndex};
-use tonic_rdma::internal::wire::Header;
+use tonic_rdma::unstable::protocol::{Chunk, Connection, Event, Finished, MAX_CHUNKS, Settings, SlotIndex};
+use tonic_rdma::unstable::wire::Header;
 
 /// Bytes of an eager message, and of a chunk. The bench does not touch them.
 const EAGER: usize = 64;
@@ -94,8 +94,8 @@ impl End {
     /// Delivers the messages, and posts their slots again.
     fn read(&mut self) {
         while let Some(part) = self.connection.front() {
-            let (tonic_rdma::internal::protocol::Part::Eager { length, .. }
-            | tonic_rdma::internal::protocol::Part::Rendezvous { length, .. }) = part;
+            let (tonic_rdma::unstable::protocol::Part::Eager { length, .. }
+            | tonic_rdma::unstable::protocol::Part::Rendezvous { length, .. }) = part;
             self.delivered += length as u64;
             let finished = self.connection.consume(length);
             assert!(matches!(finished, Some(Finished::Slot(_) | Finished::Read(_))));

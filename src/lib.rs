@@ -215,7 +215,7 @@
 //! [`Config`] has the settings of connectors, listeners and tensor devices. [`Config::default`] suits most programs.
 //! [`Config::from_env`] starts from it and applies the environment variables `RDMA_*`; its documentation has a table of
 //! them. [`RdmaConnector::new`], [`RdmaIncoming::bind`], [`RdmaChannel`] and [`RdmaServer`] use [`Config::from_env`] unless they get
-//! a configuration, which they take as it is. A value that can't be used is a [`ConfigError`] that names the variable.
+//! a configuration, which they take as it is. A value that can't be used is an [`RdmaError`] that names the variable.
 //!
 //! ```
 //! use tonic_rdma::{Config, Policy, RdmaConnector};
@@ -223,24 +223,30 @@
 //! let config = Config::from_env()?.policy(Policy::Require);
 //! let connector = RdmaConnector::new().config(config);
 //! # drop(connector);
-//! # Ok::<(), tonic_rdma::ConfigError>(())
+//! # Ok::<(), tonic_rdma::RdmaError>(())
 //! ```
 //!
 //! # Errors
 //!
-//! Each operation has its own error type. The error says what happened, to which peer or device, and what to do:
+//! There is one error, [`RdmaError`]. Its [`kind`](RdmaError::kind) is what a program decides by, its [`reason`](RdmaError::reason) says
+//! what happened, to which peer, device or setting, and what to do.
 //!
-//! | operation | error |
+//! | operation | where the [`RdmaError`] is |
 //! |---|---|
-//! | reading settings from the environment | [`ConfigError`] |
-//! | connecting | [`ConnectError`], as a source of `tonic::transport::Error` |
-//! | listening | [`std::io::Error`] with advice |
-//! | a connection that ends early | [`ConnectionFault`], inside the `io::Error` below tonic's status |
-//! | a call through a [`BalancedChannel`] | [`BalanceError`], which clients turn into a status |
-//! | allocating registered memory | [`VerbsError`] |
+//! | [`Config::from_env`], [`Config::validate`], [`RdmaChannel::connect`], [`RdmaServer::serve`], [`Dialer::dial`] | returned |
+//! | connecting through tonic, with [`RdmaConnector`] | a source of `tonic::transport::Error` |
+//! | listening, and streams whose connection ended early | inside the [`std::io::Error`] |
+//! | a native call that the connection or the peer ended | the source of its `tonic::Status` |
+//! | a call through a [`BalancedChannel`] | returned by the channel; clients turn it into a status |
+//! | allocating registered memory | [`VerbsError`], returned |
 //!
-//! A device that is missing, or too little memory that may be locked, is no error under [`Policy::Prefer`]: the connection
-//! is TCP then, and [`RdmaConnectInfo::reason`] says why.
+//! [`memory::Pool`] has the error of `tonic-rdma-verbs`, because that package has the memory. A device that is missing, or too little
+//! memory that may be locked, is no error under [`Policy::Prefer`]: the connection is TCP then, and [`RdmaConnectInfo::reason`] says why.
+//!
+//! # Names
+//!
+//! `Rdma` stands on the types that take the part of a tonic type of the same name, such as [`RdmaChannel`] and [`RdmaServer`], with their
+//! builders, futures and error, so that both can be imported side by side. Nothing else has the prefix.
 //!
 //! # Observability
 //!
@@ -287,36 +293,29 @@
 #![forbid(unsafe_code)]
 
 mod endpoint;
+mod error;
 mod grpc;
 mod protocol;
 mod transport;
 mod wire;
 
-#[doc(hidden)]
-pub mod internal;
+pub mod unstable;
 
 pub use endpoint::tuner::{ThresholdSource, TransferDecision};
 pub use endpoint::{
-    Config, ConfigError, ConnectError, ConnectionFault, CounterSnapshot, Dialer, EagerThreshold,
-    EndpointStream, Listener, NegotiationError, NoDevice, OpenError, Policy, PollMode, Provider,
-    ProviderChoice, RdmaConnectInfo, RdmaUnavailable, SharedReceive, StockClients, TuneCache, Verdict,
+    Config, CounterSnapshot, Dialer, EagerThreshold, EndpointStream, Listener, Policy, PollMode, Provider,
+    RdmaConnectInfo, SharedReceive, StockClients, TuneCache, Verdict,
 };
+pub use error::{RdmaError, RdmaErrorKind};
 pub use grpc::{
-    CallConfig, CallFault, ChannelError, GrpcService, RdmaChannel, RdmaChannelBuilder, RdmaResponseFuture,
-    RdmaRoutes, RdmaServer, ResetCode, ServeError,
+    CallConfig, GrpcService, RdmaChannel, RdmaChannelBuilder, RdmaResponseFuture, RdmaRoutes, RdmaServer,
 };
-pub use protocol::{AbortCode, Violation};
-pub use transport::balance::{BalanceError, BalancedChannel, EndpointState, EndpointStatus};
+pub use transport::balance::{BalancedChannel, EndpointState, EndpointStatus};
 pub use transport::{
     RdmaConnector, RdmaIncoming, RdmaIncomingBuilder, RdmaRequestExt, RemoteAddresses, gather,
 };
 
-pub use wire::hello::HelloError;
-pub use wire::{ChunkError, HeaderError};
-
-pub use tonic_rdma_verbs::{
-    CompletionOpcode, CompletionStatus, DeviceAttributes, PathSettings, VerbsError, VerbsErrorKind, memory,
-};
+pub use tonic_rdma_verbs::{PathSettings, VerbsError, VerbsErrorKind, memory};
 
 /// Builds tokio runtimes that poll RDMA devices when they are idle, with [`idle_polling`](runtime::idle_polling).
 pub mod runtime {

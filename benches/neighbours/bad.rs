@@ -10,7 +10,7 @@ use rustix::process::{Signal, getpid, kill_process};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tonic::transport::Channel;
 use tonic_rdma::Policy;
-use tonic_rdma::internal::wire::hello::{Answer, Decoded, Message, ServerHello};
+use tonic_rdma::unstable::wire::hello::{Answer, Decoded, Message, ServerHello};
 use tonic_rdma_commands::process::end_with_stdin;
 use tonic_rdma_proto::transfer::PutRequest;
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::{Value, json};
 use tonic_rdma::Config;
-use tonic_rdma::internal::tuner::{Calibration, Point, Tuned, tune};
+use tonic_rdma::unstable::tuner::{Calibration, Point, Tuned, tune};
 use tonic_rdma_commands::{Context as _, Failure, output, table, units};
 use tonic_rdma_verbs::Context;
 

@@ -12,7 +12,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::body::Body;
 use tonic::codegen::StdError;
 use tonic::{Status, TimeoutExpired};
-use tonic_rdma::internal::grpc_timeout;
+use tonic_rdma::unstable::grpc_timeout;
 
 /// Applies the `grpc-timeout` in the headers of a request to the call: it ends with DEADLINE_EXCEEDED when the time has passed.
 pub(crate) async fn limited(

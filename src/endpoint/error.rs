@@ -6,72 +6,30 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::config::ConfigError;
-use super::provider::{NoDevice, OpenError};
+use crate::error::{RdmaError, RdmaErrorKind};
 use crate::protocol::{AbortCode, Violation};
 use crate::wire::hello::HelloError;
 use tonic_rdma_verbs::{CompletionOpcode, CompletionStatus, PostError, PostErrorKind, VerbsError};
 
-/// The reason why a connection could not be made. It is a source of the `tonic::transport::Error` that a client gets:
-///
-/// ```
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() {
-/// use std::error::Error;
-/// use tonic::transport::Endpoint;
-/// use tonic_rdma::{ConnectError, RdmaConnector};
-///
-/// fn connect_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a ConnectError> {
-///     error.downcast_ref().or_else(|| connect_error(error.source()?))
-/// }
-///
-/// let endpoint = Endpoint::from_static("http://127.0.0.1:1"); // nothing listens there
-/// let error = endpoint.connect_with_connector(RdmaConnector::new()).await.unwrap_err();
-/// assert!(matches!(connect_error(&error), Some(ConnectError::Tcp { .. })), "{error:?}");
-/// # }
-/// ```
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConnectError {
-    /// The configuration has a setting with a value that can't be used.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// The name does not resolve.
-    #[error("{authority}: {cause}")]
-    Resolve {
-        /// Host and port.
-        authority: String,
-        /// The error of the resolver.
-        cause: io::Error,
-    },
-    /// The URI has no host to connect to.
-    #[error("{0}: no host to connect to")]
-    NoHost(String),
-    /// TCP could not connect to any address of the host.
-    #[error("connecting to {}", listed(failed))]
-    Tcp {
-        /// The addresses in the order in which they were tried, each with the error of the system.
-        failed: Vec<(SocketAddr, io::Error)>,
-    },
-    /// TCP did not connect in time.
-    #[error("connecting to {authority}: no answer within {timeout:?}{}{}", if failed.is_empty() { "" } else { "; tried " }, listed(failed))]
-    Timeout {
-        /// Host and port.
-        authority: String,
-        /// The connect timeout.
-        timeout: Duration,
-        /// The addresses that were tried, in this order, each with its error. Empty if the name did not resolve in time, or if tonic's
-        /// `Endpoint::connect_timeout` ended the attempt.
-        failed: Vec<(SocketAddr, io::Error)>,
-    },
-    /// The policy requires RDMA, and there is none.
-    #[error("{authority}: RDMA is required (RDMA_POLICY=require), but {reason}")]
-    RdmaRequired {
-        /// Host and port.
-        authority: String,
-        /// The reason why there is no RDMA.
-        reason: RdmaUnavailable,
-    },
+/// Returns the error of a host whose addresses could not be connected to, each with its error.
+pub(super) fn unreachable(failed: &[(SocketAddr, io::Error)]) -> RdmaError {
+    RdmaError::new(RdmaErrorKind::Unreachable, format!("connecting to {}", listed(failed)))
+}
+
+/// Returns the error of a TCP connection that was not established within `limit`. `failed` has the addresses that were tried; it is empty
+/// if the name did not resolve in time, or if tonic's `Endpoint::connect_timeout` ended the attempt.
+pub(crate) fn not_in_time(authority: &str, limit: Duration, failed: &[(SocketAddr, io::Error)]) -> RdmaError {
+    let tried = if failed.is_empty() { "" } else { "; tried " };
+    let reason = format!("connecting to {authority}: no answer within {limit:?}{tried}{}", listed(failed));
+    RdmaError::new(RdmaErrorKind::Timeout, reason)
+}
+
+/// Returns the error of a connection without RDMA under a policy that requires RDMA.
+pub(super) fn rdma_required(authority: &str, reason: &RdmaUnavailable) -> RdmaError {
+    RdmaError::new(
+        RdmaErrorKind::RdmaRequired,
+        format!("{authority}: RDMA is required (RDMA_POLICY=require), but {reason}"),
+    )
 }
 
 /// Returns addresses with their errors, for a message.
@@ -81,16 +39,8 @@ fn listed(failed: &[(SocketAddr, io::Error)]) -> String {
 }
 
 /// The reason why a negotiation failed.
-///
-/// ```
-/// use tonic_rdma::NegotiationError;
-///
-/// let error = NegotiationError::Silent(std::time::Duration::from_secs(10));
-/// assert!(error.to_string().contains("no complete message"));
-/// ```
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum NegotiationError {
+pub(crate) enum NegotiationError {
     /// The peer's first bytes are not those of a gRPC client, nor of this crate's hello.
     #[error("not a gRPC client, nor one of ours: first bytes {0:02x?}")]
     Garbage(Vec<u8>),
@@ -122,27 +72,11 @@ pub enum NegotiationError {
 }
 
 /// The reason why a connection does not use RDMA.
-///
-/// ```
-/// use tonic_rdma::{ConnectError, RdmaUnavailable};
-///
-/// /// Returns the reason why there is no RDMA although it is required.
-/// fn reason(error: &ConnectError) -> Option<&RdmaUnavailable> {
-///     match error {
-///         ConnectError::RdmaRequired { reason, .. } => Some(reason),
-///         _ => None,
-///     }
-/// }
-/// ```
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum RdmaUnavailable {
-    /// No device could be opened.
+pub(crate) enum RdmaUnavailable {
+    /// No device could be opened, by the client, or by the server of the provider that the client offered.
     #[error(transparent)]
-    NoDevice(#[from] NoDevice),
-    /// The client offered a device of this provider, and the server could not open its own device of the provider.
-    #[error(transparent)]
-    Open(#[from] OpenError),
+    Device(#[from] RdmaError),
     /// The device refused a call, or there is no registered memory.
     #[error(transparent)]
     Verbs(#[from] VerbsError),
@@ -245,24 +179,10 @@ fn joined(reasons: &[RdmaUnavailable]) -> String {
     reasons.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
-/// The reason why a connection ended early. Reads and writes fail with the reason, wrapped in an [`io::Error`] of a fitting
-/// kind, after all bytes that had arrived before were read.
-///
-/// ```
-/// use std::error::Error;
-/// use tonic_rdma::ConnectionFault;
-///
-/// /// Finds the fault of the connection among the sources of an error of tonic's.
-/// fn find<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a ConnectionFault> {
-///     let inside = error.downcast_ref::<std::io::Error>().and_then(|error| error.get_ref());
-///     let fault = inside.and_then(|error| error.downcast_ref());
-///     fault.or_else(|| error.source().and_then(find))
-/// }
-/// # assert!(find(&std::io::Error::other(ConnectionFault::Closed)).is_some());
-/// ```
+/// The reason why a connection ended early. Reads and writes fail with it, as an [`RdmaError`] in an [`io::Error`] of a fitting kind, after
+/// all bytes that had arrived before were read.
 #[derive(Clone, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConnectionFault {
+pub(crate) enum ConnectionFault {
     /// The peer's TCP connection, which stays open as long as the peer's process runs, has ended, or the device reports that the
     /// peer is gone.
     #[error("the peer left without closing the connection (its process ended, or can't be reached): {0}")]
@@ -333,13 +253,13 @@ impl ConnectionFault {
     }
 }
 
-/// A queue pair that takes no more requests has usually lost its peer.
 impl From<Violation> for ConnectionFault {
     fn from(violation: Violation) -> Self {
         Self::Violation(violation)
     }
 }
 
+/// A queue pair that takes no more requests has usually lost its peer.
 impl From<PostError> for ConnectionFault {
     fn from(error: PostError) -> Self {
         match error.kind {
@@ -362,6 +282,25 @@ impl From<ConnectionFault> for io::Error {
             ConnectionFault::Violation(_) | ConnectionFault::Calls(_) => io::ErrorKind::InvalidData,
             ConnectionFault::Local(_) => io::ErrorKind::Other,
         };
-        Self::new(kind, fault)
+        Self::new(kind, RdmaError::from(fault))
+    }
+}
+
+impl From<ConnectionFault> for RdmaError {
+    fn from(fault: ConnectionFault) -> Self {
+        let kind = match &fault {
+            ConnectionFault::PeerLost(_) => RdmaErrorKind::PeerLost,
+            ConnectionFault::Aborted(code) if code.is_reset() => RdmaErrorKind::Reset,
+            ConnectionFault::Aborted(AbortCode::CLOSED) | ConnectionFault::Closed => RdmaErrorKind::Closed,
+            ConnectionFault::NoAnswer(_) => RdmaErrorKind::Timeout,
+            ConnectionFault::Aborted(_) | ConnectionFault::Violation(_) | ConnectionFault::Calls(_) => {
+                RdmaErrorKind::Protocol
+            }
+            ConnectionFault::Device { .. }
+            | ConnectionFault::DeviceFailed(_)
+            | ConnectionFault::Refused(_) => RdmaErrorKind::Device,
+            ConnectionFault::Local(_) => RdmaErrorKind::Internal,
+        };
+        Self::of(kind, fault)
     }
 }

@@ -157,13 +157,11 @@ impl RdmaConnectInfo {
     }
 
     /// Returns whether the peer has sent a first byte, and the byte is not of TLS.
-    #[doc(hidden)]
     pub fn is_plaintext(&self) -> bool {
         self.0.first_byte.is_tls() == Some(false)
     }
 
     /// Returns whether both values describe one connection.
-    #[doc(hidden)]
     pub fn is_same_connection(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0.first_byte, &other.0.first_byte)
     }

@@ -37,10 +37,10 @@ pub mod tuner;
 pub(crate) use aftermath::SentHead;
 pub use aftermath::{Aftermath, Run};
 pub use config::{
-    Config, ConfigError, EagerThreshold, Policy, PollMode, ProviderChoice, SharedReceive, StockClients,
-    TuneCache, known_variables, warn_of_unknown_variables,
+    Config, EagerThreshold, Policy, PollMode, Provider, SharedReceive, StockClients, TuneCache,
+    known_variables, warn_of_unknown_variables,
 };
-pub use error::{ConnectError, ConnectionFault, NegotiationError, RdmaUnavailable};
+pub(crate) use error::{ConnectionFault, not_in_time};
 pub use info::{CounterSnapshot, RdmaConnectInfo, Verdict};
 pub use link::{WorkId, WorkKind};
 pub(crate) use messages::{
@@ -53,5 +53,5 @@ pub use polling::{
     Observation, OwnPolling, Pace, Participant, Polled, Queue, QueueFull, Reactor, UnannouncedArrival,
     Watched, idle_polling, may_spin,
 };
-pub use provider::{NoDevice, OpenError, Provider};
+pub use provider::open_device;
 pub use stream::EndpointStream;

@@ -4,77 +4,16 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::{Arc, LazyLock, Mutex};
 
-use super::config::{Config, ProviderChoice};
+use super::config::{Config, Provider};
+use crate::error::{RdmaError, RdmaErrorKind};
 use tonic_rdma_verbs::unstable::lock;
 use tonic_rdma_verbs::memory::Budget;
-use tonic_rdma_verbs::{Context, VerbsError, soft};
-
-/// The driver of a device.
-///
-/// ```
-/// use tonic_rdma::Provider;
-///
-/// assert_eq!(Provider::Soft.to_string(), "soft");
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Provider {
-    /// The software device, for processes of one host.
-    Soft,
-    /// Devices with a driver in the kernel.
-    Ibverbs,
-}
-
-/// The reason why a provider's device was not opened.
-///
-/// ```
-/// use tonic_rdma::OpenError;
-///
-/// assert!(OpenError::NotBuilt.to_string().contains("ibverbs"));
-/// ```
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum OpenError {
-    /// The provider refused.
-    #[error(transparent)]
-    Verbs(#[from] VerbsError),
-    /// The build has no ibverbs provider.
-    #[error("this build has no ibverbs provider (cargo feature ibverbs)")]
-    NotBuilt,
-}
-
-/// The reason why no provider's device was opened.
-///
-/// ```
-/// use tonic_rdma::NoDevice;
-///
-/// fn devices_tried(error: &NoDevice) -> usize {
-///     match error {
-///         NoDevice::Failed(tried) => tried.len(),
-///         _ => 0,
-///     }
-/// }
-/// # assert_eq!(devices_tried(&NoDevice::Contradiction), 0);
-/// ```
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum NoDevice {
-    /// Every provider that was tried failed. The list has the name of each provider, and its error.
-    #[error("{}", joined(.0))]
-    Failed(Vec<(&'static str, OpenError)>),
-    /// The configuration names a device of one provider, and wants another provider.
-    #[error("the configuration names a device of another provider than the one it wants")]
-    Contradiction,
-}
-
-fn joined(failed: &[(&'static str, OpenError)]) -> String {
-    let each = failed.iter().map(|(provider, error)| format!("{provider}: {error}"));
-    each.collect::<Vec<_>>().join("; ")
-}
+use tonic_rdma_verbs::{Context, soft};
 
 impl Provider {
     const ALL: [Self; 2] = [Self::Soft, Self::Ibverbs];
 
-    /// Returns the name that offers carry.
+    /// Returns the name: `soft` or `ibverbs`, as in [`RdmaConnectInfo::provider`](crate::RdmaConnectInfo::provider).
     pub fn name(self) -> &'static str {
         match self {
             Self::Soft => "soft",
@@ -82,7 +21,7 @@ impl Provider {
         }
     }
 
-    /// Returns the provider with the name that an offer carries.
+    /// Returns the provider with this name.
     ///
     /// ```
     /// use tonic_rdma::Provider;
@@ -94,24 +33,23 @@ impl Provider {
     }
 
     /// Returns whether the configuration allows this provider.
-    pub fn is_wanted(self, config: &Config) -> bool {
-        match (&config.provider, config.device.as_deref()) {
-            (ProviderChoice::Auto, None) => true,
-            (ProviderChoice::Auto, Some(name)) => (name == soft::NAME) == (self == Self::Soft),
-            (ProviderChoice::Soft, _) => self == Self::Soft,
-            (ProviderChoice::Ibverbs, _) => self == Self::Ibverbs,
+    pub(super) fn is_wanted(self, config: &Config) -> bool {
+        match (config.provider, config.device.as_deref()) {
+            (None, None) => true,
+            (None, Some(name)) => (name == soft::NAME) == (self == Self::Soft),
+            (Some(provider), _) => self == provider,
         }
     }
+}
 
-    /// Opens the device that the configuration names, or the provider's first usable device.
-    ///
-    /// # Errors
-    /// There is no such device, or it can't be used.
-    pub fn open(self, config: &Config) -> Result<Arc<dyn Context>, OpenError> {
-        match self {
-            Self::Soft => Ok(soft::open()?),
-            Self::Ibverbs => open_ibverbs(config),
-        }
+/// Opens the provider's device that the configuration names, or the first usable device of the provider.
+///
+/// # Errors
+/// There is no such device, or it can't be used.
+pub fn open_device(provider: Provider, config: &Config) -> Result<Arc<dyn Context>, RdmaError> {
+    match provider {
+        Provider::Soft => soft::open().map_err(unusable),
+        Provider::Ibverbs => open_ibverbs(config),
     }
 }
 
@@ -129,7 +67,7 @@ pub(super) fn open(
     config: &Config,
     local: SocketAddr,
     peer: SocketAddr,
-) -> Result<Arc<dyn Context>, NoDevice> {
+) -> Result<Arc<dyn Context>, RdmaError> {
     let order = if local.ip().to_canonical() == peer.ip().to_canonical() {
         Provider::ALL
     } else {
@@ -137,27 +75,35 @@ pub(super) fn open(
     };
     let mut failed = Vec::new();
     for provider in order.into_iter().filter(|provider| provider.is_wanted(config)) {
-        match provider.open(config) {
+        match open_device(provider, config) {
             Ok(context) => return Ok(context),
-            Err(error) => failed.push((provider.name(), error)),
+            Err(error) => failed.push(format!("{provider}: {error}")),
         }
     }
-    Err(if failed.is_empty() { NoDevice::Contradiction } else { NoDevice::Failed(failed) })
+    if failed.is_empty() {
+        failed.push("the configuration names a device of another provider than the one it wants".into());
+    }
+    Err(unusable(failed.join("; ")))
+}
+
+/// Returns the error of a device that can't be used.
+pub(super) fn unusable(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> RdmaError {
+    RdmaError::of(RdmaErrorKind::Device, error)
 }
 
 #[cfg(feature = "ibverbs")]
-fn open_ibverbs(config: &Config) -> Result<Arc<dyn Context>, OpenError> {
+fn open_ibverbs(config: &Config) -> Result<Arc<dyn Context>, RdmaError> {
     let mut options = tonic_rdma_verbs::ibverbs::OpenOptions::new();
     options.device.clone_from(&config.device);
     options.port = config.device_port;
     options.gid_index = config.gid_index.map(u32::from);
     options.mtu = config.path.mtu;
-    Ok(tonic_rdma_verbs::ibverbs::open(&options)?)
+    tonic_rdma_verbs::ibverbs::open(&options).map_err(unusable)
 }
 
 #[cfg(not(feature = "ibverbs"))]
-fn open_ibverbs(_config: &Config) -> Result<Arc<dyn Context>, OpenError> {
-    Err(OpenError::NotBuilt)
+fn open_ibverbs(_config: &Config) -> Result<Arc<dyn Context>, RdmaError> {
+    Err(unusable("this build has no ibverbs provider (cargo feature ibverbs)"))
 }
 
 /// The budget, once the first connection has set its limit.
@@ -187,8 +133,8 @@ mod tests {
     fn the_configuration_decides() {
         let wanted = |config: Config| Provider::ALL.map(|provider| provider.is_wanted(&config));
         assert_eq!(wanted(Config::default()), [true, true]);
-        assert_eq!(wanted(Config::default().provider(ProviderChoice::Soft)), [true, false]);
-        assert_eq!(wanted(Config::default().provider(ProviderChoice::Ibverbs)), [false, true]);
+        assert_eq!(wanted(Config::default().provider(Provider::Soft)), [true, false]);
+        assert_eq!(wanted(Config::default().provider(Provider::Ibverbs)), [false, true]);
         assert_eq!(wanted(Config::default().device("soft0")), [true, false]);
         assert_eq!(wanted(Config::default().device("mlx5_0")), [false, true]);
     }
@@ -198,7 +144,7 @@ mod tests {
         let host = |text: &str| -> SocketAddr { text.parse().unwrap() };
         let context = open(&Config::default(), host("127.0.0.1:1"), host("[::ffff:127.0.0.1]:2")).unwrap();
         assert_eq!(context.attributes().provider, Provider::Soft.name());
-        let missing = Config::default().provider(ProviderChoice::Ibverbs).device("none0");
+        let missing = Config::default().provider(Provider::Ibverbs).device("none0");
         let reason = open(&missing, host("10.0.0.1:1"), host("10.0.0.2:2")).unwrap_err().to_string();
         assert!(reason.starts_with("ibverbs: "), "{reason}");
     }

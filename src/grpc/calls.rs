@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::endpoint::ConfigError;
+use crate::error::{BadSetting, RdmaError};
 
 /// Limits of native calls: of an [`RdmaServer`](crate::RdmaServer), and of a channel. [`CallConfig::default`] suits most programs.
 ///
@@ -160,7 +160,7 @@ impl CallConfig {
     ///
     /// # Errors
     /// A limit has a value that it does not take. The error names the limit and the values that it takes.
-    pub fn validate(&self) -> Result<(), ConfigError> {
+    pub fn validate(&self) -> Result<(), RdmaError> {
         number("CallConfig::max_concurrent_streams", u64::from(self.max_concurrent_streams), 1, 1 << 20)?;
         number("CallConfig::max_head_bytes", self.max_head_bytes as u64, 1 << 10, 1 << 20)?;
         number("CallConfig::stream_window", self.stream_window as u64, 64 << 10, 1 << 30)?;
@@ -176,16 +176,21 @@ impl CallConfig {
     }
 }
 
-fn number(limit: &'static str, value: u64, least: u64, most: u64) -> Result<(), ConfigError> {
+fn number(limit: &'static str, value: u64, least: u64, most: u64) -> Result<(), RdmaError> {
     if (least..=most).contains(&value) {
         return Ok(());
     }
-    Err(ConfigError::of_calls(limit, value.to_string(), format!("takes a number from {least} to {most}")))
+    Err(refused(limit, value.to_string(), format!("takes a number from {least} to {most}")))
 }
 
-fn up_to_a_day(limit: &'static str, time: Duration) -> Result<(), ConfigError> {
+fn up_to_a_day(limit: &'static str, time: Duration) -> Result<(), RdmaError> {
     if (Duration::from_millis(1)..=Duration::from_secs(24 * 3600)).contains(&time) {
         return Ok(());
     }
-    Err(ConfigError::of_calls(limit, format!("{time:?}"), "takes a time from 1 ms to 24 hours".into()))
+    Err(refused(limit, format!("{time:?}"), "takes a time from 1 ms to 24 hours".into()))
+}
+
+/// Returns the error of the limit named `setting`, which has [`CallConfig`]'s name before it.
+fn refused(setting: &'static str, value: String, accepted: String) -> RdmaError {
+    BadSetting { setting, variable: "", value, accepted, from_environment: false }.into()
 }

@@ -1,33 +1,18 @@
 //! The reasons why a call ends early.
 
-use std::error::Error;
 use std::sync::Arc;
 
 use tonic::{Code, Status};
 
-use crate::endpoint::ConnectionFault;
+use crate::error::{RdmaError, RdmaErrorKind};
 use crate::grpc::frame::ResetCode;
 
-/// The reason why a native call ended early. It is a source of the call's [`Status`].
-///
-/// ```
-/// use std::error::Error;
-/// use tonic_rdma::{CallFault, ResetCode};
-///
-/// /// Returns whether the server reset the call because a limit of its own was exceeded.
-/// fn is_limited(status: &tonic::Status) -> bool {
-///     let fault = status.source().and_then(|source| source.downcast_ref());
-///     matches!(fault, Some(CallFault::Reset(ResetCode::ResourceExhausted)))
-/// }
-/// assert!(is_limited(&CallFault::Reset(ResetCode::ResourceExhausted).into()));
-/// assert!(!is_limited(&CallFault::PeerClosed.into()));
-/// ```
+/// The reason why a native call ended early. The call's [`Status`] has it as an [`RdmaError`] among its sources.
 #[derive(Clone, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum CallFault {
+pub(crate) enum CallFault {
     /// The connection ended while the call ran.
     #[error("the connection ended while the call ran")]
-    Connection(#[source] ConnectionFault),
+    Connection(#[source] RdmaError),
     /// The peer closed the connection while the call ran.
     #[error("the peer closed the connection before the call ended")]
     PeerClosed,
@@ -71,8 +56,7 @@ pub enum CallFault {
 
 impl CallFault {
     /// Returns the code of the call's status.
-    #[must_use]
-    pub fn code(&self) -> Code {
+    pub(crate) fn code(&self) -> Code {
         match self {
             Self::Connection(_) | Self::PeerClosed | Self::GoneAway(_) => Code::Unavailable,
             Self::Reset(code) | Self::ResetHere(code) => match code {
@@ -89,9 +73,24 @@ impl CallFault {
     }
 
     /// Returns whether the peer has not begun with the call, so that it may be sent again on another connection.
-    #[must_use]
-    pub fn is_unprocessed(&self) -> bool {
+    pub(crate) fn is_unprocessed(&self) -> bool {
         matches!(self, Self::GoneAway(_) | Self::Reset(ResetCode::Refused))
+    }
+}
+
+impl From<CallFault> for RdmaError {
+    fn from(fault: CallFault) -> Self {
+        let kind = match &fault {
+            CallFault::Connection(error) => error.kind(),
+            CallFault::PeerClosed | CallFault::Ended => RdmaErrorKind::Closed,
+            fault if fault.is_unprocessed() => RdmaErrorKind::NotProcessed,
+            fault => match fault.code() {
+                Code::DeadlineExceeded => RdmaErrorKind::Timeout,
+                Code::ResourceExhausted | Code::OutOfRange => RdmaErrorKind::ResourceExhausted,
+                _ => RdmaErrorKind::Reset,
+            },
+        };
+        Self::of(kind, fault)
     }
 }
 
@@ -102,7 +101,7 @@ impl From<CallFault> for Status {
             fault => fault.to_string(),
         };
         let mut status = Self::new(fault.code(), message);
-        status.set_source(Arc::new(fault) as Arc<dyn Error + Send + Sync>);
+        status.set_source(Arc::new(RdmaError::from(fault)));
         status
     }
 }

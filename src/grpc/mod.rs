@@ -23,7 +23,5 @@ mod session;
 
 pub(crate) use crate::transport::gather::landed;
 pub use calls::CallConfig;
-pub use client::{ChannelError, RdmaChannel, RdmaChannelBuilder, RdmaResponseFuture};
-pub use fault::CallFault;
-pub use frame::ResetCode;
-pub use server::{GrpcService, RdmaRoutes, RdmaServer, ServeError};
+pub use client::{RdmaChannel, RdmaChannelBuilder, RdmaResponseFuture};
+pub use server::{GrpcService, RdmaRoutes, RdmaServer};

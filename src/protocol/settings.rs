@@ -119,12 +119,6 @@ impl ControlMessage {
 }
 
 /// The reason of an abort.
-///
-/// ```
-/// use tonic_rdma::AbortCode;
-///
-/// assert!(AbortCode::RESET.is_reset() && !AbortCode::VIOLATION.is_reset());
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AbortCode(pub u32);
 

@@ -3,12 +3,6 @@
 use crate::wire::{ChunkError, HeaderError};
 
 /// A message that violates the protocol. It ends the connection.
-///
-/// ```
-/// use tonic_rdma::Violation;
-///
-/// assert_eq!(Violation::SecondFin.to_string(), "the stream ended twice");
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {

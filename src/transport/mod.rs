@@ -21,7 +21,8 @@ use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 use tower_service::Service;
 
-use crate::endpoint::{Config, ConnectError, Dialer, EndpointStream, Listener, RdmaConnectInfo};
+use crate::endpoint::{Config, Dialer, EndpointStream, Listener, RdmaConnectInfo};
+use crate::error::{RdmaError, RdmaErrorKind};
 use tonic_rdma_verbs::unstable::lock;
 
 pub use self::request::{RdmaRequestExt, RemoteAddresses};
@@ -107,7 +108,7 @@ impl RdmaConnector {
         lock(&self.last).clone()
     }
 
-    async fn connect(self, uri: Uri) -> Result<EndpointStream, ConnectError> {
+    async fn connect(self, uri: Uri) -> Result<EndpointStream, RdmaError> {
         let (host, port) = host_and_port(&uri)?;
         let stream = self.dialer.dial(host, port).await?;
         *lock(&self.last) = Some(stream.info().clone());
@@ -123,10 +124,10 @@ impl Default for RdmaConnector {
 
 impl Service<Uri> for RdmaConnector {
     type Response = EndpointStream;
-    type Error = ConnectError;
-    type Future = Pin<Box<dyn Future<Output = Result<EndpointStream, ConnectError>> + Send>>;
+    type Error = RdmaError;
+    type Future = Pin<Box<dyn Future<Output = Result<EndpointStream, RdmaError>> + Send>>;
 
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ConnectError>> {
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), RdmaError>> {
         Poll::Ready(Ok(()))
     }
 
@@ -139,8 +140,10 @@ impl Service<Uri> for RdmaConnector {
 ///
 /// # Errors
 /// The URI has no host.
-pub(crate) fn host_and_port(uri: &Uri) -> Result<(&str, u16), ConnectError> {
-    let host = uri.host().ok_or_else(|| ConnectError::NoHost(uri.to_string()))?;
+pub(crate) fn host_and_port(uri: &Uri) -> Result<(&str, u16), RdmaError> {
+    let host = uri.host().ok_or_else(|| {
+        RdmaError::new(RdmaErrorKind::InvalidEndpoint, format!("{uri}: no host to connect to"))
+    })?;
     // An IPv6 address stands in brackets in a URI, and without them everywhere else.
     let host = host.trim_start_matches('[').trim_end_matches(']');
     Ok((host, uri.port_u16().unwrap_or(if is_tls(uri) { 443 } else { 80 })))
@@ -312,14 +315,6 @@ impl Connected for EndpointStream {
     }
 }
 
-/// An address that the listener could not take, with advice. The source is the system's error.
-#[derive(Debug, thiserror::Error)]
-#[error("{advice}")]
-struct BindError {
-    advice: &'static str,
-    source: io::Error,
-}
-
 /// Adds advice to the error of a socket that could not be bound.
 fn explain(error: io::Error) -> io::Error {
     let advice = match error.kind() {
@@ -334,5 +329,5 @@ fn explain(error: io::Error) -> io::Error {
         }
         _ => return error,
     };
-    io::Error::new(error.kind(), BindError { advice, source: error })
+    io::Error::new(error.kind(), RdmaError::because(RdmaErrorKind::Listen, advice, error))
 }

@@ -140,12 +140,6 @@ pub enum Decoded {
 }
 
 /// A fault in a message of the negotiation.
-///
-/// ```
-/// use tonic_rdma::HelloError;
-///
-/// assert_eq!(HelloError::Type(9).to_string(), "a message of unknown type 9");
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HelloError {
     /// The message does not begin with the magic.

@@ -30,12 +30,6 @@ pub struct Chunk {
 }
 
 /// A fault in the body of an RTS.
-///
-/// ```
-/// use tonic_rdma::ChunkError;
-///
-/// assert_eq!(ChunkError::Empty.to_string(), "an offer with an empty chunk");
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChunkError {
     /// The body is not a whole number of chunks, or has no chunk, or too many.
@@ -131,12 +125,6 @@ impl MessageKind {
 }
 
 /// A fault in a header.
-///
-/// ```
-/// use tonic_rdma::HeaderError;
-///
-/// assert_eq!(HeaderError::UnknownKind(9).to_string(), "message of unknown kind 9");
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
     /// The kind is unknown.

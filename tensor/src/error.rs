@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::types::TensorError;
 use super::wire::tensor_frame::MAX_NAME;
-use tonic_rdma::ConfigError;
+use tonic_rdma::RdmaError;
 use tonic_rdma_verbs::CompletionStatus;
 use tonic_rdma_verbs::memory::MemRegion;
 
@@ -104,7 +104,7 @@ pub enum ChannelError {
         accepted: RangeInclusive<u64>,
     },
     /// An environment variable has a bad value.
-    Config(ConfigError),
+    Config(RdmaError),
     /// The device can't listen on the address.
     Listen(Arc<std::io::Error>),
     /// A tensor can't be made or moved.
@@ -230,8 +230,8 @@ impl Error for ChannelError {
     }
 }
 
-impl From<ConfigError> for ChannelError {
-    fn from(error: ConfigError) -> Self {
+impl From<RdmaError> for ChannelError {
+    fn from(error: RdmaError) -> Self {
         Self::Config(error)
     }
 }

@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::runtime::Handle;
 use tokio_stream::StreamExt as _;
-use tonic_rdma::internal::wire::hello::{ClientHello, Decoded, Message};
+use tonic_rdma::unstable::wire::hello::{ClientHello, Decoded, Message};
 use tonic_rdma::{Config, Dialer, EagerThreshold, EndpointStream, Listener, Verdict};
 
 use support::{

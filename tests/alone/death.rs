@@ -15,7 +15,7 @@ const SOON: Duration = Duration::from_secs(60);
 /// Returns settings without pings, so that nothing but the end of the peer's process shows that it has died.
 fn without_pings() -> Config {
     const NEVER: Duration = Duration::from_secs(3600);
-    config().ping(NEVER, NEVER)
+    config().ping_interval(NEVER).ping_timeout(NEVER)
 }
 
 async fn dial(port: &str) -> EndpointStream {

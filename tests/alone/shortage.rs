@@ -25,7 +25,8 @@ fn reads_wait_for_memory_that_another_connection_gives_back() {
 /// Plays the role `shortage`.
 pub(crate) fn play() {
     let config = config()
-        .receive_buffers(SLOTS, SLOT)
+        .receive_slots(SLOTS)
+        .slot_size(SLOT)
         .eager_threshold(EagerThreshold::Bytes(CHUNK as u64))
         .chunk_size(CHUNK)
         .pinned_limit(LIMIT);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tonic::transport::{Endpoint, Server};
 use tonic_rdma::{
-    ChannelError, Config, RdmaChannel, RdmaConnectInfo, RdmaConnector, RdmaIncoming, RdmaServer, Verdict,
+    Config, RdmaChannel, RdmaConnectInfo, RdmaConnector, RdmaError, RdmaIncoming, RdmaServer, Verdict,
 };
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 use tonic_rdma_proto::greeter::greeter_server::GreeterServer;
@@ -82,7 +82,7 @@ async fn by_connector(connector: RdmaConnector, endpoint: &Endpoint) -> Outcome 
     described(connector.last_connection())
 }
 
-fn by_channel(channel: Result<RdmaChannel, ChannelError>) -> Outcome {
+fn by_channel(channel: Result<RdmaChannel, RdmaError>) -> Outcome {
     described(channel?.last_connection())
 }
 

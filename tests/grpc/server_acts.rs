@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::transport::Endpoint;
 use tonic::{Request, Response, Status, Streaming};
-use tonic_rdma::{CallConfig, RdmaChannel, RdmaIncoming, RdmaRequestExt as _, RdmaServer, ServeError};
+use tonic_rdma::{CallConfig, RdmaChannel, RdmaError, RdmaIncoming, RdmaRequestExt as _, RdmaServer};
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 use tonic_rdma_proto::greeter::greeter_server::{Greeter, GreeterServer};
 use tonic_rdma_proto::greeter::{HelloReply, HelloRequest};
@@ -179,12 +179,12 @@ impl Greeter for Acts {
 pub(crate) struct Running {
     pub(crate) address: SocketAddr,
     stop: oneshot::Sender<()>,
-    server: JoinHandle<Result<(), ServeError>>,
+    server: JoinHandle<Result<(), RdmaError>>,
 }
 
 impl Running {
     /// Begins the shutdown. The server has ended when the returned task has.
-    pub(crate) fn shut_down(self) -> JoinHandle<Result<(), ServeError>> {
+    pub(crate) fn shut_down(self) -> JoinHandle<Result<(), RdmaError>> {
         self.stop.send(()).unwrap();
         self.server
     }

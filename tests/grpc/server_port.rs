@@ -12,8 +12,8 @@ use tonic::{Code, Request, Status};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 use tonic_rdma::{
-    CallConfig, GrpcService, RdmaChannel, RdmaConnector, RdmaIncoming, RdmaRoutes, RdmaServer,
-    RemoteAddresses, ServeError,
+    CallConfig, GrpcService, RdmaChannel, RdmaConnector, RdmaError, RdmaErrorKind, RdmaIncoming, RdmaRoutes,
+    RdmaServer, RemoteAddresses,
 };
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 use tonic_rdma_proto::greeter::greeter_server::GreeterServer;
@@ -75,7 +75,7 @@ fn a_server_of_tonic_offers_no_native_calls() {
 }
 
 /// Serves `server` at `address`, by one of the methods that serve.
-async fn serve_by<L>(method: usize, server: RdmaServer<L>, address: SocketAddr) -> Result<(), ServeError>
+async fn serve_by<L>(method: usize, server: RdmaServer<L>, address: SocketAddr) -> Result<(), RdmaError>
 where
     L: Layer<RdmaRoutes, Service: GrpcService>,
 {
@@ -233,14 +233,14 @@ fn a_bad_limit_and_a_taken_port_are_errors() {
         let server = || RdmaServer::new().add_service(GreeterServer::new(Acts::default()));
         let error =
             server().calls(CallConfig::default().stream_window(1)).serve("127.0.0.1:0").await.unwrap_err();
-        assert!(matches!(error, ServeError::Config(_)), "{error}");
+        assert_eq!(error.kind(), RdmaErrorKind::InvalidSetting, "{error}");
         assert!(error.to_string().starts_with("CallConfig::stream_window is 1: takes"), "{error}");
         let config = tonic_rdma::Config::default().completion_queues(0);
         let error = server().config(config).serve("127.0.0.1:0").await.unwrap_err();
         assert!(error.to_string().starts_with("Config::completion_queues is 0"), "{error}");
         let running = serve(&Acts::default(), CallConfig::default()).await;
         let error = server().serve(running.address).await.unwrap_err();
-        assert!(matches!(error, ServeError::Listen(_)), "{error}");
+        assert_eq!(error.kind(), RdmaErrorKind::Listen, "{error}");
         assert!(error.to_string().contains("another process listens there"), "{error}");
     }));
 }

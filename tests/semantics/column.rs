@@ -321,5 +321,5 @@ fn call_config(settings: ServerSettings) -> CallConfig {
 fn config(keepalive: Option<(Duration, Duration)>) -> Config {
     const NEVER: Duration = Duration::from_secs(3600);
     let (interval, timeout) = keepalive.unwrap_or((NEVER, NEVER));
-    support::config().ping(interval, timeout)
+    support::config().ping_interval(interval).ping_timeout(timeout)
 }

@@ -21,7 +21,9 @@ pub(crate) static TESTS: &[(&str, Counterpart)] = &[
     ("bad_hostname", In(&["extensions::another_origin", "connections::to_no_server"])),
     (
         "bad_ping",
-        Absent("It counts HTTP/2's pings; native calls have none, and `Config::ping` sets the transport's."),
+        Absent(
+            "It counts HTTP/2's pings; native calls have none, and `Config::ping_interval` sets the transport's.",
+        ),
     ),
     ("binary_metadata", In(&["metadata::that_is_binary"])),
     ("call_creds", In(&["layers::an_interceptor_of_the_client", "layers::an_interceptor_of_the_server"])),

@@ -39,7 +39,7 @@ fn both_ends_know_what_carries_a_connection() {
 fn a_configuration_in_code() {
     let config = in_code().unwrap();
     let same = Config::from_env().unwrap().policy(Policy::Require).spin_limit(Duration::from_micros(500));
-    assert_eq!(config, same.ping(Duration::from_secs(5), Duration::from_secs(10)));
+    assert_eq!(config, same.ping_interval(Duration::from_secs(5)).ping_timeout(Duration::from_secs(10)));
 }
 
 #[rustfmt::skip]
@@ -56,7 +56,8 @@ fn in_code() -> Outcome<Config> {
         .policy(Policy::Require)
         .poll_mode(PollMode::Adaptive)
         .spin_limit(Duration::from_micros(500))
-        .ping(Duration::from_secs(5), Duration::from_secs(10));
+        .ping_interval(Duration::from_secs(5))
+        .ping_timeout(Duration::from_secs(10));
     Ok(config)
 }
 

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 
 use metrics::Counter;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tonic_rdma::ConnectionFault;
+use tonic_rdma::{RdmaError, RdmaErrorKind};
 
 use super::meters::{Failed, Meters};
 use super::stream::Stream;
@@ -56,10 +56,9 @@ impl RelayError {
 
 /// Returns whether the other end reset the connection, according to the system or the device.
 fn is_reset(error: &io::Error) -> bool {
-    match error.get_ref().and_then(|source| source.downcast_ref()) {
-        Some(ConnectionFault::Aborted(code)) => code.is_reset(),
-        // The peer's process ended, or the device failed. The kind of the error does not show this difference.
-        Some(_) => false,
+    match error.get_ref().and_then(|source| source.downcast_ref()).map(RdmaError::kind) {
+        // The peer's process ended, or the device failed. The kind of the `io::Error` does not show this difference.
+        Some(kind) => kind == RdmaErrorKind::Reset,
         None => matches!(
             error.kind(),
             io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionAborted | io::ErrorKind::BrokenPipe
@@ -273,15 +272,13 @@ fn give_buffer(buffer: Box<[u8]>) {
 mod tests {
     use super::*;
     use io::ErrorKind::{BrokenPipe, ConnectionReset, TimedOut};
-    use tonic_rdma::internal::protocol::AbortCode;
 
     #[test]
     fn a_client_that_leaves_is_distinguished_from_a_failure() {
-        let fault = |fault: ConnectionFault| io::Error::from(fault);
-        let lost = || fault(ConnectionFault::PeerLost("killed".into()));
-        let reset = || fault(ConnectionFault::Aborted(AbortCode::RESET));
-        let violation = fault(ConnectionFault::Aborted(AbortCode::VIOLATION));
-        assert_eq!(lost().kind(), ConnectionReset);
+        let fault = |kind, of| io::Error::new(kind, RdmaError::new(of, "killed"));
+        let lost = || fault(ConnectionReset, RdmaErrorKind::PeerLost);
+        let reset = || fault(io::ErrorKind::ConnectionAborted, RdmaErrorKind::Reset);
+        let violation = fault(io::ErrorKind::ConnectionAborted, RdmaErrorKind::Protocol);
         for (error, reason, after_the_client) in [
             (RelayError::Up(Broken::Reading(ConnectionReset.into())), Failed::Reset, Failed::Reset),
             (RelayError::Down(Broken::Writing(BrokenPipe.into())), Failed::Reset, Failed::Reset),

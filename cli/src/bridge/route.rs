@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{sleep, timeout};
-use tonic_rdma::internal::connect_tcp;
-use tonic_rdma::{Config, ConnectError, Dialer};
+use tonic_rdma::unstable::connect_tcp;
+use tonic_rdma::{Config, Dialer, RdmaError};
 use tonic_rdma_payload::seeded::Draws;
 use tonic_rdma_verbs::unstable::{Throttle, lock};
 
@@ -109,7 +109,7 @@ pub(crate) enum AttemptError {
     Socket(#[from] io::Error),
     /// TCP, or the negotiation with the target.
     #[error(transparent)]
-    Connect(#[from] ConnectError),
+    Connect(#[from] RdmaError),
     /// The target's process takes no client from its Unix socket for now.
     #[error("the target does not accept connections: its queue is full")]
     Busy,

@@ -14,7 +14,7 @@ use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic_rdma::gather::{GatherBoth, GatherRequests};
 use tonic_rdma::{
-    CallConfig, Config, Policy, ProviderChoice, RdmaChannel, RdmaConnectInfo, RdmaConnector, RdmaIncoming,
+    CallConfig, Config, Policy, Provider, RdmaChannel, RdmaConnectInfo, RdmaConnector, RdmaIncoming,
     RdmaServer,
 };
 use tonic_rdma_commands::{Context as _, Failure, ValueError};
@@ -76,9 +76,9 @@ impl Rdma {
             .map_err(|error| Failure::usage("an RDMA_* variable is not accepted").because(error))?;
         let config = match provider {
             "auto" => config,
-            "soft" => config.provider(ProviderChoice::Soft),
-            "ibverbs" => config.provider(ProviderChoice::Ibverbs),
-            name => config.provider(ProviderChoice::Auto).device(usable(name)?),
+            "soft" => config.provider(Provider::Soft),
+            "ibverbs" => config.provider(Provider::Ibverbs),
+            name => config.provider(None).device(usable(name)?),
         };
         Ok(Self { config: config.policy(Policy::Require), calls: CallConfig::default() })
     }

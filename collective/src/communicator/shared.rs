@@ -11,7 +11,7 @@ use crate::group::Group;
 use crate::lane::remote::RemoteLanes;
 use crate::memory::MemoryPool;
 use crate::plan::PlanTable;
-use tonic_rdma::internal::lock;
+use tonic_rdma::unstable::lock;
 
 /// How long operations may stand still after a rank was lost. Operations that need nothing more of this rank end well: a rank may
 /// leave when its own part of the last operation is done, and the messages that it sent before are still received.

@@ -34,7 +34,7 @@ use crate::error::{CollectiveError, Place, argument};
 use crate::lane::{Lanes, Tag};
 use crate::plan::{Algorithm, Collective};
 use crate::reduce::Kernel;
-use tonic_rdma::internal::wake_all;
+use tonic_rdma::unstable::wake_all;
 
 pub(crate) use self::call::{Call, Kind};
 pub(crate) use self::under::{Holding, Lent, OperationId};

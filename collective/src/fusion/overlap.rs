@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use tonic_rdma::internal::lock;
+use tonic_rdma::unstable::lock;
 
 /// How much of the communication of a step, or of several, ran while the caller computed.
 ///

@@ -18,7 +18,7 @@ use crate::group::state::{GroupId, State};
 use tonic_rdma_tensor::internal::meeting;
 
 #[cfg(feature = "_tls-any")]
-use tonic_rdma::internal::chain;
+use tonic_rdma::unstable::chain;
 
 /// The service of another rank.
 #[derive(Clone, Debug)]

@@ -19,7 +19,7 @@ use crate::group::launch::Launch;
 use crate::group::proto::group_server::GroupServer;
 use crate::group::proto::{Member, Reports};
 use crate::group::state::{Epoch, GroupId, State};
-use tonic_rdma::internal::chain;
+use tonic_rdma::unstable::chain;
 use tonic_rdma::{Config, Policy, RdmaIncoming};
 use tonic_rdma_tensor::internal::admit_only_ranks;
 use tonic_rdma_tensor::internal::meeting::{

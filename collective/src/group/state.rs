@@ -8,7 +8,7 @@ use std::task::Waker;
 use crate::error::{CollectiveError, Place};
 use crate::group::agreement::{Move, Proposal, Standing};
 use crate::group::proto::{Loss, Report, Reports};
-use tonic_rdma::internal::{lock, wake_all};
+use tonic_rdma::unstable::{lock, wake_all};
 use tonic_rdma_tensor::ChannelError;
 use tonic_rdma_tensor::internal::meeting::{Hall, Key, shortened};
 

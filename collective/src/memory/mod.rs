@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex};
 use bytemuck::Pod;
 
 use crate::error::{CollectiveError, argument};
-use tonic_rdma::internal::lock;
+use tonic_rdma::unstable::lock;
 use tonic_rdma_tensor::{ChannelError, PublishedRegion, RdmaDevice};
 
 /// Elements in memory that the device has registered. Other ranks read the elements from there, so an operation on a buffer

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::step::{Algorithm, Collective};
-use tonic_rdma::internal::units;
+use tonic_rdma::unstable::units;
 
 /// The length of a piece if nothing else is said, in bytes.
 pub(super) const PIECE: usize = 256 << 10;

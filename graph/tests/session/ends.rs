@@ -5,7 +5,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tonic_rdma::ProviderChoice;
+use tonic_rdma::Provider;
 use tonic_rdma_graph::GraphError;
 use tonic_rdma_graph::placement::Part;
 use tonic_rdma_graph::schedule::{self, ReceiveMode};
@@ -182,7 +182,7 @@ fn a_mode_that_needs_rdma_says_that_there_is_none() {
     for mode in Mode::ALL.into_iter().filter(|mode| mode.needs_rdma()) {
         let chain = Chain::new(2);
         let mut no_rdma = settings();
-        no_rdma.config = no_rdma.config.provider(ProviderChoice::Ibverbs);
+        no_rdma.config = no_rdma.config.provider(Provider::Ibverbs);
         let listeners: Vec<Listener> =
             (0..2).map(|_| Listener::bind("127.0.0.1:0", no_rdma.clone()).unwrap()).collect();
         let addresses: Vec<String> = listeners.iter().map(|it| it.address().to_string()).collect();

@@ -6,17 +6,19 @@ mod rules;
 mod tests;
 mod variables;
 
-use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::error::RdmaError;
 use tonic_rdma_verbs::PathSettings;
 
 pub use self::variables::{known_variables, warn_of_unknown_variables};
 
 /// Settings of a connector, a listener or a tensor device. [`Config::default`] suits most programs. [`Config::from_env`]
-/// starts from it and applies the `RDMA_*` variables, whose names follow those of TensorFlow's verbs transport. The types
-/// of this crate that get no configuration use [`Config::from_env`].
+/// starts from it and applies the `RDMA_*` variables. The types of this crate that get no configuration use [`Config::from_env`].
+///
+/// A setting and its variable have one name: `RDMA_POLL_MODE` sets what [`poll_mode`](Self::poll_mode) sets. Names that TensorFlow's verbs
+/// transport has too, such as `RDMA_QP_SL`, are as there.
 ///
 /// Setters take any value. [`validate`](Self::validate) refuses the values that the variables refuse; connectors, listeners and
 /// tensor devices call it before they use a configuration, so that a bad value is an error that names its setting.
@@ -37,7 +39,7 @@ pub use self::variables::{known_variables, warn_of_unknown_variables};
 pub struct Config {
     pub(crate) policy: Policy,
     pub(crate) stock_clients: StockClients,
-    pub(crate) provider: ProviderChoice,
+    pub(crate) provider: Option<Provider>,
     pub(crate) device: Option<String>,
     pub(crate) device_port: Option<u8>,
     pub(crate) gid_index: Option<u8>,
@@ -52,7 +54,7 @@ pub struct Config {
     pub(crate) slot_size: u32,
     pub(crate) shared_receive: SharedReceive,
     pub(crate) max_inline: Option<u32>,
-    pub(crate) queue_depth: u32,
+    pub(crate) qp_queue_depth: u32,
     pub(crate) pinned_limit: Option<u64>,
     pub(crate) plaintext_tensors: bool,
     pub(crate) connect_timeout: Duration,
@@ -68,7 +70,7 @@ impl Default for Config {
         Self {
             policy: Policy::default(),
             stock_clients: StockClients::default(),
-            provider: ProviderChoice::default(),
+            provider: None,
             device: None,
             device_port: None,
             gid_index: None,
@@ -84,7 +86,7 @@ impl Default for Config {
             slot_size: 17 * 1024,
             shared_receive: SharedReceive::default(),
             max_inline: None,
-            queue_depth: 1024,
+            qp_queue_depth: 1024,
             pinned_limit: None,
             plaintext_tensors: false,
             connect_timeout: Duration::from_secs(10),
@@ -109,14 +111,14 @@ impl Config {
     /// ```
     /// use tonic_rdma::Config;
     ///
-    /// assert!(Config::default().queue_depth(256).validate().is_ok());
-    /// let error = Config::default().queue_depth(1).validate().unwrap_err();
-    /// assert_eq!((error.setting, error.variable), ("queue_depth", "RDMA_QP_QUEUE_DEPTH"));
+    /// assert!(Config::default().qp_queue_depth(256).validate().is_ok());
+    /// let error = Config::default().qp_queue_depth(1).validate().unwrap_err();
+    /// assert_eq!((error.setting(), error.variable()), (Some("qp_queue_depth"), Some("RDMA_QP_QUEUE_DEPTH")));
     /// ```
     ///
     /// # Errors
     /// A setting has a value that it does not take. The error names the setting, its variable and the values that it takes.
-    pub fn validate(&self) -> Result<(), ConfigError> {
+    pub fn validate(&self) -> Result<(), RdmaError> {
         self.device.as_deref().map_or(Ok(()), rules::check_device)?;
         self.device_port.map_or(Ok(()), |port| rules::DEVICE_PORT.check(port.into()))?;
         self.gid_index.map_or(Ok(()), |index| rules::GID_INDEX.check(index.into()))?;
@@ -130,7 +132,7 @@ impl Config {
         rules::RECEIVE_SLOTS.check(self.receive_slots.into())?;
         rules::SLOT_SIZE.check(self.slot_size.into())?;
         self.max_inline.map_or(Ok(()), |bytes| rules::MAX_INLINE.check(bytes.into()))?;
-        rules::QUEUE_DEPTH.check(self.queue_depth.into())?;
+        rules::QP_QUEUE_DEPTH.check(self.qp_queue_depth.into())?;
         self.pinned_limit.map_or(Ok(()), |bytes| rules::PINNED_LIMIT.check(bytes))?;
         rules::CONNECT_TIMEOUT.check(self.connect_timeout)?;
         rules::HANDSHAKE_TIMEOUT.check(self.handshake_timeout)?;
@@ -139,22 +141,20 @@ impl Config {
         rules::LINGER.check(self.linger)?;
         rules::QP_TIMEOUT.check(self.path.timeout.into())?;
         rules::QP_RETRY_COUNT.check(self.path.retry_count.into())?;
-        rules::QP_SERVICE_LEVEL.check(self.path.service_level.into())?;
-        rules::QP_TRAFFIC_CLASS.check(self.path.traffic_class.into())?;
+        rules::QP_SL.check(self.path.service_level.into())?;
+        rules::TRAFFIC_CLASS.check(self.path.traffic_class.into())?;
         rules::QP_PKEY_INDEX.check(self.path.pkey_index.into())?;
         self.path.mtu.map_or(Ok(()), rules::check_mtu)
     }
 
-    /// Returns the limit on pinned memory, if one is set.
-    #[doc(hidden)]
-    pub fn pinned(&self) -> Option<u64> {
+    /// Returns the value of [`pinned_limit`](Self::pinned_limit), if it is set.
+    pub fn get_pinned_limit(&self) -> Option<u64> {
         self.pinned_limit
     }
 
-    /// Returns the length of a send queue, in requests.
-    #[doc(hidden)]
-    pub fn depth(&self) -> u32 {
-        self.queue_depth
+    /// Returns the value of [`qp_queue_depth`](Self::qp_queue_depth).
+    pub fn get_qp_queue_depth(&self) -> u32 {
+        self.qp_queue_depth
     }
 
     /// Sets whether a connection has to be RDMA. Default: [`Policy::Prefer`]. Variable `RDMA_POLICY`: `require`, `prefer`, `tcp-only`.
@@ -169,9 +169,10 @@ impl Config {
         self
     }
 
-    /// Sets which provider's device to use. Default: [`ProviderChoice::Auto`]. Variable `RDMA_PROVIDER`: `auto`, `soft`, `ibverbs`.
-    pub fn provider(mut self, provider: ProviderChoice) -> Self {
-        self.provider = provider;
+    /// Sets which provider's device to use. Default: none, which takes the best device that both ends have: the software device within a
+    /// host, ibverbs between hosts. Variable `RDMA_PROVIDER`: `auto`, `soft`, `ibverbs`.
+    pub fn provider(mut self, provider: impl Into<Option<Provider>>) -> Self {
+        self.provider = provider.into();
         self
     }
 
@@ -216,7 +217,7 @@ impl Config {
         self
     }
 
-    /// Sets the number of completion queues over which connections are spread in turn, 1 to 64. Default: 1. Variable `RDMA_CQS`.
+    /// Sets the number of completion queues over which connections are spread in turn, 1 to 64. Default: 1. Variable `RDMA_COMPLETION_QUEUES`.
     pub fn completion_queues(mut self, count: usize) -> Self {
         self.completion_queues = count;
         self
@@ -243,12 +244,16 @@ impl Config {
         self
     }
 
-    /// Sets the receive buffers of each connection: `slots` buffers (16 to 1024) of `size` bytes each (1024 to 65 536). Where
-    /// connections share buffers, `slots` is the most that one connection has. An eager message fills one buffer. Default: 96
-    /// of 17 408 bytes. Variables `RDMA_RECEIVE_SLOTS` and `RDMA_SLOT_SIZE`.
-    pub fn receive_buffers(mut self, slots: u32, size: u32) -> Self {
+    /// Sets the number of receive buffers of each connection, 16 to 1024. Where connections share buffers, this is the most that one
+    /// connection has. An eager message fills one buffer. Default: 96. Variable `RDMA_RECEIVE_SLOTS`.
+    pub fn receive_slots(mut self, slots: u32) -> Self {
         self.receive_slots = slots;
-        self.slot_size = size;
+        self
+    }
+
+    /// Sets the length of a receive buffer, in bytes, 1024 to 65 536. Default: 17 408. Variable `RDMA_SLOT_SIZE`.
+    pub fn slot_size(mut self, bytes: u32) -> Self {
+        self.slot_size = bytes;
         self
     }
 
@@ -268,8 +273,8 @@ impl Config {
 
     /// Sets how many send requests may be outstanding on a queue pair, 64 to 4096. Default: 1024. Variable
     /// `RDMA_QP_QUEUE_DEPTH`.
-    pub fn queue_depth(mut self, depth: u32) -> Self {
-        self.queue_depth = depth;
+    pub fn qp_queue_depth(mut self, depth: u32) -> Self {
+        self.qp_queue_depth = depth;
         self
     }
 
@@ -287,9 +292,8 @@ impl Config {
         self
     }
 
-    /// Returns whether tensors may be exchanged beside connections with TLS.
-    #[doc(hidden)]
-    pub fn allows_plaintext_tensors(&self) -> bool {
+    /// Returns the value of [`plaintext_tensors`](Self::plaintext_tensors).
+    pub fn get_plaintext_tensors(&self) -> bool {
         self.plaintext_tensors
     }
 
@@ -307,10 +311,14 @@ impl Config {
         self
     }
 
-    /// Sets the length of silence after which this end pings the peer, and the time that the peer has to answer, each 1 ms to a
-    /// day. Default: 10 s and 30 s.
-    pub fn ping(mut self, interval: Duration, timeout: Duration) -> Self {
+    /// Sets the length of silence after which this side pings the peer, 1 ms to a day. Default: 10 s.
+    pub fn ping_interval(mut self, interval: Duration) -> Self {
         self.ping_interval = interval;
+        self
+    }
+
+    /// Sets the time that the peer has to answer a ping, 1 ms to a day. Default: 30 s.
+    pub fn ping_timeout(mut self, timeout: Duration) -> Self {
         self.ping_timeout = timeout;
         self
     }
@@ -321,15 +329,46 @@ impl Config {
         self
     }
 
-    /// Returns the attributes of new connections' queue pairs.
+    /// Returns the attributes of new connections' queue pairs, which the settings `qp_*` and [`traffic_class`](Self::traffic_class)
+    /// change.
     pub fn path(&self) -> &PathSettings {
         &self.path
     }
 
-    /// Sets the attributes of new connections' queue pairs. Variables `RDMA_QP_TIMEOUT`, `RDMA_QP_RETRY_COUNT`,
-    /// `RDMA_QP_SL`, `RDMA_QP_MTU`, `RDMA_QP_PKEY_INDEX`, `RDMA_TRAFFIC_CLASS`.
-    pub fn path_settings(mut self, path: PathSettings) -> Self {
-        self.path = path;
+    /// Sets how long a queue pair waits for an acknowledgement, as an exponent from 0 to 31: 4.096 µs × 2^n. Default: 14. Variable
+    /// `RDMA_QP_TIMEOUT`.
+    pub fn qp_timeout(mut self, exponent: u8) -> Self {
+        self.path.timeout = exponent;
+        self
+    }
+
+    /// Sets how often a queue pair sends again without an acknowledgement, 0 to 7. Default: 7. Variable `RDMA_QP_RETRY_COUNT`.
+    pub fn qp_retry_count(mut self, count: u8) -> Self {
+        self.path.retry_count = count;
+        self
+    }
+
+    /// Sets the service level of queue pairs, 0 to 15. Default: 0. Variable `RDMA_QP_SL`.
+    pub fn qp_sl(mut self, level: u8) -> Self {
+        self.path.service_level = level;
+        self
+    }
+
+    /// Sets the path MTU of queue pairs in bytes: 256, 512, 1024, 2048 or 4096. Default: that of the port. Variable `RDMA_QP_MTU`.
+    pub fn qp_mtu(mut self, bytes: u16) -> Self {
+        self.path.mtu = Some(bytes);
+        self
+    }
+
+    /// Sets the index of the partition key of queue pairs. Default: 0. Variable `RDMA_QP_PKEY_INDEX`.
+    pub fn qp_pkey_index(mut self, index: u16) -> Self {
+        self.path.pkey_index = index;
+        self
+    }
+
+    /// Sets the traffic class of queue pairs. Default: 0. Variable `RDMA_TRAFFIC_CLASS`.
+    pub fn traffic_class(mut self, class: u8) -> Self {
+        self.path.traffic_class = class;
         self
     }
 }
@@ -372,22 +411,19 @@ pub enum StockClients {
     Any,
 }
 
-/// The kind of RDMA device to use, set with [`Config::provider`](crate::Config::provider).
+/// A driver of RDMA devices, set with [`Config::provider`](crate::Config::provider).
 ///
 /// ```
-/// use tonic_rdma::{Config, ProviderChoice};
+/// use tonic_rdma::{Config, Provider};
 ///
-/// let config = Config::default().provider(ProviderChoice::Soft);
+/// let config = Config::default().provider(Provider::Soft);
 /// # drop(config);
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum ProviderChoice {
-    /// The best device that both ends have: the software device within a host, ibverbs between hosts.
-    #[default]
-    Auto,
-    /// The software device alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Provider {
+    /// The software device, for processes of one host.
     Soft,
-    /// Devices that libibverbs drives alone.
+    /// Devices with a driver in the kernel, through libibverbs.
     Ibverbs,
 }
 
@@ -471,58 +507,4 @@ pub enum SharedReceive {
     Always,
     /// Every connection has its own receive buffers.
     Never,
-}
-
-/// A setting with a value that can't be used, from an environment variable or from code.
-///
-/// ```
-/// use tonic_rdma::{Config, ConfigError};
-///
-/// let set = |name: &str| (name == "RDMA_CQS").then(|| "many".into());
-/// let error: ConfigError = Config::from_variables(set).unwrap_err();
-/// assert_eq!(error.to_string(), r#"RDMA_CQS="many": takes a number from 1 to 64"#);
-///
-/// let error: ConfigError = Config::default().completion_queues(0).validate().unwrap_err();
-/// assert_eq!(
-///     error.to_string(),
-///     "Config::completion_queues is 0: takes a number from 1 to 64 (variable RDMA_CQS)"
-/// );
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub struct ConfigError {
-    /// Name of the setting: the method of [`Config`] that sets it, such as `completion_queues`. Where a method
-    /// sets several values, the name of the value follows in brackets. Limits of calls have the name of their type before it, such
-    /// as `CallConfig::timeout`.
-    pub setting: &'static str,
-    /// Name of the variable for this setting, such as `RDMA_CQS`. Empty if the setting has no variable.
-    pub variable: &'static str,
-    /// The value.
-    pub value: String,
-    /// The values that the setting takes.
-    pub accepted: String,
-    /// The value came from the variable, and not from code.
-    pub from_environment: bool,
-}
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { setting, variable, value, accepted, from_environment } = self;
-        if setting.contains("::") {
-            write!(f, "{setting} is {value}: {accepted}")
-        } else if *from_environment {
-            write!(f, "{variable}={value:?}: {accepted}")
-        } else if variable.is_empty() {
-            write!(f, "Config::{setting} is {value}: {accepted}")
-        } else {
-            write!(f, "Config::{setting} is {value}: {accepted} (variable {variable})")
-        }
-    }
-}
-
-impl ConfigError {
-    /// Makes the error for a limit of [`CallConfig`](crate::CallConfig). `setting` is the limit's name with that type before it.
-    pub(crate) fn of_calls(setting: &'static str, value: String, accepted: String) -> Self {
-        Self { setting, variable: "", value, accepted, from_environment: false }
-    }
 }

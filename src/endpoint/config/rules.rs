@@ -4,14 +4,14 @@ use std::fmt::Display;
 use std::path::Path;
 use std::time::Duration;
 
-use super::ConfigError;
+use crate::error::{BadSetting, RdmaError};
 use tonic_rdma_verbs::unstable::{soft_takes_directory, units};
 
 /// A setting.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Setting {
     /// The method of `Config`.
-    name: &'static str,
+    pub(super) name: &'static str,
     /// The environment variable. Empty if there is none.
     pub(super) variable: &'static str,
 }
@@ -53,32 +53,30 @@ pub(super) const SPIN_LIMIT: Time = Time {
     unit: Duration::from_micros(1),
     unit_name: "microseconds",
 };
-pub(super) const COMPLETION_QUEUES: Number = number("completion_queues", "RDMA_CQS", 1, 64);
+pub(super) const COMPLETION_QUEUES: Number = number("completion_queues", "RDMA_COMPLETION_QUEUES", 1, 64);
 pub(super) const EAGER_THRESHOLD: Setting = setting("eager_threshold", "RDMA_EAGER_THRESHOLD");
 pub(super) const CHUNK_SIZE: Number =
     Number { auto: true, ..size("chunk_size", "RDMA_CHUNK_SIZE", 4096, 16 << 20) };
 pub(super) const TUNE_CACHE: Setting = setting("tune_cache", "RDMA_TUNE_CACHE");
-pub(super) const RECEIVE_SLOTS: Number = number("receive_buffers (slots)", "RDMA_RECEIVE_SLOTS", 16, 1024);
-pub(super) const SLOT_SIZE: Number = size("receive_buffers (size)", "RDMA_SLOT_SIZE", 1024, 64 * 1024);
+pub(super) const RECEIVE_SLOTS: Number = number("receive_slots", "RDMA_RECEIVE_SLOTS", 16, 1024);
+pub(super) const SLOT_SIZE: Number = size("slot_size", "RDMA_SLOT_SIZE", 1024, 64 * 1024);
 pub(super) const SHARED_RECEIVE: Setting = setting("shared_receive", "RDMA_SHARED_RECEIVE");
 pub(super) const MAX_INLINE: Number = size("max_inline", "RDMA_MAX_INLINE", 0, u32::MAX as u64);
-pub(super) const QUEUE_DEPTH: Number = number("queue_depth", "RDMA_QP_QUEUE_DEPTH", 64, 4096);
+pub(super) const QP_QUEUE_DEPTH: Number = number("qp_queue_depth", "RDMA_QP_QUEUE_DEPTH", 64, 4096);
 pub(super) const PINNED_LIMIT: Number = size("pinned_limit", "RDMA_PINNED_LIMIT", 1 << 20, 1 << 50);
 pub(super) const PLAINTEXT_TENSORS: Setting = setting("plaintext_tensors", "RDMA_PLAINTEXT_TENSORS");
 pub(super) const HANDSHAKE_TIMEOUT: Time =
     Time { most: Duration::from_secs(600), ..up_to_a_day("handshake_timeout", "RDMA_HANDSHAKE_TIMEOUT", 1) };
 pub(super) const CONNECT_TIMEOUT: Time = up_to_a_day("connect_timeout", "", 1);
-pub(super) const PING_INTERVAL: Time = up_to_a_day("ping (interval)", "", 1);
-pub(super) const PING_TIMEOUT: Time = up_to_a_day("ping (timeout)", "", 1);
+pub(super) const PING_INTERVAL: Time = up_to_a_day("ping_interval", "", 1);
+pub(super) const PING_TIMEOUT: Time = up_to_a_day("ping_timeout", "", 1);
 pub(super) const LINGER: Time = up_to_a_day("linger", "", 0);
-pub(super) const QP_TIMEOUT: Number = number("path_settings (timeout)", "RDMA_QP_TIMEOUT", 0, 31);
-pub(super) const QP_RETRY_COUNT: Number = number("path_settings (retry_count)", "RDMA_QP_RETRY_COUNT", 0, 7);
-pub(super) const QP_SERVICE_LEVEL: Number = number("path_settings (service_level)", "RDMA_QP_SL", 0, 15);
-pub(super) const QP_TRAFFIC_CLASS: Number =
-    number("path_settings (traffic_class)", "RDMA_TRAFFIC_CLASS", 0, 255);
-pub(super) const QP_PKEY_INDEX: Number =
-    number("path_settings (pkey_index)", "RDMA_QP_PKEY_INDEX", 0, 65_535);
-pub(super) const QP_MTU: Setting = setting("path_settings (mtu)", "RDMA_QP_MTU");
+pub(super) const QP_TIMEOUT: Number = number("qp_timeout", "RDMA_QP_TIMEOUT", 0, 31);
+pub(super) const QP_RETRY_COUNT: Number = number("qp_retry_count", "RDMA_QP_RETRY_COUNT", 0, 7);
+pub(super) const QP_SL: Number = number("qp_sl", "RDMA_QP_SL", 0, 15);
+pub(super) const TRAFFIC_CLASS: Number = number("traffic_class", "RDMA_TRAFFIC_CLASS", 0, 255);
+pub(super) const QP_PKEY_INDEX: Number = number("qp_pkey_index", "RDMA_QP_PKEY_INDEX", 0, 65_535);
+pub(super) const QP_MTU: Setting = setting("qp_mtu", "RDMA_QP_MTU");
 
 /// The software device reads this variable itself, because a process has one such device and may have many configurations.
 pub(super) const SOFT_DIRECTORY: Setting = setting("from_env (software device)", "RDMA_SOFT_DIR");
@@ -115,30 +113,30 @@ const fn up_to_a_day(name: &'static str, variable: &'static str, least: u64) -> 
 
 impl Setting {
     /// Returns the error for a value of the variable.
-    pub(super) fn refuse_text(&self, value: &str, accepted: impl Into<String>) -> ConfigError {
+    pub(super) fn refuse_text(&self, value: &str, accepted: impl Into<String>) -> RdmaError {
         self.error(value.into(), accepted.into(), true)
     }
 
     /// Returns the error for a value that a setter got.
-    fn refuse(&self, value: impl Display, accepted: impl Into<String>) -> ConfigError {
+    fn refuse(&self, value: impl Display, accepted: impl Into<String>) -> RdmaError {
         self.error(value.to_string(), accepted.into(), false)
     }
 
-    fn error(&self, value: String, accepted: String, from_environment: bool) -> ConfigError {
-        ConfigError { setting: self.name, variable: self.variable, value, accepted, from_environment }
+    fn error(&self, value: String, accepted: String, from_environment: bool) -> RdmaError {
+        BadSetting { setting: self.name, variable: self.variable, value, accepted, from_environment }.into()
     }
 }
 
 impl Number {
     /// Reads a value of the variable.
-    pub(super) fn parse<T: TryFrom<u64>>(&self, text: &str) -> Result<T, ConfigError> {
+    pub(super) fn parse<T: TryFrom<u64>>(&self, text: &str) -> Result<T, RdmaError> {
         let value = if self.is_size { units::parse_size(text).ok() } else { text.trim().parse().ok() };
         let value = value.filter(|value| self.takes(*value)).and_then(|value| T::try_from(value).ok());
         value.ok_or_else(|| self.setting.refuse_text(text, self.accepted()))
     }
 
     /// Checks a value that a setter got.
-    pub(super) fn check(&self, value: u64) -> Result<(), ConfigError> {
+    pub(super) fn check(&self, value: u64) -> Result<(), RdmaError> {
         if self.takes(value) { Ok(()) } else { Err(self.setting.refuse(value, self.accepted())) }
     }
 
@@ -159,7 +157,7 @@ impl Number {
 
 impl Time {
     /// Reads a value of the variable.
-    pub(super) fn parse(&self, text: &str) -> Result<Duration, ConfigError> {
+    pub(super) fn parse(&self, text: &str) -> Result<Duration, RdmaError> {
         let time = units::parse_time(text, self.unit).filter(|time| self.takes(*time));
         time.ok_or_else(|| {
             let accepted =
@@ -169,7 +167,7 @@ impl Time {
     }
 
     /// Checks a value that a setter got.
-    pub(super) fn check(&self, value: Duration) -> Result<(), ConfigError> {
+    pub(super) fn check(&self, value: Duration) -> Result<(), RdmaError> {
         if self.takes(value) {
             return Ok(());
         }
@@ -198,17 +196,17 @@ const CPU_NUMBERS: &str = "takes CPU numbers below 1024, separated by commas";
 pub(super) const A_DIRECTORY: &str = "takes off or the path of a directory";
 
 /// Reads the name of a device.
-pub(super) fn parse_device(text: &str) -> Result<String, ConfigError> {
+pub(super) fn parse_device(text: &str) -> Result<String, RdmaError> {
     if is_device_name(text) { Ok(text.into()) } else { Err(DEVICE.refuse_text(text, A_DEVICE)) }
 }
 
 /// Checks the name of a device that a setter got.
-pub(super) fn check_device(name: &str) -> Result<(), ConfigError> {
+pub(super) fn check_device(name: &str) -> Result<(), RdmaError> {
     if is_device_name(name) { Ok(()) } else { Err(DEVICE.refuse(format_args!("{name:?}"), A_DEVICE)) }
 }
 
 /// Reads a list of CPU numbers.
-pub(super) fn parse_cpus(text: &str) -> Result<Vec<usize>, ConfigError> {
+pub(super) fn parse_cpus(text: &str) -> Result<Vec<usize>, RdmaError> {
     let cpus: Result<Vec<usize>, _> = text.split(',').map(|cpu| cpu.trim().parse()).collect();
     match cpus {
         Ok(cpus) if cpus.iter().all(|&cpu| cpu < CPUS) => Ok(cpus),
@@ -217,7 +215,7 @@ pub(super) fn parse_cpus(text: &str) -> Result<Vec<usize>, ConfigError> {
 }
 
 /// Checks CPU numbers that a setter got.
-pub(super) fn check_cpus(cpus: &[usize]) -> Result<(), ConfigError> {
+pub(super) fn check_cpus(cpus: &[usize]) -> Result<(), RdmaError> {
     if cpus.iter().all(|&cpu| cpu < CPUS) {
         return Ok(());
     }
@@ -225,7 +223,7 @@ pub(super) fn check_cpus(cpus: &[usize]) -> Result<(), ConfigError> {
 }
 
 /// Checks the directory of calibrations.
-pub(super) fn check_directory(directory: &Path) -> Result<(), ConfigError> {
+pub(super) fn check_directory(directory: &Path) -> Result<(), RdmaError> {
     if directory.as_os_str().is_empty() {
         return Err(TUNE_CACHE.refuse("\"\"", A_DIRECTORY));
     }
@@ -233,7 +231,7 @@ pub(super) fn check_directory(directory: &Path) -> Result<(), ConfigError> {
 }
 
 /// Checks the directory of the software device.
-pub(super) fn check_soft_directory(text: &str) -> Result<(), ConfigError> {
+pub(super) fn check_soft_directory(text: &str) -> Result<(), RdmaError> {
     if soft_takes_directory(text) {
         return Ok(());
     }
@@ -241,14 +239,14 @@ pub(super) fn check_soft_directory(text: &str) -> Result<(), ConfigError> {
 }
 
 /// Reads a path MTU.
-pub(super) fn parse_mtu(text: &str) -> Result<u16, ConfigError> {
+pub(super) fn parse_mtu(text: &str) -> Result<u16, RdmaError> {
     let bytes = units::parse_size(text).ok();
     let mtu = MTUS.into_iter().find(|mtu| Some(u64::from(*mtu)) == bytes);
     mtu.ok_or_else(|| QP_MTU.refuse_text(text, accepted_mtus()))
 }
 
 /// Checks a path MTU that a setter got.
-pub(super) fn check_mtu(mtu: u16) -> Result<(), ConfigError> {
+pub(super) fn check_mtu(mtu: u16) -> Result<(), RdmaError> {
     if MTUS.contains(&mtu) { Ok(()) } else { Err(QP_MTU.refuse(mtu, accepted_mtus())) }
 }
 

@@ -4,134 +4,108 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::*;
+use crate::error::RdmaErrorKind;
 
 /// A value of one setting: as the text of a variable, and as a call of a setter.
 struct Case {
-    variable: &'static str,
+    /// The name of the setter.
+    setter: &'static str,
     text: String,
     set: Box<dyn Fn(Config) -> Config>,
 }
 
-fn case(variable: &'static str, text: impl ToString, set: impl Fn(Config) -> Config + 'static) -> Case {
-    Case { variable, text: text.to_string(), set: Box::new(set) }
-}
-
-/// Cases for the numbers at and beyond both limits of a setting.
-fn numbers(
-    variable: &'static str,
-    values: impl IntoIterator<Item = u64>,
-    set: impl Fn(Config, u64) -> Config + Copy + 'static,
-) -> Vec<Case> {
-    values.into_iter().map(|value| case(variable, value, move |config| set(config, value))).collect()
-}
-
-fn path(change: impl Fn(&mut PathSettings) + 'static) -> impl Fn(Config) -> Config {
-    move |config| {
-        let mut path = config.path().clone();
-        change(&mut path);
-        config.path_settings(path)
+impl Case {
+    /// The name of the variable, by the rule: that of the setter.
+    fn variable(&self) -> String {
+        format!("RDMA_{}", self.setter.to_uppercase())
     }
+}
+
+/// Cases of one setter: the text of the variable, and the argument of the setter.
+macro_rules! cases {
+    // Numbers at and beyond the limits of a setting, and the argument that each makes.
+    ($cases:ident: $setter:ident, [$($number:expr),+], $argument:expr) => {
+        for number in [$($number),+] {
+            let argument = $argument;
+            cases!($cases: $setter, number => argument(number));
+        }
+    };
+    ($cases:ident: $setter:ident, $($text:expr => $argument:expr),+) => {
+        $cases.extend([$(Case {
+            setter: stringify!($setter),
+            text: $text.to_string(),
+            set: Box::new(move |config| config.$setter($argument)),
+        }),+]);
+    };
 }
 
 fn cases() -> Vec<Case> {
-    let micros = Duration::from_micros;
-    let mut cases = vec![
-        case("RDMA_POLICY", "require", |config| config.policy(Policy::Require)),
-        case("RDMA_PROVIDER", "ibverbs", |config| config.provider(ProviderChoice::Ibverbs)),
-        case("RDMA_POLL_MODE", "event", |config| config.poll_mode(PollMode::Event)),
-        case("RDMA_SHARED_RECEIVE", "never", |config| config.shared_receive(SharedReceive::Never)),
-        case("RDMA_PLAINTEXT_TENSORS", "allow", |config| config.plaintext_tensors(true)),
-        case("RDMA_TUNE_CACHE", "off", |config| config.tune_cache(TuneCache::Off)),
-        case("RDMA_TUNE_CACHE", "/c", |config| config.tune_cache(TuneCache::Directory("/c".into()))),
-        case("RDMA_TUNE_CACHE", "", |config| config.tune_cache(TuneCache::Directory("".into()))),
-        case("RDMA_POLL_CPUS", "0,1023", |config| config.poll_cpus([0, 1023])),
-        case("RDMA_POLL_CPUS", "2,1024", |config| config.poll_cpus([2, 1024])),
-    ];
-    for name in ["mlx5_0", "", "../x", "a b", "\u{fc}", &"x".repeat(64), &"x".repeat(65)] {
-        let owned = name.to_owned();
-        cases.push(case("RDMA_DEVICE", name, move |config| config.device(owned.clone())));
+    let (micros, millis) = (Duration::from_micros, Duration::from_millis);
+    let mut all: Vec<Case> = Vec::new();
+    cases!(all: policy, "require" => Policy::Require);
+    cases!(all: provider, "auto" => None, "ibverbs" => Provider::Ibverbs);
+    cases!(all: poll_mode, "event" => PollMode::Event);
+    cases!(all: shared_receive, "never" => SharedReceive::Never);
+    cases!(all: plaintext_tensors, "allow" => true);
+    cases!(all: tune_cache, "off" => TuneCache::Off, "/c" => TuneCache::Directory("/c".into()));
+    cases!(all: tune_cache, "" => TuneCache::Directory("".into()));
+    cases!(all: poll_cpus, "0,1023" => [0, 1023], "2,1024" => [2, 1024]);
+    for name in ["mlx5_0", "", "../x", "a b", "\u{fc}", &"x".repeat(64), &"x".repeat(65)].map(str::to_owned) {
+        cases!(all: device, name => &*name);
     }
-    cases.extend(numbers("RDMA_DEVICE_PORT", [0, 1, 255], |config, port| config.device_port(port as u8)));
-    cases.extend(numbers("RDMA_GID_INDEX", [0, 255], |config, index| config.gid_index(index as u8)));
-    cases.extend(numbers("RDMA_SPIN_LIMIT", [0, 1_000_000, 1_000_001, u64::MAX], move |config, limit| {
-        config.spin_limit(micros(limit))
-    }));
-    cases.extend(numbers("RDMA_CQS", [0, 1, 64, 65], |config, count| {
-        config.completion_queues(count as usize)
-    }));
-    cases.extend(numbers("RDMA_EAGER_THRESHOLD", [0, 1, u64::MAX], |config, bytes| {
-        config.eager_threshold(EagerThreshold::Bytes(bytes))
-    }));
-    cases.extend(numbers("RDMA_CHUNK_SIZE", [0, 4095, 4096, 16 << 20, (16 << 20) + 1], |config, bytes| {
-        config.chunk_size(bytes as usize)
-    }));
-    let slot_size = Config::default().slot_size;
-    cases.extend(numbers("RDMA_RECEIVE_SLOTS", [0, 15, 16, 1024, 1025], move |config, slots| {
-        config.receive_buffers(slots as u32, slot_size)
-    }));
-    let slots = Config::default().receive_slots;
-    cases.extend(numbers("RDMA_SLOT_SIZE", [0, 1023, 1024, 65_536, 65_537], move |config, size| {
-        config.receive_buffers(slots, size as u32)
-    }));
-    cases.extend(numbers("RDMA_MAX_INLINE", [0, u64::from(u32::MAX)], |config, bytes| {
-        config.max_inline(bytes as u32)
-    }));
-    cases.extend(numbers("RDMA_QP_QUEUE_DEPTH", [0, 63, 64, 4096, 4097], |config, depth| {
-        config.queue_depth(depth as u32)
-    }));
-    cases.extend(numbers(
-        "RDMA_PINNED_LIMIT",
-        [0, (1 << 20) - 1, 1 << 20, 1 << 50, (1 << 50) + 1],
-        Config::pinned_limit,
-    ));
-    cases.extend(numbers("RDMA_HANDSHAKE_TIMEOUT", [0, 1, 600_000, 600_001], |config, millis| {
-        config.handshake_timeout(Duration::from_millis(millis))
-    }));
-    for value in [0_u8, 31, 32, 255] {
-        cases.push(case("RDMA_QP_TIMEOUT", value, path(move |path| path.timeout = value)));
-    }
-    for value in [0_u8, 7, 8] {
-        cases.push(case("RDMA_QP_RETRY_COUNT", value, path(move |path| path.retry_count = value)));
-    }
-    for value in [0_u8, 15, 16] {
-        cases.push(case("RDMA_QP_SL", value, path(move |path| path.service_level = value)));
-    }
-    for value in [0_u16, 255, 256, 1500, 4096, 8192] {
-        cases.push(case("RDMA_QP_MTU", value, path(move |path| path.mtu = Some(value))));
-    }
-    cases.push(case("RDMA_QP_PKEY_INDEX", 65_535, path(|path| path.pkey_index = 65_535)));
-    cases.push(case("RDMA_TRAFFIC_CLASS", 255, path(|path| path.traffic_class = 255)));
-    cases
+    cases!(all: device_port, [0, 1, 255], |port| port);
+    cases!(all: gid_index, [0, 255], |index| index);
+    cases!(all: spin_limit, [0, 1_000_000, 1_000_001, u64::MAX], micros);
+    cases!(all: completion_queues, [0, 1, 64, 65], |count| count);
+    cases!(all: eager_threshold, [0, 1, u64::MAX], EagerThreshold::Bytes);
+    cases!(all: chunk_size, [0, 4095, 4096, 16 << 20, (16 << 20) + 1], |bytes| bytes);
+    cases!(all: receive_slots, [0, 15, 16, 1024, 1025], |slots| slots);
+    cases!(all: slot_size, [0, 1023, 1024, 65_536, 65_537], |bytes| bytes);
+    cases!(all: max_inline, [0, u32::MAX], |bytes| bytes);
+    cases!(all: qp_queue_depth, [0, 63, 64, 4096, 4097], |depth| depth);
+    cases!(all: pinned_limit, [0, (1 << 20) - 1, 1 << 20, 1 << 50, (1 << 50) + 1], |bytes| bytes);
+    cases!(all: handshake_timeout, [0, 1, 600_000, 600_001], millis);
+    cases!(all: qp_timeout, [0, 31, 32, 255], |exponent| exponent);
+    cases!(all: qp_retry_count, [0, 7, 8], |count| count);
+    cases!(all: qp_sl, [0, 15, 16], |level| level);
+    cases!(all: qp_mtu, [0, 255, 256, 1500, 4096, 8192], |bytes| bytes);
+    cases!(all: qp_pkey_index, [65_535], |index| index);
+    cases!(all: traffic_class, [255], |class| class);
+    all
 }
 
 #[test]
 fn code_and_environment_refuse_equal_values() {
-    for Case { variable, text, set } in cases() {
-        let from_code = set(Config::default());
+    for case in cases() {
+        let (variable, text) = (case.variable(), &case.text);
+        let from_code = (case.set)(Config::default());
         let read = Config::from_variables(|asked| (asked == variable).then(|| text.clone().into()));
         match (from_code.validate(), read) {
             (Ok(()), Ok(read)) => assert_eq!(from_code, read, "{variable}={text}"),
             (Err(code), Err(read)) => {
-                assert_eq!((code.variable, code.setting), (read.variable, read.setting));
-                assert_eq!((code.variable, read.variable), (variable, variable));
-                assert!(code.to_string().starts_with(&format!("Config::{}", code.setting)), "{code}");
-                assert!(read.to_string().starts_with(variable), "{read}");
+                for error in [&code, &read] {
+                    assert_eq!(error.kind(), RdmaErrorKind::InvalidSetting);
+                    assert_eq!((error.setting(), error.variable()), (Some(case.setter), Some(&*variable)));
+                }
+                assert_eq!(read.value(), Some(&**text));
+                assert!(code.to_string().starts_with(&format!("Config::{}", case.setter)), "{code}");
+                assert!(read.to_string().starts_with(&variable), "{read}");
             }
             (code, read) => panic!("{variable}={text}: code has {code:?}, environment {read:?}"),
         }
     }
 }
 
-/// Each variable needs a case, because only the cases compare a variable with its setter.
+/// The cases make the variable's name of the setter's.
 #[test]
-fn every_variable_has_a_case() {
+fn setters_and_variables_have_equal_names() {
     let asked = std::cell::RefCell::new(BTreeSet::new());
     let unset = |name: &str| {
         asked.borrow_mut().insert(name.to_owned());
         None
     };
     assert_eq!(Config::from_variables(unset), Ok(Config::default()));
-    let compared: BTreeSet<String> = cases().iter().map(|case| case.variable.to_owned()).collect();
+    let compared: BTreeSet<String> = cases().iter().map(Case::variable).collect();
     let mut asked = asked.into_inner();
     // The software device reads these, and there are no setters.
     for variable in ["RDMA_SOFT_DIR", "RDMA_SOFT_PEERS"] {
@@ -143,25 +117,26 @@ fn every_variable_has_a_case() {
 #[test]
 fn durations_are_checked_below_their_unit() {
     let config = Config::default().handshake_timeout(Duration::from_micros(999));
-    assert_eq!(config.validate().unwrap_err().setting, "handshake_timeout");
+    assert_eq!(config.validate().unwrap_err().setting(), Some("handshake_timeout"));
     let config = Config::default().spin_limit(Duration::from_secs(1) + Duration::from_nanos(1));
-    assert_eq!(config.validate().unwrap_err().setting, "spin_limit");
+    assert_eq!(config.validate().unwrap_err().setting(), Some("spin_limit"));
 }
 
 /// These settings have no variable.
 #[test]
 fn times_have_limits() {
-    let refused = |config: Config| config.validate().unwrap_err().setting;
+    let refused = |config: Config| config.validate().unwrap_err().setting().unwrap();
     let (second, none) = (Duration::from_secs(1), Duration::ZERO);
-    // A ping without a pause would keep the connection's task busy for ever, and a time beyond the clock's range would panic.
+    // A ping without a pause would keep the connection's task busy forever, and a time beyond the clock's range would panic.
     for bad in [none, Duration::from_micros(999), Duration::from_secs(24 * 3600 + 1), Duration::MAX] {
-        assert_eq!(refused(Config::default().ping(bad, second)), "ping (interval)");
-        assert_eq!(refused(Config::default().ping(second, bad)), "ping (timeout)");
+        assert_eq!(refused(Config::default().ping_interval(bad)), "ping_interval");
+        assert_eq!(refused(Config::default().ping_timeout(bad)), "ping_timeout");
         assert_eq!(refused(Config::default().connect_timeout(bad)), "connect_timeout");
     }
     assert_eq!(refused(Config::default().linger(Duration::MAX)), "linger");
     for good in [Duration::from_millis(1), second, Duration::from_secs(24 * 3600)] {
-        assert_eq!(Config::default().ping(good, good).connect_timeout(good).linger(good).validate(), Ok(()));
+        let config = Config::default().ping_interval(good).ping_timeout(good);
+        assert_eq!(config.connect_timeout(good).linger(good).validate(), Ok(()));
     }
     assert_eq!(Config::default().linger(none).validate(), Ok(()));
     let error = Config::default().linger(Duration::MAX).validate().unwrap_err().to_string();

@@ -8,9 +8,8 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use super::rules::{self, Number, Setting, Time};
-use super::{
-    Config, ConfigError, EagerThreshold, Policy, PollMode, ProviderChoice, SharedReceive, TuneCache,
-};
+use super::{Config, EagerThreshold, Policy, PollMode, Provider, SharedReceive, TuneCache};
+use crate::error::RdmaError;
 use tonic_rdma_verbs::unstable::lock;
 use tonic_rdma_verbs::unstable::units::parse_size;
 
@@ -27,24 +26,24 @@ impl Config {
     /// | `RDMA_POLL_MODE` | `busy`, `adaptive`, `event` | `adaptive` | [`poll_mode`](Self::poll_mode) |
     /// | `RDMA_POLL_CPUS` | CPU numbers, such as `2,3` | none | [`poll_cpus`](Self::poll_cpus) |
     /// | `RDMA_SPIN_LIMIT` | a time, 0 to 1 s, in microseconds | 120 | [`spin_limit`](Self::spin_limit) |
-    /// | `RDMA_CQS` | 1 to 64 | 1 | [`completion_queues`](Self::completion_queues) |
+    /// | `RDMA_COMPLETION_QUEUES` | 1 to 64 | 1 | [`completion_queues`](Self::completion_queues) |
     /// | `RDMA_EAGER_THRESHOLD` | `auto`, or a size | `auto` | [`eager_threshold`](Self::eager_threshold) |
     /// | `RDMA_CHUNK_SIZE` | `auto`, or a size, 4 KiB to 16 MiB | `auto` | [`chunk_size`](Self::chunk_size) |
     /// | `RDMA_TUNE_CACHE` | a directory, or `off` | the user's cache directory | [`tune_cache`](Self::tune_cache) |
-    /// | `RDMA_RECEIVE_SLOTS` | 16 to 1024 | 96 | [`receive_buffers`](Self::receive_buffers) |
-    /// | `RDMA_SLOT_SIZE` | a size, 1 KiB to 64 KiB | 17 408 | [`receive_buffers`](Self::receive_buffers) |
+    /// | `RDMA_RECEIVE_SLOTS` | 16 to 1024 | 96 | [`receive_slots`](Self::receive_slots) |
+    /// | `RDMA_SLOT_SIZE` | a size, 1 KiB to 64 KiB | 17 408 | [`slot_size`](Self::slot_size) |
     /// | `RDMA_SHARED_RECEIVE` | `auto`, `always`, `never` | `auto` | [`shared_receive`](Self::shared_receive) |
     /// | `RDMA_MAX_INLINE` | a size | as many as the device takes | [`max_inline`](Self::max_inline) |
-    /// | `RDMA_QP_QUEUE_DEPTH` | requests, 64 to 4096 | 1024 | [`queue_depth`](Self::queue_depth) |
+    /// | `RDMA_QP_QUEUE_DEPTH` | requests, 64 to 4096 | 1024 | [`qp_queue_depth`](Self::qp_queue_depth) |
     /// | `RDMA_PINNED_LIMIT` | a size, from 1 MiB on | 2 GiB | [`pinned_limit`](Self::pinned_limit) |
     /// | `RDMA_HANDSHAKE_TIMEOUT` | a time, 1 ms to 600 s, in milliseconds | 3000 | [`handshake_timeout`](Self::handshake_timeout) |
     /// | `RDMA_PLAINTEXT_TENSORS` | `refuse`, `allow` | `refuse` | [`plaintext_tensors`](Self::plaintext_tensors) |
-    /// | `RDMA_QP_TIMEOUT` | 0 to 31: 4.096 µs × 2^n | 14 | [`path_settings`](Self::path_settings) |
-    /// | `RDMA_QP_RETRY_COUNT` | 0 to 7 | 7 | [`path_settings`](Self::path_settings) |
-    /// | `RDMA_QP_SL` | service level, 0 to 15 | 0 | [`path_settings`](Self::path_settings) |
-    /// | `RDMA_QP_MTU` | 256, 512, 1024, 2048, 4096 | the port's | [`path_settings`](Self::path_settings) |
-    /// | `RDMA_QP_PKEY_INDEX` | 0 to 65 535 | 0 | [`path_settings`](Self::path_settings) |
-    /// | `RDMA_TRAFFIC_CLASS` | 0 to 255 | 0 | [`path_settings`](Self::path_settings) |
+    /// | `RDMA_QP_TIMEOUT` | 0 to 31: 4.096 µs × 2^n | 14 | [`qp_timeout`](Self::qp_timeout) |
+    /// | `RDMA_QP_RETRY_COUNT` | 0 to 7 | 7 | [`qp_retry_count`](Self::qp_retry_count) |
+    /// | `RDMA_QP_SL` | service level, 0 to 15 | 0 | [`qp_sl`](Self::qp_sl) |
+    /// | `RDMA_QP_MTU` | 256, 512, 1024, 2048, 4096 | the port's | [`qp_mtu`](Self::qp_mtu) |
+    /// | `RDMA_QP_PKEY_INDEX` | 0 to 65 535 | 0 | [`qp_pkey_index`](Self::qp_pkey_index) |
+    /// | `RDMA_TRAFFIC_CLASS` | 0 to 255 | 0 | [`traffic_class`](Self::traffic_class) |
     /// | `RDMA_SOFT_DIR` | the absolute path of a directory | none | read by the software device |
     /// | `RDMA_SOFT_PEERS` | `user`, `trusted-user`, `any` | `user` | read by the software device |
     ///
@@ -59,14 +58,15 @@ impl Config {
     ///
     /// let connector = RdmaConnector::new().config(Config::from_env()?);
     /// # drop(connector);
-    /// # Ok::<(), tonic_rdma::ConfigError>(())
+    /// # Ok::<(), tonic_rdma::RdmaError>(())
     /// ```
     ///
     /// Logs a warning for each variable that begins with `RDMA_` and that no package of tonic-rdma reads, once in a process.
     ///
     /// # Errors
-    /// A variable has a value that it does not take.
-    pub fn from_env() -> Result<Self, ConfigError> {
+    /// A variable has a value that it does not take, or a name that was changed.
+    pub fn from_env() -> Result<Self, RdmaError> {
+        refuse_renamed(|name| std::env::var_os(name))?;
         warn_of_unknown_variables();
         Self::from_variables(|name| std::env::var_os(name))
     }
@@ -78,12 +78,12 @@ impl Config {
     ///
     /// let config = Config::from_variables(|name| (name == "RDMA_POLICY").then(|| "require".into()))?;
     /// assert_eq!(config, Config::default().policy(Policy::Require));
-    /// # Ok::<(), tonic_rdma::ConfigError>(())
+    /// # Ok::<(), tonic_rdma::RdmaError>(())
     /// ```
     ///
     /// # Errors
     /// A variable has a value that it does not take.
-    pub fn from_variables(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, ConfigError> {
+    pub fn from_variables(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, RdmaError> {
         let mut config = Self::default();
         let variables = Variables { lookup };
         variables.choice(&rules::POLICY, POLICIES, &mut config.policy)?;
@@ -102,14 +102,14 @@ impl Config {
         variables.number(&rules::SLOT_SIZE, &mut config.slot_size)?;
         variables.choice(&rules::SHARED_RECEIVE, SHARED_RECEIVE, &mut config.shared_receive)?;
         variables.optional(&rules::MAX_INLINE, &mut config.max_inline)?;
-        variables.number(&rules::QUEUE_DEPTH, &mut config.queue_depth)?;
+        variables.number(&rules::QP_QUEUE_DEPTH, &mut config.qp_queue_depth)?;
         variables.optional(&rules::PINNED_LIMIT, &mut config.pinned_limit)?;
         variables.time(&rules::HANDSHAKE_TIMEOUT, &mut config.handshake_timeout)?;
         variables.choice(&rules::PLAINTEXT_TENSORS, PLAINTEXT_TENSORS, &mut config.plaintext_tensors)?;
         variables.number(&rules::QP_TIMEOUT, &mut config.path.timeout)?;
         variables.number(&rules::QP_RETRY_COUNT, &mut config.path.retry_count)?;
-        variables.number(&rules::QP_SERVICE_LEVEL, &mut config.path.service_level)?;
-        variables.number(&rules::QP_TRAFFIC_CLASS, &mut config.path.traffic_class)?;
+        variables.number(&rules::QP_SL, &mut config.path.service_level)?;
+        variables.number(&rules::TRAFFIC_CLASS, &mut config.path.traffic_class)?;
         variables.number(&rules::QP_PKEY_INDEX, &mut config.path.pkey_index)?;
         variables.set(&rules::QP_MTU, |text| rules::parse_mtu(text).map(Some), &mut config.path.mtu)?;
         variables.set(&rules::SOFT_DIRECTORY, rules::check_soft_directory, &mut ())?;
@@ -121,8 +121,8 @@ impl Config {
 
 const POLICIES: &[(&str, Policy)] =
     &[("require", Policy::Require), ("prefer", Policy::Prefer), ("tcp-only", Policy::TcpOnly)];
-const PROVIDERS: &[(&str, ProviderChoice)] =
-    &[("auto", ProviderChoice::Auto), ("soft", ProviderChoice::Soft), ("ibverbs", ProviderChoice::Ibverbs)];
+const PROVIDERS: &[(&str, Option<Provider>)] =
+    &[("auto", None), ("soft", Some(Provider::Soft)), ("ibverbs", Some(Provider::Ibverbs))];
 const SHARED_RECEIVE: &[(&str, SharedReceive)] =
     &[("auto", SharedReceive::Auto), ("always", SharedReceive::Always), ("never", SharedReceive::Never)];
 const PLAINTEXT_TENSORS: &[(&str, bool)] = &[("refuse", false), ("allow", true)];
@@ -140,9 +140,9 @@ impl<F: Fn(&str) -> Option<OsString>> Variables<F> {
     fn set<T>(
         &self,
         setting: &Setting,
-        parse: impl FnOnce(&str) -> Result<T, ConfigError>,
+        parse: impl FnOnce(&str) -> Result<T, RdmaError>,
         value: &mut T,
-    ) -> Result<(), ConfigError> {
+    ) -> Result<(), RdmaError> {
         match (self.lookup)(setting.variable).map(OsString::into_string) {
             None => {}
             Some(Ok(text)) => *value = parse(&text)?,
@@ -153,16 +153,16 @@ impl<F: Fn(&str) -> Option<OsString>> Variables<F> {
         Ok(())
     }
 
-    fn number<T: TryFrom<u64>>(&self, rule: &Number, value: &mut T) -> Result<(), ConfigError> {
+    fn number<T: TryFrom<u64>>(&self, rule: &Number, value: &mut T) -> Result<(), RdmaError> {
         self.set(&rule.setting, |text| rule.parse(text), value)
     }
 
     /// Sets a number that has no default.
-    fn optional<T: TryFrom<u64>>(&self, rule: &Number, value: &mut Option<T>) -> Result<(), ConfigError> {
+    fn optional<T: TryFrom<u64>>(&self, rule: &Number, value: &mut Option<T>) -> Result<(), RdmaError> {
         self.set(&rule.setting, |text| rule.parse(text).map(Some), value)
     }
 
-    fn time(&self, rule: &Time, value: &mut Duration) -> Result<(), ConfigError> {
+    fn time(&self, rule: &Time, value: &mut Duration) -> Result<(), RdmaError> {
         self.set(&rule.setting, |text| rule.parse(text), value)
     }
 
@@ -172,7 +172,7 @@ impl<F: Fn(&str) -> Option<OsString>> Variables<F> {
         setting: &Setting,
         choices: &[(&str, T)],
         value: &mut T,
-    ) -> Result<(), ConfigError> {
+    ) -> Result<(), RdmaError> {
         let parse = |text: &str| match choices.iter().find(|(known, _)| known.eq_ignore_ascii_case(text)) {
             Some((_, choice)) => Ok(choice.clone()),
             None => {
@@ -188,7 +188,7 @@ fn is_auto(text: &str) -> bool {
     text.eq_ignore_ascii_case("auto")
 }
 
-fn parse_threshold(text: &str) -> Result<EagerThreshold, ConfigError> {
+fn parse_threshold(text: &str) -> Result<EagerThreshold, RdmaError> {
     if is_auto(text) {
         return Ok(EagerThreshold::Auto);
     }
@@ -197,14 +197,14 @@ fn parse_threshold(text: &str) -> Result<EagerThreshold, ConfigError> {
     })
 }
 
-fn parse_chunk_size(text: &str) -> Result<Option<usize>, ConfigError> {
+fn parse_chunk_size(text: &str) -> Result<Option<usize>, RdmaError> {
     if is_auto(text) {
         return Ok(None);
     }
     rules::CHUNK_SIZE.parse(text).map(Some)
 }
 
-fn parse_tune_cache(text: &str) -> Result<TuneCache, ConfigError> {
+fn parse_tune_cache(text: &str) -> Result<TuneCache, RdmaError> {
     match text {
         "" => Err(rules::TUNE_CACHE.refuse_text(text, rules::A_DIRECTORY)),
         off if off.eq_ignore_ascii_case("off") => Ok(TuneCache::Off),
@@ -218,6 +218,19 @@ const PREFIX: &str = "RDMA_";
 /// The variables that packages above this one read. A test compares them with the code.
 const ABOVE: [&str; 4] =
     ["RDMA_COLLECTIVE_ADDRESS", "RDMA_COLLECTIVE_PLANS", "RDMA_COLLECTIVE_RANK", "RDMA_COLLECTIVE_SIZE"];
+
+/// Names of earlier versions, with the names of today. They are refused, because a setting would be lost without a word otherwise.
+const RENAMED: [(&str, &Setting); 1] = [("RDMA_CQS", &rules::COMPLETION_QUEUES.setting)];
+
+/// Refuses variables that have other names today.
+fn refuse_renamed(lookup: impl Fn(&str) -> Option<OsString>) -> Result<(), RdmaError> {
+    let set = RENAMED.iter().find_map(|&(old, setting)| Some((old, setting, lookup(old)?)));
+    set.map_or(Ok(()), |(old, setting, value)| {
+        let renamed = Setting { variable: old, ..*setting };
+        let name = setting.variable;
+        Err(renamed.refuse_text(&value.to_string_lossy(), format!("this variable is called {name} now")))
+    })
+}
 
 /// Least similarity of a name that was probably meant, from 0 to 1.
 const SIMILAR: f64 = 0.8;
@@ -280,7 +293,7 @@ fn nearest<'a>(name: &str, known: &'a BTreeSet<String>) -> Option<&'a String> {
 mod tests {
     use super::*;
 
-    fn with(name: &'static str, value: &'static str) -> Result<Config, ConfigError> {
+    fn with(name: &'static str, value: &'static str) -> Result<Config, RdmaError> {
         Config::from_variables(|asked| (asked == name).then(|| value.into()))
     }
 
@@ -292,15 +305,15 @@ mod tests {
     #[test]
     fn every_variable_is_applied() {
         assert_eq!(with("RDMA_POLICY", "Require").unwrap().policy, Policy::Require);
-        assert_eq!(with("RDMA_PROVIDER", "soft").unwrap().provider, ProviderChoice::Soft);
-        assert_eq!(with("RDMA_PROVIDER", "ibverbs").unwrap().provider, ProviderChoice::Ibverbs);
+        assert_eq!(with("RDMA_PROVIDER", "soft").unwrap().provider, Some(Provider::Soft));
+        assert_eq!(with("RDMA_PROVIDER", "ibverbs").unwrap().provider, Some(Provider::Ibverbs));
         assert_eq!(with("RDMA_DEVICE", "mlx5_0").unwrap().device.as_deref(), Some("mlx5_0"));
         assert_eq!(with("RDMA_DEVICE_PORT", "2").unwrap().device_port, Some(2));
         assert_eq!(with("RDMA_GID_INDEX", "0").unwrap().gid_index, Some(0));
         assert_eq!(with("RDMA_POLL_MODE", "busy").unwrap().poll_mode, PollMode::Busy);
         assert_eq!(with("RDMA_POLL_CPUS", "0, 3").unwrap().poll_cpus, [0, 3]);
         assert_eq!(with("RDMA_SPIN_LIMIT", "4000").unwrap().spin_limit, Duration::from_millis(4));
-        assert_eq!(with("RDMA_CQS", "4").unwrap().completion_queues, 4);
+        assert_eq!(with("RDMA_COMPLETION_QUEUES", "4").unwrap().completion_queues, 4);
         assert_eq!(
             with("RDMA_EAGER_THRESHOLD", "4096").unwrap().eager_threshold,
             EagerThreshold::Bytes(4096)
@@ -314,7 +327,7 @@ mod tests {
         assert_eq!(with("RDMA_SLOT_SIZE", "4096").unwrap().slot_size, 4096);
         assert_eq!(with("RDMA_SHARED_RECEIVE", "always").unwrap().shared_receive, SharedReceive::Always);
         assert_eq!(with("RDMA_MAX_INLINE", "220").unwrap().max_inline, Some(220));
-        assert_eq!(with("RDMA_QP_QUEUE_DEPTH", "256").unwrap().queue_depth, 256);
+        assert_eq!(with("RDMA_QP_QUEUE_DEPTH", "256").unwrap().qp_queue_depth, 256);
         let patient = with("RDMA_HANDSHAKE_TIMEOUT", "20000").unwrap();
         assert_eq!(patient.handshake_timeout, Duration::from_secs(20));
         assert_eq!(with("RDMA_PINNED_LIMIT", "8388608").unwrap().pinned_limit, Some(8_388_608));
@@ -343,6 +356,19 @@ mod tests {
         assert_eq!(with("RDMA_HANDSHAKE_TIMEOUT", "2m").unwrap().handshake_timeout, Duration::from_secs(120));
     }
 
+    #[test]
+    fn an_old_name_is_refused_with_the_name_of_today() {
+        assert_eq!(refuse_renamed(|_| None), Ok(()));
+        for (old, setting) in RENAMED {
+            let error = refuse_renamed(|asked| (asked == old).then(|| "4".into())).unwrap_err();
+            assert_eq!(
+                error.to_string(),
+                format!("{old}=\"4\": this variable is called {} now", setting.variable)
+            );
+            assert_eq!((error.variable(), known_variables().contains(old)), (Some(old), false));
+        }
+    }
+
     /// The software device reads these itself.
     #[test]
     fn variables_of_the_software_device_are_checked() {
@@ -369,7 +395,7 @@ mod tests {
                 "2s",
                 "takes a time from 0ns to 1s, in microseconds or with a unit, such as 120us or 5s",
             ),
-            ("RDMA_CQS", "0", "takes a number from 1 to 64"),
+            ("RDMA_COMPLETION_QUEUES", "0", "takes a number from 1 to 64"),
             (
                 "RDMA_EAGER_THRESHOLD",
                 "4x",

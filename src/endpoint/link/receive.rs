@@ -204,7 +204,9 @@ struct Counts {
 /// The reason why a connection gets no promise of buffers.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoBuffers {
-    #[error("all {0} receive buffers that connections share are promised; RDMA_CQS adds queues")]
+    #[error(
+        "all {0} receive buffers that connections share are promised; RDMA_COMPLETION_QUEUES adds queues"
+    )]
     Promised(u32),
     #[error("no memory for shared receive buffers: {0}")]
     Memory(AddError),
@@ -579,7 +581,7 @@ mod shared_receive_tests {
         let error = buffers.promise(1).unwrap_err().to_string();
         assert_eq!(
             error,
-            "all 1024 receive buffers that connections share are promised; RDMA_CQS adds queues"
+            "all 1024 receive buffers that connections share are promised; RDMA_COMPLETION_QUEUES adds queues"
         );
         drop((promises, last));
         assert_eq!(lock(&buffers.counts).promised, 0);

@@ -15,14 +15,15 @@ use tokio::time::timeout;
 use super::control_stream::ControlStream;
 use super::local_end::{Established, PeerEnd, Prepared, blocking};
 use super::reach;
-use crate::endpoint::config::{Config, ConfigError, Policy};
+use crate::endpoint::config::{Config, Policy};
 use crate::endpoint::connection::End;
-use crate::endpoint::error::{ConnectError, NegotiationError, RdmaUnavailable};
+use crate::endpoint::error::{NegotiationError, RdmaUnavailable, not_in_time, rdma_required, unreachable};
 use crate::endpoint::info::{RdmaConnectInfo, Verdict};
 use crate::endpoint::journal::Journal;
 use crate::endpoint::messages::Negotiated;
 use crate::endpoint::provider;
 use crate::endpoint::stream::EndpointStream;
+use crate::error::{RdmaError, RdmaErrorKind};
 use crate::wire::hello::{Answer, ClientHello, Message, NATIVE_CALLS};
 use tonic_rdma_verbs::QueuePairAddress;
 use tonic_rdma_verbs::unstable::lock;
@@ -45,7 +46,7 @@ use tonic_rdma_verbs::unstable::lock;
 pub struct Dialer {
     config: Config,
     /// The error of a variable, which every connect returns.
-    refused: Option<ConfigError>,
+    refused: Option<RdmaError>,
     stock: Arc<Mutex<HashMap<String, Stock>>>,
     journal: Arc<Journal>,
 }
@@ -103,7 +104,7 @@ impl Dialer {
     /// # Errors
     /// The configuration has a value that can't be used, the server can't be reached within the connect timeout, or the policy
     /// requires RDMA and there is none.
-    pub async fn dial(&self, host: &str, port: u16) -> Result<EndpointStream, ConnectError> {
+    pub async fn dial(&self, host: &str, port: u16) -> Result<EndpointStream, RdmaError> {
         match self.connect(host, port, false).await? {
             Negotiated::Stream(stream) => Ok(stream),
             // The negotiation refuses a capability that this end did not ask for.
@@ -111,13 +112,13 @@ impl Dialer {
                 let error = NegotiationError::OutOfTurn("native calls, which were not asked for");
                 drop(endpoint);
                 let reason = RdmaUnavailable::Negotiation(Box::new(error));
-                Err(ConnectError::RdmaRequired { authority: format!("{host}:{port}"), reason })
+                Err(rdma_required(&format!("{host}:{port}"), &reason))
             }
         }
     }
 
     /// Connects to `host`:`port`. `native`: asks for native calls.
-    async fn connect(&self, host: &str, port: u16, native: bool) -> Result<Negotiated, ConnectError> {
+    async fn connect(&self, host: &str, port: u16, native: bool) -> Result<Negotiated, RdmaError> {
         self.refused.clone().map_or(Ok(()), Err)?;
         self.config.validate()?;
         let authority = format!("{host}:{port}");
@@ -133,7 +134,7 @@ impl Dialer {
         if self.config.policy == Policy::Require
             && let Some(reason) = reason
         {
-            return Err(ConnectError::RdmaRequired { authority, reason });
+            return Err(rdma_required(&authority, &reason));
         }
         self.journal.connected(&authority, negotiated.info());
         Ok(negotiated)
@@ -150,7 +151,7 @@ impl Dialer {
         host: &str,
         port: u16,
         without: Option<&str>,
-    ) -> Result<Negotiated, ConnectError> {
+    ) -> Result<Negotiated, RdmaError> {
         let mut negotiated = self.connect(host, port, without.is_none()).await?;
         if let Negotiated::Stream(stream) = &mut negotiated
             && stream.info().verdict() == Verdict::Rdma
@@ -168,7 +169,7 @@ impl Dialer {
         port: u16,
         authority: &str,
         native: bool,
-    ) -> Result<(Negotiated, Option<RdmaUnavailable>), ConnectError> {
+    ) -> Result<(Negotiated, Option<RdmaUnavailable>), RdmaError> {
         let known = tcp.peer_addr().ok();
         let mut outcome = negotiate(tcp, &self.config, &self.journal, native).await;
         if let Ok(Outcome::Stock(NegotiationError::Closed | NegotiationError::Io(_))) = outcome {
@@ -184,7 +185,7 @@ impl Dialer {
             Err(error) => RdmaUnavailable::Negotiation(Box::new(error)),
         };
         if self.config.policy == Policy::Require {
-            return Err(ConnectError::RdmaRequired { authority: authority.into(), reason });
+            return Err(rdma_required(authority, &reason));
         }
         let stream = plain(self.tcp(host, port, known).await?, &reason)?;
         Ok((Negotiated::Stream(stream), Some(reason)))
@@ -202,7 +203,7 @@ impl Dialer {
     }
 
     /// Connects over TCP. `known`: the address that answered before, so that a server that was found is not looked for again.
-    async fn tcp(&self, host: &str, port: u16, known: Option<SocketAddr>) -> Result<TcpStream, ConnectError> {
+    async fn tcp(&self, host: &str, port: u16, known: Option<SocketAddr>) -> Result<TcpStream, RdmaError> {
         connect_tcp(host, port, self.config.connect_timeout, known).await
     }
 
@@ -218,11 +219,10 @@ impl Dialer {
 }
 
 /// Makes a stream of plain TCP, because of `reason`.
-fn plain(tcp: TcpStream, reason: impl Display) -> Result<EndpointStream, ConnectError> {
+fn plain(tcp: TcpStream, reason: impl Display) -> Result<EndpointStream, RdmaError> {
     let unspecified = || SocketAddr::from(([0, 0, 0, 0], 0));
     let addresses = tcp.peer_addr().and_then(|peer| Ok((peer, tcp.local_addr()?)));
-    let (peer, local) =
-        addresses.map_err(|error| ConnectError::Tcp { failed: vec![(unspecified(), error)] })?;
+    let (peer, local) = addresses.map_err(|error| unreachable(&[(unspecified(), error)]))?;
     Ok(EndpointStream::tcp(tcp, bytes::Bytes::new(), RdmaConnectInfo::tcp(peer, local, reason.to_string())))
 }
 
@@ -330,7 +330,7 @@ pub async fn connect_tcp(
     port: u16,
     limit: Duration,
     known: Option<SocketAddr>,
-) -> Result<TcpStream, ConnectError> {
+) -> Result<TcpStream, RdmaError> {
     let addresses = async { Ok(in_order(tokio::net::lookup_host((host, port)).await?, known)) };
     connect(format!("{host}:{port}"), addresses, limit, DELAY).await
 }
@@ -340,7 +340,7 @@ async fn connect(
     addresses: impl Future<Output = io::Result<Vec<SocketAddr>>>,
     limit: Duration,
     delay: Duration,
-) -> Result<TcpStream, ConnectError> {
+) -> Result<TcpStream, RdmaError> {
     let mut tried = Tried::new();
     let connected = timeout(limit, async {
         let addresses = addresses.await?;
@@ -353,17 +353,16 @@ async fn connect(
     .await;
     let in_time = connected.is_ok();
     match connected {
-        Ok(Err(cause)) => return Err(ConnectError::Resolve { authority, cause }),
+        Ok(Err(cause)) => {
+            return Err(RdmaError::new(RdmaErrorKind::Unreachable, format!("{authority}: {cause}")));
+        }
         Ok(Ok(Some(tcp))) => return Ok(tcp),
         Ok(Ok(None)) | Err(_) => {}
     }
     let no_answer = || io::Error::new(io::ErrorKind::TimedOut, "no answer");
-    let failed = tried.into_iter().map(|(peer, error)| (peer, error.unwrap_or_else(no_answer))).collect();
-    Err(if in_time {
-        ConnectError::Tcp { failed }
-    } else {
-        ConnectError::Timeout { authority, timeout: limit, failed }
-    })
+    let failed: Vec<_> =
+        tried.into_iter().map(|(peer, error)| (peer, error.unwrap_or_else(no_answer))).collect();
+    Err(if in_time { unreachable(&failed) } else { not_in_time(&authority, limit, &failed) })
 }
 
 /// Returns the addresses in the order in which they are tried: the families take turns (RFC 8305, section 4), and the family of the
@@ -446,7 +445,7 @@ mod tcp_tests {
         addresses: &[SocketAddr],
         limit: Duration,
         delay: Duration,
-    ) -> Result<SocketAddr, ConnectError> {
+    ) -> Result<SocketAddr, RdmaError> {
         let addresses = ready(Ok(addresses.to_vec()));
         connect("ps0:1".to_owned(), addresses, limit, delay).await.map(|tcp| tcp.peer_addr().unwrap())
     }
@@ -479,11 +478,7 @@ mod tcp_tests {
         Runtime::CurrentThread.run(async {
             let (one, other, hole) = (Port::reserve(), Port::reserve(), BlackHole::new());
             let error = dial(&[one.address, other.address], LONG, LONG).await.unwrap_err();
-            let ConnectError::Tcp { failed } = &error else { panic!("{error}") };
-            assert_eq!(
-                failed.iter().map(|(peer, _)| *peer).collect::<Vec<_>>(),
-                [one.address, other.address]
-            );
+            assert_eq!(error.kind(), RdmaErrorKind::Unreachable);
             let refused = format!("connecting to {}: Connection refused", one.address);
             assert!(error.to_string().starts_with(&refused), "{error}");
             assert!(
@@ -495,6 +490,7 @@ mod tcp_tests {
             let silent =
                 format!("connecting to ps0:1: no answer within 20ms; tried {}: no answer", hole.address);
             assert!(error.to_string().starts_with(&silent), "{error}");
+            assert_eq!(error.kind(), RdmaErrorKind::Timeout);
 
             let error = dial(&[], LONG, LONG).await.unwrap_err();
             assert_eq!(error.to_string(), "ps0:1: the name has no address");

@@ -17,13 +17,13 @@ use super::control_stream::ControlStream;
 use super::local_end::{Established, PeerEnd, Prepared, blocking};
 use super::places::{Lost, Place, Places, Source, TooManyWait};
 use super::reach::{self, Devices, Reach};
-use crate::endpoint::config::{Config, Policy, StockClients};
+use crate::endpoint::config::{Config, Policy, Provider, StockClients};
 use crate::endpoint::connection::End;
 use crate::endpoint::error::{NegotiationError, RdmaUnavailable};
 use crate::endpoint::journal::Journal;
 use crate::endpoint::messages::Negotiated;
 use crate::endpoint::owned_task::OwnedTask;
-use crate::endpoint::provider::Provider;
+use crate::endpoint::provider;
 use crate::endpoint::stream::EndpointStream;
 use crate::wire::hello::{
     Answer, ClientHello, Confirm, HelloError, HostIdentity, MAGIC, Message, NATIVE_CALLS, Offer, ServerHello,
@@ -88,7 +88,7 @@ impl Listener {
     /// ```
     ///
     /// # Errors
-    /// The configuration has a value that can't be used ([`ConfigError`](crate::ConfigError), as the error's source), or the
+    /// The configuration has a value that can't be used ([`RdmaError`](crate::RdmaError), inside the error), or the
     /// socket has no local address.
     ///
     /// # Panics
@@ -370,7 +370,8 @@ impl Negotiation<'_> {
         let place = place.map_err(|_| crowded())?.map_err(|TooManyWait| crowded())?;
         let config = self.config.clone();
         blocking(move || {
-            let connected = Prepared::new(provider.open(&config)?, &config)?.connect(&peer, native)?;
+            let connected =
+                Prepared::new(provider::open_device(provider, &config)?, &config)?.connect(&peer, native)?;
             // The place is held until here, because this work goes on if its negotiation ends.
             Ok((connected, place))
         })

@@ -62,7 +62,7 @@ impl Prepared {
         let rendezvous = Chooser::memory(config);
         let settings = PoolSettings {
             access: Access::LOCAL_WRITE | Access::REMOTE_READ,
-            send_quota: rendezvous + u64::from(config.queue_depth) * u64::from(config.slot_size),
+            send_quota: rendezvous + u64::from(config.qp_queue_depth) * u64::from(config.slot_size),
             // The peer chooses the length of its chunks.
             receive_quota: ring_bytes + rendezvous.max(Chooser::memory(&Config::default())),
             ..PoolSettings::default()
@@ -72,7 +72,7 @@ impl Prepared {
             Some(shared) => ReceiveMemory::Shared(shared.promise(slots).map_err(RdmaUnavailable::setup)?),
             None => ReceiveMemory::Own(pool.lease(ring_bytes as usize, Quota::Receive)?),
         };
-        let capacity = Link::capacity(&attributes, config.queue_depth, slots, config.max_inline);
+        let capacity = Link::capacity(&attributes, config.qp_queue_depth, slots, config.max_inline);
         let completions = queue.completion_queue();
         let queue_pair = match shared {
             Some(shared) => {

@@ -9,8 +9,10 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{sleep, timeout};
 
+use crate::endpoint::config::Provider;
 use crate::endpoint::error::RdmaUnavailable;
-use crate::endpoint::provider::Provider;
+use crate::endpoint::provider::unusable;
+use crate::error::RdmaError;
 use crate::wire::hello::HostIdentity;
 use tonic_rdma_verbs::unstable::{self, DeviceOwner, SoftDevice, SoftQueuePair};
 use tonic_rdma_verbs::{QueuePairAddress, VerbsError, VerbsErrorKind};
@@ -19,7 +21,7 @@ use tonic_rdma_verbs::{QueuePairAddress, VerbsError, VerbsErrorKind};
 #[derive(Debug, Default)]
 pub struct Devices {
     /// The device, and why it is not asked again.
-    asked: Option<(SoftDevice, Option<VerbsError>)>,
+    asked: Option<(SoftDevice, Option<RdmaError>)>,
 }
 
 impl Devices {
@@ -33,24 +35,21 @@ impl Devices {
         &mut self,
         provider: Provider,
         address: &QueuePairAddress,
-    ) -> Result<Option<DeviceOwner>, RdmaUnavailable> {
+    ) -> Result<Option<DeviceOwner>, RdmaError> {
         if provider != Provider::Soft {
             return Ok(None);
         }
-        let queue_pair = SoftQueuePair::at(address)?;
+        let queue_pair = SoftQueuePair::at(address).map_err(unusable)?;
         let device = queue_pair.device();
         let (first, failed) = self.asked.get_or_insert((device, None));
         if *first != device {
             let reason = "peer address: the peer named two software devices, and a process has one";
-            return Err(VerbsError::new(VerbsErrorKind::InvalidAddress, reason).into());
+            return Err(unusable(VerbsError::new(VerbsErrorKind::InvalidAddress, reason)));
         }
         if let Some(error) = failed {
-            return Err(RdmaUnavailable::setup(error.clone()));
+            return Err(error.clone());
         }
-        ask(&queue_pair)
-            .await
-            .map(Some)
-            .map_err(|error| RdmaUnavailable::setup(failed.insert(error).clone()))
+        ask(&queue_pair).await.map(Some).map_err(|error| failed.insert(unusable(error)).clone())
     }
 }
 

@@ -408,7 +408,7 @@ impl Run for Broken {
 
 /// The completion queue has no room for the completions of another participant.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("the completion queue serves as many connections as it can; RDMA_CQS adds queues")]
+#[error("the completion queue serves as many connections as it can; RDMA_COMPLETION_QUEUES adds queues")]
 pub struct QueueFull;
 
 /// The owner of a queue pair whose requests complete on a [`Queue`]: a connection, or a port of a tensor

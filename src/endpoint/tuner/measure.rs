@@ -10,9 +10,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::calibration::{Calibration, ChunkPoint, DEFAULT_CHUNK, Key, Point};
-use crate::endpoint::config::{Config, ConfigError};
+use crate::endpoint::config::Config;
 use crate::endpoint::link::receive::{Receives, Ring};
 use crate::endpoint::link::{Link, WorkId, WorkKind};
+use crate::error::RdmaError;
 use crate::protocol::{ReadId, ReadRequest, SlotIndex};
 use crate::wire::{Chunk, Header, MAX_CHUNKS};
 use tonic_rdma_verbs::unstable::SlabRegistrations;
@@ -32,7 +33,7 @@ const SAMPLES: std::ops::RangeInclusive<usize> = 3..=25;
 pub enum CalibrationError {
     /// The configuration has a setting with a value that can't be used.
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Config(#[from] RdmaError),
     /// The device has no connection to itself.
     #[error("the device can't be connected to itself: {0}")]
     NoLoopback(Failure),
@@ -315,7 +316,7 @@ mod tests {
 
     fn loopback(slot_size: u32) -> Loopback {
         let context = tonic_rdma_verbs::soft::open().unwrap();
-        Loopback::new(&context, &Config::default().receive_buffers(64, slot_size), 3 << 20).unwrap()
+        Loopback::new(&context, &Config::default().receive_slots(64).slot_size(slot_size), 3 << 20).unwrap()
     }
 
     #[test]

@@ -302,7 +302,7 @@ pub struct Tuned {
 /// ```no_run
 /// use std::time::Duration;
 /// use tonic_rdma::Config;
-/// use tonic_rdma::internal::tuner::tune;
+/// use tonic_rdma::unstable::tuner::tune;
 ///
 /// let device = tonic_rdma_verbs::open("rxe0")?;
 /// let tuned = tune(&device, &Config::default(), false, Duration::from_millis(100))?;

@@ -90,7 +90,7 @@ fn a_device_without_calibration_has_the_default_threshold() {
 #[test]
 fn a_process_measures_a_device_once() {
     // A length that no other test uses.
-    let config = Config::default().receive_buffers(16, 2000).tune_cache(TuneCache::Off);
+    let config = Config::default().receive_slots(16).slot_size(2000).tune_cache(TuneCache::Off);
     let device = Device::of(&soft(), &config);
     assert!(Arc::ptr_eq(&device, &Device::of(&soft(), &config)));
     assert!(matches!(result_of(&device).set_by, ThresholdSource::Calibration { .. }), "{device:?}");
@@ -99,8 +99,10 @@ fn a_process_measures_a_device_once() {
 #[test]
 fn a_calibration_on_disk_is_followed_at_once() {
     let folder = tempfile::tempdir().unwrap();
-    let config =
-        Config::default().receive_buffers(16, 2100).tune_cache(TuneCache::Directory(folder.path().into()));
+    let config = Config::default()
+        .receive_slots(16)
+        .slot_size(2100)
+        .tune_cache(TuneCache::Directory(folder.path().into()));
     let mut calibration = crossing();
     calibration.key = Key::new(soft().attributes(), 2100);
     calibration::store(&config, &calibration).unwrap();
@@ -115,7 +117,7 @@ fn with_a_bad_file_or_directory_the_device_is_measured() {
     let (bad, occupied) = (folder.path().join("bad"), folder.path().join("occupied"));
     std::fs::write(&occupied, "").unwrap();
     let configs = [(2200, bad), (2300, occupied)].map(|(length, path)| {
-        Config::default().receive_buffers(16, length).tune_cache(TuneCache::Directory(path))
+        Config::default().receive_slots(16).slot_size(length).tune_cache(TuneCache::Directory(path))
     });
     let mut calibration = crossing();
     calibration.key = Key::new(soft().attributes(), 2200);

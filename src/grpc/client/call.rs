@@ -491,7 +491,7 @@ mod tests {
     use tonic_health::pb::health_client::HealthClient;
 
     use super::*;
-    use crate::{Config, Policy, ProviderChoice, RdmaChannel, RdmaIncoming, RdmaServer};
+    use crate::{Config, Policy, Provider, RdmaChannel, RdmaIncoming, RdmaServer};
 
     /// A hang is a failure after this time.
     const LONG: Duration = Duration::from_secs(60);
@@ -501,9 +501,10 @@ mod tests {
         // A ping would also send what was left queued, and so hide that it was.
         let config = Config::default()
             .policy(Policy::Require)
-            .provider(ProviderChoice::Soft)
+            .provider(Provider::Soft)
             .handshake_timeout(LONG)
-            .ping(10 * LONG, LONG);
+            .ping_interval(10 * LONG)
+            .ping_timeout(LONG);
         let incoming = RdmaIncoming::builder().config(config.clone()).bind("127.0.0.1:0").await.unwrap();
         let target = Target::from_shared(format!("http://{}", incoming.local_addr())).unwrap();
         let (sender, seen) = mpsc::unbounded_channel();

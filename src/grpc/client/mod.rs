@@ -36,11 +36,12 @@ use tower_service::Service;
 use self::call::{End, NativeCall, polled_again};
 use self::deadline::{Deadline, EndpointTimeout, Origin};
 use self::request::Unsent;
-use crate::endpoint::{Config, ConfigError, ConnectError, Dialer, Negotiated, OwnedTask, RdmaConnectInfo};
+use crate::endpoint::{Config, Dialer, Negotiated, OwnedTask, RdmaConnectInfo, not_in_time};
+use crate::error::{RdmaError, RdmaErrorKind};
 use crate::grpc::calls::CallConfig;
 use crate::grpc::session::{OpenError, Session};
 use crate::transport::balance::EndpointStatus;
-use crate::transport::balance::connection::{DialError, EndpointConnection};
+use crate::transport::balance::connection::{DialError, EndpointConnection, no_endpoint_up};
 use crate::transport::balance::table::{self, Kept, Table};
 use crate::transport::{host_and_port, is_tls};
 use tonic_rdma_verbs::unstable::lock;
@@ -100,7 +101,7 @@ impl RdmaChannel {
     /// Connects to one endpoint: a URI, or an [`Endpoint`] with settings.
     ///
     /// ```no_run
-    /// # async fn example() -> Result<(), tonic_rdma::ChannelError> {
+    /// # async fn example() -> Result<(), tonic_rdma::RdmaError> {
     /// use tonic_rdma::RdmaChannel;
     ///
     /// let channel = RdmaChannel::connect("http://ps0:50051").await?;
@@ -111,7 +112,7 @@ impl RdmaChannel {
     ///
     /// # Errors
     /// The argument is no endpoint, or the endpoint can't be connected to.
-    pub async fn connect<E>(endpoint: E) -> Result<Self, ChannelError>
+    pub async fn connect<E>(endpoint: E) -> Result<Self, RdmaError>
     where
         E: TryInto<Endpoint>,
         E::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -123,7 +124,7 @@ impl RdmaChannel {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tonic_rdma::ChannelError> {
+    /// # async fn main() -> Result<(), tonic_rdma::RdmaError> {
     /// use tonic_rdma::RdmaChannel;
     ///
     /// let channel = RdmaChannel::connect_lazy("http://ps0:50051")?;
@@ -137,7 +138,7 @@ impl RdmaChannel {
     ///
     /// # Panics
     /// Outside a tokio runtime, as tonic's method does.
-    pub fn connect_lazy<E>(endpoint: E) -> Result<Self, ChannelError>
+    pub fn connect_lazy<E>(endpoint: E) -> Result<Self, RdmaError>
     where
         E: TryInto<Endpoint>,
         E::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -341,7 +342,7 @@ impl RdmaChannelBuilder {
     ///
     /// # Errors
     /// A setting or a variable has a value that can't be used, there is no endpoint, or no endpoint can be connected to.
-    pub async fn connect(self) -> Result<RdmaChannel, ChannelError> {
+    pub async fn connect(self) -> Result<RdmaChannel, RdmaError> {
         let config = self.config.clone().map_or_else(Config::from_env, Ok)?;
         config.validate()?;
         self.calls.validate()?;
@@ -364,48 +365,15 @@ impl RdmaChannelBuilder {
 }
 
 /// Converts the argument of `connect`.
-fn to_endpoint<E>(endpoint: E) -> Result<Endpoint, ChannelError>
+fn to_endpoint<E>(endpoint: E) -> Result<Endpoint, RdmaError>
 where
     E: TryInto<Endpoint>,
     E::Error: Into<Box<dyn Error + Send + Sync>>,
 {
-    Endpoint::new(endpoint).map_err(|error| ChannelError::Endpoint(error.into()))
-}
-
-/// The reason why an [`RdmaChannel`] could not be made. Calls on a channel end with a [`tonic::Status`] instead.
-///
-/// ```
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() {
-/// use tonic_rdma::{ChannelError, RdmaChannel};
-///
-/// let error = RdmaChannel::connect("http://127.0.0.1:1").await.unwrap_err(); // nothing listens there
-/// assert!(matches!(error, ChannelError::Connect(_)), "{error}");
-/// let error = RdmaChannel::connect("not a URI").await.unwrap_err();
-/// assert!(matches!(error, ChannelError::Endpoint(_)), "{error}");
-/// # }
-/// ```
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ChannelError {
-    /// The argument does not name an endpoint, as its source says.
-    #[error("not an endpoint: {}", innermost(.0.as_ref()))]
-    Endpoint(#[source] Box<dyn Error + Send + Sync>),
-    /// The channel has no endpoint.
-    #[error("the channel has no endpoint to connect to")]
-    NoEndpoint,
-    /// A setting has a value that can't be used.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// The connection could not be made.
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
-    /// The connection was made, and HTTP/2 or TLS on it failed.
-    #[error("{}", innermost(.0.as_ref()))]
-    Http2(#[source] Box<dyn Error + Send + Sync>),
-    /// None of several endpoints could be connected. The message and the source are those of the last failure.
-    #[error("{}", .0.message())]
-    Unavailable(#[source] Status),
+    Endpoint::new(endpoint).map_err(|error| {
+        let reason = format!("not an endpoint: {}", innermost(&error));
+        RdmaError::because(RdmaErrorKind::InvalidEndpoint, reason, error)
+    })
 }
 
 /// Returns the message of the last source, because tonic's errors around it are general.
@@ -413,13 +381,11 @@ fn innermost(error: &(dyn Error + 'static)) -> String {
     error.source().map_or_else(|| error.to_string(), innermost)
 }
 
-impl From<DialError> for ChannelError {
-    fn from(error: DialError) -> Self {
-        match error {
-            DialError::Config(error) => Self::Config(error),
-            DialError::Connect(error) => Self::Connect(error),
-            error => Self::Http2(error.into()),
-        }
+/// Returns the error of a channel that could not connect to its only endpoint.
+fn not_connected(error: DialError) -> RdmaError {
+    match error {
+        DialError::Config(error) | DialError::Connect(error) => error,
+        error => RdmaError::because(RdmaErrorKind::Http2, innermost(&error), error),
     }
 }
 
@@ -491,10 +457,9 @@ impl Target {
         let dial = dialling.dialer.dial_for_calls(host, port, without);
         let negotiated = match endpoint.get_connect_timeout() {
             None => dial.await?,
-            Some(limit) => timeout(limit, dial).await.unwrap_or_else(|_| {
-                let authority = format!("{host}:{port}");
-                Err(ConnectError::Timeout { authority, timeout: limit, failed: Vec::new() })
-            })?,
+            Some(limit) => timeout(limit, dial)
+                .await
+                .unwrap_or_else(|_| Err(not_in_time(&format!("{host}:{port}"), limit, &[])))?,
         };
         match negotiated {
             Negotiated::Messages(messages) => {
@@ -617,19 +582,22 @@ impl Endpoints {
         balances: bool,
         dialer: Dialer,
         calls: CallConfig,
-    ) -> Result<Self, ChannelError> {
+    ) -> Result<Self, RdmaError> {
         match &endpoints[..] {
-            [] => Err(ChannelError::NoEndpoint),
+            [] => {
+                let reason = "the channel has no endpoint to connect to";
+                Err(RdmaError::new(RdmaErrorKind::InvalidEndpoint, reason))
+            }
             [one] if !balances => {
                 let dialling = Arc::new(Dialling { dialer, calls, last: Mutex::default() });
                 let target = Target::new(one.clone(), &dialling);
-                let first = Arc::new(target.connect().await?);
+                let first = Arc::new(target.connect().await.map_err(not_connected)?);
                 Ok(Self::keep(vec![(target, Some(first))], balances, &dialling))
             }
             _ => {
                 let connecting = Self::new(endpoints, balances, dialer, calls);
                 let up = connecting.table.connection(Instant::now(), || {}).await;
-                up.map_err(ChannelError::Unavailable)?;
+                up.map_err(no_endpoint_up)?;
                 Ok(connecting)
             }
         }

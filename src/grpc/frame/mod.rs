@@ -382,17 +382,8 @@ fn short(_: TryGetError) -> CallViolation {
 }
 
 /// The reason that an end gives when it resets a call.
-///
-/// ```
-/// use tonic::Code;
-/// use tonic_rdma::{CallFault, ResetCode};
-///
-/// assert_eq!(CallFault::Reset(ResetCode::Cancel).code(), Code::Cancelled);
-/// assert_eq!(CallFault::Reset(ResetCode::Refused).code(), Code::Unavailable);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ResetCode {
+pub(crate) enum ResetCode {
     /// The caller, or the handler, is no longer interested.
     Cancel,
     /// The peer did not begin with the call. It may be sent again.

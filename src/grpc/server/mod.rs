@@ -43,9 +43,9 @@ use self::routes::Named;
 use super::calls::CallConfig;
 use super::landed::{LandingSwitch, LandingTarget};
 use super::session::{Accept, RequestHead, Session, Stream};
-use crate::endpoint::{
-    Config, ConfigError, EndpointStream, Listener, MessageEndpoint, Negotiated, RdmaConnectInfo,
-};
+use crate::endpoint::{Config, EndpointStream, Listener, MessageEndpoint, Negotiated, RdmaConnectInfo};
+use crate::error::RdmaError;
+use crate::transport::balance::http2_failed;
 use crate::transport::request::grpc_timeout;
 use crate::transport::{RdmaIncoming, RemoteAddresses};
 use tonic_rdma_verbs::unstable::{lock, run_foreign};
@@ -250,7 +250,7 @@ impl<L> RdmaServer<L> {
     /// Listens on `address`, and serves until the runtime ends.
     ///
     /// ```no_run
-    /// # async fn example() -> Result<(), tonic_rdma::ServeError> {
+    /// # async fn example() -> Result<(), tonic_rdma::RdmaError> {
     /// use tonic_rdma::RdmaServer;
     ///
     /// let (_reporter, health) = tonic_health::server::health_reporter();
@@ -260,7 +260,7 @@ impl<L> RdmaServer<L> {
     ///
     /// # Errors
     /// A setting or a variable has a value that can't be used, the address can't be listened on, or tonic's server failed.
-    pub async fn serve(self, address: impl ToSocketAddrs) -> Result<(), ServeError>
+    pub async fn serve(self, address: impl ToSocketAddrs) -> Result<(), RdmaError>
     where
         L: Layer<RdmaRoutes, Service: GrpcService>,
     {
@@ -277,7 +277,7 @@ impl<L> RdmaServer<L> {
         self,
         address: impl ToSocketAddrs,
         signal: impl Future<Output = ()>,
-    ) -> Result<(), ServeError>
+    ) -> Result<(), RdmaError>
     where
         L: Layer<RdmaRoutes, Service: GrpcService>,
     {
@@ -289,7 +289,7 @@ impl<L> RdmaServer<L> {
     ///
     /// # Errors
     /// A limit of the calls has a value that can't be used, or tonic's server failed.
-    pub async fn serve_with_incoming(self, incoming: RdmaIncoming) -> Result<(), ServeError>
+    pub async fn serve_with_incoming(self, incoming: RdmaIncoming) -> Result<(), RdmaError>
     where
         L: Layer<RdmaRoutes, Service: GrpcService>,
     {
@@ -304,14 +304,14 @@ impl<L> RdmaServer<L> {
         self,
         incoming: RdmaIncoming,
         signal: impl Future<Output = ()>,
-    ) -> Result<(), ServeError>
+    ) -> Result<(), RdmaError>
     where
         L: Layer<RdmaRoutes, Service: GrpcService>,
     {
         self.serve_all(incoming, Some(signal)).await
     }
 
-    async fn listen(&self, address: impl ToSocketAddrs) -> Result<RdmaIncoming, ServeError> {
+    async fn listen(&self, address: impl ToSocketAddrs) -> Result<RdmaIncoming, RdmaError> {
         let config = self.config.clone().map_or_else(Config::from_env, Ok)?;
         config.validate()?;
         self.calls.validate()?;
@@ -322,7 +322,7 @@ impl<L> RdmaServer<L> {
         self,
         incoming: RdmaIncoming,
         signal: Option<impl Future<Output = ()>>,
-    ) -> Result<(), ServeError>
+    ) -> Result<(), RdmaError>
     where
         L: Layer<RdmaRoutes, Service: GrpcService>,
     {
@@ -355,7 +355,7 @@ async fn serve(
     service: impl GrpcService,
     limits: CallConfig,
     signal: Option<impl Future<Output = ()>>,
-) -> Result<(), ServeError> {
+) -> Result<(), RdmaError> {
     let grace = limits.shutdown_grace;
     let shared = Arc::new(Shared::new(limits));
     let plaintext = is_plaintext(http2.clone()).await;
@@ -364,12 +364,13 @@ async fn serve(
     let (server, service_of_http2) = (http2.layer(RemoteAddresses::new()), service.clone());
     let (graceful, (stopping, stop)) = (signal.is_some(), watch::channel(()));
     let mut tonic = pin!(async {
-        if graceful {
+        let ended = if graceful {
             // The end of the stream begins the shutdown.
             server.serve_with_incoming_shutdown(service_of_http2, received, pending()).await
         } else {
             server.serve_with_incoming(service_of_http2, received).await
-        }
+        };
+        ended.map_err(http2_failed)
     });
     let take = move |negotiated| match negotiated {
         Negotiated::Stream(stream) => Some(stream),
@@ -381,17 +382,17 @@ async fn serve(
     let listener = incoming.into_listener();
     listener.take_native_calls(plaintext);
     tokio::select! {
-        ended = &mut tonic => return Ok(ended?),
+        ended = &mut tonic => return ended,
         () = accept(listener, take, streams, signal) => {}
     }
     if !graceful {
-        return Ok(tonic.await?);
+        return tonic.await;
     }
     // Native connections have the receivers, and drop them when they have ended.
     let _ = stopping.send(());
     let drained = async { tokio::join!(tonic, stopping.closed()).0 };
     match tokio::time::timeout(grace, drained).await {
-        Ok(ended) => Ok(ended?),
+        Ok(ended) => ended,
         Err(_) => {
             tracing::debug!(?grace, "the server ends although connections are left");
             Ok(())
@@ -687,32 +688,6 @@ fn jittered(age: Duration) -> Duration {
 
 /// The error of a service or of a body.
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
-
-/// The reason why an [`RdmaServer`] could not serve, or stopped.
-///
-/// ```
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() {
-/// use tonic_rdma::{CallConfig, RdmaServer, ServeError};
-///
-/// let server = RdmaServer::new().calls(CallConfig::default().max_concurrent_streams(0));
-/// let error = server.serve("127.0.0.1:0").await.unwrap_err();
-/// assert!(matches!(error, ServeError::Config(_)), "{error}");
-/// # }
-/// ```
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ServeError {
-    /// A setting has a value that can't be used.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// The address can't be listened on.
-    #[error(transparent)]
-    Listen(#[from] io::Error),
-    /// tonic's server, which serves the HTTP/2 peers, failed.
-    #[error(transparent)]
-    Http2(#[from] tonic::transport::Error),
-}
 
 #[cfg(test)]
 mod plaintext_tests {

@@ -459,7 +459,7 @@ impl MessageHandler for Shared {
     fn ended(&self, fault: &ConnectionFault, after: &mut Aftermath) {
         let mut state = lock(&self.state);
         state.fault.get_or_insert_with(|| fault.clone());
-        state.end(&CallFault::Connection(fault.clone()), after);
+        state.end(&CallFault::Connection(fault.clone().into()), after);
     }
 }
 

@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use tonic::Code;
 
 use super::{Accept, Part, RequestHead, ResetCode, Session, Stream};
-use crate::endpoint::{Config, Dialer, Listener, MessageEndpoint, Negotiated, Policy, ProviderChoice};
+use crate::endpoint::{Config, Dialer, Listener, MessageEndpoint, Negotiated, Policy, Provider};
 use crate::grpc::CallConfig;
 use crate::grpc::fault::CallFault;
 use tonic_rdma_verbs::unstable::lock;
@@ -60,9 +60,10 @@ impl Pair {
         // A ping would also send what was left queued, and so hide that it was.
         let config = Config::default()
             .policy(Policy::Require)
-            .provider(ProviderChoice::Soft)
+            .provider(Provider::Soft)
             .handshake_timeout(LONG)
-            .ping(10 * LONG, LONG);
+            .ping_interval(10 * LONG)
+            .ping_timeout(LONG);
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut listener = Listener::new(listener, config.clone()).unwrap();
         let port = listener.local_addr().port();

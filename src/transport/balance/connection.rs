@@ -23,7 +23,8 @@ use tonic::transport::{Channel, Endpoint};
 use tower_service::Service;
 
 use super::table::Connection;
-use crate::endpoint::{ConfigError, ConnectError, EndpointStream, RdmaConnectInfo};
+use crate::endpoint::{EndpointStream, RdmaConnectInfo};
+use crate::error::{RdmaError, RdmaErrorKind};
 
 type BoxError = Box<dyn Error + Send + Sync>;
 
@@ -45,7 +46,7 @@ impl EndpointConnection {
     pub(crate) async fn connect<D, F>(endpoint: &Endpoint, dial: D) -> Result<Self, DialError>
     where
         D: FnMut(Uri) -> F + Send + 'static,
-        F: Future<Output = Result<EndpointStream, ConnectError>> + Send + 'static,
+        F: Future<Output = Result<EndpointStream, RdmaError>> + Send + 'static,
     {
         let watch = Arc::new(ConnectionWatch::default());
         let channel = endpoint.connect_with_connector(watched(dial, &watch)).await?;
@@ -127,7 +128,7 @@ fn watched<D, F>(
 + 'static
 where
     D: FnMut(Uri) -> F + Send + 'static,
-    F: Future<Output = Result<EndpointStream, ConnectError>> + Send + 'static,
+    F: Future<Output = Result<EndpointStream, RdmaError>> + Send + 'static,
 {
     let (watch, mut dials) = (Arc::clone(watch), 0_u32);
     tower::service_fn(move |uri| {
@@ -246,37 +247,18 @@ impl http_body::Body for CountedBody {
     }
 }
 
-/// The reason why a call on a [`BalancedChannel`](super::BalancedChannel) got no response. Generated clients turn it into a [`Status`].
-///
-/// ```
-/// use tonic_rdma::BalanceError;
-///
-/// fn describe(error: &BalanceError) -> String {
-///     match error {
-///         BalanceError::Unavailable(status) => format!("no endpoint is up: {}", status.message()),
-///         other => format!("the call failed: {other}"),
-///     }
-/// }
-/// # assert_eq!(describe(&BalanceError::Unavailable(tonic::Status::unavailable("x"))), "no endpoint is up: x");
-/// ```
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BalanceError {
-    /// No endpoint is up. The status is UNAVAILABLE; its message has the reason of the last failure, and its source is that failure.
-    #[error("{}", .0.message())]
-    Unavailable(#[source] Status),
-    /// The call was given to an endpoint, and its connection failed.
-    #[error(transparent)]
-    Transport(#[from] tonic::transport::Error),
+/// Returns the error of a call that found no endpoint up. Its source is the status, which has the reason of the last failure.
+pub(crate) fn no_endpoint_up(status: Status) -> RdmaError {
+    RdmaError::because(RdmaErrorKind::Unreachable, status.message(), status.clone())
 }
 
 /// The reason why an endpoint is down.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DialError {
     #[error("the channel has a setting that can't be used")]
-    Config(#[from] ConfigError),
+    Config(#[source] RdmaError),
     #[error("the endpoint can't be connected to")]
-    Connect(#[from] ConnectError),
+    Connect(#[source] RdmaError),
     #[error("tonic's channel can't connect")]
     Channel(#[from] tonic::transport::Error),
     #[error("the server took the connection, and no HTTP/2 came within {0:?}")]
@@ -289,13 +271,32 @@ pub(crate) enum DialError {
     Interrupted,
 }
 
+impl From<RdmaError> for DialError {
+    fn from(error: RdmaError) -> Self {
+        match error.kind() {
+            RdmaErrorKind::InvalidSetting => Self::Config(error),
+            _ => Self::Connect(error),
+        }
+    }
+}
+
 impl DialError {
+    fn kind(&self) -> RdmaErrorKind {
+        match self {
+            Self::Config(error) | Self::Connect(error) => error.kind(),
+            Self::Channel(_) => RdmaErrorKind::Http2,
+            Self::Silent(_) => RdmaErrorKind::Timeout,
+            Self::Closed | Self::EndedAtOnce => RdmaErrorKind::Closed,
+            Self::Interrupted => RdmaErrorKind::Internal,
+        }
+    }
+
     /// Returns the most specific message: of an error of ours within, or else of the last source, because tonic's errors around it are
     /// general.
     pub(super) fn reason(&self) -> String {
         fn of(error: &(dyn Error + 'static)) -> String {
             match error.source() {
-                Some(source) if !error.is::<ConnectError>() && !error.is::<ConfigError>() => of(source),
+                Some(source) if !error.is::<RdmaError>() => of(source),
                 _ => error.to_string(),
             }
         }
@@ -314,6 +315,6 @@ pub(super) fn unavailable(count: usize, last: Option<(&Uri, &Arc<DialError>)>) -
         _ => format!("all {count} endpoints are down, the last one to fail was {uri}: {reason}"),
     };
     let mut status = Status::unavailable(message);
-    status.set_source(Arc::clone(error) as Arc<dyn Error + Send + Sync>);
+    status.set_source(Arc::new(RdmaError::of(error.kind(), Arc::clone(error))));
     status
 }

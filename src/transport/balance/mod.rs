@@ -44,13 +44,13 @@ use tonic::transport::Endpoint;
 use tonic::transport::channel::Change;
 use tower_service::Service;
 
-use self::connection::{EndpointConnection, Reservation};
+use self::connection::{EndpointConnection, Reservation, no_endpoint_up};
 use self::table::{Kept, Table};
 use super::RdmaConnector;
 use crate::endpoint::OwnedTask;
+use crate::error::{RdmaError, RdmaErrorKind};
 use tonic_rdma_verbs::unstable::lock;
 
-pub use self::connection::BalanceError;
 pub use self::table::{EndpointState, EndpointStatus};
 
 /// A channel over several endpoints, from [`from_list`](Self::from_list) or [`from_changes`](Self::from_changes). Generated clients and tower's layers take it in place of tonic's `Channel`.
@@ -95,7 +95,7 @@ type Apply = dyn Fn(Option<&mut Context<'_>>) -> Poll<()> + Send + Sync;
 /// The connection for this clone's next call.
 enum Next {
     Unknown,
-    Reserving(Pin<Box<dyn Future<Output = Result<Reservation, BalanceError>> + Send + Sync>>),
+    Reserving(Pin<Box<dyn Future<Output = Result<Reservation, RdmaError>> + Send + Sync>>),
     /// `None` if no endpoint was up.
     Reserved(Option<Reservation>),
 }
@@ -201,12 +201,12 @@ impl fmt::Debug for BalancedChannel {
 
 impl Service<Request<Body>> for BalancedChannel {
     type Response = Response<Body>;
-    type Error = BalanceError;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, BalanceError>> + Send>>;
+    type Error = RdmaError;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, RdmaError>> + Send>>;
 
     /// Waits until a connection has room for a call, or until no endpoint is up. In the second case this method succeeds and the call
     /// fails, because a service whose readiness fails has failed for good.
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BalanceError>> {
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), RdmaError>> {
         if let Next::Unknown = self.next {
             self.next = Next::Reserving(Box::pin(reserve(Arc::clone(&self.core))));
         }
@@ -227,17 +227,22 @@ impl Service<Request<Body>> for BalancedChannel {
             };
             // A call in flight does not keep the other connections open.
             drop(core);
-            Ok(reservation.call(request).await?)
+            reservation.call(request).await.map_err(http2_failed)
         })
     }
 }
 
+/// Returns the error of tonic's transport, such as that of a call whose connection failed.
+pub(crate) fn http2_failed(error: tonic::transport::Error) -> RdmaError {
+    RdmaError::of(RdmaErrorKind::Http2, error)
+}
+
 /// Waits for a connection with room for a call, as long as an endpoint is being dialled.
-async fn reserve(core: Arc<Core>) -> Result<Reservation, BalanceError> {
+async fn reserve(core: Arc<Core>) -> Result<Reservation, RdmaError> {
     loop {
         let connection = core.table.connection(Instant::now(), || core.catch_up()).await;
-        let connection = connection.map_err(BalanceError::Unavailable)?;
-        if let Some(reservation) = Reservation::of(&connection).await? {
+        let connection = connection.map_err(no_endpoint_up)?;
+        if let Some(reservation) = Reservation::of(&connection).await.map_err(http2_failed)? {
             return Ok(reservation);
         }
     }

@@ -23,8 +23,8 @@ use crate::error::{ALLOW_PLAINTEXT, ChannelError};
 use crate::link::words::Words;
 use crate::link::{Link, LinkId, PeerEnd};
 use crate::wire::tensor_frame::MAX_NAME;
-use tonic_rdma::internal::{Devices, Place, Provider, Source, TooManyWait};
-use tonic_rdma::{RdmaConnectInfo, RdmaRequestExt as _};
+use tonic_rdma::unstable::{Devices, Place, Source, TooManyWait};
+use tonic_rdma::{Provider, RdmaConnectInfo, RdmaRequestExt as _};
 use tonic_rdma_verbs::unstable::lock;
 
 /// The stream of answers to an `Open`: one answer, and then nothing until the link ends. tonic drops the stream when the peer's

@@ -14,8 +14,7 @@ use crate::device::shared::Shared;
 use crate::error::{Cause, ChannelError};
 use crate::exchange::Requests;
 use crate::link::{Link, LinkId, Prepared};
-use tonic_rdma::internal::Provider;
-use tonic_rdma::{RdmaConnectInfo, RdmaConnector, Verdict};
+use tonic_rdma::{Provider, RdmaConnectInfo, RdmaConnector, Verdict};
 use tonic_rdma_verbs::Probe;
 use tonic_rdma_verbs::unstable::{chain, lock};
 

@@ -33,7 +33,7 @@ use crate::slots::dynamic_slot::{Announcement, DynamicReceiver};
 use crate::slots::slot::Receiver;
 use crate::slots::static_slot::StaticReceiver;
 use crate::types::TensorSpec;
-use tonic_rdma::internal::{self, Places};
+use tonic_rdma::unstable::{self, Places};
 use tonic_rdma::{Config, RdmaIncoming};
 use tonic_rdma_verbs::unstable::lock;
 use tonic_rdma_verbs::memory::{Budget, MemRegion, SharedRegion};
@@ -102,7 +102,7 @@ impl RdmaDevice {
     }
 
     fn make(settings: Settings, address: Option<SocketAddr>) -> Self {
-        let limit = settings.config.pinned();
+        let limit = settings.config.get_pinned_limit();
         let budget = Budget::for_process(false, Some(limit.unwrap_or(u64::MAX)));
         let landing = Landing::new(&budget);
         // One user or address gets two thirds of these.
@@ -464,7 +464,7 @@ impl RdmaDevice {
     pub fn own_polling(&self) -> OwnPolling {
         let reactors = lock(&self.shared.reactors);
         let reactors = reactors.iter().filter_map(Weak::upgrade);
-        OwnPolling { reactors: reactors.map(|reactor| internal::OwnPolling::of(&reactor)).collect() }
+        OwnPolling { reactors: reactors.map(|reactor| unstable::OwnPolling::of(&reactor)).collect() }
     }
 }
 
@@ -478,13 +478,13 @@ impl fmt::Debug for RdmaDevice {
 #[derive(Debug)]
 #[must_use = "the threads of the runtime take over when this is dropped"]
 pub struct OwnPolling {
-    reactors: Vec<internal::OwnPolling>,
+    reactors: Vec<unstable::OwnPolling>,
 }
 
 impl OwnPolling {
     /// Takes the completions of the device that have come.
     pub fn poll(&self) {
-        self.reactors.iter().for_each(internal::OwnPolling::poll);
+        self.reactors.iter().for_each(unstable::OwnPolling::poll);
     }
 }
 

@@ -90,7 +90,7 @@ impl Settings {
 
     /// Returns whether tensors may go unencrypted to peers that are reached over TLS.
     pub(crate) fn allows_plaintext(&self) -> bool {
-        self.plaintext_tensors.unwrap_or_else(|| self.config.allows_plaintext_tensors())
+        self.plaintext_tensors.unwrap_or_else(|| self.config.get_plaintext_tensors())
     }
 }
 

@@ -18,7 +18,8 @@ use crate::error::ChannelError;
 use crate::exchange::{Exchange, Offers, Requests};
 use crate::link::{Link, LinkId, Prepared};
 use crate::memory::Landing;
-use tonic_rdma::internal::{Places, Provider, Reactor};
+use tonic_rdma::Provider;
+use tonic_rdma::unstable::{Places, Reactor};
 use tonic_rdma_verbs::unstable::lock;
 use tonic_rdma_verbs::memory::Budget;
 
@@ -163,7 +164,7 @@ mod tests {
     use std::net::{IpAddr, Ipv4Addr};
 
     use crate::device::RdmaDevice;
-    use tonic_rdma::internal::Source;
+    use tonic_rdma::unstable::Source;
     use tonic_rdma_verbs::unstable::DeviceOwner;
 
     #[tokio::test]

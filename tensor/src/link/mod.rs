@@ -31,7 +31,8 @@ use crate::error::{Cause, ChannelError};
 use crate::exchange::Exchange;
 use crate::memory::{Content, Landing, Payload};
 use crate::wire::tensor_frame::Frame;
-use tonic_rdma::internal::{Observation, Pace, Provider, Queue, Reactor, may_spin};
+use tonic_rdma::Provider;
+use tonic_rdma::unstable::{Observation, Pace, Queue, Reactor, may_spin, open_device};
 use tonic_rdma_verbs::unstable::{
     Grant, InFlight, LocalRegistrations, Notice, RegionLoan, RemoteRange, Transfer, TransferKind,
     TransferLimits, lock,
@@ -601,7 +602,7 @@ impl Prepared {
         landing: &Arc<Landing>,
     ) -> Result<Self, ChannelError> {
         let config = &settings.config;
-        let context = provider.open(config).map_err(ChannelError::local)?;
+        let context = open_device(provider, config).map_err(ChannelError::local)?;
         let attributes = context.attributes().clone();
         let queues = config.clone().completion_queues(settings.completion_queues as usize);
         let reactor = Reactor::current(&context, &queues).map_err(ChannelError::local)?;
@@ -611,7 +612,7 @@ impl Prepared {
         let memory = landing.allocate(Words::LENGTH)?.share();
         let words = Words::new(memory, &*domain)?;
         let capacity = QueuePairCapacity {
-            send_requests: config.depth().min(attributes.max_work_requests),
+            send_requests: config.get_qp_queue_depth().min(attributes.max_work_requests),
             receive_requests: Port::RECEIVES,
             send_segments: 1,
             receive_segments: 1,

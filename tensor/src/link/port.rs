@@ -11,7 +11,7 @@ use crate::error::ChannelError;
 use crate::link::Link;
 use crate::link::words::WordPair;
 use crate::wire::tensor_frame::{Frame, MAX_FRAME};
-use tonic_rdma::internal::{Aftermath, Participant, WorkId, WorkKind};
+use tonic_rdma::unstable::{Aftermath, Participant, WorkId, WorkKind};
 use tonic_rdma_verbs::unstable::{
     CopyRange, CopyRanges, FinishedTransfer, InFlight, LocalMemory, Transfer, TransferKind, lock, wake_all,
 };

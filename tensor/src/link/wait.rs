@@ -14,7 +14,7 @@ use std::task::{Context, Poll, Waker};
 use crate::error::ChannelError;
 use crate::link::Link;
 use crate::link::words::{Notification, WordPair};
-use tonic_rdma::internal::{Queue, UnannouncedArrival, Watched};
+use tonic_rdma::unstable::{Queue, UnannouncedArrival, Watched};
 use tonic_rdma_verbs::unstable::lock;
 use tonic_rdma_verbs::memory::SharedRegion;
 

@@ -188,7 +188,7 @@ impl Over {
     /// Returns settings without our own pings, so that only HTTP/2's pings can find a peer that hangs.
     fn config(self) -> tonic_rdma::Config {
         const NEVER: Duration = Duration::from_secs(3600);
-        let config = config().ping(NEVER, NEVER);
+        let config = config().ping_interval(NEVER).ping_timeout(NEVER);
         if self == Self::Fallback { config.policy(Policy::TcpOnly) } else { config }
     }
 }

@@ -6,13 +6,13 @@ use rustix::process::{Pid, Signal, kill_process};
 use support::{Child, Runtime, config, listen};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_stream::StreamExt as _;
-use tonic_rdma::{Config, ConnectionFault, Dialer, EndpointStream, Verdict};
+use tonic_rdma::{Config, Dialer, EndpointStream, RdmaError, RdmaErrorKind, Verdict};
 
 /// Time for an answer to a ping. A live peer on a busy machine answers within it.
 const ANSWER: Duration = Duration::from_secs(4);
 
 fn pinging() -> Config {
-    config().ping(Duration::from_millis(300), ANSWER)
+    config().ping_interval(Duration::from_millis(300)).ping_timeout(ANSWER)
 }
 
 async fn dial(peer: &Child) -> EndpointStream {
@@ -37,8 +37,9 @@ fn stop(peer: &Child) {
 /// Checks that this is the error of a peer that did not answer a ping.
 fn check(error: &std::io::Error) {
     assert_eq!(error.kind(), std::io::ErrorKind::TimedOut, "{error:?}");
-    let fault = error.get_ref().and_then(|inner| inner.downcast_ref::<ConnectionFault>());
-    assert!(matches!(fault, Some(ConnectionFault::NoAnswer(within)) if *within == ANSWER), "{error:?}");
+    let fault = error.get_ref().and_then(|inner| inner.downcast_ref::<RdmaError>());
+    assert_eq!(fault.map(RdmaError::kind), Some(RdmaErrorKind::Timeout), "{error:?}");
+    assert_eq!(error.to_string(), format!("the peer did not answer a ping within {ANSWER:?}"));
 }
 
 /// A waiting reader and a blocked writer get the error. An idle connection to a peer that answers goes on.

@@ -57,7 +57,8 @@ fn receive_memory_does_not_grow_with_connections() {
     Runtime::Idle.run(async {
         let config = config()
             .shared_receive(SharedReceive::Always)
-            .ping(Duration::from_millis(100), Duration::from_secs(60));
+            .ping_interval(Duration::from_millis(100))
+            .ping_timeout(Duration::from_secs(60));
         let mut connections = vec![pair(config.clone()).await];
         let before = pinned();
         for _ in 1..CONNECTIONS {

@@ -84,7 +84,7 @@ fn every_threshold_and_chunk_size_carries_the_same_bytes() {
             Runtime::Idle.run(both_ways(config, 4 * MIB, 700_000, false));
         }
     }
-    let tiny = config().receive_buffers(16, 1024).queue_depth(64);
+    let tiny = config().receive_slots(16).slot_size(1024).qp_queue_depth(64);
     Runtime::Idle.run(both_ways(tiny, 4 * MIB, 100_000, false));
 }
 

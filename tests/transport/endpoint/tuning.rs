@@ -2,7 +2,7 @@
 
 use rustix::fs::inotify;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tonic_rdma::{EagerThreshold, ProviderChoice, ThresholdSource, TuneCache};
+use tonic_rdma::{EagerThreshold, Provider, ThresholdSource, TuneCache};
 
 use support::{Runtime, config, pair};
 
@@ -38,7 +38,7 @@ fn on_the_software_device_nothing_is_measured_read_or_written() {
     let mut events = inotify::Reader::new(&watch, &mut buffer);
     Runtime::Idle.run(async {
         let cache = TuneCache::Directory(folder.path().to_owned());
-        let (mut client, mut server) = pair(config().provider(ProviderChoice::Soft).tune_cache(cache)).await;
+        let (mut client, mut server) = pair(config().provider(Provider::Soft).tune_cache(cache)).await;
         let decision = client.info().why(4 << 20).unwrap();
         assert_eq!(
             decision.to_string(),

@@ -9,7 +9,10 @@ use crate::model::{Import, Package, Target, code, imports, rings as rings_of, ti
 /// Floors of the modules at the root of a crate. A module imports from lower floors only. Two modules of one floor do not import
 /// one another.
 const FLOORS: &[(&str, &[(&str, u8)])] = &[
-    ("tonic_rdma", &[("wire", 0), ("protocol", 1), ("endpoint", 2), ("transport", 3), ("grpc", 4)]),
+    (
+        "tonic_rdma",
+        &[("error", 0), ("wire", 0), ("protocol", 1), ("endpoint", 2), ("transport", 3), ("grpc", 4)],
+    ),
     (
         "tonic_rdma_collective",
         &[

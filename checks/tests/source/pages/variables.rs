@@ -34,7 +34,7 @@ fn the_pages_have_every_variable_of_the_code_and_no_other() {
 
 #[test]
 fn a_warning_of_unknown_variables_knows_all_of_them() {
-    assert_eq!(tonic_rdma::internal::known_variables(), asked_for());
+    assert_eq!(tonic_rdma::unstable::known_variables(), asked_for());
 }
 
 #[test]
@@ -47,8 +47,8 @@ fn defaults_values_and_examples_are_those_of_the_code() {
         if let Some((value, _)) = line("Default").strip_prefix('`').and_then(|rest| rest.split_once('`')) {
             assert_eq!(of(&name, value), Ok(Config::default()), "{name}: the default is not {value}");
         }
-        let refused =
-            of(&name, "").err().unwrap_or_else(|| panic!("{name}: the code takes anything")).accepted;
+        let refused = of(&name, "").err().unwrap_or_else(|| panic!("{name}: the code takes anything"));
+        let refused = refused.accepted().unwrap();
         assert_eq!(refused, format!("takes {}", line("Takes")), "{name}");
         let example = line("Example").trim_matches('`').strip_prefix(&format!("{name}="));
         let example = example.unwrap_or_else(|| panic!("{name}: the example sets another variable"));

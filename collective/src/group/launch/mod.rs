@@ -78,7 +78,7 @@ impl Launch {
     /// [`Setup`](CollectiveError::Setup): a variable is missing or has a bad value, or two launchers contradict each other. The message
     /// names them.
     pub fn from_env() -> Result<Self, CollectiveError> {
-        tonic_rdma::internal::warn_of_unknown_variables();
+        tonic_rdma::unstable::warn_of_unknown_variables();
         Self::from_variables(|name| std::env::var_os(name))
     }
 

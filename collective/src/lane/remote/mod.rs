@@ -28,7 +28,7 @@ use self::peer::{Common, Peer};
 use self::pull::Sink;
 use crate::lane::{LaneError, LaneFault, Lanes, Tag, violation};
 use crate::memory::Memory;
-use tonic_rdma::internal::lock;
+use tonic_rdma::unstable::lock;
 use tonic_rdma_tensor::{Channel, ChannelError, ExportedRegion};
 
 pub(crate) use self::message::{LaneCounters, LaneSettings};

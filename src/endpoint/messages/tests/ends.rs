@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 /// All that was queued before the close still arrives, though there are far fewer receive buffers.
 #[tokio::test]
 async fn a_close_sends_what_is_queued() {
-    let config = Config::default().receive_buffers(16, 4096);
+    let config = Config::default().receive_slots(16).slot_size(4096);
     let (client, server) = pair(&config, &settings()).await;
     for index in 0..1000_u32 {
         client.queue(&index.to_le_bytes());

@@ -124,7 +124,8 @@ async fn without_memory_a_fetch_waits_until_there_is_some() {
 async fn memory_that_comes_back_without_a_notice_is_found() {
     /// Much less than the time between pings, which would hide a wake-up that is missing.
     const SOON: Duration = Duration::from_secs(60);
-    let config = Config::default().ping(Duration::from_secs(300), Duration::from_secs(60));
+    let config =
+        Config::default().ping_interval(Duration::from_secs(300)).ping_timeout(Duration::from_secs(60));
     let (client, server) = pair(&config, &settings()).await;
     server.with(|it| it.holds_offers = true);
     // The client's supervisor has begun, and waits for the next ping.

@@ -31,7 +31,7 @@ async fn messages_arrive_whole_and_in_order() {
 /// Neither end reads while it sends more than the other has room for. Both still get all.
 #[tokio::test]
 async fn credits_that_are_used_up_both_ways_come_back() {
-    let config = Config::default().receive_buffers(16, 4096);
+    let config = Config::default().receive_slots(16).slot_size(4096);
     let (client, server) = pair(&config, &settings()).await;
     for index in 0..2000_u32 {
         client.queue(&index.to_le_bytes());
@@ -52,7 +52,7 @@ async fn credits_that_are_used_up_both_ways_come_back() {
 /// Until an end starts, messages stay in their receive buffers, and the sender waits.
 #[tokio::test]
 async fn messages_wait_for_the_handler() {
-    let config = Config::default().receive_buffers(16, 4096);
+    let config = Config::default().receive_slots(16).slot_size(4096);
     let (client, server) = endpoints(&config).await;
     let client = side(client);
     for index in 0..100_u8 {

@@ -1,0 +1,22 @@
+//! What the other packages of tonic-rdma need and applications do not. It changes only with a new minor version (0.1 to 0.2), never with
+//! a patch, so `version = "0.1"` is enough.
+
+pub use crate::endpoint::{
+    Aftermath, Devices, Lost, Observation, OwnPolling, Pace, Participant, Place, Places, Polled, Queue,
+    QueueFull, Reactor, Run, Source, TooManyWait, UnannouncedArrival, Watched, WorkId, WorkKind, connect_tcp,
+    known_variables, may_spin, open_device, tuner, warn_of_unknown_variables,
+};
+
+pub use crate::transport::request::grpc_timeout;
+
+pub use tonic_rdma_verbs::unstable::{chain, lock, units, wake_all, with_causes};
+
+/// The protocol's state machine, without IO.
+pub mod protocol {
+    pub use crate::protocol::*;
+}
+
+/// The formats of headers and of the hello.
+pub mod wire {
+    pub use crate::wire::*;
+}
